@@ -1,0 +1,45 @@
+"""Every error that llamacli raises on purpose: one hierarchy, so that callers can catch as widely as they like.
+
+Messages name what was wrong (file, metadata key, tensor, flag, token) and, where there is one, the way out.
+"""
+
+
+class LlamaCliError(Exception):
+    """Base of all errors raised by llamacli and its plugins."""
+
+
+class ModelFormatError(LlamaCliError):
+    """A model file is unreadable, malformed, or contradicts itself."""
+
+
+class TokenizerError(LlamaCliError):
+    """A vocabulary cannot be built from the file's metadata, or cannot do what was asked of it."""
+
+
+class PluginError(LlamaCliError):
+    """A plugin failed to import, breaks the contract, or claims what another plugin claims."""
+
+
+class UnknownArchitectureError(PluginError):
+    """No installed plugin handles the model's architecture."""
+
+
+class InvalidRequestError(LlamaCliError, ValueError):
+    """An argument is outside what the model or the session can do: a token id, a mode, a cache type."""
+
+
+class ContextOverflowError(LlamaCliError):
+    """The tokens do not fit into the session's context; nothing was evaluated.
+
+    Attributes: `n_past` tokens already in the context, `n_tokens` asked for, `seq_len` the context's length.
+    """
+
+    def __init__(self, n_past: int, n_tokens: int, seq_len: int):
+        self.n_past, self.n_tokens, self.seq_len = n_past, n_tokens, seq_len
+        super().__init__(
+            f"context overflow: {n_past} tokens in the context and {n_tokens} more do not fit into {seq_len}"
+        )
+
+
+class ClosedError(LlamaCliError):
+    """The model or session was used after close()."""
