@@ -1,0 +1,175 @@
+"""Opening GGUF files, split ones too, and reading their tensors through a read-only mapping."""
+
+import math
+import mmap
+import os
+import re
+import stat
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.errors import ClosedError, ModelFormatError
+from llamacli.gguf.header import MAGIC, Header, TensorInfo, parse_header
+from llamacli.gguf.metadata import Metadata
+from llamacli.quantization import dequantize, nbytes
+
+_SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+
+def is_gguf(path: str | os.PathLike[str]) -> bool:
+    """Whether the file starts with GGUF's magic; False as well when it cannot be read."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return False
+        with open(path, "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except (OSError, ValueError):
+        return False
+
+
+def open_gguf(path: str | os.PathLike[str]) -> "GGUFFile":
+    """Open a GGUF file; of a split one any shard may be named, and the others must lie beside it.
+
+    Reads headers only. ModelFormatError, naming the file and the key or tensor, when a file cannot be read or is not
+    well formed, when tensor data is missing at its end, or when the shards do not belong together.
+    """
+    shard = _Shard.open(Path(path))
+    shards = [shard] if shard.split("count", 1) <= 1 else _open_split(shard)
+    return GGUFFile(shards)
+
+
+@attrs.frozen(eq=False)
+class _Shard:
+    """One file: its header, and all its bytes mapped."""
+
+    path: Path
+    header: Header
+    mapping: mmap.mmap
+
+    @classmethod
+    def open(cls, path: Path) -> "_Shard":
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
+                raise ModelFormatError(f"{path}: not a regular file")
+            with open(path, "rb") as file:
+                if os.fstat(file.fileno()).st_size == 0:
+                    raise ModelFormatError(f"{path}: not a GGUF file: it is empty")
+                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise ModelFormatError(f"{path}: cannot read the file: {error}") from error
+        header = parse_header(mapping, str(path))
+        for info in header.tensors.values():
+            if info.offset + info.n_bytes > len(mapping):
+                raise ModelFormatError(
+                    f"{path}: tensor {info.name!r} ends at byte {info.offset + info.n_bytes}, "
+                    f"beyond the end of the file at {len(mapping)}: is it truncated?"
+                )
+        return cls(path, header, mapping)
+
+    def split(self, name: str, default: int | None = None) -> int:
+        """Return the key `split.<name>`; without a default it must be there."""
+        metadata = Metadata(self.header.metadata, str(self.path))
+        if default is None:
+            return metadata.get_int(f"split.{name}", minimum=0)
+        return metadata.get_int(f"split.{name}", default, minimum=0)
+
+
+def _open_split(named: _Shard) -> list[_Shard]:
+    """All shards of the split model to which `named` belongs, in order."""
+    count, number = named.split("count"), named.split("no")
+    match = _SHARD_NAME.fullmatch(named.path.name)
+    if match is None or (int(match["number"]) - 1, int(match["count"])) != (number, count):
+        raise ModelFormatError(
+            f"{named.path}: shard {number + 1} of {count} must be named like *-{number + 1:05}-of-{count:05}.gguf"
+        )
+    paths = [named.path.with_name(f"{match['stem']}-{i + 1:05}-of-{count:05}.gguf") for i in range(count)]
+    for path in paths:
+        if not path.exists():
+            raise ModelFormatError(f"{path}: missing shard of {named.path}")
+    shards = [named if i == number else _Shard.open(path) for i, path in enumerate(paths)]
+    for i, shard in enumerate(shards):
+        if (shard.split("no"), shard.split("count")) != (i, count):
+            raise ModelFormatError(
+                f"{shard.path}: split.no {shard.split('no')} of split.count {shard.split('count')} stands where "
+                f"{i} of {count} belongs"
+            )
+    n_tensors = sum(len(shard.header.tensors) for shard in shards)
+    if (expected := shards[0].split("tensors.count")) != n_tensors:
+        raise ModelFormatError(f"{named.path}: split.tensors.count is {expected}, but the shards have {n_tensors}")
+    return shards
+
+
+class GGUFFile:
+    """An open GGUF file: `path`, `version`, `alignment`, `metadata`, `tensors` by name, and `n_bytes` on disk.
+
+    A split model looks like one file: the first shard's path and metadata, all shards' tensors. Arrays from data()
+    stay valid after close().
+    """
+
+    def __init__(self, shards: list[_Shard]):
+        first = shards[0]
+        self.path = first.path
+        self.version = first.header.version
+        self.alignment = first.header.alignment
+        self.metadata = Metadata(first.header.metadata, str(first.path))
+        self.n_bytes = sum(len(shard.mapping) for shard in shards)
+        self.tensors: dict[str, TensorInfo] = {}
+        self._shard_of: dict[str, _Shard] | None = {}
+        for shard in shards:
+            for name, info in shard.header.tensors.items():
+                if name in self.tensors:
+                    raise ModelFormatError(f"{shard.path}: tensor {name!r} is in {self._shard_of[name].path} as well")
+                self.tensors[name] = info
+                self._shard_of[name] = shard
+
+    def data(self, name: str) -> npt.NDArray[np.uint8]:
+        """Return a tensor's bytes as they lie in the file: a read-only view, uint8 [n_rows, row_bytes].
+
+        All dimensions but the last are flattened into rows; a 1-D tensor is one row. ModelFormatError when there is no
+        such tensor, or when the file has shrunk since it was opened.
+        """
+        info, shard = self._locate(name)
+        if shard.mapping.size() < len(shard.mapping):  # reading beyond the end would kill the process
+            raise ModelFormatError(f"{shard.path}: the file was truncated while open, tensor {name!r} is lost")
+        raw = np.frombuffer(shard.mapping, np.uint8, info.n_bytes, info.offset)
+        return raw.reshape(math.prod(info.shape[:-1]), nbytes(info.type, info.shape[-1:]))
+
+    def tensor(self, name: str) -> npt.NDArray[np.float32]:
+        """Return a tensor dequantised to float32 in its `shape`."""
+        info, shard = self._locate(name)
+        try:
+            return dequantize(self.data(name), info.type).reshape(info.shape)
+        except ModelFormatError as error:
+            raise ModelFormatError(f"{shard.path}: tensor {name!r}: {error}") from error
+
+    def release(self, name: str) -> None:
+        """Give the tensor's pages back to the system; they are read from the file again if touched again."""
+        info, shard = self._locate(name)
+        if hasattr(mmap, "MADV_DONTNEED") and info.n_bytes:
+            start = info.offset - info.offset % mmap.PAGESIZE
+            shard.mapping.madvise(mmap.MADV_DONTNEED, start, info.offset + info.n_bytes - start)
+
+    def close(self) -> None:
+        """Let go of the file; its mapping goes when the last array from data() does."""
+        self._shard_of = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _locate(self, name: str) -> tuple[TensorInfo, _Shard]:
+        if self._shard_of is None:
+            raise ClosedError(f"{self.path} is closed")
+        try:
+            return self.tensors[name], self._shard_of[name]
+        except KeyError:
+            raise ModelFormatError(f"{self.path}: tensor {name!r} is missing") from None

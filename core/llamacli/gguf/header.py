@@ -1,0 +1,242 @@
+"""Parsing of everything before the tensor data: version, key-value pairs, tensor infos.
+
+The layout is that of the GGUF specification, versions 2 and 3, little endian. All size arithmetic is in Python's
+integers, and every size is compared with what is left of the file before anything is read or allocated for it.
+"""
+
+import math
+import struct
+from array import array
+from enum import IntEnum
+from mmap import mmap
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.errors import ModelFormatError
+from llamacli.gguf.metadata import StringArray
+from llamacli.quantization import FORMATS, nbytes
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+MAX_ALIGNMENT = 1 << 20
+MAX_KEY_BYTES = (1 << 16) - 1
+MAX_NAME_BYTES = 63
+MAX_DIMS = 4
+MAX_STRING_BYTES = MAX_ARRAY_LENGTH = 1 << 30
+MAX_ELEMENTS = ((1 << 63) - 1) // 8
+"""So that the size of any numeric array of a tensor's shape fits a signed 64-bit integer."""
+
+_MIN_PAIR_BYTES = 8 + 1 + 4 + 1
+_MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
+
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+_TYPE_U32, _TYPE_BOOL, _TYPE_STRING, _TYPE_ARRAY = 4, 7, 8, 9
+_NUMBERS: dict[int, np.dtype[Any]] = {
+    0: np.dtype("<u1"),
+    1: np.dtype("<i1"),
+    2: np.dtype("<u2"),
+    3: np.dtype("<i2"),
+    _TYPE_U32: np.dtype("<u4"),
+    5: np.dtype("<i4"),
+    6: np.dtype("<f4"),
+    _TYPE_BOOL: np.dtype("<u1"),
+    10: np.dtype("<u8"),
+    11: np.dtype("<i8"),
+    12: np.dtype("<f8"),
+}
+
+
+@attrs.frozen
+class TensorInfo:
+    """A tensor's place in its file.
+
+    `shape` is row-major, (rows, ..., width): the reverse of GGUF's `ne`. `offset` counts bytes from the file's start.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: IntEnum
+    n_bytes: int
+    offset: int
+
+
+@attrs.frozen
+class Header:
+    """What stands before the tensor data; `tensors` in the file's order."""
+
+    version: int
+    alignment: int
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+
+
+def parse_header(data: bytes | mmap, source: str) -> Header:
+    """Parse the header at the start of `data`, the whole file; whether the tensors' data is all there is not checked.
+
+    ModelFormatError, naming `source`, for anything that the format does not allow.
+    """
+    return _Parser(data, source).header()
+
+
+def _clip(text: str | bytes) -> str:
+    return repr(text) if len(text) <= 80 else f"{text[:77]!r}..."
+
+
+class _Parser:
+    """Reads `data` from `pos` on."""
+
+    def __init__(self, data: bytes | mmap, source: str):
+        self.data, self.size, self.source, self.pos = data, len(data), source, 0
+
+    def header(self) -> Header:
+        if (magic := self.data[:4]) != MAGIC:
+            raise self.error(f"not a GGUF file: it starts with {magic!r}, not {MAGIC!r}")
+        self.pos = len(MAGIC)
+        version = self.u32("version")
+        if version & 0xFFFF == 0 and version:
+            raise self.error("big-endian GGUF is not supported")
+        if version not in VERSIONS:
+            raise self.error(f"GGUF version {version} is not supported (versions {VERSIONS} are)")
+        n_tensors, n_pairs = self.u64("n_tensors"), self.u64("n_kv")
+        if n_tensors * _MIN_TENSOR_BYTES + n_pairs * _MIN_PAIR_BYTES > self.size - self.pos:
+            raise self.error(f"{n_tensors} tensors and {n_pairs} metadata keys do not fit into {self.size} bytes")
+        alignment = DEFAULT_ALIGNMENT
+        metadata: dict[str, Any] = {}
+        for index in range(n_pairs):
+            key = self.text(f"metadata key {index}", MAX_KEY_BYTES)
+            if not key:
+                raise self.error(f"metadata key {index} is empty")
+            if key in metadata:
+                raise self.error(f"metadata key {_clip(key)} appears twice")
+            kind = self.u32(f"type of metadata key {_clip(key)}")
+            metadata[key] = self.value(f"metadata key {_clip(key)}", kind)
+            if key == "general.alignment":
+                alignment = self.alignment(metadata[key], kind)
+        return Header(version, alignment, metadata, self.tensors(n_tensors, alignment))
+
+    def alignment(self, value: Any, kind: int) -> int:
+        if kind != _TYPE_U32:
+            raise self.error(f"general.alignment must be a 32-bit unsigned integer, not of type {kind}")
+        if value.bit_count() != 1 or value > MAX_ALIGNMENT:
+            raise self.error(f"general.alignment is {value}, not a power of 2 up to {MAX_ALIGNMENT}")
+        return int(value)
+
+    def tensors(self, n_tensors: int, alignment: int) -> dict[str, TensorInfo]:
+        declared: dict[str, TensorInfo] = {}
+        end = 0
+        for index in range(n_tensors):
+            info = self.tensor(index)
+            if info.name in declared:
+                raise self.error(f"tensor {info.name!r} appears twice")
+            if info.offset != end:
+                raise self.error(f"tensor {info.name!r} has offset {info.offset}, not {end}, where the one before ends")
+            end += _padded(info.n_bytes, alignment)
+            declared[info.name] = info
+        start = _padded(self.pos, alignment)
+        return {name: attrs.evolve(info, offset=start + info.offset) for name, info in declared.items()}
+
+    def tensor(self, index: int) -> TensorInfo:
+        """One tensor info, with its offset as the file has it: from the start of the tensor data."""
+        name = self.text(f"name of tensor {index}", MAX_NAME_BYTES)
+        what = f"tensor {name!r}"
+        n_dims = self.u32(f"n_dims of {what}")
+        if n_dims > MAX_DIMS:
+            raise self.error(f"{what} has {n_dims} dimensions, more than {MAX_DIMS}")
+        shape = tuple(self.u64(f"shape of {what}") for _ in range(n_dims))[::-1]
+        if math.prod(max(n, 1) for n in shape) > MAX_ELEMENTS:
+            raise self.error(f"{what} has the impossible shape {list(shape)}")
+        type_id = self.u32(f"type of {what}")
+        if type_id not in FORMATS:
+            raise self.error(f"{what} has the unknown type {type_id}")
+        try:
+            n_bytes = nbytes(type_id, shape)
+        except ModelFormatError as error:
+            raise self.error(f"{what} with shape {list(shape)}: {error}") from None
+        return TensorInfo(name, shape, FORMATS[type_id].type, n_bytes, self.u64(f"offset of {what}"))
+
+    def value(self, what: str, kind: int) -> Any:
+        if kind in _NUMBERS:
+            return self.numbers(what, kind, 1)[0].item()
+        if kind == _TYPE_STRING:
+            return self.string(what, MAX_STRING_BYTES).decode(errors="replace")
+        if kind != _TYPE_ARRAY:
+            raise self.error(f"{what} has the unknown type {kind}")
+        kind, length = self.u32(f"element type of {what}"), self.u64(f"length of {what}")
+        if length > MAX_ARRAY_LENGTH:
+            raise self.error(f"{what} has {length} elements, more than {MAX_ARRAY_LENGTH}")
+        if kind in _NUMBERS:
+            return self.numbers(what, kind, length)
+        if kind == _TYPE_STRING:
+            return self.strings(what, length)
+        if kind == _TYPE_ARRAY:
+            raise self.error(f"{what} is an array of arrays, which GGUF does not allow")
+        raise self.error(f"{what} is an array of the unknown type {kind}")
+
+    def numbers(self, what: str, kind: int, length: int) -> npt.NDArray[Any]:
+        dtype = _NUMBERS[kind]
+        start = self.skip(what, length * dtype.itemsize)
+        numbers: npt.NDArray[Any] = np.frombuffer(self.data[start : self.pos], dtype)
+        if kind == _TYPE_BOOL:
+            numbers = numbers != 0
+            numbers.flags.writeable = False
+        return numbers
+
+    def strings(self, what: str, length: int) -> StringArray:
+        if length * 8 > self.size - self.pos:
+            raise self.error(f"{what} has {length} strings, more than fit into the rest of the file")
+        data, size, start = self.data, self.size, self.pos
+        ends = array("q")
+        pos, read_length = start, _U64.unpack_from
+        for _ in range(length):
+            if pos + 8 > size:
+                break
+            pos += 8 + read_length(data, pos)[0]
+            if pos > size:
+                break
+            ends.append(pos - start)
+        if len(ends) != length:
+            raise self.error(f"{what}: string {len(ends)} of {length} reaches beyond the end of the file")
+        self.pos = pos
+        return StringArray(data[start:pos], ends)
+
+    def text(self, what: str, limit: int) -> str:
+        try:
+            return self.string(what, limit).decode()
+        except UnicodeDecodeError as error:
+            raise self.error(f"{what} is not UTF-8: {_clip(error.object)}") from None
+
+    def string(self, what: str, limit: int) -> bytes:
+        length = self.u64(f"length of {what}")
+        if length > limit:
+            raise self.error(f"{what} has {length} bytes, more than {limit}")
+        start = self.skip(what, length)
+        return self.data[start : self.pos]
+
+    def u32(self, what: str) -> int:
+        value: int = _U32.unpack_from(self.data, self.skip(what, 4))[0]
+        return value
+
+    def u64(self, what: str) -> int:
+        value: int = _U64.unpack_from(self.data, self.skip(what, 8))[0]
+        return value
+
+    def skip(self, what: str, n_bytes: int) -> int:
+        """Step over the next `n_bytes`, which must be there; returns where they start."""
+        start = self.pos
+        if n_bytes > self.size - start:
+            raise self.error(f"truncated: {what} needs {n_bytes} bytes at {start}, {self.size - start} are left")
+        self.pos = start + n_bytes
+        return start
+
+    def error(self, message: str) -> ModelFormatError:
+        return ModelFormatError(f"{self.source}: {message}")
+
+
+def _padded(n: int, alignment: int) -> int:
+    return -(-n // alignment) * alignment

@@ -1,0 +1,195 @@
+"""A model file's key-value pairs: a mapping whose getters check type and range."""
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+from llamacli.errors import ModelFormatError
+
+_Default = TypeVar("_Default")
+
+
+class _Required:
+    """The type of the default that stands for "there is none"."""
+
+
+_REQUIRED = _Required()
+
+
+class StringArray(Sequence[str]):
+    """Strings kept as the file's bytes and decoded on access: a vocabulary is often opened and never read.
+
+    `data` holds each string after its 8-byte length, `ends` the position of each one's end in it. Bytes that are not
+    UTF-8 become U+FFFD, so that a damaged string can still be shown.
+    """
+
+    __slots__ = ("_data", "_ends")
+
+    def __init__(self, data: bytes, ends: "array[int]"):
+        self._data, self._ends = data, ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        i = range(len(self))[index]
+        start = self._ends[i - 1] if i else 0
+        return self._data[start + 8 : self._ends[i]].decode(errors="replace")
+
+    def __iter__(self) -> Iterator[str]:
+        data, start = self._data, 8
+        for end in self._ends:
+            yield data[start:end].decode(errors="replace")
+            start = end + 8
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str) or not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<StringArray of {len(self)} strings>"
+
+
+class Metadata(Mapping[str, Any]):
+    """The key-value pairs of a model file.
+
+    Values are Python scalars, read-only numpy arrays, or sequences of str. The getters raise ModelFormatError, naming
+    `source` (the file) and the key, when the key is missing and no default was given, when its value is of another
+    type (a bool is no int), or when it is out of range. A default is returned as it is, unchecked.
+    """
+
+    def __init__(self, values: Mapping[str, Any], source: str = "metadata"):
+        self._values, self.source = dict(values), source
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"<Metadata of {self.source}: {len(self)} keys>"
+
+    @overload
+    def get_int(self, key: str, *, minimum: int | None = None, maximum: int | None = None) -> int: ...
+    @overload
+    def get_int(
+        self, key: str, default: _Default, minimum: int | None = None, maximum: int | None = None
+    ) -> int | _Default: ...
+    def get_int(
+        self, key: str, default: object = _REQUIRED, minimum: int | None = None, maximum: int | None = None
+    ) -> object:
+        """Return the integer under `key`, between `minimum` and `maximum` inclusive."""
+        value = self._find(key, default)
+        if value is _REQUIRED:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(key, value, "an integer")
+        return self._in_range(key, value, minimum, maximum)
+
+    @overload
+    def get_float(self, key: str, *, minimum: float | None = None, maximum: float | None = None) -> float: ...
+    @overload
+    def get_float(
+        self, key: str, default: _Default, minimum: float | None = None, maximum: float | None = None
+    ) -> float | _Default: ...
+    def get_float(
+        self, key: str, default: object = _REQUIRED, minimum: float | None = None, maximum: float | None = None
+    ) -> object:
+        """Return the finite number under `key` as a float; an integer will do."""
+        value = self._find(key, default)
+        if value is _REQUIRED:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self._wrong(key, value, "a finite number")
+        return self._in_range(key, float(value), minimum, maximum)
+
+    @overload
+    def get_bool(self, key: str) -> bool: ...
+    @overload
+    def get_bool(self, key: str, default: _Default) -> bool | _Default: ...
+    def get_bool(self, key: str, default: object = _REQUIRED) -> object:
+        """Return the boolean under `key`."""
+        value = self._find(key, default)
+        if value is _REQUIRED:
+            return default
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "a boolean")
+        return value
+
+    @overload
+    def get_str(self, key: str) -> str: ...
+    @overload
+    def get_str(self, key: str, default: _Default) -> str | _Default: ...
+    def get_str(self, key: str, default: object = _REQUIRED) -> object:
+        """Return the string under `key`."""
+        value = self._find(key, default)
+        if value is _REQUIRED:
+            return default
+        if not isinstance(value, str):
+            raise self._wrong(key, value, "a string")
+        return value
+
+    @overload
+    def get_ints(
+        self, key: str, length: int, *, minimum: int | None = None, maximum: int | None = None
+    ) -> tuple[int, ...]: ...
+    @overload
+    def get_ints(
+        self, key: str, length: int, default: _Default, minimum: int | None = None, maximum: int | None = None
+    ) -> tuple[int, ...] | _Default: ...
+    def get_ints(
+        self,
+        key: str,
+        length: int,
+        default: object = _REQUIRED,
+        minimum: int | None = None,
+        maximum: int | None = None,
+    ) -> object:
+        """Return the `length` integers under `key`, as of one per layer; a single integer stands for all of them."""
+        value = self._find(key, default)
+        if value is _REQUIRED:
+            return default
+        if isinstance(value, int):
+            return (self.get_int(key, minimum=minimum, maximum=maximum),) * length
+        items = np.asarray(value)
+        if items.ndim != 1 or (items.dtype.kind not in "iu" and items.size):
+            raise self._wrong(key, value, "integers")
+        if len(items) != length:
+            raise ModelFormatError(f"{self.source}: metadata key {key!r} has {len(items)} values, not {length}")
+        return tuple(self._in_range(key, item, minimum, maximum) for item in items.tolist())
+
+    def _find(self, key: str, default: object) -> Any:
+        """Return the key's value, or _REQUIRED when it is missing and there is a default instead."""
+        value = self._values.get(key, _REQUIRED)
+        if value is _REQUIRED and default is _REQUIRED:
+            raise ModelFormatError(f"{self.source}: metadata key {key!r} is missing")
+        return value
+
+    def _wrong(self, key: str, value: object, expected: str) -> ModelFormatError:
+        shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
+        return ModelFormatError(
+            f"{self.source}: metadata key {key!r} must be {expected}, not {type(value).__name__} {shown}"
+        )
+
+    def _in_range(self, key: str, value: Any, minimum: Any, maximum: Any) -> Any:
+        if minimum is not None and value < minimum:
+            raise ModelFormatError(f"{self.source}: metadata key {key!r} is {value}; at least {minimum} is needed")
+        if maximum is not None and value > maximum:
+            raise ModelFormatError(f"{self.source}: metadata key {key!r} is {value}; at most {maximum} is supported")
+        return value
