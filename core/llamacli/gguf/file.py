@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from llamacli.errors import ClosedError, ModelFormatError
 from llamacli.gguf.header import MAGIC, Header, TensorInfo, parse_header
-from llamacli.gguf.metadata import Metadata
 from llamacli.quantization import dequantize, nbytes
 
 _SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -39,7 +38,7 @@ def open_gguf(path: str | os.PathLike[str]) -> "GGUFFile":
     well formed, when tensor data is missing at its end, or when the shards do not belong together.
     """
     shard = _Shard.open(Path(path))
-    shards = [shard] if shard.split("count", 1) <= 1 else _open_split(shard)
+    shards = _open_split(shard) if shard.header.metadata.get_int("split.count", 0) > 1 else [shard]
     return GGUFFile(shards)
 
 
@@ -71,35 +70,31 @@ class _Shard:
                 )
         return cls(path, header, mapping)
 
-    def split(self, name: str, default: int | None = None) -> int:
-        """Return the key `split.<name>`; without a default it must be there."""
-        metadata = Metadata(self.header.metadata, str(self.path))
-        if default is None:
-            return metadata.get_int(f"split.{name}", minimum=0)
-        return metadata.get_int(f"split.{name}", default, minimum=0)
+    def split_keys(self) -> tuple[int, int]:
+        """Return this shard's number, counted from 0, and how many there are."""
+        metadata = self.header.metadata
+        return metadata.get_int("split.no"), metadata.get_int("split.count")
 
 
 def _open_split(named: _Shard) -> list[_Shard]:
     """All shards of the split model to which `named` belongs, in order."""
-    count, number = named.split("count"), named.split("no")
+    number, count = named.split_keys()
     match = _SHARD_NAME.fullmatch(named.path.name)
     if match is None or (int(match["number"]) - 1, int(match["count"])) != (number, count):
         raise ModelFormatError(
             f"{named.path}: shard {number + 1} of {count} must be named like *-{number + 1:05}-of-{count:05}.gguf"
         )
-    paths = [named.path.with_name(f"{match['stem']}-{i + 1:05}-of-{count:05}.gguf") for i in range(count)]
-    for path in paths:
-        if not path.exists():
-            raise ModelFormatError(f"{path}: missing shard of {named.path}")
-    shards = [named if i == number else _Shard.open(path) for i, path in enumerate(paths)]
+    names = [f"{match['stem']}-{i + 1:05}-of-{count:05}.gguf" for i in range(count)]
+    shards = [named if i == number else _Shard.open(named.path.with_name(name)) for i, name in enumerate(names)]
     for i, shard in enumerate(shards):
-        if (shard.split("no"), shard.split("count")) != (i, count):
+        if shard.split_keys() != (i, count):
             raise ModelFormatError(
-                f"{shard.path}: split.no {shard.split('no')} of split.count {shard.split('count')} stands where "
-                f"{i} of {count} belongs"
+                "{}: split.no {} of split.count {} where {} of {} belongs".format(
+                    shard.path, *shard.split_keys(), i, count
+                )
             )
     n_tensors = sum(len(shard.header.tensors) for shard in shards)
-    if (expected := shards[0].split("tensors.count")) != n_tensors:
+    if (expected := shards[0].header.metadata.get_int("split.tensors.count")) != n_tensors:
         raise ModelFormatError(f"{named.path}: split.tensors.count is {expected}, but the shards have {n_tensors}")
     return shards
 
@@ -116,7 +111,7 @@ class GGUFFile:
         self.path = first.path
         self.version = first.header.version
         self.alignment = first.header.alignment
-        self.metadata = Metadata(first.header.metadata, str(first.path))
+        self.metadata = first.header.metadata
         self.n_bytes = sum(len(shard.mapping) for shard in shards)
         self.tensors: dict[str, TensorInfo] = {}
         self._shard_of: dict[str, _Shard] | None = {}

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import ModelFormatError
-from llamacli.gguf.metadata import StringArray
+from llamacli.gguf.metadata import Metadata, StringArray
 from llamacli.quantization import FORMATS, nbytes
 
 MAGIC = b"GGUF"
@@ -72,7 +72,7 @@ class Header:
 
     version: int
     alignment: int
-    metadata: dict[str, Any]
+    metadata: Metadata
     tensors: dict[str, TensorInfo]
 
 
@@ -118,7 +118,7 @@ class _Parser:
             metadata[key] = self.value(f"metadata key {_clip(key)}", kind)
             if key == "general.alignment":
                 alignment = self.alignment(metadata[key], kind)
-        return Header(version, alignment, metadata, self.tensors(n_tensors, alignment))
+        return Header(version, alignment, Metadata(metadata, self.source), self.tensors(n_tensors, alignment))
 
     def alignment(self, value: Any, kind: int) -> int:
         if kind != _TYPE_U32:

@@ -19,6 +19,10 @@ class _Required:
 _REQUIRED = _Required()
 
 
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 class StringArray(Sequence[str]):
     """Strings kept as the file's bytes and decoded on access: a vocabulary is often opened and never read.
 
@@ -95,10 +99,10 @@ class Metadata(Mapping[str, Any]):
         self, key: str, default: object = _REQUIRED, minimum: int | None = None, maximum: int | None = None
     ) -> object:
         """Return the integer under `key`, between `minimum` and `maximum` inclusive."""
-        value = self._find(key, default)
-        if value is _REQUIRED:
+        if self._absent(key, default):
             return default
-        if isinstance(value, bool) or not isinstance(value, int):
+        value = self[key]
+        if not _is_int(value):
             raise self._wrong(key, value, "an integer")
         return self._in_range(key, value, minimum, maximum)
 
@@ -112,10 +116,10 @@ class Metadata(Mapping[str, Any]):
         self, key: str, default: object = _REQUIRED, minimum: float | None = None, maximum: float | None = None
     ) -> object:
         """Return the finite number under `key` as a float; an integer will do."""
-        value = self._find(key, default)
-        if value is _REQUIRED:
+        if self._absent(key, default):
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        value = self[key]
+        if not (_is_int(value) or isinstance(value, float)) or not math.isfinite(value):
             raise self._wrong(key, value, "a finite number")
         return self._in_range(key, float(value), minimum, maximum)
 
@@ -125,9 +129,9 @@ class Metadata(Mapping[str, Any]):
     def get_bool(self, key: str, default: _Default) -> bool | _Default: ...
     def get_bool(self, key: str, default: object = _REQUIRED) -> object:
         """Return the boolean under `key`."""
-        value = self._find(key, default)
-        if value is _REQUIRED:
+        if self._absent(key, default):
             return default
+        value = self[key]
         if not isinstance(value, bool):
             raise self._wrong(key, value, "a boolean")
         return value
@@ -138,9 +142,9 @@ class Metadata(Mapping[str, Any]):
     def get_str(self, key: str, default: _Default) -> str | _Default: ...
     def get_str(self, key: str, default: object = _REQUIRED) -> object:
         """Return the string under `key`."""
-        value = self._find(key, default)
-        if value is _REQUIRED:
+        if self._absent(key, default):
             return default
+        value = self[key]
         if not isinstance(value, str):
             raise self._wrong(key, value, "a string")
         return value
@@ -162,24 +166,23 @@ class Metadata(Mapping[str, Any]):
         maximum: int | None = None,
     ) -> object:
         """Return the `length` integers under `key`, as of one per layer; a single integer stands for all of them."""
-        value = self._find(key, default)
-        if value is _REQUIRED:
+        if self._absent(key, default):
             return default
-        if isinstance(value, int):
-            return (self.get_int(key, minimum=minimum, maximum=maximum),) * length
-        items = np.asarray(value)
-        if items.ndim != 1 or (items.dtype.kind not in "iu" and items.size):
+        value = self[key]
+        items = value.tolist() if isinstance(value, np.ndarray) else value
+        if _is_int(items):
+            items = [items] * length
+        if not isinstance(items, list | tuple) or not all(map(_is_int, items)):
             raise self._wrong(key, value, "integers")
         if len(items) != length:
             raise ModelFormatError(f"{self.source}: metadata key {key!r} has {len(items)} values, not {length}")
-        return tuple(self._in_range(key, item, minimum, maximum) for item in items.tolist())
+        return tuple(self._in_range(key, item, minimum, maximum) for item in items)
 
-    def _find(self, key: str, default: object) -> Any:
-        """Return the key's value, or _REQUIRED when it is missing and there is a default instead."""
-        value = self._values.get(key, _REQUIRED)
-        if value is _REQUIRED and default is _REQUIRED:
+    def _absent(self, key: str, default: object) -> bool:
+        """Whether `default` stands in for a missing key; ModelFormatError when there is none."""
+        if key not in self._values and default is _REQUIRED:
             raise ModelFormatError(f"{self.source}: metadata key {key!r} is missing")
-        return value
+        return key not in self._values
 
     def _wrong(self, key: str, value: object, expected: str) -> ModelFormatError:
         shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
