@@ -72,12 +72,16 @@ class Metadata(Mapping[str, Any]):
     Values are Python scalars, read-only numpy arrays, or sequences of str. The getters raise ModelFormatError, naming
     `source` (the file) and the key, when the key is missing and no default was given, when its value is of another
     type (a bool is no int), or when it is out of range. A default is returned as it is, unchecked.
+
+    `consumed` are the keys that have been read, so that a caller can tell which ones nothing asked for.
     """
 
     def __init__(self, values: Mapping[str, Any], source: str = "metadata"):
         self._values, self.source = dict(values), source
+        self.consumed: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
+        self.consumed.add(key)
         return self._values[key]
 
     def __iter__(self) -> Iterator[str]:

@@ -1,0 +1,83 @@
+"""Run large language models on CPUs.
+
+    import llamacli
+
+    with llamacli.load_model("model.gguf") as model, model.create_session() as session:
+        for token in session.generate(model.encode("Once upon a time"), max_tokens=64):
+            print(token.piece, end="")
+
+Names are imported when they are first used, so that `import llamacli` itself costs next to nothing.
+"""
+
+import importlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llamacli.architecture import Architecture as Architecture
+    from llamacli.architecture import Config as Config
+    from llamacli.architecture import TensorTable as TensorTable
+    from llamacli.architecture import Weights as Weights
+    from llamacli.engine import QuantMode as QuantMode
+    from llamacli.errors import ClosedError as ClosedError
+    from llamacli.errors import ContextOverflowError as ContextOverflowError
+    from llamacli.errors import InvalidRequestError as InvalidRequestError
+    from llamacli.errors import LlamaCliError as LlamaCliError
+    from llamacli.errors import ModelFormatError as ModelFormatError
+    from llamacli.errors import PluginError as PluginError
+    from llamacli.errors import TokenizerError as TokenizerError
+    from llamacli.errors import UnknownArchitectureError as UnknownArchitectureError
+    from llamacli.graph import Graph as Graph
+    from llamacli.graph import Value as Value
+    from llamacli.hookspecs import hookimpl as hookimpl
+    from llamacli.loaders import ArrayFile as ArrayFile
+    from llamacli.loaders import Loader as Loader
+    from llamacli.model import Model as Model
+    from llamacli.model import load_model as load_model
+    from llamacli.model import load_tokenizer as load_tokenizer
+    from llamacli.rope import Rope as Rope
+    from llamacli.sampling import SamplingParams as SamplingParams
+    from llamacli.session import Session as Session
+    from llamacli.session import Stats as Stats
+    from llamacli.session import Token as Token
+    from llamacli.tokenizer import Tokenizer as Tokenizer
+
+_HOME = {
+    "architecture": ("Architecture", "Config", "TensorTable", "Weights"),
+    "engine": ("QuantMode",),
+    "errors": (
+        "ClosedError",
+        "ContextOverflowError",
+        "InvalidRequestError",
+        "LlamaCliError",
+        "ModelFormatError",
+        "PluginError",
+        "TokenizerError",
+        "UnknownArchitectureError",
+    ),
+    "graph": ("Graph", "Value"),
+    "hookspecs": ("hookimpl",),
+    "loaders": ("ArrayFile", "Loader"),
+    "model": ("Model", "load_model", "load_tokenizer"),
+    "rope": ("Rope",),
+    "sampling": ("SamplingParams",),
+    "session": ("Session", "Stats", "Token"),
+    "tokenizer": ("Tokenizer",),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = list(_MODULE_OF)
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF})

@@ -1,0 +1,226 @@
+"""What a plugin writes to run a model family: configuration, table of tensors, forward pass."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator
+from typing import Any, Self
+
+import attrs
+
+from llamacli.errors import InvalidRequestError, ModelFormatError, PluginError
+from llamacli.gguf import Metadata
+from llamacli.graph import Graph, Param, Tensor, Value
+from llamacli.loaders import ModelFile
+
+_FIXED = attrs.setters.frozen
+
+
+def _check_seq_len(config: Config, attribute: attrs.Attribute[int], value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidRequestError(f"seq_len must be a positive integer, not {value!r}")
+    return value
+
+
+@attrs.define(kw_only=True, on_setattr=_FIXED)
+class Config:
+    """The hyperparameters that every decoder has, named as in GGUF; a family's own ones are added by subclassing.
+
+    `seq_len`, the length of the context in tokens, may be lowered before a session is created; it starts as
+    `context_length`, what the model was trained for. Everything else is fixed.
+    """
+
+    architecture: str
+    n_vocab: int
+    context_length: int
+    n_embd: int
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_ff: int
+    rms_eps: float
+    n_expert: int = 0
+    n_expert_used: int = 0
+    seq_len: int = attrs.field(
+        default=attrs.Factory(lambda self: self.context_length, takes_self=True), on_setattr=_check_seq_len
+    )
+
+    @classmethod
+    def from_gguf(cls, metadata: Metadata, **family: Any) -> Self:
+        """Read the common keys of a GGUF file; `family` are the fields that a subclass adds.
+
+        Raises ModelFormatError naming the key that is missing, of a wrong type or out of range.
+        """
+        architecture = metadata.get_str("general.architecture")
+
+        def count(key: str, maximum: int, **default: int) -> int:
+            return metadata.get_int(f"{architecture}.{key}", minimum=1, maximum=maximum, **default)
+
+        n_embd = count("embedding_length", 1 << 20)
+        n_head = count("attention.head_count", 1 << 14)
+        n_head_kv = count("attention.head_count_kv", 1 << 14, default=n_head)
+        if n_head % n_head_kv:
+            raise ModelFormatError(
+                f"{architecture}.attention.head_count = {n_head} is no multiple of "
+                f"{architecture}.attention.head_count_kv = {n_head_kv}"
+            )
+        if n_embd % n_head and f"{architecture}.attention.key_length" not in metadata:
+            raise ModelFormatError(
+                f"{architecture}.embedding_length = {n_embd} is no multiple of "
+                f"{architecture}.attention.head_count = {n_head}"
+            )
+        head_dim = count("attention.key_length", 1 << 14, default=max(1, n_embd // n_head))
+        value_dim = count("attention.value_length", 1 << 14, default=head_dim)
+        if value_dim != head_dim:
+            raise ModelFormatError(
+                f"{architecture}.attention.value_length = {value_dim} differs from "
+                f"{architecture}.attention.key_length = {head_dim}; this is not supported"
+            )
+        n_expert = metadata.get_int(f"{architecture}.expert_count", default=0, minimum=0, maximum=1 << 14)
+        n_expert_used = metadata.get_int(f"{architecture}.expert_used_count", default=0, minimum=0)
+        if n_expert_used > n_expert or (n_expert > 0) != (n_expert_used > 0):
+            raise ModelFormatError(
+                f"{architecture}.expert_used_count = {n_expert_used} does not fit "
+                f"{architecture}.expert_count = {n_expert}"
+            )
+        return cls(
+            architecture=architecture,
+            n_vocab=_n_vocab(metadata, architecture),
+            context_length=count("context_length", 1 << 31),
+            n_embd=n_embd,
+            n_layer=count("block_count", 1 << 10),
+            n_head=n_head,
+            n_head_kv=n_head_kv,
+            head_dim=head_dim,
+            n_ff=count("feed_forward_length", 1 << 24),
+            rms_eps=metadata.get_float(f"{architecture}.attention.layer_norm_rms_epsilon"),
+            n_expert=n_expert,
+            n_expert_used=n_expert_used,
+            **family,
+        )
+
+
+def _n_vocab(metadata: Metadata, architecture: str) -> int:
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    default = {} if tokens is None else {"default": len(tokens)}
+    return metadata.get_int(f"{architecture}.vocab_size", minimum=1, maximum=1 << 31, **default)
+
+
+@attrs.frozen
+class TensorSpec:
+    """A tensor that an architecture reads: its shape, rows first, and whether a file may lack it."""
+
+    shape: tuple[int, ...]
+    optional: bool = False
+
+
+class Params:
+    """The parameters of one scope as attributes named as in GGUF: `params.attn_q` is a Param, or None where absent."""
+
+    def __init__(self, found: dict[str, Param | None]):
+        self._found = found
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._found[name]
+        except KeyError:
+            raise PluginError(f"{name!r} is not in the architecture's table of tensors") from None
+
+
+class Weights(Params):
+    """A model's parameters: those outside the blocks as attributes, and `blk`, the blocks' in order."""
+
+    def __init__(self, found: dict[str, Param | None], blk: list[Params]):
+        super().__init__(found)
+        self.blk = blk
+
+
+class TensorTable:
+    """Which tensors an architecture reads. `table.add("attn_q", n_out, n_in)` names `attn_q.weight`."""
+
+    def __init__(self) -> None:
+        self._specs: dict[str, TensorSpec] = {}
+        self._blocks: list[TensorTable] = []
+
+    def add(self, name: str, *shape: int, optional: bool = False, bias: bool = False) -> None:
+        """Name one parameter. With `bias`, the file may also have `{name}.bias`, one float a row of the weight."""
+        self._specs[f"{name}.weight"] = TensorSpec(shape, optional)
+        if bias:
+            self._specs[f"{name}.bias"] = TensorSpec(shape[:-1], optional=True)
+
+    def block(self) -> TensorTable:
+        """The table of the next block: its tensors are named `blk.{i}.{name}`."""
+        self._blocks.append(TensorTable())
+        return self._blocks[-1]
+
+    def items(self) -> Iterator[tuple[str, TensorSpec]]:
+        """Full name and spec of every tensor."""
+        yield from self._specs.items()
+        for i, block in enumerate(self._blocks):
+            for name, spec in block.items():
+                yield f"blk.{i}.{name}", spec
+
+    def bind(self, file: ModelFile) -> Weights:
+        """Match the table with a file.
+
+        Raises ModelFormatError with every mismatch at once: tensors that are missing, of another shape, or unknown.
+        """
+        expected = dict(self.items())
+        problems = [
+            f"tensor {name} is missing, expected {spec.shape}"
+            for name, spec in expected.items()
+            if name not in file.tensors and not spec.optional
+        ]
+        for name, info in file.tensors.items():
+            if name not in expected:
+                problems.append(f"tensor {name} {info.shape} is not one that the architecture reads")
+            elif info.shape != expected[name].shape:
+                problems.append(f"tensor {name} has shape {info.shape}, expected {expected[name].shape}")
+        if problems:
+            raise ModelFormatError(f"{file.path}: " + "; ".join(problems))
+        blocks = [Params(block._params(file, f"blk.{i}.")) for i, block in enumerate(self._blocks)]
+        return Weights(self._params(file, ""), blocks)
+
+    def _params(self, file: ModelFile, prefix: str) -> dict[str, Param | None]:
+        def tensor(name: str) -> Tensor | None:
+            full = prefix + name
+            return Tensor(full, file.tensors[full].shape) if full in file.tensors else None
+
+        found: dict[str, Param | None] = {}
+        for key in self._specs:
+            name, kind = key.rsplit(".", 1)
+            if kind == "weight":
+                weight = tensor(key)
+                found[name] = Param(weight, tensor(f"{name}.bias")) if weight else None
+        return found
+
+
+class Architecture(abc.ABC):
+    """One `general.architecture`, as a plugin registers it."""
+
+    name: str
+    """The exact `general.architecture` string."""
+
+    @abc.abstractmethod
+    def configure(self, metadata: Metadata) -> Config:
+        """Read the hyperparameters. Raises ModelFormatError naming the key at fault."""
+
+    @abc.abstractmethod
+    def tensors(self, config: Any) -> TensorTable:
+        """The tensors that a file with this configuration has."""
+
+    @abc.abstractmethod
+    def forward(self, g: Graph, config: Any, weights: Weights) -> Value:
+        """Record the forward pass: token ids in (`g.embed`), logits out, a value of width `config.n_vocab`."""
+
+
+def trace(architecture: Architecture, config: Config, weights: Weights) -> Graph:
+    """Record the forward pass of a model; the last op computes the logits."""
+    graph = Graph()
+    logits = architecture.forward(graph, config, weights)
+    if not graph.ops or graph.ops[-1].out is not logits or logits.width != config.n_vocab:
+        raise PluginError(
+            f"forward of {architecture.name!r} must end in the op that computes its logits, {config.n_vocab} wide"
+        )
+    return graph

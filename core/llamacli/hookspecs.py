@@ -1,0 +1,60 @@
+"""The whole plugin contract.
+
+A plugin is a module that declares `LLAMACLI_API = 1` and implements any of these hooks with `@hookimpl`. Its
+distribution names it in one of two entry-point groups:
+
+- `llamacli.architectures`: the entry's *name* is the exact `general.architecture` string of the files that it runs, so
+  that loading a model imports only the family it needs. Several names may point at one module.
+- `llamacli`: everything else (loaders, quantization formats, commands).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    import click
+
+    from llamacli.architecture import Architecture
+    from llamacli.gguf import Metadata
+    from llamacli.loaders import Loader
+    from llamacli.model import Model
+    from llamacli.quantization import QuantFormat
+
+API_VERSION = 1
+
+hookspec = pluggy.HookspecMarker("llamacli")
+hookimpl = pluggy.HookimplMarker("llamacli")
+
+
+@hookspec
+def register_architectures(register: Callable[[Architecture], None]) -> None:
+    """Call `register` once for every architecture that this plugin runs."""
+
+
+@hookspec
+def register_loaders(register: Callable[[Loader], None]) -> None:
+    """Call `register` once for every file format other than GGUF that this plugin reads."""
+
+
+@hookspec
+def register_quant_formats(register: Callable[[QuantFormat], None]) -> None:
+    """Call `register` once for every tensor type that this plugin adds."""
+
+
+@hookspec
+def register_commands(cli: click.Group) -> None:
+    """Add commands to the command line, with `cli.add_command` or `@cli.command`."""
+
+
+@hookspec(firstresult=True)
+def match_architecture(metadata: Metadata) -> Architecture | None:
+    """Claim a file whose `general.architecture` no plugin claims by name; the first plugin that answers runs it."""
+
+
+@hookspec
+def model_loaded(model: Model) -> None:
+    """Look at a model that has just been loaded."""

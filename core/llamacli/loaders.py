@@ -1,0 +1,89 @@
+"""Opening model files: GGUF in the core, other formats through loaders that plugins register."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.errors import ModelFormatError
+from llamacli.gguf import Metadata, TensorInfo, is_gguf, open_gguf
+from llamacli.quantization import TensorType
+
+if TYPE_CHECKING:
+    from llamacli.plugins import Plugins
+
+
+class ModelFile(Protocol):
+    """What the core needs of an open model file; `llamacli.gguf.GGUFFile` and `ArrayFile` are two."""
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """Its keys, named and typed as in GGUF."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Its tensors by their GGUF names."""
+
+    def data(self, name: str) -> npt.NDArray[np.uint8]:
+        """The bytes of one tensor, uint8 [n_rows, row_bytes]."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+class ArrayFile:
+    """A model file that a loader has read into float32 arrays."""
+
+    def __init__(self, path: Path, metadata: Metadata, arrays: Mapping[str, npt.NDArray[np.float32]]):
+        self.path, self.metadata = path, metadata
+        self._arrays = dict(arrays)
+        self.tensors: dict[str, TensorInfo] = {
+            name: TensorInfo(name=name, shape=array.shape, type=TensorType.F32, n_bytes=array.nbytes, offset=0)
+            for name, array in self._arrays.items()
+        }
+
+    def data(self, name: str) -> npt.NDArray[np.uint8]:
+        """The bytes of one tensor, uint8 [n_rows, row_bytes]."""
+        array = np.ascontiguousarray(self._arrays[name], np.float32)
+        return array.reshape(-1, array.shape[-1]).view(np.uint8)
+
+    def close(self) -> None:
+        """Drop the arrays."""
+        self._arrays.clear()
+
+
+@attrs.frozen
+class Loader:
+    """A file format other than GGUF: `matches(path)` looks at a file's beginning, `open(path)` reads it.
+
+    `open` raises ModelFormatError.
+    """
+
+    name: str
+    matches: Callable[[Path], bool]
+    open: Callable[[Path], ModelFile]
+
+
+def open_model_file(path: str | os.PathLike[str], plugins: Plugins) -> ModelFile:
+    """Open a model file of any format that is known.
+
+    Raises ModelFormatError if the file cannot be read or no format fits it.
+    """
+    path = Path(path)
+    if not path.is_file() or is_gguf(path):
+        return open_gguf(path)
+    for loader in plugins.loaders():
+        if loader.matches(path):
+            return loader.open(path)
+    known = ", ".join(["GGUF", *(loader.name for loader in plugins.loaders())])
+    raise ModelFormatError(f"{path}: not a model file of a known format ({known})")

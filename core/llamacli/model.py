@@ -1,0 +1,148 @@
+"""Loading models: from a file to something that sessions can be created from."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from llamacli.architecture import Config, trace
+from llamacli.engine import Engine, Program, QuantMode, default_engine
+from llamacli.errors import ClosedError, InvalidRequestError, ModelFormatError
+from llamacli.gguf import Metadata
+from llamacli.loaders import ModelFile, open_model_file
+from llamacli.plugins import Plugins, installed_plugins
+from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
+
+if TYPE_CHECKING:
+    from llamacli.session import Session
+
+_log = logging.getLogger(__name__)
+
+
+class Model:
+    """A loaded model, read-only but for `config.seq_len`; any number of sessions may share it.
+
+    - `arch`: its `general.architecture`.
+    - `config`: its hyperparameters; lower `config.seq_len` before creating a session to spend less memory.
+    - `tokenizer`: its vocabulary.
+    - `metadata`: every key of its file.
+    - `mode`: how its weights are kept.
+    """
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, metadata: Metadata, program: Program, mode: QuantMode):
+        self.config, self.tokenizer, self.metadata, self.mode = config, tokenizer, metadata, mode
+        self.arch = config.architecture
+        self._program: Program | None = program
+
+    @property
+    def program(self) -> Program:
+        """The compiled forward pass. Raises ClosedError after close()."""
+        if self._program is None:
+            raise ClosedError("the model is closed")
+        return self._program
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of `text`.
+
+        With `add_special`, BOS and EOS are added where the model expects them. With `parse_special`, spelled special
+        tokens become their ids; otherwise they stay text.
+        """
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, the inverse of `encode`."""
+        return self.tokenizer.decode(ids)
+
+    def piece(self, token: int) -> str:
+        """The text of one token on its own, leading space kept; bytes of a partial character become U+FFFD."""
+        return self.tokenizer.piece(token)
+
+    def create_session(self, *, seq_len: int | None = None, kv_type: str | None = None, seed: int = 1234) -> Session:
+        """A new generation stream with an empty context of `seq_len` tokens (default: `config.seq_len`, read now).
+
+        `kv_type` is the type of cached keys and values, "f32" or "f16"; the default is f32 in fp32 mode, else f16.
+        Raises InvalidRequestError for a value out of range, MemoryError if the cache cannot be allocated.
+        """
+        from llamacli.session import Session
+
+        return Session(self, seq_len=seq_len, kv_type=kv_type, seed=seed)
+
+    def close(self) -> None:
+        """Free the weights. Sessions of this model can no longer evaluate; closing twice does nothing."""
+        self._program = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Model {self.arch}, {self.config.n_layer} layers, mode {self.mode.value}>"
+
+
+def load_model(
+    path: str | os.PathLike[str],
+    mode: str | QuantMode = QuantMode.AUTO,
+    *,
+    plugins: Plugins | None = None,
+    engine: Engine | None = None,
+) -> Model:
+    """Load a model file; its metadata decides which plugin runs it.
+
+    `mode` is how weights are kept: "auto" in the file's own types, "fp32" exact, "q8" or "q4" requantised. `plugins`
+    and `engine` default to the installed plugins and the fastest engine that runs here.
+
+    Raises ModelFormatError if the file is unreadable, malformed or does not fit its architecture,
+    UnknownArchitectureError if no plugin runs it, PluginError if the plugin is broken.
+    """
+    try:
+        mode = QuantMode(mode)
+    except ValueError:
+        raise InvalidRequestError(f"mode {mode!r} is not one of {', '.join(QuantMode)}") from None
+    plugins = plugins or installed_plugins()
+    file = open_model_file(path, plugins)
+    try:
+        architecture = plugins.resolve(file.metadata)
+        config = architecture.configure(file.metadata)
+        weights = architecture.tensors(config).bind(file)
+        tokenizer = tokenizer_from_metadata(file.metadata)
+        _check_vocabulary(file, config, tokenizer)
+        program = (engine or default_engine()).compile(trace(architecture, config, weights), file, mode)
+        _warn_of_unread_keys(file.metadata, config.architecture)
+    finally:
+        file.close()
+    model = Model(config, tokenizer, file.metadata, program, mode)
+    plugins.hook.model_loaded(model=model)
+    return model
+
+
+def load_tokenizer(path: str | os.PathLike[str], *, plugins: Plugins | None = None) -> Tokenizer:
+    """The tokenizer of a model file, or of a GGUF file that has a vocabulary and no weights.
+
+    Raises ModelFormatError if the file is unreadable or malformed, TokenizerError if its scheme is unknown.
+    """
+    file = open_model_file(path, plugins or installed_plugins())
+    try:
+        return tokenizer_from_metadata(file.metadata)
+    finally:
+        file.close()
+
+
+def _check_vocabulary(file: ModelFile, config: Config, tokenizer: Tokenizer) -> None:
+    if tokenizer.n_vocab > config.n_vocab:
+        raise ModelFormatError(
+            f"{file.path}: tokenizer.ggml.tokens has {tokenizer.n_vocab} tokens, the model only {config.n_vocab}"
+        )
+
+
+def _warn_of_unread_keys(metadata: Metadata, architecture: str) -> None:
+    """A key of the architecture that nothing read may mean a variant that would be computed wrongly."""
+    unread = sorted(key for key in metadata if key.startswith(f"{architecture}.") and key not in metadata.consumed)
+    if unread:
+        _log.warning("%s: metadata keys that the architecture does not use: %s", metadata.source, ", ".join(unread))

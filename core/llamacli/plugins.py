@@ -1,0 +1,212 @@
+"""Finding, loading and isolating plugins; resolving a model file to the architecture that runs it.
+
+Entry points are loaded here rather than by `pluggy.PluginManager.load_setuptools_entrypoints`: that one raises when a
+second name points at the same module, and lets one broken import abort all the others.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import logging
+import re
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import attrs
+import pluggy
+
+from llamacli import hookspecs
+from llamacli.errors import PluginError, UnknownArchitectureError
+
+if TYPE_CHECKING:
+    from llamacli.architecture import Architecture
+    from llamacli.gguf import Metadata
+    from llamacli.loaders import Loader
+
+ARCHITECTURES = "llamacli.architectures"
+GENERAL = "llamacli"
+
+_log = logging.getLogger(__name__)
+
+
+@attrs.frozen
+class PluginInfo:
+    """One installed plugin module, as `llamacli plugins` shows it.
+
+    `architectures` are the names that it claims by entry point; `error` is why it could not be loaded, else None.
+    """
+
+    module: str
+    distribution: str
+    version: str
+    architectures: tuple[str, ...]
+    error: str | None
+
+
+class Plugins:
+    """The installed plugins. Nothing is imported before it is needed; each module is loaded at most once."""
+
+    def __init__(self, entry_points: Iterable[EntryPoint] | None = None):
+        if entry_points is None:
+            found = importlib.metadata.entry_points()
+            entry_points = [*found.select(group=ARCHITECTURES), *found.select(group=GENERAL)]
+        self._entry_points = list(dict.fromkeys(entry_points))
+        self._manager = pluggy.PluginManager("llamacli")
+        self._manager.add_hookspecs(hookspecs)
+        self._errors: dict[str, PluginError] = {}
+        self._architectures: dict[str, Architecture] = {}
+        self._loaders: list[Loader] = []
+
+    @property
+    def hook(self) -> pluggy.HookRelay:
+        """The hooks of every plugin loaded so far."""
+        return self._manager.hook
+
+    def claimed_architectures(self) -> dict[str, list[EntryPoint]]:
+        """`general.architecture` -> the entry points that claim it; imports nothing."""
+        claims: dict[str, list[EntryPoint]] = {}
+        for entry in self._entry_points:
+            if entry.group == ARCHITECTURES:
+                claims.setdefault(entry.name, []).append(entry)
+        return claims
+
+    def load(self, entry: EntryPoint) -> None:
+        """Import the entry's module and register its hooks. Raises PluginError, the same one every time."""
+        if entry.module in self._errors:
+            raise self._errors[entry.module]
+        if self._manager.has_plugin(entry.module):
+            return
+        try:
+            self._register(entry)
+        except (Exception, SystemExit) as cause:
+            # Whatever a plugin raises while it loads must not take the others down.
+            error = PluginError(f"plugin {_describe(entry)} cannot be loaded: {type(cause).__name__}: {cause}")
+            error.__cause__ = cause
+            self._errors[entry.module] = error
+            if self._manager.has_plugin(entry.module):
+                self._manager.unregister(name=entry.module)
+            raise error from cause
+
+    def load_group(self, group: str) -> None:
+        """Load every plugin of a group; one that fails is logged, kept in `infos()` and left out."""
+        for entry in self._entry_points:
+            if entry.group == group and entry.module not in self._errors:
+                try:
+                    self.load(entry)
+                except PluginError as error:
+                    _log.warning("%s", error)
+
+    def resolve(self, metadata: Metadata) -> Architecture:
+        """The architecture that runs a file with this metadata.
+
+        Raises UnknownArchitectureError when no plugin does, PluginError when several claim it or the plugin is broken.
+        """
+        name = metadata.get_str("general.architecture")
+        claimants = self.claimed_architectures().get(name, [])
+        if len({entry.module for entry in claimants}) > 1:
+            raise PluginError(
+                f"architecture {name!r} is claimed by {' and by '.join(map(_describe, claimants))}; uninstall one"
+            )
+        if claimants:
+            self.load(claimants[0])
+            if name not in self._architectures:
+                raise PluginError(f"plugin {_describe(claimants[0])} claims architecture {name!r} but registers none")
+            return self._architectures[name]
+        self.load_group(GENERAL)
+        self.load_group(ARCHITECTURES)
+        if name in self._architectures:
+            return self._architectures[name]
+        matched = self.hook.match_architecture(metadata=metadata)
+        if matched is None:
+            raise UnknownArchitectureError(self._unknown(name))
+        return matched  # type: ignore[no-any-return]
+
+    def loaders(self) -> list[Loader]:
+        """The loaders of every plugin of the general group."""
+        self.load_group(GENERAL)
+        return list(self._loaders)
+
+    def infos(self) -> list[PluginInfo]:
+        """Every installed plugin module, loaded now to know whether it can be."""
+        by_module: dict[str, list[EntryPoint]] = {}
+        for entry in self._entry_points:
+            by_module.setdefault(entry.module, []).append(entry)
+        infos = []
+        for module, entries in sorted(by_module.items()):
+            try:
+                self.load(entries[0])
+            except PluginError as failure:
+                error: str | None = str(failure)
+            else:
+                error = None
+            claimed = tuple(sorted(entry.name for entry in entries if entry.group == ARCHITECTURES))
+            distribution, version = _origin(entries[0])
+            infos.append(PluginInfo(module, distribution, version, claimed, error))
+        return infos
+
+    def _register(self, entry: EntryPoint) -> None:
+        module = entry.load()
+        version = getattr(module, "LLAMACLI_API", None)
+        if version != hookspecs.API_VERSION:
+            raise PluginError(f"it declares LLAMACLI_API = {version!r}; this core has {hookspecs.API_VERSION}")
+        self._manager.register(module, name=entry.module)
+        self._manager.check_pending()
+        self._collect(module)
+
+    def _collect(self, module: ModuleType) -> None:
+        """Run the registration hooks of one module, and keep their results only if all of them succeed."""
+        from llamacli.quantization import FORMATS  # deferred: NumPy is not needed to list plugins
+
+        only = self._manager.subset_hook_caller
+        others = [plugin for plugin in self._manager.get_plugins() if plugin is not module]
+        architectures: list[Architecture] = []
+        loaders: list[Loader] = []
+        formats: dict[object, object] = {}
+        only("register_architectures", others)(register=architectures.append)
+        only("register_loaders", others)(register=loaders.append)
+        only("register_quant_formats", others)(register=lambda added: formats.update({added.type: added}))
+        taken = [str(key) for key in formats if key in FORMATS] + [
+            architecture.name for architecture in architectures if architecture.name in self._architectures
+        ]
+        if taken:
+            raise PluginError(f"it registers what is registered already: {', '.join(taken)}")
+        FORMATS.update(formats)  # type: ignore[arg-type]
+        self._architectures.update({architecture.name: architecture for architecture in architectures})
+        self._loaders += loaders
+
+    def _unknown(self, name: str) -> str:
+        installed = sorted(self.claimed_architectures()) or ["none"]
+        message = f"no installed plugin runs architecture {name!r} (installed: {', '.join(installed)})"
+        distribution = known_distribution(name)
+        if distribution is not None:
+            return f"{message}; try: pip install {distribution}"
+        return f"{message}; docs/plugins.md shows how to write a plugin for it"
+
+
+def known_distribution(architecture: str) -> str | None:
+    """The distribution that would run `architecture`: the core's extras name every family that there is."""
+    try:
+        extras = importlib.metadata.metadata("llamacli").get_all("Provides-Extra") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    plain = re.sub(r"[^a-z0-9]", "", architecture.lower())
+    families = [extra for extra in extras if plain.startswith(extra) and extra not in ("all", "test", "lint")]
+    return f"llamacli-{max(families, key=len)}" if families else None
+
+
+def _origin(entry: EntryPoint) -> tuple[str, str]:
+    return (entry.dist.name, entry.dist.version) if entry.dist else ("(unknown)", "")
+
+
+def _describe(entry: EntryPoint) -> str:
+    name, version = _origin(entry)
+    return f"{entry.module} (from {name} {version})".replace(" )", ")")
+
+
+@functools.cache
+def installed_plugins() -> Plugins:
+    """The plugins of this process, shared by everything that loads models."""
+    return Plugins()

@@ -1,0 +1,209 @@
+"""Sessions: one stream of tokens through a model, with its context, sampler and statistics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.engine import QuantMode
+from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError
+from llamacli.kv import KVCache
+from llamacli.model import Model
+from llamacli.sampling import Sampler, SamplingParams
+
+N_BATCH = 512
+"""Tokens evaluated at once at the most: longer prompts go in chunks of this many."""
+
+
+@attrs.frozen
+class Token:
+    """A generated token: its `id`, and `piece`, the text that is complete with it.
+
+    Bytes of a character that is not complete yet are held back and come with the token that completes it, so that the
+    pieces of a text joined are the text.
+    """
+
+    id: int
+    piece: str
+
+
+@attrs.frozen
+class Stats:
+    """Figures of the last `generate`.
+
+    `n_prompt` tokens evaluated in `prefill_tps` tokens a second, `n_gen` accepted at `gen_tps` a second, `ttft_s`
+    seconds to the first token (prompt and first draw). Rates are 0 where no time passed.
+    """
+
+    n_prompt: int = 0
+    n_gen: int = 0
+    ttft_s: float = 0.0
+    prefill_tps: float = 0.0
+    gen_tps: float = 0.0
+
+
+class Session:
+    """One generation stream over a model. Sessions of one model never affect each other.
+
+    - `n_past`: tokens evaluated so far, which is the next token's position.
+    - `logits`: float32 [n_vocab], of the last token evaluated; sampling changes them in place.
+    - `seq_len`: how many tokens fit.
+    - `stats`: figures of the last `generate`.
+    """
+
+    def __init__(self, model: Model, *, seq_len: int | None = None, kv_type: str | None = None, seed: int = 1234):
+        seq_len = model.config.seq_len if seq_len is None else seq_len
+        if isinstance(seq_len, bool) or not isinstance(seq_len, int) or seq_len < 1:
+            raise InvalidRequestError(f"seq_len must be a positive integer, not {seq_len!r}")
+        if kv_type is None:
+            kv_type = "f32" if model.mode is QuantMode.FP32 else "f16"
+        self.model, self.seq_len = model, seq_len
+        self._cache: KVCache | None = KVCache(model.program.states, seq_len, kv_type)
+        self.n_past = 0
+        self.stats = Stats()
+        self._logits: npt.NDArray[np.float32] | None = None
+        self._generated: list[int] = []
+        self.set_seed(seed)
+
+    @property
+    def cache(self) -> KVCache:
+        """The keys and values of this session. Raises ClosedError after close()."""
+        if self._cache is None:
+            raise ClosedError("the session is closed")
+        return self._cache
+
+    @property
+    def logits(self) -> npt.NDArray[np.float32]:
+        """float32 [n_vocab]: the logits after the last token. Raises InvalidRequestError before the first eval."""
+        if self._logits is None:
+            raise InvalidRequestError("no token has been evaluated yet, so there are no logits")
+        return self._logits
+
+    def set_seed(self, seed: int) -> None:
+        """Start the stream of random draws anew: the same seed gives the same draws."""
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise InvalidRequestError(f"seed must be an integer of at least 0, not {seed!r}")
+        self._sampler = Sampler(seed)
+
+    def eval(self, tokens: Sequence[int], *, all_logits: bool = False) -> npt.NDArray[np.float32] | None:
+        """Evaluate tokens at position `n_past` onwards; afterwards `logits` are those of the last one.
+
+        Returns float32 [len(tokens), n_vocab] with `all_logits`, else None. No tokens change nothing. How tokens are
+        split over calls does not change results.
+
+        Raises InvalidRequestError for an id that is not in the vocabulary and ContextOverflowError if the tokens do not
+        fit, both before anything is evaluated.
+        """
+        parts = self._evaluate(self._checked(tokens), all_logits=all_logits)
+        if not all_logits:
+            return None
+        return np.concatenate(parts) if parts else np.empty((0, self.model.config.n_vocab), np.float32)
+
+    def sample(self, params: SamplingParams | None = None) -> int:
+        """Draw the next token from `logits`, which penalties and temperature change in place; greedy by default.
+
+        The drawn token counts as generated for penalties. It is not evaluated: pass it to `eval`.
+        """
+        token = self._draw(params or SamplingParams())
+        self._generated.append(token)
+        return token
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        max_tokens: int = 64,
+        ignore_eos: bool = False,
+    ) -> Iterator[Token]:
+        """Evaluate `prompt`, then yield up to `max_tokens` tokens as they are drawn.
+
+        A token is accepted when the next one is asked for: only then is it counted, remembered for penalties and
+        evaluated, the last one too. Leaving the loop therefore drops the token in hand. Generation ends at an
+        end-of-generation token, which is neither yielded nor evaluated, unless `ignore_eos`; and quietly when the
+        context is full (`n_past == seq_len`).
+
+        Raises what `eval` raises for the prompt, at once; an empty prompt continues from `logits`.
+        """
+        params = params or SamplingParams()
+        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
+            raise InvalidRequestError(f"max_tokens must be an integer of at least 0, not {max_tokens!r}")
+        return self._generate(self._checked(prompt), params, max_tokens, ignore_eos)
+
+    def close(self) -> None:
+        """Free the cache; closing twice does nothing."""
+        self._cache = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _generate(
+        self, prompt: npt.NDArray[np.int32], params: SamplingParams, max_tokens: int, ignore_eos: bool
+    ) -> Iterator[Token]:
+        self._generated.clear()
+        self.stats = Stats()
+        text = self.model.tokenizer.stream()
+        clock = time.perf_counter
+        started = clock()
+        self._evaluate(prompt)
+        prefill_s = clock() - started
+        self.stats = stats = Stats(n_prompt=len(prompt), prefill_tps=_rate(len(prompt), prefill_s))
+        decode_s = 0.0
+        for n_gen in range(1, max_tokens + 1):
+            if self.n_past == self.seq_len:
+                return
+            step = clock()
+            token = self._draw(params)
+            decode_s += clock() - step
+            if n_gen == 1:
+                self.stats = stats = attrs.evolve(stats, ttft_s=clock() - started)
+            if token in self.model.tokenizer.eog_ids and not ignore_eos:
+                return
+            piece = text.feed(token)
+            is_last = n_gen == max_tokens or self.n_past + 1 == self.seq_len
+            yield Token(token, piece + text.flush() if is_last else piece)
+            step = clock()
+            self._generated.append(token)
+            self._evaluate(np.array([token], np.int32))
+            decode_s += clock() - step
+            self.stats = attrs.evolve(stats, n_gen=n_gen, gen_tps=_rate(n_gen, decode_s))
+
+    def _draw(self, params: SamplingParams) -> int:
+        return self._sampler.sample(self.logits, self._generated, params)
+
+    def _evaluate(self, ids: npt.NDArray[np.int32], *, all_logits: bool = False) -> list[npt.NDArray[np.float32]]:
+        """Run checked ids in chunks. The position moves only when all are done, so an interrupt leaves it as it was."""
+        program, cache = self.model.program, self.cache
+        parts = [
+            program.forward(ids[start : start + N_BATCH], self.n_past + start, cache, all_logits=all_logits)
+            for start in range(0, len(ids), N_BATCH)
+        ]
+        if parts:
+            self.n_past += len(ids)
+            self._logits = parts[-1][-1].copy()
+        return parts
+
+    def _checked(self, tokens: Sequence[int]) -> npt.NDArray[np.int32]:
+        """The tokens as an array, once every one is known to be in the vocabulary and all of them to fit."""
+        n_vocab = self.model.config.n_vocab
+        for i, token in enumerate(tokens):
+            if isinstance(token, bool) or not isinstance(token, int | np.integer) or not 0 <= token < n_vocab:
+                raise InvalidRequestError(f"token {token!r} at index {i} is not an id from 0 to {n_vocab - 1}")
+        if self.n_past + len(tokens) > self.seq_len:
+            raise ContextOverflowError(self.n_past, len(tokens), self.seq_len)
+        return np.asarray(tokens, np.int32)
+
+
+def _rate(n: int, seconds: float) -> float:
+    return n / seconds if seconds > 0 else 0.0

@@ -1,0 +1,88 @@
+"""The Llama family: Llama 1 to 3.x, TinyLlama, Mistral, SmolLM2 and, with experts, Mixtral.
+
+Touvron et al. 2023 (arXiv:2302.13971, 2307.09288), Jiang et al. 2024 (arXiv:2401.04088). A pre-norm decoder: RMSNorm,
+rotary attention with grouped heads, a SwiGLU feed-forward network or a mixture of them.
+"""
+
+import attrs
+
+from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
+from llamacli.gguf import Metadata
+
+LLAMACLI_API = 1
+
+
+@attrs.define(kw_only=True)
+class LlamaConfig(Config):
+    """`rope` turns pairs of neighbours: the rows of Q and K are stored in that order. `scale` is of the scores."""
+
+    rope: Rope
+    scale: float
+
+
+class Llama(Architecture):
+    """`general.architecture = llama`."""
+
+    name = "llama"
+
+    def configure(self, metadata: Metadata) -> LlamaConfig:
+        """Read the hyperparameters."""
+        common = Config.from_gguf(metadata)
+        rope = Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=True)
+        scale = metadata.get_float("llama.attention.scale", default=0.0) or common.head_dim**-0.5
+        return LlamaConfig.from_gguf(metadata, rope=rope, scale=scale)
+
+    def tensors(self, config: LlamaConfig) -> TensorTable:
+        """The tensors of a file."""
+        c, table = config, TensorTable()
+        n_q, n_kv = c.n_head * c.head_dim, c.n_head_kv * c.head_dim
+        table.add("token_embd", c.n_vocab, c.n_embd)
+        table.add("output_norm", c.n_embd)
+        table.add("output", c.n_vocab, c.n_embd, optional=True)
+        table.add("rope_freqs", c.rope.n_dims // 2, optional=True)
+        for _ in range(c.n_layer):
+            block = table.block()
+            block.add("attn_norm", c.n_embd)
+            block.add("attn_q", n_q, c.n_embd, bias=True)
+            block.add("attn_k", n_kv, c.n_embd, bias=True)
+            block.add("attn_v", n_kv, c.n_embd, bias=True)
+            block.add("attn_output", c.n_embd, n_q, bias=True)
+            block.add("ffn_norm", c.n_embd)
+            if c.n_expert:
+                block.add("ffn_gate_inp", c.n_expert, c.n_embd)
+                block.add("ffn_gate_exps", c.n_expert, c.n_ff, c.n_embd)
+                block.add("ffn_up_exps", c.n_expert, c.n_ff, c.n_embd)
+                block.add("ffn_down_exps", c.n_expert, c.n_embd, c.n_ff)
+            else:
+                block.add("ffn_gate", c.n_ff, c.n_embd, bias=True)
+                block.add("ffn_up", c.n_ff, c.n_embd, bias=True)
+                block.add("ffn_down", c.n_embd, c.n_ff, bias=True)
+        return table
+
+    def forward(self, g: Graph, config: LlamaConfig, weights: Weights) -> Value:
+        """Token ids to logits."""
+        c, w = config, weights
+        x = g.embed(w.token_embd)
+        for block in w.blk:
+            h = g.rms_norm(x, block.attn_norm, c.rms_eps)
+            q = g.rope(g.linear(h, block.attn_q), c.rope, c.head_dim, w.rope_freqs)
+            k = g.rope(g.linear(h, block.attn_k), c.rope, c.head_dim, w.rope_freqs)
+            v = g.linear(h, block.attn_v)
+            a = g.attention(q, k, v, head_dim=c.head_dim, scale=c.scale)
+            x = x + g.linear(a, block.attn_output)
+
+            h = g.rms_norm(x, block.ffn_norm, c.rms_eps)
+            if c.n_expert:
+                router = g.linear(h, block.ffn_gate_inp)
+                experts = {"gate": block.ffn_gate_exps, "up": block.ffn_up_exps, "down": block.ffn_down_exps}
+                x = x + g.moe(h, router, **experts, n_used=c.n_expert_used)
+            else:
+                h = g.swiglu(g.linear(h, block.ffn_gate), g.linear(h, block.ffn_up))
+                x = x + g.linear(h, block.ffn_down)
+        return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output or w.token_embd)
+
+
+@hookimpl
+def register_architectures(register):  # type: ignore[no-untyped-def]
+    """Register the one architecture of this family."""
+    register(Llama())
