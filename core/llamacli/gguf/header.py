@@ -56,14 +56,15 @@ _NUMBERS: dict[int, np.dtype[Any]] = {
 class TensorInfo:
     """A tensor's place in its file.
 
-    `shape` is row-major, (rows, ..., width): the reverse of GGUF's `ne`. `offset` counts bytes from the file's start.
+    `shape` is row-major, (rows, ..., width): the reverse of GGUF's `ne`. `offset` counts bytes from the start of a GGUF
+    file; other formats have no use for it.
     """
 
     name: str
     shape: tuple[int, ...]
     type: IntEnum
     n_bytes: int
-    offset: int
+    offset: int = 0
 
 
 @attrs.frozen
