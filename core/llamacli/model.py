@@ -90,12 +90,14 @@ def load_model(
     path: str | os.PathLike[str],
     mode: str | QuantMode = QuantMode.AUTO,
     *,
+    threads: int | None = None,
     plugins: Plugins | None = None,
     engine: Engine | None = None,
 ) -> Model:
     """Load a model file; its metadata decides which plugin runs it.
 
-    `mode` is how weights are kept: "auto" in the file's own types, "fp32" exact, "q8" or "q4" requantised. `plugins`
+    `mode` is how weights are kept: "auto" in the file's own types, "fp32" exact, "q8" or "q4" requantised. `threads`
+    is how many cores compute, by default every one that this process may use; results do not depend on it. `plugins`
     and `engine` default to the installed plugins and the fastest engine that runs here.
 
     Raises ModelFormatError if the file is unreadable, malformed or does not fit its architecture,
@@ -113,7 +115,7 @@ def load_model(
         weights = architecture.tensors(config).bind(file)
         tokenizer = tokenizer_from_metadata(file.metadata)
         _check_vocabulary(file, config, tokenizer)
-        program = (engine or default_engine()).compile(trace(architecture, config, weights), file, mode)
+        program = (engine or default_engine(threads)).compile(trace(architecture, config, weights), file, mode)
         _warn_of_unread_keys(file.metadata, config.architecture)
     finally:
         file.close()

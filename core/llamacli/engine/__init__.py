@@ -4,7 +4,7 @@ from llamacli.engine.base import Engine, Program, QuantMode
 from llamacli.engine.reference import ReferenceEngine
 
 
-def default_engine() -> Engine:
+def default_engine(threads: int | None = None) -> Engine:
     """The fastest engine that runs here."""
     return ReferenceEngine()
 
