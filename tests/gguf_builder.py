@@ -4,6 +4,7 @@ import math
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
 
 import attrs
 
@@ -47,17 +48,17 @@ def text(value: str | bytes, length: int | None = None) -> bytes:
     return u64(len(raw) if length is None else length) + raw
 
 
-def payload(kind: int, value: object) -> bytes:
+def payload(kind: int, value: Any) -> bytes:
     return text(value) if kind == Kind.STRING else struct.pack(f"<{NUMBERS[Kind(kind)]}", value)
 
 
-def pair(key: str | bytes, kind: int, value: object) -> bytes:
+def pair(key: str | bytes, kind: int, value: Any) -> bytes:
     """One key with its value; a value given as bytes (of any kind but a string) is written as it is."""
     raw = value if isinstance(value, bytes) and kind != Kind.STRING else payload(kind, value)
     return text(key) + u32(kind) + raw
 
 
-def array_pair(key: str | bytes, kind: int, values: Sequence[object], length: int | None = None) -> bytes:
+def array_pair(key: str | bytes, kind: int, values: Sequence[Any], length: int | None = None) -> bytes:
     body = b"".join(payload(kind, value) for value in values)
     return text(key) + u32(Kind.ARRAY) + u32(kind) + u64(len(values) if length is None else length) + body
 

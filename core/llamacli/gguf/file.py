@@ -38,7 +38,7 @@ def open_gguf(path: str | os.PathLike[str]) -> "GGUFFile":
     well formed, when tensor data is missing at its end, or when the shards do not belong together.
     """
     shard = _Shard.open(Path(path))
-    shards = _open_split(shard) if shard.header.metadata.get_int("split.count", 0) > 1 else [shard]
+    shards = _open_split(shard) if shard.header.metadata.get_int("split.count", 0, minimum=0) > 1 else [shard]
     return GGUFFile(shards)
 
 

@@ -119,7 +119,7 @@ def _formats() -> dict[int, QuantFormat]:
         t.TQ1_0: (256, 54), t.TQ2_0: (256, 66), t.MXFP4: (32, 17), t.NVFP4: (64, 36),
     }  # fmt: skip
     # Never a finished model's weights (Q8_1, Q8_K) or without a reference in `gguf.quants`: sizes only.
-    opaque = {t.Q8_1: (32, 40), t.Q8_K: (256, 292), t.Q1_0: (128, 18), t.Q2_0: (64, 18)}
+    opaque = {t.Q8_1: (32, 36), t.Q8_K: (256, 292), t.Q1_0: (128, 18), t.Q2_0: (64, 18)}
     quantizable = (t.Q4_0, t.Q8_0)
     return {
         **{t_: QuantFormat(t_, 1, np.dtype(code).itemsize, partial(_view, code)) for t_, code in numbers.items()},
