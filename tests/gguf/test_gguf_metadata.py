@@ -44,6 +44,18 @@ def test_does_not_follow_the_dict_it_was_made_from() -> None:
     assert metadata["a"] == 1
 
 
+def test_remembers_which_values_were_read() -> None:
+    metadata = Metadata(VALUES)
+    assert "int" in metadata
+    assert metadata.get_int("absent", 0) == 0
+    assert list(metadata) == list(VALUES)
+    assert metadata.consumed == set()
+    metadata.get_int("int")
+    metadata.get_ints("ints", 3)
+    assert metadata["str"] == "seven"
+    assert metadata.consumed == {"int", "ints", "str"}
+
+
 def test_values_of_the_right_type() -> None:
     assert M.get_int("int") == 7
     assert M.get_int("big") == 2**64 - 1

@@ -63,7 +63,7 @@ def test_random_bytes_dequantise_bit_equal(t: GGMLQuantizationType, data: st.Dat
 
 @pytest.mark.parametrize("t", GGUF_TYPES, ids=lambda t: t.name)
 def test_many_rows_dequantise_bit_equal(t: GGMLQuantizationType) -> None:
-    """Enough random blocks to meet NaN, infinite and subnormal scales, and rows in more than one of gguf's groups."""
+    """Enough random blocks to meet NaN, infinite and subnormal scales, and rows in more than one group of each kind."""
     raw = np.random.default_rng(int(t)).integers(0, 256, (70, 40 * type_size(t)), np.uint8)
     raw.flags.writeable = False
     result = dequantize(raw, t)

@@ -136,9 +136,9 @@ class GGUFFile:
 
     def tensor(self, name: str) -> npt.NDArray[np.float32]:
         """Return a tensor dequantised to float32 in its `shape`."""
-        info, shard = self._locate(name)
+        raw, (info, shard) = self.data(name), self._locate(name)
         try:
-            return dequantize(self.data(name), info.type).reshape(info.shape)
+            return dequantize(raw, info.type).reshape(info.shape)
         except ModelFormatError as error:
             raise ModelFormatError(f"{shard.path}: tensor {name!r}: {error}") from error
 

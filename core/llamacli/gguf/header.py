@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import ModelFormatError
-from llamacli.gguf.metadata import Metadata, StringArray
+from llamacli.gguf.metadata import Metadata, StringArray, shown
 from llamacli.quantization import FORMATS, nbytes
 
 MAGIC = b"GGUF"
@@ -85,10 +85,6 @@ def parse_header(data: bytes | mmap, source: str) -> Header:
     return _Parser(data, source).header()
 
 
-def _clip(text: str | bytes) -> str:
-    return repr(text) if len(text) <= 80 else f"{text[:77]!r}..."
-
-
 class _Parser:
     """Reads `data` from `pos` on."""
 
@@ -114,9 +110,9 @@ class _Parser:
             if not key:
                 raise self.error(f"metadata key {index} is empty")
             if key in metadata:
-                raise self.error(f"metadata key {_clip(key)} appears twice")
-            kind = self.u32(f"type of metadata key {_clip(key)}")
-            metadata[key] = self.value(f"metadata key {_clip(key)}", kind)
+                raise self.error(f"metadata key {shown(key)} appears twice")
+            kind = self.u32(f"type of metadata key {shown(key)}")
+            metadata[key] = self.value(f"metadata key {shown(key)}", kind)
             if key == "general.alignment":
                 alignment = self.alignment(metadata[key], kind)
         return Header(version, alignment, Metadata(metadata, self.source), self.tensors(n_tensors, alignment))
@@ -210,7 +206,7 @@ class _Parser:
         try:
             return self.string(what, limit).decode()
         except UnicodeDecodeError as error:
-            raise self.error(f"{what} is not UTF-8: {_clip(error.object)}") from None
+            raise self.error(f"{what} is not UTF-8: {shown(error.object)}") from None
 
     def string(self, what: str, limit: int) -> bytes:
         length = self.u64(f"length of {what}")

@@ -19,6 +19,12 @@ class _Required:
 _REQUIRED = _Required()
 
 
+def shown(value: object) -> str:
+    """Return the value's repr, cut to what fits into a message."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -73,7 +79,7 @@ class Metadata(Mapping[str, Any]):
     `source` (the file) and the key, when the key is missing and no default was given, when its value is of another
     type (a bool is no int), or when it is out of range. A default is returned as it is, unchecked.
 
-    `consumed` are the keys that have been read, so that a caller can tell which ones nothing asked for.
+    `consumed` are the keys whose values have been read, so that a caller can tell which ones nothing asked for.
     """
 
     def __init__(self, values: Mapping[str, Any], source: str = "metadata"):
@@ -83,6 +89,9 @@ class Metadata(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         self.consumed.add(key)
         return self._values[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -184,14 +193,13 @@ class Metadata(Mapping[str, Any]):
 
     def _absent(self, key: str, default: object) -> bool:
         """Whether `default` stands in for a missing key; ModelFormatError when there is none."""
-        if key not in self._values and default is _REQUIRED:
+        if key not in self and default is _REQUIRED:
             raise ModelFormatError(f"{self.source}: metadata key {key!r} is missing")
-        return key not in self._values
+        return key not in self
 
     def _wrong(self, key: str, value: object, expected: str) -> ModelFormatError:
-        shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
         return ModelFormatError(
-            f"{self.source}: metadata key {key!r} must be {expected}, not {type(value).__name__} {shown}"
+            f"{self.source}: metadata key {key!r} must be {expected}, not {type(value).__name__} {shown(value)}"
         )
 
     def _in_range(self, key: str, value: Any, minimum: Any, maximum: Any) -> Any:

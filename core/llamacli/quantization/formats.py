@@ -8,7 +8,6 @@ import would delay every start.
 import math
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from functools import partial
 from typing import Any
 
 import attrs
@@ -19,6 +18,9 @@ from llamacli.errors import InvalidRequestError, ModelFormatError
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
+
+_NUMBERS_AT_ONCE = 1 << 18
+"""Rows are dequantised in groups of about this size, so that intermediate results stay in the processor's cache."""
 
 
 class TensorType(IntEnum):
@@ -82,8 +84,13 @@ class QuantFormat:
         return self.type.name
 
 
-def _view(dtype: str, raw: Bytes) -> Floats:
-    return raw.view(dtype).astype(np.float32, copy=False)
+def _plain(tensor_type: TensorType, dtype: str) -> QuantFormat:
+    """Single numbers that NumPy knows."""
+
+    def dequantize(raw: Bytes) -> Floats:
+        return raw.view(dtype).astype(np.float32, copy=False)
+
+    return QuantFormat(tensor_type, 1, np.dtype(dtype).itemsize, dequantize)
 
 
 def _dequantize_bf16(raw: Bytes) -> Floats:
@@ -92,49 +99,68 @@ def _dequantize_bf16(raw: Bytes) -> Floats:
     return widened.view(np.float32)
 
 
-def _gguf_dequantize(tensor_type: TensorType, raw: Bytes) -> Floats:
-    from gguf import GGMLQuantizationType, quants
+def _blocks(tensor_type: TensorType, block_size: int, type_size: int, *, quantizable: bool = False) -> QuantFormat:
+    """Blocks that `gguf.quants` knows."""
 
-    result: Floats = quants.dequantize(raw, GGMLQuantizationType(tensor_type))
-    return result
+    def dequantize(raw: Bytes) -> Floats:
+        from gguf import GGMLQuantizationType, quants
 
+        n_rows, n_columns = len(raw), raw.shape[1] // type_size * block_size
+        x = np.empty((n_rows, n_columns), np.float32)
+        step = max(1, _NUMBERS_AT_ONCE // n_columns)
+        for row in range(0, n_rows, step):
+            x[row : row + step] = quants.dequantize(raw[row : row + step], GGMLQuantizationType(tensor_type))
+        return x
 
-def _gguf_quantize(tensor_type: TensorType, x: Floats) -> Bytes:
-    from gguf import GGMLQuantizationType, quants
+    def quantize(x: Floats) -> Bytes:
+        from gguf import GGMLQuantizationType, quants
 
-    result: Bytes = quants.quantize(x, GGMLQuantizationType(tensor_type))
-    return result
+        raw: Bytes = quants.quantize(x, GGMLQuantizationType(tensor_type))
+        return raw
 
-
-def _formats() -> dict[int, QuantFormat]:
-    t = TensorType
-    numbers = {
-        t.F64: "<f8", t.F32: "<f4", t.F16: "<f2", t.I8: "<i1", t.I16: "<i2", t.I32: "<i4", t.I64: "<i8",
-    }  # fmt: skip
-    blocks = {
-        t.Q4_0: (32, 18), t.Q4_1: (32, 20), t.Q5_0: (32, 22), t.Q5_1: (32, 24), t.Q8_0: (32, 34),
-        t.Q2_K: (256, 84), t.Q3_K: (256, 110), t.Q4_K: (256, 144), t.Q5_K: (256, 176), t.Q6_K: (256, 210),
-        t.IQ1_S: (256, 50), t.IQ1_M: (256, 56), t.IQ2_XXS: (256, 66), t.IQ2_XS: (256, 74), t.IQ2_S: (256, 82),
-        t.IQ3_XXS: (256, 98), t.IQ3_S: (256, 110), t.IQ4_NL: (32, 18), t.IQ4_XS: (256, 136),
-        t.TQ1_0: (256, 54), t.TQ2_0: (256, 66), t.MXFP4: (32, 17), t.NVFP4: (64, 36),
-    }  # fmt: skip
-    # Never a finished model's weights (Q8_1, Q8_K) or without a reference in `gguf.quants`: sizes only.
-    opaque = {t.Q8_1: (32, 36), t.Q8_K: (256, 292), t.Q1_0: (128, 18), t.Q2_0: (64, 18)}
-    quantizable = (t.Q4_0, t.Q8_0)
-    return {
-        **{t_: QuantFormat(t_, 1, np.dtype(code).itemsize, partial(_view, code)) for t_, code in numbers.items()},
-        t.BF16: QuantFormat(t.BF16, 1, 2, _dequantize_bf16),
-        **{
-            t_: QuantFormat(
-                t_, *sizes, partial(_gguf_dequantize, t_), partial(_gguf_quantize, t_) if t_ in quantizable else None
-            )
-            for t_, sizes in blocks.items()
-        },
-        **{t_: QuantFormat(t_, *sizes) for t_, sizes in opaque.items()},
-    }
+    return QuantFormat(tensor_type, block_size, type_size, dequantize, quantize if quantizable else None)
 
 
-FORMATS: dict[int, QuantFormat] = _formats()
+_FORMATS = (
+    _plain(TensorType.F32, "<f4"),
+    _plain(TensorType.F16, "<f2"),
+    _plain(TensorType.F64, "<f8"),
+    _plain(TensorType.I8, "<i1"),
+    _plain(TensorType.I16, "<i2"),
+    _plain(TensorType.I32, "<i4"),
+    _plain(TensorType.I64, "<i8"),
+    QuantFormat(TensorType.BF16, 1, 2, _dequantize_bf16),
+    _blocks(TensorType.Q4_0, 32, 18, quantizable=True),
+    _blocks(TensorType.Q4_1, 32, 20),
+    _blocks(TensorType.Q5_0, 32, 22),
+    _blocks(TensorType.Q5_1, 32, 24),
+    _blocks(TensorType.Q8_0, 32, 34, quantizable=True),
+    _blocks(TensorType.Q2_K, 256, 84),
+    _blocks(TensorType.Q3_K, 256, 110),
+    _blocks(TensorType.Q4_K, 256, 144),
+    _blocks(TensorType.Q5_K, 256, 176),
+    _blocks(TensorType.Q6_K, 256, 210),
+    _blocks(TensorType.IQ1_S, 256, 50),
+    _blocks(TensorType.IQ1_M, 256, 56),
+    _blocks(TensorType.IQ2_XXS, 256, 66),
+    _blocks(TensorType.IQ2_XS, 256, 74),
+    _blocks(TensorType.IQ2_S, 256, 82),
+    _blocks(TensorType.IQ3_XXS, 256, 98),
+    _blocks(TensorType.IQ3_S, 256, 110),
+    _blocks(TensorType.IQ4_NL, 32, 18),
+    _blocks(TensorType.IQ4_XS, 256, 136),
+    _blocks(TensorType.TQ1_0, 256, 54),
+    _blocks(TensorType.TQ2_0, 256, 66),
+    _blocks(TensorType.MXFP4, 32, 17),
+    _blocks(TensorType.NVFP4, 64, 36),
+    # Sizes only: intermediate results (Q8_1, Q8_K), and types for which `gguf.quants` has no reference.
+    QuantFormat(TensorType.Q8_1, 32, 36),
+    QuantFormat(TensorType.Q8_K, 256, 292),
+    QuantFormat(TensorType.Q1_0, 128, 18),
+    QuantFormat(TensorType.Q2_0, 64, 18),
+)
+
+FORMATS: dict[int, QuantFormat] = {fmt.type: fmt for fmt in _FORMATS}
 """Every known format by its type id. A plugin adds its own before files that use it are opened."""
 
 
