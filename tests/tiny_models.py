@@ -47,6 +47,7 @@ def write_llama(
     tokenizer: str = "test",
     seed: str = "llama",
     type: str = "F32",  # noqa: A002 - GGUF's word
+    dequantized: bool = False,
     n_layer: int = 2,
     n_embd: int = 64,
     n_head: int = 4,
@@ -66,9 +67,9 @@ def write_llama(
     """Write a model of the llama architecture and return its path.
 
     `tokenizer` is "test" (128 tokens without text) or "spm" (`spm_vocabulary`). `type` is the matrices' tensor type;
-    K-quants need widths that are multiples of 256. `head_dim` writes `key_length` and `value_length`. To make broken
-    files: `metadata` are keys to add or, with None, to leave out; `tensors` are float32 arrays to add or to put in
-    another's place; `without` are names of tensors to leave out.
+    K-quants need widths that are multiples of 256; `dequantized` stores the same numbers as float32. `head_dim` writes
+    `key_length` and `value_length`. To make broken files: `metadata` are keys to add or, with None, to leave out;
+    `tensors` are float32 arrays to add or to put in another's place; `without` are names of tensors to leave out.
     """
     tokens, scores, types = (
         spm_vocabulary() if tokenizer == "spm" else ([f"tok_{i}" for i in range(128)], [0.0] * 128, None)
@@ -123,6 +124,8 @@ def write_llama(
         shapes[f"blk.{i}.attn_norm.weight"] = shapes[f"blk.{i}.ffn_norm.weight"] = (n_embd,)
 
     content = {name: random_tensor(seed, name, shape, type) for name, shape in shapes.items() if name not in without}
+    if dequantized:
+        content = {name: (gguf.quants.dequantize(*tensor), Type.F32) for name, tensor in content.items()}
     content |= {name: (array.astype(np.float32), Type.F32) for name, array in (tensors or {}).items()}
     write_gguf(path, "llama", keys | dict(metadata or {}), content)
     return Path(path)

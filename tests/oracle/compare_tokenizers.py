@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""Compare llamacli's tokenizer with llama.cpp's on a GGUF file's vocabulary: random texts, and every single token.
+
+    python tests/oracle/compare_tokenizers.py FILE [--count 2000] [--seed 0] [--pre NAME ...]
+
+Needs llama-cpp-python. With --pre the file is read as if tokenizer.ggml.pre were NAME, once for each ("all" for every
+known one), which a file without tensors allows. Exits with 1 at the first difference. Two differences are meant and
+allowed for: llama.cpp adds a BOS or EOS even where the text spells one already, and it "cleans up" spaces of some
+models' decoded text. Its character tables are those of Unicode 15.1: characters added since are not tried.
+"""
+
+import argparse
+import ctypes
+import os
+import random
+import re
+import struct
+import sys
+import tempfile
+import unicodedata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import llama_cpp
+
+from llamacli.gguf import open_gguf
+from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
+from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
+
+
+_quiet = llama_cpp.llama_log_callback(lambda *_: None)
+
+
+class Peer:
+    """llama.cpp's tokenizer of one file."""
+
+    def __init__(self, path: str):
+        parameters = llama_cpp.llama_model_default_params()
+        parameters.vocab_only = True
+        self._model = llama_cpp.llama_model_load_from_file(path.encode(), parameters)
+        if not self._model:
+            raise SystemExit(f"llama.cpp refuses {path}")
+        self.vocab = llama_cpp.llama_model_get_vocab(self._model)
+
+    def encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        data = text.encode()
+        ids = (llama_cpp.llama_token * (len(data) + 8))()
+        n = llama_cpp.llama_tokenize(self.vocab, data, len(data), ids, len(ids), add_special, parse_special)
+        return list(ids[:n])
+
+    def decode(self, ids: list[int], unparse_special: bool) -> bytes:
+        tokens = (llama_cpp.llama_token * len(ids))(*ids)
+        return self._text(
+            lambda buffer, size: llama_cpp.llama_detokenize(
+                self.vocab, tokens, len(ids), buffer, size, False, unparse_special
+            )
+        )
+
+    def piece(self, token: int, special: bool) -> bytes:
+        return self._text(
+            lambda buffer, size: llama_cpp.llama_token_to_piece(self.vocab, token, buffer, size, 0, special)
+        )
+
+    def special_id(self, name: str) -> int | None:
+        token = getattr(llama_cpp, f"llama_vocab_{name}")(self.vocab)
+        return None if token < 0 else token
+
+    def close(self) -> None:
+        llama_cpp.llama_model_free(self._model)
+
+    @staticmethod
+    def _text(write: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> bytes:
+        size = 64
+        while (n := write(buffer := ctypes.create_string_buffer(size), size)) < 0:
+            size = -n
+        return buffer.raw[:n]
+
+
+def random_texts(count: int, seed: int, tokens: list[str], specials: list[str]) -> Iterator[str]:
+    """Texts of a few to some dozen snippets: letters of many scripts, digits, white space, marks, emoji, tokens."""
+    rng = random.Random(seed)
+    assigned = [c for c in map(chr, range(0x110000)) if unicodedata.category(c) not in ("Cn", "Cs", "Co")]
+    by_category: dict[str, list[str]] = {}
+    for char in assigned:
+        by_category.setdefault(unicodedata.category(char), []).append(char)
+    categories = list(by_category.values())
+    spaces = [c for c in assigned if c.isspace()] + list(" \t\n\r" * 20)
+    words = "the The THE quick's we'll I'M don't they'RE You've é É ÉÉa aÉ café über straße ПРИВЕТ мир नमस्ते 東京 한국어 "
+    words += "x1 3.14 1000000 12345 foo_bar a/b// C++ --- ... !?., ' '' 's 'S '\u017f \u212a \ufffd ▁ ▁▁ <0x0A> <0xE2>"
+    emoji = ["😀", "👍🏽", "👩‍👩‍👧", "🏳️‍🌈", "🦙", "1️⃣", "e\u0301", "\u200d", "\ufeff", "\x00", "\x7f", "\x85", "\U000e0080", "\ufffe"]
+    snippets: list[Callable[[], str]] = [
+        lambda: rng.choice(words.split()),
+        lambda: " " + rng.choice(words.split()),
+        lambda: "".join(rng.choices(spaces, k=rng.randint(1, 5))),
+        lambda: rng.choice(" \n\t\r") * rng.randint(1, 20),
+        lambda: "\r\n" * rng.randint(1, 3),
+        lambda: "".join(rng.choices("0123456789", k=rng.randint(1, 12))),
+        lambda: "".join(rng.choices("aAzZéÉßǅʰא", k=rng.randint(1, 8))),
+        lambda: "".join(rng.choice(rng.choice(categories)) for _ in range(rng.randint(1, 4))),
+        lambda: "".join(rng.choices(rng.choice(categories), k=rng.randint(1, 6))),
+        lambda: rng.choice(emoji),
+        lambda: rng.choice(tokens),
+        lambda: rng.choice(tokens)[: rng.randint(1, 8)],
+        lambda: rng.choice(specials),
+        lambda: rng.choice(specials)[rng.randint(0, 2) : rng.randint(1, 30)],
+        lambda: rng.choice("'!/-\"(){}[]<>|~^+=$#@") * rng.randint(1, 4),
+    ]
+    for _ in range(count):
+        yield "".join(rng.choice(snippets)() for _ in range(rng.randint(1, rng.choice((3, 8, 30)))))
+
+
+def cleaned_up(text: bytes) -> bytes:
+    """What llama.cpp's clean_up_tokenization_spaces makes of a text."""
+    text = text[:1] + re.sub(rb"(?<= )\x00", b"", re.sub(rb" (?=[?!.,])", b"", text))[1:]
+    return re.sub(rb" (?='(?:s|m|re|ve))", b"", text.replace(b" ' ", b"'"))
+
+
+def with_pre(path: Path, name: str) -> bytes:
+    """The bytes of a GGUF file without tensors with another tokenizer.ggml.pre."""
+    data = path.read_bytes()
+    at = data.index(b"tokenizer.ggml.pre") + len(b"tokenizer.ggml.pre") + 4
+    (length,) = struct.unpack_from("<Q", data, at)
+    return data[:at] + struct.pack("<Q", len(name)) + name.encode() + data[at + 8 + length :]
+
+
+def drop_doubled(ids: list[int], ours: Tokenizer) -> list[int]:
+    if ours.add_bos and ids[:2] == [ours.bos_id] * 2:
+        ids = ids[1:]
+    if ours.add_eos and ids[-2:] == [ours.eos_id] * 2:
+        ids = ids[:-1]
+    return ids
+
+
+def strips_after(name: str) -> Callable[[str], bool]:
+    """The rule that llama.cpp derives from general.name."""
+    if re.search("phi-?3", name.lower()):
+        return lambda text: text not in ("<s>", "<unk>", "<|endoftext|>")
+    return lambda text: False
+
+
+def compare(path: str, count: int, seed: int) -> None:
+    """Compare everything; AssertionError at the first difference."""
+    metadata = open_gguf(path).metadata
+    ours, peer = tokenizer_from_metadata(metadata, strips_after(metadata.get("general.name", ""))), Peer(path)
+
+    def same(what: str, mine: object, theirs: object) -> None:
+        assert mine == theirs, f"{path}: {what}: llamacli {mine!r}, llama.cpp {theirs!r}"
+
+    same("n_vocab", ours.n_vocab, llama_cpp.llama_vocab_n_tokens(peer.vocab))
+    same("add_bos", ours.add_bos, llama_cpp.llama_vocab_get_add_bos(peer.vocab))
+    same("add_eos", ours.add_eos, llama_cpp.llama_vocab_get_add_eos(peer.vocab))
+    for name in ("bos", "eos", "eot", "pad"):
+        same(name, getattr(ours, f"{name}_id"), peer.special_id(name))
+    for token in range(ours.n_vocab):
+        what = f"token {token} {ours.token_text(token)!r}"
+        same(f"{what} is an end", token in ours.eog_ids, llama_cpp.llama_vocab_is_eog(peer.vocab, token))
+        same(f"{what} is control", ours.is_control(token), llama_cpp.llama_vocab_is_control(peer.vocab, token))
+        for special in (False, True):
+            same(f"piece of {what}", ours.piece_bytes(token, special), peer.piece(token, special))
+
+    probe = ours.encode("a ?", add_special=False)
+    clean = cleaned_up if peer.decode(probe, False) == b"a?" else lambda text: text
+    tokens = [ours.token_text(token) for token in range(ours.n_vocab)]
+    specials = [text for token, text in enumerate(tokens) if ours.is_control(token) or text.startswith("<")]
+    n_tokens = 0
+    for text in random_texts(count, seed, tokens, specials):
+        for parse_special in (False, True):
+            for add_special in (False, True):
+                ids = ours.encode(text, add_special, parse_special)
+                theirs = drop_doubled(peer.encode(text, add_special, parse_special), ours)
+                same(f"encode({text!r}, {add_special=}, {parse_special=})", ids, theirs)
+                n_tokens += len(ids)
+            ids = ours.encode(text, False, parse_special)
+            stream = ours.stream()
+            streamed = "".join([stream.feed(token) for token in ids] + [stream.flush()])
+            same(f"stream of {ids}", streamed, ours.decode(ids))
+            if not ids or not ours.is_control(ids[0]):  # past a control token llama.cpp keeps the space put before text
+                decoded = b"".join(ours.piece_bytes(token) for token in ids)
+                theirs_text = peer.decode(ids, False)
+                if decoded.startswith(b" ") and not ours.decode(ids).startswith(" "):
+                    decoded = decoded[1:]
+                same(f"decode({ids})", clean(decoded), theirs_text)
+                same(f"decode({ids}) as text", ours.decode(ids), decoded.decode(errors="replace"))
+    peer.close()
+    print(f"{path}: {count} texts, {n_tokens} tokens, {ours.n_vocab} pieces: no difference")
+
+
+def main() -> None:
+    """Parse the arguments and compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pre", action="append", default=[], metavar="NAME")
+    options = parser.parse_args()
+    llama_cpp.llama_log_set(_quiet, None)
+    if not options.pre:
+        compare(str(options.file), options.count, options.seed)
+    for name in PRE_TOKENIZERS if options.pre == ["all"] else options.pre:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, f"{name}.gguf")
+            Path(path).write_bytes(with_pre(options.file, name))
+            compare(path, options.count, options.seed)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except AssertionError as difference:
+        sys.exit(str(difference))

@@ -1,0 +1,68 @@
+"""What the peer computed for one model file, and how to measure a distance from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+DIRECTORY = Path(__file__).resolve().parents[1] / "goldens"
+
+TOKENS = np.random.RandomState(1234).randint(0, 128, 48).astype(np.int32)
+"""The sequence that every tiny model is run on."""
+
+POSITIONS = np.array([0, 1, 7, 15, 16, 31, 32, 47], np.int32)
+"""Where in it logits are kept: around the borders of pages and blocks, and at the end."""
+
+N_PROMPT, N_GREEDY = 16, 64
+"""So many tokens of the sequence are the prompt of so many greedy ones."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Golden:
+    """The peer's run of one file.
+
+    - `sha256`: of the file.
+    - `logits`: float32 [len(POSITIONS), n_vocab], teacher-forced with TOKENS.
+    - `top1`: int32 [len(TOKENS)], the most probable token after each one.
+    - `greedy`, `gaps`: int32 and float32 [N_GREEDY], tokens picked after the first N_PROMPT ones, and by how much the
+      logit of each was larger than the next best.
+    - `exact`: like `logits`, of the same weights stored as float32.
+    """
+
+    sha256: str
+    logits: npt.NDArray[np.float32]
+    top1: npt.NDArray[np.int32]
+    greedy: npt.NDArray[np.int32]
+    gaps: npt.NDArray[np.float32]
+    exact: npt.NDArray[np.float32]
+
+    @classmethod
+    def load(cls, name: str) -> Golden:
+        """Read the golden of a variant of `tiny_models`."""
+        with np.load(DIRECTORY / f"{name}.npz") as arrays:
+            return cls(str(arrays["sha256"]), **{key: arrays[key] for key in arrays if key != "sha256"})
+
+    def save(self, name: str) -> None:
+        """Write it where `load` looks."""
+        np.savez_compressed(DIRECTORY / f"{name}.npz", **dataclasses.asdict(self))
+
+
+def sha256(path: Path) -> str:
+    """The file's digest in hexadecimal."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def nmse(expected: npt.NDArray[np.float32], actual: npt.NDArray[np.float32]) -> float:
+    """Normalised mean squared error: mean((e - a)^2) / mean(e^2)."""
+    expected = expected.astype(np.float64)
+    return float(np.square(expected - actual).sum() / np.square(expected).sum())
+
+
+def sure(gaps: npt.NDArray[np.float32], gap: float) -> int:
+    """How many greedy tokens come before the first whose top-2 gap is below `gap`: from there on runs may differ."""
+    narrow = np.flatnonzero(gaps < gap)
+    return int(narrow[0]) if len(narrow) else len(gaps)

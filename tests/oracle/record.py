@@ -1,0 +1,50 @@
+"""Records the goldens of every tiny model: `python -m oracle.record [VARIANT ...]`.
+
+With `--model FILE`, records the greedy continuation of BOS of a real model instead, ids only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tiny_models
+from oracle import goldens, peer
+
+N_STORY = 200
+
+
+def record(name: str, options: dict[str, Any], directory: Path) -> None:
+    """Make the file of one variant, and the same weights in float32; run both; keep what the peer computed."""
+    path = tiny_models.write_llama(directory / f"{name}.gguf", **options)
+    exact = tiny_models.write_llama(directory / f"{name}-f32.gguf", **options, dequantized=True)
+    run = peer.run(path, goldens.TOKENS.tolist(), goldens.N_PROMPT, goldens.N_GREEDY)
+    golden = goldens.Golden(
+        sha256=goldens.sha256(path),
+        logits=run["logits"][goldens.POSITIONS],
+        top1=run["logits"].argmax(-1).astype(np.int32),
+        greedy=run["greedy"],
+        gaps=run["gaps"],
+        exact=peer.run(exact, goldens.TOKENS.tolist(), 1, 0)["logits"][goldens.POSITIONS],
+    )
+    golden.save(name)
+    n_sure = goldens.sure(golden.gaps, 1e-3)
+    print(f"{name}: {len(set(golden.greedy.tolist()))} different greedy tokens, {n_sure} before the first narrow gap")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("variants", nargs="*", help="variants of tiny_models.LLAMA; none is all")
+    parser.add_argument("--model", type=Path)
+    arguments = parser.parse_args()
+    if arguments.model:
+        story = peer.run(arguments.model, [], 0, N_STORY)["greedy"]
+        np.save(goldens.DIRECTORY / f"{arguments.model.name}.npy", story.astype(np.uint16))
+    else:
+        with tempfile.TemporaryDirectory() as temporary:
+            for variant in arguments.variants or tiny_models.LLAMA:
+                record(variant, tiny_models.LLAMA[variant], Path(temporary))
