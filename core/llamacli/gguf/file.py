@@ -56,8 +56,6 @@ class _Shard:
             if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
                 raise ModelFormatError(f"{path}: not a regular file")
             with open(path, "rb") as file:
-                if os.fstat(file.fileno()).st_size == 0:
-                    raise ModelFormatError(f"{path}: not a GGUF file: it is empty")
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise ModelFormatError(f"{path}: cannot read the file: {error}") from error
