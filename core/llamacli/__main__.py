@@ -1,0 +1,5 @@
+"""`python -m llamacli` is the command line."""
+
+from llamacli.cli import main
+
+main()

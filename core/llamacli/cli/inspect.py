@@ -1,0 +1,207 @@
+"""`llamacli inspect`: what is in a model file, without reading its tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llamacli.cli.options import PATH, global_options
+from llamacli.cli.output import human_bytes, human_count, print_json, print_table, printable
+
+if TYPE_CHECKING:
+    from llamacli.gguf import Metadata
+    from llamacli.loaders import ModelFile
+    from llamacli.plugins import Plugins
+
+SHOWN_ITEMS = 4
+SHOWN_CHARACTERS = 80
+
+_SIZES = {
+    "context length": "context_length",
+    "layers": "block_count",
+    "embedding": "embedding_length",
+    "feed-forward": "feed_forward_length",
+    "heads": "attention.head_count",
+    "heads (k, v)": "attention.head_count_kv",
+    "experts": "expert_count",
+    "experts used": "expert_used_count",
+}
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@click.option("--tensors", is_flag=True, help="List every tensor; shapes have rows first.")
+@click.option("--full", is_flag=True, help="Show long strings and arrays in full.")
+@click.option("--json", is_flag=True, help="Print JSON.")
+@global_options
+def inspect(model: str, tensors: bool, full: bool, json: bool) -> None:
+    """Show what is in a model file and which plugin would load it.
+
+    Works for files that no plugin can load too, and for those with a vocabulary and no weights. Tensors are not read.
+    """
+    from llamacli.loaders import open_model_file
+    from llamacli.plugins import installed_plugins
+
+    installed = installed_plugins()
+    file = open_model_file(model, installed)
+    try:
+        if json:
+            print_json(_summary(file, installed) | _contents(file, tensors, full))
+        else:
+            _print_summary(_summary(file, installed), file.metadata)
+            if tensors:
+                _print_tensors(file)
+            _print_metadata(file.metadata, full)
+    finally:
+        file.close()
+
+
+def _summary(file: ModelFile, plugins: Plugins) -> dict[str, Any]:
+    from llamacli.gguf import GGUFFile
+
+    metadata = file.metadata
+    architecture = metadata.get("general.architecture")
+    types: dict[str, dict[str, int]] = {}
+    for info in file.tensors.values():
+        kind = types.setdefault(info.type.name, {"n_tensors": 0, "n_bytes": 0})
+        kind["n_tensors"] += 1
+        kind["n_bytes"] += info.n_bytes
+    plugin, error = _resolve(file, plugins)
+    return {
+        "path": str(file.path),
+        "format": f"GGUF v{file.version}" if isinstance(file, GGUFFile) else None,
+        "n_bytes": file.n_bytes if isinstance(file, GGUFFile) else file.path.stat().st_size,
+        "architecture": architecture,
+        "name": metadata.get("general.name"),
+        "plugin": plugin,
+        "error": error,
+        "n_params": sum(math.prod(info.shape) for info in file.tensors.values()),
+        "n_tensors": len(file.tensors),
+        "tensor_types": dict(sorted(types.items(), key=lambda kind: -kind[1]["n_bytes"])),
+        "tokenizer": metadata.get("tokenizer.ggml.model"),
+        "n_vocab": len(metadata.get("tokenizer.ggml.tokens", ())),
+    }
+
+
+def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, str | None]:
+    """The plugin that runs the file, and why it cannot be loaded, or None."""
+    from llamacli.errors import LlamaCliError
+
+    plugin = None
+    try:
+        architecture = plugins.resolve(file.metadata)
+        plugin = _origin(type(architecture).__module__, architecture.name, plugins)
+        if not file.tensors:
+            return plugin, "it has no tensors: a vocabulary only"
+        architecture.tensors(architecture.configure(file.metadata)).bind(file)
+    except LlamaCliError as error:
+        return plugin, str(error)
+    except Exception as error:  # a plugin's fault must not hide what is in the file
+        return plugin, f"{type(error).__name__}: {error}"
+    return plugin, None
+
+
+def _origin(module: str, architecture: str, plugins: Plugins) -> dict[str, str]:
+    """The plugin that an architecture comes from: the one that claims its name, else one that has its module."""
+    for entry in plugins.claimed_architectures().get(architecture, ()):
+        if entry.dist is not None:
+            return {"module": entry.module, "distribution": entry.dist.name, "version": entry.dist.version}
+    for info in plugins.infos():
+        if f"{module}.".startswith(f"{info.module}."):
+            return {"module": info.module, "distribution": info.distribution, "version": info.version}
+    return {"module": module, "distribution": "", "version": ""}
+
+
+def _contents(file: ModelFile, tensors: bool, full: bool) -> dict[str, Any]:
+    metadata = {key: _json_value(value, full) for key, value in file.metadata.items()}
+    if not tensors:
+        return {"metadata": metadata}
+    listed = [
+        {"name": info.name, "shape": info.shape, "type": info.type.name, "n_bytes": info.n_bytes}
+        for info in file.tensors.values()
+    ]
+    return {"metadata": metadata, "tensors": listed}
+
+
+def _print_summary(summary: Mapping[str, Any], metadata: Metadata) -> None:
+    def line(label: str, value: object) -> None:
+        if value is not None:
+            click.echo(f"{label:<16}{printable(str(value))}")
+
+    line("file", summary["path"])
+    line("format", summary["format"])
+    line("size", human_bytes(summary["n_bytes"]))
+    line("architecture", summary["architecture"])
+    line("name", summary["name"])
+    plugin = summary["plugin"]
+    line("plugin", plugin and f"{plugin['module']} ({plugin['distribution']} {plugin['version']})")
+    line("cannot run", summary["error"])
+    line("parameters", human_count(summary["n_params"]))
+    for label, key in _SIZES.items():
+        value = metadata.get(f"{summary['architecture']}.{key}")
+        line(label, None if value is None else _brief(value, False))
+    line("vocabulary", f"{summary['n_vocab']} tokens ({summary['tokenizer']})")
+    line("tensors", summary["n_tensors"])
+    if summary["tensor_types"]:
+        print_table(
+            ("type", "tensors:", "size:"),
+            [
+                (name, str(kind["n_tensors"]), human_bytes(kind["n_bytes"]))
+                for name, kind in summary["tensor_types"].items()
+            ],
+            indent="  ",
+        )
+
+
+def _print_tensors(file: ModelFile) -> None:
+    click.echo()
+    print_table(
+        ("tensor", "shape:", "type", "bytes:"),
+        [
+            (info.name, " x ".join(map(str, info.shape)), info.type.name, str(info.n_bytes))
+            for info in file.tensors.values()
+        ],
+    )
+
+
+def _print_metadata(metadata: Metadata, full: bool) -> None:
+    click.echo(f"\nmetadata ({len(metadata)} keys)")
+    for key, value in metadata.items():
+        click.echo(f"  {printable(key)} = {_brief(value, full)}")
+
+
+def _brief(value: Any, full: bool) -> str:
+    """A metadata value in one line."""
+    if isinstance(value, str):
+        return (
+            printable(value) if full or len(value) <= SHOWN_CHARACTERS else f"{_cut(value)} ({len(value)} characters)"
+        )
+    if isinstance(value, bool | int | float):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    if full or len(value) <= SHOWN_ITEMS:
+        return f"[{', '.join(_brief(item, full) for item in _items(value, len(value)))}]"
+    shown = [_cut(item, 16) if isinstance(item, str) else _brief(item, full) for item in _items(value, SHOWN_ITEMS)]
+    return f"[{', '.join(shown)}, ...] ({len(value)} items)"
+
+
+def _cut(text: str, length: int = SHOWN_CHARACTERS) -> str:
+    """The beginning of a text."""
+    return printable(text) if len(text) <= length else f"{printable(text[:length])}..."
+
+
+def _json_value(value: Any, full: bool) -> Any:
+    """A metadata value for JSON: a long array is given by its length and its first items."""
+    if isinstance(value, str | bool | int | float):
+        return value
+    if full or len(value) <= SHOWN_ITEMS:
+        return _items(value, len(value))
+    return {"length": len(value), "first": _items(value, SHOWN_ITEMS)}
+
+
+def _items(value: Any, n: int) -> list[Any]:
+    """The first n items of an array or a sequence, as Python's own types."""
+    first = value[:n]
+    return first.tolist() if hasattr(first, "tolist") else list(first)

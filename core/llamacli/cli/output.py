@@ -1,0 +1,80 @@
+"""What the commands print."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+
+def write(text: str) -> None:
+    """Send text to stdout as it is and at once."""
+    click.echo(text, nl=False, color=True)  # colour would be escape sequences: the text's own are kept
+
+
+def note(text: str) -> None:
+    """Send one line to stderr."""
+    click.echo(printable(text), err=True)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document: ASCII only, so that no locale can damage it; NaN and infinities become strings."""
+    click.echo(json.dumps(_strict(value), indent=2))
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "") -> None:
+    """Print columns under their header, numbers (a column whose header ends in a colon) to the right."""
+    lines = [[printable(cell) for cell in row] for row in rows]
+    names = [name.removesuffix(":") for name in header]
+    widths = [max(map(len, column)) for column in zip(names, *lines, strict=True)]
+    for line in (names, *lines):
+        cells = [
+            cell.rjust(width) if name.endswith(":") else cell.ljust(width)
+            for cell, width, name in zip(line, widths, header, strict=True)
+        ]
+        click.echo(indent + "  ".join(cells).rstrip())
+
+
+def printable(text: str) -> str:
+    """Text from a file or a plugin in one line: what could break the line or command the terminal is escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def human_bytes(n: int) -> str:
+    """A size in the largest binary unit that leaves at least 1."""
+    size, unit = float(n), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{n} B" if unit == "B" else f"{size:.2f} {unit}"
+
+
+def human_count(n: int) -> str:
+    """A number of parameters, as in `1.24 B`."""
+    for factor, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if n >= factor:
+            return f"{n / factor:.2f} {unit}"
+    return str(n)
+
+
+def abandon_stdout() -> None:
+    """Let stdout lead nowhere: what it still holds could not be written and would fail again at exit."""
+    with contextlib.suppress(OSError, ValueError):  # a stdout that is no file has nothing to abandon
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

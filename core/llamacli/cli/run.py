@@ -1,0 +1,194 @@
+"""`llamacli run`: a prompt in, its continuation out."""
+
+from __future__ import annotations
+
+import importlib.resources
+import logging
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+from click.core import ParameterSource
+
+from llamacli.cli.options import PATH, global_options
+from llamacli.cli.output import note, print_json, write
+from llamacli.cli.sampling import sampling_options, sampling_params
+from llamacli.cli.text import checked_argument, read_file, read_stdin, without_final_newline
+from llamacli.errors import InvalidRequestError, ModelFormatError
+
+if TYPE_CHECKING:
+    from llamacli import Model
+
+_log = logging.getLogger(__name__)
+
+
+def demo_model_path() -> str:
+    """The model that comes with this package."""
+    return str(importlib.resources.files("llamacli") / "data" / "demo.gguf")
+
+
+@click.command()
+@click.argument("first", required=False, metavar="[MODEL]")
+@click.argument("second", required=False, metavar="[PROMPT]")
+@click.option("-m", "--model", type=PATH, help="The model's file, instead of MODEL.")
+@click.option("-p", "--prompt", metavar="TEXT", allow_from_autoenv=False, help="The prompt.")
+@click.option("-f", "--file", type=PATH, allow_from_autoenv=False, help="Read the prompt from a file.")
+@click.option(
+    "-n",
+    "--max-tokens",
+    "--n-predict",
+    metavar="N",
+    type=click.IntRange(-1),
+    default=-1,
+    show_default=True,
+    help="Write at most this many tokens; -1: until the text ends or the context is full.",
+)
+@click.option(
+    "-c",
+    "--ctx-size",
+    metavar="N",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Length of the context in tokens, the prompt included; 0: the model's.",
+)
+@click.option("-t", "--threads", metavar="N", type=click.IntRange(1), help="How many threads compute.")
+@click.option(
+    "-s",
+    "--seed",
+    metavar="N",
+    type=click.IntRange(-1, (1 << 32) - 1),
+    default=-1,
+    show_default=True,
+    help="Seed of the draws; -1: another one each time.",
+)
+@sampling_options
+@click.option("--ignore-eos", is_flag=True, help="Go on where the model would end the text.")
+@click.option(
+    "--raw", "--no-chat", is_flag=True, expose_value=False, help="Use no chat template; for now, none is used."
+)
+@click.option(
+    "--display-prompt/--no-display-prompt",
+    default=True,
+    help="Whether the text begins with the prompt; by default it does.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["auto", "fp32", "q8", "q4"]),
+    default="auto",
+    show_default=True,
+    help="Keep weights in the file's own types (auto), exact, or requantised.",
+)
+@click.option(
+    "--kv-type",
+    type=click.Choice(["f32", "f16"]),
+    help="Type of cached keys and values. Default: f32 in mode fp32, else f16.",
+)
+@click.option("--stats", is_flag=True, help="Show times, speeds, memory and the seed on stderr at the end.")
+@click.option("--json", is_flag=True, help="Print one JSON object at the end instead of the text.")
+@global_options
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    first: str | None,
+    second: str | None,
+    model: str | None,
+    prompt: str | None,
+    file: str | None,
+    max_tokens: int,
+    ctx_size: int,
+    threads: int | None,
+    seed: int,
+    ignore_eos: bool,
+    display_prompt: bool,
+    mode: str,
+    kv_type: str | None,
+    stats: bool,
+    json: bool,
+    **sampling: Any,
+) -> None:
+    """Continue PROMPT with MODEL.
+
+    Without MODEL, a small demo model writes. A prompt may also be piped in; without one, the model begins a text of
+    its own. The text goes to stdout, everything else to stderr.
+
+    Special tokens spelled in the prompt are read as such. A newline at the end of a file or of stdin is not part of the
+    prompt.
+    """
+    if model is not None and ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE:
+        if second is not None:
+            raise click.UsageError("MODEL and -m exclude each other.")
+        second = first
+    elif first is not None:
+        if second is prompt is file is None and not Path(first).exists():
+            raise ModelFormatError(f"{first}: no such file (a prompt for the demo model is given with -p)")
+        model = first
+    if model is None:  # an empty name is one that cannot be opened
+        model = demo_model_path()
+    text = _prompt(second, prompt, file)
+
+    from llamacli import load_model
+    from llamacli.cli.completion import complete
+    from llamacli.cli.stats import Figures
+
+    started = time.perf_counter()
+    with load_model(model, mode, threads=threads) as loaded:
+        load_s = time.perf_counter() - started
+        ids = _encode(loaded, text)
+        seed = int.from_bytes(os.urandom(4)) if seed < 0 else seed
+        if ctx_size > loaded.config.context_length:
+            _log.warning("-c %d: the model was trained for %d tokens only", ctx_size, loaded.config.context_length)
+        with loaded.create_session(seq_len=ctx_size or None, kv_type=kv_type, seed=seed) as session:
+            params = sampling_params(sampling, loaded.metadata, session.seq_len)
+            _log.info("%s loaded in %.2f s; seed %d, %s", loaded, load_s, seed, params)
+            completion = complete(
+                session,
+                ids,
+                params,
+                max_tokens=max_tokens,
+                ignore_eos=ignore_eos,
+                on_start=lambda: None if json or not display_prompt else write(text),
+                on_text=lambda piece: None if json else write(piece),
+            )
+            figures = Figures(load_s, session.stats, seed)
+        if json:
+            print_json(
+                {"model": model, "arch": loaded.arch, "prompt": text}
+                | attrs.asdict(completion)
+                | {"stats": figures.as_dict()}
+            )
+    if not json and not completion.text.endswith("\n"):
+        write("\n")
+    if completion.stop == "context":
+        note(f"llamacli: the context of {session.seq_len} tokens is full; -c sets a longer one")
+    if stats:
+        figures.print()
+    if completion.stop == "interrupt":
+        ctx.exit(130)
+
+
+def _prompt(argument: str | None, option: str | None, file: str | None) -> str:
+    """The prompt, from wherever it was given; "" for none."""
+    given = [text for text in (argument, option, file) if text is not None]
+    if len(given) > 1:
+        raise click.UsageError("Give one prompt only: PROMPT, -p or -f.")
+    if not given:
+        return without_final_newline(read_stdin() or "")
+    text = checked_argument(given[0]) if file is None else without_final_newline(read_file(Path(file)))
+    if not text:
+        raise InvalidRequestError("the prompt is empty; without one the model begins a text of its own")
+    return text
+
+
+def _encode(model: Model, text: str) -> list[int]:
+    """The prompt's tokens: after BOS where the model wants it, but never with an EOS that would end it."""
+    ids = model.encode(text, parse_special=True)
+    if model.tokenizer.add_eos:
+        ids.pop()
+    if not ids:
+        raise InvalidRequestError("this model has no token to begin a text with: give a prompt")
+    return ids

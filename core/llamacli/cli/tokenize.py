@@ -1,0 +1,44 @@
+"""`llamacli tokenize`."""
+
+from __future__ import annotations
+
+import click
+
+from llamacli.cli.options import PATH, global_options
+from llamacli.cli.output import print_json, printable
+from llamacli.cli.text import checked_argument, read_stdin
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@click.argument("text", required=False)
+@click.option("--ids", is_flag=True, help="Print the ids only, as a list in one line.")
+@click.option("--no-bos", "--no-special", "no_special", is_flag=True, help="Add no BOS and no EOS.")
+@click.option("--parse-special", is_flag=True, help="Read spelled special tokens as those tokens, not as text.")
+@click.option("--json", is_flag=True, help="Print JSON.")
+@global_options
+def tokenize(model: str, text: str | None, ids: bool, no_special: bool, parse_special: bool, json: bool) -> None:
+    """Show the tokens of TEXT, one a line: its id and its piece of the text.
+
+    Without TEXT, stdin is read, all of it: a newline at the end is text too. MODEL may be a file with a vocabulary and
+    no weights.
+    """
+    if ids and json:
+        raise click.UsageError("--ids and --json exclude each other.")
+    text = read_stdin() if text is None else checked_argument(text)
+    if text is None:
+        raise click.UsageError("Give TEXT, or pipe it in.")
+    from llamacli import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+    tokens = tokenizer.encode(text, add_special=not no_special, parse_special=parse_special)
+    if ids:
+        click.echo(f"[{', '.join(map(str, tokens))}]")
+        return
+    pieces = [tokenizer.piece(token, unparse_special=True) for token in tokens]
+    if json:
+        print_json([{"id": token, "piece": piece} for token, piece in zip(tokens, pieces, strict=True)])
+        return
+    for token, piece in zip(tokens, pieces, strict=True):
+        shown = printable(piece.replace("\\", "\\\\"))
+        click.echo(f"{token:>6} -> '{shown}'")
