@@ -26,7 +26,7 @@ class Token:
     """A generated token: its `id`, and `piece`, the text that is complete with it.
 
     Bytes of a character that is not complete yet are held back and come with the token that completes it, so that the
-    pieces of a text joined are the text.
+    pieces of a text joined are the text, and continue that of the prompt.
     """
 
     id: int
@@ -65,7 +65,7 @@ class Session:
             kv_type = "f32" if model.mode is QuantMode.FP32 else "f16"
         self.model, self.seq_len = model, seq_len
         self._cache: KVCache | None = KVCache(model.program.states, seq_len, kv_type)
-        self.n_past = 0
+        self._context: list[int] = []
         self.stats = Stats()
         self._logits: npt.NDArray[np.float32] | None = None
         self._generated: list[int] = []
@@ -77,6 +77,11 @@ class Session:
         if self._cache is None:
             raise ClosedError("the session is closed")
         return self._cache
+
+    @property
+    def n_past(self) -> int:
+        """Tokens evaluated so far."""
+        return len(self._context)
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:
@@ -153,11 +158,11 @@ class Session:
     ) -> Iterator[Token]:
         self._generated.clear()
         self.stats = Stats()
-        text = self.model.tokenizer.stream()
         clock = time.perf_counter
         started = clock()
         self._evaluate(prompt)
         prefill_s = clock() - started
+        text = self.model.tokenizer.stream(self._context)
         self.stats = stats = Stats(n_prompt=len(prompt), prefill_tps=_rate(len(prompt), prefill_s))
         decode_s = 0.0
         for n_gen in range(1, max_tokens + 1):
@@ -185,12 +190,13 @@ class Session:
     def _evaluate(self, ids: npt.NDArray[np.int32], *, all_logits: bool = False) -> list[npt.NDArray[np.float32]]:
         """Run checked ids in chunks. The position moves only when all are done, so an interrupt leaves it as it was."""
         program, cache = self.model.program, self.cache
+        self._expect_room(len(ids))  # engines trust their caller, and `generate` may have been checked long ago
         parts = [
             program.forward(ids[start : start + N_BATCH], self.n_past + start, cache, all_logits=all_logits)
             for start in range(0, len(ids), N_BATCH)
         ]
         if parts:
-            self.n_past += len(ids)
+            self._context += ids.tolist()
             self._logits = parts[-1][-1].copy()
         return parts
 
@@ -200,9 +206,12 @@ class Session:
         for i, token in enumerate(tokens):
             if isinstance(token, bool) or not isinstance(token, int | np.integer) or not 0 <= token < n_vocab:
                 raise InvalidRequestError(f"token {token!r} at index {i} is not an id from 0 to {n_vocab - 1}")
-        if self.n_past + len(tokens) > self.seq_len:
-            raise ContextOverflowError(self.n_past, len(tokens), self.seq_len)
+        self._expect_room(len(tokens))
         return np.asarray(tokens, np.int32)
+
+    def _expect_room(self, n_tokens: int) -> None:
+        if self.n_past + n_tokens > self.seq_len:
+            raise ContextOverflowError(self.n_past, n_tokens, self.seq_len)
 
 
 def _rate(n: int, seconds: float) -> float:
