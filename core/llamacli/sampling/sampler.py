@@ -27,10 +27,13 @@ class Sampler:
         best = int(np.argmax(logits))  # the first of equals; a NaN, if there is one
         if np.isnan(logits[best]) or np.isneginf(logits[best]):
             raise InvalidRequestError(f"cannot sample: the largest logit is {logits[best]}, of token {best}")
-        if params.temp <= 0:
+        temp, largest = np.float32(params.temp), logits[best]
+        if temp <= 0:
             return best
-        with np.errstate(over="ignore"):  # a temperature near 0 may send logits to infinity: softmax knows them
-            logits /= np.float32(params.temp)
+        with np.errstate(over="ignore"):
+            logits /= temp
+        if np.isfinite(largest) and np.isinf(logits[best]):
+            return best  # so cold that only the largest logit counts
         ids = kept_by_top_k(logits, params.top_k)
         probabilities = softmax(logits[ids])
         kept = kept_by_top_p(probabilities, params.top_p)
