@@ -12,7 +12,11 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
+
+SCALING_TYPES = ("none", "linear", "yarn", "longrope")
+"""How positions beyond the trained ones are dealt with. LongRoPE is `factors` that a family picks, scaled linearly."""
 
 
 @attrs.frozen
@@ -37,13 +41,18 @@ class Rope:
 
     @classmethod
     def from_gguf(cls, metadata: Metadata, architecture: str, head_dim: int, *, interleaved: bool) -> Rope:
-        """Read the `{architecture}.rope.*` keys; `head_dim` is the default of `rope.dimension_count`."""
+        """Read the `{architecture}.rope.*` keys; `head_dim` is the default of `rope.dimension_count`.
+
+        Raises ModelFormatError naming the key that is of a wrong type, out of range or unknown.
+        """
         prefix = f"{architecture}.rope."
         n_dims = metadata.get_int(f"{prefix}dimension_count", default=head_dim, minimum=2, maximum=head_dim)
-        base = metadata.get_float(f"{prefix}freq_base", default=10000.0)
+        base = metadata.get_float(f"{prefix}freq_base", default=10000.0, minimum=2.0)
         kind = metadata.get_str(f"{prefix}scaling.type", default="linear")
-        legacy = metadata.get_float(f"{prefix}scale_linear", default=0.0)
-        factor = metadata.get_float(f"{prefix}scaling.factor", default=legacy) or 1.0
+        if kind not in SCALING_TYPES:
+            raise ModelFormatError(f"{prefix}scaling.type = {kind!r} is not one of {', '.join(SCALING_TYPES)}")
+        legacy = metadata.get_float(f"{prefix}scale_linear", default=0.0, minimum=0.0)
+        factor = metadata.get_float(f"{prefix}scaling.factor", default=legacy, minimum=0.0) or 1.0
         attn_factor = metadata.get_float(f"{prefix}scaling.attn_factor", default=1.0)
         trained = metadata.get_int(f"{architecture}.context_length", minimum=1)
         yarn = kind == "yarn"
@@ -54,8 +63,8 @@ class Rope:
             freq_scale=1.0 if kind == "none" else 1.0 / factor,
             ext_factor=1.0 if yarn else 0.0,
             attn_factor=attn_factor,
-            beta_fast=metadata.get_float(f"{prefix}scaling.yarn_beta_fast", default=32.0),
-            beta_slow=metadata.get_float(f"{prefix}scaling.yarn_beta_slow", default=1.0),
+            beta_fast=metadata.get_float(f"{prefix}scaling.yarn_beta_fast", default=32.0, minimum=1e-3),
+            beta_slow=metadata.get_float(f"{prefix}scaling.yarn_beta_slow", default=1.0, minimum=1e-3),
             n_ctx_orig=metadata.get_int(f"{prefix}scaling.original_context_length", default=trained, minimum=1),
         )
 
