@@ -37,6 +37,9 @@ class ModelFile(Protocol):
     def data(self, name: str) -> npt.NDArray[np.uint8]:
         """The bytes of one tensor, uint8 [n_rows, row_bytes]."""
 
+    def release(self, name: str) -> None:
+        """One tensor will hardly be read again: its memory may be given back."""
+
     def close(self) -> None:
         """Give back what it holds."""
 
@@ -56,6 +59,9 @@ class ArrayFile:
         """The bytes of one tensor, uint8 [n_rows, row_bytes]."""
         array = np.ascontiguousarray(self._arrays[name], np.float32)
         return array.reshape(-1, array.shape[-1]).view(np.uint8)
+
+    def release(self, name: str) -> None:
+        """Nothing: what was read from another format cannot be read again."""
 
     def close(self) -> None:
         """Drop the arrays."""
@@ -80,10 +86,11 @@ def open_model_file(path: str | os.PathLike[str], plugins: Plugins) -> ModelFile
     Raises ModelFormatError if the file cannot be read or no format fits it.
     """
     path = Path(path)
+    loaders = plugins.loaders()  # also brings in the tensor types that plugins add, which GGUF files may have too
     if not path.is_file() or is_gguf(path):
         return open_gguf(path)
-    for loader in plugins.loaders():
+    for loader in loaders:
         if loader.matches(path):
             return loader.open(path)
-    known = ", ".join(["GGUF", *(loader.name for loader in plugins.loaders())])
+    known = ", ".join(["GGUF", *(loader.name for loader in loaders)])
     raise ModelFormatError(f"{path}: not a model file of a known format ({known})")
