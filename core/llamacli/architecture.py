@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import attrs
@@ -94,7 +94,7 @@ class Config:
             n_head_kv=n_head_kv,
             head_dim=head_dim,
             n_ff=count("feed_forward_length", 1 << 24),
-            rms_eps=metadata.get_float(f"{architecture}.attention.layer_norm_rms_epsilon"),
+            rms_eps=metadata.get_float(f"{architecture}.attention.layer_norm_rms_epsilon", minimum=0.0),
             n_expert=n_expert,
             n_expert_used=n_expert_used,
             **family,
@@ -102,9 +102,12 @@ class Config:
 
 
 def _n_vocab(metadata: Metadata, architecture: str) -> int:
+    """The vocabulary's own length; only where there is none does `vocab_size` count."""
     tokens = metadata.get("tokenizer.ggml.tokens")
-    default = {} if tokens is None else {"default": len(tokens)}
-    return metadata.get_int(f"{architecture}.vocab_size", minimum=1, maximum=1 << 31, **default)
+    n_tokens = len(tokens) if isinstance(tokens, Sequence) else None
+    default = {} if n_tokens is None else {"default": n_tokens}
+    stated = metadata.get_int(f"{architecture}.vocab_size", minimum=1, maximum=1 << 31, **default)
+    return stated if n_tokens is None else n_tokens
 
 
 @attrs.frozen

@@ -137,9 +137,9 @@ def load_tokenizer(path: str | os.PathLike[str], *, plugins: Plugins | None = No
 
 
 def _check_vocabulary(file: ModelFile, config: Config, tokenizer: Tokenizer) -> None:
-    if tokenizer.n_vocab > config.n_vocab:
+    if tokenizer.n_vocab != config.n_vocab:
         raise ModelFormatError(
-            f"{file.path}: tokenizer.ggml.tokens has {tokenizer.n_vocab} tokens, the model only {config.n_vocab}"
+            f"{file.path}: the tokenizer has {tokenizer.n_vocab} tokens and the model {config.n_vocab}"
         )
 
 
