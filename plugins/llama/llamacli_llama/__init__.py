@@ -14,10 +14,9 @@ LLAMACLI_API = 1
 
 @attrs.define(kw_only=True)
 class LlamaConfig(Config):
-    """`rope` turns pairs of neighbours: the rows of Q and K are stored in that order. `scale` is of the scores."""
+    """`rope` turns pairs of neighbours: the rows of Q and K are stored in that order."""
 
     rope: Rope
-    scale: float
 
 
 class Llama(Architecture):
@@ -29,8 +28,7 @@ class Llama(Architecture):
         """Read the hyperparameters."""
         common = Config.from_gguf(metadata)
         rope = Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=True)
-        scale = metadata.get_float("llama.attention.scale", default=0.0) or common.head_dim**-0.5
-        return LlamaConfig.from_gguf(metadata, rope=rope, scale=scale)
+        return LlamaConfig.from_gguf(metadata, rope=rope)
 
     def tensors(self, config: LlamaConfig) -> TensorTable:
         """The tensors of a file."""
@@ -68,7 +66,7 @@ class Llama(Architecture):
             q = g.rope(g.linear(h, block.attn_q), c.rope, c.head_dim, w.rope_freqs)
             k = g.rope(g.linear(h, block.attn_k), c.rope, c.head_dim, w.rope_freqs)
             v = g.linear(h, block.attn_v)
-            a = g.attention(q, k, v, head_dim=c.head_dim, scale=c.scale)
+            a = g.attention(q, k, v, head_dim=c.head_dim, scale=c.head_dim**-0.5)
             x = x + g.linear(a, block.attn_output)
 
             h = g.rms_norm(x, block.ffn_norm, c.rms_eps)
