@@ -122,7 +122,7 @@ class Plugins:
         matched = self.hook.match_architecture(metadata=metadata)
         if matched is None:
             raise UnknownArchitectureError(self._unknown(name))
-        return matched  # type: ignore[no-any-return]
+        return matched
 
     def loaders(self) -> list[Loader]:
         """The loaders of every plugin of the general group."""
