@@ -1,0 +1,76 @@
+"""Fixtures that many tests share."""
+
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny_models
+from llamacli import Model, load_model
+from llamacli.engine import Engine, ReferenceEngine
+from llamacli.plugins import ARCHITECTURES, GENERAL, Plugins
+
+ENGINES = {"reference": ReferenceEngine}
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+TinyGguf = Callable[..., Path]
+LoadTiny = Callable[..., Model]
+
+
+@pytest.fixture(params=ENGINES.values(), ids=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Every engine in turn."""
+    return request.param()
+
+
+@pytest.fixture(scope="session")
+def plugins() -> Plugins:
+    """The llama family, whether it is installed or not."""
+    return Plugins(
+        [
+            EntryPoint("llama", "llamacli_llama", ARCHITECTURES),
+            EntryPoint("llama2c", "llamacli_llama.llama2c", GENERAL),
+        ]
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> TinyGguf:
+    """Write a variant of `tiny_models.LLAMA`, by name, with other options on top; each file is made once."""
+    directory = tmp_path_factory.mktemp("tiny")
+    made: dict[str, Path] = {}
+
+    def write(variant: str = "gqa", **options: Any) -> Path:
+        key = repr((variant, options))
+        if key not in made:
+            options = tiny_models.LLAMA[variant] | options
+            made[key] = tiny_models.write_llama(directory / f"{variant}-{len(made)}.gguf", **options)
+        return made[key]
+
+    return write
+
+
+@pytest.fixture
+def load_tiny(tiny_gguf: TinyGguf, plugins: Plugins, engine: Engine) -> LoadTiny:
+    """Load a tiny model: `load_tiny(variant, mode, **options)`."""
+
+    def load(variant: str = "gqa", mode: str = "fp32", **options: Any) -> Model:
+        return load_model(tiny_gguf(variant, **options), mode, plugins=plugins, engine=engine)
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def shared() -> Callable[[str], Path]:
+    """The path of a real model or vocabulary that lies beside the checkout; skips the test where it does not."""
+
+    def find(name: str) -> Path:
+        path = SHARED / name
+        if not path.is_file():
+            pytest.skip(f"{path} is not there")
+        return path
+
+    return find

@@ -1,0 +1,145 @@
+"""The engines against what llama.cpp computed for the same files: see `tests/oracle/README.md`."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tiny_models
+from conftest import LoadTiny, TinyGguf
+from llamacli import Model, load_model
+from llamacli.engine import Engine
+from llamacli.plugins import Plugins
+from oracle.goldens import DIRECTORY, N_GREEDY, N_PROMPT, POSITIONS, TOKENS, Golden, nmse, sha256, sure
+
+EXACT, CLOSE = 1e-8, 5e-3
+FLOAT32 = [name for name, options in tiny_models.LLAMA.items() if "type" not in options]
+QUANTISED = [name for name in tiny_models.LLAMA if name not in FLOAT32]
+EVERY = [*FLOAT32, *QUANTISED]
+
+
+def all_logits(model: Model, tokens: Iterable[int] = TOKENS) -> np.ndarray:
+    with model.create_session() as session:
+        return session.eval(list(tokens), all_logits=True)
+
+
+def greedy(model: Model, prompt: list[int], n: int) -> list[int]:
+    with model.create_session() as session:
+        return [token.id for token in session.generate(prompt, max_tokens=n, ignore_eos=True)]
+
+
+def check_exact(golden: Golden, logits: np.ndarray) -> None:
+    assert nmse(golden.exact, logits[POSITIONS]) <= EXACT
+
+
+def check_close(golden: Golden, logits: np.ndarray) -> None:
+    assert nmse(golden.logits, logits[POSITIONS]) <= CLOSE
+
+
+def check_top1(golden: Golden, logits: np.ndarray, gap: float) -> None:
+    second, first = np.sort(logits, axis=-1)[:, -2:].T
+    wide = first - second > gap
+    assert wide.sum() >= 10, "too few clear cases for a test"
+    assert logits.argmax(-1)[wide].tolist() == golden.top1[wide].tolist()
+
+
+def check_greedy(golden: Golden, ids: list[int], gap: float) -> None:
+    n = sure(golden.gaps, gap)
+    assert n >= 10, "too few clear cases for a test"
+    assert ids[:n] == golden.greedy[:n].tolist()
+
+
+@pytest.mark.parametrize("variant", EVERY)
+def test_the_golden_is_of_this_file(variant: str, tiny_gguf: TinyGguf) -> None:
+    recorded = Golden.load(variant).sha256
+    assert sha256(tiny_gguf(variant)) == recorded, "tiny_models changed: record the goldens again"
+
+
+@pytest.mark.parametrize("variant", EVERY)
+def test_fp32_is_the_peers_run_on_float32_weights(variant: str, load_tiny: LoadTiny) -> None:
+    check_exact(Golden.load(variant), all_logits(load_tiny(variant)))
+
+
+@pytest.mark.parametrize("variant", FLOAT32)
+def test_fp32_picks_the_tokens_that_the_peer_picks(variant: str, load_tiny: LoadTiny) -> None:
+    golden, model = Golden.load(variant), load_tiny(variant)
+    check_top1(golden, all_logits(model), gap=1e-3)
+    check_greedy(golden, greedy(model, TOKENS[:N_PROMPT].tolist(), N_GREEDY), gap=1e-3)
+
+
+@pytest.mark.parametrize("variant", EVERY)
+def test_auto_is_close_to_the_peer(variant: str, load_tiny: LoadTiny) -> None:
+    golden, logits = Golden.load(variant), all_logits(load_tiny(variant, "auto"))
+    check_close(golden, logits)
+    check_top1(golden, logits, gap=0.25)
+
+
+@pytest.mark.parametrize("variant", ["gqa", "biases", "moe_8_2", "q8_0", "q4_k"])
+@pytest.mark.parametrize(("mode", "least", "most"), [("q8", 1e-6, 5e-3), ("q4", 1e-3, 0.3)])
+def test_requantised_modes_round_and_no_more(
+    variant: str, mode: str, least: float, most: float, load_tiny: LoadTiny
+) -> None:
+    exact = all_logits(load_tiny(variant))
+    error = nmse(exact, all_logits(load_tiny(variant, mode)))
+    assert error <= most
+    assert error >= least or (variant, mode) == ("q8_0", "q8")
+
+
+@pytest.mark.parametrize(("variant", "mode"), [("q8_0", "q8"), ("q4_0", "q4")])
+def test_requantising_to_the_files_own_type_changes_nothing(variant: str, mode: str, load_tiny: LoadTiny) -> None:
+    expected, actual = (all_logits(load_tiny(variant, name)) for name in ("auto", mode))
+    np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("variant", [name for name in FLOAT32 if name.startswith("rope_")])
+def test_goldens_tell_the_rope_variants_apart(variant: str) -> None:
+    assert nmse(Golden.load("mha").exact, Golden.load(variant).exact) > 1e-3
+
+
+def test_yarn_goes_beyond_the_original_context(load_tiny: LoadTiny) -> None:
+    model = load_tiny("rope_yarn")
+    original = model.config.rope.n_ctx_orig
+    beyond = original <= POSITIONS
+    assert original == 32
+    assert beyond.sum() == 2
+    logits = all_logits(model)[POSITIONS]
+    assert nmse(Golden.load("rope_yarn").exact[beyond], logits[beyond]) <= EXACT
+
+
+class TestPoison:
+    """The comparisons above fail when what they compare with is wrong."""
+
+    def test_noise_is_not_exact(self, load_tiny: LoadTiny) -> None:
+        golden, logits = Golden.load("gqa"), all_logits(load_tiny())
+        check_exact(golden, logits)
+        noise = np.random.default_rng(0).normal(0, 3e-4 * logits.std(), golden.exact.shape)
+        with pytest.raises(AssertionError):
+            check_exact(replace(golden, exact=golden.exact + noise), logits)
+
+    def test_another_models_logits_are_not_close(self, load_tiny: LoadTiny) -> None:
+        logits = all_logits(load_tiny("mha", "auto"))
+        with pytest.raises(AssertionError):
+            check_close(Golden.load("rope_yarn"), logits)
+
+    def test_one_other_token_is_noticed(self, load_tiny: LoadTiny) -> None:
+        golden, model = Golden.load("gqa"), load_tiny()
+        logits, ids = all_logits(model), greedy(model, TOKENS[:N_PROMPT].tolist(), N_GREEDY)
+        clearest = np.diff(np.sort(logits, axis=-1)[:, -2:])[:, 0].argmax()
+        top1, other = golden.top1.copy(), golden.greedy.copy()
+        top1[clearest] = (top1[clearest] + 1) % 128
+        other[-1] = (other[-1] + 1) % 128
+        with pytest.raises(AssertionError):
+            check_top1(replace(golden, top1=top1), logits, gap=1e-3)
+        with pytest.raises(AssertionError):
+            check_greedy(replace(golden, greedy=other), ids, gap=1e-3)
+
+
+@pytest.mark.parametrize("name", ["stories260K.gguf", "TinyStories-656K.Q8_0.gguf"])
+def test_trained_models_tell_the_peers_story(
+    name: str, shared: Callable[[str], Path], plugins: Plugins, engine: Engine
+) -> None:
+    expected = np.load(DIRECTORY / f"{name}.npy").tolist()
+    with load_model(shared(f"models/{name}"), "fp32", plugins=plugins, engine=engine) as model:
+        assert greedy(model, [model.tokenizer.bos_id], len(expected)) == expected
