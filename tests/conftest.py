@@ -46,8 +46,10 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> TinyGguf:
     def write(variant: str = "gqa", **options: Any) -> Path:
         key = repr((variant, options))
         if key not in made:
-            options = tiny_models.LLAMA[variant] | options
-            made[key] = tiny_models.write_llama(directory / f"{variant}-{len(made)}.gguf", **options)
+            base = tiny_models.LLAMA[variant]
+            metadata = base.get("metadata", {}) | options.get("metadata", {})
+            path = directory / f"{variant}-{len(made)}.gguf"
+            made[key] = tiny_models.write_llama(path, **base | options | {"metadata": metadata})
         return made[key]
 
     return write
