@@ -1,0 +1,124 @@
+"""Making a tokenizer from a GGUF file's metadata."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from llamacli.errors import TokenizerError
+from llamacli.gguf import Metadata
+from llamacli.tokenizer.byte_level import ByteLevelBPE
+from llamacli.tokenizer.merging import RankMerging, ScoreMerging
+from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
+from llamacli.tokenizer.tokenizer import Scheme, Tokenizer
+from llamacli.tokenizer.vocabulary import (
+    MERGES,
+    SCORES,
+    TOKENS,
+    Vocabulary,
+    numbers,
+    read_vocabulary,
+    special_ids,
+    strings,
+)
+
+_MODEL = "tokenizer.ggml.model"
+_PRE = "tokenizer.ggml.pre"
+_ADD_BOS = "tokenizer.ggml.add_bos_token"
+_ADD_EOS = "tokenizer.ggml.add_eos_token"
+_ADD_SPACE_PREFIX = "tokenizer.ggml.add_space_prefix"
+
+_log = logging.getLogger(__name__)
+_Scheme = TypeVar("_Scheme")
+
+
+def tokenizer_from_metadata(
+    metadata: Mapping[str, Any], strips_after: Callable[[str], bool] = lambda _: False
+) -> Tokenizer:
+    """Make the tokenizer that a GGUF file's `tokenizer.ggml.*` keys describe.
+
+    `strips_after` says of a special token's text whether encoding drops the white space after it: some models' do,
+    and no key tells. TokenizerError when the scheme is not known, ModelFormatError when a key is missing, of the wrong
+    type or length, or out of range.
+    """
+    metadata = metadata if isinstance(metadata, Metadata) else Metadata(metadata)
+    make = _look_up(metadata, _MODEL, metadata.get_str(_MODEL, "none"), _MAKERS)
+    vocabulary, scheme, add_bos = make(metadata)
+    return Tokenizer(vocabulary, scheme, add_bos, metadata.get_bool(_ADD_EOS, False), strips_after)
+
+
+def _look_up(metadata: Metadata, key: str, value: str, table: Mapping[str, _Scheme]) -> _Scheme:
+    if value not in table:
+        raise TokenizerError(f"{metadata.source}: {key} = {value!r} is not known; known are {', '.join(sorted(table))}")
+    return table[value]
+
+
+def _score_merging(metadata: Metadata) -> tuple[Vocabulary, Scheme, bool]:
+    vocabulary = read_vocabulary(metadata, {"bos": 1, "eos": 2, "unknown": 0})
+    n_vocab = len(vocabulary.tokens)
+    scores = numbers(metadata, SCORES, n_vocab, "iuf")
+    add_space_prefix = metadata.get_bool(_ADD_SPACE_PREFIX, True)
+    scheme = ScoreMerging(vocabulary, [0.0] * n_vocab if scores is None else scores.tolist(), add_space_prefix)
+    return vocabulary, scheme, metadata.get_bool(_ADD_BOS, True)
+
+
+def _rank_merging(metadata: Metadata) -> tuple[Vocabulary, Scheme, bool]:
+    vocabulary = read_vocabulary(metadata, {})
+    return vocabulary, RankMerging(vocabulary, strings(metadata, MERGES)), True  # whatever the file says, as llama.cpp
+
+
+def _byte_level(metadata: Metadata) -> tuple[Vocabulary, Scheme, bool]:
+    pre = metadata.get_str(_PRE, "")
+    if not pre:
+        _log.warning("%s: %s is missing, 'default' is assumed: the tokens may be wrong", metadata.source, _PRE)
+    pre_tokenizer = _look_up(metadata, _PRE, pre or "default", PRE_TOKENIZERS)
+    vocabulary = read_vocabulary(metadata, {})
+    scheme = ByteLevelBPE(vocabulary, strings(metadata, MERGES), pre_tokenizer)
+    return vocabulary, scheme, metadata.get_bool(_ADD_BOS, pre_tokenizer.add_bos)
+
+
+class _IdsOnly:
+    """The scheme of files without a vocabulary."""
+
+    add_space_prefix = False
+
+    def encode(self, text: str) -> list[int]:
+        """Raise TokenizerError."""
+        raise TokenizerError(f"the model has no vocabulary, it takes token ids only and not text: {text[:40]!r}")
+
+    def decode(self, text: str) -> bytes:
+        """Return the text's own bytes."""
+        return text.encode()
+
+
+class _HexNames(Sequence[str]):
+    """Ids as hexadecimal numbers, which is how llama.cpp shows tokens that have no text."""
+
+    def __init__(self, n_vocab: int):
+        self._n_vocab = n_vocab
+
+    def __len__(self) -> int:
+        return self._n_vocab
+
+    def __getitem__(self, index: Any) -> Any:
+        return f"{range(self._n_vocab)[index]:x}"
+
+
+def _ids_only(metadata: Metadata) -> tuple[Vocabulary, Scheme, bool]:
+    if TOKENS in metadata:
+        n_vocab = len(strings(metadata, TOKENS))
+    else:
+        n_vocab = metadata.get_int(f"{metadata.get_str('general.architecture')}.vocab_size", minimum=1)
+    special = special_ids(metadata, n_vocab, {})
+    ends = frozenset(special[name] for name in ("eos", "eot", "eom") if name in special)
+    vocabulary = Vocabulary(_HexNames(n_vocab), {}, {}, special, ends)
+    return vocabulary, _IdsOnly(), metadata.get_bool(_ADD_BOS, False)
+
+
+_MAKERS = {
+    "llama": _score_merging,
+    "gpt2": _byte_level,
+    "gemma4": _rank_merging,
+    "test": _ids_only,
+    "none": _ids_only,
+    "no_vocab": _ids_only,
+}

@@ -1,0 +1,92 @@
+"""The pre-tokenizers that tokenizer.ggml.pre names: how text is cut into words before byte-pair merging.
+
+The patterns match what llama.cpp matches (llama-vocab.cpp, unicode.cpp), written so that a regex engine that
+backtracks needs linear time: runs are possessive (`*+`) wherever giving a character back cannot help.
+"""
+
+import attrs
+
+_CONTRACTION = r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_MARKED_WORD = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
+# Upper-case then lower-case letters, or else upper-case ones only; letters beyond ASCII count as both cases.
+_CASED_WORD = r"[^\r\n\p{L}\p{N}]?(?:[\p{L}&&[^a-z]]*+[a-z][\p{L}&&[^A-Z]]*+|(?:[A-Z]*+[\p{L}&&[^A-Za-z]]++)++|[A-Z]++)"
+_SYMBOLS = r" ?[^\s\p{L}\p{N}]+"
+# White space up to its last line break; else all of it but the one character before a word; else all of it.
+_SPACES = r"(?:[^\S\r\n]*+[\r\n]++)+|\s+(?!\S)|\s+"
+
+_GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n]*|{_SPACES}"
+_QWEN2 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_SYMBOLS}[\r\n]*|{_SPACES}"
+_QWEN35 = rf"{_CONTRACTION}|{_MARKED_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_TEKKEN = rf"{_CASED_WORD}|\p{{N}}|{_SYMBOLS}[\r\n/]*|{_SPACES}"
+_GPT4O = rf"{_CASED_WORD}(?:{_CONTRACTION})?|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n/]*|{_SPACES}"
+_UNPUNCTUATED = r" ?[^(\s|.,!?…。，、।۔،)]+"
+
+# The cased letters that Unicode had when this pattern was written, but for some blocks.
+_DEEPSEEK_LETTERS = (
+    r"\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10C7}\x{10CD}\x{10D0}-\x{10FF}\x{1C80}-\x{1C8A}\x{2D00}-\x{2D2D}"
+    r"\x{A790}-\x{A7FA}\x{AB30}-\x{AB68}\x{10570}-\x{105BC}\x{10D50}-\x{10D85}\x{16E40}-\x{16E7F}\x{1D400}-\x{1D7CB}"
+    r"\x{1DF00}-\x{1DF2A}]"
+)
+_CJK = r"[一-龥ࠀ-一가-\x{D7FF}&&[^\s]]+"
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    rf"\s?[{_DEEPSEEK_LETTERS}]+",
+    r"\s?[!-/:-~！-／：-～‘-‟、-。]+",
+    r"(?<!\s)\s++\z",
+    _CJK,
+    r"\p{N}+",
+)
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")
+_DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES,
+)
+_DEFAULT = (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9]{3}")
+_FALCON = (r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9]{3}")
+
+
+@attrs.frozen
+class PreTokenizer:
+    """How text becomes words.
+
+    `splits`: regexes applied in turn, each to the pieces that the one before left; matches and what stands between
+    them become pieces. `ignore_merges`: a word that is a token needs no merging. `add_bos`: what holds when the
+    metadata says nothing of it.
+    """
+
+    splits: tuple[str, ...]
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+
+_TABLE = {
+    "default": PreTokenizer(_DEFAULT),
+    "gpt-2 phi-2 gigachat a.x-4.0 mellum mpt olmo jais exaone4 trillion granite-docling": PreTokenizer((_GPT2,)),
+    "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2": PreTokenizer((r"\p{N}", _GPT2)),
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2": PreTokenizer(
+        (_LLAMA3,), ignore_merges=True, add_bos=True
+    ),
+    "dbrx smaug-bpe chatglm-bpe": PreTokenizer((_LLAMA3,)),
+    "glm4 glm5": PreTokenizer((_LLAMA3,), ignore_merges=True),
+    "minicpm5": PreTokenizer((r"\p{N}{1,3}", _LLAMA3), ignore_merges=True),
+    "qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan solar-open grok-2": PreTokenizer((_QWEN2,)),
+    "laguna": PreTokenizer((r"\n+|[^\n]+", _QWEN2)),
+    "qwen35": PreTokenizer((_QWEN35,)),
+    "seed-coder": PreTokenizer((rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)),
+    "ufakzeka": PreTokenizer((rf"{_WORD}|\p{{N}}|{_SYMBOLS}[\r\n]*|{_SPACES}",)),
+    "bailingmoe bailingmoe2 llada-moe": PreTokenizer(
+        (rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_SYMBOLS}[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)
+    ),
+    "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
+    "gpt-4o llama4 kanana2 talkie minimax-m2": PreTokenizer((_GPT4O,)),
+    "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM),
+    "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
+    "deepseek-v3 hunyuan-dense hy_v4 joyai-llm": PreTokenizer(_DEEPSEEK_V3),
+    "falcon": PreTokenizer(_FALCON),
+    "poro-chat bloom gpt3-finnish": PreTokenizer((_UNPUNCTUATED,)),
+    "viking": PreTokenizer((_UNPUNCTUATED, r"\p{N}")),
+}
+PRE_TOKENIZERS = {name: scheme for names, scheme in _TABLE.items() for name in names.split()}

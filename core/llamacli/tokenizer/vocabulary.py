@@ -1,0 +1,217 @@
+"""What a GGUF file says about its vocabulary: token texts and kinds, special ids, ends of generation."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.errors import ModelFormatError
+from llamacli.gguf import Metadata
+
+TOKENS = "tokenizer.ggml.tokens"
+MERGES = "tokenizer.ggml.merges"
+SCORES = "tokenizer.ggml.scores"
+TOKEN_TYPE = "tokenizer.ggml.token_type"
+
+
+class TokenKind(IntEnum):
+    """The values of tokenizer.ggml.token_type; any other value counts as UNDEFINED."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@attrs.frozen(eq=False)
+class Vocabulary:
+    """Tokens by id, and those that mean something.
+
+    `tokens`: the texts as the file has them. `ids`: the id of each text, the last one where several tokens share it,
+    as in llama.cpp. `kinds`: of the tokens that are not NORMAL. `special`: ids by the names in their metadata keys
+    ("bos", "eos", "unknown", ...), only those that exist. `eog_ids`: after which generation ends.
+    """
+
+    tokens: Sequence[str]
+    ids: dict[str, int]
+    kinds: Mapping[int, TokenKind]
+    special: Mapping[str, int]
+    eog_ids: frozenset[int]
+
+    def kind(self, token: int) -> TokenKind:
+        """Return the kind of a token."""
+        return self.kinds.get(token, TokenKind.NORMAL)
+
+
+# Special tokens that no metadata key names are found by their texts; the first that the vocabulary has counts.
+# Texts and their roles: llama.cpp, llama-vocab.cpp.
+_TEXTS = {
+    "bos": (),
+    "eos": (),
+    "unknown": (),
+    "padding": (),
+    "eot": (
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "<｜end▁of▁sentence｜>",
+        "<end_of_utterance>",
+    ),
+    "eom": ("<|eom_id|>",),
+    "fim_pre": (
+        "<|fim_prefix|>",
+        "<fim-prefix>",
+        "<fim_prefix>",
+        "<｜fim▁begin｜>",
+        "<PRE>",
+        "▁<PRE>",
+        "<|code_prefix|>",
+        "<|prefix|>",
+    ),
+    "fim_suf": (
+        "<|fim_suffix|>",
+        "<fim-suffix>",
+        "<fim_suffix>",
+        "<｜fim▁hole｜>",
+        "<SUF>",
+        "▁<SUF>",
+        "<|code_suffix|>",
+        "<|suffix|>",
+    ),
+    "fim_mid": (
+        "<|fim_middle|>",
+        "<fim-middle>",
+        "<fim_middle>",
+        "<｜fim▁end｜>",
+        "<MID>",
+        "▁<MID>",
+        "<|code_middle|>",
+        "<|middle|>",
+    ),
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+_OLD_NAMES = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
+_NO_TOKEN = (None, -1, 0xFFFFFFFF)
+
+# Tokens that end generation whatever the metadata keys say.
+_END_TEXTS = (
+    *_TEXTS["eot"],
+    *_TEXTS["eom"],
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "</s>",
+    "[EOS]",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "[e~[",
+)
+_SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+
+
+def read_vocabulary(metadata: Metadata, default_ids: Mapping[str, int]) -> Vocabulary:
+    """Read the vocabulary; `default_ids` are the special ids that hold when no key gives them.
+
+    ModelFormatError when the token list or the token types are missing, too short or of the wrong type, or when a
+    special id is out of range. Kinds and ends of generation are corrected as llama.cpp does.
+    """
+    tokens = list(strings(metadata, TOKENS))
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    kinds = _kinds(metadata, len(tokens))
+    special = special_ids(metadata, len(tokens), default_ids)
+    for name, texts in _TEXTS.items():
+        found = ids_of(ids, texts)
+        if name not in special and found:
+            special[name] = found[0]
+            kinds[found[0]] = TokenKind.CONTROL
+    return Vocabulary(tokens, ids, kinds, special, _ends(ids, kinds, special))
+
+
+def special_ids(metadata: Metadata, n_vocab: int, default_ids: Mapping[str, int]) -> dict[str, int]:
+    """Return the special ids that metadata keys name, `default_ids` filling in; ModelFormatError when out of range."""
+    special = {name: token for name, token in default_ids.items() if token < n_vocab}
+    for name in _TEXTS:
+        for key in (f"tokenizer.ggml.{name}_token_id", f"tokenizer.ggml.{_OLD_NAMES.get(name, name)}_token_id"):
+            if metadata.get_int(key, None) not in _NO_TOKEN:
+                special[name] = metadata.get_int(key, minimum=0, maximum=n_vocab - 1)
+    return special
+
+
+def ids_of(ids: Mapping[str, int], texts: Iterable[str]) -> list[int]:
+    """Return the ids of those texts that are tokens."""
+    return [ids[text] for text in texts if text in ids]
+
+
+def strings(metadata: Metadata, key: str) -> Sequence[str]:
+    """Return the string array under `key`; ModelFormatError when it is missing or something else."""
+    value = metadata.get(key)
+    if value is None:
+        raise ModelFormatError(f"{metadata.source}: metadata key {key!r} is missing")
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ModelFormatError(f"{metadata.source}: metadata key {key!r} is not an array of strings")
+    return value
+
+
+def numbers(metadata: Metadata, key: str, n_vocab: int, dtype_kinds: str) -> npt.NDArray[Any] | None:
+    """Return the array under `key`, one number a token, or None when there is none.
+
+    ModelFormatError when it is shorter than the vocabulary or its dtype.kind is not one of `dtype_kinds`.
+    """
+    if key not in metadata:
+        return None
+    values = np.asarray(metadata[key])
+    if values.ndim != 1 or values.dtype.kind not in dtype_kinds:
+        raise ModelFormatError(f"{metadata.source}: metadata key {key!r} is not an array of numbers, one a token")
+    if len(values) < n_vocab:
+        raise ModelFormatError(f"{metadata.source}: metadata key {key!r} has {len(values)} values for {n_vocab} tokens")
+    return values[:n_vocab]
+
+
+def _kinds(metadata: Metadata, n_vocab: int) -> dict[int, TokenKind]:
+    types = numbers(metadata, TOKEN_TYPE, n_vocab, "iu")
+    if types is None:
+        return {}
+    unusual = np.flatnonzero(types != TokenKind.NORMAL)
+    known = set(TokenKind)
+    return {
+        token: TokenKind(kind) if kind in known else TokenKind.UNDEFINED
+        for token, kind in zip(unusual.tolist(), types[unusual].tolist(), strict=True)
+    }
+
+
+def _ends(ids: Mapping[str, int], kinds: dict[int, TokenKind], special: Mapping[str, int]) -> frozenset[int]:
+    """Return the ids that end generation, correcting the kinds of the tokens involved."""
+    by_text = {text: ids[text] for text in _END_TEXTS if text in ids}
+    kinds.update(dict.fromkeys(by_text.values(), TokenKind.CONTROL))
+    kinds.update(dict.fromkeys(ids_of(ids, _SHOWN_TEXTS), TokenKind.USER_DEFINED))
+    by_key = {special[name] for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep") if name in special}
+    ends = by_key | set(by_text.values())
+
+    def has(*texts: str) -> bool:
+        return any(ids.get(text) in ends for text in texts)
+
+    # Where other tokens end a turn, <|end|> only ends one of its messages.
+    if has("<|end|>") and has("<|call|>", "<|calls|>") and has("<|return|>", "<|flush|>"):
+        ends.discard(ids["<|end|>"])
+        kinds[ids["<|end|>"]] = TokenKind.USER_DEFINED
+    # Where this one ends a turn, </s> is but a tag of HTML.
+    if has("</s>") and has("<|tool_response>"):
+        ends.discard(ids["</s>"])
+        kinds[ids["</s>"]] = TokenKind.NORMAL
+    return frozenset(ends)
