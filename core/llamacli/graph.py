@@ -113,6 +113,7 @@ class Attention(Op):
     k: Value
     v: Value
     layer: int
+    head_dim: int
     scale: float
 
 
@@ -126,7 +127,7 @@ class SwiGLU(Op):
 
 @attrs.frozen(eq=False)
 class MoE(Op):
-    """out = sum, over the `n_used` experts e of largest p = softmax(router), of p(e) * down_e(silu(gate_e(x)) * up_e(x)).
+    """out = sum over the `n_used` experts e of largest p = softmax(router): p(e) * down_e(silu(gate_e(x)) * up_e(x)).
 
     Expert tensors are (n_expert, n_out, n_in). With `renormalize` the chosen probabilities are scaled to sum to 1.
     """
@@ -146,6 +147,11 @@ class Graph:
     def __init__(self) -> None:
         self.ops: list[Op] = []
         self.states: list[AttentionState] = []
+
+    def routers(self) -> set[str]:
+        """The names of the tensors that decide which experts are chosen: rounding them would change choices."""
+        values = {op.router for op in self.ops if isinstance(op, MoE)}
+        return {op.weight.name for op in self.ops if isinstance(op, Linear) and op.out in values}
 
     def embed(self, table: Param) -> Value:
         """The embedding of each token: rows of `table`, (n_vocab, n_embd)."""
@@ -180,7 +186,7 @@ class Graph:
         fits = k.width == v.width and k.width % head_dim == 0 and q.width % k.width == 0
         self._expect("attention", fits, f"q, k, v of widths {q.width}, {k.width}, {v.width} and head_dim {head_dim}")
         self.states.append(AttentionState(k.width // head_dim, head_dim))
-        return self._record(Attention(self._value(q.width), q, k, v, len(self.states) - 1, scale))
+        return self._record(Attention(self._value(q.width), q, k, v, len(self.states) - 1, head_dim, scale))
 
     def swiglu(self, gate: Value, up: Value) -> Value:
         """silu(gate) * up (Shazeer 2020)."""

@@ -1,12 +1,21 @@
 """Engines: what compiles a recorded graph and runs it on tokens."""
 
+import os
+
 from llamacli.engine.base import Engine, Program, QuantMode
 from llamacli.engine.reference import ReferenceEngine
 
 
 def default_engine(threads: int | None = None) -> Engine:
-    """The fastest engine that runs here."""
-    return ReferenceEngine()
+    """The fastest engine that runs here: compiled kernels, or NumPy where NUMBA_DISABLE_JIT forbids to compile.
+
+    Raises InvalidRequestError if `threads` is not from 1 to the number of CPUs.
+    """
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+        return ReferenceEngine()
+    from llamacli.engine.native import NativeEngine
+
+    return NativeEngine(threads)
 
 
 __all__ = ["Engine", "Program", "QuantMode", "ReferenceEngine", "default_engine"]

@@ -6,6 +6,7 @@ not depend on how many tokens are evaluated together (BLAS sums in another order
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,9 +29,10 @@ class ReferenceEngine:
     """Compiles graphs to NumPy."""
 
     def compile(self, graph: g.Graph, file: ModelFile, mode: QuantMode) -> ReferenceProgram:
-        """Dequantise every tensor that the graph reads; `q8` and `q4` round matrices to that type first."""
+        """Dequantise every tensor that the graph reads; `q8` and `q4` round all matrices but routers first."""
         tensors = {tensor.name: tensor for op in graph.ops for tensor in op.tensors()}
-        return ReferenceProgram(graph, {name: _load(tensor, file, mode) for name, tensor in tensors.items()})
+        modes = defaultdict(lambda: mode, dict.fromkeys(graph.routers(), QuantMode.FP32))
+        return ReferenceProgram(graph, {name: _load(tensor, file, modes[name]) for name, tensor in tensors.items()})
 
 
 class ReferenceProgram:

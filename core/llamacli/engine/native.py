@@ -1,0 +1,540 @@
+"""The fast engine: a graph becomes a table of kernel steps, which a team of threads walks for every batch of tokens.
+
+Weights are packed once, at load, into the layout that the kernels read. Laying out goes in three passes: `_Lowering`
+turns ops into steps that name what they read and write; buffers are given to these names, each for as long as it is
+needed; and barriers are put where a step needs what another thread wrote, or overwrites what another may still read.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli import graph as g
+from llamacli.engine.base import QuantMode
+from llamacli.engine.weights import Matrix, load_matrix, load_vector
+from llamacli.kernels import attention, elementwise, experts
+from llamacli.kernels.formats import ACTIVATION, ACTIVATION_BLOCK, ROWS
+from llamacli.kernels.jit import RUN, Kernel
+from llamacli.kernels.linear import LINEAR, linear
+from llamacli.kernels.team import STEP, Team, check_threads
+from llamacli.kv import KVCache
+from llamacli.loaders import ModelFile
+from llamacli.rope import Rope
+
+_log = logging.getLogger(__name__)
+
+N_BATCH = 512
+"""Tokens that one walk of the table computes at the most."""
+
+_SLICE_WORK = 4e9
+"""Multiplications after which a walk returns to Python, so that Ctrl-C is heard within about a tenth of a second."""
+
+Array = npt.NDArray[Any]
+
+
+class NativeEngine:
+    """Compiles graphs to programs of Numba kernels, run by `threads` threads (default: the usable cores)."""
+
+    def __init__(self, threads: int | None = None):
+        self._threads = check_threads(threads)
+
+    def compile(self, graph: g.Graph, file: ModelFile, mode: QuantMode) -> NativeProgram:
+        """Pack the weights that the graph reads, as `mode` says, and lay out its steps."""
+        return NativeProgram(graph, file, mode, _shared_team(self._threads))
+
+
+_teams: dict[int, Team] = {}
+_teams_lock = threading.Lock()
+
+
+def _shared_team(n_threads: int) -> Team:
+    """The team of this size; models share it, so that only one walk uses the cores at a time."""
+    with _teams_lock:
+        if n_threads not in _teams:
+            _teams[n_threads] = Team(n_threads)
+        return _teams[n_threads]
+
+
+@attrs.frozen
+class _Slot:
+    """A name for a buffer: one form of a value, `f32` or `q8` rows, or a kernel's own scratch of `dtype`.
+
+    With `slots`, each row of the batch has that many, and all of them lie together from the buffer's start.
+    """
+
+    owner: object
+    form: str
+    width: int
+    slots: int = 0
+
+    @property
+    def kind(self) -> tuple[str, int, int]:
+        """Buffers of the same kind can stand in for one another."""
+        return self.form, self.width, self.slots
+
+    def allocate(self) -> Array:
+        """A buffer; the padding of float rows is zero and stays so, for no kernel writes anything else there."""
+        n_rows, n_blocks = N_BATCH * max(1, self.slots), -(-self.width // ACTIVATION_BLOCK)
+        if self.form == "f32":
+            return np.zeros((n_rows, n_blocks * ACTIVATION_BLOCK), np.float32)
+        if self.form == "q8":
+            return np.zeros((n_rows, n_blocks), ACTIVATION)
+        return np.zeros((n_rows, self.width), self.form)
+
+
+Bind = Callable[[Callable[[_Slot], Array]], dict[str, Any]]
+
+
+@attrs.define(eq=False)
+class _Step:
+    """One entry of the table. `bind` gives its parameters once buffers are known; `kernel` may depend on the cache.
+
+    `follows` is the step before it whose work is divided in the same way: what that one wrote, the same thread reads.
+    `work` is multiplications a row.
+    """
+
+    kernel: Kernel | Callable[[str], Kernel]
+    record: np.dtype[np.void]
+    reads: tuple[_Slot, ...]
+    writes: tuple[_Slot, ...]
+    bind: Bind
+    follows: _Step | None = None
+    work: float = 0.0
+    barrier: bool = False
+    params: Array = attrs.field(init=False)
+
+
+class _RopeTable:
+    """Cosines and sines of one RoPE variant for all positions so far, and the parameters that point to them."""
+
+    def __init__(self, rope: Rope, factors: Array | None):
+        self._rope, self._factors = rope, factors
+        self._cos = self._sin = np.empty((0, rope.n_dims // 2), np.float32)
+        self.steps: list[_Step] = []
+
+    def reach(self, n: int) -> None:
+        """Make sure that the first n positions are there."""
+        known = len(self._cos)
+        if n <= known:
+            return
+        cos, sin = self._rope.table(known, max(n, 2 * known, 256) - known, self._factors)
+        self._cos = np.ascontiguousarray(np.concatenate([self._cos, cos]))
+        self._sin = np.ascontiguousarray(np.concatenate([self._sin, sin]))
+        for step in self.steps:
+            step.params["cos"], step.params["sin"] = self._cos.ctypes.data, self._sin.ctypes.data
+
+
+class _Lowering:
+    """Ops to steps. `tail` is the first step after the last attention: its rows depend on no others."""
+
+    def __init__(self, graph: g.Graph, file: ModelFile, mode: QuantMode, threads: int):
+        self._file, self._mode, self._threads = file, mode, threads
+        self._routers, self._repacked = graph.routers(), set[int]()
+        self.matrices: dict[str, Matrix] = {}
+        self._vectors: dict[str, Array] = {}
+        self.ropes: dict[tuple[Rope, str | None], _RopeTable] = {}
+        self.steps: list[_Step] = []
+        self.tail = 0
+        self._quantised: dict[_Slot, _Slot] = {}
+        self._last: _Step | None = None
+        self._zeros = np.zeros(max(op.out.width for op in graph.ops) + ROWS, np.float32)
+        self._scratch: dict[int, Array] = {}
+        self.embeds = [op for op in graph.ops if isinstance(op, g.Embed)]
+
+        uses = Counter(value for op in graph.ops for value in _inputs(op))
+        sums = {}
+        for op in graph.ops:
+            if isinstance(op, g.Add):
+                for product, other in ((op.b, op.a), (op.a, op.b)):
+                    if uses[product] == 1 and product not in sums:
+                        sums[product] = (op, other)
+                        break
+        made = {op.out: op for op in graph.ops}
+        # A product that only goes into a sum is added where it is computed.
+        self._residual = {
+            op: added for value, added in sums.items() if isinstance(op := made[value], g.Linear)
+        }  # fmt: skip
+        fused = {added[0] for added in self._residual.values()}
+        for op in graph.ops:
+            if op not in fused:
+                self._lower(op)
+            if isinstance(op, g.Attention):
+                self.tail = len(self.steps)
+
+    def _lower(self, op: g.Op) -> None:
+        match op:
+            case g.Embed():
+                self._matrix(op.table)  # rows are looked up before the walk
+            case g.RmsNorm():
+                self._rms_norm(op)
+            case g.Linear():
+                add, other = self._residual.get(op, (op, None))
+                bias = self._vector(op.bias) if op.bias else None
+                self._linear(_f32(op.x), op.weight, _f32(add.out), bias, _f32(other) if other else None)
+            case g.Rotate():
+                self._rotate(op)
+            case g.Attention():
+                self._attention(op)
+            case g.SwiGLU():
+                self._swiglu(_f32(op.gate), _f32(op.up), _f32(op.out))
+            case g.Add():
+                self._add(op)
+            case g.MoE():
+                self._moe(op)
+            case _:
+                raise TypeError(f"no kernel for {type(op).__name__}")
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    def _matrix(self, tensor: g.Tensor) -> Matrix:
+        if tensor.name not in self.matrices:
+            mode = QuantMode.FP32 if tensor.name in self._routers else self._mode
+            self.matrices[tensor.name] = load_matrix(tensor, self._file, mode, self._threads)
+            self._file.release(tensor.name)
+            self._say_repacked(tensor, self.matrices[tensor.name])
+        return self.matrices[tensor.name]
+
+    def _say_repacked(self, tensor: g.Tensor, matrix: Matrix) -> None:
+        source = self._file.tensors[tensor.name].type
+        if self._mode is QuantMode.AUTO and matrix.kind != source and source not in self._repacked:
+            self._repacked.add(source)
+            _log.warning("%s has no kernel of its own: such tensors are kept as %s", source.name, matrix.kind.name)
+
+    def _vector(self, tensor: g.Tensor) -> Array:
+        if tensor.name not in self._vectors:
+            self._vectors[tensor.name] = load_vector(tensor, self._file)
+        return self._vectors[tensor.name]
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def _step(
+        self,
+        kernel: Kernel | Callable[[str], Kernel],
+        record: np.dtype[np.void],
+        reads: Sequence[_Slot],
+        writes: Sequence[_Slot],
+        bind: Bind,
+        **more: Any,
+    ) -> _Step:
+        step = _Step(kernel, record, tuple(reads), tuple(writes), bind, **more)
+        self.steps.append(step)
+        return step
+
+    def _rms_norm(self, op: g.RmsNorm) -> None:
+        x, out, weight = _f32(op.x), _f32(op.out), self._vector(op.weight)
+        self._step(
+            elementwise.rms_norm,
+            elementwise.RMS_NORM,
+            [x],
+            [out],
+            lambda at: {
+                "x": at(x), "out": at(out), "weight": weight, "stride": _stride(at(x)), "width": x.width, "eps": op.eps
+            },
+        )  # fmt: skip
+
+    def _quantize(self, x: _Slot) -> _Slot:
+        """The int8 form of a slot, computed once, right behind the step that computed the floats if that one can."""
+        if x not in self._quantised:
+            out = attrs.evolve(x, form="q8")
+            made = next((step for step in reversed(self.steps) if x in step.writes), None)
+            by_row = made is not None and made.kernel is elementwise.rms_norm
+            aligned = by_row or (made is not None and made.kernel is elementwise.swiglu)
+            self._step(
+                elementwise.quantize,
+                elementwise.QUANTIZE,
+                [x],
+                [out],
+                lambda at: {
+                    "x": at(x), "x_stride": _stride(at(x)), "out": at(out), "n_blocks": at(out).shape[1],
+                    "by_row": by_row, "slots": x.slots,
+                },
+                follows=made if aligned else None,
+            )  # fmt: skip
+            self._quantised[x] = out
+        return self._quantised[x]
+
+    def _linear(
+        self, x: _Slot, tensor: g.Tensor, out: _Slot, bias: Array | None = None, residual: _Slot | None = None,
+        starts: _Slot | None = None,
+    ) -> None:  # fmt: skip
+        matrix = self._matrix(tensor)
+        source = self._quantize(x) if matrix.is_integer else x
+        n_groups, n_tiles, n_blocks, _ = matrix.packed.shape
+        self._step(
+            linear(matrix.kind),
+            LINEAR,
+            [slot for slot in (source, residual, starts) if slot],
+            [out],
+            lambda at: {
+                "weight": matrix.packed, "tile_bytes": matrix.packed[0, 0].nbytes, "n_tiles": n_tiles,
+                "n_blocks": n_blocks, "x": at(source), "x_stride": _stride(at(source)), "out": at(out),
+                "out_stride": _stride(at(out)), "bias": self._zeros if bias is None else bias,
+                "residual": at(residual) if residual else 0, "n_groups": n_groups,
+                "starts": at(starts) if starts else 0,
+            },
+            work=float(matrix.shape[0] * matrix.shape[1] * max(1, x.slots)),
+        )  # fmt: skip
+
+    def _rotate(self, op: g.Rotate) -> None:
+        rope, x, out = op.rope, _f32(op.x), _f32(op.out)
+        first_step, second = (2, 1) if rope.interleaved else (1, rope.n_dims // 2)
+        step = self._step(
+            elementwise.rotate,
+            elementwise.ROTATE,
+            [x],
+            [out],
+            lambda at: {
+                "x": at(x), "out": at(out), "stride": _stride(at(x)), "n_heads": x.width // op.head_dim,
+                "head_dim": op.head_dim, "n_dims": rope.n_dims, "first_step": first_step, "second": second,
+            },
+        )  # fmt: skip
+        key = (rope, op.factors.name if op.factors else None)
+        if key not in self.ropes:
+            factors = self._vector(op.factors)[: rope.n_dims // 2] if op.factors else None
+            self.ropes[key] = _RopeTable(rope, factors)
+        self.ropes[key].steps.append(step)
+
+    def _attention(self, op: g.Attention) -> None:
+        q, k, v, out = _f32(op.q), _f32(op.k), _f32(op.v), _f32(op.out)
+        n_head_kv = k.width // op.head_dim
+        pages = _Slot(op, "cache", 0)
+        common = {"layer": op.layer, "n_head_kv": n_head_kv, "head_dim": op.head_dim}
+        made = next((step for step in reversed(self.steps) if k in step.writes), None)
+        self._step(
+            attention.store_kv,
+            attention.STORE,
+            [k, v],
+            [pages],
+            lambda at: {"k": at(k), "v": at(v), "stride": _stride(at(k)), **common},
+            follows=made if made is not None and made.kernel is elementwise.rotate else None,
+        )
+        size = attention.scratch_bytes(op.head_dim)
+        scratch = self._scratch.setdefault(size, np.zeros((self._threads, size // 4), np.float32))
+        self._step(
+            attention.attention,
+            attention.ATTENTION,
+            [q, pages],
+            [out],
+            lambda at: {
+                "q": at(q), "out": at(out), "stride": _stride(at(q)), "group": q.width // k.width, "scratch": scratch,
+                "scratch_stride": size, "scale": op.scale, **common,
+            },
+        )  # fmt: skip
+
+    def _swiglu(self, gate: _Slot, up: _Slot, out: _Slot) -> None:
+        self._step(
+            elementwise.swiglu,
+            elementwise.SWIGLU,
+            [gate, up],
+            [out],
+            lambda at: {
+                "gate": at(gate), "up": at(up), "out": at(out), "stride": _stride(at(out)),
+                "n_blocks": _stride(at(out)) // (4 * ACTIVATION_BLOCK), "slots": out.slots,
+            },
+        )  # fmt: skip
+
+    def _add(self, op: g.Add) -> None:
+        a, b, out = _f32(op.a), _f32(op.b), _f32(op.out)
+        self._step(
+            elementwise.add,
+            elementwise.ADD,
+            [a, b],
+            [out],
+            lambda at: {
+                "a": at(a), "b": at(b), "out": at(out), "stride": _stride(at(out)),
+                "n_blocks": _stride(at(out)) // (4 * ACTIVATION_BLOCK),
+            },
+        )  # fmt: skip
+
+    def _moe(self, op: g.MoE) -> None:
+        n_expert, n_ff, _ = op.gate.shape
+        n_used, router, x = op.n_used, _f32(op.router), _f32(op.x)
+        chosen, slots = (_Slot((op, name), "int64", n_used) for name in ("chosen", "slots"))
+        rows, weights = _Slot((op, "rows"), "int64", n_used), _Slot((op, "weights"), "float32", n_used)
+        starts = _Slot((op, "starts"), "int64", n_expert + 1)
+        self._step(
+            experts.route,
+            experts.ROUTE,
+            [router],
+            [router, chosen, weights],
+            lambda at: {
+                "router": at(router), "stride": _stride(at(router)), "n_expert": n_expert, "n_used": n_used,
+                "renormalize": op.renormalize, "chosen": at(chosen), "weights": at(weights),
+            },
+        )  # fmt: skip
+        self._step(
+            experts.sort,
+            experts.SORT,
+            [chosen],
+            [starts, slots, rows],
+            lambda at: {
+                "chosen": at(chosen), "n_expert": n_expert, "n_used": n_used, "starts": at(starts), "slots": at(slots),
+                "rows": at(rows),
+            },
+        )  # fmt: skip
+        gathered = _Slot((op, "x"), "f32", x.width, n_used)
+        for is_integer in sorted({self._matrix(tensor).is_integer for tensor in (op.gate, op.up)}):
+            source = self._quantize(x) if is_integer else x
+            target = attrs.evolve(gathered, form=source.form)
+            if is_integer:
+                self._quantised[gathered] = target
+            self._gather(source, target, rows, n_used)
+        gate, up, hidden = (_Slot((op, name), "f32", n_ff, n_used) for name in ("gate", "up", "hidden"))
+        down, out = _Slot((op, "down"), "f32", x.width, n_used), _f32(op.out)
+        self._linear(gathered, op.gate, gate, starts=starts)
+        self._linear(gathered, op.up, up, starts=starts)
+        self._swiglu(gate, up, hidden)
+        self._linear(hidden, op.down, down, starts=starts)
+        self._step(
+            experts.combine,
+            experts.COMBINE,
+            [down, slots, weights],
+            [out],
+            lambda at: {
+                "x": at(down), "x_stride": _stride(at(down)), "out": at(out), "out_stride": _stride(at(out)),
+                "width": out.width, "slots": at(slots), "weights": at(weights), "n_used": n_used,
+            },
+        )  # fmt: skip
+
+    def _gather(self, source: _Slot, target: _Slot, rows: _Slot, n_used: int) -> None:
+        self._step(
+            experts.gather,
+            experts.GATHER,
+            [source, rows],
+            [target],
+            lambda at: {
+                "x": at(source), "out": at(target), "row_bytes": _stride(at(source)), "rows": at(rows), "n_used": n_used
+            },
+        )  # fmt: skip
+
+
+class NativeProgram:
+    """A graph laid out as steps. `forward` may be called from any thread; calls take turns."""
+
+    def __init__(self, graph: g.Graph, file: ModelFile, mode: QuantMode, team: Team):
+        lowered = _Lowering(graph, file, mode, team.n_threads)
+        self.states: Sequence[g.AttentionState] = graph.states
+        self._team, self._steps, self._tail = team, lowered.steps, lowered.tail
+        self._ropes, self._matrices = list(lowered.ropes.values()), lowered.matrices
+        logits = graph.ops[-1].out
+        self._n_vocab = logits.width
+        buffers = _assign_buffers(lowered.steps, [_f32(op.out) for op in lowered.embeds], keep=_f32(logits))
+        self._embeds = [(lowered.matrices[op.table.name], buffers[_f32(op.out)]) for op in lowered.embeds]
+        self._alive = [_bind(step, buffers) for step in lowered.steps]
+        _place_barriers(lowered.steps, buffers)
+        self._run = np.zeros(1, RUN)
+        self._tables: dict[str, Array] = {}
+        self._table("f16")
+
+    def forward(
+        self, tokens: npt.NDArray[np.int32], n_past: int, cache: KVCache, *, all_logits: bool
+    ) -> npt.NDArray[np.float32]:
+        """See `llamacli.engine.base.Program.forward`; at most N_BATCH tokens."""
+        n = len(tokens)
+        if n > N_BATCH:
+            raise ValueError(f"{n} tokens are more than the {N_BATCH} of a batch")
+        first = 0 if all_logits else n - 1
+        last_step, run = self._steps[-1].params, self._run
+        with self._team.lock:
+            table = self._table(cache.kv_type)
+            for rope in self._ropes:
+                rope.reach(n_past + n)
+            for matrix, buffer in self._embeds:
+                buffer[:n, : matrix.shape[1]] = matrix.rows(tokens)
+            stride = int(last_step["out_stride"][0])
+            logits = np.empty((n - first, stride // 4), np.float32)
+            last_step["out"] = logits.ctypes.data - first * stride
+            run["n_rows"], run["first_row"], run["n_past"], run["kv"] = n, 0, n_past, cache.addresses.ctypes.data
+            self._walk(table, 0, self._tail, n)
+            run["first_row"] = first
+            self._walk(table, self._tail, len(self._steps), n - first)
+        return logits[:, : self._n_vocab]
+
+    def _walk(self, table: Array, start: int, stop: int, n_rows: int) -> None:
+        """Walk steps in slices short enough for Ctrl-C."""
+        work = 0.0
+        for i in range(start, stop):
+            work += n_rows * self._steps[i].work
+            if work > _SLICE_WORK:
+                self._team.run(table, start, i + 1, self._run)
+                start, work = i + 1, 0.0
+        if start < stop:
+            self._team.run(table, start, stop, self._run)
+
+    def _table(self, kv_type: str) -> Array:
+        """The steps as the team walks them; kernels are compiled here, when their addresses are asked for."""
+        if kv_type not in self._tables:
+            table = np.zeros(len(self._steps), STEP)
+            for entry, step in zip(table, self._steps, strict=True):
+                kernel = step.kernel if isinstance(step.kernel, Kernel) else step.kernel(kv_type)
+                entry["function"], entry["args"] = kernel.address, step.params.ctypes.data
+                entry["barrier"] = step.barrier
+            self._tables[kv_type] = table
+        return self._tables[kv_type]
+
+
+def _assign_buffers(steps: list[_Step], given: list[_Slot], keep: _Slot) -> dict[_Slot, Array]:
+    """A buffer for every slot, shared by slots that are never alive at once. `given` are alive from the start.
+
+    `keep` is bound anew for each run: its buffer only says how its rows are laid out.
+    """
+    last_use = {slot: i for i, step in enumerate(steps) for slot in (*step.reads, *step.writes)}
+    free: dict[tuple[str, int, int], list[Array]] = defaultdict(list)
+    buffers = {slot: slot.allocate() for slot in given}
+    for i, step in enumerate(steps):
+        for slot in step.writes:
+            if slot not in buffers and slot.form != "cache":
+                buffers[slot] = free[slot.kind].pop() if free[slot.kind] and slot != keep else slot.allocate()
+        for slot in {*step.reads, *step.writes}:
+            if last_use[slot] == i and slot in buffers and slot != keep:
+                free[slot.kind].append(buffers[slot])
+    return buffers
+
+
+def _bind(step: _Step, buffers: dict[_Slot, Array]) -> list[Array]:
+    """Fill the step's record; returns the arrays whose addresses it holds, which must live as long as it."""
+    step.params = np.zeros(1, step.record)
+    values = step.bind(lambda slot: buffers[slot])
+    for name, value in values.items():
+        step.params[name] = value.ctypes.data if isinstance(value, np.ndarray) else value
+    return [value for value in values.values() if isinstance(value, np.ndarray)]
+
+
+def _place_barriers(steps: list[_Step], buffers: dict[_Slot, Array]) -> None:
+    """Mark the steps behind which all threads must meet before the next one begins."""
+
+    def identity(slot: _Slot) -> object:
+        return id(buffers[slot]) if slot in buffers else slot
+
+    written: dict[object, _Step] = {}
+    read: set[object] = set()
+    for before, step in zip([None, *steps], steps, strict=False):
+        needs = {identity(slot) for slot in step.reads}
+        makes = {identity(slot) for slot in step.writes}
+        waits = any(written[buffer] is not step.follows for buffer in needs & written.keys())
+        if before is not None and (waits or makes & (read | written.keys())):
+            before.barrier = True
+            written, read = {}, set()
+        read |= needs
+        written |= dict.fromkeys(makes, step)
+
+
+def _f32(value: g.Value) -> _Slot:
+    return _Slot(value, "f32", value.width)
+
+
+def _stride(buffer: Array) -> int:
+    return int(buffer.strides[0])
+
+
+def _inputs(op: g.Op) -> list[g.Value]:
+    values = [getattr(op, field.name) for field in attrs.fields(type(op)) if field.name != "out"]
+    return [value for value in values if isinstance(value, g.Value)]

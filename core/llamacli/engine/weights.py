@@ -1,0 +1,102 @@
+"""Weights in the layout that kernels read, packed from a model file in parallel."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.engine.base import QuantMode
+from llamacli.graph import Tensor
+from llamacli.kernels.formats import PACKINGS, ROWS, Packing
+from llamacli.loaders import ModelFile
+from llamacli.quantization import TensorType, dequantize, quantize
+
+_CHUNK_BYTES = 1 << 24
+"""About how much of a tensor one thread converts at a time."""
+
+_REQUANTISED = {QuantMode.FP32: TensorType.F32, QuantMode.Q8: TensorType.Q8_0, QuantMode.Q4: TensorType.Q4_0}
+
+
+@attrs.frozen(eq=False)
+class Matrix:
+    """A packed matrix, or one an expert: `packed` is uint8 [n_group, n_tiles, n_blocks, block bytes] of type `kind`.
+
+    `shape` is that of one matrix, (n_out, n_in), without padding.
+    """
+
+    kind: TensorType
+    packed: npt.NDArray[np.uint8]
+    shape: tuple[int, int]
+
+    @property
+    def packing(self) -> Packing:
+        """How `packed` is laid out."""
+        return PACKINGS[self.kind]
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether activations are quantised for it."""
+        return self.packing.integer
+
+    def rows(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """Rows of the first matrix, float32 [len(numbers), n_in]."""
+        return self.packing.unpack(self.packed[0], numbers.astype(np.intp))[:, : self.shape[1]]
+
+
+def load_vector(tensor: Tensor, file: ModelFile) -> npt.NDArray[np.float32]:
+    """A one-dimensional tensor in float32, followed by zeros to a multiple of 32."""
+    values = dequantize(file.data(tensor.name), file.tensors[tensor.name].type)[0]
+    return np.pad(values, (0, -len(values) % 32))
+
+
+def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, threads: int) -> Matrix:
+    """Pack a tensor of two dimensions, or of three: a matrix an expert."""
+    source = file.tensors[tensor.name].type
+    kind = target_type(source, mode)
+    packing = PACKINGS[kind]
+    raw = file.data(tensor.name)
+    n_out, n_in = tensor.shape[-2:]
+    n_group = len(raw) // n_out
+    n_tiles, n_blocks = -(-n_out // ROWS), -(-n_in // packing.block)
+    packed = np.empty((n_group, n_tiles, n_blocks, packing.n_bytes), np.uint8)
+    tiles_a_chunk = max(1, _CHUNK_BYTES // (4 * ROWS * n_in))
+
+    def convert(group: int, tile: int) -> None:
+        end = min(tile + tiles_a_chunk, n_tiles)
+        start_row = group * n_out + tile * ROWS
+        rows = raw[start_row : min(start_row + (end - tile) * ROWS, (group + 1) * n_out)]
+        if kind != source:
+            rows = _converted(rows, source, kind)
+        missing = (end - tile) * ROWS - len(rows)
+        if missing:
+            rows = np.pad(rows, ((0, missing), (0, 0)))
+        packed[group, tile:end] = packing.pack(np.ascontiguousarray(rows))
+
+    starts = [(group, tile) for group in range(n_group) for tile in range(0, n_tiles, tiles_a_chunk)]
+    if len(starts) == 1:
+        convert(*starts[0])
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(convert, *zip(*starts, strict=True)))
+    return Matrix(kind, packed, (n_out, n_in))
+
+
+def target_type(source: int, mode: QuantMode) -> TensorType:
+    """The type in which a tensor of type `source` is kept in a mode."""
+    if mode in _REQUANTISED:
+        return _REQUANTISED[mode]
+    if source in PACKINGS:
+        return TensorType(source)
+    if source == TensorType.F64:
+        return TensorType.F32
+    return TensorType.Q8_0
+
+
+def _converted(rows: npt.NDArray[np.uint8], source: int, kind: TensorType) -> npt.NDArray[np.uint8]:
+    values = dequantize(rows, source)
+    if kind == TensorType.F32:
+        return values.view(np.uint8)
+    return quantize(np.pad(values, ((0, 0), (0, -values.shape[1] % 32))), kind)

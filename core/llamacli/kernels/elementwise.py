@@ -1,0 +1,135 @@
+"""The steps between matrix products: norm, quantisation of activations, RoPE, storing keys and values, gates, sums.
+
+Rows of activations are float32, padded with zeros to whole vectors of 16 lanes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray, njit
+
+from llamacli.kernels import ir, simd
+from llamacli.kernels.formats import ACTIVATION, ACTIVATION_BLOCK
+from llamacli.kernels.jit import RUN, kernel, record
+
+RMS_NORM = record("x", "weight", "out", "stride", "width", eps=np.float32)
+QUANTIZE = record("x", "x_stride", "out", "n_blocks", "by_row", "slots")
+ROTATE = record("x", "out", "stride", "n_heads", "head_dim", "n_dims", "first_step", "second", "cos", "sin")
+SWIGLU = record("gate", "up", "out", "stride", "n_blocks", "slots")
+ADD = record("a", "b", "out", "stride", "n_blocks")
+
+_OFFSETS = {name: field[1] for name, field in ACTIVATION.fields.items()}  # type: ignore[union-attr]
+_ITEM = ACTIVATION.itemsize
+_LANES = ir.LANES
+
+
+@njit(inline="always")
+def share(count: Any, thread: Any, n_threads: Any) -> Any:
+    """The part of `count` units that is this thread's: first and one past the last."""
+    return thread * count // n_threads, (thread + 1) * count // n_threads
+
+
+@njit(inline="always")
+def rows_of(r: Any, slots: Any) -> Any:
+    """First row and number of rows of a step: a run's own, or where each row has `slots` slots, all of these."""
+    if slots:
+        return 0, (r.n_rows - r.first_row) * slots
+    return r.first_row, r.n_rows - r.first_row
+
+
+@kernel
+def rms_norm(args: int, run: int, thread: int, n_threads: int) -> None:
+    """out = x / sqrt(mean(x^2) + eps) * weight, a row a unit of work; the mean is summed in float64, as GGML does."""
+    a, r = carray(simd.pointer(args), 1, RMS_NORM)[0], carray(simd.pointer(run), 1, RUN)[0]
+    first, last = share(r.n_rows - r.first_row, thread, n_threads)
+    for row in range(r.first_row + first, r.first_row + last):
+        x = carray(simd.pointer(a.x + row * a.stride), a.width, np.float32)
+        total = 0.0
+        for i in range(a.width):
+            total += np.float64(x[i] * x[i])
+        mean = np.float32(total / a.width)
+        scale = simd.splat(np.float32(1) / np.sqrt(mean + a.eps))
+        for i in range(0, 4 * a.width, 4 * _LANES):
+            place = row * a.stride + i
+            normed = simd.mul(simd.load(a.x + place), scale)
+            simd.store(a.out + place, simd.mul(normed, simd.load(a.weight + i)))
+
+
+@ir.expose(simd.void, simd.i64, simd.i64)
+def _quantize_block(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
+    """32 float32 to one ACTIVATION block: scale = largest magnitude / 127, integers rounded to nearest."""
+    halves = [ir.load(b, ir.offset(b, x, start), ir.F32X16) for start in (0, 4 * _LANES)]
+    largest = ir.max_f32(b, ir.maximum(b, ir.absolute(b, halves[0]), ir.absolute(b, halves[1])))
+    scale = b.fmul(largest, ir.F32(1 / 127))
+    inverse = b.select(b.fcmp_ordered(">", largest, ir.F32(0)), b.fdiv(ir.F32(127), largest), ir.F32(0))
+    integers = [ir.round_i32(b, b.fmul(half, ir.splat(b, inverse))) for half in halves]
+    for integer, start in zip(integers, (0, _LANES), strict=True):
+        ir.store(b, ir.offset(b, out, start), b.trunc(integer, ir.I8X16))
+    ir.store(b, ir.offset(b, out, _OFFSETS["scale"]), scale)
+    ir.store(b, ir.offset(b, out, _OFFSETS["minus_sum"]), b.neg(ir.sum_i32(b, b.add(*integers))))
+
+
+@kernel
+def quantize(args: int, run: int, thread: int, n_threads: int) -> None:
+    """Activations to int8 in blocks of 32; a row a unit of work if `by_row`, else a block."""
+    a, r = carray(simd.pointer(args), 1, QUANTIZE)[0], carray(simd.pointer(run), 1, RUN)[0]
+    first_row, n_rows = rows_of(r, a.slots)
+    if a.by_row:
+        first, last = share(n_rows, thread, n_threads)
+        first, last = first * a.n_blocks, last * a.n_blocks
+    else:
+        first, last = share(n_rows * a.n_blocks, thread, n_threads)
+    for unit in range(first, last):
+        row, block = first_row + unit // a.n_blocks, unit % a.n_blocks
+        x = a.x + row * a.x_stride + 4 * ACTIVATION_BLOCK * block
+        _quantize_block(x, a.out + (row * a.n_blocks + block) * _ITEM)
+
+
+@kernel
+def rotate(args: int, run: int, thread: int, n_threads: int) -> None:
+    """RoPE, a head a unit of work. Pair i is elements `i * first_step` and `i * first_step + second` of the head."""
+    a, r = carray(simd.pointer(args), 1, ROTATE)[0], carray(simd.pointer(run), 1, RUN)[0]
+    first, last = share((r.n_rows - r.first_row) * a.n_heads, thread, n_threads)
+    pairs = a.n_dims // 2
+    for unit in range(first, last):
+        row, head = r.first_row + unit // a.n_heads, unit % a.n_heads
+        place = row * a.stride + 4 * head * a.head_dim
+        x = carray(simd.pointer(a.x + place), a.head_dim, np.float32)
+        out = carray(simd.pointer(a.out + place), a.head_dim, np.float32)
+        angle = 4 * (r.n_past + row) * pairs
+        cos = carray(simd.pointer(a.cos + angle), pairs, np.float32)
+        sin = carray(simd.pointer(a.sin + angle), pairs, np.float32)
+        for i in range(pairs):
+            u, v = x[i * a.first_step], x[i * a.first_step + a.second]
+            out[i * a.first_step] = u * cos[i] - v * sin[i]
+            out[i * a.first_step + a.second] = u * sin[i] + v * cos[i]
+        for i in range(a.n_dims, a.head_dim):
+            out[i] = x[i]
+
+
+@kernel
+def swiglu(args: int, run: int, thread: int, n_threads: int) -> None:
+    """out = silu(gate) * up, 32 elements a unit of work."""
+    a, r = carray(simd.pointer(args), 1, SWIGLU)[0], carray(simd.pointer(run), 1, RUN)[0]
+    first_row, n_rows = rows_of(r, a.slots)
+    first, last = share(n_rows * a.n_blocks, thread, n_threads)
+    one, zero = simd.splat(np.float32(1)), simd.splat(np.float32(0))
+    for unit in range(first, last):
+        start = (first_row + unit // a.n_blocks) * a.stride + 4 * ACTIVATION_BLOCK * (unit % a.n_blocks)
+        for place in range(start, start + 4 * ACTIVATION_BLOCK, 4 * _LANES):
+            gate = simd.load(a.gate + place)
+            silu = simd.div(gate, simd.add(one, simd.exp(simd.sub(zero, gate))))
+            simd.store(a.out + place, simd.mul(silu, simd.load(a.up + place)))
+
+
+@kernel
+def add(args: int, run: int, thread: int, n_threads: int) -> None:
+    """out = a + b, 32 elements a unit of work."""
+    a, r = carray(simd.pointer(args), 1, ADD)[0], carray(simd.pointer(run), 1, RUN)[0]
+    first, last = share((r.n_rows - r.first_row) * a.n_blocks, thread, n_threads)
+    for unit in range(first, last):
+        start = (r.first_row + unit // a.n_blocks) * a.stride + 4 * ACTIVATION_BLOCK * (unit % a.n_blocks)
+        for place in range(start, start + 4 * ACTIVATION_BLOCK, 4 * _LANES):
+            simd.store(a.out + place, simd.add(simd.load(a.a + place), simd.load(a.b + place)))

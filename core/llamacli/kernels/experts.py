@@ -1,0 +1,112 @@
+"""Mixtures of experts: choosing experts, and sorting the work by expert so that each one's weights pass by once.
+
+Every token has `n_used` slots, one for each expert that it is given to. Slots are numbered by expert, then token; the
+products of all slots of an expert are one matrix product.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray
+
+from llamacli.kernels import ir, simd
+from llamacli.kernels.elementwise import share
+from llamacli.kernels.jit import RUN, kernel, record
+
+ROUTE = record("router", "stride", "n_expert", "n_used", "renormalize", "chosen", "weights")
+"""Writes for each row: `chosen`, int64 [n_used], the experts, most probable first, and `weights`, float32 [n_used]."""
+
+SORT = record("chosen", "n_expert", "n_used", "starts", "slots", "rows")
+"""Writes `starts`, int64 [n_expert + 1], `slots`, int64 [n_rows, n_used], and `rows`, int64 [n_slots]."""
+
+GATHER = record("x", "out", "row_bytes", "rows", "n_used")
+COMBINE = record("x", "x_stride", "out", "out_stride", "width", "slots", "weights", "n_used")
+
+_LEAST = np.float32(2**-14)  # GGML's floor of the sum of weights, the smallest normal float16
+
+
+@kernel
+def route(args: int, run: int, thread: int, n_threads: int) -> None:
+    """Softmax of the router's logits and its `n_used` largest, the first of equals first; a row a unit of work."""
+    a, r = carray(simd.pointer(args), 1, ROUTE)[0], carray(simd.pointer(run), 1, RUN)[0]
+    first, last = share(r.n_rows - r.first_row, thread, n_threads)
+    for row in range(r.first_row + first, r.first_row + last):
+        logits = carray(simd.pointer(a.router + row * a.stride), a.n_expert, np.float32)
+        chosen = carray(simd.pointer(a.chosen + 8 * row * a.n_used), a.n_used, np.int64)
+        weights = carray(simd.pointer(a.weights + 4 * row * a.n_used), a.n_used, np.float32)
+        top = logits[0]
+        for e in range(1, a.n_expert):
+            top = max(top, logits[e])
+        total = np.float32(0)
+        for e in range(a.n_expert):
+            logits[e] = np.exp(logits[e] - top)
+            total += logits[e]
+        kept = np.float32(0)
+        for rank in range(a.n_used):
+            best = 0
+            for e in range(1, a.n_expert):
+                if logits[e] > logits[best]:
+                    best = e
+            chosen[rank], weights[rank] = best, logits[best] / total
+            kept += weights[rank]
+            logits[best] = np.float32(-1)  # below every probability: not chosen again
+        if a.renormalize:
+            kept = max(kept, _LEAST)
+            for rank in range(a.n_used):
+                weights[rank] /= kept
+
+
+@kernel
+def sort(args: int, run: int, thread: int, n_threads: int) -> None:
+    """Number the slots by expert; one thread does it, by counting."""
+    a, r = carray(simd.pointer(args), 1, SORT)[0], carray(simd.pointer(run), 1, RUN)[0]
+    if thread > 0:
+        return
+    n_rows = r.n_rows - r.first_row
+    chosen = carray(simd.pointer(a.chosen + 8 * r.first_row * a.n_used), n_rows * a.n_used, np.int64)
+    slots = carray(simd.pointer(a.slots + 8 * r.first_row * a.n_used), n_rows * a.n_used, np.int64)
+    starts = carray(simd.pointer(a.starts), a.n_expert + 1, np.int64)
+    rows = carray(simd.pointer(a.rows), n_rows * a.n_used, np.int64)
+    for e in range(a.n_expert + 1):
+        starts[e] = 0
+    for i in range(len(chosen)):
+        starts[chosen[i] + 1] += 1
+    for e in range(a.n_expert):
+        starts[e + 1] += starts[e]
+    for i in range(len(chosen)):
+        slot = starts[chosen[i]]
+        starts[chosen[i]] += 1
+        slots[i], rows[slot] = slot, r.first_row + i // a.n_used
+    for e in range(a.n_expert, 0, -1):  # filling moved each start to the next one's place
+        starts[e] = starts[e - 1]
+    starts[0] = 0
+
+
+@kernel
+def gather(args: int, run: int, thread: int, n_threads: int) -> None:
+    """Copy each slot's row of activations to the slot; a slot a unit of work."""
+    a, r = carray(simd.pointer(args), 1, GATHER)[0], carray(simd.pointer(run), 1, RUN)[0]
+    n_slots = (r.n_rows - r.first_row) * a.n_used
+    first, last = share(n_slots, thread, n_threads)
+    rows = carray(simd.pointer(a.rows), n_slots, np.int64)
+    for slot in range(first, last):
+        source = carray(simd.pointer(a.x + rows[slot] * a.row_bytes), a.row_bytes, np.uint8)
+        target = carray(simd.pointer(a.out + slot * a.row_bytes), a.row_bytes, np.uint8)
+        for i in range(a.row_bytes):
+            target[i] = source[i]
+
+
+@kernel
+def combine(args: int, run: int, thread: int, n_threads: int) -> None:
+    """Each token's slots, weighted and summed, most probable expert first; a row a unit of work."""
+    a, r = carray(simd.pointer(args), 1, COMBINE)[0], carray(simd.pointer(run), 1, RUN)[0]
+    first, last = share(r.n_rows - r.first_row, thread, n_threads)
+    for row in range(r.first_row + first, r.first_row + last):
+        slots = carray(simd.pointer(a.slots + 8 * row * a.n_used), a.n_used, np.int64)
+        weights = carray(simd.pointer(a.weights + 4 * row * a.n_used), a.n_used, np.float32)
+        for at in range(0, 4 * a.width, 4 * ir.LANES):
+            total = simd.mul(simd.splat(weights[0]), simd.load(a.x + slots[0] * a.x_stride + at))
+            for rank in range(1, a.n_used):
+                x = simd.load(a.x + slots[rank] * a.x_stride + at)
+                total = simd.add(total, simd.mul(simd.splat(weights[rank]), x))
+            simd.store(a.out + row * a.out_stride + at, total)

@@ -1,0 +1,258 @@
+"""The vector operations that kernels are made of, as functions that emit LLVM IR.
+
+Vectors are 512 bits wide whatever the CPU; LLVM splits them where registers are narrower. `b` is the IR builder. Only
+the integer dot product needs instructions of its own for each instruction set; the rest is what LLVM does best anyway.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from llamacli.kernels.isa import features, isa
+
+LANES = 16
+
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+HALF, F32 = ir.HalfType(), ir.FloatType()
+F32X16, I32X16 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+I8X64, I8X32, I8X16 = (ir.VectorType(I8, lanes) for lanes in (64, 32, 16))
+
+Builder = ir.IRBuilder
+Value = ir.Value
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+def load(b: Builder, address: Value, kind: ir.Type) -> Value:
+    """A value of `kind` at a byte address, which need not be aligned."""
+    return b.load(b.inttoptr(address, kind.as_pointer()), align=1)
+
+
+def store(b: Builder, address: Value, value: Value) -> None:
+    """Write a value to a byte address, which need not be aligned."""
+    b.store(value, b.inttoptr(address, value.type.as_pointer()), align=1)
+
+
+def offset(b: Builder, address: Value, n_bytes: int) -> Value:
+    """An address plus a constant."""
+    return b.add(address, I64(n_bytes)) if n_bytes else address
+
+
+def load_f16(b: Builder, address: Value) -> Value:
+    """16 float16 as float32."""
+    return b.fpext(b.bitcast(load(b, address, ir.VectorType(I16, LANES)), ir.VectorType(HALF, LANES)), F32X16)
+
+
+def load_bf16(b: Builder, address: Value) -> Value:
+    """16 bfloat16 as float32: they are its upper halves."""
+    bits = b.zext(load(b, address, ir.VectorType(I16, LANES)), I32X16)
+    return b.bitcast(b.shl(bits, constant(I32X16, 16)), F32X16)
+
+
+def store_f16(b: Builder, address: Value, value: Value) -> None:
+    """16 float32 rounded to float16."""
+    half = b.fptrunc(value, ir.VectorType(HALF, LANES))
+    store(b, address, b.bitcast(half, ir.VectorType(I16, LANES)))
+
+
+# --- constants and broadcasts ----------------------------------------------------------------------------------------
+def constant(kind: ir.VectorType, value: float) -> ir.Constant:
+    """The same constant in every lane."""
+    if kind.element == F32:
+        value = struct.unpack("f", struct.pack("f", value))[0]
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def splat(b: Builder, scalar: Value, lanes: int = LANES) -> Value:
+    """A scalar in every lane."""
+    kind = ir.VectorType(scalar.type, lanes)
+    first = b.insert_element(ir.Constant(kind, ir.Undefined), scalar, I32(0))
+    return b.shuffle_vector(first, first, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+
+
+def broadcast_f32(b: Builder, address: Value) -> Value:
+    """One float32 from memory in every lane."""
+    return splat(b, load(b, address, F32))
+
+
+def broadcast_i32(b: Builder, address: Value) -> Value:
+    """One int32 from memory in every lane."""
+    return splat(b, load(b, address, I32))
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------------------
+def call(b: Builder, name: str, result: ir.Type, *args: Value) -> Value:
+    """Call an LLVM intrinsic by its full name."""
+    kind = ir.FunctionType(result, [arg.type for arg in args])
+    return b.call(cgutils.get_or_insert_function(b.module, kind, name), args)
+
+
+def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
+    """x * y + z, rounded once."""
+    return call(b, "llvm.fma.v16f32", F32X16, x, y, z)
+
+
+def to_f32(b: Builder, x: Value) -> Value:
+    """int32 lanes as float32."""
+    return b.sitofp(x, F32X16)
+
+
+def round_i32(b: Builder, x: Value) -> Value:
+    """float32 lanes to the nearest int32, ties to even."""
+    return b.fptosi(call(b, "llvm.rint.v16f32", F32X16, x), I32X16)
+
+
+def maximum(b: Builder, x: Value, y: Value) -> Value:
+    """The larger of each pair of lanes; y's where x is NaN."""
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+
+def absolute(b: Builder, x: Value) -> Value:
+    """|x|."""
+    return call(b, "llvm.fabs.v16f32", F32X16, x)
+
+
+def _fold(b: Builder, x: Value, combine: Callable[[Builder, Value, Value], Value]) -> Value:
+    """Combine all lanes pairwise, always in the same order; the result is a scalar."""
+    lanes = x.type.count
+    while lanes > 1:
+        lanes //= 2
+        order = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
+        upper = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes, 2 * lanes)))
+        x = combine(b, b.shuffle_vector(x, x, order), b.shuffle_vector(x, x, upper))
+    return b.extract_element(x, I32(0))
+
+
+def sum_f32(b: Builder, x: Value) -> Value:
+    """The sum of the lanes."""
+    return _fold(b, x, lambda b, u, v: b.fadd(u, v))
+
+
+def sum_i32(b: Builder, x: Value) -> Value:
+    """The sum of the lanes."""
+    return _fold(b, x, lambda b, u, v: b.add(u, v))
+
+
+def max_f32(b: Builder, x: Value) -> Value:
+    """The largest lane."""
+    return _fold(b, x, lambda b, u, v: b.select(b.fcmp_ordered(">", u, v), u, v))
+
+
+# exp(x) = 2^n * e^r with n = round(x / ln 2), |r| <= ln 2 / 2, and e^r by its Taylor series to r^7 / 7!: below one unit
+# in the last place of float32. ln 2 is taken off in two parts so that r keeps its digits (Cody and Waite 1980).
+_LOG2E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
+_TAYLOR = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)
+_EXP_MIN, _EXP_MAX = -87.0, 88.0
+
+
+def exp(b: Builder, x: Value) -> Value:
+    """e^x for each lane; below -87 it is that of -87, about 1e-38, above 88 that of 88."""
+    x = b.select(b.fcmp_ordered("<", x, constant(F32X16, _EXP_MAX)), x, constant(F32X16, _EXP_MAX))
+    x = maximum(b, x, constant(F32X16, _EXP_MIN))
+    n = call(b, "llvm.rint.v16f32", F32X16, b.fmul(x, constant(F32X16, _LOG2E)))
+    r = fma(b, n, constant(F32X16, -_LN2_HIGH), x)
+    r = fma(b, n, constant(F32X16, -_LN2_LOW), r)
+    result: Value = constant(F32X16, _TAYLOR[0])
+    for coefficient in _TAYLOR[1:]:
+        result = fma(b, result, r, constant(F32X16, coefficient))
+    power = b.shl(b.add(b.fptosi(n, I32X16), constant(I32X16, 127)), constant(I32X16, 23))
+    return b.fmul(result, b.bitcast(power, F32X16))
+
+
+# --- the integer dot product -----------------------------------------------------------------------------------------
+def dot_u8s8(b: Builder, total: Value, unsigned: Value, signed: Value) -> Value:
+    """total[i] + sum over j < 4 of unsigned[4i + j] * signed[4i + j]: int32x16 from 64 bytes each, exact."""
+    if isa() == "avx512":
+        return call(b, "llvm.x86.avx512.vpdpbusd.512", I32X16, total, unsigned, signed)
+    if isa() == "avx2" and "avxvnni" in features():
+        return _in_parts(b, 2, lambda *parts: call(b, "llvm.x86.avx512.vpdpbusd.256", parts[0].type, *parts),
+                         total, unsigned, signed)  # fmt: skip
+    if isa() == "avx2":
+        return b.add(total, _in_parts(b, 4, lambda *parts: _madd(b, *parts), unsigned, signed))
+    products = b.mul(b.zext(unsigned, ir.VectorType(I32, 64)), b.sext(signed, ir.VectorType(I32, 64)))
+    for j in range(4):
+        every_fourth = ir.Constant(ir.VectorType(I32, LANES), list(range(j, 64, 4)))
+        total = b.add(total, b.shuffle_vector(products, products, every_fourth))
+    return total
+
+
+def _in_parts(b: Builder, n: int, f: Callable[..., Value], *vectors: Value) -> Value:
+    """Apply f to each n-th of the vectors and join the results."""
+    results = []
+    for part in range(n):
+        pieces = []
+        for vector in vectors:
+            lanes = vector.type.count // n
+            indices = list(range(part * lanes, (part + 1) * lanes))
+            pieces.append(b.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(I32, lanes), indices)))
+        results.append(f(*pieces))
+    while len(results) > 1:
+        joined = []
+        for low, high in zip(results[::2], results[1::2], strict=True):
+            lanes = 2 * low.type.count
+            joined.append(b.shuffle_vector(low, high, ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))))
+        results = joined
+    return results[0]
+
+
+def _madd(b: Builder, unsigned: Value, signed: Value) -> Value:
+    """int32x4 sums of four products of 16 bytes, by way of int16: maddubs would saturate."""
+    wide = ir.VectorType(I16, 16)
+    pairs = call(b, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), b.zext(unsigned, wide), b.sext(signed, wide))
+    even, odd = (ir.Constant(ir.VectorType(I32, 4), list(range(start, 8, 2))) for start in (0, 1))
+    return b.add(b.shuffle_vector(pairs, pairs, even), b.shuffle_vector(pairs, pairs, odd))
+
+
+# --- control flow ----------------------------------------------------------------------------------------------------
+def loop(
+    b: Builder, count: Value, carried: list[Value], body: Callable[[Value, list[Value]], list[Value]]
+) -> list[Value]:
+    """for i in range(count): carried = body(i, carried). Returns the last values carried; they live in registers."""
+    before = b.block
+    head, inside, after = (b.append_basic_block(name) for name in ("loop.head", "loop.body", "loop.end"))
+    b.branch(head)
+    b.position_at_end(head)
+    index = b.phi(I64)
+    index.add_incoming(I64(0), before)
+    phis = []
+    for value in carried:
+        phi = b.phi(value.type)
+        phi.add_incoming(value, before)
+        phis.append(phi)
+    b.cbranch(b.icmp_signed("<", index, count), inside, after)
+    b.position_at_end(inside)
+    results = body(index, list(phis))
+    index.add_incoming(b.add(index, I64(1)), b.block)
+    for phi, value in zip(phis, results, strict=True):
+        phi.add_incoming(value, b.block)
+    b.branch(head)
+    b.position_at_end(after)
+    return phis
+
+
+def expose(result: Any, *params: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make a function that emits IR callable from Numba code: its Numba types are `result` and `params`."""
+    import inspect
+
+    from numba.core import types
+    from numba.extending import intrinsic
+
+    def wrap(emit: Callable[..., Any]) -> Any:
+        def define(typingctx: Any, *args: Any) -> Any:
+            def codegen(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
+                value = emit(builder, *args)
+                return context.get_dummy_value() if result is types.void else value
+
+            return result(*params), codegen
+
+        names = ["typingctx", *list(inspect.signature(emit).parameters)[1 : 1 + len(params)]]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        define.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
+        define.__name__, define.__doc__, define.__module__ = emit.__name__, emit.__doc__, emit.__module__
+        return intrinsic(define)
+
+    return wrap

@@ -1,0 +1,113 @@
+"""Vectors as Numba values: 16 float32, and the operations on them that kernels written in Numba use.
+
+Addresses are integers. Nothing is checked: callers have checked shapes before a kernel runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba.core import types
+from numba.extending import models, register_model
+
+from llamacli.kernels import ir
+
+
+class Float32x16(types.Type):  # type: ignore[misc]
+    """16 float32 in a register, or as many narrower registers as it takes."""
+
+    def __init__(self) -> None:
+        super().__init__("f32x16")
+
+
+@register_model(Float32x16)
+class _Float32x16Model(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, numba_type: Any) -> None:
+        super().__init__(manager, numba_type, ir.F32X16)
+
+
+f32x16 = Float32x16()
+f32, i32, i64, void = types.float32, types.int32, types.int64, types.void
+
+load_f16 = ir.expose(f32x16, i64)(ir.load_f16)
+store = ir.expose(void, i64, f32x16)(ir.store)
+store_f16 = ir.expose(void, i64, f32x16)(ir.store_f16)
+exp = ir.expose(f32x16, f32x16)(ir.exp)
+fma = ir.expose(f32x16, f32x16, f32x16, f32x16)(ir.fma)
+maximum = ir.expose(f32x16, f32x16, f32x16)(ir.maximum)
+absolute = ir.expose(f32x16, f32x16)(ir.absolute)
+sum_f32 = ir.expose(f32, f32x16)(ir.sum_f32)
+max_f32 = ir.expose(f32, f32x16)(ir.max_f32)
+
+
+@ir.expose(f32x16, i64)
+def load(b: ir.Builder, address: ir.Value) -> ir.Value:
+    """16 float32 from memory."""
+    return ir.load(b, address, ir.F32X16)
+
+
+@ir.expose(f32x16, f32)
+def splat(b: ir.Builder, x: ir.Value) -> ir.Value:
+    """A scalar in every lane."""
+    return ir.splat(b, x)
+
+
+@ir.expose(f32x16, f32x16, f32x16)
+def add(b: ir.Builder, x: ir.Value, y: ir.Value) -> ir.Value:
+    """x + y."""
+    return b.fadd(x, y)
+
+
+@ir.expose(f32x16, f32x16, f32x16)
+def sub(b: ir.Builder, x: ir.Value, y: ir.Value) -> ir.Value:
+    """x - y."""
+    return b.fsub(x, y)
+
+
+@ir.expose(f32x16, f32x16, f32x16)
+def mul(b: ir.Builder, x: ir.Value, y: ir.Value) -> ir.Value:
+    """x * y."""
+    return b.fmul(x, y)
+
+
+@ir.expose(f32x16, f32x16, f32x16)
+def div(b: ir.Builder, x: ir.Value, y: ir.Value) -> ir.Value:
+    """x / y."""
+    return b.fdiv(x, y)
+
+
+@ir.expose(f32x16, f32x16, i64, f32x16)
+def first_lanes(b: ir.Builder, x: ir.Value, count: ir.Value, otherwise: ir.Value) -> ir.Value:
+    """x in the first `count` lanes, `otherwise` in the others."""
+    index = ir.ir.Constant(ir.I32X16, list(range(ir.LANES)))
+    return b.select(b.icmp_signed("<", index, ir.splat(b, b.trunc(count, ir.I32))), x, otherwise)
+
+
+@ir.expose(f32, i64)
+def read_f32(b: ir.Builder, address: ir.Value) -> ir.Value:
+    """One float32 from memory."""
+    return ir.load(b, address, ir.F32)
+
+
+@ir.expose(void, i64, f32)
+def write_f32(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
+    """One float32 to memory."""
+    ir.store(b, address, value)
+
+
+@ir.expose(void, i64, f32)
+def write_f16(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
+    """One float32 to memory, rounded to float16."""
+    ir.store(b, address, b.bitcast(b.fptrunc(value, ir.HALF), ir.I16))
+
+
+@ir.expose(i64, i64)
+def read_i64(b: ir.Builder, address: ir.Value) -> ir.Value:
+    """One int64 from memory."""
+    return ir.load(b, address, ir.I64)
+
+
+@ir.expose(types.voidptr, i64)
+def pointer(b: ir.Builder, address: ir.Value) -> ir.Value:
+    """An address as a pointer, for `numba.carray`."""
+    return b.inttoptr(address, ir.I8.as_pointer())
