@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from llamacli.architecture import Architecture
     from llamacli.gguf import Metadata
     from llamacli.loaders import Loader
+    from llamacli.quantization import QuantFormat
 
 ARCHITECTURES = "llamacli.architectures"
 GENERAL = "llamacli"
@@ -164,16 +165,16 @@ class Plugins:
         others = [plugin for plugin in self._manager.get_plugins() if plugin is not module]
         architectures: list[Architecture] = []
         loaders: list[Loader] = []
-        formats: dict[object, object] = {}
+        formats: dict[int, QuantFormat] = {}
         only("register_architectures", others)(register=architectures.append)
         only("register_loaders", others)(register=loaders.append)
         only("register_quant_formats", others)(register=lambda added: formats.update({added.type: added}))
-        taken = [str(key) for key in formats if key in FORMATS] + [
+        taken = [str(key) for key, added in formats.items() if FORMATS.get(key, added) != added] + [
             architecture.name for architecture in architectures if architecture.name in self._architectures
         ]
         if taken:
             raise PluginError(f"it registers what is registered already: {', '.join(taken)}")
-        FORMATS.update(formats)  # type: ignore[arg-type]
+        FORMATS.update(formats)
         self._architectures.update({architecture.name: architecture for architecture in architectures})
         self._loaders += loaders
 
@@ -181,7 +182,7 @@ class Plugins:
         installed = sorted(self.claimed_architectures()) or ["none"]
         message = f"no installed plugin runs architecture {name!r} (installed: {', '.join(installed)})"
         distribution = known_distribution(name)
-        if distribution is not None:
+        if distribution not in (None, *(_origin(entry)[0] for entry in self._entry_points)):
             return f"{message}; try: pip install {distribution}"
         return f"{message}; docs/plugins.md shows how to write a plugin for it"
 

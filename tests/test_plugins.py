@@ -1,0 +1,353 @@
+import importlib.metadata
+import inspect
+import logging
+import sys
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from conftest import TinyGguf
+from llamacli import PluginError, UnknownArchitectureError, hookspecs, load_model, load_tokenizer
+from llamacli.engine import ReferenceEngine
+from llamacli.gguf import Metadata
+from llamacli.plugins import ARCHITECTURES, GENERAL, Plugins, known_distribution
+from llamacli.quantization import FORMATS
+
+Installed = Callable[..., Plugins]
+
+HEAD = """
+from llamacli import hookimpl
+from llamacli.architecture import Architecture
+LLAMACLI_API = 1
+"""
+
+ARCHITECTURE = (
+    HEAD
+    + """
+class Dummy(Architecture):
+    def __init__(self, name):
+        self.name = name
+    def configure(self, metadata): ...
+    def tensors(self, config): ...
+    def forward(self, g, config, weights): ...
+"""
+)
+
+
+def registering(*names: str) -> str:
+    calls = "".join(f"\n    register(Dummy({name!r}))" for name in names)
+    return f"{ARCHITECTURE}\n@hookimpl\ndef register_architectures(register):{calls or ' ...'}\n"
+
+
+def metadata(architecture: str) -> Metadata:
+    return Metadata({"general.architecture": architecture}, "model.gguf")
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installed]:
+    """Install distributions: `install(name=(source, {group: {entry: module}}))`; a source makes module `name`."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def install(**distributions: tuple[str, dict[str, dict[str, str]]]) -> Plugins:
+        for name, (source, groups) in distributions.items():
+            (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
+            info = tmp_path / f"{name}-1.5.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
+            lines = [
+                line
+                for group, entries in groups.items()
+                for line in (f"[{group}]", *(f"{entry} = {module}" for entry, module in entries.items()))
+            ]
+            (info / "entry_points.txt").write_text("\n".join(lines))
+        return Plugins(
+            entry for dist in importlib.metadata.distributions(path=[str(tmp_path)]) for entry in dist.entry_points
+        )
+
+    yield install
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+class TestFinding:
+    def test_installed_distributions_are_found(self, install: Installed) -> None:
+        install(dummy_found=(registering("dummy"), {ARCHITECTURES: {"dummy": "dummy_found"}}))
+        assert Plugins().resolve(metadata("dummy")).name == "dummy"
+
+    def test_nothing_is_imported_to_list_claims(self, install: Installed) -> None:
+        plugins = install(dummy_lazy=(registering("dummy"), {ARCHITECTURES: {"dummy": "dummy_lazy"}}))
+        assert list(plugins.claimed_architectures()) == ["dummy"]
+        assert "dummy_lazy" not in sys.modules
+
+    def test_only_the_family_that_is_needed_is_imported(self, install: Installed) -> None:
+        plugins = install(
+            dummy_one=(registering("one"), {ARCHITECTURES: {"one": "dummy_one"}}),
+            dummy_two=(registering("two"), {ARCHITECTURES: {"two": "dummy_two"}}),
+        )
+        assert plugins.resolve(metadata("two")).name == "two"
+        assert "dummy_one" not in sys.modules
+
+    def test_several_names_of_one_module(self, install: Installed) -> None:
+        entries = {"one": "dummy_pair", "two": "dummy_pair"}
+        plugins = install(
+            dummy_pair=(registering("one", "two"), {ARCHITECTURES: entries, GENERAL: {"x": "dummy_pair"}})
+        )
+        assert [plugins.resolve(metadata(name)).name for name in ("one", "two", "one")] == ["one", "two", "one"]
+        assert [(info.module, info.architectures) for info in plugins.infos()] == [("dummy_pair", ("one", "two"))]
+
+    def test_infos(self, install: Installed) -> None:
+        plugins = install(
+            dummy_bad=("import nonexistent_module", {GENERAL: {"bad": "dummy_bad"}}),
+            dummy_good=(registering("good"), {ARCHITECTURES: {"good": "dummy_good"}}),
+        )
+        bad, good = plugins.infos()
+        assert (good.module, good.distribution, good.version, good.architectures, good.error) == (
+            "dummy_good", "dummy_good", "1.5", ("good",), None,
+        )  # fmt: skip
+        assert (bad.module, bad.architectures) == ("dummy_bad", ())
+        assert "dummy_bad (from dummy_bad 1.5)" in bad.error
+        assert "ModuleNotFoundError: No module named 'nonexistent_module'" in bad.error
+
+
+BROKEN = {
+    "import_error": ("import nonexistent_module", "ModuleNotFoundError: No module named 'nonexistent_module'"),
+    "exits": ("import sys\nsys.exit('leaving')", "SystemExit: leaving"),
+    "syntax_error": ("def", "SyntaxError"),
+    "raises": ("raise RuntimeError('no CPU')", "RuntimeError: no CPU"),
+    "no_version": ("", r"it declares LLAMACLI_API = None; this core has 1"),
+    "other_version": ("LLAMACLI_API = 2", r"it declares LLAMACLI_API = 2; this core has 1"),
+    "misspelt": (
+        f"{HEAD}@hookimpl\ndef register_architecture(register): ...",
+        "unknown hook 'register_architecture'",
+    ),
+    "wrong_argument": (f"{HEAD}@hookimpl\ndef register_loaders(add): ...", "Argument.* {'add'}"),
+    "hook_raises": (f"{HEAD}@hookimpl\ndef register_loaders(register): register.x", "AttributeError"),
+}
+"""Sources of plugins that cannot be loaded, and what is said of each."""
+
+
+class TestIsolation:
+    """Whatever a plugin does while it loads, the others work."""
+
+    @pytest.mark.parametrize("name", BROKEN)
+    def test_a_broken_plugin(self, name: str, install: Installed, caplog: pytest.LogCaptureFixture) -> None:
+        source, message = BROKEN[name]
+        module = f"dummy_{name}"
+        plugins = install(
+            **{module: (source, {ARCHITECTURES: {"broken": module}, GENERAL: {"x": module}})},
+            dummy_fine=(registering("fine"), {ARCHITECTURES: {"fine": "dummy_fine"}}),
+        )
+        with caplog.at_level(logging.WARNING):
+            assert plugins.loaders() == []
+        assert f"plugin {module} (from {module} 1.5) cannot be loaded" in caplog.text
+        with pytest.raises(PluginError, match=message) as first:
+            plugins.resolve(metadata("broken"))
+        with pytest.raises(PluginError) as second:
+            plugins.resolve(metadata("broken"))
+        assert first.value is second.value
+        assert plugins.resolve(metadata("fine")).name == "fine"
+        assert {info.module: info.error is None for info in plugins.infos()} == {module: False, "dummy_fine": True}
+        assert not any(plugin is sys.modules.get(module) for plugin in plugins._manager.get_plugins())
+
+    def test_half_a_registration_counts_for_nothing(self, install: Installed) -> None:
+        source = registering("half") + "\n@hookimpl\ndef register_loaders(register): raise OSError('disk')\n"
+        plugins = install(
+            dummy_half=(source, {ARCHITECTURES: {"half": "dummy_half"}}),
+            dummy_other=(registering("half"), {GENERAL: {"x": "dummy_other"}}),
+        )
+        with pytest.raises(PluginError, match="OSError: disk"):
+            plugins.resolve(metadata("half"))
+        plugins.loaders()
+        assert plugins._architectures["half"].__module__ == "dummy_other"
+
+
+class TestResolving:
+    def test_two_claimants(self, install: Installed) -> None:
+        plugins = install(
+            dummy_first=(registering("same"), {ARCHITECTURES: {"same": "dummy_first"}}),
+            dummy_second=(registering("same"), {ARCHITECTURES: {"same": "dummy_second"}}),
+        )
+        with pytest.raises(PluginError, match=r"'same' is claimed by") as raised:
+            plugins.resolve(metadata("same"))
+        assert "dummy_first (from dummy_first 1.5)" in str(raised.value)
+        assert "dummy_second (from dummy_second 1.5)" in str(raised.value)
+
+    def test_registering_what_another_one_has(self, install: Installed) -> None:
+        plugins = install(
+            dummy_first=(registering("same"), {ARCHITECTURES: {"same": "dummy_first"}}),
+            dummy_second=(registering("same"), {ARCHITECTURES: {"other": "dummy_second"}}),
+        )
+        plugins.resolve(metadata("same"))
+        with pytest.raises(PluginError, match="registers what is registered already: same"):
+            plugins.resolve(metadata("other"))
+
+    def test_a_claim_without_a_registration(self, install: Installed) -> None:
+        plugins = install(dummy_empty=(registering(), {ARCHITECTURES: {"empty": "dummy_empty"}}))
+        with pytest.raises(PluginError, match="claims architecture 'empty' but registers none"):
+            plugins.resolve(metadata("empty"))
+
+    def test_hook_register_architectures_without_a_claim(self, install: Installed) -> None:
+        plugins = install(dummy_general=(registering("unclaimed"), {GENERAL: {"x": "dummy_general"}}))
+        assert plugins.resolve(metadata("unclaimed")).name == "unclaimed"
+
+    def test_an_unknown_architecture_lists_what_is_installed(self, install: Installed) -> None:
+        plugins = install(
+            dummy_known=(registering("b", "a"), {ARCHITECTURES: {"b": "dummy_known", "a": "dummy_known"}})
+        )
+        with pytest.raises(
+            UnknownArchitectureError, match=r"runs architecture 'zzz' \(installed: a, b\); docs/plugins"
+        ):
+            plugins.resolve(metadata("zzz"))
+        with pytest.raises(UnknownArchitectureError, match=r"\(installed: none\)"):
+            Plugins([]).resolve(metadata("zzz"))
+
+    @pytest.mark.parametrize(
+        ("architecture", "distribution"),
+        [
+            ("llama", "llamacli-llama"),
+            ("qwen2", "llamacli-qwen"),
+            ("qwen3moe", "llamacli-qwen"),
+            ("phi3", "llamacli-phi"),
+            ("gemma3", "llamacli-gemma"),
+            ("gpt-oss", "llamacli-gptoss"),
+            ("mamba", None),
+            ("all-minilm", None),
+            ("testing", None),
+        ],
+    )
+    def test_the_distribution_to_install(
+        self, architecture: str, distribution: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        extras = "".join(f"Provides-Extra: {extra}\n" for extra in declared_extras())
+        info = tmp_path / "llamacli-9.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: llamacli\nVersion: 9\n{extras}")
+        monkeypatch.syspath_prepend(tmp_path)
+        assert known_distribution(architecture) == distribution
+        with pytest.raises(UnknownArchitectureError) as raised:
+            Plugins([]).resolve(metadata(architecture))
+        assert (f"pip install {distribution}" in str(raised.value)) == (distribution is not None)
+
+    def test_what_is_installed_is_not_recommended(self, install: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("llamacli.plugins.known_distribution", lambda _: "dummy_known")
+        plugins = install(dummy_known=(registering("a"), {ARCHITECTURES: {"a": "dummy_known"}}))
+        with pytest.raises(UnknownArchitectureError, match="docs/plugins"):
+            plugins.resolve(metadata("a4"))
+        with pytest.raises(UnknownArchitectureError, match="pip install dummy_known"):
+            Plugins([]).resolve(metadata("a4"))
+
+    def test_hook_match_architecture_is_the_last_resort(self, install: Installed) -> None:
+        matching = "\n@hookimpl\ndef match_architecture(metadata):\n    "
+        plugins = install(
+            dummy_no=(ARCHITECTURE + matching + "return None", {GENERAL: {"no": "dummy_no"}}),
+            dummy_yes=(
+                registering("named")
+                + matching
+                + "if metadata['general.architecture'].startswith('x'): return Dummy('matched')",
+                {ARCHITECTURES: {"named": "dummy_yes"}},
+            ),
+        )
+        assert plugins.resolve(metadata("x1")).name == "matched"
+        assert plugins.resolve(metadata("named")).name == "named"
+        with pytest.raises(UnknownArchitectureError):
+            plugins.resolve(metadata("y1"))
+
+
+class TestHooks:
+    def test_hook_register_loaders(self, install: Installed, tmp_path: Path) -> None:
+        source = f"""{HEAD}
+from llamacli import ArrayFile, Loader
+from llamacli.gguf import Metadata
+def opens(path):
+    keys = {{"general.architecture": "x", "x.vocab_size": 3}}
+    return ArrayFile(path, Metadata(keys), {{}})
+@hookimpl
+def register_loaders(register):
+    register(Loader("dummy", lambda path: path.suffix == ".dummy", opens))
+"""
+        plugins = install(dummy_loader=(source, {GENERAL: {"x": "dummy_loader"}}))
+        assert [loader.name for loader in plugins.loaders()] == ["dummy"]
+        path = tmp_path / "a.dummy"
+        path.write_bytes(b"...")
+        assert load_tokenizer(path, plugins=plugins).n_vocab == 3
+
+    def test_hook_register_quant_formats(self, install: Installed, tiny_gguf: TinyGguf, tmp_path: Path) -> None:
+        source = f"""{HEAD}
+from enum import IntEnum
+import numpy as np
+from llamacli.quantization import QuantFormat
+class Added(IntEnum):
+    NEGATED = 199
+def dequantize(raw):
+    return -raw.view("<f4")
+@hookimpl
+def register_quant_formats(register):
+    register(QuantFormat(Added.NEGATED, 1, 4, dequantize))
+"""
+        llama = {ARCHITECTURES: {"llama": "llamacli_llama"}}
+        path = tmp_path / "negated.gguf"
+        path.write_bytes(with_type(tiny_gguf("gqa").read_bytes(), "output.weight", 199))
+        try:
+            plugins = install(dummy_format=(source, llama | {GENERAL: {"x": "dummy_format"}}))
+            negated, plain = (
+                load_model(file, "fp32", plugins=plugins, engine=ReferenceEngine()).create_session()
+                for file in (path, tiny_gguf("gqa"))
+            )
+            assert FORMATS[199].name == "NEGATED"
+            negated.eval([1, 2, 3])
+            plain.eval([1, 2, 3])
+            assert (negated.logits == -plain.logits).all()
+            again = install(dummy_twice=(source, {GENERAL: {"y": "dummy_twice"}}))
+            errors = {info.module: info.error for info in again.infos()}
+            assert errors["dummy_format"] is None, "the same format again is no conflict"
+            assert "registers what is registered already: 199" in errors["dummy_twice"]
+        finally:
+            FORMATS.pop(199, None)
+
+    def test_hook_register_commands(self, install: Installed) -> None:
+        source = f"{HEAD}\n@hookimpl\ndef register_commands(cli):\n    cli.command('hello')(lambda: print('hi'))\n"
+        plugins = install(dummy_command=(source, {GENERAL: {"x": "dummy_command"}}))
+        group = click.Group()
+        plugins.load_group(GENERAL)
+        plugins.hook.register_commands(cli=group)
+        assert list(group.commands) == ["hello"]
+
+    @pytest.mark.parametrize("group", [GENERAL, ARCHITECTURES])
+    def test_hook_model_loaded(self, group: str, install: Installed, tiny_gguf: TinyGguf) -> None:
+        source = f"""{HEAD}
+seen = []
+from llamacli_llama import register_architectures
+@hookimpl
+def model_loaded(model):
+    seen.append(model)
+"""
+        groups = {ARCHITECTURES: {"llama": "llamacli_llama" if group == GENERAL else "dummy_seeing"}}
+        if group == GENERAL:
+            groups[GENERAL] = {"x": "dummy_seeing"}
+            source = source.replace("from llamacli_llama import register_architectures", "")
+        plugins = install(dummy_seeing=(source, groups))
+        model = load_model(tiny_gguf("gqa"), plugins=plugins, engine=ReferenceEngine())
+        assert sys.modules["dummy_seeing"].seen == [model]
+
+
+def test_every_hook_has_a_test() -> None:
+    hooks = [name for name, value in vars(hookspecs).items() if hasattr(value, "llamacli_spec")]
+    tests = [name for name, _ in inspect.getmembers(TestHooks) + inspect.getmembers(TestResolving)]
+    assert len(hooks) == 6
+    assert [hook for hook in hooks if not any(name.startswith(f"test_hook_{hook}") for name in tests)] == []
+
+
+def declared_extras() -> list[str]:
+    project = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text())["project"]
+    return list(project["optional-dependencies"])
+
+
+def with_type(gguf: bytes, name: str, tensor_type: int) -> bytes:
+    """The file with another type id for a 2-D tensor."""
+    at = gguf.index(len(name).to_bytes(8, "little") + name.encode()) + 8 + len(name) + 4 + 2 * 8
+    return gguf[:at] + tensor_type.to_bytes(4, "little") + gguf[at + 4 :]
