@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import click
 from click.core import ParameterSource
 
@@ -157,9 +156,15 @@ def run(
             figures = Figures(load_s, session.stats, seed)
         if json:
             print_json(
-                {"model": model, "arch": loaded.arch, "prompt": text}
-                | attrs.asdict(completion)
-                | {"stats": figures.as_dict()}
+                {
+                    "model": model,
+                    "arch": loaded.arch,
+                    "prompt": text,
+                    "text": completion.text,
+                    "tokens": completion.tokens,
+                    "stop": completion.stop,
+                    "stats": figures.as_dict(),
+                }
             )
     if not json and not completion.text.endswith("\n"):
         write("\n")

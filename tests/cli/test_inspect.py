@@ -1,0 +1,126 @@
+import json
+import math
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+import tiny_models
+from llamacli.gguf import GGUFFile
+
+
+def fields(stdout: str) -> dict[str, str]:
+    """The summary's lines by their labels."""
+    summary = stdout.split("\n\n")[0]
+    return {line[:16].strip(): line[16:] for line in summary.splitlines()}
+
+
+def test_summary(invoke, model: Path) -> None:
+    shown = fields(invoke("inspect", model).stdout)
+    assert shown["file"] == str(model)
+    assert shown["format"] == "GGUF v3"
+    assert shown["architecture"] == "llama"
+    assert shown["plugin"].startswith("llamacli_llama (")
+    assert shown["context length"] == "64"
+    assert (shown["layers"], shown["heads"], shown["heads (k, v)"]) == ("2", "4", "2")
+    assert shown["vocabulary"] == f"{len(tiny_models.spm_vocabulary()[0])} tokens (llama)"
+    assert "cannot run" not in shown
+
+
+def test_the_summary_counts_what_the_file_holds(invoke, tiny_gguf) -> None:
+    path = tiny_gguf("q8_0")
+    summary = json.loads(invoke("inspect", path, "--json", "--tensors").stdout)
+    assert summary["n_bytes"] == path.stat().st_size
+    assert summary["n_params"] == sum(math.prod(tensor["shape"]) for tensor in summary["tensors"])
+    assert summary["n_tensors"] == len(summary["tensors"])
+    for name, kind in summary["tensor_types"].items():
+        sizes = [tensor["n_bytes"] for tensor in summary["tensors"] if tensor["type"] == name]
+        assert (kind["n_tensors"], kind["n_bytes"]) == (len(sizes), sum(sizes))
+    assert list(summary["tensor_types"]) == ["Q8_0", "F32"]  # the largest share first
+    assert (summary["plugin"]["module"], summary["error"]) == ("llamacli_llama", None)
+
+
+def test_tensors_have_rows_first(invoke, model: Path) -> None:
+    lines = invoke("inspect", model, "--tensors").stdout.splitlines()
+    (row,) = [line.split() for line in lines if line.startswith("blk.0.ffn_up.weight")]
+    assert row == ["blk.0.ffn_up.weight", "96", "x", "64", "F32", str(96 * 64 * 4)]
+
+
+def test_metadata_is_shortened_unless_asked_for(invoke, tiny_gguf) -> None:
+    path = tiny_gguf("gqa", metadata={"general.description": "x" * 500, "general.tags": ["a\nb", "c"]})
+    shown = invoke("inspect", path).stdout
+    assert f"general.description = {'x' * 80}... (500 characters)" in shown
+    assert r"general.tags = [a\nb, c]" in shown
+    assert "tokenizer.ggml.tokens = [tok_0, tok_1, tok_2, tok_3, ...] (128 items)" in shown
+    shown = invoke("inspect", path, "--full").stdout
+    assert "x" * 500 in shown
+    assert "tok_127]" in shown
+
+
+def test_json_metadata(invoke, tiny_gguf) -> None:
+    path = tiny_gguf(
+        "gqa", metadata={"general.a": math.nan, "general.b": [1, 2], "general.c": True, "general.d": "é\n"}
+    )
+    metadata = json.loads(invoke("inspect", path, "--json").stdout)["metadata"]
+    assert [metadata[f"general.{key}"] for key in "abcd"] == ["nan", [1, 2], True, "é\n"]
+    assert metadata["tokenizer.ggml.tokens"] == {"length": 128, "first": ["tok_0", "tok_1", "tok_2", "tok_3"]}
+    metadata = json.loads(invoke("inspect", path, "--json", "--full").stdout)["metadata"]
+    assert metadata["tokenizer.ggml.tokens"] == [f"tok_{i}" for i in range(128)]
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_an_architecture_without_a_plugin_is_no_error(flags: tuple[str, ...], invoke, model, tmp_path) -> None:
+    path = tmp_path / "camel.gguf"
+    path.write_bytes(model.read_bytes().replace(b"llama", b"camel"))
+    result = invoke("inspect", path, *flags)
+    assert result.exit_code == 0
+    assert "no installed plugin runs architecture 'camel'" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"without": ["output_norm.weight"]}, "tensor output_norm.weight is missing"),
+        ({"metadata": {"llama.block_count": None}}, "'llama.block_count' is missing"),
+        ({"metadata": {"general.architecture": 3}}, "'general.architecture'"),
+    ],
+)
+def test_a_file_that_its_plugin_would_refuse_says_why(options, reason: str, invoke, tiny_gguf) -> None:
+    result = invoke("inspect", tiny_gguf("gqa", **options))
+    assert result.exit_code == 0
+    assert reason in fields(result.stdout)["cannot run"]
+
+
+def test_a_plugin_that_breaks_does_not_hide_the_file(invoke, model, monkeypatch) -> None:
+    monkeypatch.setattr("llamacli_llama.Llama.configure", lambda *_: {}["x"])
+    assert fields(invoke("inspect", model).stdout)["cannot run"] == "KeyError: 'x'"
+
+
+def test_tensors_are_not_read(invoke, model, monkeypatch) -> None:
+    monkeypatch.setattr(GGUFFile, "data", lambda *_: pytest.fail("tensor data was read"))
+    assert invoke("inspect", model, "--tensors").exit_code == 0
+
+
+def test_a_vocabulary_only_file_of_an_unknown_architecture_takes_little_time(invoke, shared) -> None:
+    path = shared("vocab/ggml-vocab-gemma-4.gguf")
+    started = time.process_time()
+    shown = fields(invoke("inspect", path).stdout)
+    assert time.process_time() - started < 1
+    assert shown["vocabulary"] == "262144 tokens (gemma4)"
+    assert shown["tensors"] == "0"
+
+
+def test_a_vocabulary_only_file_of_a_known_architecture(invoke, tiny_gguf) -> None:
+    names = [
+        tensor["name"] for tensor in json.loads(invoke("inspect", tiny_gguf(), "--tensors", "--json").stdout)["tensors"]
+    ]
+    shown = fields(invoke("inspect", tiny_gguf("gqa", without=names)).stdout)
+    assert shown["cannot run"] == "it has no tensors: a vocabulary only"
+
+
+def test_a_format_that_a_plugin_reads(invoke, shared, tmp_path) -> None:
+    shutil.copy(shared("models/tok512.bin"), tmp_path / "tokenizer.bin")
+    shutil.copy(shared("models/stories260K.bin"), tmp_path / "stories.bin")
+    summary = json.loads(invoke("inspect", tmp_path / "stories.bin", "--json").stdout)
+    assert (summary["format"], summary["architecture"], summary["error"]) == (None, "llama", None)

@@ -1,0 +1,53 @@
+import json
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from llamacli.plugins import ARCHITECTURES, GENERAL, Plugins
+
+BROKEN = EntryPoint("broken", "no_such_plugin_module", GENERAL)
+
+
+def test_a_line_for_each_plugin(invoke) -> None:
+    header, llama, llama2c = invoke("plugins").stdout.splitlines()
+    assert header.split() == ["module", "distribution", "version", "architectures", "commands", "status"]
+    assert (llama.split()[0], llama.split()[-3:]) == ("llamacli_llama", ["llama", "-", "ok"])
+    assert (llama2c.split()[0], llama2c.split()[-3:]) == ("llamacli_llama.llama2c", ["-", "-", "ok"])
+
+
+def test_a_broken_plugin_is_shown_beside_the_others(invoke, use_plugins) -> None:
+    use_plugins(Plugins([BROKEN, EntryPoint("llama", "llamacli_llama", ARCHITECTURES)]))
+    result = invoke("plugins")
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert lines[1].startswith("llamacli_llama ")
+    assert lines[1].endswith("ok")
+    assert "No module named 'no_such_plugin_module'" in lines[2]
+
+
+def test_json(invoke, use_plugins) -> None:
+    use_plugins(Plugins([BROKEN, EntryPoint("llama", "llamacli_llama", ARCHITECTURES)]))
+    llama, broken = json.loads(invoke("plugins", "--json").stdout)
+    assert llama == {
+        "module": "llamacli_llama",
+        "distribution": "(unknown)",
+        "version": "",
+        "architectures": ["llama"],
+        "commands": [],
+        "error": None,
+    }
+    assert "No module named" in broken["error"]
+
+
+@pytest.mark.usefixtures("broken_plugin")
+def test_distributions_are_named(program) -> None:
+    result = program("plugins")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "llamacli-broken" in result.stdout
+    assert "No module named 'no_such_module'" in result.stdout
+
+
+def test_without_any_the_way_out_is_named(invoke, use_plugins) -> None:
+    use_plugins(Plugins([]))
+    assert "pip install 'llamacli[all]'" in invoke("plugins").stdout
+    assert json.loads(invoke("plugins", "--json").stdout) == []

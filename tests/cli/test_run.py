@@ -1,0 +1,398 @@
+import json
+import types
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import llamacli.cli.run
+from llamacli import QuantMode, SamplingParams, load_model
+from llamacli.cli.run import demo_model_path, run
+from llamacli.cli.sampling import sampling_params
+from llamacli.cli.stats import peak_rss
+from llamacli.gguf import Metadata
+from llamacli.kv import KV_TYPES
+
+GREEDY = ("--temp", "0", "--mode", "fp32")
+PROMPT = "once upon a time"
+
+
+@pytest.fixture
+def greedy(model: Path, plugins):
+    """What the model says after a prompt, ids and text, by the Python API."""
+
+    def generate(prompt: str, max_tokens: int, **options) -> tuple[list[int], str]:
+        with load_model(model, "fp32", plugins=plugins) as loaded, loaded.create_session() as session:
+            tokens = list(session.generate(loaded.encode(prompt), max_tokens=max_tokens, **options))
+        return [token.id for token in tokens], "".join(token.piece for token in tokens)
+
+    return generate
+
+
+@pytest.fixture
+def ending(tiny_gguf, greedy):
+    """The model again, but what it says fourth after PROMPT now ends its text."""
+    ids, _ = greedy(PROMPT, 4)
+    assert ids[3] not in ids[:3]
+    return tiny_gguf("gqa", tokenizer="spm", context_length=64, metadata={"tokenizer.ggml.eos_token_id": ids[3]})
+
+
+def run_json(invoke, *args, **options) -> dict:
+    result = invoke("run", *args, "--json", **options)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+# --- where the prompt and the model come from
+
+
+def test_the_text_is_the_prompt_and_its_continuation(invoke, model, greedy) -> None:
+    result = invoke("run", model, PROMPT, *GREEDY, "-n", "8")
+    assert result.stdout == f"{PROMPT}{greedy(PROMPT, 8)[1]}\n"
+    assert result.stderr == ""
+
+
+def test_every_way_to_give_the_prompt_gives_the_same(invoke, model, tmp_path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(f"{PROMPT}\r\n".encode())
+    expected = invoke("run", model, PROMPT, *GREEDY, "-n", "8").stdout
+    for args, options in [
+        ((model, "-p", PROMPT), {}),
+        (("-m", model, PROMPT), {}),
+        (("-m", model, "-p", PROMPT), {}),
+        ((model, "-f", file), {}),
+        ((model,), {"input": f"{PROMPT}\n"}),
+        ((PROMPT, "-m", model), {}),
+        ((), {"input": PROMPT, "env": {"LLAMACLI_RUN_MODEL": str(model)}}),
+        ((model, PROMPT), {"env": {"LLAMACLI_RUN_MODEL": "no such model"}}),
+        ((model, PROMPT), {"input": "stdin is not read when there is a prompt"}),
+    ]:
+        assert invoke("run", *args, *GREEDY, "-n", "8", **options).stdout == expected, args
+
+
+def test_only_one_newline_at_the_end_is_not_part_of_the_prompt(invoke, model) -> None:
+    assert run_json(invoke, model, "-n", "0", input="a\n\n")["prompt"] == "a\n"
+    assert run_json(invoke, model, "-n", "0", "a\n")["prompt"] == "a\n"
+
+
+@pytest.mark.parametrize("more", [("x", "-p", "x"), ("x", "-f", "x"), ("-p", "x", "-f", "x"), ("-m", "x", "x", "x")])
+def test_two_prompts_or_models_are_wrong_usage(more: tuple[str, ...], invoke, model) -> None:
+    args = more if "-m" in more else (model, *more)
+    assert invoke("run", *args).exit_code == 2
+
+
+def test_without_a_prompt_the_model_begins(invoke, model, greedy) -> None:
+    assert invoke("run", model, *GREEDY, "-n", "8").stdout == f"{greedy('', 8)[1]}\n"
+
+
+def test_without_a_model_the_demo_writes(invoke, model, monkeypatch, greedy) -> None:
+    monkeypatch.setattr(llamacli.cli.run, "demo_model_path", lambda: str(model))
+    assert invoke("run", *GREEDY, "-n", "8").stdout == f"{greedy('', 8)[1]}\n"
+    assert invoke("run", *GREEDY, "-n", "8", "-p", PROMPT).stdout == f"{PROMPT}{greedy(PROMPT, 8)[1]}\n"
+
+
+def test_the_demo_model_lies_in_the_package() -> None:
+    assert Path(demo_model_path()) == Path(llamacli.__file__).parent / "data" / "demo.gguf"
+
+
+def test_a_prompt_in_the_place_of_the_model_is_explained(invoke) -> None:
+    result = invoke("run", "Once upon a time")
+    assert result.exit_code == 1
+    assert "Once upon a time: no such file (a prompt for the demo model is given with -p)" in result.stderr
+
+
+@pytest.mark.parametrize("args", [("",), ("-p", "")])
+def test_an_empty_prompt_is_an_error(args: tuple[str, ...], invoke, model) -> None:
+    result = invoke("run", model, *args)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the prompt is empty" in result.stderr
+
+
+def test_an_empty_model_name_does_not_mean_the_demo(invoke) -> None:
+    assert invoke("run", "-m", "", "-p", "x").exit_code == 1
+
+
+@pytest.mark.parametrize(("source", "name"), [("stdin", "stdin"), ("file", "prompt.txt")])
+def test_a_prompt_that_is_not_utf8_is_an_error(source: str, name: str, invoke, model, tmp_path) -> None:
+    (tmp_path / "prompt.txt").write_bytes(b"caf\xe9 au lait")
+    args, data = ((), b"caf\xe9 au lait") if source == "stdin" else (("-f", tmp_path / "prompt.txt"), b"")
+    result = invoke("run", model, *args, input=data)
+    assert result.exit_code == 1
+    assert f"{name} is not UTF-8: " in result.stderr
+    assert "at byte 3" in result.stderr
+
+
+def test_an_argument_that_is_not_utf8_is_an_error(invoke, model) -> None:
+    result = invoke("run", model, "caf\udce9")
+    assert (result.exit_code, result.stderr) == (1, "llamacli: error: the text on the command line is not UTF-8\n")
+
+
+def test_a_prompt_file_that_cannot_be_read_is_an_error(invoke, model) -> None:
+    result = invoke("run", model, "-f", "nowhere.txt")
+    assert (result.exit_code, result.stderr) == (1, "llamacli: error: nowhere.txt: No such file or directory\n")
+
+
+def test_special_tokens_in_the_prompt_are_read_as_such(invoke, model) -> None:
+    with_special = run_json(invoke, model, "once</s>", "-n", "0")["stats"]["n_prompt"]
+    assert with_special == run_json(invoke, model, "once", "-n", "0")["stats"]["n_prompt"] + 1
+
+
+def test_a_prompt_does_not_end_in_an_eos_that_the_file_wants(invoke, tiny_gguf, model) -> None:
+    path = tiny_gguf("gqa", tokenizer="spm", context_length=64, metadata={"tokenizer.ggml.add_eos_token": True})
+    assert (
+        invoke("run", path, PROMPT, *GREEDY, "-n", "8").stdout
+        == invoke("run", model, PROMPT, *GREEDY, "-n", "8").stdout
+    )
+
+
+def test_a_model_without_bos_needs_a_prompt(invoke, tiny_gguf) -> None:
+    path = tiny_gguf("gqa", tokenizer="spm", metadata={"tokenizer.ggml.add_bos_token": False})
+    result = invoke("run", path, "-n", "1")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "give a prompt" in result.stderr
+    assert invoke("run", path, PROMPT, "-n", "1").exit_code == 0
+
+
+def test_a_model_without_a_vocabulary_takes_no_text(invoke, tiny_gguf) -> None:
+    result = invoke("run", tiny_gguf("gqa"), PROMPT)
+    assert result.exit_code == 1
+    assert "no vocabulary" in result.stderr
+
+
+# --- what is written
+
+
+def test_the_prompt_can_be_left_out(invoke, model, greedy) -> None:
+    result = invoke("run", model, PROMPT, "--no-display-prompt", *GREEDY, "-n", "8")
+    assert result.stdout == f"{greedy(PROMPT, 8)[1]}\n"
+
+
+def test_text_that_ends_its_last_line_gets_no_other_newline(invoke, model, monkeypatch) -> None:
+    def generate(self, *_args, **_options):
+        yield types.SimpleNamespace(id=1, piece="one\n")
+
+    monkeypatch.setattr("llamacli.session.Session.generate", generate)
+    assert invoke("run", model, "--no-display-prompt", "x").stdout == "one\n"
+
+
+def test_json_has_the_same_text_and_more(invoke, model, greedy) -> None:
+    ids, text = greedy(PROMPT, 8)
+    answer = run_json(invoke, model, PROMPT, *GREEDY, "-n", "8", "-s", "7")
+    stats = answer.pop("stats")
+    assert answer == {
+        "model": str(model),
+        "arch": "llama",
+        "prompt": PROMPT,
+        "text": text,
+        "tokens": ids,
+        "stop": "length",
+    }
+    assert (stats["n_gen"], stats["seed"]) == (8, 7)
+    assert min(stats[name] for name in ("load_s", "ttft_s", "n_prompt", "prefill_tps", "gen_tps", "peak_rss")) > 0
+
+
+def test_stats_go_to_stderr(invoke, model) -> None:
+    result = invoke("run", model, PROMPT, "-n", "8", "-s", "7", "--stats")
+    figures = {line[:14].strip(): line[14:] for line in result.stderr.splitlines()}
+    assert list(figures) == ["load", "prompt", "first token", "generated", "peak memory", "seed"]
+    assert figures["prompt"].startswith("5 tokens, ")
+    assert figures["generated"].startswith("8 tokens, ")
+    assert figures["seed"] == "7"
+    assert result.stdout == invoke("run", model, PROMPT, "-n", "8", "-s", "7").stdout
+
+
+def test_peak_memory_is_what_this_process_used() -> None:
+    before = peak_rss()
+    block = bytearray(200 << 20)
+    block[::4096] = bytes(len(block[::4096]))
+    peak = peak_rss()
+    assert before is not None
+    assert peak is not None
+    assert 200 << 20 < peak < 16 << 30
+
+
+def test_the_same_seed_gives_the_same_text(invoke, model) -> None:
+    def text(*flags: str) -> str:
+        return run_json(invoke, model, PROMPT, "-n", "20", "--temp", "2", "--top-k", "0", *flags)["text"]
+
+    assert text("-s", "1") == text("-s", "1")
+    assert text("-s", "1") != text("-s", "2")
+    assert text() != text()  # without one, each run draws its own
+
+
+# --- when it stops
+
+
+def test_it_stops_where_the_model_ends_the_text(invoke, ending, greedy) -> None:
+    answer = run_json(invoke, ending, PROMPT, *GREEDY)
+    assert (answer["tokens"], answer["stop"]) == (greedy(PROMPT, 3)[0], "eos")
+
+
+def test_ignore_eos_goes_on(invoke, ending, greedy) -> None:
+    answer = run_json(invoke, ending, PROMPT, *GREEDY, "--ignore-eos", "-n", "5")
+    assert (len(answer["tokens"]), answer["tokens"][:4], answer["stop"]) == (5, greedy(PROMPT, 4)[0], "length")
+
+
+@pytest.mark.parametrize("flags", [(), ("-n", "-1"), ("-n", "1000")])
+def test_it_stops_when_the_context_is_full_and_says_what_to_do(flags: tuple[str, ...], invoke, model) -> None:
+    result = invoke("run", model, PROMPT, *GREEDY, "--ignore-eos", *flags, "--json")
+    answer = json.loads(result.stdout)
+    assert (answer["stop"], answer["stats"]["n_prompt"] + len(answer["tokens"])) == ("context", 64)
+    assert result.stderr == "llamacli: the context of 64 tokens is full; -c sets a longer one\n"
+
+
+def test_the_length_of_the_context_can_be_set(invoke, model) -> None:
+    assert "context of 20 tokens" in invoke("run", model, PROMPT, *GREEDY, "--ignore-eos", "-c", "20").stderr
+    assert run_json(invoke, model, PROMPT, *GREEDY, "--ignore-eos", "-c", "70")["stats"]["n_gen"] == 65
+    assert run_json(invoke, model, PROMPT, *GREEDY, "--ignore-eos", "-c", "0")["stats"]["n_gen"] == 59
+
+
+def test_nothing_is_generated_with_n_0(invoke, model) -> None:
+    answer = run_json(invoke, model, PROMPT, "-n", "0")
+    assert (answer["tokens"], answer["text"], answer["stop"]) == ([], "", "length")
+    assert invoke("run", model, PROMPT, "-n", "0").stdout == f"{PROMPT}\n"
+
+
+def test_a_prompt_that_just_fits_leaves_no_room(invoke, model) -> None:
+    answer = run_json(invoke, model, PROMPT, "-c", "5")
+    assert (answer["stats"]["n_prompt"], answer["tokens"], answer["stop"]) == (5, [], "context")
+
+
+def test_a_prompt_longer_than_the_context_is_one_line(invoke, model) -> None:
+    result = invoke("run", model, PROMPT, "-c", "4")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        "llamacli: error: the prompt has 5 tokens and the context only 4: shorten it or raise -c\n"
+    )
+
+
+# --- options
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "range_"),
+    [
+        ("--temp", "-0.1", "0<=x<=1000000"),
+        ("--temp", "nan", "finite"),
+        ("--temp", "inf", "range"),
+        ("--top-k", "-1", "x>=0"),
+        ("--top-k", "1.5", "integer"),
+        ("--top-p", "1.1", "0<=x<=1"),
+        ("--min-p", "-1", "0<=x<=1"),
+        ("--repeat-penalty", "-1", "0<=x<=1000000"),
+        ("--repeat-last-n", "-2", "x>=-1"),
+        ("-n", "-2", "x>=-1"),
+        ("-c", "-1", "x>=0"),
+        ("-t", "0", "x>=1"),
+        ("-s", "4294967296", "-1<=x<=4294967295"),
+        ("--mode", "q5", "q4"),
+        ("--kv-type", "q8", "f16"),
+    ],
+)
+def test_a_value_out_of_range_is_wrong_usage_that_says_the_range(option, value, range_: str, invoke, model) -> None:
+    result = invoke("run", model, PROMPT, option, value)
+    assert result.exit_code == 2
+    assert range_ in result.stderr
+    assert option in result.stderr
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("-n", "--max-tokens", "--n-predict"),
+        ("-c", "--ctx-size"),
+        ("-t", "--threads"),
+        ("-s", "--seed"),
+        ("-m", "--model"),
+        ("-p", "--prompt"),
+        ("-f", "--file"),
+        ("--temp", "--temperature"),
+        ("--raw", "--no-chat"),
+    ],
+)
+def test_names_of_options(names: tuple[str, ...]) -> None:
+    assert [param for param in run.params if set(names) == set(param.opts)] != []
+
+
+def test_choices_are_those_of_the_engine() -> None:
+    choices = {param.name: tuple(getattr(param.type, "choices", ())) for param in run.params}
+    assert choices["mode"] == tuple(QuantMode)
+    assert set(choices["kv_type"]) == set(KV_TYPES)
+
+
+@pytest.mark.parametrize("mode", ["auto", "fp32", "q8", "q4"])
+@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+def test_modes_and_cache_types(mode: str, kv_type: str, invoke, model) -> None:
+    answer = run_json(invoke, model, PROMPT, "--mode", mode, "--kv-type", kv_type, "-n", "4", "--ignore-eos")
+    assert len(answer["tokens"]) == 4
+
+
+def test_options_reach_the_model(invoke, model, monkeypatch) -> None:
+    seen = {}
+    load = llamacli.load_model
+
+    def spy(*args, **options):
+        seen["load"] = args, options
+        return load(*args, **options)
+
+    monkeypatch.setattr(llamacli, "load_model", spy)
+    assert invoke("run", model, PROMPT, "-t", "2", "--mode", "q8", "--raw", "-n", "1").exit_code == 0
+    assert seen["load"] == ((str(model), "q8"), {"threads": 2})
+
+
+def test_options_can_be_set_by_the_environment(invoke, model) -> None:
+    env = {"LLAMACLI_RUN_MAX_TOKENS": "3", "LLAMACLI_RUN_SEED": "5", "LLAMACLI_RUN_IGNORE_EOS": "1"}
+    answer = run_json(invoke, model, PROMPT, env=env)
+    assert (len(answer["tokens"]), answer["stats"]["seed"]) == (3, 5)
+    assert len(run_json(invoke, model, PROMPT, "-n", "2", env=env)["tokens"]) == 2
+
+
+NOT_GIVEN = dict.fromkeys(("temp", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n"))
+DEFAULTS = SamplingParams(temp=0.8, top_k=40, top_p=0.95, min_p=0.05, penalty=1.0, penalty_last_n=64)
+RECOMMENDED = {
+    "general.sampling.temp": 0.5,
+    "general.sampling.top_k": 7,
+    "general.sampling.top_p": 0.25,
+    "general.sampling.min_p": 0.125,
+    "general.sampling.penalty_repeat": 1.5,
+    "general.sampling.penalty_last_n": 9,
+}
+FROM_FILE = SamplingParams(temp=0.5, top_k=7, top_p=0.25, min_p=0.125, penalty=1.5, penalty_last_n=9)
+GIVEN = {"temp": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 2.0, "repeat_last_n": 0}
+FROM_OPTIONS = SamplingParams(temp=0.0, top_k=0, top_p=1.0, min_p=0.0, penalty=2.0, penalty_last_n=0)
+
+
+@given(st.sets(st.sampled_from(range(6))), st.sets(st.sampled_from(range(6))))
+def test_sampling_values_come_from_the_options_then_the_file_then_llama_cpp(
+    given_: set[int], in_file: set[int]
+) -> None:
+    options = NOT_GIVEN | {name: value for i, (name, value) in enumerate(GIVEN.items()) if i in given_}
+    metadata = Metadata({key: value for i, (key, value) in enumerate(RECOMMENDED.items()) if i in in_file})
+    params = sampling_params(options, metadata, 512)
+    for i, field in enumerate(("temp", "top_k", "top_p", "min_p", "penalty", "penalty_last_n")):
+        source = FROM_OPTIONS if i in given_ else FROM_FILE if i in in_file else DEFAULTS
+        assert getattr(params, field) == getattr(source, field)
+
+
+def test_the_whole_context_can_count_as_just_written() -> None:
+    assert sampling_params(NOT_GIVEN | {"repeat_last_n": -1}, Metadata({}), 512).penalty_last_n == 512
+
+
+def test_what_a_file_recommends_is_used(invoke, tiny_gguf, greedy) -> None:
+    path = tiny_gguf("gqa", tokenizer="spm", context_length=64, metadata={"general.sampling.temp": 0.0})
+    assert run_json(invoke, path, PROMPT, "--mode", "fp32", "-n", "8")["tokens"] == greedy(PROMPT, 8)[0]
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), "hot"])
+def test_a_recommendation_out_of_range_is_an_error_unless_overruled(value, tiny_gguf, invoke) -> None:
+    path = tiny_gguf("gqa", tokenizer="spm", metadata={"general.sampling.temp": value})
+    result = invoke("run", path, PROMPT, "-n", "1")
+    assert result.exit_code == 1
+    assert "general.sampling.temp" in result.stderr
+    assert invoke("run", path, PROMPT, "-n", "1", "--temp", "1").exit_code == 0
+
+
+def test_a_recommendation_that_nothing_follows_is_named(invoke, tiny_gguf) -> None:
+    path = tiny_gguf("gqa", tokenizer="spm", metadata={"general.sampling.mirostat": 2})
+    assert "general.sampling.mirostat" in invoke("run", path, PROMPT, "-n", "1").stderr

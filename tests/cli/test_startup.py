@@ -1,0 +1,50 @@
+"""Help and wrong usage are answered at once, whatever is installed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = {"numpy", "numba", "tokenizers", "gguf", "pluggy", "attrs", "importlib.metadata", "llamacli.plugins"}
+LOADED = (
+    "import sys; sys.argv[0] = 'llamacli'\ntry: from llamacli.cli import main; main()\nfinally: print(*sys.modules)"
+)
+BUDGET_S = 0.3
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--help", "run --help", "plugins --help", "", "--nonsense", "run --top-k x", "inspect", "model.gguf"]
+)
+def test_help_and_usage_errors_import_nothing_heavy(arguments: str, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-c", LOADED, *arguments.split()]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "Usage: llamacli" in result.stdout + result.stderr
+    assert HEAVY & set(result.stdout.splitlines()[-1].split()) == set()
+
+
+def test_help_takes_little_time(program) -> None:
+    def cpu_s() -> float:
+        before = os.times()
+        assert program("--help").returncode == 0
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
+
+    assert min(cpu_s() for _ in range(5)) < BUDGET_S  # processor time: the machine may be busy
+
+
+@pytest.mark.usefixtures("broken_plugin")
+def test_a_broken_plugin_disturbs_neither_help_nor_a_run(program, model: Path) -> None:
+    result = program("--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    result = program("run", model, "-n", "3", "Once")
+    assert result.returncode == 0
+    assert result.stdout.startswith("Once")
+    assert "Traceback" not in result.stderr
+
+
+def test_version(program, site: Path, install) -> None:
+    install(site, "llamacli", "")
+    result = program("--version")
+    assert (result.returncode, result.stdout) == (0, "llamacli, version 1.0\n")

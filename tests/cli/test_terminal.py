@@ -1,0 +1,160 @@
+"""The program among pipes, signals and terminals."""
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+ENDLESS = ("--ignore-eos", "-c", "1000000", "--temp", "0")
+TIMEOUT_S = 60
+
+
+@pytest.fixture(params=["0", "1"], ids=["kernels", "no kernels"])
+def endless(request, start, model: Path):
+    """A run that would go on for hours."""
+
+    def begin(*args: str, **options) -> subprocess.Popen[bytes]:
+        return start("run", model, "once", *ENDLESS, *args, env={"NUMBA_DISABLE_JIT": request.param}, **options)
+
+    return begin
+
+
+def lines_but_warnings(stderr: bytes) -> list[str]:
+    """What is on stderr, without warnings: of the long context, of kernels that are compiled."""
+    return [line for line in stderr.decode().splitlines() if not line.startswith("llamacli: warning: ")]
+
+
+def read_until(fd: int, wanted: bytes) -> bytes:
+    """What comes from a file descriptor until it holds `wanted`."""
+    data = b""
+    deadline = time.monotonic() + TIMEOUT_S
+    while wanted not in data:
+        assert select.select([fd], [], [], deadline - time.monotonic())[0], f"{wanted!r} did not come after {data!r}"
+        data += os.read(fd, 65536)
+    return data
+
+
+def test_an_interrupted_text_ends_its_line_and_shows_its_figures(endless) -> None:
+    process = endless("--stats")
+    begun = process.stdout.read(200)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+    assert begun.startswith(b"once")
+    assert out.endswith(b"\n")
+    assert [line.split()[0] for line in lines_but_warnings(err)] == [
+        "load",
+        "prompt",
+        "first",
+        "generated",
+        "peak",
+        "seed",
+    ]
+
+
+def test_interrupted_json_is_whole(endless) -> None:
+    process = endless("--json", "-v")
+    read_until(process.stderr.fileno(), b" loaded in ")
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+    assert b"Traceback" not in err
+    answer = json.loads(out)
+    assert answer["stop"] == "interrupt"
+    assert answer["stats"]["n_gen"] <= len(answer["tokens"]) <= answer["stats"]["n_gen"] + 1
+
+
+def test_an_interrupt_while_waiting_for_the_prompt(start, model: Path) -> None:
+    process = start("-v", "run", model, stdin=subprocess.PIPE)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, out, err) == (130, b"", b"\n")
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(endless) -> None:
+    with endless() as process:
+        assert process.stdout.read(10) != b""
+        process.stdout.close()
+        err = process.stderr.read()
+        assert process.wait(TIMEOUT_S) == 141
+    assert lines_but_warnings(err) == []
+
+
+def test_a_pipe_to_head(environment, model: Path) -> None:
+    script = 'python() { "$PYTHON" -m llamacli "$@"; }; python run "$MODEL" once --ignore-eos | head -c 10'
+    env = environment | {"PYTHON": sys.executable, "MODEL": str(model)}
+    result = subprocess.run(["bash", "-c", script], env=env, capture_output=True, check=False, timeout=TIMEOUT_S)
+    assert (result.returncode, len(result.stdout)) == (0, 10)
+    assert b"Traceback" not in result.stderr
+    assert b"Exception ignored" not in result.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("command", ["run", "inspect"])
+def test_a_full_disk_is_one_line(command: str, program, model: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        result = program(command, model, stdout=full)
+    assert (result.returncode, result.stderr) == (1, "llamacli: error: No space left on device\n")
+
+
+def test_an_output_that_cannot_show_a_character_shows_another(program, model: Path) -> None:
+    result = program("run", model, "once é 日", "-n", "0", env={"PYTHONIOENCODING": "koi8-r"})
+    assert (result.returncode, result.stdout, result.stderr) == (0, "once ? ?\n", "")
+
+
+def test_closed_streams_do_no_harm(environment, model: Path) -> None:
+    for redirections in ("<&-", "2>&-", ">&-", "<&- >&- 2>&-"):
+        script = f'"$PYTHON" -m llamacli run "$MODEL" -n 2 {redirections}'
+        env = environment | {"PYTHON": sys.executable, "MODEL": str(model)}
+        result = subprocess.run(["bash", "-c", script], env=env, capture_output=True, check=False, timeout=TIMEOUT_S)
+        assert (result.returncode, result.stderr) == (0, b""), redirections
+
+
+def test_text_is_written_as_it_comes(endless) -> None:
+    process = endless()
+    first = os.read(process.stdout.fileno(), 65536)
+    assert first.startswith(b"once")
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=TIMEOUT_S)
+
+
+@pytest.fixture
+def terminal():
+    """Both ends of a pseudo-terminal: the user's, and the program's."""
+    user, program = pty.openpty()
+    yield user, program
+    os.close(user)
+
+
+def test_at_a_terminal_nothing_is_waited_for_and_ctrl_c_works(start, terminal, model: Path) -> None:
+    user, tty = terminal
+    process = start(
+        "run", model, *ENDLESS, stdin=tty, stdout=tty, stderr=tty, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(tty, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(tty)
+    read_until(user, b"trained for 64 tokens only\r\n")
+    os.read(user, 1)
+    os.write(user, b"\x03")
+    read_until(user, b"^C")
+    assert process.wait(TIMEOUT_S) == 130
+
+
+def test_tokenize_at_a_terminal_without_text_says_so(start, terminal, model: Path) -> None:
+    process = start("tokenize", model, stdin=terminal[1])
+    os.close(terminal[1])
+    _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 2
+    assert b"Give TEXT, or pipe it in." in err
