@@ -9,10 +9,10 @@ import pytest
 
 import tiny_models
 from llamacli import Model, load_model
-from llamacli.engine import Engine, ReferenceEngine
+from llamacli.engine import Engine, ReferenceEngine, default_engine
 from llamacli.plugins import ARCHITECTURES, GENERAL, Plugins
 
-ENGINES = {"reference": ReferenceEngine}
+ENGINES = {"reference": ReferenceEngine, "default": default_engine}
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

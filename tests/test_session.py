@@ -7,7 +7,6 @@ import pytest
 
 from conftest import LoadTiny
 from llamacli import ClosedError, ContextOverflowError, InvalidRequestError, Model, SamplingParams, Session, Stats
-from llamacli.engine import Engine, ReferenceEngine
 
 PROMPT = [5, 17, 101, 3, 77, 42, 9, 64]
 LONG = np.random.RandomState(7).randint(0, 128, 40).tolist()
@@ -33,14 +32,6 @@ def logits_after(model: Model, tokens: list[int]) -> np.ndarray:
     with model.create_session() as session:
         session.eval(tokens)
         return session.logits
-
-
-def assert_same(engine: Engine, expected: np.ndarray, actual: np.ndarray) -> None:
-    """Bit for bit in the reference; an engine that sums in another order for another number of tokens may round."""
-    if isinstance(engine, ReferenceEngine):
-        np.testing.assert_array_equal(actual, expected)
-    else:
-        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
 class TestLength:
@@ -98,7 +89,7 @@ class TestEval:
         whole = model.create_session().eval(PROMPT, all_logits=True)
         assert whole.shape == (len(PROMPT), model.config.n_vocab)
         assert whole.dtype == session.logits.dtype == np.float32
-        np.testing.assert_allclose(session.logits, whole[-1], rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(session.logits, whole[-1])
 
     def test_all_logits_leave_the_last_row_as_logits(self, session: Session) -> None:
         rows = session.eval(PROMPT, all_logits=True)
@@ -118,37 +109,35 @@ class TestEval:
         np.testing.assert_array_equal(session.logits, before)
 
     @pytest.mark.parametrize("variant", ["gqa", "moe_8_2", "rope_yarn"])
-    def test_every_split_of_a_sequence(self, variant: str, load_tiny: LoadTiny, engine: Engine) -> None:
+    def test_every_split_of_a_sequence(self, variant: str, load_tiny: LoadTiny) -> None:
         model, tokens = load_tiny(variant), PROMPT[:7]
         expected = model.create_session().eval(tokens, all_logits=True)
         for mask in itertools.product([False, True], repeat=len(tokens) - 1):
             cuts = [0, *(i + 1 for i, cut in enumerate(mask) if cut), len(tokens)]
             session = model.create_session(seq_len=len(tokens))
             parts = [session.eval(tokens[a:b], all_logits=True) for a, b in itertools.pairwise(cuts)]
-            assert_same(engine, expected, np.concatenate(parts))
+            np.testing.assert_array_equal(expected, np.concatenate(parts))
 
     @pytest.mark.parametrize("kv_type", ["f32", "f16"])
-    def test_every_cut_of_a_longer_sequence(self, kv_type: str, model: Model, engine: Engine) -> None:
+    def test_every_cut_of_a_longer_sequence(self, kv_type: str, model: Model) -> None:
         expected = model.create_session(kv_type=kv_type).eval(LONG, all_logits=True)
         for cut in range(1, len(LONG)):
             session = model.create_session(kv_type=kv_type)
             parts = [session.eval(LONG[:cut], all_logits=True), session.eval(LONG[cut:], all_logits=True)]
-            assert_same(engine, expected, np.concatenate(parts))
+            np.testing.assert_array_equal(expected, np.concatenate(parts))
 
-    def test_token_by_token(self, model: Model, engine: Engine) -> None:
+    def test_token_by_token(self, model: Model) -> None:
         expected = model.create_session().eval(LONG, all_logits=True)
         session = model.create_session()
         for token, row in zip(LONG, expected, strict=True):
             session.eval([token])
-            assert_same(engine, row, session.logits)
+            np.testing.assert_array_equal(row, session.logits)
 
-    def test_batches_beyond_the_largest_are_split(
-        self, model: Model, engine: Engine, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_batches_beyond_the_largest_are_split(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
         expected = model.create_session().eval(LONG, all_logits=True)
         monkeypatch.setattr("llamacli.session.N_BATCH", 16)
         session = model.create_session()
-        assert_same(engine, expected, session.eval(LONG, all_logits=True))
+        np.testing.assert_array_equal(expected, session.eval(LONG, all_logits=True))
         assert session.n_past == len(LONG)
 
     def test_sessions_do_not_interact(self, model: Model) -> None:
@@ -158,7 +147,7 @@ class TestEval:
             one.eval([token])
             other.eval([noise, noise])
         assert (one.n_past, other.n_past) == (len(PROMPT), 2 * len(PROMPT))
-        np.testing.assert_allclose(one.logits, alone, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(one.logits, alone)
         draws = [model.create_session().generate(PROMPT, RANDOM, max_tokens=8) for _ in range(2)]
         interleaved = [(a.id, b.id) for a, b in zip(*draws, strict=True)]
         assert all(a == b for a, b in interleaved)
@@ -182,7 +171,7 @@ class TestRefusals:
         assert session.n_past == len(PROMPT)
         np.testing.assert_array_equal(session.logits, logits)
         session.eval([1, 2, 3, 4])
-        np.testing.assert_allclose(session.logits, logits_after(model, [*PROMPT, 1, 2, 3, 4]), rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(session.logits, logits_after(model, [*PROMPT, 1, 2, 3, 4]))
 
     def test_overflow(self, model: Model, started: Session) -> None:
         logits = started.logits.copy()
@@ -313,14 +302,14 @@ class TestGenerate:
         assert session.stats.n_gen == 3
         assert session.n_past == len(PROMPT) + 3
         assert session._generated == ids[:3]
-        np.testing.assert_allclose(session.logits, logits_after(model, [*PROMPT, *ids[:3]]), rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(session.logits, logits_after(model, [*PROMPT, *ids[:3]]))
         session.eval(ids[3:4])
         assert session.sample() == ids[4]
 
     def test_the_last_token_is_evaluated_too(self, model: Model, session: Session) -> None:
         ids = [token.id for token in session.generate(PROMPT, max_tokens=3)]
         assert session.n_past == len(PROMPT) + 3
-        np.testing.assert_allclose(session.logits, logits_after(model, PROMPT + ids), rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(session.logits, logits_after(model, PROMPT + ids))
 
     def test_continues_without_a_prompt(self, model: Model, session: Session) -> None:
         whole = [token.id for token in model.create_session().generate(PROMPT, max_tokens=10)]
