@@ -83,7 +83,7 @@ def test_debug_shows_the_traceback(arguments: list[str], env: dict[str, str], in
     ("error", "said"),
     [
         (MemoryError(), "not enough memory"),
-        (MemoryError("Unable to allocate 9 GiB"), "Unable to allocate 9 GiB"),
+        (MemoryError("Unable to allocate 9 GiB"), "not enough memory: Unable to allocate 9 GiB"),
         (PermissionError(13, "Permission denied", "x.gguf"), "x.gguf: Permission denied"),
         (OSError(28, "No space left on device"), "No space left on device"),
         (OSError(), "OSError"),

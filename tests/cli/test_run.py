@@ -125,7 +125,8 @@ def test_a_prompt_that_is_not_utf8_is_an_error(source: str, name: str, invoke, m
 
 def test_an_argument_that_is_not_utf8_is_an_error(invoke, model) -> None:
     result = invoke("run", model, "caf\udce9")
-    assert (result.exit_code, result.stderr) == (1, "llamacli: error: the text on the command line is not UTF-8\n")
+    assert result.exit_code == 1
+    assert "the text on the command line is not UTF-8: " in result.stderr
 
 
 def test_a_prompt_file_that_cannot_be_read_is_an_error(invoke, model) -> None:

@@ -113,6 +113,12 @@ def test_an_output_that_cannot_show_a_character_shows_another(program, model: Pa
     assert (result.returncode, result.stdout, result.stderr) == (0, "once ? ?\n", "")
 
 
+def test_a_locale_without_utf8_changes_no_text(program, model: Path) -> None:
+    env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    result = program("run", model, "once é 日", "-n", "0", env=env)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "once é 日\n", "")
+
+
 def test_closed_streams_do_no_harm(environment, model: Path) -> None:
     for redirections in ("<&-", "2>&-", ">&-", "<&- >&- 2>&-"):
         script = f'"$PYTHON" -m llamacli run "$MODEL" -n 2 {redirections}'

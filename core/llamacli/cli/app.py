@@ -66,7 +66,9 @@ class App(click.Group):
 def _message(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error) or ("not enough memory" if isinstance(error, MemoryError) else type(error).__name__)
+    if isinstance(error, MemoryError):
+        return f"not enough memory: {error}".removesuffix(": ")
+    return str(error) or type(error).__name__
 
 
 @click.group(

@@ -23,9 +23,9 @@ def note(text: str) -> None:
     click.echo(printable(text), err=True)
 
 
-def print_json(value: Any) -> None:
+def print_json(value: Any, indent: int | None = 2) -> None:
     """Print one JSON document: ASCII only, so that no locale can damage it; NaN and infinities become strings."""
-    click.echo(json.dumps(_strict(value), indent=2))
+    click.echo(json.dumps(_strict(value), indent=indent))
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "") -> None:

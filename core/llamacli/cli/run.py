@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from llamacli.cli.options import PATH, global_options
 from llamacli.cli.output import note, print_json, write
 from llamacli.cli.sampling import sampling_options, sampling_params
-from llamacli.cli.text import checked_argument, read_file, read_stdin, without_final_newline
+from llamacli.cli.text import argument, read_file, read_stdin, without_final_newline
 from llamacli.errors import InvalidRequestError, ModelFormatError
 
 if TYPE_CHECKING:
@@ -164,7 +164,8 @@ def run(
                     "tokens": completion.tokens,
                     "stop": completion.stop,
                     "stats": figures.as_dict(),
-                }
+                },
+                indent=None,
             )
     if not json and not completion.text.endswith("\n"):
         write("\n")
@@ -176,14 +177,14 @@ def run(
         ctx.exit(130)
 
 
-def _prompt(argument: str | None, option: str | None, file: str | None) -> str:
+def _prompt(positional: str | None, option: str | None, file: str | None) -> str:
     """The prompt, from wherever it was given; "" for none."""
-    given = [text for text in (argument, option, file) if text is not None]
+    given = [text for text in (positional, option, file) if text is not None]
     if len(given) > 1:
         raise click.UsageError("Give one prompt only: PROMPT, -p or -f.")
     if not given:
         return without_final_newline(read_stdin() or "")
-    text = checked_argument(given[0]) if file is None else without_final_newline(read_file(Path(file)))
+    text = argument(given[0]) if file is None else without_final_newline(read_file(Path(file)))
     if not text:
         raise InvalidRequestError("the prompt is empty; without one the model begins a text of its own")
     return text

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from pathlib import Path
 
 from llamacli.errors import InvalidRequestError
+
+_UNDECODED = re.compile("[\udc80-\udcff]")
 
 
 def read_file(path: Path) -> str:
@@ -20,13 +24,9 @@ def read_stdin() -> str | None:
     return decoded(sys.stdin.buffer.read(), "stdin")
 
 
-def checked_argument(text: str) -> str:
-    """An argument as it is, once it is known to be text: the shell hands over any bytes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequestError("the text on the command line is not UTF-8") from None
-    return text
+def argument(text: str) -> str:
+    """Text from the command line: where the locale could not decode its bytes, they are taken for UTF-8."""
+    return decoded(os.fsencode(text), "the text on the command line") if _UNDECODED.search(text) else text
 
 
 def without_final_newline(text: str) -> str:

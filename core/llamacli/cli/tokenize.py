@@ -6,7 +6,7 @@ import click
 
 from llamacli.cli.options import PATH, global_options
 from llamacli.cli.output import print_json, printable
-from llamacli.cli.text import checked_argument, read_stdin
+from llamacli.cli.text import argument, read_stdin
 
 
 @click.command()
@@ -25,7 +25,7 @@ def tokenize(model: str, text: str | None, ids: bool, no_special: bool, parse_sp
     """
     if ids and json:
         raise click.UsageError("--ids and --json exclude each other.")
-    text = read_stdin() if text is None else checked_argument(text)
+    text = read_stdin() if text is None else argument(text)
     if text is None:
         raise click.UsageError("Give TEXT, or pipe it in.")
     from llamacli import load_tokenizer
