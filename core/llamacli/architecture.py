@@ -13,8 +13,6 @@ from llamacli.gguf import Metadata
 from llamacli.graph import Graph, Param, Tensor, Value
 from llamacli.loaders import ModelFile
 
-_FIXED = attrs.setters.frozen
-
 
 def _check_seq_len(config: Config, attribute: attrs.Attribute[int], value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -22,7 +20,13 @@ def _check_seq_len(config: Config, attribute: attrs.Attribute[int], value: int) 
     return value
 
 
-@attrs.define(kw_only=True, on_setattr=_FIXED)
+def _freeze(_: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
+    """Forbid to set the fields that do not say what setting them does; a subclass inherits that with each field."""
+    fixed = attrs.setters.frozen
+    return [field.evolve(on_setattr=fixed) if field.on_setattr is None else field for field in fields]
+
+
+@attrs.define(kw_only=True, field_transformer=_freeze)
 class Config:
     """The hyperparameters that every decoder has, named as in GGUF; a family's own ones are added by subclassing.
 

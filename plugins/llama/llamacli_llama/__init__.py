@@ -12,7 +12,7 @@ from llamacli.gguf import Metadata
 LLAMACLI_API = 1
 
 
-@attrs.define(kw_only=True)
+@attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
 class LlamaConfig(Config):
     """`rope` turns pairs of neighbours: the rows of Q and K are stored in that order."""
 
