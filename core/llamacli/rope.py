@@ -47,6 +47,8 @@ class Rope:
         """
         prefix = f"{architecture}.rope."
         n_dims = metadata.get_int(f"{prefix}dimension_count", default=head_dim, minimum=2, maximum=head_dim)
+        if n_dims % 2:
+            raise ModelFormatError(f"{prefix}dimension_count = {n_dims} is odd, and pairs of dimensions are turned")
         base = metadata.get_float(f"{prefix}freq_base", default=10000.0, minimum=2.0)
         kind = metadata.get_str(f"{prefix}scaling.type", default="linear")
         if kind not in SCALING_TYPES:
