@@ -1,0 +1,299 @@
+import gc
+import logging
+import sys
+import weakref
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+import tiny_models
+from conftest import LoadTiny, TinyGguf
+from llamacli import (
+    ClosedError,
+    InvalidRequestError,
+    ModelFormatError,
+    PluginError,
+    QuantMode,
+    TokenizerError,
+    hookimpl,
+    load_model,
+    load_tokenizer,
+)
+from llamacli.architecture import Architecture
+from llamacli.engine import Engine, ReferenceEngine
+from llamacli.plugins import ARCHITECTURES, Plugins
+
+STATM = Path("/proc/self/statm")
+
+
+def plugin_of(architecture: Architecture, monkeypatch: pytest.MonkeyPatch) -> Plugins:
+    """A plugin made on the spot that registers one architecture."""
+    module = ModuleType("plugin_made_on_the_spot")
+    module.LLAMACLI_API = 1
+    module.register_architectures = hookimpl(lambda register: register(architecture))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return Plugins([EntryPoint(architecture.name, module.__name__, ARCHITECTURES)])
+
+
+class TestLoading:
+    def test_what_a_model_shows(self, load_tiny: LoadTiny) -> None:
+        model = load_tiny("gqa", "auto")
+        assert (model.arch, model.mode) == ("llama", QuantMode.AUTO)
+        assert (model.config.n_layer, model.config.n_head, model.config.n_head_kv, model.config.seq_len) == (
+            2,
+            4,
+            2,
+            256,
+        )
+        assert model.metadata["general.name"] == "tiny llama"
+        assert repr(model) == "<Model llama, 2 layers, mode auto>"
+
+    def test_only_the_length_of_the_context_can_be_changed(self, load_tiny: LoadTiny) -> None:
+        config = load_tiny().config
+        config.seq_len = 17
+        for field in attrs.fields(type(config)):
+            if field.name != "seq_len":
+                with pytest.raises(attrs.exceptions.FrozenAttributeError):
+                    setattr(config, field.name, getattr(config, field.name))
+        assert config.seq_len == 17
+
+    @pytest.mark.parametrize("mode", [*QuantMode, "auto", "fp32", "q8", "q4"])
+    def test_modes(self, mode: str, load_tiny: LoadTiny) -> None:
+        assert load_tiny("gqa", mode).mode == mode
+
+    @pytest.mark.parametrize("mode", ["int8", "", None, 8])
+    def test_unknown_mode(self, mode: Any, load_tiny: LoadTiny) -> None:
+        with pytest.raises(InvalidRequestError, match="is not one of auto, fp32, q8, q4"):
+            load_tiny("gqa", mode)
+
+    def test_results_do_not_depend_on_threads(self, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+        logits = []
+        for threads in (1, 2):
+            with load_model(tiny_gguf("gqa"), threads=threads, plugins=plugins) as model:
+                logits.append(model.create_session().eval(list(range(40)), all_logits=True))
+        np.testing.assert_array_equal(*logits)
+
+    def test_the_file_is_no_longer_needed(self, tiny_gguf: TinyGguf, plugins: Plugins, engine: Engine) -> None:
+        path = tiny_models.write_llama(tiny_gguf("gqa").with_name("removed.gguf"))
+        model = load_model(path, "auto", plugins=plugins, engine=engine)
+        path.unlink()
+        model.create_session().eval([1, 2, 3])
+
+    @pytest.mark.parametrize("make", [str, Path])
+    def test_paths(self, make: Callable[[Path], Any], tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+        assert load_model(make(tiny_gguf("gqa")), plugins=plugins, engine=ReferenceEngine()).arch == "llama"
+
+
+class TestText:
+    def test_round_trip(self, load_tiny: LoadTiny) -> None:
+        model = load_tiny(tokenizer="spm")
+        for text in ("once upon a time", " two  spaces ", "é€😀\n", "<s>"):
+            assert model.decode(model.encode(text)) == text
+        assert model.encode("a")[0] == model.tokenizer.bos_id == 1
+        assert model.encode("a", add_special=False) == model.encode("a")[1:]
+
+    def test_specials_are_text_unless_asked_for(self, load_tiny: LoadTiny) -> None:
+        model = load_tiny(tokenizer="spm")
+        assert 2 not in model.encode("a</s>")
+        assert model.encode("a</s>", parse_special=True)[-1] == 2
+
+    def test_pieces_are_stateless(self, load_tiny: LoadTiny) -> None:
+        model = load_tiny(tokenizer="spm")
+        once = model.encode("once", add_special=False)[0]
+        assert model.piece(once) == " once"
+        assert model.decode([1, once]) == "once"
+        assert model.piece(model.tokenizer.token_id("<0xE2>")) == "\ufffd"
+
+    def test_a_model_without_a_vocabulary_takes_ids(self, load_tiny: LoadTiny) -> None:
+        model = load_tiny()
+        assert len(list(model.create_session().generate([1, 2], max_tokens=3))) == 3
+        with pytest.raises(TokenizerError, match="token ids only and not text: 'once'"):
+            model.encode("once")
+
+    def test_load_tokenizer(self, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+        tokenizer = load_tokenizer(tiny_gguf("gqa", tokenizer="spm"), plugins=plugins)
+        assert tokenizer.decode(tokenizer.encode("upon a time")) == "upon a time"
+
+
+class TestBadFiles:
+    def load(self, path: Path, plugins: Plugins) -> None:
+        load_model(path, plugins=plugins, engine=ReferenceEngine())
+
+    def test_unreadable(self, tmp_path: Path, plugins: Plugins) -> None:
+        (empty := tmp_path / "empty.gguf").touch()
+        (text := tmp_path / "text.gguf").write_text("not a model")
+        for path in (tmp_path / "missing.gguf", tmp_path, empty, text):
+            with pytest.raises(ModelFormatError, match=str(path)):
+                self.load(path, plugins)
+
+    def test_a_text_file_lists_the_formats(self, tmp_path: Path, plugins: Plugins) -> None:
+        (path := tmp_path / "text.bin").write_text("not a model")
+        with pytest.raises(ModelFormatError, match=r"not a model file of a known format \(GGUF, llama2.c\)"):
+            self.load(path, plugins)
+
+    def test_truncated(self, tiny_gguf: TinyGguf, tmp_path: Path, plugins: Plugins) -> None:
+        (path := tmp_path / "short.gguf").write_bytes(tiny_gguf("gqa").read_bytes()[:-5000])
+        with pytest.raises(ModelFormatError, match=r"short\.gguf: tensor 'blk.1.*beyond the end of the file"):
+            self.load(path, plugins)
+
+    def test_every_mismatch_is_in_one_message(self, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+        path = tiny_gguf(
+            "gqa",
+            without=["blk.0.attn_q.weight", "blk.1.ffn_norm.weight"],
+            tensors={"blk.0.attn_k.weight": np.zeros((64, 64)), "blk.1.attn_q_norm.weight": np.zeros(16)},
+        )
+        with pytest.raises(ModelFormatError) as raised:
+            self.load(path, plugins)
+        head, *problems = str(raised.value).split("; ")
+        assert [head, *problems] == [
+            f"{path}: tensor blk.0.attn_q.weight is missing, expected (64, 64)",
+            "tensor blk.1.ffn_norm.weight is missing, expected (64,)",
+            "tensor blk.0.attn_k.weight has shape (64, 64), expected (32, 64)",
+            "tensor blk.1.attn_q_norm.weight (16,) is not one that the architecture reads",
+        ]
+
+    @pytest.mark.parametrize(
+        ("metadata", "message"),
+        [
+            ({"llama.context_length": None}, "'llama.context_length' is missing"),
+            ({"llama.embedding_length": "64"}, "'llama.embedding_length' must be an integer"),
+            ({"llama.block_count": 0}, "'llama.block_count' is 0; at least 1"),
+            ({"llama.block_count": 100000}, "'llama.block_count' is 100000; at most 1024"),
+            (
+                {"llama.attention.head_count": 6},
+                "embedding_length = 64 is no multiple of llama.attention.head_count = 6",
+            ),
+            (
+                {"llama.attention.head_count_kv": 3},
+                "head_count = 4 is no multiple of llama.attention.head_count_kv = 3",
+            ),
+            ({"llama.attention.key_length": 16, "llama.attention.value_length": 8}, "value_length = 8 differs"),
+            ({"llama.attention.layer_norm_rms_epsilon": -1.0}, "layer_norm_rms_epsilon' is -1.0; at least 0"),
+            ({"llama.expert_count": 4}, "expert_used_count = 0 does not fit llama.expert_count = 4"),
+            ({"llama.expert_count": 4, "llama.expert_used_count": 5}, "expert_used_count = 5 does not fit"),
+            ({"llama.expert_used_count": 2}, "expert_used_count = 2 does not fit llama.expert_count = 0"),
+            ({"llama.rope.dimension_count": 15}, "dimension_count = 15 is odd"),
+            ({"llama.rope.dimension_count": 18}, "dimension_count' is 18; at most 16"),
+            ({"llama.rope.scaling.type": "dynamic"}, "'dynamic' is not one of none, linear, yarn, longrope"),
+            ({"llama.rope.freq_base": 0.0}, "'llama.rope.freq_base' is 0.0; at least"),
+            ({"tokenizer.ggml.tokens": 5}, "'tokenizer.ggml.tokens' is not an array of strings"),
+        ],
+    )
+    def test_metadata(self, metadata: dict[str, Any], message: str, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+        with pytest.raises(ModelFormatError, match=message):
+            self.load(tiny_gguf("gqa", metadata=metadata), plugins)
+
+    def test_a_vocabulary_of_another_size(self, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+        tokens = [f"tok_{i}" for i in range(130)]
+        path = tiny_gguf("gqa", metadata={"tokenizer.ggml.tokens": tokens})
+        with pytest.raises(ModelFormatError, match=r"token_embd.weight has shape \(128, 64\), expected \(130, 64\)"):
+            self.load(path, plugins)
+
+    def test_vocab_size_counts_only_without_a_vocabulary(self, load_tiny: LoadTiny) -> None:
+        assert load_tiny(metadata={"llama.vocab_size": 4096}).config.n_vocab == 128
+        bare = {"tokenizer.ggml.model": "none", "tokenizer.ggml.tokens": None, "tokenizer.ggml.scores": None}
+        assert load_tiny(metadata=bare).config.n_vocab == 128
+
+    def test_keys_that_nothing_reads_are_named(self, load_tiny: LoadTiny, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.WARNING, "llamacli.model"):
+            load_tiny(metadata={"general.other": 1})
+            assert caplog.text == ""
+            load_tiny(metadata={"llama.attn_logit_softcapping": 50.0, "llama.attention.scale": 0.1, "llamas.x": 1})
+        (record,) = caplog.records
+        assert record.message.endswith("does not use: llama.attention.scale, llama.attn_logit_softcapping")
+
+
+class TestArchitectures:
+    """What load_model expects of a plugin's architecture."""
+
+    @pytest.fixture
+    def llama(self) -> type[Architecture]:
+        from llamacli_llama import Llama
+
+        return Llama
+
+    def load(self, architecture: Architecture, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        load_model(path, plugins=plugin_of(architecture, monkeypatch), engine=ReferenceEngine())
+
+    def test_a_configuration_that_contradicts_the_vocabulary(
+        self, llama: type[Architecture], tiny_gguf: TinyGguf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Short(llama):
+            def configure(self, metadata):  # type: ignore[no-untyped-def]
+                return attrs.evolve(super().configure(metadata), n_vocab=100)
+
+        cut = {name: np.zeros((100, 64)) for name in ("token_embd.weight", "output.weight")}
+        with pytest.raises(ModelFormatError, match="the tokenizer has 128 tokens and the model 100"):
+            self.load(Short(), tiny_gguf("gqa", tensors=cut), monkeypatch)
+
+    def test_a_forward_pass_that_does_not_end_in_logits(
+        self, llama: type[Architecture], tiny_gguf: TinyGguf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Endless(llama):
+            def forward(self, g, config, weights):  # type: ignore[no-untyped-def]
+                logits = super().forward(g, config, weights)
+                g.add(logits, logits)
+                return logits
+
+        class Wide(llama):
+            def forward(self, g, config, weights):  # type: ignore[no-untyped-def]
+                return g.embed(weights.token_embd)
+
+        for architecture in (Endless(), Wide()):
+            with pytest.raises(PluginError, match=r"forward of 'llama' must end in .* logits, 128 wide"):
+                self.load(architecture, tiny_gguf("gqa"), monkeypatch)
+
+    def test_a_parameter_that_the_table_lacks(
+        self, llama: type[Architecture], tiny_gguf: TinyGguf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Typo(llama):
+            def forward(self, g, config, weights):  # type: ignore[no-untyped-def]
+                return g.embed(weights.token_embed)
+
+        with pytest.raises(PluginError, match="'token_embed' is not in the architecture's table"):
+            self.load(Typo(), tiny_gguf("gqa"), monkeypatch)
+
+
+class TestClosing:
+    def test_closing_frees_the_weights_even_while_sessions_live(self, load_tiny: LoadTiny) -> None:
+        model = load_tiny()
+        program, session = weakref.ref(model.program), model.create_session()
+        session.eval([1, 2])
+        model.close()
+        gc.collect()
+        assert program() is None
+        with pytest.raises(ClosedError, match="model is closed"):
+            session.eval([3])
+
+    def test_metadata_and_text_outlive_the_weights(self, load_tiny: LoadTiny) -> None:
+        with load_tiny(tokenizer="spm") as model:
+            ids = model.encode("once")
+        assert model.decode(ids) == "once"
+        with pytest.raises(ClosedError):
+            model.create_session()
+
+    @pytest.mark.skipif(not STATM.exists(), reason="the system does not tell")
+    def test_loading_and_closing_returns_memory(self, tmp_path: Path, plugins: Plugins, engine: Engine) -> None:
+        path = tiny_models.write_llama(tmp_path / "large.gguf", n_embd=512, n_ff=2048, context_length=4096)
+
+        def resident() -> int:
+            gc.collect()
+            return int(STATM.read_text().split()[1]) * 4096
+
+        sizes = []
+        for _ in range(5):
+            with load_model(path, "fp32", plugins=plugins, engine=engine) as model, model.create_session() as session:
+                session.eval([1, 2, 3])
+            sizes.append(resident())
+        assert path.stat().st_size > 30e6
+        assert max(sizes[2:]) - sizes[1] < 10e6
+
+    def test_a_cache_that_does_not_fit(self, load_tiny: LoadTiny) -> None:
+        with pytest.raises(MemoryError):
+            load_tiny().create_session(seq_len=1 << 50)
