@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from llamacli.engine.base import QuantMode
 from llamacli.graph import Tensor
-from llamacli.kernels.formats import PACKINGS, ROWS, Packing
+from llamacli.kernels.formats import ROWS, Packing, packings
 from llamacli.loaders import ModelFile
 from llamacli.quantization import TensorType, dequantize, quantize
 
@@ -34,7 +34,7 @@ class Matrix:
     @property
     def packing(self) -> Packing:
         """How `packed` is laid out."""
-        return PACKINGS[self.kind]
+        return packings()[self.kind]
 
     @property
     def is_integer(self) -> bool:
@@ -56,7 +56,7 @@ def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, threads: int) 
     """Pack a tensor of two dimensions, or of three: a matrix an expert."""
     source = file.tensors[tensor.name].type
     kind = target_type(source, mode)
-    packing = PACKINGS[kind]
+    packing = packings()[kind]
     raw = file.data(tensor.name)
     n_out, n_in = tensor.shape[-2:]
     n_group = len(raw) // n_out
@@ -88,7 +88,7 @@ def target_type(source: int, mode: QuantMode) -> TensorType:
     """The type in which a tensor of type `source` is kept in a mode."""
     if mode in _REQUANTISED:
         return _REQUANTISED[mode]
-    if source in PACKINGS:
+    if source in packings():
         return TensorType(source)
     if source == TensorType.F64:
         return TensorType.F32

@@ -22,6 +22,7 @@ ADD = record("a", "b", "out", "stride", "n_blocks")
 
 _OFFSETS = {name: field[1] for name, field in ACTIVATION.fields.items()}  # type: ignore[union-attr]
 _ITEM = ACTIVATION.itemsize
+_TINY = 1e-30
 _LANES = ir.LANES
 
 
@@ -59,16 +60,20 @@ def rms_norm(args: int, run: int, thread: int, n_threads: int) -> None:
 
 @ir.expose(simd.void, simd.i64, simd.i64)
 def _quantize_block(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
-    """32 float32 to one ACTIVATION block: scale = largest magnitude / 127, integers rounded to nearest."""
+    """32 float32 to one ACTIVATION block: scale = largest magnitude / 127, integers rounded to nearest.
+
+    Blocks of nothing but numbers below 1e-30 become zero: the inverse of their scale would overflow.
+    """
     halves = [ir.load(b, ir.offset(b, x, start), ir.F32X16) for start in (0, 4 * _LANES)]
     largest = ir.max_f32(b, ir.maximum(b, ir.absolute(b, halves[0]), ir.absolute(b, halves[1])))
     scale = b.fmul(largest, ir.F32(1 / 127))
-    inverse = b.select(b.fcmp_ordered(">", largest, ir.F32(0)), b.fdiv(ir.F32(127), largest), ir.F32(0))
+    inverse = b.select(b.fcmp_ordered(">", largest, ir.F32(_TINY)), b.fdiv(ir.F32(127), largest), ir.F32(0))
     integers = [ir.round_i32(b, b.fmul(half, ir.splat(b, inverse))) for half in halves]
     for integer, start in zip(integers, (0, _LANES), strict=True):
         ir.store(b, ir.offset(b, out, start), b.trunc(integer, ir.I8X16))
     ir.store(b, ir.offset(b, out, _OFFSETS["scale"]), scale)
     ir.store(b, ir.offset(b, out, _OFFSETS["minus_sum"]), b.neg(ir.sum_i32(b, b.add(*integers))))
+    ir.store(b, ir.offset(b, out, _OFFSETS["minus_half"]), b.neg(ir.sum_i32(b, integers[0])))
 
 
 @kernel

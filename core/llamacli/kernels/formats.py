@@ -1,18 +1,18 @@
-"""How weights lie in memory for the matrix kernels, one descriptor a format.
+"""How weights lie in memory for the matrix kernels.
 
 A matrix (n_out, n_in) is packed in tiles of 16 rows; a tile is a sequence of blocks along the columns. Within a
 block, 16 rows lie side by side, one a vector lane, so that neither a matrix-vector nor a matrix-matrix product ever
 sums across lanes. Rows and columns that do not fill a tile or a block are zero.
 
-Formats of small integers are multiplied with activations in int8 (`ACTIVATION`). Their integers are kept unsigned,
-biased where the format is signed, since the dot product of x86 multiplies unsigned by signed bytes; the bias is taken
-out again by way of the sum of the activations.
+Formats of small integers are multiplied with activations in int8 (`ACTIVATION`). Their codes are unsigned, since the
+dot product of x86 multiplies unsigned by signed bytes; a bias is taken out by way of the sum of the activations.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
@@ -25,178 +25,253 @@ ROWS = 16
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.intp]
 
 ACTIVATION_BLOCK = 32
-ACTIVATION = np.dtype([("q", np.int8, ACTIVATION_BLOCK), ("scale", np.float32), ("minus_sum", np.int32)])
-"""A block of 32 activations: integers q, so that x = scale * q, and minus their sum."""
-
-_Q, _SCALE, _MINUS_SUM = (ACTIVATION.fields[name][1] for name in ("q", "scale", "minus_sum"))  # type: ignore[index]
-
-
-@attrs.frozen
-class Group:
-    """32 columns of 16 rows in registers: 8 vectors of [16 rows][4 columns] unsigned bytes u.
-
-    The weight is `scale * (u - 2^bias_bits)`, or without bias `scale * u + shift`; scale and shift are float32x16.
-    """
-
-    bytes: list[ir.Value]
-    scale: ir.Value
-    bias_bits: int | None = None
-    shift: ir.Value | None = None
+ACTIVATION = np.dtype(
+    [("q", np.int8, ACTIVATION_BLOCK), ("scale", np.float32), ("minus_sum", np.int32), ("minus_half", np.int32)]
+)
+"""A block of 32 activations: integers q, so that x = scale * q, minus their sum, and minus that of the first half."""
 
 
-@attrs.frozen
-class Packing:
-    """A packed format.
-
-    - `block`: columns a block; `n_bytes`: bytes of a block of 16 rows.
-    - `pack`: the bytes of 16n rows in a file's format, uint8 [16n, row_bytes], to uint8 [n, n_blocks, n_bytes].
-    - `unpack`: the inverse, for some rows: (packed, row numbers) to float32 [n_rows, n_columns], exact.
-    - `load`: emits the loads of the block at an address: floats, one vector a column, or groups of 32 columns.
-    - `integer`: whether products are taken with int8 activations.
-    """
+class Packing(Protocol):
+    """A packed format: `block` columns of 16 rows take `n_bytes`; `integer` if activations are int8."""
 
     block: int
     n_bytes: int
     integer: bool
-    pack: Callable[[Bytes], Bytes]
-    unpack: Callable[[Bytes, npt.NDArray[np.intp]], Floats]
-    load: Callable[[ir.Builder, ir.Value], list[Group] | list[ir.Value]]
+
+    def pack(self, raw: Bytes) -> Bytes:
+        """The bytes of 16n rows in the file's format, uint8 [16n, row_bytes], to uint8 [n, n_blocks, n_bytes]."""
+
+    def unpack(self, packed: Bytes, rows: Indices) -> Floats:
+        """Some rows of a packed matrix, float32 [len(rows), n_columns], the numbers that the file's format means."""
+
+    def load(self, b: ir.Builder, address: ir.Value) -> list[Any]:
+        """Emit the loads of the block at an address: a vector a column if floats, a Group of 32 columns if integers."""
 
 
-# --- floats: 4 columns a block, each [16 rows] -----------------------------------------------------------------------
-_FLOAT_BLOCK = 4
+# --- floats ----------------------------------------------------------------------------------------------------------
 
 
-def _pack_floats(raw: Bytes, item: type[np.generic]) -> Bytes:
-    values = raw.view(item)
-    n_rows, n_columns = values.shape
-    values = np.pad(values, ((0, 0), (0, -n_columns % _FLOAT_BLOCK)))
-    tiles = values.reshape(n_rows // ROWS, ROWS, -1, _FLOAT_BLOCK).transpose(0, 2, 3, 1)
-    packed = np.ascontiguousarray(tiles)
-    return packed.view(np.uint8).reshape(*packed.shape[:2], -1)
+@attrs.frozen
+class FloatPacking:
+    """Floats of one type; a block is a few columns only, so that widths of all kinds fit."""
+
+    kind: TensorType
+    item: type[np.generic]
+    load_column: Callable[[ir.Builder, ir.Value], ir.Value]
+    block: int = 4
+    integer: bool = False
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of a block of 16 rows."""
+        return self.block * ROWS * np.dtype(self.item).itemsize
+
+    def pack(self, raw: Bytes) -> Bytes:
+        """See Packing."""
+        values = raw.view(self.item)
+        values = np.pad(values, ((0, 0), (0, -values.shape[1] % self.block)))
+        tiles = values.reshape(len(values) // ROWS, ROWS, -1, self.block).transpose(0, 2, 3, 1)
+        return np.ascontiguousarray(tiles).view(np.uint8).reshape(*tiles.shape[:2], -1)
+
+    def unpack(self, packed: Bytes, rows: Indices) -> Floats:
+        """See Packing."""
+        tile, lane = np.divmod(rows, ROWS)
+        values = packed.view(self.item).reshape(len(packed), -1, ROWS)[tile, :, lane]
+        return dequantize(np.ascontiguousarray(values).view(np.uint8), self.kind)
+
+    def load(self, b: ir.Builder, address: ir.Value) -> list[ir.Value]:
+        """See Packing."""
+        column_bytes = self.n_bytes // self.block
+        return [self.load_column(b, ir.offset(b, address, i * column_bytes)) for i in range(self.block)]
 
 
-def _unpack_floats(packed: Bytes, rows: npt.NDArray[np.intp], kind: TensorType, item: type[np.generic]) -> Floats:
-    tile, lane = np.divmod(rows, ROWS)
-    values = packed.view(item).reshape(len(packed), -1, ROWS)[tile, :, lane]
-    return dequantize(np.ascontiguousarray(values).view(np.uint8), kind)
+# --- integers --------------------------------------------------------------------------------------------------------
 
 
-def _float_packing(
-    kind: TensorType, item: type[np.generic], load: Callable[[ir.Builder, ir.Value], ir.Value]
-) -> Packing:
-    size = np.dtype(item).itemsize
+@attrs.frozen
+class Group:
+    """32 columns of 16 rows in registers: `codes`, 8 vectors of [16 rows][4 columns] unsigned bytes.
 
-    def load_block(b: ir.Builder, address: ir.Value) -> list[ir.Value]:
-        return [load(b, ir.offset(b, address, column * ROWS * size)) for column in range(_FLOAT_BLOCK)]
+    `terms` are (scale, shift) of the columns, or of each half of them: weight = scale * (code - 2^bias_bits) + shift.
+    Without bias_bits there is no bias; a shift may be None.
+    """
 
-    return Packing(
-        block=_FLOAT_BLOCK,
-        n_bytes=_FLOAT_BLOCK * ROWS * size,
-        integer=False,
-        pack=functools.partial(_pack_floats, item=item),
-        unpack=functools.partial(_unpack_floats, kind=kind, item=item),
-        load=load_block,
-    )
+    codes: list[ir.Value]
+    terms: list[tuple[ir.Value, ir.Value | None]]
+    bias_bits: int | None
 
 
-# --- integers: helpers -----------------------------------------------------------------------------------------------
-def _interleave(columns: Bytes) -> Bytes:
-    """[16n rows, n_blocks, 32] to [n, n_blocks, 8, 16 rows, 4], a vector of 64 bytes after another."""
-    n_rows, n_blocks, _ = columns.shape
-    return columns.reshape(n_rows // ROWS, ROWS, n_blocks, 8, 4).transpose(0, 2, 3, 1, 4)
+@attrs.frozen
+class FieldKind:
+    """A type of scale: how it is stored, and its float32 value in NumPy and in registers."""
+
+    item: type[np.generic]
+    to_floats: Callable[[np.ndarray], Any]
+    load: Callable[[ir.Builder, ir.Value], Any]
 
 
-def _lanes(values: npt.NDArray[np.generic]) -> Bytes:
-    """[16n rows, n_blocks, k] to bytes [n, n_blocks, k * 16 * itemsize], each of the k as a vector of 16 rows."""
-    n_rows, n_blocks = values.shape[:2]
-    vectors = np.ascontiguousarray(values.reshape(n_rows // ROWS, ROWS, n_blocks, -1).transpose(0, 2, 3, 1))
-    return vectors.view(np.uint8).reshape(n_rows // ROWS, n_blocks, -1)
+class Vector:
+    """Float lanes in a register, with the operators that formulas need, so that NumPy arrays can stand in for them."""
+
+    def __init__(self, b: ir.Builder, value: ir.Value):
+        self.b, self.value = b, value
+
+    def __mul__(self, other: Vector) -> Vector:
+        return Vector(self.b, self.b.fmul(self.value, other.value))
+
+    def __neg__(self) -> Vector:
+        return Vector(self.b, self.b.fneg(self.value))
 
 
-def _nibbles(u: Bytes) -> Bytes:
-    """[16n rows, n_blocks, 32] of 4 bits to [n, n_blocks, 256]: columns c and c + 16 share a byte."""
-    vectors = _interleave(u)
-    pairs = vectors[:, :, :4] | (vectors[:, :, 4:] << 4)
-    return np.ascontiguousarray(pairs).reshape(*pairs.shape[:2], 256)
+Decode = Callable[[Bytes], tuple[Bytes, dict[str, np.ndarray]]]
+Formula = Callable[[dict[str, Any], int], list[tuple[Any, Any]]]
 
 
-def _rows_of(
-    field: Bytes, tile: npt.NDArray[np.intp], lane: npt.NDArray[np.intp], item: type
-) -> npt.NDArray[np.generic]:
-    """The entries of some rows from a field of vectors of 16: [n_rows, n_blocks, k]."""
-    vectors = np.ascontiguousarray(field[tile]).view(item).reshape(len(tile), field.shape[1], -1, ROWS)
-    return vectors[np.arange(len(tile)), :, :, lane]
+@attrs.frozen
+class IntegerPacking:
+    """Codes of a few bits with scales.
+
+    - `groups`: groups of 32 columns in a block.
+    - `planes`: codes are stored in planes of 1, 2, 4 or 8 bits, lowest first.
+    - `fields`: the scales of a block by name: their kind and how many there are.
+    - `decode`: the file's blocks, uint8 [n_rows, n_blocks, bytes], to codes, uint8 [n_rows, n_blocks, groups, 32], and
+      fields, [n_rows, n_blocks, count].
+    - `formula`: from the fields' values and a group's number, the terms of a Group.
+    - `table`: what codes stand for, if not for themselves: 16 unsigned bytes.
+    """
+
+    file_bytes: int
+    groups: int
+    planes: tuple[int, ...]
+    fields: dict[str, tuple[FieldKind, int]]
+    decode: Decode
+    formula: Formula
+    bias_bits: int | None = None
+    table: tuple[int, ...] | None = None
+    integer: bool = True
+
+    @property
+    def block(self) -> int:
+        """Columns of a block."""
+        return 32 * self.groups
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of a block of 16 rows: the codes of its groups, then its fields."""
+        sizes = [np.dtype(kind.item).itemsize * count for kind, count in self.fields.values()]
+        return self.groups * 64 * sum(self.planes) + ROWS * sum(sizes)
+
+    def pack(self, raw: Bytes) -> Bytes:
+        """See Packing."""
+        codes, fields = self.decode(raw.reshape(len(raw), -1, self.file_bytes))
+        n_tiles, n_blocks = len(raw) // ROWS, codes.shape[1]
+        vectors = codes.reshape(n_tiles, ROWS, n_blocks, self.groups, 8, 4).transpose(0, 2, 3, 4, 1, 5)
+        packed = np.empty((n_tiles, n_blocks, self.n_bytes), np.uint8)
+        n_codes = self.groups * 64 * sum(self.planes)
+        target, start, lowest = packed[..., :n_codes].reshape(n_tiles, n_blocks, self.groups, -1), 0, 0
+        for bits in self.planes:
+            parts = ((vectors >> lowest) & (2**bits - 1)).reshape(n_tiles, n_blocks, self.groups, 8 // bits, -1)
+            plane = parts[:, :, :, 0]
+            for part in range(1, 8 // bits):
+                plane = plane | (parts[:, :, :, part] << (bits * part))
+            target[..., start : start + 64 * bits] = plane
+            start, lowest = start + 64 * bits, lowest + bits
+        packed[..., :n_codes] = target.reshape(n_tiles, n_blocks, -1)
+        at = n_codes
+        for name, (kind, count) in self.fields.items():
+            lanes = fields[name].astype(kind.item, copy=False).reshape(n_tiles, ROWS, n_blocks, count)
+            lanes = np.ascontiguousarray(lanes.transpose(0, 2, 3, 1)).view(np.uint8).reshape(n_tiles, n_blocks, -1)
+            packed[..., at : at + lanes.shape[-1]] = lanes
+            at += lanes.shape[-1]
+        return packed
+
+    def unpack(self, packed: Bytes, rows: Indices) -> Floats:
+        """See Packing."""
+        tile, lane = np.divmod(rows, ROWS)
+        which, n_blocks = np.arange(len(rows)), packed.shape[1]
+        blocks = packed[tile]
+        n_codes = self.groups * 64 * sum(self.planes)
+        planes, start, lowest = blocks[..., :n_codes].reshape(len(rows), n_blocks, self.groups, -1), 0, 0
+        codes = np.zeros((len(rows), n_blocks, self.groups, 32), np.uint8)
+        for bits in self.planes:
+            plane = planes[..., start : start + 64 * bits].reshape(len(rows), n_blocks, self.groups, bits, ROWS, 4)
+            plane = plane[which, :, :, :, lane]
+            parts = [(plane >> (bits * part)) & (2**bits - 1) for part in range(8 // bits)]
+            codes |= np.stack(parts, axis=3).reshape(codes.shape) << lowest
+            start, lowest = start + 64 * bits, lowest + bits
+        fields, at = {}, n_codes
+        for name, (kind, count) in self.fields.items():
+            size = ROWS * np.dtype(kind.item).itemsize * count
+            stored = np.ascontiguousarray(blocks[..., at : at + size]).view(kind.item)
+            stored = stored.reshape(len(rows), n_blocks, count, ROWS)[which, :, :, lane]
+            fields[name] = [kind.to_floats(stored[..., i, None]) for i in range(count)]
+            at += size
+        values = codes.astype(np.int16) if self.table is None else np.array(self.table, np.int16)[codes]
+        values = (values - (0 if self.bias_bits is None else 2**self.bias_bits)).astype(np.float32)
+        for group in range(self.groups):
+            terms = self.formula(fields, group)
+            for half, (scale, shift) in enumerate(terms):
+                columns = values[:, :, group, half * 32 // len(terms) : (half + 1) * 32 // len(terms)]
+                columns *= scale
+                if shift is not None:
+                    columns += shift
+        return values.reshape(len(rows), -1)
+
+    def load(self, b: ir.Builder, address: ir.Value) -> list[Group]:
+        """See Packing."""
+        at = self.groups * 64 * sum(self.planes)
+        fields: dict[str, list[Any]] = {}
+        for name, (kind, count) in self.fields.items():
+            size = ROWS * np.dtype(kind.item).itemsize
+            fields[name] = [kind.load(b, ir.offset(b, address, at + i * size)) for i in range(count)]
+            at += size * count
+        groups = []
+        for group in range(self.groups):
+            codes = self._load_codes(b, ir.offset(b, address, group * 64 * sum(self.planes)))
+            terms = [(scale.value, shift and shift.value) for scale, shift in self.formula(fields, group)]
+            groups.append(Group(codes, terms, self.bias_bits))
+        return groups
+
+    def _load_codes(self, b: ir.Builder, address: ir.Value) -> list[ir.Value]:
+        codes: list[ir.Value] = []
+        start = lowest = 0
+        for bits in self.planes:
+            plane = [ir.load(b, ir.offset(b, address, start + 64 * i), ir.I8X64) for i in range(bits)]
+            parts = [ir.shift_right(b, vector, bits * part) for part in range(8 // bits) for vector in plane]
+            if bits < 8:
+                parts = [b.and_(part, ir.constant(ir.I8X64, 2**bits - 1)) for part in parts]
+            if lowest:
+                parts = [ir.shift_left(b, part, lowest) for part in parts]
+            codes = [b.or_(low, high) for low, high in zip(codes, parts, strict=True)] if codes else parts
+            start, lowest = start + 64 * bits, lowest + bits
+        return codes if self.table is None else [ir.look_up(b, self.table, code) for code in codes]
 
 
-def _bytes_of(field: Bytes, tile: npt.NDArray[np.intp], lane: npt.NDArray[np.intp]) -> Bytes:
-    """Columns in order of some rows from a field of vectors [16 rows][4 columns]: [n_rows, n_blocks, columns]."""
-    vectors = field[tile].reshape(len(tile), field.shape[1], -1, ROWS, 4)
-    return vectors[np.arange(len(tile)), :, :, lane].reshape(len(tile), field.shape[1], -1)
+_INTEGERS: dict[TensorType, IntegerPacking] = {}
 
 
-def _load_bytes(b: ir.Builder, address: ir.Value, n: int) -> list[ir.Value]:
-    return [ir.load(b, ir.offset(b, address, 64 * i), ir.I8X64) for i in range(n)]
+def integer_format(kind: TensorType, **description: Any) -> Callable[[Decode], Decode]:
+    """Decorate the decoder of an integer format."""
+
+    def register(decode: Decode) -> Decode:
+        _INTEGERS[kind] = IntegerPacking(decode=decode, **description)
+        return decode
+
+    return register
 
 
-def _load_nibbles(b: ir.Builder, address: ir.Value) -> list[ir.Value]:
-    """8 vectors of values below 16 from 256 bytes."""
-    packed = _load_bytes(b, address, 4)
-    low = [b.and_(v, ir.constant(ir.I8X64, 15)) for v in packed]
-    return low + [b.lshr(v, ir.constant(ir.I8X64, 4)) for v in packed]
+@functools.cache
+def packings() -> dict[TensorType, Packing]:
+    """The formats that have kernels. Weights of any other are repacked to one of these."""
+    from llamacli.kernels import integer_formats  # noqa: F401 - registers its formats
 
-
-# --- Q8_0 ------------------------------------------------------------------------------------------------------------
-_Q8_0 = np.dtype([("d", np.float16), ("q", np.int8, 32)])
-
-
-def _pack_q8_0(raw: Bytes) -> Bytes:
-    blocks = raw.view(_Q8_0)
-    u = _interleave(blocks["q"].view(np.uint8) ^ 0x80)
-    return np.concatenate([u.reshape(*u.shape[:2], 512), _lanes(blocks["d"][..., None])], axis=2)
-
-
-def _unpack_q8_0(packed: Bytes, rows: npt.NDArray[np.intp]) -> Floats:
-    tile, lane = np.divmod(rows, ROWS)
-    q = (_bytes_of(packed[..., :512], tile, lane) ^ 0x80).view(np.int8)
-    d = _rows_of(packed[..., 512:], tile, lane, np.float16).astype(np.float32)
-    return (q * d).reshape(len(rows), -1)
-
-
-def _load_q8_0(b: ir.Builder, address: ir.Value) -> list[Group]:
-    scale = ir.load_f16(b, ir.offset(b, address, 512))
-    return [Group(_load_bytes(b, address, 8), scale, bias_bits=7)]
-
-
-# --- Q4_0 ------------------------------------------------------------------------------------------------------------
-_Q4_0 = np.dtype([("d", np.float16), ("q", np.uint8, 16)])
-
-
-def _pack_q4_0(raw: Bytes) -> Bytes:
-    blocks = raw.view(_Q4_0)
-    u = np.concatenate([blocks["q"] & 15, blocks["q"] >> 4], axis=2)
-    return np.concatenate([_nibbles(u), _lanes(blocks["d"][..., None])], axis=2)
-
-
-def _unpack_q4_0(packed: Bytes, rows: npt.NDArray[np.intp]) -> Floats:
-    tile, lane = np.divmod(rows, ROWS)
-    pairs = _bytes_of(packed[..., :256], tile, lane)
-    q = np.concatenate([pairs & 15, pairs >> 4], axis=2).view(np.int8) - np.int8(8)
-    d = _rows_of(packed[..., 256:], tile, lane, np.float16).astype(np.float32)
-    return (q * d).reshape(len(rows), -1)
-
-
-def _load_q4_0(b: ir.Builder, address: ir.Value) -> list[Group]:
-    return [Group(_load_nibbles(b, address), ir.load_f16(b, ir.offset(b, address, 256)), bias_bits=3)]
-
-
-PACKINGS: dict[TensorType, Packing] = {
-    TensorType.F32: _float_packing(TensorType.F32, np.float32, lambda b, address: ir.load(b, address, ir.F32X16)),
-    TensorType.F16: _float_packing(TensorType.F16, np.uint16, ir.load_f16),
-    TensorType.BF16: _float_packing(TensorType.BF16, np.uint16, ir.load_bf16),
-    TensorType.Q8_0: Packing(32, 544, True, _pack_q8_0, _unpack_q8_0, _load_q8_0),
-    TensorType.Q4_0: Packing(32, 288, True, _pack_q4_0, _unpack_q4_0, _load_q4_0),
-}
-"""The formats that have kernels. Weights of any other are repacked to one of these."""
+    load_f32 = functools.partial(ir.load, kind=ir.F32X16)
+    return {
+        TensorType.F32: FloatPacking(TensorType.F32, np.float32, load_f32),
+        TensorType.F16: FloatPacking(TensorType.F16, np.uint16, ir.load_f16),
+        TensorType.BF16: FloatPacking(TensorType.BF16, np.uint16, ir.load_bf16),
+        **_INTEGERS,
+    }

@@ -180,6 +180,30 @@ def dot_u8s8(b: Builder, total: Value, unsigned: Value, signed: Value) -> Value:
     return total
 
 
+def shift_right(b: Builder, x: Value, bits: int) -> Value:
+    """Unsigned bytes shifted right."""
+    return b.lshr(x, constant(x.type, bits)) if bits else x
+
+
+def shift_left(b: Builder, x: Value, bits: int) -> Value:
+    """Bytes shifted left."""
+    return b.shl(x, constant(x.type, bits)) if bits else x
+
+
+def look_up(b: Builder, table: tuple[int, ...], codes: Value) -> Value:
+    """table[code] for 64 codes below 16."""
+    entries = ir.Constant(I8X64, list(table) * 4)
+    if isa() == "avx512":
+        return call(b, "llvm.x86.avx512.pshuf.b.512", I8X64, entries, codes)
+    if isa() == "avx2":
+        return _in_parts(b, 2, lambda *parts: call(b, "llvm.x86.avx2.pshuf.b", I8X32, *parts), entries, codes)
+    result: Value = constant(I8X64, table[0])
+    for code, entry in enumerate(table[1:], start=1):
+        hit = b.icmp_unsigned("==", codes, constant(I8X64, code))
+        result = b.select(hit, constant(I8X64, entry), result)
+    return result
+
+
 def _in_parts(b: Builder, n: int, f: Callable[..., Value], *vectors: Value) -> Value:
     """Apply f to each n-th of the vectors and join the results."""
     results = []

@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 from llamacli.kernels import ir, simd
 from llamacli.kernels.elementwise import share
-from llamacli.kernels.formats import ACTIVATION, PACKINGS, ROWS, Group, Packing
+from llamacli.kernels.formats import ACTIVATION, ROWS, Group, Packing, packings
 from llamacli.kernels.jit import RUN, Kernel, record
 from llamacli.quantization import TensorType
 
@@ -39,7 +39,7 @@ def _tile(typingctx: Any, kind: Any, n: Any, weight: Any, n_blocks: Any, x: Any,
     """One tile of 16 rows times n tokens; kind and n are literals, all else int64. The order of every sum is fixed."""
     if not isinstance(kind, types.IntegerLiteral) or not isinstance(n, types.IntegerLiteral):
         return None
-    packing, n_tokens = PACKINGS[TensorType(kind.literal_value)], n.literal_value
+    packing, n_tokens = packings()[TensorType(kind.literal_value)], n.literal_value
     multiply = _integer_block if packing.integer else _float_block
 
     def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
@@ -92,19 +92,23 @@ def _integer_block(
 def _integer_group(b: ir.Builder, group: Group, x: ir.Value, total: ir.Value) -> ir.Value:
     """total + the product of 32 columns of weights with one block of activations."""
     offsets = {name: field[1] for name, field in ACTIVATION.fields.items()}  # type: ignore[union-attr]
-    scale = ir.broadcast_f32(b, ir.offset(b, x, offsets["scale"]))
-    minus_sum = ir.broadcast_i32(b, ir.offset(b, x, offsets["minus_sum"]))
+    x_scale = ir.broadcast_f32(b, ir.offset(b, x, offsets["scale"]))
+    minus_sums = [ir.broadcast_i32(b, ir.offset(b, x, offsets["minus_sum"]))]
+    if len(group.terms) == 2:
+        minus_half = ir.broadcast_i32(b, ir.offset(b, x, offsets["minus_half"]))
+        minus_sums = [minus_half, b.sub(minus_sums[0], minus_half)]
     none = ir.constant(ir.I32X16, 0)
-    # Two chains, since one would wait for the latency of each dot product; integers make the order irrelevant.
-    sums = [none if group.bias_bits is None else b.shl(minus_sum, ir.constant(ir.I32X16, group.bias_bits)), none]
-    for four, weights in enumerate(group.bytes):
-        repeated = b.bitcast(ir.broadcast_i32(b, ir.offset(b, x, 4 * four)), ir.I8X64)
-        sums[four % 2] = ir.dot_u8s8(b, sums[four % 2], weights, repeated)
-    products = ir.to_f32(b, b.add(*sums))
-    total = ir.fma(b, b.fmul(products, group.scale), scale, total)
-    if group.shift is not None:
-        shifted = b.fmul(ir.to_f32(b, b.sub(none, minus_sum)), scale)
-        total = ir.fma(b, group.shift, shifted, total)
+    for part, ((scale, shift), minus_sum) in enumerate(zip(group.terms, minus_sums, strict=True)):
+        # Two chains, since one would wait for the latency of each dot product; integers make the order irrelevant.
+        sums = [none if group.bias_bits is None else ir.shift_left(b, minus_sum, group.bias_bits), none]
+        n = len(group.codes) // len(group.terms)
+        for i, codes in enumerate(group.codes[part * n : (part + 1) * n]):
+            repeated = b.bitcast(ir.broadcast_i32(b, ir.offset(b, x, 4 * (part * n + i))), ir.I8X64)
+            sums[i % 2] = ir.dot_u8s8(b, sums[i % 2], codes, repeated)
+        total = ir.fma(b, b.fmul(ir.to_f32(b, b.add(*sums)), scale), x_scale, total)
+        if shift is not None:
+            sum_x = b.fmul(ir.to_f32(b, b.sub(none, minus_sum)), x_scale)
+            total = ir.fma(b, shift, sum_x, total)
     return total
 
 

@@ -1,0 +1,136 @@
+"""Every packed format: its layout is exact, and its kernels agree with the plain product of the same operands."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import naive
+from llamacli.kernels.elementwise import QUANTIZE, quantize
+from llamacli.kernels.formats import ACTIVATION, ROWS, packings
+from llamacli.kernels.linear import LINEAR, linear
+from llamacli.kernels.team import Team
+from llamacli.quantization import TensorType, dequantize, nbytes
+from running import run_kernel
+
+KINDS = [pytest.param(kind, id=kind.name) for kind in packings()]
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def team(request):
+    team = Team(request.param)
+    yield team
+    team.close()
+
+
+def random_rows(kind: TensorType, n_rows: int, n_columns: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random bytes of a type, blocks of absurd numbers emptied, and what they mean."""
+    block = packings()[kind].block
+    random = np.random.default_rng(seed)
+    raw = random.integers(0, 256, (n_rows, nbytes(kind, (n_columns,))), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        values = dequantize(raw, kind).reshape(n_rows, -1, block)
+        usable = (np.abs(values) < 100).all(axis=-1)
+    raw.reshape(n_rows, usable.shape[1], -1)[~usable] = 0
+    return raw, dequantize(raw, kind)
+
+
+def multiply(team, kind, raw, n_out, x, *, bias=None, residual=None, first_row=0):
+    """The kernel's product, and the activations that it used."""
+    packing = packings()[kind]
+    padded = np.pad(raw, ((0, -n_out % ROWS), (0, 0)))
+    packed = packing.pack(padded)
+    n, width = x.shape
+    rows = np.pad(x, ((0, 0), (0, -width % 32)))
+    used = x
+    if packing.integer:
+        blocks = np.zeros((n, rows.shape[1] // 32), ACTIVATION)
+        run_kernel(
+            team, quantize, QUANTIZE, n_rows=n, x=rows, x_stride=rows.strides[0], out=blocks, n_blocks=blocks.shape[1],
+            by_row=1, slots=0,
+        )  # fmt: skip
+        used = (blocks["q"] * blocks["scale"][..., None]).reshape(n, -1)[:, :width]
+        rows = blocks
+    out = np.full((n, packed.shape[0] * ROWS), 7, np.float32)
+    biases = np.zeros(out.shape[1], np.float32)
+    biases[:n_out] = 0 if bias is None else bias
+    sums = None if residual is None else np.pad(residual, ((0, 0), (0, -n_out % ROWS)))
+    run_kernel(
+        team, linear(kind), LINEAR, n_rows=n, first_row=first_row, weight=packed, tile_bytes=packed[0].nbytes,
+        n_tiles=len(packed), n_blocks=packed.shape[1], x=rows, x_stride=rows.strides[0], out=out,
+        out_stride=out.strides[0], bias=biases, residual=0 if sums is None else sums, n_groups=1, starts=0,
+    )  # fmt: skip
+    return out[:, :n_out], used
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unpacking_gives_what_the_file_means(kind):
+    raw, values = random_rows(kind, 48, 512, seed=1)
+    packed = packings()[kind].pack(raw)
+    rows = np.array([0, 47, 17, 17, 3])
+    np.testing.assert_array_equal(packings()[kind].unpack(packed, rows).view(np.uint32), values[rows].view(np.uint32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [1, 3, 4, 16, 37])
+def test_product(team, kind, n):
+    raw, weight = random_rows(kind, 52, 512, seed=n)
+    x = np.random.default_rng(n).normal(size=(n, 512)).astype(np.float32)
+    result, used = multiply(team, kind, raw, 52, x)
+    assert naive.nmse(result, naive.linear(used, weight)) < 1e-10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_does_not_depend_on_its_neighbours(team, kind):
+    raw, _ = random_rows(kind, 16, 256, seed=0)
+    x = np.random.default_rng(0).normal(size=(23, 256)).astype(np.float32)
+    together, _ = multiply(team, kind, raw, 16, x)
+    for i in range(len(x)):
+        alone, _ = multiply(team, kind, raw, 16, x[i : i + 1])
+        np.testing.assert_array_equal(alone[0], together[i])
+
+
+@pytest.mark.parametrize("kind", [TensorType.F32, TensorType.Q8_0])
+def test_bias_residual_and_first_row(team, kind):
+    raw, weight = random_rows(kind, 20, 64, seed=2)
+    random = np.random.default_rng(2)
+    x, residual = random.normal(size=(6, 64)).astype(np.float32), random.normal(size=(6, 20)).astype(np.float32)
+    bias = random.normal(size=20).astype(np.float32)
+    result, used = multiply(team, kind, raw, 20, x, bias=bias, residual=residual, first_row=4)
+    assert naive.nmse(result[4:], (naive.linear(used, weight) + bias + residual)[4:]) < 1e-10
+    assert (result[:4] == 7).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from([TensorType.F32, TensorType.F16, TensorType.Q8_0, TensorType.Q4_0]),
+    n=st.integers(1, 70),
+    n_out=st.integers(1, 40),
+    n_blocks=st.integers(1, 5),
+    magnitude=st.sampled_from([0.0, 1e-40, 1e-20, 1.0, 1e10]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_product_of_odd_shapes_and_magnitudes(team, kind, n, n_out, n_blocks, magnitude, seed):
+    raw, weight = random_rows(kind, n_out, 32 * n_blocks, seed)
+    x = (np.random.default_rng(seed).normal(size=(n, 32 * n_blocks)) * magnitude).astype(np.float32)
+    result, used = multiply(team, kind, raw, n_out, x)
+    expected = naive.linear(used, weight)
+    floor = 1e-37  # products of subnormal numbers lose digits
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max() + floor)
+
+
+def test_quantised_activations(team):
+    x = np.random.default_rng(3).normal(size=(5, 96)).astype(np.float32)
+    x[1], x[2, :32] = 0, 1e-44
+    blocks = np.zeros((5, 3), ACTIVATION)
+    for by_row in (0, 1):
+        blocks[:] = np.zeros((), ACTIVATION)
+        run_kernel(
+            team, quantize, QUANTIZE, n_rows=5, x=x, x_stride=x.strides[0], out=blocks, n_blocks=3, by_row=by_row,
+            slots=0,
+        )  # fmt: skip
+        q, scale = naive.quantize_rows(x)
+        np.testing.assert_array_equal(blocks["q"], q)
+        np.testing.assert_array_equal(blocks["scale"], scale)
+        np.testing.assert_array_equal(blocks["minus_sum"], -blocks["q"].astype(int).sum(-1))
+        np.testing.assert_array_equal(blocks["minus_half"], -blocks["q"][..., :16].astype(int).sum(-1))

@@ -1,0 +1,49 @@
+"""What the kernels compute, written so that it is obviously right: NumPy in float64, no blocking, no tricks."""
+
+import numpy as np
+
+
+def nmse(value: np.ndarray, expected: np.ndarray) -> float:
+    """Mean square error over mean square."""
+    expected = expected.astype(np.float64)
+    return float(np.mean((value - expected) ** 2) / max(np.mean(expected**2), 1e-300))
+
+
+def quantize_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Integers [n, blocks, 32], rounded half to even, and scales [n, blocks], the largest magnitude / 127."""
+    blocks = x.astype(np.float32).reshape(len(x), -1, 32)
+    largest = np.abs(blocks).max(axis=-1)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 1e-30)
+    return np.rint(blocks * inverse[..., None]), largest * np.float32(1 / 127)
+
+
+def linear(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """x @ weight.T."""
+    return x.astype(np.float64) @ weight.astype(np.float64).T
+
+
+def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    """x / sqrt(mean(x^2) + eps) * weight."""
+    x = x.astype(np.float64)
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps) * weight
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    """x / (1 + e^-x)."""
+    x = x.astype(np.float64)
+    return x * np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))
+
+
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
+    """q [n, n_head, d] at the last n of the m positions of k, v [m, n_head_kv, d]; returns [n, n_head, d]."""
+    q, k, v = (array.astype(np.float64) for array in (q, k, v))
+    n, n_head, _ = q.shape
+    group = n_head // k.shape[1]
+    out = np.empty_like(q)
+    for i in range(n):
+        seen = len(k) - n + i + 1
+        for head in range(n_head):
+            scores = scale * (k[:seen, head // group] @ q[i, head])
+            p = np.exp(scores - scores.max())
+            out[i, head] = (p / p.sum()) @ v[:seen, head // group]
+    return out
