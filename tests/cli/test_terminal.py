@@ -64,7 +64,6 @@ def test_an_interrupted_text_ends_its_line_and_shows_its_figures(endless) -> Non
 def test_interrupted_json_is_whole(endless) -> None:
     process = endless("--json", "-v")
     read_until(process.stderr.fileno(), b" loaded in ")
-    time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
@@ -76,7 +75,7 @@ def test_interrupted_json_is_whole(endless) -> None:
 
 def test_an_interrupt_while_waiting_for_the_prompt(start, model: Path) -> None:
     process = start("-v", "run", model, stdin=subprocess.PIPE)
-    time.sleep(0.5)
+    assert read_until(process.stderr.fileno(), b"\n") == b"llamacli: info: reading stdin\n"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, out, err) == (130, b"", b"\n")

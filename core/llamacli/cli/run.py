@@ -143,14 +143,19 @@ def run(
             _log.warning("-c %d: the model was trained for %d tokens only", ctx_size, loaded.config.context_length)
         with loaded.create_session(seq_len=ctx_size or None, kv_type=kv_type, seed=seed) as session:
             params = sampling_params(sampling, loaded.metadata, session.seq_len)
-            _log.info("%s loaded in %.2f s; seed %d, %s", loaded, load_s, seed, params)
+
+            def begin() -> None:
+                _log.info("%s loaded in %.2f s; seed %d, %s", loaded, load_s, seed, params)
+                if display_prompt and not json:
+                    write(text)
+
             completion = complete(
                 session,
                 ids,
                 params,
                 max_tokens=max_tokens,
                 ignore_eos=ignore_eos,
-                on_start=lambda: None if json or not display_prompt else write(text),
+                on_start=begin,
                 on_text=lambda piece: None if json else write(piece),
             )
             figures = Figures(load_s, session.stats, seed)

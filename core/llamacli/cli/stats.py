@@ -16,6 +16,20 @@ if TYPE_CHECKING:
     from llamacli import Stats
 
 
+def peak_rss() -> int | None:
+    """The most memory that this process has had resident, in bytes; None where the system does not tell."""
+    with contextlib.suppress(OSError):  # Linux: getrusage would count what the parent had when it forked
+        found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        if found:
+            return int(found[1]) * 1024
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
 @attrs.frozen
 class Figures:
     """Seconds to load the model, the session's figures, the process's memory at its peak in bytes, and the seed."""
@@ -23,7 +37,7 @@ class Figures:
     load_s: float
     session: Stats
     seed: int
-    peak_rss: int | None = attrs.field(factory=lambda: peak_rss())
+    peak_rss: int | None = attrs.field(factory=peak_rss)
 
     def as_dict(self) -> dict[str, float | int | None]:
         """All figures by name, for JSON."""
@@ -39,17 +53,3 @@ class Figures:
         if self.peak_rss is not None:
             note(f"peak memory   {human_bytes(self.peak_rss)}")
         note(f"seed          {self.seed}")
-
-
-def peak_rss() -> int | None:
-    """The most memory that this process has had resident, in bytes; None where the system does not tell."""
-    with contextlib.suppress(OSError):  # Linux: getrusage would count what the parent had when it forked
-        found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-        if found:
-            return int(found[1]) * 1024
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
 from pathlib import Path
 
 from llamacli.errors import InvalidRequestError
+
+_log = logging.getLogger(__name__)
 
 _UNDECODED = re.compile("[\udc80-\udcff]")
 
@@ -21,6 +24,7 @@ def read_stdin() -> str | None:
     """All of stdin; None where nobody pipes anything in: a terminal, or no stdin at all."""
     if sys.stdin is None or sys.stdin.isatty():
         return None
+    _log.info("reading stdin")  # which may never end where nobody meant it to be read
     return decoded(sys.stdin.buffer.read(), "stdin")
 
 
