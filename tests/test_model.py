@@ -293,7 +293,3 @@ class TestClosing:
             sizes.append(resident())
         assert path.stat().st_size > 30e6
         assert max(sizes[2:]) - sizes[1] < 10e6
-
-    def test_a_cache_that_does_not_fit(self, load_tiny: LoadTiny) -> None:
-        with pytest.raises(MemoryError):
-            load_tiny().create_session(seq_len=1 << 50)

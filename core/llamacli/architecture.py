@@ -13,10 +13,14 @@ from llamacli.gguf import Metadata
 from llamacli.graph import Graph, Param, Tensor, Value
 from llamacli.loaders import ModelFile
 
+MAX_CONTEXT = (1 << 31) - 1
+"""Positions are 32-bit integers."""
 
-def _check_seq_len(config: Config, attribute: attrs.Attribute[int], value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidRequestError(f"seq_len must be a positive integer, not {value!r}")
+
+def checked_seq_len(value: int) -> int:
+    """The value, if it can be the length of a context."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_CONTEXT:
+        raise InvalidRequestError(f"seq_len must be an integer from 1 to {MAX_CONTEXT}, not {value!r}")
     return value
 
 
@@ -47,7 +51,8 @@ class Config:
     n_expert: int = 0
     n_expert_used: int = 0
     seq_len: int = attrs.field(
-        default=attrs.Factory(lambda self: self.context_length, takes_self=True), on_setattr=_check_seq_len
+        default=attrs.Factory(lambda self: self.context_length, takes_self=True),
+        on_setattr=lambda self, field, value: checked_seq_len(value),
     )
 
     @classmethod
@@ -91,7 +96,7 @@ class Config:
         return cls(
             architecture=architecture,
             n_vocab=_n_vocab(metadata, architecture),
-            context_length=count("context_length", 1 << 31),
+            context_length=count("context_length", MAX_CONTEXT),
             n_embd=n_embd,
             n_layer=count("block_count", 1 << 10),
             n_head=n_head,

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from llamacli.architecture import checked_seq_len
 from llamacli.engine import QuantMode
 from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError
 from llamacli.kv import KVCache
@@ -58,9 +59,7 @@ class Session:
     """
 
     def __init__(self, model: Model, *, seq_len: int | None = None, kv_type: str | None = None, seed: int = 1234):
-        seq_len = model.config.seq_len if seq_len is None else seq_len
-        if isinstance(seq_len, bool) or not isinstance(seq_len, int) or seq_len < 1:
-            raise InvalidRequestError(f"seq_len must be a positive integer, not {seq_len!r}")
+        seq_len = checked_seq_len(model.config.seq_len if seq_len is None else seq_len)
         if kv_type is None:
             kv_type = "f32" if model.mode is QuantMode.FP32 else "f16"
         self.model, self.seq_len = model, seq_len
