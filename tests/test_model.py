@@ -249,6 +249,21 @@ class TestArchitectures:
             with pytest.raises(PluginError, match=r"forward of 'llama' must end in .* logits, 128 wide"):
                 self.load(architecture, tiny_gguf("gqa"), monkeypatch)
 
+    def test_a_tensor_that_the_forward_pass_leaves_out(
+        self, llama: type[Architecture], tiny_gguf: TinyGguf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Forgetful(llama):
+            def tensors(self, config):  # type: ignore[no-untyped-def]
+                table = super().tensors(config)
+                table.add("extra_norm", config.n_embd, optional=True, bias=True)
+                return table
+
+        self.load(Forgetful(), tiny_gguf("gqa"), monkeypatch)
+        for name in ("extra_norm.weight", "extra_norm.bias"):
+            path = tiny_gguf("gqa", tensors={name: np.zeros(64 if name.endswith("weight") else ())})
+            with pytest.raises(PluginError, match=f"forward pass leaves out {name}"):
+                self.load(Forgetful(), path, monkeypatch)
+
     def test_a_parameter_that_the_table_lacks(
         self, llama: type[Architecture], tiny_gguf: TinyGguf, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Self
 
 from llamacli.architecture import Config, trace
 from llamacli.engine import Engine, Program, QuantMode, default_engine
-from llamacli.errors import ClosedError, InvalidRequestError, ModelFormatError
+from llamacli.errors import ClosedError, InvalidRequestError, ModelFormatError, PluginError
 from llamacli.gguf import Metadata
+from llamacli.graph import Graph
 from llamacli.loaders import ModelFile, open_model_file
 from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
@@ -115,7 +116,9 @@ def load_model(
         weights = architecture.tensors(config).bind(file)
         tokenizer = tokenizer_from_metadata(file.metadata)
         _check_vocabulary(file, config, tokenizer)
-        program = (engine or default_engine(threads)).compile(trace(architecture, config, weights), file, mode)
+        graph = trace(architecture, config, weights)
+        _check_all_read(file, graph)
+        program = (engine or default_engine(threads)).compile(graph, file, mode)
         _warn_of_unread_keys(file.metadata, config.architecture)
     finally:
         file.close()
@@ -141,6 +144,14 @@ def _check_vocabulary(file: ModelFile, config: Config, tokenizer: Tokenizer) -> 
         raise ModelFormatError(
             f"{file.path}: the tokenizer has {tokenizer.n_vocab} tokens and the model {config.n_vocab}"
         )
+
+
+def _check_all_read(file: ModelFile, graph: Graph) -> None:
+    """A tensor that is in the file and the table but in no op would be left out of the computation silently."""
+    read = {tensor.name for op in graph.ops for tensor in op.tensors()}
+    unread = [name for name in file.tensors if name not in read]
+    if unread:
+        raise PluginError(f"{file.path}: the architecture's forward pass leaves out {', '.join(unread)}")
 
 
 def _warn_of_unread_keys(metadata: Metadata, architecture: str) -> None:
