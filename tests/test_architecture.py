@@ -1,0 +1,131 @@
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+
+from llamacli import ArrayFile, Config, InvalidRequestError, ModelFormatError, PluginError, TensorTable
+from llamacli.gguf import Metadata
+
+KEYS = {
+    "general.architecture": "a",
+    "a.vocab_size": 50,
+    "a.context_length": 512,
+    "a.embedding_length": 48,
+    "a.block_count": 3,
+    "a.feed_forward_length": 96,
+    "a.attention.head_count": 6,
+    "a.attention.layer_norm_rms_epsilon": 1e-6,
+}
+
+
+def config(**changes: object) -> Config:
+    keys = KEYS | {key.replace("__", "."): value for key, value in changes.items()}
+    return Config.from_gguf(Metadata({key: value for key, value in keys.items() if value is not None}, "m.gguf"))
+
+
+class TestConfig:
+    def test_common_keys(self) -> None:
+        assert config() == Config(
+            architecture="a",
+            n_vocab=50,
+            context_length=512,
+            n_embd=48,
+            n_layer=3,
+            n_head=6,
+            n_head_kv=6,
+            head_dim=8,
+            n_ff=96,
+            rms_eps=1e-6,
+            n_expert=0,
+            n_expert_used=0,
+            seq_len=512,
+        )
+
+    def test_heads_may_be_wider_than_their_share(self) -> None:
+        wide = config(a__attention__key_length=16, a__attention__head_count=5, a__attention__head_count_kv=1)
+        assert (wide.n_head, wide.n_head_kv, wide.head_dim) == (5, 1, 16)
+
+    def test_experts(self) -> None:
+        mixture = config(a__expert_count=8, a__expert_used_count=2)
+        assert (mixture.n_expert, mixture.n_expert_used) == (8, 2)
+
+    def test_every_key_counts_as_read(self) -> None:
+        metadata = Metadata(KEYS)
+        Config.from_gguf(metadata)
+        assert set(KEYS) <= metadata.consumed
+
+    @pytest.mark.parametrize("key", [key for key in KEYS if key != "a.vocab_size"])
+    def test_missing_keys(self, key: str) -> None:
+        with pytest.raises(ModelFormatError, match=f"m.gguf: metadata key '{key}' is missing"):
+            config(**{key: None})
+
+    def test_no_vocabulary_of_any_size(self) -> None:
+        with pytest.raises(ModelFormatError, match=r"'a\.vocab_size' is missing"):
+            config(a__vocab_size=None)
+        assert config(a__vocab_size=None, tokenizer__ggml__tokens=["x", "y"]).n_vocab == 2
+
+    def test_a_familys_fields_are_fixed_like_the_common_ones(self) -> None:
+        @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
+        class Family(Config):
+            window: int
+
+        family = Family.from_gguf(Metadata(KEYS), window=5)
+        family.seq_len = 9
+        for name in ("window", "n_layer"):
+            with pytest.raises(attrs.exceptions.FrozenAttributeError):
+                setattr(family, name, 1)
+        with pytest.raises(InvalidRequestError):
+            family.seq_len = 0
+        assert (family.seq_len, family.window) == (9, 5)
+
+
+class TestTensorTable:
+    def table(self) -> TensorTable:
+        table = TensorTable()
+        table.add("token_embd", 8, 4)
+        table.add("output", 8, 4, optional=True)
+        for _ in range(2):
+            table.block().add("attn_q", 4, 4, bias=True)
+        return table
+
+    def file(self, **shapes: tuple[int, ...]) -> ArrayFile:
+        arrays = {
+            "token_embd.weight": (8, 4), "blk.0.attn_q.weight": (4, 4), "blk.1.attn_q.weight": (4, 4)
+        } | {key.replace("__", "."): shape for key, shape in shapes.items()}  # fmt: skip
+        return ArrayFile(Path("m"), Metadata({}), {key: np.zeros(s, np.float32) for key, s in arrays.items() if s})
+
+    def test_names_and_shapes(self) -> None:
+        assert {name: (spec.shape, spec.optional) for name, spec in self.table().items()} == {
+            "token_embd.weight": ((8, 4), False),
+            "output.weight": ((8, 4), True),
+            "blk.0.attn_q.weight": ((4, 4), False),
+            "blk.0.attn_q.bias": ((4,), True),
+            "blk.1.attn_q.weight": ((4, 4), False),
+            "blk.1.attn_q.bias": ((4,), True),
+        }
+
+    def test_parameters_by_name(self) -> None:
+        weights = self.table().bind(self.file(blk__1__attn_q__bias=(4,)))
+        assert weights.token_embd.weight.name == "token_embd.weight"
+        assert weights.output is None
+        first, second = (block.attn_q for block in weights.blk)
+        assert first.bias is None
+        assert (second.weight.shape, second.bias.name) == ((4, 4), "blk.1.attn_q.bias")
+
+    def test_every_mismatch_at_once(self) -> None:
+        broken = self.file(token_embd__weight=None, output__weight=(4, 8), blk__2__attn_q__weight=(4, 4), x=(1,))
+        with pytest.raises(ModelFormatError) as raised:
+            self.table().bind(broken)
+        assert str(raised.value).split("; ") == [
+            "m: tensor token_embd.weight is missing, expected (8, 4)",
+            "tensor output.weight has shape (4, 8), expected (8, 4)",
+            "tensor blk.2.attn_q.weight (4, 4) is not one that the architecture reads",
+            "tensor x (1,) is not one that the architecture reads",
+        ]
+
+    def test_a_name_that_is_not_in_the_table(self) -> None:
+        weights = self.table().bind(self.file())
+        for scope in (weights, weights.blk[0]):
+            with pytest.raises(PluginError, match="'attn_k' is not in the architecture's table of tensors"):
+                _ = scope.attn_k

@@ -1,0 +1,88 @@
+from collections.abc import Callable
+
+import pytest
+
+from llamacli import Graph, PluginError, Rope, Value
+from llamacli.graph import Add, AttentionState, Embed, Linear, Param, Tensor
+
+
+def param(name: str, *shape: int, bias: bool = False) -> Param:
+    return Param(Tensor(f"{name}.weight", shape), Tensor(f"{name}.bias", shape[:1]) if bias else None)
+
+
+@pytest.fixture
+def g() -> Graph:
+    return Graph()
+
+
+@pytest.fixture
+def x(g: Graph) -> Value:
+    """An activation 8 wide."""
+    return g.embed(param("token_embd", 50, 8))
+
+
+def test_ops_are_recorded_in_order(g: Graph, x: Value) -> None:
+    h = g.linear(x, param("up", 12, 8, bias=True))
+    total = h + h
+    embed, linear, add = g.ops
+    assert isinstance(embed, Embed)
+    assert isinstance(linear, Linear)
+    assert isinstance(add, Add)
+    assert (embed.out, linear.x, linear.out, add.a, add.out) == (x, x, h, h, total)
+    assert (x.width, h.width, total.width) == (8, 12, 12)
+    assert [tensor.name for op in g.ops for tensor in op.tensors()] == ["token_embd.weight", "up.weight", "up.bias"]
+
+
+def test_every_attention_is_a_layer(g: Graph, x: Value) -> None:
+    k = g.linear(x, param("k", 4, 8))
+    for layer in range(2):
+        out = g.attention(x, k, k, head_dim=2, scale=1.0)
+        assert (g.ops[-1].layer, out.width) == (layer, 8)
+    assert g.states == [AttentionState(2, 2)] * 2
+
+
+def test_rope_takes_factors(g: Graph, x: Value) -> None:
+    g.rope(x, Rope(4, True), 4, param("rope_freqs", 2))
+    assert g.ops[-1].factors.name == "rope_freqs.weight"
+    g.rope(x, Rope(4, True), 4)
+    assert g.ops[-1].factors is None
+
+
+def test_experts(g: Graph, x: Value) -> None:
+    router = g.linear(x, param("gate_inp", 4, 8))
+    experts = {"gate": param("gate", 4, 6, 8), "up": param("up", 4, 6, 8), "down": param("down", 4, 8, 6)}
+    assert g.moe(x, router, **experts, n_used=2).width == 8
+    op = g.ops[-1]
+    assert (op.n_used, op.renormalize) == (2, True)
+    assert [tensor.name for tensor in op.tensors()] == ["gate.weight", "up.weight", "down.weight"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "call"),
+    [
+        ("add", lambda g, x: x + g.linear(x, param("w", 4, 8))),
+        ("rms_norm", lambda g, x: g.rms_norm(x, param("n", 4), 1e-5)),
+        ("linear", lambda g, x: g.linear(x, param("w", 8, 4))),
+        ("rope", lambda g, x: g.rope(x, Rope(4, True), 3)),
+        ("rope", lambda g, x: g.rope(x, Rope(8, True), 4)),
+        ("attention", lambda g, x: g.attention(x, x, g.linear(x, param("v", 4, 8)), head_dim=2, scale=1.0)),
+        ("attention", lambda g, x: g.attention(x, x, x, head_dim=3, scale=1.0)),
+        ("attention", lambda g, x: g.attention(g.linear(x, param("q", 12, 8)), x, x, head_dim=4, scale=1.0)),
+        ("swiglu", lambda g, x: g.swiglu(x, g.linear(x, param("w", 4, 8)))),
+        ("moe", lambda g, x: moe(g, x, up=param("up", 4, 5, 8))),
+        ("moe", lambda g, x: moe(g, x, down=param("down", 4, 6, 8))),
+        ("moe", lambda g, x: moe(g, x, n_used=5)),
+        ("moe", lambda g, x: moe(g, x, n_used=0)),
+        ("moe", lambda g, x: moe(g, x, n_expert=3)),
+    ],
+)
+def test_what_does_not_fit_is_the_plugins_error(
+    verb: str, call: Callable[[Graph, Value], Value], g: Graph, x: Value
+) -> None:
+    with pytest.raises(PluginError, match=f"^{verb}: .* do not fit together"):
+        call(g, x)
+
+
+def moe(g: Graph, x: Value, *, n_expert: int = 4, n_used: int = 2, **changed: Param) -> Value:
+    experts = {"gate": param("gate", 4, 6, 8), "up": param("up", 4, 6, 8), "down": param("down", 4, 8, 6)}
+    return g.moe(x, g.linear(x, param("router", n_expert, 8)), **experts | changed, n_used=n_used)

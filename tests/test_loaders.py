@@ -1,0 +1,65 @@
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import TinyGguf
+from llamacli import ArrayFile, Loader, ModelFormatError
+from llamacli.gguf import Metadata
+from llamacli.loaders import open_model_file
+from llamacli.plugins import Plugins
+from llamacli.quantization import TensorType
+
+
+@pytest.fixture
+def dummy() -> Plugins:
+    """Plugins with one loader, of files that begin with "dummy"."""
+    plugins = Plugins([])
+    plugins._loaders.append(
+        Loader(
+            "dummy",
+            lambda path: path.read_bytes().startswith(b"dummy"),
+            lambda path: ArrayFile(path, Metadata({"a": 1}), {"t": np.arange(6, dtype=np.float32).reshape(2, 3)}),
+        )
+    )
+    return plugins
+
+
+class TestOpening:
+    def test_gguf_needs_no_loader(self, tiny_gguf: TinyGguf) -> None:
+        file = open_model_file(tiny_gguf("gqa"), Plugins([]))
+        assert file.metadata["general.architecture"] == "llama"
+
+    def test_a_loader_that_matches(self, dummy: Plugins, tmp_path: Path) -> None:
+        (path := tmp_path / "x").write_bytes(b"dummy!")
+        file = open_model_file(str(path), dummy)
+        assert (file.path, file.metadata["a"]) == (path, 1)
+
+    def test_nothing_matches(self, dummy: Plugins, tmp_path: Path) -> None:
+        (path := tmp_path / "x").write_bytes(b"other")
+        with pytest.raises(ModelFormatError, match=r"x: not a model file of a known format \(GGUF, dummy\)"):
+            open_model_file(path, dummy)
+
+    @pytest.mark.parametrize("name", ["missing", "", "a\0b"])
+    def test_nothing_there(self, name: str, dummy: Plugins, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.WARNING), pytest.raises(ModelFormatError, match=r"cannot read|not a regular file"):
+            open_model_file(tmp_path / name, dummy)
+        assert caplog.text == ""
+
+
+class TestArrayFile:
+    def test_looks_like_a_gguf_file(self) -> None:
+        arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(4, dtype=np.float32)}
+        file = ArrayFile(Path("p"), Metadata({}), arrays)
+        info = file.tensors["a"]
+        assert (info.name, info.shape, info.type, info.n_bytes) == ("a", (2, 3), TensorType.F32, 24)
+        for name, array in arrays.items():
+            raw = file.data(name)
+            assert (raw.dtype, raw.ndim) == (np.uint8, 2)
+            np.testing.assert_array_equal(raw.view(np.float32).reshape(array.shape), array)
+
+    def test_arrays_in_any_order_of_memory(self) -> None:
+        array = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
+        raw = ArrayFile(Path("p"), Metadata({}), {"a": array}).data("a")
+        np.testing.assert_array_equal(raw.view(np.float32), array)
