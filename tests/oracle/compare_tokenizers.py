@@ -86,29 +86,16 @@ def random_texts(count: int, seed: int, tokens: list[str], specials: list[str]) 
         by_category.setdefault(unicodedata.category(char), []).append(char)
     categories = list(by_category.values())
     spaces = [c for c in assigned if c.isspace()] + list(" \t\n\r" * 20)
-    words = (
-        "the The THE quick's we'll I'M don't they'RE You've é É ÉÉa aÉ café über straße ПРИВЕТ мир नमस्ते 東京 한국어 "
+    words = re.findall(
+        "[^ ]+",
+        "the The THE quick's we'll I'M don't they'RE You've 'stand 'Tis 'llama é É ÉÉa aÉ café über straße ПРИВЕТ мир "
+        "नमस्ते 東京 한국어 x1 3.14 1000000 12345 foo_bar a/b// C++ --- ... !?., ' '' 's 'S '\u017f \u212a \ufffd ▁ ▁▁ "
+        "<0x0A> <0xE2> 😀 👍🏽 👩\u200d👩\u200d👧 🏳\ufe0f\u200d🌈 1\ufe0f\u20e3 e\u0301 \u200d \ufeff \x00 \x7f "
+        "\U000e0080 \ufffe",
     )
-    words += "x1 3.14 1000000 12345 foo_bar a/b// C++ --- ... !?., ' '' 's 'S '\u017f \u212a \ufffd ▁ ▁▁ <0x0A> <0xE2>"
-    emoji = [
-        "😀",
-        "👍🏽",
-        "👩‍👩‍👧",
-        "🏳️‍🌈",
-        "🦙",
-        "1️⃣",
-        "e\u0301",
-        "\u200d",
-        "\ufeff",
-        "\x00",
-        "\x7f",
-        "\x85",
-        "\U000e0080",
-        "\ufffe",
-    ]
     snippets: list[Callable[[], str]] = [
-        lambda: rng.choice(words.split()),
-        lambda: " " + rng.choice(words.split()),
+        lambda: rng.choice(words),
+        lambda: " " + rng.choice(words),
         lambda: "".join(rng.choices(spaces, k=rng.randint(1, 5))),
         lambda: rng.choice(" \n\t\r") * rng.randint(1, 20),
         lambda: "\r\n" * rng.randint(1, 3),
@@ -116,7 +103,6 @@ def random_texts(count: int, seed: int, tokens: list[str], specials: list[str]) 
         lambda: "".join(rng.choices("aAzZéÉßǅʰא", k=rng.randint(1, 8))),
         lambda: "".join(rng.choice(rng.choice(categories)) for _ in range(rng.randint(1, 4))),
         lambda: "".join(rng.choices(rng.choice(categories), k=rng.randint(1, 6))),
-        lambda: rng.choice(emoji),
         lambda: rng.choice(tokens),
         lambda: rng.choice(tokens)[: rng.randint(1, 8)],
         lambda: rng.choice(specials),
@@ -203,7 +189,7 @@ def compare(path: str, count: int, seed: int) -> None:
             stream = ours.stream()
             streamed = "".join([stream.feed(token) for token in ids] + [stream.flush()])
             same(f"stream of {ids}", streamed, ours.decode(ids))
-            if not ids or not ours.is_control(ids[0]):  # past a control token llama.cpp keeps the space put before text
+            if not ids or ours.piece_bytes(ids[0]):  # past a control token llama.cpp keeps the space put before text
                 decoded = b"".join(ours.piece_bytes(token) for token in ids)
                 theirs_text = peer.decode(ids, False)
                 if prefixed:

@@ -77,13 +77,16 @@ def _byte_level(metadata: Metadata) -> tuple[Vocabulary, Scheme, bool]:
 
 
 class _IdsOnly:
-    """The scheme of files without a vocabulary."""
+    """The scheme of files without a vocabulary; `source` names the file."""
 
     add_space_prefix = False
 
+    def __init__(self, source: str):
+        self._source = source
+
     def encode(self, text: str) -> list[int]:
         """Raise TokenizerError."""
-        raise TokenizerError(f"the model has no vocabulary, it takes token ids only and not text: {text[:40]!r}")
+        raise TokenizerError(f"{self._source}: no vocabulary, so it takes token ids only and not text: {text[:40]!r}")
 
     def decode(self, text: str) -> bytes:
         """Return the text's own bytes."""
@@ -111,7 +114,7 @@ def _ids_only(metadata: Metadata) -> tuple[Vocabulary, Scheme, bool]:
     special = special_ids(metadata, n_vocab, {})
     ends = frozenset(special[name] for name in ("eos", "eot", "eom") if name in special)
     vocabulary = Vocabulary(_HexNames(n_vocab), {}, {}, special, ends)
-    return vocabulary, _IdsOnly(), metadata.get_bool(_ADD_BOS, False)
+    return vocabulary, _IdsOnly(metadata.source), metadata.get_bool(_ADD_BOS, False)
 
 
 _MAKERS = {

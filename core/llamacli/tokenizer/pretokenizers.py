@@ -19,6 +19,8 @@ _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s
 _LLAMA3 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n]*|{_SPACES}"
 _QWEN2 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_SYMBOLS}[\r\n]*|{_SPACES}"
 _QWEN35 = rf"{_CONTRACTION}|{_MARKED_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_SEED_CODER = rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+|{_SPACES}"
+_UFAKZEKA = rf"{_WORD}|\p{{N}}|{_SYMBOLS}[\r\n]*|{_SPACES}"
 _TEKKEN = rf"{_CASED_WORD}|\p{{N}}|{_SYMBOLS}[\r\n/]*|{_SPACES}"
 _GPT4O = rf"{_CASED_WORD}(?:{_CONTRACTION})?|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n/]*|{_SPACES}"
 _UNPUNCTUATED = r" ?[^(\s|.,!?…。，、।۔،)]+"
@@ -62,31 +64,32 @@ class PreTokenizer:
     add_bos: bool = False
 
 
-_TABLE = {
-    "default": PreTokenizer(_DEFAULT),
-    "gpt-2 phi-2 gigachat a.x-4.0 mellum mpt olmo jais exaone4 trillion granite-docling": PreTokenizer((_GPT2,)),
-    "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2": PreTokenizer((r"\p{N}", _GPT2)),
-    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2": PreTokenizer(
-        (_LLAMA3,), ignore_merges=True, add_bos=True
+_TABLE = (
+    (PreTokenizer(_DEFAULT), "default"),
+    (PreTokenizer((_GPT2,)), "gpt-2 phi-2 gigachat a.x-4.0 mellum mpt olmo jais exaone4 trillion granite-docling"),
+    (PreTokenizer((r"\p{N}", _GPT2)), "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2"),
+    (
+        PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2",
     ),
-    "dbrx smaug-bpe chatglm-bpe": PreTokenizer((_LLAMA3,)),
-    "glm4 glm5": PreTokenizer((_LLAMA3,), ignore_merges=True),
-    "minicpm5": PreTokenizer((r"\p{N}{1,3}", _LLAMA3), ignore_merges=True),
-    "qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan solar-open grok-2": PreTokenizer((_QWEN2,)),
-    "laguna": PreTokenizer((r"\n+|[^\n]+", _QWEN2)),
-    "qwen35": PreTokenizer((_QWEN35,)),
-    "seed-coder": PreTokenizer((rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)),
-    "ufakzeka": PreTokenizer((rf"{_WORD}|\p{{N}}|{_SYMBOLS}[\r\n]*|{_SPACES}",)),
-    "bailingmoe bailingmoe2 llada-moe": PreTokenizer(
-        (rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_SYMBOLS}[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)
+    (PreTokenizer((_LLAMA3,)), "dbrx smaug-bpe chatglm-bpe"),
+    (PreTokenizer((_LLAMA3,), ignore_merges=True), "glm4 glm5"),
+    (PreTokenizer((r"\p{N}{1,3}", _LLAMA3), ignore_merges=True), "minicpm5"),
+    (
+        PreTokenizer((_QWEN2,)),
+        "qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan solar-open grok-2 bailingmoe bailingmoe2 llada-moe",
     ),
-    "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
-    "gpt-4o llama4 kanana2 talkie minimax-m2": PreTokenizer((_GPT4O,)),
-    "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM),
-    "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
-    "deepseek-v3 hunyuan-dense hy_v4 joyai-llm": PreTokenizer(_DEEPSEEK_V3),
-    "falcon": PreTokenizer(_FALCON),
-    "poro-chat bloom gpt3-finnish": PreTokenizer((_UNPUNCTUATED,)),
-    "viking": PreTokenizer((_UNPUNCTUATED, r"\p{N}")),
-}
-PRE_TOKENIZERS = {name: scheme for names, scheme in _TABLE.items() for name in names.split()}
+    (PreTokenizer((r"\n+|[^\n]+", _QWEN2)), "laguna"),
+    (PreTokenizer((_QWEN35,)), "qwen35"),
+    (PreTokenizer((_SEED_CODER,)), "seed-coder"),
+    (PreTokenizer((_UFAKZEKA,)), "ufakzeka"),
+    (PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True), "tekken"),
+    (PreTokenizer((_GPT4O,)), "gpt-4o llama4 kanana2 talkie minimax-m2"),
+    (PreTokenizer(_DEEPSEEK_LLM), "deepseek-llm"),
+    (PreTokenizer(_DEEPSEEK_CODER), "deepseek-coder"),
+    (PreTokenizer(_DEEPSEEK_V3), "deepseek-v3 hunyuan-dense hy_v4 joyai-llm"),
+    (PreTokenizer(_FALCON), "falcon"),
+    (PreTokenizer((_UNPUNCTUATED,)), "poro-chat bloom gpt3-finnish"),
+    (PreTokenizer((_UNPUNCTUATED, r"\p{N}")), "viking"),
+)
+PRE_TOKENIZERS = {name: scheme for scheme, names in _TABLE for name in names.split()}

@@ -1,0 +1,96 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamacli.errors import InvalidRequestError
+from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
+from tokenizer.small_vocabularies import (
+    CONTROL,
+    UNUSED,
+    USER_DEFINED,
+    byte_level,
+    english,
+    english_scores,
+    ranked,
+    scored,
+)
+
+EXTRA = {"<|end|>": CONTROL, "<tool▁>": USER_DEFINED, "<unused>": UNUSED}
+SPM = tokenizer_from_metadata(scored(english_scores(), EXTRA))
+ALL = [
+    SPM,
+    tokenizer_from_metadata(byte_level(english("Ġ"), EXTRA)),
+    tokenizer_from_metadata(ranked(english("▁"), EXTRA)),
+]
+
+
+def id_of(text: str) -> int:
+    token = SPM.token_id(text)
+    assert token is not None
+    return token
+
+
+def test_pieces_of_each_kind() -> None:
+    shown = {"▁the": " the", "<tool▁>": "<tool▁>", "<0x41>": "A", "<0xC3>": "\ufffd", "<unused>": "", "<|end|>": ""}
+    assert {text: SPM.piece(id_of(text)) for text in shown} == shown
+    assert SPM.piece_bytes(id_of("<0xC3>")) == b"\xc3"
+    assert SPM.piece(id_of("<|end|>"), unparse_special=True) == "<|end|>"
+    assert SPM.piece(id_of("<unk>"), unparse_special=True) == "<unk>"
+    assert SPM.token_text(id_of("▁the")) == "▁the"
+
+
+def test_special_tokens_show_only_when_asked_for() -> None:
+    ids = SPM.encode("the cat<|end|>", parse_special=True)
+    assert SPM.decode(ids) == "the cat"
+    assert SPM.decode(ids, unparse_special=True) == "<s>the cat<|end|>"
+
+
+def test_one_space_goes_the_first() -> None:
+    the = id_of("▁the")
+    assert SPM.decode([the, the]) == "the the"
+    assert SPM.decode([1, id_of("▁"), the]) == " the"
+    assert SPM.decode([1, id_of("<|end|>"), the]) == "the"
+    assert SPM.decode([id_of("<tool▁>"), the]) == "<tool▁> the"
+    assert SPM.decode([]) == ""
+
+
+def test_incomplete_characters_are_held_back() -> None:
+    stream = SPM.stream()
+    assert [stream.feed(3 + byte) for byte in "é😀".encode()] == ["", "é", "", "", "", "😀"]
+    assert stream.flush() == ""
+    assert [stream.feed(3 + 0xF0), stream.feed(3 + 0x9F), stream.flush()] == ["", "", "\ufffd"]
+    assert stream.feed(3 + 0x41) == "A"
+
+
+def test_a_stream_goes_on_from_its_prefix() -> None:
+    the, cat = id_of("▁the"), id_of("▁cat")
+    assert SPM.stream().feed(cat) == "cat"
+    assert SPM.stream([1]).feed(cat) == "cat"
+    assert SPM.stream([1, the]).feed(cat) == " cat"
+    assert SPM.stream([1, the, 3 + 0xC3]).feed(3 + 0xA9) == "é"
+
+
+@pytest.mark.parametrize("tokenizer", ALL)
+@given(data=st.data())
+def test_streamed_text_is_the_pieces_bytes_decoded(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, tokenizer.n_vocab - 1), max_size=30))
+    unparse_special = data.draw(st.booleans())
+    stream = tokenizer.stream(unparse_special=unparse_special)
+    streamed = "".join([stream.feed(token) for token in ids] + [stream.flush()])
+    assert streamed == tokenizer.decode(ids, unparse_special)
+    whole = b"".join(tokenizer.piece_bytes(token, unparse_special) for token in ids).decode(errors="replace")
+    assert streamed in (whole, whole.replace(" ", "", 1))
+    assert streamed == whole or tokenizer is SPM
+
+
+@pytest.mark.parametrize("token", [-1, 1 << 31])
+def test_ids_beyond_the_vocabulary_are_refused(token: int) -> None:
+    for call in (SPM.piece, SPM.piece_bytes, SPM.token_text, SPM.stream().feed, lambda token: SPM.decode([token])):
+        with pytest.raises(InvalidRequestError, match=str(token)):
+            call(token)
+
+
+def test_lone_surrogates_are_read_as_replacement_characters() -> None:
+    for tokenizer in ALL:
+        ids = tokenizer.encode("a\ud83d\udcffb", add_special=False)
+        assert tokenizer.decode(ids) == "a\ufffd\ufffdb"

@@ -1,0 +1,153 @@
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamacli.errors import TokenizerError
+from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
+from llamacli.tokenizer.merging import merge
+from tokenizer.small_vocabularies import english, english_scores, ranked, scored
+
+
+def merge_plainly(text: str, ranks: dict[str, float]) -> list[str]:
+    """The definition of merging by ranks of unions, in quadratic time."""
+    pieces = list(text)
+    while True:
+        pairs = [(ranks[a + b], i) for i, (a, b) in enumerate(pairwise(pieces)) if a + b in ranks]
+        if not pairs:
+            return pieces
+        _, i = min(pairs)
+        pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
+
+
+@given(
+    text=st.text("ab▁", max_size=40),
+    ranks=st.dictionaries(st.text("ab▁", min_size=2, max_size=5), st.integers(0, 4)),
+)
+def test_merges_as_the_definition_says(text: str, ranks: dict[str, float]) -> None:
+    assert list(merge(text, lambda a, b: ranks.get(a + b))) == merge_plainly(text, ranks)
+
+
+def test_of_equal_ranks_the_leftmost_goes_first() -> None:
+    assert list(merge("aaaaa", lambda a, b: {"aa": 1.0}.get(a + b))) == ["aa", "aa", "a"]
+    assert list(merge("abab", lambda a, b: {"ab": 1.0, "ba": 1.0}.get(a + b))) == ["ab", "ab"]
+
+
+@pytest.mark.parametrize("unit", ["A", "AB", "▁", "ABCDEFGH"])
+def test_number_of_pairs_looked_up_is_linear(unit: str) -> None:
+    ranks = {unit[:1] * n: 1.0 / n for n in range(2, 65)} | {
+        unit * n: 1.0 / n for n in range(1, 9) if len(unit * n) > 1
+    }
+    looked_up = 0
+
+    def rank(left: str, right: str) -> float | None:
+        nonlocal looked_up
+        looked_up += 1
+        return ranks.get(left + right)
+
+    text = unit * (43_000 // len(unit))
+    assert "".join(merge(text, rank)) == text
+    assert looked_up < 3 * len(text)
+
+
+def texts(tokenizer: Tokenizer, text: str) -> list[str]:
+    return [tokenizer.token_text(token) for token in tokenizer.encode(text, add_special=False)]
+
+
+def spm(scores: dict[str, float], **keys: Any) -> Tokenizer:
+    return tokenizer_from_metadata(scored(scores, **keys))
+
+
+def test_the_best_score_merges_first() -> None:
+    tokenizer = spm({"a": 0, "b": 0, "ab": -2, "bb": -1}, add_space_prefix=False)
+    assert texts(tokenizer, "abbb") == ["a", "bb", "b"]
+    tokenizer = spm({"a": 0, "b": 0, "ab": -1, "bb": -2}, add_space_prefix=False)
+    assert texts(tokenizer, "abbb") == ["ab", "bb"]
+
+
+def test_any_two_pieces_merge_whose_union_is_a_token() -> None:
+    tokenizer = spm({"ab": -3, "bc": -2, "abc": -4}, add_space_prefix=False)
+    assert texts(tokenizer, "abc") == ["abc"]  # a, which is no token, and bc
+
+
+def test_characters_that_are_no_tokens_become_their_bytes() -> None:
+    tokenizer = spm({"a": -1, "▁": -2}, add_space_prefix=False)
+    assert tokenizer.encode("aé ", add_special=False) == [259, 3 + 0xC3, 3 + 0xA9, 260]
+
+
+def test_byte_tokens_are_found_by_their_text_wherever_they_stand() -> None:
+    metadata = scored({"a": 0}, {"<0x-1>": 6, "<0xC3": 1}, add_space_prefix=False)
+    metadata["tokenizer.ggml.tokens"][3:259] = metadata["tokenizer.ggml.tokens"][3:259][::-1]
+    tokenizer = tokenizer_from_metadata(metadata)
+    ids = tokenizer.encode("aé", add_special=False)
+    assert ids == [259, 258 - 0xC3, 258 - 0xA9]
+    assert tokenizer.decode(ids) == "aé"
+    assert tokenizer.piece(260) == "<0x-1>"
+
+
+def test_without_byte_tokens_a_strange_character_is_unknown_or_refused() -> None:
+    metadata = scored({"a": 0}, add_space_prefix=False)
+    metadata["tokenizer.ggml.tokens"][3:259] = [f"filler{i}" for i in range(256)]
+    assert tokenizer_from_metadata(metadata).encode("aé", add_special=False) == [259, 0, 0]
+    metadata["tokenizer.ggml.unknown_token_id"] = 0
+    metadata["tokenizer.ggml.model"] = "gemma4"
+    metadata["tokenizer.ggml.merges"] = []
+    del metadata["tokenizer.ggml.unknown_token_id"]
+    with pytest.raises(TokenizerError, match="<0xC3>"):
+        tokenizer_from_metadata(metadata).encode("é")
+
+
+def test_a_space_goes_before_the_text_and_comes_off_again() -> None:
+    tokenizer = spm({"▁": -1, "a": -1, "▁a": -1})
+    assert tokenizer.encode("a", add_special=False) == [261]
+    assert tokenizer.encode(" a", add_special=False) == [259, 261]
+    assert tokenizer.encode("", add_special=False) == []
+    assert tokenizer.decode([1, 261, 261]) == "a a"
+    assert tokenizer.piece(261) == " a"
+
+
+def test_without_scores_all_are_equal() -> None:
+    metadata = scored({"a": 0, "aa": 0}, add_space_prefix=False)
+    del metadata["tokenizer.ggml.scores"]
+    assert tokenizer_from_metadata(metadata).encode("aaa", add_special=False) == [260, 259]
+
+
+def test_ranked_merges_follow_their_order() -> None:
+    tokenizer = tokenizer_from_metadata(ranked(["b c", "a b", "ab c"]))
+    assert texts(tokenizer, "abc") == ["a", "bc"]
+    tokenizer = tokenizer_from_metadata(ranked(["a b", "b c", "ab c", "b c"]))
+    assert texts(tokenizer, "abc") == ["abc"]
+
+
+def test_ranked_merges_need_their_very_parts() -> None:
+    tokenizer = tokenizer_from_metadata(ranked(["a b", "c d", "a bcd"]))
+    assert texts(tokenizer, "abcd") == ["ab", "cd"]
+
+
+def test_a_run_of_newlines_that_is_a_token_needs_no_merging() -> None:
+    tokenizer = tokenizer_from_metadata(ranked(["a b", "▁ a"], {"\n": 1, "\n\n\n": 1}))
+    runs = {"\n\n\n": ["\n\n\n"], "\n\n": ["\n", "\n"], "ab\n\n\n a": ["ab", "\n\n\n", "▁a"]}
+    for text, pieces in runs.items():
+        assert texts(tokenizer, text) == pieces
+
+
+@given(st.text() | st.text("thecatsomwld ▁12!\n", max_size=60))
+def test_every_text_comes_back(text: str) -> None:
+    for tokenizer in WORDS:
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text.replace("▁", " ")
+
+
+WORDS = [
+    tokenizer_from_metadata(scored(english_scores())),
+    tokenizer_from_metadata(scored(english_scores(), add_space_prefix=False)),
+    tokenizer_from_metadata(ranked(english("▁"))),
+]
+
+
+def test_words_are_found() -> None:
+    assert texts(WORDS[0], "the cat sat on") == ["▁the", "▁cat", "▁", "sat", "▁on"]
+    assert texts(WORDS[1], "the cat sat on") == ["the", "▁cat", "▁", "sat", "▁on"]
+    assert texts(WORDS[2], "the cat sat on") == ["the", "▁", "cat", "▁", "sat", "▁", "on"]

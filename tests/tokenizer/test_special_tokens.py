@@ -1,0 +1,171 @@
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
+from tokenizer.small_vocabularies import (
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    byte_level,
+    english_scores,
+    ranked,
+    scored,
+)
+
+
+def chat(kinds: dict[str, int], **keys: object) -> Tokenizer:
+    """All bytes, their ids the bytes, then `kinds`."""
+    return tokenizer_from_metadata(byte_level([], kinds, **keys))
+
+
+def test_control_tokens_stay_text_unless_asked_for() -> None:
+    tokenizer = chat({"<|im_start|>": CONTROL, "<unk>": UNKNOWN})
+    text = "a<|im_start|><unk>b"
+    assert tokenizer.encode(text) == list(text.encode())
+    assert tokenizer.encode(text, parse_special=True) == [ord("a"), 256, 257, ord("b")]
+
+
+def test_user_defined_tokens_are_always_found() -> None:
+    tokenizer = chat({"<tool>": USER_DEFINED})
+    for parse_special in (False, True):
+        assert tokenizer.encode("a<tool>", parse_special=parse_special) == [ord("a"), 256]
+    assert tokenizer.decode([256]) == "<tool>"
+
+
+def test_longer_special_tokens_are_found_first_wherever_they_stand() -> None:
+    tokenizer = chat({"abc": USER_DEFINED, "bcde": USER_DEFINED, "ab": USER_DEFINED, "東東": USER_DEFINED})
+    assert tokenizer.encode("abcde") == [ord("a"), 257]
+    assert tokenizer.encode("ababcde") == [258, ord("a"), 257]
+    assert tokenizer.encode("abcab東東") == [256, 258, 259]
+
+
+@st.composite
+def special_texts(draw: st.DrawFn) -> tuple[list[str], str]:
+    letters = st.text("ab<", min_size=1, max_size=4)
+    return draw(st.lists(letters, unique=True, max_size=5)), draw(st.text("ab< x", max_size=30))
+
+
+def partition_plainly(specials: list[str], text: str) -> list[str | int]:
+    """The definition: split at one special token after the other, the longest first."""
+    parts: list[str | int] = [text]
+    for special in sorted(specials, key=len, reverse=True):
+        pieces: list[str | int] = []
+        for part in parts:
+            if isinstance(part, int):
+                pieces.append(part)
+                continue
+            for i, piece in enumerate(part.split(special)):
+                pieces += [256 + specials.index(special), piece] if i else [piece]
+        parts = pieces
+    return parts
+
+
+@given(special_texts())
+def test_text_is_parted_as_the_definition_says(drawn: tuple[list[str], str]) -> None:
+    specials, text = drawn
+    tokenizer = chat(dict.fromkeys(specials, USER_DEFINED))
+    ids = [
+        token
+        for part in partition_plainly(specials, text)
+        for token in ([part] if isinstance(part, int) else part.encode())
+    ]
+    # A special token of one letter takes the letter's place in the vocabulary, and its id.
+    letters = {256 + i: ord(special) for i, special in enumerate(specials) if len(special) == 1}
+    alone = [special for special in specials if len(special) > 1]
+    renumbered = {256 + specials.index(special): 256 + i for i, special in enumerate(alone)} | letters
+    assert tokenizer.encode(text) == [renumbered.get(token, token) for token in ids]
+
+
+def test_many_special_tokens_in_a_long_text_take_linear_time() -> None:
+    specials = [f"<unused{i}>" for i in range(2000)]
+    tokenizer = chat(dict.fromkeys(specials, CONTROL))
+    text = "".join(specials) * 5
+    start = time.perf_counter()
+    assert tokenizer.encode(text, parse_special=True) == [*range(256, 2256)] * 5
+    assert time.perf_counter() - start < 2
+
+
+def test_each_run_of_text_between_special_tokens_gets_its_space() -> None:
+    tokenizer = tokenizer_from_metadata(scored(english_scores(), {"<|end|>": CONTROL}))
+    end, the = tokenizer.token_id("<|end|>"), tokenizer.token_id("▁the")
+    assert tokenizer.encode("the<|end|>the<|end|>", parse_special=True) == [1, the, end, the, end]
+
+
+def test_white_space_after_a_special_token_goes_where_the_model_wants_it_so() -> None:
+    metadata = byte_level([], {"<|a|>": CONTROL, "<|b|>": CONTROL, "\n\n": USER_DEFINED})
+    tokenizer = tokenizer_from_metadata(metadata, strips_after=lambda text: text == "<|a|>")
+    text = "<|a|> \n\nx<|b|> <|a|>\u00a0<|a|>  "
+    expected = [256, ord("x"), 257, ord(" "), 256, 0xC2, 0xA0, 256]
+    assert tokenizer.encode(text, parse_special=True) == expected
+    assert tokenizer.encode("<|a|> <|b|>", parse_special=True) == [256, 257]
+    assert tokenizer.encode("<|a|> ") == list(b"<|a|> ")
+
+
+def test_bos_and_eos_are_added_where_the_model_expects_them_and_never_twice() -> None:
+    kinds = {"<s>": CONTROL, "</s>": CONTROL}
+    ids = {"bos_token_id": 256, "eos_token_id": 257}
+    both = chat(kinds, **ids, add_bos_token=True, add_eos_token=True)
+    assert both.encode("a") == [256, ord("a"), 257]
+    assert both.encode("") == [256, 257]
+    assert both.encode("a", add_special=False) == [ord("a")]
+    assert both.encode("<s>a</s>", parse_special=True) == [256, ord("a"), 257]
+    neither = chat(kinds, **ids)
+    assert not neither.add_bos
+    assert neither.encode("a") == [ord("a")]
+    assert chat(kinds, add_bos_token=True).encode("a") == [ord("a")]  # there is no BOS
+
+
+def test_what_holds_when_the_metadata_says_nothing() -> None:
+    spm = tokenizer_from_metadata(scored({"a": 0}))
+    assert (spm.bos_id, spm.eos_id, spm.unk_id, spm.add_bos, spm.add_eos) == (1, 2, 0, True, False)
+    bpe = tokenizer_from_metadata(byte_level([]))
+    assert (bpe.bos_id, bpe.eos_id, bpe.unk_id, bpe.add_bos, bpe.add_eos) == (None, None, None, False, False)
+    assert chat({"<s>": CONTROL}, pre="llama-bpe", bos_token_id=256).add_bos
+    assert tokenizer_from_metadata(ranked([], add_bos_token=False)).add_bos
+
+
+@pytest.mark.parametrize("no_token", [-1, 0xFFFFFFFF])
+def test_an_id_that_says_there_is_none(no_token: int) -> None:
+    tokenizer = tokenizer_from_metadata(scored({"a": 0}, padding_token_id=no_token, eot_token_id=no_token))
+    assert (tokenizer.pad_id, tokenizer.eot_id) == (None, None)
+
+
+def test_generation_ends_at_the_tokens_that_keys_name() -> None:
+    tokenizer = chat({"A": NORMAL, "<b>": CONTROL, "<c>": CONTROL}, eos_token_id=1, eot_token_id=2, eom_token_id=3)
+    assert tokenizer.eog_ids == {1, 2, 3}
+    assert chat({}, fim_pad_token_id=4, fim_rep_token_id=5, fim_sep_token_id=6).eog_ids == {4, 5, 6}
+
+
+def test_generation_ends_at_well_known_texts() -> None:
+    tokenizer = chat(
+        {"<|im_end|>": NORMAL, "<|endoftext|>": CONTROL, "<|file_sep|>": USER_DEFINED, "<|other|>": CONTROL}
+    )
+    assert tokenizer.eog_ids == {256, 257, 258}
+    assert tokenizer.eot_id == 256
+    assert tokenizer.is_control(256)  # whatever its kind in the file
+    assert tokenizer.encode("<|im_end|>") == list(b"<|im_end|>")
+
+
+def test_messages_end_where_other_tokens_end_the_turn() -> None:
+    kinds = dict.fromkeys(("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"), CONTROL)
+    tokenizer = chat(kinds)
+    assert tokenizer.eog_ids == {260, 261}
+    assert [tokenizer.piece(token) for token in range(256, 262)] == [*list(kinds)[:4], "", ""]
+    assert chat({"<|end|>": CONTROL}).eog_ids == {256}
+
+
+def test_a_tag_that_looks_like_an_end() -> None:
+    assert chat({"</s>": NORMAL}).eog_ids == {256}
+    tokenizer = chat({"</s>": NORMAL, "<|tool_response>": CONTROL})
+    assert tokenizer.eog_ids == {257}
+    assert tokenizer.piece(256) == "</s>"
+
+
+def test_infill_tokens_are_found_by_text_unless_a_key_names_them() -> None:
+    assert chat({"<|fim_prefix|>": NORMAL}).is_control(256)
+    assert not chat({"<|fim_prefix|>": NORMAL}, fim_pre_token_id=1).is_control(256)
+    assert not chat({"<|fim_prefix|>": NORMAL}, prefix_token_id=1).is_control(256)
