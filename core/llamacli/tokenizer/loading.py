@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from llamacli.errors import TokenizerError
 from llamacli.gguf import Metadata
 from llamacli.tokenizer.byte_level import ByteLevelBPE
@@ -56,8 +58,8 @@ def _score_merging(metadata: Metadata) -> tuple[Vocabulary, Scheme, bool]:
     vocabulary = read_vocabulary(metadata, {"bos": 1, "eos": 2, "unknown": 0})
     n_vocab = len(vocabulary.tokens)
     scores = numbers(metadata, SCORES, n_vocab, "iuf")
-    add_space_prefix = metadata.get_bool(_ADD_SPACE_PREFIX, True)
-    scheme = ScoreMerging(vocabulary, [0.0] * n_vocab if scores is None else scores.tolist(), add_space_prefix)
+    scores = np.zeros(n_vocab, np.float32) if scores is None else scores.astype(np.float32)
+    scheme = ScoreMerging(vocabulary, scores, metadata.get_bool(_ADD_SPACE_PREFIX, True))
     return vocabulary, scheme, metadata.get_bool(_ADD_BOS, True)
 
 
