@@ -13,7 +13,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from llamacli.kernels.isa import features, isa
+from llamacli.kernels.isa import isa
 
 LANES = 16
 
@@ -168,7 +168,7 @@ def dot_u8s8(b: Builder, total: Value, unsigned: Value, signed: Value) -> Value:
     """total[i] + sum over j < 4 of unsigned[4i + j] * signed[4i + j]: int32x16 from 64 bytes each, exact."""
     if isa() == "avx512":
         return call(b, "llvm.x86.avx512.vpdpbusd.512", I32X16, total, unsigned, signed)
-    if isa() == "avx2" and "avxvnni" in features():
+    if isa() == "avxvnni":
         return _in_parts(b, 2, lambda *parts: call(b, "llvm.x86.avx512.vpdpbusd.256", parts[0].type, *parts),
                          total, unsigned, signed)  # fmt: skip
     if isa() == "avx2":
@@ -195,7 +195,7 @@ def look_up(b: Builder, table: tuple[int, ...], codes: Value) -> Value:
     entries = ir.Constant(I8X64, list(table) * 4)
     if isa() == "avx512":
         return call(b, "llvm.x86.avx512.pshuf.b.512", I8X64, entries, codes)
-    if isa() == "avx2":
+    if isa() in ("avx2", "avxvnni"):
         return _in_parts(b, 2, lambda *parts: call(b, "llvm.x86.avx2.pshuf.b", I8X32, *parts), entries, codes)
     result: Value = constant(I8X64, table[0])
     for code, entry in enumerate(table[1:], start=1):

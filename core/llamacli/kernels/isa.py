@@ -9,8 +9,8 @@ from llvmlite import binding
 
 from llamacli.errors import InvalidRequestError
 
-ISAS = ("generic", "avx2", "avx512", "neon")
-"""`avx512` has VNNI; `avx2` uses AVX-VNNI where the CPU has it; `generic` is plain LLVM IR, compiled for any CPU."""
+ISAS = ("generic", "avx2", "avxvnni", "avx512", "neon")
+"""`avxvnni` and `avx512` have the integer dot product of VNNI; `generic` is plain LLVM IR, compiled for any CPU."""
 
 VARIABLE = "LLAMACLI_ISA"
 
@@ -27,6 +27,8 @@ def available() -> tuple[str, ...]:
     runs = ["generic"]
     if {"avx2", "fma", "f16c"} <= has:
         runs.append("avx2")
+        if "avxvnni" in has:
+            runs.append("avxvnni")
     if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"} <= has:
         runs.append("avx512")
     if "dotprod" in has:

@@ -20,6 +20,7 @@ from numba import njit, types
 
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import ir
+from llamacli.kernels.isa import features
 from llamacli.kernels.jit import record
 
 STEP = record("function", "args", "barrier")
@@ -30,7 +31,7 @@ _i64 = types.int64
 # A team's shared state, int64 words. What different threads write lies on different cache lines.
 _JOB, _STEPS, _START, _STOP, _RUN, _ARRIVED, _PHASE, _ASLEEP = 0, 8, 9, 10, 11, 16, 24, 32
 _WORDS_A_WORKER = 8
-_SPINS_BEFORE_YIELD, _SPINS_BEFORE_SLEEP = 4000, 20000
+_SPINS_BEFORE_YIELD, _SPINS_BEFORE_SLEEP = 300, 20000
 _QUIT = -1
 
 
@@ -58,7 +59,7 @@ def _atomic_add(b: ir.Builder, address: ir.Value, value: ir.Value) -> ir.Value:
 @ir.expose(types.void)
 def _pause(b: ir.Builder) -> None:
     """Tell the core that this is a spin loop."""
-    if "sse2" in ir.features():
+    if "sse2" in features():
         ir.call(b, "llvm.x86.sse2.pause", ir.ir.VoidType())
 
 

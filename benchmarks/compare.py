@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""This engine and llama.cpp on the same files, the same threads, in turns within one run.
+
+    pip install llama-cpp-python matplotlib       # builds llama.cpp: about 6 minutes on 2 cores
+    python benchmarks/compare.py FILE.gguf [FILE.gguf ...] -p 512 -n 32 [-d 4096] [-r 5] [--plot OUT.png]
+
+Prints a row a test: tokens a second of both (median, and the spread of the middle half), and the median of the ratios
+of neighbouring runs. The peer runs with flash attention on and off, and the faster of the two counts.
+"""
+
+import argparse
+import ctypes
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+import llamacli
+
+
+class Ours:
+    """This engine."""
+
+    name = "llamacli"
+
+    def __init__(self, path: str, threads: int, n_ctx: int):
+        self._model = llamacli.load_model(path, threads=threads)
+        self._session = self._model.create_session(seq_len=n_ctx)
+        self.n_vocab = self._model.config.n_vocab
+
+    def start(self, n_past: int) -> None:
+        """Go back to the position: what the cache holds before it does not matter for speed."""
+        self._session.n_past = n_past
+
+    def evaluate(self, tokens: list[int]) -> None:
+        """Evaluate tokens."""
+        self._session.eval(tokens)
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._session.close()
+        self._model.close()
+
+
+class Peer:
+    """llama.cpp through llama-cpp-python's low-level API."""
+
+    def __init__(self, path: str, threads: int, n_ctx: int, flash_attention: int):
+        import llama_cpp as lib
+
+        self.name = f"llama.cpp, flash attention {'on' if flash_attention else 'off'}"
+        self._lib = lib
+        self._silence = lib.llama_log_callback(lambda level, text, data: None)
+        lib.llama_log_set(self._silence, ctypes.c_void_p(0))
+        lib.llama_backend_init()
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = 0
+        self._model = lib.llama_model_load_from_file(path.encode(), params)
+        if not self._model:
+            raise SystemExit(f"llama.cpp refused {path}")
+        settings = lib.llama_context_default_params()
+        settings.n_ctx, settings.n_batch, settings.n_ubatch = n_ctx, 512, 512
+        settings.n_threads = settings.n_threads_batch = threads
+        settings.flash_attn_type = flash_attention
+        self._context = lib.llama_init_from_model(self._model, settings)
+        self.n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
+        self._n_past = 0
+
+    def start(self, n_past: int) -> None:
+        """Go back to the position; it must have been reached before."""
+        self._lib.llama_memory_seq_rm(self._lib.llama_get_memory(self._context), 0, n_past, -1)
+        self._n_past = n_past
+
+    def evaluate(self, tokens: list[int]) -> None:
+        """Evaluate tokens."""
+        for start in range(0, len(tokens), 512):
+            chunk = tokens[start : start + 512]
+            ids = (self._lib.llama_token * len(chunk))(*chunk)
+            if self._lib.llama_decode(self._context, self._lib.llama_batch_get_one(ids, len(chunk))):
+                raise SystemExit("llama.cpp's decode failed")
+            self._n_past += len(chunk)
+        self._lib.llama_synchronize(self._context)
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._lib.llama_free(self._context)
+        self._lib.llama_model_free(self._model)
+
+
+def timed(work: Callable[[], None]) -> float:
+    """Seconds that it takes."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def measure(
+    engines: list[Ours | Peer], n_prompt: int, n_gen: int, depth: int, repetitions: int
+) -> dict[str, list[list[float]]]:
+    """Tokens a second: test -> engine -> repetition; engines take turns in each repetition, after one to warm up."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, engines[0].n_vocab, max(n_prompt, n_gen, depth, 1)).tolist()
+    for engine in engines:
+        engine.start(0)
+        engine.evaluate(tokens[:depth] if depth else tokens[:1])
+    results: dict[str, list[list[float]]] = {}
+    suffix = f" @ d{depth}" if depth else ""
+    for name, n in ((f"pp{n_prompt}{suffix}", n_prompt), (f"tg{n_gen}{suffix}", n_gen)):
+        if not n:
+            continue
+        rates: list[list[float]] = [[] for _ in engines]
+        for repetition in range(repetitions + 1):
+            for engine, own in zip(engines, rates, strict=True):
+                engine.start(depth)
+                if name.startswith("pp"):
+                    seconds = timed(lambda engine=engine: engine.evaluate(tokens[:n]))
+                else:
+                    seconds = timed(lambda engine=engine: [engine.evaluate(tokens[i : i + 1]) for i in range(n)])
+                if repetition:
+                    own.append(n / seconds)
+        results[name] = rates
+    return results
+
+
+def rows(path: str, options: argparse.Namespace) -> Iterator[tuple[str, str, float, float, float, float, float]]:
+    """File, test, medians of both, ratio and its quartiles."""
+    n_ctx = max(options.n_prompt, options.n_gen) + options.depth + 64
+    engines: list[Ours | Peer] = [Ours(path, options.threads, n_ctx)]
+    engines += [Peer(path, options.threads, n_ctx, flash) for flash in (0, 1)]
+    results = measure(engines, options.n_prompt, options.n_gen, options.depth, options.repetitions)
+    for engine in engines:
+        engine.close()
+    gc.collect()
+    for test, (ours, *peers) in results.items():
+        peer = max(peers, key=statistics.median)
+        ratios = sorted(a / b for a, b in zip(ours, peer, strict=True))
+        low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        yield (
+            Path(path).stem, test, statistics.median(ours), statistics.median(peer), statistics.median(ratios), low, high,
+        )  # fmt: skip
+
+
+def plot(table: list[tuple[str, str, float, float, float, float, float]], out: str) -> None:
+    """Draw the ratios as bars."""
+    import matplotlib.pyplot as plt
+
+    labels = [f"{name}\n{test}" for name, test, *_ in table]
+    ratios = [row[4] for row in table]
+    errors = [[row[4] - row[5] for row in table], [row[6] - row[4] for row in table]]
+    figure, axes = plt.subplots(figsize=(1 + 1.1 * len(table), 4), layout="constrained")
+    axes.bar(labels, ratios, yerr=errors, capsize=4, color=["#4c78a8" if r >= 1 else "#e45756" for r in ratios])
+    axes.axhline(1, color="black", linewidth=1)
+    axes.set_ylabel("speed, llama.cpp = 1")
+    axes.tick_params(axis="x", labelsize=7)
+    figure.savefig(out, dpi=150)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="+")
+    parser.add_argument("-p", "--n-prompt", type=int, default=512)
+    parser.add_argument("-n", "--n-gen", type=int, default=32)
+    parser.add_argument("-d", "--depth", type=int, default=0)
+    parser.add_argument("-r", "--repetitions", type=int, default=5)
+    parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("--plot", metavar="OUT.png")
+    options = parser.parse_args()
+    table = []
+    print("| model | test | llamacli t/s | llama.cpp t/s | ratio | middle half |\n|---|---|---|---|---|---|")
+    for path in options.files:
+        for row in rows(path, options):
+            table.append(row)
+            name, test, ours, peer, ratio, low, high = row
+            print(f"| {name} | {test} | {ours:.1f} | {peer:.1f} | {ratio:.2f} | {low:.2f} to {high:.2f} |", flush=True)
+    if options.plot:
+        plot(table, options.plot)
+
+
+if __name__ == "__main__":
+    main()
