@@ -1,9 +1,10 @@
 """The command line as tests use it: in this process, and as a program of its own."""
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,15 +98,19 @@ def environment(site: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def start(environment: dict[str, str]) -> Start:
-    """Start `llamacli` as a program; its streams are pipes unless said otherwise."""
+def start(environment: dict[str, str]) -> Iterator[Start]:
+    """Start `llamacli` as a program; its streams are pipes unless said otherwise. None outlives the test."""
+    with contextlib.ExitStack() as started:
 
-    def popen(*args: str | Path, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        command = [sys.executable, "-m", "llamacli", *map(str, args)]
-        return subprocess.Popen(command, env=environment | (env or {}), **(streams | options))
+        def popen(*args: str | Path, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            command = [sys.executable, "-m", "llamacli", *map(str, args)]
+            process = subprocess.Popen(command, env=environment | (env or {}), **(streams | options))
+            started.enter_context(process)
+            started.callback(process.kill)
+            return process
 
-    return popen
+        yield popen
 
 
 @pytest.fixture

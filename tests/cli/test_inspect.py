@@ -92,6 +92,15 @@ def test_a_file_that_its_plugin_would_refuse_says_why(options, reason: str, invo
     assert reason in fields(result.stdout)["cannot run"]
 
 
+def test_keys_of_the_wrong_type_hide_nothing(invoke, tiny_gguf) -> None:
+    keys = ("general.architecture", "general.name", "tokenizer.ggml.model", "llama.block_count")
+    path = tiny_gguf("gqa", metadata={"tokenizer.ggml.tokens": 3} | {key: [1, 2] for key in keys})
+    assert "general.name = [1, 2]" in invoke("inspect", path).stdout
+    summary = json.loads(invoke("inspect", path, "--json").stdout)
+    assert (summary["architecture"], summary["n_vocab"], summary["plugin"]) == (None, 0, None)
+    assert "general.architecture" in summary["error"]
+
+
 def test_a_plugin_that_breaks_does_not_hide_the_file(invoke, model, monkeypatch) -> None:
     monkeypatch.setattr("llamacli_llama.Llama.configure", lambda *_: {}["x"])
     assert fields(invoke("inspect", model).stdout)["cannot run"] == "KeyError: 'x'"

@@ -82,11 +82,11 @@ def test_an_interrupt_while_waiting_for_the_prompt(start, model: Path) -> None:
 
 
 def test_a_reader_that_has_enough_ends_it_quietly(endless) -> None:
-    with endless() as process:
-        assert process.stdout.read(10) != b""
-        process.stdout.close()
-        err = process.stderr.read()
-        assert process.wait(TIMEOUT_S) == 141
+    process = endless()
+    assert process.stdout.read(10) != b""
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(TIMEOUT_S) == 141
     assert lines_but_warnings(err) == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -63,7 +63,7 @@ def _summary(file: ModelFile, plugins: Plugins) -> dict[str, Any]:
     from llamacli.gguf import GGUFFile
 
     metadata = file.metadata
-    architecture = metadata.get("general.architecture")
+    tokens = metadata.get("tokenizer.ggml.tokens")
     types: dict[str, dict[str, int]] = {}
     for info in file.tensors.values():
         kind = types.setdefault(info.type.name, {"n_tensors": 0, "n_bytes": 0})
@@ -74,16 +74,22 @@ def _summary(file: ModelFile, plugins: Plugins) -> dict[str, Any]:
         "path": str(file.path),
         "format": f"GGUF v{file.version}" if isinstance(file, GGUFFile) else None,
         "n_bytes": file.n_bytes if isinstance(file, GGUFFile) else file.path.stat().st_size,
-        "architecture": architecture,
-        "name": metadata.get("general.name"),
+        "architecture": _text(metadata, "general.architecture"),
+        "name": _text(metadata, "general.name"),
         "plugin": plugin,
         "error": error,
         "n_params": sum(math.prod(info.shape) for info in file.tensors.values()),
         "n_tensors": len(file.tensors),
         "tensor_types": dict(sorted(types.items(), key=lambda kind: -kind[1]["n_bytes"])),
-        "tokenizer": metadata.get("tokenizer.ggml.model"),
-        "n_vocab": len(metadata.get("tokenizer.ggml.tokens", ())),
+        "tokenizer": _text(metadata, "tokenizer.ggml.model"),
+        "n_vocab": len(tokens) if isinstance(tokens, Sequence) else 0,
     }
+
+
+def _text(metadata: Metadata, key: str) -> str | None:
+    """A key's text; None where there is none, whatever else there may be."""
+    value = metadata.get(key)
+    return value if isinstance(value, str) else None
 
 
 def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, str | None]:
