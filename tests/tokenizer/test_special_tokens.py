@@ -113,6 +113,8 @@ def test_bos_and_eos_are_added_where_the_model_expects_them_and_never_twice() ->
     assert both.encode("") == [256, 257]
     assert both.encode("a", add_special=False) == [ord("a")]
     assert both.encode("<s>a</s>", parse_special=True) == [256, ord("a"), 257]
+    ordinary = chat({}, bos_token_id=ord("a"), add_bos_token=True)
+    assert ordinary.encode("a") == [ord("a")] * 2  # text is no BOS
     neither = chat(kinds, **ids)
     assert not neither.add_bos
     assert neither.encode("a") == [ord("a")]

@@ -45,7 +45,7 @@ class ByteLevelBPE:
         ids = self._vocabulary.ids
         # The library would join the neighbours of a character that is no token; an id beyond the others prevents that.
         beyond = {char: len(self._vocabulary.tokens) + i for i, char in enumerate(self._lacking)}
-        merges: list[Any] = [tuple(merge.split(" ", 1)) for merge in dict.fromkeys(self._merges)]
+        merges: list[Any] = list(map(tuple, map(str.split, dict.fromkeys(self._merges))))  # the first of equals counts
         try:
             model = models.BPE(ids | beyond, merges, ignore_merges=self._pre_tokenizer.ignore_merges)
         except Exception as error:  # the library raises no narrower type

@@ -30,7 +30,7 @@ _ADD_EOS = "tokenizer.ggml.add_eos_token"
 _ADD_SPACE_PREFIX = "tokenizer.ggml.add_space_prefix"
 
 _log = logging.getLogger(__name__)
-_Scheme = TypeVar("_Scheme")
+_Entry = TypeVar("_Entry")
 
 
 def tokenizer_from_metadata(
@@ -48,7 +48,7 @@ def tokenizer_from_metadata(
     return Tokenizer(vocabulary, scheme, add_bos, metadata.get_bool(_ADD_EOS, False), strips_after)
 
 
-def _look_up(metadata: Metadata, key: str, value: str, table: Mapping[str, _Scheme]) -> _Scheme:
+def _look_up(metadata: Metadata, key: str, value: str, table: Mapping[str, _Entry]) -> _Entry:
     if value not in table:
         raise TokenizerError(f"{metadata.source}: {key} = {value!r} is not known; known are {', '.join(sorted(table))}")
     return table[value]
@@ -105,7 +105,8 @@ class _HexNames(Sequence[str]):
         return self._n_vocab
 
     def __getitem__(self, index: Any) -> Any:
-        return f"{range(self._n_vocab)[index]:x}"
+        found = range(self._n_vocab)[index]
+        return [f"{token:x}" for token in found] if isinstance(found, range) else f"{found:x}"
 
 
 def _ids_only(metadata: Metadata) -> tuple[Vocabulary, Scheme, bool]:

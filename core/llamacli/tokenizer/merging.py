@@ -4,9 +4,12 @@ Both write a space as U+2581 and a character that is no token as its UTF-8 bytes
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from heapq import heapify, heappop, heappush
+
+import numpy as np
+import numpy.typing as npt
 
 from llamacli.errors import TokenizerError
 from llamacli.tokenizer.vocabulary import Vocabulary
@@ -83,12 +86,12 @@ class _Pieces:
 class ScoreMerging(_Pieces):
     """SentencePiece's BPE: the pair whose union is the token of the highest score merges first.
 
-    `scores`: one a token. `add_space_prefix`: encoding puts a space before the text.
+    `scores`: float32 [n_vocab]. `add_space_prefix`: encoding puts a space before the text.
     """
 
-    def __init__(self, vocabulary: Vocabulary, scores: Sequence[float], add_space_prefix: bool):
+    def __init__(self, vocabulary: Vocabulary, scores: npt.NDArray[np.float32], add_space_prefix: bool):
         super().__init__(vocabulary)
-        self._cost: Mapping[str, float] = {text: -scores[token] for text, token in vocabulary.ids.items()}
+        self._cost = dict(zip(vocabulary.tokens, (-scores).tolist(), strict=True))
         self.add_space_prefix = add_space_prefix
 
     def encode(self, text: str) -> list[int]:
@@ -98,7 +101,8 @@ class ScoreMerging(_Pieces):
         return list(self._to_ids(merge(text.replace(" ", _SPACE), self._rank)))
 
     def _rank(self, left: str, right: str) -> float | None:
-        return self._cost.get(left + right)
+        cost: float | None = self._cost.get(left + right)
+        return cost
 
 
 class RankMerging(_Pieces):

@@ -1,4 +1,4 @@
-"""Text to token ids and back, as llama.cpp does both."""
+"""Text to token ids and back, as llama.cpp does both; but decoding gives back all spaces, where it "cleans up" some."""
 
 import codecs
 import re
@@ -46,15 +46,13 @@ class Tokenizer:
         add_eos: bool = False,
         strips_after: Callable[[str], bool] = lambda _: False,
     ):
-        special = vocabulary.special.get
-        self.bos_id, self.eos_id, self.eot_id, self.eom_id = (
-            special("bos"),
-            special("eos"),
-            special("eot"),
-            special("eom"),
-        )
-        self.unk_id, self.pad_id = special("unknown"), special("padding")
-        self.add_bos, self.add_eos = add_bos and self.bos_id is not None, add_eos and self.eos_id is not None
+        special = vocabulary.special
+        self.bos_id, self.eos_id = special.get("bos"), special.get("eos")
+        self.eot_id, self.eom_id = special.get("eot"), special.get("eom")
+        self.unk_id, self.pad_id = special.get("unknown"), special.get("padding")
+        self._bos = [self.bos_id] if add_bos and self.bos_id is not None else []
+        self._eos = [self.eos_id] if add_eos and self.eos_id is not None else []
+        self.add_bos, self.add_eos = bool(self._bos), bool(self._eos)
         self.n_vocab = len(vocabulary.tokens)
         self.eog_ids = vocabulary.eog_ids
         self._vocabulary, self._scheme = vocabulary, scheme
@@ -67,21 +65,17 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the ids of a text.
 
-        With `add_special` BOS and EOS are added if the model expects them and they are not there already. With
-        `parse_special` control tokens spelled in the text become their ids, otherwise they stay text. Lone surrogates
-        are read as U+FFFD. TokenizerError when the vocabulary cannot express the text.
+        With `add_special` BOS and EOS are added if the model expects them, unless the text spells them there already.
+        With `parse_special` control tokens spelled in the text become their ids, otherwise they stay text. Lone
+        surrogates are read as U+FFFD. TokenizerError when the vocabulary cannot express the text.
         """
-        ids: list[int] = []
-        for part in self._partition(_LONE_SURROGATE.sub("\ufffd", text), parse_special):
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                ids.extend(self._scheme.encode(part))
-        if add_special and self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
-            ids.insert(0, self.bos_id)
-        if add_special and self.add_eos and self.eos_id is not None and ids[-1:] != [self.eos_id]:
-            ids.append(self.eos_id)
-        return ids
+        parts = list(self._partition(_LONE_SURROGATE.sub("\ufffd", text), parse_special))
+        ids = [token for part in parts for token in ([part] if isinstance(part, int) else self._scheme.encode(part))]
+        if not add_special:
+            return ids
+        bos = self._bos if parts[:1] != self._bos else []
+        eos = self._eos if parts[-1:] != self._eos else []
+        return [*bos, *ids, *eos]
 
     def decode(self, ids: Iterable[int], unparse_special: bool = False) -> str:
         """Return the text of tokens, without the space that encoding put before it; broken UTF-8 becomes U+FFFD.
