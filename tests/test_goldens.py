@@ -10,7 +10,7 @@ import pytest
 import tiny_models
 from conftest import LoadTiny, TinyGguf
 from llamacli import Model, load_model
-from llamacli.engine import Engine
+from llamacli.engine import Engine, reference
 from llamacli.plugins import Plugins
 from oracle.goldens import DIRECTORY, N_GREEDY, N_PROMPT, POSITIONS, TOKENS, Golden, nmse, sha256, sure
 
@@ -106,6 +106,46 @@ def test_yarn_goes_beyond_the_original_context(load_tiny: LoadTiny) -> None:
     assert beyond.sum() == 2
     logits = all_logits(model)[POSITIONS]
     assert nmse(Golden.load("rope_yarn").exact[beyond], logits[beyond]) <= EXACT
+
+
+def rounded_to_bfloat16(x: np.ndarray) -> np.ndarray:
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def rounded_as_q8_0(x: np.ndarray) -> np.ndarray:
+    """Integers up to 127 a block of 32, with a scale rounded to float16."""
+    blocks = x.reshape(len(x), -1, 32)
+    scale = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
+    return (np.rint(blocks * (1 / scale)) * scale.astype(np.float16)).reshape(x.shape).astype(np.float32)
+
+
+def rounded_as_q8_k(x: np.ndarray) -> np.ndarray:
+    """Integers a block of 256, scaled such that the number of the largest magnitude becomes -127."""
+    blocks = x.reshape(len(x), -1, 256)
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)
+    inverse = np.float32(-127) / largest
+    return (np.minimum(np.rint(blocks * inverse), 127) * (1 / inverse)).reshape(x.shape).astype(np.float32)
+
+
+PEERS_ROUNDING: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "bf16": rounded_to_bfloat16,
+    **dict.fromkeys(["q8_0", "q4_0", "q5_0"], rounded_as_q8_0),
+    **dict.fromkeys(["q2_k", "q3_k", "q4_k", "q5_k", "q6_k"], rounded_as_q8_k),
+}
+"""What the peer does to activations before it multiplies them with matrices of a type."""
+
+
+@pytest.mark.parametrize("variant", PEERS_ROUNDING)
+def test_all_that_is_between_auto_and_the_peer_is_its_rounding_of_activations(
+    variant: str, tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linear, rounded = reference.linear, PEERS_ROUNDING[variant]
+    monkeypatch.setattr(reference, "linear", lambda x, weight: linear(rounded(x), weight))
+    model = load_model(tiny_gguf(variant), "auto", plugins=plugins, engine=reference.ReferenceEngine())
+    logits = model.create_session(kv_type="f32").eval(TOKENS.tolist(), all_logits=True)
+    # Measured 1e-13; but a number on the edge between two integers falls to either side by the last bit of a sum.
+    assert nmse(Golden.load(variant).logits, logits[POSITIONS]) <= 1e-6
 
 
 class TestPoison:
