@@ -73,7 +73,7 @@ def test_fp32_picks_the_tokens_that_the_peer_picks(variant: str, load_tiny: Load
 def test_auto_is_close_to_the_peer(variant: str, load_tiny: LoadTiny) -> None:
     golden, logits = Golden.load(variant), all_logits(load_tiny(variant, "auto"))
     check_close(golden, logits)
-    check_top1(golden, logits, gap=0.25)
+    check_top1(golden, logits, gap=0.3 * logits.std())  # three times what CLOSE allows for
 
 
 @pytest.mark.parametrize("variant", ["gqa", "biases", "moe_8_2", "q8_0", "q4_k"])
