@@ -5,12 +5,17 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 import tiny_models
 from llamacli import Model, load_model
 from llamacli.engine import Engine, ReferenceEngine, default_engine
 from llamacli.plugins import ARCHITECTURES, GENERAL, Plugins
+
+# No deadline: how long an example takes says more about what else the machine does.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 ENGINES = {"reference": ReferenceEngine, "default": default_engine}
 
