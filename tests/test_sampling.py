@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -193,6 +194,13 @@ class TestDraw:
     def test_impossible_tokens_are_never_drawn(self) -> None:
         shares = frequencies([-np.inf, 0, -np.inf, 0, -np.inf], SamplingParams(temp=1))
         assert shares[[0, 2, 4]].tolist() == [0, 0, 0]
+
+    @pytest.mark.parametrize("share", [0.0, np.nextafter(1.0, 0.0)])
+    def test_nor_at_the_ends_of_the_random_range(self, share: float) -> None:
+        sampler = Sampler(1)
+        sampler._random = SimpleNamespace(random=lambda: share)
+        logits = np.array([-np.inf, 0, 1, -np.inf], np.float32)
+        assert sampler.sample(logits, [], SamplingParams(temp=1)) == (1 if share == 0 else 2)
 
     def test_filters_apply_in_order(self) -> None:
         # top_k leaves two tokens; of these alone, renormalised, the first one already reaches top_p.
