@@ -9,7 +9,7 @@ PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 .PHONY: run test lint clean
 
 run: $(VENV)/.installed
-	$(BIN)/llamacli run
+	$(BIN)/llamacli run < /dev/null
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest

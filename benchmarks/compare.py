@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""This engine and llama.cpp on the same files, the same threads, in turns within one run.
+"""Run this engine and llama.cpp on the same files with the same threads, in turns within one run.
 
     pip install llama-cpp-python matplotlib       # builds llama.cpp: about 6 minutes on 2 cores
     python benchmarks/compare.py FILE.gguf [FILE.gguf ...] -p 512 -n 32 [-d 4096] [-r 5] [--plot OUT.png]
@@ -13,7 +13,7 @@ import ctypes
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ import llamacli
 
 
 class Ours:
-    """This engine."""
+    """The engine of this project."""
 
     name = "llamacli"
 
@@ -90,10 +90,11 @@ class Peer:
         self._lib.llama_model_free(self._model)
 
 
-def timed(work: Callable[[], None]) -> float:
-    """Seconds that it takes."""
+def timed(engine: Ours | Peer, tokens: list[int], at_once: int) -> float:
+    """Seconds that it takes to evaluate tokens, so many in a call."""
     started = time.perf_counter()
-    work()
+    for i in range(0, len(tokens), at_once):
+        engine.evaluate(tokens[i : i + at_once])
     return time.perf_counter() - started
 
 
@@ -115,10 +116,8 @@ def measure(
         for repetition in range(repetitions + 1):
             for engine, own in zip(engines, rates, strict=True):
                 engine.start(depth)
-                if name.startswith("pp"):
-                    seconds = timed(lambda engine=engine: engine.evaluate(tokens[:n]))
-                else:
-                    seconds = timed(lambda engine=engine: [engine.evaluate(tokens[i : i + 1]) for i in range(n)])
+                at_once = n if name.startswith("pp") else 1
+                seconds = timed(engine, tokens[:n], at_once)
                 if repetition:
                     own.append(n / seconds)
         results[name] = rates
@@ -138,9 +137,8 @@ def rows(path: str, options: argparse.Namespace) -> Iterator[tuple[str, str, flo
         peer = max(peers, key=statistics.median)
         ratios = sorted(a / b for a, b in zip(ours, peer, strict=True))
         low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-        yield (
-            Path(path).stem, test, statistics.median(ours), statistics.median(peer), statistics.median(ratios), low, high,
-        )  # fmt: skip
+        medians = (statistics.median(ours), statistics.median(peer), statistics.median(ratios))
+        yield Path(path).stem, test, *medians, low, high
 
 
 def plot(table: list[tuple[str, str, float, float, float, float, float]], out: str) -> None:

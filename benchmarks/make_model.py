@@ -9,8 +9,9 @@ half of the value and down projections, Q4_K for the rest.
 
 import argparse
 
-import gguf
 import numpy as np
+
+import gguf
 from gguf import GGMLQuantizationType as Type
 
 SHAPES = {

@@ -9,6 +9,7 @@ import naive
 from llamacli.kernels.elementwise import QUANTIZE, quantize
 from llamacli.kernels.formats import ACTIVATION, ROWS, packings
 from llamacli.kernels.linear import LINEAR, linear
+from llamacli.kernels.packing import pack
 from llamacli.kernels.team import Team
 from llamacli.quantization import TensorType, dequantize, nbytes
 from running import run_kernel
@@ -35,12 +36,19 @@ def random_rows(kind: TensorType, n_rows: int, n_columns: int, seed: int) -> tup
     return raw, dequantize(raw, kind)
 
 
+def packed_rows(team: Team, kind: TensorType, raw: np.ndarray, n_columns: int) -> np.ndarray:
+    packing = packings()[kind]
+    shape = (-(-len(raw) // ROWS), -(-n_columns // packing.block), packing.n_bytes)
+    packed = np.full(shape, 99, np.uint8)
+    pack(team, kind, raw, packed, n_columns)
+    return packed
+
+
 def multiply(team, kind, raw, n_out, x, *, bias=None, residual=None, first_row=0):
     """The kernel's product, and the activations that it used."""
     packing = packings()[kind]
-    padded = np.pad(raw, ((0, -n_out % ROWS), (0, 0)))
-    packed = packing.pack(padded)
     n, width = x.shape
+    packed = packed_rows(team, kind, raw, width)
     rows = np.pad(x, ((0, 0), (0, -width % 32)))
     used = x
     if packing.integer:
@@ -64,11 +72,24 @@ def multiply(team, kind, raw, n_out, x, *, bias=None, residual=None, first_row=0
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_unpacking_gives_what_the_file_means(kind):
-    raw, values = random_rows(kind, 48, 512, seed=1)
-    packed = packings()[kind].pack(raw)
-    rows = np.array([0, 47, 17, 17, 3])
+@pytest.mark.parametrize("n_rows", [48, 35])
+def test_unpacking_gives_what_the_file_means(team, kind, n_rows):
+    raw, values = random_rows(kind, n_rows, 512, seed=1)
+    packed = packed_rows(team, kind, raw, 512)
+    rows = np.array([0, n_rows - 1, 17, 17, 3])
     np.testing.assert_array_equal(packings()[kind].unpack(packed, rows).view(np.uint32), values[rows].view(np.uint32))
+    if n_rows % ROWS:
+        assert not packings()[kind].unpack(packed, np.arange(n_rows, len(packed) * ROWS)).any()
+
+
+@pytest.mark.parametrize("kind", [TensorType.F32, TensorType.F16, TensorType.BF16])
+def test_floats_of_any_width(team, kind):
+    raw, values = random_rows(kind, 16, 12, seed=4)
+    size = raw.shape[1] // 12
+    packed = packed_rows(team, kind, raw[:, : 10 * size], 10)
+    unpacked = packings()[kind].unpack(packed, np.arange(16))
+    np.testing.assert_array_equal(unpacked[:, :10], values[:, :10])
+    assert not unpacked[:, 10:].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)

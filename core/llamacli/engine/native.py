@@ -135,8 +135,8 @@ class _RopeTable:
 class _Lowering:
     """Ops to steps. `tail` is the first step after the last attention: its rows depend on no others."""
 
-    def __init__(self, graph: g.Graph, file: ModelFile, mode: QuantMode, threads: int):
-        self._file, self._mode, self._threads = file, mode, threads
+    def __init__(self, graph: g.Graph, file: ModelFile, mode: QuantMode, team: Team):
+        self._file, self._mode, self._team = file, mode, team
         self._routers, self._repacked = graph.routers(), set[int]()
         self.matrices: dict[str, Matrix] = {}
         self._vectors: dict[str, Array] = {}
@@ -197,7 +197,7 @@ class _Lowering:
     def _matrix(self, tensor: g.Tensor) -> Matrix:
         if tensor.name not in self.matrices:
             mode = QuantMode.FP32 if tensor.name in self._routers else self._mode
-            self.matrices[tensor.name] = load_matrix(tensor, self._file, mode, self._threads)
+            self.matrices[tensor.name] = load_matrix(tensor, self._file, mode, self._team)
             self._file.release(tensor.name)
             self._say_repacked(tensor, self.matrices[tensor.name])
         return self.matrices[tensor.name]
@@ -317,7 +317,7 @@ class _Lowering:
             follows=made if made is not None and made.kernel is elementwise.rotate else None,
         )
         size = attention.scratch_bytes(op.head_dim)
-        scratch = self._scratch.setdefault(size, np.zeros((self._threads, size // 4), np.float32))
+        scratch = self._scratch.setdefault(size, np.zeros((self._team.n_threads, size // 4), np.float32))
         self._step(
             attention.attention,
             attention.ATTENTION,
@@ -420,7 +420,7 @@ class NativeProgram:
     """A graph laid out as steps. `forward` may be called from any thread; calls take turns."""
 
     def __init__(self, graph: g.Graph, file: ModelFile, mode: QuantMode, team: Team):
-        lowered = _Lowering(graph, file, mode, team.n_threads)
+        lowered = _Lowering(graph, file, mode, team)
         self.states: Sequence[g.AttentionState] = graph.states
         self._team, self._steps, self._tail = team, lowered.steps, lowered.tail
         self._ropes, self._matrices = list(lowered.ropes.values()), lowered.matrices

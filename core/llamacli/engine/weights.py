@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import attrs
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +9,13 @@ import numpy.typing as npt
 from llamacli.engine.base import QuantMode
 from llamacli.graph import Tensor
 from llamacli.kernels.formats import ROWS, Packing, packings
+from llamacli.kernels.packing import pack
+from llamacli.kernels.team import Team
 from llamacli.loaders import ModelFile
 from llamacli.quantization import TensorType, dequantize, quantize
 
-_CHUNK_BYTES = 1 << 24
-"""About how much of a tensor one thread converts at a time."""
+_CHUNK_BYTES = 1 << 26
+"""About how much of a tensor, in float32, is packed at a time: an interrupt is heard in between."""
 
 _REQUANTISED = {QuantMode.FP32: TensorType.F32, QuantMode.Q8: TensorType.Q8_0, QuantMode.Q4: TensorType.Q4_0}
 
@@ -52,35 +52,22 @@ def load_vector(tensor: Tensor, file: ModelFile) -> npt.NDArray[np.float32]:
     return np.pad(values, (0, -len(values) % 32))
 
 
-def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, threads: int) -> Matrix:
+def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) -> Matrix:
     """Pack a tensor of two dimensions, or of three: a matrix an expert."""
     source = file.tensors[tensor.name].type
     kind = target_type(source, mode)
     packing = packings()[kind]
-    raw = file.data(tensor.name)
     n_out, n_in = tensor.shape[-2:]
-    n_group = len(raw) // n_out
     n_tiles, n_blocks = -(-n_out // ROWS), -(-n_in // packing.block)
-    packed = np.empty((n_group, n_tiles, n_blocks, packing.n_bytes), np.uint8)
-    tiles_a_chunk = max(1, _CHUNK_BYTES // (4 * ROWS * n_in))
-
-    def convert(group: int, tile: int) -> None:
-        end = min(tile + tiles_a_chunk, n_tiles)
-        start_row = group * n_out + tile * ROWS
-        rows = raw[start_row : min(start_row + (end - tile) * ROWS, (group + 1) * n_out)]
-        if kind != source:
-            rows = _converted(rows, source, kind)
-        missing = (end - tile) * ROWS - len(rows)
-        if missing:
-            rows = np.pad(rows, ((0, missing), (0, 0)))
-        packed[group, tile:end] = packing.pack(np.ascontiguousarray(rows))
-
-    starts = [(group, tile) for group in range(n_group) for tile in range(0, n_tiles, tiles_a_chunk)]
-    if len(starts) == 1:
-        convert(*starts[0])
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(convert, *zip(*starts, strict=True)))
+    raw = file.data(tensor.name).reshape(-1, n_out, file.data(tensor.name).shape[1])
+    packed = np.empty((len(raw), n_tiles, n_blocks, packing.n_bytes), np.uint8)
+    tiles_at_once = max(1, _CHUNK_BYTES // (4 * ROWS * n_in))
+    for matrix, target in zip(raw, packed, strict=True):
+        for tile in range(0, n_tiles, tiles_at_once):
+            rows = matrix[tile * ROWS : (tile + tiles_at_once) * ROWS]
+            if kind != source:
+                rows = _converted(rows, source, kind)
+            pack(team, kind, rows, target[tile : tile + tiles_at_once], n_in)
     return Matrix(kind, packed, (n_out, n_in))
 
 

@@ -11,7 +11,7 @@ dot product of x86 multiplies unsigned by signed bytes; a bias is taken out by w
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import attrs
@@ -41,14 +41,14 @@ class Packing(Protocol):
     n_bytes: int
     integer: bool
 
-    def pack(self, raw: Bytes) -> Bytes:
-        """The bytes of 16n rows in the file's format, uint8 [16n, row_bytes], to uint8 [n, n_blocks, n_bytes]."""
-
     def unpack(self, packed: Bytes, rows: Indices) -> Floats:
         """Some rows of a packed matrix, float32 [len(rows), n_columns], the numbers that the file's format means."""
 
-    def load(self, b: ir.Builder, address: ir.Value) -> list[Any]:
-        """Emit the loads of the block at an address: a vector a column if floats, a Group of 32 columns if integers."""
+    def load(self, b: ir.Builder, address: ir.Value) -> Iterator[Any]:
+        """Emit the loads of the block at an address: a vector a column if floats, a Group of 32 columns if integers.
+
+        Each is loaded when it is asked for, so that few registers are in use at a time.
+        """
 
 
 # --- floats ----------------------------------------------------------------------------------------------------------
@@ -58,10 +58,12 @@ class Packing(Protocol):
 class FloatPacking:
     """Floats of one type; a block is a few columns only, so that widths of all kinds fit."""
 
+    COLUMNS = 4
+
     kind: TensorType
     item: type[np.generic]
     load_column: Callable[[ir.Builder, ir.Value], ir.Value]
-    block: int = 4
+    block: int = COLUMNS
     integer: bool = False
 
     @property
@@ -69,23 +71,16 @@ class FloatPacking:
         """Bytes of a block of 16 rows."""
         return self.block * ROWS * np.dtype(self.item).itemsize
 
-    def pack(self, raw: Bytes) -> Bytes:
-        """See Packing."""
-        values = raw.view(self.item)
-        values = np.pad(values, ((0, 0), (0, -values.shape[1] % self.block)))
-        tiles = values.reshape(len(values) // ROWS, ROWS, -1, self.block).transpose(0, 2, 3, 1)
-        return np.ascontiguousarray(tiles).view(np.uint8).reshape(*tiles.shape[:2], -1)
-
     def unpack(self, packed: Bytes, rows: Indices) -> Floats:
         """See Packing."""
         tile, lane = np.divmod(rows, ROWS)
         values = packed.view(self.item).reshape(len(packed), -1, ROWS)[tile, :, lane]
         return dequantize(np.ascontiguousarray(values).view(np.uint8), self.kind)
 
-    def load(self, b: ir.Builder, address: ir.Value) -> list[ir.Value]:
+    def load(self, b: ir.Builder, address: ir.Value) -> Iterator[ir.Value]:
         """See Packing."""
-        column_bytes = self.n_bytes // self.block
-        return [self.load_column(b, ir.offset(b, address, i * column_bytes)) for i in range(self.block)]
+        for column in range(self.block):
+            yield self.load_column(b, ir.offset(b, address, column * self.n_bytes // self.block))
 
 
 # --- integers --------------------------------------------------------------------------------------------------------
@@ -126,7 +121,21 @@ class Vector:
         return Vector(self.b, self.b.fneg(self.value))
 
 
-Decode = Callable[[Bytes], tuple[Bytes, dict[str, np.ndarray]]]
+class _Loads:
+    """The vectors of one field, each loaded the first time that it is asked for."""
+
+    def __init__(self, b: ir.Builder, kind: FieldKind, address: ir.Value):
+        self._b, self._kind, self._address = b, kind, address
+        self._loaded: dict[int, Any] = {}
+
+    def __getitem__(self, i: int) -> Any:
+        if i not in self._loaded:
+            size = ROWS * np.dtype(self._kind.item).itemsize
+            self._loaded[i] = self._kind.load(self._b, ir.offset(self._b, self._address, i * size))
+        return self._loaded[i]
+
+
+Decode = Callable[[Bytes, Bytes, npt.NDArray[np.uint16]], None]
 Formula = Callable[[dict[str, Any], int], list[tuple[Any, Any]]]
 
 
@@ -137,8 +146,8 @@ class IntegerPacking:
     - `groups`: groups of 32 columns in a block.
     - `planes`: codes are stored in planes of 1, 2, 4 or 8 bits, lowest first.
     - `fields`: the scales of a block by name: their kind and how many there are.
-    - `decode`: the file's blocks, uint8 [n_rows, n_blocks, bytes], to codes, uint8 [n_rows, n_blocks, groups, 32], and
-      fields, [n_rows, n_blocks, count].
+    - `decode`: from one block of `file_bytes` bytes of a row, its codes, uint8 [32 * groups], and its fields one after
+      another, as the bits that are stored, uint16. Compiled by Numba.
     - `formula`: from the fields' values and a group's number, the terms of a Group.
     - `table`: what codes stand for, if not for themselves: 16 unsigned bytes.
     """
@@ -161,39 +170,19 @@ class IntegerPacking:
     @property
     def n_bytes(self) -> int:
         """Bytes of a block of 16 rows: the codes of its groups, then its fields."""
-        sizes = [np.dtype(kind.item).itemsize * count for kind, count in self.fields.values()]
-        return self.groups * 64 * sum(self.planes) + ROWS * sum(sizes)
+        return self.code_bytes + ROWS * sum(np.dtype(kind.item).itemsize * n for kind, n in self.fields.values())
 
-    def pack(self, raw: Bytes) -> Bytes:
-        """See Packing."""
-        codes, fields = self.decode(raw.reshape(len(raw), -1, self.file_bytes))
-        n_tiles, n_blocks = len(raw) // ROWS, codes.shape[1]
-        vectors = codes.reshape(n_tiles, ROWS, n_blocks, self.groups, 8, 4).transpose(0, 2, 3, 4, 1, 5)
-        packed = np.empty((n_tiles, n_blocks, self.n_bytes), np.uint8)
-        n_codes = self.groups * 64 * sum(self.planes)
-        target, start, lowest = packed[..., :n_codes].reshape(n_tiles, n_blocks, self.groups, -1), 0, 0
-        for bits in self.planes:
-            parts = ((vectors >> lowest) & (2**bits - 1)).reshape(n_tiles, n_blocks, self.groups, 8 // bits, -1)
-            plane = parts[:, :, :, 0]
-            for part in range(1, 8 // bits):
-                plane = plane | (parts[:, :, :, part] << (bits * part))
-            target[..., start : start + 64 * bits] = plane
-            start, lowest = start + 64 * bits, lowest + bits
-        packed[..., :n_codes] = target.reshape(n_tiles, n_blocks, -1)
-        at = n_codes
-        for name, (kind, count) in self.fields.items():
-            lanes = fields[name].astype(kind.item, copy=False).reshape(n_tiles, ROWS, n_blocks, count)
-            lanes = np.ascontiguousarray(lanes.transpose(0, 2, 3, 1)).view(np.uint8).reshape(n_tiles, n_blocks, -1)
-            packed[..., at : at + lanes.shape[-1]] = lanes
-            at += lanes.shape[-1]
-        return packed
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of the codes of a block of 16 rows."""
+        return self.groups * 64 * sum(self.planes)
 
     def unpack(self, packed: Bytes, rows: Indices) -> Floats:
         """See Packing."""
         tile, lane = np.divmod(rows, ROWS)
         which, n_blocks = np.arange(len(rows)), packed.shape[1]
         blocks = packed[tile]
-        n_codes = self.groups * 64 * sum(self.planes)
+        n_codes = self.code_bytes
         planes, start, lowest = blocks[..., :n_codes].reshape(len(rows), n_blocks, self.groups, -1), 0, 0
         codes = np.zeros((len(rows), n_blocks, self.groups, 32), np.uint8)
         for bits in self.planes:
@@ -220,20 +209,17 @@ class IntegerPacking:
                     columns += shift
         return values.reshape(len(rows), -1)
 
-    def load(self, b: ir.Builder, address: ir.Value) -> list[Group]:
+    def load(self, b: ir.Builder, address: ir.Value) -> Iterator[Group]:
         """See Packing."""
-        at = self.groups * 64 * sum(self.planes)
-        fields: dict[str, list[Any]] = {}
+        at = self.code_bytes
+        fields: dict[str, _Loads] = {}
         for name, (kind, count) in self.fields.items():
-            size = ROWS * np.dtype(kind.item).itemsize
-            fields[name] = [kind.load(b, ir.offset(b, address, at + i * size)) for i in range(count)]
-            at += size * count
-        groups = []
+            fields[name] = _Loads(b, kind, ir.offset(b, address, at))
+            at += ROWS * np.dtype(kind.item).itemsize * count
         for group in range(self.groups):
-            codes = self._load_codes(b, ir.offset(b, address, group * 64 * sum(self.planes)))
+            codes = self._load_codes(b, ir.offset(b, address, group * self.code_bytes // self.groups))
             terms = [(scale.value, shift and shift.value) for scale, shift in self.formula(fields, group)]
-            groups.append(Group(codes, terms, self.bias_bits))
-        return groups
+            yield Group(codes, terms, self.bias_bits)
 
     def _load_codes(self, b: ir.Builder, address: ir.Value) -> list[ir.Value]:
         codes: list[ir.Value] = []

@@ -1,7 +1,7 @@
 """GGML's integer formats: how their blocks are read, and what their numbers mean.
 
-Layouts as in GGML's `block_q*` structures. Decoders take uint8 [n_rows, n_blocks, bytes] and return codes, uint8
-[n_rows, n_blocks, groups, 32], and the fields that stand beside them, [n_rows, n_blocks, count].
+Layouts as in GGML's `block_q*` structures. A decoder reads one block of a row: it writes the block's codes, a byte
+each, and the fields that stand beside them in the order in which the format lists them, 16 bits each.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from numba import njit
 
 from llamacli.kernels import ir
 from llamacli.kernels.formats import Bytes, FieldKind, Vector, integer_format
 from llamacli.quantization import TensorType
 
-Fields = dict[str, np.ndarray]
+Fields = npt.NDArray[np.uint16]
 
 # --- kinds of scales -------------------------------------------------------------------------------------------------
 
@@ -80,134 +82,167 @@ def _two_level_halves_with_min(f: dict[str, Any], group: int) -> list[tuple[Any,
 # --- decoding --------------------------------------------------------------------------------------------------------
 
 
-def _f16(blocks: Bytes, at: int) -> np.ndarray:
-    return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)
+@njit(inline="always")
+def _u16(block: Any, at: Any) -> Any:
+    return np.uint16(block[at]) | np.uint16(block[at + 1]) << 8
 
 
-def _nibbles(packed: Bytes) -> Bytes:
-    """[..., 16] bytes to [..., 32] codes: low nibbles, then high ones."""
-    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+@njit(inline="always")
+def _nibbles(packed: Any, codes: Any) -> None:
+    """16 bytes to 32 codes: low nibbles, then high ones."""
+    for i in range(16):
+        codes[i] = packed[i] & 15
+        codes[i + 16] = packed[i] >> 4
 
 
-def _bits(packed: Bytes) -> Bytes:
-    """[..., 4] bytes to their 32 bits, lowest first."""
-    return np.unpackbits(packed, axis=-1, bitorder="little")
+@njit(inline="always")
+def _nibbles_and_bits(packed: Any, bits: Any, codes: Any) -> None:
+    """16 bytes and 4 bytes to 32 codes of 5 bits: the fifth bits are those of the 4 bytes, lowest first."""
+    _nibbles(packed, codes)
+    for i in range(32):
+        codes[i] |= (bits[i // 8] >> (i % 8) & 1) << 4
 
 
-def _nibble_groups(packed: Bytes) -> Bytes:
-    """[..., 128] bytes to [..., 8, 32] codes: of each 32 bytes the low nibbles are a group, the high ones the next."""
-    chunks = packed.reshape(*packed.shape[:-1], 4, 32)
-    return np.stack([chunks & 15, chunks >> 4], axis=-2).reshape(*packed.shape[:-1], 8, 32)
+@njit(inline="always")
+def _nibble_groups(packed: Any, codes: Any) -> None:
+    """128 bytes to 256 codes: of each 32 bytes the low nibbles are a group of 32, the high ones the next."""
+    for chunk in range(4):
+        for i in range(32):
+            byte = packed[32 * chunk + i]
+            codes[64 * chunk + i] = byte & 15
+            codes[64 * chunk + 32 + i] = byte >> 4
 
 
-def _bit_pair_groups(packed: Bytes) -> Bytes:
-    """[..., 64] bytes to [..., 8, 32] codes of 2 bits: each 32 bytes hold four groups, lowest bits first."""
-    chunks = packed.reshape(*packed.shape[:-1], 2, 1, 32)
-    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
-    return ((chunks >> shifts) & 3).reshape(*packed.shape[:-1], 8, 32)
+@njit(inline="always")
+def _bit_pair(packed: Any, group: Any, i: Any) -> Any:
+    """Code i of a group of 32, of 2 bits: each 32 bytes hold four groups, lowest bits first."""
+    return packed[group // 4 * 32 + i] >> (2 * (group % 4)) & 3
 
 
-def _bit_groups(packed: Bytes) -> Bytes:
-    """[..., 32] bytes to [..., 8, 32] bits: bit g of each byte belongs to group g."""
-    return (packed[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
-
-
-def _scales_and_mins(packed: Bytes) -> tuple[Bytes, Bytes]:
+@njit(inline="always")
+def _scales_and_mins(packed: Any, fields: Any) -> None:
     """12 bytes to 8 scales and 8 minima of 6 bits."""
-    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:12]
-    scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=-1)
-    mins = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=-1)
-    return scales, mins
+    for i in range(4):
+        fields[i] = packed[i] & 63
+        fields[8 + i] = packed[4 + i] & 63
+        fields[4 + i] = packed[8 + i] & 15 | packed[i] >> 6 << 4
+        fields[12 + i] = packed[8 + i] >> 4 | packed[4 + i] >> 6 << 4
 
 
 @integer_format(
     TensorType.Q8_0, file_bytes=34, groups=1, planes=(8,), fields={"d": (F16, 1)}, formula=_scaled, bias_bits=7
 )
-def _q8_0(blocks: Bytes) -> tuple[Bytes, Fields]:
-    return blocks[..., None, 2:] ^ 0x80, {"d": _f16(blocks, 0)}
+def q8_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """An int8 is biased by flipping its sign bit."""
+    for i in range(32):
+        codes[i] = block[2 + i] ^ 0x80
+    fields[0] = _u16(block, 0)
 
 
 @integer_format(
     TensorType.Q4_0, file_bytes=18, groups=1, planes=(4,), fields={"d": (F16, 1)}, formula=_scaled, bias_bits=3
 )
-def _q4_0(blocks: Bytes) -> tuple[Bytes, Fields]:
-    return _nibbles(blocks[..., None, 2:]), {"d": _f16(blocks, 0)}
+def q4_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """d, nibbles."""
+    _nibbles(block[2:], codes)
+    fields[0] = _u16(block, 0)
 
 
 @integer_format(
     TensorType.Q4_1, file_bytes=20, groups=1, planes=(4,), fields={"d": (F16, 1), "m": (F16, 1)},
     formula=_scaled_and_shifted,
 )  # fmt: skip
-def _q4_1(blocks: Bytes) -> tuple[Bytes, Fields]:
-    return _nibbles(blocks[..., None, 4:]), {"d": _f16(blocks, 0), "m": _f16(blocks, 2)}
+def q4_1(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """d, m, nibbles."""
+    _nibbles(block[4:], codes)
+    fields[0], fields[1] = _u16(block, 0), _u16(block, 2)
 
 
 @integer_format(
     TensorType.Q5_0, file_bytes=22, groups=1, planes=(4, 1), fields={"d": (F16, 1)}, formula=_scaled, bias_bits=4
 )
-def _q5_0(blocks: Bytes) -> tuple[Bytes, Fields]:
-    codes = _nibbles(blocks[..., 6:]) | (_bits(blocks[..., 2:6]) << 4)
-    return codes[..., None, :], {"d": _f16(blocks, 0)}
+def q5_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """d, fifth bits, nibbles."""
+    _nibbles_and_bits(block[6:], block[2:], codes)
+    fields[0] = _u16(block, 0)
 
 
 @integer_format(
     TensorType.Q5_1, file_bytes=24, groups=1, planes=(4, 1), fields={"d": (F16, 1), "m": (F16, 1)},
     formula=_scaled_and_shifted,
 )  # fmt: skip
-def _q5_1(blocks: Bytes) -> tuple[Bytes, Fields]:
-    codes = _nibbles(blocks[..., 8:]) | (_bits(blocks[..., 4:8]) << 4)
-    return codes[..., None, :], {"d": _f16(blocks, 0), "m": _f16(blocks, 2)}
+def q5_1(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """d, m, fifth bits, nibbles."""
+    _nibbles_and_bits(block[8:], block[4:], codes)
+    fields[0], fields[1] = _u16(block, 0), _u16(block, 2)
 
 
 @integer_format(
     TensorType.Q2_K, file_bytes=84, groups=8, planes=(2,),
     fields={"d": (F16, 1), "dmin": (F16, 1), "scale_min": (U4_PAIR, 16)}, formula=_two_level_halves_with_min,
 )  # fmt: skip
-def _q2_k(blocks: Bytes) -> tuple[Bytes, Fields]:
-    fields = {"d": _f16(blocks, 80), "dmin": _f16(blocks, 82), "scale_min": blocks[..., :16]}
-    return _bit_pair_groups(blocks[..., 16:80]), fields
+def q2_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """16 scales and minima, bit pairs, d, dmin."""
+    for group in range(8):
+        for i in range(32):
+            codes[32 * group + i] = _bit_pair(block[16:], group, i)
+    fields[0], fields[1] = _u16(block, 80), _u16(block, 82)
+    for i in range(16):
+        fields[2 + i] = block[i]
 
 
 @integer_format(
     TensorType.Q3_K, file_bytes=110, groups=8, planes=(2, 1), fields={"d": (F16, 1), "scale": (I8, 16)},
     formula=_two_level_halves, bias_bits=2,
 )  # fmt: skip
-def _q3_k(blocks: Bytes) -> tuple[Bytes, Fields]:
-    codes = _bit_pair_groups(blocks[..., 32:96]) | (_bit_groups(blocks[..., :32]) << 2)
-    low = _nibbles(blocks[..., 96:104])
-    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
-    high = ((blocks[..., None, 104:108] >> shifts) & 3).reshape(low.shape)
-    scales = (low | (high << 4)).view(np.int8) - np.int8(32)
-    return codes, {"d": _f16(blocks, 108), "scale": scales}
+def q3_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """Third bits, bit pairs, 16 scales of 6 bits (8 bytes of nibbles, 4 bytes of bit pairs), d."""
+    for group in range(8):
+        for i in range(32):
+            codes[32 * group + i] = _bit_pair(block[32:], group, i) | (block[i] >> group & 1) << 2
+    fields[0] = _u16(block, 108)
+    for i in range(16):
+        low = block[96 + i % 8] >> (4 * (i // 8)) & 15
+        high = block[104 + i % 4] >> (2 * (i // 4)) & 3
+        fields[1 + i] = np.uint8((low | high << 4) - 32)
 
 
 _K_FIELDS = {"d": (F16, 1), "dmin": (F16, 1), "scale": (U8, 8), "min": (U8, 8)}
 
 
-def _k_fields(blocks: Bytes) -> Fields:
-    scales, mins = _scales_and_mins(blocks[..., 4:16])
-    return {"d": _f16(blocks, 0), "dmin": _f16(blocks, 2), "scale": scales, "min": mins}
-
-
 @integer_format(TensorType.Q4_K, file_bytes=144, groups=8, planes=(4,), fields=_K_FIELDS, formula=_two_level_with_min)
-def _q4_k(blocks: Bytes) -> tuple[Bytes, Fields]:
-    return _nibble_groups(blocks[..., 16:]), _k_fields(blocks)
+def q4_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """d, dmin, scales and minima, nibbles."""
+    _nibble_groups(block[16:], codes)
+    fields[0], fields[1] = _u16(block, 0), _u16(block, 2)
+    _scales_and_mins(block[4:], fields[2:])
 
 
 @integer_format(TensorType.Q5_K, file_bytes=176, groups=8, planes=(4, 1), fields=_K_FIELDS, formula=_two_level_with_min)
-def _q5_k(blocks: Bytes) -> tuple[Bytes, Fields]:
-    return _nibble_groups(blocks[..., 48:]) | (_bit_groups(blocks[..., 16:48]) << 4), _k_fields(blocks)
+def q5_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """d, dmin, scales and minima, fifth bits (bit g of each byte for group g), nibbles."""
+    _nibble_groups(block[48:], codes)
+    for group in range(8):
+        for i in range(32):
+            codes[32 * group + i] |= (block[16 + i] >> group & 1) << 4
+    fields[0], fields[1] = _u16(block, 0), _u16(block, 2)
+    _scales_and_mins(block[4:], fields[2:])
 
 
 @integer_format(
     TensorType.Q6_K, file_bytes=210, groups=8, planes=(4, 2), fields={"d": (F16, 1), "scale": (I8, 16)},
     formula=_two_level_halves, bias_bits=5,
 )  # fmt: skip
-def _q6_k(blocks: Bytes) -> tuple[Bytes, Fields]:
-    quarters = blocks[..., :128].reshape(*blocks.shape[:-1], 2, 1, 2, 32)
-    low = np.concatenate([quarters & 15, quarters >> 4], axis=-3).reshape(*blocks.shape[:-1], 8, 32)
-    codes = low | (_bit_pair_groups(blocks[..., 128:192]) << 4)
-    return codes, {"d": _f16(blocks, 208), "scale": np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)}
+def q6_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """Nibbles (64 bytes for four groups: two of low ones, two of high ones), upper bit pairs, 16 scales, d."""
+    for group in range(8):
+        half, quarter = group // 4, group % 4
+        for i in range(32):
+            low = block[64 * half + 32 * (quarter % 2) + i] >> (4 * (quarter // 2)) & 15
+            codes[32 * group + i] = low | _bit_pair(block[128:], group, i) << 4
+    fields[0] = _u16(block, 208)
+    for i in range(16):
+        fields[1 + i] = block[192 + i]
 
 
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -218,20 +253,24 @@ _IQ4_TABLE = tuple(value + 128 for value in _IQ4_VALUES)
     TensorType.IQ4_NL, file_bytes=18, groups=1, planes=(4,), fields={"d": (F16, 1)}, formula=_scaled, bias_bits=7,
     table=_IQ4_TABLE,
 )  # fmt: skip
-def _iq4_nl(blocks: Bytes) -> tuple[Bytes, Fields]:
-    return _nibbles(blocks[..., None, 2:]), {"d": _f16(blocks, 0)}
+def iq4_nl(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """d, nibbles."""
+    _nibbles(block[2:], codes)
+    fields[0] = _u16(block, 0)
 
 
 @integer_format(
     TensorType.IQ4_XS, file_bytes=136, groups=8, planes=(4,), fields={"d": (F16, 1), "scale": (I8, 8)},
     formula=_two_level, bias_bits=7, table=_IQ4_TABLE,
 )  # fmt: skip
-def _iq4_xs(blocks: Bytes) -> tuple[Bytes, Fields]:
-    low = np.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], axis=-1).reshape(*blocks.shape[:-1], 8)
-    high = np.ascontiguousarray(blocks[..., 2:4]).view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
-    scales = (low | (high.astype(np.uint8) << 4)).view(np.int8) - np.int8(32)
-    codes = _nibbles(blocks[..., 8:].reshape(*blocks.shape[:-1], 8, 16))
-    return codes, {"d": _f16(blocks, 0), "scale": scales}
+def iq4_xs(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """d, upper bit pairs of the scales, their nibbles, nibbles."""
+    for group in range(8):
+        _nibbles(block[8 + 16 * group :], codes[32 * group :])
+        low = block[4 + group // 2] >> (4 * (group % 2)) & 15
+        high = _u16(block, 2) >> (2 * group) & 3
+        fields[1 + group] = np.uint8((low | high << 4) - 32)
+    fields[0] = _u16(block, 0)
 
 
 _E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -241,5 +280,7 @@ _E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
     TensorType.MXFP4, file_bytes=17, groups=1, planes=(4,), fields={"d": (E8M0_HALF, 1)}, formula=_scaled, bias_bits=4,
     table=tuple(value + 16 for value in _E2M1_DOUBLED),
 )  # fmt: skip
-def _mxfp4(blocks: Bytes) -> tuple[Bytes, Fields]:
-    return _nibbles(blocks[..., None, 1:]), {"d": blocks[..., :1]}
+def mxfp4(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """Exponent, nibbles."""
+    _nibbles(block[1:], codes)
+    fields[0] = block[0]

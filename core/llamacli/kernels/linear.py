@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 from llamacli.kernels import ir, simd
 from llamacli.kernels.elementwise import share
-from llamacli.kernels.formats import ACTIVATION, ROWS, Group, Packing, packings
+from llamacli.kernels.formats import ACTIVATION, ACTIVATION_BLOCK, ROWS, Group, Packing, packings
 from llamacli.kernels.jit import RUN, Kernel, record
 from llamacli.quantization import TensorType
 
@@ -81,9 +81,9 @@ def _integer_block(
     b: ir.Builder, packing: Packing, block: Any, i: ir.Value, rows: list[ir.Value], totals: list[ir.Value]
 ) -> list[ir.Value]:
     size = ACTIVATION.itemsize
-    start = b.mul(i, ir.I64(size * len(block)))
-    for token, row in enumerate(rows):
-        for g, group in enumerate(block):
+    start = b.mul(i, ir.I64(size * packing.block // ACTIVATION_BLOCK))
+    for g, group in enumerate(block):
+        for token, row in enumerate(rows):
             x = ir.offset(b, b.add(row, start), g * size)
             totals[token] = _integer_group(b, group, x, totals[token])
     return totals
