@@ -1,0 +1,53 @@
+"""The README's commands and programs run as they stand there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tiny_models
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+
+
+COMMANDS = [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the model.gguf that the README speaks of."""
+    path = tmp_path_factory.mktemp("readme")
+    tiny_models.write_llama(path / "model.gguf", tokenizer="spm")
+    return path
+
+
+def run(folder: Path, *arguments: str) -> str:
+    scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        arguments, cwd=folder, env=os.environ | {"PATH": scripts}, capture_output=True, text=True, timeout=120,
+        stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_there_is_something_to_run():
+    assert len(COMMANDS) >= 5
+    assert len(blocks("python")) >= 2
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command(folder, command):
+    assert run(folder, "bash", "-o", "pipefail", "-c", command).strip()
+
+
+@pytest.mark.parametrize("number", range(len(blocks("python"))))
+def test_program(folder, number):
+    assert run(folder, sys.executable, "-c", blocks("python")[number]).strip()
