@@ -9,12 +9,27 @@ def nmse(value: np.ndarray, expected: np.ndarray) -> float:
     return float(np.mean((value - expected) ** 2) / max(np.mean(expected**2), 1e-300))
 
 
-def quantize_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Integers [n, blocks, 32], rounded half to even, and scales [n, blocks], the largest magnitude / 127."""
-    blocks = x.astype(np.float32).reshape(len(x), -1, 32)
-    largest = np.abs(blocks).max(axis=-1)
-    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 1e-30)
-    return np.rint(blocks * inverse[..., None]), largest * np.float32(1 / 127)
+def quantize_rows(x: np.ndarray, width: int, *, signed: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Integers [n, blocks, 32] and the scale of each block, one for `width` numbers.
+
+    The largest magnitude becomes 127 and the scale is rounded to float16; if `signed`, it becomes -127 and the scale
+    stays as it is.
+    """
+    units = x.astype(np.float32).reshape(len(x), -1, width)
+    extreme = np.take_along_axis(units, np.abs(units).argmax(-1)[..., None], -1)
+    target = np.float32(127)
+    if signed:
+        target = np.float32(-127)
+    else:
+        extreme = np.abs(extreme)
+    usable = np.abs(extreme) > 1e-30
+    inverse = np.divide(target, extreme, out=np.zeros_like(extreme), where=usable)
+    if signed:
+        scale = np.divide(np.float32(1), inverse, out=np.zeros_like(extreme), where=usable)
+    else:
+        scale = (extreme / target).astype(np.float16).astype(np.float32)
+    q = np.rint(units * inverse).reshape(len(x), -1, 32)
+    return q, np.repeat(scale[..., 0], width // 32, axis=1)
 
 
 def linear(x: np.ndarray, weight: np.ndarray) -> np.ndarray:

@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gguf
 import naive
-from llamacli.kernels.elementwise import QUANTIZE, quantize
-from llamacli.kernels.formats import ACTIVATION, ROWS, packings
+from gguf import GGMLQuantizationType
+from llamacli.kernels.elementwise import ROUND, round_activations
+from llamacli.kernels.formats import ACTIVATION, INTEGER_FORMS, ROWS, packings
 from llamacli.kernels.linear import LINEAR, linear
 from llamacli.kernels.packing import pack
 from llamacli.kernels.team import Team
@@ -51,14 +53,9 @@ def multiply(team, kind, raw, n_out, x, *, bias=None, residual=None, first_row=0
     packed = packed_rows(team, kind, raw, width)
     rows = np.pad(x, ((0, 0), (0, -width % 32)))
     used = x
-    if packing.integer:
-        blocks = np.zeros((n, rows.shape[1] // 32), ACTIVATION)
-        run_kernel(
-            team, quantize, QUANTIZE, n_rows=n, x=rows, x_stride=rows.strides[0], out=blocks, n_blocks=blocks.shape[1],
-            by_row=1, slots=0,
-        )  # fmt: skip
-        used = (blocks["q"] * blocks["scale"][..., None]).reshape(n, -1)[:, :width]
-        rows = blocks
+    if packing.activation != "f32":
+        rows = rounded(team, packing.activation, rows)
+        used = floats(rows)[:, :width]
     out = np.full((n, packed.shape[0] * ROWS), 7, np.float32)
     biases = np.zeros(out.shape[1], np.float32)
     biases[:n_out] = 0 if bias is None else bias
@@ -140,18 +137,39 @@ def test_product_of_odd_shapes_and_magnitudes(team, kind, n, n_out, n_blocks, ma
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max() + floor)
 
 
-def test_quantised_activations(team):
-    x = np.random.default_rng(3).normal(size=(5, 96)).astype(np.float32)
-    x[1], x[2, :32] = 0, 1e-44
-    blocks = np.zeros((5, 3), ACTIVATION)
-    for by_row in (0, 1):
-        blocks[:] = np.zeros((), ACTIVATION)
-        run_kernel(
-            team, quantize, QUANTIZE, n_rows=5, x=x, x_stride=x.strides[0], out=blocks, n_blocks=3, by_row=by_row,
-            slots=0,
-        )  # fmt: skip
-        q, scale = naive.quantize_rows(x)
-        np.testing.assert_array_equal(blocks["q"], q)
-        np.testing.assert_array_equal(blocks["scale"], scale)
-        np.testing.assert_array_equal(blocks["minus_sum"], -blocks["q"].astype(int).sum(-1))
-        np.testing.assert_array_equal(blocks["minus_half"], -blocks["q"][..., :16].astype(int).sum(-1))
+def rounded(team: Team, form: str, x: np.ndarray, by_row: int = 0) -> np.ndarray:
+    out = np.zeros((len(x), x.shape[1] // 32), ACTIVATION) if form in INTEGER_FORMS else np.zeros_like(x)
+    run_kernel(
+        team, round_activations(form), ROUND, n_rows=len(x), x=x, x_stride=x.strides[0], out=out,
+        out_stride=out.strides[0], width=x.shape[1], by_row=by_row, slots=0,
+    )  # fmt: skip
+    return out
+
+
+def floats(activations: np.ndarray) -> np.ndarray:
+    if activations.dtype == np.float32:
+        return activations
+    return (activations["q"] * activations["scale"][..., None]).reshape(len(activations), -1)
+
+
+@pytest.mark.parametrize("by_row", [0, 1])
+@pytest.mark.parametrize(("form", "width"), [("q8_0", 32), ("q8_K", 256)])
+def test_activations_in_integers(team, form, width, by_row):
+    x = np.random.default_rng(3).normal(size=(5, 768)).astype(np.float32)
+    x[1], x[2, :256], x[3, 300] = 0, 1e-44, -9
+    blocks = rounded(team, form, x, by_row)
+    q, scale = naive.quantize_rows(x, width, signed=form == "q8_K")
+    np.testing.assert_array_equal(blocks["q"], q)
+    np.testing.assert_array_equal(blocks["scale"], scale)
+    np.testing.assert_array_equal(blocks["minus_sum"], -blocks["q"].astype(int).sum(-1))
+    np.testing.assert_array_equal(blocks["minus_half"], -blocks["q"][..., :16].astype(int).sum(-1))
+
+
+def test_activations_in_short_floats(team):
+    x = np.random.default_rng(4).normal(size=(3, 64)).astype(np.float32)
+    x[0, :4] = 0, -0.0, 1 + 2**-9, 1 + 3 * 2**-9  # the last two lie between bfloat16 numbers: ties go to even
+    np.testing.assert_array_equal(rounded(team, "f16", x), x.astype(np.float16).astype(np.float32))
+    large = np.tile(np.array([[1e9, -1e9]], np.float32), (1, 16))
+    np.testing.assert_array_equal(rounded(team, "f16", large), np.sign(large) * 65504)
+    expected = gguf.quants.dequantize(gguf.quants.quantize(x, GGMLQuantizationType.BF16), GGMLQuantizationType.BF16)
+    np.testing.assert_array_equal(rounded(team, "bf16", x), expected)

@@ -21,7 +21,7 @@ from llamacli import graph as g
 from llamacli.engine.base import QuantMode
 from llamacli.engine.weights import Matrix, load_matrix, load_vector
 from llamacli.kernels import attention, elementwise, experts
-from llamacli.kernels.formats import ACTIVATION, ACTIVATION_BLOCK, ROWS
+from llamacli.kernels.formats import ACTIVATION, ACTIVATION_BLOCK, FLOAT_FORMS, INTEGER_FORMS, ROWS
 from llamacli.kernels.jit import RUN, Kernel
 from llamacli.kernels.linear import LINEAR, linear
 from llamacli.kernels.team import STEP, Team, check_threads
@@ -65,7 +65,7 @@ def _shared_team(n_threads: int) -> Team:
 
 @attrs.frozen
 class _Slot:
-    """A name for a buffer: one form of a value, `f32` or `q8` rows, or a kernel's own scratch of `dtype`.
+    """A name for a buffer: a value in one form of activations, or a kernel's own scratch of a NumPy type.
 
     With `slots`, each row of the batch has that many, and all of them lie together from the buffer's start.
     """
@@ -83,9 +83,9 @@ class _Slot:
     def allocate(self) -> Array:
         """A buffer; the padding of float rows is zero and stays so, for no kernel writes anything else there."""
         n_rows, n_blocks = N_BATCH * max(1, self.slots), -(-self.width // ACTIVATION_BLOCK)
-        if self.form == "f32":
+        if self.form in FLOAT_FORMS:
             return np.zeros((n_rows, n_blocks * ACTIVATION_BLOCK), np.float32)
-        if self.form == "q8":
+        if self.form in INTEGER_FORMS:
             return np.zeros((n_rows, n_blocks), ACTIVATION)
         return np.zeros((n_rows, self.width), self.form)
 
@@ -143,8 +143,7 @@ class _Lowering:
         self.ropes: dict[tuple[Rope, str | None], _RopeTable] = {}
         self.steps: list[_Step] = []
         self.tail = 0
-        self._quantised: dict[_Slot, _Slot] = {}
-        self._last: _Step | None = None
+        self._done: set[_Slot] = set()
         self._zeros = np.zeros(max(op.out.width for op in graph.ops) + ROWS, np.float32)
         self._scratch: dict[int, Array] = {}
         self.embeds = [op for op in graph.ops if isinstance(op, g.Embed)]
@@ -240,33 +239,36 @@ class _Lowering:
             },
         )  # fmt: skip
 
-    def _quantize(self, x: _Slot) -> _Slot:
-        """The int8 form of a slot, computed once, right behind the step that computed the floats if that one can."""
-        if x not in self._quantised:
-            out = attrs.evolve(x, form="q8")
+    def _rounded(self, x: _Slot, form: str) -> _Slot:
+        """A slot in the form that weights take, computed once, by the threads that computed it if that can be."""
+        if form == x.form:
+            return x
+        out = attrs.evolve(x, form=form)
+        if out not in self._done:
             made = next((step for step in reversed(self.steps) if x in step.writes), None)
             by_row = made is not None and made.kernel is elementwise.rms_norm
-            aligned = by_row or (made is not None and made.kernel is elementwise.swiglu)
+            whole_blocks = elementwise.FORMS[form].width == ACTIVATION_BLOCK
+            aligned = by_row or (made is not None and made.kernel is elementwise.swiglu and whole_blocks)
             self._step(
-                elementwise.quantize,
-                elementwise.QUANTIZE,
+                elementwise.round_activations(form),
+                elementwise.ROUND,
                 [x],
                 [out],
                 lambda at: {
-                    "x": at(x), "x_stride": _stride(at(x)), "out": at(out), "n_blocks": at(out).shape[1],
-                    "by_row": by_row, "slots": x.slots,
+                    "x": at(x), "x_stride": _stride(at(x)), "out": at(out), "out_stride": _stride(at(out)),
+                    "width": _stride(at(x)) // 4, "by_row": by_row, "slots": x.slots,
                 },
                 follows=made if aligned else None,
             )  # fmt: skip
-            self._quantised[x] = out
-        return self._quantised[x]
+            self._done.add(out)
+        return out
 
     def _linear(
         self, x: _Slot, tensor: g.Tensor, out: _Slot, bias: Array | None = None, residual: _Slot | None = None,
         starts: _Slot | None = None,
     ) -> None:  # fmt: skip
         matrix = self._matrix(tensor)
-        source = self._quantize(x) if matrix.is_integer else x
+        source = self._rounded(x, matrix.packing.activation)
         n_groups, n_tiles, n_blocks, _ = matrix.packed.shape
         self._step(
             linear(matrix.kind),
@@ -381,12 +383,10 @@ class _Lowering:
             },
         )  # fmt: skip
         gathered = _Slot((op, "x"), "f32", x.width, n_used)
-        for is_integer in sorted({self._matrix(tensor).is_integer for tensor in (op.gate, op.up)}):
-            source = self._quantize(x) if is_integer else x
-            target = attrs.evolve(gathered, form=source.form)
-            if is_integer:
-                self._quantised[gathered] = target
-            self._gather(source, target, rows, n_used)
+        for form in sorted({self._matrix(tensor).packing.activation for tensor in (op.gate, op.up)}):
+            target = attrs.evolve(gathered, form=form)
+            self._gather(self._rounded(x, form), target, rows, n_used)
+            self._done.add(target)
         gate, up, hidden = (_Slot((op, name), "f32", n_ff, n_used) for name in ("gate", "up", "hidden"))
         down, out = _Slot((op, "down"), "f32", x.width, n_used), _f32(op.out)
         self._linear(gathered, op.gate, gate, starts=starts)

@@ -36,11 +36,6 @@ class Matrix:
         """How `packed` is laid out."""
         return packings()[self.kind]
 
-    @property
-    def is_integer(self) -> bool:
-        """Whether activations are quantised for it."""
-        return self.packing.integer
-
     def rows(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """Rows of the first matrix, float32 [len(numbers), n_in]."""
         return self.packing.unpack(self.packed[0], numbers.astype(np.intp))[:, : self.shape[1]]

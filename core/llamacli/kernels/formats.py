@@ -4,8 +4,10 @@ A matrix (n_out, n_in) is packed in tiles of 16 rows; a tile is a sequence of bl
 block, 16 rows lie side by side, one a vector lane, so that neither a matrix-vector nor a matrix-matrix product ever
 sums across lanes. Rows and columns that do not fill a tile or a block are zero.
 
-Formats of small integers are multiplied with activations in int8 (`ACTIVATION`). Their codes are unsigned, since the
-dot product of x86 multiplies unsigned by signed bytes; a bias is taken out by way of the sum of the activations.
+Activations are rounded as llama.cpp rounds them for each format, so that results agree to the last digits that float32
+has: float16 and bfloat16 weights take activations of their own precision, formats of small integers take int8. Codes of
+integers are unsigned, since the dot product of x86 multiplies unsigned by signed bytes; a bias is taken out by way of
+the sum of the activations.
 """
 
 from __future__ import annotations
@@ -33,13 +35,17 @@ ACTIVATION = np.dtype(
 )
 """A block of 32 activations: integers q, so that x = scale * q, minus their sum, and minus that of the first half."""
 
+FLOAT_FORMS, INTEGER_FORMS = ("f32", "f16", "bf16"), ("q8_0", "q8_K")
+"""What activations can be rounded to. Floats stay stored as float32; integers are blocks of ACTIVATION: q8_0 has a
+float16 scale for each 32, q8_K one float32 scale for 256."""
+
 
 class Packing(Protocol):
-    """A packed format: `block` columns of 16 rows take `n_bytes`; `integer` if activations are int8."""
+    """A packed format: `block` columns of 16 rows take `n_bytes`; `activation` is the form that it multiplies."""
 
     block: int
     n_bytes: int
-    integer: bool
+    activation: str
 
     def unpack(self, packed: Bytes, rows: Indices) -> Floats:
         """Some rows of a packed matrix, float32 [len(rows), n_columns], the numbers that the file's format means."""
@@ -63,8 +69,8 @@ class FloatPacking:
     kind: TensorType
     item: type[np.generic]
     load_column: Callable[[ir.Builder, ir.Value], ir.Value]
+    activation: str = "f32"
     block: int = COLUMNS
-    integer: bool = False
 
     @property
     def n_bytes(self) -> int:
@@ -160,7 +166,11 @@ class IntegerPacking:
     formula: Formula
     bias_bits: int | None = None
     table: tuple[int, ...] | None = None
-    integer: bool = True
+
+    @property
+    def activation(self) -> str:
+        """See Packing: one scale for as many activations as a block of weights has columns."""
+        return "q8_0" if self.groups == 1 else "q8_K"
 
     @property
     def block(self) -> int:
@@ -257,7 +267,7 @@ def packings() -> dict[TensorType, Packing]:
     load_f32 = functools.partial(ir.load, kind=ir.F32X16)
     return {
         TensorType.F32: FloatPacking(TensorType.F32, np.float32, load_f32),
-        TensorType.F16: FloatPacking(TensorType.F16, np.uint16, ir.load_f16),
-        TensorType.BF16: FloatPacking(TensorType.BF16, np.uint16, ir.load_bf16),
+        TensorType.F16: FloatPacking(TensorType.F16, np.uint16, ir.load_f16, "f16"),
+        TensorType.BF16: FloatPacking(TensorType.BF16, np.uint16, ir.load_bf16, "bf16"),
         **_INTEGERS,
     }

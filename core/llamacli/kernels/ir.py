@@ -111,6 +111,11 @@ def maximum(b: Builder, x: Value, y: Value) -> Value:
     return b.select(b.fcmp_ordered(">", x, y), x, y)
 
 
+def minimum(b: Builder, x: Value, y: Value) -> Value:
+    """The smaller of each pair of lanes; y's where x is NaN."""
+    return b.select(b.fcmp_ordered("<", x, y), x, y)
+
+
 def absolute(b: Builder, x: Value) -> Value:
     """|x|."""
     return call(b, "llvm.fabs.v16f32", F32X16, x)
@@ -140,6 +145,11 @@ def sum_i32(b: Builder, x: Value) -> Value:
 def max_f32(b: Builder, x: Value) -> Value:
     """The largest lane."""
     return _fold(b, x, lambda b, u, v: b.select(b.fcmp_ordered(">", u, v), u, v))
+
+
+def min_f32(b: Builder, x: Value) -> Value:
+    """The smallest lane."""
+    return _fold(b, x, lambda b, u, v: b.select(b.fcmp_ordered("<", u, v), u, v))
 
 
 # exp(x) = 2^n * e^r with n = round(x / ln 2), |r| <= ln 2 / 2, and e^r by its Taylor series to r^7 / 7!: below one unit

@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 from llamacli.kernels import ir, simd
 from llamacli.kernels.elementwise import share
-from llamacli.kernels.formats import ACTIVATION, ACTIVATION_BLOCK, ROWS, Group, Packing, packings
+from llamacli.kernels.formats import ACTIVATION, ACTIVATION_BLOCK, INTEGER_FORMS, ROWS, Group, Packing, packings
 from llamacli.kernels.jit import RUN, Kernel, record
 from llamacli.quantization import TensorType
 
@@ -40,7 +40,7 @@ def _tile(typingctx: Any, kind: Any, n: Any, weight: Any, n_blocks: Any, x: Any,
     if not isinstance(kind, types.IntegerLiteral) or not isinstance(n, types.IntegerLiteral):
         return None
     packing, n_tokens = packings()[TensorType(kind.literal_value)], n.literal_value
-    multiply = _integer_block if packing.integer else _float_block
+    multiply = _integer_block if packing.activation in INTEGER_FORMS else _float_block
 
     def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
         _, _, weight, n_blocks, x, x_stride, out, out_stride, bias, residual = args
