@@ -33,7 +33,7 @@ class Ours:
 
     def start(self, n_past: int) -> None:
         """Go back to the position: what the cache holds before it does not matter for speed."""
-        self._session.n_past = n_past
+        self._session.rewind(n_past)
 
     def evaluate(self, tokens: list[int]) -> None:
         """Evaluate tokens."""

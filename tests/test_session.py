@@ -448,3 +448,17 @@ class TestClose:
         session.close()
         gc.collect()
         assert cache() is None
+
+
+def test_rewind_forgets_what_came_after(load_tiny):
+    with load_tiny() as model, model.create_session() as session:
+        expected = session.eval([1, 2, 3, 4, 5], all_logits=True)
+        session.rewind(2)
+        assert session.n_past == 2
+        with pytest.raises(InvalidRequestError, match="no token has been evaluated"):
+            session.logits  # noqa: B018
+        np.testing.assert_array_equal(session.eval([3, 4, 5], all_logits=True), expected[2:])
+        for wrong in (-1, 6, True, 1.0):
+            with pytest.raises(InvalidRequestError, match="n_past must be"):
+                session.rewind(wrong)
+        assert session.n_past == 5

@@ -32,6 +32,7 @@ LAYERS = [
     {"plugins"},
     {"model"},
     {"session"},
+    {"bench"},
     {"cli"},
     {"__main__"},
 ]

@@ -109,6 +109,16 @@ class Session:
             return None
         return np.concatenate(parts) if parts else np.empty((0, self.model.config.n_vocab), np.float32)
 
+    def rewind(self, n_past: int) -> None:
+        """Forget all tokens from position `n_past` on. There are no logits then until the next `eval`.
+
+        Raises InvalidRequestError if `n_past` is not from 0 to the present position.
+        """
+        if isinstance(n_past, bool) or not isinstance(n_past, int) or not 0 <= n_past <= self.n_past:
+            raise InvalidRequestError(f"n_past must be an integer from 0 to {self.n_past}, not {n_past!r}")
+        del self._context[n_past:]
+        self._logits = None
+
     def sample(self, params: SamplingParams | None = None) -> int:
         """Draw the next token from `logits`, which penalties and temperature change in place; greedy by default.
 

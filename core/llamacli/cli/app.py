@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.exceptions import Exit
 
+from llamacli.cli.bench import bench
 from llamacli.cli.inspect import inspect
 from llamacli.cli.options import DEBUG, global_options, log_to_stderr
 from llamacli.cli.output import abandon_stdout, note
@@ -87,5 +88,5 @@ def app() -> None:
     """Run large language models on CPUs: GGUF in, text out."""
 
 
-for command in (run, inspect, tokenize, plugins):
+for command in (run, inspect, tokenize, bench, plugins):
     app.add_command(command)

@@ -1,0 +1,129 @@
+"""Measuring speed, with the tests and the names of llama.cpp's own benchmark."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import attrs
+import numpy as np
+
+from llamacli.engine import QuantMode
+from llamacli.loaders import open_model_file
+from llamacli.model import Model, load_model
+from llamacli.plugins import installed_plugins
+
+
+@attrs.frozen
+class Row:
+    """One test of one model: tokens a second, their mean and spread over the repetitions.
+
+    A test evaluates `n_prompt` tokens at once, or `n_gen` one by one, after `n_depth` others.
+    """
+
+    model_filename: str
+    model_type: str
+    model_size: int
+    model_n_params: int
+    backend: str
+    n_threads: int
+    type_k: str
+    type_v: str
+    n_prompt: int
+    n_gen: int
+    n_depth: int
+    test_time: str
+    avg_ns: float
+    stddev_ns: float
+    avg_ts: float
+    stddev_ts: float
+    samples_ns: list[int]
+    samples_ts: list[float]
+
+    @property
+    def test(self) -> str:
+        """The test's name: pp512, tg128, tg128 @ d4096."""
+        name = f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}"
+        return f"{name} @ d{self.n_depth}" if self.n_depth else name
+
+
+def measure(
+    path: str,
+    prompts: Sequence[int],
+    generations: Sequence[int],
+    depths: Sequence[int],
+    *,
+    repetitions: int,
+    threads: int,
+    mode: QuantMode,
+    kv_type: str,
+) -> Iterator[Row]:
+    """Run every prompt length and every generation length at every depth; 0 leaves a test out.
+
+    Each test is run once to warm up, then `repetitions` times.
+    """
+    about = _describe(path)
+    with load_model(path, mode, threads=threads) as model:
+        for depth in depths:
+            for n_prompt, n_gen in [*((n, 0) for n in prompts if n), *((0, n) for n in generations if n)]:
+                started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+                samples = _samples(model, n_prompt, n_gen, depth, repetitions, kv_type)
+                n = n_prompt + n_gen
+                rates = [n * 1e9 / ns for ns in samples]
+                yield Row(
+                    *about,
+                    backend="CPU",
+                    n_threads=threads,
+                    type_k=kv_type,
+                    type_v=kv_type,
+                    n_prompt=n_prompt,
+                    n_gen=n_gen,
+                    n_depth=depth,
+                    test_time=started,
+                    avg_ns=statistics.mean(samples),
+                    stddev_ns=_spread(samples),
+                    avg_ts=statistics.mean(rates),
+                    stddev_ts=_spread(rates),
+                    samples_ns=samples,
+                    samples_ts=rates,
+                )
+
+
+def _describe(path: str) -> tuple[str, str, int, int]:
+    """File name, architecture and most frequent type, bytes of all tensors, numbers in them."""
+    file = open_model_file(path, installed_plugins())
+    try:
+        weights: Counter[str] = Counter()
+        for info in file.tensors.values():
+            weights[info.type.name] += info.n_bytes
+        params = sum(int(np.prod(info.shape, dtype=object)) for info in file.tensors.values())
+        kind = weights.most_common(1)[0][0] if weights else "none"
+        architecture = file.metadata.get("general.architecture", "unknown")
+        return Path(path).name, f"{architecture} {kind}", weights.total(), params
+    finally:
+        file.close()
+
+
+def _samples(model: Model, n_prompt: int, n_gen: int, depth: int, repetitions: int, kv_type: str) -> list[int]:
+    """Nanoseconds of each repetition."""
+    tokens = np.random.default_rng(0).integers(0, model.config.n_vocab, max(n_prompt, n_gen, depth)).tolist()
+    samples = []
+    with model.create_session(seq_len=depth + n_prompt + n_gen, kv_type=kv_type) as session:
+        session.eval(tokens[:depth])
+        for _ in range(repetitions + 1):
+            session.rewind(depth)
+            started = time.perf_counter_ns()
+            if n_prompt:
+                session.eval(tokens[:n_prompt])
+            for i in range(n_gen):
+                session.eval(tokens[i : i + 1])
+            samples.append(time.perf_counter_ns() - started)
+    return samples[1:]
+
+
+def _spread(samples: Sequence[float]) -> float:
+    return statistics.stdev(samples) if len(samples) > 1 else 0.0

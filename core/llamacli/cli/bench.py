@@ -1,0 +1,122 @@
+"""`llamacli bench`: how fast a model runs here."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from llamacli.cli.options import PATH, global_options
+from llamacli.cli.output import print_json
+from llamacli.cli.run import demo_model_path
+
+if TYPE_CHECKING:
+    from llamacli.bench import Row
+
+
+class Numbers(click.ParamType[tuple[int, ...]]):
+    """Whole numbers from 0, separated by commas."""
+
+    name = "N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Parse them."""
+        if isinstance(value, tuple):
+            return value
+        numbers = [part.strip() for part in value.split(",")]
+        if not all(number.isdecimal() and len(number) < 10 for number in numbers):
+            self.fail(f"{value!r} is not a list of whole numbers from 0 to 999999999.", param, ctx)
+        return tuple(map(int, numbers))
+
+
+@click.command()
+@click.option("-m", "--model", type=PATH, help="The model's file; without it, the demo model.")
+@click.option("-p", "--n-prompt", type=Numbers(), default="512", show_default=True, help="Prompt lengths; 0: none.")
+@click.option("-n", "--n-gen", type=Numbers(), default="128", show_default=True, help="Tokens to generate; 0: none.")
+@click.option("-d", "--n-depth", type=Numbers(), default="0", show_default=True, help="Tokens that come before.")
+@click.option(
+    "-r", "--repetitions", metavar="N", type=click.IntRange(1), default=5, show_default=True, help="Runs of each test."
+)
+@click.option("-t", "--threads", metavar="N", type=click.IntRange(1), help="How many threads compute.")
+@click.option("--mode", type=click.Choice(["auto", "fp32", "q8", "q4"]), default="auto", show_default=True)
+@click.option("--kv-type", type=click.Choice(["f32", "f16"]), default="f16", show_default=True)
+@click.option(
+    "-o", "--output", type=click.Choice(["md", "json", "jsonl", "csv"]), default="md", show_default=True,
+    help="How the results are printed.",
+)  # fmt: skip
+@global_options
+def bench(
+    model: str | None,
+    n_prompt: tuple[int, ...],
+    n_gen: tuple[int, ...],
+    n_depth: tuple[int, ...],
+    repetitions: int,
+    threads: int | None,
+    mode: str,
+    kv_type: str,
+    output: str,
+) -> None:
+    """Measure tokens a second, with the tests and columns of llama.cpp's own benchmark.
+
+    `pp512` is a prompt of 512 tokens evaluated at once, `tg128` is 128 tokens one by one. Tokens are random.
+    """
+    from llamacli.bench import measure
+    from llamacli.engine import QuantMode
+    from llamacli.kernels.team import check_threads
+
+    rows = measure(
+        model or demo_model_path(),
+        n_prompt,
+        n_gen,
+        n_depth,
+        repetitions=repetitions,
+        threads=check_threads(threads),
+        mode=QuantMode(mode),
+        kv_type=kv_type,
+    )
+    _PRINTERS[output](rows)
+
+
+def _print_md(rows: Iterable[Row]) -> None:
+    """A Markdown table, a row as soon as it is measured."""
+    header = ("model", "size", "params", "backend", "threads", "test", "t/s")
+    widths = (24, 10, 10, 7, 7, 16, 18)
+    click.echo(f"| {' | '.join(name.rjust(width) for name, width in zip(header, widths, strict=True))} |")
+    click.echo(f"| {' | '.join('-' * (width - 1) + ':' for width in widths)} |")
+    for row in rows:
+        cells = (
+            row.model_type,
+            f"{row.model_size / 2**20:.2f} MiB",
+            f"{row.model_n_params / 1e6:.2f} M",
+            row.backend,
+            str(row.n_threads),
+            row.test,
+            f"{row.avg_ts:.2f} ± {row.stddev_ts:.2f}",
+        )
+        click.echo(f"| {' | '.join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))} |")
+
+
+def _print_json(rows: Iterable[Row]) -> None:
+    print_json([attrs.asdict(row) for row in rows])
+
+
+def _print_jsonl(rows: Iterable[Row]) -> None:
+    for row in rows:
+        print_json(attrs.asdict(row), indent=None)
+
+
+def _print_csv(rows: Iterable[Row]) -> None:
+    writer = None
+    for row in rows:
+        cells = {name: value for name, value in attrs.asdict(row).items() if not name.startswith("samples")}
+        if writer is None:
+            writer = csv.DictWriter(sys.stdout, cells, lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(cells)
+
+
+_PRINTERS = {"md": _print_md, "json": _print_json, "jsonl": _print_jsonl, "csv": _print_csv}
