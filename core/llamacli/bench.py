@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
@@ -49,6 +50,10 @@ class Row:
         """The test's name: pp512, tg128, tg128 @ d4096."""
         name = f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}"
         return f"{name} @ d{self.n_depth}" if self.n_depth else name
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields by name, for JSON and CSV."""
+        return attrs.asdict(self)
 
 
 def measure(

@@ -162,6 +162,7 @@ def test_activations_in_integers(team, form, width, by_row):
     np.testing.assert_array_equal(blocks["q"], q)
     np.testing.assert_array_equal(blocks["scale"], scale)
     np.testing.assert_array_equal(blocks["minus_sum"], -blocks["q"].astype(int).sum(-1))
+    np.testing.assert_array_equal(blocks["sum"], blocks["q"].astype(int).sum(-1))
     np.testing.assert_array_equal(blocks["minus_half"], -blocks["q"][..., :16].astype(int).sum(-1))
 
 

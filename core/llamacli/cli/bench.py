@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import click
 
 from llamacli.cli.options import PATH, global_options
@@ -101,18 +100,18 @@ def _print_md(rows: Iterable[Row]) -> None:
 
 
 def _print_json(rows: Iterable[Row]) -> None:
-    print_json([attrs.asdict(row) for row in rows])
+    print_json([row.as_dict() for row in rows])
 
 
 def _print_jsonl(rows: Iterable[Row]) -> None:
     for row in rows:
-        print_json(attrs.asdict(row), indent=None)
+        print_json(row.as_dict(), indent=None)
 
 
 def _print_csv(rows: Iterable[Row]) -> None:
     writer = None
     for row in rows:
-        cells = {name: value for name, value in attrs.asdict(row).items() if not name.startswith("samples")}
+        cells = {name: value for name, value in row.as_dict().items() if not name.startswith("samples")}
         if writer is None:
             writer = csv.DictWriter(sys.stdout, cells, lineterminator="\n")
             writer.writeheader()

@@ -68,7 +68,9 @@ def _store_block(b: ir.Builder, out: ir.Value, integers: list[ir.Value], scale: 
     for integer, start in zip(integers, (0, _LANES), strict=True):
         ir.store(b, ir.offset(b, out, start), b.trunc(integer, ir.I8X16))
     ir.store(b, ir.offset(b, out, _OFFSETS["scale"]), scale)
-    ir.store(b, ir.offset(b, out, _OFFSETS["minus_sum"]), b.neg(ir.sum_i32(b, b.add(*integers))))
+    total = ir.sum_i32(b, b.add(*integers))
+    ir.store(b, ir.offset(b, out, _OFFSETS["sum"]), b.sitofp(total, ir.F32))
+    ir.store(b, ir.offset(b, out, _OFFSETS["minus_sum"]), b.neg(total))
     ir.store(b, ir.offset(b, out, _OFFSETS["minus_half"]), b.neg(ir.sum_i32(b, integers[0])))
 
 

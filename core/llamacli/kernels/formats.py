@@ -31,9 +31,15 @@ Indices = npt.NDArray[np.intp]
 
 ACTIVATION_BLOCK = 32
 ACTIVATION = np.dtype(
-    [("q", np.int8, ACTIVATION_BLOCK), ("scale", np.float32), ("minus_sum", np.int32), ("minus_half", np.int32)]
+    [
+        ("q", np.int8, ACTIVATION_BLOCK),
+        ("scale", np.float32),
+        ("sum", np.float32),
+        ("minus_sum", np.int32),
+        ("minus_half", np.int32),
+    ]
 )
-"""A block of 32 activations: integers q, so that x = scale * q, minus their sum, and minus that of the first half."""
+"""A block of 32 activations: integers q, so that x = scale * q; their sum; minus it; minus that of half."""
 
 FLOAT_FORMS, INTEGER_FORMS = ("f32", "f16", "bf16"), ("q8_0", "q8_K")
 """What activations can be rounded to. Floats stay stored as float32; integers are blocks of ACTIVATION: q8_0 has a
@@ -50,11 +56,8 @@ class Packing(Protocol):
     def unpack(self, packed: Bytes, rows: Indices) -> Floats:
         """Some rows of a packed matrix, float32 [len(rows), n_columns], the numbers that the file's format means."""
 
-    def load(self, b: ir.Builder, address: ir.Value) -> Iterator[Any]:
-        """Emit the loads of the block at an address: a vector a column if floats, a Group of 32 columns if integers.
-
-        Each is loaded when it is asked for, so that few registers are in use at a time.
-        """
+    def load(self, b: ir.Builder, address: ir.Value) -> Any:
+        """Emit the loads of the block at an address: a Block of integers, or an iterator of columns of floats."""
 
 
 # --- floats ----------------------------------------------------------------------------------------------------------
@@ -96,13 +99,25 @@ class FloatPacking:
 class Group:
     """32 columns of 16 rows in registers: `codes`, 8 vectors of [16 rows][4 columns] unsigned bytes.
 
-    `terms` are (scale, shift) of the columns, or of each half of them: weight = scale * (code - 2^bias_bits) + shift.
-    Without bias_bits there is no bias; a shift may be None.
+    `terms` are (scale, shift) of the columns, or of each half of them; None stands for a scale of 1, a shift of 0.
     """
 
     codes: list[ir.Value]
-    terms: list[tuple[ir.Value, ir.Value | None]]
+    terms: list[tuple[ir.Value | None, ir.Value | None]]
+
+
+@attrs.frozen
+class Block:
+    """A block in registers: weight = factor * scale * (code - 2^bias_bits) + shift_factor * shift.
+
+    Without bias_bits there is no bias; shift_factor may be None. Each group is loaded when it is asked for, so that few
+    registers are in use at a time.
+    """
+
+    factor: ir.Value
+    shift_factor: ir.Value | None
     bias_bits: int | None
+    groups: Iterator[Group]
 
 
 @attrs.frozen
@@ -112,19 +127,6 @@ class FieldKind:
     item: type[np.generic]
     to_floats: Callable[[np.ndarray], Any]
     load: Callable[[ir.Builder, ir.Value], Any]
-
-
-class Vector:
-    """Float lanes in a register, with the operators that formulas need, so that NumPy arrays can stand in for them."""
-
-    def __init__(self, b: ir.Builder, value: ir.Value):
-        self.b, self.value = b, value
-
-    def __mul__(self, other: Vector) -> Vector:
-        return Vector(self.b, self.b.fmul(self.value, other.value))
-
-    def __neg__(self) -> Vector:
-        return Vector(self.b, self.b.fneg(self.value))
 
 
 class _Loads:
@@ -142,7 +144,8 @@ class _Loads:
 
 
 Decode = Callable[[Bytes, Bytes, npt.NDArray[np.uint16]], None]
-Formula = Callable[[dict[str, Any], int], list[tuple[Any, Any]]]
+Factors = Callable[[dict[str, Any]], tuple[Any, Any]]
+Terms = Callable[[dict[str, Any], int], list[tuple[Any, Any]]]
 
 
 @attrs.frozen
@@ -154,7 +157,8 @@ class IntegerPacking:
     - `fields`: the scales of a block by name: their kind and how many there are.
     - `decode`: from one block of `file_bytes` bytes of a row, its codes, uint8 [32 * groups], and its fields one after
       another, as the bits that are stored, uint16. Compiled by Numba.
-    - `formula`: from the fields' values and a group's number, the terms of a Group.
+    - `factors` and `terms`: from the fields' values, factor and shift_factor of a Block; from them and a group's
+      number, the terms of the Group.
     - `table`: what codes stand for, if not for themselves: 16 unsigned bytes.
     """
 
@@ -163,7 +167,8 @@ class IntegerPacking:
     planes: tuple[int, ...]
     fields: dict[str, tuple[FieldKind, int]]
     decode: Decode
-    formula: Formula
+    factors: Factors
+    terms: Terms
     bias_bits: int | None = None
     table: tuple[int, ...] | None = None
 
@@ -179,21 +184,25 @@ class IntegerPacking:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of a block of 16 rows: the codes of its groups, then its fields."""
-        return self.code_bytes + ROWS * sum(np.dtype(kind.item).itemsize * n for kind, n in self.fields.values())
+        """Bytes of a block of 16 rows: its fields, then the codes of its groups, as they are read."""
+        return self.field_bytes + self.groups * self.group_bytes
 
     @property
-    def code_bytes(self) -> int:
-        """Bytes of the codes of a block of 16 rows."""
-        return self.groups * 64 * sum(self.planes)
+    def field_bytes(self) -> int:
+        """Bytes of the fields of a block of 16 rows."""
+        return ROWS * sum(np.dtype(kind.item).itemsize * count for kind, count in self.fields.values())
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of the codes of a group of 16 rows."""
+        return 64 * sum(self.planes)
 
     def unpack(self, packed: Bytes, rows: Indices) -> Floats:
         """See Packing."""
         tile, lane = np.divmod(rows, ROWS)
         which, n_blocks = np.arange(len(rows)), packed.shape[1]
         blocks = packed[tile]
-        n_codes = self.code_bytes
-        planes, start, lowest = blocks[..., :n_codes].reshape(len(rows), n_blocks, self.groups, -1), 0, 0
+        planes, start, lowest = blocks[..., self.field_bytes :].reshape(len(rows), n_blocks, self.groups, -1), 0, 0
         codes = np.zeros((len(rows), n_blocks, self.groups, 32), np.uint8)
         for bits in self.planes:
             plane = planes[..., start : start + 64 * bits].reshape(len(rows), n_blocks, self.groups, bits, ROWS, 4)
@@ -201,7 +210,7 @@ class IntegerPacking:
             parts = [(plane >> (bits * part)) & (2**bits - 1) for part in range(8 // bits)]
             codes |= np.stack(parts, axis=3).reshape(codes.shape) << lowest
             start, lowest = start + 64 * bits, lowest + bits
-        fields, at = {}, n_codes
+        fields, at = {}, 0
         for name, (kind, count) in self.fields.items():
             size = ROWS * np.dtype(kind.item).itemsize * count
             stored = np.ascontiguousarray(blocks[..., at : at + size]).view(kind.item)
@@ -210,37 +219,39 @@ class IntegerPacking:
             at += size
         values = codes.astype(np.int16) if self.table is None else np.array(self.table, np.int16)[codes]
         values = (values - (0 if self.bias_bits is None else 2**self.bias_bits)).astype(np.float32)
+        factor, shift_factor = self.factors(fields)
         for group in range(self.groups):
-            terms = self.formula(fields, group)
+            terms = self.terms(fields, group)
             for half, (scale, shift) in enumerate(terms):
                 columns = values[:, :, group, half * 32 // len(terms) : (half + 1) * 32 // len(terms)]
-                columns *= scale
-                if shift is not None:
-                    columns += shift
+                columns *= factor if scale is None else factor * scale
+                if shift_factor is not None:
+                    columns += shift_factor if shift is None else shift_factor * shift
         return values.reshape(len(rows), -1)
 
-    def load(self, b: ir.Builder, address: ir.Value) -> Iterator[Group]:
+    def load(self, b: ir.Builder, address: ir.Value) -> Block:
         """See Packing."""
-        at = self.code_bytes
-        fields: dict[str, _Loads] = {}
+        at = 0
+        fields: dict[str, Any] = {}
         for name, (kind, count) in self.fields.items():
             fields[name] = _Loads(b, kind, ir.offset(b, address, at))
             at += ROWS * np.dtype(kind.item).itemsize * count
+        factor, shift_factor = self.factors(fields)
+        return Block(factor, shift_factor, self.bias_bits, self._load_groups(b, address, fields))
+
+    def _load_groups(self, b: ir.Builder, address: ir.Value, fields: dict[str, Any]) -> Iterator[Group]:
         for group in range(self.groups):
-            codes = self._load_codes(b, ir.offset(b, address, group * self.code_bytes // self.groups))
-            terms = [(scale.value, shift and shift.value) for scale, shift in self.formula(fields, group)]
-            yield Group(codes, terms, self.bias_bits)
+            codes = self._load_codes(b, ir.offset(b, address, self.field_bytes + group * self.group_bytes))
+            yield Group(codes, self.terms(fields, group))
 
     def _load_codes(self, b: ir.Builder, address: ir.Value) -> list[ir.Value]:
         codes: list[ir.Value] = []
         start = lowest = 0
         for bits in self.planes:
             plane = [ir.load(b, ir.offset(b, address, start + 64 * i), ir.I8X64) for i in range(bits)]
-            parts = [ir.shift_right(b, vector, bits * part) for part in range(8 // bits) for vector in plane]
+            parts = [ir.shift_left(b, vector, lowest - bits * part) for part in range(8 // bits) for vector in plane]
             if bits < 8:
-                parts = [b.and_(part, ir.constant(ir.I8X64, 2**bits - 1)) for part in parts]
-            if lowest:
-                parts = [ir.shift_left(b, part, lowest) for part in parts]
+                parts = [b.and_(part, ir.constant(ir.I8X64, (2**bits - 1) << lowest)) for part in parts]
             codes = [b.or_(low, high) for low, high in zip(codes, parts, strict=True)] if codes else parts
             start, lowest = start + 64 * bits, lowest + bits
         return codes if self.table is None else [ir.look_up(b, self.table, code) for code in codes]

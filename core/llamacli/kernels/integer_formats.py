@@ -13,10 +13,13 @@ import numpy.typing as npt
 from numba import njit
 
 from llamacli.kernels import ir
-from llamacli.kernels.formats import Bytes, FieldKind, Vector, integer_format
+from llamacli.kernels.formats import Bytes, FieldKind, integer_format
 from llamacli.quantization import TensorType
 
 Fields = npt.NDArray[np.uint16]
+
+_SIGN = np.uint16(0x8000)
+"""Of a float16: what GGML subtracts is stored negated, so that it can be added."""
 
 # --- kinds of scales -------------------------------------------------------------------------------------------------
 
@@ -26,57 +29,64 @@ def _load_int(b: ir.Builder, address: ir.Value, signed: bool) -> ir.Value:
     return b.sext(stored, ir.I32X16) if signed else b.zext(stored, ir.I32X16)
 
 
-def _load_e8m0(b: ir.Builder, address: ir.Value) -> Vector:
+def _load_e8m0(b: ir.Builder, address: ir.Value) -> ir.Value:
     """Half of 2^(e - 127), by the bits of the float; the two smallest are subnormal."""
     e = _load_int(b, address, signed=False)
     small = b.shl(ir.constant(ir.I32X16, 0x00200000), e)
     normal = b.shl(b.sub(e, ir.constant(ir.I32X16, 1)), ir.constant(ir.I32X16, 23))
     bits = b.select(b.icmp_unsigned("<", e, ir.constant(ir.I32X16, 2)), small, normal)
-    return Vector(b, b.bitcast(bits, ir.F32X16))
+    return b.bitcast(bits, ir.F32X16)
 
 
-def _load_nibbles(b: ir.Builder, address: ir.Value) -> tuple[Vector, Vector]:
+def _load_nibbles(b: ir.Builder, address: ir.Value) -> tuple[ir.Value, ir.Value]:
     both = _load_int(b, address, signed=False)
     low = b.and_(both, ir.constant(ir.I32X16, 15))
-    return Vector(b, ir.to_f32(b, low)), Vector(b, ir.to_f32(b, b.lshr(both, ir.constant(ir.I32X16, 4))))
+    return ir.to_f32(b, low), ir.to_f32(b, b.lshr(both, ir.constant(ir.I32X16, 4)))
 
 
 def _to_floats(stored: np.ndarray) -> np.ndarray:
     return stored.astype(np.float32)
 
 
-F16 = FieldKind(np.float16, _to_floats, lambda b, address: Vector(b, ir.load_f16(b, address)))
-U8 = FieldKind(np.uint8, _to_floats, lambda b, address: Vector(b, ir.to_f32(b, _load_int(b, address, signed=False))))
-I8 = FieldKind(np.int8, _to_floats, lambda b, address: Vector(b, ir.to_f32(b, _load_int(b, address, signed=True))))
+F16 = FieldKind(np.float16, _to_floats, ir.load_f16)
+U8 = FieldKind(np.uint8, _to_floats, lambda b, address: ir.to_f32(b, _load_int(b, address, signed=False)))
+I8 = FieldKind(np.int8, _to_floats, lambda b, address: ir.to_f32(b, _load_int(b, address, signed=True)))
 E8M0_HALF = FieldKind(np.uint8, lambda stored: np.ldexp(np.float32(1), stored.astype(np.int32) - 128), _load_e8m0)
 U4_PAIR = FieldKind(np.uint8, lambda stored: (_to_floats(stored & 15), _to_floats(stored >> 4)), _load_nibbles)
 
 # --- formulas --------------------------------------------------------------------------------------------------------
 
 
-def _scaled(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
-    return [(f["d"][0], None)]
+def _d(f: dict[str, Any]) -> tuple[Any, Any]:
+    return f["d"][0], None
 
 
-def _scaled_and_shifted(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
-    return [(f["d"][0], f["m"][0])]
+def _d_and_m(f: dict[str, Any]) -> tuple[Any, Any]:
+    return f["d"][0], f["m"][0]
 
 
-def _two_level(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
-    return [(f["d"][0] * f["scale"][group], None)]
+def _d_and_min(f: dict[str, Any]) -> tuple[Any, Any]:
+    return f["d"][0], f["minus_dmin"][0]
 
 
-def _two_level_with_min(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
-    return [(f["d"][0] * f["scale"][group], -(f["dmin"][0] * f["min"][group]))]
+def _plain(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
+    return [(None, None)]
 
 
-def _two_level_halves(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
-    return [(f["d"][0] * f["scale"][2 * group + half], None) for half in (0, 1)]
+def _scales(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
+    return [(f["scale"][group], None)]
 
 
-def _two_level_halves_with_min(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
-    pairs = [f["scale_min"][2 * group + half] for half in (0, 1)]
-    return [(f["d"][0] * scale, -(f["dmin"][0] * least)) for scale, least in pairs]
+def _scales_and_minima(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
+    return [(f["scale"][group], f["min"][group])]
+
+
+def _half_scales(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
+    return [(f["scale"][2 * group + half], None) for half in (0, 1)]
+
+
+def _half_scales_and_minima(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
+    return [f["scale_min"][2 * group + half] for half in (0, 1)]
 
 
 # --- decoding --------------------------------------------------------------------------------------------------------
@@ -130,7 +140,7 @@ def _scales_and_mins(packed: Any, fields: Any) -> None:
 
 
 @integer_format(
-    TensorType.Q8_0, file_bytes=34, groups=1, planes=(8,), fields={"d": (F16, 1)}, formula=_scaled, bias_bits=7
+    TensorType.Q8_0, file_bytes=34, groups=1, planes=(8,), fields={"d": (F16, 1)}, factors=_d, terms=_plain, bias_bits=7
 )
 def q8_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """An int8 is biased by flipping its sign bit."""
@@ -140,7 +150,7 @@ def q8_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
 
 
 @integer_format(
-    TensorType.Q4_0, file_bytes=18, groups=1, planes=(4,), fields={"d": (F16, 1)}, formula=_scaled, bias_bits=3
+    TensorType.Q4_0, file_bytes=18, groups=1, planes=(4,), fields={"d": (F16, 1)}, factors=_d, terms=_plain, bias_bits=3
 )
 def q4_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """d, nibbles."""
@@ -150,7 +160,7 @@ def q4_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
 
 @integer_format(
     TensorType.Q4_1, file_bytes=20, groups=1, planes=(4,), fields={"d": (F16, 1), "m": (F16, 1)},
-    formula=_scaled_and_shifted,
+    factors=_d_and_m, terms=_plain,
 )  # fmt: skip
 def q4_1(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """d, m, nibbles."""
@@ -159,7 +169,14 @@ def q4_1(block: Bytes, codes: Bytes, fields: Fields) -> None:
 
 
 @integer_format(
-    TensorType.Q5_0, file_bytes=22, groups=1, planes=(4, 1), fields={"d": (F16, 1)}, formula=_scaled, bias_bits=4
+    TensorType.Q5_0,
+    file_bytes=22,
+    groups=1,
+    planes=(4, 1),
+    fields={"d": (F16, 1)},
+    factors=_d,
+    terms=_plain,
+    bias_bits=4,
 )
 def q5_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """d, fifth bits, nibbles."""
@@ -169,7 +186,7 @@ def q5_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
 
 @integer_format(
     TensorType.Q5_1, file_bytes=24, groups=1, planes=(4, 1), fields={"d": (F16, 1), "m": (F16, 1)},
-    formula=_scaled_and_shifted,
+    factors=_d_and_m, terms=_plain,
 )  # fmt: skip
 def q5_1(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """d, m, fifth bits, nibbles."""
@@ -179,21 +196,22 @@ def q5_1(block: Bytes, codes: Bytes, fields: Fields) -> None:
 
 @integer_format(
     TensorType.Q2_K, file_bytes=84, groups=8, planes=(2,),
-    fields={"d": (F16, 1), "dmin": (F16, 1), "scale_min": (U4_PAIR, 16)}, formula=_two_level_halves_with_min,
+    fields={"d": (F16, 1), "minus_dmin": (F16, 1), "scale_min": (U4_PAIR, 16)},
+    factors=_d_and_min, terms=_half_scales_and_minima,
 )  # fmt: skip
 def q2_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """16 scales and minima, bit pairs, d, dmin."""
     for group in range(8):
         for i in range(32):
             codes[32 * group + i] = _bit_pair(block[16:], group, i)
-    fields[0], fields[1] = _u16(block, 80), _u16(block, 82)
+    fields[0], fields[1] = _u16(block, 80), _u16(block, 82) ^ _SIGN
     for i in range(16):
         fields[2 + i] = block[i]
 
 
 @integer_format(
     TensorType.Q3_K, file_bytes=110, groups=8, planes=(2, 1), fields={"d": (F16, 1), "scale": (I8, 16)},
-    formula=_two_level_halves, bias_bits=2,
+    factors=_d, terms=_half_scales, bias_bits=2,
 )  # fmt: skip
 def q3_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Third bits, bit pairs, 16 scales of 6 bits (8 bytes of nibbles, 4 bytes of bit pairs), d."""
@@ -207,31 +225,47 @@ def q3_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
         fields[1 + i] = np.uint8((low | high << 4) - 32)
 
 
-_K_FIELDS = {"d": (F16, 1), "dmin": (F16, 1), "scale": (U8, 8), "min": (U8, 8)}
+_K_FIELDS = {"d": (F16, 1), "minus_dmin": (F16, 1), "scale": (U8, 8), "min": (U8, 8)}
 
 
-@integer_format(TensorType.Q4_K, file_bytes=144, groups=8, planes=(4,), fields=_K_FIELDS, formula=_two_level_with_min)
+@integer_format(
+    TensorType.Q4_K,
+    file_bytes=144,
+    groups=8,
+    planes=(4,),
+    fields=_K_FIELDS,
+    factors=_d_and_min,
+    terms=_scales_and_minima,
+)
 def q4_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """d, dmin, scales and minima, nibbles."""
     _nibble_groups(block[16:], codes)
-    fields[0], fields[1] = _u16(block, 0), _u16(block, 2)
+    fields[0], fields[1] = _u16(block, 0), _u16(block, 2) ^ _SIGN
     _scales_and_mins(block[4:], fields[2:])
 
 
-@integer_format(TensorType.Q5_K, file_bytes=176, groups=8, planes=(4, 1), fields=_K_FIELDS, formula=_two_level_with_min)
+@integer_format(
+    TensorType.Q5_K,
+    file_bytes=176,
+    groups=8,
+    planes=(4, 1),
+    fields=_K_FIELDS,
+    factors=_d_and_min,
+    terms=_scales_and_minima,
+)
 def q5_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """d, dmin, scales and minima, fifth bits (bit g of each byte for group g), nibbles."""
     _nibble_groups(block[48:], codes)
     for group in range(8):
         for i in range(32):
             codes[32 * group + i] |= (block[16 + i] >> group & 1) << 4
-    fields[0], fields[1] = _u16(block, 0), _u16(block, 2)
+    fields[0], fields[1] = _u16(block, 0), _u16(block, 2) ^ _SIGN
     _scales_and_mins(block[4:], fields[2:])
 
 
 @integer_format(
     TensorType.Q6_K, file_bytes=210, groups=8, planes=(4, 2), fields={"d": (F16, 1), "scale": (I8, 16)},
-    formula=_two_level_halves, bias_bits=5,
+    factors=_d, terms=_half_scales, bias_bits=5,
 )  # fmt: skip
 def q6_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Nibbles (64 bytes for four groups: two of low ones, two of high ones), upper bit pairs, 16 scales, d."""
@@ -250,8 +284,8 @@ _IQ4_TABLE = tuple(value + 128 for value in _IQ4_VALUES)
 
 
 @integer_format(
-    TensorType.IQ4_NL, file_bytes=18, groups=1, planes=(4,), fields={"d": (F16, 1)}, formula=_scaled, bias_bits=7,
-    table=_IQ4_TABLE,
+    TensorType.IQ4_NL, file_bytes=18, groups=1, planes=(4,), fields={"d": (F16, 1)}, factors=_d, terms=_plain,
+    bias_bits=7, table=_IQ4_TABLE,
 )  # fmt: skip
 def iq4_nl(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """d, nibbles."""
@@ -261,7 +295,7 @@ def iq4_nl(block: Bytes, codes: Bytes, fields: Fields) -> None:
 
 @integer_format(
     TensorType.IQ4_XS, file_bytes=136, groups=8, planes=(4,), fields={"d": (F16, 1), "scale": (I8, 8)},
-    formula=_two_level, bias_bits=7, table=_IQ4_TABLE,
+    factors=_d, terms=_scales, bias_bits=7, table=_IQ4_TABLE,
 )  # fmt: skip
 def iq4_xs(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """d, upper bit pairs of the scales, their nibbles, nibbles."""
@@ -277,8 +311,8 @@ _E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 @integer_format(
-    TensorType.MXFP4, file_bytes=17, groups=1, planes=(4,), fields={"d": (E8M0_HALF, 1)}, formula=_scaled, bias_bits=4,
-    table=tuple(value + 16 for value in _E2M1_DOUBLED),
+    TensorType.MXFP4, file_bytes=17, groups=1, planes=(4,), fields={"d": (E8M0_HALF, 1)}, factors=_d, terms=_plain,
+    bias_bits=4, table=tuple(value + 16 for value in _E2M1_DOUBLED),
 )  # fmt: skip
 def mxfp4(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Exponent, nibbles."""

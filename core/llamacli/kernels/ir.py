@@ -42,6 +42,13 @@ def offset(b: Builder, address: Value, n_bytes: int) -> Value:
     return b.add(address, I64(n_bytes)) if n_bytes else address
 
 
+def prefetch(b: Builder, address: Value, n_bytes: int) -> None:
+    """Ask for the cache lines of some bytes that will be read soon."""
+    for line in range(0, n_bytes, 64):
+        pointer = b.inttoptr(offset(b, address, line), I8.as_pointer())
+        call(b, "llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(3), I32(1))
+
+
 def load_f16(b: Builder, address: Value) -> Value:
     """16 float16 as float32."""
     return b.fpext(b.bitcast(load(b, address, ir.VectorType(I16, LANES)), ir.VectorType(HALF, LANES)), F32X16)
@@ -190,14 +197,16 @@ def dot_u8s8(b: Builder, total: Value, unsigned: Value, signed: Value) -> Value:
     return total
 
 
-def shift_right(b: Builder, x: Value, bits: int) -> Value:
-    """Unsigned bytes shifted right."""
-    return b.lshr(x, constant(x.type, bits)) if bits else x
-
-
 def shift_left(b: Builder, x: Value, bits: int) -> Value:
-    """Bytes shifted left."""
-    return b.shl(x, constant(x.type, bits)) if bits else x
+    """Lanes shifted left, or right without sign if `bits` is negative.
+
+    Bytes are shifted as parts of 32-bit lanes: what comes in from a neighbour is the caller's to mask.
+    """
+    if bits == 0:
+        return x
+    words = b.bitcast(x, I32X16)
+    shifted = b.shl(words, constant(I32X16, bits)) if bits > 0 else b.lshr(words, constant(I32X16, -bits))
+    return b.bitcast(shifted, x.type)
 
 
 def look_up(b: Builder, table: tuple[int, ...], codes: Value) -> Value:

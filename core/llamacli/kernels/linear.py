@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from numba import carray
@@ -11,7 +12,7 @@ from numba.extending import intrinsic
 
 from llamacli.kernels import ir, simd
 from llamacli.kernels.elementwise import share
-from llamacli.kernels.formats import ACTIVATION, ACTIVATION_BLOCK, INTEGER_FORMS, ROWS, Group, Packing, packings
+from llamacli.kernels.formats import ACTIVATION, ACTIVATION_BLOCK, INTEGER_FORMS, ROWS, Block, Group, Packing, packings
 from llamacli.kernels.jit import RUN, Kernel, record
 from llamacli.quantization import TensorType
 
@@ -26,6 +27,9 @@ starts[i] to starts[i + 1] - 1."""
 
 WIDE, NARROW = 16, 4
 """Tokens that a register tile spans: as many as registers hold, fewer for what is left over, and one at a time."""
+
+_AHEAD = 8192
+"""Bytes of weights that are asked for before they are needed."""
 
 _CHUNK = 128
 """Tokens whose activations are kept in the second-level cache while the weights pass by."""
@@ -47,7 +51,10 @@ def _tile(typingctx: Any, kind: Any, n: Any, weight: Any, n_blocks: Any, x: Any,
         rows = [b.add(x, b.mul(x_stride, ir.I64(token))) for token in range(n_tokens)]
 
         def body(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
-            block = packing.load(b, b.add(weight, b.mul(i, ir.I64(packing.n_bytes))))
+            address = b.add(weight, b.mul(i, ir.I64(packing.n_bytes)))
+            if n_tokens == 1:  # bound by memory, and blocks are too long for the processor to look far ahead
+                ir.prefetch(b, ir.offset(b, address, _AHEAD), packing.n_bytes)
+            block = packing.load(b, address)
             return multiply(b, packing, block, i, rows, totals)
 
         totals = ir.loop(b, n_blocks, [ir.constant(ir.F32X16, 0.0)] * n_tokens, body)
@@ -78,38 +85,70 @@ def _float_block(
 
 
 def _integer_block(
-    b: ir.Builder, packing: Packing, block: Any, i: ir.Value, rows: list[ir.Value], totals: list[ir.Value]
+    b: ir.Builder, packing: Packing, block: Block, i: ir.Value, rows: list[ir.Value], totals: list[ir.Value]
 ) -> list[ir.Value]:
-    size = ACTIVATION.itemsize
+    """Sums of integers, scaled within the block; then once times the block's factors and the activations' scale."""
+    size, offsets = ACTIVATION.itemsize, {name: field[1] for name, field in ACTIVATION.fields.items()}  # type: ignore[union-attr]
     start = b.mul(i, ir.I64(size * packing.block // ACTIVATION_BLOCK))
-    for g, group in enumerate(block):
-        for token, row in enumerate(rows):
-            x = ir.offset(b, b.add(row, start), g * size)
-            totals[token] = _integer_group(b, group, x, totals[token])
+    places = [b.add(row, start) for row in rows]
+    sums: list[ir.Value | None] = [None] * len(rows)
+    shifts: list[ir.Value | None] = [None] * len(rows)
+    for g, group in enumerate(block.groups):
+        for token, place in enumerate(places):
+            x = ir.offset(b, place, g * size)
+            for part, (scale, shift) in enumerate(group.terms):
+                n = len(group.codes) // len(group.terms)
+                codes = group.codes[part * n : (part + 1) * n]
+                product = _dot(b, block, codes, ir.offset(b, x, 4 * part * n), len(rows), _minus_sum(b, group, part, x))
+                sums[token] = _add_scaled(b, sums[token], product, scale)
+                if block.shift_factor is not None:
+                    sum_x = ir.broadcast_f32(b, ir.offset(b, x, offsets["sum"]))
+                    if len(group.terms) == 2:
+                        sum_x = ir.to_f32(b, b.neg(_minus_sum(b, group, part, x)()))
+                    shifts[token] = _add_scaled(b, shifts[token], sum_x, shift)
+    for token, place in enumerate(places):
+        x_scale = ir.broadcast_f32(b, ir.offset(b, place, offsets["scale"]))
+        product = b.fmul(sums[token], block.factor)
+        if block.shift_factor is not None:
+            product = ir.fma(b, shifts[token], block.shift_factor, product)
+        totals[token] = ir.fma(b, product, x_scale, totals[token])
     return totals
 
 
-def _integer_group(b: ir.Builder, group: Group, x: ir.Value, total: ir.Value) -> ir.Value:
-    """total + the product of 32 columns of weights with one block of activations."""
-    offsets = {name: field[1] for name, field in ACTIVATION.fields.items()}  # type: ignore[union-attr]
-    x_scale = ir.broadcast_f32(b, ir.offset(b, x, offsets["scale"]))
-    minus_sums = [ir.broadcast_i32(b, ir.offset(b, x, offsets["minus_sum"]))]
-    if len(group.terms) == 2:
-        minus_half = ir.broadcast_i32(b, ir.offset(b, x, offsets["minus_half"]))
-        minus_sums = [minus_half, b.sub(minus_sums[0], minus_half)]
+def _dot(
+    b: ir.Builder, block: Block, codes: list[ir.Value], x: ir.Value, n_tokens: int, minus_sum: Callable[[], ir.Value]
+) -> ir.Value:
+    """The sum of (code - bias) times activation over some columns, as float32."""
     none = ir.constant(ir.I32X16, 0)
-    for part, ((scale, shift), minus_sum) in enumerate(zip(group.terms, minus_sums, strict=True)):
-        # Two chains, since one would wait for the latency of each dot product; integers make the order irrelevant.
-        sums = [none if group.bias_bits is None else ir.shift_left(b, minus_sum, group.bias_bits), none]
-        n = len(group.codes) // len(group.terms)
-        for i, codes in enumerate(group.codes[part * n : (part + 1) * n]):
-            repeated = b.bitcast(ir.broadcast_i32(b, ir.offset(b, x, 4 * (part * n + i))), ir.I8X64)
-            sums[i % 2] = ir.dot_u8s8(b, sums[i % 2], codes, repeated)
-        total = ir.fma(b, b.fmul(ir.to_f32(b, b.add(*sums)), scale), x_scale, total)
-        if shift is not None:
-            sum_x = b.fmul(ir.to_f32(b, b.sub(none, minus_sum)), x_scale)
-            total = ir.fma(b, shift, sum_x, total)
-    return total
+    # A lone token would wait for the latency of each dot product, so it gets two chains; integers add in any order.
+    chains = [none if block.bias_bits is None else ir.shift_left(b, minus_sum(), block.bias_bits)]
+    chains += [none] if n_tokens == 1 else []
+    for i, code in enumerate(codes):
+        repeated = b.bitcast(ir.broadcast_i32(b, ir.offset(b, x, 4 * i)), ir.I8X64)
+        chains[i % len(chains)] = ir.dot_u8s8(b, chains[i % len(chains)], code, repeated)
+    return ir.to_f32(b, chains[0] if len(chains) == 1 else b.add(*chains))
+
+
+def _minus_sum(b: ir.Builder, group: Group, part: int, x: ir.Value) -> Callable[[], ir.Value]:
+    """Emits minus the sum of the activations that a part of a group is multiplied with."""
+    offsets = {name: field[1] for name, field in ACTIVATION.fields.items()}  # type: ignore[union-attr]
+
+    def emit() -> ir.Value:
+        if len(group.terms) == 1:
+            return ir.broadcast_i32(b, ir.offset(b, x, offsets["minus_sum"]))
+        first = ir.broadcast_i32(b, ir.offset(b, x, offsets["minus_half"]))
+        if part == 0:
+            return first
+        return b.sub(ir.broadcast_i32(b, ir.offset(b, x, offsets["minus_sum"])), first)
+
+    return emit
+
+
+def _add_scaled(b: ir.Builder, total: ir.Value | None, x: ir.Value, scale: ir.Value | None) -> ir.Value:
+    """total + scale * x, where None is 0 or 1."""
+    if total is None:
+        return x if scale is None else b.fmul(x, scale)
+    return b.fadd(total, x) if scale is None else ir.fma(b, x, scale, total)
 
 
 @functools.cache

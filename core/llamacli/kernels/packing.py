@@ -99,7 +99,7 @@ def _pack_integers(kind: int) -> Kernel:
     packing = _integer_packing(kind)
     planes, groups, file_bytes, n_bytes = packing.planes, packing.groups, packing.file_bytes, packing.n_bytes
     sizes = tuple(np.dtype(field.item).itemsize for field, count in packing.fields.values() for _ in range(count))
-    block, code_bytes, n_planes, n_fields = packing.block, packing.code_bytes, len(planes), len(sizes)
+    block, field_words, n_planes, n_fields = packing.block, packing.field_bytes // 4, len(planes), len(sizes)
 
     def pack_integers(args: int, run: int, thread: int, n_threads: int) -> None:
         a = carray(simd.pointer(args), 1, PACK)[0]
@@ -118,7 +118,7 @@ def _pack_integers(kind: int) -> Kernel:
                 else:
                     codes[:block] = 0
                     fields[:n_fields] = 0
-                at = lane
+                at = field_words + lane
                 for group in range(groups):
                     lowest = 0
                     for plane in range(n_planes):
@@ -132,7 +132,7 @@ def _pack_integers(kind: int) -> Kernel:
                             out[at] = joined
                             at += ROWS
                         lowest += bits
-                place = address + code_bytes
+                place = address
                 for i in range(n_fields):
                     if sizes[i] == 2:
                         carray(simd.pointer(place + 2 * lane), 1, np.uint16)[0] = fields[i]
