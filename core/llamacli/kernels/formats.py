@@ -56,8 +56,11 @@ class Packing(Protocol):
     def unpack(self, packed: Bytes, rows: Indices) -> Floats:
         """Some rows of a packed matrix, float32 [len(rows), n_columns], the numbers that the file's format means."""
 
-    def load(self, b: ir.Builder, address: ir.Value) -> Any:
-        """Emit the loads of the block at an address: a Block of integers, or an iterator of columns of floats."""
+    def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Any:
+        """Emit the loads of the block at an address: a Block of integers, or an iterator of columns of floats.
+
+        As they proceed, what lies `ahead` bytes further is asked for, unless that is 0.
+        """
 
 
 # --- floats ----------------------------------------------------------------------------------------------------------
@@ -86,8 +89,10 @@ class FloatPacking:
         values = packed.view(self.item).reshape(len(packed), -1, ROWS)[tile, :, lane]
         return dequantize(np.ascontiguousarray(values).view(np.uint8), self.kind)
 
-    def load(self, b: ir.Builder, address: ir.Value) -> Iterator[ir.Value]:
+    def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Iterator[ir.Value]:
         """See Packing."""
+        if ahead:
+            ir.prefetch(b, ir.offset(b, address, ahead), self.n_bytes)
         for column in range(self.block):
             yield self.load_column(b, ir.offset(b, address, column * self.n_bytes // self.block))
 
@@ -229,7 +234,7 @@ class IntegerPacking:
                     columns += shift_factor if shift is None else shift_factor * shift
         return values.reshape(len(rows), -1)
 
-    def load(self, b: ir.Builder, address: ir.Value) -> Block:
+    def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Block:
         """See Packing."""
         at = 0
         fields: dict[str, Any] = {}
@@ -237,10 +242,14 @@ class IntegerPacking:
             fields[name] = _Loads(b, kind, ir.offset(b, address, at))
             at += ROWS * np.dtype(kind.item).itemsize * count
         factor, shift_factor = self.factors(fields)
-        return Block(factor, shift_factor, self.bias_bits, self._load_groups(b, address, fields))
+        return Block(factor, shift_factor, self.bias_bits, self._load_groups(b, address, ahead, fields))
 
-    def _load_groups(self, b: ir.Builder, address: ir.Value, fields: dict[str, Any]) -> Iterator[Group]:
+    def _load_groups(self, b: ir.Builder, address: ir.Value, ahead: int, fields: dict[str, Any]) -> Iterator[Group]:
+        lines = range(0, self.n_bytes, 64)
         for group in range(self.groups):
+            if ahead:  # a group's share of the block: requests in one burst would hold up the loads
+                for line in lines[group * len(lines) // self.groups : (group + 1) * len(lines) // self.groups]:
+                    ir.prefetch(b, ir.offset(b, address, ahead + line), 64)
             codes = self._load_codes(b, ir.offset(b, address, self.field_bytes + group * self.group_bytes))
             yield Group(codes, self.terms(fields, group))
 

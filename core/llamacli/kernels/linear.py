@@ -28,7 +28,7 @@ starts[i] to starts[i + 1] - 1."""
 WIDE, NARROW = 16, 4
 """Tokens that a register tile spans: as many as registers hold, fewer for what is left over, and one at a time."""
 
-_AHEAD = 8192
+_AHEAD = 4096
 """Bytes of weights that are asked for before they are needed."""
 
 _CHUNK = 128
@@ -51,10 +51,9 @@ def _tile(typingctx: Any, kind: Any, n: Any, weight: Any, n_blocks: Any, x: Any,
         rows = [b.add(x, b.mul(x_stride, ir.I64(token))) for token in range(n_tokens)]
 
         def body(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+            # A lone token is bound by memory, and blocks are too long for the processor to look far ahead.
             address = b.add(weight, b.mul(i, ir.I64(packing.n_bytes)))
-            if n_tokens == 1:  # bound by memory, and blocks are too long for the processor to look far ahead
-                ir.prefetch(b, ir.offset(b, address, _AHEAD), packing.n_bytes)
-            block = packing.load(b, address)
+            block = packing.load(b, address, _AHEAD if n_tokens == 1 else 0)
             return multiply(b, packing, block, i, rows, totals)
 
         totals = ir.loop(b, n_blocks, [ir.constant(ir.F32X16, 0.0)] * n_tokens, body)
