@@ -25,14 +25,14 @@ float32 [n_tiles * 16]; `residual`, which may be 0, lies like `out` and is added
 With `starts`, int64 [n_groups + 1], there are n_groups weights one after another, and group i's is multiplied by rows
 starts[i] to starts[i + 1] - 1."""
 
-WIDE, NARROW = 16, 4
+WIDE_FLOAT, WIDE_INTEGER, NARROW = 16, 12, 4
 """Tokens that a register tile spans: as many as registers hold, fewer for what is left over, and one at a time."""
 
 _AHEAD = 4096
 """Bytes of weights that are asked for before they are needed."""
 
-_CHUNK = 128
-"""Tokens whose activations are kept in the second-level cache while the weights pass by."""
+_TILES_A_CHUNK = 8
+"""Wide tiles of tokens whose activations are kept in the second-level cache while the weights pass by."""
 
 _i64 = types.int64
 
@@ -154,6 +154,8 @@ def _add_scaled(b: ir.Builder, total: ir.Value | None, x: ir.Value, scale: ir.Va
 def linear(kind: TensorType) -> Kernel:
     """The kernel of weights packed as `kind`."""
     number = int(kind)
+    wide = WIDE_INTEGER if packings()[kind].activation in INTEGER_FORMS else WIDE_FLOAT
+    chunk = _TILES_A_CHUNK * wide
 
     def linear(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, LINEAR)[0], carray(simd.pointer(run), 1, RUN)[0]
@@ -163,7 +165,7 @@ def linear(kind: TensorType) -> Kernel:
             if a.starts:
                 row, end = simd.read_i64(a.starts + 8 * group), simd.read_i64(a.starts + 8 * group + 8)
             while row < end:
-                chunk_end = min(row + _CHUNK, end)
+                chunk_end = min(row + chunk, end)
                 for t in range(first, last):
                     weight = a.weight + (group * a.n_tiles + t) * a.tile_bytes
                     lanes = 4 * ROWS * t
@@ -172,9 +174,9 @@ def linear(kind: TensorType) -> Kernel:
                         x, out = a.x + token * a.x_stride, a.out + token * a.out_stride + lanes
                         residual = a.residual + token * a.out_stride + lanes if a.residual else 0
                         bias = a.bias + lanes
-                        if chunk_end - token >= WIDE:
-                            _tile(number, WIDE, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
-                            token += WIDE
+                        if chunk_end - token >= wide:
+                            _tile(number, wide, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
+                            token += wide
                         elif chunk_end - token >= NARROW:
                             _tile(number, NARROW, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
                             token += NARROW
