@@ -61,6 +61,43 @@ def test_an_interrupted_text_ends_its_line_and_shows_its_figures(endless) -> Non
     ]
 
 
+@pytest.fixture
+def meddling(site: Path, install):
+    """Install a plugin that runs this when a model has been loaded."""
+
+    def write(code: str) -> None:
+        source = f"from llamacli import hookimpl\nLLAMACLI_API = 1\n{code}\n@hookimpl\ndef model_loaded(): meddle()\n"
+        install(site, "llamacli-meddling", "[llamacli]\nmeddling = meddling_plugin\n", meddling_plugin=source)
+
+    return write
+
+
+def test_an_interrupt_that_python_forgets_is_heard(program, meddling, model: Path) -> None:
+    meddling("""
+import os, signal
+class Passing:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        sum(range(100))
+def meddle(): Passing()
+""")
+    result = program("run", model, "once", "-n", "3")
+    assert (result.returncode, result.stdout, result.stderr) == (130, "once\n", "")
+
+
+def test_an_interrupt_waits_for_no_threads(start, meddling, model: Path) -> None:
+    meddling("""
+import threading
+def meddle(): threading.Thread(target=threading.Event().wait).start()
+""")
+    process = start("run", model, "once", *ENDLESS)
+    process.stdout.read(100)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert out.endswith(b"\n")
+
+
 def test_interrupted_json_is_whole(endless) -> None:
     process = endless("--json", "-v")
     read_until(process.stderr.fileno(), b" loaded in ")

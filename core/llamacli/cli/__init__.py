@@ -7,6 +7,8 @@ only, and everything else inside the function that needs it.
 import io
 import sys
 
+from llamacli.cli.interrupts import EXIT_CODE, leave, listen
+
 
 def main() -> None:
     """Entry point of `llamacli`; ends the process with its exit code.
@@ -14,6 +16,7 @@ def main() -> None:
     0 success, 1 error, 2 wrong usage, 130 interrupted (128 + SIGINT), 141 stdout closed early (128 + SIGPIPE).
     """
     try:
+        listen()
         from llamacli.cli.app import app
 
         for stream in (sys.stdout, sys.stderr):
@@ -21,4 +24,8 @@ def main() -> None:
                 stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
         app.main(prog_name="llamacli")
     except KeyboardInterrupt:
-        sys.exit(130)
+        leave()
+    except SystemExit as end:
+        if end.code == EXIT_CODE:
+            leave()
+        raise

@@ -11,6 +11,7 @@ from click.exceptions import Exit
 
 from llamacli.cli.bench import bench
 from llamacli.cli.inspect import inspect
+from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.options import DEBUG, global_options, log_to_stderr
 from llamacli.cli.output import abandon_stdout, note
 from llamacli.cli.plugins import plugin_commands, plugins
@@ -50,7 +51,7 @@ class App(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             note("")  # ends the line in which the terminal shows ^C
-            raise Exit(130) from None
+            raise Exit(EXIT_CODE) from None
         except BrokenPipeError:
             # The reader has all it wants. Programs that SIGPIPE ends die silently with what shells call 141.
             abandon_stdout()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from llamacli.cli.interrupts import check
 from llamacli.errors import ContextOverflowError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -51,10 +52,12 @@ def complete(
     pieces: list[str] = []
     try:
         on_start()
+        check()
         for token in stream:
             tokens.append(token.id)
             pieces.append(token.piece)
             on_text(token.piece)
+            check()
     except KeyboardInterrupt:
         stop = "interrupt"
     else:

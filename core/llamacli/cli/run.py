@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.options import PATH, global_options
 from llamacli.cli.output import note, print_json, write
 from llamacli.cli.sampling import sampling_options, sampling_params
@@ -179,7 +180,7 @@ def run(
     if stats:
         figures.print()
     if completion.stop == "interrupt":
-        ctx.exit(130)
+        ctx.exit(EXIT_CODE)
 
 
 def _prompt(positional: str | None, option: str | None, file: str | None) -> str:
