@@ -1,8 +1,8 @@
 """Ctrl-C, so that it is heard wherever it comes and ends the program at once.
 
 Python forgets a KeyboardInterrupt that is raised where no exception can pass: in a destructor, in a function that C
-calls. Loading kernels is full of these. And one that breaks off the import of a compiled module may leave objects behind
-that the interpreter never finishes to take apart.
+calls. Loading kernels is full of these. And one that breaks off the import of a compiled module may leave objects
+behind that the interpreter never finishes to take apart.
 """
 
 from __future__ import annotations
