@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -98,7 +99,15 @@ def environment(site: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def start(environment: dict[str, str]) -> Iterator[Start]:
+def hears_interrupts() -> Iterator[None]:
+    """Programs do not inherit that interrupts are ignored, as they are where the tests run as a script's background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def start(environment: dict[str, str], hears_interrupts: None) -> Iterator[Start]:
     """Start `llamacli` as a program; its streams are pipes unless said otherwise. None outlives the test."""
     with contextlib.ExitStack() as started:
 
