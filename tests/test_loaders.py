@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from conftest import TinyGguf
-from llamacli import ArrayFile, Loader, ModelFormatError
+from llamacli import ArrayFile, Loader, ModelFormatError, PluginError
 from llamacli.gguf import Metadata
 from llamacli.loaders import open_model_file
 from llamacli.plugins import Plugins
@@ -39,6 +39,21 @@ class TestOpening:
     def test_nothing_matches(self, dummy: Plugins, tmp_path: Path) -> None:
         (path := tmp_path / "x").write_bytes(b"other")
         with pytest.raises(ModelFormatError, match=r"x: not a model file of a known format \(GGUF, dummy\)"):
+            open_model_file(path, dummy)
+
+    def test_a_loader_that_fails_to_match_disturbs_no_other(
+        self, dummy: Plugins, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        dummy._loaders.insert(0, Loader("broken", lambda path: {}[path], lambda path: {}[path]))
+        (path := tmp_path / "x").write_bytes(b"dummy!")
+        with caplog.at_level(logging.WARNING):
+            assert open_model_file(path, dummy).metadata["a"] == 1
+        assert f"loader 'broken' failed over {path}: KeyError" in caplog.text
+
+    def test_a_loader_that_fails_to_open(self, dummy: Plugins, tmp_path: Path) -> None:
+        dummy._loaders.insert(0, Loader("broken", lambda path: True, lambda path: {}["header"]))
+        (path := tmp_path / "x").write_bytes(b"dummy!")
+        with pytest.raises(PluginError, match="loader 'broken' failed: KeyError: 'header'"):
             open_model_file(path, dummy)
 
     @pytest.mark.parametrize("name", ["missing", "", "a\0b"])

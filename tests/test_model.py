@@ -264,6 +264,15 @@ class TestArchitectures:
             with pytest.raises(PluginError, match=f"forward pass leaves out {name}"):
                 self.load(Forgetful(), path, monkeypatch)
 
+    @pytest.mark.parametrize("method", ["configure", "tensors", "forward"])
+    def test_a_method_that_fails(
+        self, method: str, llama: type[Architecture], tiny_gguf: TinyGguf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        failing = type("Failing", (llama,), {method: lambda self, *_: {}[method]})
+        with pytest.raises(PluginError, match=f"architecture 'llama' failed: KeyError: '{method}'") as raised:
+            self.load(failing(), tiny_gguf("gqa"), monkeypatch)
+        assert isinstance(raised.value.__cause__, KeyError)
+
     def test_a_parameter_that_the_table_lacks(
         self, llama: type[Architecture], tiny_gguf: TinyGguf, monkeypatch: pytest.MonkeyPatch
     ) -> None:

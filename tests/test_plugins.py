@@ -5,6 +5,7 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import click
@@ -126,6 +127,12 @@ BROKEN = {
         "unknown hook 'register_architecture'",
     ),
     "wrong_argument": (f"{HEAD}@hookimpl\ndef register_loaders(add): ...", "Argument.* {'add'}"),
+    "no_loader": (f"{HEAD}@hookimpl\ndef register_loaders(register): register(42)", "registers 42, which is no Loader"),
+    "no_architecture": (
+        f"{HEAD}@hookimpl\ndef register_architectures(register): register(Architecture)",
+        "Architecture.*, which is no Architecture",
+    ),
+    "no_format": (f"{HEAD}@hookimpl\ndef register_quant_formats(register): register(None)", "None, .* no QuantFormat"),
     "hook_raises": (f"{HEAD}@hookimpl\ndef register_loaders(register): register.x", "AttributeError"),
 }
 """Sources of plugins that cannot be loaded, and what is said of each."""
@@ -153,6 +160,22 @@ class TestIsolation:
         assert plugins.resolve(metadata("fine")).name == "fine"
         assert {info.module: info.error is None for info in plugins.infos()} == {module: False, "dummy_fine": True}
         assert not any(plugin is sys.modules.get(module) for plugin in plugins._manager.get_plugins())
+
+    @pytest.mark.parametrize("hook", ["match_architecture(metadata)", "model_loaded(model)"])
+    def test_a_hook_that_fails_disturbs_no_other(
+        self, hook: str, install: Installed, tiny_gguf: TinyGguf, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        failing = f"{HEAD}\n@hookimpl\ndef {hook}: raise OSError('disk')\n"
+        matching = f"{ARCHITECTURE}\nfrom llamacli_llama import Llama\n@hookimpl\ndef {hook}: return Llama()\n"
+        plugins = install(
+            dummy_failing=(failing, {GENERAL: {"a": "dummy_failing"}}),
+            dummy_working=(matching, {GENERAL: {"z": "dummy_working"}}),
+        )
+        if hook.startswith("model_loaded"):
+            plugins.load(EntryPoint("llama", "llamacli_llama", ARCHITECTURES))
+        with caplog.at_level(logging.WARNING):
+            assert load_model(tiny_gguf("gqa"), plugins=plugins, engine=ReferenceEngine()).arch == "llama"
+        assert f"{hook.split('(')[0]} of plugin dummy_failing failed: OSError: disk" in caplog.text
 
     def test_half_a_registration_counts_for_nothing(self, install: Installed) -> None:
         source = registering("half") + "\n@hookimpl\ndef register_loaders(register): raise OSError('disk')\n"

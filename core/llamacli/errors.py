@@ -3,6 +3,9 @@
 Messages name what was wrong (file, metadata key, tensor, flag, token) and, where there is one, the way out.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 
 class LlamaCliError(Exception):
     """Base of all errors raised by llamacli and its plugins."""
@@ -18,6 +21,17 @@ class TokenizerError(LlamaCliError):
 
 class PluginError(LlamaCliError):
     """A plugin failed to import, breaks the contract, or claims what another plugin claims."""
+
+
+@contextlib.contextmanager
+def faults_of(part: str) -> Iterator[None]:
+    """Run a plugin's code: what it raises without meaning to becomes a PluginError that names the part at fault."""
+    try:
+        yield
+    except (LlamaCliError, MemoryError):
+        raise
+    except Exception as error:
+        raise PluginError(f"{part} failed: {type(error).__name__}: {error}") from error
 
 
 class UnknownArchitectureError(PluginError):

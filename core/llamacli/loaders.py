@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,12 +12,14 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.errors import ModelFormatError
+from llamacli.errors import ModelFormatError, faults_of
 from llamacli.gguf import Metadata, TensorInfo, is_gguf, open_gguf
 from llamacli.quantization import TensorType
 
 if TYPE_CHECKING:
     from llamacli.plugins import Plugins
+
+_log = logging.getLogger(__name__)
 
 
 class ModelFile(Protocol):
@@ -90,7 +93,17 @@ def open_model_file(path: str | os.PathLike[str], plugins: Plugins) -> ModelFile
     if not path.is_file() or is_gguf(path):
         return open_gguf(path)
     for loader in loaders:
-        if loader.matches(path):
-            return loader.open(path)
+        if _matches(loader, path):
+            with faults_of(f"loader {loader.name!r}"):
+                return loader.open(path)
     known = ", ".join(["GGUF", *(loader.name for loader in loaders)])
     raise ModelFormatError(f"{path}: not a model file of a known format ({known})")
+
+
+def _matches(loader: Loader, path: Path) -> bool:
+    """Whether a loader claims a file; one that fails over it does not, and disturbs no other."""
+    try:
+        return loader.matches(path)
+    except Exception as error:
+        _log.warning("loader %r failed over %s: %s: %s", loader.name, path, type(error).__name__, error)
+        return False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from llamacli.architecture import Config, trace
 from llamacli.engine import Engine, Program, QuantMode, default_engine
-from llamacli.errors import ClosedError, InvalidRequestError, ModelFormatError, PluginError
+from llamacli.errors import ClosedError, InvalidRequestError, ModelFormatError, PluginError, faults_of
 from llamacli.gguf import Metadata
 from llamacli.graph import Graph
 from llamacli.loaders import ModelFile, open_model_file
@@ -112,18 +112,19 @@ def load_model(
     file = open_model_file(path, plugins)
     try:
         architecture = plugins.resolve(file.metadata)
-        config = architecture.configure(file.metadata)
-        weights = architecture.tensors(config).bind(file)
+        with faults_of(f"architecture {architecture.name!r}"):
+            config = architecture.configure(file.metadata)
+            weights = architecture.tensors(config).bind(file)
+            graph = trace(architecture, config, weights)
         tokenizer = tokenizer_from_metadata(file.metadata)
         _check_vocabulary(file, config, tokenizer)
-        graph = trace(architecture, config, weights)
         _check_all_read(file, graph)
         program = (engine or default_engine(threads)).compile(graph, file, mode)
         _warn_of_unread_keys(file.metadata, config.architecture)
     finally:
         file.close()
     model = Model(config, tokenizer, file.metadata, program, mode)
-    plugins.hook.model_loaded(model=model)
+    plugins.ask_each("model_loaded", model=model)
     return model
 
 

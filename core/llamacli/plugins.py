@@ -10,10 +10,10 @@ import functools
 import importlib.metadata
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pluggy
@@ -120,15 +120,28 @@ class Plugins:
         self.load_group(ARCHITECTURES)
         if name in self._architectures:
             return self._architectures[name]
-        matched = self.hook.match_architecture(metadata=metadata)
-        if matched is None:
+        matches = [found for found in self.ask_each("match_architecture", metadata=metadata) if found is not None]
+        if not matches:
             raise UnknownArchitectureError(self._unknown(name))
-        return matched
+        architecture: Architecture = matches[0]
+        return architecture
 
     def loaders(self) -> list[Loader]:
         """The loaders of every plugin of the general group."""
         self.load_group(GENERAL)
         return list(self._loaders)
+
+    def ask_each(self, hook: str, **arguments: Any) -> list[Any]:
+        """What each plugin loaded so far answers to a hook; one that fails is logged and left out."""
+        answers = []
+        plugins = self._manager.list_name_plugin()
+        for name, plugin in plugins:
+            others = [other for _, other in plugins if other is not plugin]
+            try:
+                answers.append(self._manager.subset_hook_caller(hook, others)(**arguments))
+            except Exception as error:
+                _log.warning("%s of plugin %s failed: %s: %s", hook, name, type(error).__name__, error)
+        return answers
 
     def infos(self) -> list[PluginInfo]:
         """Every installed plugin module, loaded now to know whether it can be."""
@@ -159,17 +172,20 @@ class Plugins:
 
     def _collect(self, module: ModuleType) -> None:
         """Run the registration hooks of one module, and keep their results only if all of them succeed."""
-        from llamacli.quantization import FORMATS  # deferred: NumPy is not needed to list plugins
+        from llamacli.architecture import Architecture  # deferred: NumPy is not needed to name what is installed
+        from llamacli.loaders import Loader
+        from llamacli.quantization import FORMATS, QuantFormat
 
         only = self._manager.subset_hook_caller
         others = [plugin for plugin in self._manager.get_plugins() if plugin is not module]
         architectures: list[Architecture] = []
         loaders: list[Loader] = []
-        formats: dict[int, QuantFormat] = {}
-        only("register_architectures", others)(register=architectures.append)
-        only("register_loaders", others)(register=loaders.append)
-        only("register_quant_formats", others)(register=lambda added: formats.update({added.type: added}))
-        taken = [str(key) for key, added in formats.items() if FORMATS.get(key, added) != added] + [
+        added: list[QuantFormat] = []
+        only("register_architectures", others)(register=_collector(architectures, Architecture))
+        only("register_loaders", others)(register=_collector(loaders, Loader))
+        only("register_quant_formats", others)(register=_collector(added, QuantFormat))
+        formats: dict[int, QuantFormat] = {fmt.type: fmt for fmt in added}
+        taken = [str(key) for key, fmt in formats.items() if FORMATS.get(key, fmt) != fmt] + [
             architecture.name for architecture in architectures if architecture.name in self._architectures
         ]
         if taken:
@@ -185,6 +201,17 @@ class Plugins:
         if distribution not in (None, *(_origin(entry)[0] for entry in self._entry_points)):
             return f"{message}; try: pip install {distribution}"
         return f"{message}; docs/plugins.md shows how to write a plugin for it"
+
+
+def _collector(into: list[Any], kind: type) -> Callable[[Any], None]:
+    """A `register` function that takes objects of one kind."""
+
+    def register(thing: Any) -> None:
+        if not isinstance(thing, kind):
+            raise PluginError(f"it registers {thing!r}, which is no {kind.__name__}")
+        into.append(thing)
+
+    return register
 
 
 def known_distribution(architecture: str) -> str | None:

@@ -103,7 +103,7 @@ def test_keys_of_the_wrong_type_hide_nothing(invoke, tiny_gguf) -> None:
 
 def test_a_plugin_that_breaks_does_not_hide_the_file(invoke, model, monkeypatch) -> None:
     monkeypatch.setattr("llamacli_llama.Llama.configure", lambda *_: {}["x"])
-    assert fields(invoke("inspect", model).stdout)["cannot run"] == "KeyError: 'x'"
+    assert fields(invoke("inspect", model).stdout)["cannot run"] == "architecture 'llama' failed: KeyError: 'x'"
 
 
 def test_tensors_are_not_read(invoke, model, monkeypatch) -> None:

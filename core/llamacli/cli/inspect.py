@@ -94,7 +94,7 @@ def _text(metadata: Metadata, key: str) -> str | None:
 
 def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, str | None]:
     """The plugin that runs the file, and why it cannot be loaded, or None."""
-    from llamacli.errors import LlamaCliError
+    from llamacli.errors import LlamaCliError, faults_of
 
     plugin = None
     try:
@@ -102,11 +102,10 @@ def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, 
         plugin = _origin(type(architecture).__module__, architecture.name, plugins)
         if not file.tensors:
             return plugin, "it has no tensors: a vocabulary only"
-        architecture.tensors(architecture.configure(file.metadata)).bind(file)
+        with faults_of(f"architecture {architecture.name!r}"):
+            architecture.tensors(architecture.configure(file.metadata)).bind(file)
     except LlamaCliError as error:
         return plugin, str(error)
-    except Exception as error:  # a plugin's fault must not hide what is in the file
-        return plugin, f"{type(error).__name__}: {error}"
     return plugin, None
 
 
