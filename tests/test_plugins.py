@@ -141,6 +141,21 @@ BROKEN = {
 class TestIsolation:
     """Whatever a plugin does while it loads, the others work."""
 
+    def test_a_malformed_entry_point(self, install: Installed, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.WARNING):
+            plugins = install(
+                dummy_odd=("", {GENERAL: {"odd": "no module!"}}),
+                dummy_even=(registering("even"), {ARCHITECTURES: {"even": "dummy_even"}}),
+            )
+        assert "entry point odd = 'no module!' of dummy_odd names no module" in caplog.text
+        assert plugins.loaders() == []
+        assert [info.module for info in plugins.infos()] == ["dummy_even"]
+
+    def test_a_distribution_without_metadata(self, install: Installed, tmp_path: Path) -> None:
+        plugins = install(dummy_bare=(registering("bare"), {ARCHITECTURES: {"bare": "dummy_bare"}}))
+        (tmp_path / "dummy_bare-1.5.dist-info" / "METADATA").unlink()
+        assert [(info.distribution, info.version) for info in plugins.infos()] == [("(unknown)", "")]
+
     @pytest.mark.parametrize("name", BROKEN)
     def test_a_broken_plugin(self, name: str, install: Installed, caplog: pytest.LogCaptureFixture) -> None:
         source, message = BROKEN[name]

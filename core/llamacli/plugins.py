@@ -54,7 +54,7 @@ class Plugins:
         if entry_points is None:
             found = importlib.metadata.entry_points()
             entry_points = [*found.select(group=ARCHITECTURES), *found.select(group=GENERAL)]
-        self._entry_points = list(dict.fromkeys(entry_points))
+        self._entry_points = [entry for entry in dict.fromkeys(entry_points) if _names_a_module(entry)]
         self._manager = pluggy.PluginManager("llamacli")
         self._manager.add_hookspecs(hookspecs)
         self._errors: dict[str, PluginError] = {}
@@ -225,8 +225,18 @@ def known_distribution(architecture: str) -> str | None:
     return f"llamacli-{max(families, key=len)}" if families else None
 
 
+def _names_a_module(entry: EntryPoint) -> bool:
+    """Whether an entry point is well formed; nothing checks that before it is installed."""
+    try:
+        return bool(entry.module)
+    except (AttributeError, ValueError):
+        _log.warning("entry point %s = %r of %s names no module", entry.name, entry.value, _origin(entry)[0])
+        return False
+
+
 def _origin(entry: EntryPoint) -> tuple[str, str]:
-    return (entry.dist.name, entry.dist.version) if entry.dist else ("(unknown)", "")
+    name, version = (entry.dist.name, entry.dist.version) if entry.dist else (None, None)
+    return name or "(unknown)", version or ""  # None where the distribution has lost its metadata too
 
 
 def _describe(entry: EntryPoint) -> str:
