@@ -27,6 +27,7 @@ from llamacli import (
 )
 from llamacli.architecture import Architecture
 from llamacli.engine import Engine, ReferenceEngine
+from llamacli.gguf import open_gguf
 from llamacli.plugins import ARCHITECTURES, Plugins
 
 STATM = Path("/proc/self/statm")
@@ -157,6 +158,13 @@ class TestBadFiles:
             "tensor blk.0.attn_k.weight has shape (64, 64), expected (32, 64)",
             "tensor blk.1.attn_q_norm.weight (16,) is not one that the architecture reads",
         ]
+
+    def test_a_vocabulary_only(self, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+        path = tiny_gguf("gqa", tokenizer="spm")
+        with open_gguf(path) as file:
+            path = tiny_gguf("gqa", tokenizer="spm", without=list(file.tensors))
+        with pytest.raises(ModelFormatError, match=r"gguf: it has no tensors: a vocabulary only$"):
+            self.load(path, plugins)
 
     @pytest.mark.parametrize(
         ("metadata", "message"),

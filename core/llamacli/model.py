@@ -111,6 +111,8 @@ def load_model(
     plugins = plugins or installed_plugins()
     file = open_model_file(path, plugins)
     try:
+        if not file.tensors:
+            raise ModelFormatError(f"{file.path}: it has no tensors: a vocabulary only")
         architecture = plugins.resolve(file.metadata)
         with faults_of(f"architecture {architecture.name!r}"):
             config = architecture.configure(file.metadata)
