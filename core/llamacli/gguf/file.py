@@ -58,7 +58,8 @@ class _Shard:
             with open(path, "rb") as file:
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
-            raise ModelFormatError(f"{path}: cannot read the file: {error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise ModelFormatError(f"{path}: cannot read the file: {reason}") from error
         header = parse_header(mapping, str(path))
         for info in header.tensors.values():
             if info.offset + info.n_bytes > len(mapping):
