@@ -9,7 +9,7 @@ from llvmlite import binding
 
 from llamacli.errors import InvalidRequestError
 
-ISAS = ("generic", "avx2", "avxvnni", "avx512", "neon")
+ISAS = ("generic", "avx2", "avxvnni", "avx512")
 """`avxvnni` and `avx512` have the integer dot product of VNNI; `generic` is plain LLVM IR, compiled for any CPU."""
 
 VARIABLE = "LLAMACLI_ISA"
@@ -31,8 +31,6 @@ def available() -> tuple[str, ...]:
             runs.append("avxvnni")
     if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"} <= has:
         runs.append("avx512")
-    if "dotprod" in has:
-        runs.append("neon")
     return tuple(runs)
 
 
