@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,6 +126,17 @@ def test_plugins_import_the_core_and_never_each_other() -> None:
         tree = ast.walk(ast.parse(path.read_text()))
         modules = {node.module for node in tree if isinstance(node, ast.ImportFrom) and node.module}
         assert not {module for module in modules if module.startswith("llamacli_") and module.split(".")[0] != own}
+
+
+def test_every_distribution_brings_its_licence_and_its_types() -> None:
+    root = CORE.parents[1]
+    for folder in (root, *(path.parent for path in root.glob("plugins/*/pyproject.toml"))):
+        project = tomllib.loads((folder / "pyproject.toml").read_text())
+        assert project["project"]["license-files"] == ["LICENSE"]
+        assert (folder / "LICENSE").read_text() == (root / "LICENSE").read_text()
+        for package, files in project["tool"]["setuptools"]["package-data"].items():
+            assert "py.typed" in files
+            assert ((CORE.parent if folder == root else folder) / package / "py.typed").is_file()
 
 
 def test_importing_the_package_is_cheap() -> None:
