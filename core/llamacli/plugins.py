@@ -227,16 +227,15 @@ def known_distribution(architecture: str) -> str | None:
 
 def _names_a_module(entry: EntryPoint) -> bool:
     """Whether an entry point is well formed; nothing checks that before it is installed."""
-    try:
-        return bool(entry.module)
-    except (AttributeError, ValueError):
+    well_formed = EntryPoint.pattern.match(entry.value) is not None
+    if not well_formed:
         _log.warning("entry point %s = %r of %s names no module", entry.name, entry.value, _origin(entry)[0])
-        return False
+    return well_formed
 
 
 def _origin(entry: EntryPoint) -> tuple[str, str]:
-    name, version = (entry.dist.name, entry.dist.version) if entry.dist else (None, None)
-    return name or "(unknown)", version or ""  # None where the distribution has lost its metadata too
+    known = entry.dist.metadata.json if entry.dist else {}  # empty too where a distribution has lost its metadata
+    return str(known.get("name", "(unknown)")), str(known.get("version", ""))
 
 
 def _describe(entry: EntryPoint) -> str:
