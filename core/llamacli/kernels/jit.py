@@ -12,6 +12,7 @@ import functools
 import hashlib
 import logging
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -85,31 +86,48 @@ def _prepare_cache() -> Path:
 _DIRECTORY = _prepare_cache()
 
 
-class Kernel:
-    """A kernel that is compiled when its address is first asked for."""
+class Compiled:
+    """A function that is compiled to machine code, or loaded from the cache, when it is first needed."""
 
-    def __init__(self, function: Callable[..., None], variant: str = ""):
-        self._function = function
+    def __init__(self, function: Callable[..., Any], signature: Any, variant: str = ""):
+        self._function, self._signature = function, signature
         self.name = function.__name__ + variant
         self.__doc__ = function.__doc__
 
     @functools.cached_property
-    def _compiled(self) -> Any:
+    def _code(self) -> Any:
         marker = _DIRECTORY / f"{self.name}.done"
         if not marker.exists():
             _announce()
         try:
-            compiled = cfunc(SIGNATURE, cache=True)(self._function)
-        except Exception as error:  # a damaged cache entry fails in as many ways as unpickling can
-            _log.warning("kernel %s is compiled anew, its cached copy is damaged: %s", self.name, error)
-            compiled = cfunc(SIGNATURE)(self._function)
+            code = cfunc(self._signature, cache=True)(self._function)
+        except Exception as error:  # a damaged cache fails in as many ways as unpickling can
+            _log.warning("the cache of compiled kernels is damaged and made anew: %s: %s", type(error).__name__, error)
+            for entry in _DIRECTORY.iterdir():
+                if entry.is_dir():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    entry.unlink(missing_ok=True)
+            code = cfunc(self._signature, cache=True)(self._function)
         marker.touch()
-        return compiled
+        return code
 
     @property
     def address(self) -> int:
         """The address of the machine code."""
-        return int(self._compiled.address)
+        return int(self._code.address)
+
+    @functools.cached_property
+    def call(self) -> Callable[..., Any]:
+        """What calls it from Python, without the interpreter's lock."""
+        return self._code.ctypes  # type: ignore[no-any-return]
+
+
+class Kernel(Compiled):
+    """A step of a program; see this module's description."""
+
+    def __init__(self, function: Callable[..., None], variant: str = ""):
+        super().__init__(function, SIGNATURE, variant)
 
 
 def kernel(function: Callable[..., None]) -> Kernel:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from numba import njit, types
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import ir
 from llamacli.kernels.isa import features
-from llamacli.kernels.jit import record
+from llamacli.kernels.jit import Compiled, record
 
 STEP = record("function", "args", "barrier")
 """One step: the kernel's address, its record's address, and whether all threads must be done before the next step."""
@@ -33,6 +34,11 @@ _JOB, _STEPS, _START, _STOP, _RUN, _ARRIVED, _PHASE, _ASLEEP = 0, 8, 9, 10, 11, 
 _WORDS_A_WORKER = 8
 _SPINS_BEFORE_YIELD, _SPINS_BEFORE_SLEEP = 300, 20000
 _QUIT = -1
+
+
+def compiled(signature: Any) -> Callable[[Callable[..., Any]], Compiled]:
+    """Decorate a function that Python calls by addresses and numbers."""
+    return lambda function: Compiled(function, signature)
 
 
 @ir.expose(types.void, _i64, _i64, _i64, _i64, _i64)
@@ -70,7 +76,7 @@ def _yield(b: ir.Builder) -> None:
         ir.call(b, "sched_yield", ir.I32)
 
 
-@njit(nogil=True)
+@njit
 def _barrier(state: int, n_threads: int) -> None:
     phase = _atomic_load(state + 8 * _PHASE)
     if _atomic_add(state + 8 * _ARRIVED, 1) == n_threads - 1:
@@ -85,7 +91,7 @@ def _barrier(state: int, n_threads: int) -> None:
             _yield()
 
 
-@njit(nogil=True)
+@njit
 def _walk(state: int, thread: int, n_threads: int) -> None:
     steps, run = _atomic_load(state + 8 * _STEPS), _atomic_load(state + 8 * _RUN)
     for i in range(_atomic_load(state + 8 * _START), _atomic_load(state + 8 * _STOP)):
@@ -97,7 +103,7 @@ def _walk(state: int, thread: int, n_threads: int) -> None:
         _barrier(state, n_threads)
 
 
-@njit(nogil=True, cache=True)
+@compiled(_i64(*[_i64] * 6))
 def _post(state: int, steps: int, start: int, stop: int, run: int, n_threads: int) -> int:
     """Give the team a job; returns 1 if a worker sleeps and has to be woken."""
     _atomic_store(state + 8 * _STEPS, steps)
@@ -111,13 +117,13 @@ def _post(state: int, steps: int, start: int, stop: int, run: int, n_threads: in
     return 0
 
 
-@njit(nogil=True, cache=True)
+@compiled(types.void(_i64, _i64))
 def _lead(state: int, n_threads: int) -> None:
     """Thread 0's part of the job that was posted."""
     _walk(state, 0, n_threads)
 
 
-@njit(nogil=True, cache=True)
+@compiled(_i64(*[_i64] * 4))
 def _work(state: int, done: int, thread: int, n_threads: int) -> int:
     """A worker's loop: walk each job after number `done` till none comes for a while; returns the last one's number."""
     asleep = state + 8 * (_ASLEEP + _WORDS_A_WORKER * thread)
@@ -155,15 +161,15 @@ class Team:
         with self.lock:
             if self._pid != os.getpid():  # threads do not survive a fork
                 self._start_workers()
-            if _post(self._state, steps.ctypes.data, start, stop, run.ctypes.data, self.n_threads):
+            if _post.call(self._state, steps.ctypes.data, start, stop, run.ctypes.data, self.n_threads):
                 self._wake()
-            _lead(self._state, self.n_threads)
+            _lead.call(self._state, self.n_threads)
 
     def close(self) -> None:
         """End the worker threads."""
         with self.lock:
             if self._pid == os.getpid() and self.n_threads > 1:
-                _post(self._state, 0, 0, _QUIT, 0, self.n_threads)
+                _post.call(self._state, 0, 0, _QUIT, 0, self.n_threads)
                 self._wake()
             self._pid = 0
 
@@ -187,7 +193,7 @@ class Team:
 def _worker(words: np.ndarray[Any, Any], thread: int, n_threads: int, waker: threading.Semaphore) -> None:
     done = 0
     while True:
-        done = _work(words.ctypes.data, done, thread, n_threads)
+        done = _work.call(words.ctypes.data, done, thread, n_threads)
         if done == _QUIT:
             return
         waker.acquire()
