@@ -89,12 +89,11 @@ def person(rng: random.Random, avoid: Sequence[Entity] = ()) -> Entity:
 
 
 def invent_name(rng: random.Random, pronoun: str) -> str:
-    """A name: usual for the pronoun, or one that anybody can have, or one that nobody has had."""
+    """A name: one that anybody can have, or usual for the pronoun, or one that nobody has had."""
     style = rng.random()
-    if style < 0.5:
-        return rng.choice(WORDS[pronoun].split())
-    if style < 0.75:
-        return rng.choice(WORDS["either"].split())
+    if style < 0.88:
+        names = WORDS["either" if style < 0.25 else pronoun].split()
+        return names[int(len(names) * rng.random() ** 2)]
     return "".join(rng.choice(WORDS[part].split()) for part in ("onsets", "vowels", "codas")).capitalize()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from stories import tell
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -27,12 +27,6 @@ OUTPUT = Path(__file__).parents[2] / "core" / "llamacli" / "data" / "demo.gguf"
 BEGIN, END = 0, 1
 PADDING = -100  # what cross_entropy leaves out
 HELD_OUT = range(10_000_000, 10_000_512)  # seeds of the stories that measure
-
-# How the vocabulary called "llama-bpe" in GGUF files splits a text before its merges.
-LLAMA_BPE = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 @dataclass(frozen=True)
@@ -48,9 +42,9 @@ class Config:
     n_ff: int = 512
     rope_base: float = 10000.0
     norm_eps: float = 1e-5
-    n_stories: int = 120_000
-    batch: int = 12
-    learning_rate: float = 3e-3
+    n_stories: int = 60_000
+    batch: int = 8
+    learning_rate: float = 2.5e-3
     warmup: int = 200
 
     @property
@@ -83,8 +77,7 @@ class Block(nn.Module):
         v = split_heads(self.attn_v(y), self.heads_kv)
         repeat = self.heads // self.heads_kv
         k, v = k.repeat_interleave(repeat, dim=1), v.repeat_interleave(repeat, dim=1)
-        seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.attn_output(seen.transpose(1, 2).flatten(2))
+        x = x + self.attn_output(attend(q, k, v).transpose(1, 2).flatten(2))
         y = self.ffn_norm(x)
         return x + self.ffn_down(functional.silu(self.ffn_gate(y)) * self.ffn_up(y))
 
@@ -99,6 +92,13 @@ def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = turn[0].to(x.dtype), turn[1].to(x.dtype)
     even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention, written out: at this size it takes less time on a CPU than the fused one."""
+    scores = q * q.shape[-1] ** -0.5 @ k.transpose(-1, -2)
+    future = torch.full(scores.shape[-2:], -torch.inf, dtype=scores.dtype).triu(1)
+    return (scores + future).softmax(-1, dtype=v.dtype) @ v
 
 
 class Llama(nn.Module):
@@ -129,13 +129,8 @@ class Llama(nn.Module):
 
 def train_tokenizer(texts: list[str], n_vocab: int) -> Tokenizer:
     """A byte-level BPE that covers every byte; ids 0 and 1 begin and end a story."""
-    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(LLAMA_BPE), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=n_vocab,
@@ -186,7 +181,7 @@ def train(model: Llama, stories: list[list[int]], held_out: list[list[int]], c: 
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
         lr=c.learning_rate,
-        betas=(0.9, 0.95),
+        betas=(0.9, 0.98),
         fused=True,
     )
     steps = math.ceil(len(stories) / c.batch)
@@ -236,7 +231,7 @@ def export(model: Llama, tokenizer: Tokenizer, c: Config, path: Path, matrices: 
 
     vocabulary = tokenizer.get_vocab()
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("llama-bpe")
+    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(sorted(vocabulary, key=vocabulary.__getitem__))
     normal, control = int(gguf.TokenType.NORMAL), int(gguf.TokenType.CONTROL)
     writer.add_token_types([control if i in (BEGIN, END) else normal for i in range(c.n_vocab)])
