@@ -1,6 +1,7 @@
 import math
 from types import SimpleNamespace
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given
@@ -67,6 +68,13 @@ class TestRefusals:
     def test_numbers_are_finite(self, name: str, value: object) -> None:
         with pytest.raises(InvalidRequestError, match=name):
             SamplingParams(**{name: value})
+
+    def test_numpy_numbers_will_do(self) -> None:
+        numpys = SamplingParams(
+            temp=np.float32(0.5), top_p=np.float64(0.9), top_k=np.int8(40), penalty_last_n=np.uint8(64)
+        )
+        assert numpys == SamplingParams(temp=0.5, top_p=0.9, top_k=40, penalty_last_n=64)
+        assert {type(value) for value in attrs.astuple(numpys)} == {int, float}
 
     @pytest.mark.parametrize(("name", "value"), [("top_p", -0.1), ("top_p", 1.1), ("min_p", -1), ("min_p", 2)])
     def test_shares_are_from_0_to_1(self, name: str, value: float) -> None:

@@ -67,6 +67,16 @@ class TestLength:
         with pytest.raises(InvalidRequestError, match="seq_len"):
             model.config.seq_len = seq_len
 
+    @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int64])
+    def test_numpy_integers_will_do(self, kind: type[np.integer], model: Model) -> None:
+        model.config.seq_len = kind(127)
+        session = model.create_session(seq_len=kind(100))
+        assert (type(model.config.seq_len), session.seq_len) == (int, 100)
+        session.set_seed(kind(7))
+        assert len(list(session.generate(PROMPT, max_tokens=kind(127)))) == 100 - len(PROMPT)
+        session.rewind(kind(1))
+        assert session.n_past == 1
+
     def test_unknown_cache_type(self, model: Model) -> None:
         with pytest.raises(InvalidRequestError, match=r"kv_type 'f8' is not one of f32, f16"):
             model.create_session(kv_type="f8")

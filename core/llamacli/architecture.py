@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import attrs
 
+from llamacli.checks import is_whole
 from llamacli.errors import InvalidRequestError, ModelFormatError, PluginError
 from llamacli.gguf import Metadata
 from llamacli.graph import Graph, Param, Tensor, Value
@@ -19,9 +20,9 @@ MAX_CONTEXT = (1 << 31) - 1
 
 def checked_seq_len(value: int) -> int:
     """The value, if it can be the length of a context."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_CONTEXT:
+    if not is_whole(value) or not 0 < value <= MAX_CONTEXT:
         raise InvalidRequestError(f"seq_len must be an integer from 1 to {MAX_CONTEXT}, not {value!r}")
-    return value
+    return int(value)
 
 
 def _freeze(_: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.architecture import checked_seq_len
+from llamacli.checks import is_whole
 from llamacli.engine import QuantMode
 from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError
 from llamacli.kv import KVCache
@@ -91,9 +92,9 @@ class Session:
 
     def set_seed(self, seed: int) -> None:
         """Start the stream of random draws anew: the same seed gives the same draws."""
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        if not is_whole(seed) or seed < 0:
             raise InvalidRequestError(f"seed must be an integer of at least 0, not {seed!r}")
-        self._sampler = Sampler(seed)
+        self._sampler = Sampler(int(seed))
 
     def eval(self, tokens: Sequence[int], *, all_logits: bool = False) -> npt.NDArray[np.float32] | None:
         """Evaluate tokens at position `n_past` onwards; afterwards `logits` are those of the last one.
@@ -114,7 +115,7 @@ class Session:
 
         Raises InvalidRequestError if `n_past` is not from 0 to the present position.
         """
-        if isinstance(n_past, bool) or not isinstance(n_past, int) or not 0 <= n_past <= self.n_past:
+        if not is_whole(n_past) or not 0 <= n_past <= self.n_past:
             raise InvalidRequestError(f"n_past must be an integer from 0 to {self.n_past}, not {n_past!r}")
         del self._context[n_past:]
         self._logits = None
@@ -146,9 +147,9 @@ class Session:
         Raises what `eval` raises for the prompt, at once; an empty prompt continues from `logits`.
         """
         params = params or SamplingParams()
-        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
+        if not is_whole(max_tokens) or max_tokens < 0:
             raise InvalidRequestError(f"max_tokens must be an integer of at least 0, not {max_tokens!r}")
-        return self._generate(self._checked(prompt), params, max_tokens, ignore_eos)
+        return self._generate(self._checked(prompt), params, int(max_tokens), ignore_eos)
 
     def close(self) -> None:
         """Free the cache; closing twice does nothing."""
@@ -213,7 +214,7 @@ class Session:
         """The tokens as an array, once every one is known to be in the vocabulary and all of them to fit."""
         n_vocab = self.model.config.n_vocab
         for i, token in enumerate(tokens):
-            if isinstance(token, bool) or not isinstance(token, int | np.integer) or not 0 <= token < n_vocab:
+            if not is_whole(token) or not 0 <= token < n_vocab:
                 raise InvalidRequestError(f"token {token!r} at index {i} is not an id from 0 to {n_vocab - 1}")
         self._expect_room(len(tokens))
         return np.asarray(tokens, np.int32)

@@ -7,20 +7,29 @@ from typing import Any
 
 import attrs
 
+from llamacli.checks import is_number, is_whole
 from llamacli.errors import InvalidRequestError
+
+
+def _float(value: float) -> float:
+    """A number as Python's own; the validator refuses what is none."""
+    return float(value) if is_number(value) else value
+
+
+def _int(value: int) -> int:
+    return int(value) if is_whole(value) else value
 
 
 def _in_range(low: float, high: float) -> Any:
     def check(_: SamplingParams, attribute: attrs.Attribute[float], value: float) -> None:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or not low <= value <= high:
+        if not is_number(value) or not math.isfinite(value) or not low <= value <= high:
             raise InvalidRequestError(f"{attribute.name} = {value!r} is not a number from {low:g} to {high:g}")
 
     return check
 
 
 def _whole(_: SamplingParams, attribute: attrs.Attribute[int], value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_whole(value):
         raise InvalidRequestError(f"{attribute.name} = {value!r} is not a whole number")
 
 
@@ -37,9 +46,9 @@ class SamplingParams:
     - `penalty_last_n`: how many generated tokens count as recent; 0 or less counts none.
     """
 
-    temp: float = attrs.field(default=0.0, validator=_in_range(-1e6, 1e6))
-    top_k: int = attrs.field(default=0, validator=_whole)
-    top_p: float = attrs.field(default=1.0, validator=_in_range(0, 1))
-    min_p: float = attrs.field(default=0.0, validator=_in_range(0, 1))
-    penalty: float = attrs.field(default=1.0, validator=_in_range(-1e6, 1e6))
-    penalty_last_n: int = attrs.field(default=64, validator=_whole)
+    temp: float = attrs.field(converter=_float, default=0.0, validator=_in_range(-1e6, 1e6))
+    top_k: int = attrs.field(converter=_int, default=0, validator=_whole)
+    top_p: float = attrs.field(converter=_float, default=1.0, validator=_in_range(0, 1))
+    min_p: float = attrs.field(converter=_float, default=0.0, validator=_in_range(0, 1))
+    penalty: float = attrs.field(converter=_float, default=1.0, validator=_in_range(-1e6, 1e6))
+    penalty_last_n: int = attrs.field(converter=_int, default=64, validator=_whole)
