@@ -175,7 +175,11 @@ class Graph:
 
     def rope(self, x: Value, rope: Rope, head_dim: int, factors: Param | None = None) -> Value:
         """Turn every head of x by its token's position; `factors` divide the frequency of each pair."""
-        self._expect("rope", x.width % head_dim == 0 and rope.n_dims <= head_dim, f"head_dim {head_dim} on {x.width}")
+        fits = x.width % head_dim == 0 and 0 < rope.n_dims <= head_dim and rope.n_dims % 2 == 0
+        self._expect("rope", fits, f"{rope.n_dims} dimensions of head_dim {head_dim} on width {x.width}")
+        if factors:
+            pairs = (rope.n_dims // 2,)
+            self._expect("rope", factors.weight.shape == pairs, f"{factors.weight.name} and {rope.n_dims} dimensions")
         return self._record(Rotate(self._value(x.width), x, rope, factors.weight if factors else None, head_dim))
 
     def attention(self, q: Value, k: Value, v: Value, *, head_dim: int, scale: float) -> Value:
