@@ -35,6 +35,10 @@ _WORDS_A_WORKER = 8
 _SPINS_BEFORE_YIELD, _SPINS_BEFORE_SLEEP = 300, 20000
 _QUIT = -1
 
+_NAP = 0.05
+"""Seconds after which a sleeping worker looks for a job by itself: one that fell asleep after the others were woken, or
+whose waking was interrupted, is missed for no longer."""
+
 
 def compiled(signature: Any) -> Callable[[Callable[..., Any]], Compiled]:
     """Decorate a function that Python calls by addresses and numbers."""
@@ -103,24 +107,16 @@ def _walk(state: int, thread: int, n_threads: int) -> None:
         _barrier(state, n_threads)
 
 
-@compiled(_i64(*[_i64] * 6))
-def _post(state: int, steps: int, start: int, stop: int, run: int, n_threads: int) -> int:
-    """Give the team a job; returns 1 if a worker sleeps and has to be woken."""
+@compiled(types.void(*[_i64] * 6))
+def _lead(state: int, steps: int, start: int, stop: int, run: int, n_threads: int) -> None:
+    """Give the team a job and do thread 0's part: one call, so that no interrupt comes in between."""
     _atomic_store(state + 8 * _STEPS, steps)
     _atomic_store(state + 8 * _START, start)
     _atomic_store(state + 8 * _STOP, stop)
     _atomic_store(state + 8 * _RUN, run)
     _atomic_add(state + 8 * _JOB, 1)
-    for worker in range(1, n_threads):
-        if _atomic_load(state + 8 * (_ASLEEP + _WORDS_A_WORKER * worker)):
-            return 1
-    return 0
-
-
-@compiled(types.void(_i64, _i64))
-def _lead(state: int, n_threads: int) -> None:
-    """Thread 0's part of the job that was posted."""
-    _walk(state, 0, n_threads)
+    if stop != _QUIT:
+        _walk(state, 0, n_threads)
 
 
 @compiled(_i64(*[_i64] * 4))
@@ -161,16 +157,15 @@ class Team:
         with self.lock:
             if self._pid != os.getpid():  # threads do not survive a fork
                 self._start_workers()
-            if _post.call(self._state, steps.ctypes.data, start, stop, run.ctypes.data, self.n_threads):
-                self._wake()
-            _lead.call(self._state, self.n_threads)
+            self._wake()
+            _lead.call(self._state, steps.ctypes.data, start, stop, run.ctypes.data, self.n_threads)
 
     def close(self) -> None:
         """End the worker threads."""
         with self.lock:
             if self._pid == os.getpid() and self.n_threads > 1:
-                _post.call(self._state, 0, 0, _QUIT, 0, self.n_threads)
                 self._wake()
+                _lead.call(self._state, 0, 0, _QUIT, 0, self.n_threads)
             self._pid = 0
 
     def _start_workers(self) -> None:
@@ -196,7 +191,7 @@ def _worker(words: np.ndarray[Any, Any], thread: int, n_threads: int, waker: thr
         done = _work.call(words.ctypes.data, done, thread, n_threads)
         if done == _QUIT:
             return
-        waker.acquire()
+        waker.acquire(timeout=_NAP)
 
 
 def usable_cores() -> int:
