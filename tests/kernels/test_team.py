@@ -96,27 +96,3 @@ def test_text_does_not_depend_on_threads_or_instruction_set(model):
     for threads in (1, len(os.sched_getaffinity(0))):
         assert generate(model, threads).stdout == expected.stdout
     assert generate(model, LLAMACLI_ISA="generic").stdout == expected.stdout
-
-
-def test_a_cache_that_cannot_be_written_is_said_and_done_without(model, tmp_path):
-    blocked = tmp_path / "file"
-    blocked.write_text("no folder can be made in a file")
-    done = generate(model, LLAMACLI_CACHE=str(blocked / "cache"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == generate(model).stdout
-    assert "compiled kernels cannot be kept" in done.stderr
-
-
-@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b""], ids=["half", "empty"])
-def test_a_damaged_cache_is_compiled_anew(model, tmp_path, damage):
-    expected = generate(model, LLAMACLI_CACHE=str(tmp_path))
-    assert expected.returncode == 0, expected.stderr
-    entries = [path for path in tmp_path.rglob("*.nb?") if path.is_file()]
-    assert entries
-    for path in entries:
-        path.write_bytes(damage(path.read_bytes()))
-    done = generate(model, LLAMACLI_CACHE=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == expected.stdout
-    assert "damaged and made anew" in done.stderr
-    assert not generate(model, LLAMACLI_CACHE=str(tmp_path)).stderr

@@ -7,14 +7,13 @@ of a run share, this thread's number and how many there are. Each thread does it
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import functools
 import hashlib
 import logging
 import os
-import shutil
+import pickle
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,12 @@ from typing import Any
 import llvmlite
 import numba
 import numpy as np
-from numba import cfunc, types
-from numba.core import config
+from numba import types
+from numba.core.ccallback import CFunc
+from numba.core.compiler import CompileResult
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
+from numba.core.serialize import dumps
 
 from llamacli.kernels.isa import isa
 
@@ -42,85 +45,144 @@ RUN = record("n_rows", "first_row", "n_past", "kv")
 `kv` is the address of int64 [n_layer, 2], the addresses of each layer's keys and values."""
 
 
-def cache_directory() -> Path:
+listeners: list[Callable[[str], None]] = []
+"""Each is called with the name of a kernel that is about to be compiled."""
+
+
+def cache_directory() -> Path | None:
     """Where compiled kernels are kept: a folder of this user's, one for each state of the sources and of the CPU.
 
-    LLAMACLI_CACHE names another folder than the system's usual one.
+    LLAMACLI_CACHE names another folder than the system's usual one. None where the user has no folder.
     """
-    if "LLAMACLI_CACHE" in os.environ:
-        base = Path(os.environ["LLAMACLI_CACHE"])
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches" / "llamacli"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llamacli"
-    return base / "kernels" / _fingerprint()
+    base = os.environ.get("LLAMACLI_CACHE") or _user_cache()
+    return Path(base) / "kernels" / _fingerprint() if base else None
+
+
+def _user_cache() -> Path | None:
+    """The system's folder for what can be made anew. Names that are empty or relative count for nothing.
+
+    They would mean a place below the folder that the process happens to be in.
+    """
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if named.is_absolute():
+        return named / "llamacli"
+    try:
+        home = Path.home() if os.environ.get("HOME") != "" else _registered_home()
+    except (KeyError, RuntimeError):  # a user without a home
+        return None
+    if not home.is_absolute():
+        return None
+    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "llamacli"
+
+
+def _registered_home() -> Path:
+    import pwd
+
+    return Path(pwd.getpwuid(os.getuid()).pw_dir)
 
 
 @functools.cache
 def _fingerprint() -> str:
-    """Numba would keep a stale copy of a kernel whose callee changed in another file, so all sources count."""
+    """All sources that kernels are made from count, and all that decides what machine code they become."""
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.read_bytes())
-    digest.update(f"{numba.__version__} {llvmlite.__version__} {np.__version__} {sys.version} {isa()}".encode())
+    package = Path(__file__).parents[1]
+    for folder in ("kernels", "kv", "quantization"):
+        for source in sorted((package / folder).glob("*.py")):
+            digest.update(source.read_bytes())
+    versions = (numba.__version__, llvmlite.__version__, np.__version__, sys.version, isa())
+    digest.update(repr((versions, cpu_target.target_context.codegen().magic_tuple())).encode())
     return digest.hexdigest()[:16]
 
 
-def _prepare_cache() -> Path:
-    """Point Numba at the cache folder, or at one of this process's own where the folder cannot be written."""
-    directory = cache_directory()
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise PermissionError(f"no permission to write {directory}")
-    except OSError as error:
-        _log.warning("compiled kernels cannot be kept, so they are compiled anew each time: %s", error)
-        temporary = tempfile.TemporaryDirectory(prefix="llamacli-kernels-")
-        atexit.register(temporary.cleanup)
-        directory = Path(temporary.name)
-    config.CACHE_DIR = str(directory)
-    return directory
+class _Entry:
+    """One kernel's file in the cache, with the methods that a CFunc calls on a cache.
+
+    Numba's own cache would do but for three things: its folder is a setting of the whole process, it needs that folder
+    to be writable, and it believes whatever it reads. Here a checksum comes before the code.
+    """
+
+    def __init__(self, name: str):
+        directory = cache_directory()
+        self._name, self._path = name, directory and directory / f"{name}.kernel"
+
+    def load_overload(self, _signature: Any, context: Any) -> CompileResult | None:
+        """What was kept, or None if it has to be compiled."""
+        with contextlib.suppress(OSError):
+            data = self._path.read_bytes() if self._path else b""
+            if data and hashlib.sha256(data[32:]).digest() == data[:32]:
+                context.refresh()  # what code refers to must be there before it is linked
+                return CompileResult._rebuild(context, *pickle.loads(data[32:]))
+            if data:
+                _log.warning("%s is damaged and made anew", self._path)
+        _announce()
+        for listener in listeners:
+            listener(self._name)
+        return None
+
+    def save_overload(self, _signature: Any, result: CompileResult) -> None:
+        """Keep it; where that cannot be done, it is there for this process only."""
+        if self._path is None:
+            _say_not_kept("this user has no home folder, and LLAMACLI_CACHE names none")
+            return
+        assert not result.library.has_dynamic_globals, f"{self._name} holds addresses of this process"
+        code = dumps(result._reduce())
+        written = self._path.with_suffix(f".{os.getpid()}")
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                written.write_bytes(hashlib.sha256(code).digest() + code)
+                written.replace(self._path)
+            finally:
+                written.unlink(missing_ok=True)
+        except OSError as error:
+            _say_not_kept(str(error))
 
 
-# Numba decides where a function is cached when the function is decorated, so this precedes every kernel.
-_DIRECTORY = _prepare_cache()
+@functools.cache
+def _announce() -> None:
+    _log.warning("compiling kernels for this CPU; this happens once and takes some seconds")
+
+
+_said: list[str] = []
+
+
+def _say_not_kept(reason: str) -> None:
+    if not _said:
+        _said.append(reason)
+        _log.warning("compiled kernels cannot be kept, so they are compiled anew each time: %s", reason)
 
 
 class Compiled:
-    """A function that is compiled to machine code, or loaded from the cache, when it is first needed."""
+    """A function that is compiled to machine code, or loaded from the cache, when it is first needed.
+
+    Its name and `variant` tell it from every other one.
+    """
 
     def __init__(self, function: Callable[..., Any], signature: Any, variant: str = ""):
         self._function, self._signature = function, signature
+        self._code: CFunc | None = None
         self.name = function.__name__ + variant
         self.__doc__ = function.__doc__
 
-    @functools.cached_property
-    def _code(self) -> Any:
-        marker = _DIRECTORY / f"{self.name}.done"
-        if not marker.exists():
-            _announce()
-        try:
-            code = cfunc(self._signature, cache=True)(self._function)
-        except Exception as error:  # a damaged cache fails in as many ways as unpickling can
-            _log.warning("the cache of compiled kernels is damaged and made anew: %s: %s", type(error).__name__, error)
-            for entry in _DIRECTORY.iterdir():
-                if entry.is_dir():
-                    shutil.rmtree(entry, ignore_errors=True)
-                else:
-                    entry.unlink(missing_ok=True)
-            code = cfunc(self._signature, cache=True)(self._function)
-        marker.touch()
-        return code
+    def _compiled(self) -> CFunc:
+        with global_compiler_lock:  # the code of a second compilation would go when its owner does
+            if self._code is None:
+                arguments, result = self._signature.args, self._signature.return_type
+                code = CFunc(self._function, (arguments, result), locals={}, options={})
+                code._cache = _Entry(self.name)
+                code.compile()
+                self._code = code
+        return self._code
 
     @property
     def address(self) -> int:
         """The address of the machine code."""
-        return int(self._code.address)
+        return int(self._compiled().address)
 
     @functools.cached_property
     def call(self) -> Callable[..., Any]:
         """What calls it from Python, without the interpreter's lock."""
-        return self._code.ctypes  # type: ignore[no-any-return]
+        return self._compiled().ctypes  # type: ignore[no-any-return]
 
 
 class Kernel(Compiled):
@@ -133,8 +195,3 @@ class Kernel(Compiled):
 def kernel(function: Callable[..., None]) -> Kernel:
     """Decorate a kernel."""
     return Kernel(function)
-
-
-@functools.cache
-def _announce() -> None:
-    _log.warning("compiling kernels for this CPU; this happens once and takes some seconds")

@@ -1,0 +1,230 @@
+"""The folder of compiled kernels: what is kept, what is believed, and what happens where nothing can be kept."""
+
+import errno
+import logging
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from numba import types
+
+import tiny_models
+from llamacli.kernels import jit
+
+SIGNATURE = types.int64(types.int64)
+
+PROGRAM = """
+import logging
+logging.basicConfig(format="%(message)s")
+from numba import types
+from llamacli.kernels.jit import Compiled
+def double(x): return 2 * x
+def triple(x): return 3 * x
+print(*(Compiled(f, types.int64(types.int64)).call(7) for f in (double, triple)))
+"""
+
+STORY = """
+import logging, sys, llamacli
+logging.basicConfig()
+with llamacli.load_model(sys.argv[1]) as model, model.create_session() as session:
+    print([token.id for token in session.generate([1, 5, 9], max_tokens=12)])
+"""
+
+
+def double(x):
+    return 2 * x
+
+
+def triple(x):
+    return 3 * x
+
+
+@pytest.fixture
+def compiled(monkeypatch) -> list[str]:
+    """The names of the kernels that are compiled, as they are."""
+    names: list[str] = []
+    monkeypatch.setattr(jit, "listeners", [names.append])
+    monkeypatch.setattr(jit, "_said", [])
+    return names
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path) -> Path:
+    monkeypatch.setenv("LLAMACLI_CACHE", str(tmp_path / "cache"))
+    return jit.cache_directory()
+
+
+def run(*command: str, **options) -> subprocess.CompletedProcess[str]:
+    env = os.environ | options.pop("env", {})
+    return subprocess.run(
+        [sys.executable, "-c", *command], env=env, capture_output=True, text=True, timeout=240, check=False, **options
+    )
+
+
+def call(function, x: int = 7) -> int:
+    """The function's value, by machine code that no one has compiled or loaded before."""
+    return jit.Compiled(function, SIGNATURE).call(x)
+
+
+def test_a_kernel_is_compiled_once_and_loaded_afterwards(folder, compiled) -> None:
+    assert (call(double), call(triple), call(double)) == (14, 21, 14)
+    assert compiled == ["double", "triple"]
+    assert sorted(path.name for path in folder.iterdir()) == ["double.kernel", "triple.kernel"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
+def test_what_cannot_be_written_is_compiled_in_memory(folder, compiled, caplog, monkeypatch, number) -> None:
+    def fail(path: Path, data: bytes) -> None:
+        with open(path, "wb") as file:
+            file.write(data[:100])
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    assert (call(double), call(triple)) == (14, 21)
+    said = [record.message for record in caplog.records if "cannot be kept" in record.message]
+    assert len(said) == 1
+    assert os.strerror(number) in said[0]
+    assert list(folder.iterdir()) == []
+
+
+def test_a_disk_that_takes_no_more_ends_no_run(tmp_path) -> None:
+    done = run(
+        PROGRAM, env={"LLAMACLI_CACHE": str(tmp_path)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "14 21\n"), done.stderr
+    assert done.stderr.count("compiled kernels cannot be kept, so they are compiled anew each time: ") == 1
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_folder_that_cannot_be_made_is_said_and_done_without(tmp_path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder can be made in a file")
+    done = run(PROGRAM, env={"LLAMACLI_CACHE": str(blocked / "cache")})
+    assert (done.returncode, done.stdout) == (0, "14 21\n"), done.stderr
+    assert done.stderr.count("cannot be kept") == 1
+
+
+def test_a_filled_folder_is_read_where_nothing_can_be_written(folder, compiled, caplog, monkeypatch) -> None:
+    call(double)
+    folder.chmod(0o500)
+
+    def refuse(path: Path, data: bytes) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))  # a superuser may write to any folder
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    caplog.clear()
+    assert call(double) == 14
+    assert compiled == ["double"]
+    assert caplog.records == []
+    folder.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:20],
+        lambda data: data[:32],
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-1],
+        lambda data: data + b"0",
+        lambda data: bytes([data[0] ^ 1]) + data[1:],
+        lambda data: data[:500] + bytes([data[500] ^ 4]) + data[501:],
+        lambda data: bytes(len(data)),
+    ],
+    ids=["empty", "start", "digest", "half", "short", "long", "digest-bit", "code-bit", "zeros"],
+)
+def test_a_damaged_kernel_is_made_anew(folder, compiled, damage) -> None:
+    call(double)
+    entry = folder / "double.kernel"
+    whole = entry.read_bytes()
+    entry.write_bytes(damage(whole))
+    assert call(double) == 14
+    assert compiled == ["double", "double"]
+    assert call(double) == 14
+    assert compiled == ["double", "double"]
+
+
+def test_a_folder_in_a_kernels_place_is_not_read(folder, compiled, caplog) -> None:
+    (folder / "double.kernel").mkdir(parents=True)
+    assert call(double) == 14
+    assert "cannot be kept" in caplog.text
+
+
+def test_the_folder_is_a_users_own(monkeypatch) -> None:
+    for name in ("LLAMACLI_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/somewhere")
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert jit.cache_directory().parent == Path("/somewhere/.cache/llamacli/kernels")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert jit.cache_directory().parent == Path("/somewhere/Library/Caches/llamacli/kernels")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert jit.cache_directory().parent == Path("/elsewhere/llamacli/kernels")
+    monkeypatch.setenv("LLAMACLI_CACHE", "here")
+    assert jit.cache_directory().parent == Path("here/kernels")
+
+
+@pytest.mark.parametrize("empty", ["LLAMACLI_CACHE", "XDG_CACHE_HOME"])
+def test_an_empty_name_is_none(monkeypatch, empty) -> None:
+    monkeypatch.delenv("LLAMACLI_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", "/somewhere")
+    monkeypatch.setenv(empty, "")
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert jit.cache_directory().parent == Path("/somewhere/.cache/llamacli/kernels")
+
+
+def test_an_empty_home_is_the_one_that_the_system_knows(monkeypatch) -> None:
+    import pwd
+
+    for name in ("LLAMACLI_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.setenv(name, "")
+    known = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    assert jit.cache_directory().is_relative_to(known)
+
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert jit.cache_directory() is None
+
+
+def test_without_a_folder_nothing_is_written_where_the_process_is(tmp_path) -> None:
+    done = run(PROGRAM, env={"LLAMACLI_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "."}, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "14 21\n"), done.stderr
+    assert "no home folder" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbas_own_folder_stays_as_it_was(tmp_path) -> None:
+    program = "import numba; before = numba.config.CACHE_DIR\n" + PROGRAM + "print(before == numba.config.CACHE_DIR)"
+    for theirs in ("", str(tmp_path / "theirs")):
+        done = run(program, env={"NUMBA_CACHE_DIR": theirs, "LLAMACLI_CACHE": str(tmp_path / "ours")})
+        assert done.stdout == "14 21\nTrue\n", done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
+
+
+def test_a_model_runs_from_a_damaged_cache_as_from_a_new_one(tmp_path) -> None:
+    model = tiny_models.write_llama(tmp_path / "model.gguf", type="Q8_0")
+    env = {"LLAMACLI_CACHE": str(tmp_path / "cache")}
+    expected = run(STORY, str(model), env=env)
+    assert expected.returncode == 0, expected.stderr
+    entries = [path for path in tmp_path.rglob("*.kernel") if path.is_file()]
+    assert entries
+    for path in entries:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    done = run(STORY, str(model), env=env)
+    assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
+    assert done.stderr.count("is damaged and made anew") == len(entries)
+    again = run(STORY, str(model), env=env)
+    assert (again.stdout, again.stderr) == (expected.stdout, "")
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog) -> None:
+    caplog.set_level(logging.WARNING, "llamacli")
