@@ -1,18 +1,27 @@
 """Instruction sets, threads, and the folder of compiled kernels."""
 
+import faulthandler
 import os
+import random
+import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numba import carray
 
+import llamacli
 import tiny_models
 from llamacli.errors import InvalidRequestError
-from llamacli.kernels import isa
+from llamacli.kernels import isa, simd
+from llamacli.kernels.cores import usable_cores
 from llamacli.kernels.elementwise import ADD, add
+from llamacli.kernels.jit import kernel, record
 from llamacli.kernels.team import Team, check_threads
 from running import run_kernel
 
@@ -59,10 +68,22 @@ def test_an_instruction_set_that_the_cpu_lacks_is_refused(monkeypatch):
     assert isa.isa.__wrapped__() == "generic"
 
 
-@pytest.mark.parametrize("threads", [0, -1, 10**6, True, 1.5])
+@pytest.mark.parametrize("threads", [0, -1, 1025, 10**6, True, 1.5, np.float32(2), "2"])
 def test_impossible_numbers_of_threads_are_refused(threads):
-    with pytest.raises(InvalidRequestError, match="is not a number from 1 to"):
+    with pytest.raises(InvalidRequestError, match="is not a whole number from 1 to 1024"):
         check_threads(threads)
+
+
+def test_numbers_of_threads_may_be_numpys():
+    assert type(check_threads(np.int64(1))) is int
+
+
+def test_more_threads_than_cores_are_warned_of_once(caplog):
+    most = usable_cores().threads
+    for _ in range(2):
+        assert check_threads(most + 5) == most + 5
+    assert check_threads(most) == check_threads(None) == most
+    assert [record.getMessage().split(",")[0] for record in caplog.records] == [f"threads = {most + 5}"]
 
 
 def test_every_unit_of_work_is_done_once_whatever_the_number_of_threads():
@@ -88,6 +109,107 @@ def test_python_threads_take_turns():
         thread.join()
     team.close()
     assert not failures
+
+
+TALLY = record("counts")
+
+
+@kernel
+def tally(args: int, run: int, thread: int, n_threads: int) -> None:
+    """Count the jobs that each thread does; their counts lie 64 bytes apart."""
+    a = carray(simd.pointer(args), 1, TALLY)[0]
+    carray(simd.pointer(a.counts + 64 * thread), 1, np.int64)[0] += 1
+
+
+@pytest.fixture
+def interrupted() -> Iterator[Callable[..., None]]:
+    """Repeat something till a KeyboardInterrupt comes at a random instant. A hang ends the tests with a traceback."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    faulthandler.dump_traceback_later(120, exit=True)
+
+    def repeat(action: Callable[[], object], longest_s: float) -> None:
+        try:
+            # Another one comes later: where Python cannot raise, as in a destructor, it forgets the first.
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, longest_s), 1.0)
+            while True:
+                action()
+        except KeyboardInterrupt:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    yield repeat
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    faulthandler.cancel_dump_traceback_later()
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_no_interrupt_loses_or_doubles_a_job(interrupted):
+    team, random_sleep = Team(3), random.Random(0)
+    counts = np.zeros((3, 8), np.int64)
+    done = interrupts = 0
+
+    def job() -> None:
+        nonlocal done
+        if random_sleep.random() < 0.3:
+            time.sleep(random_sleep.choice((0.0001, 0.001, 0.004)))  # workers spin, are about to sleep, sleep
+        run_kernel(team, tally, TALLY, n_rows=0, counts=counts)
+        done += 1
+
+    job()  # compiles the kernel
+    until = time.monotonic() + 8
+    while time.monotonic() < until:
+        interrupted(job, 0.01)
+        interrupts += 1
+        assert len(set(counts[:, 0])) == 1, "every thread does every job"
+        assert counts[0, 0] - done in (0, 1), "the interrupt may come after the job and before it is counted here"
+        done = int(counts[0, 0])
+        assert not sums(team, 5).any()
+    team.close()
+    assert interrupts > 100
+    assert done > interrupts
+
+
+def test_an_interrupted_session_goes_on_right(interrupted, model):
+    with llamacli.load_model(model, threads=2) as loaded:
+        with loaded.create_session(seq_len=200) as session:
+            expected = [1, *(token.id for token in session.generate([1], max_tokens=150, ignore_eos=True))]
+        until, interrupts = time.monotonic() + 3, 0
+        while time.monotonic() < until:
+            session = loaded.create_session(seq_len=200)
+
+            def write(session: llamacli.Session = session) -> None:
+                session.rewind(0)
+                for _ in session.generate([1], max_tokens=150, ignore_eos=True):
+                    pass
+
+            interrupted(write, 0.03)
+            interrupts += 1
+            reached = session.n_past
+            if reached:
+                session.rewind(reached - 1)
+                session.eval(expected[reached - 1 : reached])
+                assert session.sample() == expected[reached]
+    assert interrupts > 20
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's figures of threads")
+def test_idle_workers_sleep():
+    def switches() -> int:
+        names = Path("/proc/self/task").glob("*/status")
+        lines = [line for name in names for line in name.read_text().splitlines() if "ctxt_switches" in line]
+        return sum(int(line.split()[1]) for line in lines)
+
+    team = Team(4)
+    assert not sums(team, 5).any()
+    used = [time.process_time(), switches()]
+    for _ in range(20):
+        time.sleep(0.2)
+        now = [time.process_time(), switches()]
+        idle, used = (now[0] - used[0] < 0.01 and now[1] - used[1] <= 2), now
+        if idle:
+            break
+    assert idle, "nobody wakes up where there is nothing to do"
+    assert not sums(team, 5).any()
+    team.close()
 
 
 def test_text_does_not_depend_on_threads_or_instruction_set(model):

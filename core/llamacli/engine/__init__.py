@@ -9,7 +9,7 @@ from llamacli.engine.reference import ReferenceEngine
 def default_engine(threads: int | None = None) -> Engine:
     """The fastest engine that runs here: compiled kernels, or NumPy where NUMBA_DISABLE_JIT forbids to compile.
 
-    Raises InvalidRequestError if `threads` is not from 1 to the number of CPUs.
+    Raises InvalidRequestError if `threads` is no number of threads; see `llamacli.kernels.team.check_threads`.
     """
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return ReferenceEngine()

@@ -125,7 +125,10 @@ class _Entry:
             _say_not_kept("this user has no home folder, and LLAMACLI_CACHE names none")
             return
         assert not result.library.has_dynamic_globals, f"{self._name} holds addresses of this process"
-        code = dumps(result._reduce())
+        try:
+            code = dumps(result._reduce())
+        except RuntimeError:  # an interrupt that came in LLVM's callback is forgotten, and the object code with it
+            return
         written = self._path.with_suffix(f".{os.getpid()}")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -5,12 +5,16 @@ each step, and waits for the others only where a step asks for it. The walk is o
 between steps there is no dispatch but a call through a pointer, and a barrier costs about a tenth of a microsecond.
 Numba's own parallel loops would cost one to two microseconds a step with OpenMP and eighty without it.
 
-Idle workers spin for about a millisecond, since the next token usually comes sooner, and then sleep.
+Idle workers spin for about a millisecond, since the next token usually comes sooner, and then sleep in the system, on a
+condition that the leader signals. All of that is compiled code too: giving a job, waking who sleeps and doing a share is
+one call, and a worker's whole life is another. A KeyboardInterrupt comes between calls only, so none can lose a job.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -19,25 +23,27 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
+from llamacli.checks import is_whole
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import ir
+from llamacli.kernels.cores import usable_cores
 from llamacli.kernels.isa import features
 from llamacli.kernels.jit import Compiled, record
 
 STEP = record("function", "args", "barrier")
 """One step: the kernel's address, its record's address, and whether all threads must be done before the next step."""
 
+MOST_THREADS = 1024
+
+_log = logging.getLogger(__name__)
 _i64 = types.int64
 
-# A team's shared state, int64 words. What different threads write lies on different cache lines.
-_JOB, _STEPS, _START, _STOP, _RUN, _ARRIVED, _PHASE, _ASLEEP = 0, 8, 9, 10, 11, 16, 24, 32
-_WORDS_A_WORKER = 8
+# A team's shared state, int64 words. What different threads write lies on different cache lines; a lock and a condition of
+# the system's take less than two lines each.
+_JOB, _STEPS, _START, _STOP, _RUN, _ARRIVED, _PHASE, _SLEEPERS, _LOCK, _CONDITION = 0, 8, 9, 10, 11, 16, 24, 32, 40, 56
+_WORDS = 72
 _SPINS_BEFORE_YIELD, _SPINS_BEFORE_SLEEP = 300, 20000
 _QUIT = -1
-
-_NAP = 0.05
-"""Seconds after which a sleeping worker looks for a job by itself: one that fell asleep after the others were woken, or
-whose waking was interrupted, is missed for no longer."""
 
 
 def compiled(signature: Any) -> Callable[[Callable[..., Any]], Compiled]:
@@ -80,6 +86,49 @@ def _yield(b: ir.Builder) -> None:
         ir.call(b, "sched_yield", ir.I32)
 
 
+def _system(b: ir.Builder, posix: str, windows: str, *addresses: ir.Value) -> None:
+    """Call the system's function on some addresses."""
+    name, result = (posix, ir.I32) if os.name == "posix" else (windows, ir.ir.VoidType())
+    if name:
+        ir.call(b, name, result, *(b.inttoptr(address, ir.I8.as_pointer()) for address in addresses))
+
+
+@ir.expose(types.void, _i64)
+def _prepare_lock(b: ir.Builder, lock: ir.Value) -> None:
+    _system(b, "pthread_mutex_init", "", lock, ir.I64(0))
+
+
+@ir.expose(types.void, _i64)
+def _prepare_condition(b: ir.Builder, condition: ir.Value) -> None:
+    _system(b, "pthread_cond_init", "", condition, ir.I64(0))
+
+
+@ir.expose(types.void, _i64)
+def _take(b: ir.Builder, lock: ir.Value) -> None:
+    _system(b, "pthread_mutex_lock", "AcquireSRWLockExclusive", lock)
+
+
+@ir.expose(types.void, _i64)
+def _release(b: ir.Builder, lock: ir.Value) -> None:
+    _system(b, "pthread_mutex_unlock", "ReleaseSRWLockExclusive", lock)
+
+
+@ir.expose(types.void, _i64)
+def _signal(b: ir.Builder, condition: ir.Value) -> None:
+    """Wake all who wait."""
+    _system(b, "pthread_cond_broadcast", "WakeAllConditionVariable", condition)
+
+
+@ir.expose(types.void, _i64, _i64)
+def _wait(b: ir.Builder, condition: ir.Value, lock: ir.Value) -> None:
+    """Give the lock away till the condition is signalled, or for no reason."""
+    if os.name == "posix":
+        _system(b, "pthread_cond_wait", "", condition, lock)
+    else:
+        condition, lock = (b.inttoptr(address, ir.I8.as_pointer()) for address in (condition, lock))
+        ir.call(b, "SleepConditionVariableSRW", ir.I32, condition, lock, ir.I32(-1), ir.I32(0))
+
+
 @njit
 def _barrier(state: int, n_threads: int) -> None:
     phase = _atomic_load(state + 8 * _PHASE)
@@ -107,39 +156,52 @@ def _walk(state: int, thread: int, n_threads: int) -> None:
         _barrier(state, n_threads)
 
 
+@compiled(types.void(_i64))
+def _prepare(state: int) -> None:
+    """Make the lock and the condition of a new state."""
+    _prepare_lock(state + 8 * _LOCK)
+    _prepare_condition(state + 8 * _CONDITION)
+
+
 @compiled(types.void(*[_i64] * 6))
 def _lead(state: int, steps: int, start: int, stop: int, run: int, n_threads: int) -> None:
-    """Give the team a job and do thread 0's part: one call, so that no interrupt comes in between."""
+    """Give the team a job, wake who sleeps, and do thread 0's part: one call, so that no interrupt comes in between."""
     _atomic_store(state + 8 * _STEPS, steps)
     _atomic_store(state + 8 * _START, start)
     _atomic_store(state + 8 * _STOP, stop)
     _atomic_store(state + 8 * _RUN, run)
     _atomic_add(state + 8 * _JOB, 1)
+    if _atomic_load(state + 8 * _SLEEPERS):
+        _take(state + 8 * _LOCK)
+        _signal(state + 8 * _CONDITION)
+        _release(state + 8 * _LOCK)
     if stop != _QUIT:
         _walk(state, 0, n_threads)
 
 
-@compiled(_i64(*[_i64] * 4))
-def _work(state: int, done: int, thread: int, n_threads: int) -> int:
-    """A worker's loop: walk each job after number `done` till none comes for a while; returns the last one's number."""
-    asleep = state + 8 * (_ASLEEP + _WORDS_A_WORKER * thread)
-    spins = 0
+@compiled(types.void(*[_i64] * 3))
+def _work(state: int, thread: int, n_threads: int) -> None:
+    """A worker's life: walk each job till one says to quit; spin for the next, then sleep."""
+    done = spins = 0
     while True:
         job = _atomic_load(state + 8 * _JOB)
         if job != done:
             if _atomic_load(state + 8 * _STOP) == _QUIT:
-                return _QUIT
+                return
             _walk(state, thread, n_threads)
             done, spins = job, 0
             continue
         _pause()
         spins += 1
         if spins > _SPINS_BEFORE_SLEEP:
-            # Announce the sleep, then look once more: a job posted in between must not be missed.
-            _atomic_store(asleep, 1)
-            if _atomic_load(state + 8 * _JOB) == done:
-                return done
-            _atomic_store(asleep, 0)
+            # It is counted as a sleeper before it looks for a job once more, and a job is given before sleepers are
+            # counted: one of the two sees the other.
+            _take(state + 8 * _LOCK)
+            _atomic_add(state + 8 * _SLEEPERS, 1)
+            while _atomic_load(state + 8 * _JOB) == done:
+                _wait(state + 8 * _CONDITION, state + 8 * _LOCK)
+            _atomic_add(state + 8 * _SLEEPERS, -1)
+            _release(state + 8 * _LOCK)
             spins = 0
 
 
@@ -157,74 +219,50 @@ class Team:
         with self.lock:
             if self._pid != os.getpid():  # threads do not survive a fork
                 self._start_workers()
-            self._wake()
             _lead.call(self._state, steps.ctypes.data, start, stop, run.ctypes.data, self.n_threads)
 
     def close(self) -> None:
         """End the worker threads."""
         with self.lock:
             if self._pid == os.getpid() and self.n_threads > 1:
-                self._wake()
                 _lead.call(self._state, 0, 0, _QUIT, 0, self.n_threads)
             self._pid = 0
 
     def _start_workers(self) -> None:
-        self._pid = os.getpid()
-        words = np.zeros(_ASLEEP + _WORDS_A_WORKER * (self.n_threads + 1), np.int64)
+        """Start them on a state of their own: those of a start that an interrupt broke off never hear of a job."""
+        words = np.zeros(_WORDS, np.int64)
         self._memory, self._state = words, words.ctypes.data
-        self._wakers = [threading.Semaphore(0) for _ in range(1, self.n_threads)]
-        for thread, waker in enumerate(self._wakers, start=1):
-            arguments = (words, thread, self.n_threads, waker)
+        _prepare.call(self._state)
+        for thread in range(1, self.n_threads):
+            arguments = (words, thread, self.n_threads)
             threading.Thread(target=_worker, args=arguments, name=f"llamacli-{thread}", daemon=True).start()
-
-    def _wake(self) -> None:
-        for thread, waker in enumerate(self._wakers, start=1):
-            asleep = _ASLEEP + _WORDS_A_WORKER * thread
-            if self._memory[asleep]:
-                self._memory[asleep] = 0
-                waker.release()
+        self._pid = os.getpid()
 
 
-def _worker(words: np.ndarray[Any, Any], thread: int, n_threads: int, waker: threading.Semaphore) -> None:
-    done = 0
-    while True:
-        done = _work.call(words.ctypes.data, done, thread, n_threads)
-        if done == _QUIT:
-            return
-        waker.acquire(timeout=_NAP)
-
-
-def usable_cores() -> int:
-    """The physical cores that this process may run on, at least 1."""
-    try:
-        allowed = os.sched_getaffinity(0)
-    except AttributeError:  # not every system can say
-        return max(1, os.cpu_count() or 1)
-    cores = set()
-    for cpu in allowed:
-        siblings = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-        try:
-            with open(siblings) as file:
-                cores.add(file.read().strip())
-        except OSError:
-            cores.add(str(cpu))
-    return max(1, len(cores))
+def _worker(words: np.ndarray[Any, Any], thread: int, n_threads: int) -> None:
+    _work.call(words.ctypes.data, thread, n_threads)
 
 
 def check_threads(threads: int | None) -> int:
-    """The number of threads to use: `threads`, or by default all usable cores.
+    """The number of threads to use: `threads`, or by default one for each core that this process may use.
 
-    Raises InvalidRequestError if it is not from 1 to the number of CPUs that this process may use.
+    More than that are allowed, with a warning. Raises InvalidRequestError if it is not from 1 to MOST_THREADS.
     """
     if threads is None:
-        return usable_cores()
-    try:
-        most = len(os.sched_getaffinity(0))
-    except AttributeError:
-        most = os.cpu_count() or 1
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= most:
-        raise InvalidRequestError(f"threads = {threads!r} is not a number from 1 to {most}, the CPUs that there are")
-    return threads
+        return usable_cores().threads
+    if not is_whole(threads) or not 1 <= threads <= MOST_THREADS:
+        raise InvalidRequestError(f"threads = {threads!r} is not a whole number from 1 to {MOST_THREADS}")
+    _warn_of_crowding(int(threads))
+    return int(threads)
+
+
+@functools.cache
+def _warn_of_crowding(threads: int) -> None:
+    most = usable_cores().threads
+    if threads > most:
+        _log.warning(
+            "threads = %d, but this process may use %d cores: threads take turns, and it is slower", threads, most
+        )
 
 
 assert ctypes.sizeof(ctypes.c_void_p) == 8, "kernels need 64-bit addresses"
