@@ -5,9 +5,9 @@ each step, and waits for the others only where a step asks for it. The walk is o
 between steps there is no dispatch but a call through a pointer, and a barrier costs about a tenth of a microsecond.
 Numba's own parallel loops would cost one to two microseconds a step with OpenMP and eighty without it.
 
-Idle workers spin for about a millisecond, since the next token usually comes sooner, and then sleep in the system, on a
-condition that the leader signals. All of that is compiled code too: giving a job, waking who sleeps and doing a share is
-one call, and a worker's whole life is another. A KeyboardInterrupt comes between calls only, so none can lose a job.
+Idle workers spin for about a millisecond, since the next token usually comes sooner, and then sleep on a condition that
+the leader signals. That is compiled code too: giving a job, waking who sleeps and doing a share is one call, a worker's
+whole life another. A KeyboardInterrupt comes between calls only, so none can lose a job.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ MOST_THREADS = 1024
 _log = logging.getLogger(__name__)
 _i64 = types.int64
 
-# A team's shared state, int64 words. What different threads write lies on different cache lines; a lock and a condition of
-# the system's take less than two lines each.
+# A team's shared state, int64 words. What different threads write lies on different cache lines; a lock and a condition
+# of the system's take less than two lines each.
 _JOB, _STEPS, _START, _STOP, _RUN, _ARRIVED, _PHASE, _SLEEPERS, _LOCK, _CONDITION = 0, 8, 9, 10, 11, 16, 24, 32, 40, 56
 _WORDS = 72
 _SPINS_BEFORE_YIELD, _SPINS_BEFORE_SLEEP = 300, 20000
@@ -260,9 +260,7 @@ def check_threads(threads: int | None) -> int:
 def _warn_of_crowding(threads: int) -> None:
     most = usable_cores().threads
     if threads > most:
-        _log.warning(
-            "threads = %d, but this process may use %d cores: threads take turns, and it is slower", threads, most
-        )
+        _log.warning("threads = %d, but this process may use %d cores: they take turns, which is slower", threads, most)
 
 
 assert ctypes.sizeof(ctypes.c_void_p) == 8, "kernels need 64-bit addresses"
