@@ -108,9 +108,19 @@ def to_f32(b: Builder, x: Value) -> Value:
     return b.sitofp(x, F32X16)
 
 
+def rint(b: Builder, x: Value) -> Value:
+    """float32 lanes to the nearest whole number, ties to even."""
+    return call(b, "llvm.rint.v16f32", F32X16, x)
+
+
 def round_i32(b: Builder, x: Value) -> Value:
     """float32 lanes to the nearest int32, ties to even."""
-    return b.fptosi(call(b, "llvm.rint.v16f32", F32X16, x), I32X16)
+    return b.fptosi(rint(b, x), I32X16)
+
+
+def round_f16(b: Builder, x: Value) -> Value:
+    """float32 lanes to the nearest float16, ties to even, kept as float32."""
+    return b.fpext(b.fptrunc(x, ir.VectorType(HALF, LANES)), F32X16)
 
 
 def maximum(b: Builder, x: Value, y: Value) -> Value:
@@ -170,7 +180,7 @@ def exp(b: Builder, x: Value) -> Value:
     """e^x for each lane; below -87 it is that of -87, about 1e-38, above 88 that of 88."""
     x = b.select(b.fcmp_ordered("<", x, constant(F32X16, _EXP_MAX)), x, constant(F32X16, _EXP_MAX))
     x = maximum(b, x, constant(F32X16, _EXP_MIN))
-    n = call(b, "llvm.rint.v16f32", F32X16, b.fmul(x, constant(F32X16, _LOG2E)))
+    n = rint(b, b.fmul(x, constant(F32X16, _LOG2E)))
     r = fma(b, n, constant(F32X16, -_LN2_HIGH), x)
     r = fma(b, n, constant(F32X16, -_LN2_LOW), r)
     result: Value = constant(F32X16, _TAYLOR[0])

@@ -35,6 +35,9 @@ store_f16 = ir.expose(void, i64, f32x16)(ir.store_f16)
 exp = ir.expose(f32x16, f32x16)(ir.exp)
 fma = ir.expose(f32x16, f32x16, f32x16, f32x16)(ir.fma)
 maximum = ir.expose(f32x16, f32x16, f32x16)(ir.maximum)
+minimum = ir.expose(f32x16, f32x16, f32x16)(ir.minimum)
+rint = ir.expose(f32x16, f32x16)(ir.rint)
+round_f16 = ir.expose(f32x16, f32x16)(ir.round_f16)
 absolute = ir.expose(f32x16, f32x16)(ir.absolute)
 sum_f32 = ir.expose(f32, f32x16)(ir.sum_f32)
 max_f32 = ir.expose(f32, f32x16)(ir.max_f32)
@@ -74,6 +77,12 @@ def mul(b: ir.Builder, x: ir.Value, y: ir.Value) -> ir.Value:
 def div(b: ir.Builder, x: ir.Value, y: ir.Value) -> ir.Value:
     """x / y."""
     return b.fdiv(x, y)
+
+
+@ir.expose(f32x16, f32x16, f32x16, f32x16, f32x16)
+def where_less(b: ir.Builder, x: ir.Value, y: ir.Value, then: ir.Value, otherwise: ir.Value) -> ir.Value:
+    """`then` in the lanes where x < y, `otherwise` in the others and where one is NaN."""
+    return b.select(b.fcmp_ordered("<", x, y), then, otherwise)
 
 
 @ir.expose(f32x16, f32x16, i64, f32x16)

@@ -1,5 +1,6 @@
-"""Tensor formats of GGUF files: sizes, dequantisation to float32, and the quantisers used at load."""
+"""Tensor formats of GGUF files: sizes, dequantisation to float32, layouts of blocks, and quantisers used at load."""
 
+from llamacli.quantization.blocks import BLOCK_FORMATS, BlockFormat, Blocks
 from llamacli.quantization.formats import (
     FORMATS,
     QuantFormat,
@@ -12,7 +13,10 @@ from llamacli.quantization.formats import (
 )
 
 __all__ = [
+    "BLOCK_FORMATS",
     "FORMATS",
+    "BlockFormat",
+    "Blocks",
     "QuantFormat",
     "TensorType",
     "block_size",

@@ -1,0 +1,403 @@
+"""Quantising: the codes and scales of blocks that come closest to their numbers, by the sum of squared errors.
+
+What a block can express is said by its format; see `llamacli.quantization.blocks`. Sixteen groups go side by side, one
+a vector lane, so that a search reads as if it were for one. Results do not depend on the CPU or on the threads.
+
+A group's scale (and shift) is first sought alone: a few grids are laid over the range of its numbers, and each is
+fitted by least squares to the codes that it gives. Where groups make a block, factors of the block and integers of its
+groups are then fitted to each other in turn, from several starts, and always judged by the error of the numbers
+themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import carray, njit
+
+from llamacli.kernels import ir, simd
+from llamacli.kernels.elementwise import share
+from llamacli.kernels.jit import RUN, kernel, record
+from llamacli.kernels.team import STEP, Team
+from llamacli.quantization import BlockFormat, Blocks
+
+_FLOATS = ("low", "high", "scale_low", "scale_high")
+ENCODE = record(
+    "x", "n_groups", "size", "groups", "codes", "scales", "shifts", "factors", "shift_factors",
+    **dict.fromkeys(_FLOATS, np.float32),
+)  # fmt: skip
+"""`x` is float32 [n_groups, size]; the rest is BlockFormat's and Blocks'."""
+
+_LANES, _ROW = ir.LANES, 4 * ir.LANES
+_LONGEST = 32
+"""Numbers of the longest group; behind as many rows of lanes lies one for exchange between lanes."""
+
+_EXCHANGE = _LONGEST * _ROW
+_FAR, _TINY = 3e38, 1e-30
+
+_CLIPS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
+"""By how many codes the largest number of a group may lie beyond the last code. With 0 among them, numbers that a plain
+grid holds exactly stay what they are."""
+
+_ENDS = (-0.4, -0.2, 0.0, 0.3, 0.6, 0.9)
+"""By how many codes each end of a group's range may be cut off, where there is a shift."""
+
+_STRETCHES = (0.86, 0.92, 0.97, 1.02, 1.07)
+"""How much of the integers' range the largest scale of a block may take."""
+
+_TURNS = 2
+"""How often factors and integers are fitted to each other."""
+
+
+def encode(team: Team, fmt: BlockFormat, x: npt.NDArray[np.float32]) -> Blocks:
+    """Quantise finite float32 [...], a whole number of blocks, none larger than 65504."""
+    x = np.ascontiguousarray(x, np.float32)
+    n_blocks = x.size // (fmt.groups * fmt.size)
+    blocks = Blocks(
+        codes=np.empty((n_blocks, fmt.groups, fmt.size), np.uint8),
+        scales=np.empty((n_blocks, fmt.groups), np.float32),
+        shifts=np.empty((n_blocks, fmt.groups), np.float32),
+        factors=np.empty(n_blocks, np.float32),
+        shift_factors=np.empty(n_blocks, np.float32),
+    )
+    args, run, steps = np.zeros(1, ENCODE), np.zeros(1, RUN), np.zeros(1, STEP)
+    args["x"], args["n_groups"], args["size"], args["groups"] = (
+        x.ctypes.data,
+        n_blocks * fmt.groups,
+        fmt.size,
+        fmt.groups,
+    )
+    for name in ("codes", "scales", "shifts", "factors", "shift_factors"):
+        args[name] = getattr(blocks, name).ctypes.data
+    for name, value in zip(_FLOATS, (fmt.low, fmt.high, *(fmt.scales or (0, 0))), strict=True):
+        args[name] = value
+    steps["function"], steps["args"] = (encode_shifted if fmt.shifted else encode_scaled).address, args.ctypes.data
+    team.run(steps, 0, 1, run)
+    return blocks
+
+
+# --- what both kinds need --------------------------------------------------------------------------------------------
+
+
+@njit
+def _splat(x: Any) -> Any:
+    return simd.splat(np.float32(x))
+
+
+@njit
+def _ratio(x: Any, y: Any, otherwise: Any) -> Any:
+    """x / y where y is a positive number worth dividing by."""
+    return simd.where_less(_splat(_TINY), y, simd.div(x, y), otherwise)
+
+
+@njit
+def _inverse(x: Any) -> Any:
+    """1 / x, but 0 for numbers too small for that."""
+    return simd.where_less(_splat(_TINY), simd.absolute(x), simd.div(_splat(1), x), _splat(0))
+
+
+@njit
+def _whole(x: Any, low: Any, high: Any) -> Any:
+    """The nearest whole number in a range."""
+    return simd.maximum(simd.minimum(simd.rint(x), _splat(high)), _splat(low))
+
+
+@njit
+def _code(a: Any, value: Any, inverse: Any) -> Any:
+    return _whole(simd.mul(value, inverse), a.low, a.high)
+
+
+@njit
+def _error(a: Any, x: Any, scale: Any, shift: Any) -> Any:
+    """The sum of squared errors of each group."""
+    inverse, total = _inverse(scale), _splat(0)
+    for place in range(x, x + a.size * _ROW, _ROW):
+        value = simd.add(simd.load(place), shift)
+        miss = simd.sub(value, simd.mul(scale, _code(a, value, inverse)))
+        total = simd.fma(miss, miss, total)
+    return total
+
+
+@njit
+def _moments(a: Any, x: Any, scale: Any, shift: Any) -> Any:
+    """The sums of code, code^2 and code * number over each group, for the codes that a scale and a shift give."""
+    inverse, q1, q2, qx = _inverse(scale), _splat(0), _splat(0), _splat(0)
+    for place in range(x, x + a.size * _ROW, _ROW):
+        number = simd.load(place)
+        q = _code(a, simd.add(number, shift), inverse)
+        q1, q2, qx = simd.add(q1, q), simd.fma(q, q, q2), simd.fma(q, number, qx)
+    return q1, q2, qx
+
+
+@njit
+def _extremes(a: Any, x: Any) -> Any:
+    """The smallest, the largest and the sum of each group's numbers."""
+    lowest = highest = total = simd.load(x)
+    for place in range(x + _ROW, x + a.size * _ROW, _ROW):
+        number = simd.load(place)
+        lowest, highest = simd.minimum(lowest, number), simd.maximum(highest, number)
+        total = simd.add(total, number)
+    return lowest, highest, total
+
+
+@njit
+def _block_sums(a: Any, x: Any, values: Any) -> Any:
+    """In each lane the sum over its block's lanes."""
+    row = carray(simd.pointer(x + _EXCHANGE), _LANES, np.float32)
+    simd.store(x + _EXCHANGE, values)
+    for start in range(0, _LANES, a.groups):
+        total = np.float32(0)
+        for lane in range(start, start + a.groups):
+            total += row[lane]
+        row[start : start + a.groups] = total
+    return simd.load(x + _EXCHANGE)
+
+
+@njit
+def _block_extremes(a: Any, x: Any, values: Any) -> Any:
+    """In each lane the value of largest magnitude among its block's lanes."""
+    row = carray(simd.pointer(x + _EXCHANGE), _LANES, np.float32)
+    simd.store(x + _EXCHANGE, values)
+    for start in range(0, _LANES, a.groups):
+        extreme = row[start]
+        for lane in range(start + 1, start + a.groups):
+            extreme = row[lane] if abs(row[lane]) > abs(extreme) else extreme
+        row[start : start + a.groups] = extreme
+    return simd.load(x + _EXCHANGE)
+
+
+@njit
+def _units(a: Any, thread: Any, n_threads: Any) -> Any:
+    """The first group of each unit of work, 16 groups, that is this thread's."""
+    first, last = share((a.n_groups + _LANES - 1) // _LANES, thread, n_threads)
+    return range(first * _LANES, last * _LANES, _LANES)
+
+
+@njit
+def _read(a: Any, first: Any, x: Any) -> None:
+    """The numbers of 16 groups from `first` on, one group a lane; those of groups that are missing are 0."""
+    size, out = a.size, carray(simd.pointer(x), (_LONGEST, _LANES), np.float32)
+    for lane in range(_LANES):
+        if first + lane < a.n_groups:
+            group = carray(simd.pointer(a.x + 4 * (first + lane) * size), _LONGEST, np.float32)
+            for i in range(size):
+                out[i, lane] = group[i]
+        else:
+            out[:size, lane] = 0
+
+
+@njit
+def _write(a: Any, first: Any, x: Any, scale: Any, shift: Any, factor: Any, shift_factor: Any) -> None:
+    """What was found for the 16 groups."""
+    lanes, row = min(_LANES, a.n_groups - first), carray(simd.pointer(x + _EXCHANGE), _LANES, np.float32)
+    for values, address, every in (
+        (scale, a.scales, 1),
+        (shift, a.shifts, 1),
+        (factor, a.factors, a.groups),
+        (shift_factor, a.shift_factors, a.groups),
+    ):
+        simd.store(x + _EXCHANGE, values)
+        for lane in range(0, lanes, every):
+            simd.write_f32(address + 4 * ((first + lane) // every), row[lane])
+    scale, shift = simd.mul(factor, scale), simd.mul(shift_factor, shift)
+    inverse, size = _inverse(scale), a.size
+    codes = carray(simd.pointer(a.codes), (a.n_groups, size), np.uint8)
+    for i in range(size):
+        code = _code(a, simd.add(simd.load(x + i * _ROW), shift), inverse)
+        simd.store(x + _EXCHANGE, simd.sub(code, _splat(a.low)))
+        for lane in range(lanes):
+            codes[first + lane, i] = np.uint8(row[lane])
+
+
+# --- number = scale * code -------------------------------------------------------------------------------------------
+
+
+@njit
+def _seek_scale(a: Any, x: Any) -> Any:
+    """The scale of each group alone: its number of largest magnitude may take either end of the codes."""
+    lowest, highest, _ = _extremes(a, x)
+    extreme = simd.where_less(highest, simd.sub(_splat(0), lowest), lowest, highest)
+    best, least = _splat(0), _splat(_FAR)
+    for end in (a.low, a.high):
+        for clip in _CLIPS:
+            grid = simd.div(extreme, _splat(end + clip if end > 0 else end - clip))
+            _, q2, qx = _moments(a, x, grid, _splat(0))
+            scale = _ratio(qx, q2, _splat(0))
+            if a.groups == 1:
+                scale = simd.round_f16(scale)
+            error = _error(a, x, scale, _splat(0))
+            best, least = simd.where_less(error, least, scale, best), simd.minimum(error, least)
+    return best
+
+
+@njit
+def _choose_scale(a: Any, x: Any, factor: Any, wish: Any) -> Any:
+    """The integer near wish / factor with which each group has the least error, and that error."""
+    middle = simd.mul(wish, _inverse(factor))
+    best, least = _splat(0), _splat(_FAR)
+    for step in (0, -1, 1):
+        scale = _whole(simd.add(middle, _splat(step)), a.scale_low, a.scale_high)
+        error = _error(a, x, simd.mul(factor, scale), _splat(0))
+        best, least = simd.where_less(error, least, scale, best), simd.minimum(error, least)
+    return best, least
+
+
+@njit
+def _fit_factor(a: Any, x: Any, factor: Any, scale: Any) -> Any:
+    """The best factor for the integers and codes that there are."""
+    _, q2, qx = _moments(a, x, simd.mul(factor, scale), _splat(0))
+    above = _block_sums(a, x, simd.mul(qx, scale))
+    below = _block_sums(a, x, simd.mul(q2, simd.mul(scale, scale)))
+    return simd.round_f16(_ratio(above, below, _splat(0)))
+
+
+@njit
+def _seek_scales(a: Any, x: Any, wish: Any) -> Any:
+    """Integers of the groups, and a factor of each block."""
+    extreme = _block_extremes(a, x, wish)
+    best, best_factor, least = _splat(0), _splat(0), _splat(_FAR)
+    for end in (a.scale_low, a.scale_high):
+        for stretch in _STRETCHES:
+            factor = simd.round_f16(simd.div(extreme, _splat(end * np.float32(stretch))))
+            for _ in range(_TURNS):
+                scale, errors = _choose_scale(a, x, factor, wish)
+                error = _block_sums(a, x, errors)
+                best = simd.where_less(error, least, scale, best)
+                best_factor = simd.where_less(error, least, factor, best_factor)
+                least = simd.minimum(error, least)
+                factor = _fit_factor(a, x, factor, scale)
+    return best, best_factor
+
+
+@kernel
+def encode_scaled(args: int, run: int, thread: int, n_threads: int) -> None:
+    """Encode the formats without shift."""
+    a = carray(simd.pointer(args), 1, ENCODE)[0]
+    memory = np.empty((_LONGEST + 1) * _LANES, np.float32)
+    x = memory.ctypes.data
+    for first in _units(a, thread, n_threads):
+        _read(a, first, x)
+        scale, factor = _seek_scale(a, x), _splat(1)
+        if a.groups > 1:
+            scale, factor = _seek_scales(a, x, scale)
+        _write(a, first, x, scale, _splat(0), factor, _splat(0))
+
+
+# --- number = scale * code - shift -----------------------------------------------------------------------------------
+
+
+@njit
+def _fit_line(a: Any, x: Any, scale: Any, shift: Any, total: Any) -> Any:
+    """The best scale and shift for the codes that a scale and a shift give; `total` is the sum of the numbers."""
+    n = _splat(a.size)
+    q1, q2, qx = _moments(a, x, scale, shift)
+    spread = simd.sub(simd.mul(n, q2), simd.mul(q1, q1))
+    slope = _ratio(simd.sub(simd.mul(n, qx), simd.mul(q1, total)), spread, scale)
+    shift = simd.div(simd.sub(simd.mul(slope, q1), total), n)
+    if a.groups == 1:
+        return simd.round_f16(slope), simd.round_f16(shift)
+    # Integers have no sign: what would need a shift below 0 gets none, and the line goes through the origin.
+    slope = simd.where_less(shift, _splat(0), _ratio(qx, q2, _splat(0)), slope)
+    return simd.maximum(slope, _splat(0)), simd.maximum(shift, _splat(0))
+
+
+@njit
+def _seek_line(a: Any, x: Any) -> Any:
+    """The scale and the shift of each group alone, and the sum of its numbers."""
+    lowest, highest, total = _extremes(a, x)
+    if a.groups > 1:
+        lowest = simd.minimum(lowest, _splat(0))
+    width = simd.div(simd.sub(highest, lowest), _splat(a.high))
+    best, best_shift, least = _splat(0), _splat(0), _splat(_FAR)
+    for below in _ENDS:
+        bottom = simd.fma(_splat(below), width, lowest)
+        for above in _ENDS:
+            grid = simd.mul(width, _splat(1 - np.float32(below + above) / a.high))
+            scale, shift = _fit_line(a, x, grid, simd.sub(_splat(0), bottom), total)
+            error = _error(a, x, scale, shift)
+            best = simd.where_less(error, least, scale, best)
+            best_shift = simd.where_less(error, least, shift, best_shift)
+            least = simd.minimum(error, least)
+    return best, best_shift, total
+
+
+@njit
+def _choose_line(a: Any, x: Any, factors: Any, wishes: Any, total: Any) -> Any:
+    """The integers near those wished for with which each group has the least error, and that error."""
+    factor, shift_factor = factors
+    wish, wish_shift = wishes
+    middle, inverse_shift = simd.mul(wish, _inverse(factor)), _inverse(shift_factor)
+    best, best_shift, least = _splat(0), _splat(0), _splat(_FAR)
+    for step in (0, -1, 1):
+        scale = _whole(simd.add(middle, _splat(step)), a.scale_low, a.scale_high)
+        slope = simd.mul(factor, scale)
+        q1, _, _ = _moments(a, x, slope, wish_shift)
+        exact = simd.div(simd.sub(simd.mul(slope, q1), total), _splat(a.size))
+        for shift_step in (0, -1, 1):
+            shift = simd.add(simd.mul(exact, inverse_shift), _splat(shift_step))
+            shift = _whole(shift, 0, a.scale_high)
+            error = _error(a, x, slope, simd.mul(shift_factor, shift))
+            best = simd.where_less(error, least, scale, best)
+            best_shift = simd.where_less(error, least, shift, best_shift)
+            least = simd.minimum(error, least)
+    return best, best_shift, least
+
+
+@njit
+def _fit_factors(a: Any, x: Any, factors: Any, scale: Any, shift: Any, total: Any) -> Any:
+    """The best factors for the integers and codes that there are: two unknowns, u = scale * code and -shift."""
+    factor, shift_factor = factors
+    q1, q2, qx = _moments(a, x, simd.mul(factor, scale), simd.mul(shift_factor, shift))
+    uu = _block_sums(a, x, simd.mul(q2, simd.mul(scale, scale)))
+    ux = _block_sums(a, x, simd.mul(qx, scale))
+    us = _block_sums(a, x, simd.mul(q1, simd.mul(scale, shift)))
+    ss = _block_sums(a, x, simd.mul(_splat(a.size), simd.mul(shift, shift)))
+    sx = _block_sums(a, x, simd.mul(total, shift))
+    product = simd.mul(uu, ss)
+    spread = simd.sub(product, simd.mul(us, us))
+    clear = simd.mul(_splat(1e-6), product)
+    fitted = simd.div(simd.sub(simd.mul(ux, ss), simd.mul(us, sx)), spread)
+    fitted_shift = simd.div(simd.sub(simd.mul(us, ux), simd.mul(uu, sx)), spread)
+    fitted = simd.where_less(clear, spread, fitted, factor)
+    fitted_shift = simd.where_less(clear, spread, fitted_shift, shift_factor)
+    # Without shifts there is one unknown.
+    fitted = simd.where_less(_splat(0), ss, fitted, _ratio(ux, uu, factor))
+    return simd.round_f16(fitted), simd.round_f16(simd.maximum(fitted_shift, _splat(0)))
+
+
+@njit
+def _seek_lines(a: Any, x: Any, wishes: Any, total: Any) -> Any:
+    """Integers of the groups, and factors of each block."""
+    largest, largest_shift = _block_extremes(a, x, wishes[0]), _block_extremes(a, x, wishes[1])
+    best, best_shift, best_factor, best_shift_factor = _splat(0), _splat(0), _splat(0), _splat(0)
+    least = _splat(_FAR)
+    for stretch in _STRETCHES:
+        most = _splat(a.scale_high * np.float32(stretch))
+        factors = simd.round_f16(simd.div(largest, most)), simd.round_f16(simd.div(largest_shift, most))
+        for _ in range(_TURNS):
+            scale, shift, errors = _choose_line(a, x, factors, wishes, total)
+            error = _block_sums(a, x, errors)
+            best = simd.where_less(error, least, scale, best)
+            best_shift = simd.where_less(error, least, shift, best_shift)
+            best_factor = simd.where_less(error, least, factors[0], best_factor)
+            best_shift_factor = simd.where_less(error, least, factors[1], best_shift_factor)
+            least = simd.minimum(error, least)
+            factors = _fit_factors(a, x, factors, scale, shift, total)
+    return best, best_shift, best_factor, best_shift_factor
+
+
+@kernel
+def encode_shifted(args: int, run: int, thread: int, n_threads: int) -> None:
+    """Encode the formats with a shift."""
+    a = carray(simd.pointer(args), 1, ENCODE)[0]
+    memory = np.empty((_LONGEST + 1) * _LANES, np.float32)
+    x = memory.ctypes.data
+    for first in _units(a, thread, n_threads):
+        _read(a, first, x)
+        scale, shift, total = _seek_line(a, x)
+        factor, shift_factor = _splat(1), _splat(1)
+        if a.groups > 1:
+            scale, shift, factor, shift_factor = _seek_lines(a, x, (scale, shift), total)
+        _write(a, first, x, scale, shift, factor, shift_factor)

@@ -1,0 +1,150 @@
+"""The block formats that tensors can be written in: which numbers a block can express, and how it lies in a file.
+
+A block is some groups of numbers, and number = factor * scale * code - shift_factor * shift, where code is one of each
+number, scale and shift of each group, the factors of the block. In the formats of one group a block, scale and shift
+are floats and there are no factors; in the others (those named K) they are small integers.
+
+Layouts are those that `gguf.quants` reads; all fields are little endian.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.quantization.formats import Bytes, Floats, TensorType
+
+
+@attrs.frozen
+class Blocks:
+    """What is in some blocks: `codes` uint8 [n_blocks, groups, size], counted from the lowest code that there is.
+
+    `scales` and `shifts` are float32 [n_blocks, groups]; `factors` and `shift_factors` float32 [n_blocks].
+    """
+
+    codes: npt.NDArray[np.uint8]
+    scales: Floats
+    shifts: Floats
+    factors: Floats
+    shift_factors: Floats
+
+
+@attrs.frozen
+class BlockFormat:
+    """A format's grid: `groups` groups of `size` numbers a block, codes from `low` to `high`.
+
+    Scales are integers of `scales`, from lowest to highest, and so are shifts, from 0; a format of one group has None.
+    `shifted` tells whether there are shifts. `pack` returns the file's bytes, uint8 [n_blocks, type_size].
+    """
+
+    type: TensorType
+    size: int
+    groups: int
+    low: int
+    high: int
+    scales: tuple[int, int] | None
+    shifted: bool
+    pack: Callable[[Blocks], Bytes]
+
+
+def _joined(values: npt.NDArray[Any], bits: int, axis: int) -> Bytes:
+    """Put the values along an axis into one byte, `bits` bits each, the first lowest; the other axes become one row."""
+    parts = np.moveaxis(values, axis, 0)
+    joined = parts[0].copy()
+    for i, part in enumerate(parts[1:], start=1):
+        joined |= part << np.uint8(bits * i)
+    return joined.reshape(len(values), -1)
+
+
+def _halves(values: Floats) -> Bytes:
+    return np.ascontiguousarray(values, "<f2").reshape(len(values), 1).view(np.uint8)
+
+
+def _integers(values: Floats) -> npt.NDArray[np.uint8]:
+    """Small integers as bytes, negative ones in two's complement."""
+    return values.astype(np.int8).view(np.uint8)
+
+
+def _pack_4_bits(b: Blocks) -> Bytes:
+    return _joined(b.codes.reshape(-1, 2, 16) & 15, 4, axis=1)
+
+
+def _pack_fifth_bits(b: Blocks) -> Bytes:
+    return _joined(b.codes.reshape(-1, 4, 8) >> 4, 1, axis=2)
+
+
+def _pack_q4_0(b: Blocks) -> Bytes:
+    return np.hstack([_halves(b.scales), _pack_4_bits(b)])
+
+
+def _pack_q4_1(b: Blocks) -> Bytes:
+    return np.hstack([_halves(b.scales), _halves(-b.shifts), _pack_4_bits(b)])
+
+
+def _pack_q5_0(b: Blocks) -> Bytes:
+    return np.hstack([_halves(b.scales), _pack_fifth_bits(b), _pack_4_bits(b)])
+
+
+def _pack_q5_1(b: Blocks) -> Bytes:
+    return np.hstack([_halves(b.scales), _halves(-b.shifts), _pack_fifth_bits(b), _pack_4_bits(b)])
+
+
+def _pack_q8_0(b: Blocks) -> Bytes:
+    return np.hstack([_halves(b.scales), b.codes.reshape(-1, 32) - np.uint8(127)])
+
+
+def _pack_q2_k(b: Blocks) -> Bytes:
+    scales = _integers(b.scales) | _integers(b.shifts) << np.uint8(4)
+    codes = _joined(b.codes.reshape(-1, 2, 4, 32), 2, axis=2)
+    return np.hstack([scales, codes, _halves(b.factors), _halves(b.shift_factors)])
+
+
+def _pack_q3_k(b: Blocks) -> Bytes:
+    scales = _integers(b.scales + 32)
+    low = _joined(scales.reshape(-1, 2, 8) & 15, 4, axis=1)
+    high = _joined(scales.reshape(-1, 4, 4) >> 4, 2, axis=1)
+    third_bits = _joined(b.codes.reshape(-1, 8, 32) >> 2, 1, axis=1)
+    codes = _joined(b.codes.reshape(-1, 2, 4, 32) & 3, 2, axis=2)
+    return np.hstack([third_bits, codes, low, high, _halves(b.factors)])
+
+
+def _head_of_q4_k(b: Blocks) -> Bytes:
+    """Factors, then eight scales and shifts of 6 bits: the first four of each below the upper bits of the rest."""
+    scales, shifts = _integers(b.scales), _integers(b.shifts)
+    first = np.hstack([scales[:, :4] | scales[:, 4:] >> 4 << 6, shifts[:, :4] | shifts[:, 4:] >> 4 << 6])
+    rest = scales[:, 4:] & 15 | shifts[:, 4:] << 4
+    return np.hstack([_halves(b.factors), _halves(b.shift_factors), first, rest])
+
+
+def _pack_q4_k(b: Blocks) -> Bytes:
+    return np.hstack([_head_of_q4_k(b), _joined(b.codes.reshape(-1, 4, 2, 32), 4, axis=2)])
+
+
+def _pack_q5_k(b: Blocks) -> Bytes:
+    fifth_bits = _joined(b.codes >> 4, 1, axis=1)
+    return np.hstack([_head_of_q4_k(b), fifth_bits, _joined(b.codes.reshape(-1, 4, 2, 32) & 15, 4, axis=2)])
+
+
+def _pack_q6_k(b: Blocks) -> Bytes:
+    low = _joined(b.codes.reshape(-1, 2, 2, 64) & 15, 4, axis=2)
+    high = _joined(b.codes.reshape(-1, 2, 4, 32) >> 4, 2, axis=2)
+    return np.hstack([low, high, _integers(b.scales), _halves(b.factors)])
+
+
+_FORMATS = (
+    BlockFormat(TensorType.Q4_0, 32, 1, -8, 7, None, False, _pack_q4_0),
+    BlockFormat(TensorType.Q4_1, 32, 1, 0, 15, None, True, _pack_q4_1),
+    BlockFormat(TensorType.Q5_0, 32, 1, -16, 15, None, False, _pack_q5_0),
+    BlockFormat(TensorType.Q5_1, 32, 1, 0, 31, None, True, _pack_q5_1),
+    BlockFormat(TensorType.Q8_0, 32, 1, -127, 127, None, False, _pack_q8_0),
+    BlockFormat(TensorType.Q2_K, 16, 16, 0, 3, (0, 15), True, _pack_q2_k),
+    BlockFormat(TensorType.Q3_K, 16, 16, -4, 3, (-32, 31), False, _pack_q3_k),
+    BlockFormat(TensorType.Q4_K, 32, 8, 0, 15, (0, 63), True, _pack_q4_k),
+    BlockFormat(TensorType.Q5_K, 32, 8, 0, 31, (0, 63), True, _pack_q5_k),
+    BlockFormat(TensorType.Q6_K, 16, 16, -32, 31, (-128, 127), False, _pack_q6_k),
+)
+
+BLOCK_FORMATS = {fmt.type: fmt for fmt in _FORMATS}
+"""The formats by their types."""

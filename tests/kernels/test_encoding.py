@@ -1,0 +1,155 @@
+"""The quantisers: how near they come to the numbers, beside llama.cpp's, and what they must never do."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+import gguf
+import naive
+from gguf import GGMLQuantizationType
+from llamacli.kernels.encoding import encode
+from llamacli.kernels.team import Team
+from llamacli.quantization import BLOCK_FORMATS, BlockFormat, TensorType, dequantize
+from oracle import quantizers
+
+FORMATS = [pytest.param(fmt, id=fmt.type.name) for fmt in BLOCK_FORMATS.values()]
+PLAIN = [pytest.param(fmt, id=fmt.type.name) for fmt in BLOCK_FORMATS.values() if fmt.groups == 1]
+
+MARGIN = {
+    "Q4_0": 0.97, "Q4_1": 0.91, "Q5_0": 0.98, "Q5_1": 0.92, "Q8_0": 0.98,
+    "Q2_K": 0.93, "Q3_K": 0.97, "Q4_K": 0.985, "Q5_K": 0.965, "Q6_K": 0.975,
+}  # fmt: skip
+"""The share of llama.cpp's error, in the mean over the random matrices, that each type has to stay below."""
+
+
+@pytest.fixture(scope="module")
+def team() -> Iterator[Team]:
+    team = Team(1)
+    yield team
+    team.close()
+
+
+def quantized(team: Team, fmt: BlockFormat, x: np.ndarray) -> np.ndarray:
+    """The numbers of x, float32 [n, width], after they have been through the format."""
+    return dequantize(fmt.pack(encode(team, fmt, x)).reshape(len(x), -1), fmt.type)
+
+
+def errors(team: Team, fmt: BlockFormat, matrices: dict[str, np.ndarray]) -> dict[str, float]:
+    return {name: quantizers.rmse(x, quantized(team, fmt, x)) for name, x in matrices.items()}
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, dict[str, dict[str, float]]]:
+    return json.loads(quantizers.GOLDEN.read_text())
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("source", quantizers.SOURCES)
+def test_no_tensor_has_a_larger_error_than_with_llama_cpp(
+    team: Team, fmt: BlockFormat, source: str, golden: dict, shared: Callable[[str], Path]
+) -> None:
+    path = quantizers.SOURCES[source]
+    if path is not None and not path.is_file():
+        pytest.skip(f"{path} is not there")
+    theirs = golden[source][fmt.type.name]
+    ours = errors(team, fmt, quantizers.matrices(source))
+    assert ours.keys() == theirs.keys()
+    # Numbers that a format holds exactly have no error but the last digit of a float.
+    assert [name for name in ours if ours[name] > theirs[name] * (1 + 1e-6) + 1e-9] == []
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_errors_keep_their_margin(team: Team, fmt: BlockFormat, golden: dict) -> None:
+    theirs = golden["random"][fmt.type.name]
+    ours = errors(team, fmt, quantizers.matrices("random"))
+    assert np.mean([ours[name] / theirs[name] for name in ours]) < MARGIN[fmt.type.name]
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_the_comparison_notices_a_worse_quantiser(team: Team, fmt: BlockFormat, golden: dict) -> None:
+    name, x = next(iter(quantizers.matrices("random").items()))
+    worse = quantized(team, fmt, np.float32(1.1) * x) / np.float32(1.1)
+    worse = worse + np.float32(0.5) * golden["random"][fmt.type.name][name]
+    assert quantizers.rmse(x, worse) > golden["random"][fmt.type.name][name]
+
+
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-65504, max_value=65504)
+weights = st.floats(width=16, allow_nan=False, min_value=-1, max_value=1)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@given(data=st.data())
+def test_anything_finite_gives_something_finite(team: Team, fmt: BlockFormat, data: st.DataObject) -> None:
+    x = data.draw(arrays(np.float32, (1, 256), elements=finite))
+    blocks = encode(team, fmt, x)
+    assert blocks.codes.max() <= fmt.high - fmt.low
+    if fmt.scales:
+        assert fmt.scales[0] <= blocks.scales.min() <= blocks.scales.max() <= fmt.scales[1]
+        assert 0 <= blocks.shifts.min() <= blocks.shifts.max() <= fmt.scales[1]
+    assert np.isfinite(quantized(team, fmt, x)).all()
+
+
+@pytest.mark.parametrize("fmt", PLAIN)
+@given(x=arrays(np.float32, (1, 256), elements=weights))
+@example(x=np.zeros((1, 256), np.float32))
+@example(x=np.full((1, 256), -0.37, np.float32))
+@example(x=np.eye(1, 256, dtype=np.float32))
+def test_no_block_is_worse_than_with_the_plain_grid(team: Team, fmt: BlockFormat, x: np.ndarray) -> None:
+    """The plain grid puts a block's extremes on the first and the last code. Float16 scales may cost a little of it."""
+    kind = GGMLQuantizationType(fmt.type)
+    plain = gguf.quants.dequantize(gguf.quants.quantize(x, kind), kind)
+    ours = quantized(team, fmt, x)
+    for block in np.split(np.arange(256), 256 // fmt.size):
+        largest = np.abs(x[:, block]).max()
+        bound = quantizers.rmse(x[:, block], plain[:, block]) * 1.001 + largest * 2**-11 + 2**-24
+        assert quantizers.rmse(x[:, block], ours[:, block]) <= bound
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.25, 1e-30, 65504.0])
+def test_equal_numbers_stay_equal(team: Team, fmt: BlockFormat, value: float) -> None:
+    x = np.full((3, 512), value, np.float32)
+    result = quantized(team, fmt, x)
+    assert (result == result[0, 0]).all()
+    np.testing.assert_allclose(result, x, rtol=0.02, atol=1e-6)
+
+
+@pytest.mark.parametrize("fmt", [BLOCK_FORMATS[kind] for kind in (TensorType.Q8_0, TensorType.Q4_0, TensorType.Q5_0)])
+def test_what_a_format_holds_exactly_stays_the_same(team: Team, fmt: BlockFormat) -> None:
+    x = np.random.default_rng(0).normal(size=(8, 512)).astype(np.float32)
+    kind = GGMLQuantizationType(fmt.type)
+    once = gguf.quants.dequantize(gguf.quants.quantize(x, kind), kind)
+    np.testing.assert_array_equal(quantized(team, fmt, once), once)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_blocks_depend_neither_on_threads_nor_on_their_neighbours(team: Team, fmt: BlockFormat) -> None:
+    x = np.random.default_rng(1).normal(size=(7, 256 * 3)).astype(np.float32)
+    whole = fmt.pack(encode(team, fmt, x))
+    other = Team(3)
+    np.testing.assert_array_equal(fmt.pack(encode(other, fmt, x)), whole)
+    other.close()
+    rows = [fmt.pack(encode(team, fmt, row)) for row in x]
+    np.testing.assert_array_equal(np.concatenate(rows), whole)
+    assert len(encode(team, fmt, x[:0]).codes) == 0
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a_power_of_two_changes_only_the_scales(team: Team, fmt: BlockFormat) -> None:
+    x = np.random.default_rng(2).normal(size=(2, 512)).astype(np.float32)
+    np.testing.assert_array_equal(quantized(team, fmt, 4 * x), 4 * quantized(team, fmt, x))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a_product_with_quantised_weights_is_near(team: Team, fmt: BlockFormat) -> None:
+    random = np.random.default_rng(3)
+    weight, x = (random.normal(size=(16, 512)).astype(np.float32) for _ in range(2))
+    bits = fmt.high - fmt.low + 1
+    exact, found = naive.linear(x, weight), naive.linear(x, quantized(team, fmt, weight))
+    assert naive.nmse(exact, found) < 3 / bits**2
