@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from llamacli.architecture import TensorTable as TensorTable
     from llamacli.architecture import Weights as Weights
     from llamacli.engine import QuantMode as QuantMode
+    from llamacli.errors import ChatTemplateError as ChatTemplateError
     from llamacli.errors import ClosedError as ClosedError
     from llamacli.errors import ContextOverflowError as ContextOverflowError
     from llamacli.errors import InvalidRequestError as InvalidRequestError
@@ -46,6 +47,7 @@ _HOME = {
     "architecture": ("Architecture", "Config", "TensorTable", "Weights"),
     "engine": ("QuantMode",),
     "errors": (
+        "ChatTemplateError",
         "ClosedError",
         "ContextOverflowError",
         "InvalidRequestError",

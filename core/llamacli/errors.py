@@ -19,6 +19,10 @@ class TokenizerError(LlamaCliError):
     """A vocabulary cannot be built from the file's metadata, or cannot do what was asked of it."""
 
 
+class ChatTemplateError(LlamaCliError):
+    """A chat template is broken or missing, refuses a conversation, or has no place for what the conversation has."""
+
+
 class PluginError(LlamaCliError):
     """A plugin failed to import, breaks the contract, or claims what another plugin claims."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = {"numpy", "numba", "tokenizers", "gguf", "pluggy", "attrs", "importlib.metadata", "llamacli.plugins"}
+HEAVY = {"numpy", "numba", "tokenizers", "gguf", "pluggy", "attrs", "jinja2", "importlib.metadata", "llamacli.plugins"}
 LOADED = (
     "import sys; sys.argv[0] = 'llamacli'\ntry: from llamacli.cli import main; main()\nfinally: print(*sys.modules)"
 )

@@ -2,5 +2,6 @@
 
 from llamacli.tokenizer.loading import tokenizer_from_metadata
 from llamacli.tokenizer.tokenizer import StreamDecoder, Tokenizer
+from llamacli.tokenizer.vocabulary import TokenKind
 
-__all__ = ["StreamDecoder", "Tokenizer", "tokenizer_from_metadata"]
+__all__ = ["StreamDecoder", "TokenKind", "Tokenizer", "tokenizer_from_metadata"]

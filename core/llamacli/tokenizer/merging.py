@@ -86,7 +86,7 @@ class _Pieces:
 class ScoreMerging(_Pieces):
     """SentencePiece's BPE: the pair whose union is the token of the highest score merges first.
 
-    `scores`: float32 [n_vocab]. `add_space_prefix`: encoding puts a space before the text.
+    `scores`: float32 [n_vocab]. `add_space_prefix`: a space belongs before a run of text.
     """
 
     def __init__(self, vocabulary: Vocabulary, scores: npt.NDArray[np.float32], add_space_prefix: bool):
@@ -96,8 +96,6 @@ class ScoreMerging(_Pieces):
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a run of text that holds no special tokens."""
-        if self.add_space_prefix:
-            text = " " + text
         return list(self._to_ids(merge(text.replace(" ", _SPACE), self._rank)))
 
     def _rank(self, left: str, right: str) -> float | None:

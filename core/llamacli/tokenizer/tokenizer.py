@@ -2,7 +2,7 @@
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable
 from typing import Protocol
 
 from llamacli.errors import InvalidRequestError
@@ -19,10 +19,10 @@ class Scheme(Protocol):
 
     @property
     def add_space_prefix(self) -> bool:
-        """Whether encoding puts a space before the text, which decoding takes away."""
+        """Whether a space belongs before a run of text, which decoding takes away."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a run of text that holds no special tokens."""
+        """Return the ids of a run of text that holds no special tokens, its space before it included."""
 
     def decode(self, text: str) -> bytes:
         """Return the bytes that a token's text stands for."""
@@ -33,7 +33,8 @@ class Tokenizer:
 
     Attributes: `n_vocab`; the ids `bos_id`, `eos_id`, `eot_id`, `eom_id`, `unk_id`, `pad_id`, each None where the
     model has none; `eog_ids`, all ids after which generation ends; `add_bos` and `add_eos`, whether encoding adds
-    these tokens when it adds special ones.
+    these tokens when it adds special ones; `special_ids`, the tokens that are found in text before it is encoded, be
+    it only where they are asked for, the longest first.
 
     Methods that take an id raise InvalidRequestError when it is not in the vocabulary.
     """
@@ -61,6 +62,7 @@ class Tokenizer:
         longest_first = sorted(filter(texts.get, texts), key=lambda token: -len(texts[token].encode()))
         self._special = [(texts[token], token, strips_after(texts[token])) for token in longest_first]
         self._user_defined = [entry for entry in self._special if vocabulary.kind(entry[1]) not in _HIDDEN]
+        self.special_ids = tuple(longest_first)
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the ids of a text.
@@ -69,13 +71,24 @@ class Tokenizer:
         With `parse_special` control tokens spelled in the text become their ids, otherwise they stay text. Lone
         surrogates are read as U+FFFD. TokenizerError when the vocabulary cannot express the text.
         """
-        parts = list(self._partition(_LONE_SURROGATE.sub("\ufffd", text), parse_special))
-        ids = [token for part in parts for token in ([part] if isinstance(part, int) else self._scheme.encode(part))]
+        parts = self._partition(text, self._special if parse_special else self._user_defined)
+        ids = self._encode(parts)
         if not add_special:
             return ids
         bos = self._bos if parts[:1] != self._bos else []
         eos = self._eos if parts[-1:] != self._eos else []
         return [*bos, *ids, *eos]
+
+    def split(self, text: str) -> list[int | str]:
+        """Return a text cut at the special tokens that it spells: their ids, and the runs of text between them."""
+        return self._partition(text, self._special)
+
+    def encode_run(self, text: str, barred: Container[int] = (), continues: bool = False) -> list[int]:
+        """Return the ids of a run of text in which nothing is special but user-defined tokens that are not `barred`.
+
+        A run that `continues` the text before it gets no space of its own.
+        """
+        return self._encode(self._partition(text, [e for e in self._user_defined if e[1] not in barred]), continues)
 
     def decode(self, ids: Iterable[int], unparse_special: bool = False) -> str:
         """Return the text of tokens, without the space that encoding put before it; broken UTF-8 becomes U+FFFD.
@@ -117,18 +130,35 @@ class Tokenizer:
         """Return the id of the token that is written so in the vocabulary."""
         return self._vocabulary.ids.get(text)
 
+    def kind(self, token: int) -> TokenKind:
+        """Return what sort of token this is."""
+        return self._vocabulary.kind(token)
+
     def is_control(self, token: int) -> bool:
         """Whether a token steers the model and is no text."""
         return self._vocabulary.kind(token) is TokenKind.CONTROL
 
-    def _partition(self, text: str, parse_special: bool) -> Iterator[int | str]:
+    def _encode(self, parts: Iterable[int | str], continues: bool = False) -> list[int]:
+        """Return the ids of parted text; where the model expects it, a run of text gets a space before it."""
+        ids = []
+        for part in parts:
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                prefix = " " if self._scheme.add_space_prefix and not continues else ""
+                ids += self._scheme.encode(prefix + part)
+            continues = False
+        return ids
+
+    def _partition(self, text: str, specials: Iterable[tuple[str, int, bool]]) -> list[int | str]:
         """Cut text at special tokens: ids, and what stands between them.
 
         Longer special tokens are found first, each from left to right, whatever shorter ones that breaks up.
         """
+        text = _LONE_SURROGATE.sub("\ufffd", text)
         taken = bytearray(len(text))
         found = []
-        for special, token, strips in self._special if parse_special else self._user_defined:
+        for special, token, strips in specials:
             start = text.find(special)
             while start >= 0:
                 stop = start + len(special)
@@ -143,14 +173,12 @@ class Tokenizer:
                 else:
                     free = taken.find(0, clash)
                     start = text.find(special, free) if free >= 0 else -1
+        parts: list[int | str] = []
         position = 0
         for start, stop, token in sorted(found):
-            if position < start:
-                yield text[position:start]
-            yield token
+            parts += [text[position:start], token] if position < start else [token]
             position = stop
-        if position < len(text):
-            yield text[position:]
+        return [*parts, text[position:]] if position < len(text) else parts
 
 
 class StreamDecoder:

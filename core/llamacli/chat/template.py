@@ -1,0 +1,298 @@
+"""A model file's own chat template, compiled and rendered as Hugging Face's transformers does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import attrs
+import jinja2
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.ext import Extension
+from jinja2.filters import make_attrgetter
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from llamacli.chat.marking import Disguise, MarkedText, disguise_in, joined, revealed
+from llamacli.errors import ChatTemplateError, LlamaCliError
+from llamacli.tokenizer import Tokenizer, TokenKind
+
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+_FILE_NAME = "<template>"
+"""What Jinja calls a template that has no file, in tracebacks."""
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""The names that templates read an answer's reasoning from, the standard one first."""
+
+_PROBE = "Xyzzy"
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _PROBE,
+        "description": "Nothing.",
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"type": "string", "description": "Nothing."}},
+            "required": ["x"],
+        },
+    },
+}
+
+
+@attrs.frozen
+class Rendering:
+    """A rendered conversation: its `text`, and its `parts`, special tokens' ids and the runs of text between them.
+
+    The ids are those of special tokens that the template itself spelled.
+    """
+
+    text: str
+    parts: Sequence[int | str]
+
+
+class ChatTemplate:
+    """A compiled Jinja template.
+
+    - `source`: its text.
+    - `takes_system`, `takes_tools`: whether a system message, or tools, come to stand in what it renders.
+
+    Raises ChatTemplateError if the source is no template; the message names the line.
+    """
+
+    def __init__(self, source: str, tokenizer: Tokenizer):
+        self.source, self._tokenizer = source, tokenizer
+        with _errors("cannot be compiled"):
+            self._template = _environment().from_string(source)
+        self._structure = frozenset(token for token in tokenizer.special_ids if self._is_structure(token))
+        self._alphabet = frozenset("".join(map(tokenizer.token_text, self._structure)))
+        self._special = _special_tokens(tokenizer)
+        self._knows: dict[str, bool] = {}
+
+    @property
+    def takes_system(self) -> bool:
+        """Whether the template has a place for a system message."""
+        return self._shows([{"role": "system", "content": _PROBE}, {"role": "user", "content": "x"}])
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template tells the model of tools."""
+        return self._shows([{"role": "user", "content": "x"}], tools=[_PROBE_TOOL])
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+        **variables: Any,
+    ) -> Rendering:
+        """Render a conversation; with `add_generation_prompt` up to where the model answers.
+
+        `messages` have a "role" (system, developer, user, assistant, tool) and what else the template reads: "content",
+        "tool_calls", "reasoning_content" and so on. `variables` are handed to the template, as `enable_thinking=False`.
+        A system message that the template has no place for goes in front of the first user's message.
+
+        Raises ChatTemplateError if the template fails or refuses, naming its line, or if it knows no tools.
+        """
+        if tools and not self.takes_tools:
+            raise ChatTemplateError("the chat template knows no tools, and was given some")
+        if messages and messages[0].get("role") == "system" and not self.takes_system:
+            messages = _folded(messages)
+        return self._render(messages, tools or None, documents, add_generation_prompt, variables)
+
+    def encode(self, run: str, continues: bool = False) -> list[int]:
+        """Token ids of a run of text: nothing in it steers the model.
+
+        User-defined tokens are found as ever, but for those that look like markup: they may be part of the format.
+        A run that `continues` text gets no space put before it.
+        """
+        return self._tokenizer.encode_run(run, self._structure, continues)
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        documents: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> Rendering:
+        given = {"tools": tools, "documents": documents, **variables}
+        disguise = Disguise(self._alphabet, _characters([list(map(dict, messages)), given]))
+        with _errors("cannot be rendered"):
+            text = self._template.render(
+                **self._special,
+                **disguise.mark(given),
+                messages=[_prepared(message, disguise) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+            )
+        parts = [part if isinstance(part, int) else disguise.reveal(part) for part in self._tokenizer.split(text)]
+        return Rendering(disguise.reveal(text), parts)
+
+    def _shows(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> bool:
+        """Whether the probe comes to stand in the rendering."""
+        kind = "tools" if tools else "system"
+        if kind not in self._knows:
+            try:
+                self._knows[kind] = _PROBE in self._render(messages, tools, None, True, {}).text
+            except ChatTemplateError:
+                self._knows[kind] = False
+        return self._knows[kind]
+
+    def _is_structure(self, token: int) -> bool:
+        """Whether a special token must not come from a message: all that steer, or look as if they did."""
+        text = self._tokenizer.token_text(token)
+        if self._tokenizer.kind(token) is not TokenKind.USER_DEFINED:
+            return True
+        is_markup = len(text) > 2 and text[0] + text[-1] in ("<>", "[]")
+        return is_markup and ("|" in text or text in self.source)
+
+
+def _prepared(message: Mapping[str, Any], disguise: Disguise) -> dict[str, Any]:
+    """A message as templates expect it: no None in it, its reasoning under every name, all but its role marked."""
+    role = message.get("role")
+    if role not in _ROLES:
+        raise ChatTemplateError(f"the role {role!r} of a message is not one of {', '.join(sorted(_ROLES))}")
+    present = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((present[name] for name in _REASONING if name in present), None)
+    if reasoning is not None:
+        present = {"thinking": reasoning, **present, "reasoning_content": reasoning}
+    marked: dict[str, Any] = disguise.mark(present)
+    return {**marked, "role": role}
+
+
+def _folded(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The conversation with its system message in front of the first user's."""
+    system, *rest = messages
+    for i, message in enumerate(rest):
+        if message.get("role") == "user" and isinstance(message.get("content"), str):
+            rest[i] = {**message, "content": f"{system['content']}\n\n{message['content']}"}
+            return rest
+    return [{**system, "role": "user"}, *rest]
+
+
+def _characters(value: Any) -> set[str]:
+    if isinstance(value, str):
+        return set(value)
+    if isinstance(value, Mapping):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list | tuple):
+        return set().union(*map(_characters, value))
+    return set()
+
+
+def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
+    """The variables that name special tokens, by what transformers calls them; only those that the model has."""
+    ids = {
+        "bos_token": tokenizer.bos_id,
+        "eos_token": tokenizer.eos_id,
+        "unk_token": tokenizer.unk_id,
+        "pad_token": tokenizer.pad_id,
+    }
+    return {name: tokenizer.token_text(token) for name, token in ids.items() if token is not None}
+
+
+# --- Jinja as transformers sets it up
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the model is to learn; rendering takes no notice of it."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The statements in between, in a scope of their own."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class _MarkingCodeGenerator(CodeGenerator):
+    """Compiles `~` to the environment's own way to join strings, which keeps the mark."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - Jinja's name
+        """Write the call."""
+        self.write("concat(map(str, (")
+        for item in node.nodes:
+            self.visit(item, frame)
+            self.write(", ")
+        self.write(")))")
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    code_generator_class = _MarkingCodeGenerator
+    concat = staticmethod(lambda parts: joined("", parts))
+
+
+def _environment() -> _Environment:
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
+    environment.filters |= {"tojson": _tojson, "join": _join}
+    for name in ("e", "escape", "float", "int", "striptags", "title", "urlencode", "wordcount", "wordwrap"):
+        environment.filters[name] = _on_plain(environment.filters[name])
+    return environment
+
+
+def _refuse(message: str) -> NoReturn:
+    raise jinja2.TemplateError(str(revealed(message)))
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(revealed(form))
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    text = json.dumps(
+        revealed(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+    disguise = disguise_in(value)
+    return MarkedText(disguise.hide(text), disguise) if disguise else text
+
+
+@jinja2.pass_environment
+def _join(environment: jinja2.Environment, value: Iterable[Any], d: str = "", attribute: Any = None) -> str:
+    if attribute is not None:
+        value = map(make_attrgetter(environment, attribute), value)
+    return joined(str(d), map(str, value))
+
+
+def _on_plain(function: Any) -> Any:
+    """A filter that looks at characters: it gets plain text, and what text it returns is marked whole."""
+    wants_context = hasattr(function, "jinja_pass_arg")
+
+    def apply(*args: Any, **options: Any) -> Any:
+        disguise = disguise_in(args[1 if wants_context else 0])
+        result = function(*map(revealed, args), **options)
+        return disguise.mark(result) if disguise else result
+
+    if wants_context:
+        apply.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]
+    return apply
+
+
+@contextlib.contextmanager
+def _errors(failure: str) -> Iterator[None]:
+    """Turn whatever comes out of Jinja into a ChatTemplateError that names the template's line."""
+    try:
+        yield
+    except (LlamaCliError, MemoryError):
+        raise
+    except Exception as error:
+        frames = traceback.walk_tb(error.__traceback__)
+        lines = [line for frame, line in frames if frame.f_code.co_filename == _FILE_NAME]
+        line = error.lineno if isinstance(error, jinja2.TemplateSyntaxError) else lines[-1] if lines else None
+        where = f", line {line}" if line else ""
+        reason = error.message if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+        raise ChatTemplateError(f"the chat template {failure}{where}: {reason}") from error

@@ -1,0 +1,71 @@
+"""Record what transformers renders: `python tests/oracle/record_templates.py`, in an environment that has it.
+
+Of each rendering the SHA-256 is kept. Templates are those of `chat_cases.SYNTHETIC` and the files in
+../shared/templates.
+"""
+
+import hashlib
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from transformers.utils import chat_template_utils
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from chat_cases import BOS, CASES, EOS, NOW, SYNTHETIC  # noqa: E402
+
+GOLDENS = ROOT / "tests" / "goldens" / "chat_templates.json"
+
+
+def render(template: str, *, messages: list[dict[str, Any]], **options: Any) -> str:
+    """What transformers' `apply_chat_template` renders."""
+    present = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    (text,), _ = chat_template_utils.render_jinja_template(
+        [present], chat_template=template, bos_token=BOS, eos_token=EOS, **options
+    )
+    return text
+
+
+def record(template: str, case: dict[str, Any]) -> str:
+    """The hash of a rendering; "no tools" where the template does not show any, "refused" where it refuses.
+
+    A system message that it refuses or leaves out is put in front of the first user's.
+    """
+    messages = case["messages"]
+    if "tools" in case:
+        shown = render(template, messages=CASES["single turn"]["messages"], tools=case["tools"])
+        if case["tools"][0]["function"]["name"] not in shown:
+            return "no tools"
+    try:
+        text = render(template, **case)
+    except jinja2.TemplateError:
+        text = ""
+    if messages[0]["role"] == "system" and messages[0]["content"][:10] not in text:
+        first = {"role": "user", "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
+        text = render(template, **(case | {"messages": [first, *messages[2:]]}))
+    if not text:
+        return "refused"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def main() -> None:
+    """Write the goldens."""
+    chat_template_utils.datetime = types.SimpleNamespace(now=lambda: NOW)
+    files = {path.name: path.read_text() for path in sorted((ROOT.parent / "shared" / "templates").glob("*.jinja"))}
+    goldens = {
+        name: {
+            "source": hashlib.sha256(source.encode()).hexdigest(),
+            "renderings": {label: record(source, case) for label, case in CASES.items()},
+        }
+        for name, source in (SYNTHETIC | files).items()
+    }
+    GOLDENS.write_text(json.dumps(goldens, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
