@@ -124,6 +124,14 @@ class TestTensorTable:
             "tensor x (1,) is not one that the architecture reads",
         ]
 
+    def test_of_many_mismatches_the_first_are_shown(self) -> None:
+        broken = self.file(**{f"x{i}": (1,) for i in range(200)})
+        with pytest.raises(ModelFormatError) as raised:
+            self.table().bind(broken)
+        problems = str(raised.value).split("; ")
+        assert len(problems) == 9
+        assert problems[7:] == ["tensor x7 (1,) is not one that the architecture reads", "and 192 more"]
+
     def test_a_name_that_is_not_in_the_table(self) -> None:
         weights = self.table().bind(self.file())
         for scope in (weights, weights.blk[0]):

@@ -17,6 +17,9 @@ from llamacli.loaders import ModelFile
 MAX_CONTEXT = (1 << 31) - 1
 """Positions are 32-bit integers."""
 
+_SHOWN = 8
+"""Mismatches between a file and its architecture that an error shows; a wrong number of layers gives hundreds."""
+
 
 def checked_seq_len(value: int) -> int:
     """The value, if it can be the length of a context."""
@@ -177,7 +180,8 @@ class TensorTable:
     def bind(self, file: ModelFile) -> Weights:
         """Match the table with a file.
 
-        Raises ModelFormatError with every mismatch at once: tensors that are missing, of another shape, or unknown.
+        Raises ModelFormatError with the first mismatches and their number: tensors that are missing, of another shape,
+        or unknown.
         """
         expected = dict(self.items())
         problems = [
@@ -191,7 +195,8 @@ class TensorTable:
             elif info.shape != expected[name].shape:
                 problems.append(f"tensor {name} has shape {info.shape}, expected {expected[name].shape}")
         if problems:
-            raise ModelFormatError(f"{file.path}: " + "; ".join(problems))
+            more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+            raise ModelFormatError(f"{file.path}: " + "; ".join(problems[:_SHOWN] + more))
         blocks = [Params(block._params(file, f"blk.{i}.")) for i, block in enumerate(self._blocks)]
         return Weights(self._params(file, ""), blocks)
 

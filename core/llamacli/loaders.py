@@ -88,6 +88,8 @@ def open_model_file(path: str | os.PathLike[str], plugins: Plugins) -> ModelFile
 
     Raises ModelFormatError if the file cannot be read or no format fits it.
     """
+    if not os.fspath(path):  # Path("") would be the current folder
+        raise ModelFormatError("the name of the model's file is empty")
     path = Path(path)
     loaders = plugins.loaders()  # also brings in the tensor types that plugins add, which GGUF files may have too
     if not path.is_file() or is_gguf(path):

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 import tiny_models
 from llamacli.cli.app import app
+from llamacli.kernels.team import MOST_THREADS
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,55 @@ def test_md(model):
     assert [line.split("|")[-3].strip() for line in lines[2:]] == ["pp8 @ d8", "tg4 @ d8"]
 
 
-@pytest.mark.parametrize("arguments", [["-p", "x"], ["-n", "-1"], ["-r", "0"], ["-d", "1,,2"], ["-o", "xml"]])
-def test_wrong_usage(model, arguments):
-    assert CliRunner().invoke(app, ["bench", "-m", model, *arguments]).exit_code == 2
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-p", "x"], "is not a list of whole numbers from 0 to 1000000."),
+        (["-p", "1000001"], "is not a list of whole numbers from 0 to 1000000."),
+        (["-n", "-1"], "is not a list of whole numbers from 0 to 1000000."),
+        (["-d", "1,,2"], "is not a list of whole numbers from 0 to 1000000."),
+        (["-d", "9" * 5000], "is not a list of whole numbers from 0 to 1000000."),
+        (["-r", "0"], "0 is not in the range x>=1."),
+        (["-t", "1025"], "1025 is not in the range 1<=x<=1024."),
+        (["-o", "xml"], "'xml' is not one of"),
+        (["--plot", "rates.txt"], "'rates.txt' does not end in .png, .svg or .pdf."),
+        (["--plot", "no/such/folder/rates.png"], "lies in a folder that is not there."),
+    ],
+)
+def test_wrong_usage(model, arguments, message):
+    result = CliRunner().invoke(app, ["bench", "-m", model, *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr.replace("\n", " ")
+
+
+def test_every_option_says_what_it_does():
+    command = app.commands["bench"]
+    assert [param.name for param in command.params if not param.help] == []
+
+
+def test_numbers_of_threads_are_those_of_the_engine():
+    threads = next(param for param in app.commands["bench"].params if param.name == "threads")
+    assert (threads.type.min, threads.type.max) == (1, MOST_THREADS)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_a_picture(model, tmp_path, suffix):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / f"rates.{suffix}"
+    table = bench("-m", model, "-p", "8", "-n", "4", "-d", "0,8", "-r", "2", "--plot", str(picture))
+    assert table.count("\n") == 6
+    data = picture.read_bytes()
+    assert data.startswith(b"\x89PNG") if suffix == "png" else b"tiny.gguf: llama F32" in data
+
+
+def test_a_picture_of_nothing_is_not_drawn(model, tmp_path):
+    pytest.importorskip("matplotlib")
+    bench("-m", model, "-p", "0", "-n", "0", "--plot", str(tmp_path / "rates.png"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_without_matplotlib(model, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = CliRunner().invoke(app, ["bench", "-m", model, "--plot", "rates.png"])
+    assert result.exit_code == 2
+    assert "pictures need matplotlib: pip install 'llamacli[plot]'" in result.stderr

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamacli.cli.options import PATH, global_options
+from llamacli.cli.options import PATH, global_options, threads_option
 from llamacli.cli.output import print_json
+from llamacli.cli.plot import Picture
 from llamacli.cli.run import demo_model_path
 
 if TYPE_CHECKING:
     from llamacli.bench import Row
 
 
+_MOST = 1_000_000
+
+
 class Numbers(click.ParamType[tuple[int, ...]]):
-    """Whole numbers from 0, separated by commas."""
+    """Whole numbers from 0 to _MOST, separated by commas."""
 
     name = "N,..."
 
@@ -27,26 +31,60 @@ class Numbers(click.ParamType[tuple[int, ...]]):
         if isinstance(value, tuple):
             return value
         numbers = [part.strip() for part in value.split(",")]
-        if not all(number.isdecimal() and len(number) < 10 for number in numbers):
-            self.fail(f"{value!r} is not a list of whole numbers from 0 to 999999999.", param, ctx)
+        if not all(number.isdecimal() and len(number) < 10 and int(number) <= _MOST for number in numbers):
+            self.fail(f"{value!r} is not a list of whole numbers from 0 to {_MOST}.", param, ctx)
         return tuple(map(int, numbers))
 
 
 @click.command()
 @click.option("-m", "--model", type=PATH, help="The model's file; without it, the demo model.")
-@click.option("-p", "--n-prompt", type=Numbers(), default="512", show_default=True, help="Prompt lengths; 0: none.")
-@click.option("-n", "--n-gen", type=Numbers(), default="128", show_default=True, help="Tokens to generate; 0: none.")
-@click.option("-d", "--n-depth", type=Numbers(), default="0", show_default=True, help="Tokens that come before.")
+@click.option(
+    "-p",
+    "--n-prompt",
+    type=Numbers(),
+    default="512",
+    show_default=True,
+    help=f"Prompt lengths, each from 0 to {_MOST}; 0: none.",
+)
+@click.option(
+    "-n",
+    "--n-gen",
+    type=Numbers(),
+    default="128",
+    show_default=True,
+    help=f"How many tokens to generate, each from 0 to {_MOST}; 0: none.",
+)
+@click.option(
+    "-d",
+    "--n-depth",
+    type=Numbers(),
+    default="0",
+    show_default=True,
+    help=f"How many tokens come before, each from 0 to {_MOST}.",
+)
 @click.option(
     "-r", "--repetitions", metavar="N", type=click.IntRange(1), default=5, show_default=True, help="Runs of each test."
 )
-@click.option("-t", "--threads", metavar="N", type=click.IntRange(1), help="How many threads compute.")
-@click.option("--mode", type=click.Choice(["auto", "fp32", "q8", "q4"]), default="auto", show_default=True)
-@click.option("--kv-type", type=click.Choice(["f32", "f16"]), default="f16", show_default=True)
+@threads_option
+@click.option(
+    "--mode",
+    type=click.Choice(["auto", "fp32", "q8", "q4"]),
+    default="auto",
+    show_default=True,
+    help="Keep weights in the file's own types (auto), exact, or requantised.",
+)
+@click.option(
+    "--kv-type",
+    type=click.Choice(["f32", "f16"]),
+    default="f16",
+    show_default=True,
+    help="Type of cached keys and values.",
+)
 @click.option(
     "-o", "--output", type=click.Choice(["md", "json", "jsonl", "csv"]), default="md", show_default=True,
     help="How the results are printed.",
 )  # fmt: skip
+@click.option("--plot", type=Picture(), help="Draw the results too: a PNG, SVG or PDF file. Needs matplotlib.")
 @global_options
 def bench(
     model: str | None,
@@ -58,6 +96,7 @@ def bench(
     mode: str,
     kv_type: str,
     output: str,
+    plot: str | None,
 ) -> None:
     """Measure tokens a second, with the tests and columns of llama.cpp's own benchmark.
 
@@ -77,7 +116,18 @@ def bench(
         mode=QuantMode(mode),
         kv_type=kv_type,
     )
-    _PRINTERS[output](rows)
+    kept: list[Row] = []
+    _PRINTERS[output](_keeping(rows, kept))
+    if plot is not None:
+        from llamacli.cli.plot import draw_rates
+
+        draw_rates(kept, plot)
+
+
+def _keeping(rows: Iterable[Row], kept: list[Row]) -> Iterator[Row]:
+    for row in rows:
+        kept.append(row)
+        yield row
 
 
 def _print_md(rows: Iterable[Row]) -> None:

@@ -19,6 +19,18 @@ DEBUG = "llamacli.debug"
 """Key in `Context.meta`: whether errors show their traceback."""
 
 
+def threads_option(command: Decorated) -> Decorated:
+    """Give a command `-t`, None where it was not given."""
+    decorate = click.option(
+        "-t",
+        "--threads",
+        metavar="N",
+        type=click.IntRange(1, 1024),
+        help="How many threads compute; without it, one for each core that may be used.",
+    )
+    return decorate(command)  # type: ignore[type-var]
+
+
 class FiniteRange(click.FloatRange):
     """A FloatRange that refuses NaN and infinities too."""
 

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from llamacli.cli.interrupts import EXIT_CODE
-from llamacli.cli.options import PATH, global_options
+from llamacli.cli.options import PATH, global_options, threads_option
 from llamacli.cli.output import note, print_json, write
 from llamacli.cli.sampling import sampling_options, sampling_params
 from llamacli.cli.text import argument, read_file, read_stdin, without_final_newline
@@ -55,7 +55,7 @@ def demo_model_path() -> str:
     show_default=True,
     help="Length of the context in tokens, the prompt included; 0: the model's.",
 )
-@click.option("-t", "--threads", metavar="N", type=click.IntRange(1), help="How many threads compute.")
+@threads_option
 @click.option(
     "-s",
     "--seed",
