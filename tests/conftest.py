@@ -1,5 +1,6 @@
 """Fixtures that many tests share."""
 
+import tomllib
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-import tiny_models
+import tiny_variants
 from llamacli import Model, load_model
 from llamacli.engine import Engine, ReferenceEngine, default_engine
 from llamacli.plugins import ARCHITECTURES, GENERAL, Plugins
@@ -19,6 +20,7 @@ hypothesis.settings.load_profile("suite")
 
 ENGINES = {"reference": ReferenceEngine, "default": default_engine}
 
+PLUGINS = Path(__file__).resolve().parents[1] / "plugins"
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 TinyGguf = Callable[..., Path]
@@ -33,28 +35,28 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 @pytest.fixture(scope="session")
 def plugins() -> Plugins:
-    """The llama family, whether it is installed or not."""
-    return Plugins(
-        [
-            EntryPoint("llama", "llamacli_llama", ARCHITECTURES),
-            EntryPoint("llama2c", "llamacli_llama.llama2c", GENERAL),
+    """The families of this repository and no others, whatever else is installed."""
+    entries = []
+    for project in sorted(PLUGINS.glob("*/pyproject.toml")):
+        groups = tomllib.loads(project.read_text())["project"]["entry-points"]
+        entries += [
+            EntryPoint(name, module, group)
+            for group in (ARCHITECTURES, GENERAL)
+            for name, module in groups.get(group, {}).items()
         ]
-    )
+    return Plugins(entries)
 
 
 @pytest.fixture(scope="session")
 def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> TinyGguf:
-    """Write a variant of `tiny_models.LLAMA`, by name, with other options on top; each file is made once."""
+    """Write a variant of `tiny_variants.VARIANTS`, by name, with other options on top; each file is made once."""
     directory = tmp_path_factory.mktemp("tiny")
     made: dict[str, Path] = {}
 
     def write(variant: str = "gqa", **options: Any) -> Path:
         key = repr((variant, options))
         if key not in made:
-            base = tiny_models.LLAMA[variant]
-            metadata = base.get("metadata", {}) | options.get("metadata", {})
-            path = directory / f"{variant}-{len(made)}.gguf"
-            made[key] = tiny_models.write_llama(path, **base | options | {"metadata": metadata})
+            made[key] = tiny_variants.write(directory / f"{variant}-{len(made)}.gguf", variant, **options)
         return made[key]
 
     return write

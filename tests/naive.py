@@ -49,16 +49,39 @@ def silu(x: np.ndarray) -> np.ndarray:
     return x * np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))
 
 
-def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
+def gated(gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
+    """What each kind of gated unit makes of gate and up."""
+    if activation == "swiglu":
+        return silu(gate) * up
+    if activation == "geglu":
+        return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+
+
+def attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: np.ndarray | None = None,
+) -> np.ndarray:
     """q [n, n_head, d] at the last n of the m positions of k, v [m, n_head_kv, d]; returns [n, n_head, d]."""
     q, k, v = (array.astype(np.float64) for array in (q, k, v))
     n, n_head, _ = q.shape
     group = n_head // k.shape[1]
     out = np.empty_like(q)
     for i in range(n):
-        seen = len(k) - n + i + 1
+        end = len(k) - n + i + 1
+        begin = max(0, end - window) if window else 0
         for head in range(n_head):
-            scores = scale * (k[:seen, head // group] @ q[i, head])
-            p = np.exp(scores - scores.max())
-            out[i, head] = (p / p.sum()) @ v[:seen, head // group]
+            scores = scale * (k[begin:end, head // group] @ q[i, head])
+            if softcap:
+                scores = softcap * np.tanh(scores / softcap)
+            p = np.exp(scores)
+            total = p.sum() + (np.exp(sinks[head]) if sinks is not None else 0)
+            out[i, head] = (p / total) @ v[begin:end, head // group]
     return out

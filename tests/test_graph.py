@@ -33,12 +33,24 @@ def test_ops_are_recorded_in_order(g: Graph, x: Value) -> None:
     assert [tensor.name for op in g.ops for tensor in op.tensors()] == ["token_embd.weight", "up.weight", "up.bias"]
 
 
-def test_every_attention_is_a_layer(g: Graph, x: Value) -> None:
+def test_every_store_is_a_layer(g: Graph, x: Value) -> None:
     k = g.linear(x, param("k", 4, 8))
-    for layer in range(2):
-        out = g.attention(x, k, k, head_dim=2, scale=1.0)
-        assert (g.ops[-1].layer, out.width) == (layer, 8)
-    assert g.states == [AttentionState(2, 2)] * 2
+    for layer, window in enumerate([None, 5]):
+        kv = g.store(k, k, head_dim=2, window=window)
+        for _ in range(2):
+            out = g.attention(x, kv, scale=1.0)
+            assert (g.ops[-1].layer, out.width) == (layer, 8)
+    assert g.states == [AttentionState(2, 2), AttentionState(2, 2, window=5)]
+
+
+def test_fused_parameters_are_split_by_rows() -> None:
+    parts = param("qkv", 10, 8, bias=True).split(6, 4)
+    assert [(part.weight.shape, part.weight.first_row) for part in parts] == [((6, 8), 0), ((4, 8), 6)]
+    assert [(part.bias.shape, part.bias.first_row) for part in parts if part.bias] == [((6,), 0), ((4,), 6)]
+    gate, up = param("gate_up", 3, 10, 8).split(5, 5)
+    assert (gate.weight.shape, up.weight.first_row) == ((3, 5, 8), 5)
+    with pytest.raises(PluginError, match=r"qkv.weight has 10 rows and is to be split into 9"):
+        param("qkv", 10, 8).split(6, 3)
 
 
 def test_rope_takes_factors(g: Graph, x: Value) -> None:
@@ -68,10 +80,20 @@ def test_experts(g: Graph, x: Value) -> None:
         ("rope", lambda g, x: g.rope(x, Rope(3, True), 4)),
         ("rope", lambda g, x: g.rope(x, Rope(0, True), 4)),
         ("rope", lambda g, x: g.rope(x, Rope(4, True), 4, param("factors", 4))),
-        ("attention", lambda g, x: g.attention(x, x, g.linear(x, param("v", 4, 8)), head_dim=2, scale=1.0)),
-        ("attention", lambda g, x: g.attention(x, x, x, head_dim=3, scale=1.0)),
-        ("attention", lambda g, x: g.attention(g.linear(x, param("q", 12, 8)), x, x, head_dim=4, scale=1.0)),
-        ("swiglu", lambda g, x: g.swiglu(x, g.linear(x, param("w", 4, 8)))),
+        ("rope", lambda g, x: g.rope(x, Rope(4, True), 4, param("f", 2), param("long", 4))),
+        ("rms_norm", lambda g, x: g.rms_norm(x, None, 1e-5, head_dim=3)),
+        ("rms_norm", lambda g, x: g.rms_norm(x, param("n", 8), 1e-5, head_dim=4)),
+        ("store", lambda g, x: g.store(x, g.linear(x, param("v", 4, 8)), head_dim=2)),
+        ("store", lambda g, x: g.store(x, x, head_dim=3)),
+        ("store", lambda g, x: g.store(x, x, head_dim=4, window=0)),
+        ("attention", lambda g, x: attention(g, x, g.linear(x, param("q", 12, 8)))),
+        ("attention", lambda g, x: attention(g, x, x, sinks=param("sinks", 4))),
+        ("scale", lambda g, x: g.scale(x, param("factor", 2))),
+        ("softcap", lambda g, x: g.softcap(x, 0.0)),
+        ("columns", lambda g, x: g.columns(x, 4, 5)),
+        ("columns", lambda g, x: g.columns(x, 4, 0)),
+        ("sigmoid_gate", lambda g, x: g.sigmoid_gate(x, x)),
+        ("gated", lambda g, x: g.swiglu(x, g.linear(x, param("w", 4, 8)))),
         ("moe", lambda g, x: moe(g, x, up=param("up", 4, 5, 8))),
         ("moe", lambda g, x: moe(g, x, down=param("down", 4, 6, 8))),
         ("moe", lambda g, x: moe(g, x, n_used=5)),
@@ -84,6 +106,10 @@ def test_what_does_not_fit_is_the_plugins_error(
 ) -> None:
     with pytest.raises(PluginError, match=f"^{verb}: .* do not fit together"):
         call(g, x)
+
+
+def attention(g: Graph, x: Value, q: Value, **options: Param) -> Value:
+    return g.attention(q, g.store(x, x, head_dim=4), scale=1.0, **options)
 
 
 def moe(g: Graph, x: Value, *, n_expert: int = 4, n_used: int = 2, **changed: Param) -> Value:

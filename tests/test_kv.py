@@ -1,3 +1,6 @@
+import gc
+from typing import ClassVar
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,35 +8,177 @@ from hypothesis import strategies as st
 
 from llamacli import InvalidRequestError
 from llamacli.graph import AttentionState
-from llamacli.kv import PAGE, KVCache
+from llamacli.kv import N_BATCH, PAGE, KVLayout, KVPool, KVSequence
 
 states = st.lists(st.builds(AttentionState, st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=3)
+ONE = AttentionState(2, 4)
+
+
+def new_sequence(layers: list[AttentionState], seq_len: int, kv_type: str = "f32") -> KVSequence:
+    return KVSequence(KVPool(KVLayout.of(layers, kv_type)), seq_len)
+
+
+def random_cells(n: int, state: AttentionState = ONE, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return tuple(random.normal(size=(n, state.n_head_kv, state.head_dim)).astype(np.float32) for _ in range(2))
+
+
+def fill(sequence: KVSequence, start: int, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    k, v = random_cells(n, seed=seed)
+    sequence.reserve(start, n)
+    for layer in range(len(sequence.pool.layout.states)):
+        sequence.write(layer, start, k, v)
+    return k, v
 
 
 @given(states, st.integers(1, 100), st.sampled_from(["f32", "f16"]))
-def test_whole_pages_of_every_layer(layers: list[AttentionState], seq_len: int, kv_type: str) -> None:
-    cache = KVCache(layers, seq_len, kv_type)
-    n_pages = -(-seq_len // PAGE)
-    size = {"f32": 4, "f16": 2}[kv_type]
-    assert cache.n_bytes == sum(2 * n_pages * PAGE * layer.n_head_kv * layer.head_dim * size for layer in layers)
-    for k, v, layer in zip(cache.k, cache.v, layers, strict=True):
-        assert k.shape == (n_pages, layer.n_head_kv, layer.head_dim, PAGE)
-        assert v.shape == (n_pages, layer.n_head_kv, PAGE, layer.head_dim)
-        assert k.itemsize == v.itemsize == size
-        assert not k.any()
-        assert not v.any()
-    assert (cache.kv_type, cache.seq_len) == (kv_type, seq_len)
+def test_size_law(layers: list[AttentionState], seq_len: int, kv_type: str) -> None:
+    sequence = new_sequence(layers, seq_len, kv_type)
+    size, n_pages = {"f32": 4, "f16": 2}[kv_type], -(-seq_len // PAGE)
+    assert sequence.n_bytes == sum(2 * n_pages * PAGE * state.n_head_kv * state.head_dim * size for state in layers)
+    sequence.reserve(0, seq_len)
+    assert sequence.n_bytes == sum(pages.n_used * pages.page_bytes for pages in sequence.pool.groups)
 
 
-def test_layers_share_nothing() -> None:
-    cache = KVCache([AttentionState(2, 4)] * 2, 20, "f32")
-    arrays = [*cache.k, *cache.v]
-    for i, array in enumerate(arrays):
-        array[...] = i + 1
-    assert [np.unique(array).tolist() for array in arrays] == [[1], [2], [3], [4]]
+@given(states, st.integers(1, 60), st.sampled_from(["f32", "f16"]))
+def test_what_is_written_is_read(layers: list[AttentionState], n: int, kv_type: str) -> None:
+    sequence = new_sequence(layers, 64, kv_type)
+    sequence.reserve(0, n)
+    written = [random_cells(n, state, seed) for seed, state in enumerate(layers)]
+    for layer, (k, v) in enumerate(written):
+        sequence.write(layer, 0, k, v)
+    kind = {"f32": np.float32, "f16": np.float16}[kv_type]
+    for layer, (k, v) in enumerate(written):
+        keys, values = sequence.read(layer, n)
+        np.testing.assert_array_equal(keys, k.astype(kind).transpose(1, 2, 0))
+        np.testing.assert_array_equal(values, v.astype(kind).transpose(1, 0, 2))
 
 
-@pytest.mark.parametrize("kv_type", ["F32", "q8_0", "", None])
+def test_memory_is_taken_when_needed_and_given_back() -> None:
+    sequence = new_sequence([ONE], 1000)
+    pool = sequence.pool
+    assert pool.n_bytes == 0
+    sequence.reserve(0, 1)
+    assert pool.groups[0].n_used == 1
+    sequence.reserve(1, PAGE)
+    assert pool.groups[0].n_used == 2
+    sequence.close()
+    sequence.close()
+    assert (pool.groups[0].n_used, pool.n_bytes) == (0, 0)
+
+
+def test_an_abandoned_sequence_gives_its_pages_back() -> None:
+    sequence = new_sequence([ONE], 100)
+    pool = sequence.pool
+    sequence.reserve(0, 100)
+    assert pool.n_bytes > 0
+    del sequence
+    gc.collect()
+    assert pool.n_bytes == 0
+
+
+def test_a_page_is_zeros_again() -> None:
+    sequence, other = (KVSequence(pool, 64) for pool in [KVPool(KVLayout.of([ONE], "f32"))] * 2)
+    fill(other, 0, 1)  # keeps the memory from going back to the system
+    fill(sequence, 0, 64)
+    sequence.truncate(0)
+    sequence.reserve(0, 64)
+    assert not any(array.any() for array in sequence.read(0, 64))
+
+
+class TestForks:
+    def test_share_pages_until_one_writes(self) -> None:
+        parent = new_sequence([ONE, ONE], 64)
+        k, v = fill(parent, 0, 40)
+        child = parent.fork()
+        pages = parent.pool.groups[0]
+        assert pages.n_used == 3
+        fill(child, 40, 1, seed=1)
+        assert pages.n_used == 4, "the page that both had begun is copied"
+        fill(parent, 40, 8, seed=2)
+        assert pages.n_used == 4
+        for sequence, seed in ((child, 1), (parent, 2)):
+            keys, values = sequence.read(1, 41)
+            np.testing.assert_array_equal(keys[..., :40], k.transpose(1, 2, 0))
+            np.testing.assert_array_equal(values[:, :40], v.transpose(1, 0, 2))
+            np.testing.assert_array_equal(keys[..., 40], random_cells(8 if seed == 2 else 1, seed=seed)[0][0])
+
+    def test_outlive_one_another(self) -> None:
+        parent = new_sequence([ONE], 64)
+        k, _ = fill(parent, 0, 20)
+        child = parent.fork()
+        parent.close()
+        np.testing.assert_array_equal(child.read(0, 20)[0], k.transpose(1, 2, 0))
+        child.close()
+        assert child.pool.n_bytes == 0
+
+
+class TestWindows:
+    STATES: ClassVar = [ONE, AttentionState(2, 4, window=20), ONE]
+
+    def test_only_the_window_is_kept(self) -> None:
+        sequence = new_sequence(self.STATES, 1000)
+        whole, windowed = sequence.pool.groups
+        for n in range(1, 200):
+            sequence.reserve(n - 1, 1)
+            sequence.forget(n)
+            assert whole.n_used == -(-n // PAGE)
+            assert windowed.n_used <= 20 // PAGE + 2
+            first = max(0, n - 20 + 1)
+            assert all(sequence.tables[1][first // PAGE : -(-n // PAGE)])
+
+    def test_size_law(self) -> None:
+        sequence = new_sequence(self.STATES, 10000)
+        layer = 2 * 2 * 4 * 4 * PAGE
+        assert sequence.n_bytes == 2 * layer * 625 + layer * (-(-(19 + N_BATCH) // PAGE) + 1)
+        most = 0
+        for start in range(0, 10000 - N_BATCH, N_BATCH):
+            sequence.reserve(start, N_BATCH)
+            most = max(most, sum(pages.n_used * pages.page_bytes for pages in sequence.pool.groups))
+            sequence.forget(start + N_BATCH)
+        assert most <= sequence.n_bytes
+
+    def test_going_back_needs_what_is_seen_there(self) -> None:
+        sequence = new_sequence(self.STATES, 200)
+        fill(sequence, 0, 100)
+        sequence.forget(100)
+        kept = sequence.tables[1].copy()
+        with pytest.raises(InvalidRequestError, match="cannot go back to position 60: the sliding window"):
+            sequence.truncate(60)
+        np.testing.assert_array_equal(sequence.tables[1], kept)
+        sequence.truncate(99)
+        sequence.truncate(0)
+        assert [pages.n_used for pages in sequence.pool.groups] == [0, 0]
+        fill(sequence, 0, 100)
+
+    def test_one_can_go_back_to_where_a_batch_began(self) -> None:
+        sequence = new_sequence(self.STATES, 400)
+        k, _ = fill(sequence, 0, 50)
+        sequence.forget(50)
+        for start in range(50, 350, 50):
+            sequence.reserve(start, 50)
+            sequence.forget(start + 50, since=50)
+        assert sequence.pool.groups[1].n_used <= 2 * (20 // PAGE + 2), "what lies between is given back"
+        sequence.truncate(50)
+        np.testing.assert_array_equal(sequence.read(1, 50)[0][..., 31:], k.transpose(1, 2, 0)[..., 31:])
+
+
+@pytest.mark.parametrize("kv_type", ["F32", "q9_0", "", None])
 def test_unknown_types(kv_type: str) -> None:
     with pytest.raises(InvalidRequestError, match="is not one of f32, f16"):
-        KVCache([AttentionState(1, 4)], 16, kv_type)
+        KVLayout.of([ONE], kv_type)
+
+
+def test_no_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    sequence = new_sequence([ONE, AttentionState(2, 4, window=20)], 10**6)
+    fill(sequence, 0, 20)
+    kept = [table.copy() for table in sequence.tables]
+
+    def refuse(n_bytes: int) -> np.ndarray:
+        raise MemoryError
+
+    monkeypatch.setattr("llamacli.kv.pool.anonymous", refuse)
+    with pytest.raises(MemoryError):
+        sequence.reserve(20, 10**5)
+    for table, before in zip(sequence.tables, kept, strict=True):
+        np.testing.assert_array_equal(table, before)

@@ -185,7 +185,7 @@ class TestRefusals:
 
     def test_overflow(self, model: Model, started: Session) -> None:
         logits = started.logits.copy()
-        keys = [array.copy() for array in (*started.cache.k, *started.cache.v)]
+        kept = [started.cache.read(layer, len(PROMPT)) for layer in range(2)]
         with pytest.raises(
             ContextOverflowError, match="8 tokens in the context and 5 more do not fit into 12"
         ) as raised:
@@ -193,8 +193,9 @@ class TestRefusals:
         assert (raised.value.n_past, raised.value.n_tokens, raised.value.seq_len) == (8, 5, 12)
         with pytest.raises(ContextOverflowError):
             started.generate([1, 2, 3, 4, 5])
-        for before, after in zip(keys, (*started.cache.k, *started.cache.v), strict=True):
-            np.testing.assert_array_equal(after, before)
+        for layer, before in enumerate(kept):
+            for was, now in zip(before, started.cache.read(layer, len(PROMPT)), strict=True):
+                np.testing.assert_array_equal(now, was)
         self.assert_unchanged(model, started, logits)
 
     @pytest.mark.parametrize("bad", [-1, 128, 2**31, -(2**40), 1.0, True, None, "a"])
@@ -226,8 +227,9 @@ class TestRefusals:
             states = model.program.states
 
             def forward(self, *_: object, **__: object) -> np.ndarray:
-                for array in (*started.cache.k, *started.cache.v):
-                    array[:, :, :, len(PROMPT) :] = np.nan
+                garbage = np.full((2, 2, 16), np.nan, np.float32)
+                for layer in range(2):
+                    started.cache.write(layer, len(PROMPT), garbage, garbage)
                 raise KeyboardInterrupt
 
         program, model._program = model.program, Interrupting()

@@ -68,17 +68,11 @@ def write_llama(
 
     `tokenizer` is "test" (128 tokens without text) or "spm" (`spm_vocabulary`). `type` is the matrices' tensor type;
     K-quants need widths that are multiples of 256; `dequantized` stores the same numbers as float32. `head_dim` writes
-    `key_length` and `value_length`. To make broken files: `metadata` are keys to add or, with None, to leave out;
-    `tensors` are float32 arrays to add or to put in another's place; `without` are names of tensors to leave out.
+    `key_length` and `value_length`. The rest is as in `write_model`.
     """
-    tokens, scores, types = (
-        spm_vocabulary() if tokenizer == "spm" else ([f"tok_{i}" for i in range(128)], [0.0] * 128, None)
-    )
-    n_vocab, n_head_kv = len(tokens), n_head_kv or n_head
+    n_vocab, n_head_kv = len(vocabulary(tokenizer)[0]), n_head_kv or n_head
     width = head_dim or n_embd // n_head
     keys: dict[str, Any] = {
-        "general.name": f"tiny {seed}",
-        "llama.vocab_size": n_vocab,
         "llama.context_length": context_length,
         "llama.embedding_length": n_embd,
         "llama.block_count": n_layer,
@@ -87,12 +81,7 @@ def write_llama(
         "llama.attention.head_count_kv": n_head_kv,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "llama.rope.dimension_count": width,
-        "tokenizer.ggml.model": "llama" if tokenizer == "spm" else tokenizer,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": scores,
     }
-    if types is not None:
-        keys["tokenizer.ggml.token_type"] = types
     if head_dim is not None:
         keys |= {"llama.attention.key_length": head_dim, "llama.attention.value_length": head_dim}
     if n_expert:
@@ -123,22 +112,71 @@ def write_llama(
             shapes[f"blk.{i}.ffn_gate_inp.weight"] = (n_expert, n_embd)
         shapes[f"blk.{i}.attn_norm.weight"] = shapes[f"blk.{i}.ffn_norm.weight"] = (n_embd,)
 
+    return write_model(
+        path,
+        "llama",
+        keys,
+        shapes,
+        tokenizer=tokenizer,
+        seed=seed,
+        type=type,
+        dequantized=dequantized,
+        metadata=metadata,
+        tensors=tensors,
+        without=without,
+    )
+
+
+def vocabulary(tokenizer: str) -> tuple[list[str], list[float], list[int] | None]:
+    """Tokens, scores and types: "test" is 128 tokens without text, "spm" `spm_vocabulary`."""
+    return spm_vocabulary() if tokenizer == "spm" else ([f"tok_{i}" for i in range(128)], [0.0] * 128, None)
+
+
+def write_model(
+    path: str | Path,
+    architecture: str,
+    keys: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    tokenizer: str = "test",
+    seed: str,
+    type: str = "F32",  # noqa: A002 - GGUF's word
+    dequantized: bool = False,
+    metadata: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, np.ndarray] | None = None,
+    without: Collection[str] = (),
+) -> Path:
+    """Write a model with a vocabulary, these keys, and random tensors of these shapes; return its path.
+
+    `type` is the matrices' tensor type; `dequantized` stores the same numbers as float32. To make broken files:
+    `metadata` are keys to add or, with None, to leave out; `tensors` are float32 arrays to add or to put in another's
+    place; `without` are names of tensors to leave out.
+    """
+    tokens, scores, types = vocabulary(tokenizer)
+    common: dict[str, Any] = {
+        "general.name": f"tiny {seed}",
+        f"{architecture}.vocab_size": len(tokens),
+        "tokenizer.ggml.model": "llama" if tokenizer == "spm" else tokenizer,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": types,
+    }
     content = {name: random_tensor(seed, name, shape, type) for name, shape in shapes.items() if name not in without}
     if dequantized:
         content = {name: (gguf.quants.dequantize(*tensor), Type.F32) for name, tensor in content.items()}
     content |= {name: (array.astype(np.float32), Type.F32) for name, array in (tensors or {}).items()}
-    write_gguf(path, "llama", keys | dict(metadata or {}), content)
+    write_gguf(path, architecture, common | dict(keys) | dict(metadata or {}), content)
     return Path(path)
 
 
 def random_tensor(seed: str, name: str, shape: tuple[int, ...], matrix_type: str) -> tuple[np.ndarray, Type]:
-    """A tensor as it is stored, and its type: matrices in `matrix_type`; norms, biases and routers in float32."""
+    """A tensor as it is stored, and its type: matrices in `matrix_type`; all else, and routers, in float32."""
     random = np.random.RandomState(int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "little"))
     if name == "rope_freqs.weight":  # as Llama 3 has them: fast pairs as they are, slow ones 8 times slower
         return np.clip(np.linspace(-2, 10, shape[0]), 1, 8).astype(np.float32), Type.F32
     if name.endswith("norm.weight"):
         return (1 + SIGMA * random.standard_normal(shape)).astype(np.float32), Type.F32
-    if len(shape) == 1 or "ffn_gate_inp" in name:
+    if len(shape) == 1 or "ffn_gate_inp" in name or not name.endswith(".weight"):
         return (SIGMA * random.standard_normal(shape)).astype(np.float32), Type.F32
     stored = Type[matrix_type]
     if stored in _SCALES:

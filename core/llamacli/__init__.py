@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from llamacli.errors import PluginError as PluginError
     from llamacli.errors import TokenizerError as TokenizerError
     from llamacli.errors import UnknownArchitectureError as UnknownArchitectureError
+    from llamacli.graph import Activation as Activation
     from llamacli.graph import Graph as Graph
     from llamacli.graph import Value as Value
     from llamacli.hookspecs import hookimpl as hookimpl
@@ -57,7 +58,7 @@ _HOME = {
         "TokenizerError",
         "UnknownArchitectureError",
     ),
-    "graph": ("Graph", "Value"),
+    "graph": ("Activation", "Graph", "Value"),
     "hookspecs": ("hookimpl",),
     "loaders": ("ArrayFile", "Loader"),
     "model": ("Model", "load_model", "load_tokenizer"),

@@ -61,30 +61,35 @@ class Config:
 
     @classmethod
     def from_gguf(cls, metadata: Metadata, **family: Any) -> Self:
-        """Read the common keys of a GGUF file; `family` are the fields that a subclass adds.
+        """Read the common keys of a GGUF file.
+
+        `family` are the fields that a subclass adds, and those common ones that it has read itself, because its files
+        write them in another way.
 
         Raises ModelFormatError naming the key that is missing, of a wrong type or out of range.
         """
         architecture = metadata.get_str("general.architecture")
 
-        def count(key: str, maximum: int, **default: int) -> int:
+        def count(field: str, key: str, maximum: int, **default: int) -> int:
+            if field in family:
+                return int(family[field])
             return metadata.get_int(f"{architecture}.{key}", minimum=1, maximum=maximum, **default)
 
-        n_embd = count("embedding_length", 1 << 20)
-        n_head = count("attention.head_count", 1 << 14)
-        n_head_kv = count("attention.head_count_kv", 1 << 14, default=n_head)
+        n_embd = count("n_embd", "embedding_length", 1 << 20)
+        n_head = count("n_head", "attention.head_count", 1 << 14)
+        n_head_kv = count("n_head_kv", "attention.head_count_kv", 1 << 14, default=n_head)
         if n_head % n_head_kv:
             raise ModelFormatError(
                 f"{architecture}.attention.head_count = {n_head} is no multiple of "
                 f"{architecture}.attention.head_count_kv = {n_head_kv}"
             )
-        if n_embd % n_head and f"{architecture}.attention.key_length" not in metadata:
+        if "head_dim" not in family and n_embd % n_head and f"{architecture}.attention.key_length" not in metadata:
             raise ModelFormatError(
                 f"{architecture}.embedding_length = {n_embd} is no multiple of "
                 f"{architecture}.attention.head_count = {n_head}"
             )
-        head_dim = count("attention.key_length", 1 << 14, default=max(1, n_embd // n_head))
-        value_dim = count("attention.value_length", 1 << 14, default=head_dim)
+        head_dim = count("head_dim", "attention.key_length", 1 << 14, default=max(1, n_embd // n_head))
+        value_dim = count("head_dim", "attention.value_length", 1 << 14, default=head_dim)
         if value_dim != head_dim:
             raise ModelFormatError(
                 f"{architecture}.attention.value_length = {value_dim} differs from "
@@ -97,21 +102,21 @@ class Config:
                 f"{architecture}.expert_used_count = {n_expert_used} does not fit "
                 f"{architecture}.expert_count = {n_expert}"
             )
-        return cls(
-            architecture=architecture,
-            n_vocab=_n_vocab(metadata, architecture),
-            context_length=count("context_length", MAX_CONTEXT),
-            n_embd=n_embd,
-            n_layer=count("block_count", 1 << 10),
-            n_head=n_head,
-            n_head_kv=n_head_kv,
-            head_dim=head_dim,
-            n_ff=count("feed_forward_length", 1 << 24),
-            rms_eps=metadata.get_float(f"{architecture}.attention.layer_norm_rms_epsilon", minimum=0.0),
-            n_expert=n_expert,
-            n_expert_used=n_expert_used,
-            **family,
-        )
+        common: dict[str, Any] = {
+            "architecture": architecture,
+            "n_vocab": _n_vocab(metadata, architecture),
+            "context_length": count("context_length", "context_length", MAX_CONTEXT),
+            "n_embd": n_embd,
+            "n_layer": count("n_layer", "block_count", 1 << 10),
+            "n_head": n_head,
+            "n_head_kv": n_head_kv,
+            "head_dim": head_dim,
+            "n_ff": count("n_ff", "feed_forward_length", 1 << 24),
+            "rms_eps": metadata.get_float(f"{architecture}.attention.layer_norm_rms_epsilon", minimum=0.0),
+            "n_expert": n_expert,
+            "n_expert_used": n_expert_used,
+        }
+        return cls(**common | family)
 
 
 def _n_vocab(metadata: Metadata, architecture: str) -> int:
@@ -125,10 +130,14 @@ def _n_vocab(metadata: Metadata, architecture: str) -> int:
 
 @attrs.frozen
 class TensorSpec:
-    """A tensor that an architecture reads: its shape, rows first, and whether a file may lack it."""
+    """A tensor that an architecture reads: its shape, rows first, and whether a file may lack it.
+
+    One that is `unused` stands in files and changes nothing.
+    """
 
     shape: tuple[int, ...]
     optional: bool = False
+    unused: bool = False
 
 
 class Params:
@@ -159,11 +168,28 @@ class TensorTable:
         self._specs: dict[str, TensorSpec] = {}
         self._blocks: list[TensorTable] = []
 
-    def add(self, name: str, *shape: int, optional: bool = False, bias: bool = False) -> None:
-        """Name one parameter. With `bias`, the file may also have `{name}.bias`, one float a row of the weight."""
+    def add(
+        self, name: str, *shape: int, optional: bool = False, bias: bool = False, scale: tuple[int, ...] | None = None
+    ) -> None:
+        """Name one parameter.
+
+        With `bias`, the file may also have `{name}.bias`, one float a row of the weight; with the shape of a `scale`,
+        `{name}.scale`.
+        """
         self._specs[f"{name}.weight"] = TensorSpec(shape, optional)
         if bias:
             self._specs[f"{name}.bias"] = TensorSpec(shape[:-1], optional=True)
+        if scale is not None:
+            self._specs[f"{name}.scale"] = TensorSpec(scale, optional=True)
+
+    def add_unused(self, name: str, *shape: int) -> None:
+        """Name a parameter that files may have although nothing depends on it."""
+        self._specs[f"{name}.weight"] = TensorSpec(shape, optional=True, unused=True)
+
+    @property
+    def unused(self) -> set[str]:
+        """The full names of the tensors that nothing depends on."""
+        return {name for name, spec in self.items() if spec.unused}
 
     def block(self) -> TensorTable:
         """The table of the next block: its tensors are named `blk.{i}.{name}`."""
@@ -210,7 +236,7 @@ class TensorTable:
             name, kind = key.rsplit(".", 1)
             if kind == "weight":
                 weight = tensor(key)
-                found[name] = Param(weight, tensor(f"{name}.bias")) if weight else None
+                found[name] = Param(weight, tensor(f"{name}.bias"), tensor(f"{name}.scale")) if weight else None
         return found
 
 

@@ -13,6 +13,7 @@ from llamacli.engine import Engine, Program, QuantMode, default_engine
 from llamacli.errors import ClosedError, InvalidRequestError, ModelFormatError, PluginError, faults_of
 from llamacli.gguf import Metadata
 from llamacli.graph import Graph
+from llamacli.kv import KVLayout, KVPool
 from llamacli.loaders import ModelFile, open_model_file
 from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
@@ -37,6 +38,7 @@ class Model:
         self.config, self.tokenizer, self.metadata, self.mode = config, tokenizer, metadata, mode
         self.arch = config.architecture
         self._program: Program | None = program
+        self._pools: dict[str, KVPool] = {}
 
     @property
     def program(self) -> Program:
@@ -71,9 +73,18 @@ class Model:
 
         return Session(self, seq_len=seq_len, kv_type=kv_type, seed=seed)
 
+    def kv_pool(self, kv_type: str | None = None) -> KVPool:
+        """The memory of all sequences whose keys and values are kept as `kv_type` (default: as `create_session`)."""
+        if kv_type is None:
+            kv_type = "f32" if self.mode is QuantMode.FP32 else "f16"
+        if kv_type not in self._pools:
+            self._pools[kv_type] = KVPool(KVLayout.of(self.program.states, kv_type))
+        return self._pools[kv_type]
+
     def close(self) -> None:
         """Free the weights. Sessions of this model can no longer evaluate; closing twice does nothing."""
         self._program = None
+        self._pools = {}
 
     def __enter__(self) -> Self:
         return self
@@ -116,11 +127,12 @@ def load_model(
         architecture = plugins.resolve(file.metadata)
         with faults_of(f"architecture {architecture.name!r}"):
             config = architecture.configure(file.metadata)
-            weights = architecture.tensors(config).bind(file)
+            table = architecture.tensors(config)
+            weights = table.bind(file)
             graph = trace(architecture, config, weights)
         tokenizer = tokenizer_from_metadata(file.metadata)
         _check_vocabulary(file, config, tokenizer)
-        _check_all_read(file, graph)
+        _check_all_read(file, graph, table.unused)
         program = (engine or default_engine(threads)).compile(graph, file, mode)
         _warn_of_unread_keys(file.metadata, config.architecture)
     finally:
@@ -149,9 +161,9 @@ def _check_vocabulary(file: ModelFile, config: Config, tokenizer: Tokenizer) -> 
         )
 
 
-def _check_all_read(file: ModelFile, graph: Graph) -> None:
+def _check_all_read(file: ModelFile, graph: Graph, unused: set[str]) -> None:
     """A tensor that is in the file and the table but in no op would be left out of the computation silently."""
-    read = {tensor.name for op in graph.ops for tensor in op.tensors()}
+    read = {tensor.name for op in graph.ops for tensor in op.tensors()} | unused
     unread = [name for name in file.tensors if name not in read]
     if unread:
         raise PluginError(f"{file.path}: the architecture's forward pass leaves out {', '.join(unread)}")

@@ -13,14 +13,11 @@ import numpy.typing as npt
 
 from llamacli.architecture import checked_seq_len
 from llamacli.checks import is_whole
-from llamacli.engine import QuantMode
+from llamacli.engine import Span
 from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError
-from llamacli.kv import KVCache
+from llamacli.kv import N_BATCH, KVSequence
 from llamacli.model import Model
 from llamacli.sampling import Sampler, SamplingParams
-
-N_BATCH = 512
-"""Tokens evaluated at once at the most: longer prompts go in chunks of this many."""
 
 
 @attrs.frozen
@@ -61,10 +58,8 @@ class Session:
 
     def __init__(self, model: Model, *, seq_len: int | None = None, kv_type: str | None = None, seed: int = 1234):
         seq_len = checked_seq_len(model.config.seq_len if seq_len is None else seq_len)
-        if kv_type is None:
-            kv_type = "f32" if model.mode is QuantMode.FP32 else "f16"
         self.model, self.seq_len = model, seq_len
-        self._cache: KVCache | None = KVCache(model.program.states, seq_len, kv_type)
+        self._cache: KVSequence | None = KVSequence(model.kv_pool(kv_type), seq_len)
         self._context: list[int] = []
         self.stats = Stats()
         self._logits: npt.NDArray[np.float32] | None = None
@@ -72,7 +67,7 @@ class Session:
         self.set_seed(seed)
 
     @property
-    def cache(self) -> KVCache:
+    def cache(self) -> KVSequence:
         """The keys and values of this session. Raises ClosedError after close()."""
         if self._cache is None:
             raise ClosedError("the session is closed")
@@ -113,10 +108,12 @@ class Session:
     def rewind(self, n_past: int) -> None:
         """Forget all tokens from position `n_past` on. There are no logits then until the next `eval`.
 
-        Raises InvalidRequestError if `n_past` is not from 0 to the present position.
+        Raises InvalidRequestError if `n_past` is not from 0 to the present position, or if layers with a sliding window
+        no longer have what a token there would see.
         """
         if not is_whole(n_past) or not 0 <= n_past <= self.n_past:
             raise InvalidRequestError(f"n_past must be an integer from 0 to {self.n_past}, not {n_past!r}")
+        self.cache.truncate(int(n_past))
         del self._context[n_past:]
         self._logits = None
 
@@ -153,6 +150,8 @@ class Session:
 
     def close(self) -> None:
         """Free the cache; closing twice does nothing."""
+        if self._cache is not None:
+            self._cache.close()
         self._cache = None
 
     def __enter__(self) -> Self:
@@ -199,12 +198,19 @@ class Session:
 
     def _evaluate(self, ids: npt.NDArray[np.int32], *, all_logits: bool = False) -> list[npt.NDArray[np.float32]]:
         """Run checked ids in chunks. The position moves only when all are done, so an interrupt leaves it as it was."""
-        program, cache = self.model.program, self.cache
+        program, cache, n_past = self.model.program, self.cache, self.n_past
         self._expect_room(len(ids))  # engines trust their caller, and `generate` may have been checked long ago
-        parts = [
-            program.forward(ids[start : start + N_BATCH], self.n_past + start, cache, all_logits=all_logits)
-            for start in range(0, len(ids), N_BATCH)
-        ]
+        parts = []
+        try:
+            for start in range(0, len(ids), N_BATCH):
+                span = Span(cache, n_past + start, len(ids[start : start + N_BATCH]))
+                cache.reserve(span.start, span.n)
+                parts.append(program.forward(ids[start : start + span.n], [span], all_logits=all_logits))
+                cache.forget(span.start + span.n, since=n_past)
+        except BaseException:
+            cache.truncate(n_past)
+            raise
+        cache.forget(n_past + len(ids))
         if parts:
             self._context += ids.tolist()
             self._logits = parts[-1][-1].copy()

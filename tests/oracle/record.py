@@ -8,20 +8,19 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-import tiny_models
+import tiny_variants
 from oracle import goldens, peer
 
 N_STORY = 200
 
 
-def record(name: str, options: dict[str, Any], directory: Path) -> None:
+def record(name: str, directory: Path) -> None:
     """Make the file of one variant, and the same weights in float32; run both; keep what the peer computed."""
-    path = tiny_models.write_llama(directory / f"{name}.gguf", **options)
-    exact = tiny_models.write_llama(directory / f"{name}-f32.gguf", **options, dequantized=True)
+    path = tiny_variants.write(directory / f"{name}.gguf", name)
+    exact = tiny_variants.write(directory / f"{name}-f32.gguf", name, dequantized=True)
     run = peer.run(path, goldens.TOKENS.tolist(), goldens.N_PROMPT, goldens.N_GREEDY)
     golden = goldens.Golden(
         sha256=goldens.sha256(path),
@@ -38,7 +37,7 @@ def record(name: str, options: dict[str, Any], directory: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("variants", nargs="*", help="variants of tiny_models.LLAMA; none is all")
+    parser.add_argument("variants", nargs="*", help="names in tiny_variants.VARIANTS; none is all")
     parser.add_argument("--model", type=Path)
     arguments = parser.parse_args()
     if arguments.model:
@@ -46,5 +45,5 @@ if __name__ == "__main__":
         np.save(goldens.DIRECTORY / f"{arguments.model.name}.npy", story.astype(np.uint16))
     else:
         with tempfile.TemporaryDirectory() as temporary:
-            for variant in arguments.variants or tiny_models.LLAMA:
-                record(variant, tiny_models.LLAMA[variant], Path(temporary))
+            for variant in arguments.variants or tiny_variants.VARIANTS:
+                record(variant, Path(temporary))

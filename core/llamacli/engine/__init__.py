@@ -2,7 +2,7 @@
 
 import os
 
-from llamacli.engine.base import Engine, Program, QuantMode
+from llamacli.engine.base import Engine, Program, QuantMode, Span
 from llamacli.engine.reference import ReferenceEngine
 
 
@@ -18,4 +18,4 @@ def default_engine(threads: int | None = None) -> Engine:
     return NativeEngine(threads)
 
 
-__all__ = ["Engine", "Program", "QuantMode", "ReferenceEngine", "default_engine"]
+__all__ = ["Engine", "Program", "QuantMode", "ReferenceEngine", "Span", "default_engine"]

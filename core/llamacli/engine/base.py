@@ -6,11 +6,12 @@ import enum
 from collections.abc import Sequence
 from typing import Protocol
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
 from llamacli.graph import AttentionState, Graph
-from llamacli.kv import KVCache
+from llamacli.kv import KVSequence
 from llamacli.loaders import ModelFile
 
 
@@ -23,20 +24,30 @@ class QuantMode(enum.StrEnum):
     Q4 = "q4"
 
 
+@attrs.frozen(eq=False)
+class Span:
+    """`n` tokens of a batch that follow one another in `sequence`, from cell and position `start` on."""
+
+    sequence: KVSequence
+    start: int
+    n: int
+
+
 class Program(Protocol):
-    """A graph bound to a model's weights. Read-only: any number of caches may be run through it."""
+    """A graph bound to a model's weights. Read-only: any number of sequences may be run through it."""
 
     @property
     def states(self) -> Sequence[AttentionState]:
-        """What each attention layer keeps; a KVCache is made from this."""
+        """What each attention layer keeps; the layout of a KV cache follows from this."""
 
     def forward(
-        self, tokens: npt.NDArray[np.int32], n_past: int, cache: KVCache, *, all_logits: bool
+        self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], *, all_logits: bool
     ) -> npt.NDArray[np.float32]:
-        """Evaluate `tokens`, int32 [n], at positions n_past onwards, writing their keys and values to `cache`.
+        """Evaluate `tokens`, int32 [n], which `spans` share out in order, writing their keys and values.
 
-        Returns new float32 [n, n_vocab] with `all_logits`, else [1, n_vocab], the last token's. A token's logits do not
-        depend on which tokens are evaluated in the same call. Bounds are the caller's to check.
+        Returns new float32 [n, n_vocab] with `all_logits`, else [len(spans), n_vocab], of the last token of each span.
+        A token's logits do not depend on which tokens are evaluated in the same call. The caller has checked bounds,
+        reserved the cells and lets no sequence occur twice.
         """
 
 

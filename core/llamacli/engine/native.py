@@ -18,24 +18,24 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli import graph as g
-from llamacli.engine.base import QuantMode
-from llamacli.engine.weights import Matrix, load_matrix, load_vector
+from llamacli.engine.base import QuantMode, Span
+from llamacli.engine.weights import Matrix, load_matrix, load_rows
 from llamacli.kernels import attention, elementwise, experts
 from llamacli.kernels.formats import ACTIVATION, ACTIVATION_BLOCK, FLOAT_FORMS, INTEGER_FORMS, ROWS
-from llamacli.kernels.jit import RUN, Kernel
+from llamacli.kernels.jit import ROW, RUN, Kernel
 from llamacli.kernels.linear import LINEAR, linear
 from llamacli.kernels.team import STEP, Team, check_threads
-from llamacli.kv import KVCache
+from llamacli.kv import N_BATCH
 from llamacli.loaders import ModelFile
 from llamacli.rope import Rope
 
 _log = logging.getLogger(__name__)
 
-N_BATCH = 512
-"""Tokens that one walk of the table computes at the most."""
-
 _SLICE_WORK = 4e9
 """Multiplications after which a walk returns to Python, so that Ctrl-C is heard within about a tenth of a second."""
+
+MAX_TOKENS = 1 << 40
+"""Stands for no bound: more tokens than there can be."""
 
 Array = npt.NDArray[Any]
 
@@ -101,7 +101,7 @@ class _Step:
     """One entry of the table. `bind` gives its parameters once buffers are known; `kernel` may depend on the cache.
 
     `follows` is the step before it whose work is divided in the same way: what that one wrote, the same thread reads.
-    `work` is multiplications a row.
+    `work` is multiplications a row; `work_unit` is how many elements of a row threads are given at a time.
     """
 
     kernel: Kernel | Callable[[str], Kernel]
@@ -111,6 +111,7 @@ class _Step:
     bind: Bind
     follows: _Step | None = None
     work: float = 0.0
+    work_unit: int = 0
     barrier: bool = False
     params: Array = attrs.field(init=False)
 
@@ -118,32 +119,33 @@ class _Step:
 class _RopeTable:
     """Cosines and sines of one RoPE variant for all positions so far, and the parameters that point to them."""
 
-    def __init__(self, rope: Rope, factors: Array | None):
+    def __init__(self, rope: Rope, factors: Array | None, prefix: str = ""):
         self._rope, self._factors = rope, factors
-        self._cos = self._sin = np.empty((0, rope.n_dims // 2), np.float32)
+        self._fields = f"{prefix}cos", f"{prefix}sin"
+        self._tables: list[Array] = [np.empty((0, rope.n_dims // 2), np.float32)] * 2
         self.steps: list[_Step] = []
 
     def reach(self, n: int) -> None:
         """Make sure that the first n positions are there."""
-        known = len(self._cos)
+        known = len(self._tables[0])
         if n <= known:
             return
-        cos, sin = self._rope.table(known, max(n, 2 * known, 256) - known, self._factors)
-        self._cos = np.ascontiguousarray(np.concatenate([self._cos, cos]))
-        self._sin = np.ascontiguousarray(np.concatenate([self._sin, sin]))
+        more = self._rope.table(known, max(n, 2 * known, 256) - known, self._factors)
+        self._tables = [np.concatenate(parts) for parts in zip(self._tables, more, strict=True)]
         for step in self.steps:
-            step.params["cos"], step.params["sin"] = self._cos.ctypes.data, self._sin.ctypes.data
+            for field, table in zip(self._fields, self._tables, strict=True):
+                step.params[field] = table.ctypes.data
 
 
 class _Lowering:
     """Ops to steps. `tail` is the first step after the last attention: its rows depend on no others."""
 
     def __init__(self, graph: g.Graph, file: ModelFile, mode: QuantMode, team: Team):
-        self._file, self._mode, self._team = file, mode, team
+        self._file, self._mode, self._team, self._states = file, mode, team, graph.states
         self._routers, self._repacked = graph.routers(), set[int]()
-        self.matrices: dict[str, Matrix] = {}
-        self._vectors: dict[str, Array] = {}
-        self.ropes: dict[tuple[Rope, str | None], _RopeTable] = {}
+        self.matrices: dict[g.Tensor, Matrix] = {}
+        self._vectors: dict[g.Tensor, Array] = {}
+        self.ropes: dict[tuple[Rope, g.Tensor | None, str], _RopeTable] = {}
         self.steps: list[_Step] = []
         self.tail = 0
         self._done: set[_Slot] = set()
@@ -151,7 +153,7 @@ class _Lowering:
         self._scratch: dict[int, Array] = {}
         self.embeds = [op for op in graph.ops if isinstance(op, g.Embed)]
 
-        uses = Counter(value for op in graph.ops for value in _inputs(op))
+        uses = Counter(value for op in graph.ops for value in op.inputs())
         sums = {}
         for op in graph.ops:
             if isinstance(op, g.Add):
@@ -179,16 +181,26 @@ class _Lowering:
                 self._rms_norm(op)
             case g.Linear():
                 add, other = self._residual.get(op, (op, None))
-                bias = self._vector(op.bias) if op.bias else None
-                self._linear(_f32(op.x), op.weight, _f32(add.out), bias, _f32(other) if other else None)
+                self._linear(_f32(op.x), op.weight, _f32(add.out), op.bias, _f32(other) if other else None)
             case g.Rotate():
                 self._rotate(op)
+            case g.Store():
+                self._store(op)
             case g.Attention():
                 self._attention(op)
-            case g.SwiGLU():
-                self._swiglu(_f32(op.gate), _f32(op.up), _f32(op.out))
+            case g.Gated():
+                self._gated(_f32(op.gate), _f32(op.up), _f32(op.out), op.activation)
+            case g.SigmoidGate():
+                self._sigmoid_gate(op)
             case g.Add():
-                self._add(op)
+                self._by_blocks(elementwise.add, elementwise.ADD, {"a": op.a, "b": op.b}, op.out)
+            case g.Scale():
+                factor = op.factor * (float(self._vector(op.by)[0]) if op.by else 1.0)
+                self._by_blocks(elementwise.scale, elementwise.SCALE, {"x": op.x}, op.out, factor=factor)
+            case g.Softcap():
+                self._by_blocks(elementwise.softcap, elementwise.SCALE, {"x": op.x}, op.out, factor=op.cap)
+            case g.Columns():
+                self._columns(op)
             case g.MoE():
                 self._moe(op)
             case _:
@@ -197,23 +209,24 @@ class _Lowering:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def _matrix(self, tensor: g.Tensor) -> Matrix:
-        if tensor.name not in self.matrices:
-            mode = QuantMode.FP32 if tensor.name in self._routers else self._mode
-            self.matrices[tensor.name] = load_matrix(tensor, self._file, mode, self._team)
+        if tensor not in self.matrices:
+            exact = tensor.name in self._routers or not tensor.is_matrix
+            mode = QuantMode.FP32 if exact else self._mode
+            self.matrices[tensor] = load_matrix(tensor, self._file, mode, self._team)
             self._file.release(tensor.name)
-            self._say_repacked(tensor, self.matrices[tensor.name])
-        return self.matrices[tensor.name]
+            self._say_repacked(tensor, self.matrices[tensor])
+        return self.matrices[tensor]
 
     def _say_repacked(self, tensor: g.Tensor, matrix: Matrix) -> None:
         source = self._file.tensors[tensor.name].type
-        if self._mode is QuantMode.AUTO and matrix.kind != source and source not in self._repacked:
+        if self._mode is QuantMode.AUTO and matrix.kind != source and source not in self._repacked and tensor.is_matrix:
             self._repacked.add(source)
             _log.warning("%s has no kernel of its own: such tensors are kept as %s", source.name, matrix.kind.name)
 
     def _vector(self, tensor: g.Tensor) -> Array:
-        if tensor.name not in self._vectors:
-            self._vectors[tensor.name] = load_vector(tensor, self._file)
-        return self._vectors[tensor.name]
+        if tensor not in self._vectors:
+            self._vectors[tensor] = load_rows(tensor, self._file)
+        return self._vectors[tensor]
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -231,14 +244,33 @@ class _Lowering:
         return step
 
     def _rms_norm(self, op: g.RmsNorm) -> None:
-        x, out, weight = _f32(op.x), _f32(op.out), self._vector(op.weight)
+        x, out = _f32(op.x), _f32(op.out)
+        weight = self._vector(op.weight) if op.weight else np.ones(op.head_dim + ROWS, np.float32)
         self._step(
             elementwise.rms_norm,
             elementwise.RMS_NORM,
             [x],
             [out],
             lambda at: {
-                "x": at(x), "out": at(out), "weight": weight, "stride": _stride(at(x)), "width": x.width, "eps": op.eps
+                "x": at(x), "out": at(out), "weight": weight, "stride": _stride(at(x)), "head_dim": op.head_dim,
+                "n_heads": x.width // op.head_dim, "eps": op.eps,
+            },
+            work_unit=op.head_dim,
+        )  # fmt: skip
+
+    def _by_blocks(
+        self, kernel: Kernel, record: np.dtype[np.void], inputs: dict[str, g.Value], result: g.Value, **more: float
+    ) -> None:
+        """A step that does the same to every element, in blocks of 32."""
+        slots, out = {name: _f32(value) for name, value in inputs.items()}, _f32(result)
+        self._step(
+            kernel,
+            record,
+            list(slots.values()),
+            [out],
+            lambda at: {
+                **{name: at(slot) for name, slot in slots.items()}, "out": at(out), "stride": _stride(at(out)),
+                "n_blocks": at(out).shape[1] // ACTIVATION_BLOCK, **more,
             },
         )  # fmt: skip
 
@@ -249,9 +281,9 @@ class _Lowering:
         out = attrs.evolve(x, form=form)
         if out not in self._done:
             made = next((step for step in reversed(self.steps) if x in step.writes), None)
-            by_row = made is not None and made.kernel is elementwise.rms_norm
+            by_row = made is not None and made.work_unit == x.width
             whole_blocks = elementwise.FORMS[form].width == ACTIVATION_BLOCK
-            aligned = by_row or (made is not None and made.kernel is elementwise.swiglu and whole_blocks)
+            aligned = by_row or (made is not None and made.work_unit == ACTIVATION_BLOCK and whole_blocks)
             self._step(
                 elementwise.round_activations(form),
                 elementwise.ROUND,
@@ -267,10 +299,12 @@ class _Lowering:
         return out
 
     def _linear(
-        self, x: _Slot, tensor: g.Tensor, out: _Slot, bias: Array | None = None, residual: _Slot | None = None,
+        self, x: _Slot, tensor: g.Tensor, out: _Slot, bias: g.Tensor | None = None, residual: _Slot | None = None,
         starts: _Slot | None = None,
     ) -> None:  # fmt: skip
         matrix = self._matrix(tensor)
+        biases = self._vector(bias) if bias else self._zeros
+        bias_stride = _stride(biases) if biases.ndim > 1 else 0
         source = self._rounded(x, matrix.packing.activation)
         n_groups, n_tiles, n_blocks, _ = matrix.packed.shape
         self._step(
@@ -281,7 +315,7 @@ class _Lowering:
             lambda at: {
                 "weight": matrix.packed, "tile_bytes": matrix.packed[0, 0].nbytes, "n_tiles": n_tiles,
                 "n_blocks": n_blocks, "x": at(source), "x_stride": _stride(at(source)), "out": at(out),
-                "out_stride": _stride(at(out)), "bias": self._zeros if bias is None else bias,
+                "out_stride": _stride(at(out)), "bias": biases, "bias_stride": bias_stride,
                 "residual": at(residual) if residual else 0, "n_groups": n_groups,
                 "starts": at(starts) if starts else 0,
             },
@@ -291,6 +325,7 @@ class _Lowering:
     def _rotate(self, op: g.Rotate) -> None:
         rope, x, out = op.rope, _f32(op.x), _f32(op.out)
         first_step, second = (2, 1) if rope.interleaved else (1, rope.n_dims // 2)
+        made = next((step for step in reversed(self.steps) if x in step.writes), None)
         step = self._step(
             elementwise.rotate,
             elementwise.ROTATE,
@@ -299,63 +334,88 @@ class _Lowering:
             lambda at: {
                 "x": at(x), "out": at(out), "stride": _stride(at(x)), "n_heads": x.width // op.head_dim,
                 "head_dim": op.head_dim, "n_dims": rope.n_dims, "first_step": first_step, "second": second,
+                "long_from": rope.n_ctx_orig + 1 if op.long_factors else MAX_TOKENS,
             },
+            follows=made if made is not None and made.work_unit == op.head_dim else None,
         )  # fmt: skip
-        key = (rope, op.factors.name if op.factors else None)
-        if key not in self.ropes:
-            factors = self._vector(op.factors)[: rope.n_dims // 2] if op.factors else None
-            self.ropes[key] = _RopeTable(rope, factors)
-        self.ropes[key].steps.append(step)
+        tables = {"": op.factors} | ({"long_": op.long_factors} if op.long_factors else {})
+        for prefix, factors in tables.items():
+            key = (rope, factors, prefix)
+            if key not in self.ropes:
+                divisors = self._vector(factors)[: rope.n_dims // 2] if factors else None
+                self.ropes[key] = _RopeTable(rope, divisors, prefix)
+            self.ropes[key].steps.append(step)
 
-    def _attention(self, op: g.Attention) -> None:
-        q, k, v, out = _f32(op.q), _f32(op.k), _f32(op.v), _f32(op.out)
-        n_head_kv = k.width // op.head_dim
-        pages = _Slot(op, "cache", 0)
-        common = {"layer": op.layer, "n_head_kv": n_head_kv, "head_dim": op.head_dim}
+    def _store(self, op: g.Store) -> None:
+        k, v, state = _f32(op.k), _f32(op.v), self._states[op.layer]
         made = next((step for step in reversed(self.steps) if k in step.writes), None)
         self._step(
             attention.store_kv,
             attention.STORE,
             [k, v],
-            [pages],
-            lambda at: {"k": at(k), "v": at(v), "stride": _stride(at(k)), **common},
+            [_Slot(op.layer, "cache", 0)],
+            lambda at: {
+                "k": at(k), "v": at(v), "stride": _stride(at(k)), "layer": op.layer, "n_head_kv": state.n_head_kv,
+                "head_dim": state.head_dim,
+            },
             follows=made if made is not None and made.kernel is elementwise.rotate else None,
-        )
+        )  # fmt: skip
+
+    def _attention(self, op: g.Attention) -> None:
+        q, out, state = _f32(op.q), _f32(op.out), self._states[op.layer]
         size = attention.scratch_bytes(op.head_dim)
         scratch = self._scratch.setdefault(size, np.zeros((self._team.n_threads, size // 4), np.float32))
+        sinks = self._vector(op.sinks) if op.sinks else 0
+        n_head = q.width // op.head_dim
         self._step(
             attention.attention,
             attention.ATTENTION,
-            [q, pages],
+            [q, _Slot(op.layer, "cache", 0)],
             [out],
             lambda at: {
-                "q": at(q), "out": at(out), "stride": _stride(at(q)), "group": q.width // k.width, "scratch": scratch,
-                "scratch_stride": size, "scale": op.scale, **common,
+                "q": at(q), "out": at(out), "stride": _stride(at(q)), "group": n_head // state.n_head_kv,
+                "n_head_kv": state.n_head_kv, "head_dim": op.head_dim, "layer": op.layer, "scratch": scratch,
+                "scratch_stride": size, "window": state.window or MAX_TOKENS, "sinks": sinks, "scale": op.scale,
+                "softcap": op.softcap or 0.0,
             },
         )  # fmt: skip
 
-    def _swiglu(self, gate: _Slot, up: _Slot, out: _Slot) -> None:
+    def _gated(self, gate: _Slot, up: _Slot, out: _Slot, activation: g.Activation) -> None:
         self._step(
-            elementwise.swiglu,
-            elementwise.SWIGLU,
+            elementwise.gated(activation),
+            elementwise.GATED,
             [gate, up],
             [out],
             lambda at: {
                 "gate": at(gate), "up": at(up), "out": at(out), "stride": _stride(at(out)),
                 "n_blocks": at(out).shape[1] // ACTIVATION_BLOCK, "slots": out.slots,
             },
+            work_unit=ACTIVATION_BLOCK,
         )  # fmt: skip
 
-    def _add(self, op: g.Add) -> None:
-        a, b, out = _f32(op.a), _f32(op.b), _f32(op.out)
+    def _sigmoid_gate(self, op: g.SigmoidGate) -> None:
+        x, gate, out = _f32(op.x), _f32(op.gate), _f32(op.out)
         self._step(
-            elementwise.add,
-            elementwise.ADD,
-            [a, b],
+            elementwise.sigmoid_gate,
+            elementwise.SIGMOID_GATE,
+            [x, gate],
             [out],
             lambda at: {
-                "a": at(a), "b": at(b), "out": at(out), "stride": _stride(at(out)),
-                "n_blocks": at(out).shape[1] // ACTIVATION_BLOCK,
+                "x": at(x), "gate": at(gate), "gate_stride": _stride(at(gate)), "out": at(out),
+                "stride": _stride(at(out)), "n_blocks": at(out).shape[1] // ACTIVATION_BLOCK,
+            },
+        )  # fmt: skip
+
+    def _columns(self, op: g.Columns) -> None:
+        x, out = _f32(op.x), _f32(op.out)
+        self._step(
+            elementwise.columns,
+            elementwise.COLUMNS,
+            [x],
+            [out],
+            lambda at: {
+                "x": at(x)[:, op.first :], "x_stride": _stride(at(x)), "out": at(out), "out_stride": _stride(at(out)),
+                "width": out.width,
             },
         )  # fmt: skip
 
@@ -365,6 +425,7 @@ class _Lowering:
         chosen, slots = (_Slot((op, name), "int64", n_used) for name in ("chosen", "slots"))
         rows, weights = _Slot((op, "rows"), "int64", n_used), _Slot((op, "weights"), "float32", n_used)
         starts = _Slot((op, "starts"), "int64", n_expert + 1)
+        scale = self._vector(op.scale) if op.scale else 0
         self._step(
             experts.route,
             experts.ROUTE,
@@ -372,7 +433,7 @@ class _Lowering:
             [router, chosen, weights],
             lambda at: {
                 "router": at(router), "stride": _stride(at(router)), "n_expert": n_expert, "n_used": n_used,
-                "renormalize": op.renormalize, "chosen": at(chosen), "weights": at(weights),
+                "renormalize": op.renormalize, "scale": scale, "chosen": at(chosen), "weights": at(weights),
             },
         )  # fmt: skip
         self._step(
@@ -392,10 +453,10 @@ class _Lowering:
             self._done.add(target)
         gate, up, hidden = (_Slot((op, name), "f32", n_ff, n_used) for name in ("gate", "up", "hidden"))
         down, out = _Slot((op, "down"), "f32", x.width, n_used), _f32(op.out)
-        self._linear(gathered, op.gate, gate, starts=starts)
-        self._linear(gathered, op.up, up, starts=starts)
-        self._swiglu(gate, up, hidden)
-        self._linear(hidden, op.down, down, starts=starts)
+        self._linear(gathered, op.gate, gate, op.gate_bias, starts=starts)
+        self._linear(gathered, op.up, up, op.up_bias, starts=starts)
+        self._gated(gate, up, hidden, op.activation)
+        self._linear(hidden, op.down, down, op.down_bias, starts=starts)
         self._step(
             experts.combine,
             experts.COMBINE,
@@ -430,36 +491,49 @@ class NativeProgram:
         logits = graph.ops[-1].out
         self._n_vocab = logits.width
         buffers = _assign_buffers(lowered.steps, [_f32(op.out) for op in lowered.embeds], keep=_f32(logits))
-        self._embeds = [(lowered.matrices[op.table.name], buffers[_f32(op.out)]) for op in lowered.embeds]
+        self._logits_stride = _stride(buffers[_f32(logits)])
+        self._embeds = [(lowered.matrices[op.table], buffers[_f32(op.out)]) for op in lowered.embeds]
         self._alive = [_bind(step, buffers) for step in lowered.steps]
         _place_barriers(lowered.steps, buffers)
-        self._run = np.zeros(1, RUN)
+        self._run, self._rows = np.zeros(1, RUN), np.zeros(N_BATCH, ROW)
+        self._run["rows"] = self._rows.ctypes.data
         self._tables: dict[str, Array] = {}
         self._table("f16")
 
     def forward(
-        self, tokens: npt.NDArray[np.int32], n_past: int, cache: KVCache, *, all_logits: bool
+        self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], *, all_logits: bool
     ) -> npt.NDArray[np.float32]:
         """See `llamacli.engine.base.Program.forward`; at most N_BATCH tokens."""
         n = len(tokens)
         if n > N_BATCH:
             raise ValueError(f"{n} tokens are more than the {N_BATCH} of a batch")
-        first = 0 if all_logits else n - 1
-        last_step, run = self._steps[-1].params, self._run
+        last = np.cumsum([span.n for span in spans]) - 1
+        # The last part is computed for a range of rows: those that are wanted, and any between them.
+        first = 0 if all_logits else int(last[0])
+        run, stride = self._run, self._logits_stride
         with self._team.lock:
-            table = self._table(cache.kv_type)
-            for rope in self._ropes:
-                rope.reach(n_past + n)
+            table = self._table(spans[0].sequence.kv_type)
+            self._place(spans)
             for matrix, buffer in self._embeds:
                 buffer[:n, : matrix.shape[1]] = matrix.rows(tokens)
-            stride = int(last_step["out_stride"][0])
             logits = np.empty((n - first, stride // 4), np.float32)
-            last_step["out"] = logits.ctypes.data - first * stride
-            run["n_rows"], run["first_row"], run["n_past"], run["kv"] = n, 0, n_past, cache.addresses.ctypes.data
+            self._steps[-1].params["out"] = logits.ctypes.data - first * stride
+            run["n_rows"], run["first_row"] = n, 0
             self._walk(table, 0, self._tail, n)
             run["first_row"] = first
             self._walk(table, self._tail, len(self._steps), n - first)
-        return logits[:, : self._n_vocab]
+        return logits[:, : self._n_vocab] if all_logits else logits[last - first, : self._n_vocab]
+
+    def _place(self, spans: Sequence[Span]) -> None:
+        """Say of each row where it stands."""
+        row = 0
+        for span in spans:
+            rows = self._rows[row : row + span.n]
+            rows["cell"] = rows["position"] = np.arange(span.start, span.start + span.n)
+            rows["kv"], rows["seq_len"] = span.sequence.addresses.ctypes.data, span.sequence.seq_len
+            row += span.n
+        for rope in self._ropes:
+            rope.reach(max(span.start + span.n for span in spans))
 
     def _walk(self, table: Array, start: int, stop: int, n_rows: int) -> None:
         """Walk steps in slices short enough for Ctrl-C."""
@@ -536,8 +610,3 @@ def _f32(value: g.Value) -> _Slot:
 
 def _stride(buffer: Array) -> int:
     return int(buffer.strides[0])
-
-
-def _inputs(op: g.Op) -> list[g.Value]:
-    values = [getattr(op, field.name) for field in attrs.fields(type(op)) if field.name != "out"]
-    return [value for value in values if isinstance(value, g.Value)]

@@ -41,20 +41,23 @@ class Matrix:
         return self.packing.unpack(self.packed[0], numbers.astype(np.intp))[:, : self.shape[1]]
 
 
-def load_vector(tensor: Tensor, file: ModelFile) -> npt.NDArray[np.float32]:
-    """A one-dimensional tensor in float32, followed by zeros to a multiple of 32."""
-    values = dequantize(file.data(tensor.name), file.tensors[tensor.name].type)[0]
-    return np.pad(values, (0, -len(values) % 32))
+def load_rows(tensor: Tensor, file: ModelFile) -> npt.NDArray[np.float32]:
+    """A tensor that is added or scales, in float32, each row followed by zeros to a multiple of 32."""
+    info = file.tensors[tensor.name]
+    values = tensor.rows_of(dequantize(file.data(tensor.name), info.type).reshape(info.shape))
+    return np.pad(values, (*[(0, 0)] * (values.ndim - 1), (0, -values.shape[-1] % 32)))
 
 
 def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) -> Matrix:
-    """Pack a tensor of two dimensions, or of three: a matrix an expert."""
+    """Pack a tensor of two dimensions, or of three: a matrix an expert. One dimension is a matrix of one row."""
     source = file.tensors[tensor.name].type
     kind = target_type(source, mode)
     packing = packings()[kind]
-    n_out, n_in = tensor.shape[-2:]
+    n_out, n_in = (1, *tensor.shape)[-2:]
     n_tiles, n_blocks = -(-n_out // ROWS), -(-n_in // packing.block)
-    raw = file.data(tensor.name).reshape(-1, n_out, file.data(tensor.name).shape[1])
+    data = file.data(tensor.name)
+    stored_rows = (1, *file.tensors[tensor.name].shape)[-2]
+    raw = data.reshape(-1, stored_rows, data.shape[1])[:, tensor.first_row : tensor.first_row + n_out]
     packed = np.empty((len(raw), n_tiles, n_blocks, packing.n_bytes), np.uint8)
     tiles_at_once = max(1, _CHUNK_BYTES // (4 * ROWS * n_in))
     for matrix, target in zip(raw, packed, strict=True):

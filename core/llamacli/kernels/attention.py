@@ -12,26 +12,29 @@ import functools
 from typing import Any
 
 import numpy as np
-from numba import carray
+from numba import carray, njit
 from numba.core import types
 from numba.extending import intrinsic
 
 from llamacli.kernels import ir, simd
-from llamacli.kernels.elementwise import share
-from llamacli.kernels.jit import RUN, Kernel, record
+from llamacli.kernels.elementwise import capped, share
+from llamacli.kernels.jit import ROW, RUN, Kernel, record
 from llamacli.kv import PAGE
 
 STORE = record("k", "v", "stride", "layer", "n_head_kv", "head_dim")
 ATTENTION = record(
-    "q", "out", "stride", "layer", "n_head_kv", "group", "head_dim", "scratch", "scratch_stride", scale=np.float32
+    "q", "out", "stride", "layer", "n_head_kv", "group", "head_dim", "scratch", "scratch_stride", "window", "sinks",
+    scale=np.float32, softcap=np.float32,
 )  # fmt: skip
-"""`group` heads of queries share a head of keys and values; `scratch` is `scratch_stride` bytes for each thread."""
+"""`group` heads of queries share a head of keys and values; `scratch` is `scratch_stride` bytes for each thread.
+A token sees `window` positions, its own included. `sinks`, float32 [n_head], and `softcap` may be 0."""
 
 TILE = 64
 MOST = 8
 _LOWEST = -3.0e38
 _PAGES = TILE // PAGE
 _SIZE = {"f32": 4, "f16": 2}
+_LAYER = 24  # bytes of a layer's entry in KVSequence.addresses
 _i64 = types.int64
 
 
@@ -99,6 +102,12 @@ def _weigh(typingctx: Any, size: Any, n: Any, p: Any, values: Any, row_bytes: An
     return types.void(size, n, *[_i64] * 6), codegen
 
 
+@njit(inline="always")
+def _page_of(kv: Any, layer: Any, cell: Any) -> Any:
+    """The address of the page that a cell of a layer is in."""
+    return simd.read_i64(simd.read_i64(kv + _LAYER * layer) + 8 * (cell // PAGE))
+
+
 @functools.cache
 def store_kv(kv_type: str) -> Kernel:
     """The kernel that puts new keys and values into pages of this type; a head of a token is a unit of work."""
@@ -107,22 +116,25 @@ def store_kv(kv_type: str) -> Kernel:
     def store_kv(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, STORE)[0], carray(simd.pointer(run), 1, RUN)[0]
         first, last = share((r.n_rows - r.first_row) * a.n_head_kv, thread, n_threads)
-        keys, values = simd.read_i64(r.kv + 16 * a.layer), simd.read_i64(r.kv + 16 * a.layer + 8)
+        rows = carray(simd.pointer(r.rows), r.n_rows, ROW)
         head_bytes = PAGE * a.head_dim * size
         for unit in range(first, last):
             row, head = r.first_row + unit // a.n_head_kv, unit % a.n_head_kv
             place = row * a.stride + 4 * head * a.head_dim
-            page, lane = divmod(r.n_past + row, PAGE)
-            corner = (page * a.n_head_kv + head) * head_bytes
+            token = rows[row]
+            lane = token.cell % PAGE
+            corner = _page_of(token.kv, a.layer, token.cell) + head * head_bytes
+            keys = corner + simd.read_i64(token.kv + _LAYER * a.layer + 8)
+            values = corner + simd.read_i64(token.kv + _LAYER * a.layer + 16)
             for d in range(a.head_dim):
                 key, value = simd.read_f32(a.k + place + 4 * d), simd.read_f32(a.v + place + 4 * d)
-                at_key, at_value = corner + (d * PAGE + lane) * size, corner + (lane * a.head_dim + d) * size
+                at_key, at_value = keys + (d * PAGE + lane) * size, values + (lane * a.head_dim + d) * size
                 if size == 2:
-                    simd.write_f16(keys + at_key, key)
-                    simd.write_f16(values + at_value, value)
+                    simd.write_f16(at_key, key)
+                    simd.write_f16(at_value, value)
                 else:
-                    simd.write_f32(keys + at_key, key)
-                    simd.write_f32(values + at_value, value)
+                    simd.write_f32(at_key, key)
+                    simd.write_f32(at_value, value)
 
     return Kernel(store_kv, f"_{kv_type}")
 
@@ -134,7 +146,7 @@ def attention(kv_type: str) -> Kernel:
 
     def attention(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, ATTENTION)[0], carray(simd.pointer(run), 1, RUN)[0]
-        keys, values = simd.read_i64(r.kv + 16 * a.layer), simd.read_i64(r.kv + 16 * a.layer + 8)
+        rows = carray(simd.pointer(r.rows), r.n_rows, ROW)
         head_bytes, value_bytes = PAGE * a.head_dim * size, a.head_dim * size
         stride = 4 * (-(-a.head_dim // PAGE) * PAGE)
         q = a.scratch + thread * a.scratch_stride
@@ -150,78 +162,100 @@ def attention(kv_type: str) -> Kernel:
         n_tokens = MOST // n_heads
         a_token = a.n_head_kv * n_parts
         for unit in range(thread, -(-(r.n_rows - r.first_row) // n_tokens) * a_token, n_threads):
-            first_row = r.first_row + unit // a_token * n_tokens
-            last_row = min(first_row + n_tokens, r.n_rows)
+            unit_row = r.first_row + unit // a_token * n_tokens
+            unit_end = min(unit_row + n_tokens, r.n_rows)
             head_kv, first_head = unit % a_token // n_parts, unit % n_parts * n_heads
             heads = min(n_heads, a.group - first_head)
-            n = (last_row - first_row) * heads
-            for i in range(n):
-                source = (first_row + i // heads) * a.stride
-                source += 4 * (head_kv * a.group + first_head + i % heads) * a.head_dim
-                for d in range(a.head_dim):
-                    simd.write_f32(q + i * stride + 4 * d, simd.read_f32(a.q + source + 4 * d) * a.scale)
-                for at in range(0, stride, 4 * PAGE):
-                    simd.store(out + i * stride + at, zero)
-                top[i], mass[i] = np.float32(_LOWEST), np.float32(0)
+            while unit_row < unit_end:  # tokens of different sequences cannot go together
+                first_row, last_row = unit_row, unit_row + 1
+                kv, cell = rows[first_row].kv, rows[first_row].cell
+                while last_row < unit_end and rows[last_row].kv == kv:
+                    last_row += 1
+                unit_row = last_row
+                n = (last_row - first_row) * heads
+                table = simd.read_i64(kv + _LAYER * a.layer)
+                keys = simd.read_i64(kv + _LAYER * a.layer + 8) + head_kv * head_bytes
+                values = simd.read_i64(kv + _LAYER * a.layer + 16) + head_kv * head_bytes
+                for i in range(n):
+                    head = head_kv * a.group + first_head + i % heads
+                    source = (first_row + i // heads) * a.stride + 4 * head * a.head_dim
+                    for d in range(a.head_dim):
+                        simd.write_f32(q + i * stride + 4 * d, simd.read_f32(a.q + source + 4 * d) * a.scale)
+                    for at in range(0, stride, 4 * PAGE):
+                        simd.store(out + i * stride + at, zero)
+                    top[i], mass[i] = np.float32(_LOWEST), np.float32(0)
+                    if a.sinks:
+                        top[i], mass[i] = simd.read_f32(a.sinks + 4 * head), np.float32(1)
 
-            n_seen = r.n_past + last_row
-            for start in range(0, n_seen, TILE):
-                n_pages = min(_PAGES, -(-(n_seen - start) // PAGE))
-                for page in range(n_pages):
-                    corner = keys + ((start // PAGE + page) * a.n_head_kv + head_kv) * head_bytes
-                    at = scores + 4 * PAGE * page
-                    if n > 4:
-                        _scores(size, 8, q, stride, corner, a.head_dim, at)
-                    elif n > 2:
-                        _scores(size, 4, q, stride, corner, a.head_dim, at)
-                    elif n > 1:
-                        _scores(size, 2, q, stride, corner, a.head_dim, at)
-                    else:
-                        _scores(size, 1, q, stride, corner, a.head_dim, at)
+                n_seen = cell + last_row - first_row
+                first_page = max(0, cell + 1 - a.window) // PAGE
+                for start in range(first_page * PAGE // TILE * TILE, n_seen, TILE):
+                    begin = max(0, first_page - start // PAGE)
+                    n_pages = min(_PAGES, -(-(n_seen - start) // PAGE))
+                    for page in range(begin, n_pages):
+                        corner = simd.read_i64(table + 8 * (start // PAGE + page)) + keys
+                        at = scores + 4 * PAGE * page
+                        if n > 4:
+                            _scores(size, 8, q, stride, corner, a.head_dim, at)
+                        elif n > 2:
+                            _scores(size, 4, q, stride, corner, a.head_dim, at)
+                        elif n > 1:
+                            _scores(size, 2, q, stride, corner, a.head_dim, at)
+                        else:
+                            _scores(size, 1, q, stride, corner, a.head_dim, at)
+
+                    for i in range(n):
+                        seen = cell + i // heads + 1 - start
+                        unseen = seen - a.window
+                        largest = lowest
+                        for page in range(begin, n_pages):
+                            at = scores + 4 * (i * TILE + page * PAGE)
+                            score = simd.load(at)
+                            if a.softcap > 0:
+                                score = capped(score, a.softcap)
+                            score = simd.first_lanes(score, seen - page * PAGE, lowest)
+                            if unseen > page * PAGE:
+                                score = simd.first_lanes(lowest, unseen - page * PAGE, score)
+                            simd.store(at, score)
+                            largest = simd.maximum(score, largest)
+                        new_top = max(top[i], simd.max_f32(largest))
+                        total, highest = zero, simd.splat(new_top)
+                        for page in range(begin, n_pages):
+                            at = scores + 4 * (i * TILE + page * PAGE)
+                            p = simd.exp(simd.sub(simd.load(at), highest))
+                            p = simd.first_lanes(p, seen - page * PAGE, zero)
+                            if unseen > page * PAGE:
+                                p = simd.first_lanes(zero, unseen - page * PAGE, p)
+                            simd.store(at, p)
+                            total = simd.add(total, p)
+                        if new_top > top[i]:
+                            fade = simd.exp(simd.splat(top[i] - new_top))
+                            for at in range(0, stride, 4 * PAGE):
+                                place = out + i * stride + at
+                                simd.store(place, simd.mul(simd.load(place), fade))
+                            mass[i] *= simd.max_f32(fade)
+                            top[i] = new_top
+                        mass[i] += simd.sum_f32(total)
+
+                    for page in range(begin, n_pages):
+                        corner = simd.read_i64(table + 8 * (start // PAGE + page)) + values
+                        p = scores + 4 * PAGE * page
+                        for column in range(0, a.head_dim, PAGE):
+                            value, place = corner + column * size, out + 4 * column
+                            if n > 4:
+                                _weigh(size, 8, p, value, value_bytes, PAGE, place, stride)
+                            elif n > 2:
+                                _weigh(size, 4, p, value, value_bytes, PAGE, place, stride)
+                            elif n > 1:
+                                _weigh(size, 2, p, value, value_bytes, PAGE, place, stride)
+                            else:
+                                _weigh(size, 1, p, value, value_bytes, PAGE, place, stride)
 
                 for i in range(n):
-                    seen = r.n_past + first_row + i // heads + 1 - start
-                    largest = lowest
-                    for page in range(n_pages):
-                        score = simd.load(scores + 4 * (i * TILE + page * PAGE))
-                        score = simd.first_lanes(score, seen - page * PAGE, lowest)
-                        largest = simd.maximum(score, largest)
-                    new_top = max(top[i], simd.max_f32(largest))
-                    total, highest = zero, simd.splat(new_top)
-                    for page in range(n_pages):
-                        at = scores + 4 * (i * TILE + page * PAGE)
-                        p = simd.exp(simd.sub(simd.load(at), highest))
-                        p = simd.first_lanes(p, seen - page * PAGE, zero)
-                        simd.store(at, p)
-                        total = simd.add(total, p)
-                    if new_top > top[i]:
-                        fade = simd.exp(simd.splat(top[i] - new_top))
-                        for at in range(0, stride, 4 * PAGE):
-                            place = out + i * stride + at
-                            simd.store(place, simd.mul(simd.load(place), fade))
-                        mass[i] *= simd.max_f32(fade)
-                        top[i] = new_top
-                    mass[i] += simd.sum_f32(total)
-
-                for page in range(n_pages):
-                    corner = values + ((start // PAGE + page) * a.n_head_kv + head_kv) * head_bytes
-                    p = scores + 4 * PAGE * page
-                    for column in range(0, a.head_dim, PAGE):
-                        value, place = corner + column * size, out + 4 * column
-                        if n > 4:
-                            _weigh(size, 8, p, value, value_bytes, PAGE, place, stride)
-                        elif n > 2:
-                            _weigh(size, 4, p, value, value_bytes, PAGE, place, stride)
-                        elif n > 1:
-                            _weigh(size, 2, p, value, value_bytes, PAGE, place, stride)
-                        else:
-                            _weigh(size, 1, p, value, value_bytes, PAGE, place, stride)
-
-            for i in range(n):
-                target = (first_row + i // heads) * a.stride
-                target += 4 * (head_kv * a.group + first_head + i % heads) * a.head_dim
-                whole = np.float32(1) / mass[i]
-                for d in range(a.head_dim):
-                    simd.write_f32(a.out + target + 4 * d, simd.read_f32(out + i * stride + 4 * d) * whole)
+                    head = head_kv * a.group + first_head + i % heads
+                    target = (first_row + i // heads) * a.stride + 4 * head * a.head_dim
+                    whole = np.float32(1) / mass[i]
+                    for d in range(a.head_dim):
+                        simd.write_f32(a.out + target + 4 * d, simd.read_f32(out + i * stride + 4 * d) * whole)
 
     return Kernel(attention, f"_{kv_type}")

@@ -6,6 +6,7 @@ Rows of activations are float32, padded with zeros to whole vectors of 16 lanes.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,13 +18,21 @@ from numba.extending import intrinsic
 
 from llamacli.kernels import ir, simd
 from llamacli.kernels.formats import ACTIVATION, ACTIVATION_BLOCK
-from llamacli.kernels.jit import RUN, Kernel, kernel, record
+from llamacli.kernels.jit import ROW, RUN, Kernel, kernel, record
 
-RMS_NORM = record("x", "weight", "out", "stride", "width", eps=np.float32)
+RMS_NORM = record("x", "weight", "out", "stride", "n_heads", "head_dim", eps=np.float32)
 ROUND = record("x", "x_stride", "out", "out_stride", "width", "by_row", "slots")
-ROTATE = record("x", "out", "stride", "n_heads", "head_dim", "n_dims", "first_step", "second", "cos", "sin")
-SWIGLU = record("gate", "up", "out", "stride", "n_blocks", "slots")
+ROTATE = record(
+    "x", "out", "stride", "n_heads", "head_dim", "n_dims", "first_step", "second", "cos", "sin", "long_from",
+    "long_cos", "long_sin",
+)  # fmt: skip
+"""Sequences made for `long_from` tokens or more are turned by the long cosines and sines."""
+
+GATED = record("gate", "up", "out", "stride", "n_blocks", "slots")
+SIGMOID_GATE = record("x", "gate", "gate_stride", "out", "stride", "n_blocks")
 ADD = record("a", "b", "out", "stride", "n_blocks")
+SCALE = record("x", "out", "stride", "n_blocks", factor=np.float32)
+COLUMNS = record("x", "x_stride", "out", "out_stride", "width")
 
 _OFFSETS = {name: field[1] for name, field in ACTIVATION.fields.items()}  # type: ignore[union-attr]
 _ITEM = ACTIVATION.itemsize
@@ -47,20 +56,24 @@ def rows_of(r: Any, slots: Any) -> Any:
 
 @kernel
 def rms_norm(args: int, run: int, thread: int, n_threads: int) -> None:
-    """out = x / sqrt(mean(x^2) + eps) * weight, a row a unit of work; the mean is summed in float64, as GGML does."""
+    """out = x / sqrt(mean(x^2) + eps) * weight, a head a unit of work; the mean is summed in float64, as GGML does."""
     a, r = carray(simd.pointer(args), 1, RMS_NORM)[0], carray(simd.pointer(run), 1, RUN)[0]
-    first, last = share(r.n_rows - r.first_row, thread, n_threads)
-    for row in range(r.first_row + first, r.first_row + last):
-        x = carray(simd.pointer(a.x + row * a.stride), a.width, np.float32)
+    first, last = share((r.n_rows - r.first_row) * a.n_heads, thread, n_threads)
+    for unit in range(first, last):
+        place = (r.first_row + unit // a.n_heads) * a.stride + 4 * (unit % a.n_heads) * a.head_dim
+        x = carray(simd.pointer(a.x + place), a.head_dim, np.float32)
         total = 0.0
-        for i in range(a.width):
+        for i in range(a.head_dim):
             total += np.float64(x[i] * x[i])
-        mean = np.float32(total / a.width)
-        scale = simd.splat(np.float32(1) / np.sqrt(mean + a.eps))
-        for i in range(0, 4 * a.width, 4 * _LANES):
-            place = row * a.stride + i
-            normed = simd.mul(simd.load(a.x + place), scale)
-            simd.store(a.out + place, simd.mul(normed, simd.load(a.weight + i)))
+        scale = np.float32(1) / np.sqrt(np.float32(total / a.head_dim) + a.eps)
+        # Only the last vector of a row may be written beyond its end, where there is padding.
+        whole = a.head_dim if a.n_heads == 1 else a.head_dim // _LANES * _LANES
+        for i in range(0, 4 * whole, 4 * _LANES):
+            normed = simd.mul(simd.load(a.x + place + i), simd.splat(scale))
+            simd.store(a.out + place + i, simd.mul(normed, simd.load(a.weight + i)))
+        for i in range(4 * whole, 4 * a.head_dim, 4):
+            normed_one = simd.read_f32(a.x + place + i) * scale
+            simd.write_f32(a.out + place + i, normed_one * simd.read_f32(a.weight + i))
 
 
 def _store_block(b: ir.Builder, out: ir.Value, integers: list[ir.Value], scale: ir.Value) -> None:
@@ -194,9 +207,11 @@ def rotate(args: int, run: int, thread: int, n_threads: int) -> None:
         place = row * a.stride + 4 * head * a.head_dim
         x = carray(simd.pointer(a.x + place), a.head_dim, np.float32)
         out = carray(simd.pointer(a.out + place), a.head_dim, np.float32)
-        angle = 4 * (r.n_past + row) * pairs
-        cos = carray(simd.pointer(a.cos + angle), pairs, np.float32)
-        sin = carray(simd.pointer(a.sin + angle), pairs, np.float32)
+        token = carray(simd.pointer(r.rows), r.n_rows, ROW)[row]
+        angle = 4 * token.position * pairs
+        is_long = token.seq_len >= a.long_from
+        cos = carray(simd.pointer((a.long_cos if is_long else a.cos) + angle), pairs, np.float32)
+        sin = carray(simd.pointer((a.long_sin if is_long else a.sin) + angle), pairs, np.float32)
         for i in range(pairs):
             u, v = x[i * a.first_step], x[i * a.first_step + a.second]
             out[i * a.first_step] = u * cos[i] - v * sin[i]
@@ -205,19 +220,115 @@ def rotate(args: int, run: int, thread: int, n_threads: int) -> None:
             out[i] = x[i]
 
 
+@njit(inline="always")
+def _sigmoid(x: Any) -> Any:
+    """1 / (1 + e^-x), lane by lane."""
+    one = simd.splat(np.float32(1))
+    return simd.div(one, simd.add(one, simd.exp(simd.sub(simd.splat(np.float32(0)), x))))
+
+
+@njit(inline="always")
+def _swiglu(gate: Any, up: Any) -> Any:
+    one = simd.splat(np.float32(1))
+    silu = simd.div(gate, simd.add(one, simd.exp(simd.sub(simd.splat(np.float32(0)), gate))))
+    return simd.mul(silu, up)
+
+
+@njit(inline="always")
+def _geglu(gate: Any, up: Any) -> Any:
+    cubic = simd.fma(simd.mul(gate, gate), simd.splat(np.float32(0.044715)), simd.splat(np.float32(1)))
+    inner = simd.mul(simd.mul(simd.splat(np.float32(2 * math.sqrt(2 / math.pi))), gate), cubic)
+    return simd.mul(simd.mul(gate, _sigmoid(inner)), up)  # (1 + tanh(x)) / 2 = sigmoid(2 x)
+
+
+@njit(inline="always")
+def _swiglu_oai(gate: Any, up: Any) -> Any:
+    limit = simd.splat(np.float32(7))
+    gate = simd.minimum(gate, limit)
+    up = simd.maximum(simd.minimum(up, limit), simd.splat(np.float32(-7)))
+    silu = simd.mul(gate, _sigmoid(simd.mul(gate, simd.splat(np.float32(1.702)))))
+    return simd.mul(silu, simd.add(up, simd.splat(np.float32(1))))
+
+
+_ACTIVATIONS = ("swiglu", "geglu", "swiglu_oai")
+
+
+@functools.cache
+def gated(activation: str) -> Kernel:
+    """The kernel of out = activation(gate, up), 32 elements a unit of work."""
+    number = _ACTIVATIONS.index(activation)
+
+    def gated(args: int, run: int, thread: int, n_threads: int) -> None:
+        a, r = carray(simd.pointer(args), 1, GATED)[0], carray(simd.pointer(run), 1, RUN)[0]
+        first_row, n_rows = rows_of(r, a.slots)
+        first, last = share(n_rows * a.n_blocks, thread, n_threads)
+        for unit in range(first, last):
+            start = (first_row + unit // a.n_blocks) * a.stride + 4 * ACTIVATION_BLOCK * (unit % a.n_blocks)
+            for place in range(start, start + 4 * ACTIVATION_BLOCK, 4 * _LANES):
+                gate, up = simd.load(a.gate + place), simd.load(a.up + place)
+                if number == 0:
+                    simd.store(a.out + place, _swiglu(gate, up))
+                elif number == 1:
+                    simd.store(a.out + place, _geglu(gate, up))
+                else:
+                    simd.store(a.out + place, _swiglu_oai(gate, up))
+
+    return Kernel(gated, f"_{activation}")
+
+
 @kernel
-def swiglu(args: int, run: int, thread: int, n_threads: int) -> None:
-    """out = silu(gate) * up, 32 elements a unit of work."""
-    a, r = carray(simd.pointer(args), 1, SWIGLU)[0], carray(simd.pointer(run), 1, RUN)[0]
-    first_row, n_rows = rows_of(r, a.slots)
-    first, last = share(n_rows * a.n_blocks, thread, n_threads)
-    one, zero = simd.splat(np.float32(1)), simd.splat(np.float32(0))
+def sigmoid_gate(args: int, run: int, thread: int, n_threads: int) -> None:
+    """out = x * sigmoid(gate), one gate a row; 32 elements a unit of work."""
+    a, r = carray(simd.pointer(args), 1, SIGMOID_GATE)[0], carray(simd.pointer(run), 1, RUN)[0]
+    first, last = share((r.n_rows - r.first_row) * a.n_blocks, thread, n_threads)
     for unit in range(first, last):
-        start = (first_row + unit // a.n_blocks) * a.stride + 4 * ACTIVATION_BLOCK * (unit % a.n_blocks)
+        row = r.first_row + unit // a.n_blocks
+        share_of_x = _sigmoid(simd.splat(simd.read_f32(a.gate + row * a.gate_stride)))
+        start = row * a.stride + 4 * ACTIVATION_BLOCK * (unit % a.n_blocks)
         for place in range(start, start + 4 * ACTIVATION_BLOCK, 4 * _LANES):
-            gate = simd.load(a.gate + place)
-            silu = simd.div(gate, simd.add(one, simd.exp(simd.sub(zero, gate))))
-            simd.store(a.out + place, simd.mul(silu, simd.load(a.up + place)))
+            simd.store(a.out + place, simd.mul(simd.load(a.x + place), share_of_x))
+
+
+@kernel
+def scale(args: int, run: int, thread: int, n_threads: int) -> None:
+    """out = x * factor, 32 elements a unit of work."""
+    a, r = carray(simd.pointer(args), 1, SCALE)[0], carray(simd.pointer(run), 1, RUN)[0]
+    first, last = share((r.n_rows - r.first_row) * a.n_blocks, thread, n_threads)
+    for unit in range(first, last):
+        start = (r.first_row + unit // a.n_blocks) * a.stride + 4 * ACTIVATION_BLOCK * (unit % a.n_blocks)
+        for place in range(start, start + 4 * ACTIVATION_BLOCK, 4 * _LANES):
+            simd.store(a.out + place, simd.mul(simd.load(a.x + place), simd.splat(a.factor)))
+
+
+@kernel
+def softcap(args: int, run: int, thread: int, n_threads: int) -> None:
+    """out = factor * tanh(x / factor), 32 elements a unit of work."""
+    a, r = carray(simd.pointer(args), 1, SCALE)[0], carray(simd.pointer(run), 1, RUN)[0]
+    first, last = share((r.n_rows - r.first_row) * a.n_blocks, thread, n_threads)
+    for unit in range(first, last):
+        start = (r.first_row + unit // a.n_blocks) * a.stride + 4 * ACTIVATION_BLOCK * (unit % a.n_blocks)
+        for place in range(start, start + 4 * ACTIVATION_BLOCK, 4 * _LANES):
+            simd.store(a.out + place, capped(simd.load(a.x + place), a.factor))
+
+
+@njit(inline="always")
+def capped(x: Any, cap: Any) -> Any:
+    """cap * tanh(x / cap), lane by lane."""
+    one, doubled = simd.splat(np.float32(1)), simd.splat(np.float32(2) / cap)
+    rest = simd.div(simd.splat(np.float32(2)), simd.add(simd.exp(simd.mul(x, doubled)), one))
+    return simd.mul(simd.splat(cap), simd.sub(one, rest))  # tanh(x) = 1 - 2 / (e^2x + 1)
+
+
+@kernel
+def columns(args: int, run: int, thread: int, n_threads: int) -> None:
+    """Copy `width` columns, x being where they begin; a row a unit of work."""
+    a, r = carray(simd.pointer(args), 1, COLUMNS)[0], carray(simd.pointer(run), 1, RUN)[0]
+    first, last = share(r.n_rows - r.first_row, thread, n_threads)
+    for row in range(r.first_row + first, r.first_row + last):
+        x = carray(simd.pointer(a.x + row * a.x_stride), a.width, np.float32)
+        out = carray(simd.pointer(a.out + row * a.out_stride), a.width, np.float32)
+        for i in range(a.width):
+            out[i] = x[i]
 
 
 @kernel

@@ -13,8 +13,9 @@ from llamacli.kernels import ir, simd
 from llamacli.kernels.elementwise import share
 from llamacli.kernels.jit import RUN, kernel, record
 
-ROUTE = record("router", "stride", "n_expert", "n_used", "renormalize", "chosen", "weights")
-"""Writes for each row: `chosen`, int64 [n_used], the experts, most probable first, and `weights`, float32 [n_used]."""
+ROUTE = record("router", "stride", "n_expert", "n_used", "renormalize", "scale", "chosen", "weights")
+"""Writes for each row: `chosen`, int64 [n_used], the experts, most probable first, and `weights`, float32 [n_used],
+times each expert's `scale`, float32 [n_expert], unless that is 0."""
 
 SORT = record("chosen", "n_expert", "n_used", "starts", "slots", "rows")
 """Writes `starts`, int64 [n_expert + 1], `slots`, int64 [n_rows, n_used], and `rows`, int64 [n_slots]."""
@@ -54,6 +55,9 @@ def route(args: int, run: int, thread: int, n_threads: int) -> None:
             kept = max(kept, _LEAST)
             for rank in range(a.n_used):
                 weights[rank] /= kept
+        if a.scale:
+            for rank in range(a.n_used):
+                weights[rank] *= simd.read_f32(a.scale + 4 * chosen[rank])
 
 
 @kernel

@@ -40,9 +40,12 @@ def record(*integers: str, **floats: type[np.floating[Any]]) -> np.dtype[np.void
     return np.dtype([*((name, np.int64) for name in integers), *floats.items()])
 
 
-RUN = record("n_rows", "first_row", "n_past", "kv")
-"""What all steps of a run share: rows `first_row` to `n_rows` - 1 are computed, row 0 stands at position `n_past`, and
-`kv` is the address of int64 [n_layer, 2], the addresses of each layer's keys and values."""
+RUN = record("n_rows", "first_row", "rows")
+"""What all steps of a run share: rows `first_row` to `n_rows` - 1 are computed; `rows` is the address of a ROW each."""
+
+ROW = record("cell", "position", "kv", "seq_len")
+"""One token of a run: the cell of its sequence where it is kept and all before it are seen, its position, the address
+of its sequence's int64 [n_layer, 3] (see `llamacli.kv.KVSequence.addresses`), and how many tokens that was made for."""
 
 
 listeners: list[Callable[[str], None]] = []

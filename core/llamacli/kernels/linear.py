@@ -17,13 +17,13 @@ from llamacli.kernels.jit import RUN, Kernel, record
 from llamacli.quantization import TensorType
 
 LINEAR = record(
-    "weight", "tile_bytes", "n_tiles", "n_blocks", "x", "x_stride", "out", "out_stride", "bias", "residual", "n_groups",
-    "starts",
+    "weight", "tile_bytes", "n_tiles", "n_blocks", "x", "x_stride", "out", "out_stride", "bias", "bias_stride",
+    "residual", "n_groups", "starts",
 )  # fmt: skip
 """`weight` in tiles, times `x`, rows `x_stride` bytes apart, each of n_blocks blocks of the weight's format; `bias` is
 float32 [n_tiles * 16]; `residual`, which may be 0, lies like `out` and is added to it.
 With `starts`, int64 [n_groups + 1], there are n_groups weights one after another, and group i's is multiplied by rows
-starts[i] to starts[i + 1] - 1."""
+starts[i] to starts[i + 1] - 1; their biases are `bias_stride` bytes apart."""
 
 WIDE_FLOAT, WIDE_INTEGER, NARROW = 16, 12, 4
 """Tokens that a register tile spans: as many as registers hold, fewer for what is left over, and one at a time."""
@@ -173,7 +173,7 @@ def linear(kind: TensorType) -> Kernel:
                     while token < chunk_end:
                         x, out = a.x + token * a.x_stride, a.out + token * a.out_stride + lanes
                         residual = a.residual + token * a.out_stride + lanes if a.residual else 0
-                        bias = a.bias + lanes
+                        bias = a.bias + group * a.bias_stride + lanes
                         if chunk_end - token >= wide:
                             _tile(number, wide, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
                             token += wide

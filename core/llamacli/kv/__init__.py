@@ -1,5 +1,7 @@
-"""The KV cache: what the attention layers keep of the tokens evaluated so far."""
+"""Keys and values of the tokens so far."""
 
-from llamacli.kv.cache import KV_TYPES, PAGE, KVCache
+from llamacli.kv.layout import KV_TYPES, N_BATCH, PAGE, KVLayout
+from llamacli.kv.pool import KVPool
+from llamacli.kv.sequence import KVSequence
 
-__all__ = ["KV_TYPES", "PAGE", "KVCache"]
+__all__ = ["KV_TYPES", "N_BATCH", "PAGE", "KVLayout", "KVPool", "KVSequence"]

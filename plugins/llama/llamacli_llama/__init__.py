@@ -66,7 +66,8 @@ class Llama(Architecture):
             q = g.rope(g.linear(h, block.attn_q), c.rope, c.head_dim, w.rope_freqs)
             k = g.rope(g.linear(h, block.attn_k), c.rope, c.head_dim, w.rope_freqs)
             v = g.linear(h, block.attn_v)
-            a = g.attention(q, k, v, head_dim=c.head_dim, scale=c.head_dim**-0.5)
+            kv = g.store(k, v, head_dim=c.head_dim)
+            a = g.attention(q, kv, scale=c.head_dim**-0.5)
             x = x + g.linear(a, block.attn_output)
 
             h = g.rms_norm(x, block.ffn_norm, c.rms_eps)

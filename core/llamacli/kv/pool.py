@@ -1,0 +1,122 @@
+"""The memory behind every sequence of a model: pages with reference counts."""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import threading
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.kv.layout import KVLayout
+from llamacli.memory import anonymous
+
+_SLAB_BYTES = 1 << 24
+_VECTOR = 64
+"""Kernels read whole vectors, also where a row of values ends within one."""
+
+
+@attrs.define(eq=False)
+class _Slab:
+    """Memory for several pages. Those from `fresh` on have never been used; `free` are those given back."""
+
+    memory: npt.NDArray[np.uint8]
+    n_pages: int
+    free: list[int] = attrs.field(factory=list)
+    fresh: int = 0
+
+    @property
+    def base(self) -> int:
+        return int(self.memory.ctypes.data)
+
+    @property
+    def n_used(self) -> int:
+        return self.fresh - len(self.free)
+
+
+class Pages:
+    """Pages of one size, by their addresses. Each is owned by as many sequences as its reference count says.
+
+    Memory comes from the system in slabs, as it is needed, and goes back when a slab is empty. A page is all zeros when
+    it is allocated. Methods may be called from any thread.
+    """
+
+    def __init__(self, page_bytes: int):
+        self.page_bytes = page_bytes
+        self._slab_pages = max(1, min(64, _SLAB_BYTES // page_bytes))
+        self._slabs: list[_Slab] = []  # by address
+        self._owners: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def n_used(self) -> int:
+        """Pages that some sequence owns."""
+        return len(self._owners)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that have been asked of the system."""
+        return sum(slab.memory.nbytes for slab in self._slabs)
+
+    def owners(self, page: int) -> int:
+        """How many sequences own the page."""
+        return self._owners.get(page, 0)
+
+    def allocate(self) -> int:
+        """A page of zeros with one owner. Raises MemoryError."""
+        with self._lock:
+            slab = next((slab for slab in self._slabs if slab.free or slab.fresh < slab.n_pages), None)
+            if slab is None:
+                slab = _Slab(anonymous(self._slab_pages * self.page_bytes + _VECTOR), self._slab_pages)
+                bisect.insort(self._slabs, slab, key=lambda slab: slab.base)
+            if slab.free:
+                page = slab.free.pop()
+                ctypes.memset(page, 0, self.page_bytes)
+            else:
+                page = slab.base + slab.fresh * self.page_bytes
+                slab.fresh += 1
+            self._owners[page] = 1
+            return page
+
+    def share(self, page: int) -> int:
+        """Add an owner; returns the page."""
+        with self._lock:
+            self._owners[page] += 1
+            return page
+
+    def release(self, page: int) -> None:
+        """Take an owner away; the last one's page can be allocated again."""
+        with self._lock:
+            self._owners[page] -= 1
+            if self._owners[page]:
+                return
+            del self._owners[page]
+            i = bisect.bisect_right(self._slabs, page, key=lambda slab: slab.base) - 1
+            slab = self._slabs[i]
+            slab.free.append(page)
+            if not slab.n_used:
+                del self._slabs[i]
+
+    def own(self, page: int) -> int:
+        """A page with the same content and no other owner: itself, or a copy that takes the caller's share."""
+        if self.owners(page) == 1:
+            return page
+        copy = self.allocate()
+        ctypes.memmove(copy, page, self.page_bytes)
+        self.release(page)
+        return copy
+
+
+class KVPool:
+    """The pages of all sequences of a model whose keys and values are kept as one type."""
+
+    def __init__(self, layout: KVLayout):
+        self.layout = layout
+        self.groups = [Pages(group.page_bytes) for group in layout.groups]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that have been asked of the system."""
+        return sum(pages.n_bytes for pages in self.groups)

@@ -1,0 +1,34 @@
+"""Memory of the system's own, which goes back to it as soon as nothing refers to it any more."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+_HUGE = 1 << 21
+
+
+def anonymous(n_bytes: int) -> npt.NDArray[np.uint8]:
+    """Zeros, uint8 [n_bytes], committed as they are first written to; in huge pages where the system has them.
+
+    Unlike NumPy's own arrays they never lie in a heap that keeps freed memory. Raises MemoryError.
+    """
+    if not n_bytes:
+        return np.zeros(0, np.uint8)
+    try:
+        pages = mmap.mmap(-1, n_bytes)
+    except (OSError, OverflowError, ValueError) as error:
+        raise MemoryError(f"cannot get {n_bytes} bytes of memory: {error}") from None
+    if n_bytes >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # advice only; some systems do not take it
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)
+
+
+def view(address: int, n_bytes: int) -> npt.NDArray[np.uint8]:
+    """The bytes at an address as an array. Whoever owns them must outlive it."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * n_bytes).from_address(address))

@@ -1,0 +1,32 @@
+"""Every tiny model that goldens are recorded of, by name. Each family has a module with its writer and its variants."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tiny_models
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How to write one: `write(path, **options)`.
+
+    `exact` bounds the NMSE of fp32 mode against the peer, which rounds within some functions even in float32.
+    """
+
+    write: Callable[..., Path]
+    options: dict[str, Any]
+    exact: float = 1e-8
+
+
+VARIANTS: dict[str, Variant] = {
+    name: Variant(tiny_models.write_llama, options) for name, options in tiny_models.LLAMA.items()
+}
+
+
+def write(path: Path, variant: str, **options: Any) -> Path:
+    """Write a variant, with other options on top; `metadata` is merged."""
+    made = VARIANTS[variant]
+    metadata = made.options.get("metadata", {}) | options.get("metadata", {})
+    return made.write(path, **made.options | options | {"metadata": metadata})
