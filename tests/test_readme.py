@@ -22,9 +22,10 @@ COMMANDS = [line[2:] for block in blocks("console") for line in block.splitlines
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the model.gguf that the README speaks of."""
+    """A folder with the model.gguf and the text.txt that the README speaks of."""
     path = tmp_path_factory.mktemp("readme")
     tiny_models.write_llama(path / "model.gguf", tokenizer="spm")
+    (path / "text.txt").write_text("once upon a time there was a little girl " * 200)
     return path
 
 

@@ -34,7 +34,7 @@ LAYERS = [
     {"model"},
     {"session"},
     {"chat"},
-    {"bench"},
+    {"bench", "perplexity"},
     {"cli"},
     {"__main__"},
 ]

@@ -21,9 +21,9 @@ _GGML_TYPE_F32 = 0
 
 
 class Peer:
-    """One model in llama.cpp with one context."""
+    """One model in llama.cpp with one context; with `default_precision`, its cache and attention as it has them."""
 
-    def __init__(self, path: Path, n_ctx: int):
+    def __init__(self, path: Path, n_ctx: int, *, default_precision: bool = False):
         llama_cpp.llama_backend_init()
         model_params = llama_cpp.llama_model_default_params()
         model_params.n_gpu_layers = 0
@@ -33,12 +33,26 @@ class Peer:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = n_ctx
         params.n_threads = params.n_threads_batch = 2
-        params.type_k = params.type_v = _GGML_TYPE_F32
-        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        if not default_precision:
+            params.type_k = params.type_v = _GGML_TYPE_F32
+            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._context = llama_cpp.llama_init_from_model(self._model, params)
-        vocabulary = llama_cpp.llama_model_get_vocab(self._model)
-        self.bos = llama_cpp.llama_vocab_bos(vocabulary)
-        self.n_vocab = llama_cpp.llama_vocab_n_tokens(vocabulary)
+        self._vocabulary = llama_cpp.llama_model_get_vocab(self._model)
+        self.bos = llama_cpp.llama_vocab_bos(self._vocabulary)
+        self.add_bos = llama_cpp.llama_vocab_get_add_bos(self._vocabulary)
+        self.n_vocab = llama_cpp.llama_vocab_n_tokens(self._vocabulary)
+        self._n_past = 0
+
+    def encode(self, text: str) -> list[int]:
+        """The text's tokens, with BOS where the model wants it."""
+        data = text.encode()
+        ids = (llama_cpp.llama_token * (len(data) + 2))()
+        n = llama_cpp.llama_tokenize(self._vocabulary, data, len(data), ids, len(ids), True, False)
+        return list(ids[:n])
+
+    def clear(self) -> None:
+        """Forget all that was evaluated."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         self._n_past = 0
 
     def eval(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:

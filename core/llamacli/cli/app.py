@@ -14,6 +14,7 @@ from llamacli.cli.inspect import inspect
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.options import DEBUG, global_options, log_to_stderr
 from llamacli.cli.output import abandon_stdout, note
+from llamacli.cli.perplexity import perplexity
 from llamacli.cli.plugins import plugin_commands, plugins
 from llamacli.cli.run import run
 from llamacli.cli.tokenize import tokenize
@@ -89,5 +90,5 @@ def app() -> None:
     """Run large language models on CPUs: GGUF in, text out."""
 
 
-for command in (run, inspect, tokenize, bench, plugins):
+for command in (run, inspect, tokenize, bench, perplexity, plugins):
     app.add_command(command)

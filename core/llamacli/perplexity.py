@@ -1,0 +1,97 @@
+"""Perplexity: how well a model expects a text, by llama.cpp's method, so that figures can be compared with its own.
+
+The text's tokens are cut into chunks of `n_ctx`; what does not fill the last one is left out. Each chunk is evaluated
+on its own, its first token replaced by BOS where the model begins texts with it. Tokens in the second half are scored,
+for these have half a context before them: perplexity is e to the mean of minus the logarithm of their probabilities.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.checks import is_whole
+from llamacli.errors import InvalidRequestError
+from llamacli.model import Model
+
+LEAST_CONTEXT = 4
+_ROWS_AT_ONCE = 32
+
+
+@attrs.frozen
+class Estimate:
+    """Perplexity over the chunks so far: `value` ± `error`, one standard error of the mean, of `n_scored` tokens."""
+
+    n_chunks: int
+    n_scored: int
+    value: float
+    error: float
+
+
+def perplexity_tokens(model: Model, text: str) -> list[int]:
+    """The tokens of a text that perplexity is measured on: BOS before it where the model wants it, no EOS after it."""
+    ids = model.encode(text)
+    if model.tokenizer.add_eos:
+        ids.pop()
+    return ids
+
+
+def perplexity(
+    model: Model, tokens: Sequence[int], *, n_ctx: int = 512, max_chunks: int | None = None, kv_type: str | None = None
+) -> Iterator[Estimate]:
+    """The estimate after each chunk; the last one is the result.
+
+    Raises InvalidRequestError if the tokens do not fill two chunks, or if there are fewer than LEAST_CONTEXT to one.
+    """
+    if not is_whole(n_ctx) or n_ctx < LEAST_CONTEXT:
+        raise InvalidRequestError(f"n_ctx must be an integer of at least {LEAST_CONTEXT}, not {n_ctx!r}")
+    if len(tokens) < 2 * n_ctx:
+        raise InvalidRequestError(
+            f"the text has {len(tokens)} tokens, and chunks of {n_ctx} need at least {2 * n_ctx}: "
+            "take a longer text or a shorter context"
+        )
+    n_chunks = len(tokens) // n_ctx
+    return _estimates(model, tokens, n_ctx, n_chunks if max_chunks is None else min(max_chunks, n_chunks), kv_type)
+
+
+def _estimates(
+    model: Model, tokens: Sequence[int], n_ctx: int, n_chunks: int, kv_type: str | None
+) -> Iterator[Estimate]:
+    first, n_scored = n_ctx // 2, 0
+    total = squares = 0.0
+    with model.create_session(seq_len=n_ctx, kv_type=kv_type) as session:
+        for chunk in range(n_chunks):
+            ids = list(tokens[chunk * n_ctx : (chunk + 1) * n_ctx])
+            if model.tokenizer.add_bos and model.tokenizer.bos_id is not None:
+                ids[0] = model.tokenizer.bos_id
+            session.rewind(0)
+            session.eval(ids[:first])
+            logits = session.eval(ids[first:-1], all_logits=True)
+            assert logits is not None
+            surprise = _surprise(logits, np.array(ids[first + 1 :]))
+            n_scored += len(surprise)
+            total += float(surprise.sum())
+            squares += float(np.square(surprise).sum())
+            yield _estimate(chunk + 1, n_scored, total / n_scored, squares / n_scored)
+
+
+def _surprise(logits: npt.NDArray[np.float32], chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Minus the logarithm of the probability of each row's chosen token, float64 [n]."""
+    surprise = np.empty(len(chosen))
+    for start in range(0, len(chosen), _ROWS_AT_ONCE):  # a few rows at a time stay in the processor's cache
+        rows = logits[start : start + _ROWS_AT_ONCE].astype(np.float64)
+        rows -= rows.max(axis=-1, keepdims=True)
+        picked = rows[np.arange(len(rows)), chosen[start : start + _ROWS_AT_ONCE]]
+        surprise[start : start + _ROWS_AT_ONCE] = np.log(np.exp(rows).sum(axis=-1)) - picked
+    return surprise
+
+
+def _estimate(n_chunks: int, n_scored: int, mean: float, mean_square: float) -> Estimate:
+    value = math.exp(mean) if mean < 700 else math.inf
+    variance = max(0.0, mean_square - mean**2)
+    error = math.sqrt(variance / (n_scored - 1)) if n_scored > 1 else math.nan
+    return Estimate(n_chunks, n_scored, value, error * value)

@@ -1,0 +1,67 @@
+"""`llamacli perplexity`."""
+
+import json
+import re
+
+import pytest
+
+TEXT = "once upon a time there was a little girl and the dog saw a big ball " * 4
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def test_the_estimates_and_the_result(invoke, model, text) -> None:
+    result = invoke("perplexity", text, "-m", model, "-c", "16")
+    running, last = result.stdout.splitlines()
+    estimates = re.findall(r"\[(\d+)\](\d+\.\d{4}),", running)
+    assert [int(number) for number, _ in estimates] == list(range(1, len(estimates) + 1))
+    n = len(estimates)
+    assert last.startswith(f"perplexity {estimates[-1][1]} ± ")
+    assert last.endswith(f"({n} chunks of 16 tokens, {7 * n} of them scored)")
+
+
+def test_json(invoke, model, text) -> None:
+    answer = json.loads(invoke("perplexity", "-f", text, "-m", model, "-c", "16", "--chunks", "2", "-o", "json").stdout)
+    assert (answer["n_ctx"], answer["n_chunks"], answer["n_scored"], len(answer["running"])) == (16, 2, 14, 2)
+    assert answer["perplexity"] == answer["running"][-1]
+    assert answer["error"] > 0
+
+
+def test_a_piped_text_is_read(invoke, model, text) -> None:
+    piped = invoke("perplexity", "-m", model, "-c", "16", input=TEXT)
+    assert piped.stdout == invoke("perplexity", text, "-m", model, "-c", "16").stdout
+
+
+def test_no_chunks_are_no_result(invoke, model, text) -> None:
+    assert invoke("perplexity", text, "-m", model, "-c", "16", "--chunks", "0").stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("-c", "3"), 2, "3 is not in the range x>=4"),
+        (("--chunks", "-2"), 2, "-2 is not in the range x>=-1"),
+        (("-c", "500"), 1, "chunks of 500 need at least 1000"),
+        (("-f", "other.txt"), 2, "TEXT_FILE and -f exclude each other."),
+    ],
+)
+def test_wrong_usage(invoke, model, text, arguments, code, message) -> None:
+    result = invoke("perplexity", text, "-m", model, *arguments)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert message in result.stderr
+
+
+def test_a_model_in_the_texts_place(invoke, model) -> None:
+    result = invoke("perplexity", model)
+    assert result.exit_code == 1
+    assert result.stderr.endswith(f"{model} is a model, not a text: a model is given with -m\n")
+
+
+def test_no_file(invoke) -> None:
+    result = invoke("perplexity", "missing.txt")
+    assert (result.exit_code, result.stderr) == (1, "llamacli: error: missing.txt: No such file or directory\n")
