@@ -133,6 +133,10 @@ BROKEN = {
         "Architecture.*, which is no Architecture",
     ),
     "no_format": (f"{HEAD}@hookimpl\ndef register_quant_formats(register): register(None)", "None, .* no QuantFormat"),
+    "no_chat_format": (
+        f"{HEAD}@hookimpl\ndef register_chat_formats(register): register('chatml')",
+        "'chatml', .* no ChatFormat",
+    ),
     "hook_raises": (f"{HEAD}@hookimpl\ndef register_loaders(register): register.x", "AttributeError"),
 }
 """Sources of plugins that cannot be loaded, and what is said of each."""
@@ -314,6 +318,21 @@ def register_loaders(register):
         path.write_bytes(b"...")
         assert load_tokenizer(path, plugins=plugins).n_vocab == 3
 
+    def test_hook_register_chat_formats(self, install: Installed) -> None:
+        source = f"""{HEAD}
+from llamacli.chat.formats import ChatFormat
+@hookimpl
+def register_chat_formats(register):
+    register(ChatFormat(name="dummy", matches=lambda clues: True))
+"""
+        plugins = install(
+            dummy_first=(source, {GENERAL: {"x": "dummy_first"}}),
+            dummy_second=(source, {GENERAL: {"y": "dummy_second"}}),
+        )
+        assert [fmt.name for fmt in plugins.chat_formats()] == ["dummy"]
+        errors = {info.module: info.error for info in plugins.infos()}
+        assert "registers what is registered already: dummy" in errors["dummy_second"]
+
     def test_hook_register_quant_formats(self, install: Installed, tiny_gguf: TinyGguf, tmp_path: Path) -> None:
         source = f"""{HEAD}
 from enum import IntEnum
@@ -376,7 +395,7 @@ def model_loaded(model):
 def test_every_hook_has_a_test() -> None:
     hooks = [name for name, value in vars(hookspecs).items() if hasattr(value, "llamacli_spec")]
     tests = [name for name, _ in inspect.getmembers(TestHooks) + inspect.getmembers(TestResolving)]
-    assert len(hooks) == 6
+    assert len(hooks) == 7
     assert [hook for hook in hooks if not any(name.startswith(f"test_hook_{hook}") for name in tests)] == []
 
 

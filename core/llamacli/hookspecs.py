@@ -5,7 +5,7 @@ distribution names it in one of two entry-point groups:
 
 - `llamacli.architectures`: the entry's *name* is the exact `general.architecture` string of the files that it runs, so
   that loading a model imports only the family it needs. Several names may point at one module.
-- `llamacli`: everything else (loaders, quantization formats, commands).
+- `llamacli`: everything else (loaders, quantization formats, chat formats, commands).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import click
 
     from llamacli.architecture import Architecture
+    from llamacli.chat.formats import ChatFormat
     from llamacli.gguf import Metadata
     from llamacli.loaders import Loader
     from llamacli.model import Model
@@ -43,6 +44,11 @@ def register_loaders(register: Callable[[Loader], None]) -> None:
 @hookspec
 def register_quant_formats(register: Callable[[QuantFormat], None]) -> None:
     """Call `register` once for every tensor type that this plugin adds."""
+
+
+@hookspec
+def register_chat_formats(register: Callable[[ChatFormat], None]) -> None:
+    """Call `register` once for every chat format that this plugin adds; of those that fit a file the first is taken."""
 
 
 @hookspec

@@ -23,6 +23,7 @@ from llamacli.errors import PluginError, UnknownArchitectureError
 
 if TYPE_CHECKING:
     from llamacli.architecture import Architecture
+    from llamacli.chat.formats import ChatFormat
     from llamacli.gguf import Metadata
     from llamacli.loaders import Loader
     from llamacli.quantization import QuantFormat
@@ -60,6 +61,7 @@ class Plugins:
         self._errors: dict[str, PluginError] = {}
         self._architectures: dict[str, Architecture] = {}
         self._loaders: list[Loader] = []
+        self._chat_formats: list[ChatFormat] = []
 
     @property
     def hook(self) -> pluggy.HookRelay:
@@ -131,6 +133,11 @@ class Plugins:
         self.load_group(GENERAL)
         return list(self._loaders)
 
+    def chat_formats(self) -> list[ChatFormat]:
+        """The chat formats of every plugin of the general group, and of the architectures loaded so far."""
+        self.load_group(GENERAL)
+        return list(self._chat_formats)
+
     def ask_each(self, hook: str, **arguments: Any) -> list[Any]:
         """What each plugin loaded so far answers to a hook; one that fails is logged and left out."""
         answers = []
@@ -173,6 +180,7 @@ class Plugins:
     def _collect(self, module: ModuleType) -> None:
         """Run the registration hooks of one module, and keep their results only if all of them succeed."""
         from llamacli.architecture import Architecture  # deferred: NumPy is not needed to name what is installed
+        from llamacli.chat.formats import ChatFormat
         from llamacli.loaders import Loader
         from llamacli.quantization import FORMATS, QuantFormat
 
@@ -181,18 +189,24 @@ class Plugins:
         architectures: list[Architecture] = []
         loaders: list[Loader] = []
         added: list[QuantFormat] = []
+        chat_formats: list[ChatFormat] = []
         only("register_architectures", others)(register=_collector(architectures, Architecture))
         only("register_loaders", others)(register=_collector(loaders, Loader))
         only("register_quant_formats", others)(register=_collector(added, QuantFormat))
+        only("register_chat_formats", others)(register=_collector(chat_formats, ChatFormat))
         formats: dict[int, QuantFormat] = {fmt.type: fmt for fmt in added}
-        taken = [str(key) for key, fmt in formats.items() if FORMATS.get(key, fmt) != fmt] + [
-            architecture.name for architecture in architectures if architecture.name in self._architectures
+        chat_names = {fmt.name for fmt in self._chat_formats}
+        taken = [
+            *(str(key) for key, fmt in formats.items() if FORMATS.get(key, fmt) != fmt),
+            *(architecture.name for architecture in architectures if architecture.name in self._architectures),
+            *(fmt.name for fmt in chat_formats if fmt.name in chat_names),
         ]
         if taken:
             raise PluginError(f"it registers what is registered already: {', '.join(taken)}")
         FORMATS.update(formats)
         self._architectures.update({architecture.name: architecture for architecture in architectures})
         self._loaders += loaders
+        self._chat_formats += chat_formats
 
     def _unknown(self, name: str) -> str:
         installed = sorted(self.claimed_architectures()) or ["none"]

@@ -8,6 +8,7 @@ import attrs
 
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
 from llamacli.gguf import Metadata
+from llamacli_llama.chat import FORMATS
 
 LLAMACLI_API = 1
 
@@ -85,3 +86,10 @@ class Llama(Architecture):
 def register_architectures(register):  # type: ignore[no-untyped-def]
     """Register the one architecture of this family."""
     register(Llama())
+
+
+@hookimpl
+def register_chat_formats(register):  # type: ignore[no-untyped-def]
+    """Register how the family's models are talked to."""
+    for chat_format in FORMATS:
+        register(chat_format)

@@ -1,0 +1,94 @@
+"""What a conversation is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from llamacli.errors import InvalidRequestError
+
+
+@attrs.frozen
+class ToolCall:
+    """A model's call of a tool: its `name`, the `arguments` by name, and an `id` that the result refers to."""
+
+    name: str
+    arguments: dict[str, Any] = attrs.field(factory=dict)
+    id: str = ""
+
+
+@attrs.frozen
+class Piece:
+    """A piece of a reply as it comes: text that is meant for the user, or the model's `reasoning`."""
+
+    text: str
+    reasoning: bool = False
+
+
+@attrs.frozen
+class Message:
+    """One message of a conversation.
+
+    `role` is "user", "assistant" or "tool". An assistant's message may have `reasoning` and `tool_calls` beside its
+    `content`; a tool's has the `name` of the tool and the `tool_call_id` of the call that it answers.
+    """
+
+    role: str
+    content: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    name: str = ""
+    tool_call_id: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As chat templates, and OpenAI's API, have it; what is empty is left out, but for the content."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        if self.name:
+            message["name"] = self.name
+        if self.tool_call_id:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+    @classmethod
+    def from_dict(cls, message: Any) -> Message:
+        """The inverse of `as_dict`. Raises InvalidRequestError for anything else."""
+        try:
+            calls = tuple(
+                ToolCall(call["function"]["name"], dict(call["function"]["arguments"]), call["id"])
+                for call in message.get("tool_calls", ())
+            )
+            found = cls(
+                message["role"],
+                message["content"],
+                message.get("reasoning_content", ""),
+                calls,
+                message.get("name", ""),
+                message.get("tool_call_id", ""),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise InvalidRequestError(f"not a message of a conversation: {str(message)[:80]}") from None
+        texts = [found.content, found.reasoning, found.name, found.tool_call_id]
+        texts += [text for call in calls for text in (call.name, call.id)]
+        if found.role not in ("user", "assistant", "tool") or not all(isinstance(text, str) for text in texts):
+            raise InvalidRequestError(f"not a message of a conversation: {str(message)[:80]}")
+        return found
+
+
+def checked_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
+    """Tools as templates expect them: JSON objects that describe a function each. Raises InvalidRequestError."""
+    tools = tuple(tools or ())
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            wanted = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
+            raise InvalidRequestError(f"a tool is {wanted}, not {str(tool)[:80]}")
+    return tools

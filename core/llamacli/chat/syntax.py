@@ -1,0 +1,324 @@
+"""How a model writes its replies: what is reasoning, what is a call of a tool, what is for the user.
+
+A syntax is data; its reader takes a reply apart as it comes, and whatever way it is cut into pieces, what comes out
+adds up to the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from llamacli.chat.messages import Piece, ToolCall
+
+Event = Piece | ToolCall
+
+
+class Reader(Protocol):
+    """Takes one reply apart."""
+
+    def feed(self, text: str) -> list[Event]:
+        """What is certain with this next piece of text."""
+
+    def flush(self) -> list[Event]:
+        """What was held back, at the end of the reply."""
+
+
+class Syntax(Protocol):
+    """A way to write replies."""
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """The texts that part a reply. A special token that is written so is no text for the user."""
+
+    def reader(self, prompt: str, *, tools: bool) -> Reader:
+        """A reader of the reply to a rendered prompt; calls are looked for where there are `tools` to call."""
+
+
+@attrs.frozen
+class Span:
+    """A stretch of a reply from one marker to another, or to the reply's end if `closes` is empty."""
+
+    opens: str
+    closes: str
+
+
+@attrs.frozen
+class Calls(Span):
+    """A stretch that holds calls of tools, which `parse` makes of its text; it raises ValueError for what is none.
+
+    With `bare`, a reply may also be nothing but a call: one that begins with a brace is tried.
+    """
+
+    parse: Callable[[str], list[ToolCall]]
+    bare: bool = False
+
+
+@attrs.frozen
+class Spans:
+    """Replies in which markers enclose reasoning and calls; what stands outside is for the user.
+
+    White space around what is enclosed belongs to nobody. A call that cannot be parsed is left as text.
+    """
+
+    reasoning: Span | None = None
+    calls: Calls | None = None
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """The texts that part a reply."""
+        return [text for span in (self.reasoning, self.calls) if span for text in (span.opens, span.closes) if text]
+
+    def reader(self, prompt: str, *, tools: bool) -> Reader:
+        """A reader; where the prompt has opened the reasoning, the reply begins with it."""
+        return _SpanReader(self.reasoning, self.calls if tools else None, prompt.rstrip())
+
+
+class _SpanReader:
+    def __init__(self, reasoning: Span | None, calls: Calls | None, prompt: str):
+        self._reasoning, self._calls = reasoning, calls
+        self._held = ""
+        self._at_start, self._skips_space = True, False
+        self._inside: Span | None = None
+        if reasoning and prompt.endswith(reasoning.opens.rstrip()):
+            self._enter(reasoning)
+
+    def feed(self, text: str) -> list[Event]:
+        self._held += text
+        return list(self._read(final=False))
+
+    def flush(self) -> list[Event]:
+        return list(self._read(final=True))
+
+    def _read(self, *, final: bool) -> Iterator[Event]:
+        while True:
+            if isinstance(self._inside, Calls):
+                if not (yield from self._read_call(final)):
+                    return
+            elif not (yield from self._read_text(final)):
+                return
+
+    def _read_text(self, final: bool) -> Generator[Event, None, bool]:
+        """Hand over text up to the next marker; whether there was one."""
+        if self._skips_space:
+            self._held = self._held.lstrip()
+        if self._calls and self._calls.bare and self._at_start and not self._inside:
+            begin = self._held.lstrip()
+            if begin.startswith("{"):
+                self._enter(Calls("", "", self._calls.parse))
+                return True
+            if not begin and not final:
+                return False
+        spans: dict[str, Span | None] = {span.opens: span for span in (self._reasoning, self._calls) if span}
+        if self._inside:
+            spans = {self._inside.closes: None}
+        at, marker = _first(self._held, [text for text in spans if text])
+        if marker:
+            yield from self._text(self._held[:at].rstrip())
+            self._held = self._held[at + len(marker) :]
+            self._enter(spans[marker])
+            return True
+        keep = 0 if final else _undecided(self._held, spans)
+        if final and self._inside:
+            self._held = self._held.rstrip()
+        yield from self._text(self._held[: len(self._held) - keep])
+        self._held = self._held[len(self._held) - keep :]
+        return False
+
+    def _read_call(self, final: bool) -> Generator[Event, None, bool]:
+        """Parse the call once it is whole; whether it is."""
+        assert isinstance(self._inside, Calls)
+        opens, closes = self._inside.opens, self._inside.closes
+        end = self._held.find(closes) if closes else -1
+        if end < 0:
+            if not final:
+                return False
+            end, closes = len(self._held), ""
+        text, rest = self._held[:end], self._held[end + len(closes) :]
+        try:
+            calls = self._inside.parse(text)
+        except (ValueError, RecursionError):
+            self._enter(None)
+            self._skips_space = False
+            yield Piece(opens + text + closes)
+        else:
+            self._enter(None)
+            yield from calls
+        self._held = rest
+        return bool(rest)
+
+    def _enter(self, span: Span | None) -> None:
+        self._inside = span
+        self._at_start, self._skips_space = False, True
+
+    def _text(self, text: str) -> Iterator[Event]:
+        if text:
+            self._at_start = self._skips_space = False
+            yield Piece(text, reasoning=self._inside is not None)
+
+
+@attrs.frozen
+class Channels:
+    """Replies of several messages, each with a header that names its channel and may name whom it is for.
+
+    A header goes on till `begins`, its text till one of `ends` or `starts`, which begins another header. After
+    `channel` in the header stands the channel's name: `final` is for the user, all others are reasoning. A message to
+    `recipient` and a name is a call of that tool, its text the arguments in JSON.
+    """
+
+    starts: str
+    channel: str
+    begins: str
+    ends: tuple[str, ...]
+    final: str
+    recipient: str
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """The texts that part a reply."""
+        return [self.starts, self.channel, self.begins, *self.ends]
+
+    def reader(self, prompt: str, *, tools: bool) -> Reader:
+        """A reader; the reply goes on where the prompt stops, within a header. Calls are calls whatever `tools`."""
+        at = prompt.rfind(self.starts)
+        return _ChannelReader(self, prompt[at:] if at >= 0 else "")
+
+
+class _ChannelReader:
+    def __init__(self, syntax: Channels, prompt: str):
+        self._syntax, self._held = syntax, prompt
+        self._kind: str | ToolCall = "header"
+        self._n_messages = self._n_thoughts = 0
+        self._n_prompt = len(prompt)
+        self.feed("")
+
+    def feed(self, text: str) -> list[Event]:
+        self._held += text
+        return list(self._read(final=False))
+
+    def flush(self) -> list[Event]:
+        return list(self._read(final=True))
+
+    def _read(self, *, final: bool) -> Iterator[Event]:
+        while True:
+            stops = [self._syntax.begins] if self._kind == "header" else [*self._syntax.ends, self._syntax.starts]
+            at, marker = _first(self._held, stops)
+            if not marker:
+                break
+            text, self._held = self._held[:at], self._held[at + len(marker) :]
+            if self._kind == "header":
+                yield from self._begin(text)
+            else:
+                yield from self._body(text, whole=True)
+                self._kind = "header"
+        keep = 0 if final else _undecided(self._held, stops)
+        text, rest = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        if self._kind == "header" or (isinstance(self._kind, ToolCall) and not final):
+            if final and not self._n_messages:  # a reply that knows nothing of channels
+                yield from _pieces(self._held[self._n_prompt :], reasoning=False)
+        else:
+            self._held = rest
+            yield from self._body(text, whole=final)
+
+    def _begin(self, header: str) -> Iterator[Event]:
+        """A header is whole: what follows, and white space between one thought and the next."""
+        self._n_messages += 1
+        channel = re.search(re.escape(self._syntax.channel) + r"\s*(\w+)", header)
+        recipient = re.search(r"\bto=" + re.escape(self._syntax.recipient) + r"([^\s<]+)", header)
+        if recipient:
+            self._kind = ToolCall(recipient[1])
+        elif channel and channel[1] != self._syntax.final:
+            self._kind = "reasoning"
+            self._n_thoughts += 1
+            if self._n_thoughts > 1:
+                yield Piece("\n\n", reasoning=True)
+        else:
+            self._kind = "content"
+
+    def _body(self, text: str, *, whole: bool) -> Iterator[Event]:
+        """A message's text: all of it, or as much as there is so far of one that is no call."""
+        if not isinstance(self._kind, ToolCall):
+            yield from _pieces(text, reasoning=self._kind == "reasoning")
+        elif whole:
+            try:
+                yield ToolCall(self._kind.name, _arguments(text))
+            except (ValueError, RecursionError):
+                yield from _pieces(text, reasoning=False)
+
+
+def _pieces(text: str, *, reasoning: bool) -> Iterator[Event]:
+    if text:
+        yield Piece(text, reasoning)
+
+
+def _first(text: str, markers: Iterable[str]) -> tuple[int, str]:
+    """Where the first of the markers in a text stands, and which it is; "" if there is none."""
+    found = [(text.find(marker), -len(marker), marker) for marker in markers if marker in text]
+    at, _, marker = min(found, default=(-1, 0, ""))
+    return at, marker
+
+
+def _undecided(text: str, markers: Iterable[str]) -> int:
+    """How long an end of the text may yet turn out to belong to a marker: its beginning, and white space before it."""
+    longest = max(
+        (n for marker in markers for n in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:n])),
+        default=0,
+    )
+    return len(text) - len(text[: len(text) - longest].rstrip())
+
+
+# --- how calls are written
+
+
+def json_calls(text: str) -> list[ToolCall]:
+    """Calls as JSON objects, one or several, bare or in a list: a "name", and "arguments" or "parameters".
+
+    Raises ValueError for anything else.
+    """
+    decoder, values, at = json.JSONDecoder(), [], 0
+    while at < len(text):
+        value, end = decoder.raw_decode(text, at + len(text[at:]) - len(text[at:].lstrip()))
+        values += value if isinstance(value, list) else [value]
+        at = end + len(text[end:]) - len(text[end:].lstrip(" \t\r\n;,"))
+    if not values:
+        raise ValueError("no call")
+    return [_call(value) for value in values]
+
+
+def _call(value: Any) -> ToolCall:
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r} is no call")
+    value = value.get("function") if isinstance(value.get("function"), dict) else value
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        raise ValueError("a call without a name")
+    arguments = value.get("arguments", value.get("parameters"))
+    return ToolCall(name, _arguments(arguments if isinstance(arguments, str) else json.dumps(arguments or {})))
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Arguments by name, from JSON; none at all from nothing."""
+    arguments = json.loads(text) if text.strip() else {}
+    if not isinstance(arguments, dict):
+        raise ValueError(f"{arguments!r} are no arguments by name")
+    return arguments
+
+
+# --- syntaxes that many models share
+
+THINK = Span("<think>", "</think>")
+PLAIN = Spans()
+THINKING = Spans(THINK)
+HERMES = Spans(THINK, Calls("<tool_call>", "</tool_call>", json_calls))
+HARMONY = Channels(
+    starts="<|start|>",
+    channel="<|channel|>",
+    begins="<|message|>",
+    ends=("<|end|>", "<|call|>", "<|return|>"),
+    final="final",
+    recipient="functions.",
+)

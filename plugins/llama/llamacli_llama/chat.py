@@ -1,0 +1,75 @@
+"""How the family's models are talked to: templates for files without one, and how calls of tools are written."""
+
+import re
+
+from llamacli.chat.formats import ChatFormat, Clues
+from llamacli.chat.syntax import Calls, Spans, json_calls
+
+HEADERS = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
+{%- endif -%}
+"""
+
+INSTRUCTIONS = """\
+{%- set system = messages[0].content if messages[0].role == 'system' else none -%}
+{%- for message in messages if message.role in ('user', 'assistant') -%}
+    {%- if message.role == 'assistant' -%}
+        {{- ' ' + message.content | trim + ' ' + eos_token -}}
+    {%- elif loop.first and system is not none -%}
+        {{- bos_token + '[INST] <<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' + message.content | trim + ' [/INST]' -}}
+    {%- else -%}
+        {{- bos_token + '[INST] ' + message.content | trim + ' [/INST]' -}}
+    {%- endif -%}
+{%- endfor -%}
+"""
+
+ZEPHYR = """\
+{%- for message in messages -%}
+    {{- '<|' + message.role + '|>\\n' + message.content + eos_token + '\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<|assistant|>\\n' -}}
+{%- endif -%}
+"""
+
+_INSTRUCTED = re.compile(r"llama-?\s?2|mi[sx]tral", re.IGNORECASE)
+"""In the names of models that were trained on [INST] and whose vocabulary does not tell."""
+
+
+def _is_llama(clues: Clues) -> bool:
+    return clues.metadata.get_str("general.architecture", "") == "llama"
+
+
+def _is_instructed(clues: Clues) -> bool:
+    named = _INSTRUCTED.search(clues.metadata.get_str("general.name", "")) is not None
+    return _is_llama(clues) and (clues.has_tokens("[INST]") or (named and clues.template is None))
+
+
+def _is_sentencepiece(clues: Clues) -> bool:
+    """Whether it could be a TinyLlama or one of the many that learnt to chat as Zephyr did."""
+    pieces = clues.metadata.get_str("tokenizer.ggml.model", "") == "llama"
+    return _is_llama(clues) and pieces and clues.template is None and not clues.has_tokens("<|im_start|>")
+
+
+FORMATS = (
+    ChatFormat(
+        name="llama-3",
+        matches=lambda clues: _is_llama(clues) and clues.mentions("<|start_header_id|>", "<|eot_id|>"),
+        template=HEADERS,
+        tokens=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        syntax=Spans(calls=Calls("<|python_tag|>", "", json_calls, bare=True)),
+    ),
+    ChatFormat(
+        name="llama-2",
+        matches=_is_instructed,
+        template=INSTRUCTIONS,
+        tokens=("</s>",),
+        syntax=Spans(calls=Calls("[TOOL_CALLS]", "", json_calls)),
+    ),
+    ChatFormat(name="zephyr", matches=_is_sentencepiece, template=ZEPHYR, tokens=("</s>",)),
+)

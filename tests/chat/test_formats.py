@@ -1,0 +1,99 @@
+from pathlib import Path
+
+import pytest
+
+from llamacli import ChatTemplateError, PluginError
+from llamacli.chat.formats import CHATML, ChatFormat, choose, own_templates
+from llamacli.chat.syntax import HARMONY, HERMES, PLAIN, THINKING
+from llamacli.gguf import Metadata
+from llamacli.tokenizer import tokenizer_from_metadata
+from tokenizer.small_vocabularies import CONTROL, byte_level
+
+FOLDER = Path(__file__).resolve().parents[3] / "shared" / "templates"
+OURS = ChatFormat(
+    name="ours",
+    matches=lambda clues: clues.has_tokens("<ours>"),
+    template="<ours>{{ messages[0].content }}",
+    tokens=("<ours>", "</ours>"),
+    syntax=THINKING,
+)
+
+
+def chosen(*tokens: str, template: str | None = None, formats: tuple[ChatFormat, ...] = (OURS,), name=None):
+    values = byte_level([], dict.fromkeys(tokens, CONTROL))
+    if template is not None:
+        values["tokenizer.chat_template"] = template
+    metadata = Metadata(values, "model.gguf")
+    return choose(metadata, tokenizer_from_metadata(metadata), formats, name)
+
+
+@pytest.mark.parametrize(
+    ("template", "name", "syntax"),
+    [
+        ("<|channel|> <|message|> <|start|>", "harmony", HARMONY),
+        ("<tool_call> <think>", "hermes", HERMES),
+        ("content.split('</think>')", "thinking", THINKING),
+        ("<|im_start|><|im_end|>", "chatml", HERMES),
+        ("anything", "plain", PLAIN),
+    ],
+)
+def test_a_files_template_tells_its_format(template: str, name: str, syntax) -> None:
+    found = chosen(template=template)
+    assert (found.name, found.template, found.syntax) == (name, template, syntax)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("openai-gpt-oss-120b", "harmony"),
+        ("Qwen-Qwen3-0.6B", "hermes"),
+        ("Qwen-Qwen2.5-7B-Instruct", "hermes"),
+        ("HuggingFaceTB-SmolLM3-3B", "thinking"),
+        ("microsoft-Phi-3.5-mini-instruct", "plain"),
+    ],
+)
+def test_real_templates(name: str, expected: str, shared) -> None:
+    assert chosen(template=shared(f"templates/{name}.jinja").read_text()).name == expected
+
+
+def test_plugins_are_asked_first_and_what_they_know_of_replies_counts() -> None:
+    found = chosen("<ours>", template="<tool_call>")
+    assert (found.name, found.template, found.syntax) == ("ours", "<tool_call>", THINKING)
+
+
+def test_a_file_without_a_template_gets_that_of_a_format() -> None:
+    assert chosen("<ours>", "</ours>") is OURS
+    found = chosen("<|im_start|>", "<|im_end|>", template="")
+    assert (found.name, found.template) == ("chatml", CHATML)
+
+
+def test_a_format_without_a_template_is_none_for_a_file_without_one() -> None:
+    with pytest.raises(ChatTemplateError, match=r"model.gguf: it has no chat template, and no plugin"):
+        chosen("<|start|>", "<|channel|>", "<|message|>")
+
+
+def test_tokens_that_a_template_needs_have_to_be_there() -> None:
+    with pytest.raises(ChatTemplateError, match=r"model.gguf: the vocabulary lacks </ours>, which chat format 'ours'"):
+        chosen("<ours>")
+
+
+def test_formats_can_be_asked_for_by_name() -> None:
+    assert chosen("<ours>", "</ours>", template="x", name="ours") is OURS
+    with pytest.raises(ChatTemplateError, match="chat format 'harmony' is not one of chatml, ours"):
+        chosen(name="harmony")
+
+
+def test_a_format_that_fails_names_itself() -> None:
+    broken = ChatFormat(name="broken", matches=lambda clues: clues.nonsense)  # type: ignore[attr-defined]
+    with pytest.raises(PluginError, match="chat format 'broken' failed: AttributeError"):
+        chosen(template="x", formats=(broken,))
+
+
+def test_templates_of_other_names() -> None:
+    values = {
+        "tokenizer.chat_template": "a",
+        "tokenizer.chat_template.tool_use": "b",
+        "tokenizer.chat_templates": ["x"],
+    }
+    assert own_templates(Metadata(values)) == {"default": "a", "tool_use": "b"}
+    assert own_templates(Metadata({"tokenizer.chat_template.rag": "c"})) == {"rag": "c"}

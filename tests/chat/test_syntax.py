@@ -1,0 +1,192 @@
+import itertools
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamacli.chat.messages import Piece, ToolCall
+from llamacli.chat.syntax import (
+    HARMONY,
+    HERMES,
+    PLAIN,
+    THINKING,
+    Calls,
+    Span,
+    Spans,
+    Syntax,
+    json_calls,
+)
+
+LISTED = Spans(calls=Calls("[CALLS]", "", json_calls))
+BARE = Spans(calls=Calls("<|tag|>", "", json_calls, bare=True))
+THOUGHT = Spans(Span("<|channel>thought", "<channel|>"))
+WEATHER = ToolCall("weather", {"city": "Oslo"})
+Parted = tuple[str, str, list[ToolCall]]
+CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+
+
+def read(syntax: Syntax, pieces: Sequence[str], prompt: str = "", tools: bool = True) -> Parted:
+    """The content, the reasoning and the calls of a reply that comes in pieces."""
+    reader = syntax.reader(prompt, tools=tools)
+    events = [event for piece in pieces for event in reader.feed(piece)] + reader.flush()
+    assert all(event.text for event in events if isinstance(event, Piece))
+    return (
+        "".join(event.text for event in events if isinstance(event, Piece) and not event.reasoning),
+        "".join(event.text for event in events if isinstance(event, Piece) and event.reasoning),
+        [event for event in events if isinstance(event, ToolCall)],
+    )
+
+
+def cut_at(text: str, cuts: list[int]) -> list[str]:
+    at = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    return [text[start:stop] for start, stop in itertools.pairwise(at)]
+
+
+CASES: dict[str, tuple[Syntax, str, str, Parted]] = {
+    "text": (PLAIN, "", " Hi <think>x</think>\n", (" Hi <think>x</think>\n", "", [])),
+    "thought": (THINKING, "", "<think>\nWell.\nYes.\n</think>\n\nHi.\n", ("Hi.\n", "Well.\nYes.", [])),
+    "empty thought": (THINKING, "", "<think>\n\n</think>\n\nHi.", ("Hi.", "", [])),
+    "opened by the prompt": (THINKING, "assistant\n<think>\n", "Well.</think>Hi.", ("Hi.", "Well.", [])),
+    "closed by the prompt": (THINKING, "<think>\n\n</think>\n\n", "Hi.", ("Hi.", "", [])),
+    "endless thought": (THINKING, "", "<think>Well.\n\n", ("", "Well.", [])),
+    "thought after text": (THINKING, "", "Hm. <think>x</think> y", ("Hm.y", "x", [])),
+    "beginning of a marker": (THINKING, "", "a <thin", ("a <thin", "", [])),
+    "marker of two": (THOUGHT, "", "<|channel>thought\nWell.\n<channel|>Hi.", ("Hi.", "Well.", [])),
+    "call": (HERMES, "", f"<tool_call>\n{CALL}\n</tool_call>", ("", "", [WEATHER])),
+    "thought, text and two calls": (
+        HERMES,
+        "",
+        f"<think>\nx\n</think>\n\nLet me see.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>\n",
+        ("Let me see.", "x", [WEATHER, WEATHER]),
+    ),
+    "call that is none": (HERMES, "", "<tool_call>no</tool_call> x", ("<tool_call>no</tool_call> x", "", [])),
+    "call without its end": (HERMES, "", f"a <tool_call>{CALL}", ("a", "", [WEATHER])),
+    "broken call without its end": (HERMES, "", '<tool_call>{"name', ('<tool_call>{"name', "", [])),
+    "list": (LISTED, "", f"[CALLS][{CALL}, {CALL}]", ("", "", [WEATHER, WEATHER])),
+    "bare": (BARE, "", ' {"name": "weather", "parameters": {"city": "Oslo"}}', ("", "", [WEATHER])),
+    "bare, two": (BARE, "", f"{CALL}; {CALL}", ("", "", [WEATHER, WEATHER])),
+    "bare, but text": (BARE, "", '{"a": 1} is JSON', ('{"a": 1} is JSON', "", [])),
+    "brace later": (BARE, "", f"Here: {CALL}", (f"Here: {CALL}", "", [])),
+    "tagged": (BARE, "", f"x<|tag|>{CALL}", ("x", "", [WEATHER])),
+    "channels": (
+        HARMONY,
+        "<|start|>user<|message|>Hi<|end|><|start|>assistant",
+        "<|channel|>analysis<|message|>Well.<|end|><|start|>assistant<|channel|>final<|message|>Hi.\n",
+        ("Hi.\n", "Well.", []),
+    ),
+    "two thoughts": (
+        HARMONY,
+        "<|start|>assistant",
+        "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>commentary<|message|>B<|end|>",
+        ("", "A\n\nB", []),
+    ),
+    "recipient in the role": (
+        HARMONY,
+        "<|start|>assistant",
+        ' to=functions.weather<|channel|>commentary json<|message|>{"city": "Oslo"}',
+        ("", "", [WEATHER]),
+    ),
+    "recipient in the channel": (
+        HARMONY,
+        "<|start|>assistant",
+        "<|channel|>analysis<|message|>x<|end|><|start|>assistant"
+        '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>',
+        ("", "x", [WEATHER]),
+    ),
+    "arguments that are none": (
+        HARMONY,
+        "<|start|>assistant",
+        "<|channel|>commentary to=functions.weather<|message|>Oslo",
+        ("Oslo", "", []),
+    ),
+    "channel opened by the prompt": (
+        HARMONY,
+        "<|start|>assistant<|channel|>final<|message|>",
+        "Hi.",
+        ("Hi.", "", []),
+    ),
+    "no channels at all": (HARMONY, "<|start|>assistant", "Hi, you <|there", ("Hi, you <|there", "", [])),
+    "message without its end": (
+        HARMONY,
+        "<|start|>assistant",
+        "<|channel|>analysis<|message|>A<|start|>assistant<|channel|>final<|message|>B",
+        ("B", "A", []),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(cuts=st.lists(st.integers(0, 200)))
+def test_a_reply_is_taken_apart_however_it_is_cut(name: str, cuts: list[int]) -> None:
+    syntax, prompt, text, expected = CASES[name]
+    pieces = cut_at(text, cuts)
+    assert read(syntax, pieces, prompt) == expected
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_reply_is_taken_apart_letter_by_letter(name: str) -> None:
+    syntax, prompt, text, expected = CASES[name]
+    assert read(syntax, list(text), prompt) == expected
+
+
+FRAGMENTS = st.sampled_from(
+    [
+        *(
+            "<think>",
+            "</think>",
+            "<tool_call>",
+            "</tool_call>",
+            "<",
+            "think>",
+            "</",
+            "tool_call>",
+            "\n",
+            " ",
+            "a",
+            CALL,
+        ),
+        *("{", "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "final", "analysis", " to=functions.f", "<|"),
+    ]
+)
+
+
+@pytest.mark.parametrize("syntax", [PLAIN, HERMES, THINKING, LISTED, BARE, HARMONY])
+@given(text=st.lists(FRAGMENTS).map("".join), cuts=st.lists(st.integers(0, 300)), tools=st.booleans())
+def test_any_text_however_it_is_cut(syntax: Syntax, text: str, cuts: list[int], tools: bool) -> None:
+    pieces = cut_at(text, cuts)
+    whole = read(syntax, [text], "<|start|>assistant", tools)
+    assert read(syntax, pieces, "<|start|>assistant", tools) == whole
+
+
+def test_text_is_handed_over_as_soon_as_it_is_certain() -> None:
+    reader = HERMES.reader("", tools=True)
+    assert reader.feed("Hello <b") == [Piece("Hello <b")]
+    assert reader.feed("> ") == [Piece(">")]
+    assert reader.feed("x<tool") == [Piece(" x")]
+    assert reader.feed("box>") == [Piece("<toolbox>")]
+    assert reader.feed("<think>why") == [Piece("why", reasoning=True)]
+
+
+def test_calls_are_looked_for_where_there_are_tools() -> None:
+    text = f"<tool_call>{CALL}</tool_call>"
+    assert read(HERMES, [text], tools=False) == (text, "", [])
+    assert read(BARE, [CALL], tools=False) == (CALL, "", [])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "[1]", "{}", '{"name": 1}', '{"name": "f", "arguments": [1]}', "x", "[" * 99999]
+)
+def test_what_is_no_call(text: str) -> None:
+    with pytest.raises((ValueError, RecursionError)):
+        json_calls(text)
+
+
+@given(st.lists(st.tuples(st.text(min_size=1), st.dictionaries(st.text(), st.integers() | st.text())), min_size=1))
+def test_calls_come_out_as_they_went_in(calls: list[tuple[str, dict]]) -> None:
+    expected = [ToolCall(name, arguments) for name, arguments in calls]
+    plain = [{"name": name, "arguments": arguments} for name, arguments in calls]
+    nested = [{"type": "function", "function": {"name": n, "arguments": json.dumps(a)}} for n, a in calls]
+    for text in (json.dumps(plain), json.dumps(nested), "\n".join(map(json.dumps, plain))):
+        assert json_calls(text) == expected
