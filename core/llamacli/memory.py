@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 _HUGE = 1 << 21
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+"""Memory that could be shared with other processes would never come in huge pages."""
 
 
 def anonymous(n_bytes: int) -> npt.NDArray[np.uint8]:
@@ -20,7 +22,7 @@ def anonymous(n_bytes: int) -> npt.NDArray[np.uint8]:
     if not n_bytes:
         return np.zeros(0, np.uint8)
     try:
-        pages = mmap.mmap(-1, n_bytes)
+        pages = mmap.mmap(-1, n_bytes, **_PRIVATE)
     except (OSError, OverflowError, ValueError) as error:
         raise MemoryError(f"cannot get {n_bytes} bytes of memory: {error}") from None
     if n_bytes >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +14,7 @@ from llamacli.kernels.formats import ROWS, Packing, packings
 from llamacli.kernels.packing import pack
 from llamacli.kernels.team import Team
 from llamacli.loaders import ModelFile
+from llamacli.memory import anonymous
 from llamacli.quantization import TensorType, dequantize, quantize
 
 _CHUNK_BYTES = 1 << 26
@@ -58,7 +61,8 @@ def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) ->
     data = file.data(tensor.name)
     stored_rows = (1, *file.tensors[tensor.name].shape)[-2]
     raw = data.reshape(-1, stored_rows, data.shape[1])[:, tensor.first_row : tensor.first_row + n_out]
-    packed = np.empty((len(raw), n_tiles, n_blocks, packing.n_bytes), np.uint8)
+    shape = (len(raw), n_tiles, n_blocks, packing.n_bytes)
+    packed = anonymous(math.prod(shape)).reshape(shape)
     tiles_at_once = max(1, _CHUNK_BYTES // (4 * ROWS * n_in))
     for matrix, target in zip(raw, packed, strict=True):
         for tile in range(0, n_tiles, tiles_at_once):
