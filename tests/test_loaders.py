@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 from conftest import TinyGguf
-from llamacli import ArrayFile, Loader, ModelFormatError, PluginError
-from llamacli.gguf import Metadata
-from llamacli.loaders import open_model_file
+from llamacli import ArrayFile, Loader, ModelFormatError, PluginError, load_model
+from llamacli.engine import Engine
+from llamacli.gguf import Metadata, open_gguf
+from llamacli.loaders import WatchedFile, open_model_file
 from llamacli.plugins import Plugins
 from llamacli.quantization import TensorType
 
@@ -78,3 +79,31 @@ class TestArrayFile:
         array = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
         raw = ArrayFile(Path("p"), Metadata({}), {"a": array}).data("a")
         np.testing.assert_array_equal(raw.view(np.float32), array)
+
+
+class TestWatchedFile:
+    def test_bytes_are_counted_as_tensors_are_read(self) -> None:
+        arrays = {name: np.zeros((n, 4), np.float32) for name, n in (("a", 1), ("b", 2), ("c", 3), ("d", 4))}
+        seen: list[tuple[int, int]] = []
+        file = ArrayFile(Path("p"), Metadata({"k": 1}), arrays)
+        watched = WatchedFile(file, lambda done, total: seen.append((done, total)))
+        assert (watched.path, watched.metadata, watched.tensors) == (file.path, file.metadata, file.tensors)
+        for name in ("b", "b", "a", "d", "a"):
+            np.testing.assert_array_equal(watched.data(name), file.data(name))
+            watched.release(name)
+        watched.done()
+        assert seen == [(0, 160), (32, 160), (48, 160), (160, 160)]
+        watched.close()
+        with pytest.raises(KeyError):
+            watched.data("a")
+
+    def test_the_engine_reads_every_tensor(self, tiny_gguf: TinyGguf, plugins: Plugins, engine: Engine) -> None:
+        seen: list[tuple[int, int]] = []
+        path = tiny_gguf("moe_8_2")
+        load_model(path, plugins=plugins, engine=engine, progress=lambda done, total: seen.append((done, total)))
+        with open_gguf(path) as file:
+            total = sum(info.n_bytes for info in file.tensors.values())
+            assert seen[0] == (0, total)
+            assert seen[-1] == (total, total)
+            assert len(seen) == len(file.tensors) + 1
+        assert seen == sorted(seen)

@@ -13,9 +13,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from llamacli.engine import QuantMode
 from llamacli.loaders import open_model_file
-from llamacli.model import Model, load_model
+from llamacli.model import Model
 from llamacli.plugins import installed_plugins
 
 
@@ -58,44 +57,44 @@ class Row:
 
 def measure(
     path: str,
+    model: Model,
     prompts: Sequence[int],
     generations: Sequence[int],
     depths: Sequence[int],
     *,
     repetitions: int,
     threads: int,
-    mode: QuantMode,
     kv_type: str,
 ) -> Iterator[Row]:
     """Run every prompt length and every generation length at every depth; 0 leaves a test out.
 
-    Each test is run once to warm up, then `repetitions` times.
+    `model` is that of the file at `path`, computed by so many `threads`. Each test is run once to warm up, then
+    `repetitions` times.
     """
     about = _describe(path)
-    with load_model(path, mode, threads=threads) as model:
-        for depth in depths:
-            for n_prompt, n_gen in [*((n, 0) for n in prompts if n), *((0, n) for n in generations if n)]:
-                started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-                samples = _samples(model, n_prompt, n_gen, depth, repetitions, kv_type)
-                n = n_prompt + n_gen
-                rates = [n * 1e9 / ns for ns in samples]
-                yield Row(
-                    *about,
-                    backend="CPU",
-                    n_threads=threads,
-                    type_k=kv_type,
-                    type_v=kv_type,
-                    n_prompt=n_prompt,
-                    n_gen=n_gen,
-                    n_depth=depth,
-                    test_time=started,
-                    avg_ns=statistics.mean(samples),
-                    stddev_ns=_spread(samples),
-                    avg_ts=statistics.mean(rates),
-                    stddev_ts=_spread(rates),
-                    samples_ns=samples,
-                    samples_ts=rates,
-                )
+    for depth in depths:
+        for n_prompt, n_gen in [*((n, 0) for n in prompts if n), *((0, n) for n in generations if n)]:
+            started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            samples = _samples(model, n_prompt, n_gen, depth, repetitions, kv_type)
+            n = n_prompt + n_gen
+            rates = [n * 1e9 / ns for ns in samples]
+            yield Row(
+                *about,
+                backend="CPU",
+                n_threads=threads,
+                type_k=kv_type,
+                type_v=kv_type,
+                n_prompt=n_prompt,
+                n_gen=n_gen,
+                n_depth=depth,
+                test_time=started,
+                avg_ns=statistics.mean(samples),
+                stddev_ns=_spread(samples),
+                avg_ts=statistics.mean(rates),
+                stddev_ts=_spread(rates),
+                samples_ns=samples,
+                samples_ts=rates,
+            )
 
 
 def _describe(path: str) -> tuple[str, str, int, int]:

@@ -71,6 +71,45 @@ class ArrayFile:
         self._arrays.clear()
 
 
+Progress = Callable[[int, int], None]
+"""Called again and again with how much of something is done, and how much there is."""
+
+
+class WatchedFile:
+    """An open model file that reports how many bytes of its tensors have been gone through.
+
+    Engines read tensors one after another: one is done when the next is asked for. `done` reports the last.
+    """
+
+    def __init__(self, file: ModelFile, progress: Progress):
+        self._file, self._progress = file, progress
+        self._n_bytes = sum(info.n_bytes for info in file.tensors.values())
+        self._asked: set[str] = set()
+        self._before = self._latest = 0
+        self.path, self.metadata, self.tensors = file.path, file.metadata, file.tensors
+
+    def data(self, name: str) -> npt.NDArray[np.uint8]:
+        """The bytes of one tensor, uint8 [n_rows, row_bytes]."""
+        if name not in self._asked and name in self.tensors:
+            self._asked.add(name)
+            self._before += self._latest
+            self._latest = self.tensors[name].n_bytes
+            self._progress(self._before, self._n_bytes)
+        return self._file.data(name)
+
+    def release(self, name: str) -> None:
+        """One tensor will hardly be read again: its memory may be given back."""
+        self._file.release(name)
+
+    def done(self) -> None:
+        """All has been read that will be."""
+        self._progress(self._n_bytes, self._n_bytes)
+
+    def close(self) -> None:
+        """Give back what the file holds."""
+        self._file.close()
+
+
 @attrs.frozen
 class Loader:
     """A file format other than GGUF: `matches(path)` looks at a file's beginning, `open(path)` reads it.

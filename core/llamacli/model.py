@@ -14,7 +14,7 @@ from llamacli.errors import ClosedError, InvalidRequestError, ModelFormatError, 
 from llamacli.gguf import Metadata
 from llamacli.graph import Graph
 from llamacli.kv import KVLayout, KVPool
-from llamacli.loaders import ModelFile, open_model_file
+from llamacli.loaders import ModelFile, Progress, WatchedFile, open_model_file
 from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 
@@ -103,14 +103,16 @@ def load_model(
     mode: str | QuantMode = QuantMode.AUTO,
     *,
     threads: int | None = None,
+    progress: Progress | None = None,
     plugins: Plugins | None = None,
     engine: Engine | None = None,
 ) -> Model:
     """Load a model file; its metadata decides which plugin runs it.
 
     `mode` is how weights are kept: "auto" in the file's own types, "fp32" exact, "q8" or "q4" requantised. `threads`
-    is how many cores compute, by default every one that this process may use; results do not depend on it. `plugins`
-    and `engine` default to the installed plugins and the fastest engine that runs here.
+    is how many cores compute, by default every one that this process may use; results do not depend on it. `progress`
+    is called with the bytes of tensors that have been gone through so far, and the bytes of all. `plugins` and `engine`
+    default to the installed plugins and the fastest engine that runs here.
 
     Raises ModelFormatError if the file is unreadable, malformed or does not fit its architecture,
     UnknownArchitectureError if no plugin runs it, PluginError if the plugin is broken.
@@ -133,7 +135,9 @@ def load_model(
         tokenizer = tokenizer_from_metadata(file.metadata)
         _check_vocabulary(file, config, tokenizer)
         _check_all_read(file, graph, table.unused)
-        program = (engine or default_engine(threads)).compile(graph, file, mode)
+        watched = WatchedFile(file, progress or (lambda done, n_bytes: None))
+        program = (engine or default_engine(threads)).compile(graph, watched, mode)
+        watched.done()
         _warn_of_unread_keys(file.metadata, config.architecture)
     finally:
         file.close()

@@ -12,6 +12,7 @@ import click
 from llamacli.cli.options import PATH, global_options, threads_option
 from llamacli.cli.output import print_json
 from llamacli.cli.plot import Picture
+from llamacli.cli.progress import load
 from llamacli.cli.run import demo_model_path
 
 if TYPE_CHECKING:
@@ -103,21 +104,15 @@ def bench(
     `pp512` is a prompt of 512 tokens evaluated at once, `tg128` is 128 tokens one by one. Tokens are random.
     """
     from llamacli.bench import measure
-    from llamacli.engine import QuantMode
     from llamacli.kernels.team import check_threads
 
-    rows = measure(
-        model or demo_model_path(),
-        n_prompt,
-        n_gen,
-        n_depth,
-        repetitions=repetitions,
-        threads=check_threads(threads),
-        mode=QuantMode(mode),
-        kv_type=kv_type,
-    )
+    path, n_threads = model or demo_model_path(), check_threads(threads)
     kept: list[Row] = []
-    _PRINTERS[output](_keeping(rows, kept))
+    with load(path, mode, n_threads) as loaded:
+        rows = measure(
+            path, loaded, n_prompt, n_gen, n_depth, repetitions=repetitions, threads=n_threads, kv_type=kv_type
+        )  # fmt: skip
+        _PRINTERS[output](_keeping(rows, kept))
     if plot is not None:
         from llamacli.cli.plot import draw_rates
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,7 +21,26 @@ def write(text: str) -> None:
 
 def note(text: str) -> None:
     """Send one line to stderr."""
+    status("")
     click.echo(printable(text), err=True)
+
+
+_status = ""
+
+
+def status(text: str) -> None:
+    """Show a line at the bottom of a terminal's stderr in the place of the last such; none if it is empty."""
+    global _status
+    if text == _status:
+        return
+    _status = text
+    columns = shutil.get_terminal_size().columns
+    click.echo(f"\r\x1b[K{printable(text)[: columns - 1]}", err=True, nl=False, color=True)
+
+
+def has_status() -> bool:
+    """Whether stderr is a terminal that can show a status."""
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def print_json(value: Any, indent: int | None = 2) -> None:

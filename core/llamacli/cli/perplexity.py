@@ -10,6 +10,7 @@ import click
 
 from llamacli.cli.options import PATH, global_options, threads_option
 from llamacli.cli.output import print_json, write
+from llamacli.cli.progress import load
 from llamacli.cli.run import demo_model_path
 from llamacli.cli.text import read_file, read_stdin
 from llamacli.errors import InvalidRequestError
@@ -68,11 +69,10 @@ def perplexity(
     if content is None:
         raise click.UsageError("Give TEXT_FILE, or pipe a text in.")
 
-    from llamacli import load_model
     from llamacli.perplexity import perplexity as measure
     from llamacli.perplexity import perplexity_tokens
 
-    with load_model(model or demo_model_path(), mode, threads=threads) as loaded:
+    with load(model or demo_model_path(), mode, threads) as loaded:
         tokens = perplexity_tokens(loaded, content)
         estimates = measure(
             loaded, tokens, n_ctx=ctx_size, max_chunks=None if chunks < 0 else chunks, kv_type=kv_type

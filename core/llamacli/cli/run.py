@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.options import PATH, global_options, threads_option
 from llamacli.cli.output import note, print_json, write
+from llamacli.cli.progress import load
 from llamacli.cli.sampling import sampling_options, sampling_params
 from llamacli.cli.text import argument, read_file, read_stdin, without_final_newline
 from llamacli.errors import InvalidRequestError, ModelFormatError
@@ -131,12 +132,11 @@ def run(
         model = demo_model_path()
     text = _prompt(second, prompt, file)
 
-    from llamacli import load_model
     from llamacli.cli.completion import complete
     from llamacli.cli.stats import Figures
 
     started = time.perf_counter()
-    with load_model(model, mode, threads=threads) as loaded:
+    with load(model, mode, threads) as loaded:
         load_s = time.perf_counter() - started
         ids = _encode(loaded, text)
         seed = int.from_bytes(os.urandom(4)) if seed < 0 else seed

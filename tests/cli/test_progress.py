@@ -1,0 +1,124 @@
+"""Bars at a terminal, and nothing in a pipe."""
+
+import os
+import pty
+import re
+from pathlib import Path
+
+import pytest
+
+import tiny_models
+from llamacli.cli import progress
+from llamacli.cli.output import human_bytes, note, status
+
+TIMEOUT_S = 120
+
+
+def what_a_terminal_shows(user: int) -> str:
+    """All that comes from a terminal till the program has let go of it."""
+    data = b""
+    while True:
+        try:
+            more = os.read(user, 65536)
+        except OSError:  # the other end is closed
+            return data.decode()
+        if not more:
+            return data.decode()
+        data += more
+
+
+@pytest.fixture
+def terminal(monkeypatch, capsys):
+    """Make this process's stderr pass for a terminal; what comes is in capsys."""
+    monkeypatch.setattr(progress, "has_status", lambda: True)
+    monkeypatch.setattr(progress, "_PATIENCE_S", 0)
+    monkeypatch.setattr(progress, "_PAUSE_S", 0)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def test_a_bar(terminal, capsys) -> None:
+    with progress.bar("loading x", human_bytes) as draw:
+        draw(0, 2048)
+        draw(512, 2048)
+        draw(2048, 2048)
+    lines = capsys.readouterr().err.split("\r\x1b[K")[1:]
+    assert lines == [
+        "loading x [........................]   0 %  0 B of 2.00 KiB",
+        "loading x [######..................]  25 %  512 B of 2.00 KiB",
+        "loading x [########################] 100 %  2.00 KiB of 2.00 KiB",
+        "",
+    ]
+
+
+def test_a_line_takes_the_bar_away(terminal, capsys) -> None:
+    with progress.bar("b") as draw:
+        draw(1, 2)
+        note("a warning")
+        draw(2, 2)
+    assert re.sub(r"b \[.*?\] ", "", capsys.readouterr().err) == (
+        "\r\x1b[K 50 %  1 of 2\r\x1b[Ka warning\n\r\x1b[K100 %  2 of 2\r\x1b[K"
+    )
+
+
+def test_a_line_fits_the_terminal(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    status("x" * 50)
+    status("")
+    assert capsys.readouterr().err == f"\r\x1b[K{'x' * 19}\r\x1b[K"
+
+
+def test_nothing_to_do_is_no_error(terminal) -> None:
+    with progress.bar("b") as draw:
+        draw(0, 0)
+
+
+def test_an_error_takes_the_bar_away(terminal, capsys) -> None:
+    def fail() -> None:
+        with progress.bar("b") as draw:
+            draw(1, 2)
+            raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        fail()
+    assert capsys.readouterr().err.endswith("\r\x1b[K")
+
+
+def test_what_is_quick_shows_no_bar(terminal, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(progress, "_PATIENCE_S", 60)
+    with progress.bar("b") as draw:
+        draw(1, 2)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def compiling(start, tmp_path: Path):
+    """Start a run whose kernels have to be compiled."""
+    model = tiny_models.write_llama(tmp_path / "model.gguf", tokenizer="spm")
+
+    def begin(**options):
+        env = {"NUMBA_DISABLE_JIT": "0", "LLAMACLI_CACHE": str(tmp_path / "cache")}
+        return start("run", model, "-p", "once", "-n", "2", "--temp", "0", env=env, **options)
+
+    return begin
+
+
+def test_kernels_are_named_at_a_terminal(compiling) -> None:
+    user, program = pty.openpty()
+    process = compiling(stderr=program)
+    os.close(program)
+    shown = what_a_terminal_shows(user)
+    os.close(user)
+    assert process.wait(TIMEOUT_S) == 0
+    assert "compiling kernel 1: " in shown
+    assert ": linear_F32" in shown
+    assert shown.count("this happens once") == 1
+    assert shown.endswith("\r\x1b[K")
+
+
+def test_a_pipe_gets_one_line(compiling) -> None:
+    process = compiling()
+    _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert err.decode().splitlines() == [
+        "llamacli: warning: compiling kernels for this CPU; this happens once and takes some seconds"
+    ]
