@@ -267,7 +267,7 @@ class TestSampling:
         def draw(n: int) -> list[int]:
             session.eval(PROMPT[:1])
             flat = np.zeros(128, np.float32)
-            return [int(session._sampler.sample(flat.copy(), [], RANDOM)) for _ in range(n)]
+            return [int(session._sampler.sample(flat.copy(), RANDOM)) for _ in range(n)]
 
         session.set_seed(7)
         first = draw(20)
@@ -313,7 +313,7 @@ class TestGenerate:
                 break
         assert session.stats.n_gen == 3
         assert session.n_past == len(PROMPT) + 3
-        assert session._generated == ids[:3]
+        assert session._sampler.history == ids[:3]
         np.testing.assert_array_equal(session.logits, logits_after(model, [*PROMPT, *ids[:3]]))
         session.eval(ids[3:4])
         assert session.sample() == ids[4]
@@ -338,9 +338,9 @@ class TestGenerate:
         params = SamplingParams(penalty=1e6, penalty_last_n=100)
         first = [token.id for token in session.generate(PROMPT, params, max_tokens=6)]
         assert len(set(first)) == 6
-        assert session._generated == first
+        assert session._sampler.history == first
         list(session.generate([], params, max_tokens=1))
-        assert len(session._generated) == 1
+        assert len(session._sampler.history) == 1
 
     def test_stats(self, session: Session) -> None:
         assert session.stats == Stats()

@@ -17,7 +17,7 @@ from llamacli.engine import Span
 from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError
 from llamacli.kv import N_BATCH, KVSequence
 from llamacli.model import Model
-from llamacli.sampling import Sampler, SamplingParams
+from llamacli.sampling import LogProbs, SamplerChain, SamplerState, SamplingParams
 
 
 @attrs.frozen
@@ -25,11 +25,12 @@ class Token:
     """A generated token: its `id`, and `piece`, the text that is complete with it.
 
     Bytes of a character that is not complete yet are held back and come with the token that completes it, so that the
-    pieces of a text joined are the text, and continue that of the prompt.
+    pieces of a text joined are the text, and continue that of the prompt. `logprobs` are those that `n_probs` asks for.
     """
 
     id: int
     piece: str
+    logprobs: LogProbs | None = None
 
 
 @attrs.frozen
@@ -63,8 +64,7 @@ class Session:
         self._context: list[int] = []
         self.stats = Stats()
         self._logits: npt.NDArray[np.float32] | None = None
-        self._generated: list[int] = []
-        self.set_seed(seed)
+        self._sampler = SamplerState(_checked_seed(seed), model.tokenizer)
 
     @property
     def cache(self) -> KVSequence:
@@ -87,9 +87,7 @@ class Session:
 
     def set_seed(self, seed: int) -> None:
         """Start the stream of random draws anew: the same seed gives the same draws."""
-        if not is_whole(seed) or seed < 0:
-            raise InvalidRequestError(f"seed must be an integer of at least 0, not {seed!r}")
-        self._sampler = Sampler(int(seed))
+        self._sampler.set_seed(_checked_seed(seed))
 
     def eval(self, tokens: Sequence[int], *, all_logits: bool = False) -> npt.NDArray[np.float32] | None:
         """Evaluate tokens at position `n_past` onwards; afterwards `logits` are those of the last one.
@@ -117,19 +115,19 @@ class Session:
         del self._context[n_past:]
         self._logits = None
 
-    def sample(self, params: SamplingParams | None = None) -> int:
+    def sample(self, params: SamplingParams | SamplerChain | None = None) -> int:
         """Draw the next token from `logits`, which penalties and temperature change in place; greedy by default.
 
         The drawn token counts as generated for penalties. It is not evaluated: pass it to `eval`.
         """
         token = self._draw(params or SamplingParams())
-        self._generated.append(token)
+        self._sampler.accept(token)
         return token
 
     def generate(
         self,
         prompt: Sequence[int],
-        params: SamplingParams | None = None,
+        params: SamplingParams | SamplerChain | None = None,
         *,
         max_tokens: int = 64,
         ignore_eos: bool = False,
@@ -163,9 +161,9 @@ class Session:
         self.close()
 
     def _generate(
-        self, prompt: npt.NDArray[np.int32], params: SamplingParams, max_tokens: int, ignore_eos: bool
+        self, prompt: npt.NDArray[np.int32], params: SamplingParams | SamplerChain, max_tokens: int, ignore_eos: bool
     ) -> Iterator[Token]:
-        self._generated.clear()
+        self._sampler.reset()
         self.stats = Stats()
         clock = time.perf_counter
         started = clock()
@@ -186,15 +184,15 @@ class Session:
                 return
             piece = text.feed(token)
             is_last = n_gen == max_tokens or self.n_past + 1 == self.seq_len
-            yield Token(token, piece + text.flush() if is_last else piece)
+            yield Token(token, piece + text.flush() if is_last else piece, self._sampler.logprobs)
             step = clock()
-            self._generated.append(token)
+            self._sampler.accept(token)
             self._evaluate(np.array([token], np.int32))
             decode_s += clock() - step
             self.stats = attrs.evolve(stats, n_gen=n_gen, gen_tps=_rate(n_gen, decode_s))
 
-    def _draw(self, params: SamplingParams) -> int:
-        return self._sampler.sample(self.logits, self._generated, params)
+    def _draw(self, params: SamplingParams | SamplerChain) -> int:
+        return self._sampler.sample(self.logits, params)
 
     def _evaluate(self, ids: npt.NDArray[np.int32], *, all_logits: bool = False) -> list[npt.NDArray[np.float32]]:
         """Run checked ids in chunks. The position moves only when all are done, so an interrupt leaves it as it was."""
@@ -232,3 +230,9 @@ class Session:
 
 def _rate(n: int, seconds: float) -> float:
     return n / seconds if seconds > 0 else 0.0
+
+
+def _checked_seed(seed: int) -> int:
+    if not is_whole(seed) or seed < 0:
+        raise InvalidRequestError(f"seed must be an integer of at least 0, not {seed!r}")
+    return int(seed)

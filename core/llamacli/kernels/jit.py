@@ -21,7 +21,8 @@ from typing import Any
 import llvmlite
 import numba
 import numpy as np
-from numba import types
+from numba import njit, types
+from numba.core import config
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 from numba.core.compiler_lock import global_compiler_lock
@@ -201,3 +202,32 @@ class Kernel(Compiled):
 def kernel(function: Callable[..., None]) -> Kernel:
     """Decorate a kernel."""
     return Kernel(function)
+
+
+class ArrayFunction:
+    """A function of arrays that Python calls, without its lock; where NUMBA_DISABLE_JIT is set, plain Python."""
+
+    def __init__(self, function: Callable[..., Any], signature: str):
+        self._function, self._signature = function, signature
+        self._call: Callable[..., Any] | None = function if config.DISABLE_JIT else None
+        self.name = function.__name__
+        self.__doc__ = function.__doc__
+
+    def _compiled(self) -> Callable[..., Any]:
+        with global_compiler_lock:
+            if self._call is None:
+                code = njit(nogil=True)(self._function)
+                code._cache = _Entry(self.name)
+                code.compile(self._signature)
+                code.disable_compile()
+                self._call = code
+        return self._call
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run it; the arguments' types are the signature's, exactly."""
+        return (self._call or self._compiled())(*arguments)
+
+
+def array_function(signature: str) -> Callable[[Callable[..., Any]], ArrayFunction]:
+    """Decorate a function of arrays; the signature is Numba's."""
+    return lambda function: ArrayFunction(function, signature)

@@ -1,6 +1,42 @@
 """Choosing the next token from logits."""
 
-from llamacli.sampling.params import SamplingParams
-from llamacli.sampling.sampler import Sampler
+from llamacli.sampling.candidates import Candidates
+from llamacli.sampling.choice import AdaptiveP, Draw, Greedy, Mirostat, MirostatV2
+from llamacli.sampling.logprobs import LogProbs
+from llamacli.sampling.params import DEFAULT_ORDER, SamplingParams
+from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressTokens, breakers_of
+from llamacli.sampling.registry import SamplerType, build_chain
+from llamacli.sampling.sampler import Sampler, SamplerChain
+from llamacli.sampling.state import SamplerState
+from llamacli.sampling.temperature import DynamicTemperature, Temperature
+from llamacli.sampling.truncation import MinP, TopK, TopNSigma, TopP, TypicalP, Xtc
 
-__all__ = ["Sampler", "SamplingParams"]
+__all__ = [
+    "DEFAULT_ORDER",
+    "AdaptiveP",
+    "Candidates",
+    "Draw",
+    "Dry",
+    "DynamicTemperature",
+    "Greedy",
+    "LogProbs",
+    "LogitBias",
+    "MinP",
+    "Mirostat",
+    "MirostatV2",
+    "Penalties",
+    "Sampler",
+    "SamplerChain",
+    "SamplerState",
+    "SamplerType",
+    "SamplingParams",
+    "SuppressTokens",
+    "Temperature",
+    "TopK",
+    "TopNSigma",
+    "TopP",
+    "TypicalP",
+    "Xtc",
+    "breakers_of",
+    "build_chain",
+]

@@ -1,54 +1,107 @@
-"""What a caller can ask of the sampler."""
+"""What a caller can ask for."""
 
 from __future__ import annotations
 
-import math
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
-from llamacli.checks import is_number, is_whole
 from llamacli.errors import InvalidRequestError
+from llamacli.sampling.checks import number, whole
+from llamacli.sampling.penalties import biases, token_ids
+
+DEFAULT_ORDER = (
+    "penalties",
+    "dry",
+    "temperature",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+)
 
 
-def _float(value: float) -> float:
-    """A number as Python's own; the validator refuses what is none."""
-    return float(value) if is_number(value) else value
+def _texts(values: Any) -> Any:
+    return (values,) if isinstance(values, str) else tuple(values)
 
 
-def _int(value: int) -> int:
-    return int(value) if is_whole(value) else value
+def _schema(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"json_schema is neither a text nor what JSON can hold: {error}") from None
 
 
-def _in_range(low: float, high: float) -> Any:
-    def check(_: SamplingParams, attribute: attrs.Attribute[float], value: float) -> None:
-        if not is_number(value) or not math.isfinite(value) or not low <= value <= high:
-            raise InvalidRequestError(f"{attribute.name} = {value!r} is not a number from {low:g} to {high:g}")
-
-    return check
-
-
-def _whole(_: SamplingParams, attribute: attrs.Attribute[int], value: int) -> None:
-    if not is_whole(value):
-        raise InvalidRequestError(f"{attribute.name} = {value!r} is not a whole number")
+def _text(_: object, attribute: attrs.Attribute[str | None], value: Any) -> None:
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequestError(f"{attribute.name} is a text, not {value!r}")
 
 
 @attrs.frozen(kw_only=True)
 class SamplingParams:
-    """How to draw a token. `SamplingParams()` is greedy: exactly argmax.
+    """How to draw a token. `SamplingParams()` is greedy: exactly argmax. Names are llama.cpp's.
 
-    - `temp`: logits are divided by it; 0 or less is greedy.
+    - `temp`: logits are divided by it; 0 or less is greedy: then only penalties, DRY and what forbids tokens have a
+      say beside it.
+    - `dynatemp_range`, `dynatemp_exponent`: the temperature varies by up to this range with the entropy; 0 is off.
     - `top_k`: keep the k most probable tokens, and any that tie with the k-th; 0 or less, or n_vocab and more, is off.
     - `top_p`: keep the fewest most probable tokens whose probabilities sum to at least p; 1 is off.
     - `min_p`: drop tokens less probable than this share of the most probable one's; 0 is off.
+    - `typ_p`: keep the tokens of most typical surprise that sum to more than p; 1 is off.
+    - `top_n_sigma`: drop logits more than n standard deviations below the largest; 0 or less is off.
+    - `xtc_probability`, `xtc_threshold`: how often to drop all but the last of the tokens that reach the threshold;
+      a probability of 0 or a threshold above 0.5 is off.
     - `penalty`: logits of recently generated tokens are divided by it if positive, multiplied if not, once a token
       (Keskar et al. 2019); 1 is off, and so is 0 or less.
+    - `penalty_freq`, `penalty_present`: what such tokens' logits lose for each time, and once; 0 is off.
     - `penalty_last_n`: how many generated tokens count as recent; 0 or less counts none.
+    - `dry_multiplier`, `dry_base`, `dry_allowed_length`, `dry_penalty_last_n`, `dry_sequence_breakers`: see
+      `llamacli.sampling.Dry`; a multiplier of 0 is off.
+    - `mirostat`: 1 or 2: keep the surprise near `mirostat_tau` bits, learning at the rate `mirostat_eta`, with no other
+      sampler than the temperature; 0 is off.
+    - `adaptive_target`, `adaptive_decay`: draw tokens near this probability; below 0 is off.
+    - `logit_bias`: numbers to add to logits, by token id.
+    - `suppress_tokens`: ids that are never drawn.
+    - `grammar`: a grammar in GBNF that the text has to follow; `json_schema`: a JSON Schema, as a dict or JSON text.
+    - `samplers`: the order of samplers by name; those that are left out are off.
+    - `options`: for samplers of plugins, what they make of it.
+    - `n_probs`: give the log-probabilities of the drawn token and of this many most probable ones; 0 gives none.
     """
 
-    temp: float = attrs.field(converter=_float, default=0.0, validator=_in_range(-1e6, 1e6))
-    top_k: int = attrs.field(converter=_int, default=0, validator=_whole)
-    top_p: float = attrs.field(converter=_float, default=1.0, validator=_in_range(0, 1))
-    min_p: float = attrs.field(converter=_float, default=0.0, validator=_in_range(0, 1))
-    penalty: float = attrs.field(converter=_float, default=1.0, validator=_in_range(-1e6, 1e6))
-    penalty_last_n: int = attrs.field(converter=_int, default=64, validator=_whole)
+    temp: float = number(0.0)
+    dynatemp_range: float = number(0.0, low=0)
+    dynatemp_exponent: float = number(1.0, low=0)
+    top_k: int = whole(0)
+    top_p: float = number(1.0, low=0, high=1)
+    min_p: float = number(0.0, low=0, high=1)
+    typ_p: float = number(1.0, low=0, high=1)
+    top_n_sigma: float = number(-1.0)
+    xtc_probability: float = number(0.0, low=0, high=1)
+    xtc_threshold: float = number(0.1, low=0, high=1)
+    penalty: float = number(1.0)
+    penalty_freq: float = number(0.0)
+    penalty_present: float = number(0.0)
+    penalty_last_n: int = whole(64)
+    dry_multiplier: float = number(0.0, low=0)
+    dry_base: float = number(1.75, low=1)
+    dry_allowed_length: int = whole(2, low=0)
+    dry_penalty_last_n: int = whole(64)
+    dry_sequence_breakers: tuple[str, ...] = attrs.field(converter=_texts, default=("\n", ":", '"', "*"))
+    mirostat: int = whole(0, low=0, high=2)
+    mirostat_tau: float = number(5.0, low=0)
+    mirostat_eta: float = number(0.1, low=0)
+    adaptive_target: float = number(-1.0, low=-1, high=1)
+    adaptive_decay: float = number(0.9, low=0, high=0.99)
+    logit_bias: tuple[tuple[int, float], ...] = attrs.field(converter=biases, default=())
+    suppress_tokens: tuple[int, ...] = attrs.field(converter=token_ids, default=())
+    grammar: str | None = attrs.field(default=None, validator=_text)
+    json_schema: str | None = attrs.field(converter=_schema, default=None)
+    samplers: tuple[str, ...] = attrs.field(converter=_texts, default=DEFAULT_ORDER)
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    n_probs: int = whole(0, low=0)

@@ -1,0 +1,178 @@
+"""Passes over the logits of a vocabulary, of up to some hundred thousand tokens, for one thread.
+
+Logits are float32. Exponentials and sums are float64, so that sums over a large vocabulary keep their digits; nothing
+is summed in an order that depends on the machine. The long scans look at blocks: counting what is large enough in a
+block is a vector operation, and few blocks have any.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from llamacli.kernels.jit import array_function
+
+_BLOCK = 64
+_BITS = 11
+_DIGITS = 1 << _BITS
+
+
+@njit
+def _any_from(x: Any, start: int, stop: int, threshold: Any) -> bool:
+    count = 0
+    for i in range(start, stop):
+        count += x[i] >= threshold
+    return count > 0
+
+
+@njit
+def _sift_down(heap: Any, x: Any) -> None:
+    """Replace the least of a heap whose least is first."""
+    i, n = 0, len(heap)
+    while True:
+        child = 2 * i + 1
+        if child >= n:
+            break
+        if child + 1 < n and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= x:
+            break
+        heap[i] = heap[child]
+        i = child
+    heap[i] = x
+
+
+@array_function("float32(float32[::1], float32[::1])")
+def kth_largest(logits: Any, heap: Any) -> Any:
+    """The k-th largest logit, where k is the length of `heap`, which is scratch."""
+    heap[:] = -np.inf
+    for start in range(0, len(logits), _BLOCK):
+        stop = min(start + _BLOCK, len(logits))
+        if _any_from(logits, start, stop, heap[0]):
+            for i in range(start, stop):
+                if logits[i] > heap[0]:
+                    _sift_down(heap, logits[i])
+    return heap[0]
+
+
+@array_function("int64(float32[::1], int32[::1], float32, float32[::1], int32[::1])")
+def keep_from(logits: Any, ids: Any, threshold: Any, kept_logits: Any, kept_ids: Any) -> int:
+    """Copy what reaches a threshold to the front of other arrays, or of the same ones; how many that are.
+
+    The arrays are as long as the logits: a place is written before it is known whether the next one is.
+    """
+    kept = 0
+    for start in range(0, len(logits), _BLOCK):
+        stop = min(start + _BLOCK, len(logits))
+        if _any_from(logits, start, stop, threshold):
+            for i in range(start, stop):
+                kept_logits[kept], kept_ids[kept] = logits[i], ids[i]
+                kept += logits[i] >= threshold
+    return kept
+
+
+@array_function("int64(float32[::1], int32[::1], boolean[::1], float32[::1], int32[::1])")
+def keep_where(logits: Any, ids: Any, mask: Any, kept_logits: Any, kept_ids: Any) -> int:
+    """As `keep_from`, but what a mask names."""
+    kept = 0
+    for i in range(len(logits)):
+        kept_logits[kept], kept_ids[kept] = logits[i], ids[i]
+        kept += mask[i]
+    return kept
+
+
+@array_function("float64(float32[::1], float64)")
+def log_sum_exp(logits: Any, largest: float) -> float:
+    """log(sum(exp(logits - largest)))."""
+    total = 0.0
+    for i in range(len(logits)):
+        total += math.exp(np.float64(logits[i]) - largest)
+    return math.log(total)
+
+
+@array_function("float64(float32[::1], float64, float64)")
+def entropy(logits: Any, largest: float, log_total: float) -> float:
+    """The expected surprise, in nats, where `log_total` is the logits' log_sum_exp."""
+    expected = 0.0
+    for i in range(len(logits)):
+        surprise = log_total - (np.float64(logits[i]) - largest)
+        p = math.exp(-surprise)
+        if p > 0:
+            expected += p * surprise
+    return expected
+
+
+@array_function("void(float32[::1], float64, float64, float64[::1])")
+def softmax(logits: Any, largest: float, log_total: float, out: Any) -> None:
+    """Probabilities, where `log_total` is the logits' log_sum_exp."""
+    for i in range(len(logits)):
+        out[i] = math.exp((np.float64(logits[i]) - largest) - log_total)
+
+
+@array_function("void(float32[::1], float64, float64[::1])")
+def running_sums(logits: Any, largest: float, out: Any) -> None:
+    """The sums of exp(logits - largest) up to each place."""
+    total = 0.0
+    for i in range(len(logits)):
+        total += math.exp(np.float64(logits[i]) - largest)
+        out[i] = total
+
+
+@array_function("void(float32[::1], int32[::1])")
+def falling_order(keys: Any, order: Any) -> None:
+    """The indices of keys, largest key first, and first index first among equals: a radix sort of their bits."""
+    n = len(keys)
+    plain = keys + np.float32(0)  # no minus zero
+    bits = plain.view(np.uint32)
+    for i in range(n):
+        # Floats rise with their bits, negative ones fall; falling order is the inverse of both.
+        bits[i] = bits[i] if bits[i] >> np.uint32(31) else bits[i] ^ np.uint32(0x7FFFFFFF)
+        order[i] = i
+    other = np.empty(n, np.int32)
+    starts = np.empty(_DIGITS, np.int64)
+    source, target = order, other
+    for shift in range(0, 33, _BITS):
+        starts[:] = 0
+        for i in range(n):
+            starts[(bits[i] >> np.uint32(shift)) & np.uint32(_DIGITS - 1)] += 1
+        place = 0
+        for digit in range(_DIGITS):
+            place, starts[digit] = place + starts[digit], place
+        for i in range(n):
+            digit = (bits[source[i]] >> np.uint32(shift)) & np.uint32(_DIGITS - 1)
+            target[starts[digit]] = source[i]
+            starts[digit] += 1
+        source, target = target, source
+    order[:] = source
+
+
+@array_function("UniTuple(float64, 2)(float32[::1])")
+def mean_and_deviation(logits: Any) -> tuple[float, float]:
+    """Of the finite logits: their mean, and their standard deviation from it."""
+    n, total = 0, 0.0
+    for i in range(len(logits)):
+        if np.isfinite(logits[i]):
+            total += np.float64(logits[i])
+            n += 1
+    mean = total / max(n, 1)
+    squares = 0.0
+    for i in range(len(logits)):
+        if np.isfinite(logits[i]):
+            squares += (np.float64(logits[i]) - mean) ** 2
+    return mean, math.sqrt(squares / max(n, 1))
+
+
+@array_function("void(int32[::1], int64[::1])")
+def repeat_lengths(text: Any, lengths: Any) -> None:
+    """How many tokens from each place on are those that the text begins with: the Z-algorithm (Gusfield 1997)."""
+    left, right = 0, 0  # the stretch that reaches furthest and equals the beginning
+    for i in range(1, len(text)):
+        n = min(right - i, lengths[i - left]) if i < right else 0
+        while i + n < len(text) and text[n] == text[i + n]:
+            n += 1
+        lengths[i] = n
+        if i + n > right:
+            left, right = i, i + n

@@ -1,0 +1,38 @@
+"""Numbers of samplers: converted to Python's own, and refused by name and range."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import attrs
+
+from llamacli.checks import is_number, is_whole
+from llamacli.errors import InvalidRequestError
+
+
+def number(default: Any = attrs.NOTHING, *, low: float = -1e6, high: float = 1e6) -> Any:
+    """A field that takes finite numbers from `low` to `high`."""
+
+    def check(_: object, attribute: attrs.Attribute[float], value: Any) -> None:
+        if not is_number(value) or not math.isfinite(value) or not low <= value <= high:
+            raise InvalidRequestError(f"{attribute.name} = {value!r} is not a number from {low:g} to {high:g}")
+
+    return attrs.field(
+        default=default, validator=check, converter=lambda value: float(value) if is_number(value) else value
+    )
+
+
+def whole(default: Any = attrs.NOTHING, *, low: int | None = None, high: int | None = None) -> Any:
+    """A field that takes whole numbers, from `low` to `high` where these are given."""
+
+    def check(_: object, attribute: attrs.Attribute[int], value: Any) -> None:
+        if not is_whole(value):
+            raise InvalidRequestError(f"{attribute.name} = {value!r} is not a whole number")
+        if (low is not None and value < low) or (high is not None and value > high):
+            bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
+            raise InvalidRequestError(f"{attribute.name} = {value!r} is not a whole number {bounds}")
+
+    return attrs.field(
+        default=default, validator=check, converter=lambda value: int(value) if is_whole(value) else value
+    )

@@ -1,0 +1,182 @@
+"""Samplers that change the logits of certain tokens: by request, or because they were written before.
+
+"Before" is what was generated since the last `reset`: a prompt is no reason to avoid its words.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+import numpy as np
+
+from llamacli.checks import is_number, is_whole
+from llamacli.errors import InvalidRequestError
+from llamacli.kernels import sampling as kernels
+from llamacli.sampling.candidates import Candidates, Ids
+from llamacli.sampling.checks import number, whole
+from llamacli.sampling.sampler import Sampler
+from llamacli.tokenizer import Tokenizer
+
+Breakers = Mapping[int, tuple[tuple[int, ...], ...]]
+"""Sequences of tokens that end a repetition: by their first token, the rest."""
+
+_MOST_BYTES, _MOST_TOKENS = 40, 20
+
+
+def biases(values: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Pairs of id and bias, ordered; infinities will do, NaN will not."""
+    pairs = sorted(dict(values).items())
+    for token, bias in pairs:
+        if not is_whole(token) or token < 0 or not is_number(bias) or math.isnan(bias):
+            raise InvalidRequestError(f"logit_bias: {token!r}: {bias!r} is not a token id and a number")
+    return tuple((int(token), float(bias)) for token, bias in pairs)
+
+
+def token_ids(values: Iterable[int]) -> tuple[int, ...]:
+    """Ids, ordered, each once."""
+    values = set(values)
+    for token in values:
+        if not is_whole(token) or token < 0:
+            raise InvalidRequestError(f"suppress_tokens: {token!r} is not a token id")
+    return tuple(sorted(map(int, values)))
+
+
+@attrs.frozen
+class LogitBias(Sampler):
+    """Add numbers to logits; minus infinity forbids a token, infinity leaves only such tokens."""
+
+    bias: tuple[tuple[int, float], ...] = attrs.field(converter=biases)
+
+    def apply(self, candidates: Candidates) -> None:
+        """Add. Raises InvalidRequestError for a token that the vocabulary lacks, and if none is left."""
+        ids = np.array([token for token, _ in self.bias], np.int32)
+        _expect_tokens(ids, candidates.n_vocab, "logit_bias")
+        bias = np.array([value for _, value in self.bias], np.float32)
+        places, which = candidates.find(ids)
+        with np.errstate(over="ignore", invalid="ignore"):  # infinity for a token that is forbidden leaves it so
+            sums = candidates.logits[places] + bias[which]
+        candidates.logits[places] = np.where(np.isnan(sums), -np.inf, sums)
+        candidates.settle()
+
+
+@attrs.frozen
+class SuppressTokens(Sampler):
+    """Never draw these tokens."""
+
+    tokens: tuple[int, ...] = attrs.field(converter=token_ids)
+
+    def apply(self, candidates: Candidates) -> None:
+        """Forbid them. Raises InvalidRequestError for a token that the vocabulary lacks, and if no other is left."""
+        ids = np.array(self.tokens, np.int32)
+        _expect_tokens(ids, candidates.n_vocab, "suppress_tokens")
+        candidates.logits[candidates.find(ids)[0]] = -np.inf
+        candidates.settle()
+
+
+@attrs.frozen
+class Penalties(Sampler):
+    """Make tokens less likely that are among the last n written; an n of 0 or less counts none.
+
+    - `repeat`: their logits are divided by it if positive, multiplied if not, once a token (Keskar et al. 2019); 1 is
+      off, and so is 0 or less.
+    - `frequency`: it is subtracted for each time.
+    - `presence`: it is subtracted once.
+    """
+
+    last_n: int = whole()
+    repeat: float = number(1.0)
+    frequency: float = number(0.0)
+    presence: float = number(0.0)
+
+    def apply(self, candidates: Candidates) -> None:
+        """Lower the logits."""
+        if self.last_n <= 0 or not candidates.history:
+            return
+        ids, counts = np.unique(np.array(candidates.history[-self.last_n :], np.int32), return_counts=True)
+        places, which = candidates.find(ids)
+        logits = candidates.logits[places]
+        if self.repeat > 0:
+            factor = np.float32(self.repeat)
+            with np.errstate(over="ignore"):
+                logits = np.where(logits > 0, logits / factor, logits * factor)
+        subtracted = counts[which].astype(np.float32) * np.float32(self.frequency) + np.float32(self.presence)
+        candidates.logits[places] = logits - subtracted
+
+
+@attrs.frozen
+class Dry(Sampler):
+    """Don't repeat yourself: make tokens less likely that would continue a repetition (p-e-w, text-generation-webui).
+
+    A token that would make the last `allowed_length` tokens and more repeat what stands among the last `last_n` loses
+    `multiplier` times `base` to the power of the length in excess. No repetition reaches across a breaker; a breaker of
+    one token is never penalised.
+    """
+
+    multiplier: float = number(low=0)
+    base: float = number(1.75, low=1)
+    allowed_length: int = whole(2, low=0)
+    last_n: int = whole(64)
+    breakers: Breakers = attrs.field(factory=dict)
+
+    def apply(self, candidates: Candidates) -> None:
+        """Lower the logits."""
+        if self.last_n <= 0 or self.multiplier <= 0:
+            return
+        text = np.array(candidates.history[: -self.last_n - 1 : -1], np.int32)  # the latest first
+        limit = self._limit(text)
+        if len(text) <= self.allowed_length or limit < self.allowed_length:
+            return
+        lengths = np.zeros(len(text), np.int64)
+        kernels.repeat_lengths(text, lengths)
+        longest: dict[int, int] = {}
+        for place in np.flatnonzero(lengths[1:] >= self.allowed_length).tolist():
+            token = int(text[place])  # what stood where the next token will
+            longest[token] = max(longest.get(token, 0), min(int(lengths[place + 1]), limit))
+        ids = np.array([token for token in sorted(longest) if () not in self.breakers.get(token, ())], np.int32)
+        excess = np.array([longest[token] for token in ids.tolist()], np.float64) - self.allowed_length
+        penalties = self.multiplier * self.base ** np.minimum(excess, self._most_excess())
+        places, which = candidates.find(ids)
+        with np.errstate(over="ignore"):
+            candidates.logits[places] -= penalties[which].astype(np.float32)
+
+    def _limit(self, text: Ids) -> int:
+        """How many of the latest tokens stand after the last breaker."""
+        for place, token in enumerate(text.tolist()):
+            before = text[max(0, place - _MOST_TOKENS) : place][::-1].tolist()  # those that followed it, in order
+            found = [len(rest) for rest in self.breakers.get(token, ()) if list(rest) == before[: len(rest)]]
+            if found:
+                return place - max(found)
+        return len(text)
+
+    def _most_excess(self) -> float:
+        """The exponent at which float32 ends."""
+        return (
+            math.floor(math.log(np.finfo(np.float32).max) / math.log(self.base)) if self.base > 1.000001 else math.inf
+        )
+
+
+@functools.lru_cache(maxsize=4)
+def breakers_of(tokenizer: Tokenizer, texts: Sequence[str]) -> Breakers:
+    """The sequences of tokens in which these texts can appear: within a token, or from a token's end on."""
+    breakers: dict[int, set[tuple[int, ...]]] = {}
+    wanted = [text.encode()[:_MOST_BYTES] for text in texts if text]
+    for token in range(tokenizer.n_vocab):
+        piece = tokenizer.piece_bytes(token, unparse_special=True)
+        for text in wanted:
+            if text in piece:
+                breakers.setdefault(token, set()).add(())
+                continue
+            for n in range(1, min(len(text), len(piece) + 1)):
+                if piece.endswith(text[:n]):
+                    rest = tokenizer.encode(text[n:].decode(errors="replace"), add_special=False)
+                    breakers.setdefault(token, set()).add(tuple(rest[:_MOST_TOKENS]))
+    return {token: tuple(sorted(rests)) for token, rests in breakers.items()}
+
+
+def _expect_tokens(ids: Ids, n_vocab: int, name: str) -> None:
+    beyond = ids[ids >= n_vocab]
+    if len(beyond):
+        raise InvalidRequestError(f"{name}: token {beyond[0]} is not in the vocabulary of {n_vocab} tokens")

@@ -1,0 +1,130 @@
+"""Which samplers there are, by name, and the chain that parameters ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from llamacli.errors import InvalidRequestError
+from llamacli.sampling.choice import AdaptiveP, Draw, Greedy, Mirostat, MirostatV2
+from llamacli.sampling.params import SamplingParams
+from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressTokens, breakers_of
+from llamacli.sampling.sampler import Sampler, SamplerChain
+from llamacli.sampling.temperature import DynamicTemperature, Temperature
+from llamacli.sampling.truncation import MinP, TopK, TopNSigma, TopP, TypicalP, Xtc
+from llamacli.tokenizer import Tokenizer
+
+
+@attrs.frozen
+class SamplerType:
+    """A sampler that `SamplingParams.samplers` can name.
+
+    - `name`: in lower case, with underscores; hyphens, or nothing, will do in their place.
+    - `make(params, tokenizer)`: the sampler, or None where the parameters leave it off. There may be no tokenizer.
+    - `when_greedy`: whether it has a say where the likeliest token is taken whatever its probability.
+    - `aliases`: other names.
+    """
+
+    name: str
+    make: Callable[[SamplingParams, Tokenizer | None], Sampler | None]
+    when_greedy: bool = False
+    aliases: tuple[str, ...] = ()
+
+
+FindSampler = Callable[[str], SamplerType | None]
+
+
+def build_chain(
+    params: SamplingParams, tokenizer: Tokenizer | None = None, find: FindSampler | None = None
+) -> SamplerChain:
+    """The chain that parameters ask for; `find` knows the samplers of plugins.
+
+    What forbids tokens comes first, unless `params.samplers` puts it elsewhere, and what chooses last. Raises
+    InvalidRequestError for a name that no sampler has.
+    """
+    types = [_named(name, find or (lambda _: None)) for name in params.samplers]
+    first = [kind for kind in _FIRST if kind not in types]
+    last: Sampler
+    if params.temp <= 0:
+        types, last = [kind for kind in types if kind.when_greedy], Greedy()
+    elif params.mirostat:
+        types = [kind for kind in types if kind in _FIRST] + [_TEMPERATURE]
+        last = (Mirostat if params.mirostat == 1 else MirostatV2)(params.mirostat_tau, params.mirostat_eta)
+    elif params.adaptive_target >= 0:
+        last = AdaptiveP(params.adaptive_target, params.adaptive_decay)
+    else:
+        last = Draw()
+    made = (kind.make(params, tokenizer) for kind in (*first, *types))
+    return SamplerChain([*(sampler for sampler in made if sampler is not None), last], params.n_probs)
+
+
+def simplified(name: str) -> str:
+    """A sampler's name as it is compared."""
+    return name.lower().replace("-", "").replace("_", "").strip()
+
+
+def _named(name: str, find: FindSampler) -> SamplerType:
+    kind = _BY_NAME.get(simplified(name)) or find(name)
+    if kind is None:
+        known = ", ".join(kind.name for kind in BUILT_IN)
+        raise InvalidRequestError(f"samplers: there is no sampler {name!r} (built in: {known}, adaptive_p)")
+    return kind
+
+
+def _suppress_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+    tokens = params.suppress_tokens
+    return SuppressTokens(tokens) if tokens else None
+
+
+def _logit_bias(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+    return LogitBias(params.logit_bias) if params.logit_bias else None
+
+
+def _penalties(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+    neutral = (params.penalty <= 0 or params.penalty == 1) and params.penalty_freq == params.penalty_present == 0
+    if neutral or params.penalty_last_n <= 0:
+        return None
+    return Penalties(params.penalty_last_n, params.penalty, params.penalty_freq, params.penalty_present)
+
+
+def _dry(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+    if params.dry_multiplier <= 0 or params.dry_penalty_last_n <= 0:
+        return None
+    breakers = breakers_of(tokenizer, params.dry_sequence_breakers) if tokenizer is not None else {}
+    return Dry(params.dry_multiplier, params.dry_base, params.dry_allowed_length, params.dry_penalty_last_n, breakers)
+
+
+def _temperature(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+    if params.dynatemp_range > 0:
+        return DynamicTemperature(params.temp, params.dynatemp_range, params.dynatemp_exponent)
+    return Temperature(params.temp) if params.temp != 1 else None
+
+
+def _xtc(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+    if params.xtc_probability <= 0 or params.xtc_threshold > 0.5:
+        return None
+    return Xtc(params.xtc_probability, params.xtc_threshold)
+
+
+_TEMPERATURE = SamplerType("temperature", _temperature, aliases=("temp",))
+_FIRST = (
+    SamplerType("suppress_tokens", _suppress_tokens, when_greedy=True),
+    SamplerType("logit_bias", _logit_bias, when_greedy=True),
+)
+BUILT_IN = (
+    *_FIRST,
+    SamplerType("penalties", _penalties, when_greedy=True),
+    SamplerType("dry", _dry, when_greedy=True),
+    _TEMPERATURE,
+    SamplerType("top_n_sigma", lambda params, _: TopNSigma(params.top_n_sigma) if params.top_n_sigma > 0 else None),
+    SamplerType("top_k", lambda params, _: TopK(params.top_k) if params.top_k > 0 else None),
+    SamplerType(
+        "typ_p", lambda params, _: TypicalP(params.typ_p) if params.typ_p < 1 else None, aliases=("typ", "typical")
+    ),
+    SamplerType("top_p", lambda params, _: TopP(params.top_p) if params.top_p < 1 else None, aliases=("nucleus",)),
+    SamplerType("min_p", lambda params, _: MinP(params.min_p) if params.min_p > 0 else None),
+    SamplerType("xtc", _xtc),
+)
+"""What needs no plugin."""
+_BY_NAME = {simplified(name): kind for kind in BUILT_IN for name in (kind.name, *kind.aliases)}

@@ -1,0 +1,82 @@
+"""A stream of draws: what a session keeps from one token to the next."""
+
+from __future__ import annotations
+
+import copy
+from typing import Self
+
+import numpy as np
+
+from llamacli.errors import InvalidRequestError
+from llamacli.sampling.candidates import Candidates, Logits
+from llamacli.sampling.logprobs import LogProbs, log_probabilities
+from llamacli.sampling.params import SamplingParams
+from llamacli.sampling.registry import FindSampler, build_chain
+from llamacli.sampling.sampler import SamplerChain
+from llamacli.tokenizer import Tokenizer
+
+
+class SamplerState:
+    """Draws tokens. The same seed, logits and parameters give the same tokens.
+
+    - `history`: the tokens accepted since the last `reset`, oldest first.
+    - `logprobs`: of the last draw, where `n_probs` asks for them, else None.
+    """
+
+    def __init__(self, seed: int, tokenizer: Tokenizer | None = None, find: FindSampler | None = None):
+        self._tokenizer, self._find = tokenizer, find
+        self._params: SamplingParams | SamplerChain | None = None
+        self._chain = SamplerChain(())
+        self.history: list[int] = []
+        self.logprobs: LogProbs | None = None
+        self._candidates = Candidates(np.random.default_rng(), self.history)
+        self._unmodified = Candidates(self._candidates.random)
+        self.set_seed(seed)
+
+    def set_seed(self, seed: int) -> None:
+        """Start the random numbers anew."""
+        self._candidates.random = np.random.Generator(np.random.PCG64(seed))
+
+    def sample(self, logits: Logits, params: SamplingParams | SamplerChain) -> int:
+        """Draw a token id from float32 [n_vocab] logits, which may change in place.
+
+        What has been accepted counts as long as the parameters stay equal, or the chain the same object; the history
+        counts in any case. Raises InvalidRequestError if a logit is NaN, or if all are minus infinity or forbidden.
+        """
+        self._use(params)
+        candidates, n_probs = self._candidates, self._chain.n_probs
+        candidates.start(logits)
+        if n_probs:
+            self._unmodified.start(logits.copy())
+        self._chain.apply(candidates)
+        if candidates.chosen is None:
+            raise InvalidRequestError("the last sampler of the chain chooses no token; Greedy or Draw would")
+        self.logprobs = log_probabilities(self._unmodified, candidates.chosen, n_probs) if n_probs else None
+        return candidates.chosen
+
+    def accept(self, token: int) -> None:
+        """Learn that a token has been written."""
+        self.history.append(token)
+        self._chain.accept(token)
+
+    def reset(self) -> None:
+        """Forget all tokens: a new text begins. The stream of random numbers goes on."""
+        self.history.clear()
+        self._chain.reset()
+
+    def clone(self) -> Self:
+        """A state that draws the same tokens as this one from here on."""
+        other = type(self)(0, self._tokenizer, self._find)
+        other.history += self.history
+        other._candidates.random = copy.deepcopy(self._candidates.random)
+        other._params, other._chain = self._params, self._chain.clone()
+        return other
+
+    def _use(self, params: SamplingParams | SamplerChain) -> None:
+        if params is self._params or (isinstance(params, SamplingParams) and params == self._params):
+            return
+        if isinstance(params, SamplingParams):
+            self._chain = build_chain(params, self._tokenizer, self._find)
+        else:
+            self._chain = params
+        self._params = params

@@ -1,0 +1,56 @@
+"""Samplers that make a distribution flatter or steeper."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import numpy as np
+
+from llamacli.sampling.candidates import Candidates
+from llamacli.sampling.checks import number
+from llamacli.sampling.sampler import Sampler
+
+
+@attrs.frozen
+class Temperature(Sampler):
+    """Divide logits by a temperature; at 0 or less only the first of the likeliest is left."""
+
+    temp: float = number()
+
+    def apply(self, candidates: Candidates) -> None:
+        """Divide the logits."""
+        divide(candidates, self.temp)
+
+
+@attrs.frozen
+class DynamicTemperature(Sampler):
+    """A temperature from temp - spread, for certain distributions, to temp + spread, for even ones.
+
+    It is the entropy, as a share of the largest possible one, to the power of `exponent`, that is mapped to this range;
+    its lower end is at least 0. Kalomaze's, as in llama.cpp.
+    """
+
+    temp: float = number()
+    spread: float = number(low=0)
+    exponent: float = number(1.0, low=0)
+
+    def apply(self, candidates: Candidates) -> None:
+        """Divide the logits by a temperature that depends on them."""
+        if len(candidates) < 2:
+            return
+        low, high = max(0.0, self.temp - self.spread), self.temp + self.spread
+        share = min(max(candidates.entropy() / math.log(len(candidates)), 0.0), 1.0)
+        divide(candidates, low + (high - low) * share**self.exponent)
+
+
+def divide(candidates: Candidates, temp: float) -> None:
+    """Divide logits by a temperature, in place; one so low that float32 overflows leaves the likeliest alone."""
+    best = candidates.best()
+    largest, divisor = candidates.logits[best], np.float32(min(temp, float(np.finfo(np.float32).max)))
+    if divisor > 0:
+        with np.errstate(over="ignore"):
+            np.divide(candidates.logits, divisor, out=candidates.logits)
+    if divisor <= 0 or (np.isfinite(largest) and np.isinf(candidates.logits[best])):
+        candidates.keep([best])
+        candidates.logits[:] = largest

@@ -1,0 +1,95 @@
+"""Sampling kernels against the obvious NumPy."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from llamacli.kernels import sampling as kernels
+
+FLOATS = st.one_of(st.sampled_from([np.inf, -np.inf, 0.0, -0.0, 1.0]), st.floats(width=32, allow_nan=False))
+ARRAYS = hnp.arrays(np.float32, st.integers(1, 300), elements=FLOATS)
+FINITE_ARRAYS = hnp.arrays(np.float32, st.integers(1, 300), elements=st.floats(-50, 50, width=32))
+
+
+@given(ARRAYS, st.integers(1, 300))
+def test_kth_largest(x: np.ndarray, k: int) -> None:
+    k = min(k, len(x))
+    assert kernels.kth_largest(x, np.empty(k, np.float32)) == np.sort(x)[-k]
+
+
+@given(ARRAYS, FLOATS, st.booleans())
+def test_keep_from(x: np.ndarray, threshold: float, in_place: bool) -> None:
+    ids = np.arange(len(x), dtype=np.int32)
+    expected = x[x >= np.float32(threshold)], ids[x >= np.float32(threshold)]
+    into = (x, ids) if in_place else (np.empty_like(x), np.empty_like(ids))
+    n = kernels.keep_from(x, ids, np.float32(threshold), *into)
+    np.testing.assert_array_equal(into[0][:n], expected[0])
+    np.testing.assert_array_equal(into[1][:n], expected[1])
+
+
+@given(ARRAYS, st.integers(0, 2**32 - 1), st.booleans())
+def test_keep_where(x: np.ndarray, seed: int, in_place: bool) -> None:
+    ids = np.arange(len(x), dtype=np.int32)
+    mask = np.random.default_rng(seed).random(len(x)) < 0.5
+    expected = x[mask], ids[mask]
+    into = (x, ids) if in_place else (np.empty_like(x), np.empty_like(ids))
+    n = kernels.keep_where(x, ids, mask, *into)
+    np.testing.assert_array_equal(into[0][:n], expected[0])
+    np.testing.assert_array_equal(into[1][:n], expected[1])
+
+
+@given(ARRAYS)
+def test_falling_order(x: np.ndarray) -> None:
+    order = np.empty(len(x), np.int32)
+    kernels.falling_order(x, order)
+    assert order.tolist() == np.argsort(-x, kind="stable").tolist()
+
+
+@given(FINITE_ARRAYS)
+def test_exponentials(x: np.ndarray) -> None:
+    largest = float(x.max())
+    e = np.exp(x.astype(np.float64) - largest)
+    log_total = kernels.log_sum_exp(x, largest)
+    assert log_total == pytest.approx(np.log(e.sum()), abs=1e-12)
+    out = np.empty(len(x))
+    kernels.softmax(x, largest, log_total, out)
+    np.testing.assert_allclose(out, e / e.sum(), rtol=1e-12)
+    kernels.running_sums(x, largest, out)
+    np.testing.assert_allclose(out, np.cumsum(e), rtol=1e-12)
+    p = e / e.sum()
+    assert kernels.entropy(x, largest, log_total) == pytest.approx(-np.sum(p * np.log(p)), abs=1e-12)
+
+
+@given(FINITE_ARRAYS, st.booleans())
+def test_mean_and_deviation(x: np.ndarray, more: bool) -> None:
+    mean, deviation = x.mean(dtype=np.float64), x.std(dtype=np.float64)
+    if more:
+        x = np.append(x, np.float32([-np.inf, np.inf]))
+    assert kernels.mean_and_deviation(x) == pytest.approx((mean, deviation), rel=1e-9, abs=1e-9)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=40))
+def test_repeat_lengths(text: list[int]) -> None:
+    lengths = np.zeros(len(text), np.int64)
+    kernels.repeat_lengths(np.array(text, np.int32), lengths)
+    for i in range(1, len(text)):
+        n = next((n for n in range(len(text) - i) if text[n] != text[i + n]), len(text) - i)
+        assert lengths[i] == n
+
+
+def test_another_process_finds_them_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMACLI_CACHE", str(tmp_path))
+    monkeypatch.delenv("NUMBA_DISABLE_JIT", raising=False)
+    code = """
+import numpy as np
+from llamacli.kernels.sampling import log_sum_exp
+print(log_sum_exp(np.zeros(4, np.float32), 0.0), sum(log_sum_exp._call.stats.cache_hits.values()))
+"""
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(2)]
+    assert [run.stdout for run in runs] == [f"{np.log(4)} 0\n", f"{np.log(4)} 1\n"]

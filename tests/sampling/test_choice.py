@@ -1,0 +1,131 @@
+"""Samplers that learn from what they chose."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from candidates import LOGITS, Logits, apply
+from llamacli import InvalidRequestError
+from llamacli.sampling import AdaptiveP, Draw, Mirostat, MirostatV2, SamplerChain, SamplerState, TopK
+
+P = np.array([0.5, 0.25, 0.125, 0.0625, 0.0625])
+HALVING = np.log(P.astype(np.float32))
+
+
+def mean_surprise(sampler: Mirostat | MirostatV2, logits: Logits, n: int = 3000) -> float:
+    """Bits a token in the long run, of those tokens that were not cut off."""
+    state, chain = SamplerState(2), SamplerChain([sampler])
+    surprises = []
+    for _ in range(n):
+        token = state.sample(logits.copy(), chain)
+        surprises.append(sampler._pending[1])
+        state.accept(token)
+    return float(np.mean(surprises[n // 3 :]))
+
+
+class TestMirostat:
+    def test_version_2_cuts_off_what_is_too_surprising(self) -> None:
+        for mu, left in ((0.5, 1), (1, 1), (2.01, 2), (3.01, 3), (4.01, 5)):
+            candidates = apply(HALVING, MirostatV2(tau=mu / 2))
+            assert len(candidates) == left, mu
+
+    def test_version_1_estimates_k_of_a_zipf_distribution(self) -> None:
+        n, exponent, mu = 5000, 1.5, 6.0
+        zipf = -exponent * np.log(np.arange(1, n + 1, dtype=np.float64)).astype(np.float32)
+        k = ((exponent - 1) * 2**mu / (1 - n ** (1 - exponent))) ** (1 / exponent)
+        assert len(apply(zipf, Mirostat(tau=mu / 2))) == int(k) > 5
+
+    @pytest.mark.parametrize(
+        "logits", [[0.0], [0.0, 0.0], [0.0] * 200, [1.0, -np.inf], [0.0, -1e30], [5.0, 4.0, -np.inf]]
+    )
+    @pytest.mark.parametrize("kind", [Mirostat, MirostatV2])
+    @pytest.mark.parametrize("tau", [0.0, 5.0, 1000.0])
+    def test_odd_distributions(self, kind: type, logits: list[float], tau: float) -> None:
+        candidates = apply(logits, kind(tau))
+        assert logits[candidates.chosen] > -np.inf
+
+    @pytest.mark.parametrize("kind", [Mirostat, MirostatV2])
+    def test_mu_follows_the_surprise(self, kind: type) -> None:
+        sampler = kind(tau=3.0, eta=0.5)
+        assert sampler.mu == 6
+        candidates = apply(np.zeros(4), sampler)
+        sampler.accept(candidates.chosen)
+        surprise = math.log2(len(candidates))
+        assert sampler.mu == pytest.approx(6 - 0.5 * (surprise - 3))
+        sampler.reset()
+        assert sampler.mu == 6
+
+    @pytest.mark.parametrize("kind", [Mirostat, MirostatV2])
+    def test_nothing_is_learned_from_a_token_that_was_not_accepted(self, kind: type) -> None:
+        sampler = kind()
+        candidates = apply(HALVING, sampler)
+        sampler.accept(candidates.chosen + 1)
+        sampler.accept(candidates.chosen)
+        assert sampler.mu == 10
+
+    @pytest.mark.parametrize("kind", [Mirostat, MirostatV2])
+    @pytest.mark.parametrize("tau", [1.5, 2.5, 3.5])
+    def test_the_surprise_stays_near_tau(self, kind: type, tau: float) -> None:
+        logits = -1.1 * np.log(np.arange(1, 1001, dtype=np.float32))
+        assert mean_surprise(kind(tau), logits) == pytest.approx(tau, abs=0.1)
+
+
+class TestAdaptiveP:
+    def test_begins_at_the_target(self) -> None:
+        sampler = AdaptiveP(0.25, decay=0.5)
+        aimed = apply(HALVING, sampler)
+        distance = np.abs(P - 0.25) / 0.3
+        assert aimed.logits == pytest.approx(5 - 10 * distance**2 / (1 + distance), rel=1e-5)
+
+    @given(st.floats(0, 1), st.floats(0, 0.99), st.integers(0, 20))
+    def test_aims_at_the_other_side_of_the_target(self, target: float, decay: float, seed: int) -> None:
+        sampler = AdaptiveP(target, decay)
+        first = apply(HALVING, sampler, seed=seed)
+        sampler.accept(first.chosen)
+        weight = 1 / (1 - decay)
+        average = (P[first.chosen] + decay * target * weight) / (1 + decay * weight)
+        aim = min(max(2 * target - average, 0), 1)
+        distance = np.abs(P - aim) / 0.3
+        assert apply(HALVING, sampler).logits == pytest.approx(
+            5 - 10 * distance**2 / (1 + distance), rel=1e-4, abs=1e-4
+        )
+
+    @given(LOGITS, st.integers(0, 20))
+    def test_a_negative_target_is_a_plain_draw(self, logits: Logits, seed: int) -> None:
+        assert apply(logits, AdaptiveP(-0.5), seed=seed).chosen == apply(logits, Draw(), seed=seed).chosen
+
+    def test_meets_the_target_in_the_long_run(self) -> None:
+        for target in (0.15, 0.4):
+            state, chain = SamplerState(3), SamplerChain([AdaptiveP(target)])
+            drawn = []
+            for _ in range(2000):
+                token = state.sample(HALVING.copy(), chain)
+                state.accept(token)
+                drawn.append(P[token])
+            assert np.mean(drawn) == pytest.approx(target, abs=0.03)
+
+
+@pytest.mark.parametrize("kind", [Mirostat, MirostatV2, lambda: AdaptiveP(0.3)])
+def test_a_clone_goes_its_own_way(kind: type) -> None:
+    sampler = kind()
+    sampler.accept(apply(HALVING, sampler).chosen)
+    pending = apply(HALVING, sampler).chosen
+    other = sampler.clone()
+    assert other == sampler
+    other.accept(pending)
+    assert other != sampler
+    sampler.accept(pending)
+    assert other == sampler
+
+
+def test_a_chain_has_to_choose() -> None:
+    with pytest.raises(InvalidRequestError, match="chooses no token; Greedy or Draw would"):
+        SamplerState(1).sample(np.zeros(3, np.float32), SamplerChain([TopK(1)]))
+
+
+def test_what_comes_after_the_choice_does_not_matter() -> None:
+    chain = SamplerChain([TopK(1), Draw(), TopK(-1), Draw()])
+    assert SamplerState(1).sample(np.array([0, 1], np.float32), chain) == 1

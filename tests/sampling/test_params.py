@@ -1,0 +1,95 @@
+import math
+
+import attrs
+import numpy as np
+import pytest
+
+from llamacli import InvalidRequestError, SamplingParams
+
+FLOATS = [field.name for field in attrs.fields(SamplingParams) if field.type == "float"]
+COUNTS = [field.name for field in attrs.fields(SamplingParams) if field.type == "int"]
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, "1", None, True])
+def test_numbers_are_finite(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequestError, match=name):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("value", [1.0, "1", None, False])
+def test_counts_are_whole(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequestError, match=name):
+        SamplingParams(**{name: value})
+
+
+def test_all_kinds_of_fields_are_checked() -> None:
+    assert {"temp", "top_p", "dry_base", "adaptive_decay"} <= set(FLOATS)
+    assert {"top_k", "penalty_last_n", "mirostat", "n_probs"} <= set(COUNTS)
+
+
+def test_numpy_numbers_will_do() -> None:
+    numpys = SamplingParams(temp=np.float32(0.5), top_p=np.float64(0.9), top_k=np.int8(40), penalty_last_n=np.uint8(64))
+    assert numpys == SamplingParams(temp=0.5, top_p=0.9, top_k=40, penalty_last_n=64)
+    assert {type(getattr(numpys, name)) for name in FLOATS} == {float}
+    assert {type(getattr(numpys, name)) for name in COUNTS} == {int}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "low", "high"),
+    [
+        ("top_p", -0.1, 0, 1),
+        ("top_p", 1.1, 0, 1),
+        ("min_p", 2, 0, 1),
+        ("typ_p", -1, 0, 1),
+        ("xtc_probability", 1.5, 0, 1),
+        ("xtc_threshold", -0.5, 0, 1),
+        ("dry_base", 0.5, 1, 1e6),
+        ("adaptive_target", 1.5, -1, 1),
+        ("adaptive_decay", 1, 0, 0.99),
+        ("mirostat_tau", -1, 0, 1e6),
+    ],
+)
+def test_ranges(name: str, value: float, low: float, high: float) -> None:
+    with pytest.raises(
+        InvalidRequestError, match=f"{name} = .* is not a number from {low:g} to {high:g}".replace("+", r"\+")
+    ):
+        SamplingParams(**{name: value})
+
+
+def test_ranges_of_counts() -> None:
+    with pytest.raises(InvalidRequestError, match="mirostat = 3 is not a whole number from 0 to 2"):
+        SamplingParams(mirostat=3)
+    with pytest.raises(InvalidRequestError, match="n_probs = -1 is not a whole number of at least 0"):
+        SamplingParams(n_probs=-1)
+
+
+@pytest.mark.parametrize("bias", [{-1: 1.0}, {0: math.nan}, {"a": 1.0}, {1.5: 1.0}, {0: "1"}])
+def test_a_bias_is_a_number_by_token(bias: dict) -> None:
+    with pytest.raises(InvalidRequestError, match="logit_bias"):
+        SamplingParams(logit_bias=bias)
+
+
+@pytest.mark.parametrize("tokens", [[-1], [1.5], ["a"]])
+def test_suppressed_are_tokens(tokens: list) -> None:
+    with pytest.raises(InvalidRequestError, match="suppress_tokens"):
+        SamplingParams(suppress_tokens=tokens)
+
+
+def test_collections_are_compared_by_what_they_hold() -> None:
+    assert SamplingParams(logit_bias={2: -math.inf, 1: 1}) == SamplingParams(logit_bias=[(1, 1.0), (2, -math.inf)])
+    assert SamplingParams(suppress_tokens=[3, 1, 3]).suppress_tokens == (1, 3)
+    assert SamplingParams(json_schema={"type": "object"}) == SamplingParams(json_schema='{"type": "object"}')
+    assert SamplingParams(samplers="top_k").samplers == ("top_k",)
+
+
+def test_a_grammar_is_a_text() -> None:
+    with pytest.raises(InvalidRequestError, match="grammar is a text, not b'root"):
+        SamplingParams(grammar=b"root ::= []")
+
+
+@pytest.mark.parametrize("schema", [b"{}", {1, 2}])
+def test_a_schema_is_json(schema: object) -> None:
+    with pytest.raises(InvalidRequestError, match="json_schema is neither a text nor what JSON can hold"):
+        SamplingParams(json_schema=schema)

@@ -1,0 +1,114 @@
+"""Streams of draws: seeds, history, clones, log-probabilities."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from candidates import EXTREME, LOGITS, Logits, exact_softmax
+from llamacli import SamplingParams
+from llamacli.sampling import Draw, Penalties, SamplerChain, SamplerState, Temperature
+
+PARAMS = [
+    SamplingParams(),
+    SamplingParams(temp=1.0, top_k=5, xtc_probability=0.5, xtc_threshold=0.1, penalty=1.2, penalty_freq=0.3),
+    SamplingParams(temp=1.0, mirostat=1, mirostat_eta=0.5),
+    SamplingParams(temp=1.0, mirostat=2, mirostat_eta=0.5),
+    SamplingParams(temp=1.0, adaptive_target=0.3),
+    SamplingParams(temp=1.0, dry_multiplier=2.0, dry_allowed_length=0),
+]
+VOCABULARY = np.random.default_rng(0).normal(0, 1, 30).astype(np.float32)
+
+
+def write(state: SamplerState, params: SamplingParams | SamplerChain, n: int = 20) -> list[int]:
+    tokens = []
+    for _ in range(n):
+        tokens.append(state.sample(VOCABULARY.copy(), params))
+        state.accept(tokens[-1])
+    return tokens
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=repr)
+class TestStreams:
+    def test_the_same_seed_writes_the_same(self, params: SamplingParams) -> None:
+        texts = [write(SamplerState(seed), params) for seed in (1, 1, 2)]
+        assert texts[0] == texts[1]
+        assert (texts[0] != texts[2]) == (params.temp > 0)
+
+    def test_a_seed_can_be_set_again(self, params: SamplingParams) -> None:
+        state = SamplerState(5)
+        first = write(state, params)
+        state.set_seed(5)
+        state.reset()
+        assert write(state, params) == first
+
+    def test_a_clone_writes_the_same_and_leaves_the_other_alone(self, params: SamplingParams) -> None:
+        state, twin = SamplerState(3), SamplerState(3)
+        assert write(state, params) == write(twin, params)
+        clone = state.clone()
+        expected = write(twin, params)
+        assert write(clone, params) == expected
+        assert write(state, params) == expected
+
+    def test_equal_parameters_go_on(self, params: SamplingParams) -> None:
+        one, other = SamplerState(4), SamplerState(4)
+        for _ in range(3):
+            same = SamplingParams(**{name: getattr(params, name) for name in ("temp", "mirostat", "adaptive_target")})
+            again = SamplingParams(**{name: getattr(params, name) for name in ("temp", "mirostat", "adaptive_target")})
+            assert same is not again
+            assert write(one, same, 3) == write(other, again, 3)
+
+
+def test_the_history_outlives_a_change_of_parameters() -> None:
+    state = SamplerState(1)
+    (first,) = write(state, SamplingParams(), 1)
+    assert state.sample(VOCABULARY.copy(), SamplingParams(penalty_present=100)) != first
+    state.reset()
+    assert state.sample(VOCABULARY.copy(), SamplingParams(penalty_present=100)) == first
+
+
+def test_a_clone_of_a_custom_chain_has_its_own() -> None:
+    chain = SamplerChain([Penalties(4, 1.5), Temperature(0.9), Draw()])
+    state = SamplerState(1)
+    write(state, chain)
+    clone = state.clone()
+    assert write(clone, chain) == write(state, chain)
+
+
+def test_chains_nest() -> None:
+    flat = SamplerChain([Penalties(4, 1.5), Temperature(0.9), Draw()])
+    nested = SamplerChain([SamplerChain([Penalties(4, 1.5), Temperature(0.9)]), SamplerChain([Draw()])])
+    assert write(SamplerState(1), flat) == write(SamplerState(1), nested)
+    assert repr(nested).startswith("SamplerChain([SamplerChain([Penalties(last_n=4, ")
+
+
+class TestLogProbs:
+    @given(LOGITS, st.integers(1, 50), st.floats(0, 2))
+    def test_are_those_of_the_unmodified_logits(self, logits: Logits, n: int, temp: float) -> None:
+        state = SamplerState(1)
+        state.accept(0)
+        chosen = state.sample(logits.copy(), SamplingParams(temp=temp, top_k=3, penalty=1.5, n_probs=n))
+        exact = np.log(exact_softmax(logits))
+        assert state.logprobs.chosen == pytest.approx(exact[chosen], abs=1e-9)
+        order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))[:n]
+        assert [token for token, _ in state.logprobs.top] == order
+        assert [value for _, value in state.logprobs.top] == pytest.approx(exact[order], abs=1e-9)
+
+    @given(EXTREME)
+    def test_of_extreme_logits(self, logits: Logits) -> None:
+        state = SamplerState(1)
+        state.sample(logits.copy(), SamplingParams(n_probs=len(logits)))
+        total = math.fsum(math.exp(value) for _, value in state.logprobs.top)
+        assert total == pytest.approx(1, abs=1e-12)
+        assert state.logprobs.chosen == state.logprobs.top[0][1] <= 0
+
+    def test_are_not_computed_unless_asked_for(self) -> None:
+        state = SamplerState(1)
+        state.sample(VOCABULARY.copy(), SamplingParams(n_probs=1))
+        assert state.logprobs is not None
+        state.sample(VOCABULARY.copy(), SamplingParams())
+        assert state.logprobs is None
+        state.sample(VOCABULARY.copy(), SamplerChain([Draw()], n_probs=2))
+        assert len(state.logprobs.top) == 2
