@@ -7,7 +7,9 @@ needed; and barriers are put where a step needs what another thread wrote, or ov
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -101,7 +103,8 @@ class _Step:
     """One entry of the table. `bind` gives its parameters once buffers are known; `kernel` may depend on the cache.
 
     `follows` is the step before it whose work is divided in the same way: what that one wrote, the same thread reads.
-    `work` is multiplications a row; `work_unit` is how many elements of a row threads are given at a time.
+    `work` is multiplications a row, `work_seen` those for each token that the row sees; `work_unit` is how many
+    elements of a row threads are given at a time.
     """
 
     kernel: Kernel | Callable[[str], Kernel]
@@ -111,6 +114,7 @@ class _Step:
     bind: Bind
     follows: _Step | None = None
     work: float = 0.0
+    work_seen: float = 0.0
     work_unit: int = 0
     barrier: bool = False
     params: Array = attrs.field(init=False)
@@ -378,6 +382,7 @@ class _Lowering:
                 "scratch_stride": size, "window": state.window or MAX_TOKENS, "sinks": sinks, "scale": op.scale,
                 "softcap": op.softcap or 0.0,
             },
+            work_seen=2.0 * q.width,
         )  # fmt: skip
 
     def _gated(self, gate: _Slot, up: _Slot, out: _Slot, activation: g.Activation) -> None:
@@ -497,6 +502,9 @@ class NativeProgram:
         _place_barriers(lowered.steps, buffers)
         self._run, self._rows = np.zeros(1, RUN), np.zeros(N_BATCH, ROW)
         self._run["rows"] = self._rows.ctypes.data
+        self._work, self._work_seen = (
+            np.array([getattr(step, name) for step in self._steps]) for name in ("work", "work_seen")
+        )
         self._tables: dict[str, Array] = {}
         self._table("f16")
 
@@ -510,7 +518,7 @@ class NativeProgram:
         last = np.cumsum([span.n for span in spans]) - 1
         # The last part is computed for a range of rows: those that are wanted, and any between them.
         first = 0 if all_logits else int(last[0])
-        run, stride = self._run, self._logits_stride
+        stride = self._logits_stride
         with self._team.lock:
             table = self._table(spans[0].sequence.kv_type)
             self._place(spans)
@@ -518,10 +526,9 @@ class NativeProgram:
                 buffer[:n, : matrix.shape[1]] = matrix.rows(tokens)
             logits = np.empty((n - first, stride // 4), np.float32)
             self._steps[-1].params["out"] = logits.ctypes.data - first * stride
-            run["n_rows"], run["first_row"] = n, 0
-            self._walk(table, 0, self._tail, n)
-            run["first_row"] = first
-            self._walk(table, self._tail, len(self._steps), n - first)
+            n_seen = max(span.start + span.n for span in spans)
+            self._walk(table, 0, self._tail, 0, n, n_seen)
+            self._walk(table, self._tail, len(self._steps), first, n, n_seen)
         return logits[:, : self._n_vocab] if all_logits else logits[last - first, : self._n_vocab]
 
     def _place(self, spans: Sequence[Span]) -> None:
@@ -535,16 +542,29 @@ class NativeProgram:
         for rope in self._ropes:
             rope.reach(max(span.start + span.n for span in spans))
 
-    def _walk(self, table: Array, start: int, stop: int, n_rows: int) -> None:
-        """Walk steps in slices short enough for Ctrl-C."""
-        work = 0.0
-        for i in range(start, stop):
-            work += n_rows * self._steps[i].work
-            if work > _SLICE_WORK:
-                self._team.run(table, start, i + 1, self._run)
-                start, work = i + 1, 0.0
+    def _walk(self, table: Array, start: int, stop: int, first: int, last: int, n_seen: int) -> None:
+        """Walk steps for rows `first` to `last` - 1, in slices short enough for Ctrl-C."""
+        run = self._run
+        run["first_row"], run["n_rows"] = first, last
+        work = (last - first) * (self._work + n_seen * self._work_seen)
+        done = 0.0
+        for i in (np.flatnonzero(work[start:stop]) + start).tolist():
+            done += work[i]
+            if done <= _SLICE_WORK:
+                continue
+            if self._work_seen[i] and work[i] > _SLICE_WORK:  # one step that is long on its own, row by row
+                if start < i:
+                    self._team.run(table, start, i, run)
+                n_slices = min(last - first, math.ceil(work[i] / _SLICE_WORK))
+                edges = np.linspace(first, last, n_slices + 1).astype(np.int64)
+                for run["first_row"], run["n_rows"] in itertools.pairwise(edges):
+                    self._team.run(table, i, i + 1, run)
+                run["first_row"], run["n_rows"] = first, last
+            else:
+                self._team.run(table, start, i + 1, run)
+            start, done = i + 1, 0.0
         if start < stop:
-            self._team.run(table, start, stop, self._run)
+            self._team.run(table, start, stop, run)
 
     def _table(self, kv_type: str) -> Array:
         """The steps as the team walks them; kernels are compiled here, when their addresses are asked for."""
