@@ -91,6 +91,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 """Arguments of a rendering by the name of what it shows."""
 
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""The template that most tests of conversations use."""
+
 SYNTHETIC: dict[str, str] = {
     "loop controls": """
 {%- for m in messages %}

@@ -54,7 +54,7 @@ def imports(statements: list[ast.stmt], *, deferred: bool) -> Iterator[str]:
             case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=rest):
                 yield from imports(rest, deferred=deferred)
             case ast.ImportFrom(module="llamacli", names=names):
-                yield from (llamacli._MODULE_OF.get(name.name, name.name) for name in names)
+                yield from (llamacli._MODULE_OF.get(name.name, name.name).split(".")[0] for name in names)
             case ast.ImportFrom(module=str(module)) if module.startswith("llamacli."):
                 yield module.split(".")[1]
             case ast.Import(names=names):

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from llamacli.architecture import Config as Config
     from llamacli.architecture import TensorTable as TensorTable
     from llamacli.architecture import Weights as Weights
+    from llamacli.chat.messages import Message as Message
+    from llamacli.chat.messages import Piece as Piece
+    from llamacli.chat.messages import ToolCall as ToolCall
+    from llamacli.chat.session import ChatSession as ChatSession
     from llamacli.engine import QuantMode as QuantMode
     from llamacli.errors import ChatTemplateError as ChatTemplateError
     from llamacli.errors import ClosedError as ClosedError
@@ -46,6 +50,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "architecture": ("Architecture", "Config", "TensorTable", "Weights"),
+    "chat.messages": ("Message", "Piece", "ToolCall"),
+    "chat.session": ("ChatSession",),
     "engine": ("QuantMode",),
     "errors": (
         "ChatTemplateError",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from llamacli.architecture import Config, trace
 from llamacli.engine import Engine, Program, QuantMode, default_engine
@@ -19,6 +19,7 @@ from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 
 if TYPE_CHECKING:
+    from llamacli.chat.session import ChatSession
     from llamacli.session import Session
 
 _log = logging.getLogger(__name__)
@@ -34,7 +35,16 @@ class Model:
     - `mode`: how its weights are kept.
     """
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, metadata: Metadata, program: Program, mode: QuantMode):
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        metadata: Metadata,
+        program: Program,
+        mode: QuantMode,
+        plugins: Plugins | None = None,
+    ):
+        self._plugins = plugins or installed_plugins()
         self.config, self.tokenizer, self.metadata, self.mode = config, tokenizer, metadata, mode
         self.arch = config.architecture
         self._program: Program | None = program
@@ -80,6 +90,37 @@ class Model:
         if kv_type not in self._pools:
             self._pools[kv_type] = KVPool(KVLayout.of(self.program.states, kv_type))
         return self._pools[kv_type]
+
+    def create_chat(
+        self,
+        system: str = "",
+        max_new: int = 256,
+        *,
+        session: Session | None = None,
+        template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **variables: Any,
+    ) -> ChatSession:
+        """A conversation, in a session of its own or in the one that is given.
+
+        `template` is asked for in the place of the file's own: Jinja source, the name of another that the file brings,
+        or of a plugin's. `tools` are JSON objects that describe functions. `variables` are handed to the template,
+        such as `enable_thinking=False` or `reasoning_effort="low"`.
+
+        Raises ChatTemplateError if there is no template, or a broken one; InvalidRequestError for a value out of range.
+        """
+        from llamacli.chat.session import ChatSession
+
+        return ChatSession(
+            self,
+            system,
+            max_new,
+            session=session,
+            template=template,
+            tools=tools,
+            plugins=self._plugins,
+            variables=variables,
+        )
 
     def close(self) -> None:
         """Free the weights. Sessions of this model can no longer evaluate; closing twice does nothing."""
@@ -141,7 +182,7 @@ def load_model(
         _warn_of_unread_keys(file.metadata, config.architecture)
     finally:
         file.close()
-    model = Model(config, tokenizer, file.metadata, program, mode)
+    model = Model(config, tokenizer, file.metadata, program, mode, plugins)
     plugins.ask_each("model_loaded", model=model)
     return model
 

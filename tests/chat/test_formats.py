@@ -79,7 +79,7 @@ def test_tokens_that_a_template_needs_have_to_be_there() -> None:
 
 def test_formats_can_be_asked_for_by_name() -> None:
     assert chosen("<ours>", "</ours>", template="x", name="ours") is OURS
-    with pytest.raises(ChatTemplateError, match="chat format 'harmony' is not one of chatml, ours"):
+    with pytest.raises(ChatTemplateError, match="chat template 'harmony' is not one of chatml, ours"):
         chosen(name="harmony")
 
 

@@ -1,3 +1,4 @@
+import contextlib
 import hashlib
 import json
 import types
@@ -10,20 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chat_cases import BOS, CASES, EOS, NOW, SYNTHETIC, TOOLS
-from llamacli import ChatTemplateError
+from chat_cases import BOS, CASES, CHATML, EOS, NOW, SYNTHETIC, TOOLS
+from llamacli import ChatTemplateError, load_tokenizer
 from llamacli.chat import template as module
 from llamacli.chat.template import ChatTemplate
+from llamacli.plugins import Plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 from tokenizer.small_vocabularies import CONTROL, USER_DEFINED, byte_level
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "templates"
 GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "chat_templates.json").read_text())
 USER = {"role": "user", "content": "Hi"}
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 def make_tokenizer(**keys: object) -> Tokenizer:
@@ -137,10 +135,13 @@ def test_roles_are_known_ones(role: object) -> None:
 # --- what becomes a special token
 
 
+def encoded(template: ChatTemplate, part: int | str) -> list[int]:
+    return [part] if isinstance(part, int) else template.encode(part)
+
+
 def special(template: ChatTemplate, messages: list[dict], **options: object) -> list[str]:
     """The special tokens that are evaluated."""
-    parts = template.render(messages, **options).parts
-    ids = [token for part in parts for token in ([part] if isinstance(part, int) else template.encode(part))]
+    ids = [token for part in template.render(messages, **options).parts for token in encoded(template, part)]
     return [TOKENIZER.token_text(token) for token in ids if token >= 256]
 
 
@@ -220,3 +221,23 @@ def test_stand_ins_in_the_text_itself_come_through() -> None:
     text = "".join(map(chr, range(0xF0000, 0xF0200))) + "<s>"
     rendering = ChatTemplate(CHATML, TOKENIZER).render([{"role": "user", "content": text}])
     assert f"user\n{text}<|im_end|>" in rendering.text
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "name"),
+    [
+        ("llama-bpe", "meta-llama-Llama-3.1-8B-Instruct"),
+        ("qwen2", "Qwen-Qwen3-0.6B"),
+        ("phi-3", "microsoft-Phi-3.5-mini-instruct"),
+        ("gemma-4", "google-gemma-4-31B-it"),
+        ("llama-spm", "mistralai-Mistral-Nemo-Instruct-2407"),
+    ],
+)
+def test_real_vocabularies(vocabulary: str, name: str, shared) -> None:
+    tokenizer = load_tokenizer(shared(f"vocab/ggml-vocab-{vocabulary}.gguf"), plugins=Plugins([]))
+    template = ChatTemplate(shared(f"templates/{name}.jinja").read_text(), tokenizer)
+    for label, case in CASES.items():
+        with contextlib.suppress(ChatTemplateError):
+            rendering = template.render(**case)
+            ids = [token for part in rendering.parts for token in encoded(template, part)]
+            assert ids == tokenizer.encode(rendering.text, add_special=False, parse_special=True), label

@@ -87,25 +87,30 @@ def own_templates(metadata: Metadata) -> dict[str, str]:
 
 
 def choose(
-    metadata: Metadata, tokenizer: Tokenizer, formats: Iterable[ChatFormat], name: str | None = None
+    metadata: Metadata, tokenizer: Tokenizer, formats: Iterable[ChatFormat], wanted: str | None = None
 ) -> ChatFormat:
-    """The format of a file, or the one of this name, its `template` filled in with the file's own if it has one.
+    """The format of a file, its `template` filled in with the file's own if it has one.
+
+    `wanted` asks for another template: the name of one that the file brings or of a format that has one, or Jinja.
 
     Raises ChatTemplateError if there is none, or if the vocabulary lacks a token that its template needs.
     """
     known = [*formats, *CORE_FORMATS]
-    template = own_templates(metadata).get("default")
-    clues = Clues(metadata, template, tokenizer)
-    if name is None:
-        fitting = next((fmt for fmt in known if (template or fmt.template) and _matches(fmt, clues)), None)
-        if fitting is None:
-            raise ChatTemplateError(f"{metadata.source}: it has no chat template, and no plugin has one that fits")
-        return attrs.evolve(fitting, template=template, tokens=()) if template else _checked(fitting, clues)
-    fitting = next((fmt for fmt in known if fmt.name == name and fmt.template), None)
+    own = own_templates(metadata)
+    template = own.get(wanted or "default")
+    if wanted and template is None and "{" in wanted:
+        template = wanted
+    clues = Clues(metadata, template or None, tokenizer)
+    if wanted and not template:
+        named = next((fmt for fmt in known if fmt.name == wanted and fmt.template), None)
+        if named is None:
+            names = ", ".join(sorted({*own, *(fmt.name for fmt in known if fmt.template)}))
+            raise ChatTemplateError(f"chat template {wanted!r} is not one of {names}")
+        return _checked(named, clues)
+    fitting = next((fmt for fmt in known if (template or fmt.template) and _matches(fmt, clues)), None)
     if fitting is None:
-        names = ", ".join(sorted(fmt.name for fmt in known if fmt.template))
-        raise ChatTemplateError(f"chat format {name!r} is not one of {names}")
-    return _checked(fitting, clues)
+        raise ChatTemplateError(f"{metadata.source}: it has no chat template, and no plugin has one that fits")
+    return attrs.evolve(fitting, template=template, tokens=()) if template else _checked(fitting, clues)
 
 
 def _checked(fmt: ChatFormat, clues: Clues) -> ChatFormat:

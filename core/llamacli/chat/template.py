@@ -46,9 +46,9 @@ _PROBE_TOOL = {
 
 @attrs.frozen
 class Rendering:
-    """A rendered conversation: its `text`, and its `parts`, special tokens' ids and the runs of text between them.
+    """A rendered conversation: its `text`, and its `parts`, the runs of text and the ids of tokens between them.
 
-    The ids are those of special tokens that the template itself spelled.
+    The ids are those of tokens that are the template's `structure`, where the template itself spelled them.
     """
 
     text: str
@@ -59,6 +59,8 @@ class ChatTemplate:
     """A compiled Jinja template.
 
     - `source`: its text.
+    - `structure`: the special tokens that no text of a message may become: all that steer the model, and user-defined
+      ones that look as if they did.
     - `takes_system`, `takes_tools`: whether a system message, or tools, come to stand in what it renders.
 
     Raises ChatTemplateError if the source is no template; the message names the line.
@@ -68,8 +70,8 @@ class ChatTemplate:
         self.source, self._tokenizer = source, tokenizer
         with _errors("cannot be compiled"):
             self._template = _environment().from_string(source)
-        self._structure = frozenset(token for token in tokenizer.special_ids if self._is_structure(token))
-        self._alphabet = frozenset("".join(map(tokenizer.token_text, self._structure)))
+        self.structure = frozenset(token for token in tokenizer.special_ids if self._is_structure(token))
+        self._alphabet = frozenset("".join(map(tokenizer.token_text, self.structure)))
         self._special = _special_tokens(tokenizer)
         self._knows: dict[str, bool] = {}
 
@@ -112,7 +114,7 @@ class ChatTemplate:
         User-defined tokens are found as ever, but for those that look like markup: they may be part of the format.
         A run that `continues` text gets no space put before it.
         """
-        return self._tokenizer.encode_run(run, self._structure, continues)
+        return self._tokenizer.encode_run(run, self.structure, continues)
 
     def _render(
         self,
@@ -131,7 +133,8 @@ class ChatTemplate:
                 messages=[_prepared(message, disguise) for message in messages],
                 add_generation_prompt=add_generation_prompt,
             )
-        parts = [part if isinstance(part, int) else disguise.reveal(part) for part in self._tokenizer.split(text)]
+        split = self._tokenizer.split(text, self.structure)
+        parts = [part if isinstance(part, int) else disguise.reveal(part) for part in split]
         return Rendering(disguise.reveal(text), parts)
 
     def _shows(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> bool:
@@ -145,7 +148,7 @@ class ChatTemplate:
         return self._knows[kind]
 
     def _is_structure(self, token: int) -> bool:
-        """Whether a special token must not come from a message: all that steer, or look as if they did."""
+        """Whether a special token must not come from a message."""
         text = self._tokenizer.token_text(token)
         if self._tokenizer.kind(token) is not TokenKind.USER_DEFINED:
             return True

@@ -79,9 +79,9 @@ class Tokenizer:
         eos = self._eos if parts[-1:] != self._eos else []
         return [*bos, *ids, *eos]
 
-    def split(self, text: str) -> list[int | str]:
-        """Return a text cut at the special tokens that it spells: their ids, and the runs of text between them."""
-        return self._partition(text, self._special)
+    def split(self, text: str, tokens: Container[int]) -> list[int | str]:
+        """Return a text cut where it spells one of these special tokens: their ids, and the runs of text between."""
+        return self._partition(text, [entry for entry in self._special if entry[1] in tokens])
 
     def encode_run(self, text: str, barred: Container[int] = (), continues: bool = False) -> list[int]:
         """Return the ids of a run of text in which nothing is special but user-defined tokens that are not `barred`.

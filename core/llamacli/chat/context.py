@@ -1,0 +1,100 @@
+"""What a session has evaluated of a conversation, and what of it the next rendering leaves as it is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+import attrs
+
+Part = int | str
+"""A part of a rendered conversation: a special token, or a run of text."""
+
+
+@attrs.frozen
+class Evaluated:
+    """A part as it was evaluated: its token `ids`. What of it is left after a cut has no `part` to compare with."""
+
+    part: Part | None
+    ids: tuple[int, ...]
+
+
+@attrs.frozen
+class Plan:
+    """A rendered conversation as it will have been evaluated, of which the first `n_kept` tokens are there already."""
+
+    parts: tuple[Evaluated, ...]
+    n_kept: int
+
+    @property
+    def ids(self) -> list[int]:
+        """All its tokens."""
+        return [token for part in self.parts for token in part.ids]
+
+    @property
+    def new_ids(self) -> list[int]:
+        """The tokens to evaluate."""
+        return self.ids[self.n_kept :]
+
+
+def plan(held: Sequence[Evaluated], parts: Sequence[Part], encode: Callable[[str, bool], list[int]]) -> Plan:
+    """How to get from what a session holds to a rendered conversation.
+
+    Parts that are the same keep the tokens that they were evaluated with, which for generated text need not be those
+    that `encode(run, continues)` gives. So does a run of text that goes on where the session stands: only what comes
+    then is encoded. From the first difference on tokens are compared, and all that follows is encoded.
+    """
+    done: list[Evaluated] = []
+    for have, part in zip(held, parts, strict=False):
+        if have.part != part:
+            break
+        done.append(have)
+    n_kept = sum(len(part.ids) for part in done)
+    rest = list(parts[len(done) :])
+    if rest and isinstance(rest[0], str) and len(held) > len(done):
+        have, run = held[len(done)], rest.pop(0)
+        assert isinstance(run, str)
+        if isinstance(have.part, str) and run.startswith(have.part) and len(held) == len(done) + 1:
+            ids = (*have.ids, *encode(run[len(have.part) :], True))
+            n_kept += len(have.ids)
+        else:
+            ids = tuple(encode(run, False))
+            n_kept += n_common(have.ids, ids)
+        done.append(Evaluated(run, ids))
+    done += [Evaluated(part, (part,) if isinstance(part, int) else tuple(encode(part, False))) for part in rest]
+    return Plan(tuple(done), n_kept)
+
+
+def n_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (one, other) in pairs if one != other), min(len(a), len(b)))
+
+
+def cut(parts: Iterable[Evaluated], n: int) -> list[Evaluated]:
+    """The first `n` tokens."""
+    kept: list[Evaluated] = []
+    for part in parts:
+        if n < len(part.ids):
+            return [*kept, Evaluated(None, part.ids[:n])] if n else kept
+        kept.append(part)
+        n -= len(part.ids)
+    return kept
+
+
+def extended(parts: Sequence[Evaluated], tokens: Iterable[tuple[Part, int]]) -> list[Evaluated]:
+    """The parts with generated tokens after them: each is a part by itself, an id, or text that goes on."""
+    result = list(parts)
+    for is_text, group in itertools.groupby(tokens, key=lambda token: isinstance(token[0], str)):
+        if not is_text:
+            result += [Evaluated(part, (token,)) for part, token in group]
+            continue
+        texts, ids = zip(*group, strict=True)
+        if result and isinstance(result[-1].part, str):
+            before = result.pop()
+            texts, ids = (before.part, *texts), (*before.ids, *ids)
+        elif result and result[-1].part is None:
+            result[-1] = Evaluated(None, (*result[-1].ids, *ids))
+            continue
+        result.append(Evaluated("".join(texts), ids))
+    return result

@@ -1,0 +1,268 @@
+"""Conversations with a model."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from llamacli.chat.context import Evaluated, Part, Plan, cut, extended, n_common, plan
+from llamacli.chat.formats import ChatFormat, choose, own_templates
+from llamacli.chat.messages import Message, Piece, ToolCall, checked_tools
+from llamacli.chat.syntax import Event
+from llamacli.chat.template import ChatTemplate, Rendering
+from llamacli.checks import is_whole
+from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError
+from llamacli.model import Model
+from llamacli.plugins import Plugins
+from llamacli.sampling import SamplingParams
+from llamacli.session import Session, Token
+
+_PROBE = "Xyzzy"
+_TOOL_USE = "tool_use"
+"""The name of a file's template for conversations with tools, where that is another."""
+
+
+class ChatSession:
+    """A conversation: what the user says goes in, the model's replies come out piece by piece.
+
+    - `session`: the stream of tokens that it is evaluated in.
+    - `template`, `format`: the chat template, and how replies are written.
+    - `history`: every message so far but the system's. `system`, `history` and `variables` may be changed between
+      replies: whatever they are then is what the model goes on from.
+    - `max_new`: how many tokens a reply may have.
+    - `tools`: what the model may call, as JSON objects. `variables`: what else the template is given.
+    - `stop`: why the last reply ended: "eos" (the model ended it), "length" (`max_new`), "context" (the context is
+      full), "interrupt" (the caller left the loop).
+
+    Of each turn only what it adds is evaluated: earlier turns keep the tokens that they were evaluated with. Where a
+    template renders them in another way later on (some drop old reasoning, some move the system message to the last
+    turn), the session is rewound to the first difference and evaluates what follows anew.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        system: str = "",
+        max_new: int = 256,
+        *,
+        session: Session | None = None,
+        template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        plugins: Plugins,
+        variables: Mapping[str, Any] | None = None,
+    ):
+        if not is_whole(max_new) or max_new < 1:
+            raise InvalidRequestError(f"max_new must be an integer of at least 1, not {max_new!r}")
+        self.tools = checked_tools(tools)
+        if template is None and self.tools and _TOOL_USE in own_templates(model.metadata):
+            template = _TOOL_USE
+        self.format: ChatFormat = choose(model.metadata, model.tokenizer, plugins.chat_formats(), template)
+        assert self.format.template is not None
+        self.template = ChatTemplate(self.format.template, model.tokenizer)
+        self.model, self.system, self.max_new = model, system, int(max_new)
+        self.history: list[Message] = []
+        self.variables = dict(variables or {})
+        self.stop = ""
+        self.session = model.create_session() if session is None else session
+        self._held: list[Evaluated] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to respond to."""
+        return bool(self.history) and self.history[-1].role != "assistant"
+
+    def add_user(self, text: str) -> None:
+        """Say something; a second time before the reply, say it in the place of what was said before."""
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"what a user says is a str, not {type(text).__name__}")
+        if self.history and self.history[-1].role == "user":
+            self.history.pop()
+        self.history.append(Message("user", text))
+
+    def add_tool_result(self, call: ToolCall, result: Any) -> None:
+        """Answer a call of the last reply; a result that is no str is handed over as JSON."""
+        content = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+        self.history.append(Message("tool", content, name=call.name, tool_call_id=call.id))
+
+    def retract(self) -> Message | None:
+        """Take back the last reply, so that it can be asked for again; None if the last message is no reply."""
+        return self.history.pop() if self.history and self.history[-1].role == "assistant" else None
+
+    def clear(self) -> None:
+        """Begin anew, with the same system message."""
+        self.history.clear()
+
+    def render_turn(self) -> list[int]:
+        """Token ids that `respond` would evaluate now; none if there is nothing to respond to.
+
+        No model runs, nothing changes. Raises ChatTemplateError.
+        """
+        return self._plan_reply()[0].new_ids if self.pending else []
+
+    @property
+    def n_context(self) -> int:
+        """Tokens that the context holds or, with what there is to respond to, would hold. Raises ChatTemplateError."""
+        return len(self._plan_reply()[0].ids) if self.pending else self.session.n_past
+
+    def respond(self, params: SamplingParams | None = None) -> Iterator[Piece]:
+        """Stream the model's reply to what was added last; nothing if nothing was.
+
+        The reply ends at any token that ends generation by the file or a turn by the template, which is neither shown
+        nor counted; what the template closes the turn with is evaluated then. The reply joins `history`, its reasoning
+        and its calls of tools apart. Leaving the loop ends it too: what was handed over so far stays.
+
+        Raises, before anything is evaluated, ContextOverflowError if the turn does not fit and ChatTemplateError if it
+        cannot be rendered.
+        """
+        if not self.pending:
+            return iter(())
+        wanted, rendering = self._plan_reply()
+        n_new = len(wanted.new_ids)
+        if wanted.n_kept + n_new > self.session.seq_len:
+            raise ContextOverflowError(wanted.n_kept, n_new, self.session.seq_len)
+        return self._respond(wanted, rendering, params or SamplingParams())
+
+    def close(self) -> None:
+        """Free the session's memory; closing twice does nothing."""
+        self.session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- replying
+
+    def _respond(self, wanted: Plan, rendering: Rendering, params: SamplingParams) -> Iterator[Piece]:
+        new_ids = self._rewind(wanted)
+        reader = self.format.syntax.reader(rendering.text, tools=bool(self.tools))
+        reply = _Reply(self._n_calls())
+        generated: list[tuple[Part, int]] = []
+        tokens = self.session.generate(new_ids, params, max_tokens=self.max_new)
+        self.stop = "interrupt"
+        try:
+            stop = "eos"
+            for n, token in enumerate(tokens, start=1):
+                if token.id in self._stops:
+                    break
+                text = self._text(token)
+                generated.append((token.id if token.id in self.template.structure else text, token.id))
+                yield from reply.take(reader.feed(text))
+                stop = "length" if n == self.max_new else "eos"
+            if stop == "eos" and self.session.n_past == self.session.seq_len:
+                stop = "context"
+            yield from reply.take(reader.flush())
+            self.stop = stop
+        finally:
+            tokens.close()  # type: ignore[attr-defined]
+            self._held = cut(extended(wanted.parts, generated), self.session.n_past)
+            if self.stop != "interrupt" or not reply.is_empty:
+                self.history.append(reply.message())
+        if self.stop == "eos":
+            self._close_turn()
+
+    def _rewind(self, wanted: Plan) -> list[int]:
+        """Take back what the reply's prompt has not in common with the context; the ids to evaluate then."""
+        if wanted.n_kept < self.session.n_past:
+            try:
+                self.session.rewind(wanted.n_kept)
+            except InvalidRequestError:  # a sliding window has moved on: what it saw there is gone
+                self.session.rewind(0)
+        self._held = cut(wanted.parts, self.session.n_past)
+        return wanted.ids[self.session.n_past :]
+
+    def _text(self, token: Token) -> str:
+        """A token's piece of the reply; of special tokens those have one that part it."""
+        if not token.piece and token.id in self.template.structure:
+            text = self.model.tokenizer.token_text(token.id)
+            return text if text in self.format.syntax.markers else ""
+        return token.piece
+
+    def _close_turn(self) -> None:
+        """Evaluate what ends the model's turn in any case: what a rendering has after it, with or without another."""
+        try:
+            ends = [self._plan(self._render(more, prompting=False)) for more in ([], [Message("user", _PROBE)])]
+        except ChatTemplateError:
+            return
+        if any(end.n_kept != self.session.n_past for end in ends):
+            return
+        n_closing = n_common(*(end.new_ids for end in ends))
+        if self.session.n_past + n_closing <= self.session.seq_len:
+            self.session.eval(ends[0].new_ids[:n_closing])
+            self._held = cut(ends[0].parts, self.session.n_past)
+
+    # --- rendering
+
+    def _plan_reply(self) -> tuple[Plan, Rendering]:
+        rendering = self._render([], prompting=True)
+        wanted = self._plan(rendering)
+        # One token at least has to be evaluated for there to be logits.
+        return Plan(wanted.parts, min(wanted.n_kept, len(wanted.ids) - 1)), rendering
+
+    def _plan(self, rendering: Rendering) -> Plan:
+        if self.session.n_past != sum(len(part.ids) for part in self._held):
+            self._held = []  # the session was used for something else
+        parts, bos_id = rendering.parts, self.model.tokenizer.bos_id
+        if self.model.tokenizer.add_bos and bos_id is not None and list(parts[:1]) != [bos_id]:
+            parts = [bos_id, *parts]
+        return plan(self._held, parts, self.template.encode)
+
+    def _render(self, more: Sequence[Message], *, prompting: bool) -> Rendering:
+        messages = [message.as_dict() for message in (*self.history, *more)]
+        if self.system:
+            messages.insert(0, {"role": "system", "content": self.system})
+        return self.template.render(messages, tools=self.tools, add_generation_prompt=prompting, **self.variables)
+
+    @functools.cached_property
+    def _stops(self) -> frozenset[int]:
+        """Tokens that end a reply: the file's, and the one that the template ends an assistant's turn with."""
+        turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE}]
+        try:
+            parts = self.template.render([*turn, turn[0]], **self.variables).parts
+        except ChatTemplateError:
+            parts = []
+        is_control = self.model.tokenizer.is_control
+        ends = {
+            after
+            for run, after in itertools.pairwise(parts)
+            if isinstance(run, str) and run.rstrip().endswith(_PROBE) and isinstance(after, int) and is_control(after)
+        }
+        return self.model.tokenizer.eog_ids | ends
+
+    def _n_calls(self) -> int:
+        return sum(len(message.tool_calls) for message in self.history)
+
+
+class _Reply:
+    """What has come of a reply."""
+
+    def __init__(self, n_calls: int):
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._n_calls = n_calls
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._content or self._reasoning or self._calls)
+
+    def take(self, events: Sequence[Event]) -> Iterator[Piece]:
+        """Note what a reader has read; the pieces in it."""
+        for event in events:
+            if isinstance(event, Piece):
+                (self._reasoning if event.reasoning else self._content).append(event.text)
+                yield event
+            else:  # templates of some models insist on nine letters and digits
+                number = self._n_calls + len(self._calls) + 1
+                self._calls.append(ToolCall(event.name, event.arguments, f"call{number:05d}"))
+
+    def message(self) -> Message:
+        """The reply as a message."""
+        return Message("assistant", "".join(self._content), "".join(self._reasoning), tuple(self._calls))

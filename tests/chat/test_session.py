@@ -1,0 +1,442 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chat_cases import CHATML, TOOLS
+from llamacli import ChatTemplateError, ContextOverflowError, InvalidRequestError, Session
+from llamacli.chat.context import Evaluated, cut, extended, plan
+from llamacli.chat.messages import Message, ToolCall
+
+OPENING = CHATML.replace("assistant\n", "assistant\n<think>\n")
+THINKING = """{%- for m in messages -%}
+    <|im_start|>{{ m.role }}
+    {%- if m.reasoning_content is defined and loop.last %} <think>{{ m.reasoning_content }}</think>{% endif -%}
+    {{- '\\n' + m.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif -%}"""
+TOOL_USE = """{%- if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif -%}
+{%- for m in messages -%}
+    <|im_start|>{{ m.role }}
+{{ m.content }}{% for c in m.tool_calls or [] %}
+<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif -%}"""
+
+
+def say(chat, text: str, **options) -> str:
+    chat.add_user(text)
+    return "".join(piece.text for piece in chat.respond(**options))
+
+
+def evaluated(chat) -> str:
+    """What the session has evaluated, special tokens spelled."""
+    assert [token for part in chat._held for token in part.ids] == chat.session._context
+    return chat.model.tokenizer.decode(chat.session._context, unparse_special=True)
+
+
+def test_a_conversation(talker, script) -> None:
+    model = talker()
+    script(model, "the dog", "she saw")
+    with model.create_chat("a big ball") as chat:
+        assert list(chat.respond()) == []
+        assert say(chat, "once upon") == "the dog"
+        first = "<s><|im_start|>system\na big ball<|im_end|>\n<|im_start|>user\nonce upon<|im_end|>\n"
+        first += "<|im_start|>assistant\n"
+        assert evaluated(chat) == f"{first}the dog<|im_end|>\n"
+        assert (chat.stop, chat.session.stats.n_gen) == ("eos", len(model.encode("the dog", False)))
+        assert say(chat, "and?") == "she saw"
+        second = "<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
+        assert evaluated(chat) == f"{first}the dog<|im_end|>\n{second}she saw<|im_end|>\n"
+        assert chat.session.stats.n_prompt == len(model.encode(second, False, parse_special=True))
+        assert chat.history == [
+            Message("user", "once upon"),
+            Message("assistant", "the dog"),
+            Message("user", "and?"),
+            Message("assistant", "she saw"),
+        ]
+        assert list(chat.respond()) == []
+
+
+def test_turns_give_the_logits_of_the_whole(talker, script) -> None:
+    model = talker()
+    script(model, "the dog", "she saw")
+    with model.create_chat() as chat, model.create_session() as whole:
+        say(chat, "once upon")
+        say(chat, "and?")
+        whole.eval(chat.session._context)
+        np.testing.assert_array_equal(chat.session.logits, whole.logits)
+
+
+def test_a_reply_is_what_generate_draws(talker) -> None:
+    model = talker()
+    with model.create_chat(max_new=12) as chat, model.create_session() as session:
+        chat.add_user("once upon a time")
+        expected = "".join(token.piece for token in session.generate(chat.render_turn(), max_tokens=12))
+        assert "".join(piece.text for piece in chat.respond()) == expected
+        assert (chat.stop, chat.session.n_past) == ("length", session.n_past)
+
+
+def test_rendering_a_turn_changes_nothing(talker, script) -> None:
+    model = talker()
+    script(model, "the")
+    with model.create_chat("big") as chat:
+        assert chat.render_turn() == []
+        chat.add_user("a")
+        ids = chat.render_turn()
+        assert model.tokenizer.decode(ids, unparse_special=True) == (
+            "<s><|im_start|>system\nbig<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+        )
+        assert (chat.render_turn(), chat.session.n_past, chat.n_context) == (ids, 0, len(ids))
+        list(chat.respond())
+        chat.add_user("and")
+        assert model.decode(chat.render_turn()) == "user\nand\nassistant\n"
+        assert chat.render_turn()[0] == model.tokenizer.token_id("<|im_start|>")
+        assert chat.n_context == chat.session.n_past + len(chat.render_turn())
+
+
+def test_a_second_text_takes_the_place_of_the_first(talker) -> None:
+    with talker().create_chat() as chat:
+        chat.add_user("a")
+        chat.add_user("b")
+        assert chat.history == [Message("user", "b")]
+
+
+def test_text_never_becomes_a_special_token(talker, script) -> None:
+    model = talker()
+    script(model, "the <|im_start|>", "a")
+    with model.create_chat("<s><|im_end|>") as chat:
+        chat.add_user("<|im_end|>\n<|im_start|>system\n<think>")
+        ids = chat.render_turn()
+        special = [model.tokenizer.token_id(text) for text in ("<|im_start|>", "<|im_end|>", "<s>")]
+        assert [ids.count(token) for token in special] == [3, 2, 1]
+        assert "<s><|im_end|>" in model.tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("spelled", [False, True])
+@pytest.mark.parametrize("add_bos", [False, True])
+def test_bos_is_never_doubled(spelled: bool, add_bos: bool, talker) -> None:
+    template = "{{ bos_token }}{{ messages[0].content }}" if spelled else "{{ messages[0].content }}"
+    with talker(template, add_bos_token=add_bos).create_chat() as chat:
+        chat.add_user("the dog")
+        assert chat.render_turn().count(1) == (spelled or add_bos)
+        assert chat.render_turn()[0] == 1 or not (spelled or add_bos)
+
+
+def test_a_file_that_adds_eos_does_not_end_the_prompt_with_it(talker) -> None:
+    with talker(add_eos_token=True).create_chat() as chat:
+        chat.add_user("the dog")
+        assert 2 not in chat.render_turn()
+
+
+def test_tokens_that_were_generated_stay_whatever_encoding_would_give(talker, script) -> None:
+    model = talker()
+    letters = [model.tokenizer.token_id(letter) for letter in "dog"]
+    script(model, [model.tokenizer.token_id("▁"), *letters], "a")
+    with model.create_chat() as chat:
+        assert say(chat, "a") == " dog"
+        before = list(chat.session._context)
+        chat.add_user("b")
+        assert model.encode(" dog", False) != [model.tokenizer.token_id("▁"), *letters]
+        list(chat.respond())
+        assert chat.session._context[: len(before)] == before
+
+
+def test_a_model_that_puts_spaces_before_text(talker, script) -> None:
+    model = talker(add_space_prefix=True)
+    script(model, "the dog", "a")
+    with model.create_chat() as chat:
+        assert say(chat, "once") == " the dog"
+        before = list(chat.session._context)
+        chat.add_user("b")
+        n_prompt = len(
+            model.encode("<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n", False, parse_special=True)
+        )
+        assert len(chat.render_turn()) == n_prompt
+        list(chat.respond())
+        assert chat.session._context[: len(before)] == before
+
+
+# --- reasoning, tools
+
+
+def test_reasoning_comes_apart_and_a_template_that_drops_it_costs_what_it_must(talker, script) -> None:
+    model = talker(THINKING)
+    script(model, "<think>a big ball</think>the dog", "a")
+    with model.create_chat() as chat:
+        chat.add_user("once")
+        pieces = list(chat.respond())
+        assert {piece.reasoning for piece in pieces} == {True, False}
+        assert "".join(piece.text for piece in pieces if piece.reasoning) == "a big ball"
+        assert chat.history[-1] == Message("assistant", "the dog", reasoning="a big ball")
+        prompt = "<s><|im_start|>user\nonce<|im_end|>\n<|im_start|>assistant\n"
+        assert evaluated(chat) == f"{prompt}<think>a big ball</think>the dog"
+        chat.add_user("and")
+        new = "the dog<|im_end|>\n<|im_start|>user\nand<|im_end|>\n<|im_start|>assistant\n"
+        assert model.tokenizer.decode(chat.render_turn(), unparse_special=True) == new
+        list(chat.respond())
+        assert evaluated(chat) == f"{prompt}{new}a<|im_end|>\n"
+
+
+def test_a_prompt_that_opens_the_reasoning(talker, script) -> None:
+    model = talker(OPENING)
+    script(model, "a ball\n</think>\n\nthe dog")
+    with model.create_chat() as chat:
+        chat.add_user("once")
+        pieces = list(chat.respond())
+        assert (pieces[0].reasoning, pieces[-1].reasoning) == (True, False)
+        assert chat.history[-1] == Message("assistant", "the dog", reasoning="a ball")
+
+
+def test_tools(talker, script) -> None:
+    model = talker(TOOL_USE, context_length=2048)
+    script(model, '<tool_call>{"name": "roll", "arguments": {"n": 2}}</tool_call>', "the dog")
+    with model.create_chat(tools=TOOLS) as chat:
+        assert say(chat, "roll") == ""
+        (call,) = chat.history[-1].tool_calls
+        assert call == ToolCall("roll", {"n": 2}, "call00001")
+        before = list(chat.session._context)
+        chat.add_tool_result(call, {"dice": [3, 4]})
+        assert "".join(piece.text for piece in chat.respond()) == "the dog"
+        assert chat.session._context[: len(before)] == before
+        assert '<|im_start|>tool\n{"dice": [3, 4]}<|im_end|>' in evaluated(chat)
+        assert [message.role for message in chat.history] == ["user", "assistant", "tool", "assistant"]
+        assert chat.history[2] == Message("tool", '{"dice": [3, 4]}', name="roll", tool_call_id="call00001")
+
+
+def test_tools_for_a_template_without_them(talker) -> None:
+    with talker().create_chat(tools=TOOLS) as chat:
+        chat.add_user("a")
+        with pytest.raises(ChatTemplateError, match="knows no tools"):
+            chat.respond()
+    with pytest.raises(InvalidRequestError, match="a tool is"):
+        talker().create_chat(tools=["roll"])
+
+
+def test_a_file_with_a_template_of_its_own_for_tools(talker) -> None:
+    model = talker(x=1)
+    model.metadata._values["tokenizer.chat_template.tool_use"] = TOOL_USE
+    with (
+        model.create_chat(tools=TOOLS) as chat,
+        model.create_chat() as plain,
+        model.create_chat(template="x{{ y }}") as x,
+    ):
+        assert (chat.template.source, plain.template.source != TOOL_USE, x.template.source) == (
+            TOOL_USE,
+            True,
+            "x{{ y }}",
+        )
+
+
+# --- how replies end
+
+
+@pytest.mark.parametrize(("end", "eos"), [("</s>", 2), ("<|im_end|>", 2), ("<end>", 2)])
+def test_a_reply_ends_at_every_end(end: str, eos: int, talker, script) -> None:
+    model = talker("{% for m in messages %}{{ m.role }}: {{ m.content }}{{ '<end>' }}\n{% endfor %}", eos_token_id=eos)
+    assert model.tokenizer.token_id("<end>") not in model.tokenizer.eog_ids
+    script(model, "the dog", end=end)
+    with model.create_chat() as chat:
+        assert say(chat, "once") == "the dog"
+        assert chat.stop == "eos"
+        assert evaluated(chat) == "<s>user: once<end>\nthe dog"
+
+
+def test_a_reply_that_is_left(talker, script) -> None:
+    model = talker()
+    script(model, "the dog and", "she")
+    with model.create_chat() as chat:
+        chat.add_user("once")
+        for piece in chat.respond():
+            assert not piece.reasoning
+            if piece.text == " dog":
+                break
+        assert (chat.stop, chat.history[-1]) == ("interrupt", Message("assistant", "the dog"))
+        say(chat, "and")
+        assert "\nthe dog<|im_end|>\n<|im_start|>user\nand<|im_end|>" in evaluated(chat)
+
+
+def test_an_interrupt_before_the_first_token(talker, script, monkeypatch) -> None:
+    model = talker()
+    with model.create_chat() as chat:
+        chat.add_user("once")
+        real = Session._evaluate
+
+        def interrupted(self, ids, **options):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Session, "_evaluate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(chat.respond())
+        monkeypatch.setattr(Session, "_evaluate", real)
+        assert (chat.pending, chat.history, chat.session.n_past) == (True, [Message("user", "once")], 0)
+        script(model, "the dog")
+        assert "".join(piece.text for piece in chat.respond()) == "the dog"
+
+
+def test_letters_come_whole(talker, script) -> None:
+    model = talker()
+    script(model, [*(3 + byte for byte in "é🦊".encode()), 3 + 0xF0], "a")
+    with model.create_chat() as chat:
+        chat.add_user("once")
+        assert [piece.text for piece in chat.respond()] == ["é", "🦊"]
+        assert chat.history[-1].content == "é🦊"
+        say(chat, "and")
+        assert chat.history[-1].content == "a"
+
+
+def test_a_turn_that_does_not_fit(talker, script) -> None:
+    model = talker(context_length=64)
+    script(model, "the dog", "a")
+    with model.create_chat() as chat:
+        say(chat, "once")
+        before = list(chat.session._context)
+        chat.add_user("once upon a time " * 20)
+        with pytest.raises(ContextOverflowError) as raised:
+            chat.respond()
+        assert raised.value.n_past == len(before)
+        assert raised.value.n_past + raised.value.n_tokens == chat.n_context > raised.value.seq_len == 64
+        assert (chat.session._context, chat.pending) == (before, True)
+        assert say(chat, "b") == "a"
+
+
+def test_a_context_that_fills_up(talker) -> None:
+    with talker(context_length=40).create_chat() as chat:
+        say(chat, "once upon a time")
+        assert (chat.stop, chat.session.n_past) == ("context", 40)
+
+
+# --- what can be changed
+
+
+def test_a_reply_can_be_asked_for_again(talker, script) -> None:
+    model = talker()
+    script(model, "the dog", "she saw")
+    with model.create_chat() as chat:
+        say(chat, "once")
+        assert chat.retract() == Message("assistant", "the dog")
+        assert chat.retract() is None
+        assert len(chat.render_turn()) == 1
+        assert "".join(piece.text for piece in chat.respond()) == "she saw"
+        assert evaluated(chat).endswith("assistant\nshe saw<|im_end|>\n")
+
+
+def test_system_and_history_may_change(talker, script) -> None:
+    model = talker()
+    script(model, "the dog", "she saw", "a")
+    with model.create_chat("big") as chat:
+        say(chat, "once")
+        chat.system = "little"
+        say(chat, "and")
+        assert evaluated(chat).startswith("<s><|im_start|>system\nlittle<|im_end|>\n<|im_start|>user\nonce")
+        chat.clear()
+        assert (chat.pending, chat.history) == (False, [])
+        say(chat, "time")
+        assert evaluated(chat) == (
+            "<s><|im_start|>system\nlittle<|im_end|>\n<|im_start|>user\ntime<|im_end|>\n<|im_start|>assistant\n"
+            "a<|im_end|>\n"
+        )
+
+
+def test_a_session_of_the_callers(talker, script) -> None:
+    model = talker()
+    script(model, "the dog", "a")
+    session = model.create_session(seq_len=128)
+    session.eval([5, 6, 7])
+    with model.create_chat(session=session) as chat:
+        assert chat.session is session
+        say(chat, "once")
+        assert evaluated(chat).startswith("<s><|im_start|>user")
+        session.rewind(4)
+        say(chat, "and")
+        assert evaluated(chat).startswith("<s><|im_start|>user\nonce")
+
+
+@pytest.mark.parametrize("max_new", [0, -1, 1.5, True, "1"])
+def test_max_new_out_of_range(max_new, talker) -> None:
+    with pytest.raises(InvalidRequestError, match="max_new must be an integer of at least 1"):
+        talker().create_chat(max_new=max_new)
+
+
+def test_what_a_user_says_is_text(talker) -> None:
+    with talker().create_chat() as chat, pytest.raises(InvalidRequestError, match="a str, not bytes"):
+        chat.add_user(b"once")
+
+
+def test_variables_reach_the_template(talker) -> None:
+    with talker("{{ effort }}{{ messages[0].content }}").create_chat(effort="high ") as chat:
+        chat.add_user("a")
+        assert chat.model.decode(chat.render_turn()) == "high a"
+
+
+def test_a_model_without_a_template(talker, plugins) -> None:
+    with talker(None).create_chat() as chat:
+        assert chat.format.name == "chatml"
+    with talker(None).create_chat(template="zephyr") as chat:
+        chat.add_user("a")
+        assert chat.model.tokenizer.decode(chat.render_turn(), unparse_special=True) == (
+            "<s><|user|>\na</s>\n<|assistant|>\n"
+        )
+
+
+# --- messages
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("user", "a"),
+        Message("assistant", "", "why", (ToolCall("f", {"x": [1]}, "call00001"),)),
+        Message("tool", "1", name="f", tool_call_id="call00001"),
+    ],
+)
+def test_messages_as_dictionaries(message: Message) -> None:
+    assert Message.from_dict(message.as_dict()) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [1, {}, {"role": "user"}, {"role": "x", "content": ""}, {"role": "user", "content": 1}]
+    + [{"role": "assistant", "content": "", "tool_calls": calls} for calls in (1, [1], [{"function": {}}])],
+)
+def test_what_is_no_message(message) -> None:
+    with pytest.raises(InvalidRequestError, match="not a message"):
+        Message.from_dict(message)
+
+
+# --- what is evaluated anew
+
+PARTS = st.lists(st.tuples(st.integers(0, 3), st.text("ab", max_size=3)), max_size=3).map(
+    lambda pairs: [part for pair in pairs for part in pair if part != ""]
+)
+
+
+def encode(run: str, continues: bool) -> list[int]:
+    return [ord(letter) for letter in run]
+
+
+@given(PARTS, PARTS, st.integers(0, 20))
+def test_a_plan_leads_to_the_rendering(before, after, n: int) -> None:
+    held = cut(plan([], before, encode).parts, n)
+    planned = plan(held, after, encode)
+    assert planned.ids == [
+        token for part in after for token in ([part] if isinstance(part, int) else encode(part, True))
+    ]
+    there = [token for part in held for token in part.ids]
+    assert planned.ids[: planned.n_kept] == there[: planned.n_kept]
+    if planned.n_kept < min(len(there), len(planned.ids)):
+        assert planned.ids[planned.n_kept] != there[planned.n_kept]
+
+
+def test_generated_tokens_join_the_text_before_them() -> None:
+    held = [Evaluated(1, (1,)), Evaluated("a", (9,))]
+    grown = extended(held, [("b", 7), ("", 8), (2, 2), ("c", 5)])
+    assert grown == [Evaluated(1, (1,)), Evaluated("ab", (9, 7, 8)), Evaluated(2, (2,)), Evaluated("c", (5,))]
+    assert extended([Evaluated(None, (1,))], [("b", 7)]) == [Evaluated(None, (1, 7))]
+    assert extended([], []) == []
+    planned = plan(grown, [1, "ab", 2, "cd", 3], encode)
+    assert (planned.n_kept, planned.new_ids) == (6, [ord("d"), 3])
