@@ -34,7 +34,7 @@ LAYERS = [
     {"model"},
     {"session"},
     {"chat"},
-    {"bench", "perplexity"},
+    {"bench", "doctor", "perplexity"},
     {"cli"},
     {"__main__"},
 ]

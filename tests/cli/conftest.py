@@ -13,6 +13,7 @@ import click.testing
 import pytest
 
 import llamacli
+import llamacli.engine
 import llamacli.model
 import llamacli.plugins
 import llamacli_llama
@@ -48,7 +49,8 @@ def invoke(use_plugins: Callable[[Plugins], None], plugins: Plugins, monkeypatch
     Models run without kernels, so that nothing is compiled.
     """
     use_plugins(plugins)
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    # Not by NUMBA_DISABLE_JIT: Numba reads that again at times, and what it compiled before would no longer fit.
+    monkeypatch.setattr(llamacli.engine, "jit_disabled", lambda: True)
 
     def run(*args: str | Path, **options: Any) -> click.testing.Result:
         result = click.testing.CliRunner().invoke(app, list(map(str, args)), prog_name="llamacli", **options)

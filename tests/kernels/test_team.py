@@ -19,9 +19,9 @@ import llamacli
 import tiny_models
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import isa, simd
-from llamacli.kernels.cores import usable_cores
 from llamacli.kernels.elementwise import ADD, add
 from llamacli.kernels.jit import kernel, record
+from llamacli.kernels.machine import usable_cores
 from llamacli.kernels.team import Team, check_threads
 from running import run_kernel
 

@@ -10,6 +10,7 @@ import click
 from click.exceptions import Exit
 
 from llamacli.cli.bench import bench
+from llamacli.cli.doctor import doctor
 from llamacli.cli.inspect import inspect
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.options import DEBUG, global_options, log_to_stderr
@@ -18,6 +19,7 @@ from llamacli.cli.perplexity import perplexity
 from llamacli.cli.plugins import plugin_commands, plugins
 from llamacli.cli.run import run
 from llamacli.cli.tokenize import tokenize
+from llamacli.cli.warmup import warmup
 from llamacli.errors import LlamaCliError
 
 
@@ -90,5 +92,5 @@ def app() -> None:
     """Run large language models on CPUs: GGUF in, text out."""
 
 
-for command in (run, inspect, tokenize, bench, perplexity, plugins):
+for command in (run, inspect, tokenize, bench, perplexity, plugins, warmup, doctor):
     app.add_command(command)

@@ -6,16 +6,21 @@ from llamacli.engine.base import Engine, Program, QuantMode, Span
 from llamacli.engine.reference import ReferenceEngine
 
 
+def jit_disabled() -> bool:
+    """Whether NUMBA_DISABLE_JIT forbids to compile kernels."""
+    return os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
+
+
 def default_engine(threads: int | None = None) -> Engine:
     """The fastest engine that runs here: compiled kernels, or NumPy where NUMBA_DISABLE_JIT forbids to compile.
 
     Raises InvalidRequestError if `threads` is no number of threads; see `llamacli.kernels.team.check_threads`.
     """
-    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+    if jit_disabled():
         return ReferenceEngine()
     from llamacli.engine.native import NativeEngine
 
     return NativeEngine(threads)
 
 
-__all__ = ["Engine", "Program", "QuantMode", "ReferenceEngine", "Span", "default_engine"]
+__all__ = ["Engine", "Program", "QuantMode", "ReferenceEngine", "Span", "default_engine", "jit_disabled"]

@@ -250,13 +250,13 @@ def _swiglu_oai(gate: Any, up: Any) -> Any:
     return simd.mul(silu, simd.add(up, simd.splat(np.float32(1))))
 
 
-_ACTIVATIONS = ("swiglu", "geglu", "swiglu_oai")
+ACTIVATIONS = ("swiglu", "geglu", "swiglu_oai")
 
 
 @functools.cache
 def gated(activation: str) -> Kernel:
     """The kernel of out = activation(gate, up), 32 elements a unit of work."""
-    number = _ACTIVATIONS.index(activation)
+    number = ACTIVATIONS.index(activation)
 
     def gated(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, GATED)[0], carray(simd.pointer(run), 1, RUN)[0]

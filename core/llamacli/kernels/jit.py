@@ -171,7 +171,8 @@ class Compiled:
         self.name = function.__name__ + variant
         self.__doc__ = function.__doc__
 
-    def _compiled(self) -> CFunc:
+    def compile(self) -> CFunc:
+        """Compile or load it, if that has not been done."""
         with global_compiler_lock:  # the code of a second compilation would go when its owner does
             if self._code is None:
                 arguments, result = self._signature.args, self._signature.return_type
@@ -184,12 +185,12 @@ class Compiled:
     @property
     def address(self) -> int:
         """The address of the machine code."""
-        return int(self._compiled().address)
+        return int(self.compile().address)
 
     @functools.cached_property
     def call(self) -> Callable[..., Any]:
         """What calls it from Python, without the interpreter's lock."""
-        return self._compiled().ctypes  # type: ignore[no-any-return]
+        return self.compile().ctypes  # type: ignore[no-any-return]
 
 
 class Kernel(Compiled):
@@ -213,7 +214,8 @@ class ArrayFunction:
         self.name = function.__name__
         self.__doc__ = function.__doc__
 
-    def _compiled(self) -> Callable[..., Any]:
+    def compile(self) -> Callable[..., Any]:
+        """Compile or load it, if that has not been done."""
         with global_compiler_lock:
             if self._call is None:
                 code = njit(nogil=True)(self._function)
@@ -225,7 +227,7 @@ class ArrayFunction:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run it; the arguments' types are the signature's, exactly."""
-        return (self._call or self._compiled())(*arguments)
+        return (self._call or self.compile())(*arguments)
 
 
 def array_function(signature: str) -> Callable[[Callable[..., Any]], ArrayFunction]:

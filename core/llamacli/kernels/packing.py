@@ -33,11 +33,12 @@ def pack(
     args["raw"], args["row_bytes"], args["n_rows"] = raw.ctypes.data, raw.shape[1], len(raw)
     args["packed"], args["n_tiles"], args["n_blocks"] = packed.ctypes.data, packed.shape[0], packed.shape[1]
     args["n_columns"] = n_columns
-    steps["function"], steps["args"] = _kernel(kind).address, args.ctypes.data
+    steps["function"], steps["args"] = pack_kernel(kind).address, args.ctypes.data
     team.run(steps, 0, 1, run)
 
 
-def _kernel(kind: TensorType) -> Kernel:
+def pack_kernel(kind: TensorType) -> Kernel:
+    """The kernel that packs weights of a format."""
     packing = packings()[kind]
     if isinstance(packing, FloatPacking):
         return _pack_floats(np.dtype(packing.item).itemsize)

@@ -26,9 +26,9 @@ from numba import njit, types
 from llamacli.checks import is_whole
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import ir
-from llamacli.kernels.cores import usable_cores
 from llamacli.kernels.isa import features
 from llamacli.kernels.jit import Compiled, record
+from llamacli.kernels.machine import usable_cores
 
 STEP = record("function", "args", "barrier")
 """One step: the kernel's address, its record's address, and whether all threads must be done before the next step."""

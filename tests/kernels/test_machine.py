@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacli.kernels.cores import Cores, usable_cores
+from llamacli.kernels.machine import Cores, usable_cores
 
 V2 = "26 25 0:23 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = (

@@ -1,0 +1,74 @@
+"""`llamacli doctor`: what there is, and what is slow and why."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from llamacli.cli.options import global_options
+from llamacli.cli.output import human_bytes, print_json, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from llamacli.doctor import Cpu, KernelCache, Memory, Report
+
+
+@click.command()
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True,
+    help="How the findings are printed.",
+)  # fmt: skip
+@global_options
+def doctor(output: str) -> None:
+    """Show the CPU, memory, kernels and plugins that models run with, and say what is slow, why, and what to do."""
+    from llamacli.doctor import examine
+    from llamacli.plugins import installed_plugins
+
+    report = examine(tuple(installed_plugins().infos()))
+    if output == "json":
+        print_json(json.loads(json.dumps(report.as_dict())))
+        return
+    for label, value in _lines(report):
+        click.echo(f"{label:<16}{printable(value)}")
+    advice = report.advice()
+    click.echo("\nnothing to improve was found" if not advice else "\nwhat could be better:")
+    for item in advice:
+        click.echo(f"- {printable(item.what)}\n  -> {printable(item.do)}")
+
+
+def _lines(report: Report) -> Iterator[tuple[str, str]]:
+    yield "versions", ", ".join(f"{name} {version or 'missing'}" for name, version in report.versions.items())
+    yield from _of_cpu(report.cpu)
+    yield from _of_memory(report.memory)
+    yield from _of_kernels(report.kernels)
+    for plugin in report.plugins:
+        state = f"failed: {plugin.error}" if plugin.error else " ".join(plugin.architectures) or "ok"
+        yield "plugin", f"{plugin.module} ({plugin.distribution} {plugin.version}): {state}"
+
+
+def _of_cpu(cpu: Cpu) -> Iterator[tuple[str, str]]:
+    cores = cpu.cores
+    yield "CPU", cpu.name
+    yield "instructions", f"{cpu.isa}, of {', '.join(cpu.available)}"
+    quota = "no limit of time" if cores.quota is None else f"time of {cores.quota:g} CPUs"
+    yield "threads", f"{cores.threads}: {cores.physical} cores in {cores.logical} of {cpu.n_cpus} CPUs, {quota}"
+    if cpu.load is not None:
+        yield "load", f"{cpu.load:.2f} CPUs busy in the last minute"
+
+
+def _of_memory(memory: Memory) -> Iterator[tuple[str, str]]:
+    if memory.total is not None and memory.free is not None:
+        limit = "no limit" if memory.limit is None else f"a limit of {human_bytes(memory.limit)}"
+        yield "memory", f"{human_bytes(memory.free)} free of {human_bytes(memory.total)}, {limit}"
+    if memory.huge_pages is not None:
+        yield "huge pages", memory.huge_pages
+
+
+def _of_kernels(kernels: KernelCache) -> Iterator[tuple[str, str]]:
+    yield "kernel cache", kernels.folder or "none"
+    state = "can be written" if kernels.writable else "cannot be written"
+    size = human_bytes(kernels.n_bytes)
+    yield "kernels", f"{kernels.n_compiled} of {kernels.n_kernels} compiled, {size}, {state}"

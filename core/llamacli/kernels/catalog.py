@@ -1,0 +1,31 @@
+"""Every kernel that there is, so that all can be compiled ahead of time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from llamacli.kernels import attention, elementwise, encoding, experts, linear, packing, sampling, team
+from llamacli.kernels.formats import packings
+from llamacli.kernels.jit import ArrayFunction, Compiled, Kernel
+from llamacli.kv import KV_TYPES
+
+_MODULES = (attention, elementwise, encoding, experts, linear, packing, sampling, team)
+
+_FAMILIES: tuple[tuple[Callable[[Any], Kernel], Callable[[], Iterable[Any]]], ...] = (
+    (packing.pack_kernel, packings),
+    (linear.linear, packings),
+    (elementwise.round_activations, lambda: elementwise.FORMS),
+    (elementwise.gated, lambda: elementwise.ACTIVATIONS),
+    (attention.store_kv, lambda: KV_TYPES),
+    (attention.attention, lambda: KV_TYPES),
+)
+"""Kernels that are made for one thing of a kind each, and what there is of that kind."""
+
+
+def catalog() -> list[Compiled | ArrayFunction]:
+    """All kernels, each once, none compiled by being listed."""
+    kinds = (Compiled, ArrayFunction)
+    singles = [value for module in _MODULES for value in vars(module).values() if isinstance(value, kinds)]
+    made = [make(variant) for make, variants in _FAMILIES for variant in variants()]
+    return list({kernel.name: kernel for kernel in (*singles, *made)}.values())
