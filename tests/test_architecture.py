@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from llamacli import ArrayFile, Config, InvalidRequestError, ModelFormatError, PluginError, TensorTable
+from llamacli.architecture import sliding_layers
 from llamacli.gguf import Metadata
 
 KEYS = {
@@ -78,6 +79,28 @@ class TestConfig:
         with pytest.raises(InvalidRequestError):
             family.seq_len = 0
         assert (family.seq_len, family.window) == (9, 5)
+
+
+class TestSlidingLayers:
+    KEY = "a.attention.sliding_window_pattern"
+
+    @pytest.mark.parametrize(
+        ("keys", "expected"),
+        [
+            ({}, [True, False, True, False, True]),
+            ({KEY: 3}, [True, True, False, True, True]),
+            ({KEY: 1}, [False] * 5),
+            ({KEY: 0}, [True] * 5),
+            ({KEY: np.array([False, False, True, True, False])}, [False, False, True, True, False]),
+        ],
+    )
+    def test_a_period_or_a_list(self, keys: dict[str, object], expected: list[bool]) -> None:
+        assert sliding_layers(Metadata(keys), "a", 5, period=2) == tuple(expected)
+
+    @pytest.mark.parametrize("value", [-1, "2", True, 2.0, np.array([True] * 4), np.array([2.0] * 5)])
+    def test_anything_else_is_refused(self, value: object) -> None:
+        with pytest.raises(ModelFormatError, match=self.KEY):
+            sliding_layers(Metadata({self.KEY: value}), "a", 5, period=2)
 
 
 class TestTensorTable:

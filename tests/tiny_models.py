@@ -141,6 +141,7 @@ def write_model(
     tokenizer: str = "test",
     seed: str,
     type: str = "F32",  # noqa: A002 - GGUF's word
+    expert_type: str | None = None,
     dequantized: bool = False,
     metadata: Mapping[str, Any] | None = None,
     tensors: Mapping[str, np.ndarray] | None = None,
@@ -148,7 +149,8 @@ def write_model(
 ) -> Path:
     """Write a model with a vocabulary, these keys, and random tensors of these shapes; return its path.
 
-    `type` is the matrices' tensor type; `dequantized` stores the same numbers as float32. To make broken files:
+    `type` is the matrices' tensor type, `expert_type` that of the experts' if it is another; `dequantized` stores the
+    same numbers as float32. To make broken files:
     `metadata` are keys to add or, with None, to leave out; `tensors` are float32 arrays to add or to put in another's
     place; `without` are names of tensors to leave out.
     """
@@ -161,7 +163,11 @@ def write_model(
         "tokenizer.ggml.scores": scores,
         "tokenizer.ggml.token_type": types,
     }
-    content = {name: random_tensor(seed, name, shape, type) for name, shape in shapes.items() if name not in without}
+    content = {
+        name: random_tensor(seed, name, shape, (expert_type or type) if "_exps." in name else type)
+        for name, shape in shapes.items()
+        if name not in without
+    }
     if dequantized:
         content = {name: (gguf.quants.dequantize(*tensor), Type.F32) for name, tensor in content.items()}
     content |= {name: (array.astype(np.float32), Type.F32) for name, array in (tensors or {}).items()}
@@ -179,6 +185,8 @@ def random_tensor(seed: str, name: str, shape: tuple[int, ...], matrix_type: str
     if len(shape) == 1 or "ffn_gate_inp" in name or not name.endswith(".weight"):
         return (SIGMA * random.standard_normal(shape)).astype(np.float32), Type.F32
     stored = Type[matrix_type]
+    if stored is Type.MXFP4:
+        return _random_mxfp4(random, shape), stored
     if stored in _SCALES:
         return _random_blocks(random, shape, stored), stored
     return gguf.quants.quantize((SIGMA * random.standard_normal(shape)).astype(np.float32), stored), stored
@@ -209,6 +217,13 @@ def _random_blocks(random: np.random.RandomState, shape: tuple[int, ...], stored
         return blocks.reshape(*shape[:-1], -1)
 
     return set_scale(SIGMA / float(gguf.quants.dequantize(set_scale(1), stored).std()))
+
+
+def _random_mxfp4(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
+    """Blocks of random bits whose scales come out around SIGMA, but for some of the smallest that there are."""
+    blocks = random.randint(0, 256, (*shape[:-1], shape[-1] // 32, 17)).astype(np.uint8)
+    blocks[..., 0] = random.choice([0, 1, 119, 120, 121, 122, 123], blocks.shape[:-1])
+    return blocks.reshape(*shape[:-1], -1)
 
 
 def write_gguf(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tiny_gptoss
 import tiny_models
 
 
@@ -21,7 +22,8 @@ class Variant:
 
 
 VARIANTS: dict[str, Variant] = {
-    name: Variant(tiny_models.write_llama, options) for name, options in tiny_models.LLAMA.items()
+    **{name: Variant(tiny_models.write_llama, options) for name, options in tiny_models.LLAMA.items()},
+    **{name: Variant(tiny_gptoss.write_gptoss, options) for name, options in tiny_gptoss.GPTOSS.items()},
 }
 
 

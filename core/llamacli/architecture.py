@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import attrs
+import numpy as np
 
 from llamacli.checks import is_whole
 from llamacli.errors import InvalidRequestError, ModelFormatError, PluginError
@@ -126,6 +127,18 @@ def _n_vocab(metadata: Metadata, architecture: str) -> int:
     default = {} if n_tokens is None else {"default": n_tokens}
     stated = metadata.get_int(f"{architecture}.vocab_size", minimum=1, maximum=1 << 31, **default)
     return stated if n_tokens is None else n_tokens
+
+
+def sliding_layers(metadata: Metadata, architecture: str, n_layer: int, period: int) -> tuple[bool, ...]:
+    """Which layers attend to a window alone: a boolean each, or a period whose last layer attends to everything.
+
+    `period` is that of files that say neither; 0 lets all layers slide. Raises ModelFormatError naming the key.
+    """
+    key = f"{architecture}.attention.sliding_window_pattern"
+    if isinstance(metadata.get(key), np.ndarray):
+        return metadata.get_bools(key, n_layer)
+    period = metadata.get_int(key, default=period, minimum=0)
+    return tuple(not period or i % period < period - 1 for i in range(n_layer))
 
 
 @attrs.frozen

@@ -67,6 +67,7 @@ def test_values_of_the_right_type() -> None:
     assert M.get_ints("int", 3) == (7, 7, 7)
     assert M.get_ints("empty", 0) == ()
     assert {type(i) for i in M.get_ints("ints", 3)} == {int}
+    assert M.get_bools("bools", 3) == (True, False, True)
 
 
 def test_an_integer_is_a_number() -> None:
@@ -129,6 +130,14 @@ def test_range_is_inclusive_and_does_not_bind_the_default() -> None:
 def test_length_of_an_array_must_fit() -> None:
     with pytest.raises(ModelFormatError, match="'ints' has 3 values, not 2"):
         M.get_ints("ints", 2)
+    with pytest.raises(ModelFormatError, match="'bools' has 3 values, not 2"):
+        M.get_bools("bools", 2)
+
+
+@pytest.mark.parametrize("key", ["int", "bool", "ints", "strings", "absent"])
+def test_booleans_are_nothing_else(key: str) -> None:
+    with pytest.raises(ModelFormatError, match=f"tiny.gguf: metadata key '{key}'"):
+        M.get_bools(key, 2)
 
 
 def test_long_value_is_cut_in_the_message() -> None:

@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -181,21 +181,33 @@ class Metadata(Mapping[str, Any]):
         """Return the `length` integers under `key`, as of one per layer; a single integer stands for all of them."""
         if self._absent(key, default):
             return default
+        items = [self[key]] * length if _is_int(self[key]) else self._items(key, length, _is_int, "integers")
+        return tuple(self._in_range(key, item, minimum, maximum) for item in items)
+
+    def get_bools(self, key: str, length: int) -> tuple[bool, ...]:
+        """Return the `length` booleans under `key`, as of one per layer."""
+        if key not in self:
+            raise self._missing(key)
+        return tuple(self._items(key, length, lambda item: isinstance(item, bool), "booleans"))
+
+    def _items(self, key: str, length: int, fits: Callable[[object], bool], expected: str) -> list[Any]:
+        """The array under `key`, once it is known to have this length and items that fit."""
         value = self[key]
         items = value.tolist() if isinstance(value, np.ndarray) else value
-        if _is_int(items):
-            items = [items] * length
-        if not isinstance(items, list | tuple) or not all(map(_is_int, items)):
-            raise self._wrong(key, value, "integers")
+        if not isinstance(items, list | tuple) or not all(map(fits, items)):
+            raise self._wrong(key, value, expected)
         if len(items) != length:
             raise ModelFormatError(f"{self.source}: metadata key {key!r} has {len(items)} values, not {length}")
-        return tuple(self._in_range(key, item, minimum, maximum) for item in items)
+        return list(items)
 
     def _absent(self, key: str, default: object) -> bool:
         """Whether `default` stands in for a missing key; ModelFormatError when there is none."""
         if key not in self and default is _REQUIRED:
-            raise ModelFormatError(f"{self.source}: metadata key {key!r} is missing")
+            raise self._missing(key)
         return key not in self
+
+    def _missing(self, key: str) -> ModelFormatError:
+        return ModelFormatError(f"{self.source}: metadata key {key!r} is missing")
 
     def _wrong(self, key: str, value: object, expected: str) -> ModelFormatError:
         return ModelFormatError(

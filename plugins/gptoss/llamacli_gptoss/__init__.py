@@ -1,0 +1,98 @@
+"""gpt-oss: gpt-oss-20b and gpt-oss-120b.
+
+OpenAI 2025 (arXiv:2508.10925). A pre-norm decoder of experts alone: RMSNorm, rotary attention with grouped heads and a
+learned sink each, in turns over a window and over everything, then a mixture of clamped gated units. Everything that is
+multiplied has a bias, but for the embedding and the output.
+"""
+
+import attrs
+
+from llamacli import Activation, Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
+from llamacli.architecture import sliding_layers
+from llamacli.gguf import Metadata
+
+LLAMACLI_API = 1
+
+
+@attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
+class GptOssConfig(Config):
+    """`rope` turns halves of heads. `n_ff_expert` is the width of an expert.
+
+    `windows` has one item a layer: how many tokens a token sees, itself included, or None where it sees all.
+    """
+
+    rope: Rope
+    n_ff_expert: int
+    windows: tuple[int | None, ...]
+
+
+class GptOss(Architecture):
+    """`general.architecture = gpt-oss`."""
+
+    name = "gpt-oss"
+
+    def configure(self, metadata: Metadata) -> GptOssConfig:
+        """Read the hyperparameters; all layers are mixtures of experts, and each second one slides."""
+        for key in ("expert_count", "expert_used_count"):
+            metadata.get_int(f"{self.name}.{key}", minimum=1)
+        common = Config.from_gguf(metadata)
+        window = metadata.get_int(f"{self.name}.attention.sliding_window", minimum=1)
+        slides = sliding_layers(metadata, self.name, common.n_layer, period=2)
+        return GptOssConfig.from_gguf(
+            metadata,
+            rope=Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=False),
+            n_ff_expert=metadata.get_int(f"{self.name}.expert_feed_forward_length", minimum=1, maximum=1 << 24),
+            windows=tuple(window if sliding else None for sliding in slides),
+        )
+
+    def tensors(self, config: GptOssConfig) -> TensorTable:
+        """The tensors of a file."""
+        c, table = config, TensorTable()
+        n_q, n_kv = c.n_head * c.head_dim, c.n_head_kv * c.head_dim
+        table.add("token_embd", c.n_vocab, c.n_embd)
+        table.add("output_norm", c.n_embd)
+        table.add("output", c.n_vocab, c.n_embd)
+        for _ in range(c.n_layer):
+            block = table.block()
+            block.add("attn_norm", c.n_embd)
+            block.add("attn_q", n_q, c.n_embd, bias=True)
+            block.add("attn_k", n_kv, c.n_embd, bias=True)
+            block.add("attn_v", n_kv, c.n_embd, bias=True)
+            block.add("attn_sinks", c.n_head)
+            block.add("attn_output", c.n_embd, n_q, bias=True)
+            block.add("post_attention_norm", c.n_embd)
+            block.add("ffn_gate_inp", c.n_expert, c.n_embd, bias=True)
+            block.add("ffn_gate_exps", c.n_expert, c.n_ff_expert, c.n_embd, bias=True)
+            block.add("ffn_up_exps", c.n_expert, c.n_ff_expert, c.n_embd, bias=True)
+            block.add("ffn_down_exps", c.n_expert, c.n_embd, c.n_ff_expert, bias=True)
+        return table
+
+    def forward(self, g: Graph, config: GptOssConfig, weights: Weights) -> Value:
+        """Token ids to logits."""
+        c, w = config, weights
+        x = g.embed(w.token_embd)
+        for block, window in zip(w.blk, c.windows, strict=True):
+            h = g.rms_norm(x, block.attn_norm, c.rms_eps)
+            q = g.rope(g.linear(h, block.attn_q), c.rope, c.head_dim)
+            k = g.rope(g.linear(h, block.attn_k), c.rope, c.head_dim)
+            kv = g.store(k, g.linear(h, block.attn_v), head_dim=c.head_dim, window=window)
+            a = g.attention(q, kv, scale=c.head_dim**-0.5, sinks=block.attn_sinks)
+            x = x + g.linear(a, block.attn_output)
+
+            h = g.rms_norm(x, block.post_attention_norm, c.rms_eps)
+            x = x + g.moe(
+                h,
+                g.linear(h, block.ffn_gate_inp),
+                gate=block.ffn_gate_exps,
+                up=block.ffn_up_exps,
+                down=block.ffn_down_exps,
+                n_used=c.n_expert_used,
+                activation=Activation.SWIGLU_OAI,
+            )
+        return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output)
+
+
+@hookimpl
+def register_architectures(register):  # type: ignore[no-untyped-def]
+    """Register the one architecture of this family."""
+    register(GptOss())
