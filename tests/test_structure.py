@@ -21,13 +21,14 @@ OURS_AND_THE_PEER = re.compile(r"llama_?cli|llama\.cpp|llama-cpp-python", re.IGN
 
 LAYERS = [
     {"checks", "errors", "memory"},
+    {"files"},
     {"quantization"},
     {"gguf"},
     {"tokenizer", "rope"},
     {"graph"},
     {"kv"},
     {"kernels", "loaders"},
-    {"engine", "sampling"},
+    {"conversion", "engine", "sampling"},
     {"architecture"},
     {"hookspecs"},
     {"plugins"},

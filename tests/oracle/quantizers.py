@@ -20,7 +20,7 @@ import numpy.typing as npt
 import gguf
 from llamacli.gguf import open_gguf
 from llamacli.quantization import BLOCK_FORMATS, TensorType
-from oracle.goldens import DIRECTORY
+from oracle.goldens import DIRECTORY, sha256
 
 Matrix = npt.NDArray[np.float32]
 
@@ -112,9 +112,16 @@ def _peer_errors(source: str, kind: TensorType, folder: Path) -> dict[str, float
         return {name: rmse(x, file.tensor(f"{name}.weight").reshape(x.shape)) for name, x in exact.items()}
 
 
+def fingerprint(source: str) -> str:
+    """What tells whether the matrices are those of which errors were recorded."""
+    path = SOURCES[source]
+    return "drawn" if path is None else sha256(path)
+
+
 def _record() -> None:
     golden = {
-        source: {
+        source: {"sha256": fingerprint(source)}
+        | {
             kind.name: {name: float(f"{error:.7g}") for name, error in _errors(source, kind).items()}
             for kind in BLOCK_FORMATS
         }

@@ -17,6 +17,7 @@ from llamacli.cli.options import DEBUG, global_options, log_to_stderr
 from llamacli.cli.output import abandon_stdout, note
 from llamacli.cli.perplexity import perplexity
 from llamacli.cli.plugins import plugin_commands, plugins
+from llamacli.cli.quantize import quantize
 from llamacli.cli.run import run
 from llamacli.cli.tokenize import tokenize
 from llamacli.cli.warmup import warmup
@@ -92,5 +93,5 @@ def app() -> None:
     """Run large language models on CPUs: GGUF in, text out."""
 
 
-for command in (run, inspect, tokenize, bench, perplexity, plugins, warmup, doctor):
+for command in (run, inspect, tokenize, quantize, bench, perplexity, plugins, warmup, doctor):
     app.add_command(command)

@@ -1,7 +1,8 @@
-"""A strict, bounded reader of GGUF files: metadata at once, tensor data mapped and read only when asked for."""
+"""GGUF files: a strict, bounded reader, metadata at once and tensor data mapped; and a writer that streams."""
 
 from llamacli.gguf.file import GGUFFile, is_gguf, open_gguf
 from llamacli.gguf.header import TensorInfo
 from llamacli.gguf.metadata import Metadata, StringArray
+from llamacli.gguf.writer import uint32_pair, write_gguf
 
-__all__ = ["GGUFFile", "Metadata", "StringArray", "TensorInfo", "is_gguf", "open_gguf"]
+__all__ = ["GGUFFile", "Metadata", "StringArray", "TensorInfo", "is_gguf", "open_gguf", "uint32_pair", "write_gguf"]

@@ -69,6 +69,11 @@ class _Shard:
                 )
         return cls(path, header, mapping)
 
+    def pair(self, key: str) -> bytes:
+        """One metadata key with its value, as the file has it."""
+        start, end = self.header.spans[key]
+        return self.mapping[start:end]
+
     def split_keys(self) -> tuple[int, int]:
         """Return this shard's number, counted from 0, and how many there are."""
         metadata = self.header.metadata
@@ -101,8 +106,8 @@ def _open_split(named: _Shard) -> list[_Shard]:
 class GGUFFile:
     """An open GGUF file: `path`, `version`, `alignment`, `metadata`, `tensors` by name, and `n_bytes` on disk.
 
-    A split model looks like one file: the first shard's path and metadata, all shards' tensors. Arrays from data()
-    stay valid after close().
+    A split model looks like one file: the first shard's path and metadata, all shards' tensors; `paths` are those of
+    all shards. Arrays from data() stay valid after close().
     """
 
     def __init__(self, shards: list[_Shard]):
@@ -113,6 +118,8 @@ class GGUFFile:
         self.metadata = first.header.metadata
         self.n_bytes = sum(len(shard.mapping) for shard in shards)
         self.tensors: dict[str, TensorInfo] = {}
+        self.paths = [shard.path for shard in shards]
+        self._first: _Shard | None = first
         self._shard_of: dict[str, _Shard] | None = {}
         for shard in shards:
             for name, info in shard.header.tensors.items():
@@ -120,6 +127,12 @@ class GGUFFile:
                     raise ModelFormatError(f"{shard.path}: tensor {name!r} is in {self._shard_of[name].path} as well")
                 self.tensors[name] = info
                 self._shard_of[name] = shard
+
+    def pair(self, key: str) -> bytes:
+        """Return a metadata key with its value as they lie in the file, ready to be written to another one."""
+        if self._first is None:
+            raise ClosedError(f"{self.path} is closed")
+        return self._first.pair(key)
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
         """Return a tensor's bytes as they lie in the file: a read-only view, uint8 [n_rows, row_bytes].
@@ -150,7 +163,7 @@ class GGUFFile:
 
     def close(self) -> None:
         """Let go of the file; its mapping goes when the last array from data() does."""
-        self._shard_of = None
+        self._first = self._shard_of = None
 
     def __enter__(self) -> Self:
         return self

@@ -36,13 +36,13 @@ _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
-_TYPE_U32, _TYPE_BOOL, _TYPE_STRING, _TYPE_ARRAY = 4, 7, 8, 9
+TYPE_U32, _TYPE_BOOL, _TYPE_STRING, _TYPE_ARRAY = 4, 7, 8, 9
 _NUMBERS: dict[int, np.dtype[Any]] = {
     0: np.dtype("<u1"),
     1: np.dtype("<i1"),
     2: np.dtype("<u2"),
     3: np.dtype("<i2"),
-    _TYPE_U32: np.dtype("<u4"),
+    TYPE_U32: np.dtype("<u4"),
     5: np.dtype("<i4"),
     6: np.dtype("<f4"),
     _TYPE_BOOL: np.dtype("<u1"),
@@ -69,12 +69,16 @@ class TensorInfo:
 
 @attrs.frozen
 class Header:
-    """What stands before the tensor data; `tensors` in the file's order."""
+    """What stands before the tensor data; `tensors` in the file's order.
+
+    `spans` tells where each metadata key with its value lies in the file: its first byte and the one after its last.
+    """
 
     version: int
     alignment: int
     metadata: Metadata
     tensors: dict[str, TensorInfo]
+    spans: dict[str, tuple[int, int]]
 
 
 def parse_header(data: bytes | mmap, source: str) -> Header:
@@ -105,7 +109,9 @@ class _Parser:
             raise self.error(f"{n_tensors} tensors and {n_pairs} metadata keys do not fit into {self.size} bytes")
         alignment = DEFAULT_ALIGNMENT
         metadata: dict[str, Any] = {}
+        spans: dict[str, tuple[int, int]] = {}
         for index in range(n_pairs):
+            start = self.pos
             key = self.text(f"metadata key {index}", MAX_KEY_BYTES)
             if not key:
                 raise self.error(f"metadata key {index} is empty")
@@ -113,12 +119,14 @@ class _Parser:
                 raise self.error(f"metadata key {shown(key)} appears twice")
             kind = self.u32(f"type of metadata key {shown(key)}")
             metadata[key] = self.value(f"metadata key {shown(key)}", kind)
+            spans[key] = start, self.pos
             if key == "general.alignment":
                 alignment = self.alignment(metadata[key], kind)
-        return Header(version, alignment, Metadata(metadata, self.source), self.tensors(n_tensors, alignment))
+        tensors = self.tensors(n_tensors, alignment)
+        return Header(version, alignment, Metadata(metadata, self.source), tensors, spans)
 
     def alignment(self, value: Any, kind: int) -> int:
-        if kind != _TYPE_U32:
+        if kind != TYPE_U32:
             raise self.error(f"general.alignment must be a 32-bit unsigned integer, not of type {kind}")
         if value.bit_count() != 1 or value > MAX_ALIGNMENT:
             raise self.error(f"general.alignment is {value}, not a power of 2 up to {MAX_ALIGNMENT}")
@@ -133,9 +141,9 @@ class _Parser:
                 raise self.error(f"tensor {info.name!r} appears twice")
             if info.offset != end:
                 raise self.error(f"tensor {info.name!r} has offset {info.offset}, not {end}, where the one before ends")
-            end += _padded(info.n_bytes, alignment)
+            end += padded(info.n_bytes, alignment)
             declared[info.name] = info
-        start = _padded(self.pos, alignment)
+        start = padded(self.pos, alignment)
         return {name: attrs.evolve(info, offset=start + info.offset) for name, info in declared.items()}
 
     def tensor(self, index: int) -> TensorInfo:
@@ -235,5 +243,6 @@ class _Parser:
         return ModelFormatError(f"{self.source}: {message}")
 
 
-def _padded(n: int, alignment: int) -> int:
+def padded(n: int, alignment: int) -> int:
+    """The next multiple of `alignment` from n on."""
     return -(-n // alignment) * alignment

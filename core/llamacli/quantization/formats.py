@@ -84,19 +84,31 @@ class QuantFormat:
         return self.type.name
 
 
-def _plain(tensor_type: TensorType, dtype: str) -> QuantFormat:
+def _plain(tensor_type: TensorType, dtype: str, *, quantizable: bool = False) -> QuantFormat:
     """Single numbers that NumPy knows."""
 
     def dequantize(raw: Bytes) -> Floats:
         return raw.view(dtype).astype(np.float32, copy=False)
 
-    return QuantFormat(tensor_type, 1, np.dtype(dtype).itemsize, dequantize)
+    def quantize(x: Floats) -> Bytes:
+        return np.ascontiguousarray(x, dtype).view(np.uint8)
+
+    size = np.dtype(dtype).itemsize
+    return QuantFormat(tensor_type, 1, size, dequantize, quantize if quantizable else None)
 
 
 def _dequantize_bf16(raw: Bytes) -> Floats:
     widened = raw.view("<u2").astype(np.uint32)
     widened <<= 16
     return widened.view(np.float32)
+
+
+def _quantize_bf16(x: Floats) -> Bytes:
+    """The upper halves of float32, rounded to nearest, ties to even; NaN stays NaN by a bit that is always set."""
+    bits = np.ascontiguousarray(x, "<f4").view("<u4")
+    rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
+    nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return np.where(nan, bits >> 16 | 64, rounded).astype("<u2").view(np.uint8)
 
 
 def _blocks(tensor_type: TensorType, block_size: int, type_size: int, *, quantizable: bool = False) -> QuantFormat:
@@ -122,14 +134,14 @@ def _blocks(tensor_type: TensorType, block_size: int, type_size: int, *, quantiz
 
 
 _FORMATS = (
-    _plain(TensorType.F32, "<f4"),
-    _plain(TensorType.F16, "<f2"),
+    _plain(TensorType.F32, "<f4", quantizable=True),
+    _plain(TensorType.F16, "<f2", quantizable=True),
     _plain(TensorType.F64, "<f8"),
     _plain(TensorType.I8, "<i1"),
     _plain(TensorType.I16, "<i2"),
     _plain(TensorType.I32, "<i4"),
     _plain(TensorType.I64, "<i8"),
-    QuantFormat(TensorType.BF16, 1, 2, _dequantize_bf16),
+    QuantFormat(TensorType.BF16, 1, 2, _dequantize_bf16, _quantize_bf16),
     _blocks(TensorType.Q4_0, 32, 18, quantizable=True),
     _blocks(TensorType.Q4_1, 32, 20),
     _blocks(TensorType.Q5_0, 32, 22),

@@ -1,0 +1,6 @@
+"""Writing a model's tensors in other types: which type each one gets, and the new file."""
+
+from llamacli.conversion.convert import Plan, PlannedTensor, plan, write
+from llamacli.conversion.mixtures import FILE_TYPES, FileType, file_type
+
+__all__ = ["FILE_TYPES", "FileType", "Plan", "PlannedTensor", "file_type", "plan", "write"]

@@ -1,0 +1,279 @@
+"""Which type each tensor of a quantised file gets: llama.cpp's mixtures, so that names mean what they mean there.
+
+Every choice is the one that its quantiser makes. Tensors that matter more get more bits: the output, the values of
+attention and the down projections of some layers. What does not fit a type's blocks falls back to another type. Left
+out are its exceptions for single architectures.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from enum import Enum, IntEnum, auto
+
+import attrs
+
+from llamacli.errors import InvalidRequestError
+from llamacli.gguf import Metadata, TensorInfo
+from llamacli.quantization import BLOCK_FORMATS, TensorType, block_size
+
+T = TensorType
+
+
+@attrs.frozen
+class FileType:
+    """What a file is called after its types: `name`, the `number` of general.file_type, the type of most tensors."""
+
+    name: str
+    number: int
+    type: TensorType
+
+
+FILE_TYPES = {
+    kind.name: kind
+    for kind in (
+        FileType("F32", 0, T.F32),
+        FileType("F16", 1, T.F16),
+        FileType("BF16", 32, T.BF16),
+        FileType("Q8_0", 7, T.Q8_0),
+        FileType("Q4_0", 2, T.Q4_0),
+        FileType("Q4_1", 3, T.Q4_1),
+        FileType("Q5_0", 8, T.Q5_0),
+        FileType("Q5_1", 9, T.Q5_1),
+        FileType("Q2_K", 10, T.Q2_K),
+        FileType("Q3_K_S", 11, T.Q3_K),
+        FileType("Q3_K_M", 12, T.Q3_K),
+        FileType("Q3_K_L", 13, T.Q3_K),
+        FileType("Q4_K_S", 14, T.Q4_K),
+        FileType("Q4_K_M", 15, T.Q4_K),
+        FileType("Q5_K_S", 16, T.Q5_K),
+        FileType("Q5_K_M", 17, T.Q5_K),
+        FileType("Q6_K", 18, T.Q6_K),
+    )
+}
+"""The file types that can be written, by name."""
+
+ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+
+
+def file_type(name: str) -> FileType:
+    """The file type of that name, in capitals or not; InvalidRequestError if there is none."""
+    upper = name.upper()
+    try:
+        return FILE_TYPES[ALIASES.get(upper, upper)]
+    except KeyError:
+        raise InvalidRequestError(f"unknown type {name!r}: {', '.join([*FILE_TYPES, *ALIASES])} are known") from None
+
+
+@attrs.frozen
+class Choice:
+    """The type that a tensor gets, and the one that it would have got if its rows were a whole number of its blocks."""
+
+    type: IntEnum
+    wanted: IntEnum
+
+
+def choose(
+    tensors: Collection[TensorInfo], metadata: Metadata, kind: FileType, *, pure: bool = False
+) -> dict[str, Choice]:
+    """The types of all tensors that may change, by name; the others stay what they are.
+
+    With `pure` all get the same type, as far as they fit its blocks.
+    """
+    # llama.cpp counts layers in this order, whatever the file's is.
+    ordered = sorted(filter(may_change, tensors), key=lambda info: (_layer(info.name), info.name.encode()))
+    if kind.type not in BLOCK_FORMATS:
+        return {info.name: Choice(kind.type, kind.type) for info in ordered}
+    types = dict.fromkeys((info.name for info in ordered), kind.type)
+    if not pure:
+        types = _mixed(ordered, {info.name for info in tensors}, _Model.of(metadata), kind)
+    return {info.name: Choice(_fitting(types[info.name], info.shape[-1]), types[info.name]) for info in ordered}
+
+
+# --- what stays as it is ---------------------------------------------------------------------------------------------
+
+_KEPT_NAMES = ("position_embd.weight", "token_types.weight")
+_KEPT_PARTS = (
+    "_norm.weight", "ffn_gate_inp.weight", "ffn_gate_tid2eid.weight", "altup", "laurel", "per_layer_model_proj",
+    "ssm_conv1d", "shortconv.conv.weight", "indexer.k_proj.weight", "indexer.q_proj.weight", "attn_rel_b.weight",
+    ".position_embd", "sam.pos_embd", "sam.neck.", "sam.net_", ".rel_pos", ".patch_embd", ".patch_merger",
+    "a.rvq.codebook", "mm.a.code_embd", "time_mix_first.weight", "time_mix_lerp_fused.weight",
+    "time_mix_decay_w1.weight", "time_mix_decay_w2.weight",
+    *(f"time_mix_{part}.weight" for part in ("w0", "w1", "w2", "v0", "v1", "v2", "a0", "a1", "a2", "g1", "g2")),
+)  # fmt: skip
+"""Norms, routers, convolutions, embeddings of positions: small, or sensitive."""
+
+
+def may_change(info: TensorInfo) -> bool:
+    """Whether a tensor is a weight that quantised files have quantised: a matrix, or a stack of them."""
+    return (
+        any(n > 1 for n in info.shape[:-1])
+        and info.name.endswith("weight")
+        and info.name not in _KEPT_NAMES
+        and not any(part in info.name for part in _KEPT_PARTS)
+    )
+
+
+# --- the mixtures ----------------------------------------------------------------------------------------------------
+
+
+class _Role(Enum):
+    """What a tensor does, as far as mixtures care."""
+
+    OUTPUT = auto()
+    EMBEDDING = auto()
+    VALUE = auto()
+    KEY = auto()
+    ATTENTION_OUTPUT = auto()
+    DOWN = auto()
+    OTHER = auto()
+
+
+_EXACT = {
+    "output.weight": _Role.OUTPUT,
+    "token_embd.weight": _Role.EMBEDDING,
+    "per_layer_token_embd.weight": _Role.EMBEDDING,
+}
+_PARTS = {
+    "attn_qkv.weight": _Role.VALUE,
+    "attn_kv_b.weight": _Role.VALUE,
+    "attn_v.weight": _Role.VALUE,
+    "attn_k.weight": _Role.KEY,
+    "attn_output.weight": _Role.ATTENTION_OUTPUT,
+    "ffn_down": _Role.DOWN,
+}
+
+
+def _role(name: str) -> _Role:
+    if name in _EXACT:
+        return _EXACT[name]
+    return next((role for part, role in _PARTS.items() if part in name), _Role.OTHER)
+
+
+@attrs.frozen
+class _Model:
+    """What the mixtures ask of a model. A file that does not say has 0."""
+
+    n_layer: int
+    n_expert: int
+    n_head: int
+    n_head_kv: int
+
+    @classmethod
+    def of(cls, metadata: Metadata) -> "_Model":
+        arch = metadata.get_str("general.architecture", "")
+        n_layer = metadata.get_int(f"{arch}.block_count", 0, minimum=0)
+        heads = metadata.get_ints(f"{arch}.attention.head_count", n_layer, (0,), minimum=0)
+        heads_kv = metadata.get_ints(f"{arch}.attention.head_count_kv", n_layer, heads, minimum=0)
+        n_expert = metadata.get_int(f"{arch}.expert_count", 0, minimum=0)
+        return cls(n_layer, n_expert, heads[0] if heads else 0, heads_kv[0] if heads_kv else 0)
+
+    @property
+    def group(self) -> int:
+        """How many heads share one of keys and values."""
+        return self.n_head // self.n_head_kv if self.n_head_kv else 0
+
+
+@attrs.frozen
+class _Place:
+    """The `index`-th of `count` tensors of a role."""
+
+    index: int
+    count: int
+    model: _Model
+
+    @property
+    def favoured(self) -> bool:
+        """The first eighth, the last eighth, and every third between them."""
+        eighth = self.count // 8
+        return self.index < eighth or self.index >= 7 * self.count // 8 or (self.index - eighth) % 3 == 2
+
+
+_Rule = Callable[[_Place], TensorType | None]
+
+
+def _always(kind: TensorType) -> _Rule:
+    return lambda place: kind
+
+
+def _favoured(kind: TensorType) -> _Rule:
+    return lambda place: kind if place.favoured else None
+
+
+_RULES: Mapping[tuple[str, _Role], _Rule] = {
+    ("Q2_K", _Role.VALUE): lambda place: T.Q4_K if place.model.group >= 4 else T.Q3_K,
+    ("Q2_K", _Role.DOWN): _always(T.Q3_K),
+    ("Q2_K", _Role.ATTENTION_OUTPUT): _always(T.Q3_K),
+    ("Q3_K_M", _Role.VALUE): lambda place: T.Q5_K if place.index < 2 else T.Q4_K,
+    ("Q3_K_M", _Role.DOWN): lambda place: T.Q5_K if place.index < place.count // 16 else T.Q4_K,
+    ("Q3_K_M", _Role.ATTENTION_OUTPUT): _always(T.Q4_K),
+    ("Q3_K_L", _Role.VALUE): _always(T.Q5_K),
+    ("Q3_K_L", _Role.DOWN): _always(T.Q5_K),
+    ("Q3_K_L", _Role.ATTENTION_OUTPUT): _always(T.Q5_K),
+    ("Q4_K_S", _Role.VALUE): lambda place: T.Q5_K if place.index < 4 else None,
+    ("Q4_K_S", _Role.DOWN): lambda place: T.Q5_K if place.index < place.count // 8 else None,
+    ("Q4_K_M", _Role.VALUE): _favoured(T.Q6_K),
+    ("Q4_K_M", _Role.DOWN): _favoured(T.Q6_K),
+    ("Q5_K_M", _Role.VALUE): _favoured(T.Q6_K),
+    ("Q5_K_M", _Role.DOWN): _favoured(T.Q6_K),
+}
+"""What tensors of a role get instead of the file's type, if anything."""
+
+_EIGHT_EXPERTS = 8
+_EIGHT_EXPERTS_OUTPUT = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M")
+_MANY_LAYERS = 80
+
+
+def _mixed(ordered: Iterable[TensorInfo], names: set[str], model: _Model, kind: FileType) -> dict[str, TensorType]:
+    tied = "output.weight" not in names
+    n_value = sum(_role(name) is _Role.VALUE for name in names)
+    seen = dict.fromkeys(_Role, 0)
+    types: dict[str, TensorType] = {}
+    for info in ordered:
+        role = _role(info.name)
+        if role is _Role.OUTPUT or (tied and role is _Role.EMBEDDING):
+            types[info.name] = _output_type(kind.type, info.shape[-1])
+            continue
+        index, count = seen[role], n_value
+        if role is _Role.DOWN:
+            count = model.n_layer
+            index = _layer(info.name) if model.n_expert > 1 else index
+        types[info.name] = _by_role(role, _Place(index, count, model), kind)
+        seen[role] += 1
+    return types
+
+
+def _output_type(kind: TensorType, width: int) -> TensorType:
+    """The type of the output, or of an embedding that is the output too."""
+    return T.Q8_0 if kind is T.Q8_0 or width % block_size(kind) else T.Q6_K
+
+
+def _by_role(role: _Role, place: _Place, kind: FileType) -> TensorType:
+    model = place.model
+    if model.n_expert == _EIGHT_EXPERTS and role in (_Role.VALUE, _Role.KEY):
+        return T.Q8_0
+    if model.n_expert == _EIGHT_EXPERTS and role is _Role.ATTENTION_OUTPUT:
+        return T.Q5_K if kind.name in _EIGHT_EXPERTS_OUTPUT else kind.type
+    rule = _RULES.get((kind.name, role))
+    chosen = (rule and rule(place)) or kind.type
+    shared_values = model.n_layer == _MANY_LAYERS and model.n_head != model.n_head_kv
+    if role is _Role.VALUE and shared_values and chosen in (T.Q3_K, T.Q4_K):
+        return T.Q5_K
+    return chosen
+
+
+def _layer(name: str) -> int:
+    """The layer that a tensor's name tells, or -1."""
+    found = re.match(r"blk\.(\d+)\.", name)
+    return int(found[1]) if found else -1
+
+
+# --- widths that do not fit ------------------------------------------------------------------------------------------
+
+_FALLBACK = {T.Q2_K: T.Q4_0, T.Q3_K: T.Q4_0, T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q6_K: T.Q8_0}
+
+
+def _fitting(kind: TensorType, width: int) -> TensorType:
+    """The type itself, or one with blocks that rows of this width are a whole number of."""
+    for candidate in (kind, _FALLBACK.get(kind, kind)):
+        if width % block_size(candidate) == 0:
+            return candidate
+    return T.F16

@@ -1,0 +1,59 @@
+"""Writing GGUF v3, little endian, as a stream: a header, then tensors one after another."""
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import BinaryIO
+
+from llamacli.errors import InvalidRequestError
+from llamacli.gguf.header import DEFAULT_ALIGNMENT, MAGIC, TYPE_U32, TensorInfo, padded
+from llamacli.quantization.formats import Bytes
+
+_VERSION = 3
+
+
+def uint32_pair(key: str, value: int) -> bytes:
+    """A metadata key with a 32-bit unsigned integer, as it lies in a file."""
+    return _string(key) + struct.pack("<II", TYPE_U32, value)
+
+
+def write_gguf(
+    file: BinaryIO,
+    pairs: Sequence[bytes],
+    tensors: Sequence[TensorInfo],
+    data: Callable[[TensorInfo], Iterable[Bytes]],
+    *,
+    alignment: int = DEFAULT_ALIGNMENT,
+) -> None:
+    """Write a whole file at the position of `file`, its start.
+
+    `pairs` are metadata keys with their values as GGUFFile.pair() and uint32_pair() return them, and say `alignment`
+    unless it is the usual one. `data` gives a tensor's bytes in parts; they are written as they come. The offsets of
+    `tensors` are of no account. InvalidRequestError when a tensor's bytes are not as many as its `n_bytes`.
+    """
+    header = b"".join(
+        (MAGIC, struct.pack("<IQQ", _VERSION, len(tensors), len(pairs)), *pairs, _infos(tensors, alignment))
+    )
+    file.write(header.ljust(padded(len(header), alignment), b"\0"))
+    for info in tensors:
+        written = 0
+        for part in data(info):
+            file.write(part.data)
+            written += part.nbytes
+        if written != info.n_bytes:
+            raise InvalidRequestError(f"tensor {info.name!r} has {info.n_bytes} bytes, {written} were given")
+        file.write(bytes(padded(written, alignment) - written))
+
+
+def _infos(tensors: Iterable[TensorInfo], alignment: int) -> bytes:
+    infos, offset = [], 0
+    for info in tensors:
+        infos.append(_string(info.name))
+        infos.append(struct.pack(f"<I{len(info.shape)}Q", len(info.shape), *reversed(info.shape)))
+        infos.append(struct.pack("<IQ", info.type, offset))
+        offset += padded(info.n_bytes, alignment)
+    return b"".join(infos)
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw

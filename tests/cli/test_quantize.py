@@ -1,0 +1,128 @@
+"""`llamacli quantize`."""
+
+from pathlib import Path
+
+import pytest
+
+from llamacli.cli import progress
+from llamacli.gguf import open_gguf
+
+WIDE = {"n_embd": 256, "n_head": 4, "n_head_kv": 2, "n_ff": 512}
+KERNELS = {"NUMBA_DISABLE_JIT": "0"}
+
+
+@pytest.fixture
+def wide(tiny_gguf) -> Path:
+    return tiny_gguf("gqa", **WIDE)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out.gguf"
+
+
+def test_a_file_and_its_types(program, model: Path, out: Path) -> None:
+    done = program("quantize", model, out, "q8_0", env=KERNELS)
+    assert done.returncode == 0
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert rows[0] == ["type", "tensors", "size"]
+    assert [row[0] for row in rows[1:3]] == ["Q8_0", "F32"]
+    assert done.stdout.splitlines()[-1].startswith(f"{out}: Q8_0, ")
+    with open_gguf(out) as file:
+        types = [info.type.name for info in file.tensors.values()]
+    assert [int(row[1]) for row in rows[1:3]] == [types.count("Q8_0"), types.count("F32")]
+    said = program("run", out, "once", "-n", "4", "--temp", "0")
+    assert (said.returncode, said.stdout[:4]) == (0, "once")
+
+
+def test_a_dry_run_writes_nothing(invoke, wide: Path, out: Path) -> None:
+    result = invoke("quantize", wide, out, "Q4_K_M", "--dry-run")
+    assert result.exit_code == 0
+    assert {line.split()[0] for line in result.stdout.splitlines()[1:-1]} == {"Q4_K", "Q6_K", "F32"}
+    assert not out.exists()
+
+
+def test_pure(invoke, wide: Path, out: Path) -> None:
+    result = invoke("quantize", wide, out, "Q4_K_M", "--dry-run", "--pure")
+    assert {line.split()[0] for line in result.stdout.splitlines()[1:-1]} == {"Q4_K", "F32"}
+
+
+def test_what_does_not_fit_is_told_once_for_each_width(invoke, tiny_gguf, out: Path) -> None:
+    result = invoke("quantize", tiny_gguf("gqa", n_embd=64, n_ff=72), out, "Q4_K_S", "--dry-run")
+    assert result.exit_code == 0
+    assert [line for line in result.stderr.splitlines() if "do not fit" in line] == [
+        "llamacli: warning: token_embd.weight and 10 more: rows of 64 do not fit Q4_K, so Q5_0",
+        "llamacli: warning: blk.0.attn_v.weight and 1 more: rows of 64 do not fit Q5_K, so Q5_1",
+        "llamacli: warning: blk.0.ffn_down.weight and 1 more: rows of 72 do not fit Q4_K, so F16",
+    ]
+
+
+def test_an_existing_file_is_kept(invoke, wide: Path, out: Path) -> None:
+    out.write_text("precious")
+    result = invoke("quantize", wide, out, "F16")
+    assert (result.exit_code, result.stderr) == (1, f"llamacli: error: {out} is there already: --force overwrites it\n")
+    assert out.read_text() == "precious"
+
+
+def test_an_existing_file_is_overwritten_if_asked_for(invoke, wide: Path, out: Path) -> None:
+    out.write_text("old")
+    assert invoke("quantize", wide, out, "F16", "--force").exit_code == 0
+    with open_gguf(out) as file:
+        assert file.tensors["output.weight"].type.name == "F16"
+
+
+def test_the_model_is_not_overwritten(invoke, wide: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(wide.read_bytes())
+    result = invoke("quantize", path, path, "F16", "--force")
+    assert result.exit_code == 1
+    assert result.stderr == f"llamacli: error: {path} is the model that is read: write to another file\n"
+
+
+def test_quantised_models_need_a_word(invoke, tiny_gguf, out: Path) -> None:
+    path = tiny_gguf("q8_0")
+    result = invoke("quantize", path, out, "F16")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(
+        f"llamacli: error: {path}: 16 tensors are quantised already, 'token_embd.weight' as Q8_0;"
+    )
+    assert "--allow-requantize" in result.stderr
+    result = invoke("quantize", path, out, "F16", "--allow-requantize")
+    assert result.exit_code == 0
+    assert "loses more than quantising the original" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["Q9_K"], "unknown type 'Q9_K': F32, F16, BF16, Q8_0"),
+        (["Q8_0", "-t", "0"], "0 is not in the range x>=1"),
+        ([], "Missing argument 'TYPE'"),
+    ],
+)
+def test_wrong_usage(args: list[str], message: str, invoke, wide: Path, out: Path) -> None:
+    result = invoke("quantize", wide, out, *args)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_files_that_cannot_be_read_or_written(invoke, wide: Path, out: Path, tmp_path: Path) -> None:
+    for model, target, message in (
+        (tmp_path / "none.gguf", out, "none.gguf: cannot read the file: No such file or directory"),
+        (wide, tmp_path / "none" / "out.gguf", "out.gguf: No such file or directory"),
+        (wide, tmp_path, "is there already, and it is not a regular file"),
+    ):
+        result = invoke("quantize", model, target, "F16")
+        assert result.exit_code == 1
+        assert message in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_terminal_shows_progress_and_a_pipe_does_not(invoke, wide: Path, out: Path, monkeypatch, capfd) -> None:
+    assert invoke("quantize", wide, out, "F16").stderr == ""
+    monkeypatch.setattr(progress, "has_status", lambda: True)
+    monkeypatch.setattr(progress, "_PATIENCE_S", 0)
+    monkeypatch.setattr(progress, "_PAUSE_S", 0)
+    shown = invoke("quantize", wide, out, "F16", "--force").stderr
+    assert f"writing {out.name} [" in shown
+    assert "100 %" in shown

@@ -1,0 +1,228 @@
+"""Writing a model in other types."""
+
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gguf_builder as b
+import naive
+from gguf_builder import Kind, Tensor
+from llamacli import load_model
+from llamacli.conversion import FILE_TYPES, Plan, file_type, plan, write
+from llamacli.errors import InvalidRequestError, ModelFormatError
+from llamacli.gguf import GGUFFile, open_gguf
+from llamacli.quantization import TensorType
+
+OWN_KEYS = {"general.file_type", "general.quantization_version"}
+WIDE = {"n_embd": 256, "n_head": 4, "n_head_kv": 2, "n_ff": 512}
+
+BITS = {
+    "F32": 24, "F16": 11, "BF16": 8, "Q8_0": 7, "Q6_K": 5.5, "Q5_K": 4.5, "Q5_1": 4.5, "Q5_0": 4.3, "Q4_K": 3.5,
+    "Q4_1": 3.5, "Q4_0": 3.3, "Q3_K": 2.3, "Q2_K": 1.3,
+}  # fmt: skip
+"""How exact random weights stay: NMSE is at most 4^-bits."""
+
+
+@pytest.fixture
+def model(tiny_gguf) -> Path:
+    return tiny_gguf("gqa", **WIDE)
+
+
+def converted(source: Path, target: Path, name: str, **options) -> GGUFFile:
+    with open_gguf(source) as file:
+        write(plan(file, file_type(name), **options), target, threads=1)
+    return open_gguf(target)
+
+
+def raw_metadata(file: GGUFFile) -> dict[str, bytes]:
+    return {key: file.pair(key) for key in file.metadata if key not in OWN_KEYS and not key.startswith("split.")}
+
+
+@pytest.mark.parametrize("name", FILE_TYPES)
+def test_every_type(name: str, model: Path, tmp_path: Path) -> None:
+    with open_gguf(model) as before, converted(model, tmp_path / "out.gguf", name) as after:
+        assert list(after.tensors) == list(before.tensors)
+        assert raw_metadata(after) == raw_metadata(before)
+        assert after.metadata["general.file_type"] == FILE_TYPES[name].number
+        assert after.metadata["general.quantization_version"] == 2
+        changed = set()
+        for tensor, info in after.tensors.items():
+            if info.type == before.tensors[tensor].type:
+                np.testing.assert_array_equal(after.data(tensor), before.data(tensor))
+            else:
+                changed.add(info.type)
+                error = naive.nmse(after.tensor(tensor), before.tensor(tensor))
+                assert error < 4.0 ** -BITS[info.type.name], tensor
+        assert FILE_TYPES[name].type in changed or name == "F32"
+
+
+@pytest.mark.parametrize("name", ["F16", "Q8_0", "Q6_K", "Q4_K_M"])
+def test_the_new_model_speaks_like_the_old_one(name: str, model: Path, tmp_path: Path, plugins, engine) -> None:
+    converted(model, tmp_path / "out.gguf", name).close()
+    logits = []
+    for path in (model, tmp_path / "out.gguf"):
+        with load_model(path, "fp32", plugins=plugins, engine=engine) as loaded, loaded.create_session() as session:
+            session.eval([1, 5, 9, 7])
+            logits.append(session.logits.copy())
+    assert 0 < naive.nmse(*logits) < {"F16": 1e-5, "Q8_0": 0.005, "Q6_K": 0.05, "Q4_K_M": 0.4}[name]
+
+
+def test_parts_and_threads_change_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    converted(model, tmp_path / "one.gguf", "Q4_K_M").close()
+    monkeypatch.setattr("llamacli.conversion.convert._NUMBERS_AT_ONCE", 600)
+    seen: list[tuple[int, int]] = []
+    with open_gguf(model) as file:
+        planned = plan(file, file_type("Q4_K_M"))
+        write(
+            planned, tmp_path / "two.gguf", threads=len(os.sched_getaffinity(0)), progress=lambda *now: seen.append(now)
+        )
+    assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()
+    assert len(seen) > len(planned.tensors)
+    assert seen == sorted(seen)
+    assert seen[-1] == (planned.n_bytes, planned.n_bytes)
+
+
+def test_experts_and_their_router(tiny_gguf, tmp_path: Path) -> None:
+    path = tiny_gguf("moe_4_1", **WIDE)
+    with open_gguf(path) as before, converted(path, tmp_path / "out.gguf", "Q4_K_S") as after:
+        assert after.tensors["blk.0.ffn_gate_inp.weight"].type == TensorType.F32
+        experts = "blk.1.ffn_up_exps.weight"
+        assert after.tensors[experts].type == TensorType.Q4_K
+        assert after.tensors[experts].shape == before.tensors[experts].shape
+        for expert in range(4):
+            assert naive.nmse(after.tensor(experts)[expert], before.tensor(experts)[expert]) < 4.0 ** -BITS["Q4_K"]
+
+
+def test_widths_that_fit_no_block_fall_back(tiny_gguf, tmp_path: Path) -> None:
+    path = tiny_gguf("gqa", n_embd=64, n_ff=72)
+    with open_gguf(path) as file:
+        planned = plan(file, file_type("Q4_K_M"))
+    fell_back = {tensor.source.name: tensor.target.type.name for tensor in planned.tensors if tensor.fell_back}
+    assert fell_back["blk.0.ffn_up.weight"] == "Q5_0"
+    assert fell_back["blk.0.ffn_down.weight"] == "F16"
+    assert "output_norm.weight" not in fell_back
+    with converted(path, tmp_path / "out.gguf", "Q4_K_M") as after:
+        assert after.tensors["blk.0.ffn_down.weight"].type == TensorType.F16
+
+
+def test_what_already_has_its_type_is_copied(tiny_gguf, tmp_path: Path) -> None:
+    path = tiny_gguf("q8_0")
+    with open_gguf(path) as before, converted(path, tmp_path / "out.gguf", "Q8_0") as after:
+        assert plan(before, file_type("Q8_0")).requantized == []
+        for name in before.tensors:
+            np.testing.assert_array_equal(after.data(name), before.data(name))
+
+
+def test_tensors_that_are_quantised_already_are_told(tiny_gguf) -> None:
+    with open_gguf(tiny_gguf("q8_0")) as file:
+        again = [tensor.source.name for tensor in plan(file, file_type("Q4_0")).requantized]
+        assert "blk.0.attn_q.weight" in again
+        assert "output_norm.weight" not in again
+        assert plan(file, file_type("F16")).requantized
+    with open_gguf(tiny_gguf("bf16")) as file:
+        assert plan(file, file_type("Q4_0")).requantized == []
+
+
+def test_a_split_model_becomes_one_file(model: Path, tmp_path: Path) -> None:
+    with open_gguf(model) as file:
+        names, pairs = list(file.tensors), [file.pair(key) for key in file.metadata]
+        for i, part in enumerate((names[:4], names[4:])):
+            split = [
+                b.pair("split.no", Kind.U16, i),
+                b.pair("split.count", Kind.U16, 2),
+                b.pair("split.tensors.count", Kind.I32, len(names)),
+            ]
+            tensors = [
+                Tensor(name, file.tensors[name].shape[::-1], file.tensors[name].type, data=file.data(name).tobytes())
+                for name in part
+            ]
+            content = b.gguf_bytes([*(pairs if i == 0 else []), *split], tensors)
+            (tmp_path / f"split-{i + 1:05}-of-00002.gguf").write_bytes(content)
+    converted(model, tmp_path / "whole.gguf", "Q5_K_M").close()
+    with converted(tmp_path / "split-00002-of-00002.gguf", tmp_path / "out.gguf", "Q5_K_M") as after:
+        assert not [key for key in after.metadata if key.startswith("split.")]
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+    with open_gguf(tmp_path / "split-00001-of-00002.gguf") as file:
+        for shard in file.paths:
+            with pytest.raises(InvalidRequestError, match="the model that is read"):
+                write(plan(file, file_type("F16")), shard, overwrite=True)
+
+
+@pytest.mark.parametrize("link", [shutil.copy2, os.link, os.symlink])
+def test_the_model_itself_is_never_overwritten(link, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(model.read_bytes())
+    other = tmp_path / "other.gguf"
+    link(path, other)
+    before = path.read_bytes()
+    with open_gguf(path) as file:
+        planned = plan(file, file_type("Q8_0"))
+        if link is shutil.copy2:
+            write(planned, other, overwrite=True)
+            assert other.read_bytes() != before
+        else:
+            with pytest.raises(InvalidRequestError, match="the model that is read"):
+                write(planned, other, overwrite=True)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "error"),
+    [
+        (np.nan, "Q4_K_M", r"'blk.0.ffn_up.weight' holds NaN or infinity"),
+        (np.inf, "F16", r"'blk.0.ffn_up.weight' holds NaN or infinity"),
+        (-np.inf, "F32", None),
+        (7e4, "F16", r"'blk.0.ffn_up.weight' holds 70000, more than F16 can: take BF16 or F32"),
+        (-7e4, "Q5_0", r"holds 70000, more than Q5_0 can"),
+        (7e4, "BF16", None),
+        (3.4e38, "BF16", r"holds 3.4e\+38, more than BF16 can"),
+        (65504, "F16", None),
+    ],
+)
+def test_numbers_that_do_not_fit(value: float, name: str, error: str | None, tiny_gguf, tmp_path: Path) -> None:
+    weight = np.zeros((512, 256), np.float32)
+    weight[300, 200] = value
+    path = tiny_gguf("gqa", **WIDE, seed=str(value), tensors={"blk.0.ffn_up.weight": weight})
+    if error is None:
+        with converted(path, tmp_path / "out.gguf", name) as file:
+            assert file.tensor("blk.0.ffn_up.weight")[300, 200] == pytest.approx(value, rel=0.01)
+        return
+    with pytest.raises((ModelFormatError, InvalidRequestError), match=error):
+        converted(path, tmp_path / "out.gguf", name)
+    assert not os.listdir(tmp_path)
+
+
+def test_integers_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b.gguf_bytes([], [Tensor("a.weight", [32, 2], TensorType.I32)]))
+    with open_gguf(path) as file, pytest.raises(ModelFormatError, match=r"'a.weight' is of type I32, which cannot"):
+        plan(file, file_type("Q8_0"))
+
+
+def test_a_disk_that_is_too_small_is_noticed_before(model: Path, tmp_path: Path, monkeypatch) -> None:
+    usage = namedtuple("usage", ["free"])
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1000))
+    with pytest.raises(InvalidRequestError, match="and only 1000 are free"):
+        converted(model, tmp_path / "out.gguf", "Q8_0")
+
+
+def test_an_interrupt_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with open_gguf(model) as file, pytest.raises(KeyboardInterrupt):
+        write(plan(file, file_type("Q8_0")), tmp_path / "out.gguf", progress=interrupt)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_plan_adds_up(model: Path, tmp_path: Path) -> None:
+    with open_gguf(model) as file:
+        planned: Plan = plan(file, file_type("Q4_0"), pure=True)
+        write(planned, tmp_path / "out.gguf")
+    with open_gguf(tmp_path / "out.gguf") as file:
+        assert planned.n_bytes == sum(info.n_bytes for info in file.tensors.values())
+        assert {info.type for info in file.tensors.values()} == {TensorType.Q4_0, TensorType.F32}

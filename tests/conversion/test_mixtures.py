@@ -1,0 +1,80 @@
+"""Which type each tensor gets, beside llama.cpp's choices."""
+
+import json
+from typing import Any
+
+import pytest
+
+from llamacli.conversion import FILE_TYPES, file_type
+from llamacli.conversion.mixtures import ALIASES, choose
+from llamacli.errors import InvalidRequestError
+from llamacli.gguf import Metadata, TensorInfo
+from llamacli.quantization import TensorType, nbytes
+from oracle import mixtures, quantizers
+
+GOLDEN: dict[str, dict[str, dict[str, str]]] = json.loads(mixtures.GOLDEN.read_text())
+
+
+def tensor_infos(shapes: dict[str, tuple[int, ...]]) -> list[TensorInfo]:
+    return [
+        TensorInfo(f"{name}.weight", shape, TensorType.F32, nbytes(TensorType.F32, shape))
+        for name, shape in shapes.items()
+    ]
+
+
+def metadata_of(keys: dict[str, int]) -> Metadata:
+    values: dict[str, Any] = {"general.architecture": "toy"}
+    return Metadata(values | {f"toy.{key}": value for key, value in ({"attention.head_count": 8} | keys).items()})
+
+
+def chosen(case: str, name: str) -> dict[str, str]:
+    """Our choices in the golden's form."""
+    shapes, keys = mixtures.CASES[case]
+    infos = tensor_infos(shapes)
+    kind, *pure = name.split()
+    choices = choose(infos, metadata_of(keys), file_type(kind), pure=bool(pure))
+    types = {info.name: (choices[info.name].type if info.name in choices else info.type).name for info in infos}
+    return mixtures.by_stem(types)
+
+
+@pytest.mark.parametrize("case", mixtures.CASES)
+def test_types_are_those_of_llama_cpp(case: str) -> None:
+    assert GOLDEN[case].keys() >= FILE_TYPES.keys() | ALIASES.keys()
+    for name, expected in GOLDEN[case].items():
+        assert chosen(case, name) == expected, name
+
+
+def test_the_order_of_the_file_does_not_matter() -> None:
+    shapes, keys = mixtures.CASES["grouped heads"]
+    infos = tensor_infos(shapes)
+    kind = file_type("Q4_K_M")
+    assert choose(infos, metadata_of(keys), kind) == choose(infos[::-1], metadata_of(keys), kind)
+
+
+def test_numbers_of_file_types_are_those_of_llama_cpp() -> None:
+    for name in (*FILE_TYPES, *ALIASES):
+        assert file_type(name).number == quantizers.FILE_TYPES[name]
+        assert file_type(name.lower()) is file_type(name)
+    with pytest.raises(InvalidRequestError, match=r"unknown type 'Q9_0'.*Q4_K_M"):
+        file_type("Q9_0")
+
+
+def test_a_file_that_says_nothing_of_its_model_gets_types_too() -> None:
+    infos = tensor_infos({"blk.0.attn_v": (2, 256), "blk.0.ffn_down": (2, 256), "token_embd": (2, 256)})
+    choices = choose(infos, Metadata({}), file_type("Q4_K_M"))
+    assert {name: choice.type.name for name, choice in choices.items()} == {
+        "token_embd.weight": "Q6_K",
+        "blk.0.attn_v.weight": "Q6_K",
+        "blk.0.ffn_down.weight": "Q6_K",
+    }
+
+
+def test_what_did_not_fit_is_told() -> None:
+    infos = tensor_infos({"blk.0.attn_q": (2, 288), "blk.0.ffn_up": (2, 40), "blk.0.attn_k": (2, 512)})
+    choices = choose(infos, Metadata({}), file_type("Q4_K_S"))
+    found = {name: (choice.wanted.name, choice.type.name) for name, choice in choices.items()}
+    assert found == {
+        "blk.0.attn_q.weight": ("Q4_K", "Q5_0"),
+        "blk.0.ffn_up.weight": ("Q4_K", "F16"),
+        "blk.0.attn_k.weight": ("Q4_K", "Q4_K"),
+    }
