@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacli.cli.options import PATH, global_options
+from llamacli.cli.options import PATH, global_options, threads_option
 from llamacli.cli.output import human_bytes, print_table, printable
 from llamacli.cli.progress import bar, compiling
 from llamacli.errors import InvalidRequestError
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 @click.option("--allow-requantize", is_flag=True, help="Quantise weights that are quantised already, at a loss.")
 @click.option("--force", is_flag=True, help="Overwrite OUT if it is there.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be written.")
-@click.option("-t", "--threads", metavar="N", type=click.IntRange(1), help="How many threads compute.")
+@threads_option
 @global_options
 def quantize(
     model: str,
@@ -50,6 +50,7 @@ def quantize(
     metadata but what tells the type. OUT is complete or not there: an interrupted run leaves nothing behind.
     """
     from llamacli.conversion import file_type, plan, write
+    from llamacli.engine import jit_disabled
     from llamacli.gguf import open_gguf
 
     try:
@@ -63,6 +64,10 @@ def quantize(
         if not dry_run:
             if Path(out).is_file() and not force:
                 raise InvalidRequestError(f"{out} is there already: --force overwrites it")
+            if jit_disabled() and planned.needs_kernels:
+                raise InvalidRequestError(
+                    "NUMBA_DISABLE_JIT is set, which forbids to compile the kernels that quantise"
+                )
             with bar(f"writing {Path(out).name}", human_bytes) as progress, compiling():
                 write(planned, Path(out), threads=threads, overwrite=force, progress=progress)
         _print_types(planned, out)

@@ -62,6 +62,11 @@ class Plan:
         return [tensor for tensor in self.tensors if tensor.changes and block_size(tensor.source.type) > 1]
 
     @property
+    def needs_kernels(self) -> bool:
+        """Whether something will be quantised in blocks."""
+        return any(tensor.changes and tensor.target.type in BLOCK_FORMATS for tensor in self.tensors)
+
+    @property
     def n_params(self) -> int:
         """Numbers in all tensors."""
         return sum(math.prod(tensor.target.shape) for tensor in self.tensors)
