@@ -12,7 +12,15 @@ import click
 import pytest
 
 from conftest import TinyGguf
-from llamacli import PluginError, UnknownArchitectureError, hookspecs, load_model, load_tokenizer
+from llamacli import (
+    InvalidRequestError,
+    PluginError,
+    SamplingParams,
+    UnknownArchitectureError,
+    hookspecs,
+    load_model,
+    load_tokenizer,
+)
 from llamacli.engine import ReferenceEngine
 from llamacli.gguf import Metadata
 from llamacli.plugins import ARCHITECTURES, GENERAL, Plugins, known_distribution
@@ -131,6 +139,10 @@ BROKEN = {
     "no_architecture": (
         f"{HEAD}@hookimpl\ndef register_architectures(register): register(Architecture)",
         "Architecture.*, which is no Architecture",
+    ),
+    "no_sampler": (
+        f"{HEAD}@hookimpl\ndef register_samplers(register): register('top_k')",
+        "registers 'top_k', which is no SamplerType",
     ),
     "no_format": (f"{HEAD}@hookimpl\ndef register_quant_formats(register): register(None)", "None, .* no QuantFormat"),
     "no_chat_format": (
@@ -333,6 +345,32 @@ def register_chat_formats(register):
         errors = {info.module: info.error for info in plugins.infos()}
         assert "registers what is registered already: dummy" in errors["dummy_second"]
 
+    def test_hook_register_samplers(self, install: Installed, tiny_gguf: TinyGguf) -> None:
+        source = f"""{HEAD}
+from llamacli.sampling import Sampler, SamplerType
+class Banish(Sampler):
+    def __init__(self, token):
+        self.token = token
+    def apply(self, candidates):
+        candidates.keep_where(candidates.ids != self.token)
+@hookimpl
+def register_samplers(register):
+    register(SamplerType("banish", lambda params, tokenizer: Banish(params.options["banish"]), when_greedy=True))
+"""
+        llama = {ARCHITECTURES: {"llama": "llamacli_llama"}}
+        plugins = install(
+            dummy_banish=(source, llama | {GENERAL: {"x": "dummy_banish"}}),
+            dummy_again=(source.replace('"banish", lambda', '"TOP-K", lambda'), {GENERAL: {"y": "dummy_again"}}),
+        )
+        session = load_model(tiny_gguf("gqa"), plugins=plugins, engine=ReferenceEngine()).create_session()
+        session.eval([1, 2, 3])
+        best = session.sample()
+        assert session.sample(SamplingParams(samplers=("Banish",), options={"banish": best})) != best
+        with pytest.raises(InvalidRequestError, match="no sampler 'other'"):
+            session.sample(SamplingParams(samplers=("other",)))
+        errors = {info.module: info.error for info in plugins.infos()}
+        assert "registers what is registered already: TOP-K" in errors["dummy_again"]
+
     def test_hook_register_quant_formats(self, install: Installed, tiny_gguf: TinyGguf, tmp_path: Path) -> None:
         source = f"""{HEAD}
 from enum import IntEnum
@@ -395,7 +433,7 @@ def model_loaded(model):
 def test_every_hook_has_a_test() -> None:
     hooks = [name for name, value in vars(hookspecs).items() if hasattr(value, "llamacli_spec")]
     tests = [name for name, _ in inspect.getmembers(TestHooks) + inspect.getmembers(TestResolving)]
-    assert len(hooks) == 7
+    assert len(hooks) == 8
     assert [hook for hook in hooks if not any(name.startswith(f"test_hook_{hook}") for name in tests)] == []
 
 

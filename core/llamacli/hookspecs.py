@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from llamacli.loaders import Loader
     from llamacli.model import Model
     from llamacli.quantization import QuantFormat
+    from llamacli.sampling import SamplerType
 
 API_VERSION = 1
 
@@ -49,6 +50,11 @@ def register_quant_formats(register: Callable[[QuantFormat], None]) -> None:
 @hookspec
 def register_chat_formats(register: Callable[[ChatFormat], None]) -> None:
     """Call `register` once for every chat format that this plugin adds; of those that fit a file the first is taken."""
+
+
+@hookspec
+def register_samplers(register: Callable[[SamplerType], None]) -> None:
+    """Call `register` once for every sampler that this plugin adds."""
 
 
 @hookspec

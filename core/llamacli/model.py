@@ -20,6 +20,7 @@ from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 
 if TYPE_CHECKING:
     from llamacli.chat.session import ChatSession
+    from llamacli.sampling import SamplerType
     from llamacli.session import Session
 
 _log = logging.getLogger(__name__)
@@ -72,6 +73,10 @@ class Model:
     def piece(self, token: int) -> str:
         """The text of one token on its own, leading space kept; bytes of a partial character become U+FFFD."""
         return self.tokenizer.piece(token)
+
+    def find_sampler(self, name: str) -> SamplerType | None:
+        """The sampler of this name that a plugin brings, if there is one."""
+        return self._plugins.sampler(name)
 
     def create_session(self, *, seq_len: int | None = None, kv_type: str | None = None, seed: int = 1234) -> Session:
         """A new generation stream with an empty context of `seq_len` tokens (default: `config.seq_len`, read now).

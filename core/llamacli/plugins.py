@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from llamacli.gguf import Metadata
     from llamacli.loaders import Loader
     from llamacli.quantization import QuantFormat
+    from llamacli.sampling import SamplerType
 
 ARCHITECTURES = "llamacli.architectures"
 GENERAL = "llamacli"
@@ -62,6 +63,7 @@ class Plugins:
         self._architectures: dict[str, Architecture] = {}
         self._loaders: list[Loader] = []
         self._chat_formats: list[ChatFormat] = []
+        self._samplers: dict[str, SamplerType] = {}
 
     @property
     def hook(self) -> pluggy.HookRelay:
@@ -138,6 +140,13 @@ class Plugins:
         self.load_group(GENERAL)
         return list(self._chat_formats)
 
+    def sampler(self, name: str) -> SamplerType | None:
+        """The sampler of this name among those of every plugin of the general group."""
+        from llamacli.sampling import simplified
+
+        self.load_group(GENERAL)
+        return self._samplers.get(simplified(name))
+
     def ask_each(self, hook: str, **arguments: Any) -> list[Any]:
         """What each plugin loaded so far answers to a hook; one that fails is logged and left out."""
         answers = []
@@ -190,16 +199,19 @@ class Plugins:
         loaders: list[Loader] = []
         added: list[QuantFormat] = []
         chat_formats: list[ChatFormat] = []
+        samplers: list[SamplerType] = []
         only("register_architectures", others)(register=_collector(architectures, Architecture))
         only("register_loaders", others)(register=_collector(loaders, Loader))
         only("register_quant_formats", others)(register=_collector(added, QuantFormat))
         only("register_chat_formats", others)(register=_collector(chat_formats, ChatFormat))
+        only("register_samplers", others)(register=lambda sampler: _collector(samplers, _sampler_type())(sampler))
         formats: dict[int, QuantFormat] = {fmt.type: fmt for fmt in added}
         chat_names = {fmt.name for fmt in self._chat_formats}
         taken = [
             *(str(key) for key, fmt in formats.items() if FORMATS.get(key, fmt) != fmt),
             *(architecture.name for architecture in architectures if architecture.name in self._architectures),
             *(fmt.name for fmt in chat_formats if fmt.name in chat_names),
+            *(sampler.name for sampler in samplers if self._is_taken(sampler)),
         ]
         if taken:
             raise PluginError(f"it registers what is registered already: {', '.join(taken)}")
@@ -207,6 +219,13 @@ class Plugins:
         self._architectures.update({architecture.name: architecture for architecture in architectures})
         self._loaders += loaders
         self._chat_formats += chat_formats
+        self._samplers.update((name, sampler) for sampler in samplers for name in sampler.names)
+
+    def _is_taken(self, sampler: SamplerType) -> bool:
+        from llamacli.sampling import BUILT_IN
+
+        taken = {*self._samplers, *(name for kind in BUILT_IN for name in kind.names)}
+        return not taken.isdisjoint(sampler.names)
 
     def _unknown(self, name: str) -> str:
         installed = sorted(self.claimed_architectures()) or ["none"]
@@ -215,6 +234,13 @@ class Plugins:
         if distribution not in (None, *(_origin(entry)[0] for entry in self._entry_points)):
             return f"{message}; try: pip install {distribution}"
         return f"{message}; docs/plugins.md shows how to write a plugin for it"
+
+
+def _sampler_type() -> type:
+    """Deferred further than the others: only a plugin that has samplers has loaded what computes them."""
+    from llamacli.sampling import SamplerType
+
+    return SamplerType
 
 
 def _collector(into: list[Any], kind: type) -> Callable[[Any], None]:

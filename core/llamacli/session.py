@@ -64,7 +64,7 @@ class Session:
         self._context: list[int] = []
         self.stats = Stats()
         self._logits: npt.NDArray[np.float32] | None = None
-        self._sampler = SamplerState(_checked_seed(seed), model.tokenizer)
+        self._sampler = SamplerState(_checked_seed(seed), model.tokenizer, model.find_sampler)
 
     @property
     def cache(self) -> KVSequence:

@@ -1,17 +1,12 @@
 import json
-import types
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import llamacli.cli.run
-from llamacli import QuantMode, SamplingParams, load_model
+from llamacli import QuantMode, Token, load_model
 from llamacli.cli.run import demo_model_path, run
-from llamacli.cli.sampling import sampling_params
 from llamacli.cli.stats import peak_rss
-from llamacli.gguf import Metadata
 from llamacli.kv import KV_TYPES
 
 GREEDY = ("--temp", "0", "--mode", "fp32")
@@ -173,7 +168,7 @@ def test_the_prompt_can_be_left_out(invoke, model, greedy) -> None:
 
 def test_text_that_ends_its_last_line_gets_no_other_newline(invoke, model, monkeypatch) -> None:
     def generate(self, *_args, **_options):
-        yield types.SimpleNamespace(id=1, piece="one\n")
+        yield Token(1, "one\n")
 
     monkeypatch.setattr("llamacli.session.Session.generate", generate)
     assert invoke("run", model, "--no-display-prompt", "x").stdout == "one\n"
@@ -350,53 +345,3 @@ def test_options_can_be_set_by_the_environment(invoke, model) -> None:
     answer = run_json(invoke, model, PROMPT, env=env)
     assert (len(answer["tokens"]), answer["stats"]["seed"]) == (3, 5)
     assert len(run_json(invoke, model, PROMPT, "-n", "2", env=env)["tokens"]) == 2
-
-
-NOT_GIVEN = dict.fromkeys(("temp", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n"))
-DEFAULTS = SamplingParams(temp=0.8, top_k=40, top_p=0.95, min_p=0.05, penalty=1.0, penalty_last_n=64)
-RECOMMENDED = {
-    "general.sampling.temp": 0.5,
-    "general.sampling.top_k": 7,
-    "general.sampling.top_p": 0.25,
-    "general.sampling.min_p": 0.125,
-    "general.sampling.penalty_repeat": 1.5,
-    "general.sampling.penalty_last_n": 9,
-}
-FROM_FILE = SamplingParams(temp=0.5, top_k=7, top_p=0.25, min_p=0.125, penalty=1.5, penalty_last_n=9)
-GIVEN = {"temp": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 2.0, "repeat_last_n": 0}
-FROM_OPTIONS = SamplingParams(temp=0.0, top_k=0, top_p=1.0, min_p=0.0, penalty=2.0, penalty_last_n=0)
-
-
-@given(st.sets(st.sampled_from(range(6))), st.sets(st.sampled_from(range(6))))
-def test_sampling_values_come_from_the_options_then_the_file_then_llama_cpp(
-    given_: set[int], in_file: set[int]
-) -> None:
-    options = NOT_GIVEN | {name: value for i, (name, value) in enumerate(GIVEN.items()) if i in given_}
-    metadata = Metadata({key: value for i, (key, value) in enumerate(RECOMMENDED.items()) if i in in_file})
-    params = sampling_params(options, metadata, 512)
-    for i, field in enumerate(("temp", "top_k", "top_p", "min_p", "penalty", "penalty_last_n")):
-        source = FROM_OPTIONS if i in given_ else FROM_FILE if i in in_file else DEFAULTS
-        assert getattr(params, field) == getattr(source, field)
-
-
-def test_the_whole_context_can_count_as_just_written() -> None:
-    assert sampling_params(NOT_GIVEN | {"repeat_last_n": -1}, Metadata({}), 512).penalty_last_n == 512
-
-
-def test_what_a_file_recommends_is_used(invoke, tiny_gguf, greedy) -> None:
-    path = tiny_gguf("gqa", tokenizer="spm", context_length=64, metadata={"general.sampling.temp": 0.0})
-    assert run_json(invoke, path, PROMPT, "--mode", "fp32", "-n", "8")["tokens"] == greedy(PROMPT, 8)[0]
-
-
-@pytest.mark.parametrize("value", [-1.0, float("nan"), "hot"])
-def test_a_recommendation_out_of_range_is_an_error_unless_overruled(value, tiny_gguf, invoke) -> None:
-    path = tiny_gguf("gqa", tokenizer="spm", metadata={"general.sampling.temp": value})
-    result = invoke("run", path, PROMPT, "-n", "1")
-    assert result.exit_code == 1
-    assert "general.sampling.temp" in result.stderr
-    assert invoke("run", path, PROMPT, "-n", "1", "--temp", "1").exit_code == 0
-
-
-def test_a_recommendation_that_nothing_follows_is_named(invoke, tiny_gguf) -> None:
-    path = tiny_gguf("gqa", tokenizer="spm", metadata={"general.sampling.mirostat": 2})
-    assert "general.sampling.mirostat" in invoke("run", path, PROMPT, "-n", "1").stderr

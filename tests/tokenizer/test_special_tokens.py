@@ -1,9 +1,11 @@
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llamacli import ModelFormatError
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 from tokenizer.small_vocabularies import (
     CONTROL,
@@ -171,3 +173,11 @@ def test_infill_tokens_are_found_by_text_unless_a_key_names_them() -> None:
     assert chat({"<|fim_prefix|>": NORMAL}).is_control(256)
     assert not chat({"<|fim_prefix|>": NORMAL}, fim_pre_token_id=1).is_control(256)
     assert not chat({"<|fim_prefix|>": NORMAL}, prefix_token_id=1).is_control(256)
+
+
+def test_tokens_that_must_not_be_generated() -> None:
+    ids = np.array([3, 1, -1, 10**6], np.int32)
+    assert tokenizer_from_metadata(scored({"a": 0}, suppress_tokens=ids)).suppressed == (3, 1)
+    assert tokenizer_from_metadata(scored({"a": 0})).suppressed == ()
+    with pytest.raises(ModelFormatError, match="suppress_tokens' is not an array of token ids"):
+        tokenizer_from_metadata(scored({"a": 0}, suppress_tokens=["x"]))

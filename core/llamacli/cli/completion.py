@@ -12,11 +12,12 @@ from llamacli.errors import ContextOverflowError, InvalidRequestError
 
 if TYPE_CHECKING:
     from llamacli import SamplingParams, Session
+    from llamacli.sampling import LogProbs
 
 
 @attrs.define
 class Completion:
-    """A generated text: token ids, their text, and why it ended.
+    """A generated text: token ids, their text, and why it ended; `logprobs`, a token each, where they are asked for.
 
     `stop` is "eos" (the model ended it), "length" (as many tokens as asked for), "context" (the context is full) or
     "interrupt" (Ctrl-C).
@@ -25,6 +26,7 @@ class Completion:
     tokens: list[int]
     text: str
     stop: str
+    logprobs: list[LogProbs]
 
 
 def complete(
@@ -50,12 +52,15 @@ def complete(
         ) from error
     tokens: list[int] = []
     pieces: list[str] = []
+    logprobs: list[LogProbs] = []
     try:
         on_start()
         check()
         for token in stream:
             tokens.append(token.id)
             pieces.append(token.piece)
+            if token.logprobs is not None:
+                logprobs.append(token.logprobs)
             on_text(token.piece)
             check()
     except KeyboardInterrupt:
@@ -63,4 +68,4 @@ def complete(
     else:
         full = session.n_past == session.seq_len
         stop = "length" if len(tokens) == max_tokens else "context" if full else "eos"
-    return Completion(tokens, "".join(pieces), stop)
+    return Completion(tokens, "".join(pieces), stop, logprobs)

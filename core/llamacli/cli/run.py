@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from llamacli.cli.interrupts import EXIT_CODE
+from llamacli.cli.logprobs import logprobs_as_json, print_logprobs
 from llamacli.cli.options import PATH, global_options, threads_option
 from llamacli.cli.output import note, print_json, write
 from llamacli.cli.progress import load
@@ -143,7 +144,7 @@ def run(
         if ctx_size > loaded.config.context_length:
             _log.warning("-c %d: the model was trained for %d tokens only", ctx_size, loaded.config.context_length)
         with loaded.create_session(seq_len=ctx_size or None, kv_type=kv_type, seed=seed) as session:
-            params = sampling_params(sampling, loaded.metadata, session.seq_len)
+            params = sampling_params(sampling, loaded.metadata, session.seq_len, loaded.find_sampler)
 
             def begin() -> None:
                 _log.info("%s loaded in %.2f s; seed %d, %s", loaded, load_s, seed, params)
@@ -161,6 +162,7 @@ def run(
             )
             figures = Figures(load_s, session.stats, seed)
         if json:
+            logprobs = {"logprobs": logprobs_as_json(loaded, completion)} if params.n_probs else {}
             print_json(
                 {
                     "model": model,
@@ -168,6 +170,7 @@ def run(
                     "prompt": text,
                     "text": completion.text,
                     "tokens": completion.tokens,
+                    **logprobs,
                     "stop": completion.stop,
                     "stats": figures.as_dict(),
                 },
@@ -175,6 +178,8 @@ def run(
             )
     if not json and not completion.text.endswith("\n"):
         write("\n")
+    if not json and params.n_probs:
+        print_logprobs(loaded, completion)
     if completion.stop == "context":
         note(f"llamacli: the context of {session.seq_len} tokens is full; -c sets a longer one")
     if stats:

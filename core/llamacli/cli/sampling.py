@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
@@ -13,71 +15,184 @@ from llamacli.cli.options import FiniteRange
 if TYPE_CHECKING:
     from llamacli import SamplingParams
     from llamacli.gguf import Metadata
+    from llamacli.sampling import FindSampler
 
 Decorated = TypeVar("Decorated")
 
 _log = logging.getLogger(__name__)
 
 _KEYS = "general.sampling."
+_SEQUENCE = _KEYS + "sequence"
+_ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+_NUMBER, _COUNT = FiniteRange(-1_000_000, 1_000_000), click.IntRange(0)
+_AT_LEAST_0, _SHARE = FiniteRange(0, 1_000_000), FiniteRange(0, 1)
 
 
 class _Setting(NamedTuple):
-    """`key`: in a model's metadata, below `general.sampling.`; `default`: llama.cpp's."""
+    """`default`: llama.cpp's; `key`: in a model's metadata, below `general.sampling.`, where there is one."""
 
     field: str
-    key: str
     default: float
     flags: tuple[str, ...]
     type: click.FloatRange | click.IntRange
     help: str
+    key: str | None = None
 
 
 _SETTINGS = (
-    _Setting("temp", "temp", 0.8, ("--temp", "--temperature"), FiniteRange(0, 1_000_000),
-             "Temperature; 0 always takes the likeliest token."),
-    _Setting("top_k", "top_k", 40, ("--top-k",), click.IntRange(0),
-             "Draw from the k likeliest tokens only; 0 is off."),
-    _Setting("top_p", "top_p", 0.95, ("--top-p",), FiniteRange(0, 1),
-             "Draw from the likeliest tokens that together reach p; 1 is off."),
-    _Setting("min_p", "min_p", 0.05, ("--min-p",), FiniteRange(0, 1),
-             "Drop tokens less likely than p times the likeliest; 0 is off."),
-    _Setting("penalty", "penalty_repeat", 1.0, ("--repeat-penalty",), FiniteRange(0, 1_000_000),
-             "Make tokens that were just written less likely; 1 is off."),
-    _Setting("penalty_last_n", "penalty_last_n", 64, ("--repeat-last-n",), click.IntRange(-1),
-             "How many tokens count as just written; 0 is none, -1 all."),
+    _Setting("temp", 0.8, ("--temp", "--temperature"), _AT_LEAST_0,
+             "Temperature; 0 always takes the likeliest token.", "temp"),
+    _Setting("dynatemp_range", 0.0, ("--dynatemp-range",), _AT_LEAST_0,
+             "Let the temperature vary by up to this much with how sure the model is; 0 is off."),
+    _Setting("dynatemp_exponent", 1.0, ("--dynatemp-exp",), _AT_LEAST_0,
+             "Power of the entropy that the dynamic temperature follows."),
+    _Setting("top_k", 40, ("--top-k",), _COUNT,
+             "Draw from the k likeliest tokens only; 0 is off.", "top_k"),
+    _Setting("top_p", 0.95, ("--top-p",), _SHARE,
+             "Draw from the likeliest tokens that together reach p; 1 is off.", "top_p"),
+    _Setting("min_p", 0.05, ("--min-p",), _SHARE,
+             "Drop tokens less likely than p times the likeliest; 0 is off.", "min_p"),
+    _Setting("typ_p", 1.0, ("--typical", "--typical-p"), _SHARE,
+             "Draw from the tokens of most typical surprise that together exceed p; 1 is off."),
+    _Setting("top_n_sigma", -1.0, ("--top-n-sigma", "--top-nsigma"), _NUMBER,
+             "Drop tokens n standard deviations below the likeliest; 0 and less is off."),
+    _Setting("xtc_probability", 0.0, ("--xtc-probability",), _SHARE,
+             "How often to drop all but the last of the tokens above --xtc-threshold; 0 is off.", "xtc_probability"),
+    _Setting("xtc_threshold", 0.1, ("--xtc-threshold",), _SHARE,
+             "How probable such tokens are; above 0.5 is off.", "xtc_threshold"),
+    _Setting("penalty", 1.0, ("--repeat-penalty",), _AT_LEAST_0,
+             "Make tokens that were just written less likely; 1 is off.", "penalty_repeat"),
+    _Setting("penalty_freq", 0.0, ("--frequency-penalty",), _NUMBER,
+             "Take this from the logits of such tokens for each time; 0 is off."),
+    _Setting("penalty_present", 0.0, ("--presence-penalty",), _NUMBER,
+             "Take this from the logits of such tokens once; 0 is off."),
+    _Setting("penalty_last_n", 64, ("--repeat-last-n",), click.IntRange(-1),
+             "How many tokens count as just written; 0 is none, -1 all.", "penalty_last_n"),
+    _Setting("dry_multiplier", 0.0, ("--dry-multiplier",), _AT_LEAST_0,
+             "How much less likely to make tokens that continue a repetition; 0 is off."),
+    _Setting("dry_base", 1.75, ("--dry-base",), FiniteRange(1, 1_000_000),
+             "By what factor that grows with each token repeated."),
+    _Setting("dry_allowed_length", 2, ("--dry-allowed-length",), _COUNT,
+             "How long a repetition may be."),
+    _Setting("dry_penalty_last_n", 64, ("--dry-penalty-last-n",), click.IntRange(-1),
+             "How many tokens to look for repetitions in; 0 is none, -1 all."),
+    _Setting("mirostat", 0, ("--mirostat",), click.IntRange(0, 2),
+             "Keep the surprise of tokens constant, by version 1 or 2 of Mirostat, instead of the other samplers; "
+             "0 is off.", "mirostat"),
+    _Setting("mirostat_tau", 5.0, ("--mirostat-ent",), _AT_LEAST_0,
+             "The surprise that Mirostat aims at, in bits.", "mirostat_tau"),
+    _Setting("mirostat_eta", 0.1, ("--mirostat-lr",), _AT_LEAST_0,
+             "How fast Mirostat learns.", "mirostat_eta"),
+    _Setting("adaptive_target", -1.0, ("--adaptive-target",), FiniteRange(-1, 1),
+             "Draw tokens near this probability in the long run; below 0 is off."),
+    _Setting("adaptive_decay", 0.9, ("--adaptive-decay",), FiniteRange(0, 0.99),
+             "How much the past counts in that: the last 1 / (1 - X) tokens."),
+)  # fmt: skip
+
+
+_BIAS = re.compile(r"(\d+)([+-](?:\d+\.?\d*|\.\d+|inf))", re.ASCII)
+
+
+def _biases(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[int, float]:
+    """What is added to each token's logit in all; a token that is forbidden once stays so."""
+    sums: dict[int, float] = {}
+    for value in values:
+        match = _BIAS.fullmatch(value)
+        bias = float(match[2]) if match else math.nan
+        if match is None or not (abs(bias) <= 1_000_000 or math.isinf(bias)):
+            form = "a token id and a number from -1000000 to 1000000 or inf, as in 15043-1.5"
+            raise click.BadParameter(f"{value!r} is not {form}.", ctx, param)
+        token = int(match[1])
+        sums[token] = -math.inf if -math.inf in (sums.get(token), bias) else sums.get(token, 0.0) + bias
+    return sums
+
+
+_OTHERS = (
+    click.option(
+        "--dry-sequence-breaker", multiple=True, metavar="TEXT",
+        help="No repetition reaches across this text; may be given several times. Default: a newline, a colon, a "
+        "quote, an asterisk; none: no text at all.",
+    ),
+    click.option(
+        "-l", "--logit-bias", multiple=True, metavar="ID+BIAS", callback=_biases,
+        help="Add to a token's logit, as in 15043+1 or 15043-1; 15043-inf forbids it. May be given several times.",
+    ),
+    click.option(
+        "--samplers", metavar="NAMES",
+        help=f"The order of samplers; those left out are off. Default: the model's, else {';'.join(_ORDER)}.",
+    ),
+    click.option(
+        "--logprobs", type=_COUNT, default=0, show_default=True, metavar="N",
+        help="Show each token's log-probability and those of the N likeliest; 0: show none.",
+    ),
 )  # fmt: skip
 
 
 def sampling_options(command: Decorated) -> Decorated:
     """Give a command an option for each setting; its value is None where it was not given."""
-    for setting in reversed(_SETTINGS):
-        metavar = "N" if isinstance(setting.type, click.IntRange) else "X"
-        text = f"{setting.help} Default: the model's, else {setting.default:g}."
-        decorate = click.option(*setting.flags, type=setting.type, metavar=metavar, help=text)
-        command = decorate(command)  # type: ignore[type-var]
+    for option in reversed((*map(_option, _SETTINGS), *_OTHERS)):
+        command = option(command)
     return command
 
 
-def sampling_params(given: Mapping[str, Any], metadata: Metadata, seq_len: int) -> SamplingParams:
-    """What the options say, else the model's file, else llama.cpp's defaults.
+def _option(setting: _Setting) -> Callable[[Any], Any]:
+    metavar = "N" if isinstance(setting.type, click.IntRange) else "X"
+    source = "the model's, else " if setting.key else ""
+    text = f"{setting.help} Default: {source}{setting.default:g}."
+    return click.option(*setting.flags, type=setting.type, metavar=metavar, help=text)
 
-    Raises ModelFormatError for a value in the file that the option would not take.
+
+def sampling_params(
+    given: Mapping[str, Any], metadata: Metadata, seq_len: int, find: FindSampler | None = None
+) -> SamplingParams:
+    """What the options say, else the model's file, else llama.cpp's defaults; `find` knows the samplers of plugins.
+
+    Raises ModelFormatError for a value in the file that the option would not take, UsageError for a sampler that there
+    is not.
     """
     from llamacli import SamplingParams
 
     values = {setting.field: _value(setting, given, metadata) for setting in _SETTINGS}
-    if values["penalty_last_n"] < 0:
-        values["penalty_last_n"] = seq_len
-    known = {_KEYS + setting.key for setting in _SETTINGS}
+    for name in ("penalty_last_n", "dry_penalty_last_n"):
+        if values[name] < 0:
+            values[name] = seq_len
+    breakers = given.get("dry_sequence_breaker")
+    if breakers:
+        values["dry_sequence_breakers"] = () if "none" in breakers else breakers
+    known = {_SEQUENCE, *(_KEYS + setting.key for setting in _SETTINGS if setting.key)}
     ignored = sorted(key for key in metadata if key.startswith(_KEYS) and key not in known)
     if ignored:
         _log.warning("the model's file recommends what there is no option for: %s", ", ".join(ignored))
-    return SamplingParams(**values)
+    return SamplingParams(
+        samplers=_samplers(given.get("samplers"), metadata, find),
+        logit_bias=given.get("logit_bias") or {},
+        n_probs=given.get("logprobs") or 0,
+        **values,
+    )
 
 
 def _value(setting: _Setting, given: Mapping[str, Any], metadata: Metadata) -> Any:
-    value = given[setting.flags[0].removeprefix("--").replace("-", "_")]
+    value = given.get(setting.flags[0].removeprefix("--").replace("-", "_"))
     if value is not None:
         return value
+    if setting.key is None:
+        return setting.default
     get: Any = metadata.get_int if isinstance(setting.type, click.IntRange) else metadata.get_float
     return get(_KEYS + setting.key, setting.default, minimum=setting.type.min, maximum=setting.type.max)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, map(str.strip, text.split(";"))))
+
+
+def _samplers(given: str | None, metadata: Metadata, find: FindSampler | None) -> tuple[str, ...]:
+    """The order of samplers. Of those that the file names, ones that there are not are left out, as in llama.cpp."""
+    from llamacli.sampling import sampler_type
+
+    names = _names(metadata.get_str(_SEQUENCE, "") if given is None else given)
+    missing = [name for name in names if sampler_type(name, find) is None]
+    if missing and given is not None:
+        raise click.UsageError(f"Invalid value for '--samplers': there is no sampler {missing[0]!r}.")
+    if missing:
+        _log.warning("%s names samplers that there are not: %s", _SEQUENCE, ", ".join(missing))
+    return tuple(name for name in names if name not in missing) or (_ORDER if given is None else ())

@@ -1,14 +1,8 @@
 """Engines: what compiles a recorded graph and runs it on tokens."""
 
-import os
-
 from llamacli.engine.base import Engine, Program, QuantMode, Span
 from llamacli.engine.reference import ReferenceEngine
-
-
-def jit_disabled() -> bool:
-    """Whether NUMBA_DISABLE_JIT forbids to compile kernels."""
-    return os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
+from llamacli.kernels.switch import jit_disabled
 
 
 def default_engine(threads: int | None = None) -> Engine:

@@ -22,7 +22,6 @@ import llvmlite
 import numba
 import numpy as np
 from numba import njit, types
-from numba.core import config
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 from numba.core.compiler_lock import global_compiler_lock
@@ -30,6 +29,7 @@ from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
 from llamacli.kernels.isa import isa
+from llamacli.kernels.switch import jit_disabled
 
 _log = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ class ArrayFunction:
 
     def __init__(self, function: Callable[..., Any], signature: str):
         self._function, self._signature = function, signature
-        self._call: Callable[..., Any] | None = function if config.DISABLE_JIT else None
+        self._call: Callable[..., Any] | None = None
         self.name = function.__name__
         self.__doc__ = function.__doc__
 
@@ -227,7 +227,8 @@ class ArrayFunction:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run it; the arguments' types are the signature's, exactly."""
-        return (self._call or self.compile())(*arguments)
+        call = self._call or (self._function if jit_disabled() else self.compile())
+        return call(*arguments)
 
 
 def array_function(signature: str) -> Callable[[Callable[..., Any]], ArrayFunction]:

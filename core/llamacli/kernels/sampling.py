@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba.extending import register_jitable
 
 from llamacli.kernels.jit import array_function
 
@@ -20,7 +20,7 @@ _BITS = 11
 _DIGITS = 1 << _BITS
 
 
-@njit
+@register_jitable
 def _any_from(x: Any, start: int, stop: int, threshold: Any) -> bool:
     count = 0
     for i in range(start, stop):
@@ -28,7 +28,7 @@ def _any_from(x: Any, start: int, stop: int, threshold: Any) -> bool:
     return count > 0
 
 
-@njit
+@register_jitable
 def _sift_down(heap: Any, x: Any) -> None:
     """Replace the least of a heap whose least is first."""
     i, n = 0, len(heap)

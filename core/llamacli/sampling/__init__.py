@@ -5,19 +5,21 @@ from llamacli.sampling.choice import AdaptiveP, Draw, Greedy, Mirostat, Mirostat
 from llamacli.sampling.logprobs import LogProbs
 from llamacli.sampling.params import DEFAULT_ORDER, SamplingParams
 from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressTokens, breakers_of
-from llamacli.sampling.registry import SamplerType, build_chain
+from llamacli.sampling.registry import BUILT_IN, FindSampler, SamplerType, build_chain, sampler_type, simplified
 from llamacli.sampling.sampler import Sampler, SamplerChain
 from llamacli.sampling.state import SamplerState
 from llamacli.sampling.temperature import DynamicTemperature, Temperature
 from llamacli.sampling.truncation import MinP, TopK, TopNSigma, TopP, TypicalP, Xtc
 
 __all__ = [
+    "BUILT_IN",
     "DEFAULT_ORDER",
     "AdaptiveP",
     "Candidates",
     "Draw",
     "Dry",
     "DynamicTemperature",
+    "FindSampler",
     "Greedy",
     "LogProbs",
     "LogitBias",
@@ -39,4 +41,6 @@ __all__ = [
     "Xtc",
     "breakers_of",
     "build_chain",
+    "sampler_type",
+    "simplified",
 ]

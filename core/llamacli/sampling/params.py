@@ -67,7 +67,7 @@ class SamplingParams:
       sampler than the temperature; 0 is off.
     - `adaptive_target`, `adaptive_decay`: draw tokens near this probability; below 0 is off.
     - `logit_bias`: numbers to add to logits, by token id.
-    - `suppress_tokens`: ids that are never drawn.
+    - `suppress_tokens`: ids that are never drawn, beside those that the model's file names.
     - `grammar`: a grammar in GBNF that the text has to follow; `json_schema`: a JSON Schema, as a dict or JSON text.
     - `samplers`: the order of samplers by name; those that are left out are off.
     - `options`: for samplers of plugins, what they make of it.

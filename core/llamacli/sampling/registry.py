@@ -31,6 +31,11 @@ class SamplerType:
     when_greedy: bool = False
     aliases: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> frozenset[str]:
+        """All its names, as they are compared."""
+        return frozenset(map(simplified, (self.name, *self.aliases)))
+
 
 FindSampler = Callable[[str], SamplerType | None]
 
@@ -43,7 +48,7 @@ def build_chain(
     What forbids tokens comes first, unless `params.samplers` puts it elsewhere, and what chooses last. Raises
     InvalidRequestError for a name that no sampler has.
     """
-    types = [_named(name, find or (lambda _: None)) for name in params.samplers]
+    types = [_named(name, find) for name in params.samplers]
     first = [kind for kind in _FIRST if kind not in types]
     last: Sampler
     if params.temp <= 0:
@@ -64,16 +69,21 @@ def simplified(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "").strip()
 
 
-def _named(name: str, find: FindSampler) -> SamplerType:
-    kind = _BY_NAME.get(simplified(name)) or find(name)
+def sampler_type(name: str, find: FindSampler | None = None) -> SamplerType | None:
+    """The sampler of this name, if there is one."""
+    return _BY_NAME.get(simplified(name)) or (find(name) if find is not None else None)
+
+
+def _named(name: str, find: FindSampler | None) -> SamplerType:
+    kind = sampler_type(name, find)
     if kind is None:
         known = ", ".join(kind.name for kind in BUILT_IN)
-        raise InvalidRequestError(f"samplers: there is no sampler {name!r} (built in: {known}, adaptive_p)")
+        raise InvalidRequestError(f"samplers: there is no sampler {name!r} (built in: {known})")
     return kind
 
 
 def _suppress_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-    tokens = params.suppress_tokens
+    tokens = params.suppress_tokens + (tokenizer.suppressed if tokenizer is not None else ())
     return SuppressTokens(tokens) if tokens else None
 
 
@@ -125,6 +135,7 @@ BUILT_IN = (
     SamplerType("top_p", lambda params, _: TopP(params.top_p) if params.top_p < 1 else None, aliases=("nucleus",)),
     SamplerType("min_p", lambda params, _: MinP(params.min_p) if params.min_p > 0 else None),
     SamplerType("xtc", _xtc),
+    SamplerType("adaptive_p", lambda params, _: None),  # it chooses, so its place is the last one wherever it is named
 )
 """What needs no plugin."""
-_BY_NAME = {simplified(name): kind for kind in BUILT_IN for name in (kind.name, *kind.aliases)}
+_BY_NAME = {name: kind for kind in BUILT_IN for name in kind.names}

@@ -32,9 +32,9 @@ class Tokenizer:
     """A model's tokenizer.
 
     Attributes: `n_vocab`; the ids `bos_id`, `eos_id`, `eot_id`, `eom_id`, `unk_id`, `pad_id`, each None where the
-    model has none; `eog_ids`, all ids after which generation ends; `add_bos` and `add_eos`, whether encoding adds
-    these tokens when it adds special ones; `special_ids`, the tokens that are found in text before it is encoded, be
-    it only where they are asked for, the longest first.
+    model has none; `eog_ids`, all ids after which generation ends; `suppressed`, ids that must not be generated;
+    `add_bos` and `add_eos`, whether encoding adds these tokens when it adds special ones; `special_ids`, the tokens
+    that are found in text before it is encoded, be it only where they are asked for, the longest first.
 
     Methods that take an id raise InvalidRequestError when it is not in the vocabulary.
     """
@@ -55,7 +55,7 @@ class Tokenizer:
         self._eos = [self.eos_id] if add_eos and self.eos_id is not None else []
         self.add_bos, self.add_eos = bool(self._bos), bool(self._eos)
         self.n_vocab = len(vocabulary.tokens)
-        self.eog_ids = vocabulary.eog_ids
+        self.eog_ids, self.suppressed = vocabulary.eog_ids, vocabulary.suppressed
         self._vocabulary, self._scheme = vocabulary, scheme
         kinds = {*_HIDDEN, TokenKind.USER_DEFINED}
         texts = {token: vocabulary.tokens[token] for token, kind in sorted(vocabulary.kinds.items()) if kind in kinds}

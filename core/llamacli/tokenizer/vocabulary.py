@@ -15,6 +15,7 @@ TOKENS = "tokenizer.ggml.tokens"
 MERGES = "tokenizer.ggml.merges"
 SCORES = "tokenizer.ggml.scores"
 TOKEN_TYPE = "tokenizer.ggml.token_type"
+SUPPRESS_TOKENS = "tokenizer.ggml.suppress_tokens"
 
 
 class TokenKind(IntEnum):
@@ -35,7 +36,8 @@ class Vocabulary:
 
     `tokens`: the texts as the file has them. `ids`: the id of each text, the last one where several tokens share it,
     as in llama.cpp. `kinds`: of the tokens that are not NORMAL. `special`: ids by the names in their metadata keys
-    ("bos", "eos", "unknown", ...), only those that exist. `eog_ids`: after which generation ends.
+    ("bos", "eos", "unknown", ...), only those that exist. `eog_ids`: after which generation ends. `suppressed`: which a
+    model must never generate.
     """
 
     tokens: Sequence[str]
@@ -43,6 +45,7 @@ class Vocabulary:
     kinds: Mapping[int, TokenKind]
     special: Mapping[str, int]
     eog_ids: frozenset[int]
+    suppressed: tuple[int, ...] = ()
 
     def kind(self, token: int) -> TokenKind:
         """Return the kind of a token."""
@@ -140,7 +143,7 @@ def read_vocabulary(metadata: Metadata, default_ids: Mapping[str, int]) -> Vocab
         if name not in special and found:
             special[name] = found[0]
             kinds[found[0]] = TokenKind.CONTROL
-    return Vocabulary(tokens, ids, kinds, special, _ends(ids, kinds, special))
+    return Vocabulary(tokens, ids, kinds, special, _ends(ids, kinds, special), _suppressed(metadata, len(tokens)))
 
 
 def special_ids(metadata: Metadata, n_vocab: int, default_ids: Mapping[str, int]) -> dict[str, int]:
@@ -193,6 +196,14 @@ def _kinds(metadata: Metadata, n_vocab: int) -> dict[int, TokenKind]:
         token: TokenKind(kind) if kind in known else TokenKind.UNDEFINED
         for token, kind in zip(unusual.tolist(), types[unusual].tolist(), strict=True)
     }
+
+
+def _suppressed(metadata: Metadata, n_vocab: int) -> tuple[int, ...]:
+    """Return the ids under SUPPRESS_TOKENS, without those out of range, as llama.cpp does."""
+    values = np.asarray(metadata.get(SUPPRESS_TOKENS, np.empty(0, np.int32)))
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise ModelFormatError(f"{metadata.source}: metadata key {SUPPRESS_TOKENS!r} is not an array of token ids")
+    return tuple(values[(values >= 0) & (values < n_vocab)].tolist())
 
 
 def _ends(ids: Mapping[str, int], kinds: dict[int, TokenKind], special: Mapping[str, int]) -> frozenset[int]:

@@ -1,0 +1,175 @@
+import json
+import math
+
+import attrs
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamacli import SamplingParams
+from llamacli.cli.sampling import _ORDER, _SETTINGS, sampling_params
+from llamacli.gguf import Metadata
+
+PROMPT = "once upon a time"
+DEFAULTS = SamplingParams(
+    temp=0.8,
+    top_k=40,
+    top_p=0.95,
+    min_p=0.05,
+    samplers=("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"),
+)
+"""llama.cpp's."""
+IN_FILE = {
+    "temp": 0.5,
+    "top_k": 7,
+    "top_p": 0.25,
+    "min_p": 0.125,
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.25,
+    "penalty_repeat": 1.5,
+    "penalty_last_n": 9,
+    "mirostat": 2,
+    "mirostat_tau": 3.0,
+    "mirostat_eta": 0.25,
+    "sequence": "temperature;top-k",
+}
+FIELDS = {"penalty_repeat": "penalty", "sequence": "samplers"}
+
+
+def parse(*args: str) -> dict:
+    """What `run` hands on."""
+    from llamacli.cli.run import run
+
+    with run.make_context("run", list(args)) as ctx:
+        return ctx.params
+
+
+def test_defaults_are_those_of_llama_cpp() -> None:
+    assert sampling_params(parse(), Metadata({}), 512) == DEFAULTS
+
+
+@given(st.sets(st.sampled_from(sorted(IN_FILE))), st.sets(st.sampled_from(_SETTINGS)))
+def test_values_come_from_the_options_then_the_file_then_llama_cpp(in_file: set[str], given_: set) -> None:
+    expected = {FIELDS.get(name, name): IN_FILE[name] for name in in_file}
+    if "sequence" in in_file:
+        expected["samplers"] = ("temperature", "top-k")
+    arguments = []
+    for setting in given_:
+        expected[setting.field] = (
+            1 if isinstance(setting.type, click.IntRange) else 0.75 if setting.type.min < 1 else 1.25
+        )
+        arguments += [setting.flags[-1], str(expected[setting.field])]
+    metadata = Metadata({f"general.sampling.{name}": IN_FILE[name] for name in in_file})
+    assert sampling_params(parse(*arguments), metadata, 512) == attrs.evolve(DEFAULTS, **expected)
+
+
+def test_every_parameter_has_an_option() -> None:
+    others = {"logit_bias", "dry_sequence_breakers", "samplers", "n_probs"}
+    by_program_only = {"suppress_tokens", "options", "grammar", "json_schema"}
+    fields = {field.name for field in attrs.fields(SamplingParams)}
+    assert fields == {setting.field for setting in _SETTINGS} | others | by_program_only
+
+
+@pytest.mark.parametrize("setting", _SETTINGS, ids=lambda setting: setting.field)
+def test_values_out_of_range_are_usage_errors_that_say_the_range(setting, invoke) -> None:
+    wrong = [setting.type.min - 1] if setting.type.max is None else [setting.type.min - 1, setting.type.max + 1]
+    for value in [*wrong, "x"]:
+        for flag in setting.flags:
+            result = invoke("run", "-p", PROMPT, flag, value)
+            assert result.exit_code == 2
+            assert flag in result.stderr
+    result = invoke("run", "-p", PROMPT, setting.flags[0], wrong[0])
+    low, high = setting.type.min, setting.type.max
+    assert (f"x>={low}." if high is None else f"{low}<=x<={high}.") in result.stderr
+
+
+@pytest.mark.parametrize("value", ["15043", "+1", "5+", "5+x", "5+nan", "-5+1", "5+1e9", "5+1000001", "५+1"])
+def test_a_bias_that_is_none(value: str, invoke) -> None:
+    result = invoke("run", "-p", PROMPT, "--logit-bias", value)
+    assert result.exit_code == 2
+    assert "is not a token id and a number from -1000000 to 1000000 or inf" in result.stderr
+
+
+def test_biases_add_up() -> None:
+    params = sampling_params(
+        parse("-l", "7+1.5", "-l", "7-1", "-l", "8-inf", "-l", "8+5", "-l", "9+.5"), Metadata({}), 512
+    )
+    assert params.logit_bias == ((7, 0.5), (8, -math.inf), (9, 0.5))
+
+
+def test_breakers() -> None:
+    def breakers(*args: str) -> tuple[str, ...]:
+        return sampling_params(parse(*args), Metadata({}), 512).dry_sequence_breakers
+
+    assert breakers() == ("\n", ":", '"', "*")
+    assert breakers("--dry-sequence-breaker", "a", "--dry-sequence-breaker", "\n") == ("a", "\n")
+    assert breakers("--dry-sequence-breaker", "none") == ()
+
+
+def test_the_whole_context_can_count_as_just_written() -> None:
+    params = sampling_params(parse("--repeat-last-n", "-1", "--dry-penalty-last-n", "-1"), Metadata({}), 512)
+    assert (params.penalty_last_n, params.dry_penalty_last_n) == (512, 512)
+
+
+def test_the_order_of_samplers() -> None:
+    params = sampling_params(parse("--samplers", "Temp; top-k;;nucleus"), Metadata({}), 512)
+    assert params.samplers == ("Temp", "top-k", "nucleus")
+    assert sampling_params(parse("--samplers", ""), Metadata({}), 512).samplers == ()
+
+
+def test_a_sampler_that_there_is_not(invoke, model) -> None:
+    result = invoke("run", model, PROMPT, "--samplers", "top_k;top_q")
+    assert result.exit_code == 2
+    assert "Invalid value for '--samplers': there is no sampler 'top_q'" in result.stderr
+
+
+def test_a_file_may_name_samplers_that_there_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    metadata = Metadata({"general.sampling.sequence": "top_k;infill;temperature"})
+    assert sampling_params(parse(), metadata, 512).samplers == ("top_k", "temperature")
+    assert "general.sampling.sequence names samplers that there are not: infill" in caplog.text
+    assert sampling_params(parse(), Metadata({"general.sampling.sequence": "infill"}), 512).samplers == _ORDER
+
+
+def test_what_a_file_recommends_is_used(invoke, tiny_gguf) -> None:
+    path = tiny_gguf("gqa", tokenizer="spm", context_length=64, metadata={"general.sampling.temp": 0.0})
+    texts = [
+        json.loads(invoke("run", path, PROMPT, "--mode", "fp32", "-n", "8", "--json", *temp).stdout)["tokens"]
+        for temp in ((), ("--temp", "0"))
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), "hot"])
+def test_a_recommendation_out_of_range_is_an_error_unless_overruled(value, tiny_gguf, invoke) -> None:
+    path = tiny_gguf("gqa", tokenizer="spm", metadata={"general.sampling.temp": value})
+    result = invoke("run", path, PROMPT, "-n", "1")
+    assert result.exit_code == 1
+    assert "general.sampling.temp" in result.stderr
+    assert invoke("run", path, PROMPT, "-n", "1", "--temp", "1").exit_code == 0
+
+
+def test_a_recommendation_that_nothing_follows_is_named(invoke, tiny_gguf) -> None:
+    path = tiny_gguf("gqa", tokenizer="spm", metadata={"general.sampling.beams": 2})
+    assert "general.sampling.beams" in invoke("run", path, PROMPT, "-n", "1").stderr
+
+
+class TestLogprobs:
+    def test_in_json(self, invoke, model) -> None:
+        result = json.loads(invoke("run", model, PROMPT, "-n", "4", "--temp", "0", "--logprobs", "3", "--json").stdout)
+        assert [entry["id"] for entry in result["logprobs"]] == result["tokens"]
+        for entry in result["logprobs"]:
+            assert len(entry["top_logprobs"]) == 3
+            values = [other["logprob"] for other in entry["top_logprobs"]]
+            assert values == sorted(values, reverse=True)
+            assert entry["logprob"] == values[0] < 0
+            assert bytes(entry["bytes"]).decode(errors="replace") == entry["token"]
+
+    def test_as_lines(self, invoke, model) -> None:
+        result = invoke("run", model, PROMPT, "-n", "4", "--temp", "0", "--logprobs", "2")
+        header, *lines = result.stderr.splitlines()[-5:]
+        assert header.split() == ["logprob", "token", "likeliest"]
+        assert all(line.count("%") == 2 for line in lines)
+
+    def test_only_where_asked_for(self, invoke, model) -> None:
+        assert "logprobs" not in json.loads(invoke("run", model, PROMPT, "-n", "1", "--json").stdout)
