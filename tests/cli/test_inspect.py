@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import shutil
 import time
 from pathlib import Path
@@ -133,3 +134,31 @@ def test_a_format_that_a_plugin_reads(invoke, shared, tmp_path) -> None:
     shutil.copy(shared("models/stories260K.bin"), tmp_path / "stories.bin")
     summary = json.loads(invoke("inspect", tmp_path / "stories.bin", "--json").stdout)
     assert (summary["format"], summary["architecture"], summary["error"]) == (None, "llama", None)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_a_picture_of_sizes(suffix: str, invoke, tiny_gguf, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / f"sizes.{suffix}"
+    path = tiny_gguf("q8_0")
+    assert invoke("inspect", path, "--plot", picture).stdout == invoke("inspect", path).stdout
+    data = picture.read_bytes()
+    if suffix == "png":
+        assert data.startswith(b"\x89PNG")
+    else:  # texts are drawn, and kept as comments
+        assert {b"Q8_0", b"F32", b"by layer", b"rest"} <= set(re.findall(rb"<!-- (.*?) -->", data))
+
+
+def test_a_picture_of_a_vocabulary_is_empty(invoke, tiny_gguf, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    names = [
+        tensor["name"] for tensor in json.loads(invoke("inspect", tiny_gguf(), "--tensors", "--json").stdout)["tensors"]
+    ]
+    assert invoke("inspect", tiny_gguf("gqa", without=names), "--plot", tmp_path / "none.png").exit_code == 0
+
+
+def test_a_picture_without_matplotlib(invoke, model: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = invoke("inspect", model, "--plot", tmp_path / "sizes.png")
+    assert result.exit_code == 2
+    assert "pictures need matplotlib: pip install 'llamacli[plot]'" in result.stderr

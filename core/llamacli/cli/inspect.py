@@ -10,6 +10,7 @@ import click
 
 from llamacli.cli.options import PATH, global_options
 from llamacli.cli.output import human_bytes, human_count, print_json, print_table, printable
+from llamacli.cli.plot import Picture, draw_sizes
 
 if TYPE_CHECKING:
     from llamacli.gguf import Metadata
@@ -36,8 +37,11 @@ _SIZES = {
 @click.option("--tensors", is_flag=True, help="List every tensor; shapes have rows first.")
 @click.option("--full", is_flag=True, help="Show long strings and arrays in full.")
 @click.option("--json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--plot", type=Picture(), help="Draw the sizes by type and layer: a PNG, SVG or PDF file. Needs matplotlib."
+)
 @global_options
-def inspect(model: str, tensors: bool, full: bool, json: bool) -> None:
+def inspect(model: str, tensors: bool, full: bool, json: bool, plot: str | None) -> None:
     """Show what is in a model file and which plugin would load it.
 
     Works for files that no plugin can load too, and for those with a vocabulary and no weights. Tensors are not read.
@@ -48,6 +52,8 @@ def inspect(model: str, tensors: bool, full: bool, json: bool) -> None:
     installed = installed_plugins()
     file = open_model_file(model, installed)
     try:
+        if plot is not None:
+            draw_sizes(f"{file.path.name}: {human_bytes(_n_bytes(file))}", file.tensors.values(), plot)
         if json:
             print_json(_summary(file, installed) | _contents(file, tensors, full))
         else:
@@ -73,7 +79,7 @@ def _summary(file: ModelFile, plugins: Plugins) -> dict[str, Any]:
     return {
         "path": str(file.path),
         "format": f"GGUF v{file.version}" if isinstance(file, GGUFFile) else None,
-        "n_bytes": file.n_bytes if isinstance(file, GGUFFile) else file.path.stat().st_size,
+        "n_bytes": _n_bytes(file),
         "architecture": _text(metadata, "general.architecture"),
         "name": _text(metadata, "general.name"),
         "plugin": plugin,
@@ -84,6 +90,13 @@ def _summary(file: ModelFile, plugins: Plugins) -> dict[str, Any]:
         "tokenizer": _text(metadata, "tokenizer.ggml.model"),
         "n_vocab": len(tokens) if isinstance(tokens, Sequence) else 0,
     }
+
+
+def _n_bytes(file: ModelFile) -> int:
+    """Bytes on disk."""
+    from llamacli.gguf import GGUFFile
+
+    return file.n_bytes if isinstance(file, GGUFFile) else file.path.stat().st_size
 
 
 def _text(metadata: Metadata, key: str) -> str | None:

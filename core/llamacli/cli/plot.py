@@ -1,18 +1,25 @@
-"""Pictures of what commands measure, drawn by matplotlib where it is installed."""
+"""Pictures of what commands measure and show, drawn by matplotlib where it is installed."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from llamacli.cli.output import human_bytes
+
 if TYPE_CHECKING:
     from llamacli.bench import Row
+    from llamacli.gguf import TensorInfo
 
 _FORMATS = (".png", ".svg", ".pdf")
+_MIB = 2**20
+_TICKS = 24
 
 
 class Picture(click.ParamType[str]):
@@ -60,4 +67,39 @@ def draw_rates(rows: Sequence[Row], path: str) -> None:
         axes.set_ylabel("tokens a second")
     first = rows[0]
     figure.suptitle(f"{first.model_filename}: {first.model_type}, {first.n_threads} threads")
+    figure.savefig(path, dpi=150)
+
+
+def draw_sizes(title: str, tensors: Iterable[TensorInfo], path: str) -> None:
+    """Bytes of a model's tensors: by type on the left, by layer on the right, what is in no layer first."""
+    from matplotlib.figure import Figure
+
+    by_type: Counter[str] = Counter()
+    by_place: dict[int, Counter[str]] = {}
+    for info in tensors:
+        found = re.match(r"blk\.(\d+)\.", info.name)
+        by_type[info.type.name] += info.n_bytes
+        by_place.setdefault(int(found[1]) if found else -1, Counter())[info.type.name] += info.n_bytes
+    places = sorted(by_place)
+    figure = Figure(figsize=(7.0 + 0.15 * len(places), 4.0), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(2, 3 + 0.1 * len(places)))
+    bottom = [0.0] * len(places)
+    for number, (name, n_bytes) in enumerate(by_type.most_common()):
+        color = f"C{number % 10}"
+        left.bar_label(left.barh(name, n_bytes / _MIB, color=color), labels=[human_bytes(n_bytes)], padding=2)
+        heights = [by_place[place][name] / _MIB for place in places]
+        right.bar(range(len(places)), heights, bottom=bottom, color=color, label=name)
+        bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
+    left.invert_yaxis()
+    left.margins(x=0.6)
+    left.set_title("by type")
+    left.set_xlabel("MiB")
+    every = -(-len(places) // _TICKS) if places else 1
+    right.set_xticks(range(0, len(places), every), ["rest" if place < 0 else str(place) for place in places[::every]])
+    right.set_title("by layer")
+    right.set_xlabel("layer; rest: embedding, output and what else is in none")
+    right.set_ylabel("MiB")
+    if by_type:
+        right.legend()
+    figure.suptitle(title)
     figure.savefig(path, dpi=150)
