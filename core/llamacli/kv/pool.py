@@ -14,8 +14,9 @@ from llamacli.kv.layout import KVLayout
 from llamacli.memory import anonymous
 
 _SLAB_BYTES = 1 << 24
-_VECTOR = 64
-"""Kernels read whole vectors, also where a row of values ends within one."""
+_APART = 33 * 64
+"""Bytes between pages. At distances of a power of two, what a head reads of them would fight for the same lines of the
+caches; and kernels read whole vectors, also where a row of values ends within one."""
 
 
 @attrs.define(eq=False)
@@ -45,7 +46,8 @@ class Pages:
 
     def __init__(self, page_bytes: int):
         self.page_bytes = page_bytes
-        self._slab_pages = max(1, min(64, _SLAB_BYTES // page_bytes))
+        self._stride = -(-page_bytes // 4096) * 4096 + _APART
+        self._slab_pages = max(1, min(64, _SLAB_BYTES // self._stride))
         self._slabs: list[_Slab] = []  # by address
         self._owners: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -69,13 +71,13 @@ class Pages:
         with self._lock:
             slab = next((slab for slab in self._slabs if slab.free or slab.fresh < slab.n_pages), None)
             if slab is None:
-                slab = _Slab(anonymous(self._slab_pages * self.page_bytes + _VECTOR), self._slab_pages)
+                slab = _Slab(anonymous(self._slab_pages * self._stride), self._slab_pages)
                 bisect.insort(self._slabs, slab, key=lambda slab: slab.base)
             if slab.free:
                 page = slab.free.pop()
                 ctypes.memset(page, 0, self.page_bytes)
             else:
-                page = slab.base + slab.fresh * self.page_bytes
+                page = slab.base + slab.fresh * self._stride
                 slab.fresh += 1
             self._owners[page] = 1
             return page
