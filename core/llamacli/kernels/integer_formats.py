@@ -255,10 +255,10 @@ def q4_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
 )
 def q5_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """d, dmin, scales and minima, fifth bits (bit g of each byte for group g), nibbles."""
-    _nibble_groups(block[48:], codes)
     for group in range(8):
         for i in range(32):
-            codes[32 * group + i] |= (block[16 + i] >> group & 1) << 4
+            low = block[48 + 32 * (group // 2) + i] >> (4 * (group % 2)) & 15
+            codes[32 * group + i] = low | (block[16 + i] >> group & 1) << 4
     fields[0], fields[1] = _u16(block, 0), _u16(block, 2) ^ _SIGN
     _scales_and_mins(block[4:], fields[2:])
 
