@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from llamacli import InvalidRequestError
 from llamacli.graph import AttentionState
-from llamacli.kv import N_BATCH, PAGE, KVLayout, KVPool, KVSequence
+from llamacli.kv import KV_TYPES, N_BATCH, PAGE, KVLayout, KVPool, KVSequence
 
 states = st.lists(st.builds(AttentionState, st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=3)
 ONE = AttentionState(2, 4)
 
 
-def new_sequence(layers: list[AttentionState], seq_len: int, kv_type: str = "f32") -> KVSequence:
+def new_sequence(layers: list[AttentionState], seq_len: int, kv_type: str | tuple[str, str] = "f32") -> KVSequence:
     return KVSequence(KVPool(KVLayout.of(layers, kv_type)), seq_len)
 
 
@@ -31,27 +31,70 @@ def fill(sequence: KVSequence, start: int, n: int, seed: int = 0) -> tuple[np.nd
     return k, v
 
 
-@given(states, st.integers(1, 100), st.sampled_from(["f32", "f16"]))
-def test_size_law(layers: list[AttentionState], seq_len: int, kv_type: str) -> None:
-    sequence = new_sequence(layers, seq_len, kv_type)
-    size, n_pages = {"f32": 4, "f16": 2}[kv_type], -(-seq_len // PAGE)
-    assert sequence.n_bytes == sum(2 * n_pages * PAGE * state.n_head_kv * state.head_dim * size for state in layers)
+BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8, "q4_0": 4, "q4_1": 4, "iq4_nl": 4, "q5_0": 5, "q5_1": 5}
+SCALES = {"f32": 0, "f16": 0, "bf16": 0, "q4_1": 2, "q5_1": 2}
+"""Numbers of 16 bits beside each block; 1 where none is named."""
+types = st.sampled_from(list(KV_TYPES))
+
+
+def part_bytes(kv_type: str, head_dim: int) -> int:
+    """By the definition: GGML's bits a number, in heads of whole units, and the scales of each begun block of 32."""
+    if SCALES.get(kv_type) == 0:
+        return PAGE * head_dim * BITS[kv_type] // 8
+    return PAGE * (-(-head_dim // 16) * 16 * BITS[kv_type] // 8 + -(-head_dim // 32) * 2 * SCALES.get(kv_type, 1))
+
+
+@given(states, st.integers(1, 100), types, types)
+def test_size_law(layers: list[AttentionState], seq_len: int, k_type: str, v_type: str) -> None:
+    sequence = new_sequence(layers, seq_len, (k_type, v_type))
+    pages = -(-seq_len // PAGE)
+    parts = [part_bytes(k_type, state.head_dim) + part_bytes(v_type, state.head_dim) for state in layers]
+    assert sequence.n_bytes == sum(pages * state.n_head_kv * n for state, n in zip(layers, parts, strict=True))
     sequence.reserve(0, seq_len)
     assert sequence.n_bytes == sum(pages.n_used * pages.page_bytes for pages in sequence.pool.groups)
 
 
-@given(states, st.integers(1, 60), st.sampled_from(["f32", "f16"]))
-def test_what_is_written_is_read(layers: list[AttentionState], n: int, kv_type: str) -> None:
-    sequence = new_sequence(layers, 64, kv_type)
+@pytest.mark.parametrize(
+    ("kv_type", "block"), [("q8_0", 34), ("q4_0", 18), ("q4_1", 20), ("iq4_nl", 18), ("q5_0", 22), ("q5_1", 24)]
+)
+def test_blocks_take_as_many_bytes_as_ggmls(kv_type: str, block: int) -> None:
+    n_bytes = KVLayout.of([AttentionState(8, 128)] * 16, kv_type).n_bytes(4096)
+    assert n_bytes == 2 * 16 * 4096 * 8 * 128 // 32 * block
+    assert new_sequence([AttentionState(8, 128)], 64, (kv_type, "f16")).n_bytes == 64 * 8 * (4 * block + 256)
+
+
+heads = st.builds(AttentionState, st.integers(1, 3), st.sampled_from([1, 8, 16, 24, 48, 64]))
+
+
+@given(st.lists(heads, min_size=1, max_size=3), st.integers(1, 60), types, types)
+def test_what_is_written_is_read(layers: list[AttentionState], n: int, k_type: str, v_type: str) -> None:
+    sequence = new_sequence(layers, 64, (k_type, v_type))
     sequence.reserve(0, n)
     written = [random_cells(n, state, seed) for seed, state in enumerate(layers)]
     for layer, (k, v) in enumerate(written):
         sequence.write(layer, 0, k, v)
-    kind = {"f32": np.float32, "f16": np.float16}[kv_type]
     for layer, (k, v) in enumerate(written):
         keys, values = sequence.read(layer, n)
-        np.testing.assert_array_equal(keys, k.astype(kind).transpose(1, 2, 0))
-        np.testing.assert_array_equal(values, v.astype(kind).transpose(1, 0, 2))
+        check_rounded(keys.transpose(2, 0, 1), k, k_type)
+        check_rounded(values.transpose(1, 0, 2), v, v_type)
+
+
+def check_rounded(stored: np.ndarray, x: np.ndarray, kv_type: str) -> None:
+    """Floats are the nearest; in a block of 32 no number is further off than half a step, or one at its end."""
+    if kv_type in ("f32", "f16"):
+        np.testing.assert_array_equal(stored, x.astype({"f32": np.float32, "f16": np.float16}[kv_type]))
+        return
+    if kv_type == "bf16":
+        assert (stored.view(np.uint32) & 0xFFFF == 0).all()
+        assert (np.abs(stored - x) <= np.abs(x) * 2**-8).all()
+        return
+    for start in range(0, x.shape[-1], 32):
+        block, got = x[..., start : start + 32], stored[..., start : start + 32]
+        magnitude = np.abs(block).max(-1, keepdims=True)
+        step = magnitude / {"q8_0": 127, "iq4_nl": 127 / 24}.get(kv_type, 2 ** (BITS[kv_type] - 1))
+        if SCALES.get(kv_type) == 2:
+            step = (block.max(-1, keepdims=True) - block.min(-1, keepdims=True)) / (2 ** BITS[kv_type] - 1)
+        assert (np.abs(got - block) <= step * 1.02 + magnitude * 2**-10).all()
 
 
 def test_memory_is_taken_when_needed_and_given_back() -> None:
@@ -163,7 +206,7 @@ class TestWindows:
         np.testing.assert_array_equal(sequence.read(1, 50)[0][..., 31:], k.transpose(1, 2, 0)[..., 31:])
 
 
-@pytest.mark.parametrize("kv_type", ["F32", "q9_0", "", None])
+@pytest.mark.parametrize("kv_type", ["F32", "q9_0", "", None, 7, ("f16",), ("f16", "q9"), ("f16", "f16", "f16")])
 def test_unknown_types(kv_type: str) -> None:
     with pytest.raises(InvalidRequestError, match="is not one of f32, f16"):
         KVLayout.of([ONE], kv_type)

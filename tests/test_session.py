@@ -5,12 +5,28 @@ import weakref
 import numpy as np
 import pytest
 
-from conftest import LoadTiny
-from llamacli import ClosedError, ContextOverflowError, InvalidRequestError, Model, SamplingParams, Session, Stats
+import naive
+from conftest import ENGINES, LoadTiny, TinyGguf
+from llamacli import (
+    ClosedError,
+    ContextOverflowError,
+    InvalidRequestError,
+    Model,
+    SamplingParams,
+    Session,
+    Stats,
+    load_model,
+)
+from llamacli.kv import KVSequence
+from llamacli.plugins import Plugins
 
 PROMPT = [5, 17, 101, 3, 77, 42, 9, 64]
 LONG = np.random.RandomState(7).randint(0, 128, 40).tolist()
 RANDOM = SamplingParams(temp=1.0, top_k=40)
+BOUNDS = {
+    "f16": 1e-6,"bf16": 1e-4,"q8_0": 1e-4,"q5_0": 1e-2, "q5_1": 4e-3, "q4_0": 3e-2, "q4_1": 2e-2, "iq4_nl": 2e-2,
+}  # fmt: skip
+"""NMSE of logits with the cache as each type, against f32."""
 
 
 @pytest.fixture
@@ -48,7 +64,7 @@ class TestLength:
         assert generated[0] == generated[1]
 
     @pytest.mark.parametrize("variant", ["mha", "gqa", "mqa", "head_dim"])
-    @pytest.mark.parametrize(("kv_type", "size"), [("f32", 4), ("f16", 2)])
+    @pytest.mark.parametrize(("kv_type", "size"), [("f32", 4), ("f16", 2), ("bf16", 2)])
     def test_size_law(self, variant: str, kv_type: str, size: int, load_tiny: LoadTiny) -> None:
         config = (model := load_tiny(variant)).config
         for seq_len in (64, 1024):
@@ -57,7 +73,7 @@ class TestLength:
             assert session.cache.n_bytes == 2 * config.n_layer * seq_len * kv_dim * size
 
     def test_the_cache_is_exact_in_fp32_mode_and_half_as_large_otherwise(self, load_tiny: LoadTiny) -> None:
-        types = [load_tiny("gqa", mode).create_session().cache.kv_type for mode in ("fp32", "auto", "q8", "q4")]
+        types = [load_tiny("gqa", mode).create_session().cache.kv_type.k for mode in ("fp32", "auto", "q8", "q4")]
         assert types == ["f32", "f16", "f16", "f16"]
 
     @pytest.mark.parametrize("seq_len", [0, -1, 1 << 31, 10**30, True, 3.5, "64"])
@@ -81,12 +97,42 @@ class TestLength:
         with pytest.raises(InvalidRequestError, match=r"kv_type 'f8' is not one of f32, f16"):
             model.create_session(kv_type="f8")
 
-    def test_half_precision_keys_stay_close(self, model: Model) -> None:
-        exact, half = model.create_session(kv_type="f32"), model.create_session(kv_type="f16")
-        for session in (exact, half):
+    @pytest.mark.parametrize("mode", ["fp32", "auto"])
+    @pytest.mark.parametrize(("kv_type", "bound"), BOUNDS.items())
+    def test_rounded_keys_and_values_stay_close(
+        self, kv_type: str, bound: float, mode: str, load_tiny: LoadTiny
+    ) -> None:
+        model = load_tiny("gqa", mode)
+        exact = model.create_session(kv_type="f32").eval(LONG, all_logits=True)
+        rounded = model.create_session(kv_type=kv_type).eval(LONG, all_logits=True)
+        assert 0 < naive.nmse(rounded, exact) < bound
+
+
+class TestCacheTypes:
+    """Both engines keep the same bytes and read the same numbers."""
+
+    @pytest.mark.parametrize("variant", ["gqa", "head_dim"])
+    @pytest.mark.parametrize("kv_type", [*BOUNDS, ("q8_0", "q4_1"), ("q5_0", "iq4_nl")], ids=str)
+    def test_engines_agree(self, kv_type: str, variant: str, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+        models = [
+            load_model(tiny_gguf(variant), "fp32", plugins=plugins, engine=engine()) for engine in ENGINES.values()
+        ]
+        logits = [model.create_session(kv_type=kv_type).eval(LONG, all_logits=True) for model in models]
+        assert naive.nmse(logits[1], logits[0]) < 1e-6
+
+    @pytest.mark.parametrize("kv_type", BOUNDS)
+    def test_engines_read_each_others_cells(self, kv_type: str, load_tiny: LoadTiny) -> None:
+        """What was stored by one is the same as what NumPy makes of the same keys and values."""
+        model = load_tiny("gqa")
+        exact, rounded = (model.create_session(kv_type=kind) for kind in ("f32", kv_type))
+        for session in (exact, rounded):
             session.eval(LONG)
-        error = np.square(exact.logits - half.logits).mean() / np.square(exact.logits).mean()
-        assert 0 < error < 1e-5
+        again = KVSequence(model.kv_pool(kv_type), 64)
+        again.reserve(0, len(LONG))
+        keys, values = exact.cache.read(0, len(LONG))  # of the first layer: the others see rounded ones
+        again.write(0, 0, keys.transpose(2, 0, 1), values.transpose(1, 0, 2))
+        for mine, theirs in zip(again.read(0, len(LONG)), rounded.cache.read(0, len(LONG)), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
 
 
 class TestEval:

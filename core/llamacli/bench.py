@@ -13,8 +13,9 @@ from typing import Any
 import attrs
 import numpy as np
 
+from llamacli.kv import KVType
 from llamacli.loaders import open_model_file
-from llamacli.model import Model
+from llamacli.model import KVTypes, Model
 from llamacli.plugins import installed_plugins
 
 
@@ -64,7 +65,7 @@ def measure(
     *,
     repetitions: int,
     threads: int,
-    kv_type: str,
+    kv_type: KVTypes,
 ) -> Iterator[Row]:
     """Run every prompt length and every generation length at every depth; 0 leaves a test out.
 
@@ -82,8 +83,8 @@ def measure(
                 *about,
                 backend="CPU",
                 n_threads=threads,
-                type_k=kv_type,
-                type_v=kv_type,
+                type_k=KVType.of(kv_type).k,
+                type_v=KVType.of(kv_type).v,
                 n_prompt=n_prompt,
                 n_gen=n_gen,
                 n_depth=depth,
@@ -112,7 +113,7 @@ def _describe(path: str) -> tuple[str, str, int, int]:
         file.close()
 
 
-def _samples(model: Model, n_prompt: int, n_gen: int, depth: int, repetitions: int, kv_type: str) -> list[int]:
+def _samples(model: Model, n_prompt: int, n_gen: int, depth: int, repetitions: int, kv_type: KVTypes) -> list[int]:
     """Nanoseconds of each repetition."""
     tokens = np.random.default_rng(0).integers(0, model.config.n_vocab, max(n_prompt, n_gen, depth)).tolist()
     samples = []

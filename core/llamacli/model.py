@@ -13,7 +13,7 @@ from llamacli.engine import Engine, Program, QuantMode, default_engine
 from llamacli.errors import ClosedError, InvalidRequestError, ModelFormatError, PluginError, faults_of
 from llamacli.gguf import Metadata
 from llamacli.graph import Graph
-from llamacli.kv import KVLayout, KVPool
+from llamacli.kv import KVLayout, KVPool, KVType
 from llamacli.loaders import ModelFile, Progress, WatchedFile, open_model_file
 from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from llamacli.session import Session
 
 _log = logging.getLogger(__name__)
+
+KVTypes = str | tuple[str, str] | KVType
+"""What names the types of cached keys and values: one name for both, or a pair."""
 
 
 class Model:
@@ -49,7 +52,7 @@ class Model:
         self.config, self.tokenizer, self.metadata, self.mode = config, tokenizer, metadata, mode
         self.arch = config.architecture
         self._program: Program | None = program
-        self._pools: dict[str, KVPool] = {}
+        self._pools: dict[KVType, KVPool] = {}
 
     @property
     def program(self) -> Program:
@@ -78,23 +81,27 @@ class Model:
         """The sampler of this name that a plugin brings, if there is one."""
         return self._plugins.sampler(name)
 
-    def create_session(self, *, seq_len: int | None = None, kv_type: str | None = None, seed: int = 1234) -> Session:
+    def create_session(
+        self, *, seq_len: int | None = None, kv_type: KVTypes | None = None, seed: int = 1234
+    ) -> Session:
         """A new generation stream with an empty context of `seq_len` tokens (default: `config.seq_len`, read now).
 
-        `kv_type` is the type of cached keys and values, "f32" or "f16"; the default is f32 in fp32 mode, else f16.
+        `kv_type` is the type of cached keys and values, one of `llamacli.kv.KV_TYPES` such as "q8_0", or a pair of
+        them; the default is f32 in fp32 mode, else f16.
         Raises InvalidRequestError for a value out of range, MemoryError if the cache cannot be allocated.
         """
         from llamacli.session import Session
 
         return Session(self, seq_len=seq_len, kv_type=kv_type, seed=seed)
 
-    def kv_pool(self, kv_type: str | None = None) -> KVPool:
+    def kv_pool(self, kv_type: KVTypes | None = None) -> KVPool:
         """The memory of all sequences whose keys and values are kept as `kv_type` (default: as `create_session`)."""
         if kv_type is None:
             kv_type = "f32" if self.mode is QuantMode.FP32 else "f16"
-        if kv_type not in self._pools:
-            self._pools[kv_type] = KVPool(KVLayout.of(self.program.states, kv_type))
-        return self._pools[kv_type]
+        kind = KVType.of(kv_type)
+        if kind not in self._pools:
+            self._pools[kind] = KVPool(KVLayout.of(self.program.states, kind))
+        return self._pools[kind]
 
     def create_chat(
         self,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from llamacli.checks import is_whole
 from llamacli.errors import InvalidRequestError
-from llamacli.model import Model
+from llamacli.model import KVTypes, Model
 
 LEAST_CONTEXT = 4
 _ROWS_AT_ONCE = 32
@@ -41,7 +41,12 @@ def perplexity_tokens(model: Model, text: str) -> list[int]:
 
 
 def perplexity(
-    model: Model, tokens: Sequence[int], *, n_ctx: int = 512, max_chunks: int | None = None, kv_type: str | None = None
+    model: Model,
+    tokens: Sequence[int],
+    *,
+    n_ctx: int = 512,
+    max_chunks: int | None = None,
+    kv_type: KVTypes | None = None,
 ) -> Iterator[Estimate]:
     """The estimate after each chunk; the last one is the result.
 
@@ -59,7 +64,7 @@ def perplexity(
 
 
 def _estimates(
-    model: Model, tokens: Sequence[int], n_ctx: int, n_chunks: int, kv_type: str | None
+    model: Model, tokens: Sequence[int], n_ctx: int, n_chunks: int, kv_type: KVTypes | None
 ) -> Iterator[Estimate]:
     first, n_scored = n_ctx // 2, 0
     total = squares = 0.0

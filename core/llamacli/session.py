@@ -16,7 +16,7 @@ from llamacli.checks import is_whole
 from llamacli.engine import Span
 from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError
 from llamacli.kv import N_BATCH, KVSequence
-from llamacli.model import Model
+from llamacli.model import KVTypes, Model
 from llamacli.sampling import LogProbs, SamplerChain, SamplerState, SamplingParams
 
 
@@ -57,7 +57,7 @@ class Session:
     - `stats`: figures of the last `generate`.
     """
 
-    def __init__(self, model: Model, *, seq_len: int | None = None, kv_type: str | None = None, seed: int = 1234):
+    def __init__(self, model: Model, *, seq_len: int | None = None, kv_type: KVTypes | None = None, seed: int = 1234):
         seq_len = checked_seq_len(model.config.seq_len if seq_len is None else seq_len)
         self.model, self.seq_len = model, seq_len
         self._cache: KVSequence | None = KVSequence(model.kv_pool(kv_type), seq_len)

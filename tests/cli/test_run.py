@@ -316,7 +316,8 @@ def test_names_of_options(names: tuple[str, ...]) -> None:
 def test_choices_are_those_of_the_engine() -> None:
     choices = {param.name: tuple(getattr(param.type, "choices", ())) for param in run.params}
     assert choices["mode"] == tuple(QuantMode)
-    assert set(choices["kv_type"]) == set(KV_TYPES)
+    for name in ("kv_type", "cache_type_k", "cache_type_v"):
+        assert choices[name] == tuple(KV_TYPES)
 
 
 @pytest.mark.parametrize("mode", ["auto", "fp32", "q8", "q4"])
@@ -324,6 +325,29 @@ def test_choices_are_those_of_the_engine() -> None:
 def test_modes_and_cache_types(mode: str, kv_type: str, invoke, model) -> None:
     answer = run_json(invoke, model, PROMPT, "--mode", mode, "--kv-type", kv_type, "-n", "4", "--ignore-eos")
     assert len(answer["tokens"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), None),
+        (("--kv-type", "q8_0"), "q8_0"),
+        (("-ctk", "q8_0"), ("q8_0", "f16")),
+        (("-ctk", "q8_0", "-ctv", "q4_0"), ("q8_0", "q4_0")),
+        (("--cache-type-v", "q4_0", "--kv-type", "f32"), ("f32", "q4_0")),
+    ],
+)
+def test_cache_types_of_keys_and_values(options, expected, invoke, model, monkeypatch) -> None:
+    seen = []
+    create = llamacli.Model.create_session
+
+    def spy(self, **options):
+        seen.append(options["kv_type"])
+        return create(self, **options | {"kv_type": None})
+
+    monkeypatch.setattr(llamacli.Model, "create_session", spy)
+    assert invoke("run", model, PROMPT, "-n", "1", *options).exit_code == 0
+    assert seen == [expected]
 
 
 def test_options_reach_the_model(invoke, model, monkeypatch) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamacli.cli.options import PATH, global_options, threads_option
+from llamacli.cli.options import PATH, global_options, kv_type_options, threads_option
 from llamacli.cli.output import print_json
 from llamacli.cli.plot import Picture
 from llamacli.cli.progress import load
@@ -74,13 +74,7 @@ class Numbers(click.ParamType[tuple[int, ...]]):
     show_default=True,
     help="Keep weights in the file's own types (auto), exact, or requantised.",
 )
-@click.option(
-    "--kv-type",
-    type=click.Choice(["f32", "f16"]),
-    default="f16",
-    show_default=True,
-    help="Type of cached keys and values.",
-)
+@kv_type_options("f16")
 @click.option(
     "-o", "--output", type=click.Choice(["md", "json", "jsonl", "csv"]), default="md", show_default=True,
     help="How the results are printed.",
@@ -95,7 +89,7 @@ def bench(
     repetitions: int,
     threads: int | None,
     mode: str,
-    kv_type: str,
+    kv_type: str | tuple[str, str] | None,
     output: str,
     plot: str | None,
 ) -> None:
@@ -110,7 +104,7 @@ def bench(
     kept: list[Row] = []
     with load(path, mode, n_threads) as loaded:
         rows = measure(
-            path, loaded, n_prompt, n_gen, n_depth, repetitions=repetitions, threads=n_threads, kv_type=kv_type
+            path, loaded, n_prompt, n_gen, n_depth, repetitions=repetitions, threads=n_threads, kv_type=kv_type or "f16"
         )  # fmt: skip
         _PRINTERS[output](_keeping(rows, kept))
     if plot is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
@@ -29,6 +31,41 @@ def threads_option(command: Decorated) -> Decorated:
         help="How many threads compute; without it, one for each core that may be used.",
     )
     return decorate(command)  # type: ignore[type-var]
+
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+"""Those of `llamacli.kv`, written out because importing it would delay every start."""
+
+
+def kv_type_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command `--kv-type` and, of keys and of values alone, llama.cpp's `-ctk` and `-ctv`.
+
+    It gets one parameter `kv_type`: None where nothing was given, one name, or a pair. `default` is told in the help.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def run(
+            *args: Any, kv_type: str | None, cache_type_k: str | None, cache_type_v: str | None, **rest: Any
+        ) -> Any:
+            pair = None
+            if cache_type_k or cache_type_v:
+                missing = kv_type or "f16"
+                pair = (cache_type_k or missing, cache_type_v or missing)
+            return command(*args, kv_type=pair or kv_type, **rest)
+
+        choice = click.Choice(CACHE_TYPES)
+        options = (
+            click.option("--kv-type", type=choice, help=f"Type of cached keys and values. Default: {default}."),
+            click.option("-ctk", "--cache-type-k", type=choice, help="Type of cached keys, if another than of values."),
+            click.option("-ctv", "--cache-type-v", type=choice, help="Type of cached values."),
+        )
+        decorated: Callable[..., Any] = run
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
 
 
 class FiniteRange(click.FloatRange):

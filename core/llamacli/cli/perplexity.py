@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacli.cli.options import PATH, global_options, threads_option
+from llamacli.cli.options import PATH, global_options, kv_type_options, threads_option
 from llamacli.cli.output import print_json, write
 from llamacli.cli.progress import load
 from llamacli.cli.run import demo_model_path
@@ -36,10 +36,7 @@ if TYPE_CHECKING:
     "--mode", type=click.Choice(["auto", "fp32", "q8", "q4"]), default="auto", show_default=True,
     help="Keep weights in the file's own types (auto), exact, or requantised.",
 )  # fmt: skip
-@click.option(
-    "--kv-type", type=click.Choice(["f32", "f16"]),
-    help="Type of cached keys and values. Default: f32 in mode fp32, else f16.",
-)  # fmt: skip
+@kv_type_options("f32 in mode fp32, else f16")
 @click.option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True,
     help="How the result is printed.",
@@ -53,7 +50,7 @@ def perplexity(
     chunks: int,
     threads: int | None,
     mode: str,
-    kv_type: str | None,
+    kv_type: str | tuple[str, str] | None,
     output: str,
 ) -> None:
     """Measure the perplexity of a text, by llama.cpp's method: lower is better.

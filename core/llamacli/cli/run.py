@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.logprobs import logprobs_as_json, print_logprobs
-from llamacli.cli.options import PATH, global_options, threads_option
+from llamacli.cli.options import PATH, global_options, kv_type_options, threads_option
 from llamacli.cli.output import note, print_json, write
 from llamacli.cli.progress import load
 from llamacli.cli.sampling import sampling_options, sampling_params
@@ -84,11 +84,7 @@ def demo_model_path() -> str:
     show_default=True,
     help="Keep weights in the file's own types (auto), exact, or requantised.",
 )
-@click.option(
-    "--kv-type",
-    type=click.Choice(["f32", "f16"]),
-    help="Type of cached keys and values. Default: f32 in mode fp32, else f16.",
-)
+@kv_type_options("f32 in mode fp32, else f16")
 @click.option("--stats", is_flag=True, help="Show times, speeds, memory and the seed on stderr at the end.")
 @click.option("--json", is_flag=True, help="Print one JSON object at the end instead of the text.")
 @global_options
@@ -108,7 +104,7 @@ def run(
     ignore_eos: bool,
     display_prompt: bool,
     mode: str,
-    kv_type: str | None,
+    kv_type: str | tuple[str, str] | None,
     stats: bool,
     json: bool,
     **sampling: Any,

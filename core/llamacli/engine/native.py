@@ -27,7 +27,7 @@ from llamacli.kernels.formats import ACTIVATION, ACTIVATION_BLOCK, FLOAT_FORMS, 
 from llamacli.kernels.jit import ROW, RUN, Kernel
 from llamacli.kernels.linear import LINEAR, linear
 from llamacli.kernels.team import STEP, Team, check_threads
-from llamacli.kv import N_BATCH
+from llamacli.kv import N_BATCH, KVType
 from llamacli.loaders import ModelFile
 from llamacli.rope import Rope
 
@@ -107,7 +107,7 @@ class _Step:
     elements of a row threads are given at a time.
     """
 
-    kernel: Kernel | Callable[[str], Kernel]
+    kernel: Kernel | Callable[[KVType], Kernel]
     record: np.dtype[np.void]
     reads: tuple[_Slot, ...]
     writes: tuple[_Slot, ...]
@@ -236,7 +236,7 @@ class _Lowering:
 
     def _step(
         self,
-        kernel: Kernel | Callable[[str], Kernel],
+        kernel: Kernel | Callable[[KVType], Kernel],
         record: np.dtype[np.void],
         reads: Sequence[_Slot],
         writes: Sequence[_Slot],
@@ -505,8 +505,8 @@ class NativeProgram:
         self._work, self._work_seen = (
             np.array([getattr(step, name) for step in self._steps]) for name in ("work", "work_seen")
         )
-        self._tables: dict[str, Array] = {}
-        self._table("f16")
+        self._tables: dict[KVType, Array] = {}
+        self._table(KVType("f16", "f16"))
 
     def forward(
         self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], *, all_logits: bool
@@ -566,7 +566,7 @@ class NativeProgram:
         if start < stop:
             self._team.run(table, start, stop, run)
 
-    def _table(self, kv_type: str) -> Array:
+    def _table(self, kv_type: KVType) -> Array:
         """The steps as the team walks them; kernels are compiled here, when their addresses are asked for."""
         if kv_type not in self._tables:
             table = np.zeros(len(self._steps), STEP)

@@ -16,10 +16,10 @@ from numba import carray, njit
 from numba.core import types
 from numba.extending import intrinsic
 
-from llamacli.kernels import ir, simd
+from llamacli.kernels import cells, ir, simd
 from llamacli.kernels.elementwise import capped, share
 from llamacli.kernels.jit import ROW, RUN, Kernel, record
-from llamacli.kv import PAGE
+from llamacli.kv.types import BLOCK, KV_TYPES, PAGE, UNIT, FloatType, KVType
 
 STORE = record("k", "v", "stride", "layer", "n_head_kv", "head_dim")
 ATTENTION = record(
@@ -33,7 +33,6 @@ TILE = 64
 MOST = 8
 _LOWEST = -3.0e38
 _PAGES = TILE // PAGE
-_SIZE = {"f32": 4, "f16": 2}
 _LAYER = 24  # bytes of a layer's entry in KVSequence.addresses
 _i64 = types.int64
 
@@ -47,59 +46,61 @@ def _padded(head_dim: int) -> int:
     return -(-head_dim // PAGE) * PAGE
 
 
-def _load(b: ir.Builder, n_bytes: int, address: ir.Value) -> ir.Value:
-    return ir.load_f16(b, address) if n_bytes == 2 else ir.load(b, address, ir.F32X16)
-
-
 @intrinsic(prefer_literal=True)
-def _scores(typingctx: Any, size: Any, n: Any, q: Any, q_stride: Any, keys: Any, head_dim: Any, out: Any) -> Any:
-    """n rows of queries times one page of keys [head_dim][PAGE]; to out, rows of TILE scores. Size and n: literals."""
-    n_rows, n_bytes = n.literal_value, size.literal_value
+def _scores(typingctx: Any, kind: Any, n: Any, q: Any, q_stride: Any, keys: Any, head_dim: Any, out: Any) -> Any:
+    """n rows of queries times one page of keys; to out, rows of TILE scores. Literals: n and the keys' type."""
+    number, n_rows = kind.literal_value, n.literal_value
 
     def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
         _, _, q, q_stride, keys, head_dim, out = args
         rows = [b.add(q, b.mul(q_stride, ir.I64(row))) for row in range(n_rows)]
+        step = cells.dims_at_once(number)
 
-        def body(d: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
-            key = _load(b, n_bytes, b.add(keys, b.mul(d, ir.I64(PAGE * n_bytes))))
-            at = b.mul(d, ir.I64(4))
-            return [
-                ir.fma(b, ir.broadcast_f32(b, b.add(row, at)), key, total)
-                for row, total in zip(rows, totals, strict=True)
-            ]
+        def body(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+            at = b.mul(i, ir.I64(4 * step))
+            places = [b.add(row, at) for row in rows]
+            for d, key in enumerate(cells.load_keys(b, number, keys, i)):
+                totals = [
+                    ir.fma(b, ir.broadcast_f32(b, ir.offset(b, place, 4 * d)), key, total)
+                    for place, total in zip(places, totals, strict=True)
+                ]
+            return totals
 
-        totals = ir.loop(b, head_dim, [ir.constant(ir.F32X16, 0.0)] * n_rows, body)
+        count = b.sdiv(b.add(head_dim, ir.I64(step - 1)), ir.I64(step))
+        totals = ir.loop(b, count, [ir.constant(ir.F32X16, 0.0)] * n_rows, body)
         for row, total in enumerate(totals):
             ir.store(b, ir.offset(b, out, 4 * TILE * row), total)
         return context.get_dummy_value()
 
-    return types.void(size, n, *[_i64] * 5), codegen
+    return types.void(kind, n, *[_i64] * 5), codegen
 
 
 @intrinsic(prefer_literal=True)
-def _weigh(typingctx: Any, size: Any, n: Any, p: Any, values: Any, row_bytes: Any, n_keys: Any, out: Any,
+def _weigh(typingctx: Any, kind: Any, n: Any, p: Any, values: Any, column: Any, head_dim: Any, out: Any,
            out_stride: Any) -> Any:  # fmt: skip
-    """Add to 16 columns of n rows of `out` the values of up to TILE keys, `row_bytes` apart, weighted by rows of p."""
-    n_rows, n_bytes = n.literal_value, size.literal_value
+    """Add to 16 columns of n rows of `out` those of one page of values, weighted by rows of p."""
+    number, n_rows = kind.literal_value, n.literal_value
 
     def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
-        _, _, p, values, row_bytes, n_keys, out, out_stride = args
+        _, _, p, values, column, head_dim, out, out_stride = args
+        out = b.add(out, b.mul(column, ir.I64(4)))
         places = [b.add(out, b.mul(out_stride, ir.I64(row))) for row in range(n_rows)]
+        load = cells.value_loader(b, number, values, column, head_dim)
 
-        def body(key: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
-            value = _load(b, n_bytes, b.add(values, b.mul(key, row_bytes)))
-            at = b.add(p, b.mul(key, ir.I64(4)))
+        def body(cell: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+            value = load(cell)
+            at = b.add(p, b.mul(cell, ir.I64(4)))
             return [
                 ir.fma(b, ir.broadcast_f32(b, ir.offset(b, at, 4 * TILE * row)), value, total)
                 for row, total in enumerate(totals)
             ]
 
-        totals = ir.loop(b, n_keys, [ir.load(b, place, ir.F32X16) for place in places], body)
+        totals = ir.loop(b, ir.I64(PAGE), [ir.load(b, place, ir.F32X16) for place in places], body)
         for place, total in zip(places, totals, strict=True):
             ir.store(b, place, total)
         return context.get_dummy_value()
 
-    return types.void(size, n, *[_i64] * 6), codegen
+    return types.void(kind, n, *[_i64] * 6), codegen
 
 
 @njit(inline="always")
@@ -108,46 +109,49 @@ def _page_of(kv: Any, layer: Any, cell: Any) -> Any:
     return simd.read_i64(simd.read_i64(kv + _LAYER * layer) + 8 * (cell // PAGE))
 
 
+def _part_bytes(name: str) -> Any:
+    """The bytes of a part as a compiled function of head_dim."""
+    kind = KV_TYPES[name]
+    if isinstance(kind, FloatType):
+        size = kind.item.itemsize
+        return njit(lambda head_dim: PAGE * head_dim * size, inline="always")
+    header, unit = kind.header_bytes, kind.unit_bytes
+    return njit(lambda head_dim: -(-head_dim // BLOCK) * header + -(-head_dim // UNIT) * unit, inline="always")
+
+
 @functools.cache
-def store_kv(kv_type: str) -> Kernel:
-    """The kernel that puts new keys and values into pages of this type; a head of a token is a unit of work."""
-    size = _SIZE[kv_type]
+def store_kv(kv_type: KVType) -> Kernel:
+    """The kernel that puts new keys and values into pages of these types; a head of a token is a unit of work."""
+    write_key, write_value = cells.writer(kv_type.k, True), cells.writer(kv_type.v, False)
+    key_bytes, value_bytes = _part_bytes(kv_type.k), _part_bytes(kv_type.v)
 
     def store_kv(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, STORE)[0], carray(simd.pointer(run), 1, RUN)[0]
         first, last = share((r.n_rows - r.first_row) * a.n_head_kv, thread, n_threads)
         rows = carray(simd.pointer(r.rows), r.n_rows, ROW)
-        head_bytes = PAGE * a.head_dim * size
         for unit in range(first, last):
             row, head = r.first_row + unit // a.n_head_kv, unit % a.n_head_kv
             place = row * a.stride + 4 * head * a.head_dim
             token = rows[row]
             lane = token.cell % PAGE
-            corner = _page_of(token.kv, a.layer, token.cell) + head * head_bytes
-            keys = corner + simd.read_i64(token.kv + _LAYER * a.layer + 8)
-            values = corner + simd.read_i64(token.kv + _LAYER * a.layer + 16)
-            for d in range(a.head_dim):
-                key, value = simd.read_f32(a.k + place + 4 * d), simd.read_f32(a.v + place + 4 * d)
-                at_key, at_value = keys + (d * PAGE + lane) * size, values + (lane * a.head_dim + d) * size
-                if size == 2:
-                    simd.write_f16(at_key, key)
-                    simd.write_f16(at_value, value)
-                else:
-                    simd.write_f32(at_key, key)
-                    simd.write_f32(at_value, value)
+            page = _page_of(token.kv, a.layer, token.cell)
+            keys = page + simd.read_i64(token.kv + _LAYER * a.layer + 8) + head * key_bytes(a.head_dim)
+            values = page + simd.read_i64(token.kv + _LAYER * a.layer + 16) + head * value_bytes(a.head_dim)
+            write_key(a.k + place, a.head_dim, keys, lane)
+            write_value(a.v + place, a.head_dim, values, lane)
 
     return Kernel(store_kv, f"_{kv_type}")
 
 
 @functools.cache
-def attention(kv_type: str) -> Kernel:
-    """The kernel of attention over pages of this type."""
-    size = _SIZE[kv_type]
+def attention(kv_type: KVType) -> Kernel:
+    """The kernel of attention over pages of these types."""
+    k_type, v_type = cells.NUMBERS[kv_type.k], cells.NUMBERS[kv_type.v]
+    key_bytes, value_bytes = _part_bytes(kv_type.k), _part_bytes(kv_type.v)
 
     def attention(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, ATTENTION)[0], carray(simd.pointer(run), 1, RUN)[0]
         rows = carray(simd.pointer(r.rows), r.n_rows, ROW)
-        head_bytes, value_bytes = PAGE * a.head_dim * size, a.head_dim * size
         stride = 4 * (-(-a.head_dim // PAGE) * PAGE)
         q = a.scratch + thread * a.scratch_stride
         out = q + MOST * stride
@@ -174,13 +178,15 @@ def attention(kv_type: str) -> Kernel:
                 unit_row = last_row
                 n = (last_row - first_row) * heads
                 table = simd.read_i64(kv + _LAYER * a.layer)
-                keys = simd.read_i64(kv + _LAYER * a.layer + 8) + head_kv * head_bytes
-                values = simd.read_i64(kv + _LAYER * a.layer + 16) + head_kv * head_bytes
+                keys = simd.read_i64(kv + _LAYER * a.layer + 8) + head_kv * key_bytes(a.head_dim)
+                values = simd.read_i64(kv + _LAYER * a.layer + 16) + head_kv * value_bytes(a.head_dim)
                 for i in range(n):
                     head = head_kv * a.group + first_head + i % heads
                     source = (first_row + i // heads) * a.stride + 4 * head * a.head_dim
                     for d in range(a.head_dim):
                         simd.write_f32(q + i * stride + 4 * d, simd.read_f32(a.q + source + 4 * d) * a.scale)
+                    for at in range(4 * a.head_dim, stride, 4):  # units of keys may be longer than the head
+                        simd.write_f32(q + i * stride + at, np.float32(0))
                     for at in range(0, stride, 4 * PAGE):
                         simd.store(out + i * stride + at, zero)
                     top[i], mass[i] = np.float32(_LOWEST), np.float32(0)
@@ -196,13 +202,13 @@ def attention(kv_type: str) -> Kernel:
                         corner = simd.read_i64(table + 8 * (start // PAGE + page)) + keys
                         at = scores + 4 * PAGE * page
                         if n > 4:
-                            _scores(size, 8, q, stride, corner, a.head_dim, at)
+                            _scores(k_type, 8, q, stride, corner, a.head_dim, at)
                         elif n > 2:
-                            _scores(size, 4, q, stride, corner, a.head_dim, at)
+                            _scores(k_type, 4, q, stride, corner, a.head_dim, at)
                         elif n > 1:
-                            _scores(size, 2, q, stride, corner, a.head_dim, at)
+                            _scores(k_type, 2, q, stride, corner, a.head_dim, at)
                         else:
-                            _scores(size, 1, q, stride, corner, a.head_dim, at)
+                            _scores(k_type, 1, q, stride, corner, a.head_dim, at)
 
                     for i in range(n):
                         seen = cell + i // heads + 1 - start
@@ -241,15 +247,14 @@ def attention(kv_type: str) -> Kernel:
                         corner = simd.read_i64(table + 8 * (start // PAGE + page)) + values
                         p = scores + 4 * PAGE * page
                         for column in range(0, a.head_dim, PAGE):
-                            value, place = corner + column * size, out + 4 * column
                             if n > 4:
-                                _weigh(size, 8, p, value, value_bytes, PAGE, place, stride)
+                                _weigh(v_type, 8, p, corner, column, a.head_dim, out, stride)
                             elif n > 2:
-                                _weigh(size, 4, p, value, value_bytes, PAGE, place, stride)
+                                _weigh(v_type, 4, p, corner, column, a.head_dim, out, stride)
                             elif n > 1:
-                                _weigh(size, 2, p, value, value_bytes, PAGE, place, stride)
+                                _weigh(v_type, 2, p, corner, column, a.head_dim, out, stride)
                             else:
-                                _weigh(size, 1, p, value, value_bytes, PAGE, place, stride)
+                                _weigh(v_type, 1, p, corner, column, a.head_dim, out, stride)
 
                 for i in range(n):
                     head = head_kv * a.group + first_head + i % heads

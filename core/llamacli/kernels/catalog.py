@@ -8,17 +8,20 @@ from typing import Any
 from llamacli.kernels import attention, elementwise, encoding, experts, linear, packing, sampling, team
 from llamacli.kernels.formats import packings
 from llamacli.kernels.jit import ArrayFunction, Compiled, Kernel
-from llamacli.kv import KV_TYPES
+from llamacli.kv.types import KV_TYPES, KVType
 
 _MODULES = (attention, elementwise, encoding, experts, linear, packing, sampling, team)
+
+_CACHES = [KVType(name, name) for name in KV_TYPES]
+"""Those of mixed types are compiled when they are asked for."""
 
 _FAMILIES: tuple[tuple[Callable[[Any], Kernel], Callable[[], Iterable[Any]]], ...] = (
     (packing.pack_kernel, packings),
     (linear.linear, packings),
     (elementwise.round_activations, lambda: elementwise.FORMS),
     (elementwise.gated, lambda: elementwise.ACTIVATIONS),
-    (attention.store_kv, lambda: KV_TYPES),
-    (attention.attention, lambda: KV_TYPES),
+    (attention.store_kv, lambda: _CACHES),
+    (attention.attention, lambda: _CACHES),
 )
 """Kernels that are made for one thing of a kind each, and what there is of that kind."""
 

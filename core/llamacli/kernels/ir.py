@@ -233,6 +233,17 @@ def look_up(b: Builder, table: tuple[int, ...], codes: Value) -> Value:
     return result
 
 
+def look_up_16(b: Builder, table: tuple[int, ...], codes: Value) -> Value:
+    """table[code], signed bytes, for 16 codes below 16."""
+    entries = ir.Constant(I8X16, list(table))
+    if isa() in ("avx512", "avx2", "avxvnni"):
+        return call(b, "llvm.x86.ssse3.pshuf.b.128", I8X16, entries, codes)
+    result: Value = constant(I8X16, table[0])
+    for code, entry in enumerate(table[1:], start=1):
+        result = b.select(b.icmp_unsigned("==", codes, constant(I8X16, code)), constant(I8X16, entry), result)
+    return result
+
+
 def _in_parts(b: Builder, n: int, f: Callable[..., Value], *vectors: Value) -> Value:
     """Apply f to each n-th of the vectors and join the results."""
     results = []

@@ -90,9 +90,10 @@ def _fingerprint() -> str:
     """All sources that kernels are made from count, and all that decides what machine code they become."""
     digest = hashlib.sha256()
     package = Path(__file__).parents[1]
-    for folder in ("kernels", "kv", "quantization"):
+    for folder in ("kernels", "quantization"):
         for source in sorted((package / folder).glob("*.py")):
             digest.update(source.read_bytes())
+    digest.update((package / "kv" / "types.py").read_bytes())
     versions = (numba.__version__, llvmlite.__version__, np.__version__, sys.version, isa())
     digest.update(repr((versions, cpu_target.target_context.codegen().magic_tuple())).encode())
     return digest.hexdigest()[:16]

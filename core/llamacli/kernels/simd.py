@@ -111,6 +111,28 @@ def write_f16(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
     ir.store(b, address, b.bitcast(b.fptrunc(value, ir.HALF), ir.I16))
 
 
+@ir.expose(void, i64, f32)
+def write_bf16(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
+    """One float32 to memory, rounded to bfloat16, ties to even; NaN stays NaN."""
+    bits = b.bitcast(value, ir.I32)
+    upper = b.lshr(bits, ir.I32(16))
+    rounded = b.lshr(b.add(bits, b.add(ir.I32(0x7FFF), b.and_(upper, ir.I32(1)))), ir.I32(16))
+    is_nan = b.fcmp_unordered("uno", value, value)
+    ir.store(b, address, b.trunc(b.select(is_nan, b.or_(upper, ir.I32(64)), rounded), ir.I16))
+
+
+@ir.expose(void, i64, i64)
+def write_u8(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
+    """The lowest byte of an integer to memory."""
+    ir.store(b, address, b.trunc(value, ir.I8))
+
+
+@ir.expose(void, i64, i64)
+def write_u16(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
+    """The lowest two bytes of an integer to memory."""
+    ir.store(b, address, b.trunc(value, ir.I16))
+
+
 @ir.expose(i64, i64)
 def read_i64(b: ir.Builder, address: ir.Value) -> ir.Value:
     """One int64 from memory."""

@@ -8,35 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
-import numpy as np
 
-from llamacli.errors import InvalidRequestError
 from llamacli.graph import AttentionState
-
-PAGE = 16
-"""Cells of a page: one vector register's lanes."""
+from llamacli.kv.types import KV_TYPES, PAGE, KVType
 
 N_BATCH = 512
 """Tokens that are evaluated at once at the most."""
-
-KV_TYPES: dict[str, type[np.floating[Any]]] = {"f32": np.float32, "f16": np.float16}
-"""The cache types by their GGUF names."""
 
 
 @attrs.frozen
 class Place:
     """Where a layer's cells are: the group of layers whose pages hold them, and the offsets in these, in bytes.
 
-    In a page, keys are [n_head_kv, head_dim, PAGE] and values [n_head_kv, PAGE, head_dim]. The cells of keys lie side
-    by side, so that the scores of a query against a page of them need no sum across lanes.
+    There, parts of the heads follow one another: `key_bytes` and `value_bytes` each; see `llamacli.kv.types`.
     """
 
     group: int
     keys: int
     values: int
+    key_bytes: int
+    value_bytes: int
 
 
 @attrs.frozen
@@ -52,31 +45,31 @@ class KVLayout:
     """The layout of what `states` say, as `kv_type`."""
 
     states: tuple[AttentionState, ...]
-    kv_type: str
+    kv_type: KVType
     groups: tuple[Group, ...]
     places: tuple[Place, ...]
 
     @classmethod
-    def of(cls, states: Sequence[AttentionState], kv_type: str) -> KVLayout:
+    def of(cls, states: Sequence[AttentionState], kv_type: KVType | str | tuple[str, str]) -> KVLayout:
         """Raises InvalidRequestError for an unknown type."""
-        if kv_type not in KV_TYPES:
-            raise InvalidRequestError(f"kv_type {kv_type!r} is not one of {', '.join(KV_TYPES)}")
-        size = np.dtype(KV_TYPES[kv_type]).itemsize
+        kv_type = KVType.of(kv_type)
         windows = list(dict.fromkeys(state.window for state in states))
         filled = [0] * len(windows)
         places = []
         for state in states:
             group = windows.index(state.window)
-            part = state.n_head_kv * state.head_dim * PAGE * size
-            places.append(Place(group, filled[group], filled[group] + part))
-            filled[group] += 2 * part
+            sizes = [KV_TYPES[name].part_bytes(state.head_dim) for name in (kv_type.k, kv_type.v)]
+            start = filled[group]
+            places.append(Place(group, start, start + state.n_head_kv * sizes[0], *sizes))
+            filled[group] += state.n_head_kv * sum(sizes)
         groups = tuple(Group(window, n_bytes) for window, n_bytes in zip(windows, filled, strict=True))
         return cls(tuple(states), kv_type, groups, tuple(places))
 
     def n_bytes(self, seq_len: int) -> int:
         """Bytes that a sequence of `seq_len` tokens takes at the most.
 
-        Without windows this is 2 x seq_len x n_layer x n_head_kv x head_dim x bytes an element, whole pages of cells.
+        Without windows this is 2 x seq_len x n_layer x n_head_kv x head_dim x bytes an element, whole pages of cells;
+        integers take as many bytes as GGML's blocks of them, 34 for 32 of q8_0.
         """
         return sum(group.page_bytes * self.n_pages(group, seq_len) for group in self.groups)
 

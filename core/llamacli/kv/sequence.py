@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import InvalidRequestError
-from llamacli.kv.layout import KV_TYPES, PAGE
 from llamacli.kv.pool import KVPool
+from llamacli.kv.types import KV_TYPES, PAGE, Bytes, Floats, FloatType, IntegerType, KVType
 from llamacli.memory import view
-
-Floats = npt.NDArray[np.floating[Any]]
 
 
 class KVSequence:
@@ -36,8 +33,8 @@ class KVSequence:
         self._abandoned.atexit = False
 
     @property
-    def kv_type(self) -> str:
-        """The type that keys and values are kept as."""
+    def kv_type(self) -> KVType:
+        """The types that keys and values are kept as."""
         return self.pool.layout.kv_type
 
     @property
@@ -101,33 +98,43 @@ class KVSequence:
         """Give back all pages; closing twice does nothing."""
         self._abandoned()
 
-    def write(self, layer: int, cell: int, k: npt.NDArray[np.float32], v: npt.NDArray[np.float32]) -> None:
+    def write(self, layer: int, cell: int, k: Floats, v: Floats) -> None:
         """Put float32 [n, n_head_kv, head_dim] keys and values into cells `cell` onwards, which have been reserved."""
-        for i in range(len(k)):
-            page, lane = divmod(cell + i, PAGE)
-            keys, values = self._page(layer, page)
-            keys[:, :, lane], values[:, lane] = k[i], v[i]
+        done = 0
+        while done < len(k):
+            page, lane = divmod(cell + done, PAGE)
+            some = slice(done, done + min(PAGE - lane, len(k) - done))
+            lanes = slice(lane, lane + some.stop - done)
+            for is_key, (kind, parts) in zip((True, False), self._parts(layer, page), strict=True):
+                kind.write(parts, lanes, (k if is_key else v)[some], is_key=is_key)
+            done = some.stop
 
     def read(self, layer: int, n: int) -> tuple[Floats, Floats]:
         """Keys [n_head_kv, head_dim, n] and values [n_head_kv, n, head_dim] of the first n cells, float32.
 
         Those that are forgotten are zero.
         """
-        pages = [self._page(layer, i) for i in range(-(-n // PAGE))]
-        keys = np.concatenate([keys for keys, _ in pages], axis=-1)[..., :n]
-        values = np.concatenate([values for _, values in pages], axis=-2)[:, :n]
-        return keys.astype(np.float32), values.astype(np.float32)
+        state = self.pool.layout.states[layer]
+        keys, values = (np.zeros((state.n_head_kv, -(-n // PAGE) * PAGE, state.head_dim), np.float32) for _ in "kv")
+        table = self.tables[self.pool.layout.places[layer].group]
+        for page in np.flatnonzero(table[: -(-n // PAGE)]):
+            cells = slice(page * PAGE, (page + 1) * PAGE)
+            for is_key, (kind, parts) in zip((True, False), self._parts(layer, int(page)), strict=True):
+                (keys if is_key else values)[:, cells] = kind.read(parts, state.head_dim, is_key=is_key)
+        return keys[:, :n].swapaxes(1, 2), values[:, :n]
 
-    def _page(self, layer: int, i: int) -> tuple[Floats, Floats]:
+    def _parts(self, layer: int, i: int) -> list[tuple[FloatType | IntegerType, Bytes]]:
+        """Of page i the keys and the values of a layer: their type and the parts of the heads."""
         layout = self.pool.layout
-        state, place, kind = layout.states[layer], layout.places[layer], KV_TYPES[layout.kv_type]
-        shapes = (state.n_head_kv, state.head_dim, PAGE), (state.n_head_kv, PAGE, state.head_dim)
+        place, n_head = layout.places[layer], layout.states[layer].n_head_kv
         page = int(self.tables[place.group][i])
-        if not page:
-            return np.zeros(shapes[0], kind), np.zeros(shapes[1], kind)
-        n_bytes = place.values - place.keys
-        parts = [view(page + start, n_bytes).view(kind) for start in (place.keys, place.values)]
-        return parts[0].reshape(shapes[0]), parts[1].reshape(shapes[1])
+        return [
+            (KV_TYPES[name], view(page + start, n_head * size).reshape(n_head, size))
+            for name, start, size in (
+                (layout.kv_type.k, place.keys, place.key_bytes),
+                (layout.kv_type.v, place.values, place.value_bytes),
+            )
+        ]
 
     def _release(self, first: int) -> None:
         _give_back_all(self.pool, [table[first:] for table in self.tables])
