@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import attrs
@@ -160,3 +161,44 @@ class TestTensorTable:
         for scope in (weights, weights.blk[0]):
             with pytest.raises(PluginError, match="'attn_k' is not in the architecture's table of tensors"):
                 _ = scope.attn_k
+
+    def fusing(self) -> TensorTable:
+        table = TensorTable()
+        table.block().add_fused("attn_qkv", attn_q=(8, 4), attn_k=(2, 4), attn_v=(2, 4))
+        return table
+
+    def test_fused_or_apart(self) -> None:
+        apart = {
+            f"blk.0.attn_{name}.weight": np.zeros((n, 4), np.float32) for name, n in zip("qkv", (8, 2, 2), strict=True)
+        }
+        whole = {"blk.0.attn_qkv.weight": np.zeros((12, 4), np.float32)}
+        for arrays in (apart, whole):
+            block = self.fusing().bind(ArrayFile(Path("m"), Metadata({}), arrays)).blk[0]
+            found = [block.attn_q.weight, block.attn_k.weight, block.attn_v.weight]
+            assert [tensor.shape for tensor in found] == [(8, 4), (2, 4), (2, 4)]
+            if arrays is whole:
+                assert {tensor.name for tensor in found} == {"blk.0.attn_qkv.weight"}
+                assert [tensor.first_row for tensor in found] == [0, 8, 10]
+
+    def test_neither_fused_nor_apart(self) -> None:
+        shapes = {"attn_k": (2, 4)}, {"attn_qkv": (13, 4)}, {"attn_qkv": (12, 4), "attn_k": (2, 4)}
+        messages = (
+            "tensor blk.0.attn_q.weight is missing, expected (8, 4); tensor blk.0.attn_v.weight is missing",
+            "tensor blk.0.attn_qkv.weight has shape (13, 4), expected (12, 4)",
+            "tensor blk.0.attn_k.weight (2, 4) is not one that the architecture reads",
+        )
+        for names, message in zip(shapes, messages, strict=True):
+            arrays = {f"blk.0.{name}.weight": np.zeros(shape, np.float32) for name, shape in names.items()}
+            with pytest.raises(ModelFormatError, match=re.escape(f"m: {message}")):
+                self.fusing().bind(ArrayFile(Path("m"), Metadata({}), arrays))
+
+    def test_a_scale_may_be_needed(self) -> None:
+        for needed in (True, False):
+            table = TensorTable()
+            table.add("router", 3, 4, scale=(4,), needs_scale=needed)
+            file = ArrayFile(Path("m"), Metadata({}), {"router.weight": np.zeros((3, 4), np.float32)})
+            if needed:
+                with pytest.raises(ModelFormatError, match=r"router\.scale is missing, expected \(4,\)"):
+                    table.bind(file)
+            else:
+                assert table.bind(file).router.scale is None

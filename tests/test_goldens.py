@@ -76,6 +76,16 @@ def test_auto_is_close_to_the_peer(variant: str, load_tiny: LoadTiny) -> None:
     check_top1(golden, logits, gap=0.3 * logits.std())  # three times what CLOSE allows for
 
 
+@pytest.mark.parametrize("variant", EVERY)
+def test_one_token_at_a_time_gives_the_bits_of_all_at_once(variant: str, load_tiny: LoadTiny) -> None:
+    model = load_tiny(variant, "auto")
+    whole = all_logits(model)
+    with model.create_session() as session:
+        for token, expected in zip(TOKENS.tolist(), whole, strict=True):
+            session.eval([token])
+            np.testing.assert_array_equal(session.logits, expected)
+
+
 @pytest.mark.parametrize("variant", ["gqa", "biases", "moe_8_2", "q8_0", "q4_k"])
 @pytest.mark.parametrize(("mode", "least", "most"), [("q8", 1e-6, 5e-3), ("q4", 1e-3, 0.3)])
 def test_requantised_modes_round_and_no_more(
@@ -95,6 +105,7 @@ def test_requantising_to_the_files_own_type_changes_nothing(variant: str, mode: 
 
 APART = [
     *(("mha", name) for name in FLOAT32 if name.startswith("rope_")),
+    *(("gemma3_global", "gemma3"), ("gemma4", "gemma4_values"), ("gemma4_moe", "gemma4_moe_apart")),
     *(("gptoss_gqa", f"gptoss_{name}") for name in ("no_yarn", "period_3", "layers_named", "top_1", "clamped")),
 ]
 

@@ -166,11 +166,11 @@ def write_model(
     content = {
         name: random_tensor(seed, name, shape, (expert_type or type) if "_exps." in name else type)
         for name, shape in shapes.items()
-        if name not in without
     }
     if dequantized:
         content = {name: (gguf.quants.dequantize(*tensor), Type.F32) for name, tensor in content.items()}
     content |= {name: (array.astype(np.float32), Type.F32) for name, array in (tensors or {}).items()}
+    content = {name: tensor for name, tensor in content.items() if name not in without}
     write_gguf(path, architecture, common | dict(keys) | dict(metadata or {}), content)
     return Path(path)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tiny_gemma
 import tiny_gptoss
 import tiny_models
 
@@ -21,9 +22,14 @@ class Variant:
     exact: float = 1e-8
 
 
+GELU = 1e-5
+"""The peer takes GELU from a table in float16."""
+
 VARIANTS: dict[str, Variant] = {
     **{name: Variant(tiny_models.write_llama, options) for name, options in tiny_models.LLAMA.items()},
     **{name: Variant(tiny_gptoss.write_gptoss, options) for name, options in tiny_gptoss.GPTOSS.items()},
+    **{name: Variant(tiny_gemma.write_gemma, options, GELU) for name, options in tiny_gemma.GEMMA.items()},
+    **{name: Variant(tiny_gemma.write_gemma4, options, GELU) for name, options in tiny_gemma.GEMMA4.items()},
 }
 
 

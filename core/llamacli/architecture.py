@@ -179,21 +179,39 @@ class TensorTable:
 
     def __init__(self) -> None:
         self._specs: dict[str, TensorSpec] = {}
+        self._fused: dict[str, tuple[str, ...]] = {}
         self._blocks: list[TensorTable] = []
 
     def add(
-        self, name: str, *shape: int, optional: bool = False, bias: bool = False, scale: tuple[int, ...] | None = None
+        self,
+        name: str,
+        *shape: int,
+        optional: bool = False,
+        bias: bool = False,
+        scale: tuple[int, ...] | None = None,
+        needs_scale: bool = False,
     ) -> None:
         """Name one parameter.
 
         With `bias`, the file may also have `{name}.bias`, one float a row of the weight; with the shape of a `scale`,
-        `{name}.scale`.
+        `{name}.scale`, which it must have if the parameter `needs_scale`.
         """
         self._specs[f"{name}.weight"] = TensorSpec(shape, optional)
         if bias:
             self._specs[f"{name}.bias"] = TensorSpec(shape[:-1], optional=True)
         if scale is not None:
-            self._specs[f"{name}.scale"] = TensorSpec(scale, optional=True)
+            self._specs[f"{name}.scale"] = TensorSpec(scale, optional=not needs_scale)
+
+    def add_fused(self, name: str, **parts: tuple[int, ...]) -> None:
+        """Name parameters, with their shapes, that files have one by one or, one below the other, as `name`.
+
+        Either way they go by their own names.
+        """
+        for part, shape in parts.items():
+            self.add(part, *shape)
+        first = next(iter(parts.values()))
+        self.add(name, *first[:-2], sum(shape[-2] for shape in parts.values()), first[-1])
+        self._fused[name] = tuple(parts)
 
     def add_unused(self, name: str, *shape: int) -> None:
         """Name a parameter that files may have although nothing depends on it."""
@@ -222,7 +240,8 @@ class TensorTable:
         Raises ModelFormatError with the first mismatches and their number: tensors that are missing, of another shape,
         or unknown.
         """
-        expected = dict(self.items())
+        others = set(self._not_chosen(file, ""))
+        expected = {name: spec for name, spec in self.items() if name not in others}
         problems = [
             f"tensor {name} is missing, expected {spec.shape}"
             for name, spec in expected.items()
@@ -239,6 +258,14 @@ class TensorTable:
         blocks = [Params(block._params(file, f"blk.{i}.")) for i, block in enumerate(self._blocks)]
         return Weights(self._params(file, ""), blocks)
 
+    def _not_chosen(self, file: ModelFile, prefix: str) -> Iterator[str]:
+        """Of parameters that may be fused, the full names of what this file is not to have: the parts, or the whole."""
+        for whole, parts in self._fused.items():
+            for name in parts if f"{prefix}{whole}.weight" in file.tensors else [whole]:
+                yield f"{prefix}{name}.weight"
+        for i, block in enumerate(self._blocks):
+            yield from block._not_chosen(file, f"blk.{i}.")
+
     def _params(self, file: ModelFile, prefix: str) -> dict[str, Param | None]:
         def tensor(name: str) -> Tensor | None:
             full = prefix + name
@@ -250,6 +277,10 @@ class TensorTable:
             if kind == "weight":
                 weight = tensor(key)
                 found[name] = Param(weight, tensor(f"{name}.bias"), tensor(f"{name}.scale")) if weight else None
+        for whole, parts in self._fused.items():
+            if fused := found.pop(whole):
+                n_rows = [self._specs[f"{part}.weight"].shape[-2] for part in parts]
+                found |= zip(parts, fused.split(*n_rows), strict=True)
         return found
 
 

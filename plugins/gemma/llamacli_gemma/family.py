@@ -1,0 +1,78 @@
+"""What all generations of Gemma have in common: scaled embeddings, GeGLU networks, and layers that may slide."""
+
+from __future__ import annotations
+
+import attrs
+
+from llamacli import Config, Graph, Rope, TensorTable, Value, Weights
+from llamacli.architecture import Params
+from llamacli.gguf import Metadata
+from llamacli.graph import Param
+
+
+@attrs.frozen
+class Layer:
+    """What is particular to a layer: how it turns positions and, if it slides, how many tokens it sees."""
+
+    rope: Rope
+    window: int | None = None
+
+
+@attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
+class GemmaConfig(Config):
+    """`layers`, one for each block; `attention_scale` multiplies the scores; a softcap bounds scores or logits."""
+
+    layers: tuple[Layer, ...]
+    attention_scale: float
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
+
+
+def sliding_rope(metadata: Metadata, key: str, rope: Rope) -> Rope:
+    """A RoPE with the base that the file has under `key` for layers that slide, if it has one."""
+    return attrs.evolve(rope, base=metadata.get_float(key, default=rope.base, minimum=2.0))
+
+
+def softcap(metadata: Metadata, key: str, default: float) -> float | None:
+    """The bound under `key`; none if it is 0."""
+    return metadata.get_float(key, default=default, minimum=0.0) or None
+
+
+def attention_scale(config: Config, n_layer_27b: int) -> float:
+    """One over the root of a head's width, as everywhere; the 27B models, known by their layers, take each's share."""
+    return (config.n_embd // config.n_head if config.n_layer == n_layer_27b else config.head_dim) ** -0.5
+
+
+def add_vocabulary(table: TensorTable, c: Config) -> None:
+    """The embeddings, which are the output matrix too, and the norm before it."""
+    table.add("token_embd", c.n_vocab, c.n_embd)
+    table.add("output_norm", c.n_embd)
+
+
+def add_attention(block: TensorTable, n_embd: int, n_q: int, n_kv: int) -> None:
+    """The projections of attention; those into it may be one tensor."""
+    block.add_fused("attn_qkv", attn_q=(n_q, n_embd), attn_k=(n_kv, n_embd), attn_v=(n_kv, n_embd))
+    block.add("attn_output", n_embd, n_q)
+
+
+def add_feed_forward(block: TensorTable, n_embd: int, n_ff: int) -> None:
+    """The matrices of a feed-forward network."""
+    block.add("ffn_gate", n_ff, n_embd)
+    block.add("ffn_up", n_ff, n_embd)
+    block.add("ffn_down", n_embd, n_ff)
+
+
+def embed(g: Graph, c: Config, w: Weights) -> Value:
+    """Embeddings, scaled to the size that the norms of the blocks expect."""
+    return g.scale(g.embed(w.token_embd), c.n_embd**0.5)
+
+
+def feed_forward(g: Graph, h: Value, block: Params) -> Value:
+    """A GeGLU network."""
+    return g.linear(g.geglu(g.linear(h, block.ffn_gate), g.linear(h, block.ffn_up)), block.ffn_down)
+
+
+def logits(g: Graph, x: Value, output: Param, c: GemmaConfig, w: Weights) -> Value:
+    """The last norm, the output matrix and, if the model has one, the softcap."""
+    x = g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), output)
+    return g.softcap(x, c.final_softcap) if c.final_softcap else x
