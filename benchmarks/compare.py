@@ -3,6 +3,7 @@
 
     pip install llama-cpp-python matplotlib       # builds llama.cpp: about 6 minutes on 2 cores
     python benchmarks/compare.py FILE.gguf [FILE.gguf ...] -p 512 -n 32 [-d 4096] [-r 5] [--plot OUT.png]
+    python benchmarks/compare.py --all FOLDER     # every comparison of docs/performance.md; makes the files there first
 
 Prints a row a test: tokens a second of both (median, and the spread of the middle half), and the median of the ratios
 of neighbouring runs. The peer runs with flash attention on and off, and the faster of the two counts.
@@ -11,11 +12,16 @@ of neighbouring runs. The peer runs with flash attention on and off, and the fas
 import argparse
 import ctypes
 import gc
+import itertools
+import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import make_model
 import numpy as np
 
 import llamacli
@@ -90,6 +96,18 @@ class Peer:
         self._lib.llama_model_free(self._model)
 
 
+ALL = (  # shape, type, tokens of a prompt, tokens generated, depth
+    ("llama-1b", "Q8_0", 512, 32, 0),
+    ("llama-1b", "Q4_0", 512, 32, 0),
+    ("llama-1b", "Q4_K_M", 512, 32, 0),
+    ("llama-1b", "F16", 512, 16, 0),
+    ("smollm2-135m", "Q8_0", 512, 128, 0),
+    ("smollm2-135m", "Q4_0", 512, 128, 0),
+    ("llama-1b", "Q8_0", 0, 32, 4096),
+    ("llama-1b", "Q8_0", 4096, 0, 0),
+)
+
+
 def timed(engine: Ours | Peer, tokens: list[int], at_once: int) -> float:
     """Seconds that it takes to evaluate tokens, so many in a call."""
     started = time.perf_counter()
@@ -141,6 +159,30 @@ def rows(path: str, options: argparse.Namespace) -> Iterator[tuple[str, str, flo
         yield Path(path).stem, test, *medians, low, high
 
 
+def started(path: str, threads: int) -> Iterator[tuple[str, str, float, float, float, float, float]]:
+    """Seconds from an opened interpreter to the first token, and peak memory, each engine in a process of its own."""
+    figures: dict[str, list[list[float]]] = {"ours": [], "peer": []}
+    for _ in range(4):
+        for engine, own in figures.items():
+            command = [sys.executable, __file__, "--start", engine, path, "-t", str(threads)]
+            answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            own.append([float(figure) for figure in answer.split()[-2:]])
+    for column, test in enumerate(("load to first token, s", "peak memory, MB")):
+        ours, peer = ([run[column] for run in runs[1:]] for runs in figures.values())
+        ratios = sorted(a / b for a, b in zip(ours, peer, strict=True))
+        medians = (statistics.median(ours), statistics.median(peer), statistics.median(ratios))
+        yield Path(path).stem, test, *medians, ratios[0], ratios[-1]
+
+
+def start(engine: str, path: str, threads: int) -> None:
+    """Load, evaluate a token, and print how many seconds and megabytes that took."""
+    begun = time.perf_counter()
+    runner = Ours(path, threads, 576) if engine == "ours" else Peer(path, threads, 576, 1)
+    runner.start(0)
+    runner.evaluate([1])
+    print(time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
 def plot(table: list[tuple[str, str, float, float, float, float, float]], out: str) -> None:
     """Draw the ratios as bars."""
     import matplotlib.pyplot as plt
@@ -156,10 +198,24 @@ def plot(table: list[tuple[str, str, float, float, float, float, float]], out: s
     figure.savefig(out, dpi=150)
 
 
+def everything(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, argparse.Namespace]]:
+    """The comparisons of ALL; files that are not there yet are made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for shape, kind, n_prompt, n_gen, depth in ALL:
+        path = folder / f"{shape}-{kind}.gguf"
+        if not path.exists():
+            make_model.write(str(path), shape, kind)
+        sizes = {"n_prompt": n_prompt, "n_gen": n_gen, "depth": depth}
+        repetitions = min(options.repetitions, 2) if n_prompt > 512 else options.repetitions
+        yield str(path), argparse.Namespace(**vars(options) | sizes | {"repetitions": repetitions})
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="+")
+    parser.add_argument("files", nargs="*")
+    parser.add_argument("--all", metavar="FOLDER", help="every comparison of docs/performance.md, on files made there")
+    parser.add_argument("--start", choices=["ours", "peer"], help="only load FILE and evaluate a token")
     parser.add_argument("-p", "--n-prompt", type=int, default=512)
     parser.add_argument("-n", "--n-gen", type=int, default=32)
     parser.add_argument("-d", "--depth", type=int, default=0)
@@ -167,13 +223,21 @@ def main() -> None:
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--plot", metavar="OUT.png")
     options = parser.parse_args()
+    if options.start:
+        start(options.start, options.files[0], options.threads)
+        return
+    works = [(path, options) for path in options.files]
+    if options.all:
+        works += list(everything(Path(options.all), options))
     table = []
     print("| model | test | llamacli t/s | llama.cpp t/s | ratio | middle half |\n|---|---|---|---|---|---|")
-    for path in options.files:
-        for row in rows(path, options):
-            table.append(row)
-            name, test, ours, peer, ratio, low, high = row
-            print(f"| {name} | {test} | {ours:.1f} | {peer:.1f} | {ratio:.2f} | {low:.2f} to {high:.2f} |", flush=True)
+    lines = itertools.chain.from_iterable(rows(*work) for work in works)
+    if options.all:
+        lines = itertools.chain(lines, started(works[0][0], options.threads))
+    for row in lines:
+        table.append(row)
+        name, test, ours, peer, ratio, low, high = row
+        print(f"| {name} | {test} | {ours:.1f} | {peer:.1f} | {ratio:.2f} | {low:.2f} to {high:.2f} |", flush=True)
     if options.plot:
         plot(table, options.plot)
 
