@@ -108,6 +108,19 @@ def test_a_row_does_not_depend_on_its_neighbours(team, kind):
         np.testing.assert_array_equal(alone[0], together[i])
 
 
+def test_every_scale_of_mxfp4(team):
+    """A row a scale, from 2^-128 on; products are compared that are far enough from the largest float."""
+    raw = np.random.default_rng(8).integers(0, 256, (253, 17), dtype=np.uint8)
+    raw[:, 0] = np.arange(253)
+    values = gguf.quants.dequantize(raw, GGMLQuantizationType.MXFP4)
+    packed = packed_rows(team, TensorType.MXFP4, raw, 32)
+    unpacked = packings()[TensorType.MXFP4].unpack(packed, np.arange(253))
+    np.testing.assert_array_equal(unpacked.view(np.uint32), values.view(np.uint32))
+    x = np.random.default_rng(9).normal(0, 1e6, (5, 32)).astype(np.float32)
+    result, used = multiply(team, TensorType.MXFP4, raw[:220], 220, x)
+    np.testing.assert_allclose(result, naive.linear(used, values[:220]), rtol=1e-4)
+
+
 @pytest.mark.parametrize("kind", [TensorType.F32, TensorType.Q8_0])
 def test_bias_residual_and_first_row(team, kind):
     raw, weight = random_rows(kind, 20, 64, seed=2)

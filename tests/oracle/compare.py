@@ -1,8 +1,8 @@
 """Compares llamacli with llama.cpp on any GGUF file: `python -m oracle.compare FILE`.
 
-Both run the same random tokens, and decode greedily after them. Prints for every position the normalised mean squared
-error and whether the most probable token is the same, then the totals. llama.cpp may live in an interpreter of its own:
-`--peer-python`, or the variable PEER_PYTHON.
+Both run the same random tokens, with keys and values in float32, and decode greedily after them. Prints for every
+position the normalised mean squared error and whether the most probable token is the same, then the totals. llama.cpp
+may live in an interpreter of its own: `--peer-python`, or the variable PEER_PYTHON.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
         else:
             tokens = np.random.default_rng(options.seed).integers(model.config.n_vocab, size=options.tokens).tolist()
         peer = run_peer(options.peer_python, options.file, tokens, options.greedy)
-        with model.create_session(seq_len=len(tokens) + options.greedy) as session:
+        with model.create_session(seq_len=len(tokens) + options.greedy, kv_type="f32") as session:
             logits = session.eval(tokens, all_logits=True)
             ids = [token.id for token in session.generate([], max_tokens=options.greedy, ignore_eos=True)]
 

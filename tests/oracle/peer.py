@@ -91,8 +91,9 @@ def run(path: Path, tokens: Sequence[int], n_prompt: int, n_greedy: int) -> dict
         tokens = tokens if len(tokens) else [peer.bos]
         logits = peer.eval(tokens)
     greedy, gaps = [], []
+    n_prompt = n_prompt or len(tokens)
     with Peer(path, max(256, n_prompt + n_greedy)) as peer:
-        row = peer.eval(tokens[: n_prompt or len(tokens)])[-1]
+        row = peer.eval(tokens[:n_prompt])[-1]
         for _ in range(n_greedy):
             second, first = np.sort(row)[-2:]
             greedy.append(int(row.argmax()))

@@ -71,6 +71,17 @@ def test_many_rows_dequantise_bit_equal(t: GGMLQuantizationType) -> None:
     assert result.shape == (70, 40 * block_size(t))
 
 
+def test_every_scale_of_mxfp4_times_every_code() -> None:
+    """The two smallest scales are subnormal; the largest codes take the largest scales beyond what a float holds."""
+    scales = np.arange(256, dtype=np.uint8)[:, None]
+    codes = np.tile(np.arange(16, dtype=np.uint8) * 17, (256, 1))
+    raw = np.concatenate([scales, codes], axis=1)
+    result = dequantize(raw, TensorType.MXFP4)
+    assert_same_bits(result, reference(raw, GGMLQuantizationType.MXFP4))
+    assert (result[0, 1], result[1, 1], result[128, 7]) == (2.0**-128, 2.0**-127, 12)
+    assert np.isinf(result[255, [1, 2]]).tolist() == [False, True]
+
+
 @pytest.mark.parametrize(
     ("t", "dtype"),
     [
