@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from llamacli import ArrayFile, Config, InvalidRequestError, ModelFormatError, PluginError, TensorTable
-from llamacli.architecture import sliding_layers
+from llamacli.architecture import Params, sliding_layers
 from llamacli.gguf import Metadata
 
 KEYS = {
@@ -202,3 +202,26 @@ class TestTensorTable:
                     table.bind(file)
             else:
                 assert table.bind(file).router.scale is None
+
+    def test_fused_or_apart_with_biases(self) -> None:
+        def bound(**shapes: tuple[int, ...]) -> Params:
+            table = TensorTable()
+            table.block().add_fused("attn_kv", bias=True, attn_k=(2, 4), attn_v=(3, 4))
+            arrays = {f"blk.0.attn_{name.replace('_', '.')}": np.zeros(n, np.float32) for name, n in shapes.items()}
+            return table.bind(ArrayFile(Path("m"), Metadata({}), arrays)).blk[0]
+
+        apart = bound(k_weight=(2, 4), v_weight=(3, 4), v_bias=(3,))
+        assert (apart.attn_k.bias, apart.attn_v.bias.name) == (None, "blk.0.attn_v.bias")
+        fused = bound(kv_weight=(5, 4), kv_bias=(5,))
+        assert {fused.attn_k.bias.name, fused.attn_v.bias.name} == {"blk.0.attn_kv.bias"}
+        assert [(b.shape, b.first_row) for b in (fused.attn_k.bias, fused.attn_v.bias)] == [((2,), 0), ((3,), 2)]
+        with pytest.raises(ModelFormatError, match=r"attn_k\.bias \(2,\) is not one"):
+            bound(kv_weight=(5, 4), k_bias=(2,))
+        with pytest.raises(ModelFormatError, match=r"attn_kv\.bias \(5,\) is not one"):
+            bound(k_weight=(2, 4), v_weight=(3, 4), kv_bias=(5,))
+
+    def test_the_keys_that_shapes_follow_from_are_named(self) -> None:
+        metadata = Metadata(KEYS)
+        Config.from_gguf(metadata)
+        with pytest.raises(ModelFormatError, match=r"; expected by a\.attention\.head_count = 6, .*vocab_size = 50$"):
+            self.table().bind(ArrayFile(Path("m"), metadata, {}))

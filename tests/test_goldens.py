@@ -11,7 +11,7 @@ from conftest import LoadTiny, TinyGguf
 from llamacli import Model, load_model
 from llamacli.engine import Engine, reference
 from llamacli.plugins import Plugins
-from oracle.goldens import DIRECTORY, N_GREEDY, N_PROMPT, POSITIONS, TOKENS, Golden, nmse, sha256, sure
+from oracle.goldens import DIRECTORY, N_CTX, N_GREEDY, N_PROMPT, POSITIONS, TOKENS, Golden, nmse, sha256, sure
 from tiny_variants import VARIANTS
 
 CLOSE = 5e-3
@@ -21,12 +21,12 @@ EVERY = [*FLOAT32, *QUANTISED]
 
 
 def all_logits(model: Model, tokens: Iterable[int] = TOKENS) -> np.ndarray:
-    with model.create_session() as session:
+    with model.create_session(seq_len=N_CTX) as session:
         return session.eval(list(tokens), all_logits=True)
 
 
 def greedy(model: Model, prompt: list[int], n: int) -> list[int]:
-    with model.create_session() as session:
+    with model.create_session(seq_len=N_CTX) as session:
         return [token.id for token in session.generate(prompt, max_tokens=n, ignore_eos=True)]
 
 
@@ -80,7 +80,7 @@ def test_auto_is_close_to_the_peer(variant: str, load_tiny: LoadTiny) -> None:
 def test_one_token_at_a_time_gives_the_bits_of_all_at_once(variant: str, load_tiny: LoadTiny) -> None:
     model = load_tiny(variant, "auto")
     whole = all_logits(model)
-    with model.create_session() as session:
+    with model.create_session(seq_len=N_CTX) as session:
         for token, expected in zip(TOKENS.tolist(), whole, strict=True):
             session.eval([token])
             np.testing.assert_array_equal(session.logits, expected)
@@ -107,6 +107,8 @@ APART = [
     *(("mha", name) for name in FLOAT32 if name.startswith("rope_")),
     *(("gemma3_global", "gemma3"), ("gemma4", "gemma4_values"), ("gemma4_moe", "gemma4_moe_apart")),
     *(("gptoss_gqa", f"gptoss_{name}") for name in ("no_yarn", "period_3", "layers_named", "top_1", "clamped")),
+    *(("qwen2_gqa", f"qwen2_{name}") for name in ("no_biases", "output_bias", "yarn")),
+    *(("phi3_gqa", f"phi3_{name}") for name in ("biases", "long", "short", "partial")),
 ]
 
 
@@ -115,8 +117,11 @@ def test_goldens_tell_variants_apart(variant: str, other: str) -> None:
     assert nmse(Golden.load(variant).exact, Golden.load(other).exact) > 1e-3
 
 
-@pytest.mark.parametrize("variant", ["rope_yarn", "gptoss_gqa"])
-def test_yarn_goes_beyond_the_original_context(variant: str, load_tiny: LoadTiny) -> None:
+BEYOND = ["rope_yarn", "gptoss_gqa", "qwen2_yarn", "qwen3_yarn", "phi3_long", "phi3_partial_long"]
+
+
+@pytest.mark.parametrize("variant", BEYOND)
+def test_prompts_go_beyond_the_original_context(variant: str, load_tiny: LoadTiny) -> None:
     model = load_tiny(variant)
     original = model.config.rope.n_ctx_orig
     beyond = original <= POSITIONS
@@ -124,6 +129,16 @@ def test_yarn_goes_beyond_the_original_context(variant: str, load_tiny: LoadTiny
     assert beyond.sum() == 2
     logits = all_logits(model)[POSITIONS]
     assert nmse(Golden.load(variant).exact[beyond], logits[beyond]) <= 1e-8
+
+
+@pytest.mark.parametrize("variant", ["phi3_short", "phi3_partial_short", "phi3_long", "phi3_partial_long"])
+def test_the_length_of_the_context_chooses_the_factors(variant: str, load_tiny: LoadTiny) -> None:
+    model, golden = load_tiny(variant), Golden.load(variant).exact
+    original = model.config.rope.n_ctx_orig
+    other = original + 1 if original == N_CTX else original
+    with model.create_session(seq_len=other) as session:
+        logits = session.eval(TOKENS[:32].tolist(), all_logits=True)
+    assert nmse(golden[:6], logits[POSITIONS[:6]]) > 1e-4
 
 
 def rounded_to_bfloat16(x: np.ndarray) -> np.ndarray:

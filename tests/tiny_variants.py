@@ -8,6 +8,8 @@ from typing import Any
 import tiny_gemma
 import tiny_gptoss
 import tiny_models
+import tiny_phi
+import tiny_qwen
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ VARIANTS: dict[str, Variant] = {
     **{name: Variant(tiny_gptoss.write_gptoss, options) for name, options in tiny_gptoss.GPTOSS.items()},
     **{name: Variant(tiny_gemma.write_gemma, options, GELU) for name, options in tiny_gemma.GEMMA.items()},
     **{name: Variant(tiny_gemma.write_gemma4, options, GELU) for name, options in tiny_gemma.GEMMA4.items()},
+    **{name: Variant(tiny_phi.write_phi, options) for name, options in tiny_phi.PHI.items()},
+    **{name: Variant(tiny_qwen.write_qwen, options) for name, options in tiny_qwen.QWEN.items()},
 }
 
 

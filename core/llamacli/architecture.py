@@ -202,15 +202,15 @@ class TensorTable:
         if scale is not None:
             self._specs[f"{name}.scale"] = TensorSpec(scale, optional=not needs_scale)
 
-    def add_fused(self, name: str, **parts: tuple[int, ...]) -> None:
+    def add_fused(self, name: str, *, bias: bool = False, **parts: tuple[int, ...]) -> None:
         """Name parameters, with their shapes, that files have one by one or, one below the other, as `name`.
 
-        Either way they go by their own names.
+        Either way they go by their own names. With `bias`, the file may have biases too, in the same way.
         """
         for part, shape in parts.items():
-            self.add(part, *shape)
+            self.add(part, *shape, bias=bias)
         first = next(iter(parts.values()))
-        self.add(name, *first[:-2], sum(shape[-2] for shape in parts.values()), first[-1])
+        self.add(name, *first[:-2], sum(shape[-2] for shape in parts.values()), first[-1], bias=bias)
         self._fused[name] = tuple(parts)
 
     def add_unused(self, name: str, *shape: int) -> None:
@@ -254,7 +254,7 @@ class TensorTable:
                 problems.append(f"tensor {name} has shape {info.shape}, expected {expected[name].shape}")
         if problems:
             more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
-            raise ModelFormatError(f"{file.path}: " + "; ".join(problems[:_SHOWN] + more))
+            raise ModelFormatError(f"{file.path}: " + "; ".join(problems[:_SHOWN] + more + _sizes(file.metadata)))
         blocks = [Params(block._params(file, f"blk.{i}.")) for i, block in enumerate(self._blocks)]
         return Weights(self._params(file, ""), blocks)
 
@@ -262,7 +262,7 @@ class TensorTable:
         """Of parameters that may be fused, the full names of what this file is not to have: the parts, or the whole."""
         for whole, parts in self._fused.items():
             for name in parts if f"{prefix}{whole}.weight" in file.tensors else [whole]:
-                yield f"{prefix}{name}.weight"
+                yield from (f"{prefix}{name}.weight", f"{prefix}{name}.bias")
         for i, block in enumerate(self._blocks):
             yield from block._not_chosen(file, f"blk.{i}.")
 
@@ -284,6 +284,13 @@ class TensorTable:
         return found
 
 
+def _sizes(metadata: Metadata) -> list[str]:
+    """Where the expected tensors come from: the whole numbers among the architecture's keys that have been read."""
+    prefix = f"{metadata.get('general.architecture')}."
+    keys = sorted(key for key in metadata.consumed if key.startswith(prefix) and is_whole(metadata.get(key)))
+    return [f"expected by {', '.join(f'{key} = {metadata[key]}' for key in keys)}"] if keys else []
+
+
 class Architecture(abc.ABC):
     """One `general.architecture`, as a plugin registers it."""
 
@@ -301,6 +308,10 @@ class Architecture(abc.ABC):
     @abc.abstractmethod
     def forward(self, g: Graph, config: Any, weights: Weights) -> Value:
         """Record the forward pass: token ids in (`g.embed`), logits out, a value of width `config.n_vocab`."""
+
+    def strips_after(self, metadata: Metadata, special: str) -> bool:
+        """Whether encoding drops the white space after the special token of this text, which no key of a file tells."""
+        return False
 
 
 def trace(architecture: Architecture, config: Config, weights: Weights) -> Graph:

@@ -8,9 +8,16 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from llamacli.architecture import Config, trace
+from llamacli.architecture import Architecture, Config, trace
 from llamacli.engine import Engine, Program, QuantMode, default_engine
-from llamacli.errors import ClosedError, InvalidRequestError, ModelFormatError, PluginError, faults_of
+from llamacli.errors import (
+    ClosedError,
+    InvalidRequestError,
+    ModelFormatError,
+    PluginError,
+    UnknownArchitectureError,
+    faults_of,
+)
 from llamacli.gguf import Metadata
 from llamacli.graph import Graph
 from llamacli.kv import KVLayout, KVPool, KVType
@@ -185,7 +192,7 @@ def load_model(
             table = architecture.tensors(config)
             weights = table.bind(file)
             graph = trace(architecture, config, weights)
-        tokenizer = tokenizer_from_metadata(file.metadata)
+        tokenizer = _tokenizer_of(file.metadata, architecture)
         _check_vocabulary(file, config, tokenizer)
         _check_all_read(file, graph, table.unused)
         watched = WatchedFile(file, progress or (lambda done, n_bytes: None))
@@ -204,11 +211,27 @@ def load_tokenizer(path: str | os.PathLike[str], *, plugins: Plugins | None = No
 
     Raises ModelFormatError if the file is unreadable or malformed, TokenizerError if its scheme is unknown.
     """
-    file = open_model_file(path, plugins or installed_plugins())
+    plugins = plugins or installed_plugins()
+    file = open_model_file(path, plugins)
     try:
-        return tokenizer_from_metadata(file.metadata)
+        architecture = plugins.resolve(file.metadata) if "general.architecture" in file.metadata else None
+    except UnknownArchitectureError:
+        architecture = None  # what is peculiar to a family cannot be known without its plugin
     finally:
         file.close()
+    return _tokenizer_of(file.metadata, architecture)
+
+
+def _tokenizer_of(metadata: Metadata, architecture: Architecture | None) -> Tokenizer:
+    if architecture is None:
+        return tokenizer_from_metadata(metadata)
+    strips_after, part = architecture.strips_after, f"architecture {architecture.name!r}"
+
+    def guarded(special: str) -> bool:
+        with faults_of(part):
+            return strips_after(metadata, special)
+
+    return tokenizer_from_metadata(metadata, guarded)
 
 
 def _check_vocabulary(file: ModelFile, config: Config, tokenizer: Tokenizer) -> None:

@@ -49,7 +49,7 @@ def bad_model(tmp_path: Path, tiny_gguf):
         ("text", "bad.gguf: not a model file of a known format"),
         ("truncated", "truncated"),
         ("version", "version 99"),
-        ("architecture", "installed: llama"),
+        ("architecture", "runs architecture 'camel' (installed: "),
         ("missing tensor", "blk.1.ffn_up.weight is missing"),
     ],
 )
@@ -108,7 +108,7 @@ def test_an_interrupt_is_exit_code_130(invoke, model, monkeypatch) -> None:
 
 
 def test_a_fault_of_the_program_is_not_hidden(invoke, model, monkeypatch) -> None:
-    monkeypatch.setattr(llamacli.model, "tokenizer_from_metadata", lambda _: 1 / 0)
+    monkeypatch.setattr(llamacli.model, "tokenizer_from_metadata", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         invoke("run", model)
 

@@ -24,12 +24,16 @@ from oracle.goldens import nmse, sure
 NARROW = 1e-3
 """Top-2 gaps below this are ties: which token is picked says nothing."""
 
+CONTEXT_STEP = 256
+"""The peer's contexts are multiples of this."""
 
-def run_peer(python: str, model: Path, tokens: list[int], n_greedy: int) -> dict[str, npt.NDArray[Any]]:
+
+def run_peer(python: str, model: Path, tokens: list[int], n_greedy: int, n_ctx: int) -> dict[str, npt.NDArray[Any]]:
     """What `oracle.peer` computes, in an interpreter that has llama_cpp."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "peer.npz"
-        command = [python, "-m", "oracle.peer", str(model.resolve()), str(out), "--greedy", str(n_greedy), "--tokens"]
+        command = [python, "-m", "oracle.peer", str(model.resolve()), str(out)]
+        command += ["--greedy", str(n_greedy), "--context", str(n_ctx), "--tokens"]
         tests = Path(__file__).resolve().parents[1]
         done = subprocess.run([*command, *map(str, tokens)], cwd=tests, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -46,6 +50,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32, help="length of the random sequence; default: 32")
     parser.add_argument("--text", help="a text instead of random tokens")
     parser.add_argument("--greedy", type=int, default=32, help="tokens to decode greedily; default: 32")
+    parser.add_argument("--context", type=int, default=0, help="length of the context; default: as much as is needed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--peer-python", default=os.environ.get("PEER_PYTHON", sys.executable))
     options = parser.parse_args()
@@ -55,8 +60,9 @@ def main() -> None:
             tokens = model.encode(options.text)
         else:
             tokens = np.random.default_rng(options.seed).integers(model.config.n_vocab, size=options.tokens).tolist()
-        peer = run_peer(options.peer_python, options.file, tokens, options.greedy)
-        with model.create_session(seq_len=len(tokens) + options.greedy, kv_type="f32") as session:
+        n_ctx = -(-max(options.context, len(tokens) + options.greedy) // CONTEXT_STEP) * CONTEXT_STEP
+        peer = run_peer(options.peer_python, options.file, tokens, options.greedy, n_ctx)
+        with model.create_session(seq_len=n_ctx, kv_type="f32") as session:
             logits = session.eval(tokens, all_logits=True)
             ids = [token.id for token in session.generate([], max_tokens=options.greedy, ignore_eos=True)]
 

@@ -4,11 +4,11 @@
     python tests/oracle/compare_tokenizers.py FILE [--count 2000] [--seed 0]
     python tests/oracle/compare_tokenizers.py --pre all [--count 2000] [--seed 0]
 
-Needs llama-cpp-python. FILE may be any GGUF file; --pre NAME stands for a vocabulary of all pairs of bytes with that
-pre-tokenizer, which shows every difference in where words are cut, --pre all for every pre-tokenizer in turn. Exits
-with 1 at the first difference. Two differences are meant and allowed for: llama.cpp adds a BOS or EOS even where the
-text spells one already, and it "cleans up" spaces of some models' decoded text. Its character tables are those of
-Unicode 15.1: characters added since are not tried.
+Needs llama-cpp-python, and llamacli with the family's plugin. FILE may be any GGUF file; --pre NAME stands for a
+vocabulary of all pairs of bytes with that pre-tokenizer, which shows every difference in where words are cut, --pre all
+for every pre-tokenizer in turn. Exits with 1 at the first difference. Two differences are meant and allowed for:
+llama.cpp adds a BOS or EOS even where the text spells one already, and it "cleans up" spaces of some models' decoded
+text. Its character tables are those of Unicode 15.1: characters added since are not tried.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator
 import llama_cpp
 
 import gguf
-from llamacli.gguf import open_gguf
-from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
+from llamacli import load_tokenizer
+from llamacli.tokenizer import Tokenizer
 from llamacli.tokenizer.byte_level import BYTE_OF_CHAR
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
 
@@ -145,17 +145,9 @@ def drop_doubled(ids: list[int], ours: Tokenizer) -> list[int]:
     return ids
 
 
-def strips_after(name: str) -> Callable[[str], bool]:
-    """The rule that llama.cpp derives from general.name."""
-    if re.search("phi-?3", name.lower()):
-        return lambda text: text not in ("<s>", "<unk>", "<|endoftext|>")
-    return lambda text: False
-
-
 def compare(path: str, count: int, seed: int) -> None:
     """Compare everything; AssertionError at the first difference."""
-    metadata = open_gguf(path).metadata
-    ours, peer = tokenizer_from_metadata(metadata, strips_after(metadata.get("general.name", ""))), Peer(path)
+    ours, peer = load_tokenizer(path), Peer(path)
 
     def same(what: str, mine: object, theirs: object) -> None:
         assert mine == theirs, f"{path}: {what}: llamacli {mine!r}, llama.cpp {theirs!r}"

@@ -20,6 +20,9 @@ POSITIONS = np.array([0, 1, 7, 15, 16, 31, 32, 47], np.int32)
 N_PROMPT, N_GREEDY = 16, 64
 """So many tokens of the sequence are the prompt of so many greedy ones."""
 
+N_CTX = 256
+"""The length of the context that they are run in."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Golden:

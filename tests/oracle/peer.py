@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 _GGML_TYPE_F32 = 0
+_BATCH = 2048
 
 
 class Peer:
@@ -31,7 +32,7 @@ class Peer:
         if not self._model:
             raise SystemExit(f"the peer refuses {path}")
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = params.n_batch = params.n_ubatch = n_ctx
+        params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, min(n_ctx, _BATCH), min(n_ctx, _BATCH)
         params.n_threads = params.n_threads_batch = 2
         if not default_precision:
             params.type_k = params.type_v = _GGML_TYPE_F32
@@ -81,19 +82,19 @@ class Peer:
         llama_cpp.llama_model_free(self._model)
 
 
-def run(path: Path, tokens: Sequence[int], n_prompt: int, n_greedy: int) -> dict[str, npt.NDArray[Any]]:
-    """Run a file on `tokens`, then greedily after the first `n_prompt` of them.
+def run(path: Path, tokens: Sequence[int], n_prompt: int, n_greedy: int, n_ctx: int) -> dict[str, npt.NDArray[Any]]:
+    """Run a file on `tokens`, then greedily after the first `n_prompt` of them, in a context of `n_ctx` tokens.
 
-    Returns `logits` float32 [len(tokens), n_vocab], `greedy` int32 [n_greedy], and `gaps` float32 [n_greedy], by how
-    much the logit of each was larger than the next best. Without tokens the prompt is BOS.
+    Some models compute otherwise in a long context than in a short one, whatever the number of tokens. Returns `logits`
+    float32 [len(tokens), n_vocab], `greedy` int32 [n_greedy], and `gaps` float32 [n_greedy], by how much the logit of
+    each was larger than the next best. Without tokens the prompt is BOS.
     """
-    with Peer(path, max(256, len(tokens))) as peer:
+    with Peer(path, n_ctx) as peer:
         tokens = tokens if len(tokens) else [peer.bos]
         logits = peer.eval(tokens)
     greedy, gaps = [], []
-    n_prompt = n_prompt or len(tokens)
-    with Peer(path, max(256, n_prompt + n_greedy)) as peer:
-        row = peer.eval(tokens[:n_prompt])[-1]
+    with Peer(path, n_ctx) as peer:
+        row = peer.eval(tokens[: n_prompt or len(tokens)])[-1]
         for _ in range(n_greedy):
             second, first = np.sort(row)[-2:]
             greedy.append(int(row.argmax()))
@@ -109,5 +110,6 @@ if __name__ == "__main__":
     parser.add_argument("--tokens", type=int, nargs="*", default=[], help="token ids; none is BOS")
     parser.add_argument("--prompt", type=int, default=0, help="tokens of these that greedy decoding follows; 0 is all")
     parser.add_argument("--greedy", type=int, default=0, help="tokens to decode greedily")
+    parser.add_argument("--context", type=int, default=256, help="length of the context; default: 256")
     options = parser.parse_args()
-    np.savez(options.out, **run(options.model, options.tokens, options.prompt, options.greedy))
+    np.savez(options.out, **run(options.model, options.tokens, options.prompt, options.greedy, options.context))

@@ -21,14 +21,14 @@ def record(name: str, directory: Path) -> None:
     """Make the file of one variant, and the same weights in float32; run both; keep what the peer computed."""
     path = tiny_variants.write(directory / f"{name}.gguf", name)
     exact = tiny_variants.write(directory / f"{name}-f32.gguf", name, dequantized=True)
-    run = peer.run(path, goldens.TOKENS.tolist(), goldens.N_PROMPT, goldens.N_GREEDY)
+    run = peer.run(path, goldens.TOKENS.tolist(), goldens.N_PROMPT, goldens.N_GREEDY, goldens.N_CTX)
     golden = goldens.Golden(
         sha256=goldens.sha256(path),
         logits=run["logits"][goldens.POSITIONS],
         top1=run["logits"].argmax(-1).astype(np.int32),
         greedy=run["greedy"],
         gaps=run["gaps"],
-        exact=peer.run(exact, goldens.TOKENS.tolist(), 1, 0)["logits"][goldens.POSITIONS],
+        exact=peer.run(exact, goldens.TOKENS.tolist(), 1, 0, goldens.N_CTX)["logits"][goldens.POSITIONS],
     )
     golden.save(name)
     n_sure = goldens.sure(golden.gaps, 1e-3)
@@ -41,7 +41,7 @@ if __name__ == "__main__":
     parser.add_argument("--model", type=Path)
     arguments = parser.parse_args()
     if arguments.model:
-        story = peer.run(arguments.model, [], 0, N_STORY)["greedy"]
+        story = peer.run(arguments.model, [], 0, N_STORY, goldens.N_CTX)["greedy"]
         np.save(goldens.DIRECTORY / f"{arguments.model.name}.npy", story.astype(np.uint16))
     else:
         with tempfile.TemporaryDirectory() as temporary:

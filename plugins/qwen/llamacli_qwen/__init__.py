@@ -1,0 +1,170 @@
+"""The Qwen family: Qwen1.5, Qwen2, Qwen2.5 and Qwen3, dense and with experts.
+
+Yang et al. 2024 (arXiv:2407.10671, 2412.15115), Yang et al. 2025 (arXiv:2505.09388). A pre-norm decoder: RMSNorm,
+rotary attention with grouped heads, a SwiGLU feed-forward network or a mixture of them. Qwen2 adds biases to queries,
+keys and values; Qwen3 normalises queries and keys instead.
+"""
+
+import attrs
+
+from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
+from llamacli.architecture import Params
+from llamacli.gguf import Metadata
+
+LLAMACLI_API = 1
+
+
+@attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
+class QwenConfig(Config):
+    """`rope` turns halves of heads. `n_ff_expert` and `n_ff_shared` are the widths of routed and shared experts."""
+
+    rope: Rope
+    n_ff_expert: int = 0
+    n_ff_shared: int = 0
+
+
+class Qwen2(Architecture):
+    """`general.architecture = qwen2`: biases of queries, keys and values."""
+
+    name = "qwen2"
+
+    def configure(self, metadata: Metadata) -> QwenConfig:
+        """Read the hyperparameters."""
+        common = Config.from_gguf(metadata)
+        rope = Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=False)
+        return QwenConfig.from_gguf(metadata, rope=rope)
+
+    def tensors(self, config: QwenConfig) -> TensorTable:
+        """The tensors of a file."""
+        c, table = config, TensorTable()
+        table.add("token_embd", c.n_vocab, c.n_embd)
+        table.add("output_norm", c.n_embd)
+        table.add("output", c.n_vocab, c.n_embd, optional=True, bias=True)
+        for _ in range(c.n_layer):
+            block = table.block()
+            block.add("attn_norm", c.n_embd)
+            self.add_attention(block, c)
+            block.add("ffn_norm", c.n_embd)
+            self.add_feed_forward(block, c)
+        return table
+
+    def add_attention(self, block: TensorTable, c: QwenConfig) -> None:
+        """The projections of one block."""
+        n_q, n_kv = c.n_head * c.head_dim, c.n_head_kv * c.head_dim
+        block.add_fused("attn_qkv", bias=True, attn_q=(n_q, c.n_embd), attn_k=(n_kv, c.n_embd), attn_v=(n_kv, c.n_embd))
+        block.add("attn_output", c.n_embd, n_q)
+
+    def add_feed_forward(self, block: TensorTable, c: QwenConfig) -> None:
+        """The feed-forward network of one block."""
+        block.add("ffn_gate", c.n_ff, c.n_embd)
+        block.add("ffn_up", c.n_ff, c.n_embd)
+        block.add("ffn_down", c.n_embd, c.n_ff)
+
+    def forward(self, g: Graph, config: QwenConfig, weights: Weights) -> Value:
+        """Token ids to logits."""
+        c, w = config, weights
+        x = g.embed(w.token_embd)
+        for block in w.blk:
+            h = g.rms_norm(x, block.attn_norm, c.rms_eps)
+            q, k = (g.rope(head, c.rope, c.head_dim) for head in self.queries_and_keys(g, c, block, h))
+            kv = g.store(k, g.linear(h, block.attn_v), head_dim=c.head_dim)
+            x = x + g.linear(g.attention(q, kv, scale=c.head_dim**-0.5), block.attn_output)
+            x = x + self.feed_forward(g, c, block, g.rms_norm(x, block.ffn_norm, c.rms_eps))
+        return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output or w.token_embd)
+
+    def queries_and_keys(self, g: Graph, c: QwenConfig, block: Params, h: Value) -> tuple[Value, Value]:
+        """Queries and keys before they are turned."""
+        return g.linear(h, block.attn_q), g.linear(h, block.attn_k)
+
+    def feed_forward(self, g: Graph, c: QwenConfig, block: Params, h: Value) -> Value:
+        """The feed-forward network."""
+        return g.linear(g.swiglu(g.linear(h, block.ffn_gate), g.linear(h, block.ffn_up)), block.ffn_down)
+
+
+class Qwen3(Qwen2):
+    """`general.architecture = qwen3`: queries and keys are normalised, head by head."""
+
+    name = "qwen3"
+
+    def add_attention(self, block: TensorTable, c: QwenConfig) -> None:
+        """The projections of one block, and the norms of queries and keys."""
+        super().add_attention(block, c)
+        block.add("attn_q_norm", c.head_dim)
+        block.add("attn_k_norm", c.head_dim)
+
+    def queries_and_keys(self, g: Graph, c: QwenConfig, block: Params, h: Value) -> tuple[Value, Value]:
+        """Normalised queries and keys."""
+        q, k = super().queries_and_keys(g, c, block, h)
+        return (
+            g.rms_norm(q, block.attn_q_norm, c.rms_eps, c.head_dim),
+            g.rms_norm(k, block.attn_k_norm, c.rms_eps, c.head_dim),
+        )
+
+
+class _Experts(Qwen2):
+    """The feed-forward network is a mixture of experts; `renormalize` says whether the chosen ones' shares sum to 1."""
+
+    renormalize: bool
+
+    def configure(self, metadata: Metadata) -> QwenConfig:
+        """Read the hyperparameters; the width of the experts is a share of the whole's where no key tells it."""
+        for key in ("expert_count", "expert_used_count"):
+            metadata.get_int(f"{self.name}.{key}", minimum=1)
+        dense = super().configure(metadata)
+        width = metadata.get_int(f"{self.name}.expert_feed_forward_length", default=0, minimum=0, maximum=1 << 24)
+        return attrs.evolve(dense, n_ff_expert=width or dense.n_ff // dense.n_expert_used)
+
+    def add_feed_forward(self, block: TensorTable, c: QwenConfig) -> None:
+        """The router and the experts of one block."""
+        block.add("ffn_gate_inp", c.n_expert, c.n_embd)
+        block.add("ffn_gate_exps", c.n_expert, c.n_ff_expert, c.n_embd)
+        block.add("ffn_up_exps", c.n_expert, c.n_ff_expert, c.n_embd)
+        block.add("ffn_down_exps", c.n_expert, c.n_embd, c.n_ff_expert)
+
+    def feed_forward(self, g: Graph, c: QwenConfig, block: Params, h: Value) -> Value:
+        """The mixture of experts."""
+        experts = {"gate": block.ffn_gate_exps, "up": block.ffn_up_exps, "down": block.ffn_down_exps}
+        router = g.linear(h, block.ffn_gate_inp)
+        return g.moe(h, router, **experts, n_used=c.n_expert_used, renormalize=self.renormalize)
+
+
+class Qwen2Moe(_Experts):
+    """`general.architecture = qwen2moe`: beside the routed experts, a shared one behind a gate."""
+
+    name = "qwen2moe"
+    renormalize = False
+
+    def configure(self, metadata: Metadata) -> QwenConfig:
+        """Read the hyperparameters."""
+        routed = super().configure(metadata)
+        key = f"{self.name}.expert_shared_feed_forward_length"
+        width = metadata.get_int(key, default=0, minimum=0, maximum=1 << 24)
+        return attrs.evolve(routed, n_ff_shared=width or routed.n_ff)
+
+    def add_feed_forward(self, block: TensorTable, c: QwenConfig) -> None:
+        """The routed experts and the shared one; its gate is a single row."""
+        super().add_feed_forward(block, c)
+        block.add("ffn_gate_inp_shexp", c.n_embd)
+        block.add("ffn_gate_shexp", c.n_ff_shared, c.n_embd)
+        block.add("ffn_up_shexp", c.n_ff_shared, c.n_embd)
+        block.add("ffn_down_shexp", c.n_embd, c.n_ff_shared)
+
+    def feed_forward(self, g: Graph, c: QwenConfig, block: Params, h: Value) -> Value:
+        """The routed experts and the shared one."""
+        shared = g.swiglu(g.linear(h, block.ffn_gate_shexp), g.linear(h, block.ffn_up_shexp))
+        shared = g.sigmoid_gate(g.linear(shared, block.ffn_down_shexp), g.linear(h, block.ffn_gate_inp_shexp))
+        return super().feed_forward(g, c, block, h) + shared
+
+
+class Qwen3Moe(_Experts, Qwen3):
+    """`general.architecture = qwen3moe`: Qwen3's attention, and experts whose shares sum to 1."""
+
+    name = "qwen3moe"
+    renormalize = True
+
+
+@hookimpl
+def register_architectures(register):  # type: ignore[no-untyped-def]
+    """Register the architectures of this family."""
+    for architecture in (Qwen2, Qwen2Moe, Qwen3, Qwen3Moe):
+        register(architecture())

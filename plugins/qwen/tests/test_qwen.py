@@ -1,0 +1,111 @@
+"""What files of the family may be like; `tests/test_goldens.py` compares what they compute with llama.cpp."""
+
+import re
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamacli import Model, ModelFormatError, load_model
+from llamacli.engine import ReferenceEngine
+from llamacli.plugins import ARCHITECTURES, Plugins
+from tiny_qwen import write_qwen
+
+NAMES = ("qwen2", "qwen2moe", "qwen3", "qwen3moe")
+MIXTURES = ("qwen2moe", "qwen3moe")
+
+
+@pytest.fixture(scope="module")
+def plugins() -> Plugins:
+    return Plugins([EntryPoint(name, "llamacli_qwen", ARCHITECTURES) for name in NAMES])
+
+
+@pytest.fixture
+def load(plugins: Plugins, tmp_path: Path) -> Any:
+    def write_and_load(architecture: str, **options: Any) -> Model:
+        path = write_qwen(tmp_path / "model.gguf", architecture=architecture, **{"n_head_kv": 2} | options)
+        return load_model(path, "fp32", plugins=plugins, engine=ReferenceEngine())
+
+    return write_and_load
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_metadata_picks_the_architecture(name: str, load: Any) -> None:
+    assert load(name).arch == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fused_projections_are_the_same_model(name: str, load: Any) -> None:
+    random = np.random.default_rng(0)
+    parts = {"attn_q": 64, "attn_k": 32, "attn_v": 32}
+    apart, fused = {}, {}
+    for i in range(2):
+        rows = {part: random.normal(0, 0.1, (n_out, 64)) for part, n_out in parts.items()}
+        apart |= {f"blk.{i}.{part}.weight": weight for part, weight in rows.items()}
+        fused[f"blk.{i}.attn_qkv.weight"] = np.concatenate(list(rows.values()))
+    logits = [
+        load(name, biases=False, fused=tensors is fused, tensors=tensors).create_session().eval([1, 2, 3])
+        for tensors in (apart, fused)
+    ]
+    np.testing.assert_array_equal(*logits)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_experts_width_is_a_share_where_no_key_tells_it(name: str, load: Any) -> None:
+    config = load(name, n_ff=120, n_expert_used=3).config
+    assert config.n_ff_expert == 40
+    assert config.n_ff_shared == (120 if name == "qwen2moe" else 0)
+    config = load(name, n_ff=120, n_ff_expert=64, n_ff_shared=32).config
+    assert config.n_ff_expert == 64
+    assert config.n_ff_shared == (32 if name == "qwen2moe" else 0)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("expert_count", 0, "'{key}' is 0; at least 1 is needed"),
+        ("expert_count", None, "'{key}' is missing"),
+        ("expert_used_count", 0, "'{key}' is 0; at least 1 is needed"),
+        ("expert_used_count", None, "'{key}' is missing"),
+        ("expert_used_count", 9, "{key} = 9 does not fit {name}.expert_count = 8"),
+        ("expert_count", 4, r"blk.0.ffn_gate_inp.weight has shape (8, 64), expected (4, 64); .*{key} = 4"),
+        ("expert_feed_forward_length", 7, r"blk.0.ffn_gate_exps.weight has shape .*expected (8, 7, 64); .*{key} = 7"),
+    ],
+)
+def test_experts_that_the_file_contradicts(name: str, key: str, value: Any, problem: str, load: Any) -> None:
+    key = f"{name}.{key}"
+    pattern = ".*".join(map(re.escape, problem.format(key=key, name=name).split(".*")))
+    with pytest.raises(ModelFormatError, match=pattern):
+        load(name, metadata={key: value})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_that_the_file_contradicts(name: str, load: Any) -> None:
+    key = f"{name}.attention.head_count_kv"
+    with pytest.raises(ModelFormatError, match=rf"blk.0.attn_k.weight has shape \(32, 64\).*{re.escape(key)} = 1"):
+        load(name, metadata={key: 1})
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen2moe"])
+def test_a_norm_of_queries_that_the_architecture_has_not(name: str, load: Any) -> None:
+    with pytest.raises(ModelFormatError, match=r"tensor blk.0.attn_q_norm.weight \(16,\) is not one"):
+        load(name, tensors={"blk.0.attn_q_norm.weight": np.ones(16)})
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("qwen3", "attn_q_norm"),
+        ("qwen3moe", "attn_k_norm"),
+        ("qwen2moe", "ffn_gate_inp_shexp"),
+        ("qwen2moe", "ffn_down_shexp"),
+        ("qwen3moe", "ffn_gate_inp"),
+        ("qwen2", "attn_v"),
+    ],
+)
+def test_tensors_that_are_missing(name: str, tensor: str, load: Any) -> None:
+    with pytest.raises(ModelFormatError, match=f"tensor blk.1.{tensor}.weight is missing"):
+        load(name, without=[f"blk.1.{tensor}.weight"])
