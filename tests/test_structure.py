@@ -26,7 +26,7 @@ LAYERS = [
     {"gguf"},
     {"tokenizer", "rope"},
     {"graph"},
-    {"kv"},
+    {"features", "kv"},
     {"kernels", "loaders"},
     {"conversion", "engine", "sampling"},
     {"architecture"},

@@ -75,7 +75,7 @@ def _summary(file: ModelFile, plugins: Plugins) -> dict[str, Any]:
         kind = types.setdefault(info.type.name, {"n_tensors": 0, "n_bytes": 0})
         kind["n_tensors"] += 1
         kind["n_bytes"] += info.n_bytes
-    plugin, error = _resolve(file, plugins)
+    plugin, variant, error = _resolve(file, plugins)
     return {
         "path": str(file.path),
         "format": f"GGUF v{file.version}" if isinstance(file, GGUFFile) else None,
@@ -83,6 +83,7 @@ def _summary(file: ModelFile, plugins: Plugins) -> dict[str, Any]:
         "architecture": _text(metadata, "general.architecture"),
         "name": _text(metadata, "general.name"),
         "plugin": plugin,
+        "variant": variant,
         "error": error,
         "n_params": sum(math.prod(info.shape) for info in file.tensors.values()),
         "n_tensors": len(file.tensors),
@@ -105,21 +106,24 @@ def _text(metadata: Metadata, key: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, str | None]:
-    """The plugin that runs the file, and why it cannot be loaded, or None."""
+def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, list[str], str | None]:
+    """The plugin that runs the file, what kind of model it is, and why it cannot be loaded, or None."""
+    from llamacli.architecture import trace
     from llamacli.errors import LlamaCliError, faults_of
+    from llamacli.features import features
 
     plugin = None
     try:
         architecture = plugins.resolve(file.metadata)
         plugin = _origin(type(architecture).__module__, architecture.name, plugins)
         if not file.tensors:
-            return plugin, "it has no tensors: a vocabulary only"
+            return plugin, [], "it has no tensors: a vocabulary only"
         with faults_of(f"architecture {architecture.name!r}"):
-            architecture.tensors(architecture.configure(file.metadata)).bind(file)
+            config = architecture.configure(file.metadata)
+            graph = trace(architecture, config, architecture.tensors(config).bind(file))
     except LlamaCliError as error:
-        return plugin, str(error)
-    return plugin, None
+        return plugin, [], str(error)
+    return plugin, features(graph), None
 
 
 def _origin(module: str, architecture: str, plugins: Plugins) -> dict[str, str]:
@@ -156,6 +160,7 @@ def _print_summary(summary: Mapping[str, Any], metadata: Metadata) -> None:
     line("name", summary["name"])
     plugin = summary["plugin"]
     line("plugin", plugin and f"{plugin['module']} ({plugin['distribution']} {plugin['version']})")
+    line("variant", "; ".join(summary["variant"]) or None)
     line("cannot run", summary["error"])
     line("parameters", human_count(summary["n_params"]))
     for label, key in _SIZES.items():
