@@ -21,7 +21,7 @@ OURS_AND_THE_PEER = re.compile(r"llama_?cli|llama\.cpp|llama-cpp-python", re.IGN
 
 LAYERS = [
     {"checks", "errors", "memory"},
-    {"files"},
+    {"files", "hub"},
     {"quantization"},
     {"gguf"},
     {"tokenizer", "rope"},

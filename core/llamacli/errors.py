@@ -46,6 +46,10 @@ class InvalidRequestError(LlamaCliError, ValueError):
     """An argument is outside what the model or the session can do: a token id, a mode, a cache type."""
 
 
+class HubError(LlamaCliError):
+    """A model is not to be had from the hub, or not in its cache."""
+
+
 class ContextOverflowError(LlamaCliError):
     """The tokens do not fit into the session's context; nothing was evaluated.
 

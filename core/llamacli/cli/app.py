@@ -11,6 +11,7 @@ from click.exceptions import Exit
 
 from llamacli.cli.bench import bench
 from llamacli.cli.doctor import doctor
+from llamacli.cli.hub import list_models, pull, rm
 from llamacli.cli.inspect import inspect
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.options import DEBUG, global_options, log_to_stderr
@@ -93,5 +94,7 @@ def app() -> None:
     """Run large language models on CPUs: GGUF in, text out."""
 
 
-for command in (run, inspect, tokenize, quantize, bench, perplexity, plugins, warmup, doctor):
+for command in (
+    run, inspect, tokenize, quantize, bench, perplexity, pull, list_models, rm, plugins, warmup, doctor,
+):  # fmt: skip
     app.add_command(command)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from llamacli.cli.hub import REFERENCE, model_from_hub
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.logprobs import logprobs_as_json, print_logprobs
 from llamacli.cli.options import PATH, global_options, kv_type_options, threads_option
@@ -36,6 +37,10 @@ def demo_model_path() -> str:
 @click.argument("first", required=False, metavar="[MODEL]")
 @click.argument("second", required=False, metavar="[PROMPT]")
 @click.option("-m", "--model", type=PATH, help="The model's file, instead of MODEL.")
+@click.option(
+    "-hf", "--hf-repo", metavar=REFERENCE, allow_from_autoenv=False,
+    help="A model of the Hugging Face hub, instead of MODEL; downloaded if it is not in the cache.",
+)  # fmt: skip
 @click.option("-p", "--prompt", metavar="TEXT", allow_from_autoenv=False, help="The prompt.")
 @click.option("-f", "--file", type=PATH, allow_from_autoenv=False, help="Read the prompt from a file.")
 @click.option(
@@ -95,6 +100,7 @@ def run(
     first: str | None,
     second: str | None,
     model: str | None,
+    hf_repo: str | None,
     prompt: str | None,
     file: str | None,
     max_tokens: int,
@@ -117,9 +123,10 @@ def run(
     Special tokens spelled in the prompt are read as such. A newline at the end of a file or of stdin is not part of the
     prompt.
     """
-    if model is not None and ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE:
-        if second is not None:
-            raise click.UsageError("MODEL and -m exclude each other.")
+    named = model is not None and ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
+    if named or hf_repo is not None:
+        if second is not None or (named and hf_repo is not None):
+            raise click.UsageError("MODEL, -m and -hf exclude each other.")
         second = first
     elif first is not None:
         if second is prompt is file is None and not Path(first).exists():
@@ -128,6 +135,8 @@ def run(
     if model is None:  # an empty name is one that cannot be opened
         model = demo_model_path()
     text = _prompt(second, prompt, file)
+    if hf_repo is not None:
+        model = model_from_hub(hf_repo)
 
     from llamacli.cli.completion import complete
     from llamacli.cli.stats import Figures

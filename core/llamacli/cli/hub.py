@@ -1,0 +1,88 @@
+"""`llamacli pull`, `list` and `rm`: models of the Hugging Face hub in its cache."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from llamacli.cli.options import global_options
+from llamacli.cli.output import human_bytes, note, print_json, print_table
+
+REFERENCE = "USER/REPO[:QUANT]"
+
+
+@click.command()
+@click.argument("reference", metavar=REFERENCE)
+@global_options
+def pull(reference: str) -> None:
+    """Download a model from the Hugging Face hub, and print where its file is.
+
+    Of several files the one that QUANT names is taken, as in user/repo:Q5_K_M; without it Q4_K_M, else Q8_0, else the
+    first. What is in the cache already is not downloaded again, but a newer revision is. Needs the extra `hub`.
+    """
+    from llamacli.hub import Reference, fetch
+
+    click.echo(fetch(Reference.parse(reference)))
+
+
+@click.command("list")
+@click.option("--json", is_flag=True, help="Print JSON.")
+@global_options
+def list_models(json: bool) -> None:
+    """List the models in the Hugging Face cache.
+
+    The names are what `run -hf` and `rm` take. Needs the extra `hub`.
+    """
+    from llamacli.hub import cached_models
+
+    models = cached_models()
+    if json:
+        print_json(
+            [
+                {
+                    "model": str(model.reference),
+                    "path": str(model.path),
+                    "n_bytes": model.n_bytes,
+                    "modified": model.modified,
+                }
+                for model in models
+            ]
+        )
+    elif models:
+        print_table(
+            ("model", "size:", "modified", "file"),
+            [
+                (
+                    str(model.reference),
+                    human_bytes(model.n_bytes),
+                    time.strftime("%Y-%m-%d %H:%M", time.localtime(model.modified)),
+                    model.path.name,
+                )
+                for model in models
+            ],
+        )
+    else:
+        note("no GGUF files are in the cache; llamacli pull downloads one")
+
+
+@click.command()
+@click.argument("references", metavar=f"{REFERENCE}...", nargs=-1, required=True)
+@global_options
+def rm(references: tuple[str, ...]) -> None:
+    """Delete models from the Hugging Face cache.
+
+    Without QUANT all GGUF files of the repository go; other files of it stay. Needs the extra `hub`.
+    """
+    from llamacli.hub import Reference, remove
+
+    for reference in [Reference.parse(text) for text in references]:
+        note(f"{reference}: {human_bytes(remove(reference))} freed")
+
+
+def model_from_hub(text: str) -> str:
+    """The file of a model of the hub: the one in the cache, or else a new one."""
+    from llamacli.hub import Reference, cached, fetch
+
+    reference = Reference.parse(text)
+    return str(cached(reference) or fetch(reference))

@@ -1,0 +1,236 @@
+"""Models of the Hugging Face hub, in the cache that all its tools share; needs `huggingface_hub`, the extra `hub`.
+
+The hub's environment variables hold: HF_HOME and HF_HUB_CACHE for the cache, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
+"""
+
+import contextlib
+import importlib
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from llamacli.errors import HubError, InvalidRequestError
+
+_OLDEST = (2, 4)
+"""The first version of huggingface_hub that can delete single files of its cache."""
+
+_PREFERRED = ("Q4_K_M", "Q8_0")
+"""What is taken of several files when none is asked for; else the first one."""
+
+_REFERENCE = re.compile(
+    r"(?:https?://)?(?:(?:hf\.co|huggingface\.co)/)?(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?", re.ASCII
+)
+_MODEL = re.compile(r"(?P<stem>.+?)(?:-(?P<number>\d{5})-of-(?P<count>\d{5}))?\.gguf", re.IGNORECASE)
+_NO_MODELS = ("mmproj", "imatrix")
+_QUANT = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|NVFP4\w*|B?F16|F32))$", re.IGNORECASE)
+
+
+@attrs.frozen
+class Reference:
+    """A model of the hub: a repository, `user/name`, and which of its files, as in `Q4_K_M`, or None."""
+
+    repo: str
+    quant: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Reference":
+        """Read `user/repo[:quant]`, also as an address at hf.co; InvalidRequestError if it is none."""
+        found = _REFERENCE.fullmatch(text)
+        if found is None:
+            raise InvalidRequestError(f"{text!r} names no model of the hub: user/repo or user/repo:quant is needed")
+        return cls(found["repo"], found["quant"])
+
+    def __str__(self) -> str:
+        return self.repo if self.quant is None else f"{self.repo}:{self.quant}"
+
+
+def choose(files: Iterable[str], quant: str | None) -> list[str]:
+    """The files of a repository, by their paths in it, that make up the model that is asked for.
+
+    Of a split model these are all of its files, the first one first. None if it is not there.
+    """
+    models = {file: found for file in sorted(files) if (found := _model(file)) and int(found["number"] or 1) == 1}
+    for wanted in (quant,) if quant else _PREFERRED:
+        pattern = re.compile(rf"(?:^|[-._/]){re.escape(wanted)}(?:[-./]|$)", re.IGNORECASE)
+        first = next((file for file in models if pattern.search(file)), None)
+        if first is not None:
+            return _shards(first, models[first])
+    return [] if quant or not models else _shards(*next(iter(models.items())))
+
+
+def _model(file: str) -> re.Match[str] | None:
+    """The parts of a model's file name; None for what is none."""
+    return None if any(part in file.rpartition("/")[2].lower() for part in _NO_MODELS) else _MODEL.fullmatch(file)
+
+
+def _shards(file: str, found: re.Match[str]) -> list[str]:
+    if found["count"] is None:
+        return [file]
+    count = int(found["count"])
+    return [f"{found['stem']}-{number + 1:05}-of-{count:05}{file[-5:]}" for number in range(count)]
+
+
+def _quant_of(file: str) -> str | None:
+    """What a file's name says of its types."""
+    found = _model(file)
+    quant = found and _QUANT.search(found["stem"])
+    return quant[1].upper() if quant else None
+
+
+# --- the cache -------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class CachedModel:
+    """A model in the cache: where its first file lies, and bytes and time (of the last change) of all its files."""
+
+    reference: Reference
+    path: Path
+    n_bytes: int
+    modified: float
+
+
+def cached(reference: Reference) -> Path | None:
+    """The model's first file in the cache, of the newest revision that has it all; None if none has."""
+    folder = _folder(reference.repo)
+    head = folder / "refs" / "main"
+    snapshots = sorted((folder / "snapshots").glob("*"), key=lambda snapshot: snapshot.stat().st_mtime, reverse=True)
+    with contextlib.suppress(OSError):
+        newest = folder / "snapshots" / head.read_text().strip()
+        snapshots.sort(key=lambda snapshot: snapshot != newest)
+    for snapshot in snapshots:
+        files = {path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf") if path.is_file()}
+        chosen = choose(files, reference.quant)
+        if chosen and files.issuperset(chosen):
+            return snapshot / chosen[0]
+    return None
+
+
+def cached_models() -> list[CachedModel]:
+    """All models in the cache, by name."""
+    models = {}
+    for repo in _scan().repos:
+        for revision in sorted(repo.revisions, key=lambda revision: revision.last_modified):
+            files = {file.file_path.relative_to(revision.snapshot_path).as_posix(): file for file in revision.files}
+            for name in files:
+                found = _model(name)
+                if repo.repo_type != "model" or found is None or int(found["number"] or 1) != 1:
+                    continue
+                parts = [files[part] for part in _shards(name, found) if part in files]
+                models[repo.repo_id, name] = CachedModel(
+                    Reference(repo.repo_id, _quant_of(name)),
+                    files[name].file_path,
+                    sum(part.size_on_disk for part in parts),
+                    max(part.blob_last_modified for part in parts),
+                )
+    return [models[key] for key in sorted(models)]
+
+
+def remove(reference: Reference) -> int:
+    """Delete a model's files from the cache, in all revisions, and what nothing else needs; returns the bytes freed.
+
+    Without a quant these are all GGUF files of the repository; a repository that has no files any more goes too.
+    HubError if there are none.
+    """
+    cache = _scan()
+    repos = [repo for repo in cache.repos if repo.repo_type == "model" and repo.repo_id == reference.repo]
+    doomed = []
+    for revision in (revision for repo in repos for revision in repo.revisions):
+        files = {file.file_path.relative_to(revision.snapshot_path).as_posix(): file for file in revision.files}
+        names = choose(files, reference.quant) if reference.quant else [name for name in files if _is_gguf(name)]
+        doomed += [files[name] for name in names if name in files]
+    if not doomed:
+        raise HubError(f"{reference} is not in the cache, {_constants().HF_HUB_CACHE}")
+    strategy = cache.delete_files(*doomed)
+    strategy.execute()
+    kept = {file for repo in repos for revision in repo.revisions for file in revision.files} - set(doomed)
+    if not kept:
+        shutil.rmtree(repos[0].repo_path, ignore_errors=True)
+    return int(strategy.expected_freed_size)
+
+
+def _is_gguf(name: str) -> bool:
+    return name.lower().endswith(".gguf")
+
+
+def _folder(repo: str) -> Path:
+    return Path(_constants().HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+
+
+def _scan() -> Any:
+    library, cache = _library(), Path(_constants().HF_HUB_CACHE)
+    cache.mkdir(parents=True, exist_ok=True)
+    return library.scan_cache_dir(cache)
+
+
+# --- the hub ---------------------------------------------------------------------------------------------------------
+
+
+def fetch(reference: Reference) -> Path:
+    """Download what the cache lacks of a model, in its newest revision; returns its first file.
+
+    Shows bars on a terminal's stderr. HubError if the hub cannot be reached, has no such repository or no such file in
+    it, or lets nobody in without a token.
+    """
+    library = _library()
+    utils = importlib.import_module("huggingface_hub.utils")
+    utils.logging.set_verbosity_error()  # what it warns of, such as retries, comes to an error or to nothing
+    with _hub_errors(reference):
+        names = [sibling.rfilename for sibling in library.HfApi().model_info(reference.repo).siblings or ()]
+    files = choose(names, reference.quant)
+    if not files or not set(files) <= set(names):
+        raise HubError(f"{reference}: {_offer(names)}")
+    if not sys.stderr.isatty():
+        utils.disable_progress_bars()
+    with _hub_errors(reference):
+        paths = [library.hf_hub_download(reference.repo, file) for file in files]
+    return Path(paths[0])
+
+
+def _offer(names: Sequence[str]) -> str:
+    """What a repository has instead of what was asked for."""
+    quants = sorted({quant for name in names if _is_gguf(name) and (quant := _quant_of(name))})
+    if quants:
+        return f"there is no such file; there are {', '.join(quants)}"
+    found = [name for name in names if _is_gguf(name)]
+    return f"there is no such file; there are {', '.join(found)}" if found else "the repository has no GGUF files"
+
+
+@contextlib.contextmanager
+def _hub_errors(reference: Reference) -> Iterator[None]:
+    """Errors of the hub and of the network as one line."""
+    errors = importlib.import_module("huggingface_hub.errors")
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise HubError(f"{reference}: ask for access on its page at the hub, then set HF_TOKEN") from None
+    except errors.RepositoryNotFoundError:
+        raise HubError(f"{reference}: the hub has no such repository, or only for those who set HF_TOKEN") from None
+    except errors.OfflineModeIsEnabled:
+        raise HubError(f"{reference} is not in the cache, and HF_HUB_OFFLINE forbids to download it") from None
+    except Exception as error:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.filename is not None):
+            raise
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        raise HubError(f"{reference}: the hub cannot be used: {first[0]}") from error
+
+
+def _library() -> Any:
+    try:
+        library = importlib.import_module("huggingface_hub")
+    except ImportError:
+        raise HubError("models of the hub need huggingface_hub: pip install 'llamacli[hub]'") from None
+    version = tuple(int(part) for part in re.findall(r"\d+", library.__version__)[:2])
+    if version < _OLDEST:
+        raise HubError(f"huggingface_hub {library.__version__} is too old: pip install -U 'llamacli[hub]'")
+    return library
+
+
+def _constants() -> Any:
+    _library()
+    return importlib.import_module("huggingface_hub.constants")

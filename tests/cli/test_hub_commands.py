@@ -1,0 +1,119 @@
+"""`llamacli pull`, `list`, `rm` and `run -hf`, with a server of our own in the hub's place."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import hub_server
+
+pytest.importorskip("huggingface_hub")
+
+REPO = "user/tiny-GGUF"
+
+
+@pytest.fixture
+def server(model: Path) -> Iterator[hub_server.HubServer]:
+    content = model.read_bytes()
+    files = {"README.md": b"hello", "tiny-Q8_0.gguf": content, "tiny-Q4_K_M.gguf": content, "tiny-F16.gguf": b"GGUF"}
+    with hub_server.serving({REPO: files, "user/empty": {"README.md": b"hello"}}) as server:
+        yield server
+
+
+@pytest.fixture
+def hub(program, server: hub_server.HubServer, tmp_path: Path) -> Callable:
+    """Run the program with an empty cache of its own, and that server for the hub."""
+    surroundings = {
+        "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1",
+    }  # fmt: skip
+
+    def run(*args: str, **env: str):
+        return program(*args, env=surroundings | env)
+
+    return run
+
+
+def test_from_the_hub_to_the_cache_and_away(hub, server: hub_server.HubServer, tmp_path: Path) -> None:
+    pulled = hub("pull", REPO)
+    path = Path(pulled.stdout.strip())
+    assert (pulled.returncode, pulled.stderr) == (0, "")
+    assert path.name == "tiny-Q4_K_M.gguf"
+    assert path.is_relative_to(tmp_path / "home" / "hub")
+    assert path.read_bytes() == server.repos[REPO][path.name]
+
+    (listed,) = json.loads(hub("list", "--json").stdout)
+    assert (listed["model"], listed["path"], listed["n_bytes"]) == (f"{REPO}:Q4_K_M", str(path), path.stat().st_size)
+    assert hub("list").stdout.splitlines()[1].split()[0] == f"{REPO}:Q4_K_M"
+
+    # What is in the cache runs without the hub.
+    server.requests.clear()
+    said = hub("run", "-hf", REPO, "once", "-n", "4", "--temp", "0")
+    assert (said.returncode, said.stdout[:4]) == (0, "once")
+    assert server.requests == []
+
+    removed = hub("rm", REPO)
+    assert removed.returncode == 0
+    assert removed.stderr.endswith(" freed\n")
+    assert not path.exists()
+    emptied = hub("list")
+    assert (emptied.stdout, emptied.stderr.count("\n")) == ("", 1)
+
+
+def test_run_downloads_what_is_missing(hub, server: hub_server.HubServer) -> None:
+    said = hub("run", "-hf", f"{REPO}:q8_0", "once", "-n", "4", "--temp", "0")
+    assert (said.returncode, said.stdout[:4]) == (0, "once")
+    assert any(path.endswith("tiny-Q8_0.gguf") for path in server.requests)
+    again = hub("run", "-hf", f"{REPO}:q8_0", "once", "-n", "4", "--temp", "0", HF_HUB_OFFLINE="1")
+    assert again.stdout == said.stdout
+
+
+def test_pull_takes_a_newer_revision(hub, server: hub_server.HubServer) -> None:
+    first = hub("pull", f"{REPO}:F16").stdout.strip()
+    server.repos[REPO]["tiny-F16.gguf"] = b"GGUF, but newer"
+    second = hub("pull", f"{REPO}:F16").stdout.strip()
+    assert first != second
+    assert Path(second).read_bytes() == b"GGUF, but newer"
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (f"{REPO}:Q2_K", "there is no such file; there are F16, Q4_K_M, Q8_0"),
+        ("user/empty", "the repository has no GGUF files"),
+        ("user/nothing", "the hub has no such repository, or only for those who set HF_TOKEN"),
+        (hub_server.GATED, "ask for access on its page at the hub, then set HF_TOKEN"),
+    ],
+)
+def test_what_the_hub_has_not(reference: str, message: str, hub) -> None:
+    done = hub("pull", reference)
+    assert (done.returncode, done.stderr) == (1, f"llamacli: error: {reference}: {message}\n")
+
+
+def test_without_a_network(hub) -> None:
+    done = hub("run", "-hf", REPO, "once", HF_HUB_OFFLINE="1")
+    assert done.returncode == 1
+    assert done.stderr == (f"llamacli: error: {REPO} is not in the cache, and HF_HUB_OFFLINE forbids to download it\n")
+    done = hub("pull", REPO, HF_ENDPOINT="http://127.0.0.1:9")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"llamacli: error: {REPO}: the hub cannot be used: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["pull", "nonsense"], 1, "'nonsense' names no model of the hub"),
+        (["rm", "user/nothing"], 1, "user/nothing is not in the cache"),
+        (["rm"], 2, "Missing argument"),
+        (["run", "-hf", REPO, "-m", "x.gguf"], 2, "MODEL, -m and -hf exclude each other."),
+        (["run", "-hf", REPO, "one", "two"], 2, "MODEL, -m and -hf exclude each other."),
+        (["run", "-hf", REPO, ""], 1, "the prompt is empty"),
+    ],
+)
+def test_what_cannot_be_meant(args: list[str], code: int, message: str, hub, server: hub_server.HubServer) -> None:
+    done = hub(*args)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert server.requests == []
