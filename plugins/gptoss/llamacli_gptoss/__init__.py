@@ -10,6 +10,7 @@ import attrs
 from llamacli import Activation, Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
 from llamacli.architecture import sliding_layers
 from llamacli.gguf import Metadata
+from llamacli_gptoss.chat import FORMAT
 
 LLAMACLI_API = 1
 
@@ -96,3 +97,9 @@ class GptOss(Architecture):
 def register_architectures(register):  # type: ignore[no-untyped-def]
     """Register the one architecture of this family."""
     register(GptOss())
+
+
+@hookimpl
+def register_chat_formats(register):  # type: ignore[no-untyped-def]
+    """Register how the family's models are talked to."""
+    register(FORMAT)
