@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 _GGML_TYPE_F32 = 0
-_BATCH = 2048
+_BATCH = 512
 
 
 class Peer:
@@ -58,6 +58,9 @@ class Peer:
 
     def eval(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Evaluate tokens after those before; float32 [len(tokens), n_vocab] logits."""
+        return np.concatenate([self._decode(tokens[i : i + _BATCH]) for i in range(0, len(tokens), _BATCH)])
+
+    def _decode(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         n = len(tokens)
         batch = llama_cpp.llama_batch_init(n, 0, 1)
         batch.n_tokens = n

@@ -12,6 +12,7 @@ import attrs
 
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
 from llamacli.gguf import Metadata
+from llamacli_phi.chat import FORMATS
 
 LLAMACLI_API = 1
 
@@ -96,3 +97,10 @@ class Phi3(Architecture):
 def register_architectures(register):  # type: ignore[no-untyped-def]
     """Register the one architecture of this family."""
     register(Phi3())
+
+
+@hookimpl
+def register_chat_formats(register):  # type: ignore[no-untyped-def]
+    """Register how the family's models are talked to."""
+    for chat_format in FORMATS:
+        register(chat_format)

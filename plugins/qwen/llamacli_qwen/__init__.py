@@ -10,6 +10,7 @@ import attrs
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
 from llamacli.architecture import Params
 from llamacli.gguf import Metadata
+from llamacli_qwen.chat import FORMATS
 
 LLAMACLI_API = 1
 
@@ -168,3 +169,10 @@ def register_architectures(register):  # type: ignore[no-untyped-def]
     """Register the architectures of this family."""
     for architecture in (Qwen2, Qwen2Moe, Qwen3, Qwen3Moe):
         register(architecture())
+
+
+@hookimpl
+def register_chat_formats(register):  # type: ignore[no-untyped-def]
+    """Register how the family's models are talked to."""
+    for chat_format in FORMATS:
+        register(chat_format)
