@@ -1,4 +1,4 @@
-# make run | test | lint : everything they need is installed into .venv on first use.
+# make run | test | test-bounds | lint : everything they need is installed into .venv on first use.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -6,13 +6,21 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(addprefix -e ,$(PLUGINS))
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: run test lint clean
+.PHONY: run test test-bounds lint clean
 
 run: $(VENV)/.installed
 	$(BIN)/llamacli run < /dev/null
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest
+
+# Every kernel's memory between pages that nobody may touch; functions of arrays with Numba's own checks.
+GUARDED := tests/engine tests/kernels/test_linear.py tests/kernels/test_encoding.py tests/kernels/test_sampling_kernels.py \
+           tests/sampling tests/test_goldens.py tests/test_kv.py tests/test_session.py plugins
+test-bounds: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -q -p guarded --guard=end $(GUARDED)
+	$(BIN)/python -m pytest -q -p guarded --guard=start $(GUARDED)
+	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest -q tests/sampling tests/kernels/test_sampling_kernels.py
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .

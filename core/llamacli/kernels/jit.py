@@ -22,6 +22,7 @@ import llvmlite
 import numba
 import numpy as np
 from numba import njit, types
+from numba.core import config
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 from numba.core.compiler_lock import global_compiler_lock
@@ -95,7 +96,8 @@ def _fingerprint() -> str:
             digest.update(source.read_bytes())
     digest.update((package / "kv" / "types.py").read_bytes())
     versions = (numba.__version__, llvmlite.__version__, np.__version__, sys.version, isa())
-    digest.update(repr((versions, cpu_target.target_context.codegen().magic_tuple())).encode())
+    settings = (config.OPT, config.BOUNDSCHECK)
+    digest.update(repr((versions, settings, cpu_target.target_context.codegen().magic_tuple())).encode())
     return digest.hexdigest()[:16]
 
 

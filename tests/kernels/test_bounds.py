@@ -1,0 +1,66 @@
+"""Kernels read and write nothing but what is theirs. `make test-bounds` runs many more tests in the same way."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+ADD = """
+import guarded, numpy as np
+guarded.install({side!r})
+from llamacli.kernels.elementwise import ADD, add
+from llamacli.kernels.team import Team
+from running import run_kernel
+a = np.ones((5, 64), np.float32)
+out = np.zeros_like(a)
+run_kernel(Team(1), add, ADD, n_rows={rows[1]}, first_row={rows[0]}, a=a, b=a, out=out, stride=256, n_blocks=2)
+print(int(out.sum()))
+"""
+
+READ = """
+import numpy as np
+from llamacli.kernels.jit import array_function
+def read(x, i):
+    return x[i]
+print(array_function("float32(float32[::1], int64)")(read)(np.ones(5, np.float32), {index}))
+"""
+
+
+def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(ROOT / "tests"), *filter(None, sys.path)])
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=os.environ | {"PYTHONPATH": paths} | env, capture_output=True,
+        text=True, timeout=500, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("side", ["end", "start"])
+def test_models_and_products_stay_in_their_memory(side) -> None:
+    done = run(
+        "-m", "pytest", "-q", "-x", "-p", "guarded", f"--guard={side}", "-p", "no:cacheprovider",
+        "tests/engine/test_verbs.py", "tests/kernels/test_linear.py", "tests/test_goldens.py",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("side", "rows", "fine"),
+    [("end", (0, 5), True), ("end", (0, 6), False), ("start", (0, 5), True), ("start", (-1, 5), False)],
+)
+def test_one_row_too_many_ends_the_process(side, rows, fine) -> None:
+    done = run("-c", ADD.format(side=side, rows=rows))
+    assert (done.returncode, done.stdout) == ((0, "640\n") if fine else (-signal.SIGSEGV, "")), done.stderr
+
+
+@pytest.mark.parametrize(("index", "fine"), [(4, True), (5, False)])
+def test_functions_of_arrays_can_be_compiled_with_checks(index, fine, tmp_path) -> None:
+    done = run("-c", READ.format(index=index), NUMBA_BOUNDSCHECK="1", LLAMACLI_CACHE=str(tmp_path))
+    if fine:
+        assert done.stdout == "1.0\n", done.stderr
+    else:
+        assert "IndexError: index is out of bounds" in done.stderr
