@@ -75,6 +75,17 @@ def test_add(engine: Engine) -> None:
     run.check(3 * run.x)
 
 
+@pytest.mark.parametrize("product_is_first", [True, False])
+def test_a_product_may_be_added_to_what_comes_later(product_is_first: bool, engine: Engine) -> None:
+    def build(g: Graph, param: Params, x: Value) -> Value:
+        product = g.linear(x, param("w", WIDTH, WIDTH))
+        later = g.rms_norm(x, None, 1e-6)
+        return (product + later if product_is_first else later + product) + later
+
+    run = Run(engine, build)
+    run.check(naive.linear(run.x, run["w"]) + 2 * naive.rms_norm(run.x, 1.0, 1e-6))
+
+
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
 def test_rms_norm(eps: float, engine: Engine) -> None:
     run = Run(engine, lambda g, param, x: g.rms_norm(x, param("norm", WIDTH), eps))

@@ -67,19 +67,17 @@ class Lowering:
         self.embeds = [op for op in graph.ops if isinstance(op, g.Embed)]
 
         uses = Counter(value for op in graph.ops for value in op.inputs())
-        sums = {}
+        made = {op.out: i for i, op in enumerate(graph.ops)}
+        self._residual: dict[g.Op, tuple[g.Add, g.Value]] = {}
         for op in graph.ops:
             if isinstance(op, g.Add):
                 for product, other in ((op.b, op.a), (op.a, op.b)):
-                    if uses[product] == 1 and product not in sums:
-                        sums[product] = (op, other)
+                    maker = graph.ops[made[product]]
+                    # A product that only goes into a sum is added where it is computed, if the rest is there by then.
+                    if isinstance(maker, g.Linear) and uses[product] == 1 and made[other] < made[product]:
+                        self._residual[maker] = op, other
                         break
-        made = {op.out: op for op in graph.ops}
-        # A product that only goes into a sum is added where it is computed.
-        self._residual = {
-            op: added for value, added in sums.items() if isinstance(op := made[value], g.Linear)
-        }  # fmt: skip
-        fused = {added[0] for added in self._residual.values()}
+        fused = {add for add, _ in self._residual.values()}
         for op in graph.ops:
             if op not in fused:
                 self._lower(op)
