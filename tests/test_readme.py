@@ -1,4 +1,4 @@
-"""The README's commands and programs run as they stand there."""
+"""The commands and programs of the README, and the programs of other pages, run as they stand there."""
 
 import os
 import re
@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 import tiny_models
+from chat_cases import CHATML
+from tiny_chat import chat_keys
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+ROOT = Path(__file__).resolve().parents[1]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+def blocks(language: str, page: str = "README.md") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
 COMMANDS = [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
@@ -22,9 +24,11 @@ COMMANDS = [line[2:] for block in blocks("console") for line in block.splitlines
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the model.gguf and the text.txt that the README speaks of."""
+    """A folder with the model.gguf, the chat-model.gguf and the text.txt that the pages speak of."""
     path = tmp_path_factory.mktemp("readme")
     tiny_models.write_llama(path / "model.gguf", tokenizer="spm")
+    keys = chat_keys("{{ tools }}" + CHATML)
+    tiny_models.write_llama(path / "chat-model.gguf", tokenizer="spm", context_length=4096, metadata=keys)
     (path / "text.txt").write_text("once upon a time there was a little girl " * 200)
     return path
 
@@ -49,6 +53,9 @@ def test_command(folder, command):
     assert run(folder, "bash", "-o", "pipefail", "-c", command).strip()
 
 
-@pytest.mark.parametrize("number", range(len(blocks("python"))))
-def test_program(folder, number):
-    assert run(folder, sys.executable, "-c", blocks("python")[number]).strip()
+PROGRAMS = [(page, n) for page in ("README.md", "docs/chat.md") for n in range(len(blocks("python", page)))]
+
+
+@pytest.mark.parametrize(("page", "number"), PROGRAMS)
+def test_program(folder, page, number):
+    assert run(folder, sys.executable, "-c", blocks("python", page)[number]).strip()

@@ -6,39 +6,14 @@ from typing import Any
 
 import pytest
 
-import tiny_models
 from chat_cases import CHATML
 from llamacli import Model, Session, load_model
 from llamacli.engine import ReferenceEngine
 from llamacli.plugins import Plugins
-
-CONTROL, USER_DEFINED = 3, 4
-SPECIAL = {
-    "<|im_start|>": CONTROL,
-    "<|im_end|>": CONTROL,
-    "<end>": CONTROL,
-    "<think>": USER_DEFINED,
-    "</think>": USER_DEFINED,
-    "<tool_call>": USER_DEFINED,
-    "</tool_call>": USER_DEFINED,
-}
+from tiny_chat import chat_keys
 
 Talker = Callable[..., Model]
 Script = Callable[..., None]
-
-
-def chat_keys(template: str | None, **keys: Any) -> dict[str, Any]:
-    """Keys of a tiny SentencePiece model that turn its last tokens into `SPECIAL`, and give it a template."""
-    tokens, _, types = tiny_models.spm_vocabulary()
-    tokens[-len(SPECIAL) :], types[-len(SPECIAL) :] = list(SPECIAL), list(SPECIAL.values())
-    named = {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
-    return {
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.add_space_prefix": False,
-        "tokenizer.chat_template": template,
-        **named,
-    }
 
 
 @pytest.fixture

@@ -342,6 +342,27 @@ def test_system_and_history_may_change(talker, script) -> None:
         )
 
 
+def test_old_turns_can_be_forgotten(talker, script) -> None:
+    model = talker()
+    script(model, "the dog", "she saw", "a")
+    with model.create_chat("big") as chat:
+        assert not chat.forget_oldest_turn()
+        say(chat, "once")
+        assert not chat.forget_oldest_turn()
+        chat.add_user("and")
+        assert chat.forget_oldest_turn()
+        assert chat.history == [Message("user", "and")]
+        assert "".join(piece.text for piece in chat.respond()) == "she saw"
+        assert "once" not in evaluated(chat)
+        assert chat.model.decode([token.id for token in chat.reply_tokens]) == "she saw"
+
+
+def test_no_tokens_at_all(talker) -> None:
+    with talker().create_chat(max_new=0) as chat:
+        assert (say(chat, "once"), chat.stop, chat.reply_tokens) == ("", "length", [])
+        assert chat.history[-1] == Message("assistant", "")
+
+
 def test_a_session_of_the_callers(talker, script) -> None:
     model = talker()
     script(model, "the dog", "a")
@@ -356,9 +377,9 @@ def test_a_session_of_the_callers(talker, script) -> None:
         assert evaluated(chat).startswith("<s><|im_start|>user\nonce")
 
 
-@pytest.mark.parametrize("max_new", [0, -1, 1.5, True, "1"])
+@pytest.mark.parametrize("max_new", [-1, 1.5, True, "1"])
 def test_max_new_out_of_range(max_new, talker) -> None:
-    with pytest.raises(InvalidRequestError, match="max_new must be an integer of at least 1"):
+    with pytest.raises(InvalidRequestError, match="max_new must be an integer of at least 0"):
         talker().create_chat(max_new=max_new)
 
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = {"numpy", "numba", "tokenizers", "gguf", "pluggy", "attrs", "jinja2", "importlib.metadata", "llamacli.plugins"}
+HEAVY = {
+    *("numpy", "numba", "tokenizers", "gguf", "pluggy", "attrs", "jinja2", "prompt_toolkit"),
+    *("importlib.metadata", "llamacli.plugins"),
+}
 LOADED = (
     "import sys; sys.argv[0] = 'llamacli'\ntry: from llamacli.cli import main; main()\nfinally: print(*sys.modules)"
 )
@@ -22,6 +25,12 @@ def test_help_and_usage_errors_import_nothing_heavy(arguments: str, environment:
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert "Usage: llamacli" in result.stdout + result.stderr
     assert HEAVY & set(result.stdout.splitlines()[-1].split()) == set()
+
+
+def test_text_that_is_continued_needs_nothing_for_chatting(environment: dict[str, str], model: Path) -> None:
+    command = [sys.executable, "-c", LOADED, "run", str(model), "once", "-n", "1"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert {"jinja2", "prompt_toolkit"} & set(result.stdout.splitlines()[-1].split()) == set()
 
 
 def test_help_takes_little_time(program) -> None:

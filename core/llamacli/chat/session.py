@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ from llamacli.checks import is_whole
 from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError
 from llamacli.model import Model
 from llamacli.plugins import Plugins
-from llamacli.sampling import SamplingParams
+from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.session import Session, Token
 
 _PROBE = "Xyzzy"
@@ -36,7 +36,7 @@ class ChatSession:
     - `max_new`: how many tokens a reply may have.
     - `tools`: what the model may call, as JSON objects. `variables`: what else the template is given.
     - `stop`: why the last reply ended: "eos" (the model ended it), "length" (`max_new`), "context" (the context is
-      full), "interrupt" (the caller left the loop).
+      full), "interrupt" (the caller left the loop). `reply_tokens`: its tokens.
 
     Of each turn only what it adds is evaluated: earlier turns keep the tokens that they were evaluated with. Where a
     template renders them in another way later on (some drop old reasoning, some move the system message to the last
@@ -55,8 +55,8 @@ class ChatSession:
         plugins: Plugins,
         variables: Mapping[str, Any] | None = None,
     ):
-        if not is_whole(max_new) or max_new < 1:
-            raise InvalidRequestError(f"max_new must be an integer of at least 1, not {max_new!r}")
+        if not is_whole(max_new) or max_new < 0:
+            raise InvalidRequestError(f"max_new must be an integer of at least 0, not {max_new!r}")
         self.tools = checked_tools(tools)
         if template is None and self.tools and _TOOL_USE in own_templates(model.metadata):
             template = _TOOL_USE
@@ -67,6 +67,7 @@ class ChatSession:
         self.history: list[Message] = []
         self.variables = dict(variables or {})
         self.stop = ""
+        self.reply_tokens: list[Token] = []
         self.session = model.create_session() if session is None else session
         self._held: list[Evaluated] = []
 
@@ -92,6 +93,12 @@ class ChatSession:
         """Take back the last reply, so that it can be asked for again; None if the last message is no reply."""
         return self.history.pop() if self.history and self.history[-1].role == "assistant" else None
 
+    def forget_oldest_turn(self) -> bool:
+        """Drop what the user said first and all replies to it; whether there was a turn before the last one."""
+        users = [i for i, message in enumerate(self.history) if message.role == "user"]
+        del self.history[: users[1] if len(users) > 1 else 0]
+        return len(users) > 1
+
     def clear(self) -> None:
         """Begin anew, with the same system message."""
         self.history.clear()
@@ -108,7 +115,7 @@ class ChatSession:
         """Tokens that the context holds or, with what there is to respond to, would hold. Raises ChatTemplateError."""
         return len(self._plan_reply()[0].ids) if self.pending else self.session.n_past
 
-    def respond(self, params: SamplingParams | None = None) -> Iterator[Piece]:
+    def respond(self, params: SamplingParams | SamplerChain | None = None) -> Generator[Piece, None, None]:
         """Stream the model's reply to what was added last; nothing if nothing was.
 
         The reply ends at any token that ends generation by the file or a turn by the template, which is neither shown
@@ -119,7 +126,7 @@ class ChatSession:
         cannot be rendered.
         """
         if not self.pending:
-            return iter(())
+            return _nothing()
         wanted, rendering = self._plan_reply()
         n_new = len(wanted.new_ids)
         if wanted.n_kept + n_new > self.session.seq_len:
@@ -140,20 +147,24 @@ class ChatSession:
 
     # --- replying
 
-    def _respond(self, wanted: Plan, rendering: Rendering, params: SamplingParams) -> Iterator[Piece]:
+    def _respond(
+        self, wanted: Plan, rendering: Rendering, params: SamplingParams | SamplerChain
+    ) -> Generator[Piece, None, None]:
         new_ids = self._rewind(wanted)
         reader = self.format.syntax.reader(rendering.text, tools=bool(self.tools))
         reply = _Reply(self._n_calls())
         generated: list[tuple[Part, int]] = []
+        self.reply_tokens = []
         tokens = self.session.generate(new_ids, params, max_tokens=self.max_new)
         self.stop = "interrupt"
         try:
-            stop = "eos"
+            stop = "eos" if self.max_new else "length"
             for n, token in enumerate(tokens, start=1):
                 if token.id in self._stops:
                     break
                 text = self._text(token)
                 generated.append((token.id if token.id in self.template.structure else text, token.id))
+                self.reply_tokens.append(token)
                 yield from reply.take(reader.feed(text))
                 stop = "length" if n == self.max_new else "eos"
             if stop == "eos" and self.session.n_past == self.session.seq_len:
@@ -238,6 +249,10 @@ class ChatSession:
 
     def _n_calls(self) -> int:
         return sum(len(message.tool_calls) for message in self.history)
+
+
+def _nothing() -> Generator[Piece, None, None]:
+    yield from ()
 
 
 class _Reply:

@@ -32,6 +32,12 @@ def check() -> None:
         raise KeyboardInterrupt
 
 
+def forget() -> None:
+    """The interrupt has done what it was for: the program goes on."""
+    global _heard
+    _heard = False
+
+
 def leave() -> NoReturn:
     """End the process without taking the interpreter apart."""
     for stream in (sys.stdout, sys.stderr):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from llamacli.cli.chat import Wishes, at_terminal, chat_options, reply_as_json, reply_once, show
 from llamacli.cli.hub import REFERENCE, model_from_hub
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.logprobs import logprobs_as_json, print_logprobs
@@ -74,13 +75,11 @@ def demo_model_path() -> str:
 )
 @sampling_options
 @click.option("--ignore-eos", is_flag=True, help="Go on where the model would end the text.")
-@click.option(
-    "--raw", "--no-chat", is_flag=True, expose_value=False, help="Use no chat template; for now, none is used."
-)
+@chat_options
 @click.option(
     "--display-prompt/--no-display-prompt",
     default=True,
-    help="Whether the text begins with the prompt; by default it does.",
+    help="Whether a text that continues the prompt begins with it; by default it does.",
 )
 @click.option(
     "--mode",
@@ -115,14 +114,17 @@ def run(
     json: bool,
     **sampling: Any,
 ) -> None:
-    """Continue PROMPT with MODEL.
+    """Chat with MODEL, or continue PROMPT.
 
-    Without MODEL, a small demo model writes. A prompt may also be piped in; without one, the model begins a text of
-    its own. The text goes to stdout, everything else to stderr.
+    A model whose file has a chat template replies to the prompt, which may also be piped in; at a terminal without a
+    prompt it converses, and /help says how. Other models, and all with --raw, continue the prompt; without one they
+    begin a text of their own. Without MODEL, a small demo model writes. The text goes to stdout, everything else, as
+    the model's reasoning, to stderr.
 
-    Special tokens spelled in the prompt are read as such. A newline at the end of a file or of stdin is not part of the
-    prompt.
+    Special tokens spelled in the prompt are read as such with --raw, and as text when chatting. A newline at the end of
+    a file or of stdin is not part of the prompt.
     """
+    wishes = Wishes.taken_from(sampling)
     named = model is not None and ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
     if named or hf_repo is not None:
         if second is not None or (named and hf_repo is not None):
@@ -144,7 +146,10 @@ def run(
     started = time.perf_counter()
     with load(model, mode, threads) as loaded:
         load_s = time.perf_counter() - started
-        ids = _encode(loaded, text)
+        chats = wishes.lead_to_chat(loaded)
+        if chats and ignore_eos:
+            raise click.UsageError("--ignore-eos is for text that is continued: add --raw.")
+        ids = [] if chats else _encode(loaded, text)
         seed = int.from_bytes(os.urandom(4)) if seed < 0 else seed
         if ctx_size > loaded.config.context_length:
             _log.warning("-c %d: the model was trained for %d tokens only", ctx_size, loaded.config.context_length)
@@ -153,18 +158,29 @@ def run(
 
             def begin() -> None:
                 _log.info("%s loaded in %.2f s; seed %d, %s", loaded, load_s, seed, params)
-                if display_prompt and not json:
+                if display_prompt and not json and not chats:
                     write(text)
 
-            completion = complete(
-                session,
-                ids,
-                params,
-                max_tokens=max_tokens,
-                ignore_eos=ignore_eos,
-                on_start=begin,
-                on_text=lambda piece: None if json else write(piece),
-            )
+            parts: dict[str, Any] = {}
+            if chats:
+                chat = wishes.chat(loaded, session, max_tokens)
+                if not text and not json and at_terminal():
+                    from llamacli.cli.repl import Repl
+
+                    Repl(chat, params, shift=wishes.shift, model=model).run()
+                    return
+                completion = reply_once(chat, text, params, on_start=begin, on_piece=None if json else show)
+                parts = reply_as_json(chat)
+            else:
+                completion = complete(
+                    session,
+                    ids,
+                    params,
+                    max_tokens=max_tokens,
+                    ignore_eos=ignore_eos,
+                    on_start=begin,
+                    on_text=lambda piece: None if json else write(piece),
+                )
             figures = Figures(load_s, session.stats, seed)
         if json:
             logprobs = {"logprobs": logprobs_as_json(loaded, completion)} if params.n_probs else {}
@@ -174,6 +190,7 @@ def run(
                     "arch": loaded.arch,
                     "prompt": text,
                     "text": completion.text,
+                    **parts,
                     "tokens": completion.tokens,
                     **logprobs,
                     "stop": completion.stop,

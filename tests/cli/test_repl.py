@@ -1,0 +1,247 @@
+"""The conversation at a terminal, driven through a real one."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from chat_cases import CHATML
+from tiny_chat import chat_keys
+
+TIMEOUT_S = 20
+READY = b"\x1b[?2004h"  # pasting is bracketed where something can be typed
+ESCAPES = re.compile(rb"\x1b\][^\x07]*\x07|\x1b[\[(][0-9;?]*[ -/]*[@-~]|\x1b[=>]")
+
+TALKS = """
+from llamacli import Session, hookimpl
+LLAMACLI_API = 1
+REPLIES = iter(%r)
+
+@hookimpl
+def model_loaded(model):
+    def ids():
+        for reply in REPLIES:
+            yield from model.encode(reply + "<|im_end|>", False, parse_special=True)
+        while True:
+            yield model.tokenizer.token_id("a")
+    drawn = ids()
+    Session._draw = lambda session, params: next(drawn)
+"""
+
+
+def plain(shown: bytes) -> str:
+    return ESCAPES.sub(b"", shown).decode(errors="replace").replace("\r", "")
+
+
+class Terminal:
+    """A user at a terminal, and the program there."""
+
+    def __init__(self, start, *args: str | Path, env: dict[str, str]):
+        self._user, tty = pty.openpty()
+        fcntl.ioctl(tty, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 200, 0, 0))
+        self.process: subprocess.Popen[bytes] = start(
+            "run", *args, stdin=tty, stdout=tty, stderr=tty, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(tty, termios.TIOCSCTTY, 0),
+            env={"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", **env},
+        )  # fmt: skip
+        os.close(tty)
+        self._shown = b""
+
+    def wait(self, wanted: str | bytes) -> str:
+        """What is shown until it holds a text, or the raw bytes."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while wanted not in (self._shown if isinstance(wanted, bytes) else plain(self._shown)):
+            ready = select.select([self._user], [], [], max(0, deadline - time.monotonic()))[0]
+            assert ready, f"{wanted!r} did not come after {plain(self._shown)!r}"
+            self._shown += os.read(self._user, 65536)
+        if isinstance(wanted, bytes):
+            before, _, self._shown = self._shown.partition(wanted)
+            return plain(before)
+        shown, self._shown = plain(self._shown), b""
+        return shown
+
+    def ready(self) -> str:
+        """What is shown until the user may type."""
+        return self.wait(READY)
+
+    def press(self, keys: str) -> None:
+        os.write(self._user, keys.encode())
+
+    def say(self, line: str) -> str:
+        """Type a line; what is shown until the user may type the next."""
+        self.press(f"{line}\r")
+        return self.ready()
+
+    def leave(self) -> int:
+        self.press("\x04")
+        code = self.process.wait(TIMEOUT_S)
+        os.close(self._user)
+        return code
+
+
+@pytest.fixture
+def talk(start, site: Path, install, tiny_gguf, tmp_path: Path):
+    """Begin a conversation with a model that replies so: `talk("one reply", "another", args=[...])`."""
+
+    def begin(*replies: str, args: tuple[str, ...] = (), context_length: int = 512) -> Terminal:
+        keys = chat_keys(CHATML.replace("assistant\n", "assistant\n{{ '<think>' if enable_thinking }}"))
+        path = tiny_gguf("gqa", tokenizer="spm", context_length=context_length, metadata=keys)
+        install(site, "llamacli-talks", "[llamacli]\ntalks = talks_plugin\n", talks_plugin=TALKS % (replies,))
+        home = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+        terminal = Terminal(start, path, *args, env=home)
+        assert "/help says what can be done." in terminal.ready()
+        return terminal
+
+    return begin
+
+
+def test_a_conversation(talk, tmp_path: Path) -> None:
+    terminal = talk("the dog", "she saw")
+    assert "the dog\n" in terminal.say("once upon")
+    assert "she saw\n" in terminal.say("and?")
+    assert "messages" in terminal.say("/show")
+    assert terminal.leave() == 0
+    assert "+once upon" in (tmp_path / "config" / "llamacli" / "history").read_text()
+
+
+def test_what_was_typed_before_comes_back(talk) -> None:
+    terminal = talk("the dog", "she saw")
+    terminal.say("once upon")
+    terminal.press("\x1b[A")
+    terminal.wait("once upon")
+    assert "she saw\n" in terminal.say(" a time")
+    assert terminal.leave() == 0
+
+
+def test_text_of_several_lines(talk, tmp_path: Path) -> None:
+    terminal = talk("the dog")
+    terminal.say('"""once')
+    terminal.say("upon")
+    assert "the dog\n" in terminal.say('a time"""')
+    terminal.say(f"/save {tmp_path / 'talk.json'}")
+    assert json.loads((tmp_path / "talk.json").read_text())["messages"][0]["content"] == "once\nupon\na time"
+    assert terminal.leave() == 0
+
+
+def test_ctrl_c_stops_a_reply_and_what_is_typed(talk) -> None:
+    terminal = talk("the dog")
+    terminal.press("half a line\x03")
+    assert "(Ctrl-D leaves)" in terminal.ready()
+    assert "the dog\n" in terminal.say("once")
+    for text in ("and", "more"):
+        terminal.press(f"{text}\r")
+        terminal.wait("aaaaa")
+        terminal.press("\x03")
+        terminal.ready()
+    assert "6 messages" in terminal.say("/show")
+    assert terminal.leave() == 0
+
+
+@pytest.mark.parametrize("command", ["/exit", "/bye"])
+def test_leaving_by_a_command(command: str, talk) -> None:
+    terminal = talk()
+    terminal.press(f"{command}\r")
+    assert terminal.process.wait(TIMEOUT_S) == 0
+
+
+def test_every_command(talk, tmp_path: Path) -> None:
+    terminal = talk("the dog", "she saw", "big", "little", "a ball")
+    for name in ("/help", "/set", "/show", "/clear", "/regen", "/system", "/save", "/load", "/read", "/exit"):
+        assert name in terminal.say("/help").split("/help", 1)[1] or name == "/help"
+    assert "there is no command /nonsense" in terminal.say("/nonsense")
+    assert "there is no reply to take back" in terminal.say("/regen")
+    assert "the dog\n" in terminal.say("once")
+    assert "she saw\n" in terminal.say("/regen")
+    assert "(none)" in terminal.say("/system")
+    terminal.say("/system be brief")
+    assert "be brief" in terminal.say("/system")
+    saved = tmp_path / "talk.json"
+    terminal.say(f"/save {saved}")
+    assert json.loads(saved.read_text()) == {
+        "system": "be brief",
+        "messages": [{"role": "user", "content": "once"}, {"role": "assistant", "content": "she saw"}],
+        "variables": {},
+    }
+    terminal.say("/clear")
+    assert "0 messages" in terminal.say("/show")
+    terminal.say("/system other")
+    terminal.say(f"/load {saved}")
+    shown = terminal.say("/show")
+    assert "2 messages" in shown
+    assert "be brief" in shown
+    (tmp_path / "notes.txt").write_text("my notes")
+    terminal.say(f"/read {tmp_path / 'notes.txt'}")
+    assert "big\n" in terminal.say("what of it")
+    terminal.say(f"/save {saved}")
+    assert json.loads(saved.read_text())["messages"][2]["content"] == "my notes\n\nwhat of it"
+    assert terminal.leave() == 0
+
+
+def test_settings(talk) -> None:
+    terminal = talk("a ball</think>the dog")
+    for command, answer in [
+        ("/set temp 0.5", ""),
+        ("/set top-k 7", ""),
+        ("/set max-tokens 20", ""),
+        ("/set seed 1", ""),
+        ("/set effort low", ""),
+        ("/set think on", ""),
+        ("/set top_p 2", "top_p = 2.0 is not a number from 0 to 1"),
+        ("/set top_k x", "/set top_k takes a whole number, not 'x'"),
+        ("/set temp x", "/set temp takes a number, not 'x'"),
+        ("/set temp", "/set temp needs a value"),
+        ("/set think maybe", "/set think takes on or off, not 'maybe'"),
+        ("/set nonsense 1", "there is no setting 'nonsense'; there are seed"),
+    ]:
+        assert answer in terminal.say(command)
+    shown = terminal.say("/show")
+    for line in (r"temp +0\.5", r"top_k +7", r"max_tokens +20", r"enable_thinking +True", r"reasoning_effort +low"):
+        assert re.search(line, shown)
+    assert re.search(r"a ball\n+the dog\n", terminal.say("once"))
+    assert terminal.leave() == 0
+
+
+def test_files_that_are_not_there_or_something_else(talk, tmp_path: Path) -> None:
+    terminal = talk()
+    (tmp_path / "bad.json").write_text('{"system": 1}')
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    for command, answer in [
+        ("/load nowhere.json", "No such file or directory"),
+        (f"/load {tmp_path / 'bad.json'}", "not a conversation that /save wrote"),
+        (f"/load {tmp_path}", "Is a directory"),
+        ("/read nowhere.txt", "No such file or directory"),
+        (f"/read {tmp_path / 'latin'}", "is not UTF-8"),
+        ("/save", "/save needs the name of a file"),
+        (f"/save {tmp_path / 'no' / 'folder'}", "No such file or directory"),
+    ]:
+        assert answer in terminal.say(command)
+    assert terminal.leave() == 0
+
+
+def test_a_context_that_fills_up(talk) -> None:
+    terminal = talk("the dog", "she", context_length=64)
+    assert "nearly full" not in terminal.say("once")
+    answer = terminal.say("0123456789" * 4)
+    assert "and the context holds 64: say less, /clear the conversation" in answer
+    assert re.search(r"the conversation has \d+ tokens", answer)
+    assert "she\n" in terminal.say("x")
+    terminal.say("/clear")
+    assert "(the context is full: 64 of 64 tokens; /clear begins anew" in terminal.say("y")
+    assert terminal.leave() == 0
+
+
+def test_old_turns_are_forgotten_where_that_is_asked_for(talk) -> None:
+    terminal = talk("the dog", "she", args=("--context-shift",), context_length=64)
+    terminal.say("once")
+    assert "she\n" in terminal.say("0123456789" * 2)
+    assert "2 messages" in terminal.say("/show")
+    assert terminal.leave() == 0
