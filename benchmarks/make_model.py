@@ -34,6 +34,7 @@ class Shape:
     head_dim: int
     n_vocab: int
     context: int = 8192
+    rms_eps: float = 1e-5
     rope_base: float = 500000.0
     tied: bool = False
     experts: tuple[int, int] | None = None
@@ -60,6 +61,12 @@ SHAPES = {
     "moe-128": Shape(  # the experts of Qwen3-30B-A3B
         n_layer=2, width=2048, n_ff=768, n_head=32, n_head_kv=4, head_dim=128, n_vocab=32000, experts=(128, 8),
         keys={"attention.key_length": 128, "attention.value_length": 128},
+    ),
+    "gemma3-1b": Shape(
+        architecture="gemma3", n_layer=26, width=1152, n_ff=6912, n_head=4, n_head_kv=1, head_dim=256, n_vocab=262144,
+        context=32768, rms_eps=1e-6, rope_base=1e6, tied=True,
+        vectors={"attn_q_norm": 256, "attn_k_norm": 256, "post_attention_norm": 1152, "post_ffw_norm": 1152},
+        keys={"attention.key_length": 256, "attention.value_length": 256, "attention.sliding_window": 512},
     ),
     "gpt-oss-20b-2-layers": Shape(
         architecture="gpt-oss", n_layer=2, width=2880, n_ff=2880, n_head=64, n_head_kv=8, head_dim=64, n_vocab=201088,
@@ -117,7 +124,7 @@ def write(path: str, name: str, kind: str) -> None:
     writer.add_feed_forward_length(shape.n_ff)
     writer.add_head_count(shape.n_head)
     writer.add_head_count_kv(shape.n_head_kv)
-    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_layer_norm_rms_eps(shape.rms_eps)
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_vocab_size(shape.n_vocab)
