@@ -35,7 +35,7 @@ LAYERS = [
     {"model"},
     {"session"},
     {"chat"},
-    {"bench", "doctor", "perplexity"},
+    {"bench", "embedding", "doctor", "perplexity"},
     {"cli"},
     {"__main__"},
 ]

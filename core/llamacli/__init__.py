@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from llamacli.chat.messages import Piece as Piece
     from llamacli.chat.messages import ToolCall as ToolCall
     from llamacli.chat.session import ChatSession as ChatSession
+    from llamacli.embedding import Embedder as Embedder
+    from llamacli.embedding import load_embedder as load_embedder
     from llamacli.engine import QuantMode as QuantMode
     from llamacli.errors import ChatTemplateError as ChatTemplateError
     from llamacli.errors import ClosedError as ClosedError
@@ -52,6 +54,7 @@ _HOME = {
     "architecture": ("Architecture", "Config", "TensorTable", "Weights"),
     "chat.messages": ("Message", "Piece", "ToolCall"),
     "chat.session": ("ChatSession",),
+    "embedding": ("Embedder", "load_embedder"),
     "engine": ("QuantMode",),
     "errors": (
         "ChatTemplateError",

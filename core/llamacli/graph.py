@@ -283,6 +283,17 @@ class Graph:
         values = {op.router for op in self.ops if isinstance(op, MoE)}
         return {op.weight.name for op in self.ops if isinstance(op, Linear) and op.out in values}
 
+    def without_output(self) -> Graph:
+        """The pass up to what the output layer, the last matrix product, reads: its last op computes that value."""
+        makers = {op.out: op for op in self.ops}
+        op = self.ops[-1]
+        while not isinstance(op, Linear):
+            op = makers[op.inputs()[0]]
+        part = Graph()
+        part.states = self.states
+        part.ops = self.ops[: self.ops.index(makers[op.x]) + 1]
+        return part
+
     def embed(self, table: Param) -> Value:
         """The embedding of each token: rows of `table`, (n_vocab, n_embd)."""
         return self._record(Embed(self._value(table.weight.shape[1]), table.weight))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -166,13 +166,15 @@ def load_model(
     progress: Progress | None = None,
     plugins: Plugins | None = None,
     engine: Engine | None = None,
+    transform: Callable[[Graph], Graph] = lambda graph: graph,
 ) -> Model:
     """Load a model file; its metadata decides which plugin runs it.
 
     `mode` is how weights are kept: "auto" in the file's own types, "fp32" exact, "q8" or "q4" requantised. `threads`
     is how many cores compute, by default every one that this process may use; results do not depend on it. `progress`
     is called with the bytes of tensors that have been gone through so far, and the bytes of all. `plugins` and `engine`
-    default to the installed plugins and the fastest engine that runs here.
+    default to the installed plugins and the fastest engine that runs here. `transform` makes of the recorded forward
+    pass the one that is compiled; what that computes takes the place of logits.
 
     Raises ModelFormatError if the file is unreadable, malformed or does not fit its architecture,
     UnknownArchitectureError if no plugin runs it, PluginError if the plugin is broken.
@@ -196,7 +198,7 @@ def load_model(
         _check_vocabulary(file, config, tokenizer)
         _check_all_read(file, graph, table.unused)
         watched = WatchedFile(file, progress or (lambda done, n_bytes: None))
-        program = (engine or default_engine(threads)).compile(graph, watched, mode)
+        program = (engine or default_engine(threads)).compile(transform(graph), watched, mode)
         watched.done()
         _warn_of_unread_keys(file.metadata, config.architecture)
     finally:
@@ -251,6 +253,7 @@ def _check_all_read(file: ModelFile, graph: Graph, unused: set[str]) -> None:
 
 def _warn_of_unread_keys(metadata: Metadata, architecture: str) -> None:
     """A key of the architecture that nothing read may mean a variant that would be computed wrongly."""
-    unread = sorted(key for key in metadata if key.startswith(f"{architecture}.") and key not in metadata.consumed)
+    known = metadata.consumed | {f"{architecture}.pooling_type"}  # it matters after the forward pass
+    unread = sorted(key for key in metadata if key.startswith(f"{architecture}.") and key not in known)
     if unread:
         _log.warning("%s: metadata keys that the architecture does not use: %s", metadata.source, ", ".join(unread))

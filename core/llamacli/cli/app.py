@@ -11,6 +11,7 @@ from click.exceptions import Exit
 
 from llamacli.cli.bench import bench
 from llamacli.cli.doctor import doctor
+from llamacli.cli.embed import embed
 from llamacli.cli.hub import list_models, pull, rm
 from llamacli.cli.inspect import inspect
 from llamacli.cli.interrupts import EXIT_CODE
@@ -95,6 +96,6 @@ def app() -> None:
 
 
 for command in (
-    run, inspect, tokenize, quantize, bench, perplexity, pull, list_models, rm, plugins, warmup, doctor,
+    run, inspect, tokenize, embed, quantize, bench, perplexity, pull, list_models, rm, plugins, warmup, doctor,
 ):  # fmt: skip
     app.add_command(command)

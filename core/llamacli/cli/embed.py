@@ -1,0 +1,55 @@
+"""`llamacli embed`: texts as vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from llamacli.cli.options import PATH, global_options, threads_option
+from llamacli.cli.output import human_bytes, print_json
+from llamacli.cli.progress import bar, compiling
+from llamacli.cli.text import argument, read_stdin
+from llamacli.errors import InvalidRequestError
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@click.argument("texts", nargs=-1, metavar="[TEXT]...")
+@click.option(
+    "--pooling", type=click.Choice(["mean", "cls", "last", "none"]),
+    help="Take the mean of the tokens' vectors, the first one, the last one, or all. Default: the model's, else mean.",
+)  # fmt: skip
+@click.option("--normalize/--no-normalize", default=True, help="Whether vectors get the length 1; by default they do.")
+@click.option(
+    "--mode", type=click.Choice(["auto", "fp32", "q8", "q4"]), default="auto", show_default=True,
+    help="Keep weights in the file's own types (auto), exact, or requantised.",
+)  # fmt: skip
+@threads_option
+@global_options
+def embed(
+    model: str, texts: tuple[str, ...], pooling: str | None, normalize: bool, mode: str, threads: int | None
+) -> None:
+    """Print the embedding of each TEXT as a line of JSON: `text`, `n_tokens` and `embedding`.
+
+    Without TEXT, each line of stdin is one. The vectors are what the model's last block makes of the tokens, after the
+    norm and before the output layer.
+    """
+    given = [argument(text) for text in texts] or (read_stdin() or "").splitlines()
+    if not given:
+        raise click.UsageError("Give TEXT, or pipe lines in.")
+    from llamacli.embedding import load_embedder
+
+    with bar(f"loading {Path(model).name}", human_bytes) as progress, compiling():
+        embedder = load_embedder(model, mode, threads=threads, progress=progress)
+    with embedder:
+        for number, text in enumerate(given, start=1):
+            tokens = embedder.tokenizer.encode(text)
+            try:
+                vectors = embedder.embed(tokens, pooling=pooling, normalize=normalize)
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"text {number}: {error}") from error
+            # As few digits as tell float32 numbers apart.
+            shortest = [[float(str(x)) for x in row] for row in vectors.reshape(-1, embedder.n_embd)]
+            embedding = shortest if vectors.ndim == 2 else shortest[0]
+            print_json({"text": text, "n_tokens": len(tokens), "embedding": embedding}, indent=None)
