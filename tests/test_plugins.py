@@ -272,6 +272,7 @@ class TestResolving:
             ("mamba", None),
             ("all-minilm", None),
             ("testing", None),
+            ("grammarian", None),
         ],
     )
     def test_the_distribution_to_install(

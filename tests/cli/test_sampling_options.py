@@ -65,8 +65,8 @@ def test_values_come_from_the_options_then_the_file_then_llama_cpp(in_file: set[
 
 
 def test_every_parameter_has_an_option() -> None:
-    others = {"logit_bias", "dry_sequence_breakers", "samplers", "n_probs"}
-    by_program_only = {"suppress_tokens", "options", "grammar", "json_schema"}
+    others = {"logit_bias", "dry_sequence_breakers", "samplers", "n_probs", "grammar", "json_schema"}
+    by_program_only = {"suppress_tokens", "options"}
     fields = {field.name for field in attrs.fields(SamplingParams)}
     assert fields == {setting.field for setting in _SETTINGS} | others | by_program_only
 
@@ -152,6 +152,45 @@ def test_a_recommendation_out_of_range_is_an_error_unless_overruled(value, tiny_
 def test_a_recommendation_that_nothing_follows_is_named(invoke, tiny_gguf) -> None:
     path = tiny_gguf("gqa", tokenizer="spm", metadata={"general.sampling.beams": 2})
     assert "general.sampling.beams" in invoke("run", path, PROMPT, "-n", "1").stderr
+
+
+class TestGrammar:
+    def test_a_grammar_and_a_schema(self, invoke, model, tmp_path) -> None:
+        pytest.importorskip("llguidance")
+        file = tmp_path / "a file"
+        for option, text, expected in (
+            ("--grammar", 'root ::= " the " ("dog" | "girl")', (" the dog", " the girl")),
+            ("--json-schema", '{"enum": [1, "é"]}', ("1", '"é"')),
+        ):
+            file.write_text(text, encoding="utf-8")
+            for arguments in ((option, text), (f"{option}-file", file)):
+                result = json.loads(invoke("run", model, PROMPT, "-n", "30", *arguments, "--json").stdout)
+                assert result["text"] in expected
+                assert result["stop"] == "eos"
+
+    @pytest.mark.parametrize(
+        ("option", "text", "message"),
+        [
+            ("--grammar", "root ::= (\n[a]", "grammar: line 2, column 4: expected an item, | or ) for the ("),
+            ("--json-schema", '{"type":\n"text"}', "json_schema: line 2: Invalid type: text"),
+            ("-j", "{", "json_schema: line 1, column 2: Expecting property name"),
+        ],
+    )
+    def test_broken_ones(self, option: str, text: str, message: str, invoke, model) -> None:
+        pytest.importorskip("llguidance")
+        result = invoke("run", model, PROMPT, option, text)
+        assert result.exit_code == 1
+        assert message in result.stderr
+
+    def test_one_only(self, invoke, model) -> None:
+        result = invoke("run", model, PROMPT, "--grammar", "root ::= [a]", "-jf", "schema.json")
+        assert result.exit_code == 2
+        assert "--grammar and --json-schema-file exclude each other" in result.stderr
+
+    def test_a_file_that_is_missing(self, invoke, model) -> None:
+        result = invoke("run", model, PROMPT, "--grammar-file", "no such file")
+        assert result.exit_code == 1
+        assert "no such file" in result.stderr
 
 
 class TestLogprobs:

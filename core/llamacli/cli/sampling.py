@@ -6,11 +6,13 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from llamacli.cli.options import FiniteRange
+from llamacli.cli.options import PATH, FiniteRange
+from llamacli.cli.text import argument, read_file
 
 if TYPE_CHECKING:
     from llamacli import SamplingParams
@@ -122,6 +124,13 @@ _OTHERS = (
         help=f"The order of samplers; those left out are off. Default: the model's, else {';'.join(_ORDER)}.",
     ),
     click.option(
+        "--grammar", metavar="TEXT",
+        help="Write only what follows this grammar, in GBNF. Needs the extra `grammar`, as the next three do.",
+    ),
+    click.option("--grammar-file", type=PATH, help="The same, from a file."),
+    click.option("-j", "--json-schema", metavar="JSON", help="Write only JSON that is valid by this JSON Schema."),
+    click.option("-jf", "--json-schema-file", type=PATH, help="The same, from a file."),
+    click.option(
         "--logprobs", type=_COUNT, default=0, show_default=True, metavar="N",
         help="Show each token's log-probability and those of the N likeliest; 0: show none.",
     ),
@@ -153,6 +162,7 @@ def sampling_params(
     from llamacli import SamplingParams
 
     values = {setting.field: _value(setting, given, metadata) for setting in _SETTINGS}
+    values |= _constraint(given)
     for name in ("penalty_last_n", "dry_penalty_last_n"):
         if values[name] < 0:
             values[name] = seq_len
@@ -179,6 +189,19 @@ def _value(setting: _Setting, given: Mapping[str, Any], metadata: Metadata) -> A
         return setting.default
     get: Any = metadata.get_int if isinstance(setting.type, click.IntRange) else metadata.get_float
     return get(_KEYS + setting.key, setting.default, minimum=setting.type.min, maximum=setting.type.max)
+
+
+def _constraint(given: Mapping[str, Any]) -> dict[str, str]:
+    """The grammar or schema, from wherever it was given."""
+    names = ("grammar", "grammar_file", "json_schema", "json_schema_file")
+    named = [name for name in names if given.get(name) is not None]
+    if len(named) > 1:
+        flags = " and ".join("--" + name.replace("_", "-") for name in named)
+        raise click.UsageError(f"{flags} exclude each other.")
+    return {
+        name.removesuffix("_file"): read_file(Path(given[name])) if name.endswith("_file") else argument(given[name])
+        for name in named
+    }
 
 
 def _names(text: str) -> tuple[str, ...]:

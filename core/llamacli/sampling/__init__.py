@@ -2,6 +2,8 @@
 
 from llamacli.sampling.candidates import Candidates
 from llamacli.sampling.choice import AdaptiveP, Draw, Greedy, Mirostat, MirostatV2
+from llamacli.sampling.gbnf import gbnf_to_lark
+from llamacli.sampling.grammar import Grammar
 from llamacli.sampling.logprobs import LogProbs
 from llamacli.sampling.params import DEFAULT_ORDER, SamplingParams
 from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressTokens, breakers_of
@@ -20,6 +22,7 @@ __all__ = [
     "Dry",
     "DynamicTemperature",
     "FindSampler",
+    "Grammar",
     "Greedy",
     "LogProbs",
     "LogitBias",
@@ -41,6 +44,7 @@ __all__ = [
     "Xtc",
     "breakers_of",
     "build_chain",
+    "gbnf_to_lark",
     "sampler_type",
     "simplified",
 ]

@@ -8,6 +8,7 @@ import attrs
 
 from llamacli.errors import InvalidRequestError
 from llamacli.sampling.choice import AdaptiveP, Draw, Greedy, Mirostat, MirostatV2
+from llamacli.sampling.grammar import Grammar
 from llamacli.sampling.params import SamplingParams
 from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressTokens, breakers_of
 from llamacli.sampling.sampler import Sampler, SamplerChain
@@ -82,6 +83,18 @@ def _named(name: str, find: FindSampler | None) -> SamplerType:
     return kind
 
 
+def _grammar(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+    if params.grammar is params.json_schema is None:
+        return None
+    if params.grammar is not None and params.json_schema is not None:
+        raise InvalidRequestError("grammar and json_schema exclude each other")
+    if tokenizer is None:
+        raise InvalidRequestError("a grammar or JSON Schema needs a tokenizer")
+    if params.grammar is not None:
+        return Grammar.from_gbnf(params.grammar, tokenizer)
+    return Grammar.from_json_schema(str(params.json_schema), tokenizer)
+
+
 def _suppress_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
     tokens = params.suppress_tokens + (tokenizer.suppressed if tokenizer is not None else ())
     return SuppressTokens(tokens) if tokens else None
@@ -119,6 +132,7 @@ def _xtc(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
 
 _TEMPERATURE = SamplerType("temperature", _temperature, aliases=("temp",))
 _FIRST = (
+    SamplerType("grammar", _grammar, when_greedy=True),
     SamplerType("suppress_tokens", _suppress_tokens, when_greedy=True),
     SamplerType("logit_bias", _logit_bias, when_greedy=True),
 )

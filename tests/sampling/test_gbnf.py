@@ -1,0 +1,193 @@
+"""GBNF: what is refused and where, and that the language is that of the notation."""
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llamacli import InvalidRequestError
+from llamacli.sampling import Grammar, gbnf_to_lark
+from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
+from tokenizer.small_vocabularies import CONTROL, byte_level
+
+pytest.importorskip("llguidance")
+
+TOKENS = tokenizer_from_metadata(byte_level([], {"</s>": CONTROL, "<think>": CONTROL}, eos_token_id=256))
+"""All bytes, an end, and a token that no text spells."""
+
+
+def walk(grammar: Grammar, tokens: list[int]) -> bool:
+    """Whether these tokens, and then the end, are a text that the grammar allows."""
+    try:
+        for token in tokens:
+            grammar.accept(token)
+    except InvalidRequestError:
+        return False
+    return grammar._matcher.is_accepting()
+
+
+def follows(text: str | bytes, gbnf: str, tokenizer: Tokenizer = TOKENS) -> bool:
+    data = text.encode() if isinstance(text, str) else text
+    return walk(Grammar.from_gbnf(gbnf, tokenizer), list(data))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "line", "column", "reason"),
+    [
+        ("", 1, 1, "there is no rule 'root'"),
+        ('a ::= "x"', 1, 10, "there is no rule 'root'"),
+        ('root ::= "a" b\nb ::= c\nd ::= "x"', 2, 7, "there is no rule 'c'"),
+        ('root := "a"', 1, 6, "expected ::="),
+        ('root ::= "a"\n= "b"', 2, 1, "expected the name of a rule"),
+        ('root ::= "a', 1, 10, "it has no end"),
+        ('root ::= "a"\n\n  | "b"', 3, 3, "expected the name of a rule"),
+        ("root ::= [a-z", 1, 10, "it has no end"),
+        ("root ::= []", 1, 10, "there is no character between [ and ]"),
+        ("root ::= [z-a]", 1, 12, "the range ends before it begins"),
+        ('root ::= ("a"\n  | "b"\n', 3, 1, "expected an item, | or ) for the ( in line 1, column 10"),
+        ('root ::= "a" )', 1, 14, "expected an item, | or the end of the line"),
+        ('root ::= "\\q"', 1, 11, "there is no escape \\q"),
+        ('root ::= "\\x4"', 1, 11, "expected 2 hexadecimal digits after \\x"),
+        ('root ::= "\\u12"', 1, 11, "expected 4 hexadecimal digits after \\u"),
+        ('root ::= "\\ud800"', 1, 11, "U+D800 is not a character"),
+        ('root ::= "\\U00110000"', 1, 11, "U+110000 is not a character"),
+        ("root ::= * [a]", 1, 10, "expected an item, | or the end of the line"),
+        ("root ::= [a]{x}", 1, 14, "expected a number"),
+        ("root ::= [a]{1;2}", 1, 15, "expected }"),
+        ("root ::= [a]{3,1}", 1, 13, "at most is less than at least"),
+        ("root ::= [a]{2,2001}", 1, 13, "more than 2000 repetitions"),
+        ("root ::= <nothing>", 1, 10, "the vocabulary has no token <nothing>"),
+        ("root ::= <[5>", 1, 10, "the vocabulary has no token <[5>"),
+        ("root ::= !a", 1, 10, "expected a token as in <text> or <[id]>"),
+        ("# a comment\r\nroot ::=\r\n  [a] %\r\n", 3, 7, "expected an item, | or the end of the line"),
+    ],
+)
+def test_a_broken_grammar_names_line_and_reason(grammar: str, line: int, column: int, reason: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        gbnf_to_lark(grammar)
+    assert str(raised.value) == f"grammar: line {line}, column {column}: {reason}"
+
+
+@given(st.text('ab":=|()[]{}*+?.<>!\\-^ \n#0123456789root', max_size=40))
+def test_any_text_is_a_grammar_or_refused_with_its_place(text: str) -> None:
+    for grammar in (text, f"root ::= {text}"):
+        try:
+            outcome = gbnf_to_lark(grammar, lambda _: 1)
+        except InvalidRequestError as error:
+            outcome = str(error)
+        assert outcome.startswith(("grammar: line ", "start: ", "r1: "))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "yes", "no"),
+    [
+        ('root ::= "a" | "ab"', ["a", "ab"], ["", "b", "abb"]),
+        ('root ::= ("a" | "ab") "bc"', ["abc", "abbc"], ["ab", "abcc"]),
+        ('root ::= "if" | name\nname ::= [a-z]+', ["if", "i", "ifx", "iffy"], ["", "IF"]),
+        ('root ::= [a-z]* "a"', ["a", "aa", "bca"], ["", "b", "ab"]),
+        ('root ::= "a"?', ["", "a"], ["aa"]),
+        ('root ::= "ab"{2}', ["abab"], ["ab", "abb", "ababab"]),
+        ('root ::= "a"{2,}', ["aa", "aaaa"], ["a"]),
+        ('root ::= "a"{0,2} "b"{ 1 , 2 }', ["b", "aab", "abb"], ["", "aaab", "abbb"]),
+        ('root ::= "a"{2}{2}', ["aaaa"], ["aa", "aaa"]),
+        ('root ::= ("a" "b")+ | ', ["", "ab", "abab"], ["a", "aba"]),
+        ("root ::= [^ab]", ["c", "\n", "é", "😀"], ["a", "b", "", "cc"]),
+        ("root ::= .", ["c", "\n", "é", "\x00"], ["", "ab"]),
+        ('root ::= [a\\]"\\\\-] [-] [a-]', ['"--', "]-a", "\\--", "a-a", "--a"], ["b-a", "a+a"]),
+        ("root ::= [\\x61-\\u0063] [é-\\u00ea] [\\U0001F600-\\U0001F602]", ["bé😁", "cê😂"], ["dé😁", "aë😀"]),
+        ('root ::= "\\n\\t\\r\\\\\\"\\[\\]/"', ['\n\t\r\\"[]/'], ["n"]),
+        ('root ::= ""', [""], ["a"]),
+        ('root ::= "a" # one\n\n# two\n', ["a"], [""]),
+        ('root ::= (\n "a" # first\n | "b"\n)\r\n', ["a", "b"], ["ab"]),
+        ('root ::= "a" |\n "b"', ["a", "b"], [""]),
+        ("root ::= x-1 X1\nx-1 ::= [a]\nX1 ::= [b]", ["ab"], ["a"]),
+        ('root ::= start\nstart ::= "a" r1\nr1 ::= "b"', ["ab"], ["a"]),
+        ('root ::= "a"\nroot ::= "b"', ["b"], ["a"]),
+        ('root ::= e\ne ::= e "+" e | [0-9]', ["1", "1+2+3"], ["1+", "+"]),
+        ('root ::= "(" root ")" | ""', ["", "()", "((()))"], ["(()", ")("]),
+        ('%llguidance {}\nstart: "a" | "b"', ["a", "b"], ["ab"]),
+    ],
+)
+def test_the_language(grammar: str, yes: list[str], no: list[str]) -> None:
+    assert {text: follows(text, grammar) for text in (*yes, *no)} == dict.fromkeys(yes, True) | dict.fromkeys(no, False)
+
+
+def test_tokens() -> None:
+    a, think = ord("a"), 257
+    for spelled in ("<think>", "<[257]>"):
+        assert walk(Grammar.from_gbnf(f'root ::= {spelled} "a"', TOKENS), [think, a])
+        assert not follows("<think>a", f'root ::= {spelled} "a"')
+        thinking = f'root ::= {spelled} (!{spelled})* {spelled} "a"'
+        assert walk(Grammar.from_gbnf(thinking, TOKENS), [think, a, a, think, a])
+        assert not walk(Grammar.from_gbnf(thinking, TOKENS), [think, a, think, think, a])
+    assert follows("<think>a", 'root ::= "<think>a"'), "text that looks like a token is text"
+    assert not walk(Grammar.from_gbnf('root ::= "<think>a"', TOKENS), [think, a])
+
+
+# A grammar as a tree, and what it derives by the definition.
+LEAVES = st.one_of(
+    st.text("ab", max_size=2).map(lambda text: ("literal", text)),
+    st.sampled_from([("class", "a"), ("class", "ab"), ("not", "a"), ("any", "")]),
+)
+ITEMS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(lambda items: ("sequence", items)),
+        st.lists(inner, min_size=1, max_size=3).map(lambda items: ("choice", items)),
+        st.tuples(inner, st.sampled_from([(0, None), (1, None), (0, 1), (2, 2), (1, 3)])).map(lambda x: ("times", x)),
+    ),
+    max_leaves=6,
+)
+
+
+def spell(item: tuple[str, Any]) -> str:
+    match item:
+        case "literal", text:
+            return f'"{text}"'
+        case "class", letters:
+            return f"[{letters}]"
+        case "not", letters:
+            return f"[^{letters}]"
+        case "any", _:
+            return "."
+        case "sequence", items:
+            return "(" + " ".join(map(spell, items)) + ")"
+        case "choice", items:
+            return "(" + " | ".join(map(spell, items)) + ")"
+        case _, (inner, (low, high)):
+            return spell(inner) + f"{{{low},{'' if high is None else high}}}"
+
+
+def ends(item: tuple[str, Any], text: str, start: int) -> set[int]:
+    """Where what the item derives can end if it begins there."""
+    match item:
+        case "literal", literal:
+            return {start + len(literal)} if text.startswith(literal, start) else set()
+        case ("class" | "not" | "any") as kind, letters:
+            fits = start < len(text) and (kind == "any" or (text[start] in letters) == (kind == "class"))
+            return {start + 1} if fits else set()
+        case "sequence", items:
+            places = {start}
+            for part in items:
+                places = {end for place in places for end in ends(part, text, place)}
+            return places
+        case "choice", items:
+            return {end for part in items for end in ends(part, text, start)}
+        case _, (inner, (low, high)):
+            places, found = {start}, {start} if low == 0 else set()
+            for n in range(1, (len(text) + low if high is None else high) + 1):
+                places = {end for place in places for end in ends(inner, text, place)}
+                found |= places if n >= low else set()
+            return found
+
+
+@settings(max_examples=60)
+@given(ITEMS)
+def test_the_language_is_that_of_the_definition(item: tuple[str, Any]) -> None:
+    grammar = Grammar.from_gbnf(f"root ::= {spell(item)}", TOKENS)
+    for n in range(5):
+        for letters in itertools.product("ab", repeat=n):
+            text = "".join(letters)
+            assert walk(grammar.clone(), list(text.encode())) == (n in ends(item, text, 0)), text

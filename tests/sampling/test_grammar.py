@@ -1,0 +1,240 @@
+"""Text that has to follow a grammar or a schema."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import LoadTiny
+from llamacli import InvalidRequestError, SamplingParams, load_tokenizer
+from llamacli.sampling import Candidates, Draw, Grammar, Greedy, SamplerChain, SamplerState, TopK, build_chain
+from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
+from tiny_models import spm_vocabulary
+from tokenizer.small_vocabularies import CONTROL, byte_level, english, with_dots
+
+pytest.importorskip("llguidance")
+
+END = "</s>"
+BYTES = tokenizer_from_metadata(byte_level([], {END: CONTROL}, eos_token_id=256))
+WORDS = tokenizer_from_metadata(byte_level(merges := english("Ġ"), {END: CONTROL}, eos_token_id=256 + len(merges)))
+
+
+def spm() -> Tokenizer:
+    tokens, scores, types = spm_vocabulary()
+    keys = {"model": "llama", "tokens": tokens, "scores": np.array(scores, "f4"), "token_type": np.array(types, "i4")}
+    return tokenizer_from_metadata(with_dots(keys))
+
+
+SPM = spm()
+
+
+def allowed(grammar: Grammar, n_vocab: int) -> set[int]:
+    candidates = Candidates(np.random.default_rng(0))
+    candidates.start(np.zeros(n_vocab, np.float32))
+    grammar.apply(candidates)
+    return {*candidates.ids.tolist()}
+
+
+def write(tokenizer: Tokenizer, params: SamplingParams, seed: int, limit: int = 400) -> str | None:
+    """A text drawn from nothing but what the grammar allows; None if it has not ended by then."""
+    state, text = SamplerState(seed, tokenizer), b""
+    for _ in range(limit):
+        token = state.sample(np.zeros(tokenizer.n_vocab, np.float32), params)
+        if token in tokenizer.eog_ids:
+            return text.decode()
+        state.accept(token)
+        text += tokenizer.piece_bytes(token)
+    return None
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, WORDS, SPM], ids=["bytes", "words", "spm"])
+class TestGbnf:
+    @pytest.mark.parametrize("seed", range(5))
+    def test_texts_follow_it(self, tokenizer: Tokenizer, seed: int) -> None:
+        grammar = (
+            'root ::= who (" and " who){0,3} "."\nwho ::= "the " ("little " | "big "){0,2} ("girl" | "dog" | "Ö" )'
+        )
+        words = write(tokenizer, SamplingParams(temp=1, grammar=grammar), seed).removesuffix(".").split(" and ")
+        assert 1 <= len(words) <= 4
+        for who in words:
+            the, *adjectives, noun = who.split(" ")
+            assert the == "the"
+            assert len(adjectives) <= 2
+            assert {*adjectives} <= {"little", "big"}
+            assert noun in ("girl", "dog", "Ö")
+
+    def test_where_it_is_complete_the_text_may_end(self, tokenizer: Tokenizer) -> None:
+        grammar = Grammar.from_gbnf('root ::= "a" "a"?', tokenizer)
+        (a,) = tokenizer.encode_run("a", continues=True)
+        assert allowed(grammar, tokenizer.n_vocab).isdisjoint(tokenizer.eog_ids)
+        grammar.accept(a)
+        assert tokenizer.eog_ids < allowed(grammar, tokenizer.n_vocab)
+        grammar.accept(a)
+        assert allowed(grammar, tokenizer.n_vocab) == tokenizer.eog_ids
+
+    def test_after_the_end_there_is_only_the_end(self, tokenizer: Tokenizer) -> None:
+        grammar = Grammar.from_gbnf('root ::= "a"', tokenizer)
+        for token in (*tokenizer.encode_run("a", continues=True), *tokenizer.eog_ids, *tokenizer.eog_ids):
+            grammar.accept(token)
+            assert allowed(grammar, tokenizer.n_vocab) == tokenizer.eog_ids
+
+
+SCHEMAS: list[tuple[Any, Callable[[Any], bool]]] = [
+    ({"type": "boolean", "title": "t", "description": "d", "$schema": "https://json-schema.org/draft/2020-12/schema"},
+     lambda x: x in (True, False)),
+    ({"type": "integer", "minimum": -3, "maximum": 12}, lambda x: isinstance(x, int) and -3 <= x <= 12),
+    ({"enum": ["yes", "no", 5, None]}, lambda x: x in ("yes", "no", 5, None)),
+    ({"const": {"a": [1, True]}}, lambda x: x == {"a": [1, True]}),
+    ({"type": "string", "minLength": 2, "maxLength": 4}, lambda x: isinstance(x, str) and 2 <= len(x) <= 4),
+    ({"type": "string", "pattern": "^[ab]{3}$"}, lambda x: len(x) == 3 and {*x} <= {"a", "b"}),
+    ({"type": "string", "format": "date"}, lambda x: len(x) == 10 and x[4] == x[7] == "-"),
+    ({"type": ["boolean", "null"]}, lambda x: x in (True, False, None)),
+    ({"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3}, lambda x: 1 <= len(x) <= 3),
+    ({"prefixItems": [{"const": 1}, {"const": "b"}], "items": False, "type": "array", "minItems": 2},
+     lambda x: x == [1, "b"]),
+    ({"anyOf": [{"const": 1}, {"const": "b"}]}, lambda x: x in (1, "b")),
+    ({"oneOf": [{"const": 1}, {"const": "b"}]}, lambda x: x in (1, "b")),
+    ({"type": "object", "properties": {"n": {"type": "boolean"}, "m": {"$ref": "#/$defs/m"}}, "required": ["n", "m"],
+      "additionalProperties": False, "$defs": {"m": {"enum": ["x", "y"]}}},
+     lambda x: x["n"] in (True, False) and x["m"] in ("x", "y") and len(x) == 2),
+]  # fmt: skip
+
+
+class TestSchema:
+    @pytest.mark.parametrize(("schema", "holds"), SCHEMAS, ids=[json.dumps(schema) for schema, _ in SCHEMAS])
+    def test_texts_are_valid(self, schema: Any, holds: Callable[[Any], bool]) -> None:
+        for tokenizer in (BYTES, WORDS, SPM):
+            for seed in range(3):
+                text = write(tokenizer, SamplingParams(temp=1, json_schema=schema), seed)
+                assert holds(json.loads(text)), text
+
+    @pytest.mark.parametrize(
+        ("schema", "line", "reason"),
+        [
+            ('{\n  "type" "object"\n}', "line 2, column 10", "Expecting ':' delimiter"),
+            ("", "line 1, column 1", "Expecting value"),
+            ('{\n  "type":\n  "objekt"\n}', "line 3", "Invalid type: objekt"),
+            ('{"properties": {\n"a": {"not": {}}}}', "line 2", 'Unimplemented keys: ["not"]'),
+            ('{\n"items": {\n"$ref": "#/$defs/none"}}', "line 3", "Pointer '/$defs/none' does not exist"),
+            (
+                '{"type": "integer",\n "minimum": 5,\n "maximum": 3}',
+                "line 3",
+                "minimum (5) is greater than maximum",
+            ),
+            ("[]", "line 1", "a schema is an object"),
+            ("false", "line 1", "a schema is an object"),
+            ('{"a":' * 100_000, "line 1", "it is nested too deeply"),
+        ],
+    )
+    def test_a_broken_one_names_line_and_reason(self, schema: str, line: str, reason: str) -> None:
+        with pytest.raises(InvalidRequestError) as raised:
+            Grammar.from_json_schema(schema, BYTES)
+        assert str(raised.value).startswith(f"json_schema: {line}")
+        assert reason in str(raised.value)
+
+    @settings(max_examples=50)
+    @given(st.text('{}[]":,a1 \n', max_size=20))
+    def test_any_text_is_a_schema_or_refused_with_its_line(self, text: str) -> None:
+        try:
+            outcome = repr(Grammar.from_json_schema(text, BYTES))
+        except InvalidRequestError as error:
+            outcome = str(error)
+        assert outcome.startswith(("json_schema: line ", "<llamacli.sampling.grammar.Grammar object"))
+
+
+class TestSampler:
+    def test_a_token_that_does_not_fit(self) -> None:
+        grammar = Grammar.from_gbnf('root ::= "a"', BYTES)
+        with pytest.raises(InvalidRequestError, match=r"grammar: .*doesn't satisfy the grammar"):
+            grammar.accept(ord("b"))
+
+    def test_a_grammar_that_nothing_follows(self) -> None:
+        with pytest.raises(InvalidRequestError, match="grammar: "):
+            allowed(Grammar.from_gbnf("root ::= root [a]", BYTES), BYTES.n_vocab)
+
+    def test_works_on_what_others_have_left(self) -> None:
+        logits = np.arange(257, dtype=np.float32)
+        chain = SamplerChain([TopK(200), Grammar.from_gbnf("root ::= [a-z]", BYTES), Greedy()])
+        assert SamplerState(1).sample(logits, chain) == ord("z")
+
+    def test_and_says_so_where_they_have_left_nothing(self) -> None:
+        chain = SamplerChain([TopK(2), Grammar.from_gbnf("root ::= [a-z]", BYTES), Greedy()])
+        with pytest.raises(InvalidRequestError, match="no token is left"):
+            SamplerState(1).sample(np.arange(257, dtype=np.float32), chain)
+
+    def test_clones_go_their_own_way(self) -> None:
+        grammar = Grammar.from_gbnf('root ::= "a" [bc] "d"', BYTES)
+        grammar.accept(ord("a"))
+        other = grammar.clone()
+        other.accept(ord("b"))
+        assert allowed(grammar, 257) == {ord("b"), ord("c")}
+        assert allowed(other, 257) == {ord("d")}
+        other.reset()
+        assert allowed(other, 257) == {ord("a")}
+
+    def test_comes_first_and_has_a_say_in_greedy_text(self) -> None:
+        chain = build_chain(SamplingParams(grammar='root ::= "a"', logit_bias={1: 1}), BYTES)
+        assert [type(sampler).__name__ for sampler in chain.samplers] == ["Grammar", "LogitBias", "Greedy"]
+
+    def test_a_schema_of_true_allows_any_json(self) -> None:
+        fits = allowed(Grammar.from_json_schema("true", BYTES), 257)
+        assert {*b'{["-0tfn'} <= fits
+        assert fits.isdisjoint(b"}]ab")
+
+    def test_not_both(self) -> None:
+        with pytest.raises(InvalidRequestError, match="grammar and json_schema exclude each other"):
+            build_chain(SamplingParams(grammar="root ::= [a]", json_schema={}), BYTES)
+
+    def test_needs_a_tokenizer(self) -> None:
+        with pytest.raises(InvalidRequestError, match="needs a tokenizer"):
+            SamplerState(1).sample(np.zeros(4, np.float32), SamplingParams(grammar="root ::= [a]"))
+
+    def test_needs_a_token_that_ends_texts(self) -> None:
+        endless = tokenizer_from_metadata(byte_level([]))
+        with pytest.raises(InvalidRequestError, match="no token that would end a text"):
+            Grammar.from_gbnf("root ::= [a]", endless)
+
+    def test_without_the_engine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "llguidance", None)
+        with pytest.raises(InvalidRequestError, match=r"need llguidance: pip install llamacli\[grammar\]"):
+            Grammar.from_gbnf("root ::= [a]", BYTES)
+
+
+class TestSession:
+    def test_each_text_follows_from_the_beginning(self, load_tiny: LoadTiny) -> None:
+        params = SamplingParams(temp=1.5, grammar='root ::= " " ("a dog" | "the girl") "."')
+        with load_tiny("gqa", tokenizer="spm") as model, model.create_session() as session:
+            for _ in range(4):
+                pieces = [token.piece for token in session.generate(model.encode("she saw"), params, max_tokens=30)]
+                assert "".join(pieces) in (" a dog.", " the girl.")
+
+    def test_a_schema_too(self, load_tiny: LoadTiny) -> None:
+        schema = {
+            "type": "object",
+            "properties": {"name": {"type": "string", "maxLength": 5}, "big": {"type": "boolean"}},
+            "required": ["name", "big"],
+            "additionalProperties": False,
+        }
+        with load_tiny("gqa", tokenizer="spm") as model, model.create_session() as session:
+            tokens = session.generate(model.encode("the"), SamplingParams(temp=1, json_schema=schema), max_tokens=120)
+            assert json.loads("".join(token.piece for token in tokens)).keys() == {"name", "big"}
+
+
+def test_a_real_vocabulary(shared: Callable[[str], Path]) -> None:
+    tokenizer = load_tokenizer(shared("vocab/ggml-vocab-llama-bpe.gguf"))
+    grammar = Grammar.from_json_schema('{"type": "array", "items": {"type": "string"}}', tokenizer)
+    for token in tokenizer.encode('["once upon a time", "Ümläute, 日本 and 😀"', add_special=False):
+        assert token in allowed(grammar, tokenizer.n_vocab)
+        grammar.accept(token)
+    pieces = {tokenizer.piece(token).strip() for token in allowed(grammar, tokenizer.n_vocab)}
+    assert {piece[:1] for piece in pieces} == {"", ",", "]"}
+    assert {",", "]"} < pieces
+    state = SamplerState(1)
+    assert len(allowed(Grammar.from_gbnf("root ::= .*", tokenizer), tokenizer.n_vocab)) > 100_000
+    assert state.sample(np.zeros(tokenizer.n_vocab, np.float32), SamplerChain([grammar, Draw()])) is not None
