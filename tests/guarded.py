@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -97,9 +98,9 @@ class _Tight:
         self._sized(1)
 
     def _sized(self, n: int) -> Any:
-        from llamacli.engine import native
-
-        native.N_BATCH = n
+        for module in _modules("engine"):
+            if hasattr(module, "N_BATCH"):
+                module.N_BATCH = n
         if n not in self._programs:
             self._programs[n] = self._make()
         return self._programs[n]
@@ -125,25 +126,30 @@ class _Kept:
         pass
 
 
+def _modules(*packages: str) -> list[ModuleType]:
+    """The modules of these packages that are loaded."""
+    names = tuple(f"llamacli.{package}" for package in packages)
+    return [module for name, module in sys.modules.items() if name.startswith(names)]
+
+
 def install(side: str) -> None:
     """Guard everything from now on; models that are loaded already keep the memory that they have."""
     global _side
     _side = side
     import running
     from llamacli import memory as system_memory
-    from llamacli import session
+    from llamacli import session  # noqa: F401 - loads the modules that it needs
     from llamacli.engine import native, weights
-    from llamacli.kernels import encoding, packing, team
-    from llamacli.kv import pool, sequence
-    from llamacli.sampling import candidates, choice, penalties, state
+    from llamacli.kernels import encoding, packing
+    from llamacli.kv import pool
 
-    numpy = _NumPy("numpy")
-    for module in (native, weights, team, sequence, session, candidates, choice, penalties, state):
-        module.np = numpy
+    # Kernels are left alone: Numba would not know what this is.
+    for module in _modules("engine", "kv", "sampling", "session", "kernels.team"):
+        if getattr(module, "np", None) is np:
+            module.np = _NumPy("numpy")  # type: ignore[attr-defined]
     for module in (system_memory, weights, pool):
         module.anonymous = memory
-    for module in (packing, weights):
-        module.pack = _on_copies(packing.pack) if module is packing else packing.pack
+    packing.pack = weights.pack = _on_copies(packing.pack)
     blocks = encoding.Blocks
     encoding.Blocks = lambda **arrays: blocks(**{name: guarded(array) for name, array in arrays.items()})
     encoding.encode = _on_copies(encoding.encode)
