@@ -191,7 +191,7 @@ class TestEval:
 
     def test_batches_beyond_the_largest_are_split(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
         expected = model.create_session().eval(LONG, all_logits=True)
-        monkeypatch.setattr("llamacli.session.N_BATCH", 16)
+        monkeypatch.setattr("llamacli.engine.batching.N_BATCH", 16)
         session = model.create_session()
         np.testing.assert_array_equal(expected, session.eval(LONG, all_logits=True))
         assert session.n_past == len(LONG)

@@ -25,13 +25,16 @@ if TYPE_CHECKING:
     from llamacli.embedding import Embedder as Embedder
     from llamacli.embedding import load_embedder as load_embedder
     from llamacli.engine import QuantMode as QuantMode
+    from llamacli.errors import CacheFull as CacheFull
     from llamacli.errors import ChatTemplateError as ChatTemplateError
     from llamacli.errors import ClosedError as ClosedError
     from llamacli.errors import ContextOverflowError as ContextOverflowError
     from llamacli.errors import InvalidRequestError as InvalidRequestError
     from llamacli.errors import LlamaCliError as LlamaCliError
     from llamacli.errors import ModelFormatError as ModelFormatError
+    from llamacli.errors import OutOfMemoryError as OutOfMemoryError
     from llamacli.errors import PluginError as PluginError
+    from llamacli.errors import StateError as StateError
     from llamacli.errors import TokenizerError as TokenizerError
     from llamacli.errors import UnknownArchitectureError as UnknownArchitectureError
     from llamacli.graph import Activation as Activation
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from llamacli.session import Session as Session
     from llamacli.session import Stats as Stats
     from llamacli.session import Token as Token
+    from llamacli.session import eval_batch as eval_batch
     from llamacli.tokenizer import Tokenizer as Tokenizer
 
 _HOME = {
@@ -57,13 +61,16 @@ _HOME = {
     "embedding": ("Embedder", "load_embedder"),
     "engine": ("QuantMode",),
     "errors": (
+        "CacheFull",
         "ChatTemplateError",
         "ClosedError",
         "ContextOverflowError",
         "InvalidRequestError",
         "LlamaCliError",
         "ModelFormatError",
+        "OutOfMemoryError",
         "PluginError",
+        "StateError",
         "TokenizerError",
         "UnknownArchitectureError",
     ),
@@ -73,7 +80,7 @@ _HOME = {
     "model": ("Model", "load_model", "load_tokenizer"),
     "rope": ("Rope",),
     "sampling": ("SamplingParams",),
-    "session": ("Session", "Stats", "Token"),
+    "session": ("Session", "Stats", "Token", "eval_batch"),
     "tokenizer": ("Tokenizer",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

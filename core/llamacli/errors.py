@@ -63,5 +63,24 @@ class ContextOverflowError(LlamaCliError):
         )
 
 
+class CacheFull(LlamaCliError):  # noqa: N818 - a state rather than a mistake, and named so elsewhere
+    """A cache has no room for one more entry, sequence or branch, and may not evict any."""
+
+
+class OutOfMemoryError(LlamaCliError, MemoryError):
+    """The keys and values do not fit into memory; nothing was changed.
+
+    Attributes: `asked`, the bytes that were needed; `available`, the bytes that there were.
+    """
+
+    def __init__(self, asked: int, available: int):
+        self.asked, self.available = asked, available
+        super().__init__(f"out of memory: the KV cache needs {asked} bytes more, and {available} are available")
+
+
+class StateError(LlamaCliError):
+    """A saved state is damaged, of another version, or of another model; nothing was restored from it."""
+
+
 class ClosedError(LlamaCliError):
     """The model or session was used after close()."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,20 @@ def anonymous(n_bytes: int) -> npt.NDArray[np.uint8]:
         with contextlib.suppress(OSError):  # advice only; some systems do not take it
             pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)
+
+
+def available() -> int | None:
+    """Bytes that this process can still get: the system's, or what its container's limit leaves. None if unknown."""
+    found = []
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
+    group = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, IndexError, ValueError):  # "max", which is no number, is no limit
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
+        found.append(max(0, limit - used + int(cached)))
+    return min(found, default=None)
 
 
 def view(address: int, n_bytes: int) -> npt.NDArray[np.uint8]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from llamacli.architecture import Architecture, Config, trace
+from llamacli.architecture import Architecture, Config, checked_seq_len, trace
 from llamacli.engine import Engine, Program, QuantMode, default_engine
 from llamacli.errors import (
     ClosedError,
@@ -20,8 +20,8 @@ from llamacli.errors import (
 )
 from llamacli.gguf import Metadata
 from llamacli.graph import Graph
-from llamacli.kv import KVLayout, KVPool, KVType
-from llamacli.loaders import ModelFile, Progress, WatchedFile, open_model_file
+from llamacli.kv import CacheStrategy, KVCache, KVLayout, KVPool, KVType, PrefixIndex
+from llamacli.loaders import ModelFile, Progress, WatchedFile, identity, open_model_file
 from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from llamacli.session import Session
 
 _log = logging.getLogger(__name__)
+
+PREFIX_CACHE_BYTES = 256 << 20
 
 KVTypes = str | tuple[str, str] | KVType
 """What names the types of cached keys and values: one name for both, or a pair."""
@@ -44,6 +46,8 @@ class Model:
     - `tokenizer`: its vocabulary.
     - `metadata`: every key of its file.
     - `mode`: how its weights are kept.
+    - `identity`: what tells its weights and mode from others', for states that are saved and restored.
+    - `prefix_cache_bytes`: how much of what closed sessions have evaluated is kept, for sessions that begin alike.
     """
 
     def __init__(
@@ -54,12 +58,15 @@ class Model:
         program: Program,
         mode: QuantMode,
         plugins: Plugins | None = None,
+        identity: str = "",
     ):
         self._plugins = plugins or installed_plugins()
+        self.identity, self.prefix_cache_bytes = identity, PREFIX_CACHE_BYTES
         self.config, self.tokenizer, self.metadata, self.mode = config, tokenizer, metadata, mode
         self.arch = config.architecture
         self._program: Program | None = program
         self._pools: dict[KVType, KVPool] = {}
+        self._prefixes: dict[tuple[KVType, int], PrefixIndex] = {}
 
     @property
     def program(self) -> Program:
@@ -89,17 +96,25 @@ class Model:
         return self._plugins.sampler(name)
 
     def create_session(
-        self, *, seq_len: int | None = None, kv_type: KVTypes | None = None, seed: int = 1234
+        self,
+        *,
+        seq_len: int | None = None,
+        kv_type: KVTypes | None = None,
+        seed: int = 1234,
+        strategy: str | CacheStrategy = CacheStrategy.ALWAYS,
+        reuse: bool = True,
     ) -> Session:
         """A new generation stream with an empty context of `seq_len` tokens (default: `config.seq_len`, read now).
 
         `kv_type` is the type of cached keys and values, one of `llamacli.kv.KV_TYPES` such as "q8_0", or a pair of
-        them; the default is f32 in fp32 mode, else f16.
+        them; the default is f32 in fp32 mode, else f16. `strategy` says when they are cached at all rather than
+        computed again, see `llamacli.kv.CacheStrategy`. With `reuse`, tokens that another session of this model has
+        begun with too are not evaluated again, but share its pages; results are the same.
         Raises InvalidRequestError for a value out of range, MemoryError if the cache cannot be allocated.
         """
         from llamacli.session import Session
 
-        return Session(self, seq_len=seq_len, kv_type=kv_type, seed=seed)
+        return Session(self, seq_len=seq_len, kv_type=kv_type, seed=seed, strategy=strategy, reuse=reuse)
 
     def kv_pool(self, kv_type: KVTypes | None = None) -> KVPool:
         """The memory of all sequences whose keys and values are kept as `kv_type` (default: as `create_session`)."""
@@ -107,8 +122,20 @@ class Model:
             kv_type = "f32" if self.mode is QuantMode.FP32 else "f16"
         kind = KVType.of(kv_type)
         if kind not in self._pools:
-            self._pools[kind] = KVPool(KVLayout.of(self.program.states, kind))
+            self._pools[kind] = KVPool(KVLayout.of(self.program.states, kind), f"{self.identity}-{self.mode.value}")
         return self._pools[kind]
+
+    def kv_cache(self, n_seq_max: int = 1, *, seq_len: int | None = None, kv_type: KVTypes | None = None) -> KVCache:
+        """Numbered sequences of up to `seq_len` tokens each, which share pages; see `Session` for how to run one."""
+        seq_len = checked_seq_len(self.config.seq_len if seq_len is None else seq_len)
+        turn = self.program.turn
+        return KVCache(
+            self.kv_pool(kv_type), seq_len, n_seq_max, turn=lambda layer, keys, by: turn(layer, keys, by, seq_len)
+        )
+
+    def prefixes(self, kv_type: KVType, seq_len: int) -> PrefixIndex:
+        """What sessions of this type and of such a length have evaluated and can share."""
+        return self._prefixes.setdefault((kv_type, self.program.regime(seq_len)), PrefixIndex())
 
     def create_chat(
         self,
@@ -143,8 +170,10 @@ class Model:
 
     def close(self) -> None:
         """Free the weights. Sessions of this model can no longer evaluate; closing twice does nothing."""
+        for index in self._prefixes.values():
+            index.clear()
         self._program = None
-        self._pools = {}
+        self._pools, self._prefixes = {}, {}
 
     def __enter__(self) -> Self:
         return self
@@ -201,9 +230,10 @@ def load_model(
         program = (engine or default_engine(threads)).compile(transform(graph), watched, mode)
         watched.done()
         _warn_of_unread_keys(file.metadata, config.architecture)
+        told_by = identity(file)
     finally:
         file.close()
-    model = Model(config, tokenizer, file.metadata, program, mode, plugins)
+    model = Model(config, tokenizer, file.metadata, program, mode, plugins, told_by)
     plugins.ask_each("model_loaded", model=model)
     return model
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -13,9 +14,10 @@ import numpy.typing as npt
 
 from llamacli.architecture import checked_seq_len
 from llamacli.checks import is_whole
-from llamacli.engine import Span
+from llamacli.engine import evaluate
 from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError
-from llamacli.kv import N_BATCH, KVSequence
+from llamacli.kv import CacheStrategy, KVSequence
+from llamacli.memory import available
 from llamacli.model import KVTypes, Model
 from llamacli.sampling import LogProbs, SamplerChain, SamplerState, SamplingParams
 
@@ -37,11 +39,13 @@ class Token:
 class Stats:
     """Figures of the last `generate`.
 
-    `n_prompt` tokens evaluated in `prefill_tps` tokens a second, `n_gen` accepted at `gen_tps` a second, `ttft_s`
-    seconds to the first token (prompt and first draw). Rates are 0 where no time passed.
+    `n_prompt` tokens of the prompt, `n_reused` of which another session had evaluated already and the others took
+    `prefill_tps` tokens a second, `n_gen` accepted at `gen_tps` a second, `ttft_s` seconds to the first token (prompt
+    and first draw). Rates are 0 where no time passed.
     """
 
     n_prompt: int = 0
+    n_reused: int = 0
     n_gen: int = 0
     ttft_s: float = 0.0
     prefill_tps: float = 0.0
@@ -54,14 +58,33 @@ class Session:
     - `n_past`: tokens evaluated so far, which is the next token's position.
     - `logits`: float32 [n_vocab], of the last token evaluated; sampling changes them in place.
     - `seq_len`: how many tokens fit.
+    - `tokens`: those evaluated so far.
+    - `n_reused`: how many of them were not evaluated here, but share pages with another session that had them.
     - `stats`: figures of the last `generate`.
     """
 
-    def __init__(self, model: Model, *, seq_len: int | None = None, kv_type: KVTypes | None = None, seed: int = 1234):
-        seq_len = checked_seq_len(model.config.seq_len if seq_len is None else seq_len)
-        self.model, self.seq_len = model, seq_len
-        self._cache: KVSequence | None = KVSequence(model.kv_pool(kv_type), seq_len)
-        self._context: list[int] = []
+    def __init__(
+        self,
+        model: Model,
+        *,
+        seq_len: int | None = None,
+        kv_type: KVTypes | None = None,
+        seed: int = 1234,
+        strategy: str | CacheStrategy = CacheStrategy.ALWAYS,
+        reuse: bool = True,
+        sequence: KVSequence | None = None,
+    ):
+        """See `Model.create_session`; or go on with a `sequence` of a cache, which then is this session's to use."""
+        if sequence is None:
+            seq_len = checked_seq_len(model.config.seq_len if seq_len is None else seq_len)
+            sequence = KVSequence(model.kv_pool(kv_type), seq_len)
+        self.model, self.seq_len, self.strategy = model, sequence.seq_len, CacheStrategy.of(strategy)
+        self._cache: KVSequence | None = sequence
+        self._context: list[int] = list(sequence.tokens)
+        self._prefixes = model.prefixes(sequence.kv_type, self.seq_len) if reuse else None
+        if self._prefixes is not None:
+            self._prefixes.add(sequence)
+        self.n_reused = 0
         self.stats = Stats()
         self._logits: npt.NDArray[np.float32] | None = None
         self._sampler = SamplerState(_checked_seed(seed), model.tokenizer, model.find_sampler)
@@ -77,6 +100,16 @@ class Session:
     def n_past(self) -> int:
         """Tokens evaluated so far."""
         return len(self._context)
+
+    @property
+    def pos_max(self) -> int:
+        """The position of the last token, -1 if there is none."""
+        return self.n_past - 1
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens evaluated so far."""
+        return tuple(self._context)
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:
@@ -98,10 +131,10 @@ class Session:
         Raises InvalidRequestError for an id that is not in the vocabulary and ContextOverflowError if the tokens do not
         fit, both before anything is evaluated.
         """
-        parts = self._evaluate(self._checked(tokens), all_logits=all_logits)
+        logits = self._evaluate(self._checked(tokens), all_logits=all_logits)
         if not all_logits:
             return None
-        return np.concatenate(parts) if parts else np.empty((0, self.model.config.n_vocab), np.float32)
+        return logits if len(logits) else np.empty((0, self.model.config.n_vocab), np.float32)
 
     def rewind(self, n_past: int) -> None:
         """Forget all tokens from position `n_past` on. There are no logits then until the next `eval`.
@@ -111,9 +144,52 @@ class Session:
         """
         if not is_whole(n_past) or not 0 <= n_past <= self.n_past:
             raise InvalidRequestError(f"n_past must be an integer from 0 to {self.n_past}, not {n_past!r}")
-        self.cache.truncate(int(n_past))
+        self.cache.truncate(min(int(n_past), len(self.cache.tokens)))
         del self._context[n_past:]
         self._logits = None
+
+    def remove_range(self, p0: int, p1: int = -1) -> None:
+        """Take out the tokens at positions `p0` to `p1` - 1; -1 is the end, and then this is `rewind`.
+
+        Those behind a cut in the middle move up: their keys are turned to the positions that they then have (RoPE), and
+        all else that they have seen stays as it was. The logits stay too.
+        Raises InvalidRequestError, changing nothing, for a range that is not there, or if a sliding window has
+        forgotten what would be seen then.
+        """
+        stop = self.n_past if is_whole(p1) and p1 == -1 else p1
+        if not is_whole(p0) or not is_whole(stop) or not 0 <= p0 <= stop <= self.n_past:
+            raise InvalidRequestError(f"positions {p0!r} to {p1!r} are not within the {self.n_past} of the session")
+        if stop == self.n_past:
+            self.rewind(p0)
+            return
+        program, by = self.model.program, stop - p0
+        if self.cache.tokens:
+            self.cache.remove(p0, stop, lambda layer, keys: program.turn(layer, keys, by, self.seq_len))
+        del self._context[p0:stop]
+
+    def reseed(self, sinks: Sequence[int], tail: Sequence[int]) -> None:
+        """Forget everything and evaluate the first tokens of the text again, then its last ones (Xiao et al. 2023).
+
+        What a model was trained to look at first stays first, and positions begin anew, so that a text can go on for
+        ever. Raises what `eval` raises, InvalidRequestError if there is no token at all, both before anything changes.
+        """
+        ids = self._checked([*sinks, *tail], n_past=0)
+        if not len(ids):
+            raise InvalidRequestError("there are neither sinks nor a tail to begin with")
+        self.rewind(0)
+        self._evaluate(ids)
+
+    def fork(self) -> Session:
+        """A session that goes on from here on its own: same tokens, logits, sampler and draws. Pages are shared."""
+        return self._forked(self.cache.fork())
+
+    def _forked(self, sequence: KVSequence) -> Session:
+        child = Session(self.model, sequence=sequence, strategy=self.strategy, reuse=self._prefixes is not None)
+        child._context = list(self._context)
+        child._logits = None if self._logits is None else self._logits.copy()
+        child._sampler = self._sampler.clone()
+        child.n_reused = self.n_reused
+        return child
 
     def sample(self, params: SamplingParams | SamplerChain | None = None) -> int:
         """Draw the next token from `logits`, which penalties and temperature change in place; greedy by default.
@@ -149,6 +225,8 @@ class Session:
     def close(self) -> None:
         """Free the cache; closing twice does nothing."""
         if self._cache is not None:
+            if self._prefixes is not None:
+                self._prefixes.keep(self._cache, self.model.prefix_cache_bytes)
             self._cache.close()
         self._cache = None
 
@@ -167,10 +245,14 @@ class Session:
         self.stats = Stats()
         clock = time.perf_counter
         started = clock()
+        reused = self.n_reused
         self._evaluate(prompt)
         prefill_s = clock() - started
+        reused = self.n_reused - reused
         text = self.model.tokenizer.stream(self._context)
-        self.stats = stats = Stats(n_prompt=len(prompt), prefill_tps=_rate(len(prompt), prefill_s))
+        self.stats = stats = Stats(
+            n_prompt=len(prompt), n_reused=reused, prefill_tps=_rate(len(prompt) - reused, prefill_s)
+        )
         decode_s = 0.0
         for n_gen in range(1, max_tokens + 1):
             if self.n_past == self.seq_len:
@@ -194,38 +276,82 @@ class Session:
     def _draw(self, params: SamplingParams | SamplerChain) -> int:
         return self._sampler.sample(self.logits, params)
 
-    def _evaluate(self, ids: npt.NDArray[np.int32], *, all_logits: bool = False) -> list[npt.NDArray[np.float32]]:
-        """Run checked ids in chunks. The position moves only when all are done, so an interrupt leaves it as it was."""
-        program, cache, n_past = self.model.program, self.cache, self.n_past
-        self._expect_room(len(ids))  # engines trust their caller, and `generate` may have been checked long ago
-        parts = []
+    def _evaluate(self, ids: npt.NDArray[np.int32], *, all_logits: bool = False) -> npt.NDArray[np.float32]:
+        """Run checked ids. The position moves only when all are done, so an interrupt leaves it as it was."""
+        program = self.model.program
         try:
-            for start in range(0, len(ids), N_BATCH):
-                span = Span(cache, n_past + start, len(ids[start : start + N_BATCH]))
-                cache.reserve(span.start, span.n)
-                parts.append(program.forward(ids[start : start + span.n], [span], all_logits=all_logits))
-                cache.forget(span.start + span.n, since=n_past)
+            work = self._begin(ids, reuse=not all_logits)
+            logits = evaluate(program, [work], all_logits=all_logits)[0]
         except BaseException:
-            cache.truncate(n_past)
+            self._abandon()
             raise
-        cache.forget(n_past + len(ids))
-        if parts:
-            self._context += ids.tolist()
-            self._logits = parts[-1][-1].copy()
-        return parts
+        return self._end(ids, logits)
 
-    def _checked(self, tokens: Sequence[int]) -> npt.NDArray[np.int32]:
+    def _begin(self, ids: npt.NDArray[np.int32], *, reuse: bool) -> tuple[KVSequence, npt.NDArray[np.int32]]:
+        """What has to be evaluated for `ids` to be: without them all that is not cached either."""
+        cache = self.cache
+        self._expect_room(len(ids))  # engines trust their caller, and `generate` may have been checked long ago
+        if not len(ids) or (len(ids) == 1 and len(cache.tokens) == self.n_past):
+            return cache, ids
+        wanted = [*self._context, *ids.tolist()]
+        if reuse and self._prefixes is not None and self.strategy is CacheStrategy.ALWAYS:
+            self.n_reused += self._prefixes.reuse(cache, wanted)
+        return cache, np.array(wanted[len(cache.tokens) :], np.int32)
+
+    def _abandon(self) -> None:
+        """Give up what was reused for an evaluation that came to nothing."""
+        if self._cache is not None and len(self._cache.tokens) > self.n_past:
+            n = self.n_past if self._cache.can_truncate(self.n_past) else 0
+            self._cache.truncate(n)
+
+    def _end(self, ids: npt.NDArray[np.int32], logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Take over what was evaluated; the logits of `ids`."""
+        if len(ids):
+            self._context += ids.tolist()
+            self._logits = logits[-1].copy()
+            if self.strategy is not CacheStrategy.ALWAYS and not self.strategy.should_cache(self.n_past, available()):
+                self.cache.truncate(0)
+        return logits[-len(ids) :] if len(ids) else logits
+
+    def _checked(self, tokens: Sequence[int], n_past: int | None = None) -> npt.NDArray[np.int32]:
         """The tokens as an array, once every one is known to be in the vocabulary and all of them to fit."""
         n_vocab = self.model.config.n_vocab
         for i, token in enumerate(tokens):
             if not is_whole(token) or not 0 <= token < n_vocab:
                 raise InvalidRequestError(f"token {token!r} at index {i} is not an id from 0 to {n_vocab - 1}")
-        self._expect_room(len(tokens))
+        self._expect_room(len(tokens), n_past)
         return np.asarray(tokens, np.int32)
 
-    def _expect_room(self, n_tokens: int) -> None:
-        if self.n_past + n_tokens > self.seq_len:
-            raise ContextOverflowError(self.n_past, n_tokens, self.seq_len)
+    def _expect_room(self, n_tokens: int, n_past: int | None = None) -> None:
+        n_past = self.n_past if n_past is None else n_past
+        if n_past + n_tokens > self.seq_len:
+            raise ContextOverflowError(n_past, n_tokens, self.seq_len)
+
+
+def eval_batch(work: Iterable[tuple[Session, Sequence[int]]]) -> None:
+    """Evaluate the tokens of many sessions of one model together, in one pass over its weights for each batch.
+
+    Each session then is as if it had evaluated its tokens by itself. Raises what `Session.eval` raises,
+    InvalidRequestError if a session is there twice or the models differ; nothing has changed then.
+    """
+    checked = [(session, session._checked(tokens)) for session, tokens in work]
+    if len({id(session) for session, _ in checked}) < len(checked):
+        raise InvalidRequestError("a session is there twice: give its tokens at once")
+    if len({id(session.model) for session, _ in checked}) > 1:
+        raise InvalidRequestError("sessions of different models cannot be evaluated together")
+    pools: dict[int, list[tuple[Session, npt.NDArray[np.int32]]]] = defaultdict(list)
+    for session, ids in checked:
+        pools[id(session.cache.pool)].append((session, ids))
+    for members in pools.values():
+        try:
+            started = [session._begin(ids, reuse=True) for session, ids in members]
+            results = evaluate(members[0][0].model.program, started)
+        except BaseException:
+            for session, _ in members:
+                session._abandon()
+            raise
+        for (session, ids), logits in zip(members, results, strict=True):
+            session._end(ids, logits)
 
 
 def _rate(n: int, seconds: float) -> float:

@@ -47,7 +47,7 @@ class Figures:
         """Show them on stderr."""
         s = self.session
         note(f"load          {self.load_s:.2f} s")
-        note(f"prompt        {s.n_prompt} tokens, {s.prefill_tps:.1f} tok/s")
+        note(f"prompt        {s.n_prompt} tokens, {s.n_reused} of them reused, {s.prefill_tps:.1f} tok/s")
         note(f"first token   {s.ttft_s * 1000:.0f} ms")
         note(f"generated     {s.n_gen} tokens, {s.gen_tps:.1f} tok/s")
         if self.peak_rss is not None:

@@ -1,6 +1,7 @@
 """Engines: what compiles a recorded graph and runs it on tokens."""
 
 from llamacli.engine.base import Engine, Program, QuantMode, Span
+from llamacli.engine.batching import evaluate
 from llamacli.engine.reference import ReferenceEngine
 from llamacli.kernels.switch import jit_disabled
 
@@ -17,4 +18,4 @@ def default_engine(threads: int | None = None) -> Engine:
     return NativeEngine(threads)
 
 
-__all__ = ["Engine", "Program", "QuantMode", "ReferenceEngine", "Span", "default_engine", "jit_disabled"]
+__all__ = ["Engine", "Program", "QuantMode", "ReferenceEngine", "Span", "default_engine", "evaluate", "jit_disabled"]

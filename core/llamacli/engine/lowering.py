@@ -106,7 +106,7 @@ class Lowering:
             case g.Add():
                 self._by_blocks(elementwise.add, elementwise.ADD, {"a": op.a, "b": op.b}, op.out)
             case g.Scale():
-                factor = op.factor * (float(self._vector(op.by)[0]) if op.by else 1.0)
+                factor = op.factor * (float(self.vector(op.by)[0]) if op.by else 1.0)
                 self._by_blocks(elementwise.scale, elementwise.SCALE, {"x": op.x}, op.out, factor=factor)
             case g.Softcap():
                 self._by_blocks(elementwise.softcap, elementwise.SCALE, {"x": op.x}, op.out, factor=op.cap)
@@ -134,7 +134,8 @@ class Lowering:
             self._repacked.add(source)
             _log.warning("%s has no kernel of its own: such tensors are kept as %s", source.name, matrix.kind.name)
 
-    def _vector(self, tensor: g.Tensor) -> Array:
+    def vector(self, tensor: g.Tensor) -> Array:
+        """A tensor that is added or scales, padded; each is loaded once."""
         if tensor not in self._vectors:
             self._vectors[tensor] = load_rows(tensor, self._file)
         return self._vectors[tensor]
@@ -156,7 +157,7 @@ class Lowering:
 
     def _rms_norm(self, op: g.RmsNorm) -> None:
         x, out = f32(op.x), f32(op.out)
-        weight = self._vector(op.weight) if op.weight else np.ones(op.head_dim + ROWS, np.float32)
+        weight = self.vector(op.weight) if op.weight else np.ones(op.head_dim + ROWS, np.float32)
         self._step(
             elementwise.rms_norm,
             elementwise.RMS_NORM,
@@ -214,7 +215,7 @@ class Lowering:
         starts: Slot | None = None,
     ) -> None:  # fmt: skip
         matrix = self._matrix(tensor)
-        biases = self._vector(bias) if bias else self._zeros
+        biases = self.vector(bias) if bias else self._zeros
         bias_stride = stride(biases) if biases.ndim > 1 else 0
         source = self._rounded(x, matrix.packing.activation)
         n_groups, n_tiles, n_blocks, _ = matrix.packed.shape
@@ -253,7 +254,7 @@ class Lowering:
         for prefix, factors in tables.items():
             key = (rope, factors, prefix)
             if key not in self.ropes:
-                divisors = self._vector(factors)[: rope.n_dims // 2] if factors else None
+                divisors = self.vector(factors)[: rope.n_dims // 2] if factors else None
                 self.ropes[key] = RopeTable(rope, divisors, prefix)
             self.ropes[key].steps.append(step)
 
@@ -276,7 +277,7 @@ class Lowering:
         q, out, state = f32(op.q), f32(op.out), self._states[op.layer]
         size = attention.scratch_bytes(op.head_dim)
         scratch = self._scratch.setdefault(size, np.zeros((self._team.n_threads, size // 4), np.float32))
-        sinks = self._vector(op.sinks) if op.sinks else 0
+        sinks = self.vector(op.sinks) if op.sinks else 0
         n_head = q.width // op.head_dim
         self._step(
             attention.attention,
@@ -337,7 +338,7 @@ class Lowering:
         chosen, slots = (Slot((op, name), "int64", n_used) for name in ("chosen", "slots"))
         rows, weights = Slot((op, "rows"), "int64", n_used), Slot((op, "weights"), "float32", n_used)
         starts = Slot((op, "starts"), "int64", n_expert + 1)
-        scale = self._vector(op.scale) if op.scale else 0
+        scale = self.vector(op.scale) if op.scale else 0
         self._step(
             experts.route,
             experts.ROUTE,

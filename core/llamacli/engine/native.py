@@ -18,6 +18,7 @@ from llamacli import graph as g
 from llamacli.engine.base import QuantMode, Span
 from llamacli.engine.lowering import Lowering
 from llamacli.engine.steps import Array, assign_buffers, bind, f32, place_barriers, stride
+from llamacli.engine.turning import Turns
 from llamacli.kernels.jit import ROW, RUN, Kernel
 from llamacli.kernels.team import STEP, Team, check_threads
 from llamacli.kv import N_BATCH, KVType
@@ -58,6 +59,7 @@ class NativeProgram:
         self.states: Sequence[g.AttentionState] = graph.states
         self._team, self._steps, self._tail = team, lowered.steps, lowered.tail
         self._ropes, self._matrices = list(lowered.ropes.values()), lowered.matrices
+        self._turns = Turns(graph, lowered.vector)
         logits = graph.ops[-1].out
         self._n_vocab = logits.width
         buffers = assign_buffers(lowered.steps, [f32(op.out) for op in lowered.embeds], keep=f32(logits))
@@ -72,6 +74,14 @@ class NativeProgram:
         )
         self._tables: dict[KVType, Array] = {}
         self._table(KVType("f16", "f16"))
+
+    def turn(self, layer: int, keys: Array, by: int, seq_len: int) -> Array:
+        """See `llamacli.engine.base.Program.turn`."""
+        return self._turns.turn(layer, keys, by, seq_len)
+
+    def regime(self, seq_len: int) -> int:
+        """See `llamacli.engine.base.Program.regime`."""
+        return self._turns.regime(seq_len)
 
     def forward(
         self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], *, all_logits: bool

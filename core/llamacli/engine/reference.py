@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from llamacli import graph as g
 from llamacli.engine.base import QuantMode, Span
+from llamacli.engine.turning import Turns
 from llamacli.loaders import ModelFile
 from llamacli.quantization import TensorType, dequantize, quantize
 
@@ -38,6 +39,7 @@ class ReferenceProgram:
 
     def __init__(self, graph: g.Graph, weights: dict[g.Tensor, Array]):
         self._graph, self._weights = graph, weights
+        self._turns = Turns(graph, weights.__getitem__)
         attends = [i for i, op in enumerate(graph.ops) if isinstance(op, g.Attention)]
         self._tail = attends[-1] + 1 if attends else 0  # from here on, a row depends on no others
 
@@ -45,6 +47,14 @@ class ReferenceProgram:
     def states(self) -> Sequence[g.AttentionState]:
         """What each attention layer keeps."""
         return self._graph.states
+
+    def turn(self, layer: int, keys: Array, by: int, seq_len: int) -> Array:
+        """See `llamacli.engine.base.Program.turn`."""
+        return self._turns.turn(layer, keys, by, seq_len)
+
+    def regime(self, seq_len: int) -> int:
+        """See `llamacli.engine.base.Program.regime`."""
+        return self._turns.regime(seq_len)
 
     def forward(self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], *, all_logits: bool) -> Array:
         """See `llamacli.engine.base.Program.forward`."""

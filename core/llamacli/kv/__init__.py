@@ -1,8 +1,40 @@
-"""Keys and values of the tokens so far."""
+"""Keys and values of the tokens so far, and what lives on them."""
 
+from llamacli.errors import CacheFull, OutOfMemoryError
+from llamacli.kv.cache import KVCache
 from llamacli.kv.layout import N_BATCH, KVLayout
 from llamacli.kv.pool import KVPool
+from llamacli.kv.prefixes import PrefixIndex
 from llamacli.kv.sequence import KVSequence
+from llamacli.kv.strategies import (
+    CacheStrategy,
+    KVCacheEntry,
+    LayerKVCache,
+    ModelKVCache,
+    MultiSequenceKVCache,
+    SlidingWindowKVCache,
+)
+from llamacli.kv.tenancy import NO_LEASE, Tenancy
 from llamacli.kv.types import KV_TYPES, PAGE, KVType
 
-__all__ = ["KV_TYPES", "N_BATCH", "PAGE", "KVLayout", "KVPool", "KVSequence", "KVType"]
+__all__ = [
+    "KV_TYPES",
+    "NO_LEASE",
+    "N_BATCH",
+    "PAGE",
+    "CacheFull",
+    "CacheStrategy",
+    "KVCache",
+    "KVCacheEntry",
+    "KVLayout",
+    "KVPool",
+    "KVSequence",
+    "KVType",
+    "LayerKVCache",
+    "ModelKVCache",
+    "MultiSequenceKVCache",
+    "OutOfMemoryError",
+    "PrefixIndex",
+    "SlidingWindowKVCache",
+    "Tenancy",
+]

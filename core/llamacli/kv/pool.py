@@ -10,8 +10,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from llamacli.errors import OutOfMemoryError
 from llamacli.kv.layout import KVLayout
-from llamacli.memory import anonymous
+from llamacli.memory import anonymous, available
 
 _SLAB_BYTES = 1 << 24
 _APART = 33 * 64
@@ -67,11 +68,11 @@ class Pages:
         return self._owners.get(page, 0)
 
     def allocate(self) -> int:
-        """A page of zeros with one owner. Raises MemoryError."""
+        """A page of zeros with one owner. Raises OutOfMemoryError."""
         with self._lock:
             slab = next((slab for slab in self._slabs if slab.free or slab.fresh < slab.n_pages), None)
             if slab is None:
-                slab = _Slab(anonymous(self._slab_pages * self._stride), self._slab_pages)
+                slab = _Slab(_memory(self._slab_pages * self._stride), self._slab_pages)
                 bisect.insort(self._slabs, slab, key=lambda slab: slab.base)
             if slab.free:
                 page = slab.free.pop()
@@ -111,14 +112,34 @@ class Pages:
         return copy
 
 
-class KVPool:
-    """The pages of all sequences of a model whose keys and values are kept as one type."""
+def _memory(n_bytes: int) -> npt.NDArray[np.uint8]:
+    there = available()
+    try:
+        if there is None or n_bytes <= there:
+            return anonymous(n_bytes)
+    except MemoryError:
+        pass
+    raise OutOfMemoryError(n_bytes, there or 0)
 
-    def __init__(self, layout: KVLayout):
-        self.layout = layout
+
+class KVPool:
+    """The pages of all sequences of a model whose keys and values are kept as the same types.
+
+    `lock` is held while a sequence changes which pages it owns, for others may be sharing them at the time. `identity`
+    tells the model from others: what one of another identity has computed means nothing to this one.
+    """
+
+    def __init__(self, layout: KVLayout, identity: str = ""):
+        self.layout, self.identity = layout, identity
+        self.lock = threading.RLock()
         self.groups = [Pages(group.page_bytes) for group in layout.groups]
 
     @property
     def n_bytes(self) -> int:
         """Bytes that have been asked of the system."""
         return sum(pages.n_bytes for pages in self.groups)
+
+    @property
+    def n_used_bytes(self) -> int:
+        """Bytes of the pages that some sequence owns, each counted once."""
+        return sum(pages.n_used * pages.page_bytes for pages in self.groups)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +15,24 @@ from llamacli.kv.pool import KVPool
 from llamacli.kv.types import KV_TYPES, PAGE, Bytes, Floats, FloatType, IntegerType, KVType
 from llamacli.memory import view
 
+Method = TypeVar("Method", bound=Callable[..., object])
+
+
+def _locked(method: Method) -> Method:
+    """A method during which no other thread changes pages of the pool."""
+
+    @functools.wraps(method)
+    def run(self: KVSequence, *args: object, **options: object) -> object:
+        with self.pool.lock:
+            return method(self, *args, **options)
+
+    return run  # type: ignore[return-value]
+
 
 class KVSequence:
     """Keys and values of up to `seq_len` tokens, in pages of a pool that other sequences may own too.
 
+    - `tokens`: the tokens that its cells hold, token i in cell i, at position i.
     - `tables`: for each group of layers, int64 [n_pages]: the address of each page, 0 where there is none.
     - `addresses`: int64 [n_layer, 3], what kernels read: the address of the table of a layer's group, and the offsets
       of the layer's keys and values in a page.
@@ -23,6 +40,7 @@ class KVSequence:
 
     def __init__(self, pool: KVPool, seq_len: int):
         self.pool, self.seq_len = pool, seq_len
+        self.tokens: list[int] = []
         layout = pool.layout
         self.tables = [np.zeros(-(-seq_len // PAGE), np.int64) for _ in layout.groups]
         self.addresses = np.array(
@@ -42,6 +60,7 @@ class KVSequence:
         """Bytes that it takes when it is full; pages are allocated as they are needed."""
         return self.pool.layout.n_bytes(self.seq_len)
 
+    @_locked
     def reserve(self, start: int, n: int) -> None:
         """Make cells `start` to `start + n - 1` this sequence's own to write. Raises MemoryError, changing nothing."""
         span = range(start // PAGE, -(-(start + n) // PAGE))
@@ -53,6 +72,7 @@ class KVSequence:
             self._release(-(-start // PAGE))
             raise
 
+    @_locked
     def forget(self, n_past: int, *, since: int | None = None) -> None:
         """Give back pages that no token from position `n_past` on sees any more.
 
@@ -66,6 +86,7 @@ class KVSequence:
                 if since is None:
                     self._first_page[g] = max(first, self._first_page[g])
 
+    @_locked
     def truncate(self, n: int) -> None:
         """Keep the first n cells.
 
@@ -75,6 +96,7 @@ class KVSequence:
         if not self.can_truncate(n):
             raise InvalidRequestError(f"cannot go back to position {n}: the sliding window before it is forgotten")
         self._release(-(-n // PAGE))
+        del self.tokens[n:]
         if n == 0:
             self._first_page = [0] * len(self.tables)
 
@@ -85,14 +107,106 @@ class KVSequence:
             group.window is None or max(0, n - group.window + 1) >= first * PAGE for group, first in groups
         )
 
+    @_locked
     def fork(self) -> KVSequence:
         """A sequence with the same cells, sharing all pages; whichever writes to one first gets a copy of it."""
         child = KVSequence(self.pool, self.seq_len)
-        for pages, table, other in zip(self.pool.groups, self.tables, child.tables, strict=True):
-            for i in np.flatnonzero(table):
-                other[i] = pages.share(int(table[i]))
+        child._share(self, 0, len(self.tables[0]) if self.tables else 0)
         child._first_page = list(self._first_page)
+        child.tokens = list(self.tokens)
         return child
+
+    @_locked
+    def copy(self, source: KVSequence, start: int, stop: int) -> None:
+        """Go on with tokens `start` to `stop` - 1 of another sequence, `start` being how many this one holds.
+
+        Whole pages are shared, so this costs the pages touched. Both must hold the same tokens before `start` for the
+        copied ones to mean what they meant. Raises InvalidRequestError, changing nothing, if they do not follow on what
+        is here, are not all there or do not fit; MemoryError likewise.
+        """
+        if source.pool is not self.pool:
+            raise InvalidRequestError("sequences of different pools cannot share cells: their models or types differ")
+        if not 0 <= start <= stop <= len(source.tokens) or stop > self.seq_len:
+            raise InvalidRequestError(
+                f"cells {start} to {stop} are not within the source's {len(source.tokens)} or ours"
+            )
+        if start != len(self.tokens) or source is self:
+            raise InvalidRequestError(
+                f"cells from {start} on would overlap or leave a gap: {len(self.tokens)} are here"
+            )
+        if not source.can_truncate(stop):
+            raise InvalidRequestError(f"cannot copy up to {stop}: the sliding window before it is forgotten")
+        first = -(-start // PAGE)
+        n_partial = min(first * PAGE, stop) - start
+        if n_partial:  # cells of a page that this sequence has begun
+            self.reserve(start, n_partial)
+            for layer, state in enumerate(self.pool.layout.states):
+                if state.window is None or start // PAGE >= max(0, stop - state.window + 1) // PAGE:
+                    self._copy_cells(source, layer, start, n_partial)
+        self._share(source, first, -(-stop // PAGE))
+        for g, there in enumerate(source._first_page):
+            if there * PAGE > start:  # what this sequence has before the source's begins is of no use any more
+                for i in range(self._first_page[g], there):
+                    self._give_back(g, i)
+                self._first_page[g] = max(there, self._first_page[g])
+        self.tokens += source.tokens[start:stop]
+
+    @_locked
+    def remove(self, start: int, stop: int, turn: Callable[[int, Floats], Floats]) -> None:
+        """Take tokens `start` to `stop` - 1 out; those behind them move up, to the positions that they then have.
+
+        `turn(layer, keys)`, float32 [n_head_kv, head_dim, n], gives keys as they are at positions `stop` - `start`
+        lower. Raises InvalidRequestError, changing nothing, for a range that is not there, or if a sliding window has
+        forgotten what a token would then see; MemoryError, keeping what is before `start`.
+        """
+        n = len(self.tokens)
+        if not 0 <= start <= stop <= n:
+            raise InvalidRequestError(f"positions {start} to {stop} are not within the {n} of the sequence")
+        if stop == n or start == stop:
+            self.truncate(n if start == stop else start)
+            return
+        left = n - (stop - start)
+        groups = self.pool.layout.groups
+        for group, first in zip(groups, self._first_page, strict=True):
+            if group.window is not None and max(0, left - group.window + 1) < min(start, first * PAGE):
+                raise InvalidRequestError(
+                    f"cannot close the gap at {start}: a sliding window has forgotten what is before"
+                )
+        cells = [self.read(layer, n) for layer in range(len(self.pool.layout.states))]
+        moved = [(keys[..., stop:], values[:, stop:]) for keys, values in cells]
+        try:
+            self.reserve(start, left - start)
+        except MemoryError:
+            del self.tokens[start:]
+            raise
+        for layer, (keys, values) in enumerate(moved):
+            self.write(layer, start, turn(layer, keys).transpose(2, 0, 1), values.swapaxes(0, 1))
+        self._release(-(-left // PAGE))
+        del self.tokens[start:stop]
+        self._first_page = [min(first, start // PAGE) for first in self._first_page]
+        self.forget(left)
+
+    def read_cell(self, layer: int, cell: int) -> tuple[Floats, Floats]:
+        """Key and value of one cell, float32 [n_head_kv, head_dim] each."""
+        head_dim = self.pool.layout.states[layer].head_dim
+        (k_type, keys), (v_type, values) = self._parts(layer, cell // PAGE)
+        return (
+            k_type.read(keys, head_dim, is_key=True)[:, cell % PAGE],
+            v_type.read(values, head_dim, is_key=False)[:, cell % PAGE],
+        )
+
+    @_locked
+    def release_pages(self, numbers: Iterable[int]) -> None:
+        """Give these pages of every group back, whatever they hold."""
+        for i in numbers:
+            for g in range(len(self.tables)):
+                self._give_back(g, i)
+
+    @_locked
+    def clear_metadata(self) -> None:
+        """Hold no tokens, but keep the pages for those to come."""
+        self.tokens.clear()
+        self._first_page = [0] * len(self.tables)
 
     def close(self) -> None:
         """Give back all pages; closing twice does nothing."""
@@ -135,6 +249,24 @@ class KVSequence:
                 (layout.kv_type.v, place.values, place.value_bytes),
             )
         ]
+
+    def _copy_cells(self, source: KVSequence, layer: int, start: int, n: int) -> None:
+        """Some cells of one page, byte by byte as they are."""
+        page, lane = divmod(start, PAGE)
+        lanes = slice(lane, lane + n)
+        head_dim = self.pool.layout.states[layer].head_dim
+        for is_key, (kind, mine), (_, theirs) in zip(
+            (True, False), self._parts(layer, page), source._parts(layer, page), strict=True
+        ):
+            kind.copy(mine, theirs, lanes, head_dim, is_key=is_key)
+
+    def _share(self, source: KVSequence, first: int, stop: int) -> None:
+        """Own pages `first` to `stop` - 1 of another sequence too."""
+        for pages, table, other in zip(self.pool.groups, self.tables, source.tables, strict=True):
+            for i in range(first, stop):
+                if table[i]:
+                    pages.release(int(table[i]))
+                table[i] = pages.share(int(other[i])) if other[i] else 0
 
     def _release(self, first: int) -> None:
         _give_back_all(self.pool, [table[first:] for table in self.tables])

@@ -43,6 +43,9 @@ class CellType(Protocol):
     def read(self, parts: Bytes, head_dim: int, *, is_key: bool) -> Floats:
         """All cells of parts, float32 [n_head, PAGE, head_dim]."""
 
+    def copy(self, parts: Bytes, source: Bytes, lanes: slice, head_dim: int, *, is_key: bool) -> None:
+        """Take cells over from the same places of other parts, bit by bit."""
+
 
 @attrs.frozen
 class FloatType:
@@ -69,6 +72,10 @@ class FloatType:
         if self.is_bf16:
             return (cells.astype(np.uint32) << 16).view(np.float32)
         return cells.astype(np.float32)
+
+    def copy(self, parts: Bytes, source: Bytes, lanes: slice, head_dim: int, *, is_key: bool) -> None:
+        """See CellType."""
+        self._cells(parts, head_dim, is_key)[:, lanes] = self._cells(source, head_dim, is_key)[:, lanes]
 
     def _cells(self, parts: Bytes, head_dim: int, is_key: bool) -> npt.NDArray[Any]:
         """A view [n_head, PAGE, head_dim]."""
@@ -191,6 +198,17 @@ class IntegerType:
                 values += words.view(np.float16).astype(np.float32)[..., None]
             out[..., start : start + UNIT] = values[..., : head_dim - start]
         return out
+
+    def copy(self, parts: Bytes, source: Bytes, lanes: slice, head_dim: int, *, is_key: bool) -> None:
+        """See CellType."""
+        for start in range(0, head_dim, UNIT):
+            block = start // BLOCK * self.block_bytes
+            at = block + self.header_bytes + start % BLOCK // UNIT * self.unit_bytes
+            words = [block + 2 * PAGE * i for i in range(1 + self.has_offset)] + ([at] if self.high_bytes else [])
+            for word in words:
+                mine, theirs = (part[:, word : word + 2 * PAGE].view(np.uint16) for part in (parts, source))
+                mine[:, lanes] = theirs[:, lanes]
+            self._codes(parts, at, is_key)[:, lanes] = self._codes(source, at, is_key)[:, lanes]
 
 
 IQ4_NL_TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)

@@ -1,0 +1,65 @@
+"""Running tokens of one or of many sequences through a program, in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.engine.base import Program, Span
+from llamacli.kv import N_BATCH, KVSequence
+
+Ids = npt.NDArray[np.int32]
+Logits = npt.NDArray[np.float32]
+
+
+def evaluate(program: Program, work: Sequence[tuple[KVSequence, Ids]], *, all_logits: bool = False) -> list[Logits]:
+    """Let each sequence go on with its tokens, int32 [n], all sequences in the same passes over the weights.
+
+    Returns for each its logits, float32 [n, n_vocab], or without `all_logits` [1, n_vocab] of its last token; for no
+    tokens, none. What is computed does not depend on what else is in a batch. The sequences are of one pool, each is
+    there once, and has room. If anything is raised, an interrupt too, all are as they were.
+    """
+    starts = [len(sequence.tokens) for sequence, _ in work]
+    parts: list[list[Logits]] = [[] for _ in work]
+    try:
+        for pieces in _batches([len(ids) for _, ids in work]):
+            spans = [Span(work[i][0], starts[i] + first, n) for i, first, n in pieces]
+            for span in spans:
+                span.sequence.reserve(span.start, span.n)
+            ids = np.concatenate([work[i][1][first : first + n] for i, first, n in pieces])
+            logits = program.forward(ids, spans, all_logits=all_logits)
+            row = 0
+            for i, first, n in pieces:
+                n_rows = n if all_logits else 1
+                parts[i].append(logits[row : row + n_rows])
+                row += n_rows
+                work[i][0].forget(starts[i] + first + n, since=starts[i])
+    except BaseException:
+        for (sequence, _), start in zip(work, starts, strict=True):
+            sequence.truncate(start)
+        raise
+    for (sequence, ids), start in zip(work, starts, strict=True):
+        sequence.forget(start + len(ids))
+        sequence.tokens += ids.tolist()
+    n_vocab = next((part[0].shape[1] for part in parts if part), 0)
+    none = np.empty((0, n_vocab), np.float32)
+    return [none if not part else np.concatenate(part) if all_logits else part[-1] for part in parts]
+
+
+def _batches(lengths: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:
+    """Share out tokens: in each batch, of some sequences, its number, the first of its tokens and how many."""
+    batch: list[tuple[int, int, int]] = []
+    room = N_BATCH
+    for i, length in enumerate(lengths):
+        done = 0
+        while done < length:
+            n = min(room, length - done)
+            batch.append((i, done, n))
+            done, room = done + n, room - n
+            if not room:
+                yield batch
+                batch, room = [], N_BATCH
+    if batch:
+        yield batch

@@ -1,0 +1,108 @@
+"""Numbered sequences over one pool, and the operations on them that llama.cpp's users know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from llamacli.checks import is_whole
+from llamacli.errors import ClosedError, InvalidRequestError
+from llamacli.kv.pool import KVPool
+from llamacli.kv.sequence import KVSequence
+from llamacli.kv.types import Floats
+
+Turn = Callable[[int, Floats, int], Floats]
+"""`turn(layer, keys, by)`: keys, float32 [n_head_kv, head_dim, n], as they are `by` positions lower."""
+
+
+class KVCache:
+    """Sequences 0 to `n_seq_max` - 1 of up to `seq_len` tokens each, which share pages where they were copied.
+
+    Positions have no gaps: token i of a sequence stands at position i. A cut in the middle therefore moves what is
+    behind it up, which turns keys anew (RoPE) and needs `turn`; `Model.kv_cache` gives it.
+    """
+
+    def __init__(self, pool: KVPool, seq_len: int, n_seq_max: int = 1, *, turn: Turn | None = None):
+        if not is_whole(n_seq_max) or n_seq_max < 0:
+            raise InvalidRequestError(f"n_seq_max must be an integer of at least 0, not {n_seq_max!r}")
+        self.pool, self.seq_len, self.n_seq_max = pool, seq_len, n_seq_max
+        self._turn = turn
+        self._sequences: dict[int, KVSequence] | None = {}
+
+    def sequence(self, seq: int) -> KVSequence:
+        """The sequence of a number. Raises InvalidRequestError if there is none."""
+        if self._sequences is None:
+            raise ClosedError("the cache is closed")
+        if not is_whole(seq) or not 0 <= seq < self.n_seq_max:
+            raise InvalidRequestError(f"sequence {seq!r} is not one of 0 to {self.n_seq_max - 1}")
+        if seq not in self._sequences:
+            self._sequences[seq] = KVSequence(self.pool, self.seq_len)
+        return self._sequences[seq]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the pages in use; those that sequences share count once."""
+        return self.pool.n_used_bytes
+
+    def pos_max(self, seq: int) -> int:
+        """The last position of a sequence, -1 if it is empty."""
+        return len(self.sequence(seq).tokens) - 1
+
+    def remove_range(self, seq: int, p0: int = 0, p1: int = -1) -> None:
+        """Take out positions `p0` to `p1` - 1; -1 is the end. What is behind moves up."""
+        sequence = self.sequence(seq)
+        start, stop = self._range(sequence, p0, p1)
+        by = stop - start
+        if stop < len(sequence.tokens) and by and self._turn is None:
+            raise InvalidRequestError("a cut in the middle turns keys, and this cache was given nothing to do it with")
+        turn = self._turn
+        sequence.remove(start, stop, lambda layer, keys: keys if turn is None else turn(layer, keys, by))
+
+    def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
+        """Let `dst` go on with positions `p0` to `p1` - 1 of `src`, sharing pages; `p0` is how many it holds."""
+        source, target = self.sequence(src), self.sequence(dst)
+        target.copy(source, *self._range(source, p0, p1))
+
+    def seq_keep(self, seq: int) -> None:
+        """Empty every sequence but this one."""
+        self.sequence(seq)
+        for other, sequence in self._open().items():
+            if other != seq:
+                sequence.truncate(0)
+
+    def clear_all(self) -> None:
+        """Empty every sequence and give all pages back; a page is zeros when it is used again."""
+        for sequence in self._open().values():
+            sequence.truncate(0)
+
+    def clear_metadata(self) -> None:
+        """Empty every sequence but keep its pages for what comes."""
+        for sequence in self._open().values():
+            sequence.clear_metadata()
+
+    def close(self) -> None:
+        """Give everything back; closing twice does nothing."""
+        for sequence in (self._sequences or {}).values():
+            sequence.close()
+        self._sequences = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> dict[int, KVSequence]:
+        if self._sequences is None:
+            raise ClosedError("the cache is closed")
+        return self._sequences
+
+    @staticmethod
+    def _range(sequence: KVSequence, p0: int, p1: int) -> tuple[int, int]:
+        n = len(sequence.tokens)
+        if not is_whole(p0) or not is_whole(p1) or p1 < -1 or not 0 <= p0 <= (n if p1 == -1 else p1) or p1 > n:
+            raise InvalidRequestError(f"positions {p0!r} to {p1!r} are not within the {n} of the sequence")
+        return int(p0), n if p1 == -1 else int(p1)

@@ -1,0 +1,101 @@
+"""Finding tokens that some sequence has already evaluated, so that their pages are shared instead of computed again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+
+from llamacli.errors import InvalidRequestError
+from llamacli.kv.sequence import KVSequence
+
+
+class PrefixIndex:
+    """Sequences of one pool whose cells mean the same to one another.
+
+    Those of open sessions are known as long as they live; copies of those that were closed are kept, the least recently
+    used given up first, while all pages together take no more than the cap.
+    """
+
+    def __init__(self) -> None:
+        self._live: weakref.WeakSet[KVSequence] = weakref.WeakSet()
+        self._kept: list[KVSequence] = []  # the most recently used last
+
+    def add(self, sequence: KVSequence) -> None:
+        """Share what this sequence holds as long as it lives."""
+        self._live.add(sequence)
+
+    def reuse(self, sequence: KVSequence, tokens: Sequence[int]) -> int:
+        """Let `sequence`, which holds the first of `tokens`, go on with as many as another one holds.
+
+        The last of them is left to be evaluated. Returns how many were reused.
+        """
+        held, pool = len(sequence.tokens), sequence.pool
+        with pool.lock:
+            for source, n in self._matches(sequence, tokens):
+                if n <= held:
+                    break
+                try:
+                    sequence.copy(source, held, n)
+                except InvalidRequestError:  # a sliding window of the other has moved on
+                    continue
+                if source in self._kept:
+                    self._kept.remove(source)
+                    self._kept.append(source)
+                return n - held
+        return 0
+
+    def keep(self, sequence: KVSequence, max_bytes: int) -> None:
+        """Remember what a sequence holds that is about to be closed, within so many bytes."""
+        if not sequence.tokens or max_bytes <= 0:
+            return
+        with sequence.pool.lock:
+            for other in list(self._kept):
+                n = n_common(other.tokens, sequence.tokens)
+                if n == len(sequence.tokens) and other.can_truncate(n):  # it is there already
+                    self._kept.remove(other)
+                    self._kept.append(other)
+                    return
+                if n == len(other.tokens) and sequence.can_truncate(n):
+                    self._drop(other)
+            self._kept.append(sequence.fork())
+            while self._kept and self.n_bytes > max_bytes:
+                self._drop(self._kept[0])
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the pages of what is kept; shared ones count once."""
+        if not self._kept:
+            return 0
+        groups = self._kept[0].pool.groups
+        return sum(
+            pages.page_bytes * len({int(page) for kept in self._kept for page in kept.tables[g] if page})
+            for g, pages in enumerate(groups)
+        )
+
+    def clear(self) -> None:
+        """Give up all that is kept."""
+        while self._kept:
+            self._drop(self._kept[0])
+
+    def _matches(self, sequence: KVSequence, tokens: Sequence[int]) -> Iterator[tuple[KVSequence, int]]:
+        """Sequences and how many of their first tokens are the same, the longest first."""
+        most = min(len(tokens) - 1, sequence.seq_len)
+        others = [other for other in (*self._live, *self._kept) if other is not sequence]
+        found = [(other, min(most, n_common(other.tokens, tokens))) for other in others]
+        yield from sorted(found, key=lambda match: -match[1])
+
+    def _drop(self, kept: KVSequence) -> None:
+        self._kept.remove(kept)
+        kept.close()
+
+
+def n_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike; comparing slices is faster than token by token."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
