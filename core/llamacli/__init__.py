@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from llamacli.chat.messages import Piece as Piece
     from llamacli.chat.messages import ToolCall as ToolCall
     from llamacli.chat.session import ChatSession as ChatSession
+    from llamacli.demo import demo_path as demo_path
     from llamacli.embedding import Embedder as Embedder
     from llamacli.embedding import load_embedder as load_embedder
     from llamacli.engine import QuantMode as QuantMode
@@ -74,6 +75,7 @@ _HOME = {
         "TokenizerError",
         "UnknownArchitectureError",
     ),
+    "demo": ("demo_path",),
     "graph": ("Activation", "Graph", "Value"),
     "hookspecs": ("hookimpl",),
     "loaders": ("ArrayFile", "Loader"),

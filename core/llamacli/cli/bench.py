@@ -13,7 +13,7 @@ from llamacli.cli.options import PATH, global_options, kv_type_options, threads_
 from llamacli.cli.output import print_json
 from llamacli.cli.plot import Picture
 from llamacli.cli.progress import load
-from llamacli.cli.run import demo_model_path
+from llamacli.demo import demo_path
 
 if TYPE_CHECKING:
     from llamacli.bench import Row
@@ -100,7 +100,7 @@ def bench(
     from llamacli.bench import measure
     from llamacli.kernels.team import check_threads
 
-    path, n_threads = model or demo_model_path(), check_threads(threads)
+    path, n_threads = model or str(demo_path()), check_threads(threads)
     kept: list[Row] = []
     with load(path, mode, n_threads) as loaded:
         rows = measure(

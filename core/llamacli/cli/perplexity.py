@@ -11,8 +11,8 @@ import click
 from llamacli.cli.options import PATH, global_options, kv_type_options, threads_option
 from llamacli.cli.output import print_json, write
 from llamacli.cli.progress import load
-from llamacli.cli.run import demo_model_path
 from llamacli.cli.text import read_file, read_stdin
+from llamacli.demo import demo_path
 from llamacli.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def perplexity(
     from llamacli.perplexity import perplexity as measure
     from llamacli.perplexity import perplexity_tokens
 
-    with load(model or demo_model_path(), mode, threads) as loaded:
+    with load(model or str(demo_path()), mode, threads) as loaded:
         tokens = perplexity_tokens(loaded, content)
         estimates = measure(
             loaded, tokens, n_ctx=ctx_size, max_chunks=None if chunks < 0 else chunks, kv_type=kv_type

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import logging
 import os
 import time
@@ -21,17 +20,13 @@ from llamacli.cli.output import note, print_json, write
 from llamacli.cli.progress import load
 from llamacli.cli.sampling import sampling_options, sampling_params
 from llamacli.cli.text import argument, read_file, read_stdin, without_final_newline
+from llamacli.demo import demo_path
 from llamacli.errors import InvalidRequestError, ModelFormatError
 
 if TYPE_CHECKING:
     from llamacli import Model
 
 _log = logging.getLogger(__name__)
-
-
-def demo_model_path() -> str:
-    """The model that comes with this package."""
-    return str(importlib.resources.files("llamacli") / "data" / "demo.gguf")
 
 
 @click.command()
@@ -135,7 +130,7 @@ def run(
             raise ModelFormatError(f"{first}: no such file (a prompt for the demo model is given with -p)")
         model = first
     if model is None:  # an empty name is one that cannot be opened
-        model = demo_model_path()
+        model = str(demo_path())
     text = _prompt(second, prompt, file)
     if hf_repo is not None:
         model = model_from_hub(hf_repo)
