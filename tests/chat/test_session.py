@@ -313,6 +313,26 @@ def test_a_context_that_fills_up(talker) -> None:
 # --- what can be changed
 
 
+def test_a_window_that_has_moved_on_costs_the_whole(talker, script, monkeypatch) -> None:
+    model = talker()
+    script(model, "the dog", "she saw")
+    real = Session.rewind
+
+    def rewind(self, n_past):
+        if n_past:
+            raise InvalidRequestError("layers with a window no longer have what is seen there")
+        real(self, n_past)
+
+    monkeypatch.setattr(Session, "rewind", rewind)
+    with model.create_chat() as chat:
+        say(chat, "once")
+        before = evaluated(chat)
+        chat.retract()
+        assert "".join(piece.text for piece in chat.respond()) == "she saw"
+        assert evaluated(chat) == before.replace("the dog", "she saw")
+        assert chat.session.stats.n_prompt > len("once")
+
+
 def test_a_reply_can_be_asked_for_again(talker, script) -> None:
     model = talker()
     script(model, "the dog", "she saw")

@@ -17,7 +17,7 @@ from llamacli.chat import template as module
 from llamacli.chat.template import ChatTemplate
 from llamacli.plugins import Plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
-from tokenizer.small_vocabularies import CONTROL, USER_DEFINED, byte_level
+from tokenizer.small_vocabularies import CONTROL, USER_DEFINED, byte_level, scored
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "templates"
 GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "chat_templates.json").read_text())
@@ -215,6 +215,17 @@ def test_user_defined_tokens_stay_special_unless_the_template_uses_them_as_marku
     plain, thinking = ChatTemplate(CHATML, TOKENIZER), ChatTemplate(CHATML + "<think>", TOKENIZER)
     assert special(plain, messages) == ["<|im_start|>", "東", "<think>", "<|im_end|>"]
     assert special(thinking, messages) == ["<|im_start|>", "東", "<|im_end|>", "<think>"]
+
+
+@given(st.lists(st.sampled_from(["<s>", "</s>", "<", "s>", "a", "é", " ", "<s", "s"])).map("".join))
+def test_merging_makes_no_special_token_either(text: str) -> None:
+    scores = {"▁": -9.0, "<": -8.0, "s": -7.0, ">": -6.0, "a": -5.0, "<s": -4.0, "/s": -3.0, "</s": -2.0, "s>": -1.0}
+    tokenizer = tokenizer_from_metadata(scored(scores, add_space_prefix=False))
+    ids = ChatTemplate(CHATML, tokenizer).encode(text)
+    assert not {1, 2} & set(ids)
+    assert tokenizer.decode(ids) == text
+    plain = tokenizer.encode(text, add_special=False)
+    assert ids == plain or {1, 2} & set(plain)
 
 
 def test_stand_ins_in_the_text_itself_come_through() -> None:

@@ -71,6 +71,7 @@ class ChatTemplate:
         with _errors("cannot be compiled"):
             self._template = _environment().from_string(source)
         self.structure = frozenset(token for token in tokenizer.special_ids if self._is_structure(token))
+        self._steering = frozenset(token for token in self.structure if tokenizer.kind(token) is not TokenKind.UNKNOWN)
         self._alphabet = frozenset("".join(map(tokenizer.token_text, self.structure)))
         self._special = _special_tokens(tokenizer)
         self._knows: dict[str, bool] = {}
@@ -114,7 +115,18 @@ class ChatTemplate:
         User-defined tokens are found as ever, but for those that look like markup: they may be part of the format.
         A run that `continues` text gets no space put before it.
         """
-        return self._tokenizer.encode_run(run, self.structure, continues)
+        ids = self._tokenizer.encode_run(run, self.structure, continues)
+        if self._steering.isdisjoint(ids):
+            return ids
+        # Merging pieces may make a token of what spells it, too.
+        return [part for token in ids for part in (self._spelled(token) if token in self._steering else [token])]
+
+    def _spelled(self, token: int) -> list[int]:
+        """A token that steers, written in tokens that do not."""
+        text = self._tokenizer.token_text(token)
+        if len(text) < 2:
+            return [token]  # there is no other way to write this
+        return self.encode(text[0], True) + self.encode(text[1:], True)
 
     def _render(
         self,
