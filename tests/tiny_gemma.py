@@ -223,6 +223,14 @@ GEMMA: dict[str, dict[str, Any]] = {
             "gemma3.final_logit_softcapping": 3.0,
         },
     },
+    "gemma3_yarn": {
+        "generation": 3,
+        "metadata": {
+            "gemma3.rope.scaling.type": "yarn",
+            "gemma3.rope.scaling.factor": 4.0,
+            "gemma3.rope.scaling.original_context_length": 32,
+        },
+    },
     "gemma3_27b": {
         "generation": 3,
         "window": 10,
