@@ -112,6 +112,13 @@ def test_wrong_usage(args: list[str], message: str, invoke, wide: Path, out: Pat
     assert message in result.stderr
 
 
+@pytest.mark.parametrize("name", ["", "folder/"])
+def test_a_folder_is_no_file(name: str, invoke, wide: Path) -> None:
+    result = invoke("quantize", wide, name, "F16")
+    assert result.exit_code == 2
+    assert f"{name!r} is no file's name." in result.stderr
+
+
 def test_files_that_cannot_be_read_or_written(invoke, wide: Path, out: Path, tmp_path: Path) -> None:
     for model, target, message in (
         (tmp_path / "none.gguf", out, "none.gguf: cannot read the file: No such file or directory"),

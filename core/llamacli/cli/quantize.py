@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,11 +45,14 @@ def quantize(
 
     TYPE is F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q6_K, or one of the mixtures Q3_K_S, Q3_K_M, Q3_K_L,
     Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M, which mean what they mean in llama.cpp; Q3_K, Q4_K and Q5_K are short for the ones
-    that end in M. Q4_K_M is a good choice.
+    that end in M. Q4_K_M is a good choice. Scales are chosen by the error of the weights alone: there is no importance
+    matrix.
 
     Of a split model any file may be named; OUT is one file. Norms and routers stay as they are, and so does all
     metadata but what tells the type. OUT is complete or not there: an interrupted run leaves nothing behind.
     """
+    if not os.path.basename(out):
+        raise click.BadParameter(f"{out!r} is no file's name.", param_hint="OUT")
     from llamacli.conversion import file_type, plan, write
     from llamacli.engine import jit_disabled
     from llamacli.gguf import open_gguf
