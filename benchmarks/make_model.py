@@ -2,13 +2,15 @@
 """Write a GGUF file of a real model's shape with random weights, to measure speed with.
 
     python benchmarks/make_model.py llama-1b Q8_0 model.gguf
+    python benchmarks/make_model.py qwen3-0.6b Q4_K_M model.gguf --vocabulary vocabulary.gguf
 
-Rows repeat every few hundred, which no engine notices. `Q4_K_M` is llama.cpp's mixture: Q6_K for the output and for
-half of the value and down projections, Q4_K for the rest; routers are F32.
+The vocabulary is that of another GGUF file, or none. Rows repeat every few hundred, which no engine notices. `Q4_K_M`
+is llama.cpp's mixture: Q6_K for the output and for half of the value and down projections, Q4_K for the rest; routers
+are F32.
 """
 
 import argparse
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,8 +23,10 @@ class Shape:
     """A model's hyperparameters.
 
     `experts` are their number and how many a token uses, `expert_type` is their tensor type if it is always the same.
-    `biased` are the block's matrices that have biases, `vectors` its further vectors with their lengths, `renamed` what
-    is called otherwise than in Llama. `keys` are further keys, without the architecture's name in front.
+    With `n_ff_shared` there is one expert more, so wide, behind a gate. If `fused`, queries, keys and values are one
+    matrix, gate and up another. `factors` of rotary frequencies grow from 1 to these. `biased` are the block's matrices
+    that have biases, `vectors` its further vectors with their lengths, `renamed` what is called otherwise than in
+    Llama. `keys` are further keys, without the architecture's name in front.
     """
 
     architecture: str = "llama"
@@ -36,9 +40,13 @@ class Shape:
     context: int = 8192
     rms_eps: float = 1e-5
     rope_base: float = 500000.0
+    rope_dims: int | None = None
     tied: bool = False
+    fused: bool = False
+    factors: dict[str, float] = field(default_factory=dict)
     experts: tuple[int, int] | None = None
     expert_type: str | None = None
+    n_ff_shared: int = 0
     biased: tuple[str, ...] = ()
     vectors: dict[str, int] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
@@ -68,6 +76,33 @@ SHAPES = {
         vectors={"attn_q_norm": 256, "attn_k_norm": 256, "post_attention_norm": 1152, "post_ffw_norm": 1152},
         keys={"attention.key_length": 256, "attention.value_length": 256, "attention.sliding_window": 512},
     ),
+    "qwen3-0.6b": Shape(
+        architecture="qwen3", n_layer=28, width=1024, n_ff=3072, n_head=16, n_head_kv=8, head_dim=128, n_vocab=151936,
+        context=40960, rope_base=1e6, rms_eps=1e-6, tied=True, vectors={"attn_q_norm": 128, "attn_k_norm": 128},
+        keys={"attention.key_length": 128, "attention.value_length": 128},
+    ),
+    "qwen3-30b-a3b-2-layers": Shape(
+        architecture="qwen3moe", n_layer=2, width=2048, n_ff=768, n_head=32, n_head_kv=4, head_dim=128, n_vocab=151936,
+        context=40960, rope_base=1e6, rms_eps=1e-6, experts=(128, 8),
+        vectors={"attn_q_norm": 128, "attn_k_norm": 128},
+        keys={"attention.key_length": 128, "attention.value_length": 128, "expert_feed_forward_length": 768},
+    ),
+    "qwen1.5-moe-a2.7b-2-layers": Shape(
+        architecture="qwen2moe", n_layer=2, width=2048, n_ff=1408, n_head=16, n_head_kv=16, head_dim=128,
+        n_vocab=151936, rope_base=1e6, rms_eps=1e-6, experts=(60, 4), n_ff_shared=5632, biased=_ATTENTION[:3],
+        keys={"expert_feed_forward_length": 1408, "expert_shared_feed_forward_length": 5632},
+    ),
+    "phi-3.5-mini": Shape(
+        architecture="phi3", n_layer=32, width=3072, n_ff=8192, n_head=32, n_head_kv=32, head_dim=96, n_vocab=32064,
+        context=131072, rope_base=1e4, fused=True, factors={"rope_factors_long": 64.0, "rope_factors_short": 2.8},
+        keys={"rope.scaling.original_context_length": 4096, "rope.scaling.attn_factor": 1.190238},
+    ),
+    "phi-4-mini": Shape(
+        architecture="phi3", n_layer=32, width=3072, n_ff=8192, n_head=24, n_head_kv=8, head_dim=128, n_vocab=200064,
+        context=131072, rope_base=1e4, rope_dims=96, tied=True, fused=True,
+        factors={"rope_factors_long": 64.0, "rope_factors_short": 1.0},
+        keys={"rope.scaling.original_context_length": 4096, "rope.scaling.attn_factor": 1.190238},
+    ),
     "gpt-oss-20b-2-layers": Shape(
         architecture="gpt-oss", n_layer=2, width=2880, n_ff=2880, n_head=64, n_head_kv=8, head_dim=64, n_vocab=201088,
         context=131072, rope_base=150000.0, experts=(32, 4), expert_type="MXFP4", biased=(*_ATTENTION, *_EXPERTS),
@@ -79,32 +114,40 @@ SHAPES = {
         },
     ),
 }  # fmt: skip
-_SCALES = {  # where the float16 scales stand in blocks whose other bytes may be anything
-    Type.Q2_K: (80, 82),
-    Type.Q3_K: (108,),
-    Type.Q4_K: (0, 2),
-    Type.Q5_K: (0, 2),
-    Type.Q6_K: (208,),
-    Type.IQ4_XS: (0,),
+_SCALES = {  # where in blocks, whose other bytes may be anything, float16 scales stand; minima's come with a factor
+    Type.Q2_K: {80: 1, 82: 1.5},
+    Type.Q3_K: {108: 1},
+    Type.Q4_K: {0: 1, 2: 7.5},
+    Type.Q5_K: {0: 1, 2: 15.5},
+    Type.Q6_K: {208: 1},
+    Type.IQ4_XS: {0: 1},
 }
+_SIGMA = 0.02
 _ROWS = 256
 
 
-def random_matrix(random: np.random.Generator, shape: tuple[int, ...], kind: Type) -> np.ndarray:
-    """Bytes of a matrix, uint8 [..., row_bytes], of weights of about 0.02."""
+def random_matrix(random: np.random.Generator, shape: tuple[int, ...], kind: Type) -> tuple[np.ndarray, Type]:
+    """Bytes of a matrix, uint8 [..., row_bytes], of weights around 0, and its type: another where widths forbid it."""
     width = shape[-1]
+    if width % gguf.GGML_QUANT_SIZES[kind][0]:
+        kind = Type.Q8_0
     block, size = gguf.GGML_QUANT_SIZES[kind]
-    if width % block:
-        kind, (block, size) = Type.Q8_0, gguf.GGML_QUANT_SIZES[Type.Q8_0]
     if kind in _SCALES:
-        rows = random.integers(0, 256, (_ROWS, width // block, size), dtype=np.uint8)
-        for at in _SCALES[kind]:
-            rows[..., at : at + 2] = np.full((_ROWS, width // block, 1), 2e-4, np.float16).view(np.uint8)
+        blocks = random.integers(0, 256, (_ROWS, width // block, size), dtype=np.uint8)
+        set_scale(blocks, kind, 1.0)
+        set_scale(blocks, kind, _SIGMA / float(gguf.quants.dequantize(blocks.reshape(_ROWS, -1), kind).std()))
+        rows = blocks
     else:
-        rows = gguf.quants.quantize(random.normal(0, 0.02, (_ROWS, width)).astype(np.float32), kind)
+        rows = gguf.quants.quantize(random.normal(0, _SIGMA, (_ROWS, width)).astype(np.float32), kind)
     rows = np.ascontiguousarray(rows).view(np.uint8).reshape(_ROWS, -1)
     n = int(np.prod(shape[:-1]))
     return np.tile(rows, (-(-n // _ROWS), 1))[:n].reshape(*shape[:-1], -1), kind
+
+
+def set_scale(blocks: np.ndarray, kind: Type, scale: float) -> None:
+    """Set the scales of blocks, uint8 [..., type_size], and minima to match: then weights are 0 in the mean."""
+    for at, factor in _SCALES[kind].items():
+        blocks[..., at : at + 2] = np.frombuffer(np.float16(factor * scale).tobytes(), np.uint8)
 
 
 def mixed(name: str, layer: int, n_layer: int) -> Type:
@@ -113,8 +156,16 @@ def mixed(name: str, layer: int, n_layer: int) -> Type:
     return Type.Q6_K if name == "token_embd" or (name in ("attn_v", "ffn_down") and more) else Type.Q4_K
 
 
-def write(path: str, name: str, kind: str) -> None:
-    """Write the file."""
+def copy_vocabulary(path: str, writer: gguf.GGUFWriter) -> int:
+    """Copy the `tokenizer.*` keys of a file; returns the number of tokens."""
+    fields = {name: found for name, found in gguf.GGUFReader(path).fields.items() if name.startswith("tokenizer.")}
+    for name, found in fields.items():
+        writer.add_key_value(name, found.contents(), *found.types[:2])
+    return len(fields["tokenizer.ggml.tokens"].data)
+
+
+def write(path: str, name: str, kind: str, vocabulary: str | None = None) -> None:
+    """Write the file, with the vocabulary of another one."""
     shape = SHAPES[name]
     writer, random = gguf.GGUFWriter(path, shape.architecture), np.random.default_rng(0)
     writer.add_name(f"{name} {kind}, random weights")
@@ -125,10 +176,13 @@ def write(path: str, name: str, kind: str) -> None:
     writer.add_head_count(shape.n_head)
     writer.add_head_count_kv(shape.n_head_kv)
     writer.add_layer_norm_rms_eps(shape.rms_eps)
-    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_dimension_count(shape.rope_dims or shape.head_dim)
     writer.add_rope_freq_base(shape.rope_base)
+    if vocabulary:
+        shape = replace(shape, n_vocab=copy_vocabulary(vocabulary, writer))
+    else:
+        writer.add_tokenizer_model("none")
     writer.add_vocab_size(shape.n_vocab)
-    writer.add_tokenizer_model("none")
     if shape.experts:
         writer.add_expert_count(shape.experts[0])
         writer.add_expert_used_count(shape.experts[1])
@@ -148,6 +202,9 @@ def write(path: str, name: str, kind: str) -> None:
     writer.add_tensor("output_norm.weight", np.ones(shape.width, np.float32))
     if not shape.tied:
         matrix("output", shape.n_vocab, shape.width)
+    for name, largest in shape.factors.items():
+        pairs = (shape.rope_dims or shape.head_dim) // 2
+        writer.add_tensor(f"{name}.weight", np.linspace(1, largest, pairs, dtype=np.float32))
     n_q, n_kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
     for layer in range(shape.n_layer):
         for norm in ("attn_norm", "ffn_norm"):
@@ -155,16 +212,23 @@ def write(path: str, name: str, kind: str) -> None:
             writer.add_tensor(f"blk.{layer}.{named}.weight", np.ones(shape.width, np.float32))
         for name, length in shape.vectors.items():
             writer.add_tensor(f"blk.{layer}.{name}.weight", random.normal(0, 1, length).astype(np.float32))
-        matrix("attn_q", n_q, shape.width, layer=layer)
-        matrix("attn_k", n_kv, shape.width, layer=layer)
-        matrix("attn_v", n_kv, shape.width, layer=layer)
+        apart = {"attn_q": n_q, "attn_k": n_kv, "attn_v": n_kv}
+        for name, n_out in ({"attn_qkv": n_q + 2 * n_kv} if shape.fused else apart).items():
+            matrix(name, n_out, shape.width, layer=layer)
         matrix("attn_output", shape.width, n_q, layer=layer)
         experts, suffix = shape.experts[:1] if shape.experts else (), "_exps" if shape.experts else ""
         if experts:
             matrix("ffn_gate_inp", *experts, shape.width, layer=layer, exact="F32")
-        matrix(f"ffn_gate{suffix}", *experts, shape.n_ff, shape.width, layer=layer, exact=shape.expert_type)
-        matrix(f"ffn_up{suffix}", *experts, shape.n_ff, shape.width, layer=layer, exact=shape.expert_type)
+        ups = {"ffn_up": 2 * shape.n_ff} if shape.fused else {"ffn_gate": shape.n_ff, "ffn_up": shape.n_ff}
+        for name, n_out in ups.items():
+            matrix(f"{name}{suffix}", *experts, n_out, shape.width, layer=layer, exact=shape.expert_type)
         matrix(f"ffn_down{suffix}", *experts, shape.width, shape.n_ff, layer=layer, exact=shape.expert_type)
+        if shape.n_ff_shared:
+            gate = random.normal(0, 0.02, shape.width).astype(np.float32)
+            writer.add_tensor(f"blk.{layer}.ffn_gate_inp_shexp.weight", gate)
+            matrix("ffn_gate_shexp", shape.n_ff_shared, shape.width, layer=layer)
+            matrix("ffn_up_shexp", shape.n_ff_shared, shape.width, layer=layer)
+            matrix("ffn_down_shexp", shape.width, shape.n_ff_shared, layer=layer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -177,8 +241,9 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("type", help="Q8_0, Q4_0, Q4_K_M, F16 or any other type of GGUF")
     parser.add_argument("out")
+    parser.add_argument("--vocabulary", help="a GGUF file whose vocabulary to use")
     options = parser.parse_args()
-    write(options.out, options.shape, options.type)
+    write(options.out, options.shape, options.type, options.vocabulary)
 
 
 if __name__ == "__main__":
