@@ -5,8 +5,9 @@ import pytest
 
 import llamacli.cli.run
 from llamacli import QuantMode, Token, load_model
-from llamacli.cli.run import demo_model_path, run
+from llamacli.cli.run import run
 from llamacli.cli.stats import peak_rss
+from llamacli.demo import demo_path
 from llamacli.kv import KV_TYPES
 
 GREEDY = ("--temp", "0", "--mode", "fp32")
@@ -82,13 +83,13 @@ def test_without_a_prompt_the_model_begins(invoke, model, greedy) -> None:
 
 
 def test_without_a_model_the_demo_writes(invoke, model, monkeypatch, greedy) -> None:
-    monkeypatch.setattr(llamacli.cli.run, "demo_model_path", lambda: str(model))
+    monkeypatch.setattr("llamacli.cli.run.demo_path", lambda: model)
     assert invoke("run", *GREEDY, "-n", "8").stdout == f"{greedy('', 8)[1]}\n"
     assert invoke("run", *GREEDY, "-n", "8", "-p", PROMPT).stdout == f"{PROMPT}{greedy(PROMPT, 8)[1]}\n"
 
 
 def test_the_demo_model_lies_in_the_package() -> None:
-    assert Path(demo_model_path()) == Path(llamacli.__file__).parent / "data" / "demo.gguf"
+    assert demo_path() == Path(llamacli.__file__).parent / "data" / "demo.gguf"
 
 
 def test_a_prompt_in_the_place_of_the_model_is_explained(invoke) -> None:
