@@ -63,12 +63,12 @@ class GptOss(Architecture):
             q, k, v = (n_q, c.n_embd), (n_kv, c.n_embd), (n_kv, c.n_embd)
             block.add_fused("attn_qkv", bias=True, attn_q=q, attn_k=k, attn_v=v)
             block.add("attn_sinks", c.n_head)
-            block.add("attn_output", c.n_embd, n_q, bias=True)
+            block.add("attn_output", c.n_embd, n_q, needs_bias=True)
             block.add("post_attention_norm", c.n_embd)
-            block.add("ffn_gate_inp", c.n_expert, c.n_embd, bias=True)
-            block.add("ffn_gate_exps", c.n_expert, c.n_ff_expert, c.n_embd, bias=True)
-            block.add("ffn_up_exps", c.n_expert, c.n_ff_expert, c.n_embd, bias=True)
-            block.add("ffn_down_exps", c.n_expert, c.n_embd, c.n_ff_expert, bias=True)
+            block.add("ffn_gate_inp", c.n_expert, c.n_embd, needs_bias=True)
+            block.add("ffn_gate_exps", c.n_expert, c.n_ff_expert, c.n_embd, needs_bias=True)
+            block.add("ffn_up_exps", c.n_expert, c.n_ff_expert, c.n_embd, needs_bias=True)
+            block.add("ffn_down_exps", c.n_expert, c.n_embd, c.n_ff_expert, needs_bias=True)
         return table
 
     def forward(self, g: Graph, config: GptOssConfig, weights: Weights) -> Value:
