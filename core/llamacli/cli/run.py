@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from llamacli.cli.chat import Wishes, at_terminal, chat_options, reply_as_json, reply_once, show
+from llamacli.cli.heat import write_heat
 from llamacli.cli.hub import REFERENCE, model_from_hub
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.logprobs import logprobs_as_json, print_logprobs
@@ -22,6 +23,7 @@ from llamacli.cli.sampling import sampling_options, sampling_params
 from llamacli.cli.text import argument, read_file, read_stdin, without_final_newline
 from llamacli.demo import demo_path
 from llamacli.errors import InvalidRequestError, ModelFormatError
+from llamacli.files import check_target
 
 if TYPE_CHECKING:
     from llamacli import Model
@@ -86,6 +88,10 @@ _log = logging.getLogger(__name__)
 @kv_type_options("f32 in mode fp32, else f16")
 @click.option("--stats", is_flag=True, help="Show times, speeds, memory and the seed on stderr at the end.")
 @click.option("--json", is_flag=True, help="Print one JSON object at the end instead of the text.")
+@click.option(
+    "--html", type=PATH, allow_from_autoenv=False, metavar="OUT.html",
+    help="With --logprobs: write a page with each token coloured by its probability, alternatives on hover.",
+)  # fmt: skip
 @global_options
 @click.pass_context
 def run(
@@ -107,6 +113,7 @@ def run(
     kv_type: str | tuple[str, str] | None,
     stats: bool,
     json: bool,
+    html: str | None,
     **sampling: Any,
 ) -> None:
     """Chat with MODEL, or continue PROMPT.
@@ -119,6 +126,10 @@ def run(
     Special tokens spelled in the prompt are read as such with --raw, and as text when chatting. A newline at the end of
     a file or of stdin is not part of the prompt.
     """
+    if html is not None:
+        if not sampling["logprobs"]:
+            raise click.UsageError("--html shows log-probabilities: add --logprobs N.")
+        check_target(Path(html), overwrite=True)
     wishes = Wishes.taken_from(sampling)
     named = model is not None and ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
     if named or hf_repo is not None:
@@ -195,7 +206,9 @@ def run(
             )
     if not json and not completion.text.endswith("\n"):
         write("\n")
-    if not json and params.n_probs:
+    if html is not None:
+        write_heat(Path(html), loaded, "" if chats else text, completion)
+    elif not json and params.n_probs:
         print_logprobs(loaded, completion)
     if completion.stop == "context":
         note(f"llamacli: the context of {session.seq_len} tokens is full; -c sets a longer one")
