@@ -200,3 +200,20 @@ def test_tokenize_at_a_terminal_without_text_says_so(start, terminal, model: Pat
     _, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 2
     assert b"Give TEXT, or pipe it in." in err
+
+
+def test_an_unknown_instruction_set_is_one_line(program, model: Path) -> None:
+    result = program("run", model, "once", env={"NUMBA_DISABLE_JIT": "0", "LLAMACLI_ISA": "sse9"})
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("llamacli: error: LLAMACLI_ISA = 'sse9' is not one of generic, ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_more_threads_than_cores_write_the_same_with_one_warning(program, model: Path) -> None:
+    arguments = ("run", model, "-p", "once", "-n", "5", "--temp", "0")
+    crowd = str(os.cpu_count() + 3)
+    one, many = (program(*arguments, "-t", n, env={"NUMBA_DISABLE_JIT": "0"}) for n in ("1", crowd))
+    assert (many.returncode, many.stdout) == (0, one.stdout)
+    warnings = [line for line in many.stderr.splitlines() if "compiling" not in line]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"llamacli: warning: threads = {crowd}, but this process may use ")

@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from llamacli.errors import ModelFormatError
 from llamacli.graph import AttentionState, Graph
 from llamacli.kv import KVSequence
 from llamacli.loaders import ModelFile
@@ -65,3 +66,9 @@ class Engine(Protocol):
 
     def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> Program:
         """Bind a graph to the weights of `file`, kept as `mode` says; the file may be closed afterwards."""
+
+
+def expect_finite(finite: bool, tensor: str, file: ModelFile) -> None:
+    """Refuse a tensor that is not: rounding activations loses NaN, and what came out would look like an answer."""
+    if not finite:
+        raise ModelFormatError(f"{file.path}: tensor {tensor!r} has weights that are NaN, infinite or too large")

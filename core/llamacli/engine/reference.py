@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli import graph as g
-from llamacli.engine.base import QuantMode, Span
+from llamacli.engine.base import QuantMode, Span, expect_finite
 from llamacli.engine.turning import Turns
 from llamacli.loaders import ModelFile
 from llamacli.quantization import TensorType, dequantize, quantize
@@ -228,4 +228,5 @@ def _load(tensor: g.Tensor, file: ModelFile, mode: QuantMode) -> Array:
         padding = -weights.shape[1] % 32
         padded = np.pad(weights, ((0, 0), (0, padding)))
         weights = dequantize(quantize(padded, _REQUANTISED[mode]), _REQUANTISED[mode])[:, : weights.shape[1]]
+    expect_finite(bool(np.isfinite(weights).all()), tensor.name, file)
     return tensor.rows_of(weights.reshape(file.tensors[tensor.name].shape))

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.engine.base import QuantMode
+from llamacli.engine.base import QuantMode, expect_finite
 from llamacli.graph import Tensor
 from llamacli.kernels.formats import ROWS, Packing, packings
 from llamacli.kernels.packing import pack
@@ -45,14 +45,21 @@ class Matrix:
 
 
 def load_rows(tensor: Tensor, file: ModelFile) -> npt.NDArray[np.float32]:
-    """A tensor that is added or scales, in float32, each row followed by zeros to a multiple of 32."""
+    """A tensor that is added or scales, in float32, each row followed by zeros to a multiple of 32.
+
+    Raises ModelFormatError for numbers that are not finite.
+    """
     info = file.tensors[tensor.name]
     values = tensor.rows_of(dequantize(file.data(tensor.name), info.type).reshape(info.shape))
+    expect_finite(bool(np.isfinite(values).all()), tensor.name, file)
     return np.pad(values, (*[(0, 0)] * (values.ndim - 1), (0, -values.shape[-1] % 32)))
 
 
 def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) -> Matrix:
-    """Pack a tensor of two dimensions, or of three: a matrix an expert. One dimension is a matrix of one row."""
+    """Pack a tensor of two dimensions, or of three: a matrix an expert. One dimension is a matrix of one row.
+
+    Raises ModelFormatError for numbers or scales that are not finite.
+    """
     source = file.tensors[tensor.name].type
     kind = target_type(source, mode)
     packing = packings()[kind]
@@ -69,7 +76,8 @@ def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) ->
             rows = matrix[tile * ROWS : (tile + tiles_at_once) * ROWS]
             if kind != source:
                 rows = _converted(rows, source, kind)
-            pack(team, kind, rows, target[tile : tile + tiles_at_once], n_in)
+            finite = pack(team, kind, rows, target[tile : tile + tiles_at_once], n_in)
+            expect_finite(finite, tensor.name, file)
     return Matrix(kind, packed, (n_out, n_in))
 
 

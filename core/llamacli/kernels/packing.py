@@ -18,23 +18,35 @@ from llamacli.kernels.jit import RUN, Kernel, record
 from llamacli.kernels.team import STEP, Team
 from llamacli.quantization import TensorType
 
-PACK = record("raw", "row_bytes", "n_rows", "packed", "n_tiles", "n_blocks", "n_columns")
-"""`raw`: n_rows rows of row_bytes bytes, a whole number of blocks each; `packed`: n_tiles tiles of n_blocks blocks."""
+PACK = record(
+    "raw", "row_bytes", "n_rows", "packed", "n_tiles", "n_blocks", "n_columns", "exponent", "unbounded"
+)  # fmt: skip
+"""`raw`: n_rows rows of row_bytes bytes, a whole number of blocks each; `packed`: n_tiles tiles of n_blocks blocks.
+`exponent`: the bits that are all set in floats that are NaN or infinite; int64 `unbounded` is set to 1 if any float is.
+"""
+
+_EXPONENT_F16 = 0x7C00
+_EXPONENTS = {TensorType.F32: 0x7F800000, TensorType.BF16: 0x7F80}
 
 _MOST_CODES, _MOST_FIELDS = 256, 24
 
 
 def pack(
     team: Team, kind: TensorType, raw: npt.NDArray[np.uint8], packed: npt.NDArray[np.uint8], n_columns: int
-) -> None:
-    """Pack rows, uint8 [n_rows, row_bytes], into uint8 [n_tiles, n_blocks, n_bytes]; rows that are missing become 0."""
+) -> bool:
+    """Pack rows, uint8 [n_rows, row_bytes], into uint8 [n_tiles, n_blocks, n_bytes]; rows that are missing become 0.
+
+    Returns whether all floats and scales are finite.
+    """
     raw = np.ascontiguousarray(raw)
-    args, run, steps = np.zeros(1, PACK), np.zeros(1, RUN), np.zeros(1, STEP)
+    args, run, steps, unbounded = np.zeros(1, PACK), np.zeros(1, RUN), np.zeros(1, STEP), np.zeros(1, np.int64)
     args["raw"], args["row_bytes"], args["n_rows"] = raw.ctypes.data, raw.shape[1], len(raw)
     args["packed"], args["n_tiles"], args["n_blocks"] = packed.ctypes.data, packed.shape[0], packed.shape[1]
-    args["n_columns"] = n_columns
+    args["n_columns"], args["exponent"] = n_columns, _EXPONENTS.get(kind, _EXPONENT_F16)
+    args["unbounded"] = unbounded.ctypes.data
     steps["function"], steps["args"] = pack_kernel(kind).address, args.ctypes.data
     team.run(steps, 0, 1, run)
+    return not unbounded[0]
 
 
 def pack_kernel(kind: TensorType) -> Kernel:
@@ -55,6 +67,7 @@ def _pack_floats(size: int) -> Kernel:
         a = carray(simd.pointer(args), 1, PACK)[0]
         first, last = share(a.n_tiles, thread, n_threads)
         n_padded = a.n_blocks * columns
+        exponent, unbounded = item(a.exponent), False
         for tile in range(first, last):
             out = carray(simd.pointer(a.packed + tile * n_padded * ROWS * size), (n_padded, ROWS), item)
             for lane in range(ROWS):
@@ -63,8 +76,11 @@ def _pack_floats(size: int) -> Kernel:
                 x = carray(simd.pointer(a.raw + min(row, a.n_rows - 1) * a.row_bytes), a.n_columns, item)
                 for i in range(n_columns):
                     out[i, lane] = x[i]
+                    unbounded |= x[i] & exponent == exponent
                 for i in range(n_columns, n_padded):
                     out[i, lane] = 0
+        if unbounded:
+            carray(simd.pointer(a.unbounded), 1, np.int64)[0] = 1
 
     return Kernel(pack_floats, f"_{size}")
 
@@ -107,6 +123,7 @@ def _pack_integers(kind: int) -> Kernel:
         first, last = share(a.n_tiles, thread, n_threads)
         codes, fields = np.zeros(_MOST_CODES, np.uint8), np.zeros(_MOST_FIELDS, np.uint16)
         word = codes.view(np.uint32)
+        exponent, unbounded = np.uint16(a.exponent), False
         for unit in range(first * a.n_blocks, last * a.n_blocks):
             tile, number = unit // a.n_blocks, unit % a.n_blocks
             address = a.packed + unit * n_bytes
@@ -137,8 +154,11 @@ def _pack_integers(kind: int) -> Kernel:
                 for i in range(n_fields):
                     if sizes[i] == 2:
                         carray(simd.pointer(place + 2 * lane), 1, np.uint16)[0] = fields[i]
+                        unbounded |= fields[i] & exponent == exponent
                     else:
                         carray(simd.pointer(place + lane), 1, np.uint8)[0] = np.uint8(fields[i])
                     place += ROWS * sizes[i]
+        if unbounded:
+            carray(simd.pointer(a.unbounded), 1, np.int64)[0] = 1
 
     return Kernel(pack_integers, f"_{TensorType(kind).name}")
