@@ -241,6 +241,34 @@ class TestArchitectures:
         with pytest.raises(ModelFormatError, match="the tokenizer has 128 tokens and the model 100"):
             self.load(Short(), tiny_gguf("gqa", tensors=cut), monkeypatch)
 
+    def test_special_tokens_that_swallow_white_space(
+        self, llama: type[Architecture], tiny_gguf: TinyGguf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Swallowing(llama):
+            def strips_after(self, metadata, special):  # type: ignore[no-untyped-def]
+                return special == metadata["general.swallows"]
+
+        path = tiny_gguf("gqa", tokenizer="spm", metadata={"general.swallows": "</s>"})
+        plugins = plugin_of(Swallowing(), monkeypatch)
+        model = load_model(path, plugins=plugins, engine=ReferenceEngine())
+        for encode in (model.encode, load_tokenizer(path, plugins=plugins).encode):
+            assert encode("</s> \na", parse_special=True) == encode("</s>a", parse_special=True)
+            assert encode("<s> a", parse_special=True) != encode("<s>a", parse_special=True)
+        without = load_tokenizer(path, plugins=Plugins([])).encode
+        assert without("</s> a", parse_special=True) != without("</s>a", parse_special=True)
+
+    def test_a_fault_while_the_tokenizer_is_made(
+        self, llama: type[Architecture], tiny_gguf: TinyGguf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Faulty(llama):
+            def strips_after(self, metadata, special):  # type: ignore[no-untyped-def]
+                return {}[special]
+
+        path, plugins = tiny_gguf("gqa", tokenizer="spm"), plugin_of(Faulty(), monkeypatch)
+        for load in (load_tokenizer, load_model):
+            with pytest.raises(PluginError, match="architecture 'llama' failed: KeyError"):
+                load(path, plugins=plugins)
+
     def test_a_forward_pass_that_does_not_end_in_logits(
         self, llama: type[Architecture], tiny_gguf: TinyGguf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
