@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 import gguf
 import naive
 from gguf import GGMLQuantizationType
+from llamacli.errors import InvalidRequestError
 from llamacli.kernels.encoding import encode
 from llamacli.kernels.team import Team
 from llamacli.quantization import BLOCK_FORMATS, BlockFormat, TensorType, dequantize
@@ -139,6 +140,11 @@ def test_blocks_depend_neither_on_threads_nor_on_their_neighbours(team: Team, fm
     rows = [fmt.pack(encode(team, fmt, row)) for row in x]
     np.testing.assert_array_equal(np.concatenate(rows), whole)
     assert len(encode(team, fmt, x[:0]).codes) == 0
+
+
+def test_rows_are_whole_blocks(team: Team) -> None:
+    with pytest.raises(InvalidRequestError, match="300 numbers are no multiple of Q4_K's block of 256"):
+        encode(team, BLOCK_FORMATS[TensorType.Q4_K], np.zeros(300, np.float32))
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

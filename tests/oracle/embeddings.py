@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-import tiny_models
+import tiny_variants
 from oracle.goldens import DIRECTORY, TOKENS
 
 GOLDEN = DIRECTORY / "embeddings.npz"
-VARIANTS = ("gqa", "tied", "moe_4_1")
+VARIANTS = ("gqa", "tied", "moe_4_1", "gemma2", "gemma4", "gptoss_gqa", "phi3_gqa", "qwen2_output_bias", "qwen3_gqa")
 POOLINGS = {"mean": 1, "cls": 2, "last": 3}
 """By name, and the numbers that llama.cpp and files have for them."""
 
@@ -23,7 +23,7 @@ def _record() -> None:
     golden = {}
     with tempfile.TemporaryDirectory() as folder:
         for variant in VARIANTS:
-            path = tiny_models.write_llama(Path(folder) / f"{variant}.gguf", **tiny_models.LLAMA[variant])
+            path = tiny_variants.write(Path(folder) / f"{variant}.gguf", variant)
             model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
             for name, number in POOLINGS.items():
                 params = llama_cpp.llama_context_default_params()

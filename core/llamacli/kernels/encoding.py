@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import carray, njit
 
+from llamacli.errors import InvalidRequestError
 from llamacli.kernels import ir, simd
 from llamacli.kernels.elementwise import share
 from llamacli.kernels.jit import RUN, kernel, record
@@ -52,9 +53,12 @@ _TURNS = 2
 
 
 def encode(team: Team, fmt: BlockFormat, x: npt.NDArray[np.float32]) -> Blocks:
-    """Quantise finite float32 [...], a whole number of blocks, none larger than 65504."""
+    """Quantise finite float32 [...], none larger than 65504. InvalidRequestError unless they are whole blocks."""
     x = np.ascontiguousarray(x, np.float32)
-    n_blocks = x.size // (fmt.groups * fmt.size)
+    block = fmt.groups * fmt.size
+    n_blocks = x.size // block
+    if x.size % block:
+        raise InvalidRequestError(f"{x.size} numbers are no multiple of {fmt.type.name}'s block of {block}")
     blocks = Blocks(
         codes=np.empty((n_blocks, fmt.groups, fmt.size), np.uint8),
         scales=np.empty((n_blocks, fmt.groups), np.float32),
