@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from chat_cases import BOS, CASES, CHATML, EOS, NOW, SYNTHETIC, TOOLS
 from llamacli import ChatTemplateError, load_tokenizer
-from llamacli.chat import template as module
+from llamacli.chat import environment
+from llamacli.chat.environment import Environment
 from llamacli.chat.template import ChatTemplate
 from llamacli.plugins import Plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
@@ -37,7 +38,7 @@ TOKENIZER = make_tokenizer()
 @pytest.fixture(autouse=True, scope="module")
 def stopped_clock() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "datetime", types.SimpleNamespace(now=lambda: NOW))
+        patch.setattr(environment, "datetime", types.SimpleNamespace(now=lambda: NOW))
         yield
 
 
@@ -190,7 +191,7 @@ CUTTING = """{% for m in messages %}<|im_start|>{{ m.role }}
 @cache
 def compiled(source: str) -> tuple[ChatTemplate, jinja2.Template]:
     """A template, and the same as Jinja alone would render it."""
-    return ChatTemplate(source, TOKENIZER), module._environment().from_string(source)
+    return ChatTemplate(source, TOKENIZER), Environment().from_string(source)
 
 
 @pytest.mark.parametrize("source", [CHATML, CUTTING, *SYNTHETIC.values()])

@@ -240,8 +240,8 @@ def test_a_context_that_fills_up(talk) -> None:
 
 
 def test_old_turns_are_forgotten_where_that_is_asked_for(talk) -> None:
-    terminal = talk("the dog", "she", args=("--context-shift",), context_length=64)
-    terminal.say("once")
+    terminal = talk("the dog", "she", args=("--context-shift", "--stats"), context_length=64)
+    assert re.search(r"\(read \d+ tokens, .* tok/s; wrote 4, .* tok/s\)", terminal.say("once"))
     assert "she\n" in terminal.say("0123456789" * 2)
     assert "2 messages" in terminal.say("/show")
     assert terminal.leave() == 0

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import attrs
 import jinja2
-from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
-from jinja2.ext import Extension
-from jinja2.filters import make_attrgetter
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from llamacli.chat.marking import Disguise, MarkedText, disguise_in, joined, revealed
+from llamacli.chat.environment import Environment, limited
+from llamacli.chat.marking import Disguise
 from llamacli.errors import ChatTemplateError, LlamaCliError
 from llamacli.tokenizer import Tokenizer, TokenKind
 
@@ -63,13 +56,14 @@ class ChatTemplate:
       ones that look as if they did.
     - `takes_system`, `takes_tools`: whether a system message, or tools, come to stand in what it renders.
 
-    Raises ChatTemplateError if the source is no template; the message names the line.
+    Raises ChatTemplateError if the source is no template; the message names the line. What rendering may cost is
+    limited.
     """
 
     def __init__(self, source: str, tokenizer: Tokenizer):
         self.source, self._tokenizer = source, tokenizer
-        with _errors("cannot be compiled"):
-            self._template = _environment().from_string(source)
+        with _errors("cannot be compiled"), limited():
+            self._template = Environment().from_string(source)
         self.structure = frozenset(token for token in tokenizer.special_ids if self._is_structure(token))
         self._steering = frozenset(token for token in self.structure if tokenizer.kind(token) is not TokenKind.UNKNOWN)
         self._alphabet = frozenset("".join(map(tokenizer.token_text, self.structure)))
@@ -138,7 +132,7 @@ class ChatTemplate:
     ) -> Rendering:
         given = {"tools": tools, "documents": documents, **variables}
         disguise = Disguise(self._alphabet, _characters([list(map(dict, messages)), given]))
-        with _errors("cannot be rendered"):
+        with _errors("cannot be rendered"), limited():
             text = self._template.render(
                 **self._special,
                 **disguise.mark(given),
@@ -210,91 +204,6 @@ def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
         "pad_token": tokenizer.pad_id,
     }
     return {name: tokenizer.token_text(token) for name, token in ids.items() if token is not None}
-
-
-# --- Jinja as transformers sets it up
-
-
-class _Generation(Extension):
-    """`{% generation %}` marks what the model is to learn; rendering takes no notice of it."""
-
-    tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """The statements in between, in a scope of their own."""
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
-class _MarkingCodeGenerator(CodeGenerator):
-    """Compiles `~` to the environment's own way to join strings, which keeps the mark."""
-
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - Jinja's name
-        """Write the call."""
-        self.write("concat(map(str, (")
-        for item in node.nodes:
-            self.visit(item, frame)
-            self.write(", ")
-        self.write(")))")
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    code_generator_class = _MarkingCodeGenerator
-    concat = staticmethod(lambda parts: joined("", parts))
-
-
-def _environment() -> _Environment:
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
-    environment.filters |= {"tojson": _tojson, "join": _join}
-    for name in ("e", "escape", "float", "int", "striptags", "title", "urlencode", "wordcount", "wordwrap"):
-        environment.filters[name] = _on_plain(environment.filters[name])
-    return environment
-
-
-def _refuse(message: str) -> NoReturn:
-    raise jinja2.TemplateError(str(revealed(message)))
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(revealed(form))
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    text = json.dumps(
-        revealed(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-    disguise = disguise_in(value)
-    return MarkedText(disguise.hide(text), disguise) if disguise else text
-
-
-@jinja2.pass_environment
-def _join(environment: jinja2.Environment, value: Iterable[Any], d: str = "", attribute: Any = None) -> str:
-    if attribute is not None:
-        value = map(make_attrgetter(environment, attribute), value)
-    return joined(str(d), map(str, value))
-
-
-def _on_plain(function: Any) -> Any:
-    """A filter that looks at characters: it gets plain text, and what text it returns is marked whole."""
-    wants_context = hasattr(function, "jinja_pass_arg")
-
-    def apply(*args: Any, **options: Any) -> Any:
-        disguise = disguise_in(args[1 if wants_context else 0])
-        result = function(*map(revealed, args), **options)
-        return disguise.mark(result) if disguise else result
-
-    if wants_context:
-        apply.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]
-    return apply
 
 
 @contextlib.contextmanager

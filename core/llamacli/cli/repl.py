@@ -45,11 +45,11 @@ class Repl:
     """A conversation at a terminal, until the user leaves.
 
     Ctrl-C stops a reply, or what is being typed; Ctrl-D leaves. Lines between triple quotes are one text. Lines that
-    begin with a slash are commands.
+    begin with a slash are commands. With `stats` the figures of each reply are shown.
     """
 
-    def __init__(self, chat: ChatSession, params: SamplingParams, *, shift: bool, model: str):
-        self._chat, self._params, self._shift, self._model = chat, params, shift, model
+    def __init__(self, chat: ChatSession, params: SamplingParams, *, shift: bool, stats: bool, model: str):
+        self._chat, self._params, self._shift, self._stats, self._model = chat, params, shift, stats, model
         self._attached: list[str] = []
         self._input: PromptSession[str] = PromptSession(
             history=_history(), completer=_Commands(), complete_while_typing=False, reserve_space_for_menu=0
@@ -119,6 +119,9 @@ class Repl:
                 chat.history.pop()
             raise
         write("\n")
+        if self._stats:
+            s = chat.session.stats
+            note(f"(read {s.n_prompt} tokens, {s.prefill_tps:.1f} tok/s; wrote {s.n_gen}, {s.gen_tps:.1f} tok/s)")
         n_past, seq_len = chat.session.n_past, chat.session.seq_len
         if chat.stop == "context" or n_past >= _NEARLY_FULL * seq_len:
             state = "full" if chat.stop == "context" else "nearly full"

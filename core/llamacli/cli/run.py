@@ -173,7 +173,7 @@ def run(
                 if not text and not json and at_terminal():
                     from llamacli.cli.repl import Repl
 
-                    Repl(chat, params, shift=wishes.shift, model=model).run()
+                    Repl(chat, params, shift=wishes.shift, stats=stats, model=model).run()
                     return
                 completion = reply_once(chat, text, params, on_start=begin, on_piece=None if json else show)
                 parts = reply_as_json(chat)

@@ -1,0 +1,293 @@
+"""Jinja as transformers sets it up, with an end to what a template can cost.
+
+A template comes with a model's file: it must not reach out of the sandbox, nor run on for ever, nor fill the memory.
+Jinja sees to the first. For the others every rendering has a `Budget`: loops and macros look at the clock, and
+whatever may make much of little (operators, joins, filters, methods of strings) is charged before it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import Any, NoReturn
+
+import attrs
+import jinja2
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.ext import Extension
+from jinja2.filters import make_attrgetter
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
+
+from llamacli.chat.marking import MarkedText, disguise_in, joined, revealed
+
+MAX_SECONDS = 10.0
+MAX_CHARACTERS = 1 << 26
+"""What a rendering may take: far more than conversations do. Characters are counted as often as they are copied."""
+
+_SLOW = {"pprint", "striptags", "title", "urlize", "wordcount", "wordwrap", "xmlattr"}
+_SLOWNESS = 16
+"""Filters of which a character costs as much as so many."""
+
+_MAX_BITS = 1 << 16
+"""Of the integers that a template computes."""
+
+
+@attrs.define
+class Budget:
+    """What a rendering has left: until when it may go on, and how many characters it may still make."""
+
+    until: float
+    characters: int
+
+
+_budget: contextvars.ContextVar[Budget | None] = contextvars.ContextVar("_budget", default=None)
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """Compile or render within the limits."""
+    token = _budget.set(Budget(time.monotonic() + MAX_SECONDS, MAX_CHARACTERS))
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+def _check_clock() -> None:
+    """Raise TemplateRuntimeError if the time is up."""
+    budget = _budget.get()
+    if budget and time.monotonic() > budget.until:
+        raise jinja2.TemplateRuntimeError(f"it takes more than {MAX_SECONDS:g} s")
+
+
+def _charge(characters: int) -> None:
+    """Raise TemplateRuntimeError if so many characters are not left."""
+    budget = _budget.get()
+    if budget:
+        budget.characters -= characters
+        if budget.characters < 0:
+            raise jinja2.TemplateRuntimeError(f"it makes more than {MAX_CHARACTERS} characters")
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the model is to learn; rendering takes no notice of it."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The statements in between, in a scope of their own."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class _CodeGenerator(CodeGenerator):
+    """Compiles `~` to the environment's own way to join strings, which keeps the mark."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - Jinja's name
+        """Write the call."""
+        self.write("concat(map(str, (")
+        for item in node.nodes:
+            self.visit(item, frame)
+            self.write(", ")
+        self.write(")))")
+
+
+class Environment(ImmutableSandboxedEnvironment):
+    """The sandbox that templates are compiled for."""
+
+    code_generator_class = _CodeGenerator
+    intercepted_binops = frozenset({"+", "*", "%", "**"})
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
+        del self.globals["lipsum"]
+        self.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
+        self.filters |= {"tojson": _tojson, "join": _join}
+        for name in ("e", "escape", "float", "int", "striptags", "title", "urlencode", "wordcount", "wordwrap"):
+            self.filters[name] = _on_plain(self.filters[name])
+        self.filters = {name: _charged(name, function) for name, function in self.filters.items()}
+
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """Join what is output."""
+        return _joined("", parts)
+
+    check_clock = staticmethod(_check_clock)
+    """What the bodies of loops and macros begin with."""
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        bodies: list[Any] = [
+            *template.find_all(nodes.For),
+            *template.find_all(nodes.Macro),
+            *template.find_all(nodes.CallBlock),
+        ]
+        for node in bodies:
+            look = nodes.Call(nodes.EnvironmentAttribute("check_clock"), [], [], None, None)
+            node.body.insert(0, nodes.ExprStmt(look).set_lineno(node.lineno))
+        return template
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Compute, if the result will not be too large."""
+        _charge_operator(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, function: Any, *args: Any, **options: Any) -> Any:
+        """Call, if the result of a string's method will not be too large."""
+        text = getattr(function, "__self__", None)
+        if isinstance(text, str):
+            args = _charge_call(getattr(function, "__name__", ""), text, args, options)
+        return super().call(context, function, *args, **options)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """The sandbox's own `str.format`, for formats that are not too wide."""
+        format_safely = super().wrap_str_format(value)
+        if format_safely is None:
+            return None
+
+        def checked(*args: Any, **options: Any) -> str:
+            _charge_format(value.__self__, [*args, *options.values()])
+            return format_safely(*args, **options)
+
+        return checked
+
+
+# --- what things cost
+
+
+def _checked_sum(values: Iterable[Any]) -> int:
+    """What numbers among the arguments, widths and counts, may come to; OverflowError if one is large."""
+    numbers = [abs(value) for value in values if isinstance(value, int)]
+    if any(number > MAX_RANGE for number in numbers):
+        raise OverflowError(f"a number beyond {MAX_RANGE}")
+    return sum(numbers)
+
+
+def _charge_format(form: str, values: Iterable[Any]) -> None:
+    """Charge for what `%` or `str.format` may make: each of its places may take the longest value, or be as wide."""
+    values = list(values)
+    longest = max((len(value) for value in values if isinstance(value, str | list | tuple | dict)), default=0)
+    widest = _checked_sum([int(digits[:20]) for digits in re.findall(r"\d+", form)])
+    if "*" in form or "{}" in form:  # then widths may be among the values
+        widest += _checked_sum(values)
+    _charge(len(form) + (form.count("%") + form.count("{")) * (longest + widest))
+
+
+def _charge_operator(operator: str, left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        bits = {"*": left.bit_length() + right.bit_length(), "**": left.bit_length() * abs(right)}.get(operator, 0)
+        if bits > _MAX_BITS:
+            raise OverflowError(f"an integer of more than {_MAX_BITS} bits")
+    elif operator == "+" and isinstance(left, str | list | tuple):
+        _charge(len(left) + (len(right) if isinstance(right, str | list | tuple) else 0))
+    elif operator == "*":
+        for many, times in ((left, right), (right, left)):
+            if isinstance(many, str | list | tuple) and isinstance(times, int):
+                _charge(len(many) * max(0, times))
+    elif operator == "%" and isinstance(left, str):
+        _charge_format(
+            left, right.values() if isinstance(right, dict) else right if isinstance(right, tuple) else [right]
+        )
+
+
+def _charge_call(name: str, text: str, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+    """Charge for a method of a string; its arguments, a list in the place of an iterator."""
+    size = len(text) * (_SLOWNESS if name in _SLOW else 1) + _checked_sum([*args, *options.values()])
+    if name == "replace" and len(args) >= 2 and all(isinstance(arg, str) for arg in args[:2]):
+        size += text.count(str(args[0])) * len(args[1])
+    elif name == "expandtabs":
+        size += text.count("\t") * max([8, *args, *options.values()])
+    elif name == "join" and len(args) == 1:
+        parts = list(args[0])
+        args = (parts,)
+        size = size * len(parts) + sum(len(part) for part in parts if isinstance(part, str))
+    _charge(size)
+    return args
+
+
+def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose numbers are small, and that is charged for what it makes of a string."""
+    n_before = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    def apply(*args: Any, **options: Any) -> Any:
+        value, *rest = args[n_before:]
+        _charge(_checked_sum([*rest, *options.values()]))
+        if isinstance(value, str):
+            if name == "indent":
+                width = (*rest, *options.values(), 4)[0]
+                _charge(value.count("\n") * (len(width) if isinstance(width, str) else int(width)))
+            elif name == "format":
+                _charge_format(value, [*rest, *options.values()])
+            _charge_call(name, value, tuple(rest), {})
+        return function(*args, **options)
+
+    if n_before:
+        apply.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]
+    return apply
+
+
+def _joined(separator: str, parts: Iterable[str]) -> str:
+    """Join strings, counting while they come."""
+    kept = []
+    for part in parts:
+        _charge(len(part) + len(separator))
+        kept.append(part)
+    return joined(separator, kept)
+
+
+# --- what templates can call
+
+
+def _refuse(message: str) -> NoReturn:
+    raise jinja2.TemplateError(str(revealed(message)))
+
+
+def _strftime_now(form: str) -> str:
+    _charge_format(form, [])
+    return datetime.now().strftime(revealed(form))
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    if isinstance(indent, int) and indent > 80:
+        raise OverflowError(f"an indent of {indent}")
+    text = json.dumps(
+        revealed(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+    _charge(len(text))
+    disguise = disguise_in(value)
+    return MarkedText(disguise.hide(text), disguise) if disguise else text
+
+
+@jinja2.pass_environment
+def _join(environment: jinja2.Environment, value: Iterable[Any], d: str = "", attribute: Any = None) -> str:
+    if attribute is not None:
+        value = map(make_attrgetter(environment, attribute), value)
+    return _joined(str(d), map(str, value))
+
+
+def _on_plain(function: Any) -> Any:
+    """A filter that looks at characters: it gets plain text, and what text it returns is marked whole."""
+    wants_context = hasattr(function, "jinja_pass_arg")
+
+    def apply(*args: Any, **options: Any) -> Any:
+        disguise = disguise_in(args[1 if wants_context else 0])
+        result = function(*map(revealed, args), **options)
+        return disguise.mark(result) if disguise else result
+
+    if wants_context:
+        apply.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]
+    return apply

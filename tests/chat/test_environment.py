@@ -1,0 +1,120 @@
+"""Templates that want to get out, or to cost too much: each is refused soon."""
+
+import time
+
+import pytest
+
+from chat_cases import CHATML
+from llamacli import ChatTemplateError
+from llamacli.chat import environment
+from llamacli.chat.template import ChatTemplate
+from llamacli.tokenizer import tokenizer_from_metadata
+from tokenizer.small_vocabularies import CONTROL, byte_level
+
+TOKENIZER = tokenizer_from_metadata(byte_level([], {"<s>": CONTROL}))
+USER = {"role": "user", "content": "x" * 1000}
+
+ESCAPES = [
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ messages.__class__.__base__ }}",
+    "{{ messages[0].content.__class__.__init__.__globals__ }}",
+    "{{ raise_exception.__globals__['contextlib'].sys.modules }}",
+    "{{ strftime_now.__code__.co_consts }}",
+    "{{ self.__init__.__globals__ }}",
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "{{ joiner.__init__.__globals__ }}",
+    "{{ namespace.__init__.__globals__ }}",
+    "{{ (messages | attr('__class__')).__mro__ }}",
+    "{{ ('__cl' ~ 'ass__') and (messages | attr('__cl' ~ 'ass__')).mro() }}",
+    "{{ '{0.__class__.__mro__}'.format(messages) }}",
+    "{{ (messages | map(attribute='__class__') | list)[0].mro() }}",
+    "{% for x in ().__class__.__base__.__subclasses__() %}{{ x }}{% endfor %}",
+    "{{ messages.append(1) }}",
+    "{{ messages[0].update({'content': 'y'}) }}",
+    "{{ messages[0].content._disguise.reveal('') }}",
+    "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}",
+    "{% extends 'x' %}",
+    "{{ dict.mro()[1].__subclasses__() }}",
+    "{{ ''.join.__self__.__class__.mro() }}",
+    "{{ lipsum.__globals__ }}",
+]
+
+BOMBS = [
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a * b %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{% macro f(n) %}{{ caller(n) }}{% endmacro %}{% for a in range(99999) %}{% for b in range(9999) %}"
+    "{% call(n) f(1) %}{{ n }}{% endcall %}{% endfor %}{% endfor %}",
+    "{% set n = namespace(s='x') %}{% for i in range(64) %}{% set n.s = n.s + n.s %}{% endfor %}",
+    "{% set n = namespace(s='x') %}{% for i in range(64) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+    "{% set n = namespace(s='x') %}{% for i in range(64) %}{% set n.s = n.s * 9 %}{% endfor %}",
+    "{% set n = namespace(s=[1]) %}{% for i in range(64) %}{% set n.s = n.s + n.s %}{% endfor %}",
+    "{% set n = namespace(s='x') %}{% for i in range(64) %}{% set n.s = [n.s, n.s] | join %}{% endfor %}",
+    "{% set n = namespace(s='x') %}{% for i in range(64) %}{% set n.s = ''.join([n.s, n.s]) %}{% endfor %}",
+    "{% set n = namespace(s='x') %}{% for i in range(64) %}{% set n.s = n.s.replace('x', 'xxxx') %}{% endfor %}",
+    "{% set n = namespace(s='x') %}{% for i in range(64) %}{% set n.s = n.s | replace('x', 'xxxx') %}{% endfor %}",
+    "{% set n = namespace(s='x') %}{% for i in range(64) %}{% set n.s %}{{ n.s }}{{ n.s }}{% endset %}{% endfor %}",
+    "{% set n = namespace(s='x') %}{% for i in range(64) %}{% set n.s = '%s%s' % (n.s, n.s) %}{% endfor %}",
+    "{% set n = namespace(s='x') %}{% for i in range(64) %}{% set n.s = '{0}{0}'.format(n.s) %}{% endfor %}",
+    "{% set n = namespace(s='x') %}{% for i in range(64) %}{% set n.s = '%s%s' | format(n.s, n.s) %}{% endfor %}",
+    "{% for i in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
+    "{% for i in range(99999) %}{{ messages[0].content * 999 }}{% endfor %}",
+    "{{ 'x' * 10 ** 12 }}",
+    "{{ [1] * 10 ** 12 }}",
+    "{{ 'x'.center(10 ** 12) }}",
+    "{{ 'x'.ljust(3000000000) }}",
+    "{{ 'x'.zfill(3000000000) }}",
+    "{{ '\\t'.expandtabs(3000000000) }}",
+    "{{ 'x' | center(3000000000) }}",
+    "{{ '\\nx' | indent(3000000000) }}",
+    "{{ ('\\nx' * 99999) | indent(99999) }}",
+    "{{ ('\\nx' * 99999) | indent('x' * 99999) }}",
+    "{{ '%3000000000d' % 1 }}",
+    "{{ '%*d' % (3000000000, 1) }}",
+    "{{ '%3000000000d' | format(1) }}",
+    "{{ '{:3000000000}'.format(1) }}",
+    "{{ '{:{}}'.format(1, 3000000000) }}",
+    "{{ 'x' | tojson(indent=3000000000) }}",
+    "{{ [1] | batch(3000000000, 1) | list }}",
+    "{{ [1] | slice(3000000000) | list }}",
+    "{{ range(3000000000) | list }}",
+    "{{ range(99999) | map('center', 99999) | list | length }}",
+    "{{ range(99999) | map('string') | map('center', 99999) | list | length }}",
+    "{{ 10 ** (10 ** 10) }}",
+    "{% set n = namespace(i=3) %}{% for i in range(99) %}{% set n.i = n.i * n.i %}{% endfor %}",
+    "{{ lipsum(100000) }}",
+    "{{ strftime_now('%3000000000d') }}",
+    "{{ ('x ' * 9999999) | wordwrap(1) | length }}",
+    "{{ ('x ' * 9999999) | urlize | length }}",
+]
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "MAX_SECONDS", 0.3)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("source", [*ESCAPES, *BOMBS])
+def test_it_is_refused_soon(source: str) -> None:
+    before = time.process_time()
+    with pytest.raises(ChatTemplateError):
+        ChatTemplate(source, TOKENIZER).render([USER])
+    assert time.process_time() - before < 5
+
+
+@pytest.mark.usefixtures("short")
+def test_what_costs_too_much_is_told() -> None:
+    with pytest.raises(ChatTemplateError, match=r"line 1: it takes more than 0\.3 s"):
+        ChatTemplate(BOMBS[0], TOKENIZER).render([USER])
+    with pytest.raises(ChatTemplateError, match="line 1: it makes more than 67108864 characters"):
+        ChatTemplate(BOMBS[5], TOKENIZER).render([USER])
+
+
+def test_long_conversations_cost_little() -> None:
+    template = ChatTemplate(CHATML, TOKENIZER)
+    text = "word " * 400_000
+    assert text in template.render([{"role": "user", "content": text}] * 3).text
+    assert template.render([USER] * 5000).text.count(USER["content"]) == 5000
