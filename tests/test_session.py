@@ -520,3 +520,15 @@ def test_rewind_forgets_what_came_after(load_tiny):
             with pytest.raises(InvalidRequestError, match="n_past must be"):
                 session.rewind(wrong)
         assert session.n_past == 5
+
+
+def test_progress_is_told_of_what_takes_more_than_a_batch(load_tiny):
+    seen = []
+    with load_tiny() as model, model.create_session(seq_len=1200, reuse=False) as session:
+        session.progress = lambda done, total: seen.append((done, total))
+        session.eval([1] * 512)
+        session.eval([2])
+        assert seen == []
+        session.rewind(0)
+        list(session.generate([1, 2] * 550, max_tokens=2))
+    assert seen == [(0, 1100), (512, 1100), (1024, 1100), (1100, 1100)]

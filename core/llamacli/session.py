@@ -17,6 +17,7 @@ from llamacli.checks import is_whole
 from llamacli.engine import evaluate
 from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError
 from llamacli.kv import CacheStrategy, KVSequence
+from llamacli.loaders import Progress
 from llamacli.memory import available
 from llamacli.model import KVTypes, Model
 from llamacli.sampling import LogProbs, SamplerChain, SamplerState, SamplingParams
@@ -61,6 +62,7 @@ class Session:
     - `tokens`: those evaluated so far.
     - `n_reused`: how many of them were not evaluated here, but share pages with another session that had them.
     - `stats`: figures of the last `generate`.
+    - `progress`: called with the tokens evaluated so far, and all, while more than a batch of them is; may be set.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Session:
             self._prefixes.add(sequence)
         self.n_reused = 0
         self.stats = Stats()
+        self.progress: Progress | None = None
         self._logits: npt.NDArray[np.float32] | None = None
         self._sampler = SamplerState(_checked_seed(seed), model.tokenizer, model.find_sampler)
 
@@ -281,7 +284,7 @@ class Session:
         program = self.model.program
         try:
             work = self._begin(ids, reuse=not all_logits)
-            logits = evaluate(program, [work], all_logits=all_logits)[0]
+            logits = evaluate(program, [work], all_logits=all_logits, progress=self.progress)[0]
         except BaseException:
             self._abandon()
             raise

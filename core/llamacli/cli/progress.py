@@ -31,7 +31,9 @@ def bar(label: str, show: Callable[[int], str] = str) -> Iterator[Progress]:
 
     def draw(done: int, total: int) -> None:
         nonlocal drawn
-        if time.monotonic() - drawn >= _PAUSE_S:
+        if done >= total:
+            status("")
+        elif time.monotonic() - drawn >= _PAUSE_S:
             drawn = time.monotonic()
             filled = _WIDTH * done // max(1, total)
             part = f"{100 * done // max(1, total):3} %"

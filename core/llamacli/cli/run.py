@@ -17,8 +17,8 @@ from llamacli.cli.hub import REFERENCE, model_from_hub
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.logprobs import logprobs_as_json, print_logprobs
 from llamacli.cli.options import PATH, global_options, kv_type_options, threads_option
-from llamacli.cli.output import note, print_json, write
-from llamacli.cli.progress import load
+from llamacli.cli.output import has_status, note, print_json, write
+from llamacli.cli.progress import bar, load
 from llamacli.cli.sampling import sampling_options, sampling_params
 from llamacli.cli.text import argument, read_file, read_stdin, without_final_newline
 from llamacli.demo import demo_path
@@ -148,6 +148,7 @@ def run(
 
     from llamacli.cli.completion import complete
     from llamacli.cli.stats import Figures
+    from llamacli.kv import N_BATCH
 
     started = time.perf_counter()
     with load(model, mode, threads) as loaded:
@@ -159,13 +160,27 @@ def run(
         seed = int.from_bytes(os.urandom(4)) if seed < 0 else seed
         if ctx_size > loaded.config.context_length:
             _log.warning("-c %d: the model was trained for %d tokens only", ctx_size, loaded.config.context_length)
-        with loaded.create_session(seq_len=ctx_size or None, kv_type=kv_type, seed=seed) as session:
+        with (
+            loaded.create_session(seq_len=ctx_size or None, kv_type=kv_type, seed=seed) as session,
+            bar("reading the prompt") as session.progress,
+        ):
             params = sampling_params(sampling, loaded.metadata, session.seq_len, loaded.find_sampler)
+
+            prompt_left = [text] if display_prompt and not json and not chats else []
+
+            def write_prompt() -> None:
+                if prompt_left:
+                    write(prompt_left.pop())
 
             def begin() -> None:
                 _log.info("%s loaded in %.2f s; seed %d, %s", loaded, load_s, seed, params)
-                if display_prompt and not json and not chats:
-                    write(text)
+                if not (has_status() and len(ids) > N_BATCH):  # else a bar comes first, which would wipe it away
+                    write_prompt()
+
+            def write_piece(piece: str) -> None:
+                write_prompt()
+                if not json:
+                    write(piece)
 
             parts: dict[str, Any] = {}
             if chats:
@@ -185,8 +200,9 @@ def run(
                     max_tokens=max_tokens,
                     ignore_eos=ignore_eos,
                     on_start=begin,
-                    on_text=lambda piece: None if json else write(piece),
+                    on_text=write_piece,
                 )
+                write_prompt()
             figures = Figures(load_s, session.stats, seed)
         if json:
             logprobs = {"logprobs": logprobs_as_json(loaded, completion)} if params.n_probs else {}

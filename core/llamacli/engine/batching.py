@@ -9,18 +9,29 @@ import numpy.typing as npt
 
 from llamacli.engine.base import Program, Span
 from llamacli.kv import N_BATCH, KVSequence
+from llamacli.loaders import Progress
 
 Ids = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
 
 
-def evaluate(program: Program, work: Sequence[tuple[KVSequence, Ids]], *, all_logits: bool = False) -> list[Logits]:
+def evaluate(
+    program: Program,
+    work: Sequence[tuple[KVSequence, Ids]],
+    *,
+    all_logits: bool = False,
+    progress: Progress | None = None,
+) -> list[Logits]:
     """Let each sequence go on with its tokens, int32 [n], all sequences in the same passes over the weights.
 
     Returns for each its logits, float32 [n, n_vocab], or without `all_logits` [1, n_vocab] of its last token; for no
     tokens, none. What is computed does not depend on what else is in a batch. The sequences are of one pool, each is
-    there once, and has room. If anything is raised, an interrupt too, all are as they were.
+    there once, and has room. If anything is raised, an interrupt too, all are as they were. `progress` is called with
+    the tokens done and those in all, where they take more than one pass.
     """
+    n_done, n_tokens = 0, sum(len(ids) for _, ids in work)
+    if progress is not None and n_tokens > N_BATCH:
+        progress(0, n_tokens)
     starts = [len(sequence.tokens) for sequence, _ in work]
     parts: list[list[Logits]] = [[] for _ in work]
     try:
@@ -30,6 +41,9 @@ def evaluate(program: Program, work: Sequence[tuple[KVSequence, Ids]], *, all_lo
                 span.sequence.reserve(span.start, span.n)
             ids = np.concatenate([work[i][1][first : first + n] for i, first, n in pieces])
             logits = program.forward(ids, spans, all_logits=all_logits)
+            n_done += len(ids)
+            if progress is not None and n_tokens > N_BATCH:
+                progress(n_done, n_tokens)
             row = 0
             for i, first, n in pieces:
                 n_rows = n if all_logits else 1
