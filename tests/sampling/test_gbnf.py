@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamacli import InvalidRequestError
-from llamacli.sampling import Grammar, gbnf_to_lark
+from llamacli.sampling import Grammar
+from llamacli.sampling.gbnf import parse_gbnf
+from llamacli.sampling.lexemes import to_lark
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 from tokenizer.small_vocabularies import CONTROL, byte_level
 
@@ -61,12 +63,15 @@ def follows(text: str | bytes, gbnf: str, tokenizer: Tokenizer = TOKENS) -> bool
         ("root ::= <nothing>", 1, 10, "the vocabulary has no token <nothing>"),
         ("root ::= <[5>", 1, 10, "the vocabulary has no token <[5>"),
         ("root ::= !a", 1, 10, "expected a token as in <text> or <[id]>"),
+        ("root ::= [^\\x00-\\U0010FFFF]", 1, 10, "there is no character outside of these"),
+        ("root ::= " + "(" * 51, 1, 60, "nested more than 50 deep"),
+        ("root ::= [a]" + "*" * 60, 1, 13, "nested more than 50 deep"),
         ("# a comment\r\nroot ::=\r\n  [a] %\r\n", 3, 7, "expected an item, | or the end of the line"),
     ],
 )
 def test_a_broken_grammar_names_line_and_reason(grammar: str, line: int, column: int, reason: str) -> None:
     with pytest.raises(InvalidRequestError) as raised:
-        gbnf_to_lark(grammar)
+        parse_gbnf(grammar)
     assert str(raised.value) == f"grammar: line {line}, column {column}: {reason}"
 
 
@@ -74,10 +79,10 @@ def test_a_broken_grammar_names_line_and_reason(grammar: str, line: int, column:
 def test_any_text_is_a_grammar_or_refused_with_its_place(text: str) -> None:
     for grammar in (text, f"root ::= {text}"):
         try:
-            outcome = gbnf_to_lark(grammar, lambda _: 1)
+            outcome = to_lark(parse_gbnf(grammar, lambda _: 1))
         except InvalidRequestError as error:
             outcome = str(error)
-        assert outcome.startswith(("grammar: line ", "start: ", "r1: "))
+        assert outcome.startswith(("grammar: line ", "start: "))
 
 
 @pytest.mark.parametrize(
@@ -108,6 +113,15 @@ def test_any_text_is_a_grammar_or_refused_with_its_place(text: str) -> None:
         ('root ::= e\ne ::= e "+" e | [0-9]', ["1", "1+2+3"], ["1+", "+"]),
         ('root ::= "(" root ")" | ""', ["", "()", "((()))"], ["(()", ")("]),
         ('%llguidance {}\nstart: "a" | "b"', ["a", "b"], ["ab"]),
+        # Lexemes that are complete at once, that begin alike, that could be read on.
+        (
+            'root ::= "if" p | [a-z]+ q | "!"\np ::= "(" root ")"\nq ::= "[" root "]"',
+            ["if(!)", "if[!]", "iff[!]", "if(if[!])"],
+            ["iff(!)", "if", "if(if)"],
+        ),
+        ('root ::= [a-z]+ x | "!"\nx ::= "a" root', ["!", "ba!", "aa!", "xaxa!"], ["b!", "a!"]),
+        ('root ::= "a"+ x\nx ::= "ab" | root "c"', ["aab", "aaab", "aaabc"], ["ab", "aa", "aabc"]),
+        ('root ::= ws "a" ws root | ws "."\nws ::= " "{0,2}', [".", " a    .", "a a."], ["a     .", "   ."]),
     ],
 )
 def test_the_language(grammar: str, yes: list[str], no: list[str]) -> None:
@@ -126,10 +140,10 @@ def test_tokens() -> None:
     assert not walk(Grammar.from_gbnf('root ::= "<think>a"', TOKENS), [think, a])
 
 
-# A grammar as a tree, and what it derives by the definition.
+# A grammar as trees, and what it derives by the definition.
 LEAVES = st.one_of(
     st.text("ab", max_size=2).map(lambda text: ("literal", text)),
-    st.sampled_from([("class", "a"), ("class", "ab"), ("not", "a"), ("any", "")]),
+    st.sampled_from([("class", "a"), ("class", "ab"), ("not", "a"), ("any", ""), ("rule", "x"), ("rule", "y")]),
 )
 ITEMS = st.recursive(
     LEAVES,
@@ -140,9 +154,10 @@ ITEMS = st.recursive(
     ),
     max_leaves=6,
 )
+Item = tuple[str, Any]
 
 
-def spell(item: tuple[str, Any]) -> str:
+def spell(item: Item) -> str:
     match item:
         case "literal", text:
             return f'"{text}"'
@@ -152,6 +167,8 @@ def spell(item: tuple[str, Any]) -> str:
             return f"[^{letters}]"
         case "any", _:
             return "."
+        case "rule", name:
+            return name
         case "sequence", items:
             return "(" + " ".join(map(spell, items)) + ")"
         case "choice", items:
@@ -160,34 +177,65 @@ def spell(item: tuple[str, Any]) -> str:
             return spell(inner) + f"{{{low},{'' if high is None else high}}}"
 
 
-def ends(item: tuple[str, Any], text: str, start: int) -> set[int]:
-    """Where what the item derives can end if it begins there."""
+def ends(item: Item, text: str, start: int, rules: dict[tuple[str, int], set[int]]) -> set[int]:
+    """Where what the item derives can end if it begins there; `rules` says it of rules."""
     match item:
         case "literal", literal:
             return {start + len(literal)} if text.startswith(literal, start) else set()
         case ("class" | "not" | "any") as kind, letters:
             fits = start < len(text) and (kind == "any" or (text[start] in letters) == (kind == "class"))
             return {start + 1} if fits else set()
+        case "rule", name:
+            return rules[name, start]
         case "sequence", items:
             places = {start}
             for part in items:
-                places = {end for place in places for end in ends(part, text, place)}
+                places = {end for place in places for end in ends(part, text, place, rules)}
             return places
         case "choice", items:
-            return {end for part in items for end in ends(part, text, start)}
+            return {end for part in items for end in ends(part, text, start, rules)}
         case _, (inner, (low, high)):
             places, found = {start}, {start} if low == 0 else set()
             for n in range(1, (len(text) + low if high is None else high) + 1):
-                places = {end for place in places for end in ends(inner, text, place)}
+                places = {end for place in places for end in ends(inner, text, place, rules)}
                 found |= places if n >= low else set()
             return found
 
 
-@settings(max_examples=60)
-@given(ITEMS)
-def test_the_language_is_that_of_the_definition(item: tuple[str, Any]) -> None:
-    grammar = Grammar.from_gbnf(f"root ::= {spell(item)}", TOKENS)
+def derives(grammar: dict[str, Item], text: str) -> bool:
+    """Whether the rule `root` derives a text: what rules derive grows until it is all."""
+    rules = {(name, start): set[int]() for name in grammar for start in range(len(text) + 1)}
+    while True:
+        more = {(name, start): ends(grammar[name], text, start, rules) for name, start in rules}
+        if more == rules:
+            return len(text) in rules["root", 0]
+        rules = more
+
+
+@settings(max_examples=150)
+@given(ITEMS, ITEMS, ITEMS)
+def test_the_language_is_that_of_the_definition(root: Item, x: Item, y: Item) -> None:
+    rules = {"root": root, "x": x, "y": y}
+    grammar = Grammar.from_gbnf("\n".join(f"{name} ::= {spell(item)}" for name, item in rules.items()), TOKENS)
     for n in range(5):
         for letters in itertools.product("ab", repeat=n):
             text = "".join(letters)
-            assert walk(grammar.clone(), list(text.encode())) == (n in ends(item, text, 0)), text
+            assert walk(grammar.clone(), list(text.encode())) == derives(rules, text), text
+
+
+def test_regular_parts_are_lexemes_where_the_longest_is_meant() -> None:
+    def lexemes(grammar: str) -> int:
+        return to_lark(parse_gbnf(grammar)).count("/") // 2
+
+    assert lexemes('root ::= ("a" | "ab")* [cd]{2} x\nx ::= [ef]+') == 1
+    assert lexemes('root ::= "(" [a-z]+ ")" | "[" root "]"') == 3
+    assert lexemes('root ::= [a-z]+ x\nx ::= "a" root | "."') == 3, "letters are taken apart: an a may follow"
+    assert lexemes("root ::= [ab]* [a] [ab]{15}") == 3, "its automaton would be too large"
+
+
+def test_large_and_deep_grammars() -> None:
+    chain = "".join(f"x{i} ::= x{i + 1}\n" for i in range(2000))
+    with pytest.raises(InvalidRequestError, match="its rules refer to each other too deeply"):
+        Grammar.from_gbnf(f"root ::= x0\n{chain}x2000 ::= [a]", TOKENS)
+    doubling = "".join(f"x{i} ::= x{i + 1} x{i + 1}\n" for i in range(40))
+    assert follows("a", f'root ::= "a" x0\n{doubling}x40 ::= ""')

@@ -2,7 +2,6 @@
 
 from llamacli.sampling.candidates import Candidates
 from llamacli.sampling.choice import AdaptiveP, Draw, Greedy, Mirostat, MirostatV2
-from llamacli.sampling.gbnf import gbnf_to_lark
 from llamacli.sampling.grammar import Grammar
 from llamacli.sampling.logprobs import LogProbs
 from llamacli.sampling.params import DEFAULT_ORDER, SamplingParams
@@ -44,7 +43,6 @@ __all__ = [
     "Xtc",
     "breakers_of",
     "build_chain",
-    "gbnf_to_lark",
     "sampler_type",
     "simplified",
 ]

@@ -1,16 +1,17 @@
-"""GBNF, llama.cpp's notation for grammars, translated to llguidance's Lark.
-
-In GBNF a grammar is one of characters. The engine reads text by lexemes, the longest that fits, which is another thing
-where one can begin with another. So every character becomes a lexeme of its own: of those none begins with another.
-"""
+"""GBNF, llama.cpp's notation for grammars, read into trees."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
+import attrs
+
 from llamacli.errors import InvalidRequestError
+
+LAST_CHARACTER = 0x10FFFF
+_SURROGATES = (0xD800, 0xDFFF)
 
 _NAME = re.compile(r"[A-Za-z0-9-]+")
 _NUMBER = re.compile(r"[0-9]+")
@@ -21,30 +22,82 @@ _TOKEN_ID = re.compile(r"<\[([0-9]+)\]>")
 _TOKEN_TEXT = re.compile(r"<[^>]*>")
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
-_ANY = "/[\\x{0}-\\x{10FFFF}]/"
 _MOST_REPETITIONS = 2000
+_DEEPEST = 50
 
 TokenId = Callable[[str], int | None]
 
 
-def gbnf_to_lark(text: str, token_id: TokenId = lambda _: None) -> str:
-    """The same grammar for llguidance; `token_id` gives the id of a special token that it names.
+@attrs.frozen(eq=False)
+class Node:
+    """A part of a grammar; two parts that look alike are still two."""
+
+
+@attrs.frozen(eq=False)
+class Chars(Node):
+    """One character from ranges of code points, ends included."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+
+@attrs.frozen(eq=False)
+class Token(Node):
+    """One token of the vocabulary, or any but this one."""
+
+    id: int
+    inverse: bool
+
+
+@attrs.frozen(eq=False)
+class Ref(Node):
+    """What the rule of this name derives."""
+
+    name: str
+
+
+@attrs.frozen(eq=False)
+class Sequence(Node):
+    """One after the other; none is the empty text."""
+
+    items: tuple[Node, ...]
+
+
+@attrs.frozen(eq=False)
+class Choice(Node):
+    """Any one of these."""
+
+    items: tuple[Node, ...]
+
+
+@attrs.frozen(eq=False)
+class Repeat(Node):
+    """From `low` to `high` times; None is without limit."""
+
+    item: Node
+    low: int
+    high: int | None
+
+
+Rules = Mapping[str, Node]
+
+
+def parse_gbnf(text: str, token_id: TokenId = lambda _: None) -> Rules:
+    """The rules by name, `root` among them; `token_id` gives the id of a special token that the grammar names.
 
     Raises InvalidRequestError that says line, column and reason.
     """
-    return _Translator(text, token_id).translate()
+    return _Parser(text, token_id).parse()
 
 
-class _Translator:
-    """A recursive-descent parser that writes as it reads; `at` is where it is."""
+class _Parser:
+    """By recursive descent; `at` is where it is."""
 
     def __init__(self, text: str, token_id: TokenId):
-        self.text, self.token_id, self.at = text, token_id, 0
-        self.names: dict[str, str] = {"root": "start"}
+        self.text, self.token_id, self.at, self.depth = text, token_id, 0, 0
         self.first_use: dict[str, int] = {}
-        self.rules: dict[str, str] = {}
+        self.rules: dict[str, Node] = {}
 
-    def translate(self) -> str:
+    def parse(self) -> Rules:
         self.match(_SPACE)
         while self.at < len(self.text):
             self.rule()
@@ -53,7 +106,7 @@ class _Translator:
                 self.fail(f"there is no rule {name!r}", place)
         if "root" not in self.rules:
             self.fail("there is no rule 'root'")
-        return "\n".join(f"{self.names[name]}: {body}" for name, body in self.rules.items())
+        return self.rules
 
     def rule(self) -> None:
         name = self.match(_NAME) or self.fail("expected the name of a rule")
@@ -62,74 +115,81 @@ class _Translator:
             self.fail("expected ::=")
         self.match(_SPACE)
         self.rules[name] = self.alternatives(_BLANKS)
-        self.names.setdefault(name, f"r{len(self.names)}")
         if self.at < len(self.text) and not self.match(_NEWLINE):
             self.fail("expected an item, | or the end of the line")
         self.match(_SPACE)
 
-    def alternatives(self, space: re.Pattern[str]) -> str:
+    def alternatives(self, space: re.Pattern[str]) -> Node:
         found = [self.sequence(space)]
         while self.take("|"):
             self.match(_SPACE)
             found.append(self.sequence(space))
-        return " | ".join(found)
+        return found[0] if len(found) == 1 else Choice(tuple(found))
 
-    def sequence(self, space: re.Pattern[str]) -> str:
-        items: list[str] = []
+    def sequence(self, space: re.Pattern[str]) -> Node:
+        items: list[Node] = []
         while (item := self.item()) is not None:
             self.match(space)
+            depth, start = self.depth, self.at
             while (times := self.repetition(space)) is not None:
-                item = f"({item}){times}"
+                self.deeper(1, start)
+                item = Repeat(item, *times)
+            self.depth = depth
             items.append(item)
-        return " ".join(items) or '""'
+        return items[0] if len(items) == 1 else Sequence(tuple(items))
 
-    def item(self) -> str | None:
+    def item(self) -> Node | None:
         start = self.at
         if self.take('"'):
             return self.literal(start)
         if self.take("["):
             return self.characters(start)
         if self.take("."):
-            return _ANY
+            return Chars(((0, LAST_CHARACTER),))
         if self.take("("):
+            self.deeper(1, start)
             self.match(_SPACE)
             inner = self.alternatives(_SPACE)
             if not self.take(")"):
                 self.fail(f"expected an item, | or ) for the ( in {self.place(start)}")
-            return f"({inner})"
+            self.deeper(-1, start)
+            return inner
         if self.peek("<") or self.peek("!"):
             return self.token()
         name = self.match(_NAME)
         if name is None:
             return None
         self.first_use.setdefault(name, start)
-        return self.names.setdefault(name, f"r{len(self.names)}")
+        return Ref(name)
 
-    def literal(self, start: int) -> str:
+    def literal(self, start: int) -> Node:
         found = []
         while not self.take('"'):
-            found.append(f"/[{self.character(start)}]/")
-        return f"({' '.join(found)})" if found else '""'
+            code = self.character(start)
+            found.append(Chars(((code, code),)))
+        return Sequence(tuple(found))
 
-    def characters(self, start: int) -> str:
-        inverse = "^" if self.take("^") else ""
-        found = []
+    def characters(self, start: int) -> Node:
+        inverse = self.take("^")
+        ranges = []
         while not self.take("]"):
-            low = self.character(start)
+            low = high = self.character(start)
             if self.peek("-") and not self.peek("-]"):
                 place = self.at
                 self.take("-")
                 high = self.character(start)
-                if int(high[3:-1], 16) < int(low[3:-1], 16):
+                if high < low:
                     self.fail("the range ends before it begins", place)
-                low = f"{low}-{high}"
-            found.append(low)
-        if not found:
+            ranges.append((low, high))
+        if not ranges:
             self.fail("there is no character between [ and ]", start)
-        return f"/[{inverse}{''.join(found)}]/"
+        chars = Chars(_others(ranges) if inverse else tuple(ranges))
+        if not chars.ranges:
+            self.fail("there is no character outside of these", start)
+        return chars
 
-    def character(self, start: int) -> str:
-        """One character, for a regular expression; `start` is where the text or class begins that it stands in."""
+    def character(self, start: int) -> int:
+        """The code point of one character; `start` is where the text or class begins that it stands in."""
         place = self.at
         if self.at == len(self.text):
             self.fail("it has no end", start)
@@ -149,34 +209,34 @@ class _Translator:
                 code = ord(_ESCAPES[letter])
             else:
                 self.fail(f"there is no escape \\{letter}", place)
-        if 0xD800 <= code <= 0xDFFF or code > 0x10FFFF:
+        if _SURROGATES[0] <= code <= _SURROGATES[1] or code > LAST_CHARACTER:
             self.fail(f"U+{code:X} is not a character", place)
-        return f"\\x{{{code:X}}}"
+        return code
 
-    def token(self) -> str:
+    def token(self) -> Node:
         start = self.at
-        inverse = "^" if self.take("!") else ""
+        inverse = self.take("!")
         if spelled := self.match(_TOKEN_ID):
-            token: int | None = int(spelled[2:-2])
-        else:
-            text = self.match(_TOKEN_TEXT)
-            if text is None:
-                self.fail("expected a token as in <text> or <[id]>", start)
-            token, spelled = self.token_id(text), text
-            if token is None:
-                self.fail(f"the vocabulary has no token {spelled}", start)
-        return f"<[{inverse}{token}]>"
+            return Token(int(spelled[2:-2]), inverse)
+        text = self.match(_TOKEN_TEXT)
+        if text is None:
+            self.fail("expected a token as in <text> or <[id]>", start)
+        token = self.token_id(text)
+        if token is None:
+            self.fail(f"the vocabulary has no token {text}", start)
+        return Token(token, inverse)
 
-    def repetition(self, space: re.Pattern[str]) -> str | None:
+    def repetition(self, space: re.Pattern[str]) -> tuple[int, int | None] | None:
         start = self.at
-        times = next((sign for sign in "*+?" if self.take(sign)), None)
+        signs: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+        times = next((times for sign, times in signs.items() if self.take(sign)), None)
         if times is None and self.take("{"):
             times = self.bounds(start, space)
         if times is not None:
             self.match(space)
         return times
 
-    def bounds(self, start: int, space: re.Pattern[str]) -> str:
+    def bounds(self, start: int, space: re.Pattern[str]) -> tuple[int, int | None]:
         self.match(space)
         low = int(self.match(_NUMBER) or self.fail("expected a number"))
         high: int | None = low
@@ -192,7 +252,12 @@ class _Translator:
             self.fail("at most is less than at least", start)
         if max(low, high or 0) > _MOST_REPETITIONS:
             self.fail(f"more than {_MOST_REPETITIONS} repetitions", start)
-        return f"{{{low},{'' if high is None else high}}}"
+        return low, high
+
+    def deeper(self, by: int, at: int) -> None:
+        self.depth += by
+        if self.depth > _DEEPEST:
+            self.fail(f"nested more than {_DEEPEST} deep", at)
 
     def peek(self, text: str) -> bool:
         return self.text.startswith(text, self.at)
@@ -217,3 +282,13 @@ class _Translator:
 
     def fail(self, reason: str, at: int | None = None) -> NoReturn:
         raise InvalidRequestError(f"grammar: {self.place(self.at if at is None else at)}: {reason}")
+
+
+def _others(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """All characters that are not in these ranges."""
+    found, start = [], 0
+    for low, high in sorted([*ranges, _SURROGATES, (LAST_CHARACTER + 1, LAST_CHARACTER + 1)]):
+        if start < low:
+            found.append((start, low - 1))
+        start = max(start, high + 1)
+    return tuple(found)

@@ -13,7 +13,8 @@ import numpy as np
 
 from llamacli.errors import InvalidRequestError, TokenizerError
 from llamacli.sampling.candidates import Candidates
-from llamacli.sampling.gbnf import gbnf_to_lark
+from llamacli.sampling.gbnf import parse_gbnf
+from llamacli.sampling.lexemes import to_lark
 from llamacli.sampling.sampler import Sampler
 from llamacli.tokenizer import Tokenizer
 
@@ -48,7 +49,10 @@ class Grammar(Sampler):
         Raises InvalidRequestError that says line and reason if the grammar is broken.
         """
         engine = _engine()
-        lark = text if text.startswith(_LARK) else gbnf_to_lark(text, tokenizer.token_id)
+        try:
+            lark = text if text.startswith(_LARK) else to_lark(parse_gbnf(text, tokenizer.token_id))
+        except RecursionError:
+            raise InvalidRequestError("grammar: its rules refer to each other too deeply") from None
         return cls(tokenizer, _matcher(tokenizer, engine.grammar_from_lark(lark), "grammar"))
 
     @classmethod

@@ -1,0 +1,148 @@
+"""Finite automata of the regular parts of a grammar.
+
+Sets of characters are integers: a bit for each stretch of characters that the grammar never tells apart.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+
+import attrs
+
+from llamacli.sampling.gbnf import Chars, Choice, Node, Ref, Repeat, Rules, Sequence
+
+MOST_STATES = 2000
+
+CharsOf = Callable[[Chars], int]
+Part = tuple[set[int], set[int], bool]
+"""Where a part can begin, where it can end, and whether it can be empty."""
+
+
+@attrs.frozen(eq=False, slots=False)
+class Automaton:
+    """Deterministic; state 0 is the first. `moves[state]`: pairs of a set of characters and the next state."""
+
+    moves: list[list[tuple[int, int]]]
+    accepting: list[bool]
+
+    @functools.cached_property
+    def continuing(self) -> list[int]:
+        """By state, all characters that can come next."""
+        return [functools.reduce(int.__or__, (chars for chars, _ in moves), 0) for moves in self.moves]
+
+
+def automaton(node: Node, rules: Rules, chars_of: CharsOf) -> Automaton | None:
+    """Of a part that is not recursive; None if it has more than MOST_STATES states.
+
+    Its states are sets of places in the part (Glushkov 1961).
+    """
+    places = _Places(rules, chars_of)
+    begins, ends, _ = places.of(node)
+    places.follow.append(begins)
+    states = {frozenset([len(places.follow) - 1]): 0}
+    waiting = list(states)
+    moves: list[list[tuple[int, int]]] = []
+    for state in waiting:
+        parts: list[tuple[int, frozenset[int]]] = []
+        for place in set().union(*(places.follow[place] for place in state)):
+            parts = list(_refined(parts, places.chars[place], place))
+        for _, target in parts:
+            if target not in states:
+                states[target] = len(states)
+                waiting.append(target)
+        if len(states) > MOST_STATES:
+            return None
+        moves.append([(chars, states[target]) for chars, target in parts])
+    return Automaton(moves, [not ends.isdisjoint(state) for state in waiting])
+
+
+def clash(shorter: Automaton, longer: Automaton, after: int) -> bool:
+    """Whether there is a text that is complete for one, and goes on for the other with what may come after the one."""
+    seen, waiting = {(0, 0)}, [(0, 0)]
+    while waiting:
+        one, other = waiting.pop()
+        for chars, next_one in shorter.moves[one]:
+            for other_chars, next_other in longer.moves[other]:
+                pair = next_one, next_other
+                if chars & other_chars and pair not in seen:
+                    if shorter.accepting[next_one] and longer.continuing[next_other] & after:
+                        return True
+                    seen.add(pair)
+                    waiting.append(pair)
+    return False
+
+
+class _Places:
+    """The characters of a regular part, repetitions written out: `chars` of each place, and places that `follow` it."""
+
+    def __init__(self, rules: Rules, chars_of: CharsOf):
+        self.rules, self.chars_of = rules, chars_of
+        self.chars: list[int] = []
+        self.follow: list[set[int]] = []
+
+    def of(self, node: Node) -> Part:
+        """Take in a part."""
+        match node:
+            case Chars():
+                self.chars.append(self.chars_of(node))
+                self.follow.append(set())
+                place = len(self.chars) - 1
+                return {place}, {place}, False
+            case Ref(name):
+                return self.of(self.rules[name])
+            case Choice(items):
+                parts = list(map(self.of, items))
+                begins = set[int]().union(*(begins for begins, _, _ in parts))
+                return begins, set[int]().union(*(ends for _, ends, _ in parts)), any(empty for _, _, empty in parts)
+            case Sequence(items):
+                return self.row(map(self.of, items))
+            case Repeat(item, low, high):
+                parts = [self.of(item) for _ in range(low)]
+                if high is None:
+                    begins, ends, _ = self.of(item)
+                    self.connect(ends, begins)
+                    parts.append((begins, ends, True))
+                elif high > low:
+                    parts.append(self.at_most(item, high - low))
+                return self.row(parts)
+        raise AssertionError(node)
+
+    def row(self, parts: Iterable[Part]) -> Part:
+        """One after the other."""
+        begins, ends, empty = set[int](), set[int](), True
+        for part_begins, part_ends, part_empty in parts:
+            self.connect(ends, part_begins)
+            if empty:
+                begins = begins | part_begins
+            ends = ends | part_ends if part_empty else part_ends
+            empty = empty and part_empty
+        return begins, ends, empty
+
+    def at_most(self, item: Node, times: int) -> Part:
+        """An item, which another may follow, and so on: connections are as many as items, not their square."""
+        first, ends, _ = self.of(item)
+        before = ends
+        for _ in range(times - 1):
+            begins, after, _ = self.of(item)
+            self.connect(before, begins)
+            ends, before = ends | after, after
+        return first, ends, True
+
+    def connect(self, ends: set[int], begins: set[int]) -> None:
+        for place in ends:
+            self.follow[place] |= begins
+
+
+def _refined(
+    parts: Iterable[tuple[int, frozenset[int]]], chars: int, place: int
+) -> Iterator[tuple[int, frozenset[int]]]:
+    """Characters and where they lead, with one more place that some of them lead to."""
+    for others, places in parts:
+        if others & chars:
+            yield others & chars, places | {place}
+        if others & ~chars:
+            yield others & ~chars, places
+        chars &= ~others
+    if chars:
+        yield chars, frozenset([place])
