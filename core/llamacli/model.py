@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+import numpy.typing as npt
+
 from llamacli.architecture import Architecture, Config, checked_seq_len, trace
 from llamacli.engine import Engine, Program, QuantMode, default_engine
 from llamacli.errors import (
@@ -128,10 +131,12 @@ class Model:
     def kv_cache(self, n_seq_max: int = 1, *, seq_len: int | None = None, kv_type: KVTypes | None = None) -> KVCache:
         """Numbered sequences of up to `seq_len` tokens each, which share pages; see `Session` for how to run one."""
         seq_len = checked_seq_len(self.config.seq_len if seq_len is None else seq_len)
-        turn = self.program.turn
-        return KVCache(
-            self.kv_pool(kv_type), seq_len, n_seq_max, turn=lambda layer, keys, by: turn(layer, keys, by, seq_len)
-        )
+        turn, regime = self.program.turn, self.program.regime(seq_len)
+
+        def turned(layer: int, keys: npt.NDArray[np.float32], by: int) -> npt.NDArray[np.float32]:
+            return turn(layer, keys, by, seq_len)
+
+        return KVCache(self.kv_pool(kv_type), seq_len, n_seq_max, turn=turned, regime=regime)
 
     def prefixes(self, kv_type: KVType, seq_len: int) -> PrefixIndex:
         """What sessions of this type and of such a length have evaluated and can share."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import attrs
 import numpy as np
@@ -15,8 +16,8 @@ import numpy.typing as npt
 from llamacli.architecture import checked_seq_len
 from llamacli.checks import is_whole
 from llamacli.engine import evaluate
-from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError
-from llamacli.kv import CacheStrategy, KVSequence
+from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError, StateError
+from llamacli.kv import CacheStrategy, KVSequence, snapshot
 from llamacli.loaders import Progress
 from llamacli.memory import available
 from llamacli.model import KVTypes, Model
@@ -79,7 +80,7 @@ class Session:
         """See `Model.create_session`; or go on with a `sequence` of a cache, which then is this session's to use."""
         if sequence is None:
             seq_len = checked_seq_len(model.config.seq_len if seq_len is None else seq_len)
-            sequence = KVSequence(model.kv_pool(kv_type), seq_len)
+            sequence = KVSequence(model.kv_pool(kv_type), seq_len, model.program.regime(seq_len))
         self.model, self.seq_len, self.strategy = model, sequence.seq_len, CacheStrategy.of(strategy)
         self._cache: KVSequence | None = sequence
         self._context: list[int] = list(sequence.tokens)
@@ -224,6 +225,63 @@ class Session:
         if not is_whole(max_tokens) or max_tokens < 0:
             raise InvalidRequestError(f"max_tokens must be an integer of at least 0, not {max_tokens!r}")
         return self._generate(self._checked(prompt), params, int(max_tokens), ignore_eos)
+
+    def save(self, path: str | os.PathLike[str], **extra: Any) -> int:
+        """Write everything that it takes to go on from here to a file: tokens, keys and values, logits, draws.
+
+        `extra` is JSON of the caller's, which `load` hands back. Returns the file's bytes. A file that is there is
+        replaced at once, so that it is the old one or the new one whatever happens. Raises OSError.
+        """
+        return snapshot.write(path, {0: self.cache}, **self._state(extra))
+
+    def save_state(self, **extra: Any) -> bytes:
+        """What `save` writes."""
+        return snapshot.dump({0: self.cache}, **self._state(extra))
+
+    def state_size(self) -> int:
+        """Bytes of what `save_state` gives."""
+        return snapshot.state_size({0: self.cache}, **self._state({}))
+
+    def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Go on from what another session of the same model has saved; its logits and draws will be the same bits.
+
+        Returns the `extra` that was saved. Raises StateError, changing nothing, if the file is damaged, of another
+        version, of another model, mode or cache type, or does not fit; OSError; OutOfMemoryError, and then this session
+        is empty.
+        """
+        return self._take(snapshot.read(path, self.cache.pool))
+
+    def load_state(self, data: bytes) -> dict[str, Any]:
+        """What `load` does, from the bytes of `save_state`."""
+        return self._take(snapshot.load(data, self.cache.pool))
+
+    def _state(self, extra: dict[str, Any]) -> dict[str, Any]:
+        arrays = {} if self._logits is None else {"logits": self._logits}
+        return {"arrays": arrays, "tokens": self._context, "sampler": self._sampler.draws, "owner": extra}
+
+    def _take(self, state: snapshot.Snapshot) -> dict[str, Any]:
+        n_vocab, logits = self.model.config.n_vocab, state.arrays.get("logits")
+        tokens, sampler, owner = (state.extra.get(name) for name in ("tokens", "sampler", "owner"))
+        held = state.sequences[0].tokens if state.sequences.keys() == {0} else None
+        if not isinstance(tokens, list) or held != tokens[: len(held or ())] or not isinstance(owner, dict):
+            raise StateError("it is not the state of a session")
+        if not all(is_whole(token) and 0 <= token < n_vocab for token in tokens):
+            raise StateError(f"it holds tokens that are not from 0 to {n_vocab - 1}")
+        if len(tokens) > self.seq_len or (logits is not None and logits.shape != (n_vocab,)):
+            raise StateError(
+                f"its {len(tokens)} tokens or its logits do not fit: the context has {self.seq_len} tokens"
+            )
+        draws = SamplerState(0, self.model.tokenizer, self.model.find_sampler)
+        try:
+            draws.draws = sampler or {}
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise StateError(f"its draws cannot be continued: {error}") from None
+        self._logits, self._context = None, []
+        state.restore({0: self.cache})
+        self._context = list(map(int, tokens))
+        self._logits = None if logits is None else logits.copy()
+        self._sampler = draws
+        return owner
 
     def close(self) -> None:
         """Free the cache; closing twice does nothing."""

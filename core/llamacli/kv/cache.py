@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from llamacli.checks import is_whole
-from llamacli.errors import ClosedError, InvalidRequestError
+from llamacli.errors import ClosedError, InvalidRequestError, StateError
+from llamacli.kv import snapshot
 from llamacli.kv.pool import KVPool
 from llamacli.kv.sequence import KVSequence
 from llamacli.kv.types import Floats
@@ -23,11 +25,13 @@ class KVCache:
     behind it up, which turns keys anew (RoPE) and needs `turn`; `Model.kv_cache` gives it.
     """
 
-    def __init__(self, pool: KVPool, seq_len: int, n_seq_max: int = 1, *, turn: Turn | None = None):
+    def __init__(
+        self, pool: KVPool, seq_len: int, n_seq_max: int = 1, *, turn: Turn | None = None, regime: int = 0
+    ):  # fmt: skip
         if not is_whole(n_seq_max) or n_seq_max < 0:
             raise InvalidRequestError(f"n_seq_max must be an integer of at least 0, not {n_seq_max!r}")
         self.pool, self.seq_len, self.n_seq_max = pool, seq_len, n_seq_max
-        self._turn = turn
+        self._turn, self._regime = turn, regime
         self._sequences: dict[int, KVSequence] | None = {}
 
     def sequence(self, seq: int) -> KVSequence:
@@ -37,7 +41,7 @@ class KVCache:
         if not is_whole(seq) or not 0 <= seq < self.n_seq_max:
             raise InvalidRequestError(f"sequence {seq!r} is not one of 0 to {self.n_seq_max - 1}")
         if seq not in self._sequences:
-            self._sequences[seq] = KVSequence(self.pool, self.seq_len)
+            self._sequences[seq] = KVSequence(self.pool, self.seq_len, self._regime)
         return self._sequences[seq]
 
     @property
@@ -80,6 +84,63 @@ class KVCache:
         """Empty every sequence but keep its pages for what comes."""
         for sequence in self._open().values():
             sequence.clear_metadata()
+
+    # --- states
+
+    def state_size(self, seq: int) -> int:
+        """Bytes that `state_save` gives; 0 for an empty sequence."""
+        sequence = self.sequence(seq)
+        return snapshot.state_size({0: sequence}) if sequence.tokens else 0
+
+    def state_save(self, seq: int) -> bytes:
+        """The state of a sequence, its tokens included; empty for an empty one."""
+        sequence = self.sequence(seq)
+        return snapshot.dump({0: sequence}) if sequence.tokens else b""
+
+    def state_load(self, seq: int, data: bytes) -> None:
+        """Let a sequence hold a state. Raises StateError, changing nothing, if it is damaged or another model's."""
+        self._restore_one(seq, snapshot.load(data, self.pool))
+
+    def write_file(self, seq: int, path: str | os.PathLike[str]) -> int:
+        """Write the state of a sequence to a file; returns its bytes. A file that is there is replaced at once.
+
+        Raises InvalidRequestError if the sequence is empty, OSError.
+        """
+        sequence = self.sequence(seq)
+        if not sequence.tokens:
+            raise InvalidRequestError(f"sequence {seq} is empty: there is nothing to write")
+        return snapshot.write(path, {0: sequence})
+
+    def read_file(self, seq: int, path: str | os.PathLike[str]) -> list[int]:
+        """Let a sequence hold the state of a file; returns its tokens.
+
+        Raises StateError, changing nothing, if the file is damaged or another model's; OSError.
+        """
+        self._restore_one(seq, snapshot.read(path, self.pool))
+        return list(self.sequence(seq).tokens)
+
+    def global_state_size(self) -> int:
+        """Bytes that `global_state_save` gives."""
+        return snapshot.state_size(self._all())
+
+    def global_state_save(self) -> bytes:
+        """The state of all sequences; pages that they share are in it once."""
+        return snapshot.dump(self._all())
+
+    def global_state_load(self, data: bytes) -> None:
+        """Let all sequences hold a state. Raises StateError, changing nothing, if it does not fit here."""
+        state = snapshot.load(data, self.pool)
+        if state.sequences.keys() != set(range(self.n_seq_max)):
+            raise StateError(f"it is of {len(state.sequences)} sequences, and here are {self.n_seq_max}")
+        state.restore(self._all())
+
+    def _all(self) -> dict[int, KVSequence]:
+        return {seq: self.sequence(seq) for seq in range(self.n_seq_max)}
+
+    def _restore_one(self, seq: int, state: snapshot.Snapshot) -> None:
+        if state.sequences.keys() != {0}:
+            raise StateError("it is not the state of one sequence")
+        state.restore({0: self.sequence(seq)})
 
     def close(self) -> None:
         """Give everything back; closing twice does nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -32,14 +32,15 @@ def _locked(method: Method) -> Method:
 class KVSequence:
     """Keys and values of up to `seq_len` tokens, in pages of a pool that other sequences may own too.
 
+    - `regime`: what `seq_len` changes in how tokens are evaluated; sequences share cells within one regime.
     - `tokens`: the tokens that its cells hold, token i in cell i, at position i.
     - `tables`: for each group of layers, int64 [n_pages]: the address of each page, 0 where there is none.
     - `addresses`: int64 [n_layer, 3], what kernels read: the address of the table of a layer's group, and the offsets
       of the layer's keys and values in a page.
     """
 
-    def __init__(self, pool: KVPool, seq_len: int):
-        self.pool, self.seq_len = pool, seq_len
+    def __init__(self, pool: KVPool, seq_len: int, regime: int = 0):
+        self.pool, self.seq_len, self.regime = pool, seq_len, regime
         self.tokens: list[int] = []
         layout = pool.layout
         self.tables = [np.zeros(-(-seq_len // PAGE), np.int64) for _ in layout.groups]
@@ -110,7 +111,7 @@ class KVSequence:
     @_locked
     def fork(self) -> KVSequence:
         """A sequence with the same cells, sharing all pages; whichever writes to one first gets a copy of it."""
-        child = KVSequence(self.pool, self.seq_len)
+        child = KVSequence(self.pool, self.seq_len, self.regime)
         child._share(self, 0, len(self.tables[0]) if self.tables else 0)
         child._first_page = list(self._first_page)
         child.tokens = list(self.tokens)
@@ -124,8 +125,8 @@ class KVSequence:
         copied ones to mean what they meant. Raises InvalidRequestError, changing nothing, if they do not follow on what
         is here, are not all there or do not fit; MemoryError likewise.
         """
-        if source.pool is not self.pool:
-            raise InvalidRequestError("sequences of different pools cannot share cells: their models or types differ")
+        if source.pool is not self.pool or source.regime != self.regime:
+            raise InvalidRequestError("sequences of different models, types or regimes cannot share cells")
         if not 0 <= start <= stop <= len(source.tokens) or stop > self.seq_len:
             raise InvalidRequestError(
                 f"cells {start} to {stop} are not within the source's {len(source.tokens)} or ours"
@@ -194,6 +195,15 @@ class KVSequence:
             k_type.read(keys, head_dim, is_key=True)[:, cell % PAGE],
             v_type.read(values, head_dim, is_key=False)[:, cell % PAGE],
         )
+
+    @property
+    def first_pages(self) -> tuple[int, ...]:
+        """Of each group, the first page that is not forgotten."""
+        return tuple(self._first_page)
+
+    def adopt(self, tokens: Sequence[int], first_pages: Sequence[int]) -> None:
+        """Take these for its tokens and the first of its pages, which are in its tables already."""
+        self.tokens, self._first_page = list(tokens), list(first_pages)
 
     @_locked
     def release_pages(self, numbers: Iterable[int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -63,6 +63,17 @@ class SamplerState:
         """Forget all tokens: a new text begins. The stream of random numbers goes on."""
         self.history.clear()
         self._chain.reset()
+
+    @property
+    def draws(self) -> dict[str, Any]:
+        """Where the stream of random numbers and the history stand, as JSON can keep it; may be set, to go on there."""
+        return {"random": self._candidates.random.bit_generator.state, "history": list(self.history)}
+
+    @draws.setter
+    def draws(self, value: dict[str, Any]) -> None:
+        history = [int(token) for token in value["history"]]
+        self._candidates.random.bit_generator.state = value["random"]
+        self.history[:] = history
 
     def clone(self) -> Self:
         """A state that draws the same tokens as this one from here on."""

@@ -1,0 +1,275 @@
+"""States that are saved and restored: the same bits, or a reason why not and nothing changed."""
+
+import hashlib
+import json
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import LoadTiny
+from llamacli import Model, OutOfMemoryError, SamplingParams, StateError
+from llamacli.kv import snapshot
+from llamacli.session import Session
+
+LONG = np.random.RandomState(7).randint(0, 128, 100).tolist()
+RANDOM = SamplingParams(temp=1.0, top_k=40)
+
+
+@pytest.fixture
+def model(load_tiny: LoadTiny) -> Model:
+    return load_tiny("gqa")
+
+
+def started(model: Model, n: int = 40, **options: object) -> Session:
+    session = model.create_session(reuse=False, **options)
+    session.eval(LONG[:n])
+    return session
+
+
+def draw(session: Session) -> list[int]:
+    return [token.id for token in session.generate([], RANDOM, max_tokens=12)]
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16", ("q8_0", "q4_1")], ids=str)
+def test_a_restored_session_goes_on_bit_for_bit(kv_type: object, model: Model, tmp_path: Path) -> None:
+    session = started(model, kv_type=kv_type)
+    draw(session)
+    n_bytes = session.save(tmp_path / "s", note={"a": [1]})
+    assert n_bytes == (tmp_path / "s").stat().st_size
+    assert session.state_size() == len(session.save_state())
+    other = started(model, 9, kv_type=kv_type)
+    assert other.load(tmp_path / "s") == {"note": {"a": [1]}}
+    assert other.tokens == session.tokens
+    np.testing.assert_array_equal(other.logits, session.logits)
+    assert draw(other) == draw(session)
+    np.testing.assert_array_equal(other.logits, session.logits)
+    assert list(tmp_path.iterdir()) == [tmp_path / "s"]
+
+
+def test_a_session_that_caches_nothing(model: Model) -> None:
+    session = started(model, strategy="disabled")
+    other = model.create_session(reuse=False)
+    other.load_state(session.save_state())
+    assert draw(other) == draw(session)
+
+
+def test_windows_are_kept(load_tiny: LoadTiny) -> None:
+    from llamacli.graph import AttentionState
+    from llamacli.kv import KVLayout, KVPool, KVSequence
+
+    pool = KVPool(KVLayout.of([AttentionState(1, 4), AttentionState(1, 4, window=20)], "f32"), "me")
+    one, other = KVSequence(pool, 200), KVSequence(pool, 120)
+    for start in range(0, 100, 20):
+        one.reserve(start, 20)
+        for layer in range(2):
+            x = np.random.RandomState(start + layer).normal(size=(20, 1, 4)).astype(np.float32)
+            one.write(layer, start, x, -x)
+        one.tokens += range(start, start + 20)
+        one.forget(start + 20)
+    snapshot.load(snapshot.dump({3: one}), pool).restore({3: other})
+    assert (other.tokens, other.first_pages) == (one.tokens, one.first_pages)
+    for layer in range(2):
+        for mine, theirs in zip(other.read(layer, 100), one.read(layer, 100), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+    assert not other.can_truncate(60)
+    with pytest.raises(StateError, match="100 tokens, and the context 64"):
+        snapshot.load(snapshot.dump({3: one}), pool).restore({3: KVSequence(pool, 64)})
+
+
+class TestCaches:
+    def test_a_whole_cache_keeps_what_is_shared_shared(self, model: Model) -> None:
+        with model.kv_cache(3, seq_len=128) as cache, model.kv_cache(3, seq_len=128) as other:
+            Session(model, sequence=cache.sequence(0), reuse=False).eval(LONG[:48])
+            cache.seq_cp(0, 2)
+            Session(model, sequence=cache.sequence(2), reuse=False).eval(LONG[48:60])
+            n_used = model.kv_pool().n_used_bytes
+            data = cache.global_state_save()
+            assert cache.global_state_size() == len(data)
+            other.global_state_load(data)
+            assert model.kv_pool().n_used_bytes == 2 * n_used
+            assert [other.pos_max(seq) for seq in range(3)] == [47, -1, 59]
+            logits = []
+            for one in (cache, other):
+                session = Session(model, sequence=one.sequence(2), reuse=False)
+                session.eval([1])
+                logits.append(session.logits)
+            np.testing.assert_array_equal(*logits)
+            with (
+                model.kv_cache(2, seq_len=128) as small,
+                pytest.raises(StateError, match="of 3 sequences, and here are 2"),
+            ):
+                small.global_state_load(data)
+
+    def test_a_sequence_to_a_file_and_back(self, model: Model, tmp_path: Path) -> None:
+        with model.kv_cache(2, seq_len=128) as cache:
+            Session(model, sequence=cache.sequence(0), reuse=False).eval(LONG[:48])
+            assert cache.write_file(0, tmp_path / "s") == cache.state_size(0) == len(cache.state_save(0))
+            assert cache.read_file(1, tmp_path / "s") == LONG[:48]
+            assert (cache.state_size(1), cache.pos_max(1)) == (cache.state_size(0), 47)
+            cache.clear_all()
+            assert (cache.state_size(0), cache.state_save(0)) == (0, b"")
+            with pytest.raises(ValueError, match="empty"):
+                cache.write_file(0, tmp_path / "s")
+            with pytest.raises(OSError, match="none"):
+                cache.read_file(0, tmp_path / "none")
+
+
+def signed(data: bytes) -> bytes:
+    """The bytes with the right checksum, whatever they say."""
+    return data[:-32] + hashlib.sha256(data[:-32]).digest()
+
+
+def with_header(data: bytes, **changes: object) -> bytes:
+    n = struct.unpack_from("<I", data, 16)[0]
+    header = json.dumps(json.loads(data[20 : 20 + n]) | changes).encode()
+    return signed(data[:16] + struct.pack("<I", len(header)) + header + data[20 + n :])
+
+
+class TestRefusals:
+    def unharmed(self, model: Model, session: Session, data: bytes, match: str) -> None:
+        logits, tokens = session.logits.copy(), session.tokens
+        with pytest.raises(StateError, match=match):
+            session.load_state(data)
+        assert session.tokens == tokens == tuple(session.cache.tokens)
+        np.testing.assert_array_equal(session.logits, logits)
+
+    def test_mutants(self, model: Model) -> None:
+        """Whatever is done to the bytes, they are refused, and other sequences' logits do not change."""
+        data = started(model, 20).save_state()
+        session = started(model, 9)
+        random = np.random.default_rng(5)
+        for _ in range(10_000):
+            mutant = bytearray(data)
+            match random.integers(4):
+                case 0:
+                    mutant[random.integers(len(data))] ^= 1 << random.integers(8)
+                case 1:
+                    del mutant[random.integers(len(data)) :]
+                case 2:
+                    start = random.integers(len(data))
+                    del mutant[start : start + random.integers(1, 100)]
+                case 3:
+                    start = random.integers(len(data) + 1)
+                    mutant[start:start] = random.bytes(random.integers(1, 100))
+            with pytest.raises(StateError):
+                snapshot.load(bytes(mutant), session.cache.pool)
+        session.eval(LONG[9:12])
+        np.testing.assert_array_equal(session.logits, started(model, 12).logits)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"n_pages": [10**9]}, {"n_pages": [-1]}, {"n_pages": []}, {"n_pages": None}, {"sequences": []},
+            {"sequences": [{}]}, {"sequences": 7}, {"arrays": {"logits": [1 << 39, 1 << 39]}}, {"arrays": {"x": [0]}},
+            {"arrays": []}, {"extra": []}, {"extra": {}}, {"identity": None}, {"k": "q9"}, {"states": []},
+            {"extra": {"tokens": [500] * 20, "sampler": {}, "owner": {}}},
+            {"extra": {"tokens": LONG[:20], "sampler": {"random": 7, "history": []}, "owner": {}}},
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_headers_that_lie_under_a_right_checksum(self, changes: dict[str, object], model: Model) -> None:
+        data = started(model, 20).save_state()
+        self.unharmed(model, started(model, 9), with_header(data, **changes), ".")
+
+    def test_pages_that_are_not_there(self, model: Model) -> None:
+        data = started(model, 40).save_state()
+        for pages, first in (([[0, 1, 3]], [0]), ([[0, 1]], [0]), ([[0, 1, 2]], [1]), ([[]], [9])):
+            n = struct.unpack_from("<I", data, 16)[0]
+            saved = json.loads(data[20 : 20 + n])["sequences"][0] | {"pages": pages, "first": first}
+            self.unharmed(model, started(model, 9), with_header(data, sequences=[saved]), "pages are not those")
+
+    def test_reasons(self, model: Model, load_tiny: LoadTiny) -> None:
+        data = started(model, 20).save_state()
+        session = started(model, 9)
+        self.unharmed(model, session, b"", "too few")
+        self.unharmed(model, session, b"x" + data[1:], "no state")
+        self.unharmed(model, session, data[:12] + b"\2" + data[13:], "version 2, and this is version 1")
+        self.unharmed(model, session, data[:-1] + bytes([data[-1] ^ 1]), "damaged")
+        other = load_tiny("mha")
+        self.unharmed(other, started(other, 9), data, "another model")
+        other = load_tiny("gqa", "q8")
+        self.unharmed(other, started(other, 9, kv_type="f32"), data, "another mode")
+        self.unharmed(model, started(model, 9, kv_type="f16"), data, "f32/f32, and this one of f16/f16")
+        self.unharmed(model, started(model, 9, seq_len=16), data, "20 tokens")
+
+    def test_no_memory_leaves_the_target_empty_and_others_as_they_were(
+        self, model: Model, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        data = started(model, 90).save_state()
+        session, other = started(model, 9), started(model, 30)
+        allocated = []
+        pages = session.cache.pool.groups[0]
+        allocate = pages.allocate
+
+        def refuse() -> int:
+            if len(allocated) == 3:
+                raise OutOfMemoryError(1, 0)
+            allocated.append(allocate())
+            return allocated[-1]
+
+        monkeypatch.setattr(pages, "allocate", refuse)
+        with pytest.raises(OutOfMemoryError):
+            session.load_state(data)
+        monkeypatch.undo()
+        assert (session.tokens, session.cache.tokens) == ((), [])
+        other.eval(LONG[30:33])
+        np.testing.assert_array_equal(other.logits, started(model, 33).logits)
+        session.load_state(data)
+        assert session.n_past == 90
+
+
+WRITER = """
+import sys
+import numpy as np
+from llamacli.graph import AttentionState
+from llamacli.kv import KVLayout, KVPool, KVSequence, snapshot
+pool = KVPool(KVLayout.of([AttentionState(4, 64)] * 4, "f32"), "me")
+sequences = []
+for n in (300, 500):
+    sequence = KVSequence(pool, 512)
+    sequence.reserve(0, n)
+    sequence.tokens += range(n)
+    sequences.append(sequence)
+snapshot.write(sys.argv[1], {0: sequences[0]})
+print(flush=True)
+while True:
+    for sequence in sequences:
+        snapshot.write(sys.argv[1], {0: sequence})
+"""
+
+
+def kills(path: Path, n: int, seed: int) -> None:
+    """Kill a process that writes states one after the other n times, at random instants."""
+    from llamacli.graph import AttentionState
+    from llamacli.kv import KVLayout, KVPool
+
+    pool = KVPool(KVLayout.of([AttentionState(4, 64)] * 4, "f32"), "me")
+    random = np.random.default_rng(seed)
+    for _ in range(n):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        with writer, writer.stdout:
+            writer.stdout.readline()
+            time.sleep(random.uniform(0, 0.1))
+            writer.send_signal(signal.SIGKILL)
+        state = snapshot.read(path, pool)
+        assert len(state.sequences[0].tokens) in (300, 500)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
+def test_a_writer_that_is_killed_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
+    kills(tmp_path / "s", 8, seed=1)
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        kills(Path(folder) / "s", int(sys.argv[1]), seed=2)
+    print(f"{sys.argv[1]} kills: the old state or the new each time")
