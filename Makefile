@@ -1,4 +1,4 @@
-# make run | test | test-bounds | lint : everything they need is installed into .venv on first use.
+# make run | test | test-bounds | test-kills | lint : everything they need is installed into .venv on first use.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -6,7 +6,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(addprefix -e ,$(PLUGINS))
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: run test test-bounds lint clean
+.PHONY: run test test-bounds test-kills lint clean
 
 run: $(VENV)/.installed
 	$(BIN)/llamacli run < /dev/null
@@ -21,6 +21,9 @@ test-bounds: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -p guarded --guard=end $(GUARDED)
 	$(BIN)/python -m pytest -q -p guarded --guard=start $(GUARDED)
 	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest -q tests/sampling tests/kernels/test_sampling_kernels.py
+
+test-kills: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python tests/kv/test_snapshot.py 200
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .

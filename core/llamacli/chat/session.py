@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +16,7 @@ from llamacli.chat.messages import Message, Piece, ToolCall, checked_tools
 from llamacli.chat.syntax import Event
 from llamacli.chat.template import ChatTemplate, Rendering
 from llamacli.checks import is_whole
-from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError
+from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError, StateError
 from llamacli.model import Model
 from llamacli.plugins import Plugins
 from llamacli.sampling import SamplerChain, SamplingParams
@@ -132,6 +133,29 @@ class ChatSession:
         if wanted.n_kept + n_new > self.session.seq_len:
             raise ContextOverflowError(wanted.n_kept, n_new, self.session.seq_len)
         return self._respond(wanted, rendering, params or SamplingParams())
+
+    def save(self, path: str | os.PathLike[str]) -> int:
+        """Write the conversation and its session's state to a file, see `Session.save`; returns its bytes."""
+        chat = {
+            "system": self.system,
+            "history": [message.as_dict() for message in self.history],
+            "held": [[part.part, list(part.ids)] for part in self._held],
+        }
+        return self.session.save(path, chat=chat)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on with a conversation that was saved: what it has evaluated is not evaluated again.
+
+        Raises what `Session.load` raises, StateError also if the state is not that of a conversation.
+        """
+        saved: Any = self.session.load(path).get("chat")
+        self.history, self._held = [], []
+        try:
+            held = [Evaluated(_part(part), tuple(map(int, ids))) for part, ids in saved["held"]]
+            history = [Message.from_dict(message) for message in saved["history"]]
+            self.system, self.history, self._held = str(saved["system"]), history, held
+        except (InvalidRequestError, KeyError, TypeError, ValueError) as error:
+            raise StateError(f"{os.fspath(path)}: its conversation cannot be read: {error}") from None
 
     def close(self) -> None:
         """Free the session's memory; closing twice does nothing."""
@@ -253,6 +277,12 @@ class ChatSession:
 
 def _nothing() -> Generator[Piece, None, None]:
     yield from ()
+
+
+def _part(value: Any) -> Part | None:
+    if value is not None and not isinstance(value, (int, str)):
+        raise TypeError(f"{value!r} is no part of a conversation")
+    return value
 
 
 class _Reply:

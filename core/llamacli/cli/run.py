@@ -86,6 +86,12 @@ _log = logging.getLogger(__name__)
     help="Keep weights in the file's own types (auto), exact, or requantised.",
 )
 @kv_type_options("f32 in mode fp32, else f16")
+@click.option(
+    "--load-session", type=PATH, help="Go on from what --save-session has saved: evaluate nothing of it again."
+)
+@click.option(
+    "--save-session", type=PATH, help="Save the session at the end, so that --load-session can go on from it."
+)
 @click.option("--stats", is_flag=True, help="Show times, speeds, memory and the seed on stderr at the end.")
 @click.option("--json", is_flag=True, help="Print one JSON object at the end instead of the text.")
 @click.option(
@@ -111,6 +117,8 @@ def run(
     display_prompt: bool,
     mode: str,
     kv_type: str | tuple[str, str] | None,
+    load_session: str | None,
+    save_session: str | None,
     stats: bool,
     json: bool,
     html: str | None,
@@ -156,7 +164,7 @@ def run(
         chats = wishes.lead_to_chat(loaded)
         if chats and ignore_eos:
             raise click.UsageError("--ignore-eos is for text that is continued: add --raw.")
-        ids = [] if chats else _encode(loaded, text)
+        ids = [] if chats else _encode(loaded, text, goes_on=load_session is not None)
         seed = int.from_bytes(os.urandom(4)) if seed < 0 else seed
         if ctx_size > loaded.config.context_length:
             _log.warning("-c %d: the model was trained for %d tokens only", ctx_size, loaded.config.context_length)
@@ -183,12 +191,18 @@ def run(
                     write(piece)
 
             parts: dict[str, Any] = {}
+            if load_session is not None and not chats:
+                session.load(load_session)
             if chats:
                 chat = wishes.chat(loaded, session, max_tokens)
+                if load_session is not None:
+                    chat.load(load_session)
                 if not text and not json and at_terminal():
                     from llamacli.cli.repl import Repl
 
                     Repl(chat, params, shift=wishes.shift, stats=stats, model=model).run()
+                    if save_session is not None:
+                        chat.save(save_session)
                     return
                 completion = reply_once(chat, text, params, on_start=begin, on_piece=None if json else show)
                 parts = reply_as_json(chat)
@@ -203,6 +217,8 @@ def run(
                     on_text=write_piece,
                 )
                 write_prompt()
+            if save_session is not None:
+                (chat if chats else session).save(save_session)
             figures = Figures(load_s, session.stats, seed)
         if json:
             logprobs = {"logprobs": logprobs_as_json(loaded, completion)} if params.n_probs else {}
@@ -247,8 +263,13 @@ def _prompt(positional: str | None, option: str | None, file: str | None) -> str
     return text
 
 
-def _encode(model: Model, text: str) -> list[int]:
-    """The prompt's tokens: after BOS where the model wants it, but never with an EOS that would end it."""
+def _encode(model: Model, text: str, *, goes_on: bool) -> list[int]:
+    """The prompt's tokens: after BOS where the model wants it, but never with an EOS that would end it.
+
+    A text that goes on from a saved one has neither, nor a space of its own.
+    """
+    if goes_on:
+        return model.tokenizer.encode_run(text, continues=True)
     ids = model.encode(text, parse_special=True)
     if model.tokenizer.add_eos:
         ids.pop()
