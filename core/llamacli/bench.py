@@ -117,7 +117,7 @@ def _samples(model: Model, n_prompt: int, n_gen: int, depth: int, repetitions: i
     """Nanoseconds of each repetition."""
     tokens = np.random.default_rng(0).integers(0, model.config.n_vocab, max(n_prompt, n_gen, depth)).tolist()
     samples = []
-    with model.create_session(seq_len=depth + n_prompt + n_gen, kv_type=kv_type) as session:
+    with model.create_session(seq_len=depth + n_prompt + n_gen, kv_type=kv_type, reuse=False) as session:
         session.eval(tokens[:depth])
         for _ in range(repetitions + 1):
             session.rewind(depth)

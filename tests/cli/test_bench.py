@@ -7,6 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+import llamacli
 import tiny_models
 from llamacli.cli.app import app
 from llamacli.kernels.team import MOST_THREADS
@@ -104,3 +105,18 @@ def test_a_picture_without_matplotlib(model, monkeypatch):
     result = CliRunner().invoke(app, ["bench", "-m", model, "--plot", "rates.png"])
     assert result.exit_code == 2
     assert "pictures need matplotlib: pip install 'llamacli[plot]'" in result.stderr
+
+
+def test_what_is_measured_is_computed(model, monkeypatch):
+    """Sessions would share what they have in common, and a prompt that was there before cost nothing."""
+    reused = []
+    close = llamacli.Session.close
+
+    def closing(session):
+        reused.append(session.n_reused)
+        close(session)
+
+    monkeypatch.setattr(llamacli.Session, "close", closing)
+    bench("-m", model, "-p", "40,48", "-n", "4", "-d", "0,32", "-r", "2")
+    assert len(reused) >= 6
+    assert not any(reused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from llamacli.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from llamacli.perplexity import Estimate
+
+_log = logging.getLogger(__name__)
 
 
 @click.command()
@@ -71,6 +74,8 @@ def perplexity(
 
     with load(model or str(demo_path()), mode, threads) as loaded:
         tokens = perplexity_tokens(loaded, content)
+        if ctx_size > loaded.config.context_length:
+            _log.warning("-c %d: the model was trained for %d tokens only", ctx_size, loaded.config.context_length)
         estimates = measure(
             loaded, tokens, n_ctx=ctx_size, max_chunks=None if chunks < 0 else chunks, kv_type=kv_type
         )  # fmt: skip
