@@ -28,7 +28,7 @@ from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
 
 from llamacli.chat.marking import MarkedText, disguise_in, joined, revealed
 
-MAX_SECONDS = 10.0
+MAX_SECONDS = 30.0
 MAX_CHARACTERS = 1 << 26
 """What a rendering may take: far more than conversations do. Characters are counted as often as they are copied."""
 
@@ -120,8 +120,10 @@ class Environment(ImmutableSandboxedEnvironment):
         """Join what is output."""
         return _joined("", parts)
 
-    check_clock = staticmethod(_check_clock)
-    """What the bodies of loops and macros begin with."""
+    @property
+    def clock(self) -> None:
+        """What the bodies of loops and macros begin with: looking at it ends a rendering that takes too long."""
+        _check_clock()
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
@@ -131,8 +133,7 @@ class Environment(ImmutableSandboxedEnvironment):
             *template.find_all(nodes.CallBlock),
         ]
         for node in bodies:
-            look = nodes.Call(nodes.EnvironmentAttribute("check_clock"), [], [], None, None)
-            node.body.insert(0, nodes.ExprStmt(look).set_lineno(node.lineno))
+            node.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute("clock")).set_lineno(node.lineno))
         return template
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
