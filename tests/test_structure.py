@@ -34,6 +34,7 @@ LAYERS = [
     {"plugins"},
     {"model"},
     {"session"},
+    {"branches"},
     {"chat"},
     {"bench", "embedding", "doctor", "perplexity"},
     {"cli"},

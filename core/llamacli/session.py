@@ -183,11 +183,12 @@ class Session:
         self.rewind(0)
         self._evaluate(ids)
 
-    def fork(self) -> Session:
-        """A session that goes on from here on its own: same tokens, logits, sampler and draws. Pages are shared."""
-        return self._forked(self.cache.fork())
+    def fork(self, sequence: KVSequence | None = None) -> Session:
+        """A session that goes on from here on its own: same tokens, logits, sampler and draws. Pages are shared.
 
-    def _forked(self, sequence: KVSequence) -> Session:
+        It is in `sequence`, which must hold the same tokens already, or in one of its own.
+        """
+        sequence = self.cache.fork() if sequence is None else sequence
         child = Session(self.model, sequence=sequence, strategy=self.strategy, reuse=self._prefixes is not None)
         child._context = list(self._context)
         child._logits = None if self._logits is None else self._logits.copy()
@@ -200,9 +201,21 @@ class Session:
 
         The drawn token counts as generated for penalties. It is not evaluated: pass it to `eval`.
         """
-        token = self._draw(params or SamplingParams())
-        self._sampler.accept(token)
+        token = self.draw(params)
+        self.accept(token)
         return token
+
+    def draw(self, params: SamplingParams | SamplerChain | None = None) -> int:
+        """Draw a token from `logits` as `sample` does, but count it as generated only when it is accepted."""
+        return self._draw(params or SamplingParams())
+
+    def accept(self, token: int) -> None:
+        """Count a token as generated, for penalties and grammars. It is not evaluated: pass it to `eval`."""
+        self._sampler.accept(token)
+
+    def forget_logits(self) -> None:
+        """Have no logits until the next `eval`."""
+        self._logits = None
 
     def generate(
         self,
