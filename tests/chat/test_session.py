@@ -208,6 +208,14 @@ def test_tools(talker, script) -> None:
         assert chat.history[2] == Message("tool", '{"dice": [3, 4]}', name="roll", tool_call_id="call00001")
 
 
+def test_a_template_that_renders_nothing(talker) -> None:
+    with talker("{# nothing #}", add_bos_token=False).create_chat() as chat:
+        chat.add_user("once")
+        for ask in (chat.respond, chat.render_turn):
+            with pytest.raises(ChatTemplateError, match="renders nothing"):
+                ask()
+
+
 def test_tools_for_a_template_without_them(talker) -> None:
     with talker().create_chat(tools=TOOLS) as chat:
         chat.add_user("a")

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import math
 import re
@@ -27,6 +28,14 @@ def test_summary(invoke, model: Path) -> None:
     assert (shown["layers"], shown["heads"], shown["heads (k, v)"]) == ("2", "4", "2")
     assert shown["vocabulary"] == f"{len(tiny_models.spm_vocabulary()[0])} tokens (llama)"
     assert "cannot run" not in shown
+    assert "chat template" not in shown
+
+
+def test_a_chat_template_has_a_fingerprint(invoke, tiny_gguf) -> None:
+    path = tiny_gguf("gqa", tokenizer="spm", metadata={"tokenizer.chat_template": "é{{ messages }}"})
+    assert fields(invoke("inspect", path).stdout)["chat template"] == (
+        f"15 characters, SHA-256 {hashlib.sha256('é{{ messages }}'.encode()).hexdigest()[:16]}..."
+    )
 
 
 def test_the_summary_counts_what_the_file_holds(invoke, tiny_gguf) -> None:

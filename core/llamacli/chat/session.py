@@ -238,6 +238,8 @@ class ChatSession:
     def _plan_reply(self) -> tuple[Plan, Rendering]:
         rendering = self._render([], prompting=True)
         wanted = self._plan(rendering)
+        if not wanted.ids:
+            raise ChatTemplateError("the chat template renders nothing that could be replied to")
         # One token at least has to be evaluated for there to be logits.
         return Plan(wanted.parts, min(wanted.n_kept, len(wanted.ids) - 1)), rendering
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -126,6 +127,13 @@ def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, 
     return plugin, features(graph), None
 
 
+def _fingerprint(template: object) -> str | None:
+    """A chat template's length, and a hash to compare it by: what it tells the model is not seen in a conversation."""
+    if not isinstance(template, str):
+        return None
+    return f"{len(template)} characters, SHA-256 {hashlib.sha256(template.encode()).hexdigest()[:16]}..."
+
+
 def _origin(module: str, architecture: str, plugins: Plugins) -> dict[str, str]:
     """The plugin that an architecture comes from: the one that claims its name, else one that has its module."""
     for entry in plugins.claimed_architectures().get(architecture, ()):
@@ -167,6 +175,7 @@ def _print_summary(summary: Mapping[str, Any], metadata: Metadata) -> None:
         value = metadata.get(f"{summary['architecture']}.{key}")
         line(label, None if value is None else _brief(value, False))
     line("vocabulary", f"{summary['n_vocab']} tokens ({summary['tokenizer']})")
+    line("chat template", _fingerprint(metadata.get("tokenizer.chat_template")))
     line("tensors", summary["n_tensors"])
     if summary["tensor_types"]:
         print_table(
