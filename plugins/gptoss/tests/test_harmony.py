@@ -11,7 +11,7 @@ import pytest
 import tiny_models
 from chat_cases import CASES, NOW, TOOLS
 from llamacli import ChatTemplateError, Model, Session, load_model
-from llamacli.chat import template as module
+from llamacli.chat import environment
 from llamacli.chat.formats import choose
 from llamacli.chat.messages import Message, ToolCall
 from llamacli.chat.syntax import HARMONY
@@ -31,7 +31,7 @@ TEMPLATE = ChatTemplate(str(FORMAT.template), TOKENIZER)
 
 @pytest.fixture(autouse=True)
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "datetime", types.SimpleNamespace(now=lambda: NOW))
+    monkeypatch.setattr(environment, "datetime", types.SimpleNamespace(now=lambda: NOW))
 
 
 @pytest.mark.parametrize("case", CASES)
