@@ -53,7 +53,9 @@ def test_command(folder, command):
     assert run(folder, "bash", "-o", "pipefail", "-c", command).strip()
 
 
-PROGRAMS = [(page, n) for page in ("README.md", "docs/chat.md") for n in range(len(blocks("python", page)))]
+PROGRAMS = [
+    (page, n) for page in ("README.md", "docs/chat.md", "docs/sampling.md") for n in range(len(blocks("python", page)))
+]
 
 
 @pytest.mark.parametrize(("page", "number"), PROGRAMS)

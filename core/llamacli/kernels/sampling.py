@@ -149,9 +149,9 @@ def falling_order(keys: Any, order: Any) -> None:
     order[:] = source
 
 
-@array_function("UniTuple(float64, 2)(float32[::1])")
-def mean_and_deviation(logits: Any) -> tuple[float, float]:
-    """Of the finite logits: their mean, and their standard deviation from it."""
+@array_function("float64(float32[::1])")
+def deviation(logits: Any) -> float:
+    """The standard deviation of the finite logits."""
     n, total = 0, 0.0
     for i in range(len(logits)):
         if np.isfinite(logits[i]):
@@ -162,7 +162,7 @@ def mean_and_deviation(logits: Any) -> tuple[float, float]:
     for i in range(len(logits)):
         if np.isfinite(logits[i]):
             squares += (np.float64(logits[i]) - mean) ** 2
-    return mean, math.sqrt(squares / max(n, 1))
+    return math.sqrt(squares / max(n, 1))
 
 
 @array_function("void(int32[::1], int64[::1])")

@@ -132,7 +132,7 @@ class Candidates:
 
     def deviation(self) -> float:
         """The standard deviation of the finite logits."""
-        return float(kernels.mean_and_deviation(self.logits)[1])
+        return float(kernels.deviation(self.logits))
 
     def keep_from(self, threshold: float) -> None:
         """Keep the candidates whose logits reach a threshold, as float32 or rounded up to it."""

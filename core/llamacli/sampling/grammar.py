@@ -13,8 +13,6 @@ import numpy as np
 
 from llamacli.errors import InvalidRequestError, TokenizerError
 from llamacli.sampling.candidates import Candidates
-from llamacli.sampling.gbnf import parse_gbnf
-from llamacli.sampling.lexemes import to_lark
 from llamacli.sampling.sampler import Sampler
 from llamacli.tokenizer import Tokenizer
 
@@ -48,6 +46,9 @@ class Grammar(Sampler):
 
         Raises InvalidRequestError that says line and reason if the grammar is broken.
         """
+        from llamacli.sampling.gbnf import parse_gbnf  # deferred: most runs have no grammar
+        from llamacli.sampling.lexemes import to_lark
+
         engine = _engine()
         try:
             lark = text if text.startswith(_LARK) else to_lark(parse_gbnf(text, tokenizer.token_id))

@@ -1,0 +1,84 @@
+"""DRY's breakers, and tokens that a vocabulary forbids."""
+
+import numpy as np
+import pytest
+
+from candidates import apply
+from llamacli import SamplingParams
+from llamacli.sampling import Dry, SamplerState, SuppressTokens, breakers_of, build_chain
+from llamacli.tokenizer import tokenizer_from_metadata
+from tokenizer.small_vocabularies import byte_level
+
+MERGES = ["a b", "ab c", "b c", ": :"]
+TOKENS = tokenizer_from_metadata(byte_level(MERGES, suppress_tokens=np.array([7, 9], np.int32)))
+A, B, C, COLON = b"abc:"
+AB, ABC, BC, COLONS = range(256, 260)
+
+
+class TestBreakers:
+    def test_of_one_character_is_every_token_that_has_it(self) -> None:
+        assert breakers_of(TOKENS, (":",)) == {COLON: ((),), COLONS: ((),)}
+
+    def test_can_begin_at_the_end_of_a_token(self) -> None:
+        # "bcd" is within no token; it begins at the end of those in b and bc, and the rest follows.
+        d = ord("d")
+        assert breakers_of(TOKENS, ("bcd",)) == {B: ((C, d),), AB: ((C, d),), BC: ((d,),), ABC: ((d,),)}
+
+    def test_within_a_token_there_is_no_rest(self) -> None:
+        assert breakers_of(TOKENS, ("bc",)) == {B: ((C,),), AB: ((C,),), BC: ((),), ABC: ((),)}
+
+    def test_several_and_none(self) -> None:
+        assert breakers_of(TOKENS, ("c", ":")).keys() == {C, BC, ABC, COLON, COLONS}
+        assert breakers_of(TOKENS, ("",)) == breakers_of(TOKENS, ()) == {}
+
+    def test_are_cut_where_they_are_long(self) -> None:
+        (rests,) = breakers_of(TOKENS, ("x" * 100,)).values()
+        assert {len(rest) for rest in rests} == {20}, "39 bytes would follow the first, in as many tokens"
+
+
+class TestDry:
+    def penalty(self, history: list[int], token: int, breakers: tuple[str, ...]) -> float:
+        dry = Dry(1, 2, 1, 64, breakers_of(TOKENS, breakers))
+        return -float(apply(np.zeros(TOKENS.n_vocab), dry, history=history).logits[token])
+
+    def test_no_repetition_reaches_across_a_breaker(self) -> None:
+        x, y = b"xy"
+        text = [x, y, COLON, A, C, x, y, COLON, A]
+        assert self.penalty(text, C, ()) == 2**3
+        assert self.penalty(text, C, (":",)) == 2**0
+        assert self.penalty(text, C, (":a",)) == 0, "nothing stands after it"
+        assert self.penalty([x, y, COLON, A, A, C, x, y, COLON, A, A], C, (":a",)) == 2**0
+
+    def test_a_breaker_is_never_penalised(self) -> None:
+        text = [A, B, COLON, A, B]
+        assert self.penalty(text, COLON, ()) == 2
+        assert self.penalty(text, COLON, (":",)) == 0
+
+    def test_the_longest_breaker_at_a_place_counts(self) -> None:
+        x, y = b"xy"
+        text = [x, y, COLON, y, x, C, x, y, COLON, y, x]
+        assert self.penalty(text, C, (":",)) == 2**1
+        assert self.penalty(text, C, (":", ":y")) == 2**0
+
+    def test_breakers_come_with_the_parameters(self) -> None:
+        dry, _ = build_chain(SamplingParams(dry_multiplier=1, dry_sequence_breakers=[":"]), TOKENS).samplers[-2:]
+        assert dry == Dry(1, 1.75, 2, 64, breakers_of(TOKENS, (":",)))
+
+
+def test_what_a_vocabulary_forbids_is_never_drawn() -> None:
+    assert TOKENS.suppressed == (7, 9)
+    assert SuppressTokens([7, 9]) in build_chain(SamplingParams(), TOKENS).samplers
+    logits = np.zeros(TOKENS.n_vocab, np.float32)
+    logits[[7, 9, 3]] = 3, 2, 1
+    assert SamplerState(1, TOKENS).sample(logits.copy(), SamplingParams()) == 3
+    assert SamplerState(1, TOKENS).sample(logits.copy(), SamplingParams(suppress_tokens=[3])) == 0
+    assert SamplerState(1).sample(logits.copy(), SamplingParams()) == 7
+
+
+@pytest.mark.parametrize("temp", [0.0, 1.0])
+def test_penalties_of_large_counts_stay_finite(temp: float) -> None:
+    state = SamplerState(1)
+    for _ in range(1000):
+        state.accept(0)
+    params = SamplingParams(temp=temp, penalty=1e6, penalty_freq=1e6, penalty_present=1e6, penalty_last_n=1000)
+    assert state.sample(np.array([-3e38, 0], np.float32), params) == 1
