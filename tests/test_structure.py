@@ -37,6 +37,7 @@ LAYERS = [
     {"branches"},
     {"chat"},
     {"bench", "embedding", "doctor", "perplexity"},
+    {"prefix"},
     {"cli"},
     {"__main__"},
 ]

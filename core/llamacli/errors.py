@@ -53,13 +53,15 @@ class HubError(LlamaCliError):
 class ContextOverflowError(LlamaCliError):
     """The tokens do not fit into the session's context; nothing was evaluated.
 
-    Attributes: `n_past` tokens already in the context, `n_tokens` asked for, `seq_len` the context's length.
+    Attributes: `n_past` tokens already in the context, `n_tokens` asked for, `seq_len` the context's length, `stage`
+    what was being done, where that was one of several things.
     """
 
-    def __init__(self, n_past: int, n_tokens: int, seq_len: int):
-        self.n_past, self.n_tokens, self.seq_len = n_past, n_tokens, seq_len
+    def __init__(self, n_past: int, n_tokens: int, seq_len: int, *, stage: str = ""):
+        self.n_past, self.n_tokens, self.seq_len, self.stage = n_past, n_tokens, seq_len, stage
         super().__init__(
-            f"context overflow: {n_past} tokens in the context and {n_tokens} more do not fit into {seq_len}"
+            f"context overflow{stage and f' ({stage})'}: "
+            f"{n_past} tokens in the context and {n_tokens} more do not fit into {seq_len}"
         )
 
 
@@ -84,3 +86,43 @@ class StateError(LlamaCliError):
 
 class ClosedError(LlamaCliError):
     """The model or session was used after close()."""
+
+
+class SessionClosedError(ClosedError):
+    """A prefix session was used after close()."""
+
+
+class SessionUnavailableError(LlamaCliError):
+    """Nothing is registered that makes sessions, or embeds."""
+
+
+class SessionFatalError(LlamaCliError):
+    """The engine failed under a session, which cannot be used any more. `cause` is what was raised first."""
+
+    def __init__(self, cause: Exception):
+        self.cause = cause
+        super().__init__(f"the session is unusable since {type(cause).__name__}: {cause}")
+
+
+class ManifestMismatchError(LlamaCliError):
+    """A context is not the one that its manifest describes. `reason` says in what."""
+
+    PREFIX = "manifest mismatch: "
+
+    def __init__(self, reason: str):
+        while reason.startswith(self.PREFIX):
+            reason = reason.removeprefix(self.PREFIX)
+        self.reason = reason
+        super().__init__(self.PREFIX + reason)
+
+
+class UnsupportedFeatureError(LlamaCliError):
+    """Something is asked for that is left out on purpose. `feature` names it."""
+
+    def __init__(self, feature: str = ""):
+        self.feature = feature
+        super().__init__(f"unsupported feature{feature and f': {feature}'}")
+
+
+class CancelledError(LlamaCliError):
+    """The caller asked to stop; nothing of what was being evaluated is kept."""

@@ -29,6 +29,7 @@ from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 
 if TYPE_CHECKING:
+    from llamacli.chat.formats import ChatFormat
     from llamacli.chat.session import ChatSession
     from llamacli.sampling import SamplerType
     from llamacli.session import Session
@@ -93,6 +94,12 @@ class Model:
     def piece(self, token: int) -> str:
         """The text of one token on its own, leading space kept; bytes of a partial character become U+FFFD."""
         return self.tokenizer.piece(token)
+
+    def chat_formats(self) -> list[ChatFormat]:
+        """The chat formats that there are, the core's and the plugins'."""
+        from llamacli.chat.formats import CORE_FORMATS
+
+        return [*self._plugins.chat_formats(), *CORE_FORMATS]
 
     def find_sampler(self, name: str) -> SamplerType | None:
         """The sampler of this name that a plugin brings, if there is one."""

@@ -122,6 +122,11 @@ class Session:
             raise InvalidRequestError("no token has been evaluated yet, so there are no logits")
         return self._logits
 
+    @property
+    def has_logits(self) -> bool:
+        """Whether there are logits to draw from."""
+        return self._logits is not None
+
     def set_seed(self, seed: int) -> None:
         """Start the stream of random draws anew: the same seed gives the same draws."""
         self._sampler.set_seed(_checked_seed(seed))
