@@ -254,6 +254,28 @@ def test_a_reply_ends_at_every_end(end: str, eos: int, talker, script) -> None:
         assert evaluated(chat) == "<s>user: once<end>\nthe dog"
 
 
+@pytest.mark.parametrize(
+    ("template", "reply", "content"),
+    [
+        ("{{ m.role }}: {{ m.content }}[end]\n", "the dog[end] she", "the dog"),
+        ("{{ m.role }}: {{ m.content }}\n\n", "the dog\n\nuser: once", "the dog"),
+        ("{{ m.role }}: {{ m.content }}\n\n", "the dog <user", "the dog <user"),
+        ("{{ m.content }}\n", "the dog\nshe", "the dog\nshe"),
+    ],
+)
+def test_a_reply_ends_at_the_text_that_ends_a_turn(template: str, reply: str, content: str, talker, script) -> None:
+    prompt = "{% if add_generation_prompt %}assistant: {% endif %}" if "role" in template else ""
+    model = talker("{% for m in messages %}" + template + "{% endfor %}" + prompt)
+    script(model, reply, "x")
+    with model.create_chat() as chat:
+        assert say(chat, "once") == content
+        assert chat.stop == "eos"
+        before = list(chat.session._context)
+        chat.add_user("and")
+        list(chat.respond())
+        assert chat.session._context[: len(before)] == before
+
+
 def test_a_reply_that_is_left(talker, script) -> None:
     model = talker()
     script(model, "the dog and", "she")

@@ -16,6 +16,7 @@ from llamacli.chat.syntax import (
     Span,
     Spans,
     Syntax,
+    TextEnd,
     json_calls,
 )
 
@@ -167,6 +168,18 @@ def test_text_is_handed_over_as_soon_as_it_is_certain() -> None:
     assert reader.feed("x<tool") == [Piece(" x")]
     assert reader.feed("box>") == [Piece("<toolbox>")]
     assert reader.feed("<think>why") == [Piece("why", reasoning=True)]
+
+
+@given(st.text("ab[]<>", max_size=20), st.sampled_from(["", "[a]", "aa", "<"]), st.lists(st.integers(0, 20)))
+def test_text_before_an_end_however_it_is_cut(text: str, end: str, cuts: list[int]) -> None:
+    ending = TextEnd(end)
+    passed = ""
+    for piece in cut_at(text, cuts):
+        passed += ending.feed(piece)
+        if ending.found:
+            break
+    assert (passed if ending.found else passed + ending.flush()) == (text.partition(end)[0] if end else text)
+    assert ending.found == (bool(end) and end in text)
 
 
 def test_calls_are_looked_for_where_there_are_tools() -> None:

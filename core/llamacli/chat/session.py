@@ -10,10 +10,12 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import attrs
+
 from llamacli.chat.context import Evaluated, Part, Plan, cut, extended, n_common, plan
 from llamacli.chat.formats import ChatFormat, choose, own_templates
 from llamacli.chat.messages import Message, Piece, ToolCall, checked_tools
-from llamacli.chat.syntax import Event
+from llamacli.chat.syntax import Event, TextEnd
 from llamacli.chat.template import ChatTemplate, Rendering
 from llamacli.checks import is_whole
 from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError, StateError
@@ -22,7 +24,7 @@ from llamacli.plugins import Plugins
 from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.session import Session, Token
 
-_PROBE = "Xyzzy"
+_PROBE, _NEXT = "Xyzzy", "Plugh"
 _TOOL_USE = "tool_use"
 """The name of a file's template for conversations with tools, where that is another."""
 
@@ -120,8 +122,9 @@ class ChatSession:
         """Stream the model's reply to what was added last; nothing if nothing was.
 
         The reply ends at any token that ends generation by the file or a turn by the template, which is neither shown
-        nor counted; what the template closes the turn with is evaluated then. The reply joins `history`, its reasoning
-        and its calls of tools apart. Leaving the loop ends it too: what was handed over so far stays.
+        nor counted, or at the text that the template ends a turn with where that is no token. What the template closes
+        the turn with is evaluated then. The reply joins `history`, its reasoning and its calls of tools apart. Leaving
+        the loop ends it too: what was handed over so far stays.
 
         Raises, before anything is evaluated, ContextOverflowError if the turn does not fit and ChatTemplateError if it
         cannot be rendered.
@@ -176,7 +179,7 @@ class ChatSession:
     ) -> Generator[Piece, None, None]:
         new_ids = self._rewind(wanted)
         reader = self.format.syntax.reader(rendering.text, tools=bool(self.tools))
-        reply = _Reply(self._n_calls())
+        reply, end = _Reply(self._n_calls()), TextEnd(self._ends.text)
         generated: list[tuple[Part, int]] = []
         self.reply_tokens = []
         tokens = self.session.generate(new_ids, params, max_tokens=self.max_new)
@@ -184,20 +187,23 @@ class ChatSession:
         try:
             stop = "eos" if self.max_new else "length"
             for n, token in enumerate(tokens, start=1):
-                if token.id in self._stops:
+                if token.id in self._ends.tokens:
                     break
                 text = self._text(token)
                 generated.append((token.id if token.id in self.template.structure else text, token.id))
                 self.reply_tokens.append(token)
-                yield from reply.take(reader.feed(text))
+                yield from reply.take(reader.feed(end.feed(text)))
+                if end.found:
+                    break
                 stop = "length" if n == self.max_new else "eos"
             if stop == "eos" and self.session.n_past == self.session.seq_len:
                 stop = "context"
-            yield from reply.take(reader.flush())
+            yield from reply.take([*reader.feed(end.flush()), *reader.flush()])
             self.stop = stop
         finally:
             tokens.close()  # type: ignore[attr-defined]
-            self._held = cut(extended(wanted.parts, generated), self.session.n_past)
+            n_accepted = max(0, self.session.n_past - len(wanted.ids))
+            self._held = cut(extended(wanted.parts, generated[:n_accepted]), self.session.n_past)
             if self.stop != "interrupt" or not reply.is_empty:
                 self.history.append(reply.message())
         if self.stop == "eos":
@@ -258,23 +264,32 @@ class ChatSession:
         return self.template.render(messages, tools=self.tools, add_generation_prompt=prompting, **self.variables)
 
     @functools.cached_property
-    def _stops(self) -> frozenset[int]:
-        """Tokens that end a reply: the file's, and the one that the template ends an assistant's turn with."""
-        turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE}]
+    def _ends(self) -> _Ends:
+        tokens, text = self.model.tokenizer.eog_ids, ""
+        turn = [{"role": "user", "content": _NEXT}, {"role": "assistant", "content": _PROBE}]
         try:
             parts = self.template.render([*turn, turn[0]], **self.variables).parts
         except ChatTemplateError:
-            parts = []
-        is_control = self.model.tokenizer.is_control
-        ends = {
-            after
-            for run, after in itertools.pairwise(parts)
-            if isinstance(run, str) and run.rstrip().endswith(_PROBE) and isinstance(after, int) and is_control(after)
-        }
-        return self.model.tokenizer.eog_ids | ends
+            return _Ends(tokens, text)
+        for run, after in itertools.pairwise([*parts, ""]):
+            if isinstance(run, str) and _PROBE in run:
+                closing = run.rpartition(_PROBE)[2].partition(_NEXT)[0].strip()
+                if closing:
+                    text = closing.splitlines()[0]
+                elif isinstance(after, int) and self.model.tokenizer.is_control(after):
+                    tokens |= {after}
+        return _Ends(tokens, text)
 
     def _n_calls(self) -> int:
         return sum(len(message.tool_calls) for message in self.history)
+
+
+@attrs.frozen
+class _Ends:
+    """What ends a reply: the file's tokens and the one that the template ends an assistant's turn with, or its text."""
+
+    tokens: frozenset[int]
+    text: str
 
 
 def _nothing() -> Generator[Piece, None, None]:

@@ -250,6 +250,30 @@ class _ChannelReader:
                 yield from _pieces(text, reasoning=False)
 
 
+class TextEnd:
+    """Passes on what comes before the text that ends a reply, if there is such; `found` is whether it has come."""
+
+    def __init__(self, text: str):
+        self._ends = [text] if text else []
+        self._held = ""
+        self.found = False
+
+    def feed(self, text: str) -> str:
+        """What is certain to come before the end, with this next piece."""
+        self._held += text
+        at, end = _first(self._held, self._ends)
+        if end:
+            self.found = True
+            return self._held[:at].rstrip()
+        n = len(self._held) - _undecided(self._held, self._ends)
+        certain, self._held = self._held[:n], self._held[n:]
+        return certain
+
+    def flush(self) -> str:
+        """What was held back, if the reply has ended otherwise."""
+        return "" if self.found else self._held
+
+
 def _pieces(text: str, *, reasoning: bool) -> Iterator[Event]:
     if text:
         yield Piece(text, reasoning)
