@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
@@ -35,11 +35,12 @@ class Cancel(Protocol):
         """Whether to stop."""
 
 
-def _positive(default: int) -> Callable[[int], int]:
-    def convert(n: int) -> int:
-        return default if n <= 0 else n
+def _batch(n: int) -> int:
+    return 512 if n <= 0 else n
 
-    return convert
+
+def _tokens(n: int) -> int:
+    return 256 if n <= 0 else n
 
 
 def _even(n: int) -> int:
@@ -59,7 +60,7 @@ class PrefixConfig:
     """
 
     num_ctx: int = attrs.field(default=0, converter=_even)
-    num_batch: int = attrs.field(default=0, converter=_positive(512))
+    num_batch: int = attrs.field(default=0, converter=_batch)
     num_threads: int = 0
     num_gpu_layers: int = 0
     tensor_split: tuple[float, ...] = ()
@@ -78,7 +79,7 @@ class PrefixConfig:
 class DecodeConfig:
     """How to generate: up to `max_tokens` (256); None stands for a default, 0 means 0."""
 
-    max_tokens: int = attrs.field(default=0, converter=_positive(256))
+    max_tokens: int = attrs.field(default=0, converter=_tokens)
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
