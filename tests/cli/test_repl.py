@@ -190,7 +190,8 @@ def test_settings(talk) -> None:
     terminal = talk("a ball</think>the dog")
     for command, answer in [
         ("/set temp 0.5", ""),
-        ("/set top-k 7", ""),
+        ("/set parameter top-k 7", ""),
+        ("/set system be brief", ""),
         ("/set max-tokens 20", ""),
         ("/set seed 1", ""),
         ("/set effort low", ""),
@@ -204,7 +205,14 @@ def test_settings(talk) -> None:
     ]:
         assert answer in terminal.say(command)
     shown = terminal.say("/show")
-    for line in (r"temp +0\.5", r"top_k +7", r"max_tokens +20", r"enable_thinking +True", r"reasoning_effort +low"):
+    for line in (
+        r"temp +0\.5",
+        r"top_k +7",
+        "system +be brief",
+        r"max_tokens +20",
+        r"enable_thinking +True",
+        r"reasoning_effort +low",
+    ):
         assert re.search(line, shown)
     assert re.search(r"a ball\n+the dog\n", terminal.say("once"))
     assert terminal.leave() == 0

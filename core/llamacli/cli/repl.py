@@ -16,7 +16,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from llamacli.chat.messages import Message
 from llamacli.checks import is_number, is_whole
-from llamacli.cli.chat import replying
+from llamacli.cli.chat import dimmed, replying
 from llamacli.cli.interrupts import check, forget
 from llamacli.cli.output import note, write
 from llamacli.cli.text import read_file
@@ -70,6 +70,8 @@ class Repl:
                 note("(Ctrl-D leaves)")
             except (LlamaCliError, OSError) as error:
                 note(f"error: {error}")
+            except MemoryError:
+                note("error: not enough memory")
 
     def _read(self) -> str:
         """What the user types: one line, or all lines from triple quotes to triple quotes."""
@@ -103,7 +105,7 @@ class Repl:
                     if piece.reasoning != reasoning:
                         reasoning = piece.reasoning
                         write("" if reasoning else "\n\n")
-                    write(click.style(piece.text, dim=True) if reasoning else piece.text)
+                    write(dimmed(piece.text) if reasoning else piece.text)
                     check()
         except KeyboardInterrupt:
             forget()
@@ -141,7 +143,7 @@ class Repl:
 
     def set(self, argument: str) -> None:
         """Change a setting."""
-        name, _, value = argument.partition(" ")
+        name, _, value = argument.removeprefix("parameter ").lstrip().partition(" ")
         key, value = name.replace("-", "_"), value.strip()
         if not key:
             return self.show("")
@@ -156,13 +158,15 @@ class Repl:
             if value not in _SWITCHES:
                 raise InvalidRequestError(f"/set think takes on or off, not {value!r}")
             self._chat.variables["enable_thinking"] = _SWITCHES[value]
+        elif key == "system":
+            self._chat.system = value
         elif key == "effort":
             self._chat.variables["reasoning_effort"] = value
         elif key in self._numbers():
             number: Any = _whole(name, value) if is_whole(self._numbers()[key]) else _number(name, value)
             self._params = attrs.evolve(self._params, **{key: number})
         else:
-            names = ", ".join(["seed", "max_tokens", "think", "effort", *self._numbers()])
+            names = ", ".join(["seed", "max_tokens", "think", "effort", "system", *self._numbers()])
             raise InvalidRequestError(f"there is no setting {name!r}; there are {names}")
         return None
 
