@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.errors import InvalidRequestError
+from llamacli.errors import InvalidRequestError, PluginError
 from llamacli.kernels import sampling as kernels
 
 Logits = npt.NDArray[np.float32]
@@ -98,15 +98,18 @@ class Candidates:
         return places[there], there
 
     def kth_largest(self, k: int) -> np.float32:
-        """The k-th largest logit, of at least k."""
+        """The k-th largest logit. Raises InvalidRequestError if k is not from 1 to how many there are."""
+        if not 1 <= k <= len(self):
+            raise InvalidRequestError(f"there is no logit number {k} of {len(self)}")
         if k <= _MOST_IN_HEAP:
             return np.float32(kernels.kth_largest(self.logits, np.empty(k, np.float32)))
         return np.float32(np.partition(self.logits, -k)[-k])
 
     def falling_order(self, keys: Logits | None = None) -> Ids:
         """The indices of the candidates from the largest logit (or key) on; of equals, the first comes first."""
+        keys = self.logits if keys is None else self._checked(keys, np.dtype(np.float32))
         order = np.empty(len(self), np.int32)
-        kernels.falling_order(self.logits if keys is None else keys, order)
+        kernels.falling_order(keys, order)
         return order
 
     def log_total(self) -> float:
@@ -147,6 +150,7 @@ class Candidates:
 
     def keep_where(self, mask: npt.NDArray[np.bool_]) -> None:
         """Keep the candidates that a mask names, bool [n]."""
+        mask = self._checked(mask, np.dtype(np.bool_))
         self._prepare()
         self._shrink(kernels.keep_where(self.logits, self.ids, mask, self._kept_logits, self._kept_ids))
 
@@ -161,6 +165,26 @@ class Candidates:
         if not np.isfinite(self.logits[index]):
             raise InvalidRequestError(f"cannot sample: the logit of token {self.ids[index]} is {self.logits[index]}")
         self.chosen = int(self.ids[index])
+
+    def check(self, sampler: str) -> None:
+        """Look at what a sampler has left, which kernels trust.
+
+        Raises InvalidRequestError if that is nothing, PluginError if ids and logits do not go together.
+        """
+        if not len(self):
+            raise InvalidRequestError(f"cannot sample: sampler {sampler} leaves no token")
+        logits = self.logits
+        if logits.shape != self.ids.shape or logits.dtype != np.float32 or not logits.flags.carray:
+            left = f"{logits.dtype} {list(logits.shape)}"
+            raise PluginError(f"sampler {sampler} left logits that are {left}, not float32 [{len(self)}]")
+
+    def _checked(self, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """The array as kernels take it; they check nothing."""
+        if array.shape != (len(self),) or array.dtype != dtype:
+            raise InvalidRequestError(
+                f"{array.dtype} {list(array.shape)} is not {dtype} [{len(self)}], a value for each candidate"
+            )
+        return np.ascontiguousarray(array)
 
     def _scratch(self) -> npt.NDArray[np.float64]:
         if len(self._sums) < len(self):

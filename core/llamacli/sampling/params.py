@@ -103,5 +103,5 @@ class SamplingParams:
     grammar: str | None = attrs.field(default=None, validator=_text)
     json_schema: str | None = attrs.field(converter=_schema, default=None)
     samplers: tuple[str, ...] = attrs.field(converter=_texts, default=DEFAULT_ORDER)
-    options: Mapping[str, Any] = attrs.field(factory=dict)
+    options: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
     n_probs: int = whole(0, low=0)

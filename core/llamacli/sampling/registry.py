@@ -124,6 +124,10 @@ def _temperature(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler
     return Temperature(params.temp) if params.temp != 1 else None
 
 
+def _typical_p(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+    return TypicalP(params.typ_p) if params.typ_p < 1 else None
+
+
 def _xtc(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
     if params.xtc_probability <= 0 or params.xtc_threshold > 0.5:
         return None
@@ -143,9 +147,7 @@ BUILT_IN = (
     _TEMPERATURE,
     SamplerType("top_n_sigma", lambda params, _: TopNSigma(params.top_n_sigma) if params.top_n_sigma > 0 else None),
     SamplerType("top_k", lambda params, _: TopK(params.top_k) if params.top_k > 0 else None),
-    SamplerType(
-        "typ_p", lambda params, _: TypicalP(params.typ_p) if params.typ_p < 1 else None, aliases=("typ", "typical")
-    ),
+    SamplerType("typ_p", _typical_p, aliases=("typ", "typical", "typical_p")),
     SamplerType("top_p", lambda params, _: TopP(params.top_p) if params.top_p < 1 else None, aliases=("nucleus",)),
     SamplerType("min_p", lambda params, _: MinP(params.min_p) if params.min_p > 0 else None),
     SamplerType("xtc", _xtc),

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Self
 
+from llamacli.errors import faults_of
 from llamacli.sampling.candidates import Candidates
 
 
@@ -46,7 +47,10 @@ class SamplerChain(Sampler):
     def apply(self, candidates: Candidates) -> None:
         """Apply each sampler in turn."""
         for sampler in self.samplers:
-            sampler.apply(candidates)
+            name = type(sampler).__name__
+            with faults_of(f"sampler {name}"):
+                sampler.apply(candidates)
+            candidates.check(name)
             if candidates.chosen is not None:
                 return
 

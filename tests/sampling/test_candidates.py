@@ -1,0 +1,107 @@
+"""What samplers of others can do to candidates, and what they cannot."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from candidates import start
+from llamacli import InvalidRequestError, PluginError, SamplingParams
+from llamacli.sampling import Candidates, Greedy, Sampler, SamplerChain, SamplerState, TopK
+
+
+class Doing(Sampler):
+    """A sampler that does something to candidates."""
+
+    def __init__(self, act: Callable[[Candidates], object]):
+        self.act = act
+
+    def apply(self, candidates: Candidates) -> None:
+        self.act(candidates)
+
+
+def sample(act: Callable[[Candidates], object]) -> int:
+    return SamplerState(1).sample(np.arange(5, dtype=np.float32), SamplerChain([Doing(act), Greedy()]))
+
+
+def lower(candidates: Candidates) -> None:
+    candidates.logits -= 2 * candidates.ids.astype(np.float32)
+
+
+def replace(candidates: Candidates) -> None:
+    candidates.logits = -candidates.logits
+
+
+@pytest.mark.parametrize(
+    ("act", "token"),
+    [
+        (lower, 0),
+        (replace, 0),
+        (lambda candidates: candidates.keep([1, 3]), 3),
+        (lambda candidates: candidates.keep_where(candidates.ids < 2), 1),
+        (lambda candidates: candidates.keep_from(3.5), 4),
+        (lambda candidates: candidates.choose(2), 2),
+        (lambda candidates: candidates.logits.fill(0), 0),
+    ],
+)
+def test_what_a_sampler_can_do(act: Callable[[Candidates], object], token: int) -> None:
+    assert sample(act) == token
+
+
+def test_masks_need_not_lie_close_together() -> None:
+    mask = np.array([True, False, False, False, False, False, False, False, True, False])
+    assert sample(lambda candidates: candidates.keep_where(mask[::2])) == 4
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda candidates: candidates.keep_where(np.ones(4, np.bool_)), r"bool \[4\] is not bool \[5\]"),
+        (lambda candidates: candidates.keep_where(np.ones(5)), r"float64 \[5\] is not bool \[5\]"),
+        (lambda candidates: candidates.falling_order(np.ones(6, np.float32)), r"float32 \[6\] is not float32 \[5\]"),
+        (lambda candidates: candidates.kth_largest(0), "no logit number 0 of 5"),
+        (lambda candidates: candidates.kth_largest(6), "no logit number 6 of 5"),
+        (lambda candidates: candidates.keep([]), "sampler Doing leaves no token"),
+        (lambda candidates: candidates.logits.fill(-np.inf), "logit of token 0 is -inf"),
+        (lambda candidates: candidates.logits.fill(np.nan), "logit of token 0 is nan"),
+    ],
+)
+def test_what_it_cannot_do(act: Callable[[Candidates], object], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        sample(act)
+
+
+def test_whose_fault_it_is() -> None:
+    def shorten(candidates: Candidates) -> None:
+        candidates.logits = candidates.logits[:3]
+
+    def widen(candidates: Candidates) -> None:
+        candidates.logits = candidates.logits.astype(np.float64)
+
+    with pytest.raises(PluginError, match=r"sampler Doing left logits that are float32 \[3\], not float32 \[5\]"):
+        sample(shorten)
+    with pytest.raises(PluginError, match=r"sampler Doing left logits that are float64 \[5\]"):
+        sample(widen)
+    with pytest.raises(PluginError, match="sampler Doing failed: ZeroDivisionError"):
+        sample(lambda candidates: 1 / 0)
+
+
+def test_memory_is_kept_from_token_to_token() -> None:
+    candidates, logits = start(np.zeros(1000)), np.arange(1000, dtype=np.float32)
+    places = set()
+    for k in (10, 500, 10, 900):
+        candidates.start(logits)
+        TopK(k).apply(candidates)
+        candidates.draw()
+        places.add((candidates.ids.ctypes.data, candidates.logits.ctypes.data))
+    assert len(places) == 1
+
+
+def test_vocabularies_can_change() -> None:
+    state = SamplerState(1)
+    for n in (5, 9, 2):
+        assert state.sample(np.arange(n, dtype=np.float32), SamplingParams(top_k=2)) == n - 1
+
+
+def test_parameters_can_be_keys() -> None:
+    assert {SamplingParams(): 1, SamplingParams(options={"a": []}): 2}[SamplingParams()] == 1

@@ -1,0 +1,49 @@
+"""Sampling as sessions do it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from candidates import exact_softmax
+from conftest import LoadTiny, TinyGguf
+from llamacli import SamplingParams, load_model
+from llamacli.plugins import Plugins
+from llamacli.sampling import Draw, Greedy, MinP, SamplerChain, Temperature, TopK
+
+PROMPT = [3, 14, 15, 92, 65, 35]
+
+
+def test_a_chain_of_ones_own(load_tiny: LoadTiny) -> None:
+    params = SamplingParams(temp=1.3, top_k=9, min_p=0.01, samplers=("top_k", "min_p", "temperature"))
+    chain = SamplerChain([TopK(9), MinP(0.01), Temperature(1.3), Draw()])
+    texts = []
+    with load_tiny() as model:
+        for way in (params, chain, None, SamplerChain([Greedy()])):
+            with model.create_session(seed=6) as session:
+                texts.append([token.id for token in session.generate(PROMPT, way, max_tokens=20)])
+    assert texts[0] == texts[1] != texts[2] == texts[3]
+
+
+def test_log_probabilities_come_with_tokens(load_tiny: LoadTiny) -> None:
+    params = SamplingParams(temp=1.5, penalty=1.5, n_probs=4)
+    with load_tiny() as model, model.create_session() as session, model.create_session() as other:
+        tokens = list(session.generate(PROMPT, params, max_tokens=6))
+        other.eval(PROMPT)
+        for token in tokens:
+            exact = np.log(exact_softmax(other.logits))
+            assert token.logprobs.chosen == pytest.approx(exact[token.id], abs=1e-6)
+            assert [i for i, _ in token.logprobs.top] == np.argsort(-exact)[:4].tolist()
+            other.eval([token.id])
+        assert next(session.generate([], SamplingParams(), max_tokens=1)).logprobs is None
+
+
+def test_the_number_of_threads_changes_no_token(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    path: Path = tiny_gguf("gqa")
+    params = SamplingParams(temp=1.2, top_p=0.95, xtc_probability=0.3, penalty=1.1, dry_multiplier=0.5)
+    texts = []
+    for threads in (1, 2):
+        with load_model(path, threads=threads, plugins=plugins) as model, model.create_session(seed=11) as session:
+            texts.append([token.id for token in session.generate(PROMPT, params, max_tokens=60)])
+    assert texts[0] == texts[1]
+    assert len({*texts[0]}) > 10
