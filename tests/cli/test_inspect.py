@@ -155,7 +155,7 @@ def test_a_picture_of_sizes(suffix: str, invoke, tiny_gguf, tmp_path: Path) -> N
     if suffix == "png":
         assert data.startswith(b"\x89PNG")
     else:  # texts are drawn, and kept as comments
-        assert {b"Q8_0", b"F32", b"by layer", b"rest"} <= set(re.findall(rb"<!-- (.*?) -->", data))
+        assert {b"Q8_0", b"F32", b"by layer and type", b"rest"} <= set(re.findall(rb"<!-- (.*?) -->", data))
 
 
 def test_a_picture_of_a_vocabulary_is_empty(invoke, tiny_gguf, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from llamacli.cli.perplexity import perplexity
 from llamacli.cli.plugins import plugin_commands, plugins
 from llamacli.cli.quantize import quantize
 from llamacli.cli.run import run
+from llamacli.cli.shell import completion
 from llamacli.cli.tokenize import tokenize
 from llamacli.cli.warmup import warmup
 from llamacli.errors import LlamaCliError
@@ -97,5 +98,6 @@ def app() -> None:
 
 for command in (
     run, inspect, tokenize, embed, quantize, bench, perplexity, pull, list_models, rm, plugins, warmup, doctor,
+    completion,
 ):  # fmt: skip
     app.add_command(command)

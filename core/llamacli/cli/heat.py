@@ -21,20 +21,23 @@ _PAGE = """<!doctype html>
 <meta charset="utf-8">
 <title>{title}</title>
 <style>
-body {{ font: 18px/1.7 Georgia, serif; max-width: 45em; margin: 3em auto; padding: 0 1em; color: #222; }}
+body {{ font: 18px/1.7 Georgia, serif; max-width: 45em; margin: 3em auto; padding: 0 1em;
+  color: #222; background: #fff; }}
 h1 {{ font-size: 1em; color: #777; font-weight: normal; }}
 .text {{ white-space: pre-wrap; }}
 .token {{ position: relative; border-radius: 3px; cursor: default; }}
 .token:hover {{ outline: 1px solid #555; }}
 .others {{ display: none; position: absolute; z-index: 1; left: 0; top: 1.7em; background: #fff; padding: .4em .8em;
-  border: 1px solid #bbb; box-shadow: 0 2px 8px #0003; font: 13px/1.4 monospace; white-space: pre; }}
+  border: 1px solid #bbb; box-shadow: 0 2px 8px #0003; font: 13px/1.4 monospace; white-space: pre;
+  pointer-events: none; }}
 .token:hover .others {{ display: block; }}
-.scale span {{ padding: .1em .7em; font: 13px monospace; }}
+.scale {{ color: #777; }}
+.scale span {{ padding: .1em .7em; font: 13px monospace; color: #222; }}
 </style>
 </head>
 <body>
 <h1>{title}: {summary}</h1>
-<p class="scale">{scale}</p>
+<p class="scale">probability {scale}</p>
 <p class="text">{prompt}{tokens}</p>
 </body>
 </html>

@@ -75,7 +75,7 @@ class FiniteRange(click.FloatRange):
         """Parse a number."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
+            self.fail(f"{value} is not a number from {self.min:.15g} to {self.max:.15g}.", param, ctx)
         return number
 
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 _FORMATS = (".png", ".svg", ".pdf")
 _MIB = 2**20
 _TICKS = 24
+_REST = -2
+"""Where what is in no layer is drawn: a little apart from layer 0."""
 
 
-class Picture(click.ParamType[str]):
+class Picture(click.Path):
     """The name of a picture to write, found to be possible before anything is measured for it."""
-
-    name = "file"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Check the name, the folder, and that there is something to draw with."""
@@ -58,8 +58,8 @@ def draw_rates(rows: Sequence[Row], path: str) -> None:
     all_axes = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)[0]
     for axes, (title, chosen) in zip(all_axes, panels, strict=True):
         bars = axes.bar(
-            [row.test for row in chosen], [row.avg_ts for row in chosen], yerr=[row.stddev_ts for row in chosen],
-            capsize=4, color="#4c78a8",
+            [row.test.replace(" @ ", "\n@ ") for row in chosen], [row.avg_ts for row in chosen],
+            yerr=[row.stddev_ts for row in chosen], capsize=4, color="#4c78a8",
         )  # fmt: skip
         axes.bar_label(bars, fmt=lambda rate: f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}", padding=2)
         axes.margins(y=0.15)
@@ -81,6 +81,7 @@ def draw_sizes(title: str, tensors: Iterable[TensorInfo], path: str) -> None:
         by_type[info.type.name] += info.n_bytes
         by_place.setdefault(int(found[1]) if found else -1, Counter())[info.type.name] += info.n_bytes
     places = sorted(by_place)
+    xs = [place if place >= 0 else _REST for place in places]
     figure = Figure(figsize=(7.0 + 0.15 * len(places), 4.0), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2, 3 + 0.1 * len(places)))
     bottom = [0.0] * len(places)
@@ -88,18 +89,17 @@ def draw_sizes(title: str, tensors: Iterable[TensorInfo], path: str) -> None:
         color = f"C{number % 10}"
         left.bar_label(left.barh(name, n_bytes / _MIB, color=color), labels=[human_bytes(n_bytes)], padding=2)
         heights = [by_place[place][name] / _MIB for place in places]
-        right.bar(range(len(places)), heights, bottom=bottom, color=color, label=name)
+        right.bar(xs, heights, bottom=bottom, color=color)
         bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
     left.invert_yaxis()
     left.margins(x=0.6)
     left.set_title("by type")
     left.set_xlabel("MiB")
-    every = -(-len(places) // _TICKS) if places else 1
-    right.set_xticks(range(0, len(places), every), ["rest" if place < 0 else str(place) for place in places[::every]])
-    right.set_title("by layer")
-    right.set_xlabel("layer; rest: embedding, output and what else is in none")
+    layers = [place for place in places if place >= 0]
+    ticks = {x: str(x) for x in layers[:: -(-len(layers) // _TICKS) or 1]} | ({_REST: "rest"} if _REST in xs else {})
+    right.set_xticks(list(ticks), list(ticks.values()))
+    right.set_title("by layer and type")
+    right.set_xlabel("layer (rest: embedding, output, and whatever belongs to no layer)")
     right.set_ylabel("MiB")
-    if by_type:
-        right.legend()
     figure.suptitle(title)
     figure.savefig(path, dpi=150)

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 @click.command()
-@click.argument("first", required=False, metavar="[MODEL]")
+@click.argument("first", required=False, metavar="[MODEL]", type=PATH)
 @click.argument("second", required=False, metavar="[PROMPT]")
 @click.option("-m", "--model", type=PATH, help="The model's file, instead of MODEL.")
 @click.option(

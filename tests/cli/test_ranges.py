@@ -1,0 +1,80 @@
+"""Every numeric option of every command, found in the commands themselves: none can be forgotten."""
+
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from llamacli.cli.app import app
+from llamacli.cli.bench import Numbers
+
+NUMERIC = (click.types.IntParamType, click.types.FloatParamType, Numbers)
+
+
+def numeric_options() -> Iterator[tuple[str, click.Option]]:
+    for name, command in sorted(app.commands.items()):
+        for param in command.params:
+            if isinstance(param, click.Option) and isinstance(param.type, NUMERIC):
+                yield name, param
+
+
+OPTIONS = [pytest.param(*found, id=f"{found[0]} {found[1].opts[-1]}") for found in numeric_options()]
+
+
+def outside(kind: click.ParamType) -> Iterator[tuple[str, str]]:
+    """Values just beyond each end of a range, and far beyond, with what the message has to say."""
+    if isinstance(kind, Numbers):
+        for value in ("-1", "1000001", "1,9999999999", "nan"):
+            yield value, "from 0 to 1000000"
+        return
+    said = f"{kind.min}<=x<={kind.max}" if kind.max is not None else f"x>={kind.min}"
+    yield from ((str(value), said) for value in (kind.min - 1, -(10**30)))
+    if kind.max is not None:
+        yield from ((str(value), said) for value in (kind.max + 1, 10**30))
+    if isinstance(kind, click.FloatRange):
+        yield "-inf", said
+        yield "inf", said
+        yield "nan", f"from {kind.min} to {kind.max}"
+
+
+def refusal(invoke, command: str, *options: str, **settings) -> str:
+    """What is said when a command is given these options; no file of a model is even looked for."""
+    arguments = ["no such file" for param in app.commands[command].params if isinstance(param, click.Argument)]
+    result = invoke(command, *options, "--", *arguments, **settings)
+    assert (result.exit_code, result.stdout) == (2, "")
+    return " ".join(result.stderr.split())
+
+
+def test_there_are_such_options() -> None:
+    assert {"run", "bench", "perplexity", "embed", "quantize"} <= {command for command, _ in numeric_options()}
+
+
+@pytest.mark.parametrize(("command", "option"), OPTIONS)
+def test_numbers_have_a_range(command: str, option: click.Option) -> None:
+    assert isinstance(option.type, click.IntRange | click.FloatRange | Numbers)
+    assert getattr(option.type, "min", 0) is not None
+
+
+@pytest.mark.parametrize(("command", "option"), OPTIONS)
+def test_a_value_out_of_range_is_wrong_usage_that_says_the_range(command: str, option: click.Option, invoke) -> None:
+    for value, said in outside(option.type):
+        for flag in option.opts:
+            given = [f"{flag}={value}"] if flag.startswith("--") else [flag, value]
+            message = refusal(invoke, command, *given)
+            assert said in message, value
+            assert option.opts[-1] in message
+
+
+@pytest.mark.parametrize(("command", "option"), OPTIONS)
+def test_what_is_no_number_is_wrong_usage(command: str, option: click.Option, invoke) -> None:
+    for value in ("x", "1e", "0x10", " "):
+        message = refusal(invoke, command, f"{option.opts[-1]}={value}")
+        assert option.opts[-1] in message
+
+
+@pytest.mark.parametrize(("command", "option"), OPTIONS)
+def test_environment_variables_are_held_to_the_same_ranges(command: str, option: click.Option, invoke) -> None:
+    value, said = next(outside(option.type))
+    message = refusal(invoke, command, env={f"LLAMACLI_{command}_{option.name}".upper(): value})
+    assert said in message
+    assert option.opts[-1] in message
