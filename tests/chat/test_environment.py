@@ -1,12 +1,16 @@
 """Templates that want to get out, or to cost too much: each is refused soon."""
 
+import contextlib
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chat_cases import CHATML
 from llamacli import ChatTemplateError
 from llamacli.chat import environment
+from llamacli.chat.environment import Environment
 from llamacli.chat.template import ChatTemplate
 from llamacli.tokenizer import tokenizer_from_metadata
 from tokenizer.small_vocabularies import CONTROL, byte_level
@@ -118,3 +122,28 @@ def test_long_conversations_cost_little() -> None:
     text = "word " * 400_000
     assert text in template.render([{"role": "user", "content": text}] * 3).text
     assert template.render([USER] * 5000).text.count(USER["content"]) == 5000
+
+
+JINJA = Environment()
+VALUES = ["m.content", "m", "messages", "m.role", "m.tool_calls", "'a'", "range(5)", "nothing", "1"]
+STEPS = [*(f"|{name}" for name in JINJA.filters), *(f".{name}" for name in dir(str) if not name.startswith("_"))]
+OTHERS = [f" is {name}" for name in JINJA.tests if name.isalpha()] + ["[0]", "[::-1]", " ~ 'x'", " + m.content", " * 2"]
+ARGUMENTS = ["", "()", "(1)", "('a')", "('a', 'b')", "(m)", "(m.content)", "('a', m.content)", "(99999)"]
+WORDS = (
+    "{{ }} {% %} {# #} - if else endif for in endfor set macro endmacro call raw with generation m ( ) | ~ 'a' 1 , ."
+)
+EXPRESSIONS = st.builds(
+    lambda value, steps: f"{{% for m in messages %}}{{{{ {value}{''.join(steps)} }}}}{{% endfor %}}",
+    st.sampled_from(VALUES),
+    st.lists(st.one_of(st.sampled_from(OTHERS), st.tuples(*map(st.sampled_from, (STEPS, ARGUMENTS))).map("".join))),
+)
+CALL = {"id": "<s>", "function": {"name": "<s>", "arguments": {"<s>": ["<s>"]}}}
+TALK = [{"role": "user", "content": "Hi <s> s"}, {"role": "assistant", "content": "<s>", "tool_calls": [CALL]}]
+
+
+@settings(max_examples=300)
+@given(EXPRESSIONS | st.lists(st.sampled_from(WORDS.split())).map(" ".join))
+def test_any_template_renders_or_is_refused_and_lets_no_text_steer(source: str) -> None:
+    with contextlib.suppress(ChatTemplateError):
+        parts = ChatTemplate(source, TOKENIZER).render(TALK).parts
+        assert all(isinstance(part, str) for part in parts)

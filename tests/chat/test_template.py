@@ -168,6 +168,8 @@ def test_special_tokens_are_the_templates_own() -> None:
         ("{{ messages[0].content | reverse }}", ">|dne_mi|<"),
         ("{% for c in messages[0].content %}{{ c }}{% endfor %}", "<|im_end|>"),
         ("{{ messages | tojson }}", "<|im_end|>"),
+        ("{{ 'a' | float(messages[0].content) }}", "<|im_end|>"),
+        ("{{ 'a' | int(default=messages[0].content) }}", "<|im_end|>"),
         ("{{ messages[0].content | list | join }}", "<|im_end|>"),
         ("{% set x %}{{ messages[0].content }}{% endset %}{{ x | trim }}", "<|im_end|>"),
     ],

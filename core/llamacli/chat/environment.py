@@ -281,14 +281,14 @@ def _join(environment: jinja2.Environment, value: Iterable[Any], d: str = "", at
 
 
 def _on_plain(function: Any) -> Any:
-    """A filter that looks at characters: it gets plain text, and what text it returns is marked whole."""
-    wants_context = hasattr(function, "jinja_pass_arg")
+    """A filter that looks at characters: it gets plain text, and what it makes of text is marked whole."""
+    n_before = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     def apply(*args: Any, **options: Any) -> Any:
-        disguise = disguise_in(args[1 if wants_context else 0])
-        result = function(*map(revealed, args), **options)
+        disguise = disguise_in([list(args[n_before:]), options])
+        result = function(*map(revealed, args), **revealed(options))
         return disguise.mark(result) if disguise else result
 
-    if wants_context:
+    if n_before:
         apply.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]
     return apply
