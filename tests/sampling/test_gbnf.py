@@ -237,5 +237,7 @@ def test_large_and_deep_grammars() -> None:
     chain = "".join(f"x{i} ::= x{i + 1}\n" for i in range(2000))
     with pytest.raises(InvalidRequestError, match="its rules refer to each other too deeply"):
         Grammar.from_gbnf(f"root ::= x0\n{chain}x2000 ::= [a]", TOKENS)
+    optional = Grammar.from_gbnf('root ::= "z" ([ab]?){1999} x\nx ::= "c" root | "."', TOKENS)
+    assert walk(optional, list(b"zabbac" + b"z."))
     doubling = "".join(f"x{i} ::= x{i + 1} x{i + 1}\n" for i in range(40))
     assert follows("a", f'root ::= "a" x0\n{doubling}x40 ::= ""')

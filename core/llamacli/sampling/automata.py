@@ -12,7 +12,7 @@ import attrs
 
 from llamacli.sampling.gbnf import Chars, Choice, Node, Ref, Repeat, Rules, Sequence
 
-MOST_STATES = 2000
+_MOST_STATES, _MOST_MOVES = 2000, 20_000
 
 CharsOf = Callable[[Chars], int]
 Part = tuple[set[int], set[int], bool]
@@ -33,25 +33,31 @@ class Automaton:
 
 
 def automaton(node: Node, rules: Rules, chars_of: CharsOf) -> Automaton | None:
-    """Of a part that is not recursive; None if it has more than MOST_STATES states.
+    """Of a part that is not recursive; None if that would take long.
 
     Its states are sets of places in the part (Glushkov 1961).
     """
     places = _Places(rules, chars_of)
-    begins, ends, _ = places.of(node)
+    try:
+        begins, ends, _ = places.of(node)
+    except _TooManyError:
+        return None
     places.follow.append(begins)
     states = {frozenset([len(places.follow) - 1]): 0}
     waiting = list(states)
     moves: list[list[tuple[int, int]]] = []
     for state in waiting:
-        parts: list[tuple[int, frozenset[int]]] = []
+        by_chars: dict[int, set[int]] = {}
         for place in set().union(*(places.follow[place] for place in state)):
-            parts = list(_refined(parts, places.chars[place], place))
+            by_chars.setdefault(places.chars[place], set()).add(place)
+        parts: list[tuple[int, frozenset[int]]] = []
+        for chars, reached in by_chars.items():
+            parts = list(_refined(parts, chars, reached))
         for _, target in parts:
             if target not in states:
                 states[target] = len(states)
                 waiting.append(target)
-        if len(states) > MOST_STATES:
+        if len(states) > _MOST_STATES:
             return None
         moves.append([(chars, states[target]) for chars, target in parts])
     return Automaton(moves, [not ends.isdisjoint(state) for state in waiting])
@@ -73,6 +79,10 @@ def clash(shorter: Automaton, longer: Automaton, after: int) -> bool:
     return False
 
 
+class _TooManyError(Exception):
+    """There are too many ways from place to place."""
+
+
 class _Places:
     """The characters of a regular part, repetitions written out: `chars` of each place, and places that `follow` it."""
 
@@ -80,6 +90,7 @@ class _Places:
         self.rules, self.chars_of = rules, chars_of
         self.chars: list[int] = []
         self.follow: list[set[int]] = []
+        self.n_moves = 0
 
     def of(self, node: Node) -> Part:
         """Take in a part."""
@@ -130,19 +141,22 @@ class _Places:
         return first, ends, True
 
     def connect(self, ends: set[int], begins: set[int]) -> None:
+        self.n_moves += len(ends) * len(begins)
+        if self.n_moves > _MOST_MOVES:
+            raise _TooManyError
         for place in ends:
             self.follow[place] |= begins
 
 
 def _refined(
-    parts: Iterable[tuple[int, frozenset[int]]], chars: int, place: int
+    parts: Iterable[tuple[int, frozenset[int]]], chars: int, reached: set[int]
 ) -> Iterator[tuple[int, frozenset[int]]]:
-    """Characters and where they lead, with one more place that some of them lead to."""
+    """Characters and where they lead, with more places that some of them lead to."""
     for others, places in parts:
         if others & chars:
-            yield others & chars, places | {place}
+            yield others & chars, places | reached
         if others & ~chars:
             yield others & ~chars, places
         chars &= ~others
     if chars:
-        yield chars, frozenset([place])
+        yield chars, frozenset(reached)
