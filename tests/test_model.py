@@ -195,7 +195,7 @@ class TestBadFiles:
         ],
     )
     def test_metadata(self, metadata: dict[str, Any], message: str, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
-        with pytest.raises(ModelFormatError, match=message):
+        with pytest.raises(ModelFormatError, match=rf"\.gguf: .*{message}"):
             self.load(tiny_gguf("gqa", metadata=metadata), plugins)
 
     def test_a_vocabulary_of_another_size(self, tiny_gguf: TinyGguf, plugins: Plugins) -> None:

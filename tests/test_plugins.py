@@ -254,7 +254,8 @@ class TestResolving:
             dummy_known=(registering("b", "a"), {ARCHITECTURES: {"b": "dummy_known", "a": "dummy_known"}})
         )
         with pytest.raises(
-            UnknownArchitectureError, match=r"runs architecture 'zzz' \(installed: a, b\); docs/plugins"
+            UnknownArchitectureError,
+            match=r"^model.gguf: .* 'zzz' \(installed: a, b\); docs/plugins",
         ):
             plugins.resolve(metadata("zzz"))
         with pytest.raises(UnknownArchitectureError, match=r"\(installed: none\)"):

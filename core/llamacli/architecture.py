@@ -81,26 +81,26 @@ class Config:
         n_head_kv = count("n_head_kv", "attention.head_count_kv", 1 << 14, default=n_head)
         if n_head % n_head_kv:
             raise ModelFormatError(
-                f"{architecture}.attention.head_count = {n_head} is no multiple of "
+                f"{metadata.source}: {architecture}.attention.head_count = {n_head} is no multiple of "
                 f"{architecture}.attention.head_count_kv = {n_head_kv}"
             )
         if "head_dim" not in family and n_embd % n_head and f"{architecture}.attention.key_length" not in metadata:
             raise ModelFormatError(
-                f"{architecture}.embedding_length = {n_embd} is no multiple of "
+                f"{metadata.source}: {architecture}.embedding_length = {n_embd} is no multiple of "
                 f"{architecture}.attention.head_count = {n_head}"
             )
         head_dim = count("head_dim", "attention.key_length", 1 << 14, default=max(1, n_embd // n_head))
         value_dim = count("head_dim", "attention.value_length", 1 << 14, default=head_dim)
         if value_dim != head_dim:
             raise ModelFormatError(
-                f"{architecture}.attention.value_length = {value_dim} differs from "
+                f"{metadata.source}: {architecture}.attention.value_length = {value_dim} differs from "
                 f"{architecture}.attention.key_length = {head_dim}; this is not supported"
             )
         n_expert = metadata.get_int(f"{architecture}.expert_count", default=0, minimum=0, maximum=1 << 14)
         n_expert_used = metadata.get_int(f"{architecture}.expert_used_count", default=0, minimum=0)
         if n_expert_used > n_expert or (n_expert > 0) != (n_expert_used > 0):
             raise ModelFormatError(
-                f"{architecture}.expert_used_count = {n_expert_used} does not fit "
+                f"{metadata.source}: {architecture}.expert_used_count = {n_expert_used} does not fit "
                 f"{architecture}.expert_count = {n_expert}"
             )
         common: dict[str, Any] = {

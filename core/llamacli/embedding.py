@@ -5,12 +5,12 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from llamacli.closing import Closing
 from llamacli.engine import QuantMode
 from llamacli.errors import ContextOverflowError, InvalidRequestError, ModelFormatError
 from llamacli.graph import Graph
@@ -30,7 +30,7 @@ _BY_NUMBER = (Pooling.NONE, Pooling.MEAN, Pooling.CLS, Pooling.LAST)
 """What the numbers under `{arch}.pooling_type` mean."""
 
 
-class Embedder:
+class Embedder(Closing):
     """A model loaded to embed texts; `load_embedder` returns one.
 
     `pooling` is what the file says, else the mean. `tokenizer` is the model's.
@@ -74,14 +74,6 @@ class Embedder:
     def close(self) -> None:
         """Free the weights; closing twice does nothing."""
         self._model.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def load_embedder(path: str | os.PathLike[str], mode: str | QuantMode = QuantMode.AUTO, **options: Any) -> Embedder:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from llamacli.architecture import Architecture, Config, checked_seq_len, trace
+from llamacli.closing import Closing
 from llamacli.engine import Engine, Program, QuantMode, default_engine
 from llamacli.errors import (
     ClosedError,
@@ -42,7 +42,7 @@ KVTypes = str | tuple[str, str] | KVType
 """What names the types of cached keys and values: one name for both, or a pair."""
 
 
-class Model:
+class Model(Closing):
     """A loaded model, read-only but for `config.seq_len`; any number of sessions may share it.
 
     - `arch`: its `general.architecture`.
@@ -186,14 +186,6 @@ class Model:
             index.clear()
         self._program = None
         self._pools, self._prefixes = {}, {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Model {self.arch}, {self.config.n_layer} layers, mode {self.mode.value}>"

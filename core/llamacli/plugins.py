@@ -126,7 +126,7 @@ class Plugins:
             return self._architectures[name]
         matches = [found for found in self.ask_each("match_architecture", metadata=metadata) if found is not None]
         if not matches:
-            raise UnknownArchitectureError(self._unknown(name))
+            raise UnknownArchitectureError(f"{metadata.source}: {self._unknown(name)}")
         architecture: Architecture = matches[0]
         return architecture
 

@@ -48,11 +48,15 @@ class Rope:
         prefix = f"{architecture}.rope."
         n_dims = metadata.get_int(f"{prefix}dimension_count", default=head_dim, minimum=2, maximum=head_dim)
         if n_dims % 2:
-            raise ModelFormatError(f"{prefix}dimension_count = {n_dims} is odd, and pairs of dimensions are turned")
+            raise ModelFormatError(
+                f"{metadata.source}: {prefix}dimension_count = {n_dims} is odd, and pairs of dimensions are turned"
+            )
         base = metadata.get_float(f"{prefix}freq_base", default=10000.0, minimum=2.0)
         kind = metadata.get_str(f"{prefix}scaling.type", default="linear")
         if kind not in SCALING_TYPES:
-            raise ModelFormatError(f"{prefix}scaling.type = {kind!r} is not one of {', '.join(SCALING_TYPES)}")
+            raise ModelFormatError(
+                f"{metadata.source}: {prefix}scaling.type = {kind!r} is not one of {', '.join(SCALING_TYPES)}"
+            )
         legacy = metadata.get_float(f"{prefix}scale_linear", default=0.0, minimum=0.0)
         factor = metadata.get_float(f"{prefix}scaling.factor", default=legacy, minimum=0.0) or 1.0
         attn_factor = metadata.get_float(f"{prefix}scaling.attn_factor", default=1.0)

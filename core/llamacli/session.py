@@ -6,8 +6,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import attrs
 import numpy as np
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from llamacli.architecture import checked_seq_len
 from llamacli.checks import is_whole
+from llamacli.closing import Closing
 from llamacli.engine import evaluate
 from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError, StateError
 from llamacli.kv import CacheStrategy, KVSequence, snapshot
@@ -54,7 +54,7 @@ class Stats:
     gen_tps: float = 0.0
 
 
-class Session:
+class Session(Closing):
     """One generation stream over a model. Sessions of one model never affect each other.
 
     - `n_past`: tokens evaluated so far, which is the next token's position.
@@ -308,14 +308,6 @@ class Session:
                 self._prefixes.keep(self._cache, self.model.prefix_cache_bytes)
             self._cache.close()
         self._cache = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _generate(
         self, prompt: npt.NDArray[np.int32], params: SamplingParams | SamplerChain, max_tokens: int, ignore_eos: bool

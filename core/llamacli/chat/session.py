@@ -7,8 +7,7 @@ import itertools
 import json
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import attrs
 
@@ -18,6 +17,7 @@ from llamacli.chat.messages import Message, Piece, ToolCall, checked_tools
 from llamacli.chat.syntax import Event, TextEnd
 from llamacli.chat.template import ChatTemplate, Rendering
 from llamacli.checks import is_whole
+from llamacli.closing import Closing
 from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError, StateError
 from llamacli.model import Model
 from llamacli.plugins import Plugins
@@ -29,7 +29,7 @@ _TOOL_USE = "tool_use"
 """The name of a file's template for conversations with tools, where that is another."""
 
 
-class ChatSession:
+class ChatSession(Closing):
     """A conversation: what the user says goes in, the model's replies come out piece by piece.
 
     - `session`: the stream of tokens that it is evaluated in.
@@ -163,14 +163,6 @@ class ChatSession:
     def close(self) -> None:
         """Free the session's memory; closing twice does nothing."""
         self.session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- replying
 

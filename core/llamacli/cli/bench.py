@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamacli.cli.options import PATH, global_options, kv_type_options, threads_option
+from llamacli.cli.options import PATH, global_options, kv_type_options, mode_option, threads_option
 from llamacli.cli.output import print_json
 from llamacli.cli.plot import Picture
 from llamacli.cli.progress import load
@@ -67,13 +67,7 @@ class Numbers(click.ParamType[tuple[int, ...]]):
     "-r", "--repetitions", metavar="N", type=click.IntRange(1), default=5, show_default=True, help="Runs of each test."
 )
 @threads_option
-@click.option(
-    "--mode",
-    type=click.Choice(["auto", "fp32", "q8", "q4"]),
-    default="auto",
-    show_default=True,
-    help="Keep weights in the file's own types (auto), exact, or requantised.",
-)
+@mode_option
 @kv_type_options("f16")
 @click.option(
     "-o", "--output", type=click.Choice(["md", "json", "jsonl", "csv"]), default="md", show_default=True,

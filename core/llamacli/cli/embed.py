@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from llamacli.cli.options import PATH, global_options, threads_option
+from llamacli.cli.options import PATH, global_options, mode_option, threads_option
 from llamacli.cli.output import human_bytes, print_json
 from llamacli.cli.progress import bar, compiling
 from llamacli.cli.text import argument, read_stdin
@@ -21,10 +21,7 @@ from llamacli.errors import InvalidRequestError
     help="Take the mean of the tokens' vectors, the first one, the last one, or all. Default: the model's, else mean.",
 )  # fmt: skip
 @click.option("--normalize/--no-normalize", default=True, help="Whether vectors get the length 1; by default they do.")
-@click.option(
-    "--mode", type=click.Choice(["auto", "fp32", "q8", "q4"]), default="auto", show_default=True,
-    help="Keep weights in the file's own types (auto), exact, or requantised.",
-)  # fmt: skip
+@mode_option
 @threads_option
 @global_options
 def embed(

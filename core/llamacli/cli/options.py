@@ -33,6 +33,18 @@ def threads_option(command: Decorated) -> Decorated:
     return decorate(command)  # type: ignore[type-var]
 
 
+def mode_option(command: Decorated) -> Decorated:
+    """Give a command `--mode`, a `llamacli.QuantMode`."""
+    decorate = click.option(
+        "--mode",
+        type=click.Choice(["auto", "fp32", "q8", "q4"]),
+        default="auto",
+        show_default=True,
+        help="Keep weights in the file's own types (auto), exact, or requantised.",
+    )
+    return decorate(command)  # type: ignore[type-var]
+
+
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """Those of `llamacli.kv`, written out because importing it would delay every start."""
 

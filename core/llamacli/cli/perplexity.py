@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacli.cli.options import PATH, global_options, kv_type_options, threads_option
+from llamacli.cli.options import PATH, global_options, kv_type_options, mode_option, threads_option
 from llamacli.cli.output import print_json, write
 from llamacli.cli.progress import load
 from llamacli.cli.text import read_file, read_stdin
@@ -35,10 +35,7 @@ _log = logging.getLogger(__name__)
     help="Measure this many chunks at most; -1: all.",
 )  # fmt: skip
 @threads_option
-@click.option(
-    "--mode", type=click.Choice(["auto", "fp32", "q8", "q4"]), default="auto", show_default=True,
-    help="Keep weights in the file's own types (auto), exact, or requantised.",
-)  # fmt: skip
+@mode_option
 @kv_type_options("f32 in mode fp32, else f16")
 @click.option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True,

@@ -55,19 +55,22 @@ def quantize(
         raise click.BadParameter(f"{out!r} is no file's name.", param_hint="OUT")
     from llamacli.conversion import file_type, plan, write
     from llamacli.engine import jit_disabled
+    from llamacli.files import check_target
     from llamacli.gguf import open_gguf
 
     try:
         wanted = file_type(kind)
     except InvalidRequestError as error:
         raise click.BadParameter(f"{error}.", param_hint="TYPE") from None
+    if not dry_run:
+        if Path(out).is_file() and not force:
+            raise InvalidRequestError(f"{out} is there already: --force overwrites it")
+        check_target(Path(out), overwrite=force)
     with open_gguf(model) as file:
         planned = plan(file, wanted, pure=pure)
         _check_requantizing(planned, allow_requantize)
         _warn_of_fallbacks(planned)
         if not dry_run:
-            if Path(out).is_file() and not force:
-                raise InvalidRequestError(f"{out} is there already: --force overwrites it")
             if jit_disabled() and planned.needs_kernels:
                 raise InvalidRequestError(
                     "NUMBA_DISABLE_JIT is set, which forbids to compile the kernels that quantise"

@@ -16,7 +16,7 @@ from llamacli.cli.heat import write_heat
 from llamacli.cli.hub import REFERENCE, model_from_hub
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.logprobs import logprobs_as_json, print_logprobs
-from llamacli.cli.options import PATH, global_options, kv_type_options, threads_option
+from llamacli.cli.options import PATH, global_options, kv_type_options, mode_option, threads_option
 from llamacli.cli.output import has_status, note, print_json, write
 from llamacli.cli.progress import bar, load
 from llamacli.cli.sampling import sampling_options, sampling_params
@@ -78,13 +78,7 @@ _log = logging.getLogger(__name__)
     default=True,
     help="Whether a text that continues the prompt begins with it; by default it does.",
 )
-@click.option(
-    "--mode",
-    type=click.Choice(["auto", "fp32", "q8", "q4"]),
-    default="auto",
-    show_default=True,
-    help="Keep weights in the file's own types (auto), exact, or requantised.",
-)
+@mode_option
 @kv_type_options("f32 in mode fp32, else f16")
 @click.option(
     "--load-session", type=PATH, help="Go on from what --save-session has saved: evaluate nothing of it again."

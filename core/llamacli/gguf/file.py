@@ -6,13 +6,12 @@ import os
 import re
 import stat
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
+from llamacli.closing import Closing
 from llamacli.errors import ClosedError, ModelFormatError
 from llamacli.gguf.header import MAGIC, Header, TensorInfo, parse_header
 from llamacli.quantization import dequantize, nbytes
@@ -103,7 +102,7 @@ def _open_split(named: _Shard) -> list[_Shard]:
     return shards
 
 
-class GGUFFile:
+class GGUFFile(Closing):
     """An open GGUF file: `path`, `version`, `alignment`, `metadata`, `tensors` by name, and `n_bytes` on disk.
 
     A split model looks like one file: the first shard's path and metadata, all shards' tensors; `paths` are those of
@@ -164,14 +163,6 @@ class GGUFFile:
     def close(self) -> None:
         """Let go of the file; its mapping goes when the last array from data() does."""
         self._first = self._shard_of = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _locate(self, name: str) -> tuple[TensorInfo, _Shard]:
         if self._shard_of is None:

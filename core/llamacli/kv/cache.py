@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from llamacli.checks import is_whole
+from llamacli.closing import Closing
 from llamacli.errors import ClosedError, InvalidRequestError, StateError
 from llamacli.kv import snapshot
 from llamacli.kv.pool import KVPool
@@ -18,7 +17,7 @@ Turn = Callable[[int, Floats, int], Floats]
 """`turn(layer, keys, by)`: keys, float32 [n_head_kv, head_dim, n], as they are `by` positions lower."""
 
 
-class KVCache:
+class KVCache(Closing):
     """Sequences 0 to `n_seq_max` - 1 of up to `seq_len` tokens each, which share pages where they were copied.
 
     Positions have no gaps: token i of a sequence stands at position i. A cut in the middle therefore moves what is
@@ -147,14 +146,6 @@ class KVCache:
         for sequence in (self._sequences or {}).values():
             sequence.close()
         self._sequences = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _open(self) -> dict[int, KVSequence]:
         if self._sequences is None:
