@@ -237,3 +237,42 @@ def test_a_cache_of_numbered_sequences(model: Model) -> None:
                 cache.pos_max(wrong)
         with pytest.raises(InvalidRequestError, match="overlap or leave a gap"):
             cache.seq_cp(0, 2)
+
+
+class TestFamilies:
+    """What is special about a family must not be forgotten: windows, long factors, states that several layers share."""
+
+    @pytest.mark.parametrize("variant", ["gemma3", "gemma4_e", "gptoss_gqa", "phi3_long", "qwen3_gqa"])
+    def test_sharing_saving_and_batching_change_no_bit(self, variant: str, load_tiny: LoadTiny) -> None:
+        model = load_tiny(variant, "fp32")
+        n_vocab = model.config.n_vocab
+        tokens = [token % n_vocab for token in LONG[:60]]
+        expected = fresh(model, tokens).logits
+        first = model.create_session()
+        first.eval(tokens[:50])
+        second = model.create_session()
+        second.eval(tokens[:50])
+        assert second.n_reused == 49
+        third = model.create_session(reuse=False)
+        third.load_state(first.save_state())
+        sessions = [first, second, third, first.fork()]
+        eval_batch((session, tokens[50:]) for session in sessions)
+        for session in sessions:
+            np.testing.assert_array_equal(session.logits, expected)
+
+    @pytest.mark.parametrize("variant", ["gemma3", "gemma4_e", "gptoss_gqa", "phi3_long", "phi3_partial_long"])
+    def test_keys_behind_a_cut_are_those_of_their_new_positions(self, variant: str, load_tiny: LoadTiny) -> None:
+        model = load_tiny(variant, "fp32")
+        tokens = [token % model.config.n_vocab for token in LONG[:30]]
+        session = fresh(model, tokens)
+        try:
+            session.remove_range(22, 25)
+        except InvalidRequestError:
+            assert any(state.window for state in model.program.states)
+            return
+        rest = tokens[:22] + tokens[25:]
+        first = 0 if model.program.states[0].window is None else 27 - model.program.states[0].window + 1
+        pairs = zip(session.cache.read(0, 27), fresh(model, rest).cache.read(0, 27), strict=True)
+        for axis, (mine, expected) in zip((2, 1), pairs, strict=True):
+            kept = np.arange(first, 27)
+            assert naive.nmse(mine.take(kept, axis), expected.take(kept, axis)) < 1e-9
