@@ -273,7 +273,7 @@ def test_a_prompt_longer_than_the_context_is_one_line(invoke, model) -> None:
     ("option", "value", "range_"),
     [
         ("--temp", "-0.1", "0<=x<=1000000"),
-        ("--temp", "nan", "finite"),
+        ("--temp", "nan", "from 0 to 1000000"),
         ("--temp", "inf", "range"),
         ("--top-k", "-1", "x>=0"),
         ("--top-k", "1.5", "integer"),
