@@ -376,9 +376,10 @@ class TestDraws:
         observed = counts(np.log(p), SamplingParams(temp=1, adaptive_target=0.3), 20000, 6)
         assert abs(chi_square(observed, exact_softmax(aimed))) < self.FAR
 
-    def test_one_random_number_a_token(self) -> None:
+    @pytest.mark.parametrize("n_vocab", [1, 3])
+    def test_one_random_number_a_token(self, n_vocab: int) -> None:
         one, other = (np.random.default_rng(9) for _ in range(2))
-        candidates = start([0, 1, 2])
+        candidates = start(np.arange(n_vocab))
         candidates.random = one
         for _ in range(5):
             candidates.draw()
