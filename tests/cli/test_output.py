@@ -1,5 +1,8 @@
+import contextlib
+import io
 import json
 import math
+import unicodedata
 
 import click
 import click.testing
@@ -28,7 +31,35 @@ def test_printable_escapes_what_commands_a_terminal_and_nothing_else() -> None:
 
 
 def test_text_is_written_as_it_is() -> None:
-    assert output_of(write, "a\x1b[31mb") == "a\x1b[31mb"
+    assert output_of(write, "a\x1b[31mb\r\x9b") == "a\x1b[31mb\r\x9b"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown_by_terminal(text: str, **how: bool) -> str:
+    with contextlib.redirect_stdout(Terminal()) as terminal:
+        write(text, **how)
+    return terminal.getvalue()
+
+
+@given(st.text())
+def test_a_terminal_gets_no_commands_from_a_model(text: str) -> None:
+    shown = shown_by_terminal(text).replace("\r\n", "")
+    assert {c for c in shown if unicodedata.category(c) == "Cc"} <= {"\n", "\t"}
+
+
+def test_a_terminal_shows_controls_escaped() -> None:
+    assert shown_by_terminal("a\tb\r\nc\nd\x1b]0;e\x07\rf\x9b2Jé日") == "a\tb\r\nc\nd\\x1b]0;e\\x07\\rf\\x9b2Jé日"
+
+
+def test_a_terminal_shows_text_dimmed_unless_no_color_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert shown_by_terminal("a", dim=True) == "\x1b[2ma\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert shown_by_terminal("a", dim=True) == "a"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,17 +93,9 @@ class Wishes(NamedTuple):
         return model.create_chat(self.system, max_new, session=session, template=self.template, **self.variables)
 
 
-def dimmed(text: str) -> str:
-    """Text that a terminal shows dimmed, unless NO_COLOR asks for plain text."""
-    return text if os.environ.get("NO_COLOR") else click.style(text, dim=True)
-
-
 def show(piece: Piece) -> None:
     """Write a piece of a reply: to stdout what is meant for the user, to stderr the model's reasoning, dimmed there."""
-    if piece.reasoning:
-        click.echo(dimmed(piece.text), err=True, nl=False)
-    else:
-        write(piece.text)
+    write(piece.text, err=piece.reasoning, dim=piece.reasoning)
 
 
 def reply_as_json(chat: ChatSession) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,10 +14,26 @@ from typing import Any
 
 import click
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
+"""All control characters but tabs and ends of lines."""
 
-def write(text: str) -> None:
-    """Send text to stdout as it is and at once."""
-    click.echo(text, nl=False, color=True)  # colour would be escape sequences: the text's own are kept
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
+
+
+def write(text: str, *, err: bool = False, dim: bool = False) -> None:
+    """Send a model's text to stdout, or to stderr, at once.
+
+    A terminal shows it dimmed if that is asked for and NO_COLOR does not ask for plain text, and control characters
+    escaped: a model must not move the cursor or reach what else a terminal can do. All else gets the text as it is.
+    """
+    stream = sys.stderr if err else sys.stdout
+    if stream is not None and stream.isatty():
+        text = _CONTROLS.sub(_escaped, text)
+        if dim and not os.environ.get("NO_COLOR"):
+            text = click.style(text, dim=True)
+    click.echo(text, nl=False, err=err, color=True)
 
 
 def note(text: str) -> None:

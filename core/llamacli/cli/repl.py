@@ -16,7 +16,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from llamacli.chat.messages import Message
 from llamacli.checks import is_number, is_whole
-from llamacli.cli.chat import dimmed, replying
+from llamacli.cli.chat import replying
 from llamacli.cli.interrupts import check, forget
 from llamacli.cli.output import note, write
 from llamacli.cli.text import read_file
@@ -105,7 +105,7 @@ class Repl:
                     if piece.reasoning != reasoning:
                         reasoning = piece.reasoning
                         write("" if reasoning else "\n\n")
-                    write(dimmed(piece.text) if reasoning else piece.text)
+                    write(piece.text, dim=reasoning)
                     check()
         except KeyboardInterrupt:
             forget()
