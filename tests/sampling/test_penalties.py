@@ -5,7 +5,7 @@ import pytest
 
 from candidates import apply
 from llamacli import SamplingParams
-from llamacli.sampling import Dry, SamplerState, SuppressTokens, breakers_of, build_chain
+from llamacli.sampling import Dry, Penalties, SamplerState, SuppressTokens, breakers_of, build_chain
 from llamacli.tokenizer import tokenizer_from_metadata
 from tokenizer.small_vocabularies import byte_level
 
@@ -82,3 +82,11 @@ def test_penalties_of_large_counts_stay_finite(temp: float) -> None:
         state.accept(0)
     params = SamplingParams(temp=temp, penalty=1e6, penalty_freq=1e6, penalty_present=1e6, penalty_last_n=1000)
     assert state.sample(np.array([-3e38, 0], np.float32), params) == 1
+
+
+@pytest.mark.parametrize("logit", [3.4e38, -3.4e38])
+def test_a_logit_that_overflows_is_no_certainty(logit: float) -> None:
+    left = apply(np.array([logit, 1, -np.inf], np.float32), Penalties(3, 0.5 if logit > 0 else 2.0), history=[0, 2])
+    assert np.isfinite(left.logits[0])
+    assert np.isneginf(left.logits[2])
+    assert np.isfinite(left.probabilities()).all()

@@ -76,6 +76,9 @@ class SuppressTokens(Sampler):
         candidates.settle()
 
 
+_LARGEST = np.finfo(np.float32).max
+
+
 @attrs.frozen
 class Penalties(Sampler):
     """Make tokens less likely that are among the last n written; an n of 0 or less counts none.
@@ -103,7 +106,11 @@ class Penalties(Sampler):
             with np.errstate(over="ignore"):
                 logits = np.where(logits > 0, logits / factor, logits * factor)
         subtracted = counts[which].astype(np.float32) * np.float32(self.frequency) + np.float32(self.presence)
-        candidates.logits[places] = logits - subtracted
+        with np.errstate(over="ignore"):
+            logits = logits - subtracted
+        # What overflows is the largest number there is, for infinity would be certainty; what was forbidden stays so.
+        forbidden = np.isneginf(candidates.logits[places])
+        candidates.logits[places] = np.where(forbidden, logits, np.clip(logits, -_LARGEST, _LARGEST))
 
 
 @attrs.frozen
