@@ -35,8 +35,8 @@ def say(chat, text: str, **options) -> str:
 
 def evaluated(chat) -> str:
     """What the session has evaluated, special tokens spelled."""
-    assert [token for part in chat._held for token in part.ids] == chat.session._context
-    return chat.model.tokenizer.decode(chat.session._context, unparse_special=True)
+    assert tuple(token for part in chat._held for token in part.ids) == chat.session.tokens
+    return chat.model.tokenizer.decode(chat.session.tokens, unparse_special=True)
 
 
 def test_a_conversation(talker, script) -> None:
@@ -68,7 +68,7 @@ def test_turns_give_the_logits_of_the_whole(talker, script) -> None:
     with model.create_chat() as chat, model.create_session() as whole:
         say(chat, "once upon")
         say(chat, "and?")
-        whole.eval(chat.session._context)
+        whole.eval(chat.session.tokens)
         np.testing.assert_array_equal(chat.session.logits, whole.logits)
 
 
@@ -139,11 +139,11 @@ def test_tokens_that_were_generated_stay_whatever_encoding_would_give(talker, sc
     script(model, [model.tokenizer.token_id("▁"), *letters], "a")
     with model.create_chat() as chat:
         assert say(chat, "a") == " dog"
-        before = list(chat.session._context)
+        before = chat.session.tokens
         chat.add_user("b")
         assert model.encode(" dog", False) != [model.tokenizer.token_id("▁"), *letters]
         list(chat.respond())
-        assert chat.session._context[: len(before)] == before
+        assert chat.session.tokens[: len(before)] == before
 
 
 def test_a_model_that_puts_spaces_before_text(talker, script) -> None:
@@ -151,14 +151,14 @@ def test_a_model_that_puts_spaces_before_text(talker, script) -> None:
     script(model, "the dog", "a")
     with model.create_chat() as chat:
         assert say(chat, "once") == " the dog"
-        before = list(chat.session._context)
+        before = chat.session.tokens
         chat.add_user("b")
         n_prompt = len(
             model.encode("<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n", False, parse_special=True)
         )
         assert len(chat.render_turn()) == n_prompt
         list(chat.respond())
-        assert chat.session._context[: len(before)] == before
+        assert chat.session.tokens[: len(before)] == before
 
 
 # --- reasoning, tools
@@ -199,10 +199,10 @@ def test_tools(talker, script) -> None:
         assert say(chat, "roll") == ""
         (call,) = chat.history[-1].tool_calls
         assert call == ToolCall("roll", {"n": 2}, "call00001")
-        before = list(chat.session._context)
+        before = chat.session.tokens
         chat.add_tool_result(call, {"dice": [3, 4]})
         assert "".join(piece.text for piece in chat.respond()) == "the dog"
-        assert chat.session._context[: len(before)] == before
+        assert chat.session.tokens[: len(before)] == before
         assert '<|im_start|>tool\n{"dice": [3, 4]}<|im_end|>' in evaluated(chat)
         assert [message.role for message in chat.history] == ["user", "assistant", "tool", "assistant"]
         assert chat.history[2] == Message("tool", '{"dice": [3, 4]}', name="roll", tool_call_id="call00001")
@@ -270,10 +270,10 @@ def test_a_reply_ends_at_the_text_that_ends_a_turn(template: str, reply: str, co
     with model.create_chat() as chat:
         assert say(chat, "once") == content
         assert chat.stop == "eos"
-        before = list(chat.session._context)
+        before = chat.session.tokens
         chat.add_user("and")
         list(chat.respond())
-        assert chat.session._context[: len(before)] == before
+        assert chat.session.tokens[: len(before)] == before
 
 
 def test_a_reply_that_is_left(talker, script) -> None:
@@ -324,13 +324,13 @@ def test_a_turn_that_does_not_fit(talker, script) -> None:
     script(model, "the dog", "a")
     with model.create_chat() as chat:
         say(chat, "once")
-        before = list(chat.session._context)
+        before = chat.session.tokens
         chat.add_user("once upon a time " * 20)
         with pytest.raises(ContextOverflowError) as raised:
             chat.respond()
         assert raised.value.n_past == len(before)
         assert raised.value.n_past + raised.value.n_tokens == chat.n_context > raised.value.seq_len == 64
-        assert (chat.session._context, chat.pending) == (before, True)
+        assert (chat.session.tokens, chat.pending) == (before, True)
         assert say(chat, "b") == "a"
 
 
@@ -422,7 +422,9 @@ def test_a_session_of_the_callers(talker, script) -> None:
         assert chat.session is session
         say(chat, "once")
         assert evaluated(chat).startswith("<s><|im_start|>user")
+        n_past = session.n_past
         session.rewind(4)
+        session.eval([5] * (n_past - 4))
         say(chat, "and")
         assert evaluated(chat).startswith("<s><|im_start|>user\nonce")
 

@@ -242,7 +242,7 @@ class ChatSession(Closing):
         return Plan(wanted.parts, min(wanted.n_kept, len(wanted.ids) - 1)), rendering
 
     def _plan(self, rendering: Rendering) -> Plan:
-        if self.session.n_past != sum(len(part.ids) for part in self._held):
+        if self.session.tokens != tuple(token for part in self._held for token in part.ids):
             self._held = []  # the session was used for something else
         parts, bos_id = rendering.parts, self.model.tokenizer.bos_id
         if self.model.tokenizer.add_bos and bos_id is not None and list(parts[:1]) != [bos_id]:
