@@ -30,6 +30,8 @@ def evaluate(
     the tokens done and those in all, where they take more than one pass.
     """
     n_done, n_tokens = 0, sum(len(ids) for _, ids in work)
+    if len(work) == 1 and 0 < n_tokens <= N_BATCH:
+        return [_one_pass(program, *work[0], all_logits)]
     if progress is not None and n_tokens > N_BATCH:
         progress(0, n_tokens)
     starts = [len(sequence.tokens) for sequence, _ in work]
@@ -60,6 +62,20 @@ def evaluate(
     n_vocab = next((part[0].shape[1] for part in parts if part), 0)
     none = np.empty((0, n_vocab), np.float32)
     return [none if not part else np.concatenate(part) if all_logits else part[-1] for part in parts]
+
+
+def _one_pass(program: Program, sequence: KVSequence, ids: Ids, all_logits: bool) -> Logits:
+    """The usual case, a token of one sequence, without what many take."""
+    start, n = len(sequence.tokens), len(ids)
+    try:
+        sequence.reserve(start, n)
+        logits = program.forward(ids, [Span(sequence, start, n)], all_logits=all_logits)
+    except BaseException:
+        sequence.truncate(start)
+        raise
+    sequence.forget(start + n)
+    sequence.tokens += ids.tolist()
+    return logits
 
 
 def _batches(lengths: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:

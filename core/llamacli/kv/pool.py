@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import ctypes
 import threading
+from collections import deque
+from collections.abc import Sequence
 
 import attrs
 import numpy as np
@@ -125,21 +128,39 @@ def _memory(n_bytes: int) -> npt.NDArray[np.uint8]:
 class KVPool:
     """The pages of all sequences of a model whose keys and values are kept as the same types.
 
-    `lock` is held while a sequence changes which pages it owns, for others may be sharing them at the time. `identity`
-    tells the model from others: what one of another identity has computed means nothing to this one.
+    - `identity` tells the model from others: what one of another identity has computed means nothing to this one.
+    - `lock` is held while a sequence changes which pages it owns, for others may be sharing them at the time.
+    - `abandoned`: tables of sequences that the garbage collector has found, which may come in the middle of anything;
+      they are given back when something next asks for memory.
     """
 
     def __init__(self, layout: KVLayout, identity: str = ""):
         self.layout, self.identity = layout, identity
         self.lock = threading.RLock()
+        self.abandoned: deque[list[npt.NDArray[np.int64]]] = deque()
         self.groups = [Pages(group.page_bytes) for group in layout.groups]
+
+    def give_back(self, tables: Sequence[npt.NDArray[np.int64]]) -> None:
+        """Take an owner away from every page in the tables, one for each group of layers, which are empty then."""
+        for pages, table in zip(self.groups, tables, strict=True):
+            for i in np.flatnonzero(table):
+                page, table[i] = int(table[i]), 0
+                pages.release(page)
+
+    def collect(self) -> None:
+        """Give back the pages of sequences that nobody refers to any more."""
+        while self.abandoned:
+            with self.lock, contextlib.suppress(IndexError):  # another thread may be faster
+                self.give_back(self.abandoned.popleft())
 
     @property
     def n_bytes(self) -> int:
         """Bytes that have been asked of the system."""
+        self.collect()
         return sum(pages.n_bytes for pages in self.groups)
 
     @property
     def n_used_bytes(self) -> int:
         """Bytes of the pages that some sequence owns, each counted once."""
+        self.collect()
         return sum(pages.n_used * pages.page_bytes for pages in self.groups)

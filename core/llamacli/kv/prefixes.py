@@ -22,7 +22,8 @@ class PrefixIndex:
 
     def add(self, sequence: KVSequence) -> None:
         """Share what this sequence holds as long as it lives."""
-        self._live.add(sequence)
+        with sequence.pool.lock:
+            self._live.add(sequence)
 
     def reuse(self, sequence: KVSequence, tokens: Sequence[int]) -> int:
         """Let `sequence`, which holds the first of `tokens`, go on with as many as another one holds.

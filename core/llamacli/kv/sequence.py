@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from llamacli.errors import InvalidRequestError
 from llamacli.kv.pool import KVPool
@@ -48,7 +47,7 @@ class KVSequence:
             [[self.tables[place.group].ctypes.data, place.keys, place.values] for place in layout.places], np.int64
         )
         self._first_page = [0] * len(self.tables)
-        self._abandoned = weakref.finalize(self, _give_back_all, pool, self.tables)
+        self._abandoned = weakref.finalize(self, pool.abandoned.append, self.tables)
         self._abandoned.atexit = False
 
     @property
@@ -64,6 +63,7 @@ class KVSequence:
     @_locked
     def reserve(self, start: int, n: int) -> None:
         """Make cells `start` to `start + n - 1` this sequence's own to write. Raises MemoryError, changing nothing."""
+        self.pool.collect()
         span = range(start // PAGE, -(-(start + n) // PAGE))
         try:
             for pages, table in zip(self.pool.groups, self.tables, strict=True):
@@ -221,6 +221,7 @@ class KVSequence:
     def close(self) -> None:
         """Give back all pages; closing twice does nothing."""
         self._abandoned()
+        self.pool.collect()
 
     def write(self, layer: int, cell: int, k: Floats, v: Floats) -> None:
         """Put float32 [n, n_head_kv, head_dim] keys and values into cells `cell` onwards, which have been reserved."""
@@ -279,17 +280,10 @@ class KVSequence:
                 table[i] = pages.share(int(other[i])) if other[i] else 0
 
     def _release(self, first: int) -> None:
-        _give_back_all(self.pool, [table[first:] for table in self.tables])
+        self.pool.give_back([table[first:] for table in self.tables])
 
     def _give_back(self, group: int, i: int) -> None:
         page = int(self.tables[group][i])
         if page:
             self.tables[group][i] = 0
             self.pool.groups[group].release(page)
-
-
-def _give_back_all(pool: KVPool, tables: list[npt.NDArray[np.int64]]) -> None:
-    for pages, table in zip(pool.groups, tables, strict=True):
-        for i in np.flatnonzero(table):
-            page, table[i] = int(table[i]), 0
-            pages.release(page)
