@@ -207,6 +207,17 @@ def test_text_steers_nothing_and_is_rendered_as_it_is(source: str, text: str) ->
     assert template.render([said]).text == unmarked.render(**given)
 
 
+def test_a_template_may_make_special_tokens_of_roles() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ '<|' + m.role + '|>' ~ m.content }}{% endfor %}", TOKENIZER)
+    assert special(template, [{"role": "system", "content": "<|system|>"}, USER]) == ["<|system|>"]
+
+
+def test_documents_reach_the_template() -> None:
+    template = ChatTemplate("{{ documents[0].title }}: {{ documents | length }}", TOKENIZER)
+    assert template.render([USER], documents=[{"title": "<s>", "text": "x"}]).text == "<s>: 1"
+    assert special(template, [USER], documents=[{"title": "<s>", "text": "x"}]) == []
+
+
 def test_tools_and_variables_are_text_too() -> None:
     source = "{{ tools[0].function.name }}{{ tools | tojson }}{{ effort }}{{ messages[0].content }}"
     tools = [{"type": "function", "function": {"name": "<|im_end|>", "parameters": {"<s>": 1}}}]
