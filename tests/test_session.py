@@ -50,6 +50,24 @@ def logits_after(model: Model, tokens: list[int]) -> np.ndarray:
         return session.logits
 
 
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        (SamplingParams(samplers=["nonsense"], temp=1), "there is no sampler 'nonsense'"),
+        (SamplingParams(logit_bias={10**30: 1}), "logit_bias: token 10{30} is not in the vocabulary"),
+        (SamplingParams(suppress_tokens=[10**30]), "suppress_tokens: token 10{30} is not in the vocabulary"),
+        (SamplingParams(grammar="root"), "grammar: line 1"),
+    ],
+)
+def test_parameters_that_make_no_sampler_are_refused_before_anything_is_evaluated(
+    params: SamplingParams, said: str, text_model: Model
+) -> None:
+    with text_model.create_session() as session:
+        with pytest.raises(InvalidRequestError, match=said):
+            session.generate(PROMPT, params)
+        assert session.n_past == 0
+
+
 class TestLength:
     def test_seq_len_is_read_when_the_session_is_created(self, model: Model) -> None:
         before = model.create_session()

@@ -237,12 +237,15 @@ class Session(Closing):
         end-of-generation token, which is neither yielded nor evaluated, unless `ignore_eos`; and quietly when the
         context is full (`n_past == seq_len`).
 
-        Raises what `eval` raises for the prompt, at once; an empty prompt continues from `logits`.
+        Raises what `eval` raises for the prompt, and what is wrong with `params`, at once; an empty prompt continues
+        from `logits`.
         """
         params = params or SamplingParams()
         if not is_whole(max_tokens) or max_tokens < 0:
             raise InvalidRequestError(f"max_tokens must be an integer of at least 0, not {max_tokens!r}")
-        return self._generate(self._checked(prompt), params, int(max_tokens), ignore_eos)
+        checked = self._checked(prompt)
+        self._sampler.use(params)
+        return self._generate(checked, params, int(max_tokens), ignore_eos)
 
     def save(self, path: str | os.PathLike[str], **extra: Any) -> int:
         """Write everything that it takes to go on from here to a file: tokens, keys and values, logits, draws.

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 import click
 import pytest
 
+from llamacli.architecture import MAX_CONTEXT
 from llamacli.cli.app import app
 from llamacli.cli.bench import Numbers
+from llamacli.cli.options import MOST_TOKENS
 
 NUMERIC = (click.types.IntParamType, click.types.FloatParamType, Numbers)
 
@@ -47,6 +49,7 @@ def refusal(invoke, command: str, *options: str, **settings) -> str:
 
 def test_there_are_such_options() -> None:
     assert {"run", "bench", "perplexity", "embed", "quantize"} <= {command for command, _ in numeric_options()}
+    assert MOST_TOKENS == MAX_CONTEXT
 
 
 @pytest.mark.parametrize(("command", "option"), OPTIONS)

@@ -282,7 +282,7 @@ def test_a_prompt_longer_than_the_context_is_one_line(invoke, model) -> None:
         ("--repeat-penalty", "-1", "0<=x<=1000000"),
         ("--repeat-last-n", "-2", "x>=-1"),
         ("-n", "-2", "x>=-1"),
-        ("-c", "-1", "x>=0"),
+        ("-c", "-1", "0<=x<=2147483647"),
         ("-t", "0", "1<=x<=1024"),
         ("-s", "4294967296", "-1<=x<=4294967295"),
         ("--mode", "q5", "q4"),

@@ -174,13 +174,15 @@ class TestGrammar:
             ("--grammar", "root ::= (\n[a]", "grammar: line 2, column 4: expected an item, | or ) for the ("),
             ("--json-schema", '{"type":\n"text"}', "json_schema: line 2: Invalid type: text"),
             ("-j", "{", "json_schema: line 1, column 2: Expecting property name"),
+            ("--logit-bias", f"{10**30}+1", "is not in the vocabulary of "),
         ],
     )
-    def test_broken_ones(self, option: str, text: str, message: str, invoke, model) -> None:
+    def test_broken_ones_are_one_line_and_no_text(self, option: str, text: str, message: str, invoke, model) -> None:
         pytest.importorskip("llguidance")
         result = invoke("run", model, PROMPT, option, text)
-        assert result.exit_code == 1
+        assert (result.exit_code, result.stdout) == (1, "")
         assert message in result.stderr
+        assert result.stderr.count("\n") == 1
 
     def test_one_only(self, invoke, model) -> None:
         result = invoke("run", model, PROMPT, "--grammar", "root ::= [a]", "-jf", "schema.json")

@@ -17,6 +17,9 @@ Decorated = TypeVar("Decorated")
 PATH = click.Path()
 """A file's path, as a str. Whether it can be read is found out by reading it."""
 
+MOST_TOKENS = (1 << 31) - 1
+"""The longest context: `llamacli.architecture.MAX_CONTEXT`, written out because importing it is slow."""
+
 DEBUG = "llamacli.debug"
 """Key in `Context.meta`: whether errors show their traceback."""
 

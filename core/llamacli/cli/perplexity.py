@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacli.cli.options import PATH, global_options, kv_type_options, mode_option, threads_option
+from llamacli.cli.options import MOST_TOKENS, PATH, global_options, kv_type_options, mode_option, threads_option
 from llamacli.cli.output import print_json, write
 from llamacli.cli.progress import load
 from llamacli.cli.text import read_file, read_stdin
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 @click.option("-m", "--model", type=PATH, help="The model's file; without it, the demo model.")
 @click.option("-f", "--file", type=PATH, allow_from_autoenv=False, help="The text's file, instead of TEXT_FILE.")
 @click.option(
-    "-c", "--ctx-size", metavar="N", type=click.IntRange(4), default=512, show_default=True,
+    "-c", "--ctx-size", metavar="N", type=click.IntRange(4, MOST_TOKENS), default=512, show_default=True,
     help="Length of a chunk in tokens.",
 )  # fmt: skip
 @click.option(

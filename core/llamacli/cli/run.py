@@ -16,7 +16,7 @@ from llamacli.cli.heat import write_heat
 from llamacli.cli.hub import REFERENCE, model_from_hub
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.logprobs import logprobs_as_json, print_logprobs
-from llamacli.cli.options import PATH, global_options, kv_type_options, mode_option, threads_option
+from llamacli.cli.options import MOST_TOKENS, PATH, global_options, kv_type_options, mode_option, threads_option
 from llamacli.cli.output import has_status, note, print_json, write
 from llamacli.cli.progress import bar, load
 from llamacli.cli.sampling import sampling_options, sampling_params
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
     "-c",
     "--ctx-size",
     metavar="N",
-    type=click.IntRange(0),
+    type=click.IntRange(0, MOST_TOKENS),
     default=0,
     show_default=True,
     help="Length of the context in tokens, the prompt included; 0: the model's.",

@@ -44,6 +44,13 @@ def token_ids(values: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(map(int, values)))
 
 
+def expect_tokens(ids: Sequence[int], n_vocab: int, name: str) -> None:
+    """Refuse ids beyond a vocabulary by the parameter that names them."""
+    largest = max(ids, default=-1)
+    if largest >= n_vocab:
+        raise InvalidRequestError(f"{name}: token {largest} is not in the vocabulary of {n_vocab} tokens")
+
+
 @attrs.frozen
 class LogitBias(Sampler):
     """Add numbers to logits; minus infinity forbids a token, infinity leaves only such tokens."""
@@ -52,8 +59,9 @@ class LogitBias(Sampler):
 
     def apply(self, candidates: Candidates) -> None:
         """Add. Raises InvalidRequestError for a token that the vocabulary lacks, and if none is left."""
-        ids = np.array([token for token, _ in self.bias], np.int32)
-        _expect_tokens(ids, candidates.n_vocab, "logit_bias")
+        tokens = [token for token, _ in self.bias]
+        expect_tokens(tokens, candidates.n_vocab, "logit_bias")
+        ids = np.array(tokens, np.int32)
         bias = np.array([value for _, value in self.bias], np.float32)
         places, which = candidates.find(ids)
         with np.errstate(over="ignore", invalid="ignore"):  # infinity for a token that is forbidden leaves it so
@@ -70,8 +78,8 @@ class SuppressTokens(Sampler):
 
     def apply(self, candidates: Candidates) -> None:
         """Forbid them. Raises InvalidRequestError for a token that the vocabulary lacks, and if no other is left."""
+        expect_tokens(self.tokens, candidates.n_vocab, "suppress_tokens")
         ids = np.array(self.tokens, np.int32)
-        _expect_tokens(ids, candidates.n_vocab, "suppress_tokens")
         candidates.logits[candidates.find(ids)[0]] = -np.inf
         candidates.settle()
 
@@ -181,9 +189,3 @@ def breakers_of(tokenizer: Tokenizer, texts: Sequence[str]) -> Breakers:
                     rest = tokenizer.encode(text[n:].decode(errors="replace"), add_special=False)
                     breakers.setdefault(token, set()).add(tuple(rest[:_MOST_TOKENS]))
     return {token: tuple(sorted(rests)) for token, rests in breakers.items()}
-
-
-def _expect_tokens(ids: Ids, n_vocab: int, name: str) -> None:
-    beyond = ids[ids >= n_vocab]
-    if len(beyond):
-        raise InvalidRequestError(f"{name}: token {beyond[0]} is not in the vocabulary of {n_vocab} tokens")

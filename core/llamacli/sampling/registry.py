@@ -10,7 +10,7 @@ from llamacli.errors import InvalidRequestError
 from llamacli.sampling.choice import AdaptiveP, Draw, Greedy, Mirostat, MirostatV2
 from llamacli.sampling.grammar import Grammar
 from llamacli.sampling.params import SamplingParams
-from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressTokens, breakers_of
+from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressTokens, breakers_of, expect_tokens
 from llamacli.sampling.sampler import Sampler, SamplerChain
 from llamacli.sampling.temperature import DynamicTemperature, Temperature
 from llamacli.sampling.truncation import MinP, TopK, TopNSigma, TopP, TypicalP, Xtc
@@ -97,10 +97,14 @@ def _grammar(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | N
 
 def _suppress_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
     tokens = params.suppress_tokens + (tokenizer.suppressed if tokenizer is not None else ())
+    if tokenizer is not None:
+        expect_tokens(params.suppress_tokens, tokenizer.n_vocab, "suppress_tokens")
     return SuppressTokens(tokens) if tokens else None
 
 
 def _logit_bias(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+    if tokenizer is not None:
+        expect_tokens([token for token, _ in params.logit_bias], tokenizer.n_vocab, "logit_bias")
     return LogitBias(params.logit_bias) if params.logit_bias else None
 
 

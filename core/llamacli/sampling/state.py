@@ -43,7 +43,7 @@ class SamplerState:
         What has been accepted counts as long as the parameters stay equal, or the chain the same object; the history
         counts in any case. Raises InvalidRequestError if a logit is NaN, or if all are minus infinity or forbidden.
         """
-        self._use(params)
+        self.use(params)
         candidates, n_probs = self._candidates, self._chain.n_probs
         candidates.start(logits)
         if n_probs:
@@ -83,7 +83,8 @@ class SamplerState:
         other._params, other._chain = self._params, self._chain.clone()
         return other
 
-    def _use(self, params: SamplingParams | SamplerChain) -> None:
+    def use(self, params: SamplingParams | SamplerChain) -> None:
+        """Make the chain that these parameters ask for; `sample` would. Raises InvalidRequestError if there is none."""
         if params is self._params or (isinstance(params, SamplingParams) and params == self._params):
             return
         if isinstance(params, SamplingParams):
