@@ -67,7 +67,7 @@ def _pack_floats(size: int) -> Kernel:
         a = carray(simd.pointer(args), 1, PACK)[0]
         first, last = share(a.n_tiles, thread, n_threads)
         n_padded = a.n_blocks * columns
-        exponent, unbounded = item(a.exponent), False
+        exponent, highest = item(a.exponent), item(0)
         for tile in range(first, last):
             out = carray(simd.pointer(a.packed + tile * n_padded * ROWS * size), (n_padded, ROWS), item)
             for lane in range(ROWS):
@@ -76,10 +76,11 @@ def _pack_floats(size: int) -> Kernel:
                 x = carray(simd.pointer(a.raw + min(row, a.n_rows - 1) * a.row_bytes), a.n_columns, item)
                 for i in range(n_columns):
                     out[i, lane] = x[i]
-                    unbounded |= x[i] & exponent == exponent
                 for i in range(n_columns, n_padded):
                     out[i, lane] = 0
-        if unbounded:
+                for i in range(n_columns):  # apart from the copying, for this becomes vector code
+                    highest = max(highest, x[i] & exponent)
+        if highest == exponent:
             carray(simd.pointer(a.unbounded), 1, np.int64)[0] = 1
 
     return Kernel(pack_floats, f"_{size}")
