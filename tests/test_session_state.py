@@ -1,5 +1,8 @@
 """What sessions do with their state: cut it, share it, do without it, evaluate it together."""
 
+import gc
+import threading
+
 import numpy as np
 import pytest
 
@@ -276,3 +279,36 @@ class TestFamilies:
         for axis, (mine, expected) in zip((2, 1), pairs, strict=True):
             kept = np.arange(first, 27)
             assert naive.nmse(mine.take(kept, axis), expected.take(kept, axis)) < 1e-9
+
+
+def test_threads_share_without_harm(model: Model) -> None:
+    """Sessions come and go in several threads, begin alike, and each generates what it would have alone."""
+    prompts = [[*LONG[:n], n] for n in (20, 33, 48, 48, 60)]
+    with model.create_session(reuse=False) as session:
+        expected = []
+        for prompt in prompts:
+            session.rewind(0)
+            expected.append([token.id for token in session.generate(prompt, max_tokens=8)])
+    wrong: list[object] = []
+
+    def run(seed: int) -> None:
+        random = np.random.RandomState(seed)
+        for _ in range(12):
+            i = random.randint(len(prompts))
+            session = model.create_session()
+            found = [token.id for token in session.generate(prompts[i], max_tokens=8)]
+            if found != expected[i]:
+                wrong.append((i, found))
+            if random.randint(3):  # else left to the garbage collector
+                session.close()
+
+    model.prefix_cache_bytes = 1 << 16
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    model.prefixes(model.kv_pool().layout.kv_type, 256).clear()
+    gc.collect()
+    assert model.kv_pool().n_used_bytes == 0
