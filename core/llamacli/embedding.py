@@ -56,7 +56,7 @@ class Embedder(Closing):
         if not len(tokens):
             raise InvalidRequestError("the text has no tokens")
         try:
-            with self._model.create_session() as session:
+            with self._model.create_session(reuse=False) as session:
                 only_last = pooling is Pooling.LAST
                 rows = session.eval(tokens, all_logits=not only_last)
                 states = session.logits[None] if rows is None else rows

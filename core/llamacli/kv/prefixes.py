@@ -5,8 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from llamacli.errors import InvalidRequestError
 from llamacli.kv.sequence import KVSequence
+
+MOST_KEPT = 64
+"""How many closed sequences are kept at the most: all are looked through for each prompt."""
 
 
 class PrefixIndex:
@@ -59,7 +64,7 @@ class PrefixIndex:
                 if n == len(other.tokens) and sequence.can_truncate(n):
                     self._drop(other)
             self._kept.append(sequence.fork())
-            while self._kept and self.n_bytes > max_bytes:
+            while len(self._kept) > MOST_KEPT or (self._kept and self.n_bytes > max_bytes):
                 self._drop(self._kept[0])
 
     @property
@@ -67,11 +72,11 @@ class PrefixIndex:
         """Bytes of the pages of what is kept; shared ones count once."""
         if not self._kept:
             return 0
-        groups = self._kept[0].pool.groups
-        return sum(
-            pages.page_bytes * len({int(page) for kept in self._kept for page in kept.tables[g] if page})
-            for g, pages in enumerate(groups)
-        )
+        total = 0
+        for g, pages in enumerate(self._kept[0].pool.groups):
+            held = np.unique(np.concatenate([kept.tables[g] for kept in self._kept]))
+            total += pages.page_bytes * int(np.count_nonzero(held))
+        return total
 
     def clear(self) -> None:
         """Give up all that is kept."""
