@@ -44,7 +44,10 @@ def register_loaders(register: Callable[[Loader], None]) -> None:
 
 @hookspec
 def register_quant_formats(register: Callable[[QuantFormat], None]) -> None:
-    """Call `register` once for every tensor type that this plugin adds."""
+    """Call `register` once for every tensor type that this plugin adds.
+
+    One with a `packing` is computed by kernels of its own in mode `auto`, one without as Q8_0.
+    """
 
 
 @hookspec

@@ -1,10 +1,14 @@
-"""Every packed format: its layout is exact, and its kernels agree with the plain product of the same operands."""
+"""Every packed format, of the core and of a plugin: its layout is exact, and its kernels agree with the plain product
+of the same operands."""
+
+from enum import IntEnum
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import example_formats
 import gguf
 import naive
 from gguf import GGMLQuantizationType
@@ -12,11 +16,21 @@ from llamacli.kernels.elementwise import ROUND, round_activations
 from llamacli.kernels.formats import ACTIVATION, INTEGER_FORMS, ROWS, packings
 from llamacli.kernels.linear import LINEAR, linear
 from llamacli.kernels.packing import pack
+from llamacli.kernels.registry import packing_of
 from llamacli.kernels.team import Team
-from llamacli.quantization import TensorType, dequantize, nbytes
+from llamacli.quantization import FORMATS, TensorType, dequantize, nbytes
 from running import run_kernel
 
-KINDS = [pytest.param(kind, id=kind.name) for kind in packings()]
+ADDED = [fmt for fmt in example_formats.FORMATS if fmt.packing]
+KINDS = [pytest.param(kind, id=kind.name) for kind in (*packings(), *(fmt.type for fmt in ADDED))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def added_formats():
+    FORMATS.update({fmt.type: fmt for fmt in ADDED})
+    yield
+    for fmt in ADDED:
+        del FORMATS[fmt.type]
 
 
 @pytest.fixture(scope="module", params=[1, 2])
@@ -26,9 +40,9 @@ def team(request):
     team.close()
 
 
-def random_rows(kind: TensorType, n_rows: int, n_columns: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def random_rows(kind: IntEnum, n_rows: int, n_columns: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Random bytes of a type, blocks of absurd numbers emptied, and what they mean."""
-    block = packings()[kind].block
+    block = packing_of(kind).block
     random = np.random.default_rng(seed)
     raw = random.integers(0, 256, (n_rows, nbytes(kind, (n_columns,))), dtype=np.uint8)
     with np.errstate(all="ignore"):
@@ -38,8 +52,8 @@ def random_rows(kind: TensorType, n_rows: int, n_columns: int, seed: int) -> tup
     return raw, dequantize(raw, kind)
 
 
-def packed_rows(team: Team, kind: TensorType, raw: np.ndarray, n_columns: int) -> np.ndarray:
-    packing = packings()[kind]
+def packed_rows(team: Team, kind: IntEnum, raw: np.ndarray, n_columns: int) -> np.ndarray:
+    packing = packing_of(kind)
     shape = (-(-len(raw) // ROWS), -(-n_columns // packing.block), packing.n_bytes)
     packed = np.full(shape, 99, np.uint8)
     pack(team, kind, raw, packed, n_columns)
@@ -48,7 +62,7 @@ def packed_rows(team: Team, kind: TensorType, raw: np.ndarray, n_columns: int) -
 
 def multiply(team, kind, raw, n_out, x, *, bias=None, residual=None, first_row=0):
     """The kernel's product, and the activations that it used."""
-    packing = packings()[kind]
+    packing = packing_of(kind)
     n, width = x.shape
     packed = packed_rows(team, kind, raw, width)
     rows = np.pad(x, ((0, 0), (0, -width % 32)))
@@ -74,9 +88,9 @@ def test_unpacking_gives_what_the_file_means(team, kind, n_rows):
     raw, values = random_rows(kind, n_rows, 512, seed=1)
     packed = packed_rows(team, kind, raw, 512)
     rows = np.array([0, n_rows - 1, 17, 17, 3])
-    np.testing.assert_array_equal(packings()[kind].unpack(packed, rows).view(np.uint32), values[rows].view(np.uint32))
+    np.testing.assert_array_equal(packing_of(kind).unpack(packed, rows).view(np.uint32), values[rows].view(np.uint32))
     if n_rows % ROWS:
-        assert not packings()[kind].unpack(packed, np.arange(n_rows, len(packed) * ROWS)).any()
+        assert not packing_of(kind).unpack(packed, np.arange(n_rows, len(packed) * ROWS)).any()
 
 
 @pytest.mark.parametrize("kind", [TensorType.F32, TensorType.F16, TensorType.BF16])
@@ -84,7 +98,7 @@ def test_floats_of_any_width(team, kind):
     raw, values = random_rows(kind, 16, 12, seed=4)
     size = raw.shape[1] // 12
     packed = packed_rows(team, kind, raw[:, : 10 * size], 10)
-    unpacked = packings()[kind].unpack(packed, np.arange(16))
+    unpacked = packing_of(kind).unpack(packed, np.arange(16))
     np.testing.assert_array_equal(unpacked[:, :10], values[:, :10])
     assert not unpacked[:, 10:].any()
 
@@ -114,7 +128,7 @@ def test_every_scale_of_mxfp4(team):
     raw[:, 0] = np.arange(253)
     values = gguf.quants.dequantize(raw, GGMLQuantizationType.MXFP4)
     packed = packed_rows(team, TensorType.MXFP4, raw, 32)
-    unpacked = packings()[TensorType.MXFP4].unpack(packed, np.arange(253))
+    unpacked = packing_of(TensorType.MXFP4).unpack(packed, np.arange(253))
     np.testing.assert_array_equal(unpacked.view(np.uint32), values.view(np.uint32))
     x = np.random.default_rng(9).normal(0, 1e6, (5, 32)).astype(np.float32)
     result, used = multiply(team, TensorType.MXFP4, raw[:220], 220, x)

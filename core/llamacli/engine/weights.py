@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from enum import IntEnum
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 from llamacli.engine.base import QuantMode, expect_finite
+from llamacli.errors import PluginError, faults_of
 from llamacli.graph import Tensor
 from llamacli.kernels.formats import ROWS, Packing, packings
-from llamacli.kernels.packing import pack
+from llamacli.kernels.packing import pack, pack_kernel
+from llamacli.kernels.registry import packing_of
 from llamacli.kernels.team import Team
 from llamacli.loaders import ModelFile
 from llamacli.memory import anonymous
-from llamacli.quantization import TensorType, dequantize, quantize
+from llamacli.quantization import FORMATS, TensorType, dequantize, quantize
 
 _CHUNK_BYTES = 1 << 26
 """About how much of a tensor, in float32, is packed at a time: an interrupt is heard in between."""
@@ -27,17 +30,13 @@ _REQUANTISED = {QuantMode.FP32: TensorType.F32, QuantMode.Q8: TensorType.Q8_0, Q
 class Matrix:
     """A packed matrix, or one an expert: `packed` is uint8 [n_group, n_tiles, n_blocks, block bytes] of type `kind`.
 
-    `shape` is that of one matrix, (n_out, n_in), without padding.
+    `shape` is that of one matrix, (n_out, n_in), without padding; `packing` is how `packed` is laid out.
     """
 
-    kind: TensorType
+    kind: IntEnum
     packed: npt.NDArray[np.uint8]
     shape: tuple[int, int]
-
-    @property
-    def packing(self) -> Packing:
-        """How `packed` is laid out."""
-        return packings()[self.kind]
+    packing: Packing
 
     def rows(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """Rows of the first matrix, float32 [len(numbers), n_in]."""
@@ -58,11 +57,12 @@ def load_rows(tensor: Tensor, file: ModelFile) -> npt.NDArray[np.float32]:
 def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) -> Matrix:
     """Pack a tensor of two dimensions, or of three: a matrix an expert. One dimension is a matrix of one row.
 
-    Raises ModelFormatError for numbers or scales that are not finite.
+    Raises ModelFormatError for numbers or scales that are not finite, PluginError where a plugin's packing is broken.
     """
     source = file.tensors[tensor.name].type
     kind = target_type(source, mode)
-    packing = packings()[kind]
+    packing = packing_of(kind)
+    assert packing
     n_out, n_in = (1, *tensor.shape)[-2:]
     n_tiles, n_blocks = -(-n_out // ROWS), -(-n_in // packing.block)
     data = file.data(tensor.name)
@@ -71,6 +71,9 @@ def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) ->
     shape = (len(raw), n_tiles, n_blocks, packing.n_bytes)
     packed = anonymous(math.prod(shape)).reshape(shape)
     tiles_at_once = max(1, _CHUNK_BYTES // (4 * ROWS * n_in))
+    if kind not in packings():
+        with faults_of(f"compiling the packing of tensor type {kind.name}"):
+            pack_kernel(kind).compile()
     for matrix, target in zip(raw, packed, strict=True):
         for tile in range(0, n_tiles, tiles_at_once):
             rows = matrix[tile * ROWS : (tile + tiles_at_once) * ROWS]
@@ -78,21 +81,35 @@ def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) ->
                 rows = _converted(rows, source, kind)
             finite = pack(team, kind, rows, target[tile : tile + tiles_at_once], n_in)
             expect_finite(finite, tensor.name, file)
-    return Matrix(kind, packed, (n_out, n_in))
+    result = Matrix(kind, packed, (n_out, n_in), packing)
+    if kind not in packings():
+        _expect_meaning(result, raw[0], tensor.name, file)
+    return result
 
 
-def target_type(source: int, mode: QuantMode) -> TensorType:
+def _expect_meaning(matrix: Matrix, raw: npt.NDArray[np.uint8], tensor: str, file: ModelFile) -> None:
+    """Refuse a plugin's packing whose numbers are not those of its `dequantize`, by some rows of each tensor."""
+    meant = dequantize(raw[:ROWS], matrix.kind)
+    found = matrix.rows(np.arange(len(meant), dtype=np.int32))
+    if not np.allclose(found, meant, rtol=1e-5, atol=1e-6 * float(np.abs(meant).max())):
+        raise PluginError(
+            f"the packing of tensor type {matrix.kind.name} and its dequantize differ "
+            f"on tensor {tensor!r} of {file.path}"
+        )
+
+
+def target_type(source: int, mode: QuantMode) -> IntEnum:
     """The type in which a tensor of type `source` is kept in a mode."""
     if mode in _REQUANTISED:
         return _REQUANTISED[mode]
-    if source in packings():
-        return TensorType(source)
+    if packing_of(source) is not None:
+        return FORMATS[source].type
     if source == TensorType.F64:
         return TensorType.F32
     return TensorType.Q8_0
 
 
-def _converted(rows: npt.NDArray[np.uint8], source: int, kind: TensorType) -> npt.NDArray[np.uint8]:
+def _converted(rows: npt.NDArray[np.uint8], source: int, kind: IntEnum) -> npt.NDArray[np.uint8]:
     values = dequantize(rows, source)
     if kind == TensorType.F32:
         return values.view(np.uint8)

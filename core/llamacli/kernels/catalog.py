@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from llamacli.kernels import attention, elementwise, encoding, experts, linear, packing, sampling, team
-from llamacli.kernels.formats import packings
 from llamacli.kernels.jit import ArrayFunction, Compiled, Kernel
+from llamacli.kernels.registry import kinds
 from llamacli.kv.types import KV_TYPES, KVType
 
 _MODULES = (attention, elementwise, encoding, experts, linear, packing, sampling, team)
@@ -16,8 +16,8 @@ _CACHES = [KVType(name, name) for name in KV_TYPES]
 """Those of mixed types are compiled when they are asked for."""
 
 _FAMILIES: tuple[tuple[Callable[[Any], Kernel], Callable[[], Iterable[Any]]], ...] = (
-    (packing.pack_kernel, packings),
-    (linear.linear, packings),
+    (packing.pack_kernel, kinds),
+    (linear.linear, kinds),
     (elementwise.round_activations, lambda: elementwise.FORMS),
     (elementwise.gated, lambda: elementwise.ACTIVATIONS),
     (attention.store_kv, lambda: _CACHES),

@@ -47,8 +47,12 @@ float16 scale for each 32, q8_K one float32 scale for 256."""
 
 
 class Packing(Protocol):
-    """A packed format: `block` columns of 16 rows take `n_bytes`; `activation` is the form that it multiplies."""
+    """A packed format: `block` columns of 16 rows take `n_bytes`; `activation` is the form that it multiplies.
 
+    `name` tells its kernels from those of all others, in this process and in the cache of kernels.
+    """
+
+    name: str
     block: int
     n_bytes: int
     activation: str
@@ -77,6 +81,11 @@ class FloatPacking:
     load_column: Callable[[ir.Builder, ir.Value], ir.Value]
     activation: str = "f32"
     block: int = COLUMNS
+
+    @property
+    def name(self) -> str:
+        """See Packing."""
+        return self.kind.name
 
     @property
     def n_bytes(self) -> int:
@@ -127,11 +136,25 @@ class Block:
 
 @attrs.frozen
 class FieldKind:
-    """A type of scale: how it is stored, and its float32 value in NumPy and in registers."""
+    """A type of scale: how it is stored, in 1 or 2 bytes, and its float32 value in NumPy and in registers.
 
-    item: type[np.generic]
+    `exponent`: the bits that are all set in what is NaN or infinite; 0 where nothing is.
+    """
+
+    item: type[np.generic] = attrs.field()
     to_floats: Callable[[np.ndarray], Any]
     load: Callable[[ir.Builder, ir.Value], Any]
+    exponent: int = 0
+
+    @item.validator
+    def _check_item(self, _attribute: Any, item: type[np.generic]) -> None:
+        if self.size not in (1, 2):
+            raise ValueError(f"a field is stored in 1 or 2 bytes, not in the {self.size} of {item.__name__}")
+
+    @property
+    def size(self) -> int:
+        """Bytes of one."""
+        return np.dtype(self.item).itemsize
 
 
 class _Loads:
@@ -143,7 +166,7 @@ class _Loads:
 
     def __getitem__(self, i: int) -> Any:
         if i not in self._loaded:
-            size = ROWS * np.dtype(self._kind.item).itemsize
+            size = ROWS * self._kind.size
             self._loaded[i] = self._kind.load(self._b, ir.offset(self._b, self._address, i * size))
         return self._loaded[i]
 
@@ -153,11 +176,11 @@ Factors = Callable[[dict[str, Any]], tuple[Any, Any]]
 Terms = Callable[[dict[str, Any], int], list[tuple[Any, Any]]]
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class IntegerPacking:
     """Codes of a few bits with scales.
 
-    - `groups`: groups of 32 columns in a block.
+    - `groups`: groups of 32 columns in a block, 1 or 8: activations have a scale for each 32 or for each 256.
     - `planes`: codes are stored in planes of 1, 2, 4 or 8 bits, lowest first.
     - `fields`: the scales of a block by name: their kind and how many there are.
     - `decode`: from one block of `file_bytes` bytes of a row, its codes, uint8 [32 * groups], and its fields one after
@@ -165,6 +188,9 @@ class IntegerPacking:
     - `factors` and `terms`: from the fields' values, factor and shift_factor of a Block; from them and a group's
       number, the terms of the Group.
     - `table`: what codes stand for, if not for themselves: 16 unsigned bytes.
+    - `name`: see Packing; given where the format is registered.
+
+    Raises ValueError for what kernels cannot be made of.
     """
 
     file_bytes: int
@@ -176,6 +202,20 @@ class IntegerPacking:
     terms: Terms
     bias_bits: int | None = None
     table: tuple[int, ...] | None = None
+    name: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        bits = sum(self.planes)
+        if self.groups not in (1, 8):
+            raise ValueError(f"a block has 1 or 8 groups of 32 numbers, not {self.groups}")
+        if not 1 <= bits <= 8 or any(plane not in (1, 2, 4, 8) for plane in self.planes):
+            raise ValueError(f"planes of 1, 2, 4 or 8 bits make up codes of 1 to 8, not {self.planes}")
+        if not self.fields:
+            raise ValueError("a block has at least one field")
+        if self.bias_bits is not None and not 0 <= self.bias_bits <= 7:
+            raise ValueError(f"a bias is 2^0 to 2^7, not 2^{self.bias_bits}")
+        if self.table is not None and (bits > 4 or len(self.table) != 16 or not set(self.table) <= set(range(256))):
+            raise ValueError("a table has 16 unsigned bytes, for codes of 4 bits at the most")
 
     @property
     def activation(self) -> str:
@@ -195,7 +235,7 @@ class IntegerPacking:
     @property
     def field_bytes(self) -> int:
         """Bytes of the fields of a block of 16 rows."""
-        return ROWS * sum(np.dtype(kind.item).itemsize * count for kind, count in self.fields.values())
+        return ROWS * sum(kind.size * count for kind, count in self.fields.values())
 
     @property
     def group_bytes(self) -> int:
@@ -217,7 +257,7 @@ class IntegerPacking:
             start, lowest = start + 64 * bits, lowest + bits
         fields, at = {}, 0
         for name, (kind, count) in self.fields.items():
-            size = ROWS * np.dtype(kind.item).itemsize * count
+            size = ROWS * kind.size * count
             stored = np.ascontiguousarray(blocks[..., at : at + size]).view(kind.item)
             stored = stored.reshape(len(rows), n_blocks, count, ROWS)[which, :, :, lane]
             fields[name] = [kind.to_floats(stored[..., i, None]) for i in range(count)]
@@ -240,7 +280,7 @@ class IntegerPacking:
         fields: dict[str, Any] = {}
         for name, (kind, count) in self.fields.items():
             fields[name] = _Loads(b, kind, ir.offset(b, address, at))
-            at += ROWS * np.dtype(kind.item).itemsize * count
+            at += ROWS * kind.size * count
         factor, shift_factor = self.factors(fields)
         return Block(factor, shift_factor, self.bias_bits, self._load_groups(b, address, ahead, fields))
 
@@ -273,7 +313,7 @@ def integer_format(kind: TensorType, **description: Any) -> Callable[[Decode], D
     """Decorate the decoder of an integer format."""
 
     def register(decode: Decode) -> Decode:
-        _INTEGERS[kind] = IntegerPacking(decode=decode, **description)
+        _INTEGERS[kind] = IntegerPacking(decode=decode, name=kind.name, **description)
         return decode
 
     return register
@@ -281,7 +321,7 @@ def integer_format(kind: TensorType, **description: Any) -> Callable[[Decode], D
 
 @functools.cache
 def packings() -> dict[TensorType, Packing]:
-    """The formats that have kernels. Weights of any other are repacked to one of these."""
+    """The core's formats that have kernels; `registry` adds those of plugins."""
     from llamacli.kernels import integer_formats  # noqa: F401 - registers its formats
 
     load_f32 = functools.partial(ir.load, kind=ir.F32X16)

@@ -48,7 +48,7 @@ def _to_floats(stored: np.ndarray) -> np.ndarray:
     return stored.astype(np.float32)
 
 
-F16 = FieldKind(np.float16, _to_floats, ir.load_f16)
+F16 = FieldKind(np.float16, _to_floats, ir.load_f16, exponent=0x7C00)
 U8 = FieldKind(np.uint8, _to_floats, lambda b, address: ir.to_f32(b, _load_int(b, address, signed=False)))
 I8 = FieldKind(np.int8, _to_floats, lambda b, address: ir.to_f32(b, _load_int(b, address, signed=True)))
 E8M0_HALF = FieldKind(np.uint8, lambda stored: np.ldexp(np.float32(1), stored.astype(np.int32) - 128), _load_e8m0)

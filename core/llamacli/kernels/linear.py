@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any
 
 from numba import carray
@@ -12,9 +13,9 @@ from numba.extending import intrinsic
 
 from llamacli.kernels import ir, simd
 from llamacli.kernels.elementwise import share
-from llamacli.kernels.formats import ACTIVATION, ACTIVATION_BLOCK, INTEGER_FORMS, ROWS, Block, Group, Packing, packings
+from llamacli.kernels.formats import ACTIVATION, ACTIVATION_BLOCK, INTEGER_FORMS, ROWS, Block, Group, Packing
 from llamacli.kernels.jit import RUN, Kernel, record
-from llamacli.quantization import TensorType
+from llamacli.kernels.registry import packing_of
 
 LINEAR = record(
     "weight", "tile_bytes", "n_tiles", "n_blocks", "x", "x_stride", "out", "out_stride", "bias", "bias_stride",
@@ -37,39 +38,43 @@ _TILES_A_CHUNK = 8
 _i64 = types.int64
 
 
-@intrinsic(prefer_literal=True)
-def _tile(typingctx: Any, kind: Any, n: Any, weight: Any, n_blocks: Any, x: Any, x_stride: Any, out: Any,
-          out_stride: Any, bias: Any, residual: Any) -> Any:  # fmt: skip
-    """One tile of 16 rows times n tokens; kind and n are literals, all else int64. The order of every sum is fixed."""
-    if not isinstance(kind, types.IntegerLiteral) or not isinstance(n, types.IntegerLiteral):
-        return None
-    packing, n_tokens = packings()[TensorType(kind.literal_value)], n.literal_value
+def _tile_of(packing: Packing) -> Any:
+    """What multiplies one tile of 16 rows with n tokens; n is a literal, all else int64. Each sum has a fixed order."""
     multiply = _integer_block if packing.activation in INTEGER_FORMS else _float_block
 
-    def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
-        _, _, weight, n_blocks, x, x_stride, out, out_stride, bias, residual = args
-        rows = [b.add(x, b.mul(x_stride, ir.I64(token))) for token in range(n_tokens)]
+    @intrinsic(prefer_literal=True)
+    def tile(typingctx: Any, n: Any, weight: Any, n_blocks: Any, x: Any, x_stride: Any, out: Any, out_stride: Any,
+             bias: Any, residual: Any) -> Any:  # fmt: skip
+        if not isinstance(n, types.IntegerLiteral):
+            return None
+        n_tokens = n.literal_value
 
-        def body(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
-            # A lone token is bound by memory, and blocks are too long for the processor to look far ahead.
-            address = b.add(weight, b.mul(i, ir.I64(packing.n_bytes)))
-            block = packing.load(b, address, _AHEAD if n_tokens == 1 else 0)
-            return multiply(b, packing, block, i, rows, totals)
+        def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
+            _, weight, n_blocks, x, x_stride, out, out_stride, bias, residual = args
+            rows = [b.add(x, b.mul(x_stride, ir.I64(token))) for token in range(n_tokens)]
 
-        totals = ir.loop(b, n_blocks, [ir.constant(ir.F32X16, 0.0)] * n_tokens, body)
-        biases = ir.load(b, bias, ir.F32X16)
-        totals = [b.fadd(total, biases) for total in totals]
-        places = [b.mul(out_stride, ir.I64(token)) for token in range(n_tokens)]
-        with b.if_else(b.icmp_signed("==", residual, ir.I64(0))) as (alone, added):
-            with alone:
-                for place, total in zip(places, totals, strict=True):
-                    ir.store(b, b.add(out, place), total)
-            with added:
-                for place, total in zip(places, totals, strict=True):
-                    ir.store(b, b.add(out, place), b.fadd(ir.load(b, b.add(residual, place), ir.F32X16), total))
-        return context.get_dummy_value()
+            def body(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+                # A lone token is bound by memory, and blocks are too long for the processor to look far ahead.
+                address = b.add(weight, b.mul(i, ir.I64(packing.n_bytes)))
+                block = packing.load(b, address, _AHEAD if n_tokens == 1 else 0)
+                return multiply(b, packing, block, i, rows, totals)
 
-    return types.void(kind, n, *[_i64] * 8), codegen
+            totals = ir.loop(b, n_blocks, [ir.constant(ir.F32X16, 0.0)] * n_tokens, body)
+            biases = ir.load(b, bias, ir.F32X16)
+            totals = [b.fadd(total, biases) for total in totals]
+            places = [b.mul(out_stride, ir.I64(token)) for token in range(n_tokens)]
+            with b.if_else(b.icmp_signed("==", residual, ir.I64(0))) as (alone, added):
+                with alone:
+                    for place, total in zip(places, totals, strict=True):
+                        ir.store(b, b.add(out, place), total)
+                with added:
+                    for place, total in zip(places, totals, strict=True):
+                        ir.store(b, b.add(out, place), b.fadd(ir.load(b, b.add(residual, place), ir.F32X16), total))
+            return context.get_dummy_value()
+
+        return types.void(n, *[_i64] * 8), codegen
+
+    return tile
 
 
 def _float_block(
@@ -150,11 +155,16 @@ def _add_scaled(b: ir.Builder, total: ir.Value | None, x: ir.Value, scale: ir.Va
     return b.fadd(total, x) if scale is None else ir.fma(b, x, scale, total)
 
 
-@functools.cache
-def linear(kind: TensorType) -> Kernel:
+def linear(kind: IntEnum) -> Kernel:
     """The kernel of weights packed as `kind`."""
-    number = int(kind)
-    wide = WIDE_INTEGER if packings()[kind].activation in INTEGER_FORMS else WIDE_FLOAT
+    packing = packing_of(kind)
+    assert packing, f"{kind.name} has no kernels"
+    return _linear(packing)
+
+
+@functools.cache
+def _linear(packing: Packing) -> Kernel:
+    tile, wide = _tile_of(packing), WIDE_INTEGER if packing.activation in INTEGER_FORMS else WIDE_FLOAT
     chunk = _TILES_A_CHUNK * wide
 
     def linear(args: int, run: int, thread: int, n_threads: int) -> None:
@@ -175,14 +185,14 @@ def linear(kind: TensorType) -> Kernel:
                         residual = a.residual + token * a.out_stride + lanes if a.residual else 0
                         bias = a.bias + group * a.bias_stride + lanes
                         if chunk_end - token >= wide:
-                            _tile(number, wide, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
+                            tile(wide, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
                             token += wide
                         elif chunk_end - token >= NARROW:
-                            _tile(number, NARROW, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
+                            tile(NARROW, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
                             token += NARROW
                         else:
-                            _tile(number, 1, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
+                            tile(1, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
                             token += 1
                 row = chunk_end
 
-    return Kernel(linear, f"_{kind.name}")
+    return Kernel(linear, f"_{packing.name}")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 from numba import carray, njit
-from numba.core import types
-from numba.extending import overload
 
 from llamacli.kernels import simd
 from llamacli.kernels.elementwise import share
-from llamacli.kernels.formats import ROWS, FloatPacking, IntegerPacking, packings
+from llamacli.kernels.formats import ROWS, FloatPacking, IntegerPacking
 from llamacli.kernels.jit import RUN, Kernel, record
+from llamacli.kernels.registry import packing_of
 from llamacli.kernels.team import STEP, Team
 from llamacli.quantization import TensorType
 
@@ -22,18 +21,14 @@ PACK = record(
     "raw", "row_bytes", "n_rows", "packed", "n_tiles", "n_blocks", "n_columns", "exponent", "unbounded"
 )  # fmt: skip
 """`raw`: n_rows rows of row_bytes bytes, a whole number of blocks each; `packed`: n_tiles tiles of n_blocks blocks.
-`exponent`: the bits that are all set in floats that are NaN or infinite; int64 `unbounded` is set to 1 if any float is.
+`exponent`: the bits that are all set in what is NaN or infinite, where weights are floats; int64 `unbounded` is set to
+1 if any float or scale is.
 """
 
-_EXPONENT_F16 = 0x7C00
-_EXPONENTS = {TensorType.F32: 0x7F800000, TensorType.BF16: 0x7F80}
-
-_MOST_CODES, _MOST_FIELDS = 256, 24
+_EXPONENTS = {TensorType.F32: 0x7F800000, TensorType.F16: 0x7C00, TensorType.BF16: 0x7F80}
 
 
-def pack(
-    team: Team, kind: TensorType, raw: npt.NDArray[np.uint8], packed: npt.NDArray[np.uint8], n_columns: int
-) -> bool:
+def pack(team: Team, kind: IntEnum, raw: npt.NDArray[np.uint8], packed: npt.NDArray[np.uint8], n_columns: int) -> bool:
     """Pack rows, uint8 [n_rows, row_bytes], into uint8 [n_tiles, n_blocks, n_bytes]; rows that are missing become 0.
 
     Returns whether all floats and scales are finite.
@@ -42,19 +37,20 @@ def pack(
     args, run, steps, unbounded = np.zeros(1, PACK), np.zeros(1, RUN), np.zeros(1, STEP), np.zeros(1, np.int64)
     args["raw"], args["row_bytes"], args["n_rows"] = raw.ctypes.data, raw.shape[1], len(raw)
     args["packed"], args["n_tiles"], args["n_blocks"] = packed.ctypes.data, packed.shape[0], packed.shape[1]
-    args["n_columns"], args["exponent"] = n_columns, _EXPONENTS.get(kind, _EXPONENT_F16)
+    args["n_columns"], args["exponent"] = n_columns, _EXPONENTS.get(kind, 0)
     args["unbounded"] = unbounded.ctypes.data
     steps["function"], steps["args"] = pack_kernel(kind).address, args.ctypes.data
     team.run(steps, 0, 1, run)
     return not unbounded[0]
 
 
-def pack_kernel(kind: TensorType) -> Kernel:
+def pack_kernel(kind: IntEnum) -> Kernel:
     """The kernel that packs weights of a format."""
-    packing = packings()[kind]
+    packing = packing_of(kind)
     if isinstance(packing, FloatPacking):
         return _pack_floats(np.dtype(packing.item).itemsize)
-    return _pack_integers(int(kind))
+    assert isinstance(packing, IntegerPacking)
+    return _pack_integers(packing)
 
 
 @functools.cache
@@ -86,45 +82,24 @@ def _pack_floats(size: int) -> Kernel:
     return Kernel(pack_floats, f"_{size}")
 
 
-def _decode(kind: Any, block: Any, codes: Any, fields: Any) -> None:
-    """The decoder of a format, by its number."""
-
-
-@overload(_decode, prefer_literal=True)
-def _overload_decode(kind: Any, block: Any, codes: Any, fields: Any) -> Any:
-    if not isinstance(kind, types.IntegerLiteral):
-        return None
-    decode = njit(inline="always")(_integer_packing(kind.literal_value).decode)
-
-    def call(kind: Any, block: Any, codes: Any, fields: Any) -> None:
-        decode(block, codes, fields)
-
-    return call
-
-
-def _integer_packing(kind: int) -> IntegerPacking:
-    packing = packings()[TensorType(kind)]
-    assert isinstance(packing, IntegerPacking)
-    return packing
-
-
 @functools.cache
-def _pack_integers(kind: int) -> Kernel:
+def _pack_integers(packing: IntegerPacking) -> Kernel:
     """The kernel for one format of integers; a tile is a unit of work.
 
     4 codes of a row are a 32-bit word, and so is each row's part of a vector: planes are made of whole words.
     """
-    packing = _integer_packing(kind)
     planes, groups, file_bytes, n_bytes = packing.planes, packing.groups, packing.file_bytes, packing.n_bytes
-    sizes = tuple(np.dtype(field.item).itemsize for field, count in packing.fields.values() for _ in range(count))
+    stored = [field for field, count in packing.fields.values() for _ in range(count)]
+    sizes, exponents = tuple(field.size for field in stored), tuple(field.exponent for field in stored)
+    decode = njit(inline="always")(packing.decode)
     block, field_words, n_planes, n_fields = packing.block, packing.field_bytes // 4, len(planes), len(sizes)
 
     def pack_integers(args: int, run: int, thread: int, n_threads: int) -> None:
         a = carray(simd.pointer(args), 1, PACK)[0]
         first, last = share(a.n_tiles, thread, n_threads)
-        codes, fields = np.zeros(_MOST_CODES, np.uint8), np.zeros(_MOST_FIELDS, np.uint16)
+        codes, fields = np.zeros(block, np.uint8), np.zeros(n_fields, np.uint16)
         word = codes.view(np.uint32)
-        exponent, unbounded = np.uint16(a.exponent), False
+        unbounded = False
         for unit in range(first * a.n_blocks, last * a.n_blocks):
             tile, number = unit // a.n_blocks, unit % a.n_blocks
             address = a.packed + unit * n_bytes
@@ -133,10 +108,10 @@ def _pack_integers(kind: int) -> Kernel:
                 row = tile * ROWS + lane
                 if row < a.n_rows:
                     source = a.raw + row * a.row_bytes + number * file_bytes
-                    _decode(kind, carray(simd.pointer(source), file_bytes, np.uint8), codes, fields)
+                    decode(carray(simd.pointer(source), file_bytes, np.uint8), codes, fields)
                 else:
-                    codes[:block] = 0
-                    fields[:n_fields] = 0
+                    codes[:] = 0
+                    fields[:] = 0
                 at = field_words + lane
                 for group in range(groups):
                     lowest = 0
@@ -155,11 +130,11 @@ def _pack_integers(kind: int) -> Kernel:
                 for i in range(n_fields):
                     if sizes[i] == 2:
                         carray(simd.pointer(place + 2 * lane), 1, np.uint16)[0] = fields[i]
-                        unbounded |= fields[i] & exponent == exponent
+                        unbounded |= exponents[i] != 0 and fields[i] & exponents[i] == exponents[i]
                     else:
                         carray(simd.pointer(place + lane), 1, np.uint8)[0] = np.uint8(fields[i])
                     place += ROWS * sizes[i]
         if unbounded:
             carray(simd.pointer(a.unbounded), 1, np.int64)[0] = 1
 
-    return Kernel(pack_integers, f"_{TensorType(kind).name}")
+    return Kernel(pack_integers, f"_{packing.name}")

@@ -5,16 +5,21 @@ meaning and is called for them; it is imported at first use, because most runs n
 import would delay every start.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import InvalidRequestError, ModelFormatError
+
+if TYPE_CHECKING:
+    from llamacli.kernels.formats import IntegerPacking
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -70,6 +75,10 @@ class QuantFormat:
     A row of `n` numbers is `n / block_size` blocks of `type_size` bytes. `dequantize` takes uint8 [n_rows, row_bytes]
     and returns float32 [n_rows, n_columns], perhaps a view of its input; `quantize` does the reverse. Either is None
     where it is not to be had.
+
+    `packing` is for formats of plugins, and returns the description that kernels are made from; it is called when a
+    tensor of the type is loaded for them, so that what it imports (Numba, for one) is not imported in vain. Tensors of
+    a plugin's format without it are requantised to Q8_0.
     """
 
     type: IntEnum
@@ -77,6 +86,7 @@ class QuantFormat:
     type_size: int
     dequantize: Callable[[Bytes], Floats] | None = None
     quantize: Callable[[Floats], Bytes] | None = None
+    packing: Callable[[], IntegerPacking] | None = None
 
     @property
     def name(self) -> str:

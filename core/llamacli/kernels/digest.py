@@ -1,0 +1,112 @@
+"""What tells the code of a plugin's format from all other code: the names of its compiled kernels carry it.
+
+The core's own sources count in the name of the cache's folder. A plugin's cannot, for which plugins there are, and what
+modules they are made of, is not known when a kernel is looked for. So the digest is of the code itself, as it is in
+this process: of the instructions that a packing emits, and of the functions that its decoder is compiled from, down to
+the values of what they refer to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import partial
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+from llvmlite import ir as llvm
+
+from llamacli.kernels import ir
+from llamacli.kernels.formats import IntegerPacking
+
+_COVERED = {"llamacli", "numba", "llvmlite", "numpy", "builtins"}
+"""Packages whose versions or sources count in the name of the cache's folder."""
+
+
+def digest(packing: IntegerPacking) -> str:
+    """Hexadecimal digits that change with anything that the kernels of a packing are compiled from."""
+    found = hashlib.sha256()
+    stored = [(name, np.dtype(kind.item).str, kind.exponent, count) for name, (kind, count) in packing.fields.items()]
+    found.update(repr((packing.file_bytes, packing.groups, packing.planes, packing.bias_bits, stored)).encode())
+    for part in (*_emitted(packing), *_told(packing.decode, {})):
+        found.update(hashlib.sha256(part.encode()).digest())
+    return found.hexdigest()[:16]
+
+
+def _emitted(packing: IntegerPacking) -> Iterator[str]:
+    """The instructions that load one block."""
+    function = llvm.Function(llvm.Module(), llvm.FunctionType(llvm.VoidType(), [llvm.IntType(64)]), "load")
+    builder = ir.Builder(function.append_basic_block())
+    block = packing.load(builder, function.args[0], 0)
+    yield str((block.factor, block.shift_factor))
+    for group in block.groups:
+        yield str((group.codes, group.terms))
+    builder.ret_void()
+    yield str(function)
+
+
+_Seen = dict[tuple[int, frozenset[str]], int]
+"""Functions, modules and classes that have been told of, with the names looked for in them: their numbers."""
+
+
+def _told(value: Any, seen: _Seen, names: frozenset[str] = frozenset()) -> Iterator[str]:
+    """All about a value that compiled code refers to; of a module or a class, what has one of `names`."""
+    yield type(value).__qualname__
+    if isinstance(value, (FunctionType, ModuleType, type)):
+        key = id(value), frozenset() if isinstance(value, FunctionType) else names
+        if _is_covered(value):
+            yield f"{getattr(value, '__module__', '')}.{value.__name__}"
+        elif key in seen:
+            yield str(seen[key])
+        elif isinstance(value, FunctionType):
+            seen[key] = len(seen)
+            yield from _told_of_function(value, seen)
+        else:
+            seen[key] = len(seen)
+            for name in sorted(name for name in names if hasattr(value, name)):
+                yield name
+                yield from _told(getattr(value, name), seen, names)
+    elif hasattr(value, "__wrapped__"):  # what Numba compiles
+        yield repr(sorted(getattr(value, "targetoptions", {}).items()))
+        yield from _told(value.__wrapped__, seen)
+    elif isinstance(value, partial):
+        yield from _told((value.func, value.args, tuple(value.keywords.items())), seen)
+    elif isinstance(value, np.ndarray):
+        yield repr((value.dtype.str, value.shape, value.tobytes()))
+    elif isinstance(value, (tuple, list)):
+        yield str(len(value))
+        for item in value:
+            yield from _told(item, seen)
+    elif isinstance(value, frozenset):
+        yield repr(sorted(map(repr, value)))
+    else:
+        yield repr(value)
+
+
+def _told_of_function(function: FunctionType, seen: _Seen) -> Iterator[str]:
+    codes = list(_codes(function.__code__))
+    names = frozenset(name for code in codes for name in code.co_names)
+    for code in codes:
+        yield repr((code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount))
+        yield from _told(tuple(const for const in code.co_consts if not isinstance(const, CodeType)), seen)
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    yield from _told((function.__defaults__, *(function.__kwdefaults__ or {}).items(), *cells), seen)
+    for name in sorted(names & function.__globals__.keys()):
+        yield name
+        yield from _told(function.__globals__[name], seen, names)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _codes(const)
+
+
+def _is_covered(value: FunctionType | ModuleType | type) -> bool:
+    if isinstance(value, FunctionType):  # what it says of itself may be another's, as with functools.wraps
+        module = str(value.__globals__.get("__name__"))
+    else:
+        module = value.__name__ if isinstance(value, ModuleType) else value.__module__
+    return module.partition(".")[0] in _COVERED

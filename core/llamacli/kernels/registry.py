@@ -1,0 +1,62 @@
+"""Which tensor types have kernels: those of the core, and those whose packing a plugin describes.
+
+A plugin's description comes with its `QuantFormat`, so nothing here knows of plugins.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from enum import IntEnum
+
+import attrs
+
+from llamacli.errors import PluginError, faults_of
+from llamacli.kernels.digest import digest
+from llamacli.kernels.formats import IntegerPacking, Packing, packings
+from llamacli.quantization import FORMATS, QuantFormat
+
+_log = logging.getLogger(__name__)
+
+
+def packing_of(kind: int) -> Packing | None:
+    """How weights of a type are packed; None where there are no kernels for it.
+
+    Raises PluginError if the type is a plugin's and its packing cannot be made, or does not fit its blocks.
+    """
+    fmt = FORMATS.get(kind)
+    if fmt is None or fmt.packing is None:
+        return packings().get(kind)  # type: ignore[call-overload, no-any-return]  # an IntEnum is found by its number
+    return _described(fmt)
+
+
+def kinds() -> list[IntEnum]:
+    """The types that have kernels; those of plugins whose packing is broken are reported and left out."""
+    found: list[IntEnum] = list(packings())
+    for fmt in FORMATS.values():
+        if fmt.packing is not None:
+            try:
+                _described(fmt)
+            except PluginError as error:
+                _log.warning("%s", error)
+            else:
+                found.append(fmt.type)
+    return found
+
+
+@functools.cache
+def _described(fmt: QuantFormat) -> IntegerPacking:
+    """A plugin's packing, named for its type and its code."""
+    assert fmt.packing
+    what = f"the packing of tensor type {fmt.name}"
+    with faults_of(what):
+        packing = fmt.packing()
+        if not isinstance(packing, IntegerPacking):
+            raise PluginError(f"{what} is {packing!r}, which is no IntegerPacking")
+        if (packing.block, packing.file_bytes) != (fmt.block_size, fmt.type_size):
+            raise PluginError(
+                f"{what} has blocks of {packing.block} numbers in {packing.file_bytes} bytes; "
+                f"those of the type have {fmt.block_size} in {fmt.type_size}"
+            )
+        return attrs.evolve(packing, name=f"{re.sub(r'[^A-Za-z0-9_]', '_', fmt.name)}_{digest(packing)}")
