@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -70,6 +72,23 @@ def test_pressure_counts_what_is_a_branchs_own(model: Model) -> None:
     assert (len(branches.tokens(root)), len(branches.tokens(child))) == (30, 45)
     branches.prune(child)
     assert branches.pressure().cells_used == 30
+
+
+def test_a_tree_may_be_deeper_than_calls_nest(model: Model) -> None:
+    depth = sys.getrecursionlimit() + 1
+    branches = Branches(model, n_leases=depth + 1, seq_len=4)
+    other, root = branches.create(), branches.create()
+    leaf = root
+    for _ in range(depth - 1):
+        leaf = branches.fork(leaf)
+    branches.prune_subtree(root)
+    assert (len(branches), other in branches, leaf in branches) == (1, True, False)
+
+
+@pytest.mark.parametrize("n_leases", [-1, 65537, 1.5])
+def test_leases_have_handles_of_their_own(n_leases: float, model: Model) -> None:
+    with pytest.raises(InvalidRequestError, match="n_leases must be an integer from 0 to 65536"):
+        Branches(model, n_leases=n_leases)
 
 
 def test_leases_run_out(branches: Branches) -> None:

@@ -88,7 +88,7 @@ def test_what_cannot_be_embedded(load) -> None:
     ):
         with pytest.raises(InvalidRequestError, match=message):
             embedder.embed(tokens)
-    with pytest.raises(ValueError, match="max"):
+    with pytest.raises(InvalidRequestError, match="pooling 'max' is not one of none, mean, cls, last"):
         embedder.embed([1], pooling="max")
     with pytest.raises(ModelFormatError, match=r"llama.pooling_type = 4: rankings are not supported"):
         load(metadata={"llama.pooling_type": 4})

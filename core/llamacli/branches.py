@@ -47,8 +47,8 @@ class Branches:
     """A store of branches, each named by a handle that no other branch ever had.
 
     A branch holds tokens, logits, sampler, draws and grammar; a fork gets a copy of all that and shares the pages.
-    There are as many branches at a time as `n_leases`, and as many cells, those that a branch does not share with its
-    parent, as `n_ctx` (default: all that the leases can hold). The handle 0 is never valid.
+    There are as many branches at a time as `n_leases`, 65536 at the most, and as many cells, those that a branch does
+    not share with its parent, as `n_ctx` (default: all that the leases can hold). The handle 0 is never valid.
 
     Methods raise InvalidRequestError for a handle whose branch is gone, ClosedError after `drain`.
     """
@@ -63,6 +63,8 @@ class Branches:
         kv_type: KVTypes | None = None,
         seed: int = 1234,
     ):
+        if not is_whole(n_leases) or not 0 <= n_leases <= _MOST_SLOTS:
+            raise InvalidRequestError(f"n_leases must be an integer from 0 to {_MOST_SLOTS}, not {n_leases!r}")
         self._model, self._seed = model, seed
         self._cache = model.kv_cache(n_leases, seq_len=seq_len, kv_type=kv_type)
         self._tenancy = Tenancy(self._cache)
@@ -156,9 +158,11 @@ class Branches:
 
     def prune_subtree(self, handle: int) -> None:
         """Give a branch up, and all that were forked from it."""
-        for child in list(self._branch(handle).children):
-            self.prune_subtree(child)
-        self._remove(handle)
+        subtree = [handle]
+        for parent in subtree:  # which grows on the way: a tree may be deeper than calls may nest
+            subtree += self._branch(parent).children
+        for descendant in reversed(subtree):
+            self._remove(descendant)
 
     def retain_only(self, winner: int) -> None:
         """Give all branches up but one, which then has no parent and no children, and all its cells for its own."""

@@ -50,9 +50,13 @@ class Embedder(Closing):
         """The vector of a text of `tokens`, float32 [n_embd]; with pooling "none" of each token, [n_tokens, n_embd].
 
         `pooling` is asked for in the place of the file's. With `normalize`, vectors have the length 1.
-        Raises InvalidRequestError for no tokens, more than the model's context, or ids that are not in the vocabulary.
+        Raises InvalidRequestError for no tokens, more than the model's context, ids that are not in the vocabulary, or
+        an unknown pooling.
         """
-        pooling = Pooling(pooling or self.pooling)
+        try:
+            pooling = Pooling(pooling or self.pooling)
+        except ValueError:
+            raise InvalidRequestError(f"pooling {pooling!r} is not one of {', '.join(Pooling)}") from None
         if not len(tokens):
             raise InvalidRequestError("the text has no tokens")
         try:

@@ -6,6 +6,7 @@ adds up to the same.
 
 from __future__ import annotations
 
+import abc
 import json
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -18,14 +19,24 @@ from llamacli.chat.messages import Piece, ToolCall
 Event = Piece | ToolCall
 
 
-class Reader(Protocol):
+class Reader(abc.ABC):
     """Takes one reply apart."""
+
+    def __init__(self, held: str = ""):
+        self._held = held
 
     def feed(self, text: str) -> list[Event]:
         """What is certain with this next piece of text."""
+        self._held += text
+        return list(self._read(final=False))
 
     def flush(self) -> list[Event]:
         """What was held back, at the end of the reply."""
+        return list(self._read(final=True))
+
+    @abc.abstractmethod
+    def _read(self, *, final: bool) -> Iterator[Event]:
+        """Take events off what is held, all of it if it is `final`."""
 
 
 class Syntax(Protocol):
@@ -78,21 +89,14 @@ class Spans:
         return _SpanReader(self.reasoning, self.calls if tools else None, prompt.rstrip())
 
 
-class _SpanReader:
+class _SpanReader(Reader):
     def __init__(self, reasoning: Span | None, calls: Calls | None, prompt: str):
+        super().__init__()
         self._reasoning, self._calls = reasoning, calls
-        self._held = ""
         self._at_start, self._skips_space = True, False
         self._inside: Span | None = None
         if reasoning and prompt.endswith(reasoning.opens.rstrip()):
             self._enter(reasoning)
-
-    def feed(self, text: str) -> list[Event]:
-        self._held += text
-        return list(self._read(final=False))
-
-    def flush(self) -> list[Event]:
-        return list(self._read(final=True))
 
     def _read(self, *, final: bool) -> Iterator[Event]:
         while True:
@@ -188,20 +192,14 @@ class Channels:
         return _ChannelReader(self, prompt[at:] if at >= 0 else "")
 
 
-class _ChannelReader:
+class _ChannelReader(Reader):
     def __init__(self, syntax: Channels, prompt: str):
-        self._syntax, self._held = syntax, prompt
+        super().__init__(prompt)
+        self._syntax = syntax
         self._kind: str | ToolCall = "header"
         self._n_messages = self._n_thoughts = 0
         self._n_prompt = len(prompt)
         self.feed("")
-
-    def feed(self, text: str) -> list[Event]:
-        self._held += text
-        return list(self._read(final=False))
-
-    def flush(self) -> list[Event]:
-        return list(self._read(final=True))
 
     def _read(self, *, final: bool) -> Iterator[Event]:
         while True:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, TypeVar
 
 import attrs
 
 from llamacli.checks import is_whole
+from llamacli.closing import Closing
 from llamacli.errors import (
     CancelledError,
     ContextOverflowError,
@@ -145,7 +145,7 @@ class ContextReport:
     closed: bool
 
 
-class PrefixSession:
+class PrefixSession(Closing):
     """One context over a model, used by one thread at a time.
 
     A failure of the engine poisons it: every later call raises SessionFatalError with the first cause. After `close`
@@ -252,14 +252,6 @@ class PrefixSession:
         if self._report is None:
             self._report = self._describe(closed=True)
             self._session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _decode(self, config: DecodeConfig, params: SamplingParams, cancel: Cancel | None) -> Iterator[StreamChunk]:
         session = self._session
