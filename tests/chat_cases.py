@@ -120,6 +120,10 @@ SYNTHETIC: dict[str, str] = {
 {{ c | first }}|{{ c | last }}|{{ c | list | length }}|{{ c == messages[0].content }}|{{ (c ~ 'x')[-2:] }}
 {{ c | indent(4) }}|{{ c | wordcount }}|{{ c is string }}|{{ c is mapping }}|{{ c is none }}|{{ c.title() }}
 {% endfor %}""",
+    "values": """{{ messages }}{{ messages[0] }}{{ tools }}{{ messages | map(attribute='content') | list }}
+{% for m in messages %}{{ 'a<b>' | safe + m.content | default('', true) }}{{ m.content ~ '<' }}{{ (m.content,) }}
+{{- m.content | e }}{{ m.content | safe }}{{ m.content | forceescape }}{{ m.content | default('') | tojson | safe }}
+{% endfor %}{{ messages[0].content + '<i>' | safe }}{{ '<b>%s' | safe % messages[0].content }}""",
     "state": """{% set ns = namespace(n=0, seen=[]) %}{% macro item(m, i=0) %}[{{ i }}:{{ m.role }}]{% endmacro %}
 {% for m in messages if m.role != 'tool' %}{% set ns.n = ns.n + 1 %}{{ item(m, i=ns.n) }}{% endfor %}
 {% set block %}{{ messages[0].content }} {{ strftime_now('%d %b %Y %H:%M') }}{% endset %}

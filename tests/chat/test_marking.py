@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import Markup
 
 from llamacli import InvalidRequestError
 from llamacli.chat.marking import Disguise, MarkedText, disguise_in, joined, revealed
@@ -20,7 +21,7 @@ def mark(text: str) -> Any:
 
 NO_ARGUMENT = [
     "upper", "lower", "title", "capitalize", "casefold", "swapcase", "strip", "lstrip", "rstrip", "split", "rsplit",
-    "splitlines", "isalpha", "isdigit", "isspace", "isupper", "islower", "isalnum", "__len__", "__hash__",
+    "splitlines", "isalpha", "isdigit", "isspace", "isupper", "islower", "isalnum", "__len__", "__hash__", "__repr__",
 ]  # fmt: skip
 ONE_ARGUMENT = [
     "strip", "lstrip", "rstrip", "split", "rsplit", "partition", "rpartition", "startswith", "endswith", "find",
@@ -63,6 +64,16 @@ def test_operations_answer_as_the_text_would(text: str, old: str, new: str, n: i
     assert revealed(joined(new, [old, marked])) == new.join([old, text])
     assert {text: 1}[marked] == {marked: 1}[text] == 1
     assert (marked in [text], text in [marked], marked != text) == (True, True, False)
+
+
+@given(TEXTS, TEXTS)
+def test_containers_and_html_show_the_text(text: str, other: str) -> None:
+    marked, markup = mark(text), Markup(other)
+    for value in ([text, other], {text: [other, 1, None]}):
+        assert DISGUISE.reveal(str(DISGUISE.mark(value))) == str(value)
+    assert DISGUISE.reveal(markup + marked) == markup + text
+    assert DISGUISE.reveal(marked + markup) == text + markup
+    assert DISGUISE.reveal(Markup("<%s>") % marked) == Markup("<%s>") % text
 
 
 @given(TEXTS, TEXTS)

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import attrs
 import jinja2
+import markupsafe
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
@@ -35,6 +36,9 @@ MAX_CHARACTERS = 1 << 26
 _SLOW = {"pprint", "striptags", "title", "urlize", "wordcount", "wordwrap", "xmlattr"}
 _SLOWNESS = 16
 """Filters of which a character costs as much as so many."""
+
+_LOOKING = {"e", "escape", "float", "forceescape", "int", "urlencode", *_SLOW}
+"""Filters that look at single characters."""
 
 _MAX_BITS = 1 << 16
 """Of the integers that a template computes."""
@@ -110,8 +114,8 @@ class Environment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
         del self.globals["lipsum"]
         self.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
-        self.filters |= {"tojson": _tojson, "join": _join}
-        for name in ("e", "escape", "float", "int", "striptags", "title", "urlencode", "wordcount", "wordwrap"):
+        self.filters |= {"tojson": _tojson, "join": _join, "safe": _safe}
+        for name in _LOOKING:
             self.filters[name] = _on_plain(self.filters[name])
         self.filters = {name: _charged(name, function) for name, function in self.filters.items()}
 
@@ -271,6 +275,10 @@ def _tojson(
     _charge(len(text))
     disguise = disguise_in(value)
     return MarkedText(disguise.hide(text), disguise) if disguise else text
+
+
+def _safe(value: Any) -> markupsafe.Markup:
+    return markupsafe.Markup(str.__str__(value) if isinstance(value, str) else value)
 
 
 @jinja2.pass_environment

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, SupportsIndex
 
+import markupsafe
+
 from llamacli.errors import InvalidRequestError
 
 _STAND_INS = range(0xF0000, 0x10FFFE)
@@ -110,7 +112,16 @@ class MarkedText(str):
     def __str__(self) -> str:
         return self
 
+    def __repr__(self) -> str:
+        return self._as_marked(self._disguise.hide(repr(self._plain)))
+
+    def __html__(self) -> str:
+        """As it is joined to HTML, escaped."""
+        return self._disguise.hide(str(markupsafe.escape(self._plain)))
+
     def __add__(self, other: str) -> MarkedText:
+        if isinstance(other, markupsafe.Markup):
+            return NotImplemented
         return self._as_marked(str.__add__(self, other))
 
     def __radd__(self, other: str) -> MarkedText:
