@@ -59,11 +59,11 @@ class TestCuts:
 
     def test_reseeding_begins_anew_with_both_ends(self, model: Model) -> None:
         session = fresh(model, LONG, seq_len=128)
-        session.reseed(LONG[:4], LONG[-20:])
+        session.clear_and_reseed(LONG[:4], LONG[-20:])
         assert session.pos_max == 23
         np.testing.assert_array_equal(session.logits, fresh(model, LONG[:4] + LONG[-20:]).logits)
         with pytest.raises(InvalidRequestError, match="neither"):
-            session.reseed([], [])
+            session.clear_and_reseed([], [])
         assert session.pos_max == 23
 
 

@@ -176,7 +176,7 @@ class Session(Closing):
             self.cache.remove(p0, stop, lambda layer, keys: program.turn(layer, keys, by, self.seq_len))
         del self._context[p0:stop]
 
-    def reseed(self, sinks: Sequence[int], tail: Sequence[int]) -> None:
+    def clear_and_reseed(self, sinks: Sequence[int], tail: Sequence[int]) -> None:
         """Forget everything and evaluate the first tokens of the text again, then its last ones (Xiao et al. 2023).
 
         What a model was trained to look at first stays first, and positions begin anew, so that a text can go on for

@@ -247,6 +247,20 @@ class TestManifests:
             with pytest.raises(errors.ManifestMismatchError, match=reason):
                 attrs.evolve(manifest, segments=segments).check(PREFIX, session.tokenize)
 
+    def test_a_session_says_who_it_is(self, model: Model, session: PrefixSession, load_tiny: LoadTiny) -> None:
+        manifest = build_manifest([("system", True, PREFIX)], session.tokenize, session.identity("p"))
+        assert session.ensure_prefix(PREFIX, manifest).manifest_digest == manifest.digest
+        assert (manifest.backend, manifest.model_digest, manifest.add_bos) == ("llamacli", model.identity, True)
+        others = {
+            "prompt_format": PrefixSession(model, attrs.evolve(CONFIG, prompt_format="chatml")),
+            "runtime_digest": PrefixSession(model, attrs.evolve(CONFIG, kv_cache_type="q8_0")),
+            "add_bos": PrefixSession(model, attrs.evolve(CONFIG, disable_bos=True)),
+            "model_digest": PrefixSession(load_tiny("mha", tokenizer="spm"), CONFIG),
+        }
+        for name, other in others.items():
+            assert manifest.difference(other.identity("p")) == name
+        assert manifest.difference(PrefixSession(model, CONFIG).identity("p")) == ""
+
     def test_another_identity_starts_anew(self, session: PrefixSession) -> None:
         first = session.ensure_prefix(PREFIX, self.manifest(session))
         assert first.manifest_digest == self.manifest(session).digest

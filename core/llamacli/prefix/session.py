@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
@@ -171,6 +172,21 @@ class PrefixSession(Closing):
         """The tokens that a text is evaluated as; `add_special` puts BOS first where the model expects it."""
         tokens = self.model.encode(text, add_special=add_special, parse_special=True)
         return tokens[:-1] if add_special and self.model.tokenizer.add_eos else tokens
+
+    def identity(self, profile_id: str = "") -> ContextManifest:
+        """Who computes this session's contexts, for `build_manifest` to say what one is made of."""
+        config = self.config
+        runtime = f"{self.model.mode.value} {self._session.cache.kv_type}"
+        return ContextManifest(
+            profile_id=profile_id,
+            backend="llamacli",
+            backend_version=importlib.metadata.version("llamacli"),
+            model_digest=self.model.identity,
+            prompt_format=config.prompt_format,
+            prompt_template_digest=config.prompt_template_digest,
+            runtime_digest=hash_bytes(runtime),
+            add_bos=self.model.tokenizer.add_bos and not config.disable_bos,
+        )
 
     @property
     def tokens(self) -> tuple[int, ...]:
