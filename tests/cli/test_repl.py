@@ -92,12 +92,14 @@ class Terminal:
 def talk(start, site: Path, install, tiny_gguf, tmp_path: Path):
     """Begin a conversation with a model that replies so: `talk("one reply", "another", args=[...])`."""
 
-    def begin(*replies: str, args: tuple[str, ...] = (), context_length: int = 512) -> Terminal:
+    def begin(
+        *replies: str, args: tuple[str, ...] = (), context_length: int = 512, env: dict[str, str] | None = None
+    ) -> Terminal:
         keys = chat_keys(CHATML.replace("assistant\n", "assistant\n{{ '<think>' if enable_thinking }}"))
         path = tiny_gguf("gqa", tokenizer="spm", context_length=context_length, metadata=keys)
         install(site, "llamacli-talks", "[llamacli]\ntalks = talks_plugin\n", talks_plugin=TALKS % (replies,))
-        home = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
-        terminal = Terminal(start, path, *args, env=home)
+        home = {"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
+        terminal = Terminal(start, path, *args, env=home | (env or {}))
         assert "/help says what can be done." in terminal.ready()
         return terminal
 
@@ -110,7 +112,7 @@ def test_a_conversation(talk, tmp_path: Path) -> None:
     assert "she saw\n" in terminal.say("and?")
     assert "messages" in terminal.say("/show")
     assert terminal.leave() == 0
-    assert "+once upon" in (tmp_path / "config" / "llamacli" / "history").read_text()
+    assert "+once upon" in (tmp_path / "state" / "llamacli" / "history").read_text()
 
 
 def test_what_was_typed_before_comes_back(talk) -> None:
@@ -120,6 +122,16 @@ def test_what_was_typed_before_comes_back(talk) -> None:
     terminal.wait("once upon")
     assert "she saw\n" in terminal.say(" a time")
     assert terminal.leave() == 0
+
+
+def test_without_a_home_nothing_is_kept(talk, tmp_path: Path) -> None:
+    terminal = talk("the dog", env={"HOME": "nowhere", "XDG_STATE_HOME": ""})
+    assert "the dog\n" in terminal.say("once upon")
+    terminal.press("\x1b[A")
+    terminal.wait("once upon")
+    terminal.press("\x03")
+    assert terminal.leave() == 0
+    assert not list(tmp_path.rglob("history"))
 
 
 def test_text_of_several_lines(talk, tmp_path: Path) -> None:
@@ -199,6 +211,8 @@ def test_settings(talk) -> None:
         ("/set top_p 2", "top_p = 2.0 is not a number from 0 to 1"),
         ("/set top_k x", "/set top_k takes a whole number, not 'x'"),
         ("/set temp x", "/set temp takes a number, not 'x'"),
+        ("/set parameter temperature 0.25", ""),
+        ("/set repeat-penalty 1.5", ""),
         ("/set temp", "/set temp needs a value"),
         ("/set think maybe", "/set think takes on or off, not 'maybe'"),
         ("/set nonsense 1", "there is no setting 'nonsense'; there are seed"),
@@ -223,7 +237,7 @@ def test_files_that_are_not_there_or_something_else(talk, tmp_path: Path) -> Non
     (tmp_path / "bad.json").write_text('{"system": 1}')
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     for command, answer in [
-        ("/load nowhere.json", "No such file or directory"),
+        ("/load nowhere.json", "error: nowhere.json: No such file or directory"),
         (f"/load {tmp_path / 'bad.json'}", "not a conversation that /save wrote"),
         (f"/load {tmp_path}", "Is a directory"),
         ("/read nowhere.txt", "No such file or directory"),

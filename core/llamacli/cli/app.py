@@ -16,7 +16,7 @@ from llamacli.cli.hub import list_models, pull, rm
 from llamacli.cli.inspect import inspect
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.options import DEBUG, global_options, log_to_stderr
-from llamacli.cli.output import abandon_stdout, note
+from llamacli.cli.output import abandon_stdout, note, one_line
 from llamacli.cli.perplexity import perplexity
 from llamacli.cli.plugins import plugin_commands, plugins
 from llamacli.cli.quantize import quantize
@@ -66,18 +66,10 @@ class App(click.Group):
         except (LlamaCliError, OSError, MemoryError) as error:
             if ctx.meta.get(DEBUG):
                 click.echo(traceback.format_exc(), err=True, nl=False)
-            note(f"llamacli: error: {_message(error)}")
+            note(f"llamacli: error: {one_line(error)}")
             if isinstance(error, OSError):
                 abandon_stdout()  # it may be stdout itself that failed
             raise Exit(1) from None
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    if isinstance(error, MemoryError):
-        return f"not enough memory: {error}".removesuffix(": ")
-    return str(error) or type(error).__name__
 
 
 @click.group(
@@ -87,8 +79,8 @@ def _message(error: Exception) -> str:
         "auto_envvar_prefix": "LLAMACLI",
         "max_content_width": 100,
     },
-    epilog="Plugins may add commands: `llamacli plugins` shows them. Every option can be set by an environment "
-    "variable too: LLAMACLI_RUN_TEMP is `run --temp`.",
+    epilog="Plugins may add commands: `llamacli plugins` shows them. Options can be set by environment "
+    "variables too: LLAMACLI_RUN_TEMP is `run --temp`.",
 )
 @click.version_option(package_name="llamacli", allow_from_autoenv=False)
 @functools.partial(global_options, env=True)

@@ -83,6 +83,15 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def one_line(error: Exception) -> str:
+    """What went wrong, for people: of the system's errors the file and the reason."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, MemoryError):
+        return f"not enough memory: {error}".removesuffix(": ")
+    return str(error) or type(error).__name__
+
+
 def human_bytes(n: int) -> str:
     """A size in the largest binary unit that leaves at least 1."""
     size, unit = float(n), "B"

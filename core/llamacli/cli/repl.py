@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import click
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import Completer, Completion
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from llamacli.chat.messages import Message
-from llamacli.checks import is_number, is_whole
+from llamacli.checks import is_whole
 from llamacli.cli.chat import replying
 from llamacli.cli.interrupts import check, forget
-from llamacli.cli.output import note, write
+from llamacli.cli.output import note, one_line, write
+from llamacli.cli.sampling import FIELDS
 from llamacli.cli.text import read_file
 from llamacli.errors import ContextOverflowError, InvalidRequestError, LlamaCliError
+from llamacli.files import replacing
+from llamacli.folders import user_folder
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import CompleteEvent
@@ -69,7 +70,7 @@ class Repl:
                 forget()
                 note("(Ctrl-D leaves)")
             except (LlamaCliError, OSError) as error:
-                note(f"error: {error}")
+                note(f"error: {one_line(error)}")
             except MemoryError:
                 note("error: not enough memory")
 
@@ -162,9 +163,10 @@ class Repl:
             self._chat.system = value
         elif key == "effort":
             self._chat.variables["reasoning_effort"] = value
-        elif key in self._numbers():
-            number: Any = _whole(name, value) if is_whole(self._numbers()[key]) else _number(name, value)
-            self._params = attrs.evolve(self._params, **{key: number})
+        elif key in FIELDS:
+            field = FIELDS[key]
+            number: Any = _whole(name, value) if is_whole(self._numbers()[field]) else _number(name, value)
+            self._params = attrs.evolve(self._params, **{field: number})
         else:
             names = ", ".join(["seed", "max_tokens", "think", "effort", "system", *self._numbers()])
             raise InvalidRequestError(f"there is no setting {name!r}; there are {names}")
@@ -185,6 +187,7 @@ class Repl:
         """Forget the conversation."""
         self._chat.clear()
         self._attached.clear()
+        note("(the conversation begins anew)")
 
     def regen(self, _: str) -> None:
         """Take back the last reply and ask for another."""
@@ -207,12 +210,10 @@ class Repl:
             "messages": [message.as_dict() for message in self._chat.history],
             "variables": self._chat.variables,
         }
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        try:
-            temporary.write_text(json.dumps(conversation, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        text = json.dumps(conversation, ensure_ascii=False, indent=1) + "\n"
+        with replacing(path, overwrite=True) as file:
+            file.write(text.encode())
+        note(f"({path}: {len(self._chat.history)} messages saved)")
 
     def load(self, argument: str) -> None:
         """Go on with a conversation that was written to a file."""
@@ -226,6 +227,7 @@ class Repl:
         if not isinstance(system, str) or any(not isinstance(name, str) for name in variables):
             raise InvalidRequestError(f"{path}: not a conversation that /save wrote")
         self._chat.system, self._chat.history[:], self._chat.variables = system, messages, variables
+        note(f"({path}: {len(messages)} messages)")
 
     def read(self, argument: str) -> None:
         """Put a file's text in front of what is said next."""
@@ -239,8 +241,7 @@ class Repl:
 
     def _numbers(self) -> dict[str, Any]:
         """The settings of the sampler that are numbers."""
-        values = attrs.asdict(self._params, recurse=False)
-        return {name: value for name, value in values.items() if is_number(value)}
+        return {field: getattr(self._params, field) for field in dict.fromkeys(FIELDS.values())}
 
 
 @attrs.frozen
@@ -285,13 +286,16 @@ class _Commands(Completer):
 
 
 def _history() -> History:
-    """What was typed before, in this conversation and in earlier ones; kept in the user's configuration folder."""
-    path = Path(click.get_app_dir("llamacli")) / "history"
+    """What was typed before, in this conversation and in earlier ones; a user without a home has nowhere to keep it."""
+    folder = user_folder("state")
+    if folder is None:
+        return InMemoryHistory()
+    path = folder / "history"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)
     except OSError as error:
-        note(f"llamacli: warning: what is typed is not remembered: {error}")
+        note(f"llamacli: warning: what is typed is not remembered: {one_line(error)}")
         return InMemoryHistory()
     return FileHistory(path)
 

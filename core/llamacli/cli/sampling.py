@@ -91,6 +91,9 @@ _SETTINGS = (
              "How much the past counts in that: the last 1 / (1 - X) tokens."),
 )  # fmt: skip
 
+FIELDS = {flag.removeprefix("--").replace("-", "_"): setting.field for setting in _SETTINGS for flag in setting.flags}
+FIELDS |= {setting.field: setting.field for setting in _SETTINGS}
+"""The fields of SamplingParams that options set, by their own names and by the options'."""
 
 _BIAS = re.compile(r"(\d+)([+-](?:\d+\.?\d*|\.\d+|inf))", re.ASCII)
 

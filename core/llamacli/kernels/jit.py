@@ -29,6 +29,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
+from llamacli.folders import user_folder
 from llamacli.kernels.isa import isa
 from llamacli.kernels.switch import jit_disabled
 
@@ -59,31 +60,8 @@ def cache_directory() -> Path | None:
 
     LLAMACLI_CACHE names another folder than the system's usual one. None where the user has no folder.
     """
-    base = os.environ.get("LLAMACLI_CACHE") or _user_cache()
+    base = os.environ.get("LLAMACLI_CACHE") or user_folder("cache")
     return Path(base) / "kernels" / _fingerprint() if base else None
-
-
-def _user_cache() -> Path | None:
-    """The system's folder for what can be made anew. Names that are empty or relative count for nothing.
-
-    They would mean a place below the folder that the process happens to be in.
-    """
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if named.is_absolute():
-        return named / "llamacli"
-    try:
-        home = Path.home() if os.environ.get("HOME") != "" else _registered_home()
-    except (KeyError, RuntimeError):  # a user without a home
-        return None
-    if not home.is_absolute():
-        return None
-    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "llamacli"
-
-
-def _registered_home() -> Path:
-    import pwd
-
-    return Path(pwd.getpwuid(os.getuid()).pw_dir)
 
 
 @functools.cache
