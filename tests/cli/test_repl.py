@@ -220,7 +220,8 @@ def test_settings(talk) -> None:
         assert answer in terminal.say(command)
     shown = terminal.say("/show")
     for line in (
-        r"temp +0\.5",
+        r"temp +0\.25",
+        r"penalty +1\.5",
         r"top_k +7",
         "system +be brief",
         r"max_tokens +20",
