@@ -312,3 +312,14 @@ def test_threads_share_without_harm(model: Model) -> None:
     model.prefixes(model.kv_pool().layout.kv_type, 256).clear()
     gc.collect()
     assert model.kv_pool().n_used_bytes == 0
+
+
+def test_closing_a_model_gives_everything_back(model: Model) -> None:
+    pool = model.kv_pool()
+    kept, late = model.create_session(), model.create_session()
+    for session in (kept, late):
+        session.eval(LONG[:40])
+    kept.close()
+    model.close()
+    late.close()
+    assert (pool.n_used_bytes, pool.n_bytes) == (0, 0)

@@ -184,7 +184,7 @@ class Model(Closing):
         """Free the weights. Sessions of this model can no longer evaluate; closing twice does nothing."""
         for index in self._prefixes.values():
             index.clear()
-        self._program = None
+        self._program, self.prefix_cache_bytes = None, 0  # sessions that are closed from now on leave nothing
         self._pools, self._prefixes = {}, {}
 
     def __repr__(self) -> str:

@@ -24,7 +24,6 @@ from llamacli.kv import (
 
 SEQ_LEN, N_SEQ, WINDOW = 70, 4, 20
 STATES = [AttentionState(1, 2), AttentionState(2, 3, window=WINDOW), AttentionState(1, 2)]
-MANY = settings(max_examples=40, stateful_step_count=40)
 
 seqs = st.integers(0, N_SEQ - 1)
 positions = st.integers(-2, SEQ_LEN)
@@ -264,7 +263,9 @@ class CacheMachine(RuleBasedStateMachine):
                         np.testing.assert_array_equal(mine, expected)
 
 
-SequenceMachine.TestCase.settings = TenancyMachine.TestCase.settings = CacheMachine.TestCase.settings = MANY
+SequenceMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TenancyMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestSequences, TestTenancy, TestCaches = SequenceMachine.TestCase, TenancyMachine.TestCase, CacheMachine.TestCase
 
 
