@@ -123,7 +123,7 @@ class Report:
         elif cpu.isa == "generic":
             yield Advice(
                 "there are no kernels for this CPU's own instructions: plain vector code is used, which is slower",
-                "use a CPU with AVX2, if one is to be had",
+                "use a CPU with AVX2 or, of ARM's, one with the dot product, if one is to be had",
             )
         if cores.threads < cores.physical:
             yield Advice(

@@ -109,7 +109,7 @@ def _number(
 ) -> ir.Value:
     """16 codes as numbers."""
     if kind.table:
-        return b.fmul(b.sitofp(ir.look_up_16(b, kind.table, codes), ir.F32X16), scale)
+        return b.fmul(b.sitofp(ir.look_up(b, kind.table, codes), ir.F32X16), scale)
     wide = b.zext(codes, ir.I32X16)
     if fifth is not None:
         wide = b.or_(wide, fifth)

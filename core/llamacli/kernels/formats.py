@@ -7,7 +7,7 @@ sums across lanes. Rows and columns that do not fill a tile or a block are zero.
 Activations are rounded as llama.cpp rounds them for each format, so that results agree to the last digits that float32
 has: float16 and bfloat16 weights take activations of their own precision, formats of small integers take int8. Codes of
 integers are unsigned, since the dot product of x86 multiplies unsigned by signed bytes; a bias is taken out by way of
-the sum of the activations.
+the sum of the activations. (See `ir.dot_bias` for ARM.)
 """
 
 from __future__ import annotations
@@ -124,13 +124,14 @@ class Group:
 class Block:
     """A block in registers: weight = factor * scale * (code - 2^bias_bits) + shift_factor * shift.
 
-    Without bias_bits there is no bias; shift_factor may be None. Each group is loaded when it is asked for, so that few
-    registers are in use at a time.
+    Without bias_bits there is no bias; shift_factor may be None. Codes are below 2^code_bits. Each group is loaded when
+    it is asked for, so that few registers are in use at a time.
     """
 
     factor: ir.Value
     shift_factor: ir.Value | None
     bias_bits: int | None
+    code_bits: int
     groups: Iterator[Group]
 
 
@@ -282,7 +283,8 @@ class IntegerPacking:
             fields[name] = _Loads(b, kind, ir.offset(b, address, at))
             at += ROWS * kind.size * count
         factor, shift_factor = self.factors(fields)
-        return Block(factor, shift_factor, self.bias_bits, self._load_groups(b, address, ahead, fields))
+        code_bits = sum(self.planes) if self.table is None else max(self.table).bit_length()
+        return Block(factor, shift_factor, self.bias_bits, code_bits, self._load_groups(b, address, ahead, fields))
 
     def _load_groups(self, b: ir.Builder, address: ir.Value, ahead: int, fields: dict[str, Any]) -> Iterator[Group]:
         lines = range(0, self.n_bytes, 64)

@@ -1,7 +1,8 @@
 """The vector operations that kernels are made of, as functions that emit LLVM IR.
 
 Vectors are 512 bits wide whatever the CPU; LLVM splits them where registers are narrower. `b` is the IR builder. Only
-the integer dot product needs instructions of its own for each instruction set; the rest is what LLVM does best anyway.
+the integer dot product and the look-up of bytes need instructions of their own for each instruction set; the rest is
+what LLVM does best anyway.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from llamacli.kernels.isa import isa
+from llamacli.kernels.isa import ARM, isa
 
 LANES = 16
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, F32 = ir.HalfType(), ir.FloatType()
 F32X16, I32X16 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
-I8X64, I8X32, I8X16 = (ir.VectorType(I8, lanes) for lanes in (64, 32, 16))
+I8X64, I8X16 = (ir.VectorType(I8, lanes) for lanes in (64, 16))
 
 Builder = ir.IRBuilder
 Value = ir.Value
@@ -89,6 +90,16 @@ def broadcast_f32(b: Builder, address: Value) -> Value:
 def broadcast_i32(b: Builder, address: Value) -> Value:
     """One int32 from memory in every lane."""
     return splat(b, load(b, address, I32))
+
+
+def broadcasts_i32(b: Builder, address: Value, n: int) -> list[Value]:
+    """The n int32 from an address on, each in every lane of a vector of its own; n is a multiple of 4."""
+    if isa() not in ARM:
+        return [broadcast_i32(b, offset(b, address, 4 * i)) for i in range(n)]
+    # ARM multiplies by a lane of a register, so four of them share one.
+    fours = [load(b, offset(b, address, 4 * i), ir.VectorType(I32, 4)) for i in range(0, n, 4)]
+    lanes = [ir.Constant(I32X16, [lane] * LANES) for lane in range(4)]
+    return [b.shuffle_vector(four, four, lane) for four in fours for lane in lanes]
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------
@@ -191,12 +202,34 @@ def exp(b: Builder, x: Value) -> Value:
 
 
 # --- the integer dot product -----------------------------------------------------------------------------------------
-def dot_u8s8(b: Builder, total: Value, unsigned: Value, signed: Value) -> Value:
-    """total[i] + sum over j < 4 of unsigned[4i + j] * signed[4i + j]: int32x16 from 64 bytes each, exact."""
-    if isa() == "avx512":
-        return call(b, "llvm.x86.avx512.vpdpbusd.512", I32X16, total, unsigned, signed)
-    if isa() == "avxvnni":
-        return _in_parts(b, 2, lambda *parts: call(b, "llvm.x86.avx512.vpdpbusd.256", parts[0].type, *parts),
+_DOTS = {
+    "avxvnni": (8, "llvm.x86.avx512.vpdpbusd.256"),
+    "avx512": (16, "llvm.x86.avx512.vpdpbusd.512"),
+    "neon": (4, "llvm.aarch64.neon.sdot.v4i32.v16i8"),
+    "i8mm": (4, "llvm.aarch64.neon.usdot.v4i32.v16i8"),
+}
+"""The instruction for the dot product, and how many int32 it adds to."""
+
+
+def dot_bias(bits: int) -> int:
+    """What `dot_u8s8` takes from each unsigned byte below 2^bits.
+
+    Without I8MM, the instruction of ARM multiplies signed bytes only. Below 128 that is the same; a byte that may be
+    larger gets its sign bit flipped, which takes 128 from it.
+    """
+    return 128 if isa() == "neon" and bits == 8 else 0
+
+
+def dot_u8s8(b: Builder, total: Value, unsigned: Value, signed: Value, bits: int = 8) -> Value:
+    """total[i] + sum over j < 4 of (unsigned[4i + j] - dot_bias(bits)) * signed[4i + j]: int32x16 from 64 bytes each.
+
+    The unsigned bytes are below 2^bits. The result is exact.
+    """
+    if dot_bias(bits):
+        unsigned = b.xor(unsigned, constant(I8X64, 0x80))
+    if isa() in _DOTS:
+        lanes, name = _DOTS[isa()]
+        return _in_parts(b, LANES // lanes, lambda *parts: call(b, name, parts[0].type, *parts),
                          total, unsigned, signed)  # fmt: skip
     if isa() == "avx2":
         return b.add(total, _in_parts(b, 4, lambda *parts: _madd(b, *parts), unsigned, signed))
@@ -219,28 +252,33 @@ def shift_left(b: Builder, x: Value, bits: int) -> Value:
     return b.bitcast(shifted, x.type)
 
 
+_X86_SHUFFLES = {
+    16: "llvm.x86.ssse3.pshuf.b.128",
+    32: "llvm.x86.avx2.pshuf.b",
+    64: "llvm.x86.avx512.pshuf.b.512",
+}
+_ARM_SHUFFLES = {16: "llvm.aarch64.neon.tbl1.v16i8"}
+_SHUFFLES = {
+    "avx2": (32, _X86_SHUFFLES),
+    "avxvnni": (32, _X86_SHUFFLES),
+    "avx512": (64, _X86_SHUFFLES),
+    "neon": (16, _ARM_SHUFFLES),
+    "i8mm": (16, _ARM_SHUFFLES),
+}
+"""How many codes are looked up at once, at most, and the instructions for so many."""
+
+
 def look_up(b: Builder, table: tuple[int, ...], codes: Value) -> Value:
-    """table[code] for 64 codes below 16."""
-    entries = ir.Constant(I8X64, list(table) * 4)
-    if isa() == "avx512":
-        return call(b, "llvm.x86.avx512.pshuf.b.512", I8X64, entries, codes)
-    if isa() in ("avx2", "avxvnni"):
-        return _in_parts(b, 2, lambda *parts: call(b, "llvm.x86.avx2.pshuf.b", I8X32, *parts), entries, codes)
-    result: Value = constant(I8X64, table[0])
+    """table[code], bytes of either sign, for 16 or 64 codes below 16."""
+    kind, n = codes.type, codes.type.count
+    if isa() in _SHUFFLES:
+        most, names = _SHUFFLES[isa()]
+        lanes = min(most, n)
+        entries = ir.Constant(kind, list(table) * (n // 16))
+        return _in_parts(b, n // lanes, lambda *parts: call(b, names[lanes], parts[0].type, *parts), entries, codes)
+    result: Value = constant(kind, table[0])
     for code, entry in enumerate(table[1:], start=1):
-        hit = b.icmp_unsigned("==", codes, constant(I8X64, code))
-        result = b.select(hit, constant(I8X64, entry), result)
-    return result
-
-
-def look_up_16(b: Builder, table: tuple[int, ...], codes: Value) -> Value:
-    """table[code], signed bytes, for 16 codes below 16."""
-    entries = ir.Constant(I8X16, list(table))
-    if isa() in ("avx512", "avx2", "avxvnni"):
-        return call(b, "llvm.x86.ssse3.pshuf.b.128", I8X16, entries, codes)
-    result: Value = constant(I8X16, table[0])
-    for code, entry in enumerate(table[1:], start=1):
-        result = b.select(b.icmp_unsigned("==", codes, constant(I8X16, code)), constant(I8X16, entry), result)
+        result = b.select(b.icmp_unsigned("==", codes, constant(kind, code)), constant(kind, entry), result)
     return result
 
 

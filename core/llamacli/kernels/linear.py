@@ -14,6 +14,7 @@ from numba.extending import intrinsic
 from llamacli.kernels import ir, simd
 from llamacli.kernels.elementwise import share
 from llamacli.kernels.formats import ACTIVATION, ACTIVATION_BLOCK, INTEGER_FORMS, ROWS, Block, Group, Packing
+from llamacli.kernels.isa import ARM, isa
 from llamacli.kernels.jit import RUN, Kernel, record
 from llamacli.kernels.registry import packing_of
 
@@ -27,7 +28,8 @@ With `starts`, int64 [n_groups + 1], there are n_groups weights one after anothe
 starts[i] to starts[i + 1] - 1; their biases are `bias_stride` bytes apart."""
 
 WIDE_FLOAT, WIDE_INTEGER, NARROW = 16, 12, 4
-"""Tokens that a register tile spans: as many as registers hold, fewer for what is left over, and one at a time."""
+"""Tokens that a register tile spans: as many as registers hold, fewer for what is left over, and one at a time. The 32
+registers of 128 bits that ARM has hold the fewer."""
 
 _AHEAD = 4096
 """Bytes of weights that are asked for before they are needed."""
@@ -39,8 +41,7 @@ _i64 = types.int64
 
 
 def _tile_of(packing: Packing) -> Any:
-    """What multiplies one tile of 16 rows with n tokens; n is a literal, all else int64. Each sum has a fixed order."""
-    multiply = _integer_block if packing.activation in INTEGER_FORMS else _float_block
+    """`emit_tile` for Numba; n is a literal, all else int64."""
 
     @intrinsic(prefer_literal=True)
     def tile(typingctx: Any, n: Any, weight: Any, n_blocks: Any, x: Any, x_stride: Any, out: Any, out_stride: Any,
@@ -50,31 +51,39 @@ def _tile_of(packing: Packing) -> Any:
         n_tokens = n.literal_value
 
         def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
-            _, weight, n_blocks, x, x_stride, out, out_stride, bias, residual = args
-            rows = [b.add(x, b.mul(x_stride, ir.I64(token))) for token in range(n_tokens)]
-
-            def body(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
-                # A lone token is bound by memory, and blocks are too long for the processor to look far ahead.
-                address = b.add(weight, b.mul(i, ir.I64(packing.n_bytes)))
-                block = packing.load(b, address, _AHEAD if n_tokens == 1 else 0)
-                return multiply(b, packing, block, i, rows, totals)
-
-            totals = ir.loop(b, n_blocks, [ir.constant(ir.F32X16, 0.0)] * n_tokens, body)
-            biases = ir.load(b, bias, ir.F32X16)
-            totals = [b.fadd(total, biases) for total in totals]
-            places = [b.mul(out_stride, ir.I64(token)) for token in range(n_tokens)]
-            with b.if_else(b.icmp_signed("==", residual, ir.I64(0))) as (alone, added):
-                with alone:
-                    for place, total in zip(places, totals, strict=True):
-                        ir.store(b, b.add(out, place), total)
-                with added:
-                    for place, total in zip(places, totals, strict=True):
-                        ir.store(b, b.add(out, place), b.fadd(ir.load(b, b.add(residual, place), ir.F32X16), total))
+            emit_tile(b, packing, n_tokens, *args[1:])
             return context.get_dummy_value()
 
         return types.void(n, *[_i64] * 8), codegen
 
     return tile
+
+
+def emit_tile(
+    b: ir.Builder, packing: Packing, n_tokens: int, weight: ir.Value, n_blocks: ir.Value, x: ir.Value,
+    x_stride: ir.Value, out: ir.Value, out_stride: ir.Value, bias: ir.Value, residual: ir.Value,
+) -> None:  # fmt: skip
+    """Emit the product of one tile of 16 rows and n tokens. The order of every sum is fixed."""
+    multiply = _integer_block if packing.activation in INTEGER_FORMS else _float_block
+    rows = [b.add(x, b.mul(x_stride, ir.I64(token))) for token in range(n_tokens)]
+
+    def body(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+        # A lone token is bound by memory, and blocks are too long for the processor to look far ahead.
+        address = b.add(weight, b.mul(i, ir.I64(packing.n_bytes)))
+        block = packing.load(b, address, _AHEAD if n_tokens == 1 else 0)
+        return multiply(b, packing, block, i, rows, totals)
+
+    totals = ir.loop(b, n_blocks, [ir.constant(ir.F32X16, 0.0)] * n_tokens, body)
+    biases = ir.load(b, bias, ir.F32X16)
+    totals = [b.fadd(total, biases) for total in totals]
+    places = [b.mul(out_stride, ir.I64(token)) for token in range(n_tokens)]
+    with b.if_else(b.icmp_signed("==", residual, ir.I64(0))) as (alone, added):
+        with alone:
+            for place, total in zip(places, totals, strict=True):
+                ir.store(b, b.add(out, place), total)
+        with added:
+            for place, total in zip(places, totals, strict=True):
+                ir.store(b, b.add(out, place), b.fadd(ir.load(b, b.add(residual, place), ir.F32X16), total))
 
 
 def _float_block(
@@ -124,12 +133,13 @@ def _dot(
 ) -> ir.Value:
     """The sum of (code - bias) times activation over some columns, as float32."""
     none = ir.constant(ir.I32X16, 0)
+    bias = (0 if block.bias_bits is None else 2**block.bias_bits) - ir.dot_bias(block.code_bits)
     # A lone token would wait for the latency of each dot product, so it gets two chains; integers add in any order.
-    chains = [none if block.bias_bits is None else ir.shift_left(b, minus_sum(), block.bias_bits)]
+    chains = [b.mul(minus_sum(), ir.constant(ir.I32X16, bias)) if bias else none]
     chains += [none] if n_tokens == 1 else []
-    for i, code in enumerate(codes):
-        repeated = b.bitcast(ir.broadcast_i32(b, ir.offset(b, x, 4 * i)), ir.I8X64)
-        chains[i % len(chains)] = ir.dot_u8s8(b, chains[i % len(chains)], code, repeated)
+    for i, (code, four) in enumerate(zip(codes, ir.broadcasts_i32(b, x, len(codes)), strict=True)):
+        repeated = b.bitcast(four, ir.I8X64)
+        chains[i % len(chains)] = ir.dot_u8s8(b, chains[i % len(chains)], code, repeated, block.code_bits)
     return ir.to_f32(b, chains[0] if len(chains) == 1 else b.add(*chains))
 
 
@@ -166,6 +176,8 @@ def linear(kind: IntEnum) -> Kernel:
 def _linear(packing: Packing) -> Kernel:
     tile, wide = _tile_of(packing), WIDE_INTEGER if packing.activation in INTEGER_FORMS else WIDE_FLOAT
     chunk = _TILES_A_CHUNK * wide
+    if isa() in ARM:
+        wide = NARROW
 
     def linear(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, LINEAR)[0], carray(simd.pointer(run), 1, RUN)[0]

@@ -1,0 +1,288 @@
+"""The instruction sets of ARM: how they are found, their code, and what it computes in an emulator."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from arm import ArmFunction, HostFunction, machine
+from llamacli.errors import InvalidRequestError
+from llamacli.kernels import ir, isa, linear
+from llamacli.kernels.formats import ACTIVATION, INTEGER_FORMS, ROWS, IntegerPacking, packings
+from llamacli.quantization import TensorType
+
+emulated = pytest.mark.skipif(
+    importlib.util.find_spec("unicorn") is None, reason="the emulator unicorn is not installed"
+)
+
+TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 127)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "has"),
+    [
+        ("cortex-a53", ()),
+        ("neoverse-n1", ("dotprod",)),
+        ("apple-m1", ("dotprod",)),
+        ("neoverse-v1", ("dotprod", "i8mm")),
+    ],
+)
+def test_llvm_is_asked_what_a_cpu_has(cpu, has):
+    assert isa.arm_features(machine(cpu)) == set(has)
+
+
+@pytest.mark.parametrize(
+    ("has", "runs"),
+    [((), ("generic",)), (("dotprod",), ("generic", "neon")), (("dotprod", "i8mm"), ("generic", *isa.ARM))],
+)
+def test_the_best_is_chosen_and_the_others_can_be(monkeypatch, has, runs):
+    monkeypatch.setattr(isa, "features", lambda: frozenset({"neon", "fp-armv8", *has}))
+    monkeypatch.delenv(isa.VARIABLE, raising=False)
+    assert isa.available() == runs
+    assert isa.isa.__wrapped__() == runs[-1]
+    for name in runs:
+        monkeypatch.setenv(isa.VARIABLE, name)
+        assert isa.isa.__wrapped__() == name
+
+
+def test_asking_on_another_cpu_finds_nothing(monkeypatch):
+    here = isa.features()
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    assert isa.features.__wrapped__() == here
+
+
+@pytest.mark.parametrize("name", isa.ARM)
+def test_other_cpus_refuse(monkeypatch, name):
+    monkeypatch.setattr(isa, "features", lambda: frozenset({"avx2", "fma", "f16c"}))
+    monkeypatch.setenv(isa.VARIABLE, name)
+    with pytest.raises(InvalidRequestError, match=f"LLAMACLI_ISA = '{name}', but this CPU runs only generic, avx2"):
+        isa.isa.__wrapped__()
+
+
+# --- operations ------------------------------------------------------------------------------------------------------
+
+
+def dot(bits):
+    def emit(b, total, unsigned, signed):
+        operands = ir.load(b, total, ir.I32X16), ir.load(b, unsigned, ir.I8X64), ir.load(b, signed, ir.I8X64)
+        ir.store(b, total, ir.dot_u8s8(b, *operands, bits))
+
+    return emit
+
+
+def look_up(kind):
+    return lambda b, out, codes: ir.store(b, out, ir.look_up(b, TABLE, ir.load(b, codes, kind)))
+
+
+def unary(f):
+    return lambda b, out, x: ir.store(b, out, f(b, ir.load(b, x, ir.F32X16)))
+
+
+def widen_f16(b, out, x):
+    ir.store(b, out, ir.load_f16(b, x))
+
+
+def narrow_f16(b, out, x):
+    ir.store_f16(b, out, ir.load(b, x, ir.F32X16))
+
+
+@pytest.mark.parametrize(
+    ("name", "n_args", "emit", "expected"),
+    [
+        ("generic", 3, dot(8), {"sdot": 0, "usdot": 0}),
+        ("neon", 3, dot(7), {"sdot": 4, "eor": 0}),
+        ("neon", 3, dot(8), {"sdot": 4, "eor": 4}),
+        ("i8mm", 3, dot(8), {"usdot": 4, "eor": 0}),
+        ("generic", 2, look_up(ir.I8X64), {"tbl": 0}),
+        ("neon", 2, look_up(ir.I8X64), {"tbl": 4}),
+        ("i8mm", 2, look_up(ir.I8X16), {"tbl": 1}),
+        ("neon", 2, unary(ir.exp), {"fmla": 36, "bl": 0}),
+        ("neon", 2, unary(ir.round_i32), {"frintx": 4, "fcvtzs": 4, "bl": 0}),
+        ("neon", 2, widen_f16, {"fcvtl": 2, "fcvtl2": 2, "bl": 0}),
+        ("neon", 2, narrow_f16, {"fcvtn": 2, "fcvtn2": 2, "bl": 0}),
+    ],
+)
+def test_operations_are_few_instructions(name, n_args, emit, expected):
+    code = ArmFunction(name, n_args, emit)
+    assert {instruction: code.count(instruction) for instruction in expected} == expected
+
+
+@pytest.fixture(scope="module", params=[(name, bits) for name in isa.ARM for bits in (7, 8)], ids=str)
+def dot_product(request):
+    name, bits = request.param
+    return ArmFunction(name, 3, dot(bits)), bits, 128 if request.param == ("neon", 8) else 0
+
+
+def check_dot(dot_product, total, unsigned, signed):
+    code, bits, bias = dot_product
+    unsigned = unsigned & (2**bits - 1)
+    products = (unsigned.astype(np.int64) - bias) * signed
+    expected = total + products.reshape(16, 4).sum(axis=1)
+    result = total.copy()
+    code(result, unsigned, signed)
+    np.testing.assert_array_equal(result, expected)
+
+
+@emulated
+@pytest.mark.parametrize("u", [0, 1, 127, 128, 255])
+@pytest.mark.parametrize("s", [-128, -1, 0, 127])
+def test_dot_product_of_extremes(dot_product, u, s):
+    check_dot(dot_product, np.arange(16, dtype=np.int32), np.full(64, u, np.uint8), np.full(64, s, np.int8))
+
+
+@emulated
+@settings(max_examples=40, deadline=None)
+@given(
+    total=arrays(np.int32, 16, elements=st.integers(-(2**30), 2**30)),
+    unsigned=arrays(np.uint8, 64),
+    signed=arrays(np.int8, 64),
+)
+def test_dot_product(dot_product, total, unsigned, signed):
+    check_dot(dot_product, total, unsigned, signed)
+
+
+@emulated
+@pytest.mark.parametrize("kind", [ir.I8X16, ir.I8X64], ids=str)
+def test_look_up(kind):
+    code = ArmFunction("neon", 2, look_up(kind))
+    for shift in range(16):
+        codes = ((np.arange(kind.count) * 5 + shift) % 16).astype(np.uint8)
+        out = np.zeros(kind.count, np.int8)
+        code(out, codes)
+        np.testing.assert_array_equal(out, np.array(TABLE, np.int8)[codes])
+
+
+FLOATS = np.concatenate(
+    [
+        np.array(
+            [0.0, -0.0, 1e-45, -1e-40, 0.5, 1.5, 2.5, -0.5, -2.5, 127.5, 65504, 65519.996, 65520, -7e4, 6e-8, 2.9e-8]
+        ),
+        np.array(
+            [-87, -86.99999, -88, -1e4, 88, 87.99999, 100, 1e9, 3e-5, 6.1e-5, 1.0009766, 1.0004883, 2049, 2051, 1, -1]
+        ),
+        np.random.default_rng(0).normal(0, 30, 480),
+    ]
+).astype(np.float32)
+
+
+@emulated
+@pytest.mark.parametrize("f", [ir.exp, ir.rint, ir.round_f16, ir.absolute], ids=lambda f: f.__name__)
+def test_floats_are_the_same_bits_as_here(f):
+    codes = ArmFunction("neon", 2, unary(f)), HostFunction(2, unary(f))
+    for x in FLOATS.reshape(-1, 16):
+        results = np.zeros((2, 16), np.uint32)
+        for code, out in zip(codes, results, strict=True):
+            code(out, x)
+        np.testing.assert_array_equal(results[0], results[1])
+
+
+@emulated
+def test_rounding_to_integers():
+    code = ArmFunction("neon", 2, unary(ir.round_i32))
+    for x in FLOATS[np.abs(FLOATS) < 2**31].reshape(-1, 1):
+        out = np.zeros(16, np.int32)
+        code(out, np.repeat(x, 16))
+        assert (out == np.rint(x)).all()
+
+
+@emulated
+def test_float16():
+    widen, narrow = ArmFunction("neon", 2, widen_f16), ArmFunction("neon", 2, narrow_f16)
+    every = np.arange(2**16, dtype=np.uint16)
+    some = np.ascontiguousarray(every[np.isfinite(every.view(np.float16))][::31][:2032])
+    for bits in some.reshape(-1, 16):
+        wide, back = np.zeros(16, np.float32), np.zeros(16, np.uint16)
+        widen(wide, bits)
+        narrow(back, wide)
+        np.testing.assert_array_equal(wide, bits.view(np.float16).astype(np.float32))
+        np.testing.assert_array_equal(back, bits)
+
+
+# --- tiles -----------------------------------------------------------------------------------------------------------
+
+
+def tile(kind, n_tokens):
+    return 8, lambda b, *args: linear.emit_tile(b, packings()[kind], n_tokens, *args)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "expected"),
+    [
+        ("neon", TensorType.Q8_0, {"sdot": 32, "eor": 32, "mul": 0}),
+        ("i8mm", TensorType.Q8_0, {"usdot": 32, "eor": 0, "mul": 0}),
+        ("neon", TensorType.Q4_0, {"sdot": 32, "eor": 0, "mul": 0}),
+        ("neon", TensorType.Q4_K, {"sdot": 256, "eor": 0, "mul": 0}),
+        ("neon", TensorType.IQ4_NL, {"sdot": 32, "tbl": 32, "eor": 32}),
+        ("i8mm", TensorType.MXFP4, {"usdot": 32, "eor": 0}),
+    ],
+)
+def test_a_tile_multiplies_by_dot_products_alone(name, kind, expected):
+    code = ArmFunction(name, *tile(kind, 1))
+    assert {instruction: code.count(instruction) for instruction in expected} == expected
+    assert code.count("bl") == 0
+
+
+def test_four_tokens_multiply_by_lanes():
+    code = ArmFunction("neon", *tile(TensorType.Q8_0, 4))
+    products = [line for line in code.assembly.splitlines() if "\tsdot" in line]
+    assert len(products) == 128
+    assert all(".4b[" in line for line in products)
+
+
+def random_weights(random, packing, n_blocks):
+    """Blocks of random codes whose scales are no larger than makes sense."""
+    if not isinstance(packing, IntegerPacking):
+        values = random.normal(size=(n_blocks, packing.block * ROWS)).astype(np.float32)
+        if packing.activation == "f16":
+            values = values.astype(np.float16)
+        return values if packing.activation != "bf16" else (values.view(np.uint32) >> 16).astype(np.uint16)
+    weights = random.integers(0, 256, (n_blocks, packing.n_bytes), dtype=np.uint8)
+    at = 0
+    for kind, count in packing.fields.values():
+        n_bytes = ROWS * np.dtype(kind.item).itemsize * count
+        if kind.item is np.float16:
+            scales = random.normal(0, 0.01, (n_blocks, ROWS * count)).astype(np.float16)
+            weights[:, at : at + n_bytes] = scales.view(np.uint8)
+        elif packing.table and len(packing.fields) == 1:
+            weights[:, at : at + n_bytes] = random.integers(110, 130, (n_blocks, n_bytes))
+        at += n_bytes
+    return weights
+
+
+def random_activations(random, packing, n_tokens, n_blocks):
+    if packing.activation not in INTEGER_FORMS:
+        return random.normal(size=(n_tokens, n_blocks * packing.block)).astype(np.float32)
+    x = np.zeros((n_tokens, n_blocks * packing.block // 32), ACTIVATION)
+    x["q"] = random.choice([-128, -127, -64, -1, 0, 1, 90, 127], size=(*x.shape, 32))
+    x["scale"] = random.normal(size=x.shape)
+    x["minus_sum"] = -x["q"].sum(axis=-1, dtype=np.int32)
+    x["minus_half"] = -x["q"][..., :16].sum(axis=-1, dtype=np.int32)
+    x["sum"] = -x["minus_sum"]
+    return x
+
+
+@emulated
+@pytest.mark.parametrize(
+    ("name", "kind", "n_tokens"),
+    [
+        *(("neon", kind, 1) for kind in packings()),
+        *(("neon", kind, 4) for kind in (TensorType.F16, TensorType.Q8_0, TensorType.Q4_0, TensorType.Q4_K)),
+        *(("i8mm", kind, 1) for kind in (TensorType.Q8_0, TensorType.Q4_K, TensorType.IQ4_NL)),
+    ],
+    ids=str,
+)
+def test_a_tile_is_the_same_bits_as_here(name, kind, n_tokens):
+    packing, n_blocks, random = packings()[kind], 3, np.random.default_rng(n_tokens)
+    weights, x = random_weights(random, packing, n_blocks), random_activations(random, packing, n_tokens, n_blocks)
+    bias, residual = random.normal(size=(2, n_tokens, ROWS)).astype(np.float32)
+    results = np.zeros((2, n_tokens, ROWS), np.float32)
+    for code, out in zip(
+        (ArmFunction(name, *tile(kind, n_tokens)), HostFunction(*tile(kind, n_tokens))), results, strict=True
+    ):
+        code(weights, n_blocks, x, x.strides[0], out, out.strides[0], bias, residual)
+    assert np.isfinite(results).all()
+    assert results.any()
+    np.testing.assert_array_equal(results[0].view(np.uint32), results[1].view(np.uint32))
