@@ -148,10 +148,8 @@ def test_attention(n_head: int, n_head_kv: int, head_dim: int, engine: Engine) -
 
 
 @pytest.mark.parametrize("renormalize", [False, True])
-@pytest.mark.parametrize(("n_expert", "n_used"), [(8, 2), (4, 1), (4, 4), (5, 3)])
-def test_moe(n_expert: int, n_used: int, renormalize: bool, engine: Engine) -> None:
-    n_ff = 32
-
+@pytest.mark.parametrize(("n_expert", "n_used", "n_ff"), [(8, 2, 32), (4, 1, 32), (4, 4, 32), (5, 3, 32), (4, 2, 1000)])
+def test_moe(n_expert: int, n_used: int, n_ff: int, renormalize: bool, engine: Engine) -> None:
     def build(g: Graph, param: Params, x: Value) -> Value:
         router = g.linear(x, param("router", n_expert, WIDTH))
         gate, up = (param(name, n_expert, n_ff, WIDTH) for name in ("gate", "up"))

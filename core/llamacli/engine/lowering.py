@@ -62,7 +62,8 @@ class Lowering:
         self.steps: list[Step] = []
         self.tail = 0
         self._done: set[Slot] = set()
-        self._zeros = np.zeros(max(op.out.width for op in graph.ops) + ROWS, np.float32)
+        widths = [op.gate.shape[1] for op in graph.ops if isinstance(op, g.MoE)]
+        self._zeros = np.zeros(max(*widths, *(op.out.width for op in graph.ops)) + ROWS, np.float32)
         self._scratch: dict[int, Array] = {}
         self.embeds = [op for op in graph.ops if isinstance(op, g.Embed)]
 
