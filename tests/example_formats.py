@@ -1,7 +1,8 @@
-"""A plugin that adds two tensor types with kernels, and one without; docs/plugins.md shows a part of it.
+"""A plugin that adds three tensor types with kernels, and one without; docs/plugins.md shows a part of it.
 
 `Q3_S`: 32 numbers, scale * (code - 4): a float16 scale, then codes of 3 bits, the first lowest.
 `T_S`: 256 numbers, scale * (code - 1): codes of 2 bits, four of neighbouring groups of 64 a byte, then a float16 scale.
+`Q4_A`: 128 numbers, scale * code + least: scale and least of float16, then nibbles, the first lowest.
 `I8_S`: 16 numbers, scale * int8: a float16 scale, then the integers.
 """
 
@@ -24,6 +25,7 @@ LLAMACLI_API = 1
 class Added(IntEnum):
     Q3_S = 1003
     T_S = 1002
+    Q4_A = 1004
     I8_S = 1008
 
 
@@ -88,6 +90,37 @@ def packing_t() -> IntegerPacking:
     )  # fmt: skip
 
 
+def dequantize_q4(raw: np.ndarray) -> np.ndarray:
+    blocks = raw.reshape(-1, 68)
+    codes = np.stack([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=2).reshape(-1, 128)
+    return (_scales(blocks[:, :2]) * codes + _scales(blocks[:, 2:4])).reshape(len(raw), -1)
+
+
+def quantize_q4(x: np.ndarray) -> np.ndarray:
+    groups = x.reshape(-1, 128)
+    least = groups.min(axis=1, keepdims=True).astype(np.float16)
+    scale = ((groups.max(axis=1, keepdims=True) - least) / 15 + 1e-6).astype(np.float16)
+    codes = np.clip(np.rint((groups - least) / scale), 0, 15).astype(np.uint8)
+    blocks = np.hstack([scale.view(np.uint8), least.view(np.uint8), codes[:, ::2] | codes[:, 1::2] << 4])
+    return blocks.reshape(*x.shape[:-1], -1)
+
+
+def decode_q4(block, codes, fields) -> None:
+    for i in range(64):
+        codes[2 * i], codes[2 * i + 1] = block[4 + i] & 15, block[4 + i] >> 4
+    fields[0], fields[1] = block[0] | block[1] << 8, block[2] | block[3] << 8
+
+
+def packing_q4() -> IntegerPacking:
+    from llamacli.kernels.formats import IntegerPacking
+    from llamacli.kernels.integer_formats import F16
+
+    return IntegerPacking(
+        file_bytes=68, groups=4, planes=(4,), fields={"scale": (F16, 1), "least": (F16, 1)}, decode=decode_q4,
+        factors=lambda f: (f["scale"][0], f["least"][0]), terms=lambda f, group: [(None, None)],
+    )  # fmt: skip
+
+
 def dequantize_i8(raw: np.ndarray) -> np.ndarray:
     blocks = raw.reshape(-1, 18)
     return (_scales(blocks[:, :2]) * blocks[:, 2:].view(np.int8)).reshape(len(raw), -1)
@@ -103,6 +136,7 @@ def quantize_i8(x: np.ndarray) -> np.ndarray:
 FORMATS = (
     QuantFormat(Added.Q3_S, 32, 14, dequantize_q3, quantize_q3, packing_q3),
     QuantFormat(Added.T_S, 256, 66, dequantize_t, packing=packing_t),
+    QuantFormat(Added.Q4_A, 128, 68, dequantize_q4, quantize_q4, packing_q4),
     QuantFormat(Added.I8_S, 16, 18, dequantize_i8, quantize_i8),
 )
 

@@ -28,6 +28,7 @@ from llamacli.quantization import FORMATS, QuantFormat
 
 TOKENS = [1, 5, 9, 100, 77, 3]
 MODELS = {"dense": {}, "experts": {"n_expert": 4, "n_expert_used": 2}}
+WIDE = {"n_embd": 128, "n_ff": 384}
 BY_TYPE = {fmt.type: fmt for fmt in example_formats.FORMATS}
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,8 +81,9 @@ def test_fp32_is_the_formats_own_reference(kind, options, write, plugins, engine
 
 
 @pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
-def test_auto_computes_in_the_formats_own_kernels(options, write, plugins, caplog) -> None:
-    path = write(Added.Q3_S, **options)
+@pytest.mark.parametrize("kind", [Added.Q3_S, Added.Q4_A])
+def test_auto_computes_in_the_formats_own_kernels(kind, options, write, plugins, caplog) -> None:
+    path = write(kind, **options | (WIDE if kind is Added.Q4_A else {}))
     exact = logits(path, "fp32", plugins, ReferenceEngine())
     assert naive.nmse(logits(path, "auto", plugins, default_engine()), exact) < 5e-3
     assert "no kernel of its own" not in caplog.text
@@ -106,11 +108,11 @@ def test_the_choice_of_a_kernel_shows(write, plugins) -> None:
 def test_kernels_agree_with_plain_products_under_each_instruction_set(isa: str) -> None:
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kernels/test_linear.py"]
     done = subprocess.run(
-        [sys.executable, *command, "-k", "(test_product or test_unpacking) and (Q3_S or T_S)"],
+        [sys.executable, *command, "-k", "(test_product or test_unpacking) and (Q3_S or T_S or Q4_A)"],
         env=os.environ | {"LLAMACLI_ISA": isa}, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    assert "28 passed" in done.stdout
+    assert "42 passed" in done.stdout
 
 
 def test_a_plugin_with_kernels_is_registered_without_numba(write) -> None:
@@ -181,7 +183,7 @@ BROKEN = {
         "packing of tensor type Q3_S has blocks of 256 numbers in 14 bytes; those of the type have 32 in 14",
     ),
     "bytes": (with_packing(file_bytes=16), "blocks of 32 numbers in 16 bytes; those of the type have 32 in 14"),
-    "groups": (with_packing(groups=2), "Q3_S failed: ValueError: a block has 1 or 8 groups of 32 numbers, not 2"),
+    "groups": (with_packing(groups=9), "Q3_S failed: ValueError: a block has 1 to 8 groups of 32 numbers, not 9"),
     "planes": (with_packing(planes=(3,)), r"Q3_S failed: ValueError: planes of 1, 2, 4 or 8 bits .* not \(3,\)"),
     "no planes": (with_packing(planes=()), r"Q3_S failed: ValueError: planes of 1, 2, 4 or 8 bits .* not \(\)"),
     "fields": (with_packing(fields={}), "Q3_S failed: ValueError: a block has at least one field"),

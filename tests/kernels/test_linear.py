@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import example_formats
 import gguf
 import naive
+from example_formats import Added
 from gguf import GGMLQuantizationType
 from llamacli.kernels.elementwise import ROUND, round_activations
 from llamacli.kernels.formats import ACTIVATION, INTEGER_FORMS, ROWS, packings
@@ -109,6 +110,13 @@ def test_product(team, kind, n):
     raw, weight = random_rows(kind, 52, 512, seed=n)
     x = np.random.default_rng(n).normal(size=(n, 512)).astype(np.float32)
     result, used = multiply(team, kind, raw, 52, x)
+    assert naive.nmse(result, naive.linear(used, weight)) < 1e-10
+
+
+def test_blocks_of_128_fit_widths_that_are_no_multiple_of_256(team):
+    raw, weight = random_rows(Added.Q4_A, 20, 384, seed=6)
+    x = np.random.default_rng(6).normal(size=(5, 384)).astype(np.float32) * np.geomspace(1, 1e3, 384, dtype=np.float32)
+    result, used = multiply(team, Added.Q4_A, raw, 20, x)
     assert naive.nmse(result, naive.linear(used, weight)) < 1e-10
 
 

@@ -181,7 +181,7 @@ Terms = Callable[[dict[str, Any], int], list[tuple[Any, Any]]]
 class IntegerPacking:
     """Codes of a few bits with scales.
 
-    - `groups`: groups of 32 columns in a block, 1 or 8: activations have a scale for each 32 or for each 256.
+    - `groups`: groups of 32 columns in a block, 1 to 8.
     - `planes`: codes are stored in planes of 1, 2, 4 or 8 bits, lowest first.
     - `fields`: the scales of a block by name: their kind and how many there are.
     - `decode`: from one block of `file_bytes` bytes of a row, its codes, uint8 [32 * groups], and its fields one after
@@ -207,8 +207,8 @@ class IntegerPacking:
 
     def __attrs_post_init__(self) -> None:
         bits = sum(self.planes)
-        if self.groups not in (1, 8):
-            raise ValueError(f"a block has 1 or 8 groups of 32 numbers, not {self.groups}")
+        if not 1 <= self.groups <= 8:
+            raise ValueError(f"a block has 1 to 8 groups of 32 numbers, not {self.groups}")
         if not 1 <= bits <= 8 or any(plane not in (1, 2, 4, 8) for plane in self.planes):
             raise ValueError(f"planes of 1, 2, 4 or 8 bits make up codes of 1 to 8, not {self.planes}")
         if not self.fields:
@@ -220,8 +220,8 @@ class IntegerPacking:
 
     @property
     def activation(self) -> str:
-        """See Packing: one scale for as many activations as a block of weights has columns."""
-        return "q8_0" if self.groups == 1 else "q8_K"
+        """See Packing: one scale for 256 activations where a block of weights has as many columns."""
+        return "q8_K" if self.groups == 8 else "q8_0"
 
     @property
     def block(self) -> int:

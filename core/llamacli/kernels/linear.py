@@ -104,9 +104,12 @@ def _integer_block(
     size, offsets = ACTIVATION.itemsize, {name: field[1] for name, field in ACTIVATION.fields.items()}  # type: ignore[union-attr]
     start = b.mul(i, ir.I64(size * packing.block // ACTIVATION_BLOCK))
     places = [b.add(row, start) for row in rows]
-    sums: list[ir.Value | None] = [None] * len(rows)
-    shifts: list[ir.Value | None] = [None] * len(rows)
+    shared = 1 if packing.activation == "q8_0" else packing.block // ACTIVATION_BLOCK
+    sums: list[ir.Value | None] = []
+    shifts: list[ir.Value | None] = []
     for g, group in enumerate(block.groups):
+        if g % shared == 0:  # a new scale of activations
+            sums, shifts = [None] * len(rows), [None] * len(rows)
         for token, place in enumerate(places):
             x = ir.offset(b, place, g * size)
             for part, (scale, shift) in enumerate(group.terms):
@@ -119,12 +122,14 @@ def _integer_block(
                     if len(group.terms) == 2:
                         sum_x = ir.to_f32(b, b.neg(_minus_sum(b, group, part, x)()))
                     shifts[token] = _add_scaled(b, shifts[token], sum_x, shift)
-    for token, place in enumerate(places):
-        x_scale = ir.broadcast_f32(b, ir.offset(b, place, offsets["scale"]))
-        product = b.fmul(sums[token], block.factor)
-        if block.shift_factor is not None:
-            product = ir.fma(b, shifts[token], block.shift_factor, product)
-        totals[token] = ir.fma(b, product, x_scale, totals[token])
+        if (g + 1) % shared:
+            continue
+        for token, place in enumerate(places):
+            x_scale = ir.broadcast_f32(b, ir.offset(b, place, (g + 1 - shared) * size + offsets["scale"]))
+            product = b.fmul(sums[token], block.factor)
+            if block.shift_factor is not None:
+                product = ir.fma(b, shifts[token], block.shift_factor, product)
+            totals[token] = ir.fma(b, product, x_scale, totals[token])
     return totals
 
 
