@@ -15,6 +15,7 @@ from llamacli import (
     SamplingParams,
     Session,
     Stats,
+    demo_path,
     load_model,
 )
 from llamacli.kv import KVSequence
@@ -126,8 +127,22 @@ class TestLength:
         assert 0 < naive.nmse(rounded, exact) < bound
 
 
+STORY = """One day, a little girl named Lily went to the park with her mother. She saw a big dog and wanted to play
+with it. The dog was happy and ran to her. Lily laughed and threw a ball. The dog ran after the ball and brought it
+back. They played all day, and then it was time to go home. Lily said goodbye to the dog and held her
+mother's hand."""
+ON_STORIES = BOUNDS | {"q5_0": 4e-3, "q5_1": 2e-3, "q4_0": 1.2e-2, "q4_1": 1e-2, "iq4_nl": 1e-2}
+
+
 class TestCacheTypes:
     """Both engines keep the same bytes and read the same numbers."""
+
+    @pytest.mark.parametrize(("kv_type", "bound"), ON_STORIES.items())
+    def test_stories_are_read_as_closely_as_bits_allow(self, kv_type: str, bound: float, plugins: Plugins) -> None:
+        model = load_model(demo_path(), "fp32", plugins=plugins)
+        tokens = model.encode(STORY)
+        exact, rounded = (model.create_session(kv_type=kind).eval(tokens, all_logits=True) for kind in ("f32", kv_type))
+        assert 0 < naive.nmse(rounded, exact) < bound
 
     @pytest.mark.parametrize("variant", ["gqa", "head_dim"])
     @pytest.mark.parametrize("kv_type", [*BOUNDS, ("q8_0", "q4_1"), ("q5_0", "iq4_nl")], ids=str)
