@@ -121,7 +121,7 @@ def reply_once(
 
     Raises InvalidRequestError if it does not fit, or if there is none.
     """
-    from llamacli.cli.completion import Completion
+    from llamacli.cli.completion import Completion, too_long
 
     if not prompt:
         raise InvalidRequestError("there is no prompt to reply to (--raw lets the model begin a text)")
@@ -138,9 +138,7 @@ def reply_once(
                     on_piece(piece)
                 check()
     except ContextOverflowError as error:
-        raise InvalidRequestError(
-            f"the prompt has {error.n_tokens} tokens and the context only {error.seq_len}: shorten it or raise -c"
-        ) from error
+        raise too_long(error) from error
     except KeyboardInterrupt:
         stop = "interrupt"
     else:

@@ -17,7 +17,7 @@ from llamacli.cli.hub import REFERENCE, model_from_hub
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.logprobs import logprobs_as_json, print_logprobs
 from llamacli.cli.options import MOST_TOKENS, PATH, global_options, kv_type_options, mode_option, threads_option
-from llamacli.cli.output import has_status, note, print_json, write
+from llamacli.cli.output import note, print_json, write
 from llamacli.cli.progress import bar, load
 from llamacli.cli.sampling import sampling_options, sampling_params
 from llamacli.cli.text import argument, read_file, read_stdin, without_final_newline
@@ -26,7 +26,7 @@ from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.files import check_target
 
 if TYPE_CHECKING:
-    from llamacli import Model
+    from llamacli import ChatSession, Model, Session
 
 _log = logging.getLogger(__name__)
 
@@ -148,9 +148,8 @@ def run(
     if hf_repo is not None:
         model = model_from_hub(hf_repo)
 
-    from llamacli.cli.completion import complete
+    from llamacli.cli.completion import TextAfterPrompt, complete
     from llamacli.cli.stats import Figures
-    from llamacli.kv import N_BATCH
 
     started = time.perf_counter()
     with load(model, mode, threads) as loaded:
@@ -168,27 +167,13 @@ def run(
         ):
             params = sampling_params(sampling, loaded.metadata, session.seq_len, loaded.find_sampler)
 
-            prompt_left = [text] if display_prompt and not json and not chats else []
-
-            def write_prompt() -> None:
-                if prompt_left:
-                    write(prompt_left.pop())
-
             def begin() -> None:
                 _log.info("%s loaded in %.2f s; seed %d, %s", loaded, load_s, seed, params)
-                if not (has_status() and len(ids) > N_BATCH):  # else a bar comes first, which would wipe it away
-                    write_prompt()
-
-            def write_piece(piece: str) -> None:
-                write_prompt()
-                if not json:
-                    write(piece)
 
             parts: dict[str, Any] = {}
-            if load_session is not None and not chats:
-                session.load(load_session)
+            stream: ChatSession | Session
             if chats:
-                chat = wishes.chat(loaded, session, max_tokens)
+                stream = chat = wishes.chat(loaded, session, max_tokens)
                 if load_session is not None:
                     chat.load(load_session)
                 if not text and not json and at_terminal():
@@ -201,6 +186,9 @@ def run(
                 completion = reply_once(chat, text, params, on_start=begin, on_piece=None if json else show)
                 parts = reply_as_json(chat)
             else:
+                stream = session
+                if load_session is not None:
+                    session.load(load_session)
                 completion = complete(
                     session,
                     ids,
@@ -208,11 +196,10 @@ def run(
                     max_tokens=max_tokens,
                     ignore_eos=ignore_eos,
                     on_start=begin,
-                    on_text=write_piece,
+                    sink=None if json else TextAfterPrompt(text if display_prompt else "", len(ids)),
                 )
-                write_prompt()
             if save_session is not None:
-                (chat if chats else session).save(save_session)
+                stream.save(save_session)
             figures = Figures(load_s, session.stats, seed)
         if json:
             logprobs = {"logprobs": logprobs_as_json(loaded, completion)} if params.n_probs else {}
