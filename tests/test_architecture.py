@@ -192,16 +192,16 @@ class TestTensorTable:
             with pytest.raises(ModelFormatError, match=re.escape(f"m: {message}")):
                 self.fusing().bind(ArrayFile(Path("m"), Metadata({}), arrays))
 
-    def test_a_scale_may_be_needed(self) -> None:
-        for needed in (True, False):
-            table = TensorTable()
-            table.add("router", 3, 4, scale=(4,), needs_scale=needed)
-            file = ArrayFile(Path("m"), Metadata({}), {"router.weight": np.zeros((3, 4), np.float32)})
-            if needed:
-                with pytest.raises(ModelFormatError, match=r"router\.scale is missing, expected \(4,\)"):
-                    table.bind(file)
-            else:
-                assert table.bind(file).router.scale is None
+    def test_scale_and_bias_may_be_needed(self) -> None:
+        file = ArrayFile(Path("m"), Metadata({}), {"router.weight": np.zeros((3, 4), np.float32)})
+        table = TensorTable()
+        table.add("router", 3, 4, bias=True, scale=(4,))
+        router = table.bind(file).router
+        assert (router.bias, router.scale) == (None, None)
+        table.add("router", 3, 4, needs_bias=True, scale=(4,), needs_scale=True)
+        message = r"router\.bias is missing, expected \(3,\); tensor router\.scale is missing, expected \(4,\)"
+        with pytest.raises(ModelFormatError, match=message):
+            table.bind(file)
 
     def test_fused_or_apart_with_biases(self) -> None:
         def bound(**shapes: tuple[int, ...]) -> Params:

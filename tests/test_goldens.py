@@ -106,7 +106,10 @@ def test_requantising_to_the_files_own_type_changes_nothing(variant: str, mode: 
 APART = [
     *(("mha", name) for name in FLOAT32 if name.startswith("rope_")),
     *(("gemma3_global", "gemma3"), ("gemma4", "gemma4_values"), ("gemma4_moe", "gemma4_moe_apart")),
-    *(("gptoss_gqa", f"gptoss_{name}") for name in ("no_yarn", "period_3", "layers_named", "top_1", "clamped")),
+    *(
+        ("gptoss_gqa", f"gptoss_{name}")
+        for name in ("no_yarn", "sliding_base", "period_3", "layers_named", "top_1", "clamped")
+    ),
     *(("qwen2_gqa", f"qwen2_{name}") for name in ("no_biases", "output_bias", "yarn")),
     *(("phi3_gqa", f"phi3_{name}") for name in ("biases", "long", "short", "partial")),
 ]

@@ -97,6 +97,7 @@ GPTOSS: dict[str, dict[str, Any]] = {
     "gptoss_top_1": {"n_expert_used": 1},
     "gptoss_clamped": {"tensors": _large_biases()},
     "gptoss_no_yarn": {"metadata": {"gpt-oss.rope.scaling.type": None, "gpt-oss.rope.scaling.factor": None}},
+    "gptoss_sliding_base": {"metadata": {"gpt-oss.rope.freq_base_swa": 1000.0}},
     "gptoss_period_3": {"metadata": {PATTERN: 3}},
     "gptoss_layers_named": {"metadata": {PATTERN: [False, True, True, False]}},
     "gptoss_mxfp4_f16": {"type": "F16", "expert_type": "MXFP4"},

@@ -188,17 +188,18 @@ class TensorTable:
         *shape: int,
         optional: bool = False,
         bias: bool = False,
+        needs_bias: bool = False,
         scale: tuple[int, ...] | None = None,
         needs_scale: bool = False,
     ) -> None:
         """Name one parameter.
 
-        With `bias`, the file may also have `{name}.bias`, one float a row of the weight; with the shape of a `scale`,
-        `{name}.scale`, which it must have if the parameter `needs_scale`.
+        With `bias`, the file may also have `{name}.bias`, one float a row of the weight, which it must have if the
+        parameter `needs_bias`; with the shape of a `scale`, `{name}.scale`, which it must have if it `needs_scale`.
         """
         self._specs[f"{name}.weight"] = TensorSpec(shape, optional)
-        if bias:
-            self._specs[f"{name}.bias"] = TensorSpec(shape[:-1], optional=True)
+        if bias or needs_bias:
+            self._specs[f"{name}.bias"] = TensorSpec(shape[:-1], optional=not needs_bias)
         if scale is not None:
             self._specs[f"{name}.scale"] = TensorSpec(scale, optional=not needs_scale)
 

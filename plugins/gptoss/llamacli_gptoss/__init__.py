@@ -17,12 +17,13 @@ LLAMACLI_API = 1
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
 class GptOssConfig(Config):
-    """`rope` turns halves of heads. `n_ff_expert` is the width of an expert.
+    """`rope` and, where layers slide, `sliding_rope` turn halves of heads. `n_ff_expert` is the width of an expert.
 
     `windows` has one item a layer: how many tokens a token sees, itself included, or None where it sees all.
     """
 
     rope: Rope
+    sliding_rope: Rope
     n_ff_expert: int
     windows: tuple[int | None, ...]
 
@@ -38,10 +39,13 @@ class GptOss(Architecture):
             metadata.get_int(f"{self.name}.{key}", minimum=1)
         common = Config.from_gguf(metadata)
         window = metadata.get_int(f"{self.name}.attention.sliding_window", minimum=1)
+        rope = Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=False)
+        sliding_base = metadata.get_float(f"{self.name}.rope.freq_base_swa", default=rope.base, minimum=2.0)
         slides = sliding_layers(metadata, self.name, common.n_layer, period=2)
         return GptOssConfig.from_gguf(
             metadata,
-            rope=Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=False),
+            rope=rope,
+            sliding_rope=attrs.evolve(rope, base=sliding_base),
             n_ff_expert=metadata.get_int(f"{self.name}.expert_feed_forward_length", minimum=1, maximum=1 << 24),
             windows=tuple(window if sliding else None for sliding in slides),
         )
@@ -56,16 +60,15 @@ class GptOss(Architecture):
         for _ in range(c.n_layer):
             block = table.block()
             block.add("attn_norm", c.n_embd)
-            block.add("attn_q", n_q, c.n_embd, bias=True)
-            block.add("attn_k", n_kv, c.n_embd, bias=True)
-            block.add("attn_v", n_kv, c.n_embd, bias=True)
+            q, k, v = (n_q, c.n_embd), (n_kv, c.n_embd), (n_kv, c.n_embd)
+            block.add_fused("attn_qkv", bias=True, attn_q=q, attn_k=k, attn_v=v)
             block.add("attn_sinks", c.n_head)
-            block.add("attn_output", c.n_embd, n_q, bias=True)
+            block.add("attn_output", c.n_embd, n_q, needs_bias=True)
             block.add("post_attention_norm", c.n_embd)
-            block.add("ffn_gate_inp", c.n_expert, c.n_embd, bias=True)
-            block.add("ffn_gate_exps", c.n_expert, c.n_ff_expert, c.n_embd, bias=True)
-            block.add("ffn_up_exps", c.n_expert, c.n_ff_expert, c.n_embd, bias=True)
-            block.add("ffn_down_exps", c.n_expert, c.n_embd, c.n_ff_expert, bias=True)
+            block.add("ffn_gate_inp", c.n_expert, c.n_embd, needs_bias=True)
+            block.add("ffn_gate_exps", c.n_expert, c.n_ff_expert, c.n_embd, needs_bias=True)
+            block.add("ffn_up_exps", c.n_expert, c.n_ff_expert, c.n_embd, needs_bias=True)
+            block.add("ffn_down_exps", c.n_expert, c.n_embd, c.n_ff_expert, needs_bias=True)
         return table
 
     def forward(self, g: Graph, config: GptOssConfig, weights: Weights) -> Value:
@@ -74,8 +77,9 @@ class GptOss(Architecture):
         x = g.embed(w.token_embd)
         for block, window in zip(w.blk, c.windows, strict=True):
             h = g.rms_norm(x, block.attn_norm, c.rms_eps)
-            q = g.rope(g.linear(h, block.attn_q), c.rope, c.head_dim)
-            k = g.rope(g.linear(h, block.attn_k), c.rope, c.head_dim)
+            rope = c.sliding_rope if window else c.rope
+            q = g.rope(g.linear(h, block.attn_q), rope, c.head_dim)
+            k = g.rope(g.linear(h, block.attn_k), rope, c.head_dim)
             kv = g.store(k, g.linear(h, block.attn_v), head_dim=c.head_dim, window=window)
             a = g.attention(q, kv, scale=c.head_dim**-0.5, sinks=block.attn_sinks)
             x = x + g.linear(a, block.attn_output)
