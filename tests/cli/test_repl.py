@@ -73,8 +73,8 @@ class Terminal:
         """What is shown until the user may type."""
         return self.wait(READY)
 
-    def press(self, keys: str) -> None:
-        os.write(self._user, keys.encode())
+    def press(self, keys: str | bytes) -> None:
+        os.write(self._user, keys.encode() if isinstance(keys, str) else keys)
 
     def say(self, line: str) -> str:
         """Type a line; what is shown until the user may type the next."""
@@ -132,6 +132,23 @@ def test_without_a_home_nothing_is_kept(talk, tmp_path: Path) -> None:
     terminal.press("\x03")
     assert terminal.leave() == 0
     assert not list(tmp_path.rglob("history"))
+
+
+def test_a_locale_without_utf8_changes_no_text(talk, tmp_path: Path) -> None:
+    terminal = talk("the dog", env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
+    assert "the dog\n" in terminal.say("é 日")
+    terminal.say(f"/save {tmp_path / 'talk.json'}")
+    saved = json.loads((tmp_path / "talk.json").read_text(encoding="utf-8"))
+    assert saved["messages"][0]["content"] == "é 日"
+    assert terminal.leave() == 0
+
+
+def test_bytes_that_are_no_text_are_refused(talk) -> None:
+    terminal = talk("the dog")
+    terminal.press(b"caf\xe9 \r")
+    assert "error: what was typed is not UTF-8" in terminal.ready()
+    assert "the dog\n" in terminal.say("once")
+    assert terminal.leave() == 0
 
 
 def test_text_of_several_lines(talk, tmp_path: Path) -> None:

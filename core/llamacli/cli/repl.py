@@ -18,7 +18,7 @@ from llamacli.cli.chat import replying
 from llamacli.cli.interrupts import check, forget
 from llamacli.cli.output import note, one_line, write
 from llamacli.cli.sampling import FIELDS
-from llamacli.cli.text import read_file
+from llamacli.cli.text import read_anew, read_file
 from llamacli.errors import ContextOverflowError, InvalidRequestError, LlamaCliError
 from llamacli.files import replacing
 from llamacli.folders import user_folder
@@ -76,14 +76,17 @@ class Repl:
 
     def _read(self) -> str:
         """What the user types: one line, or all lines from triple quotes to triple quotes."""
-        line = self._input.prompt(PROMPT)
+        line = self._line(PROMPT)
         if not line.lstrip().startswith(QUOTES):
             return line.strip()
         lines = [line.lstrip().removeprefix(QUOTES)]
         while QUOTES not in lines[-1]:
-            lines.append(self._input.prompt(MORE))
+            lines.append(self._line(MORE))
         lines[-1] = lines[-1][: lines[-1].rindex(QUOTES)]
         return "\n".join(lines).strip("\n")
+
+    def _line(self, prompt: str) -> str:
+        return read_anew(self._input.prompt(prompt), "what was typed")
 
     def _take(self, text: str) -> None:
         if text.startswith("/"):

@@ -29,8 +29,13 @@ def read_stdin() -> str | None:
 
 
 def argument(text: str) -> str:
-    """Text from the command line: where the locale could not decode its bytes, they are taken for UTF-8."""
-    return decoded(os.fsencode(text), "the text on the command line") if _UNDECODED.search(text) else text
+    """Text from the command line, as `read_anew` has it."""
+    return read_anew(text, "the text on the command line")
+
+
+def read_anew(text: str, source: str) -> str:
+    """Where the locale could not decode a text's bytes, they are taken for UTF-8."""
+    return decoded(os.fsencode(text), source) if _UNDECODED.search(text) else text
 
 
 def without_final_newline(text: str) -> str:
