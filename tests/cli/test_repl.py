@@ -151,6 +151,13 @@ def test_bytes_that_are_no_text_are_refused(talk) -> None:
     assert terminal.leave() == 0
 
 
+def test_log_probabilities_are_not_for_conversations(start, tiny_gguf, tmp_path: Path) -> None:
+    model = tiny_gguf("gqa", tokenizer="spm", metadata=chat_keys(CHATML))
+    terminal = Terminal(start, model, "--logprobs", "1", env={"HOME": str(tmp_path)})
+    assert "--logprobs is for one reply: give a prompt." in terminal.wait("give a prompt.\n")
+    assert terminal.process.wait(TIMEOUT_S) == 2
+
+
 def test_text_of_several_lines(talk, tmp_path: Path) -> None:
     terminal = talk("the dog")
     terminal.say('"""once')

@@ -177,6 +177,8 @@ def run(
                 if load_session is not None:
                     chat.load(load_session)
                 if not text and not json and at_terminal():
+                    if params.n_probs:
+                        raise click.UsageError("--logprobs is for one reply: give a prompt.")
                     from llamacli.cli.repl import Repl
 
                     Repl(chat, params, shift=wishes.shift, stats=stats, model=model).run()
