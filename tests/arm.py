@@ -10,7 +10,6 @@ from llvmlite import binding
 from llvmlite import ir as llvm
 
 from llamacli.kernels import ir
-from llamacli.kernels.isa import isa
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 CPUS = {"generic": "cortex-a53", "neon": "neoverse-n1", "i8mm": "neoverse-v1"}
@@ -64,10 +63,10 @@ class Emitted:
 
 
 class HostFunction(Emitted):
-    """A function for this CPU, by its best instruction set."""
+    """A function for this CPU, by one of its instruction sets."""
 
-    def __init__(self, n_args: int, emit: Callable[..., None]):
-        super().__init__(isa(), host(), n_args, emit)
+    def __init__(self, isa: str, n_args: int, emit: Callable[..., None]):
+        super().__init__(isa, host(), n_args, emit)
 
     def __call__(self, *args: int | np.ndarray) -> None:
         """Run it."""

@@ -1,7 +1,11 @@
-"""The instruction sets of ARM: how they are found, their code, and what it computes in an emulator."""
+"""The instruction sets of ARM: how they are found, their code, and what it computes in an emulator.
+
+The dot products of this machine's own instruction sets are held to the same.
+"""
 
 import importlib.util
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -110,38 +114,43 @@ def test_operations_are_few_instructions(name, n_args, emit, expected):
     assert {instruction: code.count(instruction) for instruction in expected} == expected
 
 
-@pytest.fixture(scope="module", params=[(name, bits) for name in isa.ARM for bits in (7, 8)], ids=str)
-def dot_product(request):
-    name, bits = request.param
-    return ArmFunction(name, 3, dot(bits)), bits, 128 if request.param == ("neon", 8) else 0
+DOTS = [
+    *(pytest.param((ArmFunction, name), id=f"emulated-{name}", marks=emulated) for name in isa.ARM),
+    *(pytest.param((HostFunction, name), id=name) for name in isa.available()),
+]
 
 
-def check_dot(dot_product, total, unsigned, signed):
-    code, bits, bias = dot_product
-    unsigned = unsigned & (2**bits - 1)
-    products = (unsigned.astype(np.int64) - bias) * signed
-    expected = total + products.reshape(16, 4).sum(axis=1)
-    result = total.copy()
-    code(result, unsigned, signed)
-    np.testing.assert_array_equal(result, expected)
+@pytest.fixture(scope="module", params=DOTS)
+def dot_products(request):
+    """The code for bytes below 2^7 and 2^8, and what it takes from the latter."""
+    kind, name = request.param
+    return {bits: kind(name, 3, dot(bits)) for bits in (7, 8)}, 128 if name == "neon" else 0
 
 
-@emulated
+def check_dot(dot_products, total, unsigned, signed):
+    codes, bias = dot_products
+    for bits, code in codes.items():
+        factors = (unsigned & (2**bits - 1)).astype(np.uint8)
+        products = (factors.astype(np.int64) - (bias if bits == 8 else 0)) * signed
+        result = total.copy()
+        code(result, factors, signed)
+        np.testing.assert_array_equal(result, total + products.reshape(16, 4).sum(axis=1))
+
+
 @pytest.mark.parametrize("u", [0, 1, 127, 128, 255])
 @pytest.mark.parametrize("s", [-128, -1, 0, 127])
-def test_dot_product_of_extremes(dot_product, u, s):
-    check_dot(dot_product, np.arange(16, dtype=np.int32), np.full(64, u, np.uint8), np.full(64, s, np.int8))
+def test_dot_product_of_extremes(dot_products, u, s):
+    check_dot(dot_products, np.arange(16, dtype=np.int32), np.full(64, u, np.uint8), np.full(64, s, np.int8))
 
 
-@emulated
 @settings(max_examples=40, deadline=None)
 @given(
     total=arrays(np.int32, 16, elements=st.integers(-(2**30), 2**30)),
     unsigned=arrays(np.uint8, 64),
     signed=arrays(np.int8, 64),
 )
-def test_dot_product(dot_product, total, unsigned, signed):
-    check_dot(dot_product, total, unsigned, signed)
+def test_dot_product(dot_products, total, unsigned, signed):
+    check_dot(dot_products, total, unsigned, signed)
 
 
 @emulated
@@ -171,7 +180,7 @@ FLOATS = np.concatenate(
 @emulated
 @pytest.mark.parametrize("f", [ir.exp, ir.rint, ir.round_f16, ir.absolute], ids=lambda f: f.__name__)
 def test_floats_are_the_same_bits_as_here(f):
-    codes = ArmFunction("neon", 2, unary(f)), HostFunction(2, unary(f))
+    codes = ArmFunction("neon", 2, unary(f)), HostFunction(isa.isa(), 2, unary(f))
     for x in FLOATS.reshape(-1, 16):
         results = np.zeros((2, 16), np.uint32)
         for code, out in zip(codes, results, strict=True):
@@ -204,8 +213,8 @@ def test_float16():
 # --- tiles -----------------------------------------------------------------------------------------------------------
 
 
-def tile(kind, n_tokens):
-    return 8, lambda b, *args: linear.emit_tile(b, packings()[kind], n_tokens, *args)
+def tile(packing, n_tokens):
+    return 8, lambda b, *args: linear.emit_tile(b, packing, n_tokens, *args)
 
 
 @pytest.mark.parametrize(
@@ -220,13 +229,13 @@ def tile(kind, n_tokens):
     ],
 )
 def test_a_tile_multiplies_by_dot_products_alone(name, kind, expected):
-    code = ArmFunction(name, *tile(kind, 1))
+    code = ArmFunction(name, *tile(packings()[kind], 1))
     assert {instruction: code.count(instruction) for instruction in expected} == expected
     assert code.count("bl") == 0
 
 
 def test_four_tokens_multiply_by_lanes():
-    code = ArmFunction("neon", *tile(TensorType.Q8_0, 4))
+    code = ArmFunction("neon", *tile(packings()[TensorType.Q8_0], 4))
     products = [line for line in code.assembly.splitlines() if "\tsdot" in line]
     assert len(products) == 128
     assert all(".4b[" in line for line in products)
@@ -275,13 +284,22 @@ def random_activations(random, packing, n_tokens, n_blocks):
     ids=str,
 )
 def test_a_tile_is_the_same_bits_as_here(name, kind, n_tokens):
-    packing, n_blocks, random = packings()[kind], 3, np.random.default_rng(n_tokens)
+    check_tile(name, packings()[kind], n_tokens)
+
+
+@emulated
+@pytest.mark.parametrize("bias_bits", [None, 6])
+def test_codes_of_8_bits_with_any_bias(bias_bits):
+    check_tile("neon", attrs.evolve(packings()[TensorType.Q8_0], bias_bits=bias_bits), 1)
+
+
+def check_tile(name, packing, n_tokens):
+    n_blocks, random = 3, np.random.default_rng(n_tokens)
     weights, x = random_weights(random, packing, n_blocks), random_activations(random, packing, n_tokens, n_blocks)
     bias, residual = random.normal(size=(2, n_tokens, ROWS)).astype(np.float32)
     results = np.zeros((2, n_tokens, ROWS), np.float32)
-    for code, out in zip(
-        (ArmFunction(name, *tile(kind, n_tokens)), HostFunction(*tile(kind, n_tokens))), results, strict=True
-    ):
+    here, there = HostFunction(isa.isa(), *tile(packing, n_tokens)), ArmFunction(name, *tile(packing, n_tokens))
+    for code, out in zip((here, there), results, strict=True):
         code(weights, n_blocks, x, x.strides[0], out, out.strides[0], bias, residual)
     assert np.isfinite(results).all()
     assert results.any()

@@ -232,7 +232,8 @@ def dot_u8s8(b: Builder, total: Value, unsigned: Value, signed: Value, bits: int
         return _in_parts(b, LANES // lanes, lambda *parts: call(b, name, parts[0].type, *parts),
                          total, unsigned, signed)  # fmt: skip
     if isa() == "avx2":
-        return b.add(total, _in_parts(b, 4, lambda *parts: _madd(b, *parts), unsigned, signed))
+        n, multiply = (2, _madd_small) if bits < 8 else (4, _madd)
+        return b.add(total, _in_parts(b, n, lambda *parts: multiply(b, *parts), unsigned, signed))
     products = b.mul(b.zext(unsigned, ir.VectorType(I32, 64)), b.sext(signed, ir.VectorType(I32, 64)))
     for j in range(4):
         every_fourth = ir.Constant(ir.VectorType(I32, LANES), list(range(j, 64, 4)))
@@ -299,6 +300,13 @@ def _in_parts(b: Builder, n: int, f: Callable[..., Value], *vectors: Value) -> V
             joined.append(b.shuffle_vector(low, high, ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))))
         results = joined
     return results[0]
+
+
+def _madd_small(b: Builder, unsigned: Value, signed: Value) -> Value:
+    """int32x8 sums of four products of 32 bytes, the unsigned ones below 128: the sum of two products fits int16."""
+    words = ir.VectorType(I16, 16)
+    pairs = call(b, "llvm.x86.avx2.pmadd.ub.sw", words, unsigned, signed)
+    return call(b, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), pairs, constant(words, 1))
 
 
 def _madd(b: Builder, unsigned: Value, signed: Value) -> Value:
