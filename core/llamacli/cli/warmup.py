@@ -9,29 +9,32 @@ import click
 from llamacli.cli.options import global_options
 from llamacli.cli.output import note
 from llamacli.cli.progress import bar
-from llamacli.errors import InvalidRequestError
+from llamacli.errors import InvalidRequestError, faults_of
 
 
 @click.command()
 @global_options
 def warmup() -> None:
-    """Compile all kernels for this CPU, so that no run has to wait for one.
+    """Compile all kernels for this CPU, those of plugins too, so that no run has to wait for one.
 
     They are kept on disk; what is there already is not compiled again.
     """
     from llamacli.engine import jit_disabled
     from llamacli.kernels import jit
     from llamacli.kernels.catalog import catalog
+    from llamacli.plugins import GENERAL, installed_plugins
 
     if jit_disabled():
         raise InvalidRequestError("NUMBA_DISABLE_JIT is set, which forbids to compile kernels")
+    installed_plugins().load_group(GENERAL)  # for their tensor types
     kernels, compiled, started = catalog(), list[str](), time.monotonic()
     jit.listeners.append(compiled.append)
     try:
         with bar("compiling kernels") as progress:
             for done, kernel in enumerate(kernels):
                 progress(done, len(kernels))
-                kernel.compile()
+                with faults_of(f"compiling {kernel.name}"):
+                    kernel.compile()
     finally:
         jit.listeners.remove(compiled.append)
     note(f"{len(kernels)} kernels are ready: {len(compiled)} compiled in {time.monotonic() - started:.1f} s")
