@@ -112,7 +112,14 @@ class TestCaches:
             assert cache.write_file(0, tmp_path / "s") == cache.state_size(0) == len(cache.state_save(0))
             assert cache.read_file(1, tmp_path / "s") == LONG[:48]
             assert (cache.state_size(1), cache.pos_max(1)) == (cache.state_size(0), 47)
+            state = cache.state_save(0)
             cache.clear_all()
+            cache.state_load(1, state)
+            assert (cache.pos_max(0), list(cache.sequence(1).tokens), cache.state_save(1)) == (-1, LONG[:48], state)
+            with pytest.raises(StateError, match="damaged"):
+                cache.state_load(0, state[:-1])
+            cache.state_load(1, cache.state_save(0))
+            assert cache.pos_max(1) == -1
             assert (cache.state_size(0), cache.state_save(0)) == (0, b"")
             with pytest.raises(ValueError, match="empty"):
                 cache.write_file(0, tmp_path / "s")

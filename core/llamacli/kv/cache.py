@@ -97,7 +97,13 @@ class KVCache(Closing):
         return snapshot.dump({0: sequence}) if sequence.tokens else b""
 
     def state_load(self, seq: int, data: bytes) -> None:
-        """Let a sequence hold a state. Raises StateError, changing nothing, if it is damaged or another model's."""
+        """Let a sequence hold a state, that of an empty one too.
+
+        Raises StateError, changing nothing, if it is damaged or another model's.
+        """
+        if not data:
+            self.sequence(seq).truncate(0)
+            return
         self._restore_one(seq, snapshot.load(data, self.pool))
 
     def write_file(self, seq: int, path: str | os.PathLike[str]) -> int:

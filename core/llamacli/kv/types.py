@@ -48,7 +48,7 @@ class CellType(Protocol):
 
 
 @attrs.frozen
-class FloatType:
+class FloatType(CellType):
     """Floats of one width. bfloat16, which NumPy has not, is the upper half of a float32, kept as an integer."""
 
     item: np.dtype[Any]
@@ -86,7 +86,7 @@ class FloatType:
 
 
 @attrs.frozen
-class IntegerType:
+class IntegerType(CellType):
     """Codes of some bits: number = scale * (code - bias) + offset, or scale * table[code].
 
     With `has_offset` the smallest number of a block has code 0 and the largest the last one; without, the number of
