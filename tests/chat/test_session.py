@@ -446,6 +446,15 @@ def test_variables_reach_the_template(talker) -> None:
         assert chat.model.decode(chat.render_turn()) == "high a"
 
 
+@pytest.mark.parametrize("name", ["messages", "self", "tools", "add_generation_prompt"])
+def test_no_variable_takes_the_place_of_what_is_given_anyhow(name: str, talker) -> None:
+    with talker().create_chat() as chat:
+        chat.add_user("a")
+        chat.variables[name] = True
+        with pytest.raises(InvalidRequestError, match=f"'{name}' cannot be a variable"):
+            chat.respond()
+
+
 def test_a_model_without_a_template(talker, plugins) -> None:
     with talker(None).create_chat() as chat:
         assert chat.format.name == "chatml"

@@ -260,10 +260,12 @@ def test_settings(talk) -> None:
 def test_files_that_are_not_there_or_something_else(talk, tmp_path: Path) -> None:
     terminal = talk()
     (tmp_path / "bad.json").write_text('{"system": 1}')
+    (tmp_path / "variables.json").write_text('{"system": "", "messages": [], "variables": {"messages": 1}}')
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     for command, answer in [
         ("/load nowhere.json", "error: nowhere.json: No such file or directory"),
         (f"/load {tmp_path / 'bad.json'}", "not a conversation that /save wrote"),
+        (f"/load {tmp_path / 'variables.json'}", "not a conversation that /save wrote"),
         (f"/load {tmp_path}", "Is a directory"),
         ("/read nowhere.txt", "No such file or directory"),
         (f"/read {tmp_path / 'latin'}", "is not UTF-8"),

@@ -25,6 +25,9 @@ from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.session import Session, Token
 
 _PROBE, _NEXT = "Xyzzy", "Plugh"
+GIVEN = {"self", "messages", "tools", "add_generation_prompt"}
+"""What a template is given anyhow, so that no variable of a conversation can have these names."""
+
 _TOOL_USE = "tool_use"
 """The name of a file's template for conversations with tools, where that is another."""
 
@@ -250,6 +253,9 @@ class ChatSession(Closing):
         return plan(self._held, parts, self.template.encode)
 
     def _render(self, more: Sequence[Message], *, prompting: bool) -> Rendering:
+        taken = GIVEN & self.variables.keys()
+        if taken:
+            raise InvalidRequestError(f"{min(taken)!r} cannot be a variable: the template is given that anyhow")
         messages = [message.as_dict() for message in (*self.history, *more)]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})

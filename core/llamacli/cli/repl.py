@@ -13,6 +13,7 @@ from prompt_toolkit.completion import Completer, Completion
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from llamacli.chat.messages import Message
+from llamacli.chat.session import GIVEN
 from llamacli.checks import is_whole
 from llamacli.cli.chat import replying
 from llamacli.cli.interrupts import check, forget
@@ -227,7 +228,7 @@ class Repl:
             messages = [Message.from_dict(message) for message in found["messages"]]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InvalidRequestError(f"{path}: not a conversation that /save wrote: {error}") from error
-        if not isinstance(system, str) or any(not isinstance(name, str) for name in variables):
+        if not isinstance(system, str) or GIVEN & variables.keys():
             raise InvalidRequestError(f"{path}: not a conversation that /save wrote")
         self._chat.system, self._chat.history[:], self._chat.variables = system, messages, variables
         note(f"({path}: {len(messages)} messages)")
