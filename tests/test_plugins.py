@@ -59,7 +59,6 @@ def metadata(architecture: str) -> Metadata:
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installed]:
     """Install distributions: `install(name=(source, {group: {entry: module}}))`; a source makes module `name`."""
-    before = set(sys.modules)
     monkeypatch.syspath_prepend(tmp_path)
 
     def install(**distributions: tuple[str, dict[str, dict[str, str]]]) -> Plugins:
@@ -79,8 +78,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         )
 
     yield install
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 class TestFinding:
