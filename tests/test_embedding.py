@@ -125,3 +125,9 @@ def test_closing(load) -> None:
         embedder.embed([1])
     with pytest.raises(ClosedError):
         embedder.embed([1])
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in")
+def test_what_is_no_number_is_refused(load) -> None:
+    with pytest.raises(InvalidRequestError, match="the model's states are no finite numbers"):
+        load(metadata={"llama.rope.scaling.attn_factor": 1e30}).embed(TOKENS)

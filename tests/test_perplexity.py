@@ -86,3 +86,10 @@ def test_contexts_that_cannot_be(load_tiny: LoadTiny, n_ctx) -> None:
 def test_a_text_that_is_too_short(load_tiny: LoadTiny) -> None:
     with pytest.raises(InvalidRequestError, match="the text has 100 tokens, and chunks of 51 need at least 102"):
         perplexity(load_tiny(), TOKENS, n_ctx=51)
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in")
+def test_what_is_no_number_is_refused(load_tiny: LoadTiny) -> None:
+    broken = load_tiny(metadata={"llama.rope.scaling.attn_factor": 1e30})
+    with pytest.raises(InvalidRequestError, match="the model's logits in chunk 1 are no finite numbers"):
+        list(perplexity(broken, list(range(64)) * 2, n_ctx=64))

@@ -51,7 +51,7 @@ class Embedder(Closing):
 
         `pooling` is asked for in the place of the file's. With `normalize`, vectors have the length 1.
         Raises InvalidRequestError for no tokens, more than the model's context, ids that are not in the vocabulary, or
-        an unknown pooling.
+        an unknown pooling, or if the model computes what is no finite number.
         """
         try:
             pooling = Pooling(pooling or self.pooling)
@@ -66,6 +66,8 @@ class Embedder(Closing):
                 states = session.logits[None] if rows is None else rows
         except ContextOverflowError as error:
             raise InvalidRequestError(str(error)) from error
+        if not np.isfinite(states).all():
+            raise InvalidRequestError("the model's states are no finite numbers")
         if pooling is Pooling.MEAN:
             states = states.mean(axis=0, dtype=np.float64, keepdims=True)
         elif pooling is Pooling.CLS:

@@ -50,7 +50,8 @@ def perplexity(
 ) -> Iterator[Estimate]:
     """The estimate after each chunk; the last one is the result.
 
-    Raises InvalidRequestError if the tokens do not fill two chunks, or if there are fewer than LEAST_CONTEXT to one.
+    Raises InvalidRequestError if the tokens do not fill two chunks, if there are fewer than LEAST_CONTEXT to one, or if
+    the model computes what is no number.
     """
     if not is_whole(n_ctx) or n_ctx < LEAST_CONTEXT:
         raise InvalidRequestError(f"n_ctx must be an integer of at least {LEAST_CONTEXT}, not {n_ctx!r}")
@@ -78,6 +79,8 @@ def _estimates(
             logits = session.eval(ids[first:-1], all_logits=True)
             assert logits is not None
             surprise = _surprise(logits, np.array(ids[first + 1 :]))
+            if np.isnan(surprise).any():
+                raise InvalidRequestError(f"the model's logits in chunk {chunk + 1} are no finite numbers")
             n_scored += len(surprise)
             total += float(surprise.sum())
             squares += float(np.square(surprise).sum())
