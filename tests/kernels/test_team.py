@@ -171,7 +171,7 @@ def test_no_interrupt_loses_or_doubles_a_job(interrupted):
 def test_an_interrupted_session_goes_on_right(interrupted, model):
     with llamacli.load_model(model, threads=2) as loaded:
         with loaded.create_session(seq_len=200) as session:
-            expected = [1, *(token.id for token in session.generate([1], max_tokens=150, ignore_eos=True))]
+            expected = [1, *(token.id for token in session.generate([1], max_tokens=151, ignore_eos=True))]
         until, interrupts = time.monotonic() + 3, 0
         while time.monotonic() < until:
             session = loaded.create_session(seq_len=200)
