@@ -108,6 +108,10 @@ ALL = (  # shape, type, tokens of a prompt, tokens generated, depth
 )
 
 
+COSTS = ("load to first token, s", "peak memory, MB")
+"""What is better the smaller it is."""
+
+
 def timed(engine: Ours | Peer, tokens: list[int], at_once: int) -> float:
     """Seconds that it takes to evaluate tokens, so many in a call."""
     started = time.perf_counter()
@@ -167,7 +171,7 @@ def started(path: str, threads: int) -> Iterator[tuple[str, str, float, float, f
             command = [sys.executable, __file__, "--start", engine, path, "-t", str(threads)]
             answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             own.append([float(figure) for figure in answer.split()[-2:]])
-    for column, test in enumerate(("load to first token, s", "peak memory, MB")):
+    for column, test in enumerate(COSTS):
         ours, peer = ([run[column] for run in runs[1:]] for runs in figures.values())
         ratios = sorted(a / b for a, b in zip(ours, peer, strict=True))
         medians = (statistics.median(ours), statistics.median(peer), statistics.median(ratios))
@@ -184,9 +188,10 @@ def start(engine: str, path: str, threads: int) -> None:
 
 
 def plot(table: list[tuple[str, str, float, float, float, float, float]], out: str) -> None:
-    """Draw the ratios as bars."""
+    """Draw the ratios of speeds as bars."""
     import matplotlib.pyplot as plt
 
+    table = [row for row in table if row[1] not in COSTS]
     labels = [f"{name}\n{test}" for name, test, *_ in table]
     ratios = [row[4] for row in table]
     errors = [[row[4] - row[5] for row in table], [row[6] - row[4] for row in table]]
@@ -232,9 +237,8 @@ def main() -> None:
     table = []
     print("| model | test | llamacli t/s | llama.cpp t/s | ratio | middle half |\n|---|---|---|---|---|---|")
     lines = itertools.chain.from_iterable(rows(*work) for work in works)
-    if options.all:
-        lines = itertools.chain(lines, started(works[0][0], options.threads))
-    for row in lines:
+    costs = started(works[0][0], options.threads) if options.all else ()
+    for row in itertools.chain(lines, costs):
         table.append(row)
         name, test, ours, peer, ratio, low, high = row
         print(f"| {name} | {test} | {ours:.1f} | {peer:.1f} | {ratio:.2f} | {low:.2f} to {high:.2f} |", flush=True)

@@ -122,6 +122,9 @@ class NativeProgram:
         run = self._run
         run["first_row"], run["n_rows"] = first, last
         work = (last - first) * (self._work + n_seen * self._work_seen)
+        if work[start:stop].sum() <= _SLICE_WORK:  # a lone token, mostly
+            self._team.run(table, start, stop, run)
+            return
         done = 0.0
         for i in (np.flatnonzero(work[start:stop]) + start).tolist():
             done += work[i]
