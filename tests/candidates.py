@@ -54,6 +54,12 @@ def exact_softmax(logits: Logits) -> np.ndarray:
     return e / e.sum()
 
 
+def log_softmax(logits: Logits) -> np.ndarray:
+    """Logarithms of probabilities in float64, by the definition."""
+    wide = logits.astype(np.float64) - logits.max()
+    return wide - np.log(np.exp(wide).sum())
+
+
 def draw(logits: Logits, params: SamplingParams, *, history: Sequence[int] = (), seed: int = 1) -> int:
     """One token."""
     state = SamplerState(seed)

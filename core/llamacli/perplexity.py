@@ -12,14 +12,13 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
 from llamacli.checks import is_whole
 from llamacli.errors import InvalidRequestError
 from llamacli.model import KVTypes, Model
+from llamacli.sampling import perplexity_of, surprisal
 
 LEAST_CONTEXT = 4
-_ROWS_AT_ONCE = 32
 
 
 @attrs.frozen
@@ -78,28 +77,16 @@ def _estimates(
             session.eval(ids[:first])
             logits = session.eval(ids[first:-1], all_logits=True)
             assert logits is not None
-            surprise = _surprise(logits, np.array(ids[first + 1 :]))
-            if np.isnan(surprise).any():
+            if not np.isfinite(logits).all():
                 raise InvalidRequestError(f"the model's logits in chunk {chunk + 1} are no finite numbers")
-            n_scored += len(surprise)
-            total += float(surprise.sum())
-            squares += float(np.square(surprise).sum())
-            yield _estimate(chunk + 1, n_scored, total / n_scored, squares / n_scored)
+            for row, token in zip(logits, ids[first + 1 :], strict=True):
+                surprise = surprisal(row, token)
+                n_scored, total, squares = n_scored + 1, total + surprise, squares + surprise**2
+            yield _estimate(chunk + 1, n_scored, total, squares)
 
 
-def _surprise(logits: npt.NDArray[np.float32], chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Minus the logarithm of the probability of each row's chosen token, float64 [n]."""
-    surprise = np.empty(len(chosen))
-    for start in range(0, len(chosen), _ROWS_AT_ONCE):  # a few rows at a time stay in the processor's cache
-        rows = logits[start : start + _ROWS_AT_ONCE].astype(np.float64)
-        rows -= rows.max(axis=-1, keepdims=True)
-        picked = rows[np.arange(len(rows)), chosen[start : start + _ROWS_AT_ONCE]]
-        surprise[start : start + _ROWS_AT_ONCE] = np.log(np.exp(rows).sum(axis=-1)) - picked
-    return surprise
-
-
-def _estimate(n_chunks: int, n_scored: int, mean: float, mean_square: float) -> Estimate:
-    value = math.exp(mean) if mean < 700 else math.inf
-    variance = max(0.0, mean_square - mean**2)
+def _estimate(n_chunks: int, n_scored: int, total: float, squares: float) -> Estimate:
+    value = perplexity_of(total, n_scored)
+    variance = max(0.0, squares / n_scored - (total / n_scored) ** 2)
     error = math.sqrt(variance / (n_scored - 1)) if n_scored > 1 else math.nan
     return Estimate(n_chunks, n_scored, value, error * value)

@@ -21,7 +21,7 @@ from llamacli.kv import CacheStrategy, KVSequence, snapshot
 from llamacli.loaders import Progress
 from llamacli.memory import available
 from llamacli.model import KVTypes, Model
-from llamacli.sampling import LogProbs, SamplerChain, SamplerState, SamplingParams
+from llamacli.sampling import Candidates, LogProbs, SamplerChain, SamplerState, SamplingParams
 
 
 @attrs.frozen
@@ -122,6 +122,29 @@ class Session(Closing):
             raise InvalidRequestError("no token has been evaluated yet, so there are no logits")
         return self._logits
 
+    @logits.setter
+    def logits(self, logits: npt.NDArray[np.float32]) -> None:
+        if np.shape(logits) != (self.model.config.n_vocab,):
+            raise InvalidRequestError(f"logits of shape {np.shape(logits)} are not ({self.model.config.n_vocab},)")
+        self._logits = np.array(logits, np.float32)
+
+    @property
+    def params(self) -> SamplingParams | SamplerChain:
+        """What tokens were last drawn by, greedy before that; may be set, to be known before the first draw."""
+        return self._sampler.params
+
+    @params.setter
+    def params(self, params: SamplingParams | SamplerChain) -> None:
+        self._sampler.use(params)
+
+    @property
+    def candidates(self) -> Candidates:
+        """The tokens that the last one was drawn from, as samplers left them, until the next draw.
+
+        Raises InvalidRequestError if nothing has been drawn.
+        """
+        return self._sampler.candidates
+
     @property
     def has_logits(self) -> bool:
         """Whether there are logits to draw from."""
@@ -206,16 +229,26 @@ class Session(Closing):
 
         The drawn token counts as generated for penalties. It is not evaluated: pass it to `eval`.
         """
-        token = self.draw(params)
+        token = self._draw(params or SamplingParams())
         self.accept(token)
         return token
 
     def draw(self, params: SamplingParams | SamplerChain | None = None) -> int:
-        """Draw a token from `logits` as `sample` does, but count it as generated only when it is accepted."""
-        return self._draw(params or SamplingParams())
+        """Draw a token as `sample` does, but leave `logits` as they are, and count it only when it is accepted."""
+        return self._sampler.sample(self.logits.copy(), params or SamplingParams())
+
+    def legal(self) -> Candidates:
+        """The tokens that `params` let through next, by their grammar for one, with their `logits`; nothing is drawn.
+
+        Raises InvalidRequestError if there is no such token, or if there are no logits.
+        """
+        return self._sampler.legal(self.logits)
 
     def accept(self, token: int) -> None:
-        """Count a token as generated, for penalties and grammars. It is not evaluated: pass it to `eval`."""
+        """Count a token as generated, for penalties and grammars. It is not evaluated: pass it to `eval`.
+
+        Raises InvalidRequestError, changing nothing, if the grammar does not allow it.
+        """
         self._sampler.accept(token)
 
     def forget_logits(self) -> None:

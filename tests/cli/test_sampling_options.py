@@ -66,7 +66,7 @@ def test_values_come_from_the_options_then_the_file_then_llama_cpp(in_file: set[
 
 def test_every_parameter_has_an_option() -> None:
     others = {"logit_bias", "dry_sequence_breakers", "samplers", "n_probs", "grammar", "json_schema"}
-    by_program_only = {"suppress_tokens", "options"}
+    by_program_only = {"suppress_tokens", "options", "grammar_triggers"}
     fields = {field.name for field in attrs.fields(SamplingParams)}
     assert fields == {setting.field for setting in _SETTINGS} | others | by_program_only
 

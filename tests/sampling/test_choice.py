@@ -21,7 +21,7 @@ def mean_surprise(sampler: Mirostat | MirostatV2, logits: Logits, n: int = 3000)
     surprises = []
     for _ in range(n):
         token = state.sample(logits.copy(), chain)
-        surprises.append(sampler._pending[1])
+        surprises.append(state.candidates.surprisal(state.candidates.ids.tolist().index(token)) / math.log(2))
         state.accept(token)
     return float(np.mean(surprises[n // 3 :]))
 

@@ -153,6 +153,7 @@ class TestSampler:
         grammar = Grammar.from_gbnf('root ::= "a"', BYTES)
         with pytest.raises(InvalidRequestError, match=r"grammar: .*doesn't satisfy the grammar"):
             grammar.accept(ord("b"))
+        assert allowed(grammar, BYTES.n_vocab) == {ord("a")}, "it stays where it was"
 
     def test_a_grammar_that_nothing_follows(self) -> None:
         with pytest.raises(InvalidRequestError, match="grammar: "):

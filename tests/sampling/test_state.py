@@ -8,8 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from candidates import EXTREME, LOGITS, Logits, exact_softmax
-from llamacli import SamplingParams
-from llamacli.sampling import Draw, Penalties, SamplerChain, SamplerState, Temperature
+from llamacli import InvalidRequestError, SamplingParams
+from llamacli.sampling import (
+    Draw,
+    MirostatV2,
+    Penalties,
+    SamplerChain,
+    SamplerState,
+    SuppressTokens,
+    Temperature,
+    TopK,
+)
 
 PARAMS = [
     SamplingParams(),
@@ -75,6 +84,45 @@ def test_a_clone_of_a_custom_chain_has_its_own() -> None:
     write(state, chain)
     clone = state.clone()
     assert write(clone, chain) == write(state, chain)
+
+
+def test_texts_that_follow_one_chain_do_not_meet() -> None:
+    chain = SamplerChain([MirostatV2(tau=1.0, eta=0.5)])
+    one, other, alone = SamplerState(1), SamplerState(2), SamplerState(1)
+    texts = [[], []]
+    for _ in range(20):
+        for state, text in zip((one, other), texts, strict=True):
+            text += write(state, chain, 1)
+    assert texts[0] == write(alone, SamplerChain([MirostatV2(tau=1.0, eta=0.5)]))
+
+
+def test_what_was_drawn_from_is_there_until_the_next_draw() -> None:
+    state, params = SamplerState(1), SamplerChain([Temperature(0.5), TopK(3), Draw()])
+    with pytest.raises(InvalidRequestError, match="no token has been drawn yet"):
+        _ = state.candidates
+    token = state.sample(VOCABULARY.copy(), params)
+    assert state.candidates.chosen == token
+    assert state.candidates.ids.tolist() == sorted(np.argsort(-VOCABULARY)[:3].tolist())
+    expected = exact_softmax(VOCABULARY[state.candidates.ids] * 2)
+    np.testing.assert_allclose(state.candidates.probabilities(), expected, rtol=1e-6)
+    for index, p in enumerate(expected):
+        assert state.candidates.surprisal(index) == pytest.approx(-math.log(p), rel=1e-6)
+
+
+def test_what_may_be_drawn_is_known_without_drawing() -> None:
+    logits = VOCABULARY.copy()
+    logits[[4, 5]] = -np.inf
+    state, twin = SamplerState(1), SamplerState(1)
+    assert state.legal(logits).ids.tolist() == [i for i in range(30) if i not in (4, 5)]
+    nested = SamplerChain([SamplerChain([TopK(2), SuppressTokens([1, 2])]), Draw()])
+    state.use(nested)
+    legal = state.legal(logits)
+    assert legal.ids.tolist() == [i for i in range(30) if i not in (1, 2, 4, 5)]
+    np.testing.assert_array_equal(legal.logits, VOCABULARY[legal.ids])
+    assert write(state, nested) == write(twin, nested), "looking changes nothing"
+    state.use(SamplerChain([SuppressTokens(range(30)), Draw()]))
+    with pytest.raises(InvalidRequestError, match="cannot sample"):
+        state.legal(logits)
 
 
 def test_chains_nest() -> None:

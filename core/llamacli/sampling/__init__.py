@@ -4,12 +4,15 @@ from llamacli.sampling.candidates import Candidates
 from llamacli.sampling.choice import AdaptiveP, Draw, Greedy, Mirostat, MirostatV2
 from llamacli.sampling.grammar import Grammar
 from llamacli.sampling.logprobs import LogProbs
+from llamacli.sampling.merging import merge_logits
+from llamacli.sampling.metrics import Level, Metrics, entropy, perplexity_of, surprisal
 from llamacli.sampling.params import DEFAULT_ORDER, SamplingParams
 from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressTokens, breakers_of
 from llamacli.sampling.registry import BUILT_IN, FindSampler, SamplerType, build_chain, sampler_type, simplified
 from llamacli.sampling.sampler import Sampler, SamplerChain
 from llamacli.sampling.state import SamplerState
 from llamacli.sampling.temperature import DynamicTemperature, Temperature
+from llamacli.sampling.triggers import LazyGrammar
 from llamacli.sampling.truncation import MinP, TopK, TopNSigma, TopP, TypicalP, Xtc
 
 __all__ = [
@@ -23,8 +26,11 @@ __all__ = [
     "FindSampler",
     "Grammar",
     "Greedy",
+    "LazyGrammar",
+    "Level",
     "LogProbs",
     "LogitBias",
+    "Metrics",
     "MinP",
     "Mirostat",
     "MirostatV2",
@@ -43,6 +49,10 @@ __all__ = [
     "Xtc",
     "breakers_of",
     "build_chain",
+    "entropy",
+    "merge_logits",
+    "perplexity_of",
     "sampler_type",
     "simplified",
+    "surprisal",
 ]

@@ -129,8 +129,12 @@ class Candidates:
         index = np.searchsorted(sums, self.random.random() * sums[-1], side="right")
         return int(min(index, np.searchsorted(sums, sums[-1])))
 
+    def surprisal(self, index: int) -> float:
+        """Minus the logarithm of the probability of the candidate at this index, in nats."""
+        return self.log_total() + self.largest - float(self.logits[index])
+
     def entropy(self) -> float:
-        """The expected surprise, in nats."""
+        """The expected surprisal, in nats."""
         return float(kernels.entropy(self.logits, self.largest, self.log_total()))
 
     def deviation(self) -> float:

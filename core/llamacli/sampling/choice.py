@@ -46,7 +46,7 @@ class _Mirostat(Sampler):
     def draw(self, candidates: Candidates) -> None:
         """Choose at random, and remember how surprising that was."""
         index = candidates.draw()
-        surprise = (candidates.log_total() + candidates.largest - float(candidates.logits[index])) / math.log(2)
+        surprise = candidates.surprisal(index) / math.log(2)
         candidates.choose(index)
         self._pending = (int(candidates.ids[index]), surprise)
 

@@ -38,7 +38,7 @@ class Grammar(Sampler):
     def __init__(self, tokenizer: Tokenizer, beginning: LLMatcher):
         self._tokenizer, self._beginning = tokenizer, beginning
         self._mask = np.zeros(-(-tokenizer.n_vocab // 32), np.int32)
-        self.reset()
+        self._matcher: LLMatcher = beginning.deep_copy()
 
     @classmethod
     def from_gbnf(cls, text: str, tokenizer: Tokenizer) -> Self:
@@ -79,8 +79,12 @@ class Grammar(Sampler):
 
     def apply(self, candidates: Candidates) -> None:
         """Keep what fits. Raises InvalidRequestError if nothing does, or if that takes too long to find out."""
+        self.restrict(candidates)
+
+    def restrict(self, candidates: Candidates) -> None:
+        """The same: this is what it is for."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        self._check()
+        _expect_sound(self._matcher)
         fits = np.unpackbits(self._mask.view(np.uint8), bitorder="little").view(np.bool_)
         if len(candidates) == candidates.n_vocab:
             candidates.keep_where(fits[: len(candidates)])
@@ -89,9 +93,16 @@ class Grammar(Sampler):
         candidates.settle()
 
     def accept(self, token: int) -> None:
-        """Go on after a token. Raises InvalidRequestError if the grammar does not allow it here."""
-        self._matcher.consume_token(token)
-        self._check()
+        """Go on after a token. Raises InvalidRequestError, and stays where it is, if the grammar does not allow it."""
+        after = self._matcher.deep_copy()  # one that refuses a token is of no use any more
+        after.consume_token(token)
+        _expect_sound(after)
+        self._matcher = after
+
+    def accept_bytes(self, data: bytes) -> None:
+        """Go on after text of which there is no token, or only the end of one. Raises what `accept` does."""
+        for token in _trie(self._tokenizer).tokenize_bytes(data):
+            self.accept(token)
 
     def reset(self) -> None:
         """Go back to the beginning of the grammar."""
@@ -103,9 +114,10 @@ class Grammar(Sampler):
         other._matcher = self._matcher.deep_copy()
         return other
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise InvalidRequestError(f"grammar: {_first_line(self._matcher.get_error())}")
+
+def _expect_sound(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        raise InvalidRequestError(f"grammar: {_first_line(matcher.get_error())}")
 
 
 def _engine() -> type[LLMatcher]:

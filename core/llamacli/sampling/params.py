@@ -69,6 +69,8 @@ class SamplingParams:
     - `logit_bias`: numbers to add to logits, by token id.
     - `suppress_tokens`: ids that are never drawn, beside those that the model's file names.
     - `grammar`: a grammar in GBNF that the text has to follow; `json_schema`: a JSON Schema, as a dict or JSON text.
+    - `grammar_triggers`: texts that the grammar or schema waits for, and begins with; without any it holds from the
+      start.
     - `samplers`: the order of samplers by name; those that are left out are off.
     - `options`: for samplers of plugins, what they make of it.
     - `n_probs`: give the log-probabilities of the drawn token and of this many most probable ones; 0 gives none.
@@ -102,6 +104,7 @@ class SamplingParams:
     suppress_tokens: tuple[int, ...] = attrs.field(converter=token_ids, default=())
     grammar: str | None = attrs.field(default=None, validator=_text)
     json_schema: str | None = attrs.field(converter=_schema, default=None)
+    grammar_triggers: tuple[str, ...] = attrs.field(converter=_texts, default=())
     samplers: tuple[str, ...] = attrs.field(converter=_texts, default=DEFAULT_ORDER)
     options: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
     n_probs: int = whole(0, low=0)

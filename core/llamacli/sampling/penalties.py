@@ -78,6 +78,10 @@ class SuppressTokens(Sampler):
 
     def apply(self, candidates: Candidates) -> None:
         """Forbid them. Raises InvalidRequestError for a token that the vocabulary lacks, and if no other is left."""
+        self.restrict(candidates)
+
+    def restrict(self, candidates: Candidates) -> None:
+        """The same: this is what it is for."""
         expect_tokens(self.tokens, candidates.n_vocab, "suppress_tokens")
         ids = np.array(self.tokens, np.int32)
         candidates.logits[candidates.find(ids)[0]] = -np.inf

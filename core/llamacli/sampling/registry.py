@@ -13,6 +13,7 @@ from llamacli.sampling.params import SamplingParams
 from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressTokens, breakers_of, expect_tokens
 from llamacli.sampling.sampler import Sampler, SamplerChain
 from llamacli.sampling.temperature import DynamicTemperature, Temperature
+from llamacli.sampling.triggers import LazyGrammar
 from llamacli.sampling.truncation import MinP, TopK, TopNSigma, TopP, TypicalP, Xtc
 from llamacli.tokenizer import Tokenizer
 
@@ -85,14 +86,18 @@ def _named(name: str, find: FindSampler | None) -> SamplerType:
 
 def _grammar(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
     if params.grammar is params.json_schema is None:
+        if params.grammar_triggers:
+            raise InvalidRequestError("grammar_triggers need a grammar or a json_schema")
         return None
     if params.grammar is not None and params.json_schema is not None:
         raise InvalidRequestError("grammar and json_schema exclude each other")
     if tokenizer is None:
         raise InvalidRequestError("a grammar or JSON Schema needs a tokenizer")
     if params.grammar is not None:
-        return Grammar.from_gbnf(params.grammar, tokenizer)
-    return Grammar.from_json_schema(str(params.json_schema), tokenizer)
+        grammar = Grammar.from_gbnf(params.grammar, tokenizer)
+    else:
+        grammar = Grammar.from_json_schema(str(params.json_schema), tokenizer)
+    return LazyGrammar(grammar, params.grammar_triggers, tokenizer) if params.grammar_triggers else grammar
 
 
 def _suppress_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:

@@ -22,6 +22,10 @@ class Sampler(ABC):
     def apply(self, candidates: Candidates) -> None:
         """Change the candidates' logits, take some out, or choose one."""
 
+    def restrict(self, candidates: Candidates) -> None:
+        """Take out what may not be drawn here whatever its logit, if that is what this sampler is for."""
+        return
+
     def accept(self, token: int) -> None:
         """Learn that a token has been written."""
         return
@@ -53,6 +57,11 @@ class SamplerChain(Sampler):
             candidates.check(name)
             if candidates.chosen is not None:
                 return
+
+    def restrict(self, candidates: Candidates) -> None:
+        """Let each sampler take out what may not be drawn."""
+        for sampler in self.samplers:
+            sampler.restrict(candidates)
 
     def accept(self, token: int) -> None:
         """Let every sampler know."""

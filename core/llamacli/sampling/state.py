@@ -54,10 +54,29 @@ class SamplerState:
         self.logprobs = log_probabilities(self._unmodified, candidates.chosen, n_probs) if n_probs else None
         return candidates.chosen
 
+    @property
+    def candidates(self) -> Candidates:
+        """What the last token was drawn from, until the next draw. Raises InvalidRequestError if none was."""
+        if self._candidates.chosen is None:
+            raise InvalidRequestError("no token has been drawn yet, so there are no candidates")
+        return self._candidates
+
+    def legal(self, logits: Logits) -> Candidates:
+        """The tokens that may be drawn next whatever their logits, by `params`; their logits must be finite, though.
+
+        Raises InvalidRequestError if a logit is NaN, or if there is no such token.
+        """
+        self.use(self.params)
+        candidates = Candidates(self._candidates.random, self.history)
+        candidates.start(logits.copy())
+        self._chain.restrict(candidates)
+        candidates.keep_where(candidates.logits > -np.inf)
+        return candidates
+
     def accept(self, token: int) -> None:
-        """Learn that a token has been written."""
-        self.history.append(token)
+        """Learn that a token has been written. Raises InvalidRequestError if a grammar does not allow it."""
         self._chain.accept(token)
+        self.history.append(token)
 
     def reset(self) -> None:
         """Forget all tokens: a new text begins. The stream of random numbers goes on."""
@@ -83,12 +102,20 @@ class SamplerState:
         other._params, other._chain = self._params, self._chain.clone()
         return other
 
+    @property
+    def params(self) -> SamplingParams | SamplerChain:
+        """Those of the last draw, or greedy ones."""
+        return SamplingParams() if self._params is None else self._params
+
     def use(self, params: SamplingParams | SamplerChain) -> None:
-        """Make the chain that these parameters ask for; `sample` would. Raises InvalidRequestError if there is none."""
+        """Make the chain that these parameters ask for, or a clone of the one given; `sample` would.
+
+        Raises InvalidRequestError if there is none.
+        """
         if params is self._params or (isinstance(params, SamplingParams) and params == self._params):
             return
         if isinstance(params, SamplingParams):
             self._chain = build_chain(params, self._tokenizer, self._find)
         else:
-            self._chain = params
+            self._chain = params.clone()  # other texts may follow the same one
         self._params = params

@@ -1,0 +1,92 @@
+"""How sure a distribution was, and how well a text was foreseen: surprisal, entropy, perplexity (Shannon 1948).
+
+Two levels are told apart: what the model said, and what samplers have made of it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import numpy as np
+
+from llamacli.checks import is_whole
+from llamacli.kernels import sampling as kernels
+from llamacli.sampling.candidates import Logits
+
+_LARGEST_EXPONENT = math.log(np.finfo(np.float64).max)
+
+
+def surprisal(logits: Logits, token: int, *, base: float = math.e) -> float:
+    """Minus the logarithm of a token's probability, which is the softmax of float32 [n_vocab] logits.
+
+    In nats, or with a `base` of 2 in bits. Logits that are not finite count as no tokens; infinite for such a one, and
+    for what is not in the vocabulary.
+    """
+    if not is_whole(token) or not 0 <= token < len(logits) or not np.isfinite(logits[token]):
+        return math.inf
+    finite = logits[np.isfinite(logits)]
+    largest = float(finite.max())
+    return (kernels.log_sum_exp(finite, largest) - (float(logits[token]) - largest)) / math.log(base)
+
+
+def entropy(logits: Logits, *, base: float = math.e) -> float:
+    """The surprisal that is to be expected of a token drawn; infinite if no logit is finite. Else as `surprisal`."""
+    finite = logits[np.isfinite(logits)]
+    if not len(finite):
+        return math.inf
+    largest = float(finite.max())
+    return float(kernels.entropy(finite, largest, kernels.log_sum_exp(finite, largest))) / math.log(base)
+
+
+def perplexity_of(total: float, n: int) -> float:
+    """e to the mean of n surprisals, given their sum in nats: among how many tokens it was as if to guess.
+
+    Infinite if there are none.
+    """
+    mean = total / n if n else math.inf
+    return math.exp(mean) if mean <= _LARGEST_EXPONENT else math.inf
+
+
+@attrs.frozen
+class Level:
+    """What the distributions of one level said of the tokens accepted so far.
+
+    - `surprisal`: of the last token, in nats; infinite if there is none or it had no probability.
+    - `entropy`: of the distribution that the last token is from, in nats; infinite if there is none.
+    - `n_tokens`, `total`: how many finite surprisals there were, and their sum.
+    """
+
+    surprisal: float = math.inf
+    entropy: float = math.inf
+    n_tokens: int = 0
+    total: float = 0.0
+
+    @property
+    def perplexity(self) -> float:
+        """e to the mean surprisal of all tokens so far; infinite before the first."""
+        return perplexity_of(self.total, self.n_tokens)
+
+    @property
+    def surprisal_bits(self) -> float:
+        """`surprisal` in bits."""
+        return self.surprisal / math.log(2)
+
+    @property
+    def entropy_bits(self) -> float:
+        """`entropy` in bits."""
+        return self.entropy / math.log(2)
+
+    def after(self, surprisal: float, entropy: float) -> Level:
+        """With one more token, whose surprisal is added if it is finite."""
+        if not math.isfinite(surprisal):
+            return attrs.evolve(self, surprisal=surprisal, entropy=entropy)
+        return Level(surprisal, entropy, self.n_tokens + 1, self.total + surprisal)
+
+
+@attrs.frozen
+class Metrics:
+    """Of a text that is being written: by the `model`'s own logits, and by those that samplers drew from."""
+
+    model: Level = Level()
+    sampling: Level = Level()

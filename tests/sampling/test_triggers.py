@@ -1,0 +1,131 @@
+"""Grammars that wait for a text."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from candidates import start
+from llamacli import InvalidRequestError, SamplingParams
+from llamacli.sampling import Grammar, LazyGrammar, SamplerState, build_chain
+from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
+from tokenizer.small_vocabularies import CONTROL, byte_level, english
+
+pytest.importorskip("llguidance")
+
+CALL, END = "<call>", "</s>"
+MERGES = english("Ġ")
+WORDS = tokenizer_from_metadata(byte_level(MERGES, {END: CONTROL, CALL: CONTROL}, eos_token_id=256 + len(MERGES)))
+
+
+def lazy(gbnf: str, *triggers: str, tokenizer: Tokenizer = WORDS) -> LazyGrammar:
+    return LazyGrammar(Grammar.from_gbnf(gbnf, tokenizer), triggers, tokenizer)
+
+
+def fits(grammar: LazyGrammar) -> set[str]:
+    """The pieces of what may come next."""
+    candidates = start(np.zeros(WORDS.n_vocab))
+    grammar.apply(candidates)
+    return {WORDS.piece(token, unparse_special=True) for token in candidates.ids.tolist()}
+
+
+def waits(grammar: LazyGrammar) -> bool:
+    """Whether any token may come next."""
+    candidates = start(np.zeros(WORDS.n_vocab))
+    grammar.apply(candidates)
+    return len(candidates) == WORDS.n_vocab
+
+
+def accept(grammar: LazyGrammar, text: str) -> None:
+    for token in WORDS.encode(text, add_special=False, parse_special=True):
+        grammar.accept(token)
+
+
+def test_it_waits_and_then_holds() -> None:
+    grammar = lazy('root ::= "(" [xyz]+ ")"', "(")
+    for _ in range(2):
+        assert waits(grammar)
+        accept(grammar, "the girl saw ) 12 ")
+        assert waits(grammar)
+        accept(grammar, "(")
+        assert fits(grammar) == {*"xyz"}
+        accept(grammar, "xy")
+        assert fits(grammar) == {*"xyz)"}
+        with pytest.raises(InvalidRequestError, match="grammar: "):
+            accept(grammar, "w")
+        accept(grammar, ")")
+        assert fits(grammar) == {END}
+        grammar.reset()
+
+
+def test_a_trigger_may_begin_and_end_within_tokens() -> None:
+    (token,) = WORDS.encode("the", add_special=False)
+    assert WORDS.piece(token) == "the", "one token, and the trigger is a part of it"
+    grammar = lazy('root ::= "he" " dog"', "he")
+    grammar.accept(token)
+    assert all(" dog".startswith(piece) for piece in fits(grammar))
+    grammar = lazy('root ::= "h d" [o]', "h d")
+    accept(grammar, "such h")
+    assert waits(grammar)
+    accept(grammar, " d")
+    assert fits(grammar) == {"o"}
+
+
+def test_what_came_with_the_trigger_has_to_follow() -> None:
+    (token,) = WORDS.encode("the", add_special=False)
+    grammar = lazy('root ::= "h" "a"', "h")
+    with pytest.raises(InvalidRequestError, match="grammar: "):
+        grammar.accept(token)
+    assert waits(grammar), "it waits still"
+
+
+def test_a_special_token_triggers() -> None:
+    grammar = lazy(f"root ::= {CALL} [ab]", CALL)
+    accept(grammar, "<call")
+    assert waits(grammar)
+    grammar.accept(WORDS.token_id(CALL))
+    assert fits(grammar) == {"a", "b"}
+
+
+def test_the_first_of_several_triggers() -> None:
+    grammar = lazy('root ::= ("yes" | "yes, no") "!"', "no", "yes")
+    accept(grammar, "yes")
+    assert "!" in fits(grammar)
+
+
+def test_a_clone_waits_on_its_own() -> None:
+    grammar = lazy('root ::= "ab" [cd]', "ab")
+    accept(grammar, "a")
+    other = grammar.clone()
+    accept(other, "b")
+    assert fits(other) == {"c", "d"} == fits(other.clone())
+    assert waits(grammar)
+    accept(grammar, "xb")
+    assert waits(grammar)
+
+
+@given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3))
+def test_it_holds_from_the_end_of_the_first_trigger(text: str, triggers: list[str]) -> None:
+    grammar = lazy("root ::= [ab]*", *triggers)
+    for i, token in enumerate(text.encode()):
+        grammar.accept(token)
+        assert waits(grammar) != any(trigger in text[: i + 1] for trigger in triggers)
+
+
+def test_parameters_ask_for_it() -> None:
+    params = SamplingParams(grammar='root ::= "(" [ab] ")"', grammar_triggers="(")
+    assert params.grammar_triggers == ("(",)
+    state = SamplerState(1, WORDS)
+    state.use(params)
+    for text, n in (("x", None), ("(", 2), ("a", 1)):
+        (token,) = WORDS.encode(text, add_special=False)
+        state.accept(token)
+        legal = state.legal(np.zeros(WORDS.n_vocab, np.float32))
+        assert len(legal) == (n or WORDS.n_vocab)
+    assert state.sample(np.zeros(WORDS.n_vocab, np.float32), params) == ord(")")
+    schema = build_chain(SamplingParams(json_schema={"type": "object"}, grammar_triggers=("{",)), WORDS)
+    assert isinstance(schema.samplers[0], LazyGrammar)
+    with pytest.raises(InvalidRequestError, match="grammar_triggers need a grammar"):
+        build_chain(SamplingParams(grammar_triggers=("(",)), WORDS)
+    with pytest.raises(InvalidRequestError, match="one is empty"):
+        build_chain(SamplingParams(grammar="root ::= [a]", grammar_triggers=("(", "")), WORDS)
