@@ -203,6 +203,16 @@ def test_metrics_are_those_of_what_was_accepted(model: Model) -> None:
     assert branches.metrics(bare).model == before.model, "without logits there is nothing to measure"
 
 
+@pytest.mark.parametrize("token", [-1, 128, 1.0, True])
+def test_what_is_no_token_cannot_be_accepted(model: Model, token: int) -> None:
+    branches = Branches(model, n_leases=1, seq_len=64, measure=True)
+    root = branches.create(LONG[:5], SamplingParams(penalty_present=1e6))
+    with pytest.raises(InvalidRequestError, match="is not an id from 0 to 127"):
+        branches.accept(root, token)
+    assert branches.metrics(root).model.n_tokens == 0
+    assert branches.sample(root) == branches.logits(root).argmax()
+
+
 def test_metrics_are_there_for_who_asked(branches: Branches) -> None:
     root = branches.create(LONG[:5])
     with pytest.raises(InvalidRequestError, match="measure=True"):

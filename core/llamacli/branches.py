@@ -162,7 +162,7 @@ class Branches:
     def accept(self, handle: int, token: int) -> None:
         """Let a branch's samplers, grammar and metrics know that a token was chosen; `step` comes after that.
 
-        Raises InvalidRequestError, changing nothing, if the grammar does not allow it.
+        Raises InvalidRequestError, changing nothing, if it is not in the vocabulary or the grammar does not allow it.
         """
         branch = self._branch(handle)
         branch.session.accept(token)

@@ -247,8 +247,11 @@ class Session(Closing):
     def accept(self, token: int) -> None:
         """Count a token as generated, for penalties and grammars. It is not evaluated: pass it to `eval`.
 
-        Raises InvalidRequestError, changing nothing, if the grammar does not allow it.
+        Raises InvalidRequestError, changing nothing, if it is not in the vocabulary or the grammar does not allow it.
         """
+        n_vocab = self.model.config.n_vocab
+        if not is_whole(token) or not 0 <= token < n_vocab:
+            raise InvalidRequestError(f"token {token!r} is not an id from 0 to {n_vocab - 1}")
         self._sampler.accept(token)
 
     def forget_logits(self) -> None:
