@@ -80,6 +80,17 @@ def test_logits_of_every_token(model: Model, branches: Branches) -> None:
     assert branches.prefill(root, LONG[9:10]) is None
 
 
+def test_branches_share_batches(model: Model, branches: Branches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamacli.engine.batching.N_BATCH", 8)
+    root = branches.create(LONG[:7])
+    forks = [branches.fork(root) for _ in range(4)]
+    for work in ([1, 1, 1, 1], [3, 20, 0, 6], [8, 1, 7, 2]):  # one each; more than a batch, none; batches that are full
+        tokens = {fork: LONG[len(branches.tokens(fork)) :][:n] for fork, n in zip(forks, work, strict=True)}
+        branches.decode(tokens)
+        for fork in forks:
+            np.testing.assert_array_equal(branches.logits(fork), logits_after(model, branches.tokens(fork)))
+
+
 def test_a_branch_samples_as_it_did_and_its_forks_do_too(model: Model, branches: Branches) -> None:
     with pytest.raises(InvalidRequestError, match="top_k"):
         branches.create(LONG[:5], SamplingParams(samplers=("top_k", "no such")))
