@@ -1,4 +1,9 @@
+import dis
 import gc
+import itertools
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import ClassVar
 
 import numpy as np
@@ -9,6 +14,7 @@ from hypothesis import strategies as st
 from llamacli import InvalidRequestError
 from llamacli.graph import AttentionState
 from llamacli.kv import KV_TYPES, N_BATCH, PAGE, KVLayout, KVPool, KVSequence
+from llamacli.kv import pool as pool_module
 
 states = st.lists(st.builds(AttentionState, st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=3)
 ONE = AttentionState(2, 4)
@@ -156,6 +162,73 @@ class TestForks:
         assert child.pool.n_bytes == 0
 
 
+CHECKED = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD", "RESUME"}
+"""After these instructions Python hears of an interrupt."""
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt where the code of a file hears of interrupts for the nth time."""
+
+    def __init__(self, file: str, n: int):
+        self.file, self.n = file, n
+        self.last: dict[int, str] = {}
+
+    def __enter__(self) -> "Interrupt":
+        self.outer = sys.gettrace()
+        sys.settrace(self.enter)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        sys.settrace(self.outer)
+        return kind is KeyboardInterrupt
+
+    def enter(self, frame: FrameType, event: str, arg: object) -> object:
+        frame.f_trace_opcodes = frame.f_code.co_filename == self.file
+        return self.step if frame.f_trace_opcodes else None
+
+    def step(self, frame: FrameType, event: str, arg: object) -> object:
+        if event == "opcode":
+            before = self.last.get(id(frame))
+            self.last[id(frame)] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            self.n -= before in CHECKED
+            if not self.n:
+                raise KeyboardInterrupt
+        return self.step
+
+
+ACTIONS: dict[str, Callable[[KVSequence], object]] = {
+    "reserve": lambda sequence: sequence.reserve(48, 40),
+    "own": lambda sequence: sequence.reserve(0, 40),
+    "share": lambda sequence: sequence.fork(),
+    "truncate": lambda sequence: sequence.truncate(3),
+    "close": lambda sequence: sequence.close(),
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_interrupt_leaves_the_books_right(action: str) -> None:
+    for n in itertools.count(1):
+        pool = KVPool(KVLayout.of([ONE, AttentionState(2, 4, window=20)], "f32"))
+        one, other = KVSequence(pool, 100), KVSequence(pool, 100)
+        fill(one, 0, 40)
+        one.tokens += range(40)
+        other.copy(one, 0, 40)
+        with Interrupt(pool_module.__file__, n) as interrupt:
+            ACTIONS[action](one)
+        gc.collect()
+        pool.collect()
+        for g, pages in enumerate(pool.groups):
+            held = [int(page) for sequence in (one, other) for page in sequence.tables[g] if page]
+            assert pages.n_used == len(set(held))
+            assert all(pages.owners(page) == held.count(page) for page in held)
+        for sequence in (one, other):
+            sequence.close()
+        assert [pages.n_used for pages in pool.groups] == [0, 0]
+        if interrupt.n > 0:
+            assert n > 5
+            return
+
+
 class TestWindows:
     STATES: ClassVar = [ONE, AttentionState(2, 4, window=20), ONE]
 
@@ -173,7 +246,7 @@ class TestWindows:
     def test_size_law(self) -> None:
         sequence = new_sequence(self.STATES, 10000)
         layer = 2 * 2 * 4 * 4 * PAGE
-        assert sequence.n_bytes == 2 * layer * 625 + layer * (-(-(19 + N_BATCH) // PAGE) + 1)
+        assert sequence.n_bytes == 2 * layer * 625 + layer * (-(-(20 + N_BATCH) // PAGE) + 1)
         most = 0
         for start in range(0, 10000 - N_BATCH, N_BATCH):
             sequence.reserve(start, N_BATCH)

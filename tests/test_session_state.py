@@ -8,8 +8,8 @@ import pytest
 
 import naive
 from conftest import LoadTiny
-from llamacli import InvalidRequestError, Model, SamplingParams
-from llamacli.kv import CacheStrategy, OutOfMemoryError
+from llamacli import ClosedError, InvalidRequestError, Model, SamplingParams
+from llamacli.kv import CacheStrategy, KVSequence, OutOfMemoryError
 from llamacli.session import Session, eval_batch
 
 LONG = np.random.RandomState(7).randint(0, 128, 100).tolist()
@@ -65,6 +65,141 @@ class TestCuts:
         with pytest.raises(InvalidRequestError, match="neither"):
             session.clear_and_reseed([], [])
         assert session.pos_max == 23
+
+    def test_what_is_behind_a_cut_is_shared_with_nobody(self, model: Model) -> None:
+        """It remembers what was cut out, and what others hold does not."""
+        model.prefix_cache_bytes = 0
+        first = model.create_session()
+        first.eval(LONG[:50])
+        first.remove_range(20, 30)
+        rest = LONG[:20] + LONG[30:60]
+        copies = [model.create_session(reuse=False) for _ in range(2)]
+        copies[0].load_state(first.save_state())
+        copies[1].cache.copy(first.cache, 0, 35)
+        for source in (first, *(Session(model, sequence=copy.cache.fork()) for copy in copies)):
+            with model.create_session() as second:
+                second.eval(rest)
+                assert second.n_reused == 20
+                np.testing.assert_array_equal(second.logits, fresh(model, rest).logits)
+                source.rewind(20)
+        whole = model.create_session()
+        whole.eval(rest)
+        first.eval(LONG[20:50])
+        first.remove_range(15, 20)
+        held = first.fork()
+        held._prefixes = None
+        for session in (first, held):
+            session.eval([1, 2, 3])
+        np.testing.assert_array_equal(first.logits, held.logits)
+
+    def test_a_window_remembers_what_it_has_of_a_cut(self, load_tiny: LoadTiny) -> None:
+        """Cells that move onto a page of which others are forgotten: one cannot go back to where those are seen."""
+        model = load_tiny("gemma3", n_layer=6, context_length=400)
+        for n, start, stop in ((253, 230, 238), (225, 25, 39), (142, 99, 124), (91, 9, 20)):
+            session = fresh(model, (LONG * 3)[:n])
+            session.remove_range(start, stop)
+            for layer, state in enumerate(model.program.states):
+                for n_left in range(start + 1, session.n_past):
+                    if state.window is not None and session.cache.can_truncate(n_left):
+                        seen = session.cache.read(layer, n_left)[1][:, max(0, n_left - state.window + 1) :]
+                        assert seen.any(axis=-1).all()
+
+    def test_reused_tokens_are_forgotten_too(self, model: Model) -> None:
+        first, second = model.create_session(), model.create_session()
+        first.eval(LONG)
+        second.eval(LONG)
+        second.rewind(7)
+        assert second.n_reused == 7
+
+
+class TestClosing:
+    def test_a_closed_cache_takes_its_sessions_along(self, model: Model) -> None:
+        cache = model.kv_cache(2, seq_len=128)
+        session = Session(model, sequence=cache.sequence(0))
+        session.eval(LONG[:40])
+        cache.close()
+        for use in (lambda: session.eval([5]), lambda: session.cache, session.save_state):
+            with pytest.raises(ClosedError):
+                use()
+
+    def test_what_is_closed_is_shared_with_nobody(self, model: Model) -> None:
+        """Somebody may still refer to it, if only through a traceback."""
+        model.prefix_cache_bytes = 0
+        first, second = model.create_session(), model.create_session()
+        first.eval(LONG)
+        sequence = first.cache
+        first.close()
+        assert (sequence.closed, sequence.tokens) == (True, [])
+        second.eval(LONG)
+        assert second.n_reused == 0
+        with pytest.raises(ClosedError):
+            sequence.reserve(0, 1)
+        with pytest.raises(InvalidRequestError, match=r"page 0 .* is not there"):
+            sequence.read_cell(0, 0)
+
+    def test_a_session_stays_itself_when_its_cells_are_changed(self, model: Model) -> None:
+        cache = model.kv_cache(2, seq_len=128)
+        for change in (
+            lambda: cache.remove_range(0, 5, 10), cache.clear_all, cache.clear_metadata, lambda: cache.seq_keep(1),
+            lambda: cache.state_load(0, fresh(model, LONG[50:70]).save_state()), lambda: cache.seq_cp(1, 0, 40),
+        ):  # fmt: skip
+            cache.clear_all()
+            Session(model, sequence=cache.sequence(1)).eval(LONG[30:80])
+            session = Session(model, sequence=cache.sequence(0))
+            session.eval(LONG[:40])
+            change()
+            session.eval([5])
+            np.testing.assert_array_equal(session.logits, fresh(model, [*LONG[:40], 5]).logits)
+
+
+class TestWindows:
+    """Sliding windows forget; what ends of prompts need of them is kept."""
+
+    @pytest.fixture
+    def model(self, load_tiny: LoadTiny) -> Model:
+        return load_tiny("gemma3", n_layer=6, context_length=400)
+
+    def test_a_prompt_is_found_though_its_session_has_gone_on(self, model: Model) -> None:
+        with model.create_session() as first:
+            list(first.generate(LONG, max_tokens=60, ignore_eos=True))
+            for more in ([], [5, 6, 7]):
+                with model.create_session() as second:
+                    list(second.generate([*LONG, *more], max_tokens=1, ignore_eos=True))
+                    assert (second.stats.n_prompt, second.stats.n_reused) == (100 + len(more), 99 + bool(more))
+                    second.rewind(100 + len(more))
+                    second.eval([9])
+                    np.testing.assert_array_equal(second.logits, fresh(model, [*LONG, *more, 9]).logits)
+
+    def test_going_far_back(self, model: Model) -> None:
+        session = model.create_session()
+        session.eval(LONG)
+        list(session.generate(LONG, max_tokens=60, ignore_eos=True))
+        for n, again in ((150, 50), (50, 50)):
+            session.rewind(n)
+            list(session.generate([1, 2], max_tokens=1, ignore_eos=True))
+            assert session.stats.n_prompt == n + 2, "what was forgotten counts"
+            assert session.stats.n_prompt - session.stats.n_reused == again + 2
+            session.rewind(n + 2)
+            session.eval([3])
+            tokens = [*(LONG + LONG)[:n], 1, 2, 3]
+            np.testing.assert_array_equal(session.logits, fresh(model, tokens).logits)
+
+    def test_the_last_token_can_always_be_evaluated_again(self, model: Model) -> None:
+        session = model.create_session(reuse=False)
+        for n, token in enumerate(LONG[:70], start=1):
+            session.eval([token])
+            assert session.cache.can_truncate(n - 1)
+
+    def test_what_is_kept_is_bounded(self, model: Model) -> None:
+        session = model.create_session()
+        model.prefix_cache_bytes = 0
+        session.eval(LONG)
+        window = session.cache.pool.groups[0]
+        assert window.n_used <= 2
+        model.prefix_cache_bytes = 1 << 20
+        session.eval(LONG)
+        session.eval(LONG)
+        assert model.prefixes(session.cache.kv_type, 400).n_bytes <= 1 << 20
 
 
 class TestStrategies:
@@ -155,6 +290,24 @@ class TestBatches:
         assert (one.n_past, other.n_past) == (10, 12)
         one.eval(LONG[10:20])
         np.testing.assert_array_equal(one.logits, fresh(model, LONG[:20]).logits)
+
+    def test_all_or_none_goes_on_whatever_the_types(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+        one, other = fresh(model, LONG[:10], kv_type="f16"), fresh(model, LONG[:12], kv_type="f32")
+        real = KVSequence.reserve
+
+        def refuse(sequence: KVSequence, start: int, n: int) -> None:
+            if sequence is other.cache:
+                raise OutOfMemoryError(1, 0)
+            real(sequence, start, n)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(KVSequence, "reserve", refuse)
+            with pytest.raises(OutOfMemoryError):
+                eval_batch([(one, [1, 2]), (other, [3])])
+        assert (one.n_past, other.n_past) == (10, 12)
+        eval_batch([(one, [1, 2]), (other, [3])])
+        np.testing.assert_array_equal(one.logits, fresh(model, [*LONG[:10], 1, 2], kv_type="f16").logits)
+        np.testing.assert_array_equal(other.logits, fresh(model, [*LONG[:12], 3], kv_type="f32").logits)
 
 
 class TestReuse:

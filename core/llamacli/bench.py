@@ -121,6 +121,9 @@ def _samples(model: Model, n_prompt: int, n_gen: int, depth: int, repetitions: i
         session.eval(tokens[:depth])
         for _ in range(repetitions + 1):
             session.rewind(depth)
+            if len(session.cache.tokens) < depth:  # a sliding window has moved on
+                session.rewind(0)
+                session.eval(tokens[:depth])
             started = time.perf_counter_ns()
             if n_prompt:
                 session.eval(tokens[:n_prompt])

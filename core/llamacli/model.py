@@ -51,7 +51,8 @@ class Model(Closing):
     - `metadata`: every key of its file.
     - `mode`: how its weights are kept.
     - `identity`: what tells its weights and mode from others', for states that are saved and restored.
-    - `prefix_cache_bytes`: how much of what closed sessions have evaluated is kept, for sessions that begin alike.
+    - `prefix_cache_bytes`: how much of what sessions have evaluated is kept when they are closed, or have gone on and
+      sliding windows with them, for others that begin alike.
     """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections import defaultdict
@@ -23,6 +24,9 @@ from llamacli.memory import available
 from llamacli.model import KVTypes, Model
 from llamacli.sampling import Candidates, LogProbs, SamplerChain, SamplerState, SamplingParams
 
+CHECKPOINT = 64
+"""After so many tokens at once, what sliding windows still have of them is kept, so that one can come back to there."""
+
 
 @attrs.frozen
 class Token:
@@ -41,9 +45,9 @@ class Token:
 class Stats:
     """Figures of the last `generate`.
 
-    `n_prompt` tokens of the prompt, `n_reused` of which another session had evaluated already and the others took
-    `prefill_tps` tokens a second, `n_gen` accepted at `gen_tps` a second, `ttft_s` seconds to the first token (prompt
-    and first draw). Rates are 0 where no time passed.
+    `n_prompt` tokens of the prompt, and those before it that were no longer cached; `n_reused` of which had been
+    evaluated before, and the others took `prefill_tps` tokens a second; `n_gen` accepted at `gen_tps` a second,
+    `ttft_s` seconds to the first token (prompt and first draw). Rates are 0 where no time passed.
     """
 
     n_prompt: int = 0
@@ -88,6 +92,7 @@ class Session(Closing):
         if self._prefixes is not None:
             self._prefixes.add(sequence)
         self.n_reused = 0
+        self._n_taken = 0  # cells that the last evaluation found with others
         self.stats = Stats()
         self.progress: Progress | None = None
         self._logits: npt.NDArray[np.float32] | None = None
@@ -95,8 +100,8 @@ class Session(Closing):
 
     @property
     def cache(self) -> KVSequence:
-        """The keys and values of this session. Raises ClosedError after close()."""
-        if self._cache is None:
+        """The keys and values of this session. Raises ClosedError after close(), its own or that of their cache."""
+        if self._cache is None or self._cache.closed:
             raise ClosedError("the session is closed")
         return self._cache
 
@@ -171,14 +176,15 @@ class Session(Closing):
     def rewind(self, n_past: int) -> None:
         """Forget all tokens from position `n_past` on. There are no logits then until the next `eval`.
 
-        Raises InvalidRequestError if `n_past` is not from 0 to the present position, or if layers with a sliding window
-        no longer have what a token there would see.
+        Where layers with a sliding window no longer have what a token there would see, that `eval` computes it again.
+        Raises InvalidRequestError if `n_past` is not from 0 to the present position.
         """
         if not is_whole(n_past) or not 0 <= n_past <= self.n_past:
             raise InvalidRequestError(f"n_past must be an integer from 0 to {self.n_past}, not {n_past!r}")
-        self.cache.truncate(min(int(n_past), len(self.cache.tokens)))
+        self._keep(int(n_past))
         del self._context[n_past:]
         self._logits = None
+        self.n_reused = min(self.n_reused, int(n_past))
 
     def remove_range(self, p0: int, p1: int = -1) -> None:
         """Take out the tokens at positions `p0` to `p1` - 1; -1 is the end, and then this is `rewind`.
@@ -195,8 +201,10 @@ class Session(Closing):
             self.rewind(p0)
             return
         program, by = self.model.program, stop - p0
-        if self.cache.tokens:
+        if len(self.cache.tokens) == self.n_past:
             self.cache.remove(p0, stop, lambda layer, keys: program.turn(layer, keys, by, self.seq_len))
+        else:
+            self._keep(p0)
         del self._context[p0:stop]
 
     def clear_and_reseed(self, sinks: Sequence[int], tail: Sequence[int]) -> None:
@@ -253,6 +261,29 @@ class Session(Closing):
         if not is_whole(token) or not 0 <= token < n_vocab:
             raise InvalidRequestError(f"token {token!r} is not an id from 0 to {n_vocab - 1}")
         self._sampler.accept(token)
+
+    def mark(self) -> KVSequence:
+        """What is cached now, shared with whatever begins alike for as long as it is held and not closed.
+
+        With it, layers with a sliding window can come back to here from far beyond.
+        """
+        sequence = self.cache.fork()
+        if self._prefixes is not None:
+            self._prefixes.add(sequence)
+        return sequence
+
+    def reuse(self, tokens: Sequence[int]) -> int:
+        """Go on with as many of `tokens` as other sessions have evaluated, all but the last at most; returns how many.
+
+        None is evaluated, so there are no logits then until the next `eval`. Raises what `eval` raises.
+        """
+        ids = self._checked(tokens)
+        rest = self._begin(ids, reuse=True)[1]
+        n = max(0, len(ids) - len(rest))
+        self._context += ids[:n].tolist()
+        if n:
+            self._logits = None
+        return n
 
     def forget_logits(self) -> None:
         """Have no logits until the next `eval`."""
@@ -355,13 +386,13 @@ class Session(Closing):
         self.stats = Stats()
         clock = time.perf_counter
         started = clock()
-        reused = self.n_reused
+        n_prompt = self.n_past + len(prompt) - min(self.n_past, len(self.cache.tokens)) if len(prompt) else 0
+        self._n_taken = 0
         self._evaluate(prompt)
         prefill_s = clock() - started
-        reused = self.n_reused - reused
         text = self.model.tokenizer.stream(self._context)
         self.stats = stats = Stats(
-            n_prompt=len(prompt), n_reused=reused, prefill_tps=_rate(len(prompt) - reused, prefill_s)
+            n_prompt=n_prompt, n_reused=self._n_taken, prefill_tps=_rate(n_prompt - self._n_taken, prefill_s)
         )
         decode_s = 0.0
         for n_gen in range(1, max_tokens + 1):
@@ -403,22 +434,35 @@ class Session(Closing):
         self._expect_room(len(ids))  # engines trust their caller, and `generate` may have been checked long ago
         if not len(ids) or (len(ids) == 1 and len(cache.tokens) == self.n_past):
             return cache, ids
+        self._abandon()  # an interrupt may have kept the last evaluation from doing so
         wanted = [*self._context, *ids.tolist()]
+        if cache.tokens != wanted[: len(cache.tokens)]:  # likewise, or somebody else has changed them
+            cache.truncate(0)
         if reuse and self._prefixes is not None and self.strategy is CacheStrategy.ALWAYS:
-            self.n_reused += self._prefixes.reuse(cache, wanted)
+            self._n_taken = self._prefixes.reuse(cache, wanted)
+            self.n_reused += max(0, len(cache.tokens) - self.n_past)
         return cache, np.array(wanted[len(cache.tokens) :], np.int32)
 
     def _abandon(self) -> None:
         """Give up what was reused for an evaluation that came to nothing."""
-        if self._cache is not None and len(self._cache.tokens) > self.n_past:
-            n = self.n_past if self._cache.can_truncate(self.n_past) else 0
-            self._cache.truncate(n)
+        if self._cache is not None and not self._cache.closed:
+            self._keep(self.n_past)
+            self.n_reused = min(self.n_reused, self.n_past)
+
+    def _keep(self, n: int) -> None:
+        """Let the cache hold no more than n tokens: none where a window has forgotten what is before."""
+        cache = self.cache
+        if n < len(cache.tokens):
+            cache.truncate(n if cache.can_truncate(n) else 0)
 
     def _end(self, ids: npt.NDArray[np.int32], logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Take over what was evaluated; the logits of `ids`."""
         if len(ids):
-            self._context += ids.tolist()
-            self._logits = logits[-1].copy()
+            tokens, last = ids.tolist(), logits[-1].copy()
+            self._context += tokens  # an interrupt comes before both or after both
+            self._logits = last
+            if len(ids) >= CHECKPOINT and self._prefixes is not None and self.cache.pool.layout.forgets:
+                self._prefixes.keep(self.cache, self.model.prefix_cache_bytes)
             if self.strategy is not CacheStrategy.ALWAYS and not self.strategy.should_cache(self.n_past, available()):
                 self.cache.truncate(0)
         return logits[-len(ids) :] if len(ids) else logits
@@ -452,16 +496,17 @@ def eval_batch(work: Iterable[tuple[Session, Sequence[int]]]) -> None:
     pools: dict[int, list[tuple[Session, npt.NDArray[np.int32]]]] = defaultdict(list)
     for session, ids in checked:
         pools[id(session.cache.pool)].append((session, ids))
-    for members in pools.values():
-        try:
+    results: list[npt.NDArray[np.float32]] = []
+    try:
+        for members in pools.values():
             started = [session._begin(ids, reuse=True) for session, ids in members]
-            results = evaluate(members[0][0].model.program, started)
-        except BaseException:
-            for session, _ in members:
-                session._abandon()
-            raise
-        for (session, ids), logits in zip(members, results, strict=True):
-            session._end(ids, logits)
+            results += evaluate(members[0][0].model.program, started)
+    except BaseException:
+        for session, _ in checked:
+            session._abandon()
+        raise
+    for (session, ids), logits in zip(itertools.chain(*pools.values()), results, strict=True):
+        session._end(ids, logits)
 
 
 def _rate(n: int, seconds: float) -> float:

@@ -6,6 +6,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def test_windows_are_kept(load_tiny: LoadTiny) -> None:
         one.tokens += range(start, start + 20)
         one.forget(start + 20)
     snapshot.load(snapshot.dump({3: one}), pool).restore({3: other})
-    assert (other.tokens, other.first_pages) == (one.tokens, one.first_pages)
+    assert (other.tokens, other.first_cells) == (one.tokens, one.first_cells)
     for layer in range(2):
         for mine, theirs in zip(other.read(layer, 100), one.read(layer, 100), strict=True):
             np.testing.assert_array_equal(mine, theirs)
@@ -186,9 +187,9 @@ class TestRefusals:
 
     def test_pages_that_are_not_there(self, model: Model) -> None:
         data = started(model, 40).save_state()
-        for pages, first in (([[0, 1, 3]], [0]), ([[0, 1]], [0]), ([[0, 1, 2]], [1]), ([[]], [9])):
+        for pages, first in (([[0, 1, 3]], [0]), ([[0, 1]], [0]), ([[0, 1, 2]], [1]), ([[1, 2]], [16]), ([[]], [90])):
             n = struct.unpack_from("<I", data, 16)[0]
-            saved = json.loads(data[20 : 20 + n])["sequences"][0] | {"pages": pages, "first": first}
+            saved = json.loads(data[20 : 20 + n])["sequences"][0] | {"pages": pages, "first_cells": first}
             self.unharmed(model, started(model, 9), with_header(data, sequences=[saved]), "pages are not those")
 
     def test_reasons(self, model: Model, load_tiny: LoadTiny) -> None:
@@ -196,7 +197,7 @@ class TestRefusals:
         session = started(model, 9)
         self.unharmed(model, session, b"", "too few")
         self.unharmed(model, session, b"x" + data[1:], "no state")
-        self.unharmed(model, session, data[:12] + b"\2" + data[13:], "version 2, and this is version 1")
+        self.unharmed(model, session, data[:12] + b"\1" + data[13:], "version 1, and this is version 2")
         self.unharmed(model, session, data[:-1] + bytes([data[-1] ^ 1]), "damaged")
         other = load_tiny("mha")
         self.unharmed(other, started(other, 9), data, "another model")
@@ -214,11 +215,11 @@ class TestRefusals:
         pages = session.cache.pool.groups[0]
         allocate = pages.allocate
 
-        def refuse() -> int:
+        def refuse(table: np.ndarray, i: int) -> None:
             if len(allocated) == 3:
                 raise OutOfMemoryError(1, 0)
-            allocated.append(allocate())
-            return allocated[-1]
+            allocated.append(i)
+            allocate(table, i)
 
         monkeypatch.setattr(pages, "allocate", refuse)
         with pytest.raises(OutOfMemoryError):
@@ -229,6 +230,29 @@ class TestRefusals:
         np.testing.assert_array_equal(other.logits, started(model, 33).logits)
         session.load_state(data)
         assert session.n_past == 90
+
+    def test_windows_that_lack_what_is_seen(self, load_tiny: LoadTiny) -> None:
+        model = load_tiny("gemma3", context_length=400)
+        data = started(model, 90).save_state()
+        n = struct.unpack_from("<I", data, 16)[0]
+        saved = json.loads(data[20 : 20 + n])["sequences"][0]
+        assert saved["first_cells"] == [80, 0]
+        for first_cells in ([82, 0], [96, 0], [80, 1]):
+            lie = with_header(data, sequences=[saved | {"first_cells": first_cells}])
+            self.unharmed(model, started(model, 9), lie, "pages are not those")
+
+
+def test_others_go_on_while_a_state_cannot_be_written(model: Model) -> None:
+    """Whoever holds the error holds all that led to it."""
+    session, other = started(model), started(model)
+    chunks = snapshot._chunks({0: session.cache}, {}, {})
+    next(chunks)
+    thread = threading.Thread(target=lambda: other.eval([1]))
+    thread.start()
+    thread.join(60)
+    assert other.n_past == 41
+    chunks.close()
+    assert model.kv_pool().groups[0].n_used == 2 * 3
 
 
 WRITER = """

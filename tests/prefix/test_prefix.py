@@ -29,6 +29,17 @@ GREEDY = DecodeConfig(max_tokens=8, temperature=0.0)
 CONFIG = PrefixConfig(num_ctx=128, num_batch=4)
 
 
+class After:
+    """Cancels when it is asked for the nth time."""
+
+    def __init__(self, n: int):
+        self.n = n
+
+    def is_set(self) -> bool:
+        self.n -= 1
+        return self.n < 0
+
+
 @pytest.fixture
 def model(load_tiny: LoadTiny) -> Model:
     return load_tiny("gqa", tokenizer="spm")
@@ -91,6 +102,31 @@ class TestWarmth:
         assert list(session.tokens) == model.encode(PREFIX + " there once upon")
         assert sum(part.suffix for part in parts) + parts[0].prefix == parts[-1].resident == len(session.tokens)
 
+    def test_sliding_windows_come_back_to_the_prefix(self, load_tiny: LoadTiny) -> None:
+        model = load_tiny("gemma3", tokenizer="spm", n_layer=6, context_length=400)
+        model.prefix_cache_bytes = 0
+        session = PrefixSession(model, attrs.evolve(CONFIG, num_ctx=400))
+        prefix, alone = PREFIX * 10, PrefixSession(model, attrs.evolve(CONFIG, num_ctx=400))
+        n = len(model.encode(prefix))
+        alone._session._prefixes = None
+        for reused in (0, n - 1, n - 1):
+            status = session.ensure_prefix(prefix)
+            assert (status.reused, status.prefilled, status.resident) == (reused, n - reused, n)
+            session.prefill_suffix(SUFFIX * 20)
+            alone.ensure_prefix(prefix)
+            alone.prefill_suffix(SUFFIX * 20)
+            assert text_of(session) == text_of(alone)
+            np.testing.assert_array_equal(session._session.logits, alone._session.logits)
+        assert session.ensure_prefix(PREFIX * 5).reused == 0, "and to nowhere else"
+        session.prefill_suffix(SUFFIX * 20)
+        held = session.tokens
+        with pytest.raises(errors.CancelledError):
+            session.prefill_suffix(SUFFIX * 20, cancel=After(5))
+        assert session.tokens == held
+        alone.ensure_prefix(PREFIX * 5)
+        alone.prefill_suffix(SUFFIX * 20)
+        assert text_of(session) == text_of(alone)
+
     def test_generated_tokens_are_part_of_the_context(self, model: Model, session: PrefixSession) -> None:
         session.ensure_prefix(PREFIX)
         n = len(session.tokens)
@@ -135,14 +171,6 @@ class TestRefusals:
 
     @pytest.mark.parametrize("stage", ["prefix", "suffix"])
     def test_cancelling_rolls_back(self, stage: str, model: Model, session: PrefixSession) -> None:
-        class After:
-            def __init__(self, n: int):
-                self.n = n
-
-            def is_set(self) -> bool:
-                self.n -= 1
-                return self.n < 0
-
         session.ensure_prefix(PREFIX)
         n_common = len(model.encode("once upon"))
         held = session.tokens

@@ -207,10 +207,7 @@ class ChatSession(Closing):
     def _rewind(self, wanted: Plan) -> list[int]:
         """Take back what the reply's prompt has not in common with the context; the ids to evaluate then."""
         if wanted.n_kept < self.session.n_past:
-            try:
-                self.session.rewind(wanted.n_kept)
-            except InvalidRequestError:  # a sliding window has moved on: what it saw there is gone
-                self.session.rewind(0)
+            self.session.rewind(wanted.n_kept)
         self._held = cut(wanted.parts, self.session.n_past)
         return wanted.ids[self.session.n_past :]
 

@@ -26,8 +26,8 @@ def evaluate(
 
     Returns for each its logits, float32 [n, n_vocab], or without `all_logits` [1, n_vocab] of its last token; for no
     tokens, none. What is computed does not depend on what else is in a batch. The sequences are of one pool, each is
-    there once, and has room. If anything is raised, an interrupt too, all are as they were. `progress` is called with
-    the tokens done and those in all, where they take more than one pass.
+    there once, and has room. If anything is raised, all are as they were; an interrupt at the very end may find some of
+    them gone on. `progress` is called with the tokens done and those in all, where they take more than one pass.
     """
     n_done, n_tokens = 0, sum(len(ids) for _, ids in work)
     if len(work) == 1 and 0 < n_tokens <= N_BATCH:
@@ -56,9 +56,9 @@ def evaluate(
         for (sequence, _), start in zip(work, starts, strict=True):
             sequence.truncate(start)
         raise
-    for (sequence, ids), start in zip(work, starts, strict=True):
-        sequence.forget(start + len(ids))
+    for sequence, ids in work:
         sequence.tokens += ids.tolist()
+        sequence.forget(len(sequence.tokens))
     n_vocab = next((part[0].shape[1] for part in parts if part), 0)
     none = np.empty((0, n_vocab), np.float32)
     return [none if not part else np.concatenate(part) if all_logits else part[-1] for part in parts]
@@ -73,8 +73,8 @@ def _one_pass(program: Program, sequence: KVSequence, ids: Ids, all_logits: bool
     except BaseException:
         sequence.truncate(start)
         raise
-    sequence.forget(start + n)
     sequence.tokens += ids.tolist()
+    sequence.forget(start + n)
     return logits
 
 

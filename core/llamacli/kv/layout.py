@@ -65,6 +65,11 @@ class KVLayout:
         groups = tuple(Group(window, n_bytes) for window, n_bytes in zip(windows, filled, strict=True))
         return cls(tuple(states), kv_type, groups, tuple(places))
 
+    @property
+    def forgets(self) -> bool:
+        """Whether there are sliding windows."""
+        return any(group.window is not None for group in self.groups)
+
     def n_bytes(self, seq_len: int) -> int:
         """Bytes that a sequence of `seq_len` tokens takes at the most.
 
@@ -79,5 +84,5 @@ class KVLayout:
         whole = math.ceil(seq_len / PAGE)
         if group.window is None:
             return whole
-        # The window before a batch, and the batch; both may begin within a page.
-        return min(whole, math.ceil((group.window - 1 + N_BATCH) / PAGE) + 1)
+        # The window before the last token that was evaluated, which may be again, and a batch; begun within a page.
+        return min(whole, math.ceil((group.window + N_BATCH) / PAGE) + 1)

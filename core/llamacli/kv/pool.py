@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import ctypes
 import threading
 from collections import deque
@@ -21,6 +20,9 @@ _SLAB_BYTES = 1 << 24
 _APART = 33 * 64
 """Bytes between pages. At distances of a power of two, what a head reads of them would fight for the same lines of the
 caches; and kernels read whole vectors, also where a row of values ends within one."""
+
+
+Table = npt.NDArray[np.int64]
 
 
 @attrs.define(eq=False)
@@ -46,6 +48,9 @@ class Pages:
 
     Memory comes from the system in slabs, as it is needed, and goes back when a slab is empty. A page is all zeros when
     it is allocated. Methods may be called from any thread.
+
+    Owners hold pages in slots of their tables. Books and slots change without a call in between, which is where
+    Python lets an interrupt in: it finds both changed or neither.
     """
 
     def __init__(self, page_bytes: int):
@@ -70,49 +75,64 @@ class Pages:
         """How many sequences own the page."""
         return self._owners.get(page, 0)
 
-    def allocate(self) -> int:
-        """A page of zeros with one owner. Raises OutOfMemoryError."""
+    def allocate(self, table: Table, i: int) -> None:
+        """Put a page of zeros with one owner into an empty slot of a table. Raises OutOfMemoryError."""
         with self._lock:
-            slab = next((slab for slab in self._slabs if slab.free or slab.fresh < slab.n_pages), None)
-            if slab is None:
-                slab = _Slab(_memory(self._slab_pages * self._stride), self._slab_pages)
-                bisect.insort(self._slabs, slab, key=lambda slab: slab.base)
+            slab, page = self._vacant()
             if slab.free:
-                page = slab.free.pop()
                 ctypes.memset(page, 0, self.page_bytes)
-            else:
-                page = slab.base + slab.fresh * self._stride
-                slab.fresh += 1
-            self._owners[page] = 1
-            return page
+            self._take(slab, page, table, i)
 
-    def share(self, page: int) -> int:
-        """Add an owner; returns the page."""
+    def share(self, page: int, table: Table, i: int) -> None:
+        """Put a page into an empty slot of a table too."""
         with self._lock:
             self._owners[page] += 1
-            return page
+            table[i] = page
 
-    def release(self, page: int) -> None:
-        """Take an owner away; the last one's page can be allocated again."""
+    def own(self, table: Table, i: int) -> None:
+        """See to it that the page in a slot has no other owner: a copy takes its place if it has."""
         with self._lock:
-            self._owners[page] -= 1
-            if self._owners[page]:
-                return
-            del self._owners[page]
-            i = bisect.bisect_right(self._slabs, page, key=lambda slab: slab.base) - 1
-            slab = self._slabs[i]
-            slab.free.append(page)
-            if not slab.n_used:
-                del self._slabs[i]
+            page = int(table[i])
+            if self._owners[page] > 1:
+                slab, copy = self._vacant()
+                ctypes.memmove(copy, page, self.page_bytes)
+                self._take(slab, copy, table, i)
 
-    def own(self, page: int) -> int:
-        """A page with the same content and no other owner: itself, or a copy that takes the caller's share."""
-        if self.owners(page) == 1:
-            return page
-        copy = self.allocate()
-        ctypes.memmove(copy, page, self.page_bytes)
-        self.release(page)
-        return copy
+    def release(self, table: Table, i: int) -> None:
+        """Empty a slot of a table; its page can be allocated again if that was its last owner."""
+        with self._lock:
+            page = int(table[i])
+            owners = self._owners[page] - 1
+            at = bisect.bisect_right(self._slabs, page, key=lambda slab: slab.base) - 1
+            slab = self._slabs[at]
+            table[i] = 0
+            if owners:
+                self._owners[page] = owners
+            else:
+                del self._owners[page]
+                slab.free.append(page)
+                if not slab.n_used:
+                    del self._slabs[at]
+
+    def _vacant(self) -> tuple[_Slab, int]:
+        """A page that nobody owns, and its slab."""
+        slab = next((slab for slab in self._slabs if slab.free or slab.fresh < slab.n_pages), None)
+        if slab is None:
+            slab = _Slab(_memory(self._slab_pages * self._stride), self._slab_pages)
+            bisect.insort(self._slabs, slab, key=lambda slab: slab.base)
+        return slab, slab.free[-1] if slab.free else slab.base + slab.fresh * self._stride
+
+    def _take(self, slab: _Slab, page: int, table: Table, i: int) -> None:
+        """Put a vacant page into a slot; if there is one already, others own it too."""
+        before = int(table[i])
+        if before:
+            self._owners[before] -= 1
+        if slab.free:
+            del slab.free[-1]
+        else:
+            slab.fresh += 1
+        self._owners[page] = 1
+        table[i] = page
 
 
 def _memory(n_bytes: int) -> npt.NDArray[np.uint8]:
@@ -137,21 +157,22 @@ class KVPool:
     def __init__(self, layout: KVLayout, identity: str = ""):
         self.layout, self.identity = layout, identity
         self.lock = threading.RLock()
-        self.abandoned: deque[list[npt.NDArray[np.int64]]] = deque()
+        self.abandoned: deque[list[Table]] = deque()
         self.groups = [Pages(group.page_bytes) for group in layout.groups]
 
-    def give_back(self, tables: Sequence[npt.NDArray[np.int64]]) -> None:
+    def give_back(self, tables: Sequence[Table]) -> None:
         """Take an owner away from every page in the tables, one for each group of layers, which are empty then."""
         for pages, table in zip(self.groups, tables, strict=True):
             for i in np.flatnonzero(table):
-                page, table[i] = int(table[i]), 0
-                pages.release(page)
+                pages.release(table, int(i))
 
     def collect(self) -> None:
         """Give back the pages of sequences that nobody refers to any more."""
         while self.abandoned:
-            with self.lock, contextlib.suppress(IndexError):  # another thread may be faster
-                self.give_back(self.abandoned.popleft())
+            with self.lock:
+                if self.abandoned:  # another thread may be faster
+                    self.give_back(self.abandoned[0])
+                    self.abandoned.popleft()
 
     @property
     def n_bytes(self) -> int:

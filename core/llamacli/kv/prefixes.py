@@ -17,8 +17,9 @@ MOST_KEPT = 64
 class PrefixIndex:
     """Sequences of one pool whose cells mean the same to one another.
 
-    Those of open sessions are known as long as they live; copies of those that were closed are kept, the least recently
-    used given up first, while all pages together take no more than the cap.
+    Those of open sessions are known as long as they live; copies of those that were closed are kept, and of those with
+    sliding windows at the ends of prompts. The least recently used are given up first, so that all pages together take
+    no more than the cap.
     """
 
     def __init__(self) -> None:
@@ -51,12 +52,12 @@ class PrefixIndex:
         return 0
 
     def keep(self, sequence: KVSequence, max_bytes: int) -> None:
-        """Remember what a sequence holds that is about to be closed, within so many bytes."""
-        if not sequence.tokens or max_bytes <= 0:
-            return
+        """Remember what a sequence holds now, within so many bytes."""
         with sequence.pool.lock:
+            if not sequence.tokens or _n_bytes([sequence]) > max_bytes:
+                return
             for other in list(self._kept):
-                n = n_common(other.tokens, sequence.tokens)
+                n = min(_n_shared(other, sequence.tokens), _n_shared(sequence, other.tokens))
                 if n == len(sequence.tokens) and other.can_truncate(n):  # it is there already
                     self._kept.remove(other)
                     self._kept.append(other)
@@ -70,13 +71,7 @@ class PrefixIndex:
     @property
     def n_bytes(self) -> int:
         """Bytes of the pages of what is kept; shared ones count once."""
-        if not self._kept:
-            return 0
-        total = 0
-        for g, pages in enumerate(self._kept[0].pool.groups):
-            held = np.unique(np.concatenate([kept.tables[g] for kept in self._kept]))
-            total += pages.page_bytes * int(np.count_nonzero(held))
-        return total
+        return _n_bytes(self._kept) if self._kept else 0
 
     def clear(self) -> None:
         """Give up all that is kept."""
@@ -85,14 +80,31 @@ class PrefixIndex:
 
     def _matches(self, sequence: KVSequence, tokens: Sequence[int]) -> Iterator[tuple[KVSequence, int]]:
         """Sequences and how many of their first tokens are the same, the longest first."""
+        if sequence.cut is not None:  # what others hold has not seen what was cut out here
+            return
         most = min(len(tokens) - 1, sequence.seq_len)
         others = [other for other in (*self._live, *self._kept) if other is not sequence]
-        found = [(other, min(most, n_common(other.tokens, tokens))) for other in others]
+        found = [(other, min(most, _n_shared(other, tokens))) for other in others]
         yield from sorted(found, key=lambda match: -match[1])
 
     def _drop(self, kept: KVSequence) -> None:
         self._kept.remove(kept)
         kept.close()
+
+
+def _n_bytes(sequences: Sequence[KVSequence]) -> int:
+    """Bytes of the pages of some sequences of one pool; shared ones count once."""
+    total = 0
+    for g, pages in enumerate(sequences[0].pool.groups):
+        held = np.unique(np.concatenate([sequence.tables[g] for sequence in sequences]))
+        total += pages.page_bytes * int(np.count_nonzero(held))
+    return total
+
+
+def _n_shared(sequence: KVSequence, tokens: Sequence[int]) -> int:
+    """How many cells of a sequence are what evaluating `tokens` gives."""
+    n = n_common(sequence.tokens, tokens)
+    return n if sequence.cut is None else min(n, sequence.cut)
 
 
 def n_common(a: Sequence[int], b: Sequence[int]) -> int:

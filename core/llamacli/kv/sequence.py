@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from llamacli.errors import InvalidRequestError
+from llamacli.errors import ClosedError, InvalidRequestError
 from llamacli.kv.pool import KVPool
 from llamacli.kv.types import KV_TYPES, PAGE, Bytes, Floats, FloatType, IntegerType, KVType
 from llamacli.memory import view
@@ -33,6 +33,9 @@ class KVSequence:
 
     - `regime`: what `seq_len` changes in how tokens are evaluated; sequences share cells within one regime.
     - `tokens`: the tokens that its cells hold, token i in cell i, at position i.
+    - `first_cells`: of each group of layers, the first cell that is not forgotten.
+    - `cut`: the first cell that has seen other tokens than are before it now, for some were taken out; None if all have
+      seen what they seem to.
     - `tables`: for each group of layers, int64 [n_pages]: the address of each page, 0 where there is none.
     - `addresses`: int64 [n_layer, 3], what kernels read: the address of the table of a layer's group, and the offsets
       of the layer's keys and values in a page.
@@ -46,7 +49,8 @@ class KVSequence:
         self.addresses = np.array(
             [[self.tables[place.group].ctypes.data, place.keys, place.values] for place in layout.places], np.int64
         )
-        self._first_page = [0] * len(self.tables)
+        self.first_cells = [0] * len(self.tables)
+        self.cut: int | None = None
         self._abandoned = weakref.finalize(self, pool.abandoned.append, self.tables)
         self._abandoned.atexit = False
 
@@ -62,30 +66,39 @@ class KVSequence:
 
     @_locked
     def reserve(self, start: int, n: int) -> None:
-        """Make cells `start` to `start + n - 1` this sequence's own to write. Raises MemoryError, changing nothing."""
+        """Make cells `start` to `start + n - 1` this sequence's own to write.
+
+        Raises MemoryError, changing nothing; ClosedError.
+        """
+        if self.closed:
+            raise ClosedError("the sequence is closed")
         self.pool.collect()
         span = range(start // PAGE, -(-(start + n) // PAGE))
         try:
             for pages, table in zip(self.pool.groups, self.tables, strict=True):
                 for i in span:
-                    table[i] = pages.own(int(table[i])) if table[i] else pages.allocate()
+                    if table[i]:
+                        pages.own(table, i)
+                    else:
+                        pages.allocate(table, i)
         except MemoryError:
             self._release(-(-start // PAGE))
             raise
 
     @_locked
     def forget(self, n_past: int, *, since: int | None = None) -> None:
-        """Give back pages that no token from position `n_past` on sees any more.
+        """Give back pages that no token from position `n_past` - 1 on sees any more: one may always be evaluated again.
 
         With `since`, only those of them that hold tokens from there on, so that it is still possible to go back to it.
         """
         for g, group in enumerate(self.pool.layout.groups):
             if group.window is not None:
-                first = max(0, n_past - group.window + 1) // PAGE
-                for i in range(self._first_page[g] if since is None else -(-since // PAGE), first):
-                    self._give_back(g, i)
+                page = max(0, n_past - group.window) // PAGE
+                start = self.first_cells[g] // PAGE if since is None else -(-since // PAGE)
                 if since is None:
-                    self._first_page[g] = max(first, self._first_page[g])
+                    self.first_cells[g] = max(page * PAGE, self.first_cells[g])
+                for i in range(start, page):
+                    self._give_back(g, i)
 
     @_locked
     def truncate(self, n: int) -> None:
@@ -94,27 +107,30 @@ class KVSequence:
         Raises InvalidRequestError, changing nothing, if the token after them would see some that a sliding window has
         already given up.
         """
+        if n < 0:
+            raise InvalidRequestError(f"{n} is not a number of cells to keep")
         if not self.can_truncate(n):
             raise InvalidRequestError(f"cannot go back to position {n}: the sliding window before it is forgotten")
-        self._release(-(-n // PAGE))
         del self.tokens[n:]
         if n == 0:
-            self._first_page = [0] * len(self.tables)
+            self.first_cells = [0] * len(self.tables)
+        if self.cut is not None and n <= self.cut:
+            self.cut = None
+        self._release(-(-n // PAGE))
 
     def can_truncate(self, n: int) -> bool:
         """Whether all is still there that a token at position n sees."""
-        groups = zip(self.pool.layout.groups, self._first_page, strict=True)
-        return n == 0 or all(
-            group.window is None or max(0, n - group.window + 1) >= first * PAGE for group, first in groups
-        )
+        groups = zip(self.pool.layout.groups, self.first_cells, strict=True)
+        return n == 0 or all(group.window is None or max(0, n - group.window + 1) >= first for group, first in groups)
 
     @_locked
     def fork(self) -> KVSequence:
         """A sequence with the same cells, sharing all pages; whichever writes to one first gets a copy of it."""
         child = KVSequence(self.pool, self.seq_len, self.regime)
-        child._share(self, 0, len(self.tables[0]) if self.tables else 0)
-        child._first_page = list(self._first_page)
-        child.tokens = list(self.tokens)
+        for pages, table, other in zip(self.pool.groups, self.tables, child.tables, strict=True):
+            for i in np.flatnonzero(table).tolist():
+                pages.share(int(table[i]), other, i)
+        child.adopt(self.tokens, self.first_cells, self.cut)
         return child
 
     @_locked
@@ -137,20 +153,28 @@ class KVSequence:
             )
         if not source.can_truncate(stop):
             raise InvalidRequestError(f"cannot copy up to {stop}: the sliding window before it is forgotten")
+        alike = self.tokens == source.tokens[:start]
         first = -(-start // PAGE)
         n_partial = min(first * PAGE, stop) - start
         if n_partial:  # cells of a page that this sequence has begun
             self.reserve(start, n_partial)
-            for layer, state in enumerate(self.pool.layout.states):
-                if state.window is None or start // PAGE >= max(0, stop - state.window + 1) // PAGE:
+            for layer, place in enumerate(self.pool.layout.places):
+                if source.tables[place.group][start // PAGE]:
                     self._copy_cells(source, layer, start, n_partial)
         self._share(source, first, -(-stop // PAGE))
-        for g, there in enumerate(source._first_page):
-            if there * PAGE > start:  # what this sequence has before the source's begins is of no use any more
-                for i in range(self._first_page[g], there):
-                    self._give_back(g, i)
-                self._first_page[g] = max(there, self._first_page[g])
+        if self.cut is None and start < stop:
+            if not alike:
+                self.cut = start
+            elif source.cut is not None and source.cut < stop:
+                self.cut = max(start, source.cut)
+        forgotten = list(self.first_cells)
+        self.first_cells = [
+            there if there > start else here for here, there in zip(forgotten, source.first_cells, strict=True)
+        ]
         self.tokens += source.tokens[start:stop]
+        for g, here in enumerate(forgotten):  # what is before where the source begins is of no use any more
+            for i in range(here // PAGE, self.first_cells[g] // PAGE):
+                self._give_back(g, i)
 
     @_locked
     def remove(self, start: int, stop: int, turn: Callable[[int, Floats], Floats]) -> None:
@@ -158,7 +182,8 @@ class KVSequence:
 
         `turn(layer, keys)`, float32 [n_head_kv, head_dim, n], gives keys as they are at positions `stop` - `start`
         lower. Raises InvalidRequestError, changing nothing, for a range that is not there, or if a sliding window has
-        forgotten what a token would then see; MemoryError, keeping what is before `start`.
+        forgotten what a token would then see; MemoryError, keeping what is before `start`, if that is there, as an
+        interrupt may.
         """
         n = len(self.tokens)
         if not 0 <= start <= stop <= n:
@@ -167,24 +192,30 @@ class KVSequence:
             self.truncate(n if start == stop else start)
             return
         left = n - (stop - start)
-        groups = self.pool.layout.groups
-        for group, first in zip(groups, self._first_page, strict=True):
-            if group.window is not None and max(0, left - group.window + 1) < min(start, first * PAGE):
+        forgotten = [
+            first if first <= start else max(start, first - (stop - start)) for first in self.first_cells
+        ]  # as things are after the cut
+        for group, first in zip(self.pool.layout.groups, forgotten, strict=True):
+            if group.window is not None and max(0, left - group.window + 1) < first:
                 raise InvalidRequestError(
                     f"cannot close the gap at {start}: a sliding window has forgotten what is before"
                 )
         cells = [self.read(layer, n) for layer in range(len(self.pool.layout.states))]
-        moved = [(keys[..., stop:], values[:, stop:]) for keys, values in cells]
+        moved = [(turn(layer, keys[..., stop:]), values[:, stop:]) for layer, (keys, values) in enumerate(cells)]
         try:
             self.reserve(start, left - start)
-        except MemoryError:
-            del self.tokens[start:]
+            for layer, (keys, values) in enumerate(moved):
+                self.write(layer, start, keys.transpose(2, 0, 1), values.swapaxes(0, 1))
+        except BaseException:
+            self.truncate(start if self.can_truncate(start) else 0)
             raise
-        for layer, (keys, values) in enumerate(moved):
-            self.write(layer, start, turn(layer, keys).transpose(2, 0, 1), values.swapaxes(0, 1))
-        self._release(-(-left // PAGE))
         del self.tokens[start:stop]
-        self._first_page = [min(first, start // PAGE) for first in self._first_page]
+        self.first_cells = forgotten
+        self.cut = start if self.cut is None else min(start, self.cut)
+        self._release(-(-left // PAGE))
+        for g, first in enumerate(forgotten):
+            for i in range(start // PAGE, first // PAGE):
+                self._give_back(g, i)
         self.forget(left)
 
     def read_cell(self, layer: int, cell: int) -> tuple[Floats, Floats]:
@@ -196,14 +227,9 @@ class KVSequence:
             v_type.read(values, head_dim, is_key=False)[:, cell % PAGE],
         )
 
-    @property
-    def first_pages(self) -> tuple[int, ...]:
-        """Of each group, the first page that is not forgotten."""
-        return tuple(self._first_page)
-
-    def adopt(self, tokens: Sequence[int], first_pages: Sequence[int]) -> None:
-        """Take these for its tokens and the first of its pages, which are in its tables already."""
-        self.tokens, self._first_page = list(tokens), list(first_pages)
+    def adopt(self, tokens: Sequence[int], first_cells: Sequence[int], cut: int | None) -> None:
+        """Take these for what its pages hold, which are in its tables already."""
+        self.tokens, self.first_cells, self.cut = list(tokens), list(first_cells), cut
 
     @_locked
     def release_pages(self, numbers: Iterable[int]) -> None:
@@ -216,10 +242,16 @@ class KVSequence:
     def clear_metadata(self) -> None:
         """Hold no tokens, but keep the pages for those to come."""
         self.tokens.clear()
-        self._first_page = [0] * len(self.tables)
+        self.first_cells, self.cut = [0] * len(self.tables), None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed."""
+        return not self._abandoned.alive
 
     def close(self) -> None:
-        """Give back all pages; closing twice does nothing."""
+        """Give back all pages and hold no tokens any more; closing twice does nothing."""
+        self.tokens.clear()
         self._abandoned()
         self.pool.collect()
 
@@ -253,6 +285,8 @@ class KVSequence:
         layout = self.pool.layout
         place, n_head = layout.places[layer], layout.states[layer].n_head_kv
         page = int(self.tables[place.group][i])
+        if not page:
+            raise InvalidRequestError(f"page {i} of the sequence is not there: it was not reserved, or is forgotten")
         return [
             (KV_TYPES[name], view(page + start, n_head * size).reshape(n_head, size))
             for name, start, size in (
@@ -276,14 +310,13 @@ class KVSequence:
         for pages, table, other in zip(self.pool.groups, self.tables, source.tables, strict=True):
             for i in range(first, stop):
                 if table[i]:
-                    pages.release(int(table[i]))
-                table[i] = pages.share(int(other[i])) if other[i] else 0
+                    pages.release(table, i)
+                if other[i]:
+                    pages.share(int(other[i]), table, i)
 
     def _release(self, first: int) -> None:
         self.pool.give_back([table[first:] for table in self.tables])
 
     def _give_back(self, group: int, i: int) -> None:
-        page = int(self.tables[group][i])
-        if page:
-            self.tables[group][i] = 0
-            self.pool.groups[group].release(page)
+        if self.tables[group][i]:
+            self.pool.groups[group].release(self.tables[group], i)

@@ -31,7 +31,7 @@ from llamacli.kv.types import PAGE
 from llamacli.memory import view
 
 MAGIC = b"LLAMACLI-KV\0"
-VERSION = 1
+VERSION = 2
 _FIXED = struct.Struct("<12sII")
 _DIGEST = 32
 
@@ -40,11 +40,12 @@ Arrays = Mapping[str, npt.NDArray[np.float32]]
 
 @attrs.frozen
 class Placed:
-    """One sequence of a state: its tokens, the first page that each group keeps, and the numbers of the pages."""
+    """One sequence of a state: what a KVSequence has, and of each group the numbers of the pages that it keeps."""
 
     tokens: list[int]
     regime: int
-    first: list[int]
+    first_cells: list[int]
+    cut: int | None
     pages: list[list[int]]
 
 
@@ -89,14 +90,15 @@ class Snapshot:
     def _restore(self, saved: Placed, target: KVSequence, placed: list[dict[int, int]]) -> None:
         with target.pool.lock:
             for g, pages in enumerate(target.pool.groups):
-                for i, number in enumerate(saved.pages[g], start=saved.first[g]):
+                table = target.tables[g]
+                for i, number in enumerate(saved.pages[g], start=saved.first_cells[g] // PAGE):
                     if number in placed[g]:
-                        target.tables[g][i] = pages.share(placed[g][number])
+                        pages.share(placed[g][number], table, i)
                         continue
-                    page = pages.allocate()
-                    target.tables[g][i] = placed[g][number] = page
-                    ctypes.memmove(page, self.pages[g][number].ctypes.data, pages.page_bytes)
-            target.adopt(saved.tokens, saved.first)
+                    pages.allocate(table, i)
+                    placed[g][number] = int(table[i])
+                    ctypes.memmove(placed[g][number], self.pages[g][number].ctypes.data, pages.page_bytes)
+            target.adopt(saved.tokens, saved.first_cells, saved.cut)
 
 
 def state_size(sequences: Mapping[int, KVSequence], *, arrays: Arrays | None = None, **extra: Any) -> int:
@@ -156,17 +158,19 @@ def _chunks(sequences: Mapping[int, KVSequence], arrays: Arrays, extra: dict[str
     if len(pools) != 1:
         raise StateError("a state is of one sequence at least, and all of them of one model and type")
     pool = next(iter(pools.values()))
-    with pool.lock:
+    with pool.lock:  # not longer than it takes to share the pages: whoever writes the state may be slow
+        shared = {number: sequence.fork() for number, sequence in sequences.items()}
+    try:
         numbers: list[dict[int, int]] = [{} for _ in pool.groups]
         saved = []
-        for number, sequence in sequences.items():
+        for number, sequence in shared.items():
             pages = []
             for g, table in enumerate(sequence.tables):
-                held = table[sequence.first_pages[g] : -(-len(sequence.tokens) // PAGE)].tolist()
+                held = table[sequence.first_cells[g] // PAGE : -(-len(sequence.tokens) // PAGE)].tolist()
                 pages.append([numbers[g].setdefault(page, len(numbers[g])) for page in held])
             saved.append(
                 {"id": number, "n_tokens": len(sequence.tokens), "regime": sequence.regime,
-                 "first": list(sequence.first_pages), "pages": pages}
+                 "first_cells": sequence.first_cells, "cut": sequence.cut, "pages": pages}
             )  # fmt: skip
         header = json.dumps(
             {
@@ -178,13 +182,16 @@ def _chunks(sequences: Mapping[int, KVSequence], arrays: Arrays, extra: dict[str
             }
         ).encode()
         yield _FIXED.pack(MAGIC, VERSION, len(header)) + header
-        for sequence in sequences.values():
+        for sequence in shared.values():
             yield np.array(sequence.tokens, "<i4").tobytes()
         for group, owned in zip(pool.groups, numbers, strict=True):
             for page in owned:
                 yield view(page, group.page_bytes).data
         for array in arrays.values():
             yield np.ascontiguousarray(array, "<f4").tobytes()
+    finally:
+        for sequence in shared.values():
+            sequence.close()
 
 
 def _signed(chunks: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
@@ -222,12 +229,17 @@ def _parse(header: dict[str, Any], payload: memoryview, pool: KVPool) -> Snapsho
         placed = Placed(
             ids,
             _natural(saved["regime"]),
-            [_natural(first) for first in saved["first"]],
+            [_natural(first) for first in saved["first_cells"]],
+            None if saved["cut"] is None else _natural(saved["cut"]),
             [[_natural(number) for number in group] for group in saved["pages"]],
         )
-        whole = -(-len(placed.tokens) // PAGE)
-        for first, group, n in zip(placed.first, placed.pages, n_pages, strict=True):
-            if first + len(group) != max(first, whole) or first > whole or any(number >= n for number in group):
+        for group, first, numbers, n in zip(pool.layout.groups, placed.first_cells, placed.pages, n_pages, strict=True):
+            seen = 0 if group.window is None else max(0, len(ids) - group.window + 1)
+            if (
+                first > seen
+                or len(numbers) != max(0, -(-len(ids) // PAGE) - first // PAGE)
+                or any(number >= n for number in numbers)
+            ):
                 raise StateError("its pages are not those of its tokens")
         if _natural(saved["id"]) in sequences:
             raise StateError(f"it holds sequence {saved['id']} twice")

@@ -14,13 +14,13 @@ from llamacli.closing import Closing
 from llamacli.errors import (
     CancelledError,
     ContextOverflowError,
-    InvalidRequestError,
     LlamaCliError,
     ManifestMismatchError,
     SessionClosedError,
     SessionFatalError,
     UnsupportedFeatureError,
 )
+from llamacli.kv import KVSequence
 from llamacli.kv.prefixes import n_common
 from llamacli.model import Model
 from llamacli.prefix.manifest import ContextManifest, hash_bytes, hash_token_ids
@@ -167,6 +167,7 @@ class PrefixSession(Closing):
         self._manifest = ContextManifest()
         self._fatal: SessionFatalError | None = None
         self._report: ContextReport | None = None
+        self._mark: KVSequence | None = None  # where the prefix ends, for sliding windows to come back to
 
     def tokenize(self, text: str, add_special: bool) -> list[int]:
         """The tokens that a text is evaluated as; `add_special` puts BOS first where the model expects it."""
@@ -209,10 +210,15 @@ class PrefixSession(Closing):
         if len(tokens) > self.config.num_ctx:
             raise ContextOverflowError(0, len(tokens), self.config.num_ctx, stage="prefix")
         before = self.tokens
-        reused = 0 if self._manifest.difference(manifest) else n_common(before, tuple(tokens))
-        reused = self._rewind(reused)
-        self._prefix, self._prefix_text, self._text, self._manifest = tokens[:reused], "", None, manifest
-        self._evaluate(tokens[reused:], cancel)
+        common = 0 if self._manifest.difference(manifest) else n_common(before, tuple(tokens))
+        kept = self._rewind(common)
+        if kept < common:
+            kept = self._session.reuse(tokens)
+        self._prefix, self._prefix_text, self._text, self._manifest = tokens[:kept], "", None, manifest
+        self._evaluate(tokens[kept:], cancel)
+        reused = min(common, kept)
+        if self._session.cache.pool.layout.forgets:
+            self._mark = self._session.mark()
         self._prefix, self._prefix_text, self._text = tokens, text, text
         return PrefixStatus(
             reused, len(tokens) - reused, len(before) - reused, len(tokens), len(self.tokens), self._available,
@@ -237,9 +243,8 @@ class PrefixSession(Closing):
             raise ContextOverflowError(len(self.tokens), len(tokens), self.config.num_ctx, stage="suffix")
         self._evaluate(tokens, cancel)
         self._text = None if self._text is None else self._text + text
-        return SuffixStatus(
-            len(tokens), len(self._prefix), len(self.tokens), self._available, (manifest or self._manifest).digest
-        )
+        said = self._manifest if manifest.is_zero else manifest
+        return SuffixStatus(len(tokens), len(self._prefix), len(self.tokens), self._available, said.digest)
 
     def decode(self, config: DecodeConfig | None = None, *, cancel: Cancel | None = None) -> Iterator[StreamChunk]:
         """Stream what the model makes of the context; what is generated becomes part of it.
@@ -268,6 +273,7 @@ class PrefixSession(Closing):
         if self._report is None:
             self._report = self._describe(closed=True)
             self._session.close()
+            self._mark = None
 
     def _decode(self, config: DecodeConfig, params: SamplingParams, cancel: Cancel | None) -> Iterator[StreamChunk]:
         session = self._session
@@ -287,21 +293,17 @@ class PrefixSession(Closing):
             yield StreamChunk(error=self._fatal)
 
     def _replay(self) -> None:
-        last = self.tokens[-1]
-        rest = list(self.tokens[:-1])
-        if self._rewind(len(rest)) < len(rest):
-            self._session.eval(rest[len(self.tokens) :])
+        *rest, last = self.tokens
+        self._session.rewind(len(rest))
         self._session.eval([last])
 
     def _rewind(self, n: int) -> int:
         """Keep the first n tokens, or none where a sliding window has forgotten too much; how many are left."""
-        try:
-            if n < len(self.tokens):
-                self._session.rewind(n)
-        except InvalidRequestError:
-            self._session.rewind(0)
-            return 0
-        return n
+        if n < len(self.tokens):
+            self._session.rewind(n)
+            if len(self._session.cache.tokens) < n:
+                self._session.rewind(0)
+        return len(self.tokens)
 
     def _evaluate(self, tokens: Sequence[int], cancel: Cancel | None) -> None:
         """Evaluate in batches. What is raised in between leaves the context as it was."""
@@ -312,7 +314,7 @@ class PrefixSession(Closing):
                     raise CancelledError(f"cancelled after {at} of {len(tokens)} tokens")
                 self._session.eval(tokens[at : at + self.config.num_batch])
         except (CancelledError, KeyboardInterrupt):
-            self._rewind(start)
+            self._session.rewind(start)
             raise
         except Exception as error:
             self._fatal = SessionFatalError(error)
