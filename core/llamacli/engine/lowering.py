@@ -261,7 +261,6 @@ class Lowering:
 
     def _store(self, op: g.Store) -> None:
         k, v, state = f32(op.k), f32(op.v), self._states[op.layer]
-        made = next((step for step in reversed(self.steps) if k in step.writes), None)
         self._step(
             attention.store_kv,
             attention.STORE,
@@ -269,15 +268,12 @@ class Lowering:
             [Slot(op.layer, "cache", 0)],
             lambda at: {
                 "k": at(k), "v": at(v), "stride": stride(at(k)), "layer": op.layer, "n_head_kv": state.n_head_kv,
-                "head_dim": state.head_dim,
+                "head_dim": state.head_dim, **self._head_scratch(state.head_dim),
             },
-            follows=made if made is not None and made.kernel is elementwise.rotate else None,
         )  # fmt: skip
 
     def _attention(self, op: g.Attention) -> None:
         q, out, state = f32(op.q), f32(op.out), self._states[op.layer]
-        size = attention.scratch_bytes(op.head_dim)
-        scratch = self._scratch.setdefault(size, np.zeros((self._team.n_threads, size // 4), np.float32))
         sinks = self.vector(op.sinks) if op.sinks else 0
         n_head = q.width // op.head_dim
         self._step(
@@ -287,12 +283,18 @@ class Lowering:
             [out],
             lambda at: {
                 "q": at(q), "out": at(out), "stride": stride(at(q)), "group": n_head // state.n_head_kv,
-                "n_head_kv": state.n_head_kv, "head_dim": op.head_dim, "layer": op.layer, "scratch": scratch,
-                "scratch_stride": size, "window": state.window or MAX_TOKENS, "sinks": sinks, "scale": op.scale,
-                "softcap": op.softcap or 0.0,
+                "n_head_kv": state.n_head_kv, "head_dim": op.head_dim, "layer": op.layer, "sinks": sinks,
+                "window": state.window or MAX_TOKENS, "scale": op.scale, "softcap": op.softcap or 0.0,
+                **self._head_scratch(op.head_dim),
             },
             work_seen=2.0 * q.width,
         )  # fmt: skip
+
+    def _head_scratch(self, head_dim: int) -> dict[str, Any]:
+        """What each thread may write in, in steps that deal with heads."""
+        size = attention.scratch_bytes(head_dim)
+        scratch = self._scratch.setdefault(size, np.zeros((self._team.n_threads, size // 4), np.float32))
+        return {"scratch": scratch, "scratch_stride": size}
 
     def _gated(self, gate: Slot, up: Slot, out: Slot, activation: g.Activation) -> None:
         self._step(

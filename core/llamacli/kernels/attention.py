@@ -17,11 +17,12 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from llamacli.kernels import cells, ir, simd
-from llamacli.kernels.elementwise import capped, share
+from llamacli.kernels.elementwise import capped
 from llamacli.kernels.jit import ROW, RUN, Kernel, record
-from llamacli.kv.types import BLOCK, KV_TYPES, PAGE, UNIT, FloatType, KVType
+from llamacli.kv.rounding import BLOCK
+from llamacli.kv.types import KV_TYPES, PAGE, UNIT, FloatType, IntegerType, KVType
 
-STORE = record("k", "v", "stride", "layer", "n_head_kv", "head_dim")
+STORE = record("k", "v", "stride", "layer", "n_head_kv", "head_dim", "scratch", "scratch_stride")
 ATTENTION = record(
     "q", "out", "stride", "layer", "n_head_kv", "group", "head_dim", "scratch", "scratch_stride", "window", "sinks",
     scale=np.float32, softcap=np.float32,
@@ -69,7 +70,7 @@ def _scores(typingctx: Any, kind: Any, n: Any, q: Any, q_stride: Any, keys: Any,
         count = b.sdiv(b.add(head_dim, ir.I64(step - 1)), ir.I64(step))
         totals = ir.loop(b, count, [ir.constant(ir.F32X16, 0.0)] * n_rows, body)
         for row, total in enumerate(totals):
-            ir.store(b, ir.offset(b, out, 4 * TILE * row), total)
+            ir.store(b, ir.offset(b, out, 4 * TILE * row), cells.absolute_scores(b, number, total))
         return context.get_dummy_value()
 
     return types.void(kind, n, *[_i64] * 5), codegen
@@ -121,24 +122,31 @@ def _part_bytes(name: str) -> Any:
 
 @functools.cache
 def store_kv(kv_type: KVType) -> Kernel:
-    """The kernel that puts new keys and values into pages of these types; a head of a token is a unit of work."""
+    """The kernel that puts new keys and values into pages of these types.
+
+    A unit of work is what a head of them gets of one page: its cells are written in their order.
+    """
     write_key, write_value = cells.writer(kv_type.k, True), cells.writer(kv_type.v, False)
     key_bytes, value_bytes = _part_bytes(kv_type.k), _part_bytes(kv_type.v)
 
     def store_kv(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, STORE)[0], carray(simd.pointer(run), 1, RUN)[0]
-        first, last = share((r.n_rows - r.first_row) * a.n_head_kv, thread, n_threads)
         rows = carray(simd.pointer(r.rows), r.n_rows, ROW)
-        for unit in range(first, last):
-            row, head = r.first_row + unit // a.n_head_kv, unit % a.n_head_kv
-            place = row * a.stride + 4 * head * a.head_dim
+        scratch = a.scratch + thread * a.scratch_stride
+        kv, number, n_before = np.int64(0), np.int64(-1), -a.n_head_kv
+        for row in range(r.first_row, r.n_rows):
             token = rows[row]
+            if token.kv != kv or token.cell // PAGE != number:
+                kv, number = token.kv, token.cell // PAGE
+                n_before += a.n_head_kv
             lane = token.cell % PAGE
-            page = _page_of(token.kv, a.layer, token.cell)
-            keys = page + simd.read_i64(token.kv + _LAYER * a.layer + 8) + head * key_bytes(a.head_dim)
-            values = page + simd.read_i64(token.kv + _LAYER * a.layer + 16) + head * value_bytes(a.head_dim)
-            write_key(a.k + place, a.head_dim, keys, lane)
-            write_value(a.v + place, a.head_dim, values, lane)
+            page = _page_of(kv, a.layer, token.cell)
+            keys = page + simd.read_i64(kv + _LAYER * a.layer + 8)
+            values = page + simd.read_i64(kv + _LAYER * a.layer + 16)
+            for head in range((thread - n_before) % n_threads, a.n_head_kv, n_threads):
+                place = row * a.stride + 4 * head * a.head_dim
+                write_key(a.k + place, a.head_dim, keys + head * key_bytes(a.head_dim), lane, scratch)
+                write_value(a.v + place, a.head_dim, values + head * value_bytes(a.head_dim), lane, scratch)
 
     return Kernel(store_kv, f"_{kv_type}")
 
@@ -147,6 +155,7 @@ def store_kv(kv_type: KVType) -> Kernel:
 def attention(kv_type: KVType) -> Kernel:
     """The kernel of attention over pages of these types."""
     k_type, v_type = cells.NUMBERS[kv_type.k], cells.NUMBERS[kv_type.v]
+    rotates_k, rotates_v = (isinstance(KV_TYPES[name], IntegerType) for name in (kv_type.k, kv_type.v))
     key_bytes, value_bytes = _part_bytes(kv_type.k), _part_bytes(kv_type.v)
 
     def attention(args: int, run: int, thread: int, n_threads: int) -> None:
@@ -187,6 +196,8 @@ def attention(kv_type: KVType) -> Kernel:
                         simd.write_f32(q + i * stride + 4 * d, simd.read_f32(a.q + source + 4 * d) * a.scale)
                     for at in range(4 * a.head_dim, stride, 4):  # units of keys may be longer than the head
                         simd.write_f32(q + i * stride + at, np.float32(0))
+                    if rotates_k:
+                        cells.rotate(q + i * stride, a.head_dim)
                     for at in range(0, stride, 4 * PAGE):
                         simd.store(out + i * stride + at, zero)
                     top[i], mass[i] = np.float32(_LOWEST), np.float32(0)
@@ -260,6 +271,8 @@ def attention(kv_type: KVType) -> Kernel:
                     head = head_kv * a.group + first_head + i % heads
                     target = (first_row + i // heads) * a.stride + 4 * head * a.head_dim
                     whole = np.float32(1) / mass[i]
+                    if rotates_v:
+                        cells.rotate(out + i * stride, a.head_dim)
                     for d in range(a.head_dim):
                         simd.write_f32(a.out + target + 4 * d, simd.read_f32(out + i * stride + 4 * d) * whole)
 

@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 from numba import njit
+from numba.core import types
+from numba.extending import intrinsic
 
 from llamacli.kernels import ir, simd
-from llamacli.kv.types import BLOCK, KV_TYPES, PAGE, UNIT, FloatType, IntegerType
+from llamacli.kv.rounding import BLOCK, Rounding
+from llamacli.kv.types import KV_TYPES, PAGE, REFERENCES, SHARES, UNIT, FloatType, IntegerType
 
 NUMBERS = {name: number for number, name in enumerate(KV_TYPES)}
 """Types by numbers, which Numba's literals can be."""
@@ -34,7 +37,7 @@ def load_keys(b: ir.Builder, number: int, part: ir.Value, i: ir.Value) -> list[i
     if isinstance(kind, FloatType):
         return [_load_float(b, kind, b.add(part, b.mul(i, ir.I64(PAGE * kind.item.itemsize))))]
     block, unit = _unit(b, kind, part, i)
-    scale, offset = _scale(b, kind, lambda field: ir.load_f16(b, ir.offset(b, block, 2 * PAGE * field)))
+    scale, offset = _scale(b, kind.rounding, lambda i: ir.load(b, ir.offset(b, block, 2 * PAGE * i), _I16X16))
     rows = [
         ir.load(b, ir.offset(b, unit, kind.high_bytes + PAGE * row), ir.I8X16)
         for row in range(UNIT if kind.bits == 8 else UNIT // 2)
@@ -64,7 +67,9 @@ def value_loader(
     def load(cell: ir.Value) -> ir.Value:
         words = b.mul(cell, ir.I64(2))
         scale, offset = _scale(
-            b, kind, lambda field: _splat_f16(b, b.add(ir.offset(b, block, 2 * PAGE * field), words))
+            b,
+            kind.rounding,
+            lambda i: ir.splat(b, ir.load(b, b.add(ir.offset(b, block, 2 * PAGE * i), words), ir.I16)),
         )
         if kind.bits == 8:
             row = ir.load(b, b.add(codes, b.mul(cell, ir.I64(UNIT))), ir.I8X16)
@@ -95,21 +100,32 @@ def _unit(b: ir.Builder, kind: IntegerType, part: ir.Value, unit: ir.Value) -> t
 
 
 def _scale(
-    b: ir.Builder, kind: IntegerType, field: Callable[[int], ir.Value]
+    b: ir.Builder, rounding: Rounding, word: Callable[[int], ir.Value]
 ) -> tuple[ir.Value, ir.Value | None]:  # fmt: skip
-    """The scale, and what is added to it times the code. A code's bias is taken out with the offset, exactly."""
-    scale = field(0)
-    if kind.has_offset:
-        return scale, field(1)
-    return scale, None if kind.table else b.fmul(scale, ir.constant(ir.F32X16, -kind.bias))
+    """The scale, and what is added to it times the code, by words, int16x16: that takes the code of 0 out, exactly."""
+    if rounding.table:
+        return _half(b, word(0)), None
+    if rounding.has_offset:
+        return _half(b, word(0)), _half(b, word(1))
+    if not rounding.has_zero:
+        scale = _half(b, word(0))
+        return scale, b.fmul(scale, ir.constant(ir.F32X16, -rounding.middle))
+    mask = ir.constant(_I16X16, rounding.last_code)
+    scale = _half(b, b.and_(word(0), b.not_(mask)))
+    zero = ir.to_f32(b, b.zext(b.and_(word(0), mask), ir.I32X16))
+    return scale, b.fmul(scale, b.fneg(zero))
+
+
+def _half(b: ir.Builder, words: ir.Value) -> ir.Value:
+    return b.fpext(b.bitcast(words, ir.ir.VectorType(ir.HALF, ir.LANES)), ir.F32X16)
 
 
 def _number(
     b: ir.Builder, kind: IntegerType, codes: ir.Value, fifth: ir.Value | None, scale: ir.Value, offset: ir.Value | None
 ) -> ir.Value:
     """16 codes as numbers."""
-    if kind.table:
-        return b.fmul(b.sitofp(ir.look_up(b, kind.table, codes), ir.F32X16), scale)
+    if kind.rounding.table:
+        return b.fmul(b.sitofp(ir.look_up(b, kind.rounding.table, codes), ir.F32X16), scale)
     wide = b.zext(codes, ir.I32X16)
     if fifth is not None:
         wide = b.or_(wide, fifth)
@@ -121,18 +137,76 @@ def _fifth_bit(b: ir.Builder, words: ir.Value, places: ir.Value) -> ir.Value:
     return b.shl(bit, ir.constant(ir.I32X16, 4))
 
 
-def _splat_f16(b: ir.Builder, address: ir.Value) -> ir.Value:
-    return ir.splat(b, b.fpext(b.bitcast(ir.load(b, address, ir.I16), ir.HALF), ir.F32))
-
-
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def writer(name: str, is_key: bool) -> Callable[..., None]:
-    """A compiled function `(x, head_dim, part, lane)`: put float32 [head_dim] into a cell of a part."""
+    """A compiled function `(x, head_dim, part, lane, scratch)`: put float32 [head_dim] into a cell of a part.
+
+    Keys go into a page in the order of its cells. There is scratch for `scratch_bytes(head_dim)`.
+    """
     kind = KV_TYPES[name]
     return _float_writer(name, kind, is_key) if isinstance(kind, FloatType) else _integer_writer(kind, is_key)
+
+
+@njit(error_model="numpy")
+def rotate(row: Any, head_dim: Any) -> None:
+    """Turn float32 [head_dim] in place as `llamacli.kv.rounding.rotated` does; it is padded to a multiple of 16."""
+    size = head_dim & -head_dim
+    for at in range(row, row + 4 * head_dim, 64):
+        simd.store(at, simd.butterfly(simd.load(at), size))
+    half = 64
+    while half < 4 * size:
+        for pair in range(row, row + 4 * head_dim, 2 * half):
+            for at in range(pair, pair + half, 64):
+                low, high = simd.load(at), simd.load(at + half)
+                simd.store(at, simd.add(low, high))
+                simd.store(at + half, simd.sub(low, high))
+        half *= 2
+    norm = simd.splat(np.float32(1 / np.sqrt(size)))
+    for at in range(row, row + 4 * head_dim, 64):
+        simd.store(at, simd.mul(simd.load(at), norm))
+
+
+def absolute_scores(b: ir.Builder, number: int, scores: ir.Value) -> ir.Value:
+    """The scores of the 16 keys of a page from those of the keys as they are kept."""
+    if isinstance(_TYPES[number], FloatType):
+        return scores
+    # Each lane gets the sums of the first 1, 2, 4 and 8 shares; what is in lanes behind does not reach those before.
+    sums = [b.fmul(scores, ir.ir.Constant(ir.F32X16, SHARES.tolist()))]
+    for half in (1, 2, 4):
+        sums.append(b.fadd(sums[-1], ir.partners(b, sums[-1], half)))
+    first = ir.shuffle(b, sums[0], sums[1], [0, 0, PAGE, PAGE, *[0] * 12])
+    last = ir.shuffle(b, sums[2], sums[3], [0] * 8 + [PAGE] * 8)
+    means = ir.shuffle(b, first, last, [*range(4), *range(PAGE + 4, 2 * PAGE)])
+    means = ir.shuffle(b, ir.constant(ir.F32X16, 0.0), means, [0, *range(PAGE + 1, 2 * PAGE)])
+    return b.fadd(scores, means)
+
+
+@intrinsic(prefer_literal=True)
+def _subtract_reference(typingctx: Any, number: Any, part: Any, head_dim: Any, n: Any, row: Any) -> Any:
+    """Take the mean of the first n keys of a part from float32 [head_dim], padded to a multiple of 16."""
+    kind = number.literal_value
+
+    def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
+        _, part, head_dim, n, row = args
+        shares = ir.ir.Constant(ir.F32X16, SHARES.tolist())
+        lanes = ir.ir.Constant(ir.I32X16, list(range(PAGE)))
+        before = b.icmp_signed("<", lanes, ir.splat(b, b.trunc(n, ir.I32)))
+
+        def body(i: ir.Value, carried: list[ir.Value]) -> list[ir.Value]:
+            for d, key in enumerate(load_keys(b, kind, part, i)):
+                place = b.add(row, b.mul(b.add(b.mul(i, ir.I64(UNIT)), ir.I64(d)), ir.I64(4)))
+                mean = ir.sum_f32(b, b.select(before, b.fmul(key, shares), ir.constant(ir.F32X16, 0.0)))
+                ir.store(b, place, b.fsub(ir.load(b, place, ir.F32), mean))
+            return carried
+
+        ir.loop(b, b.sdiv(b.add(head_dim, ir.I64(UNIT - 1)), ir.I64(UNIT)), [], body)
+        return context.get_dummy_value()
+
+    i64 = types.int64
+    return types.void(number, i64, i64, i64, i64), codegen
 
 
 def _float_writer(name: str, kind: FloatType, is_key: bool) -> Callable[..., None]:
@@ -140,7 +214,7 @@ def _float_writer(name: str, kind: FloatType, is_key: bool) -> Callable[..., Non
     write_one = {"f32": simd.write_f32, "f16": simd.write_f16, "bf16": simd.write_bf16}[name]
 
     @njit(error_model="numpy")
-    def write(x: Any, head_dim: Any, part: Any, lane: Any) -> None:
+    def write(x: Any, head_dim: Any, part: Any, lane: Any, scratch: Any) -> None:
         place, step = part + size * (lane if is_key else lane * head_dim), size * (PAGE if is_key else 1)
         for d in range(head_dim):
             write_one(place + d * step, simd.read_f32(x + 4 * d))
@@ -149,65 +223,126 @@ def _float_writer(name: str, kind: FloatType, is_key: bool) -> Callable[..., Non
 
 
 def _integer_writer(kind: IntegerType, is_key: bool) -> Callable[..., None]:
-    bits, has_offset, has_table = kind.bits, kind.has_offset, bool(kind.table)
+    rounding, number = kind.rounding, _TYPES.index(kind)
+    bits, has_offset, has_zero = kind.bits, rounding.has_offset, rounding.has_zero
     header, unit_bytes, high = kind.header_bytes, kind.unit_bytes, kind.high_bytes
-    last, half, extreme = np.float32(kind.last_code), np.float32(kind.bias + 0.5), np.float32(kind.extreme or 1)
-    table, midpoints = np.array(kind.table or (0,), np.float64), np.array(kind.midpoints or (0,), np.float32)
+    last, middle = np.float32(rounding.last_code), np.float32(rounding.middle)
+    extreme, peaks = np.float32(rounding.extreme or 1), tuple(map(np.float32, rounding.peaks))
+    mask, half = rounding.last_code, (rounding.last_code + 1) // 2
+    codes_of, numbers_of = _nearest(rounding)
     row = UNIT if bits == 8 else UNIT // 2
     step, own = (PAGE, 1) if is_key else (1, row)
 
     @njit(error_model="numpy")
-    def code_of(step_: Any) -> Any:
-        """The nearest code; 0 where it is no number."""
-        if has_table:
-            nearest = 0
-            for i in range(15):
-                nearest += step_ > midpoints[i]
-            return nearest
-        rounded = np.floor(step_ + half)
-        return int(min(rounded, last)) if rounded > 0 else 0
+    def write_block(x: Any, n: Any, block: Any, lane: Any, codes: Any) -> None:
+        """Round n numbers as Rounding.fit does; their codes go to scratch, float32 [32]."""
+        zeros = simd.splat(np.float32(0))
+        a, b, first = simd.load(x), simd.load(x + 64), simd.splat(simd.read_f32(x))
+        c, d = simd.first_lanes(a, n, first), simd.first_lanes(b, n - UNIT, first)
+        low, top = simd.min_f32(simd.minimum(c, d)), simd.max_f32(simd.maximum(c, d))
+        if has_zero:
+            low, top = min(low, np.float32(0)), max(top, np.float32(0))
+        a, b = simd.first_lanes(a, n, zeros), simd.first_lanes(b, n - UNIT, zeros)
+        total = simd.sum_f32(simd.add(a, b))
+        best, scale, zero = np.float32(-1), total, middle
+        offset = inverse = origin = np.float32(0)
+        for peak in peaks:
+            if has_zero or has_offset:
+                size = (top - low) / last * peak
+                start = low + (top - low) * ((np.float32(1) - peak) / np.float32(2))
+            else:
+                size, start = (low if -low >= top else top) / extreme * peak, np.float32(0)
+            per_step = np.float32(1) / size if size != 0 else np.float32(0)
+            code_of_zero = middle
+            if has_zero:
+                code_of_zero = np.rint(-start * per_step)
+                code_of_zero = min(code_of_zero, last) if code_of_zero > 0 else np.float32(0)
+                start = np.float32(0)
+            steps, starts, zero_lanes = simd.splat(per_step), simd.splat(start), simd.splat(code_of_zero)
+            c = simd.first_lanes(numbers_of(simd.mul(simd.sub(a, starts), steps), zero_lanes), n, zeros)
+            d = simd.first_lanes(numbers_of(simd.mul(simd.sub(b, starts), steps), zero_lanes), n - UNIT, zeros)
+            product = simd.sum_f32(simd.add(simd.mul(a, c), simd.mul(b, d)))
+            square = simd.sum_f32(simd.add(simd.mul(c, c), simd.mul(d, d)))
+            sum_of_numbers = np.float32(0)
+            if has_offset:
+                sum_of_numbers = simd.sum_f32(simd.add(c, d))
+                product -= total * sum_of_numbers / np.float32(n)
+                square -= sum_of_numbers * sum_of_numbers / np.float32(n)
+            fit = product / square if square > 0 else np.float32(0)
+            if fit * product > best:
+                if has_offset:
+                    offset = (total - fit * sum_of_numbers) / np.float32(n)
+                best, scale, inverse, origin, zero = fit * product, fit, per_step, start, code_of_zero
+        word = simd.f16_bits(scale)
+        if has_zero:
+            word = (word + half) & ~mask | int(zero)
+        simd.write_u16(block + 2 * lane, word)
+        if has_offset:
+            simd.write_f16(block + 2 * PAGE + 2 * lane, offset)
+        steps, starts, zero_lanes = simd.splat(inverse), simd.splat(origin), simd.splat(zero)
+        simd.store(codes, codes_of(simd.mul(simd.sub(a, starts), steps), zero_lanes))
+        simd.store(codes + 64, codes_of(simd.mul(simd.sub(b, starts), steps), zero_lanes))
 
     @njit(error_model="numpy")
-    def write(x: Any, head_dim: Any, part: Any, lane: Any) -> None:
-        block = part
+    def write(x: Any, head_dim: Any, part: Any, lane: Any, scratch: Any) -> None:
+        codes = scratch + 4 * -(-head_dim // BLOCK) * BLOCK
+        for i in range(head_dim):
+            simd.write_f32(scratch + 4 * i, simd.read_f32(x + 4 * i))
+        rotate(scratch, head_dim)
+        if is_key and lane:
+            n_before = 0
+            for first in REFERENCES:
+                if first <= lane:
+                    n_before = first
+            _subtract_reference(number, part, head_dim, n_before, scratch)
+        unit = part
         for start in range(0, head_dim, BLOCK):
             n = min(BLOCK, head_dim - start)
-            low = top = simd.read_f32(x + 4 * start)
-            for i in range(start + 1, start + n):
-                value = simd.read_f32(x + 4 * i)
-                low, top = min(low, value), max(top, value)
-            offset = low if has_offset else np.float32(0)
-            scale = (top - low) / last if has_offset else (low if -low >= top else top) / extreme
-            inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
-            if has_table:
-                product = square = 0.0
-                for i in range(start, start + n):
-                    value = simd.read_f32(x + 4 * i)
-                    entry, weight = table[code_of((value - offset) * inverse)], np.float64(value) * value
-                    square += weight * entry * entry
-                    product += weight * entry * value
-                scale = np.float32(product / square) if square > 0 else np.float32(0)
-            simd.write_f16(block + 2 * lane, scale)
-            if has_offset:
-                simd.write_f16(block + 2 * PAGE + 2 * lane, offset)
-            unit = block + header
-            for first in range(start, start + n, UNIT):
-                codes = unit + high + lane * own
+            write_block(scratch + 4 * start, n, unit, lane, codes)
+            unit += header
+            for some in range(codes, codes + 4 * n, 4 * UNIT):
+                place = unit + high + lane * own
                 word = 0
                 for i in range(row):
-                    byte = 0
-                    if first + i < head_dim:
-                        byte = code_of((simd.read_f32(x + 4 * (first + i)) - offset) * inverse)
+                    byte = int(simd.read_f32(some + 4 * i))
                     if bits < 8:
-                        other = 0
-                        if first + i + row < head_dim:
-                            other = code_of((simd.read_f32(x + 4 * (first + i + row)) - offset) * inverse)
+                        other = int(simd.read_f32(some + 4 * (i + row)))
                         word |= (byte >> 4) << i | (other >> 4) << (i + row)
                         byte = byte & 15 | (other & 15) << 4
-                    simd.write_u8(codes + i * step, byte)
+                    simd.write_u8(place + i * step, byte)
                 if bits == 5:
                     simd.write_u16(unit + 2 * lane, word)
                 unit += unit_bytes
-            block = unit
 
     return write
+
+
+def _nearest(rounding: Rounding) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Compiled functions of numbers in steps of the scale and the code of 0: codes, and what these mean in steps."""
+    last = np.float32(rounding.last_code)
+    entries, midpoints = (tuple(map(np.float32, some)) for some in (rounding.table, rounding.midpoints))
+
+    @njit
+    def numbers_of(steps: Any, zero: Any) -> Any:
+        low = simd.sub(simd.splat(np.float32(0)), zero)
+        return simd.minimum(simd.maximum(simd.rint(steps), low), simd.sub(simd.splat(last), zero))
+
+    @njit
+    def codes_of(steps: Any, zero: Any) -> Any:
+        return simd.add(numbers_of(steps, zero), zero)
+
+    @njit
+    def entries_of(steps: Any, zero: Any) -> Any:
+        entry = simd.splat(entries[0])
+        for i in range(15):
+            entry = simd.where_less(simd.splat(midpoints[i]), steps, simd.splat(entries[i + 1]), entry)
+        return entry
+
+    @njit
+    def entry_codes_of(steps: Any, zero: Any) -> Any:
+        code = simd.splat(np.float32(0))
+        for i in range(15):
+            code = simd.where_less(simd.splat(midpoints[i]), steps, simd.splat(np.float32(i + 1)), code)
+        return code
+
+    return (entry_codes_of, entries_of) if rounding.table else (codes_of, numbers_of)

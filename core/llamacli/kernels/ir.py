@@ -160,6 +160,16 @@ def _fold(b: Builder, x: Value, combine: Callable[[Builder, Value, Value], Value
     return b.extract_element(x, I32(0))
 
 
+def shuffle(b: Builder, x: Value, y: Value, lanes: list[int]) -> Value:
+    """Lanes of x and, from 16 on, of y."""
+    return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
+
+
+def partners(b: Builder, x: Value, distance: int) -> Value:
+    """Lanes changed with those that are `distance`, a power of two, away."""
+    return shuffle(b, x, x, [lane ^ distance for lane in range(LANES)])
+
+
 def sum_f32(b: Builder, x: Value) -> Value:
     """The sum of the lanes."""
     return _fold(b, x, lambda b, u, v: b.fadd(u, v))

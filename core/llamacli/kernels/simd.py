@@ -36,12 +36,12 @@ exp = ir.expose(f32x16, f32x16)(ir.exp)
 fma = ir.expose(f32x16, f32x16, f32x16, f32x16)(ir.fma)
 minimum = ir.expose(f32x16, f32x16, f32x16)(ir.minimum)
 maximum = ir.expose(f32x16, f32x16, f32x16)(ir.maximum)
-minimum = ir.expose(f32x16, f32x16, f32x16)(ir.minimum)
 rint = ir.expose(f32x16, f32x16)(ir.rint)
 round_f16 = ir.expose(f32x16, f32x16)(ir.round_f16)
 absolute = ir.expose(f32x16, f32x16)(ir.absolute)
 sum_f32 = ir.expose(f32, f32x16)(ir.sum_f32)
 max_f32 = ir.expose(f32, f32x16)(ir.max_f32)
+min_f32 = ir.expose(f32, f32x16)(ir.min_f32)
 
 
 @ir.expose(f32x16, i64)
@@ -93,6 +93,16 @@ def first_lanes(b: ir.Builder, x: ir.Value, count: ir.Value, otherwise: ir.Value
     return b.select(b.icmp_signed("<", index, ir.splat(b, b.trunc(count, ir.I32))), x, otherwise)
 
 
+@ir.expose(f32x16, f32x16, i64)
+def butterfly(b: ir.Builder, x: ir.Value, size: ir.Value) -> ir.Value:
+    """Each `size` lanes, a power of two up to 16, times the Hadamard matrix, which is not normalised."""
+    for half in (1, 2, 4, 8):
+        signs = ir.ir.Constant(ir.F32X16, [-1.0 if lane & half else 1.0 for lane in range(ir.LANES)])
+        halved = ir.fma(b, x, signs, ir.partners(b, x, half))
+        x = b.select(b.icmp_signed(">", size, ir.I64(half)), halved, x)
+    return x
+
+
 @ir.expose(f32, i64)
 def read_f32(b: ir.Builder, address: ir.Value) -> ir.Value:
     """One float32 from memory."""
@@ -109,6 +119,12 @@ def write_f32(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
 def write_f16(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
     """One float32 to memory, rounded to float16."""
     ir.store(b, address, b.bitcast(b.fptrunc(value, ir.HALF), ir.I16))
+
+
+@ir.expose(i64, f32)
+def f16_bits(b: ir.Builder, value: ir.Value) -> ir.Value:
+    """The bits of the nearest float16."""
+    return b.zext(b.bitcast(b.fptrunc(value, ir.HALF), ir.I16), ir.I64)
 
 
 @ir.expose(void, i64, f32)

@@ -10,8 +10,8 @@ from llamacli.closing import Closing
 from llamacli.errors import ClosedError, InvalidRequestError, StateError
 from llamacli.kv import snapshot
 from llamacli.kv.pool import KVPool
+from llamacli.kv.rounding import Floats
 from llamacli.kv.sequence import KVSequence
-from llamacli.kv.types import Floats
 
 Turn = Callable[[int, Floats, int], Floats]
 """`turn(layer, keys, by)`: keys, float32 [n_head_kv, head_dim, n], as they are `by` positions lower."""

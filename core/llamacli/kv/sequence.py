@@ -11,7 +11,8 @@ import numpy as np
 
 from llamacli.errors import ClosedError, InvalidRequestError
 from llamacli.kv.pool import KVPool
-from llamacli.kv.types import KV_TYPES, PAGE, Bytes, Floats, FloatType, IntegerType, KVType
+from llamacli.kv.rounding import Bytes, Floats
+from llamacli.kv.types import KV_TYPES, PAGE, FloatType, IntegerType, KVType
 from llamacli.memory import view
 
 Method = TypeVar("Method", bound=Callable[..., object])

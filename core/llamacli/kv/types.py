@@ -9,10 +9,17 @@ smaller head. A block is the float16 scale of each cell, then the float16 offset
 its units. A unit is, where codes have 5 bits, a word for each cell with the highest bits of its 16 dimensions, then the
 codes: of keys [16 dimensions, PAGE] bytes, of values [PAGE, 16 dimensions]. Codes of 4 bits share bytes: dimension i
 has the lower half, i + 8 the upper one.
+
+They take as many bytes as GGML's blocks and stay closer to the numbers. How they are rounded is in
+`llamacli.kv.rounding`: heads are turned before, and so are queries and what comes out of attention. The keys of a head
+have much in common, more than what tells them apart (KIVI, Liu et al. 2024); so all but the first of a page are kept
+less the mean of earlier ones in it. Scores are linear: those of the keys as they are kept are put together to scores of
+the keys, which costs less than to put keys together.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Protocol
 
 import attrs
@@ -20,15 +27,19 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import InvalidRequestError
+from llamacli.kv.rounding import BLOCK, Bytes, Floats, Rounding, Words, folded, rotated
 
 PAGE = 16
 """Cells of a page: one vector register's lanes."""
 
-UNIT, BLOCK = 16, 32
-"""Dimensions of a unit and of a block."""
+UNIT = 16
+"""Dimensions of a unit."""
 
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
+REFERENCES = (0, 1, 2, 4, 8, PAGE)
+"""Keys from REFERENCES[i] to REFERENCES[i + 1] - 1 of a page are kept less the mean of the first REFERENCES[i]."""
+
+SHARES = np.array([1, 1 / 2, *[1 / 4] * 2, *[1 / 8] * 4, *[0] * 8], np.float32)
+"""What each cell as it is kept adds to those means: that of the first n is the sum of n shares times cells."""
 
 
 class CellType(Protocol):
@@ -87,27 +98,19 @@ class FloatType(CellType):
 
 @attrs.frozen
 class IntegerType(CellType):
-    """Codes of some bits: number = scale * (code - bias) + offset, or scale * table[code].
+    """Codes of a few bits."""
 
-    With `has_offset` the smallest number of a block has code 0 and the largest the last one; without, the number of
-    largest magnitude is `extreme` times the scale.
-    """
-
-    bits: int
-    bias: int = 0
-    extreme: int = 0
-    has_offset: bool = False
-    table: tuple[int, ...] = ()
+    rounding: Rounding
 
     @property
-    def last_code(self) -> int:
-        """The largest code."""
-        return int(2**self.bits - 1)
+    def bits(self) -> int:
+        """Bits of a code."""
+        return self.rounding.bits
 
     @property
     def header_bytes(self) -> int:
         """Bytes of a block's scales and offsets."""
-        return 2 * PAGE * (1 + self.has_offset)
+        return 2 * PAGE * (1 + self.rounding.has_offset)
 
     @property
     def high_bytes(self) -> int:
@@ -124,44 +127,43 @@ class IntegerType(CellType):
         """Bytes of a whole block."""
         return self.header_bytes + 2 * self.unit_bytes
 
-    @property
-    def midpoints(self) -> tuple[float, ...]:
-        """Where the nearest entry of the table changes."""
-        return tuple((low + high) / 2 for low, high in zip(self.table, self.table[1:], strict=False))
-
     def part_bytes(self, head_dim: int) -> int:
         """See CellType."""
         return -(-head_dim // BLOCK) * self.header_bytes + -(-head_dim // UNIT) * self.unit_bytes
 
+    @np.errstate(invalid="ignore", over="ignore")  # what is no number stays none
     def write(self, parts: Bytes, lanes: slice, x: Floats, *, is_key: bool) -> None:
-        """See CellType. The least squares of a table are GGML's, weighted with the square of each number."""
+        """See CellType."""
+        x = rotated(x.swapaxes(0, 1))  # [n_head, n, head_dim]
+        if not is_key:
+            self._write(parts, lanes, x, is_key)
+            return
+        for first, stop in itertools.pairwise(REFERENCES):
+            some = slice(max(first, lanes.start), min(stop, lanes.stop))
+            if some.start < some.stop:
+                new = x[:, some.start - lanes.start : some.stop - lanes.start]
+                self._write(parts, some, new - self._reference(parts, first, x.shape[-1]), is_key)
+
+    def _write(self, parts: Bytes, lanes: slice, x: Floats, is_key: bool) -> None:
+        """Put [n_head, n, head_dim] into cells as they are."""
         for start in range(0, x.shape[-1], BLOCK):
-            some = np.ascontiguousarray(x[..., start : start + BLOCK].swapaxes(0, 1))  # [n_head, n, dimensions]
-            low, high = some.min(-1, keepdims=True), some.max(-1, keepdims=True)
-            offset = low if self.has_offset else np.zeros_like(low)
-            if self.has_offset:
-                scale = (high - low) / np.float32(self.last_code)
-            else:
-                scale = np.where(-low >= high, low, high) / np.float32(self.extreme)
-            inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
-            steps = (some - offset) * inverse
-            if self.table:
-                codes = np.searchsorted(np.array(self.midpoints, np.float32), steps).astype(np.uint8)
-                entries, weights = np.array(self.table, np.float64)[codes], np.square(some, dtype=np.float64)
-                square = (weights * entries**2).sum(-1, keepdims=True)
-                product = (weights * entries * some).sum(-1, keepdims=True)
-                scale = np.divide(product, square, out=np.zeros_like(square), where=square > 0)
-            else:
-                codes = np.clip(np.floor(steps + np.float32(self.bias + 0.5)), 0, self.last_code).astype(np.uint8)
-            block = start // BLOCK * self.block_bytes
-            for i, field in enumerate([scale, offset][: 1 + self.has_offset]):
-                words = parts[:, block + 2 * PAGE * i : block + 2 * PAGE * (i + 1)].view(np.float16)
-                with np.errstate(over="ignore"):
-                    words[:, lanes] = field[..., 0]
-            for at in range(0, some.shape[-1], UNIT):
-                unit = codes[..., at : at + UNIT]
-                unit = np.pad(unit, ((0, 0), (0, 0), (0, UNIT - unit.shape[-1])))
-                self._write_unit(parts, block + self.header_bytes + at // UNIT * self.unit_bytes, lanes, unit, is_key)
+            codes, words = self.rounding.fit(x[..., start : start + BLOCK])
+            for mine, word in zip(self._words(parts, start), words, strict=True):
+                mine[:, lanes] = word[..., 0]
+            for at in range(0, min(BLOCK, x.shape[-1] - start), UNIT):
+                self._write_unit(parts, self._unit(start + at), lanes, codes[..., at : at + UNIT], is_key)
+
+    def _words(self, parts: Bytes, dimension: int) -> list[Words]:
+        """Scales and offsets of the block of a dimension, views [n_head, PAGE]."""
+        block = dimension // BLOCK * self.block_bytes
+        return [
+            parts[:, at : at + 2 * PAGE].view(np.uint16) for at in range(block, block + self.header_bytes, 2 * PAGE)
+        ]
+
+    def _unit(self, dimension: int) -> int:
+        """The byte at which the unit of a dimension begins."""
+        block, within = divmod(dimension, BLOCK)
+        return block * self.block_bytes + self.header_bytes + within // UNIT * self.unit_bytes
 
     def _write_unit(self, parts: Bytes, at: int, lanes: slice, codes: Bytes, is_key: bool) -> None:
         """Put codes [n_head, n, UNIT] into the unit at a byte of each part."""
@@ -178,35 +180,45 @@ class IntegerType(CellType):
             return stored.reshape(len(parts), -1, PAGE).swapaxes(1, 2)
         return stored.reshape(len(parts), PAGE, -1)
 
+    @np.errstate(invalid="ignore", over="ignore")
     def read(self, parts: Bytes, head_dim: int, *, is_key: bool) -> Floats:
         """See CellType."""
+        x = self._read(parts, head_dim, is_key)
+        if is_key:
+            means = [self._reference(parts, first, head_dim) for first in REFERENCES[:-1]]
+            for mean, (first, stop) in zip(means, itertools.pairwise(REFERENCES), strict=True):
+                x[:, first:stop] += mean
+        return rotated(x)
+
+    def _reference(self, parts: Bytes, n: int, head_dim: int) -> Floats:
+        """The mean of the first n keys of a page, [n_head, 1, head_dim]; what it is without any is 0."""
+        cells = self._read(parts, head_dim, is_key=True).swapaxes(1, 2) * SHARES
+        cells[..., n:] = 0
+        return folded(cells).swapaxes(1, 2)
+
+    def _read(self, parts: Bytes, head_dim: int, is_key: bool) -> Floats:
+        """All cells as they are kept."""
         out = np.empty((len(parts), PAGE, head_dim), np.float32)
         for start in range(0, head_dim, UNIT):
-            block = start // BLOCK * self.block_bytes
-            scale = parts[:, block : block + 2 * PAGE].view(np.float16).astype(np.float32)[..., None]
-            at = block + self.header_bytes + start % BLOCK // UNIT * self.unit_bytes
+            at = self._unit(start)
             codes = self._codes(parts, at, is_key)
             if self.bits < 8:
                 codes = np.concatenate([codes & 15, codes >> 4], axis=-1)
             if self.bits == 5:
                 high = parts[:, at : at + 2 * PAGE].view(np.uint16)[..., None]
                 codes = codes | ((high >> np.arange(UNIT, dtype=np.uint16) & 1) << 4).astype(np.uint8)
-            numbers = np.array(self.table, np.int32)[codes] if self.table else codes.astype(np.int32) - self.bias
-            values = numbers.astype(np.float32) * scale
-            if self.has_offset:
-                words = parts[:, block + 2 * PAGE : block + 4 * PAGE]
-                values += words.view(np.float16).astype(np.float32)[..., None]
+            values = self.rounding.values(codes, [words[..., None] for words in self._words(parts, start)])
             out[..., start : start + UNIT] = values[..., : head_dim - start]
         return out
 
     def copy(self, parts: Bytes, source: Bytes, lanes: slice, head_dim: int, *, is_key: bool) -> None:
-        """See CellType."""
+        """See CellType. Keys mean what they meant if the same cells are before them in the page."""
         for start in range(0, head_dim, UNIT):
-            block = start // BLOCK * self.block_bytes
-            at = block + self.header_bytes + start % BLOCK // UNIT * self.unit_bytes
-            words = [block + 2 * PAGE * i for i in range(1 + self.has_offset)] + ([at] if self.high_bytes else [])
-            for word in words:
-                mine, theirs = (part[:, word : word + 2 * PAGE].view(np.uint16) for part in (parts, source))
+            at = self._unit(start)
+            for mine, theirs in zip(self._words(parts, start), self._words(source, start), strict=True):
+                mine[:, lanes] = theirs[:, lanes]
+            if self.high_bytes:
+                mine, theirs = (part[:, at : at + 2 * PAGE].view(np.uint16) for part in (parts, source))
                 mine[:, lanes] = theirs[:, lanes]
             self._codes(parts, at, is_key)[:, lanes] = self._codes(source, at, is_key)[:, lanes]
 
@@ -217,12 +229,12 @@ KV_TYPES: dict[str, FloatType | IntegerType] = {
     "f32": FloatType(np.dtype(np.float32)),
     "f16": FloatType(np.dtype(np.float16)),
     "bf16": FloatType(np.dtype(np.uint16)),
-    "q8_0": IntegerType(8, bias=128, extreme=-127),
-    "q4_0": IntegerType(4, bias=8, extreme=-8),
-    "q4_1": IntegerType(4, has_offset=True),
-    "iq4_nl": IntegerType(4, extreme=-127, table=IQ4_NL_TABLE),
-    "q5_0": IntegerType(5, bias=16, extreme=-16),
-    "q5_1": IntegerType(5, has_offset=True),
+    "q8_0": IntegerType(Rounding(8, extreme=-127)),
+    "q4_0": IntegerType(Rounding(4, has_zero=True)),
+    "q4_1": IntegerType(Rounding(4, has_offset=True)),
+    "iq4_nl": IntegerType(Rounding(4, extreme=-127, table=IQ4_NL_TABLE)),
+    "q5_0": IntegerType(Rounding(5, has_zero=True)),
+    "q5_1": IntegerType(Rounding(5, has_offset=True)),
 }
 """The cache types by their GGML names."""
 
