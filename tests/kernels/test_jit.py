@@ -1,5 +1,6 @@
 """The folder of compiled kernels: what is kept, what is believed, and what happens where nothing can be kept."""
 
+import ast
 import errno
 import logging
 import os
@@ -67,6 +68,18 @@ def run(*command: str, **options) -> subprocess.CompletedProcess[str]:
 def call(function, x: int = 7) -> int:
     """The function's value, by machine code that no one has compiled or loaded before."""
     return jit.Compiled(function, SIGNATURE).call(x)
+
+
+def test_whatever_kernels_are_made_from_decides_which_are_current() -> None:
+    package = Path(jit.__file__).parents[1]
+    spared = {package / f"{name}.py" for name in ("checks", "errors", "folders")}  # what goes in no machine code
+    sources, imported = set(jit.sources()), set()
+    for source in sources:
+        for node in ast.walk(ast.parse(source.read_bytes())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("llamacli."):
+                module = package.parent / node.module.replace(".", "/")
+                imported |= {module.with_suffix(".py"), *(module / f"{name.name}.py" for name in node.names)}
+    assert {path for path in imported if path.exists()} - spared <= sources
 
 
 def test_a_kernel_is_compiled_once_and_loaded_afterwards(folder, compiled) -> None:

@@ -64,15 +64,19 @@ def cache_directory() -> Path | None:
     return Path(base) / "kernels" / _fingerprint() if base else None
 
 
+def sources() -> list[Path]:
+    """The modules that kernels are made from."""
+    package = Path(__file__).parents[1]
+    folders = [source for folder in ("kernels", "quantization") for source in sorted((package / folder).glob("*.py"))]
+    return [*folders, package / "kv" / "rounding.py", package / "kv" / "types.py"]
+
+
 @functools.cache
 def _fingerprint() -> str:
-    """All sources that kernels are made from count, and all that decides what machine code they become."""
+    """All sources count, and all that decides what machine code they become."""
     digest = hashlib.sha256()
-    package = Path(__file__).parents[1]
-    for folder in ("kernels", "quantization"):
-        for source in sorted((package / folder).glob("*.py")):
-            digest.update(source.read_bytes())
-    digest.update((package / "kv" / "types.py").read_bytes())
+    for source in sources():
+        digest.update(source.read_bytes())
     versions = (numba.__version__, llvmlite.__version__, np.__version__, sys.version, isa())
     settings = (config.OPT, config.BOUNDSCHECK)
     digest.update(repr((versions, settings, cpu_target.target_context.codegen().magic_tuple())).encode())
