@@ -356,6 +356,15 @@ class TestWindows:
         assert [pages.n_used for pages in sequence.pool.groups] == [0, 0]
         fill(sequence, 0, 100)
 
+    def test_copying_nothing_changes_nothing(self) -> None:
+        source = new_sequence(self.STATES, 200)
+        fill(source, 0, 100)
+        source.tokens += range(100)
+        source.forget(100)
+        target = KVSequence(source.pool, 200)
+        target.copy(source, 0, 0)
+        assert (target.tokens, target.first_cells, target.cut) == ([], [0, 0], None)
+
     def test_one_can_go_back_to_where_a_batch_began(self) -> None:
         sequence = new_sequence(self.STATES, 400)
         k, _ = fill(sequence, 0, 50)

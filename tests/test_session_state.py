@@ -467,6 +467,45 @@ def test_threads_share_without_harm(model: Model) -> None:
     assert model.kv_pool().n_used_bytes == 0
 
 
+def test_threads_wait_for_one_another(model: Model) -> None:
+    """In one session, and when it is closed while another thread evaluates."""
+    session = model.create_session(seq_len=200, reuse=False)
+
+    def hammer() -> None:
+        for token in LONG:
+            session.eval([token, token])
+            with session.lock:
+                session.rewind(max(0, session.n_past - 3))
+
+    threads = [threading.Thread(target=hammer) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tokens = list(session.tokens)
+    session.eval([5])
+    np.testing.assert_array_equal(session.logits, fresh(model, [*tokens, 5]).logits)
+
+    raised: list[Exception] = []
+    began = threading.Event()
+
+    def run() -> None:
+        try:
+            while True:
+                session.rewind(0)
+                session.eval(LONG)
+                began.set()
+        except ClosedError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    began.wait(60)
+    session.close()
+    thread.join(60)
+    assert len(raised) == 1
+
+
 def test_closing_a_model_gives_everything_back(model: Model) -> None:
     pool = model.kv_pool()
     kept, late = model.create_session(), model.create_session()

@@ -20,7 +20,7 @@ NAMES = re.compile(rf"(?<![a-z])(?:{FAMILIES})", re.IGNORECASE)
 OURS_AND_THE_PEER = re.compile(r"llama_?cli|llama\.cpp|llama-cpp-python", re.IGNORECASE)
 
 LAYERS = [
-    {"checks", "closing", "demo", "errors", "memory"},
+    {"checks", "closing", "demo", "errors", "locking", "memory"},
     {"files", "folders", "hub"},
     {"quantization"},
     {"gguf"},

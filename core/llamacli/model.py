@@ -133,7 +133,8 @@ class Model(Closing):
             kv_type = "f32" if self.mode is QuantMode.FP32 else "f16"
         kind = KVType.of(kv_type)
         if kind not in self._pools:
-            self._pools[kind] = KVPool(KVLayout.of(self.program.states, kind), f"{self.identity}-{self.mode.value}")
+            pool = KVPool(KVLayout.of(self.program.states, kind), f"{self.identity}-{self.mode.value}")
+            self._pools.setdefault(kind, pool)  # another thread may be faster
         return self._pools[kind]
 
     def kv_cache(self, n_seq_max: int = 1, *, seq_len: int | None = None, kv_type: KVTypes | None = None) -> KVCache:

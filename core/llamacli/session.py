@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +22,7 @@ from llamacli.engine import evaluate
 from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError, StateError
 from llamacli.kv import CacheStrategy, KVSequence, snapshot
 from llamacli.loaders import Progress
+from llamacli.locking import locked
 from llamacli.memory import available
 from llamacli.model import KVTypes, Model
 from llamacli.sampling import Candidates, LogProbs, SamplerChain, SamplerState, SamplingParams
@@ -61,6 +64,8 @@ class Stats:
 class Session(Closing):
     """One generation stream over a model. Sessions of one model never affect each other.
 
+    Calls from several threads wait for one another; `close` too waits for the evaluation that another thread is in.
+
     - `n_past`: tokens evaluated so far, which is the next token's position.
     - `logits`: float32 [n_vocab], of the last token evaluated; sampling changes them in place.
     - `seq_len`: how many tokens fit.
@@ -86,6 +91,7 @@ class Session(Closing):
             seq_len = checked_seq_len(model.config.seq_len if seq_len is None else seq_len)
             sequence = KVSequence(model.kv_pool(kv_type), seq_len, model.program.regime(seq_len))
         self.model, self.seq_len, self.strategy = model, sequence.seq_len, CacheStrategy.of(strategy)
+        self.lock = threading.RLock()
         self._cache: KVSequence | None = sequence
         self._context: list[int] = list(sequence.tokens)
         self._prefixes = model.prefixes(sequence.kv_type, self.seq_len) if reuse else None
@@ -159,6 +165,7 @@ class Session(Closing):
         """Start the stream of random draws anew: the same seed gives the same draws."""
         self._sampler.set_seed(_checked_seed(seed))
 
+    @locked
     def eval(self, tokens: Sequence[int], *, all_logits: bool = False) -> npt.NDArray[np.float32] | None:
         """Evaluate tokens at position `n_past` onwards; afterwards `logits` are those of the last one.
 
@@ -173,6 +180,7 @@ class Session(Closing):
             return None
         return logits if len(logits) else np.empty((0, self.model.config.n_vocab), np.float32)
 
+    @locked
     def rewind(self, n_past: int) -> None:
         """Forget all tokens from position `n_past` on. There are no logits then until the next `eval`.
 
@@ -186,6 +194,7 @@ class Session(Closing):
         self._logits = None
         self.n_reused = min(self.n_reused, int(n_past))
 
+    @locked
     def remove_range(self, p0: int, p1: int = -1) -> None:
         """Take out the tokens at positions `p0` to `p1` - 1; -1 is the end, and then this is `rewind`.
 
@@ -207,6 +216,7 @@ class Session(Closing):
             self._keep(p0)
         del self._context[p0:stop]
 
+    @locked
     def clear_and_reseed(self, sinks: Sequence[int], tail: Sequence[int]) -> None:
         """Forget everything and evaluate the first tokens of the text again, then its last ones (Xiao et al. 2023).
 
@@ -219,6 +229,7 @@ class Session(Closing):
         self.rewind(0)
         self._evaluate(ids)
 
+    @locked
     def fork(self, sequence: KVSequence | None = None) -> Session:
         """A session that goes on from here on its own: same tokens, logits, sampler and draws. Pages are shared.
 
@@ -262,6 +273,7 @@ class Session(Closing):
             raise InvalidRequestError(f"token {token!r} is not an id from 0 to {n_vocab - 1}")
         self._sampler.accept(token)
 
+    @locked
     def mark(self) -> KVSequence:
         """What is cached now, shared with whatever begins alike for as long as it is held and not closed.
 
@@ -272,6 +284,7 @@ class Session(Closing):
             self._prefixes.add(sequence)
         return sequence
 
+    @locked
     def reuse(self, tokens: Sequence[int]) -> int:
         """Go on with as many of `tokens` as other sessions have evaluated, all but the last at most; returns how many.
 
@@ -314,6 +327,7 @@ class Session(Closing):
         self._sampler.use(params)
         return self._generate(checked, params, int(max_tokens), ignore_eos)
 
+    @locked
     def save(self, path: str | os.PathLike[str], **extra: Any) -> int:
         """Write everything that it takes to go on from here to a file: tokens, keys and values, logits, draws.
 
@@ -322,10 +336,12 @@ class Session(Closing):
         """
         return snapshot.write(path, {0: self.cache}, **self._state(extra))
 
+    @locked
     def save_state(self, **extra: Any) -> bytes:
         """What `save` writes."""
         return snapshot.dump({0: self.cache}, **self._state(extra))
 
+    @locked
     def state_size(self) -> int:
         """Bytes of what `save_state` gives."""
         return snapshot.state_size({0: self.cache}, **self._state({}))
@@ -347,6 +363,7 @@ class Session(Closing):
         arrays = {} if self._logits is None else {"logits": self._logits}
         return {"arrays": arrays, "tokens": self._context, "sampler": self._sampler.draws, "owner": extra}
 
+    @locked
     def _take(self, state: snapshot.Snapshot) -> dict[str, Any]:
         n_vocab, logits = self.model.config.n_vocab, state.arrays.get("logits")
         tokens, sampler, owner = (state.extra.get(name) for name in ("tokens", "sampler", "owner"))
@@ -371,6 +388,7 @@ class Session(Closing):
         self._sampler = draws
         return owner
 
+    @locked
     def close(self) -> None:
         """Free the cache; closing twice does nothing."""
         if self._cache is not None:
@@ -417,6 +435,7 @@ class Session(Closing):
     def _draw(self, params: SamplingParams | SamplerChain) -> int:
         return self._sampler.sample(self.logits, params)
 
+    @locked
     def _evaluate(self, ids: npt.NDArray[np.int32], *, all_logits: bool = False) -> npt.NDArray[np.float32]:
         """Run checked ids. The position moves only when all are done, so an interrupt leaves it as it was."""
         program = self.model.program
@@ -497,16 +516,19 @@ def eval_batch(work: Iterable[tuple[Session, Sequence[int]]]) -> None:
     for session, ids in checked:
         pools[id(session.cache.pool)].append((session, ids))
     results: list[npt.NDArray[np.float32]] = []
-    try:
-        for members in pools.values():
-            started = [session._begin(ids, reuse=True) for session, ids in members]
-            results += evaluate(members[0][0].model.program, started)
-    except BaseException:
-        for session, _ in checked:
-            session._abandon()
-        raise
-    for (session, ids), logits in zip(itertools.chain(*pools.values()), results, strict=True):
-        session._end(ids, logits)
+    with contextlib.ExitStack() as locks:
+        for session, _ in sorted(checked, key=lambda one: id(one[0])):  # in one order, or two could wait for each other
+            locks.enter_context(session.lock)
+        try:
+            for members in pools.values():
+                started = [session._begin(ids, reuse=True) for session, ids in members]
+                results += evaluate(members[0][0].model.program, started)
+        except BaseException:
+            for session, _ in checked:
+                session._abandon()
+            raise
+        for (session, ids), logits in zip(itertools.chain(*pools.values()), results, strict=True):
+            session._end(ids, logits)
 
 
 def _rate(n: int, seconds: float) -> float:

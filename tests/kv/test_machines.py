@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from llamacli import InvalidRequestError
+from llamacli import ClosedError, InvalidRequestError
 from llamacli.graph import AttentionState
 from llamacli.kv import (
     NO_LEASE,
@@ -306,4 +306,20 @@ def test_sequences_are_apart_and_bounded() -> None:
         with pytest.raises(error):
             caches.add(id_)
     caches.remove(5)
+    with pytest.raises(ClosedError):
+        one.append(0, *entry(0, 2))
     caches.add(1).append(0, *entry(0, 2))
+    for wrong in (-1, None, 1.5, "2"):
+        with pytest.raises(InvalidRequestError, match="max_sequences"):
+            MultiSequenceKVCache(wrong, 1, 2, 3, 32)
+
+
+@pytest.mark.parametrize("seq", [[], None, 1.0, True, "0"])
+def test_leases_are_integers(seq: object) -> None:
+    tenancy = Tenancy(KVCache(KVPool(KVLayout.of([AttentionState(1, 2)], "f32")), 40, 2))
+    while tenancy.acquire() != NO_LEASE:
+        pass
+    for misuse in (tenancy.release, tenancy.evict, tenancy.retain):
+        with pytest.raises(InvalidRequestError, match="not leased"):
+            misuse(seq)
+    assert tenancy.leased == {0, 1}

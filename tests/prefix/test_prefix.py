@@ -230,6 +230,14 @@ class TestRefusals:
             PrefixSession(model, PrefixConfig(kv_cache_type="q9"))
         PrefixSession(model, PrefixConfig(kv_cache_type="q8_0", prompt_format="chatml"))
 
+    @pytest.mark.parametrize("name", ["num_ctx", "num_batch", "num_threads"])
+    def test_numbers_are_integers(self, name: str) -> None:
+        for wrong in (None, "8", 1.5, float("nan"), True):
+            with pytest.raises(errors.InvalidRequestError, match=r"integer"):
+                PrefixConfig(**{name: wrong})
+        with pytest.raises(errors.InvalidRequestError, match="stands for 256"):
+            DecodeConfig(max_tokens=1.5)
+
     def test_defaults(self) -> None:
         config = PrefixConfig(num_ctx=-1, num_batch=0)
         assert (config.num_ctx, config.num_batch, PrefixConfig(num_ctx=129).num_ctx) == (8192, 512, 128)

@@ -101,7 +101,7 @@ class KVCache(Closing):
 
         Raises StateError, changing nothing, if it is damaged or another model's.
         """
-        if not data:
+        if len(data) == 0:
             self.sequence(seq).truncate(0)
             return
         self._restore_one(seq, snapshot.load(data, self.pool))

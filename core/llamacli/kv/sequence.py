@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
 
 import numpy as np
 
@@ -13,20 +11,8 @@ from llamacli.errors import ClosedError, InvalidRequestError
 from llamacli.kv.pool import KVPool
 from llamacli.kv.rounding import Bytes, Floats
 from llamacli.kv.types import KV_TYPES, PAGE, FloatType, IntegerType, KVType
+from llamacli.locking import locked
 from llamacli.memory import view
-
-Method = TypeVar("Method", bound=Callable[..., object])
-
-
-def _locked(method: Method) -> Method:
-    """A method during which no other thread changes pages of the pool."""
-
-    @functools.wraps(method)
-    def run(self: KVSequence, *args: object, **options: object) -> object:
-        with self.pool.lock:
-            return method(self, *args, **options)
-
-    return run  # type: ignore[return-value]
 
 
 class KVSequence:
@@ -44,6 +30,7 @@ class KVSequence:
 
     def __init__(self, pool: KVPool, seq_len: int, regime: int = 0):
         self.pool, self.seq_len, self.regime = pool, seq_len, regime
+        self.lock = pool.lock
         self.tokens: list[int] = []
         layout = pool.layout
         self.tables = [np.zeros(-(-seq_len // PAGE), np.int64) for _ in layout.groups]
@@ -65,7 +52,7 @@ class KVSequence:
         """Bytes that it takes when it is full; pages are allocated as they are needed."""
         return self.pool.layout.n_bytes(self.seq_len)
 
-    @_locked
+    @locked
     def reserve(self, start: int, n: int) -> None:
         """Make cells `start` to `start + n - 1` this sequence's own to write.
 
@@ -86,7 +73,7 @@ class KVSequence:
             self._release(-(-start // PAGE))
             raise
 
-    @_locked
+    @locked
     def forget(self, n_past: int, *, since: int | None = None) -> None:
         """Give back pages that no token from position `n_past` - 1 on sees any more: one may always be evaluated again.
 
@@ -101,7 +88,7 @@ class KVSequence:
                 for i in range(start, page):
                     self._give_back(g, i)
 
-    @_locked
+    @locked
     def truncate(self, n: int) -> None:
         """Keep the first n cells.
 
@@ -124,7 +111,7 @@ class KVSequence:
         groups = zip(self.pool.layout.groups, self.first_cells, strict=True)
         return n == 0 or all(group.window is None or max(0, n - group.window + 1) >= first for group, first in groups)
 
-    @_locked
+    @locked
     def fork(self) -> KVSequence:
         """A sequence with the same cells, sharing all pages; whichever writes to one first gets a copy of it."""
         child = KVSequence(self.pool, self.seq_len, self.regime)
@@ -134,7 +121,7 @@ class KVSequence:
         child.adopt(self.tokens, self.first_cells, self.cut)
         return child
 
-    @_locked
+    @locked
     def copy(self, source: KVSequence, start: int, stop: int) -> None:
         """Go on with tokens `start` to `stop` - 1 of another sequence, `start` being how many this one holds.
 
@@ -152,6 +139,8 @@ class KVSequence:
             raise InvalidRequestError(
                 f"cells from {start} on would overlap or leave a gap: {len(self.tokens)} are here"
             )
+        if start == stop:
+            return
         if not source.can_truncate(stop):
             raise InvalidRequestError(f"cannot copy up to {stop}: the sliding window before it is forgotten")
         alike = self.tokens == source.tokens[:start]
@@ -163,7 +152,7 @@ class KVSequence:
                 if source.tables[place.group][start // PAGE]:
                     self._copy_cells(source, layer, start, n_partial)
         self._share(source, first, -(-stop // PAGE))
-        if self.cut is None and start < stop:
+        if self.cut is None:
             if not alike:
                 self.cut = start
             elif source.cut is not None and source.cut < stop:
@@ -177,7 +166,7 @@ class KVSequence:
             for i in range(here // PAGE, self.first_cells[g] // PAGE):
                 self._give_back(g, i)
 
-    @_locked
+    @locked
     def remove(self, start: int, stop: int, turn: Callable[[int, Floats], Floats]) -> None:
         """Take tokens `start` to `stop` - 1 out; those behind them move up, to the positions that they then have.
 
@@ -232,14 +221,14 @@ class KVSequence:
         """Take these for what its pages hold, which are in its tables already."""
         self.tokens, self.first_cells, self.cut = list(tokens), list(first_cells), cut
 
-    @_locked
+    @locked
     def release_pages(self, numbers: Iterable[int]) -> None:
         """Give these pages of every group back, whatever they hold."""
         for i in numbers:
             for g in range(len(self.tables)):
                 self._give_back(g, i)
 
-    @_locked
+    @locked
     def clear_metadata(self) -> None:
         """Hold no tokens, but keep the pages for those to come."""
         self.tokens.clear()

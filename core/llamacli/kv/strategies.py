@@ -223,6 +223,8 @@ class MultiSequenceKVCache:
         max_seq_len: int,
         strategy: str | CacheStrategy = CacheStrategy.ALWAYS,
     ):
+        if not is_whole(max_sequences) or max_sequences < 0:
+            raise InvalidRequestError(f"max_sequences must be an integer of at least 0, not {max_sequences!r}")
         self.max_sequences = max_sequences
         self._pool = _new_sequence(num_layers, num_heads, head_dim, max_seq_len).pool
         self._arguments = (num_layers, num_heads, head_dim, max_seq_len, strategy)

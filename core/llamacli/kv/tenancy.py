@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llamacli.checks import is_whole
 from llamacli.errors import InvalidRequestError
 from llamacli.kv.cache import KVCache
 
@@ -64,5 +65,5 @@ class Tenancy:
             self.evict(seq)
 
     def _expect(self, seq: int) -> None:
-        if seq not in self._leased:
+        if not is_whole(seq) or seq not in self._leased:
             raise InvalidRequestError(f"sequence {seq!r} is not leased")

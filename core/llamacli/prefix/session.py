@@ -14,6 +14,7 @@ from llamacli.closing import Closing
 from llamacli.errors import (
     CancelledError,
     ContextOverflowError,
+    InvalidRequestError,
     LlamaCliError,
     ManifestMismatchError,
     SessionClosedError,
@@ -36,16 +37,22 @@ class Cancel(Protocol):
         """Whether to stop."""
 
 
+def _or(default: int, n: int) -> int:
+    if not is_whole(n):
+        raise InvalidRequestError(f"{n!r} is no integer; 0 stands for {default}")
+    return int(n) if n > 0 else default
+
+
 def _batch(n: int) -> int:
-    return 512 if n <= 0 else n
+    return _or(512, n)
 
 
 def _tokens(n: int) -> int:
-    return 256 if n <= 0 else n
+    return _or(256, n)
 
 
 def _even(n: int) -> int:
-    return 8192 if n <= 0 else n // 2 * 2
+    return _or(8192, n) // 2 * 2
 
 
 @attrs.frozen
@@ -72,6 +79,8 @@ class PrefixConfig:
     disable_bos: bool = False
 
     def __attrs_post_init__(self) -> None:
+        if not is_whole(self.num_threads):
+            raise InvalidRequestError(f"num_threads must be an integer, not {self.num_threads!r}")
         if self.num_gpu_layers or any(self.tensor_split):
             raise UnsupportedFeatureError("GPU layers: this runs on CPUs")
 
@@ -367,4 +376,4 @@ class PrefixSession(Closing):
 
 def checked_threads(config: PrefixConfig) -> int | None:
     """How many threads a model is to be loaded with; None for one a core."""
-    return int(config.num_threads) if is_whole(config.num_threads) and config.num_threads > 0 else None
+    return int(config.num_threads) if config.num_threads > 0 else None
