@@ -318,6 +318,25 @@ def test_an_interrupt_leaves_the_books_right(action: str) -> None:
             return
 
 
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_cells_that_go_on_from_others_are_those_copied(kv_type: str) -> None:
+    """Within a page, and where those before them differ."""
+    source = new_sequence([ONE], 100, kv_type)
+    fill(source, 0, 60)
+    source.tokens += range(60)
+    for same, start in itertools.product((True, False), (0, 5, 16, 21)):
+        target = KVSequence(source.pool, 100)
+        fill(target, 0, start, seed=0 if same else 9)
+        target.tokens += range(start) if same else [7] * start
+        target.copy(source, start, 40)
+        assert target.cut == (None if same or not start else start)
+        for mine, theirs in zip(target.read(0, 40, start), source.read(0, 40, start), strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=0 if same else 0.5)
+        whole = source.read(0, 40)
+        np.testing.assert_array_equal(source.read(0, 40, start)[0], whole[0][..., start:])
+        np.testing.assert_array_equal(source.read(0, 40, start)[1], whole[1][:, start:])
+
+
 class TestWindows:
     STATES: ClassVar = [ONE, AttentionState(2, 4, window=20), ONE]
 

@@ -143,14 +143,15 @@ class KVSequence:
             return
         if not source.can_truncate(stop):
             raise InvalidRequestError(f"cannot copy up to {stop}: the sliding window before it is forgotten")
-        alike = self.tokens == source.tokens[:start]
+        cuts = [cut for cut in (self.cut, source.cut) if cut is not None]
+        alike = self.tokens == source.tokens[:start] and min(cuts, default=start) >= start
         first = -(-start // PAGE)
         n_partial = min(first * PAGE, stop) - start
         if n_partial:  # cells of a page that this sequence has begun
             self.reserve(start, n_partial)
             for layer, place in enumerate(self.pool.layout.places):
                 if source.tables[place.group][start // PAGE]:
-                    self._copy_cells(source, layer, start, n_partial)
+                    self._copy_cells(source, layer, start, n_partial, alike=alike)
         self._share(source, first, -(-stop // PAGE))
         if self.cut is None:
             if not alike:
@@ -190,8 +191,8 @@ class KVSequence:
                 raise InvalidRequestError(
                     f"cannot close the gap at {start}: a sliding window has forgotten what is before"
                 )
-        cells = [self.read(layer, n) for layer in range(len(self.pool.layout.states))]
-        moved = [(turn(layer, keys[..., stop:]), values[:, stop:]) for layer, (keys, values) in enumerate(cells)]
+        cells = [self.read(layer, n, stop) for layer in range(len(self.pool.layout.states))]
+        moved = [(turn(layer, keys), values) for layer, (keys, values) in enumerate(cells)]
         try:
             self.reserve(start, left - start)
             for layer, (keys, values) in enumerate(moved):
@@ -256,19 +257,21 @@ class KVSequence:
                 kind.write(parts, lanes, (k if is_key else v)[some], is_key=is_key)
             done = some.stop
 
-    def read(self, layer: int, n: int) -> tuple[Floats, Floats]:
-        """Keys [n_head_kv, head_dim, n] and values [n_head_kv, n, head_dim] of the first n cells, float32.
+    def read(self, layer: int, n: int, start: int = 0) -> tuple[Floats, Floats]:
+        """Keys [n_head_kv, head_dim, n - start] and values [n_head_kv, n - start, head_dim] of cells up to n, float32.
 
         Those that are forgotten are zero.
         """
         state = self.pool.layout.states[layer]
-        keys, values = (np.zeros((state.n_head_kv, -(-n // PAGE) * PAGE, state.head_dim), np.float32) for _ in "kv")
+        first, stop = start // PAGE, -(-n // PAGE)
+        keys, values = (np.zeros((state.n_head_kv, (stop - first) * PAGE, state.head_dim), np.float32) for _ in "kv")
         table = self.tables[self.pool.layout.places[layer].group]
-        for page in np.flatnonzero(table[: -(-n // PAGE)]):
-            cells = slice(page * PAGE, (page + 1) * PAGE)
-            for is_key, (kind, parts) in zip((True, False), self._parts(layer, int(page)), strict=True):
+        for i in np.flatnonzero(table[first:stop]).tolist():
+            cells = slice(i * PAGE, (i + 1) * PAGE)
+            for is_key, (kind, parts) in zip((True, False), self._parts(layer, first + i), strict=True):
                 (keys if is_key else values)[:, cells] = kind.read(parts, state.head_dim, is_key=is_key)
-        return keys[:, :n].swapaxes(1, 2), values[:, :n]
+        wanted = slice(start - first * PAGE, n - first * PAGE)
+        return keys[:, wanted].swapaxes(1, 2), values[:, wanted]
 
     def _parts(self, layer: int, i: int) -> list[tuple[FloatType | IntegerType, Bytes]]:
         """Of page i the keys and the values of a layer: their type and the parts of the heads."""
@@ -285,15 +288,19 @@ class KVSequence:
             )
         ]
 
-    def _copy_cells(self, source: KVSequence, layer: int, start: int, n: int) -> None:
-        """Some cells of one page, byte by byte as they are."""
+    def _copy_cells(self, source: KVSequence, layer: int, start: int, n: int, *, alike: bool) -> None:
+        """Some cells of a page: byte by byte if those before them are `alike`, whose mean they may be kept less."""
         page, lane = divmod(start, PAGE)
         lanes = slice(lane, lane + n)
         head_dim = self.pool.layout.states[layer].head_dim
         for is_key, (kind, mine), (_, theirs) in zip(
             (True, False), self._parts(layer, page), source._parts(layer, page), strict=True
         ):
-            kind.copy(mine, theirs, lanes, head_dim, is_key=is_key)
+            if alike:
+                kind.copy(mine, theirs, lanes, head_dim, is_key=is_key)
+            else:
+                x = kind.read(theirs, head_dim, is_key=is_key)[:, lanes]
+                kind.write(mine, lanes, x.swapaxes(0, 1), is_key=is_key)
 
     def _share(self, source: KVSequence, first: int, stop: int) -> None:
         """Own pages `first` to `stop` - 1 of another sequence too."""
