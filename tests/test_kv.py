@@ -16,6 +16,7 @@ from llamacli import InvalidRequestError
 from llamacli.graph import AttentionState
 from llamacli.kv import KV_TYPES, N_BATCH, PAGE, KVLayout, KVPool, KVSequence
 from llamacli.kv import pool as pool_module
+from llamacli.kv import sequence as sequence_module
 
 states = st.lists(st.builds(AttentionState, st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=3)
 ONE = AttentionState(2, 4)
@@ -292,6 +293,23 @@ ACTIONS: dict[str, Callable[[KVSequence], object]] = {
     "truncate": lambda sequence: sequence.truncate(3),
     "close": lambda sequence: sequence.close(),
 }
+
+
+def test_closing_can_be_interrupted_and_begun_again() -> None:
+    for n in itertools.count(1):
+        sequence = new_sequence([ONE, AttentionState(2, 4, window=20)], 100)
+        fill(sequence, 0, 90)
+        pool = sequence.pool
+        with Interrupt(sequence_module.__file__, n) as interrupt:
+            sequence.close()
+        if n % 2:
+            sequence.close()
+            assert sequence.closed
+        del sequence
+        gc.collect()
+        assert pool.n_bytes == 0
+        if interrupt.n > 0:
+            return
 
 
 @pytest.mark.parametrize("action", ACTIONS)

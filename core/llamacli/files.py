@@ -1,6 +1,7 @@
 """Writing files so that whoever looks sees the old one or the new one, whole."""
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -12,7 +13,14 @@ from llamacli.errors import InvalidRequestError
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Raise InvalidRequestError unless a file may be written there: a new one, or a regular one to `overwrite`."""
+    """Raise InvalidRequestError unless a file may be written there: a new one, or a regular one to `overwrite`.
+
+    An OSError that names `path` if its folder is not there or cannot be written to.
+    """
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        code = errno.EACCES if os.path.isdir(folder) else errno.ENOENT
+        raise OSError(code, os.strerror(code), str(path))
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:

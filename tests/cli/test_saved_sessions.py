@@ -54,6 +54,9 @@ def test_a_conversation_goes_on(invoke, talker, plugins, tmp_path) -> None:
 
 def test_refusals(invoke, model, talker, tmp_path) -> None:
     saved = tmp_path / "s"
+    result = invoke("run", model, PROMPT, "--save-session", saved.parent / "none" / "x")
+    assert (result.exit_code, result.stdout) == (1, ""), "before anything is generated"
+    assert "No such file or directory" in result.stderr
     assert invoke("run", model, PROMPT, "-n", "2", "--save-session", saved).exit_code == 0
     for args, reason in (
         ((talker, "--raw", "-p", "a", "--load-session", saved), "another model"),

@@ -197,6 +197,12 @@ class TenancyMachine(RuleBasedStateMachine):
                 assert not self.cache.sequence(seq).tables[0].any()
 
 
+def test_leases_cost_nothing_before_they_are_used() -> None:
+    cache = KVCache(KVPool(KVLayout.of([AttentionState(1, 2)], "f32")), 40, 10**5)
+    assert (Tenancy(cache).available, cache.pos_max(10**5 - 1)) == (10**5, -1)
+    assert not cache._sequences
+
+
 def entry(layer: int, position: int) -> tuple[np.ndarray, np.ndarray]:
     return np.full((2, 3), 100 * layer + position, np.float32), np.full((2, 3), -(100 * layer + position), np.float32)
 

@@ -242,6 +242,14 @@ class TestRefusals:
             self.unharmed(model, started(model, 9), lie, "pages are not those")
 
 
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="a file without an end")
+def test_what_is_no_state_is_not_read(model: Model, tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(snapshot.MAGIC[:5])
+    for path, reason in (("/dev/zero", "no state"), (tmp_path / "short", "5 bytes are too few")):
+        with pytest.raises(StateError, match=reason):
+            model.create_session().load(path)
+
+
 def test_others_go_on_while_a_state_cannot_be_written(model: Model) -> None:
     """Whoever holds the error holds all that led to it."""
     session, other = started(model), started(model)

@@ -132,6 +132,8 @@ def run(
         if not sampling["logprobs"]:
             raise click.UsageError("--html shows log-probabilities: add --logprobs N.")
         check_target(Path(html), overwrite=True)
+    if save_session is not None:
+        check_target(Path(save_session), overwrite=True)
     wishes = Wishes.taken_from(sampling)
     named = model is not None and ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
     if named or hf_repo is not None:

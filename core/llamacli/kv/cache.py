@@ -35,13 +35,10 @@ class KVCache(Closing):
 
     def sequence(self, seq: int) -> KVSequence:
         """The sequence of a number. Raises InvalidRequestError if there is none."""
-        if self._sequences is None:
-            raise ClosedError("the cache is closed")
-        if not is_whole(seq) or not 0 <= seq < self.n_seq_max:
-            raise InvalidRequestError(f"sequence {seq!r} is not one of 0 to {self.n_seq_max - 1}")
-        if seq not in self._sequences:
-            self._sequences[seq] = KVSequence(self.pool, self.seq_len, self._regime)
-        return self._sequences[seq]
+        sequences = self._expect(seq)
+        if seq not in sequences:
+            sequences[seq] = KVSequence(self.pool, self.seq_len, self._regime)
+        return sequences[seq]
 
     @property
     def n_bytes(self) -> int:
@@ -50,7 +47,8 @@ class KVCache(Closing):
 
     def pos_max(self, seq: int) -> int:
         """The last position of a sequence, -1 if it is empty."""
-        return len(self.sequence(seq).tokens) - 1
+        sequences = self._expect(seq)
+        return len(sequences[seq].tokens) - 1 if seq in sequences else -1
 
     def remove_range(self, seq: int, p0: int = 0, p1: int = -1) -> None:
         """Take out positions `p0` to `p1` - 1; -1 is the end. What is behind moves up."""
@@ -152,6 +150,13 @@ class KVCache(Closing):
         for sequence in (self._sequences or {}).values():
             sequence.close()
         self._sequences = None
+
+    def _expect(self, seq: int) -> dict[int, KVSequence]:
+        """All sequences that have been used, once it is known that there may be one of this number."""
+        sequences = self._open()
+        if not is_whole(seq) or not 0 <= seq < self.n_seq_max:
+            raise InvalidRequestError(f"sequence {seq!r} is not one of 0 to {self.n_seq_max - 1}")
+        return sequences
 
     def _open(self) -> dict[int, KVSequence]:
         if self._sequences is None:

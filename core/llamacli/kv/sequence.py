@@ -240,10 +240,12 @@ class KVSequence:
         """Whether it has been closed."""
         return not self._abandoned.alive
 
+    @locked
     def close(self) -> None:
         """Give back all pages and hold no tokens any more; closing twice does nothing."""
-        self.tokens.clear()
-        self._abandoned()
+        self.clear_metadata()
+        self._release(0)
+        self._abandoned.detach()
         self.pool.collect()
 
     def write(self, layer: int, cell: int, k: Floats, v: Floats) -> None:

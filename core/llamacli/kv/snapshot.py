@@ -34,6 +34,7 @@ MAGIC = b"LLAMACLI-KV\0"
 VERSION = 2
 _FIXED = struct.Struct("<12sII")
 _DIGEST = 32
+_NO_STATE = "this is no state: it does not begin with what states begin with"
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 
@@ -122,7 +123,11 @@ def write(
 def read(path: str | os.PathLike[str], pool: KVPool) -> Snapshot:
     """Check the state in a file. Raises StateError naming the file and what is wrong with it, OSError."""
     try:
-        return load(Path(path).read_bytes(), pool)
+        with open(path, "rb") as file:
+            begun = file.read(len(MAGIC))
+            if begun != MAGIC[: len(begun)]:  # whatever it is, and however large: it need not be read
+                raise StateError(_NO_STATE)
+            return load(begun + file.read(), pool)
     except StateError as error:
         raise StateError(f"{os.fspath(path)}: {error}") from None
 
@@ -133,7 +138,7 @@ def load(data: bytes, pool: KVPool) -> Snapshot:
         raise StateError(f"{len(data)} bytes are too few for a state")
     magic, version, n_header = _FIXED.unpack_from(data)
     if magic != MAGIC:
-        raise StateError("this is no state: it does not begin with what states begin with")
+        raise StateError(_NO_STATE)
     if version != VERSION:
         raise StateError(f"it is of version {version}, and this is version {VERSION}")
     if hashlib.sha256(memoryview(data)[:-_DIGEST]).digest() != data[-_DIGEST:]:
