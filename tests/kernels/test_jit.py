@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,23 @@ def test_a_kernel_is_compiled_once_and_loaded_afterwards(folder, compiled) -> No
     assert (call(double), call(triple), call(double)) == (14, 21, 14)
     assert compiled == ["double", "triple"]
     assert sorted(path.name for path in folder.iterdir()) == ["double.kernel", "triple.kernel"]
+
+
+def test_a_new_folder_takes_the_place_of_those_that_nobody_uses(folder, compiled) -> None:
+    old, used, foreign = (folder.parent / name for name in ("0123456789abcdef", "fedcba9876543210", "notes"))
+    long_ago = time.time() - 60 * 24 * 3600
+    for other in (old, used, foreign):
+        other.mkdir(parents=True)
+        (other / "double.kernel").write_bytes(b"some")
+        os.utime(other, (long_ago, long_ago))
+    os.utime(used)
+    assert call(double) == 14
+    assert sorted(path.name for path in folder.parent.iterdir()) == sorted([folder.name, used.name, foreign.name])
+    os.utime(folder, (long_ago, long_ago))
+    jit._say_used.cache_clear()
+    assert call(double) == 14
+    assert compiled == ["double"]
+    assert folder.stat().st_mtime > time.time() - 3600, "what is loaded from is in use"
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])

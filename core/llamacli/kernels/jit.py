@@ -13,7 +13,10 @@ import hashlib
 import logging
 import os
 import pickle
+import shutil
+import string
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,9 @@ from llamacli.kernels.isa import isa
 from llamacli.kernels.switch import jit_disabled
 
 _log = logging.getLogger(__name__)
+
+_UNUSED_S = 30 * 24 * 3600
+"""Seconds after which the kernels of another state of the sources, or of another CPU, are given up."""
 
 SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
 
@@ -99,6 +105,7 @@ class _Entry:
         with contextlib.suppress(OSError):
             data = self._path.read_bytes() if self._path else b""
             if data and hashlib.sha256(data[32:]).digest() == data[:32]:
+                _say_used(self._path.parent)
                 context.refresh()  # what code refers to must be there before it is linked
                 return CompileResult._rebuild(context, *pickle.loads(data[32:]))
             if data:
@@ -120,7 +127,9 @@ class _Entry:
             return
         written = self._path.with_suffix(f".{os.getpid()}")
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self._path.parent.exists():
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _prune(self._path.parent.parent)
             try:
                 written.write_bytes(hashlib.sha256(code).digest() + code)
                 written.replace(self._path)
@@ -128,6 +137,22 @@ class _Entry:
                 written.unlink(missing_ok=True)
         except OSError as error:
             _say_not_kept(str(error))
+
+
+@functools.cache
+def _say_used(folder: Path) -> None:
+    """Let the folder's time be that of its last use."""
+    with contextlib.suppress(OSError):
+        os.utime(folder)
+
+
+def _prune(folder: Path) -> None:
+    """Delete the folders in this one that have not been used for long."""
+    with contextlib.suppress(OSError):
+        for other in folder.iterdir():
+            is_ours = len(other.name) == 16 and not set(other.name) - set(string.hexdigits)
+            if is_ours and time.time() - other.stat().st_mtime > _UNUSED_S:
+                shutil.rmtree(other, ignore_errors=True)
 
 
 @functools.cache
