@@ -134,6 +134,7 @@ def test_priors_of_what_a_grammar_allows(load_tiny: LoadTiny) -> None:
     branches.accept(child, b)
     assert branches.legal_priors(child)[0].tolist() == sorted(model.tokenizer.eog_ids)
     assert branches.is_token_legal(root, d), "its grammar is its own"
+    assert not any(branches.is_token_legal(free, token) for token in (True, 1.5, -1, 10**9, None, "a"))
     np.testing.assert_array_equal(branches.logits(root), logits)
     ids, p = branches.legal_priors(free)
     np.testing.assert_allclose(p, exact_softmax(branches.logits(free)), rtol=1e-9)

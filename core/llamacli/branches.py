@@ -152,7 +152,9 @@ class Branches:
         `accept` and `step` make it part of the branch. The logits stay as they are, to be drawn from again.
         """
         branch = self._branch(handle)
-        token = branch.session.draw(branch.session.params if params is None else params)
+        if params is not None:
+            branch.session.params = params
+        token = branch.session.draw()
         if self._measure:
             candidates = branch.session.candidates
             index = int(np.searchsorted(candidates.ids, token))
@@ -192,7 +194,8 @@ class Branches:
 
     def is_token_legal(self, handle: int, token: int) -> bool:
         """Whether a token is one of `legal_priors`."""
-        return token in self._branch(handle).session.legal().ids
+        ids = self._branch(handle).session.legal().ids
+        return is_whole(token) and token in ids
 
     def tokens(self, handle: int) -> tuple[int, ...]:
         """All tokens of a branch."""
@@ -215,11 +218,9 @@ class Branches:
         branch itself to say, whatever its own weight. For branches of different models, merge and `set_logits`.
         Raises InvalidRequestError, changing nothing, if something is wrong with a handle, weight, logit or alpha.
         """
-        weights = {handle: 0.0, **weights} if alpha else weights
-        handles = sorted(weights, key=lambda other: other != handle)
-        merged = merge_logits(
-            [self.logits(other) for other in handles], [weights[other] for other in handles], alpha=alpha
-        )
+        if alpha:
+            weights = {handle: 0.0, **weights}  # the first is who says what is plausible
+        merged = merge_logits([self.logits(other) for other in weights], list(weights.values()), alpha=alpha)
         self.set_logits(handle, merged)
 
     def parent(self, handle: int) -> int:

@@ -25,7 +25,7 @@ from llamacli.loaders import Progress
 from llamacli.locking import locked
 from llamacli.memory import available
 from llamacli.model import KVTypes, Model
-from llamacli.sampling import Candidates, LogProbs, SamplerChain, SamplerState, SamplingParams
+from llamacli.sampling import Candidates, LogProbs, SamplerChain, SamplerState, SamplingParams, as_logits
 
 CHECKPOINT = 64
 """After so many tokens at once, what sliding windows still have of them is kept, so that one can come back to there."""
@@ -103,6 +103,7 @@ class Session(Closing):
         self.progress: Progress | None = None
         self._logits: npt.NDArray[np.float32] | None = None
         self._sampler = SamplerState(_checked_seed(seed), model.tokenizer, model.find_sampler)
+        self._params: SamplingParams | SamplerChain = SamplingParams()
 
     @property
     def cache(self) -> KVSequence:
@@ -135,18 +136,24 @@ class Session(Closing):
 
     @logits.setter
     def logits(self, logits: npt.NDArray[np.float32]) -> None:
-        if np.shape(logits) != (self.model.config.n_vocab,):
-            raise InvalidRequestError(f"logits of shape {np.shape(logits)} are not ({self.model.config.n_vocab},)")
-        self._logits = np.array(logits, np.float32)
+        row, n_vocab = as_logits(logits), self.model.config.n_vocab
+        if len(row) != n_vocab:
+            raise InvalidRequestError(f"logits of shape {row.shape} are not ({n_vocab},)")
+        self._logits = row.copy()
 
     @property
     def params(self) -> SamplingParams | SamplerChain:
-        """What tokens were last drawn by, greedy before that; may be set, to be known before the first draw."""
-        return self._sampler.params
+        """What tokens are drawn by where a call gives nothing else: greedily, until it is set.
+
+        Setting raises InvalidRequestError, changing nothing, for what is wrong with them.
+        """
+        return self._params
 
     @params.setter
+    @locked
     def params(self, params: SamplingParams | SamplerChain) -> None:
         self._sampler.use(params)
+        self._params = params
 
     @property
     def candidates(self) -> Candidates:
@@ -239,30 +246,34 @@ class Session(Closing):
         child = Session(self.model, sequence=sequence, strategy=self.strategy, reuse=self._prefixes is not None)
         child._context = list(self._context)
         child._logits = None if self._logits is None else self._logits.copy()
-        child._sampler = self._sampler.clone()
+        child._sampler, child._params = self._sampler.clone(), self._params
         child.n_reused = self.n_reused
         return child
 
+    @locked
     def sample(self, params: SamplingParams | SamplerChain | None = None) -> int:
-        """Draw the next token from `logits`, which penalties and temperature change in place; greedy by default.
+        """Draw the next token from `logits`, which penalties and temperature change in place.
 
         The drawn token counts as generated for penalties. It is not evaluated: pass it to `eval`.
         """
-        token = self._draw(params or SamplingParams())
+        token = self._draw(self.params if params is None else params)
         self.accept(token)
         return token
 
+    @locked
     def draw(self, params: SamplingParams | SamplerChain | None = None) -> int:
         """Draw a token as `sample` does, but leave `logits` as they are, and count it only when it is accepted."""
-        return self._sampler.sample(self.logits.copy(), params or SamplingParams())
+        return self._sampler.sample(self.logits.copy(), self.params if params is None else params)
 
-    def legal(self) -> Candidates:
-        """The tokens that `params` let through next, by their grammar for one, with their `logits`; nothing is drawn.
+    @locked
+    def legal(self, params: SamplingParams | SamplerChain | None = None) -> Candidates:
+        """The tokens that `draw` may draw whatever their logits, as a grammar says, with their `logits`.
 
         Raises InvalidRequestError if there is no such token, or if there are no logits.
         """
-        return self._sampler.legal(self.logits)
+        return self._sampler.legal(self.logits, self.params if params is None else params)
 
+    @locked
     def accept(self, token: int) -> None:
         """Count a token as generated, for penalties and grammars. It is not evaluated: pass it to `eval`.
 
@@ -271,7 +282,7 @@ class Session(Closing):
         n_vocab = self.model.config.n_vocab
         if not is_whole(token) or not 0 <= token < n_vocab:
             raise InvalidRequestError(f"token {token!r} is not an id from 0 to {n_vocab - 1}")
-        self._sampler.accept(token)
+        self._sampler.accept(int(token))
 
     @locked
     def mark(self) -> KVSequence:
@@ -320,7 +331,7 @@ class Session(Closing):
         Raises what `eval` raises for the prompt, and what is wrong with `params`, at once; an empty prompt continues
         from `logits`.
         """
-        params = params or SamplingParams()
+        params = self.params if params is None else params
         if not is_whole(max_tokens) or max_tokens < 0:
             raise InvalidRequestError(f"max_tokens must be an integer of at least 0, not {max_tokens!r}")
         checked = self._checked(prompt)
@@ -427,11 +438,12 @@ class Session(Closing):
             is_last = n_gen == max_tokens or self.n_past + 1 == self.seq_len
             yield Token(token, piece + text.flush() if is_last else piece, self._sampler.logprobs)
             step = clock()
-            self._sampler.accept(token)
+            self.accept(token)
             self._evaluate(np.array([token], np.int32))
             decode_s += clock() - step
             self.stats = attrs.evolve(stats, n_gen=n_gen, gen_tps=_rate(n_gen, decode_s))
 
+    @locked
     def _draw(self, params: SamplingParams | SamplerChain) -> int:
         return self._sampler.sample(self.logits, params)
 

@@ -7,7 +7,7 @@ import pytest
 
 from candidates import start
 from llamacli import InvalidRequestError, PluginError, SamplingParams
-from llamacli.sampling import Candidates, Greedy, Sampler, SamplerChain, SamplerState, TopK
+from llamacli.sampling import Candidates, Greedy, Sampler, SamplerChain, SamplerState, TopK, as_logits
 
 
 class Doing(Sampler):
@@ -84,6 +84,40 @@ def test_whose_fault_it_is() -> None:
         sample(widen)
     with pytest.raises(PluginError, match="sampler Doing failed: ZeroDivisionError"):
         sample(lambda candidates: 1 / 0)
+
+
+class Restricting(Doing):
+    """One that does the same where nothing is drawn."""
+
+    def restrict(self, candidates: Candidates) -> None:
+        self.act(candidates)
+
+
+def test_whose_fault_it_is_where_nothing_is_drawn() -> None:
+    logits = np.arange(5, dtype=np.float32)
+    with pytest.raises(PluginError, match="sampler Restricting failed: ZeroDivisionError"):
+        SamplerState(1).legal(logits, SamplerChain([Restricting(lambda candidates: 1 / 0), Greedy()]))
+    with pytest.raises(InvalidRequestError, match="sampler Restricting leaves no token"):
+        SamplerState(1).legal(logits, SamplerChain([Restricting(lambda candidates: candidates.keep([])), Greedy()]))
+    evens = SamplerChain([Restricting(lambda candidates: candidates.keep_where(candidates.ids % 2 == 0)), Greedy()])
+    assert SamplerState(1).legal(logits, evens).ids.tolist() == [0, 2, 4]
+
+
+@pytest.mark.parametrize("logits", [None, 3.0, "abc", [[1.0], [2.0]], [[1.0], [2.0, 3.0]], ["a"]])
+def test_what_are_no_logits(logits: object) -> None:
+    with pytest.raises(InvalidRequestError, match="logits"):
+        as_logits(logits)
+
+
+def test_what_will_do_for_logits() -> None:
+    row = np.arange(3, dtype=np.float32)
+    assert as_logits(row) is row
+    fixed = row.copy()
+    fixed.flags.writeable = False
+    for each in ([0, 1, 2], row.astype(np.float64), np.arange(6, dtype=np.float32)[::2] / 2, fixed):
+        logits = as_logits(each)
+        assert (logits.dtype, logits.flags.carray, logits.tolist()) == (np.float32, True, [0, 1, 2])
+    assert as_logits([1e300, 0]).tolist() == [np.inf, 0]
 
 
 def test_memory_is_kept_from_token_to_token() -> None:

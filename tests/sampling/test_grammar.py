@@ -155,6 +155,24 @@ class TestSampler:
             grammar.accept(ord("b"))
         assert allowed(grammar, BYTES.n_vocab) == {ord("a")}, "it stays where it was"
 
+    def test_a_token_that_fits_costs_no_copy(self) -> None:
+        grammar = Grammar.from_gbnf('root ::= "a" "b"', BYTES)
+        matcher = grammar._matcher
+        grammar.accept(ord("a"))
+        assert grammar._matcher is matcher, "to copy it takes the longer, the longer the text is"
+
+    @pytest.mark.parametrize("gbnf", ['root ::= "a"', 'root ::= "a"+'])
+    def test_the_end_of_a_complete_text_fits(self, gbnf: str) -> None:
+        grammar = Grammar.from_gbnf(gbnf, BYTES)
+        (end,) = BYTES.eog_ids
+        with pytest.raises(InvalidRequestError, match="grammar: "):
+            grammar.accept(end)
+        grammar.accept(ord("a"))
+        for _ in range(2):
+            grammar.accept(end)
+        with pytest.raises(InvalidRequestError, match="grammar: "):
+            grammar.accept(ord("b"))
+
     def test_a_grammar_that_nothing_follows(self) -> None:
         with pytest.raises(InvalidRequestError, match="grammar: "):
             allowed(Grammar.from_gbnf("root ::= root [a]", BYTES), BYTES.n_vocab)

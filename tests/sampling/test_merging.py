@@ -83,7 +83,7 @@ ROW = np.zeros(3, np.float32)
         ([ROW, ROW], [0, 0], 0, "no weight but 0"),
         ([ROW, ROW], [1], 0, r"shapes \(3,\), \(3,\) with 1 weights"),
         ([ROW, ROW[:2]], [1, 1], 0, r"shapes \(3,\), \(2,\)"),
-        ([ROW[None]], [1], 0, r"shapes \(1, 3\)"),
+        ([ROW[None]], [1], 0, r"shape \(1, 3\)"),
         ([ROW[:0]], [1], 0, r"shapes \(0,\)"),
         ([ROW], [math.nan], 0, "weight nan is not a finite number"),
         ([ROW], [math.inf], 0, "weight inf is not"),

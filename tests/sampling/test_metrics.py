@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from candidates import FINITE, Logits
+from llamacli import InvalidRequestError
 from llamacli.sampling import Level, Metrics, entropy, perplexity_of, surprisal
 
 ODD = hnp.arrays(
@@ -56,6 +57,13 @@ def test_entropy_is_the_surprisal_to_be_expected(logits: Logits) -> None:
 @pytest.mark.parametrize("token", [-1, 3, 1.0, True, None])
 def test_what_is_no_token_is_infinitely_surprising(token: int) -> None:
     assert surprisal(np.zeros(3, np.float32), token) == math.inf
+
+
+@pytest.mark.parametrize("base", [1, 0, -2, math.nan, math.inf, "2", True])
+def test_bases_are_above_1(base: float) -> None:
+    for measure in (entropy, lambda logits, base: surprisal(logits, 0, base=base)):
+        with pytest.raises(InvalidRequestError, match=r"base = .* is not a number above 1"):
+            measure(np.zeros(3, np.float32), base=base)
 
 
 @given(st.lists(st.one_of(st.floats(0, 50), st.just(math.inf)), max_size=30))

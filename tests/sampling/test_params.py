@@ -29,6 +29,14 @@ def test_all_kinds_of_fields_are_checked() -> None:
     assert {"top_k", "penalty_last_n", "mirostat", "n_probs"} <= set(COUNTS)
 
 
+@pytest.mark.parametrize("name", ["samplers", "dry_sequence_breakers", "grammar_triggers"])
+@pytest.mark.parametrize("value", [None, 5, (5,), ["a", None], b"a"])
+def test_texts_are_texts(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{name} are texts"):
+        SamplingParams(**{name: value})
+    assert getattr(SamplingParams(**{name: "a"}), name) == ("a",)
+
+
 def test_numpy_numbers_will_do() -> None:
     numpys = SamplingParams(temp=np.float32(0.5), top_p=np.float64(0.9), top_k=np.int8(40), penalty_last_n=np.uint8(64))
     assert numpys == SamplingParams(temp=0.5, top_p=0.9, top_k=40, penalty_last_n=64)

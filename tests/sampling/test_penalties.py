@@ -75,6 +75,14 @@ def test_what_a_vocabulary_forbids_is_never_drawn() -> None:
     assert SamplerState(1).sample(logits.copy(), SamplingParams()) == 7
 
 
+def test_infinite_biases_are_known_without_drawing() -> None:
+    logits, state = np.zeros(TOKENS.n_vocab, np.float32), SamplerState(1, TOKENS)
+    forbids = SamplingParams(logit_bias={3: -np.inf, 4: 5.0})
+    assert state.legal(logits, forbids).ids.tolist() == [i for i in range(TOKENS.n_vocab) if i not in (3, 7, 9)]
+    assert not state.legal(logits, forbids).logits.any(), "others change no prior"
+    assert state.legal(logits, SamplingParams(logit_bias={3: np.inf, 8: np.inf})).ids.tolist() == [3, 8]
+
+
 @pytest.mark.parametrize("temp", [0.0, 1.0])
 def test_penalties_of_large_counts_stay_finite(temp: float) -> None:
     state = SamplerState(1)

@@ -1,5 +1,6 @@
 """Sampling as sessions do it."""
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from candidates import exact_softmax
 from conftest import LoadTiny, TinyGguf
-from llamacli import SamplingParams, load_model
+from llamacli import InvalidRequestError, SamplingParams, load_model
 from llamacli.plugins import Plugins
 from llamacli.sampling import Draw, Greedy, MinP, SamplerChain, Temperature, TopK
 
@@ -47,3 +48,40 @@ def test_the_number_of_threads_changes_no_token(tiny_gguf: TinyGguf, plugins: Pl
             texts.append([token.id for token in session.generate(PROMPT, params, max_tokens=60)])
     assert texts[0] == texts[1]
     assert len({*texts[0]}) > 10
+
+
+def test_parameters_can_be_set_once(load_tiny: LoadTiny) -> None:
+    third = SamplingParams(logit_bias={3: np.inf})
+    with load_tiny() as model, model.create_session() as session:
+        session.eval(PROMPT)
+        assert session.params == SamplingParams()
+        with pytest.raises(InvalidRequestError, match="top_k"):
+            session.params = SamplingParams(samplers=("top_k", "no such"))
+        assert session.draw() == session.logits.argmax() != 3
+        session.params = third
+        assert session.draw() == session.fork().draw() == 3
+        assert session.legal().ids.tolist() == [3]
+        assert session.draw(SamplingParams()) == session.logits.argmax(), "a call's own are for that call"
+        assert len(session.legal(SamplingParams())) == model.config.n_vocab
+        assert [session.sample(), *(token.id for token in session.generate([], max_tokens=2))] == [3, 3, 3]
+
+
+def test_numpys_tokens_can_be_accepted_and_saved(load_tiny: LoadTiny) -> None:
+    with load_tiny() as model, model.create_session() as session:
+        session.eval(PROMPT)
+        session.accept(np.argmax(session.logits))
+        session.load_state(session.save_state())
+        assert session.tokens == tuple(PROMPT)
+
+
+@pytest.mark.parametrize("act", ["draw", "sample", "legal", "accept"])
+def test_threads_that_draw_wait(load_tiny: LoadTiny, act: str) -> None:
+    with load_tiny() as model, model.create_session() as session:
+        session.eval(PROMPT)
+        thread = threading.Thread(target=getattr(session, act), args=[3] if act == "accept" else [])
+        with session.lock:
+            thread.start()
+            thread.join(0.05)
+            assert thread.is_alive()
+        thread.join(60)
+        assert not thread.is_alive()

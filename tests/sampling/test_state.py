@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from candidates import EXTREME, LOGITS, Logits, exact_softmax
 from llamacli import InvalidRequestError, SamplingParams
 from llamacli.sampling import (
+    Candidates,
     Draw,
     MirostatV2,
     Penalties,
@@ -96,6 +97,31 @@ def test_texts_that_follow_one_chain_do_not_meet() -> None:
     assert texts[0] == write(alone, SamplerChain([MirostatV2(tau=1.0, eta=0.5)]))
 
 
+class Counting(SamplerChain):
+    """A chain of one's own that counts what it draws."""
+
+    n_drawn = 0
+
+    def apply(self, candidates: Candidates) -> None:
+        super().apply(candidates)
+        self.n_drawn += 1
+
+
+def test_chains_derived_from_chains_stay_what_they_are() -> None:
+    state, chain = SamplerState(1), Counting([TopK(3), Draw()], n_probs=2)
+    write(state, chain, 5)
+    assert (type(state._chain), state._chain.n_drawn, chain.n_drawn) == (Counting, 5, 0)
+    assert state.logprobs is not None
+    assert write(state.clone(), chain) == write(state, chain)
+
+
+@pytest.mark.parametrize("params", [None, {"temp": 1.0}, Draw(), "greedy"])
+def test_what_nothing_can_be_drawn_by(params: object) -> None:
+    for act in (SamplerState(1).sample, SamplerState(1).legal):
+        with pytest.raises(InvalidRequestError, match="tokens are drawn by SamplingParams or a SamplerChain, not"):
+            act(VOCABULARY.copy(), params)
+
+
 def test_what_was_drawn_from_is_there_until_the_next_draw() -> None:
     state, params = SamplerState(1), SamplerChain([Temperature(0.5), TopK(3), Draw()])
     with pytest.raises(InvalidRequestError, match="no token has been drawn yet"):
@@ -113,16 +139,14 @@ def test_what_may_be_drawn_is_known_without_drawing() -> None:
     logits = VOCABULARY.copy()
     logits[[4, 5]] = -np.inf
     state, twin = SamplerState(1), SamplerState(1)
-    assert state.legal(logits).ids.tolist() == [i for i in range(30) if i not in (4, 5)]
+    assert state.legal(logits, SamplingParams()).ids.tolist() == [i for i in range(30) if i not in (4, 5)]
     nested = SamplerChain([SamplerChain([TopK(2), SuppressTokens([1, 2])]), Draw()])
-    state.use(nested)
-    legal = state.legal(logits)
+    legal = state.legal(logits, nested)
     assert legal.ids.tolist() == [i for i in range(30) if i not in (1, 2, 4, 5)]
     np.testing.assert_array_equal(legal.logits, VOCABULARY[legal.ids])
     assert write(state, nested) == write(twin, nested), "looking changes nothing"
-    state.use(SamplerChain([SuppressTokens(range(30)), Draw()]))
     with pytest.raises(InvalidRequestError, match="cannot sample"):
-        state.legal(logits)
+        state.legal(logits, SamplerChain([SuppressTokens(range(30)), Draw()]))
 
 
 def test_chains_nest() -> None:

@@ -9,31 +9,34 @@ from candidates import start
 from llamacli import InvalidRequestError, SamplingParams
 from llamacli.sampling import Grammar, LazyGrammar, SamplerState, build_chain
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
-from tokenizer.small_vocabularies import CONTROL, byte_level, english
+from tokenizer.small_vocabularies import CONTROL, UNUSED, byte_level, english
 
 pytest.importorskip("llguidance")
 
-CALL, END = "<call>", "</s>"
-MERGES = english("Ġ")
-WORDS = tokenizer_from_metadata(byte_level(MERGES, {END: CONTROL, CALL: CONTROL}, eos_token_id=256 + len(MERGES)))
+CALL, END, HOLE = "<call>", "</s>", "<hole>"
+MERGES = [*english("Ġ"), "( c"]
+KINDS = {END: CONTROL, CALL: CONTROL, HOLE: UNUSED}
+WORDS = tokenizer_from_metadata(byte_level(MERGES, KINDS, eos_token_id=256 + len(MERGES)))
 
 
 def lazy(gbnf: str, *triggers: str, tokenizer: Tokenizer = WORDS) -> LazyGrammar:
-    return LazyGrammar(Grammar.from_gbnf(gbnf, tokenizer), triggers, tokenizer)
+    return LazyGrammar(Grammar.from_gbnf(gbnf, tokenizer), triggers)
+
+
+def ids_that_fit(grammar: LazyGrammar) -> list[int]:
+    candidates = start(np.zeros(WORDS.n_vocab))
+    grammar.apply(candidates)
+    return candidates.ids.tolist()
 
 
 def fits(grammar: LazyGrammar) -> set[str]:
     """The pieces of what may come next."""
-    candidates = start(np.zeros(WORDS.n_vocab))
-    grammar.apply(candidates)
-    return {WORDS.piece(token, unparse_special=True) for token in candidates.ids.tolist()}
+    return {WORDS.piece(token, unparse_special=True) for token in ids_that_fit(grammar)}
 
 
 def waits(grammar: LazyGrammar) -> bool:
     """Whether any token may come next."""
-    candidates = start(np.zeros(WORDS.n_vocab))
-    grammar.apply(candidates)
-    return len(candidates) == WORDS.n_vocab
+    return len(ids_that_fit(grammar)) == WORDS.n_vocab
 
 
 def accept(grammar: LazyGrammar, text: str) -> None:
@@ -79,6 +82,32 @@ def test_what_came_with_the_trigger_has_to_follow() -> None:
     assert waits(grammar), "it waits still"
 
 
+def test_what_the_grammar_cannot_begin_with_is_named() -> None:
+    grammar = lazy('root ::= "(" [ab]', "(")
+    with pytest.raises(InvalidRequestError, match=r"grammar_triggers: no text can begin with '\(c': grammar: "):
+        grammar.accept(WORDS.token_id("(c"))
+
+
+def test_tokens_of_no_text_before_a_trigger() -> None:
+    grammar = lazy('root ::= "ab" [cd]', "ab")
+    grammar.accept(ord("x"))
+    grammar.accept(WORDS.token_id(HOLE))
+    accept(grammar, "ab")
+    assert fits(grammar) == {"c", "d"}
+
+
+def test_a_trigger_of_characters_that_are_several_tokens() -> None:
+    grammar = lazy('root ::= "→" [xé] "→"', "→")
+    *beginning, last = "é→".encode()
+    for byte in beginning:
+        grammar.accept(byte)
+    assert waits(grammar), "a character is not there before its last byte is"
+    grammar.accept(last)
+    assert set(ids_that_fit(grammar)) == {ord("x"), "é".encode()[0]}
+    accept(grammar, "é→")
+    assert fits(grammar) == {END}, "what triggers may come again, as the grammar says"
+
+
 def test_a_special_token_triggers() -> None:
     grammar = lazy(f"root ::= {CALL} [ab]", CALL)
     accept(grammar, "<call")
@@ -120,7 +149,7 @@ def test_parameters_ask_for_it() -> None:
     for text, n in (("x", None), ("(", 2), ("a", 1)):
         (token,) = WORDS.encode(text, add_special=False)
         state.accept(token)
-        legal = state.legal(np.zeros(WORDS.n_vocab, np.float32))
+        legal = state.legal(np.zeros(WORDS.n_vocab, np.float32), params)
         assert len(legal) == (n or WORDS.n_vocab)
     assert state.sample(np.zeros(WORDS.n_vocab, np.float32), params) == ord(")")
     schema = build_chain(SamplingParams(json_schema={"type": "object"}, grammar_triggers=("{",)), WORDS)
@@ -129,3 +158,9 @@ def test_parameters_ask_for_it() -> None:
         build_chain(SamplingParams(grammar_triggers=("(",)), WORDS)
     with pytest.raises(InvalidRequestError, match="one is empty"):
         build_chain(SamplingParams(grammar="root ::= [a]", grammar_triggers=("(", "")), WORDS)
+
+
+@pytest.mark.parametrize("triggers", ["(", (), [b"("], (None,)])
+def test_triggers_are_texts(triggers: object) -> None:
+    with pytest.raises(InvalidRequestError, match=r"grammar_triggers: .* are not texts"):
+        LazyGrammar(Grammar.from_gbnf("root ::= [a]", WORDS), triggers)

@@ -1,6 +1,6 @@
 """Choosing the next token from logits."""
 
-from llamacli.sampling.candidates import Candidates
+from llamacli.sampling.candidates import Candidates, as_logits
 from llamacli.sampling.choice import AdaptiveP, Draw, Greedy, Mirostat, MirostatV2
 from llamacli.sampling.grammar import Grammar
 from llamacli.sampling.logprobs import LogProbs
@@ -47,6 +47,7 @@ __all__ = [
     "TopP",
     "TypicalP",
     "Xtc",
+    "as_logits",
     "breakers_of",
     "build_chain",
     "entropy",

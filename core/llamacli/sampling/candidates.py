@@ -18,6 +18,21 @@ Ids = npt.NDArray[np.int32]
 _MOST_IN_HEAP = 256
 
 
+def as_logits(values: Any) -> Logits:
+    """What a caller hands over as logits, the way kernels take it: contiguous, writable float32 [n_vocab].
+
+    Raises InvalidRequestError for what is no row of numbers.
+    """
+    try:
+        with np.errstate(over="ignore"):
+            logits = np.require(values, np.float32, ["C", "W"])
+    except (TypeError, ValueError):
+        raise InvalidRequestError(f"this {type(values).__name__} is no array of logits") from None
+    if logits.ndim != 1:
+        raise InvalidRequestError(f"logits of shape {logits.shape} are not [n_vocab]")
+    return logits
+
+
 class Candidates:
     """The tokens that can still be drawn.
 

@@ -32,11 +32,12 @@ _tokenizers: weakref.WeakKeyDictionary[Tokenizer, LLTokenizer] = weakref.WeakKey
 class Grammar(Sampler):
     """Keep only tokens with which the text can still follow a grammar; where it is complete, it may end.
 
-    Text that special tokens spell does not count as that text. Make one with `from_gbnf` or `from_json_schema`.
+    Its tokens are those of `tokenizer`. Text that special tokens spell does not count as that text. Make one with
+    `from_gbnf` or `from_json_schema`.
     """
 
     def __init__(self, tokenizer: Tokenizer, beginning: LLMatcher):
-        self._tokenizer, self._beginning = tokenizer, beginning
+        self.tokenizer, self._beginning = tokenizer, beginning
         self._mask = np.zeros(-(-tokenizer.n_vocab // 32), np.int32)
         self._matcher: LLMatcher = beginning.deep_copy()
 
@@ -94,14 +95,16 @@ class Grammar(Sampler):
 
     def accept(self, token: int) -> None:
         """Go on after a token. Raises InvalidRequestError, and stays where it is, if the grammar does not allow it."""
-        after = self._matcher.deep_copy()  # one that refuses a token is of no use any more
+        if self._matcher.try_consume_tokens([token]):
+            return
+        after = self._matcher.deep_copy()  # says why, after which it is of no use; or takes the end of a complete text
         after.consume_token(token)
         _expect_sound(after)
         self._matcher = after
 
     def accept_bytes(self, data: bytes) -> None:
         """Go on after text of which there is no token, or only the end of one. Raises what `accept` does."""
-        for token in _trie(self._tokenizer).tokenize_bytes(data):
+        for token in _trie(self.tokenizer).tokenize_bytes(data):
             self.accept(token)
 
     def reset(self) -> None:
@@ -110,7 +113,7 @@ class Grammar(Sampler):
 
     def clone(self) -> Self:
         """A copy at the same place of the grammar."""
-        other = type(self)(self._tokenizer, self._beginning)
+        other = type(self)(self.tokenizer, self._beginning)
         other._matcher = self._matcher.deep_copy()
         return other
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from llamacli.checks import is_number
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import sampling as kernels
-from llamacli.sampling.candidates import Logits
+from llamacli.sampling.candidates import Logits, as_logits
 
 
 def merge_logits(logits: Sequence[Logits], weights: Sequence[float], *, alpha: float = 0.0) -> Logits:
@@ -27,13 +27,14 @@ def merge_logits(logits: Sequence[Logits], weights: Sequence[float], *, alpha: f
     - 1 + b, -b: of a text with and without a context, context-aware decoding (Shi et al. 2024); with and without a
       prompt, classifier-free guidance of scale 1 + b (Sanchez et al. 2023).
     - 1, b, -b: of a model, an expert and an anti-expert (Liu et al. 2021).
-    - weights from 0 on that sum to 1: a mixture, the geometric mean of the distributions.
+    - weights from 0 on that sum to 1: the weighted geometric mean, a logarithmic opinion pool.
 
     Raises InvalidRequestError if shapes differ, if a logit is NaN or infinity, for weights that are not finite or all
     0, for an alpha that is not from 0 to 1, and if no token is left.
     """
-    if len(logits) != len(weights) or len({np.shape(each) for each in logits}) > 1 or any(map(_odd, logits)):
-        shapes = ", ".join(str(np.shape(each)) for each in logits)
+    logits = [as_logits(each) for each in logits]
+    if len(logits) != len(weights) or len(set(map(len, logits))) > 1 or not all(map(len, logits)):
+        shapes = ", ".join(str(each.shape) for each in logits)
         raise InvalidRequestError(f"cannot merge logits of shapes {shapes} with {len(weights)} weights")
     for weight in weights:
         if not is_number(weight) or not math.isfinite(weight):
@@ -61,13 +62,8 @@ def merge_logits(logits: Sequence[Logits], weights: Sequence[float], *, alpha: f
     return result
 
 
-def _odd(logits: Logits) -> bool:
-    return np.ndim(logits) != 1 or not len(logits)
-
-
 def _log_softmax(logits: Logits, i: int) -> npt.NDArray[np.float64]:
     """float64 [n_vocab]: the logarithms of probabilities."""
-    logits = np.ascontiguousarray(logits, np.float32)
     largest = float(logits.max())
     if not math.isfinite(largest):
         raise InvalidRequestError(f"cannot merge logits: the largest of logits[{i}] is {largest}")

@@ -10,9 +10,10 @@ import math
 import attrs
 import numpy as np
 
-from llamacli.checks import is_whole
+from llamacli.checks import is_number, is_whole
+from llamacli.errors import InvalidRequestError
 from llamacli.kernels import sampling as kernels
-from llamacli.sampling.candidates import Logits
+from llamacli.sampling.candidates import Logits, as_logits
 
 _LARGEST_EXPONENT = math.log(np.finfo(np.float64).max)
 
@@ -21,22 +22,31 @@ def surprisal(logits: Logits, token: int, *, base: float = math.e) -> float:
     """Minus the logarithm of a token's probability, which is the softmax of float32 [n_vocab] logits.
 
     In nats, or with a `base` of 2 in bits. Logits that are not finite count as no tokens; infinite for such a one, and
-    for what is not in the vocabulary.
+    for what is not in the vocabulary. Raises InvalidRequestError for what is no row of logits, and no base above 1.
     """
+    logits, unit = as_logits(logits), _unit(base)
     if not is_whole(token) or not 0 <= token < len(logits) or not np.isfinite(logits[token]):
         return math.inf
     finite = logits[np.isfinite(logits)]
     largest = float(finite.max())
-    return (kernels.log_sum_exp(finite, largest) - (float(logits[token]) - largest)) / math.log(base)
+    return (kernels.log_sum_exp(finite, largest) - (float(logits[token]) - largest)) / unit
 
 
 def entropy(logits: Logits, *, base: float = math.e) -> float:
     """The surprisal that is to be expected of a token drawn; infinite if no logit is finite. Else as `surprisal`."""
+    logits, unit = as_logits(logits), _unit(base)
     finite = logits[np.isfinite(logits)]
     if not len(finite):
         return math.inf
     largest = float(finite.max())
-    return float(kernels.entropy(finite, largest, kernels.log_sum_exp(finite, largest))) / math.log(base)
+    return float(kernels.entropy(finite, largest, kernels.log_sum_exp(finite, largest))) / unit
+
+
+def _unit(base: float) -> float:
+    """The nats that one unit of this base has."""
+    if not is_number(base) or not 1 < base < math.inf:
+        raise InvalidRequestError(f"base = {base!r} is not a number above 1")
+    return math.log(base)
 
 
 def perplexity_of(total: float, n: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -26,7 +26,9 @@ DEFAULT_ORDER = (
 
 
 def _texts(values: Any) -> Any:
-    return (values,) if isinstance(values, str) else tuple(values)
+    if isinstance(values, str):
+        return (values,)
+    return tuple(values) if isinstance(values, Iterable) else values
 
 
 def _schema(value: Any) -> str | None:
@@ -36,6 +38,11 @@ def _schema(value: Any) -> str | None:
         return json.dumps(value)
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(f"json_schema is neither a text nor what JSON can hold: {error}") from None
+
+
+def _only_texts(_: object, attribute: attrs.Attribute[tuple[str, ...]], value: Any) -> None:
+    if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
+        raise InvalidRequestError(f"{attribute.name} are texts, not {value!r}")
 
 
 def _text(_: object, attribute: attrs.Attribute[str | None], value: Any) -> None:
@@ -94,7 +101,9 @@ class SamplingParams:
     dry_base: float = number(1.75, low=1)
     dry_allowed_length: int = whole(2, low=0)
     dry_penalty_last_n: int = whole(64)
-    dry_sequence_breakers: tuple[str, ...] = attrs.field(converter=_texts, default=("\n", ":", '"', "*"))
+    dry_sequence_breakers: tuple[str, ...] = attrs.field(
+        converter=_texts, validator=_only_texts, default=("\n", ":", '"', "*")
+    )
     mirostat: int = whole(0, low=0, high=2)
     mirostat_tau: float = number(5.0, low=0)
     mirostat_eta: float = number(0.1, low=0)
@@ -104,7 +113,7 @@ class SamplingParams:
     suppress_tokens: tuple[int, ...] = attrs.field(converter=token_ids, default=())
     grammar: str | None = attrs.field(default=None, validator=_text)
     json_schema: str | None = attrs.field(converter=_schema, default=None)
-    grammar_triggers: tuple[str, ...] = attrs.field(converter=_texts, default=())
-    samplers: tuple[str, ...] = attrs.field(converter=_texts, default=DEFAULT_ORDER)
+    grammar_triggers: tuple[str, ...] = attrs.field(converter=_texts, validator=_only_texts, default=())
+    samplers: tuple[str, ...] = attrs.field(converter=_texts, validator=_only_texts, default=DEFAULT_ORDER)
     options: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
     n_probs: int = whole(0, low=0)

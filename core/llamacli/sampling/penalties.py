@@ -59,10 +59,17 @@ class LogitBias(Sampler):
 
     def apply(self, candidates: Candidates) -> None:
         """Add. Raises InvalidRequestError for a token that the vocabulary lacks, and if none is left."""
-        tokens = [token for token, _ in self.bias]
+        self._add(self.bias, candidates)
+
+    def restrict(self, candidates: Candidates) -> None:
+        """Add the infinite ones."""
+        self._add([(token, bias) for token, bias in self.bias if math.isinf(bias)], candidates)
+
+    def _add(self, pairs: Sequence[tuple[int, float]], candidates: Candidates) -> None:
+        tokens = [token for token, _ in pairs]
         expect_tokens(tokens, candidates.n_vocab, "logit_bias")
         ids = np.array(tokens, np.int32)
-        bias = np.array([value for _, value in self.bias], np.float32)
+        bias = np.array([value for _, value in pairs], np.float32)
         places, which = candidates.find(ids)
         with np.errstate(over="ignore", invalid="ignore"):  # infinity for a token that is forbidden leaves it so
             sums = candidates.logits[places] + bias[which]

@@ -97,7 +97,7 @@ def _grammar(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | N
         grammar = Grammar.from_gbnf(params.grammar, tokenizer)
     else:
         grammar = Grammar.from_json_schema(str(params.json_schema), tokenizer)
-    return LazyGrammar(grammar, params.grammar_triggers, tokenizer) if params.grammar_triggers else grammar
+    return LazyGrammar(grammar, params.grammar_triggers) if params.grammar_triggers else grammar
 
 
 def _suppress_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:

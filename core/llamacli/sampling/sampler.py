@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Self
 
 from llamacli.errors import faults_of
@@ -51,17 +52,14 @@ class SamplerChain(Sampler):
     def apply(self, candidates: Candidates) -> None:
         """Apply each sampler in turn."""
         for sampler in self.samplers:
-            name = type(sampler).__name__
-            with faults_of(f"sampler {name}"):
-                sampler.apply(candidates)
-            candidates.check(name)
+            _run(sampler, sampler.apply, candidates)
             if candidates.chosen is not None:
                 return
 
     def restrict(self, candidates: Candidates) -> None:
         """Let each sampler take out what may not be drawn."""
         for sampler in self.samplers:
-            sampler.restrict(candidates)
+            _run(sampler, sampler.restrict, candidates)
 
     def accept(self, token: int) -> None:
         """Let every sampler know."""
@@ -73,9 +71,19 @@ class SamplerChain(Sampler):
         for sampler in self.samplers:
             sampler.reset()
 
-    def clone(self) -> SamplerChain:
+    def clone(self) -> Self:
         """A chain of clones."""
-        return SamplerChain((sampler.clone() for sampler in self.samplers), self.n_probs)
+        other = copy.copy(self)  # which may be of a class derived from this one
+        other.samplers = tuple(sampler.clone() for sampler in self.samplers)
+        return other
 
     def __repr__(self) -> str:
         return f"SamplerChain([{', '.join(map(repr, self.samplers))}])"
+
+
+def _run(sampler: Sampler, step: Callable[[Candidates], None], candidates: Candidates) -> None:
+    """Let a sampler, which may be a plugin's, work on candidates, and look at what it has left."""
+    name = type(sampler).__name__
+    with faults_of(f"sampler {name}"):
+        step(candidates)
+    candidates.check(name)

@@ -25,8 +25,8 @@ class SamplerState:
 
     def __init__(self, seed: int, tokenizer: Tokenizer | None = None, find: FindSampler | None = None):
         self._tokenizer, self._find = tokenizer, find
-        self._params: SamplingParams | SamplerChain | None = None
         self._chain = SamplerChain(())
+        self._params: SamplingParams | SamplerChain = self._chain
         self.history: list[int] = []
         self.logprobs: LogProbs | None = None
         self._candidates = Candidates(np.random.default_rng(), self.history)
@@ -61,12 +61,12 @@ class SamplerState:
             raise InvalidRequestError("no token has been drawn yet, so there are no candidates")
         return self._candidates
 
-    def legal(self, logits: Logits) -> Candidates:
-        """The tokens that may be drawn next whatever their logits, by `params`; their logits must be finite, though.
+    def legal(self, logits: Logits, params: SamplingParams | SamplerChain) -> Candidates:
+        """The tokens that `sample` may draw whatever their logits are, so long as these are finite. Nothing is drawn.
 
         Raises InvalidRequestError if a logit is NaN, or if there is no such token.
         """
-        self.use(self.params)
+        self.use(params)
         candidates = Candidates(self._candidates.random, self.history)
         candidates.start(logits.copy())
         self._chain.restrict(candidates)
@@ -102,11 +102,6 @@ class SamplerState:
         other._params, other._chain = self._params, self._chain.clone()
         return other
 
-    @property
-    def params(self) -> SamplingParams | SamplerChain:
-        """Those of the last draw, or greedy ones."""
-        return SamplingParams() if self._params is None else self._params
-
     def use(self, params: SamplingParams | SamplerChain) -> None:
         """Make the chain that these parameters ask for, or a clone of the one given; `sample` would.
 
@@ -116,6 +111,8 @@ class SamplerState:
             return
         if isinstance(params, SamplingParams):
             self._chain = build_chain(params, self._tokenizer, self._find)
-        else:
+        elif isinstance(params, SamplerChain):
             self._chain = params.clone()  # other texts may follow the same one
+        else:
+            raise InvalidRequestError(f"tokens are drawn by SamplingParams or a SamplerChain, not {params!r}")
         self._params = params

@@ -8,7 +8,6 @@ from llamacli.errors import InvalidRequestError
 from llamacli.sampling.candidates import Candidates
 from llamacli.sampling.grammar import Grammar
 from llamacli.sampling.sampler import Sampler
-from llamacli.tokenizer import Tokenizer
 
 
 class LazyGrammar(Sampler):
@@ -18,10 +17,10 @@ class LazyGrammar(Sampler):
     is llama.cpp's (pull request 9639).
     """
 
-    def __init__(self, grammar: Grammar, triggers: Sequence[str], tokenizer: Tokenizer):
-        if not triggers or not all(triggers):
-            raise InvalidRequestError(f"grammar_triggers: {tuple(triggers)!r} are not texts, or one is empty")
-        self._grammar, self._triggers, self._tokenizer = grammar, tuple(triggers), tokenizer
+    def __init__(self, grammar: Grammar, triggers: Sequence[str]):
+        if isinstance(triggers, str) or not triggers or not all(isinstance(each, str) and each for each in triggers):
+            raise InvalidRequestError(f"grammar_triggers: {triggers!r} are not texts, or one is empty")
+        self._grammar, self._triggers = grammar, tuple(triggers)
         self._texts = [trigger.encode() for trigger in triggers]
         self._longest = max(map(len, self._texts))
         self._recent: list[tuple[int, bytes]] | None = []
@@ -45,11 +44,16 @@ class LazyGrammar(Sampler):
         if self._recent is None:
             self._grammar.accept(token)
             return
-        recent = [*self._recent, (token, self._tokenizer.piece_bytes(token, unparse_special=True))]
+        recent = [*self._recent, (token, self._grammar.tokenizer.piece_bytes(token, unparse_special=True))]
         text = b"".join(piece for _, piece in recent)
         starts = [start for start in map(text.find, self._texts) if start >= 0]
         if starts:
-            self._grammar = _begun(self._grammar, recent, min(starts))
+            start = min(starts)
+            try:
+                self._grammar = _begun(self._grammar, recent, start)
+            except InvalidRequestError as error:
+                begins = repr(text[start:].decode(errors="replace"))
+                raise InvalidRequestError(f"grammar_triggers: no text can begin with {begins}: {error}") from None
             self._recent = None
             return
         while len(text) - len(recent[0][1]) >= self._longest:
@@ -63,7 +67,7 @@ class LazyGrammar(Sampler):
 
     def clone(self) -> LazyGrammar:
         """A copy that waits, or is in the grammar, as far as this one."""
-        other = LazyGrammar(self._grammar.clone(), self._triggers, self._tokenizer)
+        other = LazyGrammar(self._grammar.clone(), self._triggers)
         other._recent = None if self._recent is None else [*self._recent]
         return other
 
@@ -73,8 +77,8 @@ def _begun(grammar: Grammar, tokens: Sequence[tuple[int, bytes]], start: int) ->
     begun, end = grammar.clone(), 0
     for token, piece in tokens:
         begin, end = end, end + len(piece)
-        if begin >= start:
-            begun.accept(token)
-        elif end > start:
+        if begin < start < end:
             begun.accept_bytes(piece[start - begin :])
+        elif start < end:
+            begun.accept(token)
     return begun
