@@ -269,6 +269,12 @@ def test_leases_have_handles_of_their_own(n_leases: float, model: Model) -> None
         Branches(model, n_leases=n_leases)
 
 
+@pytest.mark.parametrize("n_ctx", [-1, math.nan, "9", True])
+def test_cells_are_counted_in_whole_numbers(n_ctx: int, model: Model) -> None:
+    with pytest.raises(InvalidRequestError, match="n_ctx must be an integer of at least 0"):
+        Branches(model, n_leases=1, n_ctx=n_ctx)
+
+
 def test_leases_run_out(branches: Branches) -> None:
     root = branches.create([1])
     forks = [branches.fork(root) for _ in range(5)]

@@ -8,7 +8,7 @@ import pytest
 
 import llamacli
 from conftest import LoadTiny
-from llamacli import InvalidRequestError
+from llamacli import InvalidRequestError, Session
 from llamacli.perplexity import Estimate, perplexity, perplexity_tokens
 from oracle.goldens import sha256
 from oracle.perplexity import PATH, story_text
@@ -93,3 +93,18 @@ def test_what_is_no_number_is_refused(load_tiny: LoadTiny) -> None:
     broken = load_tiny(metadata={"llama.rope.scaling.attn_factor": 1e30})
     with pytest.raises(InvalidRequestError, match="the model's logits in chunk 1 are no finite numbers"):
         list(perplexity(broken, list(range(64)) * 2, n_ctx=64))
+
+
+def test_tokens_that_never_come_do_not_matter(load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = Session.eval
+
+    def forbid(session, tokens, *, all_logits=False):
+        logits = evaluate(session, tokens, all_logits=all_logits)
+        if logits is not None:
+            logits[:, :2] = -np.inf
+        return logits
+
+    monkeypatch.setattr(Session, "eval", forbid)
+    model = load_tiny(tensors={"output.weight": np.zeros((128, 64))})
+    *_, last = perplexity(model, TOKENS, n_ctx=10)
+    assert last.value == pytest.approx(126)

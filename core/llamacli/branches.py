@@ -74,6 +74,8 @@ class Branches:
     ):
         if not is_whole(n_leases) or not 0 <= n_leases <= _MOST_SLOTS:
             raise InvalidRequestError(f"n_leases must be an integer from 0 to {_MOST_SLOTS}, not {n_leases!r}")
+        if n_ctx is not None and (not is_whole(n_ctx) or n_ctx < 0):
+            raise InvalidRequestError(f"n_ctx must be an integer of at least 0, not {n_ctx!r}")
         self._model, self._seed, self._measure = model, seed, measure
         self._cache = model.kv_cache(n_leases, seq_len=seq_len, kv_type=kv_type)
         self._tenancy = Tenancy(self._cache)
