@@ -15,8 +15,8 @@ test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest
 
 # Every kernel's memory between pages that nobody may touch; functions of arrays with Numba's own checks.
-GUARDED := tests/engine tests/kernels/test_linear.py tests/kernels/test_encoding.py tests/kernels/test_sampling_kernels.py \
-           tests/sampling tests/kv tests/test_goldens.py tests/test_kv.py tests/test_branches.py tests/test_embedding.py \
+GUARDED := tests/engine tests/kernels/test_attention.py tests/kernels/test_linear.py tests/kernels/test_encoding.py \
+           tests/kernels/test_sampling_kernels.py tests/sampling tests/kv tests/test_goldens.py tests/test_kv.py tests/test_branches.py tests/test_embedding.py \
            tests/test_session.py tests/test_session_state.py plugins
 test-bounds: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -p guarded --guard=end $(GUARDED)

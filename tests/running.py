@@ -7,12 +7,19 @@ from llamacli.kernels.team import STEP, Team
 
 
 def run_kernel(
-    team: Team, kernel: Kernel, record: np.dtype, *, n_rows: int, first_row: int = 0, **params: object
+    team: Team,
+    kernel: Kernel,
+    record: np.dtype,
+    *,
+    n_rows: int,
+    first_row: int = 0,
+    rows: np.ndarray | None = None,
+    **params: object,
 ) -> None:
     """Walk a table of one step; arrays among the parameters are passed as their addresses."""
     args, run, steps = np.zeros(1, record), np.zeros(1, RUN), np.zeros(1, STEP)
     for name, value in params.items():
         args[name] = value.ctypes.data if isinstance(value, np.ndarray) else value
-    run["n_rows"], run["first_row"] = n_rows, first_row
+    run["n_rows"], run["first_row"], run["rows"] = n_rows, first_row, 0 if rows is None else rows.ctypes.data
     steps["function"], steps["args"] = kernel.address, args.ctypes.data
     team.run(steps, 0, 1, run)

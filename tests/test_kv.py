@@ -178,6 +178,33 @@ def test_a_page_may_be_written_in_any_number_of_parts(kv_type: str) -> None:
             np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.parametrize("start", [1, 3, 9])
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_a_copy_from_the_middle_of_a_page_means_the_same(kv_type: str, start: int) -> None:
+    """Behind the same cells it is the same bits; behind others, other bits are the same numbers, rounded once more."""
+    state = AttentionState(2, 32)
+    pool = KVPool(KVLayout.of([state], kv_type))
+    source, alike, other = (KVSequence(pool, 40) for _ in range(3))
+    k, v = random_cells(40, state)
+    k += np.random.default_rng(1).normal(0, 30, (1, 2, 32)).astype(np.float32)
+    for sequence, keys in ((source, k), (alike, k[:start]), (other, -k[:start])):
+        sequence.reserve(0, len(keys))
+        sequence.write(0, 0, keys, v[: len(keys)])
+        sequence.tokens = list(range(len(keys)))
+    other.tokens = [7] * start
+    expected = source.read(0, 40)
+    before = other.read(0, start)
+    for sequence in (alike, other):
+        sequence.copy(source, start, 40)
+    for mine, theirs in zip(alike.read(0, 40), expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    keys, values = other.read(0, 40)
+    np.testing.assert_array_equal(keys[..., :start], before[0])
+    np.testing.assert_array_equal(values, expected[1])
+    assert naive.nmse(keys[..., start:], expected[0][..., start:]) < {4: 2e-2, 5: 5e-3}.get(BITS[kv_type], 1e-4)
+    assert naive.nmse(source.read(0, 40)[0], expected[0]) == 0
+
+
 @pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 def test_what_is_no_number_does_not_become_one(kv_type: str, number: float) -> None:

@@ -197,7 +197,7 @@ class TestRefusals:
         session = started(model, 9)
         self.unharmed(model, session, b"", "too few")
         self.unharmed(model, session, b"x" + data[1:], "no state")
-        self.unharmed(model, session, data[:12] + b"\1" + data[13:], "version 1, and this is version 2")
+        self.unharmed(model, session, data[:12] + b"\1" + data[13:], "version 1, and this is version 3")
         self.unharmed(model, session, data[:-1] + bytes([data[-1] ^ 1]), "damaged")
         other = load_tiny("mha")
         self.unharmed(other, started(other, 9), data, "another model")

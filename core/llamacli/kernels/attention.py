@@ -39,7 +39,10 @@ _i64 = types.int64
 
 
 def scratch_bytes(head_dim: int) -> int:
-    """Bytes of scratch that one thread needs: rows of queries, scores and sums, then a maximum and a sum a row."""
+    """Bytes of scratch that one thread needs: rows of queries, scores and sums, then a maximum and a sum a row.
+
+    What writes cells needs less: a row and the codes of a block, of whole blocks.
+    """
     return 4 * MOST * (2 * _padded(head_dim) + TILE + 2)
 
 
@@ -77,13 +80,13 @@ def _scores(typingctx: Any, kind: Any, n: Any, q: Any, q_stride: Any, keys: Any,
 
 
 @intrinsic(prefer_literal=True)
-def _weigh(typingctx: Any, kind: Any, n: Any, p: Any, values: Any, column: Any, head_dim: Any, out: Any,
-           out_stride: Any) -> Any:  # fmt: skip
-    """Add to 16 columns of n rows of `out` those of one page of values, weighted by rows of p."""
+def _weigh(typingctx: Any, kind: Any, n: Any, p: Any, values: Any, n_cells: Any, column: Any, head_dim: Any,
+           out: Any, out_stride: Any) -> Any:  # fmt: skip
+    """Add to 16 columns of n rows of `out` those of the first cells of a page of values, weighted by rows of p."""
     number, n_rows = kind.literal_value, n.literal_value
 
     def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
-        _, _, p, values, column, head_dim, out, out_stride = args
+        _, _, p, values, n_cells, column, head_dim, out, out_stride = args
         out = b.add(out, b.mul(column, ir.I64(4)))
         places = [b.add(out, b.mul(out_stride, ir.I64(row))) for row in range(n_rows)]
         load = cells.value_loader(b, number, values, column, head_dim)
@@ -96,12 +99,12 @@ def _weigh(typingctx: Any, kind: Any, n: Any, p: Any, values: Any, column: Any, 
                 for row, total in enumerate(totals)
             ]
 
-        totals = ir.loop(b, ir.I64(PAGE), [ir.load(b, place, ir.F32X16) for place in places], body)
+        totals = ir.loop(b, n_cells, [ir.load(b, place, ir.F32X16) for place in places], body)
         for place, total in zip(places, totals, strict=True):
             ir.store(b, place, total)
         return context.get_dummy_value()
 
-    return types.void(kind, n, *[_i64] * 6), codegen
+    return types.void(kind, n, *[_i64] * 7), codegen
 
 
 @njit(inline="always")
@@ -257,15 +260,16 @@ def attention(kv_type: KVType) -> Kernel:
                     for page in range(begin, n_pages):
                         corner = simd.read_i64(table + 8 * (start // PAGE + page)) + values
                         p = scores + 4 * PAGE * page
+                        n_cells = min(PAGE, n_seen - start - page * PAGE)  # what is behind may be no number
                         for column in range(0, a.head_dim, PAGE):
                             if n > 4:
-                                _weigh(v_type, 8, p, corner, column, a.head_dim, out, stride)
+                                _weigh(v_type, 8, p, corner, n_cells, column, a.head_dim, out, stride)
                             elif n > 2:
-                                _weigh(v_type, 4, p, corner, column, a.head_dim, out, stride)
+                                _weigh(v_type, 4, p, corner, n_cells, column, a.head_dim, out, stride)
                             elif n > 1:
-                                _weigh(v_type, 2, p, corner, column, a.head_dim, out, stride)
+                                _weigh(v_type, 2, p, corner, n_cells, column, a.head_dim, out, stride)
                             else:
-                                _weigh(v_type, 1, p, corner, column, a.head_dim, out, stride)
+                                _weigh(v_type, 1, p, corner, n_cells, column, a.head_dim, out, stride)
 
                 for i in range(n):
                     head = head_kv * a.group + first_head + i % heads

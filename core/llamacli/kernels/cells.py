@@ -52,6 +52,22 @@ def load_keys(b: ir.Builder, number: int, part: ir.Value, i: ir.Value) -> list[i
     return [_number(b, kind, row, bit, scale, offset) for row, bit in zip(rows, fifth, strict=True)]
 
 
+def absolute_scores(b: ir.Builder, number: int, scores: ir.Value) -> ir.Value:
+    """The scores of the 16 keys of a page from those of the keys as they are kept."""
+    if isinstance(_TYPES[number], FloatType):
+        return scores
+    # The first lanes of `sums` are those of the first 1, 2, 4 and 8 shares: the means that the lanes from 1, 2, 4 and 8
+    # on were kept less. No lane gets anything of those behind it, where there may be no keys yet.
+    sums = [b.fmul(scores, ir.ir.Constant(ir.F32X16, SHARES.tolist()))]
+    for half in (1, 2, 4):
+        sums.append(b.fadd(sums[-1], ir.partners(b, sums[-1], half)))
+    first = ir.shuffle(b, sums[0], sums[1], [0, 0, PAGE, PAGE, *[0] * 12])
+    last = ir.shuffle(b, sums[2], sums[3], [0] * 8 + [PAGE] * 8)
+    means = ir.shuffle(b, first, last, [*range(4), *range(PAGE + 4, 2 * PAGE)])
+    means = ir.shuffle(b, ir.constant(ir.F32X16, 0.0), means, [0, *range(PAGE + 1, 2 * PAGE)])
+    return b.fadd(scores, means)
+
+
 def value_loader(
     b: ir.Builder, number: int, part: ir.Value, column: ir.Value, head_dim: ir.Value
 ) -> Callable[[ir.Value], ir.Value]:
@@ -99,10 +115,11 @@ def _unit(b: ir.Builder, kind: IntegerType, part: ir.Value, unit: ir.Value) -> t
     return block, b.add(ir.offset(b, block, kind.header_bytes), within)
 
 
-def _scale(
-    b: ir.Builder, rounding: Rounding, word: Callable[[int], ir.Value]
-) -> tuple[ir.Value, ir.Value | None]:  # fmt: skip
-    """The scale, and what is added to it times the code, by words, int16x16: that takes the code of 0 out, exactly."""
+def _scale(b: ir.Builder, rounding: Rounding, word: Callable[[int], ir.Value]) -> tuple[ir.Value, ir.Value | None]:
+    """The scale, and what is to be added to it times a code: the offset, or what the code of 0 makes too much, exactly.
+
+    `word` gives the scales as they are kept and, of 1, the offsets, int16x16.
+    """
     if rounding.table:
         return _half(b, word(0)), None
     if rounding.has_offset:
@@ -137,19 +154,6 @@ def _fifth_bit(b: ir.Builder, words: ir.Value, places: ir.Value) -> ir.Value:
     return b.shl(bit, ir.constant(ir.I32X16, 4))
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def writer(name: str, is_key: bool) -> Callable[..., None]:
-    """A compiled function `(x, head_dim, part, lane, scratch)`: put float32 [head_dim] into a cell of a part.
-
-    Keys go into a page in the order of its cells. There is scratch for `scratch_bytes(head_dim)`.
-    """
-    kind = KV_TYPES[name]
-    return _float_writer(name, kind, is_key) if isinstance(kind, FloatType) else _integer_writer(kind, is_key)
-
-
 @njit(error_model="numpy")
 def rotate(row: Any, head_dim: Any) -> None:
     """Turn float32 [head_dim] in place as `llamacli.kv.rounding.rotated` does; it is padded to a multiple of 16."""
@@ -169,19 +173,17 @@ def rotate(row: Any, head_dim: Any) -> None:
         simd.store(at, simd.mul(simd.load(at), norm))
 
 
-def absolute_scores(b: ir.Builder, number: int, scores: ir.Value) -> ir.Value:
-    """The scores of the 16 keys of a page from those of the keys as they are kept."""
-    if isinstance(_TYPES[number], FloatType):
-        return scores
-    # Each lane gets the sums of the first 1, 2, 4 and 8 shares; what is in lanes behind does not reach those before.
-    sums = [b.fmul(scores, ir.ir.Constant(ir.F32X16, SHARES.tolist()))]
-    for half in (1, 2, 4):
-        sums.append(b.fadd(sums[-1], ir.partners(b, sums[-1], half)))
-    first = ir.shuffle(b, sums[0], sums[1], [0, 0, PAGE, PAGE, *[0] * 12])
-    last = ir.shuffle(b, sums[2], sums[3], [0] * 8 + [PAGE] * 8)
-    means = ir.shuffle(b, first, last, [*range(4), *range(PAGE + 4, 2 * PAGE)])
-    means = ir.shuffle(b, ir.constant(ir.F32X16, 0.0), means, [0, *range(PAGE + 1, 2 * PAGE)])
-    return b.fadd(scores, means)
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def writer(name: str, is_key: bool) -> Callable[..., None]:
+    """A compiled function `(x, head_dim, part, lane, scratch)`: put float32 [head_dim] into a cell of a part.
+
+    Keys go into a page in the order of its cells. There is scratch for `scratch_bytes(head_dim)`.
+    """
+    kind = KV_TYPES[name]
+    return _float_writer(name, kind, is_key) if isinstance(kind, FloatType) else _integer_writer(kind, is_key)
 
 
 @intrinsic(prefer_literal=True)
@@ -227,7 +229,7 @@ def _integer_writer(kind: IntegerType, is_key: bool) -> Callable[..., None]:
     bits, has_offset, has_zero = kind.bits, rounding.has_offset, rounding.has_zero
     header, unit_bytes, high = kind.header_bytes, kind.unit_bytes, kind.high_bytes
     last, middle = np.float32(rounding.last_code), np.float32(rounding.middle)
-    extreme, peaks = np.float32(rounding.extreme or 1), tuple(map(np.float32, rounding.peaks))
+    has_extremes, trials = bool(rounding.extremes), tuple(map(np.float32, rounding.trials))
     mask, half = rounding.last_code, (rounding.last_code + 1) // 2
     codes_of, numbers_of = _nearest(rounding)
     row = UNIT if bits == 8 else UNIT // 2
@@ -246,12 +248,12 @@ def _integer_writer(kind: IntegerType, is_key: bool) -> Callable[..., None]:
         total = simd.sum_f32(simd.add(a, b))
         best, scale, zero = np.float32(-1), total, middle
         offset = inverse = origin = np.float32(0)
-        for peak in peaks:
-            if has_zero or has_offset:
-                size = (top - low) / last * peak
-                start = low + (top - low) * ((np.float32(1) - peak) / np.float32(2))
+        for trial in trials:
+            if has_extremes:
+                size, start = (low if -low >= top else top) / trial, np.float32(0)
             else:
-                size, start = (low if -low >= top else top) / extreme * peak, np.float32(0)
+                size = (top - low) / last * trial
+                start = low + (top - low) * ((np.float32(1) - trial) / np.float32(2))
             per_step = np.float32(1) / size if size != 0 else np.float32(0)
             code_of_zero = middle
             if has_zero:

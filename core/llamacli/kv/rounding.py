@@ -13,7 +13,7 @@ BLOCK = 32
 """Numbers of a whole block."""
 
 PEAKS = (1.08, 1.04, 1.0, 0.96, 0.92, 0.88)
-"""The scales that are tried, relative to the one that just covers the block."""
+"""The scales that are tried where a zero or an offset is chosen, relative to the one that just covers the block."""
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint16]
@@ -48,13 +48,14 @@ class Rounding:
 
     - `has_zero`: the code of 0 is chosen for each block, and takes the place of the scale's last bits, which so few
       codes can do without. Otherwise it is the middle code; it means nothing where there is an offset or a table.
-    - `extreme`: where neither zero nor offset is chosen, the number that the one of largest magnitude becomes.
+    - `extremes`: where neither is chosen, what the number of largest magnitude may become, in steps of the scale: each
+      makes a scale that is tried. Those of both signs suit a table that is no mirror image of itself.
     """
 
     bits: int
     has_zero: bool = False
     has_offset: bool = False
-    extreme: int = 0
+    extremes: tuple[int, ...] = ()
     table: tuple[int, ...] = ()
 
     @property
@@ -68,9 +69,9 @@ class Rounding:
         return 0 if self.has_offset or self.table else 2 ** (self.bits - 1)
 
     @property
-    def peaks(self) -> tuple[float, ...]:
-        """Those of PEAKS that are worth trying: of 8 bits, none but the usual one."""
-        return PEAKS if self.bits < 8 else (1.0,)
+    def trials(self) -> tuple[float, ...]:
+        """One of PEAKS, or of `extremes`, for each scale that is tried."""
+        return self.extremes or PEAKS
 
     @property
     def midpoints(self) -> tuple[float, ...]:
@@ -91,12 +92,12 @@ class Rounding:
         total, none = folded(x), np.zeros_like(low)
         # The total stays the scale if x is not finite: nothing explains it then.
         best, scale, offset, inverse, origin, zero = none - 1, total, none, none, none, none + self.middle
-        for peak in map(np.float32, self.peaks):
-            if self.has_zero or self.has_offset:
-                step = (high - low) / np.float32(self.last_code) * peak
-                start = low + (high - low) * ((1 - peak) / 2)
+        for trial in map(np.float32, self.trials):
+            if self.extremes:
+                step, start = np.where(-low >= high, low, high) / trial, none
             else:
-                step, start = np.where(-low >= high, low, high) / np.float32(self.extreme) * peak, none
+                step = (high - low) / np.float32(self.last_code) * trial
+                start = low + (high - low) * ((1 - trial) / 2)
             per_step = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step != 0)
             code_of_zero = none + self.middle
             if self.has_zero:
@@ -129,13 +130,15 @@ class Rounding:
             zero = (words[0] & np.uint16(self.last_code)).astype(np.float32)
             words = [words[0] & ~np.uint16(self.last_code)]
         scale, *offsets = (word.view(np.float16).astype(np.float32) for word in words)
-        values = self._numbers(codes, zero) * scale
-        return values + offsets[0] if offsets else values
+        if self.table:
+            return self._numbers(codes, zero) * scale
+        # As registers do it: the products are exact, and of an infinite scale comes the same.
+        return codes.astype(np.float32) * scale + (offsets[0] if offsets else -zero * scale)
 
     def _nearest(self, steps: Floats, zero: Floats) -> Floats:
         """The codes nearest to numbers in steps of the scale."""
         if self.table:
-            return np.searchsorted(np.array(self.midpoints, np.float32), steps).astype(np.float32)
+            return np.sum(np.array(self.midpoints, np.float32) < steps[..., None], -1, dtype=np.float32)
         nearest = np.rint(steps)
         nearest = np.where(nearest > -zero, nearest, -zero)  # which is no NaN
         return np.minimum(nearest, np.float32(self.last_code) - zero) + zero

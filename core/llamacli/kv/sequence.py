@@ -291,14 +291,14 @@ class KVSequence:
         ]
 
     def _copy_cells(self, source: KVSequence, layer: int, start: int, n: int, *, alike: bool) -> None:
-        """Some cells of a page: byte by byte if those before them are `alike`, whose mean they may be kept less."""
+        """Some cells of a page, byte by byte; but keys are less a mean of those before, which may not be `alike`."""
         page, lane = divmod(start, PAGE)
         lanes = slice(lane, lane + n)
         head_dim = self.pool.layout.states[layer].head_dim
         for is_key, (kind, mine), (_, theirs) in zip(
             (True, False), self._parts(layer, page), source._parts(layer, page), strict=True
         ):
-            if alike:
+            if alike or not is_key:
                 kind.copy(mine, theirs, lanes, head_dim, is_key=is_key)
             else:
                 x = kind.read(theirs, head_dim, is_key=is_key)[:, lanes]

@@ -31,7 +31,7 @@ from llamacli.kv.types import PAGE
 from llamacli.memory import view
 
 MAGIC = b"LLAMACLI-KV\0"
-VERSION = 2
+VERSION = 3
 _FIXED = struct.Struct("<12sII")
 _DIGEST = 32
 _NO_STATE = "this is no state: it does not begin with what states begin with"

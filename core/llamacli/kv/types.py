@@ -229,10 +229,10 @@ KV_TYPES: dict[str, FloatType | IntegerType] = {
     "f32": FloatType(np.dtype(np.float32)),
     "f16": FloatType(np.dtype(np.float16)),
     "bf16": FloatType(np.dtype(np.uint16)),
-    "q8_0": IntegerType(Rounding(8, extreme=-127)),
+    "q8_0": IntegerType(Rounding(8, extremes=(-127,))),
     "q4_0": IntegerType(Rounding(4, has_zero=True)),
     "q4_1": IntegerType(Rounding(4, has_offset=True)),
-    "iq4_nl": IntegerType(Rounding(4, extreme=-127, table=IQ4_NL_TABLE)),
+    "iq4_nl": IntegerType(Rounding(4, extremes=(-140, -125, -110, 110, 125, 140), table=IQ4_NL_TABLE)),
     "q5_0": IntegerType(Rounding(5, has_zero=True)),
     "q5_1": IntegerType(Rounding(5, has_offset=True)),
 }

@@ -1,0 +1,109 @@
+"""What kernels put into pages, and what they make of pages, of heads of any size."""
+
+import numpy as np
+import pytest
+
+import naive
+import running
+from llamacli.graph import AttentionState
+from llamacli.kernels.attention import ATTENTION, STORE, attention, scratch_bytes, store_kv
+from llamacli.kernels.jit import ROW
+from llamacli.kernels.team import Team
+from llamacli.kv import KV_TYPES, KVLayout, KVPool, KVSequence, KVType
+from llamacli.memory import view
+
+THREADS = 2
+TYPES = [*KV_TYPES, ("q8_0", "q4_1"), ("q5_0", "iq4_nl")]
+SEEN_BY_NOBODY = 0xFF
+"""What pages are full of: as scales, and as floats, it is NaN."""
+
+
+@pytest.fixture(scope="module")
+def team() -> Team:
+    return Team(THREADS)
+
+
+def new_sequence(state: AttentionState, kv_type: str | tuple[str, str], n: int) -> KVSequence:
+    sequence = KVSequence(KVPool(KVLayout.of([state], kv_type)), n)
+    sequence.reserve(0, n)
+    for page in pages(sequence):
+        page[:] = SEEN_BY_NOBODY
+    return sequence
+
+
+def pages(sequence: KVSequence) -> list[np.ndarray]:
+    return [view(int(page), sequence.pool.groups[0].page_bytes) for page in sequence.tables[0] if page]
+
+
+def place(*spans: tuple[KVSequence, int, int]) -> np.ndarray:
+    """A row for each cell from a first to before a last one of each sequence."""
+    rows = [(cell, cell, some.addresses.ctypes.data, some.seq_len) for some, *span in spans for cell in range(*span)]
+    return np.array(rows, ROW)
+
+
+def run(team: Team, kernel: object, record: np.dtype, state: AttentionState, rows: np.ndarray, **params) -> None:
+    size = scratch_bytes(state.head_dim)
+    scratch = np.full((THREADS, size // 4), np.nan, np.float32)
+    running.run_kernel(
+        team, kernel, record, n_rows=len(rows), rows=rows, layer=0, n_head_kv=state.n_head_kv, head_dim=state.head_dim,
+        scratch=scratch, scratch_stride=size, **params,
+    )  # fmt: skip
+
+
+def store(team: Team, rows: np.ndarray, state: AttentionState, kv_type, k: np.ndarray, v: np.ndarray) -> None:
+    run(team, store_kv(KVType.of(kv_type)), STORE, state, rows, k=k, v=v, stride=4 * k[0].size)
+
+
+def special(x: np.ndarray) -> dict[str, np.ndarray]:
+    """Numbers [n, n_head, head_dim] that are hard to round."""
+    one = {number: x.copy() for number in (np.inf, -np.inf, np.nan)}
+    for number, cells in one.items():
+        cells[3, 0, -1] = cells[9, 1, 0] = number
+    return {
+        "usual": x, "zero": 0 * x, "the same": 0 * x + np.float32(3.7), "whole": np.rint(3 * x), "far": x + 1000,
+        "denormal": x * np.float32(1e-40), "small": x * np.float32(1e-30), "fine": x * np.float32(1e-5),
+        "scales overflow": x * np.float32(1e6), "squares overflow": x * np.float32(1e30),
+        "sums overflow": np.sign(x) * np.float32(3e38), **{str(number): cells for number, cells in one.items()},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("head_dim", [1, 2, 5, 24, 48, 80, 112, 257])
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_kernels_store_the_bytes_that_numpy_stores(kv_type: str, head_dim: int, team: Team) -> None:
+    state, n, random = AttentionState(3, head_dim), 20, np.random.default_rng(head_dim)
+    usual = [random.normal(size=(n, 3, head_dim)).astype(np.float32) for _ in "kv"]
+    for name, k, v in zip(special(usual[0]), *(special(x).values() for x in usual), strict=True):
+        mine, numpys = (new_sequence(state, kv_type, n) for _ in range(2))
+        for span in (slice(0, 20), slice(3, 9), slice(9, 18)):  # some again, on what is there
+            with np.errstate(over="ignore", invalid="ignore"):
+                numpys.write(0, span.start, k[span], v[span])
+            store(team, place((mine, span.start, span.stop)), state, kv_type, k[span].copy(), v[span].copy())
+        for page, other in zip(pages(mine), pages(numpys), strict=True):
+            np.testing.assert_array_equal(page, other, err_msg=name)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 20}, {"window": 5, "softcap": 2.0, "sinks": True}], ids=str)
+@pytest.mark.parametrize("head_dim", [1, 5, 20, 32, 80, 112])
+@pytest.mark.parametrize("kv_type", TYPES, ids=str)
+def test_attention_sees_what_is_stored_and_nothing_else(kv_type, head_dim: int, options: dict, team: Team) -> None:
+    """Rows of two sequences go together; both have begun a page, and what is behind them there is NaN."""
+    state, group, random = AttentionState(2, head_dim), 3, np.random.default_rng(head_dim)
+    spans = [(new_sequence(state, kv_type, stop), start, stop) for start, stop in ((90, 99), (5, 8))]
+    expected, queries = [], []
+    sinks = random.normal(size=2 * group).astype(np.float32) if "sinks" in options else None
+    window, softcap = (options.get(name) for name in ("window", "softcap"))
+    for sequence, start, stop in spans:
+        k, v = (random.normal(size=(stop, 2, head_dim)).astype(np.float32) for _ in "kv")
+        store(team, place((sequence, 0, stop)), state, kv_type, k, v)
+        q = random.normal(size=(stop - start, 2 * group, head_dim)).astype(np.float32)
+        keys, values = sequence.read(0, stop)
+        cells = keys.transpose(2, 0, 1), values.transpose(1, 0, 2)
+        expected.append(naive.attention(q, *cells, 0.3, window=window, softcap=softcap, sinks=sinks))
+        queries.append(q)
+    q = np.concatenate(queries)
+    out = np.full_like(q, np.nan)
+    run(
+        team, attention(KVType.of(kv_type)), ATTENTION, state, place(*spans), q=q, out=out, stride=4 * q[0].size,
+        group=group, window=window or 1 << 40, sinks=0 if sinks is None else sinks, scale=0.3, softcap=softcap or 0.0,
+    )  # fmt: skip
+    assert naive.nmse(out, np.concatenate(expected)) < 1e-11
