@@ -14,8 +14,9 @@ from hypothesis.extra.numpy import arrays
 
 from arm import ArmFunction, HostFunction, machine
 from llamacli.errors import InvalidRequestError
-from llamacli.kernels import ir, isa, linear
+from llamacli.kernels import cells, ir, isa, linear
 from llamacli.kernels.formats import ACTIVATION, INTEGER_FORMS, ROWS, IntegerPacking, packings
+from llamacli.kv import KV_TYPES, PAGE
 from llamacli.quantization import TensorType
 
 emulated = pytest.mark.skipif(
@@ -304,3 +305,47 @@ def check_tile(name, packing, n_tokens):
     assert np.isfinite(results).all()
     assert results.any()
     np.testing.assert_array_equal(results[0].view(np.uint32), results[1].view(np.uint32))
+
+
+# --- cells of the cache ----------------------------------------------------------------------------------------------
+
+HEAD_DIM = 32
+
+
+def keys_of(kind):
+    """The keys of a unit, then scores made absolute."""
+
+    def emit(b, out, part, scores):
+        for d, key in enumerate(cells.load_keys(b, cells.NUMBERS[kind], part, ir.I64(0))):
+            ir.store(b, ir.offset(b, out, 64 * d), key)
+        absolute = cells.absolute_scores(b, cells.NUMBERS[kind], ir.load(b, scores, ir.F32X16))
+        ir.store(b, ir.offset(b, out, 64 * cells.dims_at_once(cells.NUMBERS[kind])), absolute)
+
+    return 3, emit
+
+
+def values_of(kind):
+    """16 dimensions of each cell."""
+
+    def emit(b, out, part):
+        load = cells.value_loader(b, cells.NUMBERS[kind], part, ir.I64(0), ir.I64(HEAD_DIM))
+        for cell in range(PAGE):
+            ir.store(b, ir.offset(b, out, 64 * cell), load(ir.I64(cell)))
+
+    return 2, emit
+
+
+@emulated
+@pytest.mark.parametrize("kind", KV_TYPES)
+def test_cells_are_read_as_the_same_bits_as_here(kind):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(PAGE, 1, HEAD_DIM)).astype(np.float32)
+    scores = random.normal(size=16).astype(np.float32)
+    for is_key, code in ((True, keys_of(kind)), (False, values_of(kind))):
+        parts = np.zeros((1, KV_TYPES[kind].part_bytes(HEAD_DIM)), np.uint8)
+        KV_TYPES[kind].write(parts, slice(0, PAGE), x, is_key=is_key)
+        results = np.zeros((2, 17, 16), np.float32)
+        for function, out in zip((HostFunction(isa.isa(), *code), ArmFunction("neon", *code)), results, strict=True):
+            function(*(out, parts, scores)[: code[0]])
+        assert results[0].any()
+        np.testing.assert_array_equal(results[0].view(np.uint32), results[1].view(np.uint32))
