@@ -237,11 +237,14 @@ def _integer_writer(kind: IntegerType, is_key: bool) -> Callable[..., None]:
 
     @njit(error_model="numpy")
     def write_block(x: Any, n: Any, block: Any, lane: Any, codes: Any) -> None:
-        """Round n numbers as Rounding.fit does; their codes go to scratch, float32 [32]."""
+        """Round n numbers as Rounding.fit does; their codes go to scratch, float32 [32].
+
+        a and b are the halves of the block, c and d what their codes mean in steps of the scale.
+        """
         zeros = simd.splat(np.float32(0))
         a, b, first = simd.load(x), simd.load(x + 64), simd.splat(simd.read_f32(x))
-        c, d = simd.first_lanes(a, n, first), simd.first_lanes(b, n - UNIT, first)
-        low, top = simd.min_f32(simd.minimum(c, d)), simd.max_f32(simd.maximum(c, d))
+        a, b = simd.first_lanes(a, n, first), simd.first_lanes(b, n - UNIT, first)
+        low, top = simd.min_f32(simd.minimum(a, b)), simd.max_f32(simd.maximum(a, b))
         if has_zero:
             low, top = min(low, np.float32(0)), max(top, np.float32(0))
         a, b = simd.first_lanes(a, n, zeros), simd.first_lanes(b, n - UNIT, zeros)
