@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import naive
@@ -75,6 +75,7 @@ heads = st.builds(AttentionState, st.integers(1, 3), st.sampled_from([1, 8, 16, 
 
 
 @given(st.lists(heads, min_size=1, max_size=3), st.integers(1, 60), types, types)
+@example([AttentionState(1, 1)], 52, "f32", "q5_0")
 def test_what_is_written_is_read(layers: list[AttentionState], n: int, k_type: str, v_type: str) -> None:
     sequence = new_sequence(layers, 64, (k_type, v_type))
     sequence.reserve(0, n)
@@ -103,8 +104,9 @@ def check_rounded(stored: np.ndarray, x: np.ndarray, kv_type: str, *, is_key: bo
             peak = np.abs(block).max(-1)
             step = np.maximum(block.max(-1), 0) - np.minimum(block.min(-1), 0)
             most = {"q8_0": peak / 254, "iq4_nl": peak * 12 / 127}.get(kv_type, step / (2 ** BITS[kv_type] - 1))
-            # The scale may be a few bits short of a float16.
-            assert (np.square(got - block).mean(-1) <= 1.02 * np.square(most) + 3e-4 * np.square(peak)).all()
+            # The scale may be a few bits short of a float16, and small ones are short of more.
+            slack = 3e-4 * np.square(peak) + (32 * 2**-20) ** 2
+            assert (np.square(got - block).mean(-1) <= 1.02 * np.square(most) + slack).all()
 
 
 @pytest.mark.parametrize("kv_type", ["q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"])
