@@ -8,7 +8,7 @@ import pytest
 
 import naive
 from conftest import LoadTiny
-from llamacli import ClosedError, InvalidRequestError, Model, SamplingParams
+from llamacli import ClosedError, InvalidRequestError, Model, SamplingParams, StateError
 from llamacli.kv import CacheStrategy, KVSequence, OutOfMemoryError
 from llamacli.session import Session, eval_batch
 
@@ -225,6 +225,13 @@ class TestStrategies:
         assert held == [0] * 20 + [21, 22, 23, 24]
         np.testing.assert_array_equal(session.logits, fresh(model, LONG[:24]).logits)
 
+    @pytest.mark.parametrize("strategy", set(CacheStrategy) - {CacheStrategy.ADAPTIVE})
+    def test_memory_is_looked_at_by_who_wants_to_know(
+        self, strategy: CacheStrategy, model: Model, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("llamacli.kv.strategies.available", lambda: pytest.fail("nobody asked"))
+        fresh(model, LONG[:5], strategy=strategy)
+
     def test_unknown(self, model: Model) -> None:
         with pytest.raises(InvalidRequestError, match="'never' is not one of always"):
             model.create_session(strategy="never")
@@ -355,8 +362,8 @@ class TestReuse:
 
     def test_an_interrupt_gives_up_what_was_reused(self, model: Model) -> None:
         first, second = model.create_session(), model.create_session()
-        first.eval(LONG[:50])
         second.eval(LONG[:3])
+        first.eval(LONG[:50])
         program = model.program
 
         class Interrupting:
@@ -368,6 +375,7 @@ class TestReuse:
             second.eval(LONG[3:20])
         model._program = program
         assert second.tokens == tuple(LONG[:3]) == tuple(second.cache.tokens)
+        assert second.n_reused == 0
         second.eval([9, 9])
         np.testing.assert_array_equal(second.logits, fresh(model, [*LONG[:3], 9, 9]).logits)
 
@@ -376,6 +384,43 @@ class TestReuse:
         first.eval(LONG[:30])
         second.eval(LONG[:30])
         assert second.n_reused == 0
+
+
+class TestStates:
+    def test_an_interrupted_cut_is_saved_whole(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+        session = fresh(model, LONG[:40])
+        session.cache.remove(5, 9, lambda layer, keys: keys)  # what an interrupt leaves that comes right after it
+        saved = session.save_state()
+        other = model.create_session(reuse=False)
+        other.load_state(saved)
+        assert other.tokens == session.tokens == tuple(LONG[:40])
+        for one in (session, other):
+            one.eval(LONG[40:42])
+            np.testing.assert_array_equal(one.logits, fresh(model, LONG[:42]).logits)
+
+    def test_a_state_for_a_context_of_another_length_changes_nothing(self, load_tiny: LoadTiny) -> None:
+        model = load_tiny("phi3_long", "fp32")
+        lengths = sorted({model.program.regime(n): n for n in (8, model.config.seq_len)}.values())
+        assert len(lengths) == 2, "long factors make another regime"
+        tokens = [token % model.config.n_vocab for token in LONG[:5]]
+        short, long = (fresh(model, tokens, seq_len=n) for n in lengths)
+        with pytest.raises(StateError, match="another length"):
+            long.load_state(short.save_state())
+        assert long.tokens == tuple(tokens)
+        long.eval([1])
+        np.testing.assert_array_equal(long.logits, fresh(model, [*tokens, 1], seq_len=lengths[1]).logits)
+
+    def test_what_is_no_state_and_what_are_no_tokens(self, model: Model) -> None:
+        session = fresh(model, LONG[:5])
+        for wrong in (5, None, "text"):
+            with pytest.raises(StateError, match="a state is bytes, not"):
+                session.load_state(wrong)
+        for call in (session.eval, session.generate, session.reuse, lambda ids: eval_batch([(session, ids)])):
+            with pytest.raises(InvalidRequestError, match="sequence of ids, not 5"):
+                call(5)
+        with model.kv_cache() as cache, pytest.raises(StateError, match="a state is bytes, not int"):
+            cache.state_load(0, 5)
+        assert session.tokens == tuple(LONG[:5])
 
 
 def test_a_cache_of_numbered_sequences(model: Model) -> None:

@@ -149,7 +149,8 @@ class Model(Closing):
 
     def prefixes(self, kv_type: KVType, seq_len: int) -> PrefixIndex:
         """What sessions of this type and of such a length have evaluated and can share."""
-        return self._prefixes.setdefault((kv_type, self.program.regime(seq_len)), PrefixIndex())
+        index = PrefixIndex(self.kv_pool(kv_type))
+        return self._prefixes.setdefault((kv_type, self.program.regime(seq_len)), index)
 
     def create_chat(
         self,

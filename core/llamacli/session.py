@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 import time
@@ -21,9 +20,9 @@ from llamacli.closing import Closing
 from llamacli.engine import evaluate
 from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError, StateError
 from llamacli.kv import CacheStrategy, KVSequence, snapshot
+from llamacli.kv.prefixes import n_common
 from llamacli.loaders import Progress
 from llamacli.locking import locked
-from llamacli.memory import available
 from llamacli.model import KVTypes, Model
 from llamacli.sampling import Candidates, LogProbs, SamplerChain, SamplerState, SamplingParams, as_logits
 
@@ -222,6 +221,7 @@ class Session(Closing):
         else:
             self._keep(p0)
         del self._context[p0:stop]
+        self.n_reused = min(self.n_reused, self.n_past)
 
     @locked
     def clear_and_reseed(self, sinks: Sequence[int], tail: Sequence[int]) -> None:
@@ -304,9 +304,11 @@ class Session(Closing):
         ids = self._checked(tokens)
         rest = self._begin(ids, reuse=True)[1]
         n = max(0, len(ids) - len(rest))
-        self._context += ids[:n].tolist()
         if n:
+            taken = ids[:n].tolist()
+            self._context += taken
             self._logits = None
+            self.n_reused += n
         return n
 
     def forget_logits(self) -> None:
@@ -371,6 +373,7 @@ class Session(Closing):
         return self._take(snapshot.load(data, self.cache.pool))
 
     def _state(self, extra: dict[str, Any]) -> dict[str, Any]:
+        self._settle()
         arrays = {} if self._logits is None else {"logits": self._logits}
         return {"arrays": arrays, "tokens": self._context, "sampler": self._sampler.draws, "owner": extra}
 
@@ -392,7 +395,8 @@ class Session(Closing):
             draws.draws = sampler or {}
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise StateError(f"its draws cannot be continued: {error}") from None
-        self._logits, self._context = None, []
+        state.check({0: self.cache})
+        self._logits, self._context, self.n_reused = None, [], 0
         state.restore({0: self.cache})
         self._context = list(map(int, tokens))
         self._logits = None if logits is None else logits.copy()
@@ -452,12 +456,12 @@ class Session(Closing):
         """Run checked ids. The position moves only when all are done, so an interrupt leaves it as it was."""
         program = self.model.program
         try:
-            work = self._begin(ids, reuse=not all_logits)
-            logits = evaluate(program, [work], all_logits=all_logits, progress=self.progress)[0]
+            cache, rest = self._begin(ids, reuse=not all_logits)
+            logits = evaluate(program, [(cache, rest)], all_logits=all_logits, progress=self.progress)[0]
         except BaseException:
-            self._abandon()
+            self._settle()
             raise
-        return self._end(ids, logits)
+        return self._end(ids, rest, logits)
 
     def _begin(self, ids: npt.NDArray[np.int32], *, reuse: bool) -> tuple[KVSequence, npt.NDArray[np.int32]]:
         """What has to be evaluated for `ids` to be: without them all that is not cached either."""
@@ -465,20 +469,18 @@ class Session(Closing):
         self._expect_room(len(ids))  # engines trust their caller, and `generate` may have been checked long ago
         if not len(ids) or (len(ids) == 1 and len(cache.tokens) == self.n_past):
             return cache, ids
-        self._abandon()  # an interrupt may have kept the last evaluation from doing so
+        self._settle()
         wanted = [*self._context, *ids.tolist()]
-        if cache.tokens != wanted[: len(cache.tokens)]:  # likewise, or somebody else has changed them
-            cache.truncate(0)
         if reuse and self._prefixes is not None and self.strategy is CacheStrategy.ALWAYS:
             self._n_taken = self._prefixes.reuse(cache, wanted)
-            self.n_reused += max(0, len(cache.tokens) - self.n_past)
         return cache, np.array(wanted[len(cache.tokens) :], np.int32)
 
-    def _abandon(self) -> None:
-        """Give up what was reused for an evaluation that came to nothing."""
+    def _settle(self) -> None:
+        """Let the cache hold nothing but the session's tokens, as an interrupt, or somebody else, may have left it."""
         if self._cache is not None and not self._cache.closed:
-            self._keep(self.n_past)
-            self.n_reused = min(self.n_reused, self.n_past)
+            held = self._cache.tokens
+            if held != self._context[: len(held)]:
+                self._keep(n_common(held, self._context))
 
     def _keep(self, n: int) -> None:
         """Let the cache hold no more than n tokens: none where a window has forgotten what is before."""
@@ -486,26 +488,33 @@ class Session(Closing):
         if n < len(cache.tokens):
             cache.truncate(n if cache.can_truncate(n) else 0)
 
-    def _end(self, ids: npt.NDArray[np.int32], logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Take over what was evaluated; the logits of `ids`."""
+    def _end(
+        self, ids: npt.NDArray[np.int32], rest: npt.NDArray[np.int32], logits: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.float32]:
+        """Take over `ids`, for which `rest` was evaluated; their logits."""
         if len(ids):
-            tokens, last = ids.tolist(), logits[-1].copy()
-            self._context += tokens  # an interrupt comes before both or after both
-            self._logits = last
             if len(ids) >= CHECKPOINT and self._prefixes is not None and self.cache.pool.layout.forgets:
                 self._prefixes.keep(self.cache, self.model.prefix_cache_bytes)
-            if self.strategy is not CacheStrategy.ALWAYS and not self.strategy.should_cache(self.n_past, available()):
+            tokens, last, n_reused = ids.tolist(), logits[-1].copy(), max(0, len(ids) - len(rest))
+            self._context += tokens  # an interrupt comes before all of this or after it
+            self._logits = last
+            self.n_reused += n_reused
+            if not self.strategy.caches(self.n_past):
                 self.cache.truncate(0)
         return logits[-len(ids) :] if len(ids) else logits
 
     def _checked(self, tokens: Sequence[int], n_past: int | None = None) -> npt.NDArray[np.int32]:
         """The tokens as an array, once every one is known to be in the vocabulary and all of them to fit."""
         n_vocab = self.model.config.n_vocab
-        for i, token in enumerate(tokens):
+        try:
+            ids = list(tokens)
+        except TypeError:
+            raise InvalidRequestError(f"tokens are a sequence of ids, not {tokens!r}") from None
+        for i, token in enumerate(ids):
             if not is_whole(token) or not 0 <= token < n_vocab:
                 raise InvalidRequestError(f"token {token!r} at index {i} is not an id from 0 to {n_vocab - 1}")
-        self._expect_room(len(tokens), n_past)
-        return np.asarray(tokens, np.int32)
+        self._expect_room(len(ids), n_past)
+        return np.array(ids, np.int32)
 
     def _expect_room(self, n_tokens: int, n_past: int | None = None) -> None:
         n_past = self.n_past if n_past is None else n_past
@@ -527,20 +536,24 @@ def eval_batch(work: Iterable[tuple[Session, Sequence[int]]]) -> None:
     pools: dict[int, list[tuple[Session, npt.NDArray[np.int32]]]] = defaultdict(list)
     for session, ids in checked:
         pools[id(session.cache.pool)].append((session, ids))
-    results: list[npt.NDArray[np.float32]] = []
+    done: list[tuple[Session, npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]] = []
     with contextlib.ExitStack() as locks:
         for session, _ in sorted(checked, key=lambda one: id(one[0])):  # in one order, or two could wait for each other
             locks.enter_context(session.lock)
         try:
             for members in pools.values():
                 started = [session._begin(ids, reuse=True) for session, ids in members]
-                results += evaluate(members[0][0].model.program, started)
+                results = evaluate(members[0][0].model.program, started)
+                done += [
+                    (session, ids, rest, logits)
+                    for (session, ids), (_, rest), logits in zip(members, started, results, strict=True)
+                ]
         except BaseException:
             for session, _ in checked:
-                session._abandon()
+                session._settle()
             raise
-        for (session, ids), logits in zip(itertools.chain(*pools.values()), results, strict=True):
-            session._end(ids, logits)
+        for session, ids, rest, logits in done:
+            session._end(ids, rest, logits)
 
 
 def _rate(n: int, seconds: float) -> float:

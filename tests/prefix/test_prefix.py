@@ -195,6 +195,17 @@ class TestRefusals:
         assert isinstance(chunks[-1].error, errors.CancelledError)
         assert len(chunks) == 4
 
+    def test_what_cannot_be_asked_poisons_nothing(self, session: PrefixSession) -> None:
+        for call in (
+            lambda: session.ensure_prefix(PREFIX, cancel=5),
+            lambda: session.prefill_suffix(SUFFIX, cancel=5),
+            lambda: session.decode(cancel=5),
+        ):
+            with pytest.raises(errors.InvalidRequestError, match="cancel has no is_set: 5"):
+                call()
+        session.ensure_prefix(PREFIX)
+        assert text_of(session) == cold(session.model, PREFIX)[0]
+
     def test_a_failure_poisons(self, session: PrefixSession, monkeypatch: pytest.MonkeyPatch) -> None:
         session.ensure_prefix(PREFIX)
 
@@ -235,6 +246,9 @@ class TestRefusals:
         for wrong in (None, "8", 1.5, float("nan"), True):
             with pytest.raises(errors.InvalidRequestError, match=r"integer"):
                 PrefixConfig(**{name: wrong})
+        for wrong in (1, 1 << 40):
+            with pytest.raises(errors.InvalidRequestError, match="num_ctx must be 0 or from 2"):
+                PrefixConfig(num_ctx=wrong)
         with pytest.raises(errors.InvalidRequestError, match="stands for 256"):
             DecodeConfig(max_tokens=1.5)
 

@@ -22,6 +22,8 @@ class KVCache(Closing):
 
     Positions have no gaps: token i of a sequence stands at position i. A cut in the middle therefore moves what is
     behind it up, which turns keys anew (RoPE) and needs `turn`; `Model.kv_cache` gives it.
+
+    One thread at a time may use it and the sessions over its sequences: pages are given back at once, read or not.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class KVCache(Closing):
 
         Raises StateError, changing nothing, if it is damaged or another model's.
         """
-        if len(data) == 0:
+        if data == b"":
             self.sequence(seq).truncate(0)
             return
         self._restore_one(seq, snapshot.load(data, self.pool))

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from llamacli.errors import InvalidRequestError
+from llamacli.kv.pool import KVPool
 from llamacli.kv.sequence import KVSequence
+from llamacli.locking import locked
 
 MOST_KEPT = 64
 """How many closed sequences are kept at the most: all are looked through for each prompt."""
@@ -22,70 +24,73 @@ class PrefixIndex:
     no more than the cap.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pool: KVPool):
+        self.lock = pool.lock
         self._live: weakref.WeakSet[KVSequence] = weakref.WeakSet()
         self._kept: list[KVSequence] = []  # the most recently used last
 
+    @locked
     def add(self, sequence: KVSequence) -> None:
         """Share what this sequence holds as long as it lives."""
-        with sequence.pool.lock:
-            self._live.add(sequence)
+        self._live.add(sequence)
 
+    @locked
     def reuse(self, sequence: KVSequence, tokens: Sequence[int]) -> int:
         """Let `sequence`, which holds the first of `tokens`, go on with as many as another one holds.
 
         The last of them is left to be evaluated. Returns how many were reused.
         """
-        held, pool = len(sequence.tokens), sequence.pool
-        with pool.lock:
-            for source, n in self._matches(sequence, tokens):
-                if n <= held:
-                    break
-                try:
-                    sequence.copy(source, held, n)
-                except InvalidRequestError:  # a sliding window of the other has moved on
-                    continue
-                if source in self._kept:
-                    self._kept.remove(source)
-                    self._kept.append(source)
-                return n - held
+        held = len(sequence.tokens)
+        for source, n in self._matches(sequence, tokens):
+            try:
+                sequence.copy(source, held, n)
+            except InvalidRequestError:  # a sliding window of the other has moved on
+                continue
+            if source in self._kept:
+                self._use(source)
+            return n - held
         return 0
 
+    @locked
     def keep(self, sequence: KVSequence, max_bytes: int) -> None:
         """Remember what a sequence holds now, within so many bytes."""
-        with sequence.pool.lock:
-            if not sequence.tokens or _n_bytes([sequence]) > max_bytes:
+        if not sequence.tokens or _n_bytes([sequence]) > max_bytes:
+            return
+        for other in list(self._kept):
+            n = min(_n_shared(other, sequence.tokens), _n_shared(sequence, other.tokens))
+            if n == len(sequence.tokens) and other.can_truncate(n):  # it is there already
+                self._use(other)
                 return
-            for other in list(self._kept):
-                n = min(_n_shared(other, sequence.tokens), _n_shared(sequence, other.tokens))
-                if n == len(sequence.tokens) and other.can_truncate(n):  # it is there already
-                    self._kept.remove(other)
-                    self._kept.append(other)
-                    return
-                if n == len(other.tokens) and sequence.can_truncate(n):
-                    self._drop(other)
-            self._kept.append(sequence.fork())
-            while len(self._kept) > MOST_KEPT or (self._kept and self.n_bytes > max_bytes):
-                self._drop(self._kept[0])
+            if n == len(other.tokens) and sequence.can_truncate(n):
+                self._drop(other)
+        self._kept.append(sequence.fork())
+        while len(self._kept) > MOST_KEPT or self.n_bytes > max_bytes:
+            self._drop(self._kept[0])
 
     @property
     def n_bytes(self) -> int:
         """Bytes of the pages of what is kept; shared ones count once."""
         return _n_bytes(self._kept) if self._kept else 0
 
+    @locked
     def clear(self) -> None:
         """Give up all that is kept."""
         while self._kept:
             self._drop(self._kept[0])
 
     def _matches(self, sequence: KVSequence, tokens: Sequence[int]) -> Iterator[tuple[KVSequence, int]]:
-        """Sequences and how many of their first tokens are the same, the longest first."""
+        """Sequences that hold more of `tokens` than this one does, and how many, the longest first."""
         if sequence.cut is not None:  # what others hold has not seen what was cut out here
             return
-        most = min(len(tokens) - 1, sequence.seq_len)
-        others = [other for other in (*self._live, *self._kept) if other is not sequence]
+        held, most = len(sequence.tokens), min(len(tokens) - 1, sequence.seq_len)
+        others = [other for other in (*self._live, *self._kept) if len(other.tokens) > held]
         found = [(other, min(most, _n_shared(other, tokens))) for other in others]
-        yield from sorted(found, key=lambda match: -match[1])
+        yield from sorted((match for match in found if match[1] > held), key=lambda match: -match[1])
+
+    def _use(self, kept: KVSequence) -> None:
+        """Let this be the one that was used last."""
+        self._kept.remove(kept)
+        self._kept.append(kept)
 
     def _drop(self, kept: KVSequence) -> None:
         self._kept.remove(kept)

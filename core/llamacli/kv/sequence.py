@@ -99,11 +99,8 @@ class KVSequence:
             raise InvalidRequestError(f"{n} is not a number of cells to keep")
         if not self.can_truncate(n):
             raise InvalidRequestError(f"cannot go back to position {n}: the sliding window before it is forgotten")
-        del self.tokens[n:]
-        if n == 0:
-            self.first_cells = [0] * len(self.tables)
-        if self.cut is not None and n <= self.cut:
-            self.cut = None
+        cut = None if self.cut is None or n <= self.cut else self.cut
+        self.adopt(self.tokens[:n], self.first_cells if n else [0] * len(self.tables), cut)
         self._release(-(-n // PAGE))
 
     def can_truncate(self, n: int) -> bool:
@@ -153,18 +150,19 @@ class KVSequence:
                 if source.tables[place.group][start // PAGE]:
                     self._copy_cells(source, layer, start, n_partial, alike=alike)
         self._share(source, first, -(-stop // PAGE))
-        if self.cut is None:
+        cut = self.cut
+        if cut is None:
             if not alike:
-                self.cut = start
+                cut = start
             elif source.cut is not None and source.cut < stop:
-                self.cut = max(start, source.cut)
-        forgotten = list(self.first_cells)
-        self.first_cells = [
+                cut = max(start, source.cut)
+        forgotten = self.first_cells
+        first_cells = [
             there if there > start else here for here, there in zip(forgotten, source.first_cells, strict=True)
         ]
-        self.tokens += source.tokens[start:stop]
+        self.adopt(self.tokens + source.tokens[start:stop], first_cells, cut)
         for g, here in enumerate(forgotten):  # what is before where the source begins is of no use any more
-            for i in range(here // PAGE, self.first_cells[g] // PAGE):
+            for i in range(here // PAGE, first_cells[g] // PAGE):
                 self._give_back(g, i)
 
     @locked
@@ -200,9 +198,8 @@ class KVSequence:
         except BaseException:
             self.truncate(start if self.can_truncate(start) else 0)
             raise
-        del self.tokens[start:stop]
-        self.first_cells = forgotten
-        self.cut = start if self.cut is None else min(start, self.cut)
+        cut = start if self.cut is None else min(start, self.cut)
+        self.adopt(self.tokens[:start] + self.tokens[stop:], forgotten, cut)
         self._release(-(-left // PAGE))
         for g, first in enumerate(forgotten):
             for i in range(start // PAGE, first // PAGE):
@@ -219,8 +216,9 @@ class KVSequence:
         )
 
     def adopt(self, tokens: Sequence[int], first_cells: Sequence[int], cut: int | None) -> None:
-        """Take these for what its pages hold, which are in its tables already."""
-        self.tokens, self.first_cells, self.cut = list(tokens), list(first_cells), cut
+        """Take these for what its pages hold, all at once: an interrupt finds none of them changed or all."""
+        held, first = list(tokens), list(first_cells)
+        self.tokens, self.first_cells, self.cut = held, first, cut
 
     @locked
     def release_pages(self, numbers: Iterable[int]) -> None:
@@ -232,8 +230,7 @@ class KVSequence:
     @locked
     def clear_metadata(self) -> None:
         """Hold no tokens, but keep the pages for those to come."""
-        self.tokens.clear()
-        self.first_cells, self.cut = [0] * len(self.tables), None
+        self.adopt((), [0] * len(self.tables), None)
 
     @property
     def closed(self) -> bool:

@@ -64,11 +64,8 @@ class Snapshot:
     arrays: dict[str, npt.NDArray[np.float32]]
     extra: dict[str, Any]
 
-    def restore(self, targets: Mapping[int, KVSequence]) -> None:
-        """Let each target hold what the sequence of its number held.
-
-        Raises StateError, changing nothing, if one has no room; OutOfMemoryError, and then all targets are empty.
-        """
+    def check(self, targets: Mapping[int, KVSequence]) -> None:
+        """Raise StateError unless each target can hold the sequence of its number."""
         for number, target in targets.items():
             saved = self.sequences[number]
             if len(saved.tokens) > target.seq_len:
@@ -77,6 +74,13 @@ class Snapshot:
                 raise StateError(
                     "the state was computed for a context of another length, which changes this model's RoPE"
                 )
+
+    def restore(self, targets: Mapping[int, KVSequence]) -> None:
+        """Let each target hold what the sequence of its number held.
+
+        Raises what `check` does, changing nothing; OutOfMemoryError, and then all targets are empty.
+        """
+        self.check(targets)
         placed: list[dict[int, int]] = [{} for _ in self.pages]
         for target in targets.values():
             target.truncate(0)
@@ -134,6 +138,8 @@ def read(path: str | os.PathLike[str], pool: KVPool) -> Snapshot:
 
 def load(data: bytes, pool: KVPool) -> Snapshot:
     """Check a state that is to be restored into sequences of a pool. Raises StateError saying what is wrong with it."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise StateError(f"a state is bytes, not {type(data).__name__}")
     if len(data) < _FIXED.size + _DIGEST:
         raise StateError(f"{len(data)} bytes are too few for a state")
     magic, version, n_header = _FIXED.unpack_from(data)

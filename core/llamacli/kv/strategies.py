@@ -48,6 +48,10 @@ class CacheStrategy(enum.StrEnum):
             case CacheStrategy.DISABLED:
                 return False
 
+    def caches(self, length: int) -> bool:
+        """`should_cache`, with what memory there is now; only who wants to know it looks."""
+        return self.should_cache(length, available() if self is CacheStrategy.ADAPTIVE else None)
+
     @classmethod
     def of(cls, name: str | CacheStrategy) -> CacheStrategy:
         """By name. Raises InvalidRequestError for an unknown one."""
@@ -108,8 +112,7 @@ class LayerKVCache:
         if self.window is None and self._length == self.max_seq_len:
             raise CacheFull(f"the cache holds {self.max_seq_len} positions and may not evict any")
         cell = self._length % len(self._positions)
-        memory = available() if self.strategy is CacheStrategy.ADAPTIVE else None
-        if self.strategy.should_cache(self._length + 1, memory):
+        if self.strategy.caches(self._length + 1):
             self._sequence.reserve(cell, 1)
             self._sequence.write(self._layer, cell, np.asarray([key], np.float32), np.asarray([value], np.float32))
             self._positions[cell] = self._length

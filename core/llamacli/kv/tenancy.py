@@ -34,8 +34,9 @@ class Tenancy:
         """Lease a sequence; NO_LEASE if there is none."""
         if not self._vacant:
             return NO_LEASE
-        seq = self._vacant.pop()
-        self._leased.add(seq)
+        seq = self._vacant[-1]
+        self._leased |= {seq}  # no call from here on, where an interrupt could come in between
+        del self._vacant[-1]
         return seq
 
     def release(self, seq: int) -> None:
@@ -43,8 +44,8 @@ class Tenancy:
         self._expect(seq)
         if self.cache.pos_max(seq) >= 0:
             raise InvalidRequestError(f"sequence {seq} still holds tokens: evict it")
-        self._leased.remove(seq)
-        self._vacant.append(seq)
+        self._leased -= {seq}
+        self._vacant += [seq]
 
     def evict(self, seq: int) -> None:
         """Empty a sequence and give it back. Raises InvalidRequestError if it is not leased."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import os
 from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import attrs
 
+from llamacli.architecture import MAX_CONTEXT
 from llamacli.checks import is_whole
 from llamacli.closing import Closing
 from llamacli.errors import (
@@ -30,6 +31,7 @@ from llamacli.sampling import SamplingParams
 Number = TypeVar("Number", int, float)
 
 
+@runtime_checkable
 class Cancel(Protocol):
     """What says that somebody no longer waits, such as a threading.Event."""
 
@@ -52,7 +54,10 @@ def _tokens(n: int) -> int:
 
 
 def _even(n: int) -> int:
-    return _or(8192, n) // 2 * 2
+    n_ctx = _or(8192, n) // 2 * 2
+    if not 0 < n_ctx <= MAX_CONTEXT:
+        raise InvalidRequestError(f"num_ctx must be 0 or from 2 to {MAX_CONTEXT}, not {n}")
+    return n_ctx
 
 
 @attrs.frozen
@@ -212,7 +217,7 @@ class PrefixSession(Closing):
         changes, ManifestMismatchError likewise if the manifest is not of this text, CancelledError with the context
         rolled back to what was reused.
         """
-        self._expect_open()
+        self._expect_open(cancel)
         manifest = manifest or ContextManifest()
         tokens = self.tokenize(text, not self.config.disable_bos)
         self._check_text(manifest, text, tokens)
@@ -244,7 +249,7 @@ class PrefixSession(Closing):
         suffix begins within a token of the whole; ContextOverflowError; both before anything changes; CancelledError
         with the context as it was.
         """
-        self._expect_open()
+        self._expect_open(cancel)
         manifest = manifest or ContextManifest()
         self._check_prefix(manifest)
         tokens = self._suffix_tokens(text, must_fit=not manifest.is_zero)
@@ -262,7 +267,7 @@ class PrefixSession(Closing):
         that comes while it goes on is the last chunk. Raises ContextOverflowError at once if there is nothing to go on
         from, or no room.
         """
-        self._expect_open()
+        self._expect_open(cancel)
         n = len(self.tokens)
         if not n or n >= self.config.num_ctx:
             raise ContextOverflowError(n, 1, self.config.num_ctx, stage="decode")
@@ -367,11 +372,13 @@ class PrefixSession(Closing):
             hash_token_ids(self._prefix), self._manifest.digest, self._manifest, closed,
         )  # fmt: skip
 
-    def _expect_open(self) -> None:
+    def _expect_open(self, cancel: Cancel | None) -> None:
         if self._report is not None:
             raise SessionClosedError("the prefix session is closed")
         if self._fatal is not None:
             raise self._fatal
+        if cancel is not None and not isinstance(cancel, Cancel):
+            raise InvalidRequestError(f"cancel has no is_set: {cancel!r}")
 
 
 def checked_threads(config: PrefixConfig) -> int | None:

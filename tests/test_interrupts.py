@@ -1,0 +1,134 @@
+"""Wherever a KeyboardInterrupt comes in sessions and caches, their books agree afterwards, and they go on right."""
+
+import contextlib
+import itertools
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+import pytest
+
+import llamacli
+from conftest import LoadTiny
+from llamacli import InvalidRequestError, Model
+from llamacli.kv import KVPool, KVSequence
+from llamacli.kv.types import PAGE
+from llamacli.session import Session, eval_batch
+
+CORE = Path(llamacli.__file__).parent
+WATCHED = tuple(str(CORE / part) for part in ("session.py", "kv", "engine/batching.py", "locking.py"))
+TOKENS = np.random.RandomState(3).randint(0, 32, 90).tolist()
+OTHERS = TOKENS[:70] + TOKENS[10:30]
+STRIDE = 89
+"""Of the two or three thousand places that there are, one in so many is tried."""
+
+
+def interrupted(work: Callable[[list[Session]], None], sessions: list[Session], n: int) -> bool:
+    """Do something with a KeyboardInterrupt at the n-th call or return from C; whether there were so many."""
+    left = n
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(WATCHED):
+            left -= 1
+            if left < 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        work(sessions)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.setprofile(before)
+    return left < 0
+
+
+def check_books(pool: KVPool, sequences: weakref.WeakSet[KVSequence]) -> None:
+    """Every page has as many owners as tables have it, and every cell that is held and not forgotten is in one."""
+    pool.collect()
+    for g, pages in enumerate(pool.groups):
+        held = Counter(page for sequence in sequences for page in sequence.tables[g].tolist() if page)
+        assert {page: pages.owners(page) for page in held} == held
+        assert pages.n_used == len(held)
+    for sequence in sequences:
+        for table, first in zip(sequence.tables, sequence.first_cells, strict=True):
+            assert table[first // PAGE : -(-len(sequence.tokens) // PAGE)].all()
+
+
+def use(model: Model, sessions: list[Session]) -> None:
+    """A little of everything."""
+    one = model.create_session()
+    sessions.append(one)
+    one.eval(TOKENS[:70])
+    one.eval([TOKENS[70]])
+    two = model.create_session()
+    sessions.append(two)
+    eval_batch([(two, OTHERS), (one, TOKENS[71:])])
+    one.rewind(75)
+    one.eval([1])
+    three = two.fork()
+    sessions.append(three)
+    three.rewind(70)
+    three.reuse(TOKENS)
+    one.load_state(three.save_state())
+    with contextlib.suppress(InvalidRequestError):  # windows have forgotten too much
+        two.remove_range(80, 85)
+        two.remove_range(60, 70)
+    three.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what comes while a generator is closed
+@pytest.mark.parametrize("variant", ["gqa", "gemma3"])
+def test_wherever_it_comes(variant: str, load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_tiny(variant)
+    pool = model.kv_pool()
+    sequences: weakref.WeakSet[KVSequence] = weakref.WeakSet()
+    begin = KVSequence.__init__
+
+    def noted(sequence: KVSequence, *args: object) -> None:
+        begin(sequence, *args)
+        sequences.add(sequence)
+
+    monkeypatch.setattr(KVSequence, "__init__", noted)
+    expected: dict[tuple[int, ...], np.ndarray] = {}
+
+    def logits_after(tokens: tuple[int, ...]) -> np.ndarray:
+        if tokens not in expected:
+            with model.create_session(reuse=False) as session:
+                session.eval(tokens)
+                expected[tokens] = session.logits.copy()
+        return expected[tokens]
+
+    def check(session: Session) -> None:
+        more = (*session.tokens, 5)
+        with model.create_session() as other:  # shares what can be shared
+            other.eval(more)
+            np.testing.assert_array_equal(other.logits, logits_after(more))
+        with model.create_session() as other:
+            other.load_state(session.save_state())
+            assert other.tokens == session.tokens
+        session.eval([5])
+        if session.cache.cut is None:
+            np.testing.assert_array_equal(session.logits, logits_after(more))
+        session.close()
+
+    for n in itertools.count(step=STRIDE):
+        sessions: list[Session] = []
+        came = interrupted(lambda sessions: use(model, sessions), sessions, n)
+        check_books(pool, sequences)
+        while sessions:
+            with contextlib.suppress(llamacli.ClosedError):
+                check(sessions.pop())
+        check_books(pool, sequences)
+        for index in model._prefixes.values():
+            index.clear()
+        assert pool.n_used_bytes == 0
+        if not came:
+            break
