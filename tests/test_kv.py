@@ -17,6 +17,7 @@ from llamacli.graph import AttentionState
 from llamacli.kv import KV_TYPES, N_BATCH, PAGE, KVLayout, KVPool, KVSequence
 from llamacli.kv import pool as pool_module
 from llamacli.kv import sequence as sequence_module
+from llamacli.memory import view
 
 states = st.lists(st.builds(AttentionState, st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=3)
 ONE = AttentionState(2, 4)
@@ -462,3 +463,21 @@ def test_no_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         sequence.reserve(20, 10**5)
     for table, before in zip(sequence.tables, kept, strict=True):
         np.testing.assert_array_equal(table, before)
+
+
+def test_an_interrupted_copy_leaves_no_page_that_is_taken_to_be_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages, table = KVPool(KVLayout.of([AttentionState(1, 8)], "f32")).groups[0], np.zeros(4, np.int64)
+    pages.allocate(table, 0)
+    pages.share(int(table[0]), table, 1)
+    view(int(table[0]), pages.page_bytes)[:] = 1
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pages, "_take", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pages.own(table, 1)
+    assert (pages.n_used, table[0]) == (1, table[1])
+    pages.allocate(table, 2)
+    assert not view(int(table[2]), pages.page_bytes).any()

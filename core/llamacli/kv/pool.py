@@ -95,6 +95,9 @@ class Pages:
             page = int(table[i])
             if self._owners[page] > 1:
                 slab, copy = self._vacant()
+                if not slab.free:  # an interrupt may leave it half written, and what is fresh is taken to be zeros
+                    slab.fresh += 1
+                    slab.free += [copy]
                 ctypes.memmove(copy, page, self.page_bytes)
                 self._take(slab, copy, table, i)
 
