@@ -7,11 +7,14 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from numba import types
+from numba.core.compiler_lock import global_compiler_lock
 
 import tiny_models
 from llamacli.kernels import jit
@@ -87,6 +90,34 @@ def test_a_kernel_is_compiled_once_and_loaded_afterwards(folder, compiled) -> No
     assert (call(double), call(triple), call(double)) == (14, 21, 14)
     assert compiled == ["double", "triple"]
     assert sorted(path.name for path in folder.iterdir()) == ["double.kernel", "triple.kernel"]
+
+
+def test_an_interrupt_leaves_no_lock_with_its_thread(folder, monkeypatch) -> None:
+    def interrupted(*_: object) -> None:
+        global_compiler_lock.acquire()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("numba.core.ccallback.CFunc.compile", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call(double)
+    assert elsewhere(lambda: call(double)) == 14
+
+
+def test_what_is_compiled_waits_for_no_compiler(folder) -> None:
+    compiled = jit.Compiled(double, SIGNATURE)
+    compiled.compile()
+    with jit._compiling:
+        assert elsewhere(lambda: compiled.address) == compiled.address
+
+
+def elsewhere(work: Callable[[], int]) -> int | None:
+    """The result of another thread; None if it takes more than a minute."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
+    thread.start()
+    thread.join(60)
+    return results[0] if results else None
 
 
 def test_a_new_folder_takes_the_place_of_those_that_nobody_uses(folder, compiled) -> None:

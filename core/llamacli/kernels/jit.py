@@ -16,6 +16,7 @@ import pickle
 import shutil
 import string
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -169,6 +170,20 @@ def _say_not_kept(reason: str) -> None:
         _log.warning("compiled kernels cannot be kept, so they are compiled anew each time: %s", reason)
 
 
+_compiling = threading.RLock()
+"""Held while something is compiled or loaded: the code of a second compilation would go when its owner does."""
+
+
+def _run_compiler(compile_it: Callable[..., object], *arguments: object) -> None:
+    """Let Numba compile. An interrupt at the wrong moment would leave its lock with this thread for ever."""
+    try:
+        compile_it(*arguments)
+    except BaseException:
+        while global_compiler_lock.is_locked():
+            global_compiler_lock.release()
+        raise
+
+
 class Compiled:
     """A function that is compiled to machine code, or loaded from the cache, when it is first needed.
 
@@ -183,13 +198,14 @@ class Compiled:
 
     def compile(self) -> CFunc:
         """Compile or load it, if that has not been done."""
-        with global_compiler_lock:  # the code of a second compilation would go when its owner does
-            if self._code is None:
-                arguments, result = self._signature.args, self._signature.return_type
-                code = CFunc(self._function, (arguments, result), locals={}, options={})
-                code._cache = _Entry(self.name)
-                code.compile()
-                self._code = code
+        if self._code is None:
+            with _compiling:
+                if self._code is None:
+                    arguments, result = self._signature.args, self._signature.return_type
+                    code = CFunc(self._function, (arguments, result), locals={}, options={})
+                    code._cache = _Entry(self.name)
+                    _run_compiler(code.compile)
+                    self._code = code
         return self._code
 
     @property
@@ -226,13 +242,14 @@ class ArrayFunction:
 
     def compile(self) -> Callable[..., Any]:
         """Compile or load it, if that has not been done."""
-        with global_compiler_lock:
-            if self._call is None:
-                code = njit(nogil=True)(self._function)
-                code._cache = _Entry(self.name)
-                code.compile(self._signature)
-                code.disable_compile()
-                self._call = code
+        if self._call is None:
+            with _compiling:
+                if self._call is None:
+                    code = njit(nogil=True)(self._function)
+                    code._cache = _Entry(self.name)
+                    _run_compiler(code.compile, self._signature)
+                    code.disable_compile()
+                    self._call = code
         return self._call
 
     def __call__(self, *arguments: Any) -> Any:
