@@ -239,6 +239,7 @@ class TestCommuting:
         self, one: Sampler, other: Sampler, logits: Logits, history: list[int]
     ) -> None:
         assume(len(logits) > 1)
+        logits = np.where(np.abs(logits) < 1e-30, np.float32(0), logits)  # halving denormals rounds them
         history = history_of(history, logits)
         ways = [apply(logits, *pair, history=history) for pair in ((one, other), (other, one))]
         assert ways[0].ids.tolist() == ways[1].ids.tolist()
