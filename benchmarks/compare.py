@@ -13,7 +13,6 @@ import argparse
 import ctypes
 import gc
 import itertools
-import resource
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ import make_model
 import numpy as np
 
 import llamacli
+from llamacli.cli.stats import peak_rss
 
 
 class Ours:
@@ -184,7 +184,7 @@ def start(engine: str, path: str, threads: int) -> None:
     runner = Ours(path, threads, 576) if engine == "ours" else Peer(path, threads, 576, 1)
     runner.start(0)
     runner.evaluate([1])
-    print(time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(time.perf_counter() - begun, (peak_rss() or 0) / 2**20)
 
 
 def plot(table: list[tuple[str, str, float, float, float, float, float]], out: str) -> None:
