@@ -180,7 +180,7 @@ def rotate(row: Any, head_dim: Any) -> None:
 def writer(name: str, is_key: bool) -> Callable[..., None]:
     """A compiled function `(x, head_dim, part, lane, scratch)`: put float32 [head_dim] into a cell of a part.
 
-    Keys go into a page in the order of its cells. There is scratch for `scratch_bytes(head_dim)`.
+    Keys go into a page in the order of its cells. `scratch` is the thread's own, see `attention.scratch_bytes`.
     """
     kind = KV_TYPES[name]
     return _float_writer(name, kind, is_key) if isinstance(kind, FloatType) else _integer_writer(kind, is_key)

@@ -18,7 +18,7 @@ from llamacli.kernels.isa import ARM, isa
 
 LANES = 16
 
-I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 HALF, F32 = ir.HalfType(), ir.FloatType()
 F32X16, I32X16 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 I8X64, I8X16 = (ir.VectorType(I8, lanes) for lanes in (64, 16))

@@ -18,9 +18,10 @@ import string
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import llvmlite
 import numba
@@ -170,6 +171,8 @@ def _say_not_kept(reason: str) -> None:
         _log.warning("compiled kernels cannot be kept, so they are compiled anew each time: %s", reason)
 
 
+Code = TypeVar("Code")
+
 _compiling = threading.RLock()
 """Held while something is compiled or loaded: the code of a second compilation would go when its owner does."""
 
@@ -184,29 +187,37 @@ def _run_compiler(compile_it: Callable[..., object], *arguments: object) -> None
         raise
 
 
-class Compiled:
-    """A function that is compiled to machine code, or loaded from the cache, when it is first needed.
+class _OnDemand(ABC, Generic[Code]):
+    """What is compiled, or loaded from the cache, when it is first needed."""
 
-    Its name and `variant` tell it from every other one.
-    """
+    _code: Code | None = None
 
-    def __init__(self, function: Callable[..., Any], signature: Any, variant: str = ""):
-        self._function, self._signature = function, signature
-        self._code: CFunc | None = None
-        self.name = function.__name__ + variant
-        self.__doc__ = function.__doc__
+    @abstractmethod
+    def _make(self) -> Code:
+        """Compile or load it."""
 
-    def compile(self) -> CFunc:
+    def compile(self) -> Code:
         """Compile or load it, if that has not been done."""
         if self._code is None:
             with _compiling:
                 if self._code is None:
-                    arguments, result = self._signature.args, self._signature.return_type
-                    code = CFunc(self._function, (arguments, result), locals={}, options={})
-                    code._cache = _Entry(self.name)
-                    _run_compiler(code.compile)
-                    self._code = code
+                    self._code = self._make()
         return self._code
+
+
+class Compiled(_OnDemand[CFunc]):
+    """A function as machine code. Its name and `variant` tell it from every other one."""
+
+    def __init__(self, function: Callable[..., Any], signature: Any, variant: str = ""):
+        self._function, self._signature = function, signature
+        self.name = function.__name__ + variant
+        self.__doc__ = function.__doc__
+
+    def _make(self) -> CFunc:
+        code = CFunc(self._function, (self._signature.args, self._signature.return_type), locals={}, options={})
+        code._cache = _Entry(self.name)
+        _run_compiler(code.compile)
+        return code
 
     @property
     def address(self) -> int:
@@ -231,30 +242,24 @@ def kernel(function: Callable[..., None]) -> Kernel:
     return Kernel(function)
 
 
-class ArrayFunction:
+class ArrayFunction(_OnDemand[Callable[..., Any]]):
     """A function of arrays that Python calls, without its lock; where NUMBA_DISABLE_JIT is set, plain Python."""
 
     def __init__(self, function: Callable[..., Any], signature: str):
         self._function, self._signature = function, signature
-        self._call: Callable[..., Any] | None = None
         self.name = function.__name__
         self.__doc__ = function.__doc__
 
-    def compile(self) -> Callable[..., Any]:
-        """Compile or load it, if that has not been done."""
-        if self._call is None:
-            with _compiling:
-                if self._call is None:
-                    code = njit(nogil=True)(self._function)
-                    code._cache = _Entry(self.name)
-                    _run_compiler(code.compile, self._signature)
-                    code.disable_compile()
-                    self._call = code
-        return self._call
+    def _make(self) -> Callable[..., Any]:
+        code = njit(nogil=True)(self._function)
+        code._cache = _Entry(self.name)
+        _run_compiler(code.compile, self._signature)
+        code.disable_compile()
+        return code  # type: ignore[no-any-return]
 
     def __call__(self, *arguments: Any) -> Any:
         """Run it; the arguments' types are the signature's, exactly."""
-        call = self._call or (self._function if jit_disabled() else self.compile())
+        call = self._code or (self._function if jit_disabled() else self.compile())
         return call(*arguments)
 
 

@@ -27,7 +27,7 @@ class _Float32x16Model(models.PrimitiveModel):  # type: ignore[misc]
 
 
 f32x16 = Float32x16()
-f32, i32, i64, void = types.float32, types.int32, types.int64, types.void
+f32, i64, void = types.float32, types.int64, types.void
 
 load_f16 = ir.expose(f32x16, i64)(ir.load_f16)
 store = ir.expose(void, i64, f32x16)(ir.store)

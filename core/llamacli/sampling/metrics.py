@@ -27,19 +27,24 @@ def surprisal(logits: Logits, token: int, *, base: float = math.e) -> float:
     logits, unit = as_logits(logits), _unit(base)
     if not is_whole(token) or not 0 <= token < len(logits) or not np.isfinite(logits[token]):
         return math.inf
-    finite = logits[np.isfinite(logits)]
+    finite = _finite(logits)
     largest = float(finite.max())
     return (kernels.log_sum_exp(finite, largest) - (float(logits[token]) - largest)) / unit
 
 
 def entropy(logits: Logits, *, base: float = math.e) -> float:
     """The surprisal that is to be expected of a token drawn; infinite if no logit is finite. Else as `surprisal`."""
-    logits, unit = as_logits(logits), _unit(base)
-    finite = logits[np.isfinite(logits)]
+    finite, unit = _finite(as_logits(logits)), _unit(base)
     if not len(finite):
         return math.inf
     largest = float(finite.max())
     return float(kernels.entropy(finite, largest, kernels.log_sum_exp(finite, largest))) / unit
+
+
+def _finite(logits: Logits) -> Logits:
+    """Those of logits that are finite: mostly all, and then nothing is copied."""
+    finite = np.isfinite(logits)
+    return logits if finite.all() else logits[finite]
 
 
 def _unit(base: float) -> float:
