@@ -16,7 +16,7 @@ test: $(VENV)/.installed-test
 
 # Every kernel's memory between pages that nobody may touch; functions of arrays with Numba's own checks.
 GUARDED := tests/engine tests/kernels/test_attention.py tests/kernels/test_linear.py tests/kernels/test_encoding.py \
-           tests/kernels/test_sampling_kernels.py tests/sampling tests/kv tests/test_goldens.py tests/test_kv.py tests/test_branches.py tests/test_embedding.py \
+           tests/kernels/test_sampling_kernels.py tests/sampling tests/kv tests/test_goldens.py tests/test_kv.py tests/branches tests/ops tests/tools/test_embedding.py \
            tests/test_session.py tests/test_session_state.py plugins
 test-bounds: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -p guarded --guard=end $(GUARDED)
@@ -24,7 +24,7 @@ test-bounds: $(VENV)/.installed-test
 	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest -q tests/sampling tests/kernels/test_sampling_kernels.py
 
 test-kills: $(VENV)/.installed-test
-	PYTHONPATH=tests $(BIN)/python tests/kv/test_snapshot.py 200
+	PYTHONPATH=tests:tests/support $(BIN)/python tests/kv/test_snapshot.py 200
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .

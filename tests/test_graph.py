@@ -3,7 +3,8 @@ from collections.abc import Callable
 import pytest
 
 from llamacli import Graph, PluginError, Rope, Value
-from llamacli.graph import Add, AttentionState, Embed, Linear, Param, Tensor
+from llamacli.graph import Add, Embed, Linear, Param, Tensor
+from llamacli.kv.layout import KVSpec
 
 
 def param(name: str, *shape: int, bias: bool = False) -> Param:
@@ -40,7 +41,7 @@ def test_every_store_is_a_layer(g: Graph, x: Value) -> None:
         for _ in range(2):
             out = g.attention(x, kv, scale=1.0)
             assert (g.ops[-1].layer, out.width) == (layer, 8)
-    assert g.states == [AttentionState(2, 2), AttentionState(2, 2, window=5)]
+    assert g.states == [KVSpec(2, 2), KVSpec(2, 2, window=5)]
 
 
 def test_fused_parameters_are_split_by_rows() -> None:

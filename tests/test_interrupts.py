@@ -15,12 +15,12 @@ import pytest
 import llamacli
 from conftest import LoadTiny
 from llamacli import InvalidRequestError, Model
+from llamacli.kernels.kv_types.types import PAGE
 from llamacli.kv import KVPool, KVSequence
-from llamacli.kv.types import PAGE
 from llamacli.session import Session, eval_batch
 
 CORE = Path(llamacli.__file__).parent
-WATCHED = tuple(str(CORE / part) for part in ("session.py", "kv", "engine/batching.py", "locking.py"))
+WATCHED = tuple(str(CORE / part) for part in ("session.py", "kv", "engine/batching.py", "util/locking.py"))
 TOKENS = np.random.RandomState(3).randint(0, 32, 90).tolist()
 OTHERS = TOKENS[:70] + TOKENS[10:30]
 STRIDE = 89

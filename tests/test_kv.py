@@ -6,28 +6,28 @@ from collections.abc import Callable
 from types import FrameType
 from typing import ClassVar
 
+import naive
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import naive
 from llamacli import InvalidRequestError
-from llamacli.graph import AttentionState
 from llamacli.kv import KV_TYPES, N_BATCH, PAGE, KVLayout, KVPool, KVSequence
 from llamacli.kv import pool as pool_module
 from llamacli.kv import sequence as sequence_module
-from llamacli.memory import view
+from llamacli.kv.layout import KVSpec
+from llamacli.util.memory import view
 
-states = st.lists(st.builds(AttentionState, st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=3)
-ONE = AttentionState(2, 4)
+states = st.lists(st.builds(KVSpec, st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=3)
+ONE = KVSpec(2, 4)
 
 
-def new_sequence(layers: list[AttentionState], seq_len: int, kv_type: str | tuple[str, str] = "f32") -> KVSequence:
+def new_sequence(layers: list[KVSpec], seq_len: int, kv_type: str | tuple[str, str] = "f32") -> KVSequence:
     return KVSequence(KVPool(KVLayout.of(layers, kv_type)), seq_len)
 
 
-def random_cells(n: int, state: AttentionState = ONE, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def random_cells(n: int, state: KVSpec = ONE, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(seed)
     return tuple(random.normal(size=(n, state.n_head_kv, state.head_dim)).astype(np.float32) for _ in range(2))
 
@@ -54,7 +54,7 @@ def part_bytes(kv_type: str, head_dim: int) -> int:
 
 
 @given(states, st.integers(1, 100), types, types)
-def test_size_law(layers: list[AttentionState], seq_len: int, k_type: str, v_type: str) -> None:
+def test_size_law(layers: list[KVSpec], seq_len: int, k_type: str, v_type: str) -> None:
     sequence = new_sequence(layers, seq_len, (k_type, v_type))
     pages = -(-seq_len // PAGE)
     parts = [part_bytes(k_type, state.head_dim) + part_bytes(v_type, state.head_dim) for state in layers]
@@ -67,17 +67,17 @@ def test_size_law(layers: list[AttentionState], seq_len: int, k_type: str, v_typ
     ("kv_type", "block"), [("q8_0", 34), ("q4_0", 18), ("q4_1", 20), ("iq4_nl", 18), ("q5_0", 22), ("q5_1", 24)]
 )
 def test_blocks_take_as_many_bytes_as_ggmls(kv_type: str, block: int) -> None:
-    n_bytes = KVLayout.of([AttentionState(8, 128)] * 16, kv_type).n_bytes(4096)
+    n_bytes = KVLayout.of([KVSpec(8, 128)] * 16, kv_type).n_bytes(4096)
     assert n_bytes == 2 * 16 * 4096 * 8 * 128 // 32 * block
-    assert new_sequence([AttentionState(8, 128)], 64, (kv_type, "f16")).n_bytes == 64 * 8 * (4 * block + 256)
+    assert new_sequence([KVSpec(8, 128)], 64, (kv_type, "f16")).n_bytes == 64 * 8 * (4 * block + 256)
 
 
-heads = st.builds(AttentionState, st.integers(1, 3), st.sampled_from([1, 8, 16, 24, 48, 64]))
+heads = st.builds(KVSpec, st.integers(1, 3), st.sampled_from([1, 8, 16, 24, 48, 64]))
 
 
 @given(st.lists(heads, min_size=1, max_size=3), st.integers(1, 60), types, types)
-@example([AttentionState(1, 1)], 52, "f32", "q5_0")
-def test_what_is_written_is_read(layers: list[AttentionState], n: int, k_type: str, v_type: str) -> None:
+@example([KVSpec(1, 1)], 52, "f32", "q5_0")
+def test_what_is_written_is_read(layers: list[KVSpec], n: int, k_type: str, v_type: str) -> None:
     sequence = new_sequence(layers, 64, (k_type, v_type))
     sequence.reserve(0, n)
     written = [random_cells(n, state, seed) for seed, state in enumerate(layers)]
@@ -113,7 +113,7 @@ def check_rounded(stored: np.ndarray, x: np.ndarray, kv_type: str, *, is_key: bo
 @pytest.mark.parametrize("kv_type", ["q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"])
 @pytest.mark.parametrize("head_dim", [16, 64, 96])
 def test_values_are_closer_than_ggml_rounds_them(kv_type: str, head_dim: int) -> None:
-    state = AttentionState(4, head_dim)
+    state = KVSpec(4, head_dim)
     k, v = random_cells(60, state)
     v[..., 3] *= 20  # an outlier that would take all codes of its block
     sequence = new_sequence([state], 60, ("f32", kv_type))
@@ -151,7 +151,7 @@ def ggml_rounded(block: np.ndarray, kv_type: str) -> np.ndarray:
 @pytest.mark.parametrize("kv_type", ["q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"])
 @pytest.mark.parametrize("head_dim", [8, 64, 80])
 def test_what_keys_have_in_common_costs_no_precision(kv_type: str, head_dim: int) -> None:
-    state = AttentionState(2, head_dim)
+    state = KVSpec(2, head_dim)
     k, v = random_cells(64, state)
     common = np.random.default_rng(1).normal(0, 30, (1, 2, head_dim)).astype(np.float32)
     errors = []
@@ -166,7 +166,7 @@ def test_what_keys_have_in_common_costs_no_precision(kv_type: str, head_dim: int
 
 @pytest.mark.parametrize("kv_type", ["q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"])
 def test_a_page_may_be_written_in_any_number_of_parts(kv_type: str) -> None:
-    state = AttentionState(2, 48)
+    state = KVSpec(2, 48)
     k, v = random_cells(40, state)
     whole = new_sequence([state], 64, kv_type)
     whole.reserve(0, 40)
@@ -185,7 +185,7 @@ def test_a_page_may_be_written_in_any_number_of_parts(kv_type: str) -> None:
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 def test_a_copy_from_the_middle_of_a_page_means_the_same(kv_type: str, start: int) -> None:
     """Behind the same cells it is the same bits; behind others, other bits are the same numbers, rounded once more."""
-    state = AttentionState(2, 32)
+    state = KVSpec(2, 32)
     pool = KVPool(KVLayout.of([state], kv_type))
     source, alike, other = (KVSequence(pool, 40) for _ in range(3))
     k, v = random_cells(40, state)
@@ -327,7 +327,7 @@ ACTIONS: dict[str, Callable[[KVSequence], object]] = {
 
 def test_closing_can_be_interrupted_and_begun_again() -> None:
     for n in itertools.count(1):
-        sequence = new_sequence([ONE, AttentionState(2, 4, window=20)], 100)
+        sequence = new_sequence([ONE, KVSpec(2, 4, window=20)], 100)
         fill(sequence, 0, 90)
         pool = sequence.pool
         with Interrupt(sequence_module.__file__, n) as interrupt:
@@ -345,7 +345,7 @@ def test_closing_can_be_interrupted_and_begun_again() -> None:
 @pytest.mark.parametrize("action", ACTIONS)
 def test_an_interrupt_leaves_the_books_right(action: str) -> None:
     for n in itertools.count(1):
-        pool = KVPool(KVLayout.of([ONE, AttentionState(2, 4, window=20)], "f32"))
+        pool = KVPool(KVLayout.of([ONE, KVSpec(2, 4, window=20)], "f32"))
         one, other = KVSequence(pool, 100), KVSequence(pool, 100)
         fill(one, 0, 40)
         one.tokens += range(40)
@@ -386,7 +386,7 @@ def test_cells_that_go_on_from_others_are_those_copied(kv_type: str) -> None:
 
 
 class TestWindows:
-    STATES: ClassVar = [ONE, AttentionState(2, 4, window=20), ONE]
+    STATES: ClassVar = [ONE, KVSpec(2, 4, window=20), ONE]
 
     def test_only_the_window_is_kept(self) -> None:
         sequence = new_sequence(self.STATES, 1000)
@@ -451,7 +451,7 @@ def test_unknown_types(kv_type: str) -> None:
 
 
 def test_no_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    sequence = new_sequence([ONE, AttentionState(2, 4, window=20)], 10**6)
+    sequence = new_sequence([ONE, KVSpec(2, 4, window=20)], 10**6)
     fill(sequence, 0, 20)
     kept = [table.copy() for table in sequence.tables]
 
@@ -466,7 +466,7 @@ def test_no_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interrupted_copy_leaves_no_page_that_is_taken_to_be_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    pages, table = KVPool(KVLayout.of([AttentionState(1, 8)], "f32")).groups[0], np.zeros(4, np.int64)
+    pages, table = KVPool(KVLayout.of([KVSpec(1, 8)], "f32")).groups[0], np.zeros(4, np.int64)
     pages.allocate(table, 0)
     pages.share(int(table[0]), table, 1)
     view(int(table[0]), pages.page_bytes)[:] = 1

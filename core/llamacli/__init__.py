@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from llamacli.chat.messages import Piece as Piece
     from llamacli.chat.messages import ToolCall as ToolCall
     from llamacli.chat.session import ChatSession as ChatSession
-    from llamacli.demo import demo_path as demo_path
-    from llamacli.embedding import Embedder as Embedder
-    from llamacli.embedding import load_embedder as load_embedder
     from llamacli.engine import QuantMode as QuantMode
     from llamacli.errors import CacheFull as CacheFull
     from llamacli.errors import ChatTemplateError as ChatTemplateError
@@ -47,19 +44,22 @@ if TYPE_CHECKING:
     from llamacli.model import Model as Model
     from llamacli.model import load_model as load_model
     from llamacli.model import load_tokenizer as load_tokenizer
-    from llamacli.rope import Rope as Rope
+    from llamacli.ops.rope import Rope as Rope
     from llamacli.sampling import SamplingParams as SamplingParams
     from llamacli.session import Session as Session
     from llamacli.session import Stats as Stats
     from llamacli.session import Token as Token
     from llamacli.session import eval_batch as eval_batch
     from llamacli.tokenizer import Tokenizer as Tokenizer
+    from llamacli.tools.demo import demo_path as demo_path
+    from llamacli.tools.embedding import Embedder as Embedder
+    from llamacli.tools.embedding import load_embedder as load_embedder
 
 _HOME = {
     "architecture": ("Architecture", "Config", "TensorTable", "Weights"),
     "chat.messages": ("Message", "Piece", "ToolCall"),
     "chat.session": ("ChatSession",),
-    "embedding": ("Embedder", "load_embedder"),
+    "tools.embedding": ("Embedder", "load_embedder"),
     "engine": ("QuantMode",),
     "errors": (
         "CacheFull",
@@ -75,12 +75,12 @@ _HOME = {
         "TokenizerError",
         "UnknownArchitectureError",
     ),
-    "demo": ("demo_path",),
+    "tools.demo": ("demo_path",),
     "graph": ("Activation", "Graph", "Value"),
     "hookspecs": ("hookimpl",),
     "loaders": ("ArrayFile", "Loader"),
     "model": ("Model", "load_model", "load_tokenizer"),
-    "rope": ("Rope",),
+    "ops.rope": ("Rope",),
     "sampling": ("SamplingParams",),
     "session": ("Session", "Stats", "Token", "eval_batch"),
     "tokenizer": ("Tokenizer",),

@@ -9,11 +9,11 @@ from typing import Any, Self
 import attrs
 import numpy as np
 
-from llamacli.checks import is_whole
 from llamacli.errors import InvalidRequestError, ModelFormatError, PluginError
 from llamacli.gguf import Metadata
 from llamacli.graph import Graph, Param, Tensor, Value
 from llamacli.loaders import ModelFile
+from llamacli.util.numbers import is_integer
 
 MAX_CONTEXT = (1 << 31) - 1
 """Positions are 32-bit integers."""
@@ -24,7 +24,7 @@ _SHOWN = 8
 
 def checked_seq_len(value: int) -> int:
     """The value, if it can be the length of a context."""
-    if not is_whole(value) or not 0 < value <= MAX_CONTEXT:
+    if not is_integer(value) or not 0 < value <= MAX_CONTEXT:
         raise InvalidRequestError(f"seq_len must be an integer from 1 to {MAX_CONTEXT}, not {value!r}")
     return int(value)
 
@@ -288,7 +288,7 @@ class TensorTable:
 def _sizes(metadata: Metadata) -> list[str]:
     """Where the expected tensors come from: the whole numbers among the architecture's keys that have been read."""
     prefix = f"{metadata.get('general.architecture')}."
-    keys = sorted(key for key in metadata.consumed if key.startswith(prefix) and is_whole(metadata.get(key)))
+    keys = sorted(key for key in metadata.consumed if key.startswith(prefix) and is_integer(metadata.get(key)))
     return [f"expected by {', '.join(f'{key} = {metadata[key]}' for key in keys)}"] if keys else []
 
 

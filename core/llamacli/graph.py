@@ -17,7 +17,8 @@ import attrs
 import numpy.typing as npt
 
 from llamacli.errors import PluginError
-from llamacli.rope import Rope
+from llamacli.kv.layout import KVSpec
+from llamacli.ops.rope import Rope
 
 
 @attrs.frozen
@@ -83,25 +84,13 @@ class Value:
         return self.graph.add(self, other)
 
 
-@attrs.frozen
-class AttentionState:
-    """What one attention layer keeps of tokens: `n_head_kv` keys and values of `head_dim` numbers each.
-
-    With a `window`, a token at position p sees those at positions p - window + 1 to p, and older ones may be forgotten.
-    """
-
-    n_head_kv: int
-    head_dim: int
-    window: int | None = None
-
-
 @attrs.frozen(eq=False)
 class KeyValues:
     """Keys and values that `Graph.store` keeps: those of state number `layer`."""
 
     graph: Graph = attrs.field(repr=False)
     layer: int
-    state: AttentionState
+    state: KVSpec
 
 
 class Activation(enum.StrEnum):
@@ -276,7 +265,7 @@ class Graph:
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
-        self.states: list[AttentionState] = []
+        self.states: list[KVSpec] = []
 
     def routers(self) -> set[str]:
         """The names of the tensors that decide which experts are chosen: rounding them would change choices."""
@@ -358,7 +347,7 @@ class Graph:
         fits = k.width == v.width and k.width % head_dim == 0
         self._expect("store", fits, f"k and v of widths {k.width} and {v.width} and head_dim {head_dim}")
         self._expect("store", window is None or window > 0, f"window {window} and a token that sees itself")
-        self.states.append(AttentionState(k.width // head_dim, head_dim, window))
+        self.states.append(KVSpec(k.width // head_dim, head_dim, window))
         kept = KeyValues(self, len(self.states) - 1, self.states[-1])
         self._record(Store(self._value(0), k, v, kept.layer))
         return kept

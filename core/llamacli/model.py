@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.architecture import Architecture, Config, checked_seq_len, trace
-from llamacli.closing import Closing
 from llamacli.engine import Engine, Program, QuantMode, default_engine
 from llamacli.errors import (
     ClosedError,
@@ -27,6 +26,7 @@ from llamacli.kv import CacheStrategy, KVCache, KVLayout, KVPool, KVType, Prefix
 from llamacli.loaders import ModelFile, Progress, WatchedFile, identity, open_model_file
 from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
+from llamacli.util.closing import Closing
 
 if TYPE_CHECKING:
     from llamacli.chat.formats import ChatFormat

@@ -15,16 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.architecture import checked_seq_len
-from llamacli.checks import is_whole
-from llamacli.closing import Closing
 from llamacli.engine import evaluate
 from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError, StateError
 from llamacli.kv import CacheStrategy, KVSequence, snapshot
 from llamacli.kv.prefixes import n_common
 from llamacli.loaders import Progress
-from llamacli.locking import locked
 from llamacli.model import KVTypes, Model
 from llamacli.sampling import Candidates, LogProbs, SamplerChain, SamplerState, SamplingParams, as_logits
+from llamacli.util.closing import Closing
+from llamacli.util.locking import locked
+from llamacli.util.numbers import is_integer
 
 CHECKPOINT = 64
 """After so many tokens at once, what sliding windows still have of them is kept, so that one can come back to there."""
@@ -193,7 +193,7 @@ class Session(Closing):
         Where layers with a sliding window no longer have what a token there would see, that `eval` computes it again.
         Raises InvalidRequestError if `n_past` is not from 0 to the present position.
         """
-        if not is_whole(n_past) or not 0 <= n_past <= self.n_past:
+        if not is_integer(n_past) or not 0 <= n_past <= self.n_past:
             raise InvalidRequestError(f"n_past must be an integer from 0 to {self.n_past}, not {n_past!r}")
         self._keep(int(n_past))
         del self._context[n_past:]
@@ -209,8 +209,8 @@ class Session(Closing):
         Raises InvalidRequestError, changing nothing, for a range that is not there, or if a sliding window has
         forgotten what would be seen then.
         """
-        stop = self.n_past if is_whole(p1) and p1 == -1 else p1
-        if not is_whole(p0) or not is_whole(stop) or not 0 <= p0 <= stop <= self.n_past:
+        stop = self.n_past if is_integer(p1) and p1 == -1 else p1
+        if not is_integer(p0) or not is_integer(stop) or not 0 <= p0 <= stop <= self.n_past:
             raise InvalidRequestError(f"positions {p0!r} to {p1!r} are not within the {self.n_past} of the session")
         if stop == self.n_past:
             self.rewind(p0)
@@ -280,7 +280,7 @@ class Session(Closing):
         Raises InvalidRequestError, changing nothing, if it is not in the vocabulary or the grammar does not allow it.
         """
         n_vocab = self.model.config.n_vocab
-        if not is_whole(token) or not 0 <= token < n_vocab:
+        if not is_integer(token) or not 0 <= token < n_vocab:
             raise InvalidRequestError(f"token {token!r} is not an id from 0 to {n_vocab - 1}")
         self._sampler.accept(int(token))
 
@@ -334,7 +334,7 @@ class Session(Closing):
         from `logits`.
         """
         params = self.params if params is None else params
-        if not is_whole(max_tokens) or max_tokens < 0:
+        if not is_integer(max_tokens) or max_tokens < 0:
             raise InvalidRequestError(f"max_tokens must be an integer of at least 0, not {max_tokens!r}")
         checked = self._checked(prompt)
         self._sampler.use(params)
@@ -384,7 +384,7 @@ class Session(Closing):
         held = state.sequences[0].tokens if state.sequences.keys() == {0} else None
         if not isinstance(tokens, list) or held != tokens[: len(held or ())] or not isinstance(owner, dict):
             raise StateError("it is not the state of a session")
-        if not all(is_whole(token) and 0 <= token < n_vocab for token in tokens):
+        if not all(is_integer(token) and 0 <= token < n_vocab for token in tokens):
             raise StateError(f"it holds tokens that are not from 0 to {n_vocab - 1}")
         if len(tokens) > self.seq_len or (logits is not None and logits.shape != (n_vocab,)):
             raise StateError(
@@ -511,7 +511,7 @@ class Session(Closing):
         except TypeError:
             raise InvalidRequestError(f"tokens are a sequence of ids, not {tokens!r}") from None
         for i, token in enumerate(ids):
-            if not is_whole(token) or not 0 <= token < n_vocab:
+            if not is_integer(token) or not 0 <= token < n_vocab:
                 raise InvalidRequestError(f"token {token!r} at index {i} is not an id from 0 to {n_vocab - 1}")
         self._expect_room(len(ids), n_past)
         return np.array(ids, np.int32)
@@ -561,6 +561,6 @@ def _rate(n: int, seconds: float) -> float:
 
 
 def _checked_seed(seed: int) -> int:
-    if not is_whole(seed) or seed < 0:
+    if not is_integer(seed) or seed < 0:
         raise InvalidRequestError(f"seed must be an integer of at least 0, not {seed!r}")
     return int(seed)

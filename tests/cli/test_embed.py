@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamacli.embedding import load_embedder
+from llamacli.tools.embedding import load_embedder
 
 
 def embedded(stdout: str) -> list[dict]:

@@ -7,8 +7,8 @@ import llamacli.cli.run
 from llamacli import QuantMode, Token, load_model
 from llamacli.cli.run import run
 from llamacli.cli.stats import peak_rss
-from llamacli.demo import demo_path
 from llamacli.kv import KV_TYPES
+from llamacli.tools.demo import demo_path
 
 GREEDY = ("--temp", "0", "--mode", "fp32")
 PROMPT = "once upon a time"

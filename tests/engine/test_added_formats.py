@@ -208,7 +208,7 @@ def test_a_broken_packing_is_refused_by_the_name_of_its_type(fmt, message, write
 
 
 def test_a_field_of_four_bytes_is_refused() -> None:
-    from llamacli.kernels.formats import FieldKind
+    from llamacli.kernels.packing_formats import FieldKind
 
     with pytest.raises(ValueError, match="a field is stored in 1 or 2 bytes, not in the 4 of float32"):
         FieldKind(np.float32, lambda stored: stored, lambda b, address: address)

@@ -1,16 +1,16 @@
 """What kernels put into pages, and what they make of pages, of heads of any size."""
 
+import naive
 import numpy as np
 import pytest
-
-import naive
 import running
-from llamacli.graph import AttentionState
+
 from llamacli.kernels.attention import ATTENTION, STORE, attention, scratch_bytes, store_kv
 from llamacli.kernels.jit import ROW
 from llamacli.kernels.team import Team
 from llamacli.kv import KV_TYPES, KVLayout, KVPool, KVSequence, KVType
-from llamacli.memory import view
+from llamacli.kv.layout import KVSpec
+from llamacli.util.memory import view
 
 THREADS = 2
 TYPES = [*KV_TYPES, ("q8_0", "q4_1"), ("q5_0", "iq4_nl")]
@@ -23,7 +23,7 @@ def team() -> Team:
     return Team(THREADS)
 
 
-def new_sequence(state: AttentionState, kv_type: str | tuple[str, str], n: int) -> KVSequence:
+def new_sequence(state: KVSpec, kv_type: str | tuple[str, str], n: int) -> KVSequence:
     sequence = KVSequence(KVPool(KVLayout.of([state], kv_type)), n)
     sequence.reserve(0, n)
     for page in pages(sequence):
@@ -41,7 +41,7 @@ def place(*spans: tuple[KVSequence, int, int]) -> np.ndarray:
     return np.array(rows, ROW)
 
 
-def run(team: Team, kernel: object, record: np.dtype, state: AttentionState, rows: np.ndarray, **params) -> None:
+def run(team: Team, kernel: object, record: np.dtype, state: KVSpec, rows: np.ndarray, **params) -> None:
     size = scratch_bytes(state.head_dim)
     scratch = np.full((THREADS, size // 4), np.nan, np.float32)
     running.run_kernel(
@@ -50,7 +50,7 @@ def run(team: Team, kernel: object, record: np.dtype, state: AttentionState, row
     )  # fmt: skip
 
 
-def store(team: Team, rows: np.ndarray, state: AttentionState, kv_type, k: np.ndarray, v: np.ndarray) -> None:
+def store(team: Team, rows: np.ndarray, state: KVSpec, kv_type, k: np.ndarray, v: np.ndarray) -> None:
     run(team, store_kv(KVType.of(kv_type)), STORE, state, rows, k=k, v=v, stride=4 * k[0].size)
 
 
@@ -70,7 +70,7 @@ def special(x: np.ndarray) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("head_dim", [1, 2, 5, 24, 48, 80, 112, 257])
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 def test_kernels_store_the_bytes_that_numpy_stores(kv_type: str, head_dim: int, team: Team) -> None:
-    state, n, random = AttentionState(3, head_dim), 20, np.random.default_rng(head_dim)
+    state, n, random = KVSpec(3, head_dim), 20, np.random.default_rng(head_dim)
     usual = [random.normal(size=(n, 3, head_dim)).astype(np.float32) for _ in "kv"]
     for name, k, v in zip(special(usual[0]), *(special(x).values() for x in usual), strict=True):
         mine, numpys = (new_sequence(state, kv_type, n) for _ in range(2))
@@ -90,7 +90,7 @@ def test_kernels_store_the_bytes_that_numpy_stores(kv_type: str, head_dim: int, 
 @pytest.mark.parametrize("kv_type", TYPES, ids=str)
 def test_attention_sees_what_is_stored_and_nothing_else(kv_type, head_dim: int, options: dict, team: Team) -> None:
     """Rows of two sequences go together; both have begun a page, and what is behind them there is NaN."""
-    state, group, random = AttentionState(2, head_dim), 3, np.random.default_rng(head_dim)
+    state, group, random = KVSpec(2, head_dim), 3, np.random.default_rng(head_dim)
     spans = [(new_sequence(state, kv_type, stop), start, stop) for start, stop in ((90, 99), (5, 8))]
     expected, queries = [], []
     sinks = random.normal(size=2 * group).astype(np.float32) if "sinks" in options else None

@@ -16,9 +16,9 @@ import example_formats
 from example_formats import Added
 from llamacli.kernels import jit
 from llamacli.kernels.digest import digest
-from llamacli.kernels.formats import ACTIVATION, ROWS
 from llamacli.kernels.linear import LINEAR, linear
 from llamacli.kernels.packing import pack
+from llamacli.kernels.packing_formats import ACTIVATION, ROWS
 from llamacli.kernels.team import Team
 from llamacli.quantization import FORMATS
 from running import run_kernel

@@ -21,8 +21,8 @@ from llamacli.errors import InvalidRequestError
 from llamacli.kernels import isa, simd
 from llamacli.kernels.elementwise import ADD, add
 from llamacli.kernels.jit import kernel, record
-from llamacli.kernels.machine import usable_cores
 from llamacli.kernels.team import Team, check_threads
+from llamacli.util.system import usable_cores
 from running import run_kernel
 
 PROGRAM = """

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from llamacli import ClosedError, InvalidRequestError
-from llamacli.graph import AttentionState
 from llamacli.kv import (
     NO_LEASE,
     CacheFull,
@@ -21,9 +20,10 @@ from llamacli.kv import (
     SlidingWindowKVCache,
     Tenancy,
 )
+from llamacli.kv.layout import KVSpec
 
 SEQ_LEN, N_SEQ, WINDOW = 70, 4, 20
-STATES = [AttentionState(1, 2), AttentionState(2, 3, window=WINDOW), AttentionState(1, 2)]
+STATES = [KVSpec(1, 2), KVSpec(2, 3, window=WINDOW), KVSpec(1, 2)]
 
 seqs = st.integers(0, N_SEQ - 1)
 positions = st.integers(-2, SEQ_LEN)
@@ -139,7 +139,7 @@ class TenancyMachine(RuleBasedStateMachine):
 
     @initialize(n=st.integers(0, 5))
     def begin(self, n: int) -> None:
-        self.cache = KVCache(KVPool(KVLayout.of([AttentionState(1, 2)], "f32")), 40, n)
+        self.cache = KVCache(KVPool(KVLayout.of([KVSpec(1, 2)], "f32")), 40, n)
         self.tenancy = Tenancy(self.cache)
         self.vacant = list(reversed(range(n)))
         self.tokens = dict.fromkeys(range(n), 0)
@@ -198,7 +198,7 @@ class TenancyMachine(RuleBasedStateMachine):
 
 
 def test_leases_cost_nothing_before_they_are_used() -> None:
-    cache = KVCache(KVPool(KVLayout.of([AttentionState(1, 2)], "f32")), 40, 10**5)
+    cache = KVCache(KVPool(KVLayout.of([KVSpec(1, 2)], "f32")), 40, 10**5)
     assert (Tenancy(cache).available, cache.pos_max(10**5 - 1)) == (10**5, -1)
     assert not cache._sequences
 
@@ -322,7 +322,7 @@ def test_sequences_are_apart_and_bounded() -> None:
 
 @pytest.mark.parametrize("seq", [[], None, 1.0, True, "0"])
 def test_leases_are_integers(seq: object) -> None:
-    tenancy = Tenancy(KVCache(KVPool(KVLayout.of([AttentionState(1, 2)], "f32")), 40, 2))
+    tenancy = Tenancy(KVCache(KVPool(KVLayout.of([KVSpec(1, 2)], "f32")), 40, 2))
     while tenancy.acquire() != NO_LEASE:
         pass
     for misuse in (tenancy.release, tenancy.evict, tenancy.retain):

@@ -61,10 +61,10 @@ def test_a_session_that_caches_nothing(model: Model) -> None:
 
 
 def test_windows_are_kept(load_tiny: LoadTiny) -> None:
-    from llamacli.graph import AttentionState
     from llamacli.kv import KVLayout, KVPool, KVSequence
+    from llamacli.kv.layout import KVSpec
 
-    pool = KVPool(KVLayout.of([AttentionState(1, 4), AttentionState(1, 4, window=20)], "f32"), "me")
+    pool = KVPool(KVLayout.of([KVSpec(1, 4), KVSpec(1, 4, window=20)], "f32"), "me")
     one, other = KVSequence(pool, 200), KVSequence(pool, 120)
     for start in range(0, 100, 20):
         one.reserve(start, 20)
@@ -266,9 +266,9 @@ def test_others_go_on_while_a_state_cannot_be_written(model: Model) -> None:
 WRITER = """
 import sys
 import numpy as np
-from llamacli.graph import AttentionState
+from llamacli.kv.layout import KVSpec
 from llamacli.kv import KVLayout, KVPool, KVSequence, snapshot
-pool = KVPool(KVLayout.of([AttentionState(4, 64)] * 4, "f32"), "me")
+pool = KVPool(KVLayout.of([KVSpec(4, 64)] * 4, "f32"), "me")
 sequences = []
 for n in (300, 500):
     sequence = KVSequence(pool, 512)
@@ -285,10 +285,10 @@ while True:
 
 def kills(path: Path, n: int, seed: int) -> None:
     """Kill a process that writes states one after the other n times, at random instants."""
-    from llamacli.graph import AttentionState
     from llamacli.kv import KVLayout, KVPool
+    from llamacli.kv.layout import KVSpec
 
-    pool = KVPool(KVLayout.of([AttentionState(4, 64)] * 4, "f32"), "me")
+    pool = KVPool(KVLayout.of([KVSpec(4, 64)] * 4, "f32"), "me")
     random = np.random.default_rng(seed)
     for _ in range(n):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE)

@@ -15,7 +15,7 @@ import jinja2
 from transformers.utils import chat_template_utils
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "support")]
 
 from chat_cases import BOS, CASES, EOS, NOW, SYNTHETIC  # noqa: E402
 

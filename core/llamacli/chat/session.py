@@ -16,13 +16,13 @@ from llamacli.chat.formats import ChatFormat, choose, own_templates
 from llamacli.chat.messages import Message, Piece, ToolCall, checked_tools
 from llamacli.chat.syntax import Event, TextEnd
 from llamacli.chat.template import ChatTemplate, Rendering
-from llamacli.checks import is_whole
-from llamacli.closing import Closing
 from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError, StateError
 from llamacli.model import Model
 from llamacli.plugins import Plugins
 from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.session import Session, Token
+from llamacli.util.closing import Closing
+from llamacli.util.numbers import is_integer
 
 _PROBE, _NEXT = "Xyzzy", "Plugh"
 GIVEN = {"self", "messages", "tools", "add_generation_prompt"}
@@ -61,7 +61,7 @@ class ChatSession(Closing):
         plugins: Plugins,
         variables: Mapping[str, Any] | None = None,
     ):
-        if not is_whole(max_new) or max_new < 0:
+        if not is_integer(max_new) or max_new < 0:
             raise InvalidRequestError(f"max_new must be an integer of at least 0, not {max_new!r}")
         self.tools = checked_tools(tools)
         if template is None and self.tools and _TOOL_USE in own_templates(model.metadata):

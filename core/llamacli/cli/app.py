@@ -10,6 +10,7 @@ import click
 from click.exceptions import Exit
 
 from llamacli.cli.bench import bench
+from llamacli.cli.completion import completion
 from llamacli.cli.doctor import doctor
 from llamacli.cli.embed import embed
 from llamacli.cli.hub import list_models, pull, rm
@@ -21,7 +22,6 @@ from llamacli.cli.perplexity import perplexity
 from llamacli.cli.plugins import plugin_commands, plugins
 from llamacli.cli.quantize import quantize
 from llamacli.cli.run import run
-from llamacli.cli.shell import completion
 from llamacli.cli.tokenize import tokenize
 from llamacli.cli.warmup import warmup
 from llamacli.errors import LlamaCliError

@@ -13,10 +13,10 @@ from llamacli.cli.options import PATH, global_options, kv_type_options, mode_opt
 from llamacli.cli.output import print_json
 from llamacli.cli.plot import Picture
 from llamacli.cli.progress import load
-from llamacli.demo import demo_path
+from llamacli.tools.demo import demo_path
 
 if TYPE_CHECKING:
-    from llamacli.bench import Row
+    from llamacli.tools.bench import Row
 
 
 _MOST = 1_000_000
@@ -91,8 +91,8 @@ def bench(
 
     `pp512` is a prompt of 512 tokens evaluated at once, `tg128` is 128 tokens one by one. Tokens are random.
     """
-    from llamacli.bench import measure
     from llamacli.kernels.team import check_threads
+    from llamacli.tools.bench import measure
 
     path, n_threads = model or str(demo_path()), check_threads(threads)
     kept: list[Row] = []

@@ -19,7 +19,7 @@ from llamacli.errors import ContextOverflowError, InvalidRequestError
 
 if TYPE_CHECKING:
     from llamacli import ChatSession, Model, Piece, SamplingParams, Session
-    from llamacli.cli.completion import Completion
+    from llamacli.cli.generate import Completion
 
 Decorated = TypeVar("Decorated")
 
@@ -121,7 +121,7 @@ def reply_once(
 
     Raises InvalidRequestError if it does not fit, or if there is none.
     """
-    from llamacli.cli.completion import Completion, too_long
+    from llamacli.cli.generate import Completion, too_long
 
     if not prompt:
         raise InvalidRequestError("there is no prompt to reply to (--raw lets the model begin a text)")

@@ -13,7 +13,7 @@ from llamacli.cli.output import human_bytes, print_json, printable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from llamacli.doctor import Cpu, KernelCache, Memory, Report
+    from llamacli.tools.doctor import Cpu, KernelCache, Memory, Report
 
 
 @click.command()
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 @global_options
 def doctor(output: str) -> None:
     """Show the CPU, memory, kernels and plugins that models run with, and say what is slow, why, and what to do."""
-    from llamacli.doctor import examine
     from llamacli.plugins import installed_plugins
+    from llamacli.tools.doctor import examine
 
     report = examine(tuple(installed_plugins().infos()))
     if output == "json":

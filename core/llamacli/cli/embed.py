@@ -35,7 +35,7 @@ def embed(
     given = [argument(text) for text in texts] or (read_stdin() or "").splitlines()
     if not given:
         raise click.UsageError("Give TEXT, or pipe lines in.")
-    from llamacli.embedding import load_embedder
+    from llamacli.tools.embedding import load_embedder
 
     with bar(f"loading {Path(model).name}", human_bytes) as progress, compiling():
         embedder = load_embedder(model, mode, threads=threads, progress=progress)

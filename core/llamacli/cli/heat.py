@@ -8,11 +8,11 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamacli.files import replacing
+from llamacli.util.files import replacing
 
 if TYPE_CHECKING:
     from llamacli import Model
-    from llamacli.cli.completion import Completion
+    from llamacli.cli.generate import Completion
     from llamacli.sampling import LogProbs
 
 _PAGE = """<!doctype html>

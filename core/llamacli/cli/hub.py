@@ -21,7 +21,7 @@ def pull(reference: str) -> None:
     Of several files the one that QUANT names is taken, as in user/repo:Q5_K_M; without it Q4_K_M, else Q8_0, else the
     first. What is in the cache already is not downloaded again, but a newer revision is. Needs the extra `hub`.
     """
-    from llamacli.hub import Reference, fetch
+    from llamacli.tools.hub import Reference, fetch
 
     click.echo(fetch(Reference.parse(reference)))
 
@@ -34,7 +34,7 @@ def list_models(json: bool) -> None:
 
     The names are what `run -hf` and `rm` take. Needs the extra `hub`.
     """
-    from llamacli.hub import cached_models
+    from llamacli.tools.hub import cached_models
 
     models = cached_models()
     if json:
@@ -74,7 +74,7 @@ def rm(references: tuple[str, ...]) -> None:
 
     Without QUANT all GGUF files of the repository go; other files of it stay. Needs the extra `hub`.
     """
-    from llamacli.hub import Reference, remove
+    from llamacli.tools.hub import Reference, remove
 
     for reference in [Reference.parse(text) for text in references]:
         note(f"{reference}: {human_bytes(remove(reference))} freed")
@@ -82,7 +82,7 @@ def rm(references: tuple[str, ...]) -> None:
 
 def model_from_hub(text: str) -> str:
     """The file of a model of the hub: the one in the cache, or else a new one."""
-    from llamacli.hub import Reference, cached, fetch
+    from llamacli.tools.hub import Reference, cached, fetch
 
     reference = Reference.parse(text)
     return str(cached(reference) or fetch(reference))

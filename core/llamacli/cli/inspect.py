@@ -111,7 +111,7 @@ def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, 
     """The plugin that runs the file, what kind of model it is, and why it cannot be loaded, or None."""
     from llamacli.architecture import trace
     from llamacli.errors import LlamaCliError, faults_of
-    from llamacli.features import features
+    from llamacli.tools.features import features
 
     plugin = None
     try:

@@ -9,7 +9,7 @@ from llamacli.cli.output import note
 
 if TYPE_CHECKING:
     from llamacli import Model
-    from llamacli.cli.completion import Completion
+    from llamacli.cli.generate import Completion
 
 
 def logprobs_as_json(model: Model, completion: Completion) -> list[dict[str, Any]]:

@@ -13,11 +13,11 @@ from llamacli.cli.options import MOST_TOKENS, PATH, global_options, kv_type_opti
 from llamacli.cli.output import print_json, write
 from llamacli.cli.progress import load
 from llamacli.cli.text import read_file, read_stdin
-from llamacli.demo import demo_path
 from llamacli.errors import InvalidRequestError
+from llamacli.tools.demo import demo_path
 
 if TYPE_CHECKING:
-    from llamacli.perplexity import Estimate
+    from llamacli.tools.perplexity import Estimate
 
 _log = logging.getLogger(__name__)
 
@@ -66,8 +66,8 @@ def perplexity(
     if content is None:
         raise click.UsageError("Give TEXT_FILE, or pipe a text in.")
 
-    from llamacli.perplexity import perplexity as measure
-    from llamacli.perplexity import perplexity_tokens
+    from llamacli.tools.perplexity import perplexity as measure
+    from llamacli.tools.perplexity import perplexity_tokens
 
     with load(model or str(demo_path()), mode, threads) as loaded:
         tokens = perplexity_tokens(loaded, content)

@@ -14,8 +14,8 @@ import click
 from llamacli.cli.output import human_bytes
 
 if TYPE_CHECKING:
-    from llamacli.bench import Row
     from llamacli.gguf import TensorInfo
+    from llamacli.tools.bench import Row
 
 _FORMATS = (".png", ".svg", ".pdf")
 _MIB = 2**20

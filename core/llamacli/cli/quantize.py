@@ -55,8 +55,8 @@ def quantize(
         raise click.BadParameter(f"{out!r} is no file's name.", param_hint="OUT")
     from llamacli.conversion import file_type, plan, write
     from llamacli.engine import jit_disabled
-    from llamacli.files import check_target
     from llamacli.gguf import open_gguf
+    from llamacli.util.files import check_target
 
     try:
         wanted = file_type(kind)

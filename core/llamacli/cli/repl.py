@@ -14,15 +14,15 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from llamacli.chat.messages import Message
 from llamacli.chat.session import GIVEN
-from llamacli.checks import is_whole
 from llamacli.cli.chat import replying
 from llamacli.cli.interrupts import check, forget
 from llamacli.cli.output import note, one_line, write
 from llamacli.cli.sampling import FIELDS
 from llamacli.cli.text import read_anew, read_file
 from llamacli.errors import ContextOverflowError, InvalidRequestError, LlamaCliError
-from llamacli.files import replacing
-from llamacli.folders import user_folder
+from llamacli.util.files import replacing
+from llamacli.util.folders import user_folder
+from llamacli.util.numbers import is_integer
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import CompleteEvent
@@ -169,7 +169,7 @@ class Repl:
             self._chat.variables["reasoning_effort"] = value
         elif key in FIELDS:
             field = FIELDS[key]
-            number: Any = _whole(name, value) if is_whole(self._numbers()[field]) else _number(name, value)
+            number: Any = _whole(name, value) if is_integer(self._numbers()[field]) else _number(name, value)
             self._params = attrs.evolve(self._params, **{field: number})
         else:
             names = ", ".join(["seed", "max_tokens", "think", "effort", "system", *self._numbers()])

@@ -21,9 +21,9 @@ from llamacli.cli.output import note, print_json, write
 from llamacli.cli.progress import bar, load
 from llamacli.cli.sampling import sampling_options, sampling_params
 from llamacli.cli.text import argument, read_file, read_stdin, without_final_newline
-from llamacli.demo import demo_path
 from llamacli.errors import InvalidRequestError, ModelFormatError
-from llamacli.files import check_target
+from llamacli.tools.demo import demo_path
+from llamacli.util.files import check_target
 
 if TYPE_CHECKING:
     from llamacli import ChatSession, Model, Session
@@ -150,7 +150,7 @@ def run(
     if hf_repo is not None:
         model = model_from_hub(hf_repo)
 
-    from llamacli.cli.completion import TextAfterPrompt, complete
+    from llamacli.cli.generate import TextAfterPrompt, complete
     from llamacli.cli.stats import Figures
 
     started = time.perf_counter()

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from llamacli.conversion.mixtures import Choice, FileType, choose
 from llamacli.errors import InvalidRequestError, ModelFormatError
-from llamacli.files import replacing
 from llamacli.gguf import GGUFFile, TensorInfo, uint32_pair, write_gguf
 from llamacli.kernels.encoding import encode
 from llamacli.kernels.team import Team, check_threads
 from llamacli.quantization import BLOCK_FORMATS, FORMATS, TensorType, block_size, dequantize, nbytes, quantize
+from llamacli.util.files import replacing
 
 _QUANTIZATION_VERSION = 2
 _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import ModelFormatError
-from llamacli.graph import AttentionState, Graph
+from llamacli.graph import Graph
 from llamacli.kv import KVSequence
+from llamacli.kv.layout import KVSpec
 from llamacli.loaders import ModelFile
 
 
@@ -38,7 +39,7 @@ class Program(Protocol):
     """A graph bound to a model's weights. Read-only: any number of sequences may be run through it."""
 
     @property
-    def states(self) -> Sequence[AttentionState]:
+    def states(self) -> Sequence[KVSpec]:
         """What each attention layer keeps; the layout of a KV cache follows from this."""
 
     def forward(

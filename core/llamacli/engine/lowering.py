@@ -15,13 +15,13 @@ from llamacli.engine.base import QuantMode
 from llamacli.engine.steps import Array, Bind, Slot, Step, f32, stride
 from llamacli.engine.weights import Matrix, load_matrix, load_rows
 from llamacli.kernels import attention, elementwise, experts
-from llamacli.kernels.formats import ACTIVATION_BLOCK, ROWS
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.linear import LINEAR, linear
+from llamacli.kernels.packing_formats import ACTIVATION_BLOCK, ROWS
 from llamacli.kernels.team import Team
 from llamacli.kv import KVType
 from llamacli.loaders import ModelFile
-from llamacli.rope import Rope
+from llamacli.ops.rope import Rope
 
 _log = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from llamacli.engine.turning import Turns
 from llamacli.kernels.jit import ROW, RUN, Kernel
 from llamacli.kernels.team import STEP, Team, check_threads
 from llamacli.kv import N_BATCH, KVType
+from llamacli.kv.layout import KVSpec
 from llamacli.loaders import ModelFile
 
 _SLICE_WORK = 4e9
@@ -56,7 +57,7 @@ class NativeProgram:
 
     def __init__(self, graph: g.Graph, file: ModelFile, mode: QuantMode, team: Team):
         lowered = Lowering(graph, file, mode, team)
-        self.states: Sequence[g.AttentionState] = graph.states
+        self.states: Sequence[KVSpec] = graph.states
         self._team, self._steps, self._tail = team, lowered.steps, lowered.tail
         self._ropes, self._matrices = list(lowered.ropes.values()), lowered.matrices
         self._turns = Turns(graph, lowered.vector)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from llamacli import graph as g
 from llamacli.engine.base import QuantMode, Span, expect_finite
 from llamacli.engine.turning import Turns
+from llamacli.kv.layout import KVSpec
 from llamacli.loaders import ModelFile
 from llamacli.quantization import TensorType, dequantize, quantize
 
@@ -44,7 +45,7 @@ class ReferenceProgram:
         self._tail = attends[-1] + 1 if attends else 0  # from here on, a row depends on no others
 
     @property
-    def states(self) -> Sequence[g.AttentionState]:
+    def states(self) -> Sequence[KVSpec]:
         """What each attention layer keeps."""
         return self._graph.states
 

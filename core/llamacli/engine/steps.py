@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli import graph as g
-from llamacli.kernels.formats import ACTIVATION, ACTIVATION_BLOCK, FLOAT_FORMS, INTEGER_FORMS
 from llamacli.kernels.jit import Kernel
+from llamacli.kernels.packing_formats import ACTIVATION, ACTIVATION_BLOCK, FLOAT_FORMS, INTEGER_FORMS
 from llamacli.kv import N_BATCH, KVType
 
 Array = npt.NDArray[Any]

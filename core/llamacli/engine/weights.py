@@ -12,13 +12,13 @@ import numpy.typing as npt
 from llamacli.engine.base import QuantMode, expect_finite
 from llamacli.errors import PluginError, faults_of
 from llamacli.graph import Tensor
-from llamacli.kernels.formats import ROWS, Packing, packings
 from llamacli.kernels.packing import pack, pack_kernel
+from llamacli.kernels.packing_formats import ROWS, Packing, packings
 from llamacli.kernels.registry import packing_of
 from llamacli.kernels.team import Team
 from llamacli.loaders import ModelFile
-from llamacli.memory import anonymous
 from llamacli.quantization import FORMATS, TensorType, dequantize, quantize
+from llamacli.util.memory import anonymous
 
 _CHUNK_BYTES = 1 << 26
 """About how much of a tensor, in float32, is packed at a time: an interrupt is heard in between."""

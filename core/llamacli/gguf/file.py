@@ -11,10 +11,10 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.closing import Closing
 from llamacli.errors import ClosedError, ModelFormatError
 from llamacli.gguf.header import MAGIC, Header, TensorInfo, parse_header
 from llamacli.quantization import dequantize, nbytes
+from llamacli.util.closing import Closing
 
 _SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 

@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 from llamacli.errors import InvalidRequestError
 from llamacli.gguf.header import DEFAULT_ALIGNMENT, MAGIC, TYPE_U32, TensorInfo, padded
-from llamacli.quantization.formats import Bytes
+from llamacli.quantization.tensor_types import Bytes
 
 _VERSION = 3
 

@@ -16,11 +16,12 @@ from numba import carray, njit
 from numba.core import types
 from numba.extending import intrinsic
 
-from llamacli.kernels import cells, ir, simd
+from llamacli.kernels import ir, simd
 from llamacli.kernels.elementwise import capped
 from llamacli.kernels.jit import ROW, RUN, Kernel, record
-from llamacli.kv.rounding import BLOCK
-from llamacli.kv.types import KV_TYPES, PAGE, UNIT, FloatType, IntegerType, KVType
+from llamacli.kernels.kv_types import cells
+from llamacli.kernels.kv_types.rounding import BLOCK
+from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, UNIT, FloatType, IntegerType, KVType
 
 STORE = record("k", "v", "stride", "layer", "n_head_kv", "head_dim", "scratch", "scratch_stride")
 ATTENTION = record(

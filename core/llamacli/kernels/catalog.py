@@ -7,8 +7,8 @@ from typing import Any
 
 from llamacli.kernels import attention, elementwise, encoding, experts, linear, packing, sampling, team
 from llamacli.kernels.jit import ArrayFunction, Compiled, Kernel
+from llamacli.kernels.kv_types.types import KV_TYPES, KVType
 from llamacli.kernels.registry import kinds
-from llamacli.kv.types import KV_TYPES, KVType
 
 _MODULES = (attention, elementwise, encoding, experts, linear, packing, sampling, team)
 

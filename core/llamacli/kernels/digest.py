@@ -18,7 +18,7 @@ import numpy as np
 from llvmlite import ir as llvm
 
 from llamacli.kernels import ir
-from llamacli.kernels.formats import IntegerPacking
+from llamacli.kernels.packing_formats import IntegerPacking
 
 _COVERED = {"llamacli", "numba", "llvmlite", "numpy", "builtins"}
 """Packages whose versions or sources count in the name of the cache's folder."""

@@ -17,8 +17,8 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from llamacli.kernels import ir, simd
-from llamacli.kernels.formats import ACTIVATION, ACTIVATION_BLOCK
 from llamacli.kernels.jit import ROW, RUN, Kernel, kernel, record
+from llamacli.kernels.packing_formats import ACTIVATION, ACTIVATION_BLOCK
 
 RMS_NORM = record("x", "weight", "out", "stride", "n_heads", "head_dim", eps=np.float32)
 ROUND = record("x", "x_stride", "out", "out_stride", "width", "by_row", "slots")

@@ -34,9 +34,9 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
-from llamacli.folders import user_folder
 from llamacli.kernels.isa import isa
 from llamacli.kernels.switch import jit_disabled
+from llamacli.util.folders import user_folder
 
 _log = logging.getLogger(__name__)
 
@@ -75,8 +75,8 @@ def cache_directory() -> Path | None:
 def sources() -> list[Path]:
     """The modules that kernels are made from."""
     package = Path(__file__).parents[1]
-    folders = [source for folder in ("kernels", "quantization") for source in sorted((package / folder).glob("*.py"))]
-    return [*folders, package / "kv" / "rounding.py", package / "kv" / "types.py"]
+    folders = ("kernels", "ops", "quantization")
+    return [source for folder in folders for source in sorted((package / folder).rglob("*.py"))]
 
 
 @functools.cache

@@ -13,9 +13,9 @@ from numba.extending import intrinsic
 
 from llamacli.kernels import ir, simd
 from llamacli.kernels.elementwise import share
-from llamacli.kernels.formats import ACTIVATION, ACTIVATION_BLOCK, INTEGER_FORMS, ROWS, Block, Group, Packing
 from llamacli.kernels.isa import ARM, isa
 from llamacli.kernels.jit import RUN, Kernel, record
+from llamacli.kernels.packing_formats import ACTIVATION, ACTIVATION_BLOCK, INTEGER_FORMS, ROWS, Block, Group, Packing
 from llamacli.kernels.registry import packing_of
 
 LINEAR = record(

@@ -11,8 +11,8 @@ from numba import carray, njit
 
 from llamacli.kernels import simd
 from llamacli.kernels.elementwise import share
-from llamacli.kernels.formats import ROWS, FloatPacking, IntegerPacking
 from llamacli.kernels.jit import RUN, Kernel, record
+from llamacli.kernels.packing_formats import ROWS, FloatPacking, IntegerPacking
 from llamacli.kernels.registry import packing_of
 from llamacli.kernels.team import STEP, Team
 from llamacli.quantization import TensorType

@@ -14,7 +14,7 @@ import attrs
 
 from llamacli.errors import PluginError, faults_of
 from llamacli.kernels.digest import digest
-from llamacli.kernels.formats import IntegerPacking, Packing, packings
+from llamacli.kernels.packing_formats import IntegerPacking, Packing, packings
 from llamacli.quantization import FORMATS, QuantFormat
 
 _log = logging.getLogger(__name__)

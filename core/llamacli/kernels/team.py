@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from llamacli.checks import is_whole
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import ir
 from llamacli.kernels.isa import features
 from llamacli.kernels.jit import Compiled, record
-from llamacli.kernels.machine import usable_cores
+from llamacli.util.numbers import is_integer
+from llamacli.util.system import usable_cores
 
 STEP = record("function", "args", "barrier")
 """One step: the kernel's address, its record's address, and whether all threads must be done before the next step."""
@@ -250,7 +250,7 @@ def check_threads(threads: int | None) -> int:
     """
     if threads is None:
         return usable_cores().threads
-    if not is_whole(threads) or not 1 <= threads <= MOST_THREADS:
+    if not is_integer(threads) or not 1 <= threads <= MOST_THREADS:
         raise InvalidRequestError(f"threads = {threads!r} is not a whole number from 1 to {MOST_THREADS}")
     _warn_of_crowding(int(threads))
     return int(threads)

@@ -1,11 +1,13 @@
 """Keys and values of the tokens so far, and what lives on them."""
 
 from llamacli.errors import CacheFull, OutOfMemoryError
+from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, KVType
 from llamacli.kv.cache import KVCache
-from llamacli.kv.layout import N_BATCH, KVLayout
+from llamacli.kv.layout import N_BATCH, KVLayout, KVSpec
 from llamacli.kv.pool import KVPool
 from llamacli.kv.prefixes import PrefixIndex
 from llamacli.kv.sequence import KVSequence
+from llamacli.kv.sequence_pool import NO_LEASE, Tenancy
 from llamacli.kv.strategies import (
     CacheStrategy,
     KVCacheEntry,
@@ -14,8 +16,6 @@ from llamacli.kv.strategies import (
     MultiSequenceKVCache,
     SlidingWindowKVCache,
 )
-from llamacli.kv.tenancy import NO_LEASE, Tenancy
-from llamacli.kv.types import KV_TYPES, PAGE, KVType
 
 __all__ = [
     "KV_TYPES",
@@ -29,6 +29,7 @@ __all__ = [
     "KVLayout",
     "KVPool",
     "KVSequence",
+    "KVSpec",
     "KVType",
     "LayerKVCache",
     "ModelKVCache",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from llamacli.checks import is_whole
-from llamacli.closing import Closing
 from llamacli.errors import ClosedError, InvalidRequestError, StateError
+from llamacli.kernels.kv_types.rounding import Floats
 from llamacli.kv import snapshot
 from llamacli.kv.pool import KVPool
-from llamacli.kv.rounding import Floats
 from llamacli.kv.sequence import KVSequence
+from llamacli.util.closing import Closing
+from llamacli.util.numbers import is_integer
 
 Turn = Callable[[int, Floats, int], Floats]
 """`turn(layer, keys, by)`: keys, float32 [n_head_kv, head_dim, n], as they are `by` positions lower."""
@@ -29,7 +29,7 @@ class KVCache(Closing):
     def __init__(
         self, pool: KVPool, seq_len: int, n_seq_max: int = 1, *, turn: Turn | None = None, regime: int = 0
     ):  # fmt: skip
-        if not is_whole(n_seq_max) or n_seq_max < 0:
+        if not is_integer(n_seq_max) or n_seq_max < 0:
             raise InvalidRequestError(f"n_seq_max must be an integer of at least 0, not {n_seq_max!r}")
         self.pool, self.seq_len, self.n_seq_max = pool, seq_len, n_seq_max
         self._turn, self._regime = turn, regime
@@ -156,7 +156,7 @@ class KVCache(Closing):
     def _expect(self, seq: int) -> dict[int, KVSequence]:
         """All sequences that have been used, once it is known that there may be one of this number."""
         sequences = self._open()
-        if not is_whole(seq) or not 0 <= seq < self.n_seq_max:
+        if not is_integer(seq) or not 0 <= seq < self.n_seq_max:
             raise InvalidRequestError(f"sequence {seq!r} is not one of 0 to {self.n_seq_max - 1}")
         return sequences
 
@@ -168,6 +168,6 @@ class KVCache(Closing):
     @staticmethod
     def _range(sequence: KVSequence, p0: int, p1: int) -> tuple[int, int]:
         n = len(sequence.tokens)
-        if not is_whole(p0) or not is_whole(p1) or p1 < -1 or not 0 <= p0 <= (n if p1 == -1 else p1) or p1 > n:
+        if not is_integer(p0) or not is_integer(p1) or p1 < -1 or not 0 <= p0 <= (n if p1 == -1 else p1) or p1 > n:
             raise InvalidRequestError(f"positions {p0!r} to {p1!r} are not within the {n} of the sequence")
         return int(p0), n if p1 == -1 else int(p1)

@@ -11,18 +11,29 @@ from collections.abc import Sequence
 
 import attrs
 
-from llamacli.graph import AttentionState
-from llamacli.kv.types import KV_TYPES, PAGE, KVType
+from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, KVType
 
 N_BATCH = 512
 """Tokens that are evaluated at once at the most."""
 
 
 @attrs.frozen
+class KVSpec:
+    """Shape of the keys and values that one attention layer caches: `n_head_kv` heads of `head_dim` numbers a token.
+
+    With a `window`, a token at position p attends to positions p - window + 1 to p; older cells may be evicted.
+    """
+
+    n_head_kv: int
+    head_dim: int
+    window: int | None = None
+
+
+@attrs.frozen
 class Place:
     """Where a layer's cells are: the group of layers whose pages hold them, and the offsets in these, in bytes.
 
-    There, parts of the heads follow one another: `key_bytes` and `value_bytes` each; see `llamacli.kv.types`.
+    There, parts of the heads follow one another: `key_bytes` and `value_bytes` each; see `kernels.kv_types.types`.
     """
 
     group: int
@@ -44,13 +55,13 @@ class Group:
 class KVLayout:
     """The layout of what `states` say, as `kv_type`."""
 
-    states: tuple[AttentionState, ...]
+    states: tuple[KVSpec, ...]
     kv_type: KVType
     groups: tuple[Group, ...]
     places: tuple[Place, ...]
 
     @classmethod
-    def of(cls, states: Sequence[AttentionState], kv_type: KVType | str | tuple[str, str]) -> KVLayout:
+    def of(cls, states: Sequence[KVSpec], kv_type: KVType | str | tuple[str, str]) -> KVLayout:
         """Raises InvalidRequestError for an unknown type."""
         kv_type = KVType.of(kv_type)
         windows = list(dict.fromkeys(state.window for state in states))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from llamacli.errors import OutOfMemoryError
 from llamacli.kv.layout import KVLayout
-from llamacli.memory import anonymous, available
+from llamacli.util.memory import anonymous, available
 
 _SLAB_BYTES = 1 << 24
 _APART = 33 * 64

@@ -10,7 +10,7 @@ import numpy as np
 from llamacli.errors import InvalidRequestError
 from llamacli.kv.pool import KVPool
 from llamacli.kv.sequence import KVSequence
-from llamacli.locking import locked
+from llamacli.util.locking import locked
 
 MOST_KEPT = 64
 """How many closed sequences are kept at the most: all are looked through for each prompt."""

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from llamacli.errors import ClosedError, InvalidRequestError
+from llamacli.kernels.kv_types.rounding import Bytes, Floats
+from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, FloatType, IntegerType, KVType
 from llamacli.kv.pool import KVPool
-from llamacli.kv.rounding import Bytes, Floats
-from llamacli.kv.types import KV_TYPES, PAGE, FloatType, IntegerType, KVType
-from llamacli.locking import locked
-from llamacli.memory import view
+from llamacli.util.locking import locked
+from llamacli.util.memory import view
 
 
 class KVSequence:

@@ -22,13 +22,13 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.checks import is_whole
 from llamacli.errors import StateError
-from llamacli.files import replacing
+from llamacli.kernels.kv_types.types import PAGE
 from llamacli.kv.pool import KVPool
 from llamacli.kv.sequence import KVSequence
-from llamacli.kv.types import PAGE
-from llamacli.memory import view
+from llamacli.util.files import replacing
+from llamacli.util.memory import view
+from llamacli.util.numbers import is_integer
 
 MAGIC = b"LLAMACLI-KV\0"
 VERSION = 3
@@ -266,6 +266,6 @@ def _parse(header: dict[str, Any], payload: memoryview, pool: KVPool) -> Snapsho
 
 
 def _natural(value: Any) -> int:
-    if not is_whole(value) or not 0 <= value < 1 << 40:
+    if not is_integer(value) or not 0 <= value < 1 << 40:
         raise StateError(f"{value!r} is no number of things")
     return int(value)

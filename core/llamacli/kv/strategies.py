@@ -8,14 +8,13 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.checks import is_whole
 from llamacli.errors import CacheFull, InvalidRequestError
-from llamacli.graph import AttentionState
-from llamacli.kv.layout import KVLayout
+from llamacli.kernels.kv_types.types import PAGE, KVType
+from llamacli.kv.layout import KVLayout, KVSpec
 from llamacli.kv.pool import KVPool
 from llamacli.kv.sequence import KVSequence
-from llamacli.kv.types import PAGE, KVType
-from llamacli.memory import available
+from llamacli.util.memory import available
+from llamacli.util.numbers import is_integer
 
 Floats = npt.NDArray[np.float32]
 
@@ -122,7 +121,7 @@ class LayerKVCache:
 
     def get(self, position: int) -> KVCacheEntry | None:
         """The entry of a position; None if it is not cached, or was evicted."""
-        cell = position % len(self._positions) if is_whole(position) and position >= 0 else 0
+        cell = position % len(self._positions) if is_integer(position) and position >= 0 else 0
         if self._positions[cell] != position or position < 0:
             return None
         keys, values = self._sequence.read_cell(self._layer, cell)
@@ -200,7 +199,7 @@ class ModelKVCache:
         self._sequence.close()
 
     def _layer(self, layer: int) -> LayerKVCache:
-        if not is_whole(layer) or not 0 <= layer < self.num_layers:
+        if not is_integer(layer) or not 0 <= layer < self.num_layers:
             raise InvalidRequestError(f"layer {layer!r} is not one of 0 to {self.num_layers - 1}")
         return self.layers[layer]
 
@@ -209,7 +208,7 @@ class SlidingWindowKVCache(ModelKVCache):
     """A cache whose layers keep their last `window` positions, each by its own count."""
 
     def __init__(self, num_layers: int, num_heads: int, head_dim: int, window: int):
-        if not is_whole(window) or window < 1:
+        if not is_integer(window) or window < 1:
             raise InvalidRequestError(f"window must be an integer of at least 1, not {window!r}")
         super().__init__(num_layers, num_heads, head_dim, window, window=window)
 
@@ -226,7 +225,7 @@ class MultiSequenceKVCache:
         max_seq_len: int,
         strategy: str | CacheStrategy = CacheStrategy.ALWAYS,
     ):
-        if not is_whole(max_sequences) or max_sequences < 0:
+        if not is_integer(max_sequences) or max_sequences < 0:
             raise InvalidRequestError(f"max_sequences must be an integer of at least 0, not {max_sequences!r}")
         self.max_sequences = max_sequences
         self._pool = _new_sequence(num_layers, num_heads, head_dim, max_seq_len).pool
@@ -263,7 +262,7 @@ def _new_sequence(
     n_layers: int, n_heads: int, head_dim: int, n_cells: int, pool: KVPool | None = None
 ) -> KVSequence:  # fmt: skip
     for name, value in (("layers", n_layers), ("heads", n_heads), ("head_dim", head_dim), ("length", n_cells)):
-        if not is_whole(value) or value < 1:
+        if not is_integer(value) or value < 1:
             raise InvalidRequestError(f"{name} must be an integer of at least 1, not {value!r}")
-    state = AttentionState(n_heads, head_dim)
+    state = KVSpec(n_heads, head_dim)
     return KVSequence(pool or KVPool(KVLayout.of([state] * n_layers, KVType("f32", "f32"))), n_cells)

@@ -19,7 +19,7 @@ def _open(path: Path, config: PrefixConfig) -> PrefixSession:
 
 
 def _embed(path: Path, config: PrefixConfig, text: str) -> Sequence[float]:
-    from llamacli.embedding import load_embedder
+    from llamacli.tools.embedding import load_embedder
 
     with load_embedder(path, threads=checked_threads(config)) as embedder:
         vector: list[float] = embedder.embed(embedder.tokenizer.encode(text)).tolist()

@@ -10,8 +10,6 @@ from typing import Protocol, TypeVar, runtime_checkable
 import attrs
 
 from llamacli.architecture import MAX_CONTEXT
-from llamacli.checks import is_whole
-from llamacli.closing import Closing
 from llamacli.errors import (
     CancelledError,
     ContextOverflowError,
@@ -27,6 +25,8 @@ from llamacli.kv.prefixes import n_common
 from llamacli.model import Model
 from llamacli.prefix.manifest import ContextManifest, hash_bytes, hash_token_ids
 from llamacli.sampling import SamplingParams
+from llamacli.util.closing import Closing
+from llamacli.util.numbers import is_integer
 
 Number = TypeVar("Number", int, float)
 
@@ -40,7 +40,7 @@ class Cancel(Protocol):
 
 
 def _or(default: int, n: int) -> int:
-    if not is_whole(n):
+    if not is_integer(n):
         raise InvalidRequestError(f"{n!r} is no integer; 0 stands for {default}")
     return int(n) if n > 0 else default
 
@@ -84,7 +84,7 @@ class PrefixConfig:
     disable_bos: bool = False
 
     def __attrs_post_init__(self) -> None:
-        if not is_whole(self.num_threads):
+        if not is_integer(self.num_threads):
             raise InvalidRequestError(f"num_threads must be an integer, not {self.num_threads!r}")
         if self.num_gpu_layers or any(self.tensor_split):
             raise UnsupportedFeatureError("GPU layers: this runs on CPUs")

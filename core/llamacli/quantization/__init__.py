@@ -1,7 +1,7 @@
 """Tensor formats of GGUF files: sizes, dequantisation to float32, layouts of blocks, and quantisers used at load."""
 
 from llamacli.quantization.blocks import BLOCK_FORMATS, BlockFormat, Blocks
-from llamacli.quantization.formats import (
+from llamacli.quantization.tensor_types import (
     FORMATS,
     QuantFormat,
     TensorType,

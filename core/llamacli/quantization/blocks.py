@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.quantization.formats import Bytes, Floats, TensorType
+from llamacli.quantization.tensor_types import Bytes, Floats, TensorType
 
 
 @attrs.frozen

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.checks import is_number
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import sampling as kernels
 from llamacli.sampling.candidates import Logits, as_logits
+from llamacli.util.numbers import is_real
 
 
 def merge_logits(logits: Sequence[Logits], weights: Sequence[float], *, alpha: float = 0.0) -> Logits:
@@ -37,11 +37,11 @@ def merge_logits(logits: Sequence[Logits], weights: Sequence[float], *, alpha: f
         shapes = ", ".join(str(each.shape) for each in logits)
         raise InvalidRequestError(f"cannot merge logits of shapes {shapes} with {len(weights)} weights")
     for weight in weights:
-        if not is_number(weight) or not math.isfinite(weight):
+        if not is_real(weight) or not math.isfinite(weight):
             raise InvalidRequestError(f"cannot merge logits: weight {weight!r} is not a finite number")
     if not any(weights):
         raise InvalidRequestError("cannot merge logits: there is no weight but 0")
-    if not is_number(alpha) or not 0 <= alpha <= 1:
+    if not is_real(alpha) or not 0 <= alpha <= 1:
         raise InvalidRequestError(f"cannot merge logits: alpha = {alpha!r} is not a number from 0 to 1")
     merged, possible = np.zeros(len(logits[0])), np.ones(len(logits[0]), np.bool_)
     for i, (each, weight) in enumerate(zip(logits, weights, strict=True)):

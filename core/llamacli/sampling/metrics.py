@@ -10,10 +10,10 @@ import math
 import attrs
 import numpy as np
 
-from llamacli.checks import is_number, is_whole
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import sampling as kernels
 from llamacli.sampling.candidates import Logits, as_logits
+from llamacli.util.numbers import is_integer, is_real
 
 _LARGEST_EXPONENT = math.log(np.finfo(np.float64).max)
 
@@ -25,7 +25,7 @@ def surprisal(logits: Logits, token: int, *, base: float = math.e) -> float:
     for what is not in the vocabulary. Raises InvalidRequestError for what is no row of logits, and no base above 1.
     """
     logits, unit = as_logits(logits), _unit(base)
-    if not is_whole(token) or not 0 <= token < len(logits) or not np.isfinite(logits[token]):
+    if not is_integer(token) or not 0 <= token < len(logits) or not np.isfinite(logits[token]):
         return math.inf
     finite = _finite(logits)
     largest = float(finite.max())
@@ -49,7 +49,7 @@ def _finite(logits: Logits) -> Logits:
 
 def _unit(base: float) -> float:
     """The nats that one unit of this base has."""
-    if not is_number(base) or not 1 < base < math.inf:
+    if not is_real(base) or not 1 < base < math.inf:
         raise InvalidRequestError(f"base = {base!r} is not a number above 1")
     return math.log(base)
 

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 import numpy as np
 
-from llamacli.checks import is_number, is_whole
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import sampling as kernels
 from llamacli.sampling.candidates import Candidates, Ids
 from llamacli.sampling.checks import number, whole
 from llamacli.sampling.sampler import Sampler
 from llamacli.tokenizer import Tokenizer
+from llamacli.util.numbers import is_integer, is_real
 
 Breakers = Mapping[int, tuple[tuple[int, ...], ...]]
 """Sequences of tokens that end a repetition: by their first token, the rest."""
@@ -30,7 +30,7 @@ def biases(values: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[t
     """Pairs of id and bias, ordered; infinities will do, NaN will not."""
     pairs = sorted(dict(values).items())
     for token, bias in pairs:
-        if not is_whole(token) or token < 0 or not is_number(bias) or math.isnan(bias):
+        if not is_integer(token) or token < 0 or not is_real(bias) or math.isnan(bias):
             raise InvalidRequestError(f"logit_bias: {token!r}: {bias!r} is not a token id and a number")
     return tuple((int(token), float(bias)) for token, bias in pairs)
 
@@ -39,7 +39,7 @@ def token_ids(values: Iterable[int]) -> tuple[int, ...]:
     """Ids, ordered, each once."""
     values = set(values)
     for token in values:
-        if not is_whole(token) or token < 0:
+        if not is_integer(token) or token < 0:
             raise InvalidRequestError(f"suppress_tokens: {token!r} is not a token id")
     return tuple(sorted(map(int, values)))
 

@@ -1,0 +1,320 @@
+"""GGML's integer formats: how their blocks are read, and what their numbers mean.
+
+Layouts as in GGML's `block_q*` structures. A decoder reads one block of a row: it writes the block's codes, a byte
+each, and the fields that stand beside them in the order in which the format lists them, 16 bits each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from llamacli.kernels import ir
+from llamacli.kernels.packing_formats import Bytes, FieldKind, integer_format
+from llamacli.quantization import TensorType
+
+Fields = npt.NDArray[np.uint16]
+
+_SIGN = np.uint16(0x8000)
+"""Of a float16: what GGML subtracts is stored negated, so that it can be added."""
+
+# --- kinds of scales -------------------------------------------------------------------------------------------------
+
+
+def _load_int(b: ir.Builder, address: ir.Value, signed: bool) -> ir.Value:
+    stored = ir.load(b, address, ir.I8X16)
+    return b.sext(stored, ir.I32X16) if signed else b.zext(stored, ir.I32X16)
+
+
+def _load_e8m0(b: ir.Builder, address: ir.Value) -> ir.Value:
+    """Half of 2^(e - 127), by the bits of the float; the two smallest are subnormal."""
+    e = _load_int(b, address, signed=False)
+    small = b.shl(ir.constant(ir.I32X16, 0x00200000), e)
+    normal = b.shl(b.sub(e, ir.constant(ir.I32X16, 1)), ir.constant(ir.I32X16, 23))
+    bits = b.select(b.icmp_unsigned("<", e, ir.constant(ir.I32X16, 2)), small, normal)
+    return b.bitcast(bits, ir.F32X16)
+
+
+def _load_nibbles(b: ir.Builder, address: ir.Value) -> tuple[ir.Value, ir.Value]:
+    both = _load_int(b, address, signed=False)
+    low = b.and_(both, ir.constant(ir.I32X16, 15))
+    return ir.to_f32(b, low), ir.to_f32(b, b.lshr(both, ir.constant(ir.I32X16, 4)))
+
+
+def _to_floats(stored: np.ndarray) -> np.ndarray:
+    return stored.astype(np.float32)
+
+
+F16 = FieldKind(np.float16, _to_floats, ir.load_f16, exponent=0x7C00)
+U8 = FieldKind(np.uint8, _to_floats, lambda b, address: ir.to_f32(b, _load_int(b, address, signed=False)))
+I8 = FieldKind(np.int8, _to_floats, lambda b, address: ir.to_f32(b, _load_int(b, address, signed=True)))
+E8M0_HALF = FieldKind(np.uint8, lambda stored: np.ldexp(np.float32(1), stored.astype(np.int32) - 128), _load_e8m0)
+U4_PAIR = FieldKind(np.uint8, lambda stored: (_to_floats(stored & 15), _to_floats(stored >> 4)), _load_nibbles)
+
+# --- formulas --------------------------------------------------------------------------------------------------------
+
+
+def _d(f: dict[str, Any]) -> tuple[Any, Any]:
+    return f["d"][0], None
+
+
+def _d_and_m(f: dict[str, Any]) -> tuple[Any, Any]:
+    return f["d"][0], f["m"][0]
+
+
+def _d_and_min(f: dict[str, Any]) -> tuple[Any, Any]:
+    return f["d"][0], f["minus_dmin"][0]
+
+
+def _plain(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
+    return [(None, None)]
+
+
+def _scales(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
+    return [(f["scale"][group], None)]
+
+
+def _scales_and_minima(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
+    return [(f["scale"][group], f["min"][group])]
+
+
+def _half_scales(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
+    return [(f["scale"][2 * group + half], None) for half in (0, 1)]
+
+
+def _half_scales_and_minima(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
+    return [f["scale_min"][2 * group + half] for half in (0, 1)]
+
+
+# --- decoding --------------------------------------------------------------------------------------------------------
+
+
+@njit(inline="always")
+def _u16(block: Any, at: Any) -> Any:
+    return np.uint16(block[at]) | np.uint16(block[at + 1]) << 8
+
+
+@njit(inline="always")
+def _nibbles(packed: Any, codes: Any) -> None:
+    """16 bytes to 32 codes: low nibbles, then high ones."""
+    for i in range(16):
+        codes[i] = packed[i] & 15
+        codes[i + 16] = packed[i] >> 4
+
+
+@njit(inline="always")
+def _nibbles_and_bits(packed: Any, bits: Any, codes: Any) -> None:
+    """16 bytes and 4 bytes to 32 codes of 5 bits: the fifth bits are those of the 4 bytes, lowest first."""
+    _nibbles(packed, codes)
+    for i in range(32):
+        codes[i] |= (bits[i // 8] >> (i % 8) & 1) << 4
+
+
+@njit(inline="always")
+def _nibble_groups(packed: Any, codes: Any) -> None:
+    """128 bytes to 256 codes: of each 32 bytes the low nibbles are a group of 32, the high ones the next."""
+    for chunk in range(4):
+        for i in range(32):
+            byte = packed[32 * chunk + i]
+            codes[64 * chunk + i] = byte & 15
+            codes[64 * chunk + 32 + i] = byte >> 4
+
+
+@njit(inline="always")
+def _bit_pair(packed: Any, group: Any, i: Any) -> Any:
+    """Code i of a group of 32, of 2 bits: each 32 bytes hold four groups, lowest bits first."""
+    return packed[group // 4 * 32 + i] >> (2 * (group % 4)) & 3
+
+
+@njit(inline="always")
+def _scales_and_mins(packed: Any, fields: Any) -> None:
+    """12 bytes to 8 scales and 8 minima of 6 bits."""
+    for i in range(4):
+        fields[i] = packed[i] & 63
+        fields[8 + i] = packed[4 + i] & 63
+        fields[4 + i] = packed[8 + i] & 15 | packed[i] >> 6 << 4
+        fields[12 + i] = packed[8 + i] >> 4 | packed[4 + i] >> 6 << 4
+
+
+@integer_format(
+    TensorType.Q8_0, file_bytes=34, groups=1, planes=(8,), fields={"d": (F16, 1)}, factors=_d, terms=_plain, bias_bits=7
+)
+def q8_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """An int8 is biased by flipping its sign bit."""
+    for i in range(32):
+        codes[i] = block[2 + i] ^ 0x80
+    fields[0] = _u16(block, 0)
+
+
+@integer_format(
+    TensorType.Q4_0, file_bytes=18, groups=1, planes=(4,), fields={"d": (F16, 1)}, factors=_d, terms=_plain, bias_bits=3
+)
+def q4_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """d, nibbles."""
+    _nibbles(block[2:], codes)
+    fields[0] = _u16(block, 0)
+
+
+@integer_format(
+    TensorType.Q4_1, file_bytes=20, groups=1, planes=(4,), fields={"d": (F16, 1), "m": (F16, 1)},
+    factors=_d_and_m, terms=_plain,
+)  # fmt: skip
+def q4_1(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """d, m, nibbles."""
+    _nibbles(block[4:], codes)
+    fields[0], fields[1] = _u16(block, 0), _u16(block, 2)
+
+
+@integer_format(
+    TensorType.Q5_0,
+    file_bytes=22,
+    groups=1,
+    planes=(4, 1),
+    fields={"d": (F16, 1)},
+    factors=_d,
+    terms=_plain,
+    bias_bits=4,
+)
+def q5_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """d, fifth bits, nibbles."""
+    _nibbles_and_bits(block[6:], block[2:], codes)
+    fields[0] = _u16(block, 0)
+
+
+@integer_format(
+    TensorType.Q5_1, file_bytes=24, groups=1, planes=(4, 1), fields={"d": (F16, 1), "m": (F16, 1)},
+    factors=_d_and_m, terms=_plain,
+)  # fmt: skip
+def q5_1(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """d, m, fifth bits, nibbles."""
+    _nibbles_and_bits(block[8:], block[4:], codes)
+    fields[0], fields[1] = _u16(block, 0), _u16(block, 2)
+
+
+@integer_format(
+    TensorType.Q2_K, file_bytes=84, groups=8, planes=(2,),
+    fields={"d": (F16, 1), "minus_dmin": (F16, 1), "scale_min": (U4_PAIR, 16)},
+    factors=_d_and_min, terms=_half_scales_and_minima,
+)  # fmt: skip
+def q2_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """16 scales and minima, bit pairs, d, dmin."""
+    for group in range(8):
+        for i in range(32):
+            codes[32 * group + i] = _bit_pair(block[16:], group, i)
+    fields[0], fields[1] = _u16(block, 80), _u16(block, 82) ^ _SIGN
+    for i in range(16):
+        fields[2 + i] = block[i]
+
+
+@integer_format(
+    TensorType.Q3_K, file_bytes=110, groups=8, planes=(2, 1), fields={"d": (F16, 1), "scale": (I8, 16)},
+    factors=_d, terms=_half_scales, bias_bits=2,
+)  # fmt: skip
+def q3_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """Third bits, bit pairs, 16 scales of 6 bits (8 bytes of nibbles, 4 bytes of bit pairs), d."""
+    for group in range(8):
+        for i in range(32):
+            codes[32 * group + i] = _bit_pair(block[32:], group, i) | (block[i] >> group & 1) << 2
+    fields[0] = _u16(block, 108)
+    for i in range(16):
+        low = block[96 + i % 8] >> (4 * (i // 8)) & 15
+        high = block[104 + i % 4] >> (2 * (i // 4)) & 3
+        fields[1 + i] = np.uint8((low | high << 4) - 32)
+
+
+_K_FIELDS = {"d": (F16, 1), "minus_dmin": (F16, 1), "scale": (U8, 8), "min": (U8, 8)}
+
+
+@integer_format(
+    TensorType.Q4_K,
+    file_bytes=144,
+    groups=8,
+    planes=(4,),
+    fields=_K_FIELDS,
+    factors=_d_and_min,
+    terms=_scales_and_minima,
+)
+def q4_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """d, dmin, scales and minima, nibbles."""
+    _nibble_groups(block[16:], codes)
+    fields[0], fields[1] = _u16(block, 0), _u16(block, 2) ^ _SIGN
+    _scales_and_mins(block[4:], fields[2:])
+
+
+@integer_format(
+    TensorType.Q5_K,
+    file_bytes=176,
+    groups=8,
+    planes=(4, 1),
+    fields=_K_FIELDS,
+    factors=_d_and_min,
+    terms=_scales_and_minima,
+)
+def q5_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """d, dmin, scales and minima, fifth bits (bit g of each byte for group g), nibbles."""
+    for group in range(8):
+        for i in range(32):
+            low = block[48 + 32 * (group // 2) + i] >> (4 * (group % 2)) & 15
+            codes[32 * group + i] = low | (block[16 + i] >> group & 1) << 4
+    fields[0], fields[1] = _u16(block, 0), _u16(block, 2) ^ _SIGN
+    _scales_and_mins(block[4:], fields[2:])
+
+
+@integer_format(
+    TensorType.Q6_K, file_bytes=210, groups=8, planes=(4, 2), fields={"d": (F16, 1), "scale": (I8, 16)},
+    factors=_d, terms=_half_scales, bias_bits=5,
+)  # fmt: skip
+def q6_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """Nibbles (64 bytes for four groups: two of low ones, two of high ones), upper bit pairs, 16 scales, d."""
+    for group in range(8):
+        half, quarter = group // 4, group % 4
+        for i in range(32):
+            low = block[64 * half + 32 * (quarter % 2) + i] >> (4 * (quarter // 2)) & 15
+            codes[32 * group + i] = low | _bit_pair(block[128:], group, i) << 4
+    fields[0] = _u16(block, 208)
+    for i in range(16):
+        fields[1 + i] = block[192 + i]
+
+
+_IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_IQ4_TABLE = tuple(value + 128 for value in _IQ4_VALUES)
+
+
+@integer_format(
+    TensorType.IQ4_NL, file_bytes=18, groups=1, planes=(4,), fields={"d": (F16, 1)}, factors=_d, terms=_plain,
+    bias_bits=7, table=_IQ4_TABLE,
+)  # fmt: skip
+def iq4_nl(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """d, nibbles."""
+    _nibbles(block[2:], codes)
+    fields[0] = _u16(block, 0)
+
+
+@integer_format(
+    TensorType.IQ4_XS, file_bytes=136, groups=8, planes=(4,), fields={"d": (F16, 1), "scale": (I8, 8)},
+    factors=_d, terms=_scales, bias_bits=7, table=_IQ4_TABLE,
+)  # fmt: skip
+def iq4_xs(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """d, upper bit pairs of the scales, their nibbles, nibbles."""
+    for group in range(8):
+        _nibbles(block[8 + 16 * group :], codes[32 * group :])
+        low = block[4 + group // 2] >> (4 * (group % 2)) & 15
+        high = _u16(block, 2) >> (2 * group) & 3
+        fields[1 + group] = np.uint8((low | high << 4) - 32)
+    fields[0] = _u16(block, 0)
+
+
+_E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+@integer_format(
+    TensorType.MXFP4, file_bytes=17, groups=1, planes=(4,), fields={"d": (E8M0_HALF, 1)}, factors=_d, terms=_plain,
+    bias_bits=4, table=tuple(value + 16 for value in _E2M1_DOUBLED),
+)  # fmt: skip
+def mxfp4(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """Exponent, nibbles."""
+    _nibbles(block[1:], codes)
+    fields[0] = block[0]

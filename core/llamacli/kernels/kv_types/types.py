@@ -1,0 +1,267 @@
+"""The types that keys and values are kept as, and how NumPy writes and reads them.
+
+A part is what a page holds of one head: the keys or the values of PAGE cells. Floats lie in it as they are: keys with
+the cells of each dimension side by side, [head_dim, PAGE], so that the scores of a query against a page need no sum
+across lanes; values [PAGE, head_dim].
+
+Integers lie in units of 16 dimensions, two of them to a block with scales of its own: GGML's 32, or what is left of a
+smaller head. A block is the float16 scale of each cell, then the float16 offset of each where the type has one, then
+its units. A unit is, where codes have 5 bits, a word for each cell with the highest bits of its 16 dimensions, then the
+codes: of keys [16 dimensions, PAGE] bytes, of values [PAGE, 16 dimensions]. Codes of 4 bits share bytes: dimension i
+has the lower half, i + 8 the upper one.
+
+They take as many bytes as GGML's blocks and stay closer to the numbers. How they are rounded is in
+`rounding`: heads are turned before, and so are queries and what comes out of attention. The keys of a head
+have much in common, more than what tells them apart (KIVI, Liu et al. 2024); so all but the first of a page are kept
+less the mean of earlier ones in it. Scores are linear: those of the keys as they are kept are put together to scores of
+the keys, which costs less than to put keys together.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.errors import InvalidRequestError
+from llamacli.kernels.kv_types.rounding import BLOCK, Bytes, Floats, Rounding, Words, folded, rotated
+
+PAGE = 16
+"""Cells of a page: one vector register's lanes."""
+
+UNIT = 16
+"""Dimensions of a unit."""
+
+REFERENCES = (0, 1, 2, 4, 8, PAGE)
+"""Keys from REFERENCES[i] to REFERENCES[i + 1] - 1 of a page are kept less the mean of the first REFERENCES[i]."""
+
+SHARES = np.array([1, 1 / 2, *[1 / 4] * 2, *[1 / 8] * 4, *[0] * 8], np.float32)
+"""What each cell as it is kept adds to those means: that of the first n is the sum of n shares times cells."""
+
+
+class CellType(Protocol):
+    """One type of cache."""
+
+    def part_bytes(self, head_dim: int) -> int:
+        """Bytes of a part."""
+
+    def write(self, parts: Bytes, lanes: slice, x: Floats, *, is_key: bool) -> None:
+        """Put float32 [n, n_head, head_dim] into n cells of parts [n_head, part_bytes]."""
+
+    def read(self, parts: Bytes, head_dim: int, *, is_key: bool) -> Floats:
+        """All cells of parts, float32 [n_head, PAGE, head_dim]."""
+
+    def copy(self, parts: Bytes, source: Bytes, lanes: slice, head_dim: int, *, is_key: bool) -> None:
+        """Take cells over from the same places of other parts, bit by bit."""
+
+
+@attrs.frozen
+class FloatType(CellType):
+    """Floats of one width. bfloat16, which NumPy has not, is the upper half of a float32, kept as an integer."""
+
+    item: np.dtype[Any]
+
+    @property
+    def is_bf16(self) -> bool:
+        """Whether it is bfloat16."""
+        return self.item == np.uint16
+
+    def part_bytes(self, head_dim: int) -> int:
+        """See CellType."""
+        return PAGE * head_dim * self.item.itemsize
+
+    def write(self, parts: Bytes, lanes: slice, x: Floats, *, is_key: bool) -> None:
+        """See CellType."""
+        self._cells(parts, x.shape[-1], is_key)[:, lanes] = (_to_bf16(x) if self.is_bf16 else x).swapaxes(0, 1)
+
+    def read(self, parts: Bytes, head_dim: int, *, is_key: bool) -> Floats:
+        """See CellType."""
+        cells = self._cells(parts, head_dim, is_key)
+        if self.is_bf16:
+            return (cells.astype(np.uint32) << 16).view(np.float32)
+        return cells.astype(np.float32)
+
+    def copy(self, parts: Bytes, source: Bytes, lanes: slice, head_dim: int, *, is_key: bool) -> None:
+        """See CellType."""
+        self._cells(parts, head_dim, is_key)[:, lanes] = self._cells(source, head_dim, is_key)[:, lanes]
+
+    def _cells(self, parts: Bytes, head_dim: int, is_key: bool) -> npt.NDArray[Any]:
+        """A view [n_head, PAGE, head_dim]."""
+        stored = parts.view(self.item)
+        if is_key:
+            return stored.reshape(len(parts), head_dim, PAGE).swapaxes(1, 2)
+        return stored.reshape(len(parts), PAGE, head_dim)
+
+
+@attrs.frozen
+class IntegerType(CellType):
+    """Codes of a few bits."""
+
+    rounding: Rounding
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return self.rounding.bits
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes of a block's scales and offsets."""
+        return 2 * PAGE * (1 + self.rounding.has_offset)
+
+    @property
+    def high_bytes(self) -> int:
+        """Bytes of a unit's fifth bits."""
+        return 2 * PAGE if self.bits == 5 else 0
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of a unit."""
+        return self.high_bytes + PAGE * (16 if self.bits == 8 else 8)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a whole block."""
+        return self.header_bytes + 2 * self.unit_bytes
+
+    def part_bytes(self, head_dim: int) -> int:
+        """See CellType."""
+        return -(-head_dim // BLOCK) * self.header_bytes + -(-head_dim // UNIT) * self.unit_bytes
+
+    @np.errstate(invalid="ignore", over="ignore")  # what is no number stays none
+    def write(self, parts: Bytes, lanes: slice, x: Floats, *, is_key: bool) -> None:
+        """See CellType."""
+        x = rotated(x.swapaxes(0, 1))  # [n_head, n, head_dim]
+        if not is_key:
+            self._write(parts, lanes, x, is_key)
+            return
+        for first, stop in itertools.pairwise(REFERENCES):
+            some = slice(max(first, lanes.start), min(stop, lanes.stop))
+            if some.start < some.stop:
+                new = x[:, some.start - lanes.start : some.stop - lanes.start]
+                self._write(parts, some, new - self._reference(parts, first, x.shape[-1]), is_key)
+
+    def _write(self, parts: Bytes, lanes: slice, x: Floats, is_key: bool) -> None:
+        """Put [n_head, n, head_dim] into cells as they are."""
+        for start in range(0, x.shape[-1], BLOCK):
+            codes, words = self.rounding.fit(x[..., start : start + BLOCK])
+            for mine, word in zip(self._words(parts, start), words, strict=True):
+                mine[:, lanes] = word[..., 0]
+            for at in range(0, min(BLOCK, x.shape[-1] - start), UNIT):
+                self._write_unit(parts, self._unit(start + at), lanes, codes[..., at : at + UNIT], is_key)
+
+    def _words(self, parts: Bytes, dimension: int) -> list[Words]:
+        """Scales and offsets of the block of a dimension, views [n_head, PAGE]."""
+        block = dimension // BLOCK * self.block_bytes
+        return [
+            parts[:, at : at + 2 * PAGE].view(np.uint16) for at in range(block, block + self.header_bytes, 2 * PAGE)
+        ]
+
+    def _unit(self, dimension: int) -> int:
+        """The byte at which the unit of a dimension begins."""
+        block, within = divmod(dimension, BLOCK)
+        return block * self.block_bytes + self.header_bytes + within // UNIT * self.unit_bytes
+
+    def _write_unit(self, parts: Bytes, at: int, lanes: slice, codes: Bytes, is_key: bool) -> None:
+        """Put codes [n_head, n, UNIT] into the unit at a byte of each part."""
+        if self.bits == 5:
+            bits = (codes >> 4).astype(np.uint16) << np.arange(UNIT, dtype=np.uint16)
+            parts[:, at : at + 2 * PAGE].view(np.uint16)[:, lanes] = bits.sum(-1, dtype=np.uint16)
+        packed = codes if self.bits == 8 else codes[..., :8] & 15 | codes[..., 8:] << 4
+        self._codes(parts, at, is_key)[:, lanes] = packed
+
+    def _codes(self, parts: Bytes, at: int, is_key: bool) -> Bytes:
+        """The bytes of codes of a unit, a view [n_head, PAGE, 8 or 16]."""
+        stored = parts[:, at + self.high_bytes : at + self.unit_bytes]
+        if is_key:
+            return stored.reshape(len(parts), -1, PAGE).swapaxes(1, 2)
+        return stored.reshape(len(parts), PAGE, -1)
+
+    @np.errstate(invalid="ignore", over="ignore")
+    def read(self, parts: Bytes, head_dim: int, *, is_key: bool) -> Floats:
+        """See CellType."""
+        x = self._read(parts, head_dim, is_key)
+        if is_key:
+            means = [self._reference(parts, first, head_dim) for first in REFERENCES[:-1]]
+            for mean, (first, stop) in zip(means, itertools.pairwise(REFERENCES), strict=True):
+                x[:, first:stop] += mean
+        return rotated(x)
+
+    def _reference(self, parts: Bytes, n: int, head_dim: int) -> Floats:
+        """The mean of the first n keys of a page, [n_head, 1, head_dim]; what it is without any is 0."""
+        cells = self._read(parts, head_dim, is_key=True).swapaxes(1, 2) * SHARES
+        cells[..., n:] = 0
+        return folded(cells).swapaxes(1, 2)
+
+    def _read(self, parts: Bytes, head_dim: int, is_key: bool) -> Floats:
+        """All cells as they are kept."""
+        out = np.empty((len(parts), PAGE, head_dim), np.float32)
+        for start in range(0, head_dim, UNIT):
+            at = self._unit(start)
+            codes = self._codes(parts, at, is_key)
+            if self.bits < 8:
+                codes = np.concatenate([codes & 15, codes >> 4], axis=-1)
+            if self.bits == 5:
+                high = parts[:, at : at + 2 * PAGE].view(np.uint16)[..., None]
+                codes = codes | ((high >> np.arange(UNIT, dtype=np.uint16) & 1) << 4).astype(np.uint8)
+            values = self.rounding.values(codes, [words[..., None] for words in self._words(parts, start)])
+            out[..., start : start + UNIT] = values[..., : head_dim - start]
+        return out
+
+    def copy(self, parts: Bytes, source: Bytes, lanes: slice, head_dim: int, *, is_key: bool) -> None:
+        """See CellType. Keys mean what they meant if the same cells are before them in the page."""
+        for start in range(0, head_dim, UNIT):
+            at = self._unit(start)
+            for mine, theirs in zip(self._words(parts, start), self._words(source, start), strict=True):
+                mine[:, lanes] = theirs[:, lanes]
+            if self.high_bytes:
+                mine, theirs = (part[:, at : at + 2 * PAGE].view(np.uint16) for part in (parts, source))
+                mine[:, lanes] = theirs[:, lanes]
+            self._codes(parts, at, is_key)[:, lanes] = self._codes(source, at, is_key)[:, lanes]
+
+
+IQ4_NL_TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+KV_TYPES: dict[str, FloatType | IntegerType] = {
+    "f32": FloatType(np.dtype(np.float32)),
+    "f16": FloatType(np.dtype(np.float16)),
+    "bf16": FloatType(np.dtype(np.uint16)),
+    "q8_0": IntegerType(Rounding(8, extremes=(-127,))),
+    "q4_0": IntegerType(Rounding(4, has_zero=True)),
+    "q4_1": IntegerType(Rounding(4, has_offset=True)),
+    "iq4_nl": IntegerType(Rounding(4, extremes=(-140, -125, -110, 110, 125, 140), table=IQ4_NL_TABLE)),
+    "q5_0": IntegerType(Rounding(5, has_zero=True)),
+    "q5_1": IntegerType(Rounding(5, has_offset=True)),
+}
+"""The cache types by their GGML names."""
+
+
+@attrs.frozen
+class KVType:
+    """The types of keys and of values, by their names."""
+
+    k: str
+    v: str
+
+    @classmethod
+    def of(cls, value: KVType | str | tuple[str, str]) -> KVType:
+        """From one name for both, or a pair. Raises InvalidRequestError for an unknown one."""
+        if isinstance(value, KVType):
+            return value
+        names = (value, value) if isinstance(value, str) else tuple(value) if isinstance(value, (tuple, list)) else ()
+        if len(names) != 2 or any(name not in KV_TYPES for name in names):
+            raise InvalidRequestError(f"kv_type {value!r} is not one of {', '.join(KV_TYPES)}, or a pair of them")
+        return cls(*names)
+
+    def __str__(self) -> str:
+        return self.k if self.k == self.v else f"{self.k}-{self.v}"
+
+
+def _to_bf16(x: Floats) -> npt.NDArray[np.uint16]:
+    """The nearest bfloat16, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
+    return np.where(np.isnan(x), bits >> 16 | 64, rounded).astype(np.uint16)

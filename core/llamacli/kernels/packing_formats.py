@@ -1,0 +1,335 @@
+"""How weights lie in memory for the matrix kernels.
+
+A matrix (n_out, n_in) is packed in tiles of 16 rows; a tile is a sequence of blocks along the columns. Within a
+block, 16 rows lie side by side, one a vector lane, so that neither a matrix-vector nor a matrix-matrix product ever
+sums across lanes. Rows and columns that do not fill a tile or a block are zero.
+
+Activations are rounded as llama.cpp rounds them for each format, so that results agree to the last digits that float32
+has: float16 and bfloat16 weights take activations of their own precision, formats of small integers take int8. Codes of
+integers are unsigned, since the dot product of x86 multiplies unsigned by signed bytes; a bias is taken out by way of
+the sum of the activations. (See `ir.dot_bias` for ARM.)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.kernels import ir
+from llamacli.quantization import TensorType, dequantize
+
+ROWS = 16
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.intp]
+
+ACTIVATION_BLOCK = 32
+ACTIVATION = np.dtype(
+    [
+        ("q", np.int8, ACTIVATION_BLOCK),
+        ("scale", np.float32),
+        ("sum", np.float32),
+        ("minus_sum", np.int32),
+        ("minus_half", np.int32),
+    ]
+)
+"""A block of 32 activations: integers q, so that x = scale * q; their sum; minus it; minus that of half."""
+
+FLOAT_FORMS, INTEGER_FORMS = ("f32", "f16", "bf16"), ("q8_0", "q8_K")
+"""What activations can be rounded to. Floats stay stored as float32; integers are blocks of ACTIVATION: q8_0 has a
+float16 scale for each 32, q8_K one float32 scale for 256."""
+
+
+class Packing(Protocol):
+    """A packed format: `block` columns of 16 rows take `n_bytes`; `activation` is the form that it multiplies.
+
+    `name` tells its kernels from those of all others, in this process and in the cache of kernels.
+    """
+
+    name: str
+    block: int
+    n_bytes: int
+    activation: str
+
+    def unpack(self, packed: Bytes, rows: Indices) -> Floats:
+        """Some rows of a packed matrix, float32 [len(rows), n_columns], the numbers that the file's format means."""
+
+    def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Any:
+        """Emit the loads of the block at an address: a Block of integers, or an iterator of columns of floats.
+
+        As they proceed, what lies `ahead` bytes further is asked for, unless that is 0.
+        """
+
+
+# --- floats ----------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class FloatPacking:
+    """Floats of one type; a block is a few columns only, so that widths of all kinds fit."""
+
+    COLUMNS = 4
+
+    kind: TensorType
+    item: type[np.generic]
+    load_column: Callable[[ir.Builder, ir.Value], ir.Value]
+    activation: str = "f32"
+    block: int = COLUMNS
+
+    @property
+    def name(self) -> str:
+        """See Packing."""
+        return self.kind.name
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of a block of 16 rows."""
+        return self.block * ROWS * np.dtype(self.item).itemsize
+
+    def unpack(self, packed: Bytes, rows: Indices) -> Floats:
+        """See Packing."""
+        tile, lane = np.divmod(rows, ROWS)
+        values = packed.view(self.item).reshape(len(packed), -1, ROWS)[tile, :, lane]
+        return dequantize(np.ascontiguousarray(values).view(np.uint8), self.kind)
+
+    def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Iterator[ir.Value]:
+        """See Packing."""
+        if ahead:
+            ir.prefetch(b, ir.offset(b, address, ahead), self.n_bytes)
+        for column in range(self.block):
+            yield self.load_column(b, ir.offset(b, address, column * self.n_bytes // self.block))
+
+
+# --- integers --------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Group:
+    """32 columns of 16 rows in registers: `codes`, 8 vectors of [16 rows][4 columns] unsigned bytes.
+
+    `terms` are (scale, shift) of the columns, or of each half of them; None stands for a scale of 1, a shift of 0.
+    """
+
+    codes: list[ir.Value]
+    terms: list[tuple[ir.Value | None, ir.Value | None]]
+
+
+@attrs.frozen
+class Block:
+    """A block in registers: weight = factor * scale * (code - 2^bias_bits) + shift_factor * shift.
+
+    Without bias_bits there is no bias; shift_factor may be None. Codes are below 2^code_bits. Each group is loaded when
+    it is asked for, so that few registers are in use at a time.
+    """
+
+    factor: ir.Value
+    shift_factor: ir.Value | None
+    bias_bits: int | None
+    code_bits: int
+    groups: Iterator[Group]
+
+
+@attrs.frozen
+class FieldKind:
+    """A type of scale: how it is stored, in 1 or 2 bytes, and its float32 value in NumPy and in registers.
+
+    `exponent`: the bits that are all set in what is NaN or infinite; 0 where nothing is.
+    """
+
+    item: type[np.generic] = attrs.field()
+    to_floats: Callable[[np.ndarray], Any]
+    load: Callable[[ir.Builder, ir.Value], Any]
+    exponent: int = 0
+
+    @item.validator
+    def _check_item(self, _attribute: Any, item: type[np.generic]) -> None:
+        if self.size not in (1, 2):
+            raise ValueError(f"a field is stored in 1 or 2 bytes, not in the {self.size} of {item.__name__}")
+
+    @property
+    def size(self) -> int:
+        """Bytes of one."""
+        return np.dtype(self.item).itemsize
+
+
+class _Loads:
+    """The vectors of one field, each loaded the first time that it is asked for."""
+
+    def __init__(self, b: ir.Builder, kind: FieldKind, address: ir.Value):
+        self._b, self._kind, self._address = b, kind, address
+        self._loaded: dict[int, Any] = {}
+
+    def __getitem__(self, i: int) -> Any:
+        if i not in self._loaded:
+            size = ROWS * self._kind.size
+            self._loaded[i] = self._kind.load(self._b, ir.offset(self._b, self._address, i * size))
+        return self._loaded[i]
+
+
+Decode = Callable[[Bytes, Bytes, npt.NDArray[np.uint16]], None]
+Factors = Callable[[dict[str, Any]], tuple[Any, Any]]
+Terms = Callable[[dict[str, Any], int], list[tuple[Any, Any]]]
+
+
+@attrs.frozen(eq=False)
+class IntegerPacking:
+    """Codes of a few bits with scales.
+
+    - `groups`: groups of 32 columns in a block, 1 to 8.
+    - `planes`: codes are stored in planes of 1, 2, 4 or 8 bits, lowest first.
+    - `fields`: the scales of a block by name: their kind and how many there are.
+    - `decode`: from one block of `file_bytes` bytes of a row, its codes, uint8 [32 * groups], and its fields one after
+      another, as the bits that are stored, uint16. Compiled by Numba.
+    - `factors` and `terms`: from the fields' values, factor and shift_factor of a Block; from them and a group's
+      number, the terms of the Group.
+    - `table`: what codes stand for, if not for themselves: 16 unsigned bytes.
+    - `name`: see Packing; given where the format is registered.
+
+    Raises ValueError for what kernels cannot be made of.
+    """
+
+    file_bytes: int
+    groups: int
+    planes: tuple[int, ...]
+    fields: dict[str, tuple[FieldKind, int]]
+    decode: Decode
+    factors: Factors
+    terms: Terms
+    bias_bits: int | None = None
+    table: tuple[int, ...] | None = None
+    name: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        bits = sum(self.planes)
+        if not 1 <= self.groups <= 8:
+            raise ValueError(f"a block has 1 to 8 groups of 32 numbers, not {self.groups}")
+        if not 1 <= bits <= 8 or any(plane not in (1, 2, 4, 8) for plane in self.planes):
+            raise ValueError(f"planes of 1, 2, 4 or 8 bits make up codes of 1 to 8, not {self.planes}")
+        if not self.fields:
+            raise ValueError("a block has at least one field")
+        if self.bias_bits is not None and not 0 <= self.bias_bits <= 7:
+            raise ValueError(f"a bias is 2^0 to 2^7, not 2^{self.bias_bits}")
+        if self.table is not None and (bits > 4 or len(self.table) != 16 or not set(self.table) <= set(range(256))):
+            raise ValueError("a table has 16 unsigned bytes, for codes of 4 bits at the most")
+
+    @property
+    def activation(self) -> str:
+        """See Packing: one scale for 256 activations where a block of weights has as many columns."""
+        return "q8_K" if self.groups == 8 else "q8_0"
+
+    @property
+    def block(self) -> int:
+        """Columns of a block."""
+        return 32 * self.groups
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of a block of 16 rows: its fields, then the codes of its groups, as they are read."""
+        return self.field_bytes + self.groups * self.group_bytes
+
+    @property
+    def field_bytes(self) -> int:
+        """Bytes of the fields of a block of 16 rows."""
+        return ROWS * sum(kind.size * count for kind, count in self.fields.values())
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of the codes of a group of 16 rows."""
+        return 64 * sum(self.planes)
+
+    def unpack(self, packed: Bytes, rows: Indices) -> Floats:
+        """See Packing."""
+        tile, lane = np.divmod(rows, ROWS)
+        which, n_blocks = np.arange(len(rows)), packed.shape[1]
+        blocks = packed[tile]
+        planes, start, lowest = blocks[..., self.field_bytes :].reshape(len(rows), n_blocks, self.groups, -1), 0, 0
+        codes = np.zeros((len(rows), n_blocks, self.groups, 32), np.uint8)
+        for bits in self.planes:
+            plane = planes[..., start : start + 64 * bits].reshape(len(rows), n_blocks, self.groups, bits, ROWS, 4)
+            plane = plane[which, :, :, :, lane]
+            parts = [(plane >> (bits * part)) & (2**bits - 1) for part in range(8 // bits)]
+            codes |= np.stack(parts, axis=3).reshape(codes.shape) << lowest
+            start, lowest = start + 64 * bits, lowest + bits
+        fields, at = {}, 0
+        for name, (kind, count) in self.fields.items():
+            size = ROWS * kind.size * count
+            stored = np.ascontiguousarray(blocks[..., at : at + size]).view(kind.item)
+            stored = stored.reshape(len(rows), n_blocks, count, ROWS)[which, :, :, lane]
+            fields[name] = [kind.to_floats(stored[..., i, None]) for i in range(count)]
+            at += size
+        values = codes.astype(np.int16) if self.table is None else np.array(self.table, np.int16)[codes]
+        values = (values - (0 if self.bias_bits is None else 2**self.bias_bits)).astype(np.float32)
+        factor, shift_factor = self.factors(fields)
+        for group in range(self.groups):
+            terms = self.terms(fields, group)
+            for half, (scale, shift) in enumerate(terms):
+                columns = values[:, :, group, half * 32 // len(terms) : (half + 1) * 32 // len(terms)]
+                columns *= factor if scale is None else factor * scale
+                if shift_factor is not None:
+                    columns += shift_factor if shift is None else shift_factor * shift
+        return values.reshape(len(rows), -1)
+
+    def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Block:
+        """See Packing."""
+        at = 0
+        fields: dict[str, Any] = {}
+        for name, (kind, count) in self.fields.items():
+            fields[name] = _Loads(b, kind, ir.offset(b, address, at))
+            at += ROWS * kind.size * count
+        factor, shift_factor = self.factors(fields)
+        code_bits = sum(self.planes) if self.table is None else max(self.table).bit_length()
+        return Block(factor, shift_factor, self.bias_bits, code_bits, self._load_groups(b, address, ahead, fields))
+
+    def _load_groups(self, b: ir.Builder, address: ir.Value, ahead: int, fields: dict[str, Any]) -> Iterator[Group]:
+        lines = range(0, self.n_bytes, 64)
+        for group in range(self.groups):
+            if ahead:  # a group's share of the block: requests in one burst would hold up the loads
+                for line in lines[group * len(lines) // self.groups : (group + 1) * len(lines) // self.groups]:
+                    ir.prefetch(b, ir.offset(b, address, ahead + line), 64)
+            codes = self._load_codes(b, ir.offset(b, address, self.field_bytes + group * self.group_bytes))
+            yield Group(codes, self.terms(fields, group))
+
+    def _load_codes(self, b: ir.Builder, address: ir.Value) -> list[ir.Value]:
+        codes: list[ir.Value] = []
+        start = lowest = 0
+        for bits in self.planes:
+            plane = [ir.load(b, ir.offset(b, address, start + 64 * i), ir.I8X64) for i in range(bits)]
+            parts = [ir.shift_left(b, vector, lowest - bits * part) for part in range(8 // bits) for vector in plane]
+            if bits < 8:
+                parts = [b.and_(part, ir.constant(ir.I8X64, (2**bits - 1) << lowest)) for part in parts]
+            codes = [b.or_(low, high) for low, high in zip(codes, parts, strict=True)] if codes else parts
+            start, lowest = start + 64 * bits, lowest + bits
+        return codes if self.table is None else [ir.look_up(b, self.table, code) for code in codes]
+
+
+_INTEGERS: dict[TensorType, IntegerPacking] = {}
+
+
+def integer_format(kind: TensorType, **description: Any) -> Callable[[Decode], Decode]:
+    """Decorate the decoder of an integer format."""
+
+    def register(decode: Decode) -> Decode:
+        _INTEGERS[kind] = IntegerPacking(decode=decode, name=kind.name, **description)
+        return decode
+
+    return register
+
+
+@functools.cache
+def packings() -> dict[TensorType, Packing]:
+    """The core's formats that have kernels; `registry` adds those of plugins."""
+    from llamacli.kernels import ggml_packings  # noqa: F401 - registers its formats
+
+    load_f32 = functools.partial(ir.load, kind=ir.F32X16)
+    return {
+        TensorType.F32: FloatPacking(TensorType.F32, np.float32, load_f32),
+        TensorType.F16: FloatPacking(TensorType.F16, np.uint16, ir.load_f16, "f16"),
+        TensorType.BF16: FloatPacking(TensorType.BF16, np.uint16, ir.load_bf16, "bf16"),
+        **_INTEGERS,
+    }

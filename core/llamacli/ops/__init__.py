@@ -1,0 +1,1 @@
+"""The operations that a forward pass is made of, one file each."""

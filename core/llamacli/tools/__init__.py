@@ -1,0 +1,1 @@
+"""Programs on top of models: bench, doctor, embedding, hub, perplexity."""

@@ -1,0 +1,92 @@
+"""Perplexity: how well a model expects a text, by llama.cpp's method, so that figures can be compared with its own.
+
+The text's tokens are cut into chunks of `n_ctx`; what does not fill the last one is left out. Each chunk is evaluated
+on its own, its first token replaced by BOS where the model begins texts with it. Tokens in the second half are scored,
+for these have half a context before them: perplexity is e to the mean of minus the logarithm of their probabilities.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import attrs
+import numpy as np
+
+from llamacli.errors import InvalidRequestError
+from llamacli.model import KVTypes, Model
+from llamacli.sampling import perplexity_of, surprisal
+from llamacli.util.numbers import is_integer
+
+LEAST_CONTEXT = 4
+
+
+@attrs.frozen
+class Estimate:
+    """Perplexity over the chunks so far: `value` ± `error`, one standard error of the mean, of `n_scored` tokens."""
+
+    n_chunks: int
+    n_scored: int
+    value: float
+    error: float
+
+
+def perplexity_tokens(model: Model, text: str) -> list[int]:
+    """The tokens of a text that perplexity is measured on: BOS before it where the model wants it, no EOS after it."""
+    ids = model.encode(text)
+    if model.tokenizer.add_eos:
+        ids.pop()
+    return ids
+
+
+def perplexity(
+    model: Model,
+    tokens: Sequence[int],
+    *,
+    n_ctx: int = 512,
+    max_chunks: int | None = None,
+    kv_type: KVTypes | None = None,
+) -> Iterator[Estimate]:
+    """The estimate after each chunk; the last one is the result.
+
+    Raises InvalidRequestError if the tokens do not fill two chunks, if there are fewer than LEAST_CONTEXT to one, or if
+    the model computes what is no number.
+    """
+    if not is_integer(n_ctx) or n_ctx < LEAST_CONTEXT:
+        raise InvalidRequestError(f"n_ctx must be an integer of at least {LEAST_CONTEXT}, not {n_ctx!r}")
+    if len(tokens) < 2 * n_ctx:
+        raise InvalidRequestError(
+            f"the text has {len(tokens)} tokens, and chunks of {n_ctx} need at least {2 * n_ctx}: "
+            "take a longer text or a shorter context"
+        )
+    n_chunks = len(tokens) // n_ctx
+    return _estimates(model, tokens, n_ctx, n_chunks if max_chunks is None else min(max_chunks, n_chunks), kv_type)
+
+
+def _estimates(
+    model: Model, tokens: Sequence[int], n_ctx: int, n_chunks: int, kv_type: KVTypes | None
+) -> Iterator[Estimate]:
+    first, n_scored = n_ctx // 2, 0
+    total = squares = 0.0
+    with model.create_session(seq_len=n_ctx, kv_type=kv_type, reuse=False) as session:
+        for chunk in range(n_chunks):
+            ids = list(tokens[chunk * n_ctx : (chunk + 1) * n_ctx])
+            if model.tokenizer.add_bos and model.tokenizer.bos_id is not None:
+                ids[0] = model.tokenizer.bos_id
+            session.rewind(0)
+            session.eval(ids[:first])
+            logits = session.eval(ids[first:-1], all_logits=True)
+            assert logits is not None
+            if not (logits < np.inf).all():  # minus infinity is for tokens that never come
+                raise InvalidRequestError(f"the model's logits in chunk {chunk + 1} are no finite numbers")
+            for row, token in zip(logits, ids[first + 1 :], strict=True):
+                surprise = surprisal(row, token)
+                n_scored, total, squares = n_scored + 1, total + surprise, squares + surprise**2
+            yield _estimate(chunk + 1, n_scored, total, squares)
+
+
+def _estimate(n_chunks: int, n_scored: int, total: float, squares: float) -> Estimate:
+    value = perplexity_of(total, n_scored)
+    variance = max(0.0, squares / n_scored - (total / n_scored) ** 2)
+    error = math.sqrt(variance / (n_scored - 1)) if n_scored > 1 else math.nan
+    return Estimate(n_chunks, n_scored, value, error * value)

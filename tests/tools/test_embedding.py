@@ -1,0 +1,133 @@
+"""Texts as vectors, beside llama.cpp's."""
+
+import naive
+import numpy as np
+import pytest
+import tiny_variants
+
+from llamacli.engine import ReferenceEngine, default_engine
+from llamacli.errors import ClosedError, InvalidRequestError, ModelFormatError, PluginError
+from llamacli.graph import Graph, Linear, Param, RmsNorm, Softcap, Tensor
+from llamacli.tools.embedding import Embedder, Pooling, load_embedder
+from oracle import embeddings
+from oracle.goldens import TOKENS
+
+
+@pytest.fixture
+def load(tiny_gguf, plugins, engine):
+    """Load a tiny model to embed with: `load(variant, mode, **options)`."""
+
+    def load(variant: str = "gqa", mode: str = "fp32", **options) -> Embedder:
+        return load_embedder(tiny_gguf(variant, **options), mode, plugins=plugins, engine=engine)
+
+    return load
+
+
+@pytest.mark.parametrize("variant", embeddings.VARIANTS)
+@pytest.mark.parametrize("pooling", embeddings.POOLINGS)
+def test_vectors_are_those_of_llama_cpp(load, variant: str, pooling: str) -> None:
+    expected = np.load(embeddings.GOLDEN)[f"{variant}-{pooling}"]
+    found = load(variant).embed(TOKENS, pooling=pooling, normalize=False)
+    assert (found.dtype, found.shape) == (np.float32, expected.shape)
+    assert naive.nmse(found, expected) < tiny_variants.VARIANTS[variant].exact
+
+
+def test_poolings_of_the_same_rows(load) -> None:
+    embedder = load()
+    rows = embedder.embed(TOKENS, pooling="none", normalize=False)
+    assert rows.shape == (len(TOKENS), embedder.n_embd)
+    for pooling, expected in (("mean", rows.mean(axis=0)), ("cls", rows[0]), ("last", rows[-1])):
+        np.testing.assert_allclose(embedder.embed(TOKENS, pooling=pooling, normalize=False), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+def test_normalised_vectors_have_the_length_1(load, pooling: Pooling) -> None:
+    embedder = load(mode="auto")
+    vectors, raw = (embedder.embed(TOKENS, pooling=pooling, normalize=flag) for flag in (True, False))
+    lengths = np.linalg.norm(raw, axis=-1, keepdims=True)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=-1), 1, rtol=1e-6)
+    np.testing.assert_allclose(vectors * lengths, raw, rtol=1e-4, atol=1e-6)
+
+
+def test_a_vector_of_zeros_stays_one(load) -> None:
+    embedder = load(tensors={"output_norm.weight": np.zeros(64)})
+    assert not embedder.embed([1, 2]).any()
+
+
+@pytest.mark.parametrize(("number", "pooling"), [(None, "mean"), (0, "none"), (1, "mean"), (2, "cls"), (3, "last")])
+def test_the_file_says_how_to_pool(load, number: int | None, pooling: str, caplog) -> None:
+    embedder = load(metadata={"llama.pooling_type": number})
+    assert embedder.pooling == pooling
+    np.testing.assert_array_equal(embedder.embed([1, 5, 9]), embedder.embed([1, 5, 9], pooling=pooling))
+    assert "pooling_type" not in caplog.text
+
+
+@pytest.mark.parametrize(("n_embd", "n_head"), [(72, 4), (40, 2), (256, 4)])
+def test_any_width(tiny_gguf, plugins, n_embd: int, n_head: int) -> None:
+    path = tiny_gguf("gqa", n_embd=n_embd, n_head=n_head, n_head_kv=2)
+    found = [
+        load_embedder(path, "fp32", plugins=plugins, engine=engine()).embed([3, 1, 4])
+        for engine in (ReferenceEngine, default_engine)
+    ]
+    assert naive.nmse(*found) < 1e-8
+
+
+def test_texts_do_not_disturb_each_other(load) -> None:
+    embedder = load()
+    first = embedder.embed([1, 5, 9])
+    embedder.embed([7, 7])
+    np.testing.assert_array_equal(embedder.embed([1, 5, 9]), first)
+
+
+def test_what_cannot_be_embedded(load) -> None:
+    embedder = load(context_length=8)
+    for tokens, message in (
+        ([], "no tokens"),
+        ([1] * 9, "9 more do not fit into 8"),
+        ([128], "not an id from 0 to 127"),
+    ):
+        with pytest.raises(InvalidRequestError, match=message):
+            embedder.embed(tokens)
+    with pytest.raises(InvalidRequestError, match="pooling 'max' is not one of none, mean, cls, last"):
+        embedder.embed([1], pooling="max")
+    with pytest.raises(ModelFormatError, match=r"llama.pooling_type = 4: rankings are not supported"):
+        load(metadata={"llama.pooling_type": 4})
+
+
+def test_the_output_layer_is_left_out(tiny_gguf, plugins) -> None:
+    seen: list[Graph] = []
+
+    class Watching:
+        def compile(self, graph, file, mode):
+            seen.append(graph)
+            raise PluginError("seen enough")
+
+    with pytest.raises(PluginError, match="seen enough"):
+        load_embedder(tiny_gguf(), plugins=plugins, engine=Watching())
+    (graph,) = seen
+    assert isinstance(graph.ops[-1], RmsNorm)
+    assert "output.weight" not in {tensor.name for op in graph.ops for tensor in op.tensors()}
+
+
+def test_what_follows_the_last_product_goes_with_it() -> None:
+    g = Graph()
+    x = g.rms_norm(g.embed(Param(Tensor("token_embd.weight", (16, 8)))), None, 1e-5)
+    g.softcap(g.scale(g.linear(x, Param(Tensor("output.weight", (16, 8)))), 0.5), 30.0)
+    assert [type(op) for op in g.ops[-1:]] == [Softcap]
+    part = g.without_output()
+    assert part.ops[-1].out is x
+    assert not [op for op in part.ops if isinstance(op, Linear)]
+    assert part.states is g.states
+
+
+def test_closing(load) -> None:
+    with load() as embedder:
+        embedder.embed([1])
+    with pytest.raises(ClosedError):
+        embedder.embed([1])
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in")
+def test_what_is_no_number_is_refused(load) -> None:
+    with pytest.raises(InvalidRequestError, match="the model's states are no finite numbers"):
+        load(metadata={"llama.rope.scaling.attn_factor": 1e30}).embed(TOKENS)

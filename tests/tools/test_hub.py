@@ -1,0 +1,173 @@
+"""Names of models of the hub, and which of a repository's files they mean."""
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamacli.errors import HubError, InvalidRequestError
+from llamacli.tools import hub
+from llamacli.tools.hub import Reference, choose
+
+FILES = [
+    "README.md",
+    "Model-7B.F16.gguf",
+    "Model-7B.IQ4_XS.gguf",
+    "Model-7B.Q2_K.gguf",
+    "Model-7B.Q4_K_M.gguf",
+    "Model-7B.Q4_K_S.gguf",
+    "Model-7B.Q8_0.gguf",
+    "imatrix.gguf",
+    "mmproj-Model-7B-Q4_K_M.gguf",
+]
+SPLIT = [f"Q6_K/Model-Q6_K-{i:05}-of-00003.gguf" for i in (2, 1, 3)] + ["Q6_K/other.txt"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("user/repo", Reference("user/repo")),
+        ("user/Repo-7B.x_GGUF:Q4_K_M", Reference("user/Repo-7B.x_GGUF", "Q4_K_M")),
+        ("hf.co/user/repo:q8_0", Reference("user/repo", "q8_0")),
+        ("https://huggingface.co/user/repo", Reference("user/repo")),
+    ],
+)
+def test_references(text: str, expected: Reference) -> None:
+    assert Reference.parse(text) == expected
+    assert Reference.parse(str(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "repo", "user/", "user/repo:", "a/b/c", "user/repo:Q4/x", "../../etc", "user/repo\n", "ü/repo", "a b/c"],
+)
+def test_what_is_no_reference(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="names no model of the hub"):
+        Reference.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "quant", "expected"),
+    [
+        (FILES, None, ["Model-7B.Q4_K_M.gguf"]),
+        (FILES, "q8_0", ["Model-7B.Q8_0.gguf"]),
+        (FILES, "Q4_K_S", ["Model-7B.Q4_K_S.gguf"]),
+        (FILES, "IQ4_XS", ["Model-7B.IQ4_XS.gguf"]),
+        (FILES, "Q4_XS", []),
+        (FILES, "Q4_K", []),
+        (FILES, "Q6_K", []),
+        (FILES[:4], None, ["Model-7B.F16.gguf"]),
+        (["a-Q8_0.gguf", "a-Q2_K.gguf"], None, ["a-Q8_0.gguf"]),
+        (["README.md", "imatrix.gguf"], None, []),
+        (SPLIT, None, sorted(SPLIT[:3])),
+        (SPLIT, "Q6_K", sorted(SPLIT[:3])),
+        (SPLIT[:1], "Q6_K", []),
+        (["UPPER-Q8_0.GGUF"], None, ["UPPER-Q8_0.GGUF"]),
+    ],
+)
+def test_files_of_a_model(files: list[str], quant: str | None, expected: list[str]) -> None:
+    assert choose(files, quant) == expected
+    assert choose(reversed(files), quant) == expected
+
+
+@given(st.lists(st.text(max_size=20)), st.none() | st.text(min_size=1, max_size=5))
+def test_any_names_are_chosen_from(names: list[str], quant: str | None) -> None:
+    assert all(name.lower().endswith(".gguf") for name in choose(names, quant))
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(HubError, match=r"need huggingface_hub: pip install 'llamacli\[hub\]'"):
+        hub.cached(Reference("user/repo"))
+
+
+def test_with_an_old_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = types.ModuleType("huggingface_hub")
+    old.__version__ = "0.26.1"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", old)
+    with pytest.raises(HubError, match=r"huggingface_hub 0.26.1 is too old"):
+        hub.cached_models()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def put(cache: Path, commit: str, name: str, data: bytes = b"GGUF", *, main: bool = False) -> Path:
+    """Put a file into the cache as the library does: a link to a blob."""
+    repo = cache / "models--user--repo"
+    blob, link = repo / "blobs" / f"{commit}-{name.replace('/', '-')}", repo / "snapshots" / commit / name
+    for path in (blob, link, repo / "refs" / "main"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(data)
+    link.symlink_to(blob)
+    if main:
+        (repo / "refs" / "main").write_text(commit)
+    return link
+
+
+REPO = Reference("user/repo")
+
+
+def test_an_empty_cache(cache: Path) -> None:
+    assert hub.cached(REPO) is None
+    assert hub.cached_models() == []
+    with pytest.raises(HubError, match="user/repo is not in the cache"):
+        hub.remove(REPO)
+
+
+def test_the_newest_revision_that_has_it_all(cache: Path) -> None:
+    old = put(cache, "1" * 40, "a-Q8_0-00001-of-00002.gguf")
+    put(cache, "1" * 40, "a-Q8_0-00002-of-00002.gguf")
+    assert hub.cached(REPO) == old
+    new = put(cache, "0" * 40, "a-Q8_0-00001-of-00002.gguf", main=True)
+    assert hub.cached(REPO) == old
+    put(cache, "0" * 40, "a-Q8_0-00002-of-00002.gguf")
+    assert hub.cached(REPO) == new
+
+
+def test_models_of_a_cache(cache: Path) -> None:
+    put(cache, "1" * 40, "a-Q8_0-00001-of-00002.gguf", b"12345", main=True)
+    put(cache, "1" * 40, "a-Q8_0-00002-of-00002.gguf", b"123")
+    put(cache, "1" * 40, "a-UD-Q4_K_XL.gguf", b"1")
+    put(cache, "1" * 40, "plain.gguf", b"12")
+    put(cache, "1" * 40, "config.json")
+    found = [(str(model.reference), model.path.name, model.n_bytes) for model in hub.cached_models()]
+    assert found == [
+        ("user/repo:Q8_0", "a-Q8_0-00001-of-00002.gguf", 8),
+        ("user/repo:UD-Q4_K_XL", "a-UD-Q4_K_XL.gguf", 1),
+        ("user/repo", "plain.gguf", 2),
+    ]
+    for model in hub.cached_models()[:2]:
+        assert hub.cached(model.reference) == model.path
+
+
+def test_removing_one_model_keeps_the_others(cache: Path) -> None:
+    parts = [put(cache, "1" * 40, f"a-Q8_0-0000{i}-of-00002.gguf", b"12345", main=True) for i in (1, 2)]
+    other = put(cache, "1" * 40, "a-Q4_0.gguf")
+    assert hub.remove(Reference("user/repo", "Q8_0")) == 10
+    assert not any(part.exists() for part in parts)
+    assert len(list((cache / "models--user--repo" / "blobs").iterdir())) == 1
+    assert other.is_file()
+
+
+def test_removing_a_repository_keeps_what_is_not_ours(cache: Path) -> None:
+    model = put(cache, "1" * 40, "a-Q8_0.gguf", main=True)
+    other = put(cache, "1" * 40, "model.safetensors")
+    hub.remove(REPO)
+    assert not model.exists()
+    assert other.is_file()
+
+
+def test_a_repository_without_files_goes(cache: Path) -> None:
+    put(cache, "1" * 40, "a-Q8_0.gguf", main=True)
+    put(cache, "2" * 40, "a-Q8_0.gguf")
+    hub.remove(Reference("user/repo", "Q8_0"))
+    assert not (cache / "models--user--repo").exists()

@@ -1,0 +1,111 @@
+"""Files that are there whole or not at all."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from llamacli.errors import InvalidRequestError
+from llamacli.util.files import replacing
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "out.bin"
+
+
+def write(path: Path, content: bytes = b"new", *, overwrite: bool = False) -> None:
+    with replacing(path, overwrite=overwrite) as file:
+        file.write(content)
+
+
+def test_a_new_file(path: Path) -> None:
+    with replacing(path, overwrite=False) as file:
+        file.write(b"new")
+        assert not path.exists()
+    assert path.read_bytes() == b"new"
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_its_mode_is_that_of_any_new_file(path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write(path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_an_old_file_stays_until_the_new_one_is_whole(path: Path) -> None:
+    path.write_bytes(b"old")
+    with replacing(path, overwrite=True) as file:
+        file.write(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_exception_leaves_everything_as_it_was(path: Path, error: type[BaseException]) -> None:
+    path.write_bytes(b"old")
+
+    def fail() -> None:
+        with replacing(path, overwrite=True) as file:
+            file.write(b"half")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_nothing_is_overwritten_unasked(path: Path) -> None:
+    path.write_bytes(b"old")
+    with pytest.raises(InvalidRequestError, match="is there already"):
+        write(path)
+    assert path.read_bytes() == b"old"
+
+
+def test_what_appears_meanwhile_is_kept(path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="is there already"), replacing(path, overwrite=False):
+        path.write_bytes(b"another's")
+    assert path.read_bytes() == b"another's"
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (tmp_path, pipe):
+        with pytest.raises(InvalidRequestError, match="not a regular file"):
+            write(path, overwrite=True)
+
+
+def test_a_link_stays_a_link(path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere"
+    target.write_bytes(b"old")
+    path.symlink_to(target)
+    write(path, overwrite=True)
+    assert path.is_symlink()
+    assert target.read_bytes() == b"new"
+
+
+def test_errors_name_the_file(tmp_path: Path) -> None:
+    missing = tmp_path / "no such folder" / "out.bin"
+    with pytest.raises(FileNotFoundError) as caught:
+        write(missing)
+    assert caught.value.filename == str(missing)
+
+
+def test_a_full_disk_names_the_file(path: Path) -> None:
+    with pytest.raises(OSError, match="No space left") as caught, replacing(path, overwrite=False):
+        raise OSError(28, "No space left on device")
+    assert caught.value.filename == str(path)
+    assert not os.listdir(path.parent)
+
+
+def test_errors_of_other_files_keep_their_name(path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught, replacing(path, overwrite=False):
+        Path("/no/such/file").read_bytes()
+    assert caught.value.filename == "/no/such/file"

@@ -1,0 +1,103 @@
+"""How many cores a process may use, in made-up systems."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from llamacli.util.system import Cores, usable_cores
+
+V2 = "26 25 0:23 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+V1 = (
+    "30 25 0:26 {root} /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:12 - cgroup cgroup rw,cpu,cpuacct\n"
+    "31 25 0:27 {root} /sys/fs/cgroup/cpuset rw,nosuid shared:13 - cgroup cgroup rw,cpuset\n"
+)
+OTHER_MOUNT = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n"
+
+
+@pytest.fixture
+def system(tmp_path, monkeypatch):
+    """Write a system's files; the process may run on `cpus`, and two neighbours are a core where `smt`."""
+
+    def write(cpus: int = 8, smt: bool = False, **files: str) -> Path:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)), raising=False)
+        for cpu in range(cpus):
+            topology = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
+            topology.mkdir(parents=True)
+            siblings = f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}" if smt else str(cpu)
+            (topology / "thread_siblings_list").write_text(siblings + "\n")
+        for name, text in files.items():
+            path = tmp_path / name.replace("__", "/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path
+
+    return write
+
+
+def v2(path: str, **limits: str) -> dict[str, str]:
+    """The files of a process in a group of the second version, and the limits of groups by their path."""
+    groups = {f"sys__fs__cgroup__{group}cpu.max": text for group, text in limits.items()}
+    return {"proc__self__cgroup": f"0::{path}\n", "proc__self__mountinfo": OTHER_MOUNT + V2, **groups}
+
+
+def v1(path: str, root: str = "/", **limits: str) -> dict[str, str]:
+    files = {
+        "proc__self__cgroup": f"5:cpuset:/elsewhere\n4:cpu,cpuacct:{path}\n1:name=systemd:/\n",
+        "proc__self__mountinfo": OTHER_MOUNT + V1.format(root=root),
+    }
+    for group, text in limits.items():
+        quota, period = text.split()
+        files[f"sys__fs__cgroup__cpu,cpuacct__{group}cpu.cfs_quota_us"] = quota + "\n"
+        files[f"sys__fs__cgroup__cpu,cpuacct__{group}cpu.cfs_period_us"] = period + "\n"
+    return files
+
+
+def test_cores_are_counted_and_not_their_threads(system) -> None:
+    assert usable_cores(system(8, smt=True)) == Cores(8, 4, None)
+
+
+def test_affinity_counts(system) -> None:
+    assert usable_cores(system(3, smt=True)) == Cores(3, 2, None)
+
+
+def test_a_system_that_tells_nothing(tmp_path, monkeypatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert usable_cores(tmp_path) == Cores(6, 6, None)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cores(tmp_path).threads == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "quota", "threads"),
+    [
+        (v2("/", **{"": "max 100000\n"}), None, 8),
+        (v2("/"), None, 8),
+        (v2("/", **{"": "250000 100000\n"}), 2.5, 3),
+        (v2("/", **{"": "20000 100000\n"}), 0.2, 1),
+        (v2("/", **{"": "6400000 100000\n"}), 64.0, 8),
+        (v2("/a/b", a__b__="max 100000", a__="150000 50000"), 3.0, 3),
+        (v2("/a/b", a__b__="200000 100000", a__="400000 100000"), 2.0, 2),
+        (v2("/not/there", **{"": "100000 100000"}), 1.0, 1),
+        (v2("/../..", **{"": "100000 100000"}), 1.0, 1),
+        (v2("/", **{"": "nonsense"}), None, 8),
+        (v2("/", **{"": "1000 0"}), None, 8),
+        (v1("/", **{"": "-1 100000"}), None, 8),
+        (v1("/", **{"": "350000 100000"}), 3.5, 4),
+        (v1("/docker/x", docker__x__="150000 100000"), 1.5, 2),
+        (v1("/docker/x", root="/docker/x", **{"": "150000 100000"}), 1.5, 2),
+        (v1("/docker/x", root="/docker/y", **{"": "300000 100000"}), 3.0, 3),
+    ],
+)
+def test_a_quota_counts_rounded_up(system, files, quota, threads) -> None:
+    cores = usable_cores(system(**files))
+    assert (cores.quota, cores.threads) == (quota, threads)
+
+
+def test_this_system(monkeypatch) -> None:
+    cores = usable_cores()
+    assert 1 <= cores.threads <= cores.physical <= cores.logical
+    if hasattr(os, "sched_getaffinity"):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+        assert usable_cores().threads == 1
