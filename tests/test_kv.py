@@ -6,12 +6,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import ClassVar
 
-import naive
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import naive
 from llamacli import InvalidRequestError
 from llamacli.kv import KV_TYPES, N_BATCH, PAGE, KVLayout, KVPool, KVSequence
 from llamacli.kv import pool as pool_module
@@ -393,7 +393,7 @@ class TestWindows:
         whole, windowed = sequence.pool.groups
         for n in range(1, 200):
             sequence.reserve(n - 1, 1)
-            sequence.forget(n)
+            sequence.evict(n)
             assert whole.n_used == -(-n // PAGE)
             assert windowed.n_used <= 20 // PAGE + 2
             first = max(0, n - 20 + 1)
@@ -407,13 +407,13 @@ class TestWindows:
         for start in range(0, 10000 - N_BATCH, N_BATCH):
             sequence.reserve(start, N_BATCH)
             most = max(most, sum(pages.n_used * pages.page_bytes for pages in sequence.pool.groups))
-            sequence.forget(start + N_BATCH)
+            sequence.evict(start + N_BATCH)
         assert most <= sequence.n_bytes
 
     def test_going_back_needs_what_is_seen_there(self) -> None:
         sequence = new_sequence(self.STATES, 200)
         fill(sequence, 0, 100)
-        sequence.forget(100)
+        sequence.evict(100)
         kept = sequence.tables[1].copy()
         with pytest.raises(InvalidRequestError, match="cannot go back to position 60: the sliding window"):
             sequence.truncate(60)
@@ -427,7 +427,7 @@ class TestWindows:
         source = new_sequence(self.STATES, 200)
         fill(source, 0, 100)
         source.tokens += range(100)
-        source.forget(100)
+        source.evict(100)
         target = KVSequence(source.pool, 200)
         target.copy(source, 0, 0)
         assert (target.tokens, target.first_cells, target.cut) == ([], [0, 0], None)
@@ -435,10 +435,10 @@ class TestWindows:
     def test_one_can_go_back_to_where_a_batch_began(self) -> None:
         sequence = new_sequence(self.STATES, 400)
         k, _ = fill(sequence, 0, 50)
-        sequence.forget(50)
+        sequence.evict(50)
         for start in range(50, 350, 50):
             sequence.reserve(start, 50)
-            sequence.forget(start + 50, since=50)
+            sequence.evict(start + 50, since=50)
         assert sequence.pool.groups[1].n_used <= 2 * (20 // PAGE + 2), "what lies between is given back"
         sequence.truncate(50)
         np.testing.assert_array_equal(sequence.read(1, 50)[0][..., 31:], k.transpose(1, 2, 0)[..., 31:])

@@ -400,8 +400,8 @@ class TestStates:
 
     def test_a_state_for_a_context_of_another_length_changes_nothing(self, load_tiny: LoadTiny) -> None:
         model = load_tiny("phi3_long", "fp32")
-        lengths = sorted({model.program.regime(n): n for n in (8, model.config.seq_len)}.values())
-        assert len(lengths) == 2, "long factors make another regime"
+        lengths = sorted({model.program.rope_variant(n): n for n in (8, model.config.seq_len)}.values())
+        assert len(lengths) == 2, "long factors make another rope_variant"
         tokens = [token % model.config.n_vocab for token in LONG[:5]]
         short, long = (fresh(model, tokens, seq_len=n) for n in lengths)
         with pytest.raises(StateError, match="another length"):

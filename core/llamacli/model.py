@@ -140,17 +140,17 @@ class Model(Closing):
     def kv_cache(self, n_seq_max: int = 1, *, seq_len: int | None = None, kv_type: KVTypes | None = None) -> KVCache:
         """Numbered sequences of up to `seq_len` tokens each, which share pages; see `Session` for how to run one."""
         seq_len = checked_seq_len(self.config.seq_len if seq_len is None else seq_len)
-        turn, regime = self.program.turn, self.program.regime(seq_len)
+        shift_keys, rope_variant = self.program.shift_keys, self.program.rope_variant(seq_len)
 
-        def turned(layer: int, keys: npt.NDArray[np.float32], by: int) -> npt.NDArray[np.float32]:
-            return turn(layer, keys, by, seq_len)
+        def shifted(layer: int, keys: npt.NDArray[np.float32], by: int) -> npt.NDArray[np.float32]:
+            return shift_keys(layer, keys, by, seq_len)
 
-        return KVCache(self.kv_pool(kv_type), seq_len, n_seq_max, turn=turned, regime=regime)
+        return KVCache(self.kv_pool(kv_type), seq_len, n_seq_max, shift_keys=shifted, rope_variant=rope_variant)
 
     def prefixes(self, kv_type: KVType, seq_len: int) -> PrefixIndex:
         """What sessions of this type and of such a length have evaluated and can share."""
         index = PrefixIndex(self.kv_pool(kv_type))
-        return self._prefixes.setdefault((kv_type, self.program.regime(seq_len)), index)
+        return self._prefixes.setdefault((kv_type, self.program.rope_variant(seq_len)), index)
 
     def create_chat(
         self,

@@ -88,7 +88,7 @@ class Session(Closing):
         """See `Model.create_session`; or go on with a `sequence` of a cache, which then is this session's to use."""
         if sequence is None:
             seq_len = checked_seq_len(model.config.seq_len if seq_len is None else seq_len)
-            sequence = KVSequence(model.kv_pool(kv_type), seq_len, model.program.regime(seq_len))
+            sequence = KVSequence(model.kv_pool(kv_type), seq_len, model.program.rope_variant(seq_len))
         self.model, self.seq_len, self.strategy = model, sequence.seq_len, CacheStrategy.of(strategy)
         self.lock = threading.RLock()
         self._cache: KVSequence | None = sequence
@@ -217,7 +217,7 @@ class Session(Closing):
             return
         program, by = self.model.program, stop - p0
         if len(self.cache.tokens) == self.n_past:
-            self.cache.remove(p0, stop, lambda layer, keys: program.turn(layer, keys, by, self.seq_len))
+            self.cache.remove(p0, stop, lambda layer, keys: program.shift_keys(layer, keys, by, self.seq_len))
         else:
             self._keep(p0)
         del self._context[p0:stop]

@@ -4,12 +4,12 @@ import sys
 import attrs
 import numpy as np
 import pytest
-import tiny_models
-from candidates import exact_softmax, log_softmax
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
+import tiny_models
+from candidates import exact_softmax, log_softmax
 from conftest import LoadTiny
 from llamacli import CacheFull, ClosedError, InvalidRequestError, Model, SamplingParams, load_model
 from llamacli.branches import Branches

@@ -1,10 +1,10 @@
 """What kernels put into pages, and what they make of pages, of heads of any size."""
 
-import naive
 import numpy as np
 import pytest
-import running
 
+import naive
+import running
 from llamacli.kernels.attention import ATTENTION, STORE, attention, scratch_bytes, store_kv
 from llamacli.kernels.jit import ROW
 from llamacli.kernels.team import Team

@@ -29,7 +29,7 @@ seqs = st.integers(0, N_SEQ - 1)
 positions = st.integers(-2, SEQ_LEN)
 
 
-def turn(layer: int, keys: np.ndarray, by: int) -> np.ndarray:
+def shift_keys(layer: int, keys: np.ndarray, by: int) -> np.ndarray:
     """In the place of RoPE, what is as easily undone: a key of position p and mark m is m + p / 256."""
     return keys - by / 256
 
@@ -40,7 +40,7 @@ class SequenceMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = KVPool(KVLayout.of(STATES, "f32"))
-        self.cache = KVCache(self.pool, SEQ_LEN, N_SEQ, turn=turn)
+        self.cache = KVCache(self.pool, SEQ_LEN, N_SEQ, shift_keys=shift_keys)
         self.marks: dict[int, list[int]] = {seq: [] for seq in range(N_SEQ)}
         self.next = 1
 
@@ -61,7 +61,7 @@ class SequenceMachine(RuleBasedStateMachine):
             k = np.broadcast_to(keys[:, None, None], (n, state.n_head_kv, state.head_dim))
             sequence.write(layer, start, k, -np.round(k))
         sequence.tokens += self.marks[seq][start:]
-        sequence.forget(start + n)
+        sequence.evict(start + n)
 
     @rule(seq=seqs, p0=positions, p1=positions)
     def remove(self, seq: int, p0: int, p1: int) -> None:

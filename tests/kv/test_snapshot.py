@@ -72,7 +72,7 @@ def test_windows_are_kept(load_tiny: LoadTiny) -> None:
             x = np.random.RandomState(start + layer).normal(size=(20, 1, 4)).astype(np.float32)
             one.write(layer, start, x, -x)
         one.tokens += range(start, start + 20)
-        one.forget(start + 20)
+        one.evict(start + 20)
     snapshot.load(snapshot.dump({3: one}), pool).restore({3: other})
     assert (other.tokens, other.first_cells) == (one.tokens, one.first_cells)
     for layer in range(2):

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import naive
 import numpy as np
 import pytest
 
+import naive
 from llamacli import Activation, ArrayFile, Graph, QuantMode, Rope, Value
 from llamacli.engine import Engine, Program, Span
 from llamacli.gguf import Metadata

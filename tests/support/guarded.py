@@ -137,7 +137,6 @@ def install(side: str) -> None:
     global _side
     _side = side
     import running
-
     from llamacli import session  # noqa: F401 - loads the modules that it needs
     from llamacli.engine import native, weights
     from llamacli.kernels import encoding, packing

@@ -1,10 +1,10 @@
 """Texts as vectors, beside llama.cpp's."""
 
-import naive
 import numpy as np
 import pytest
-import tiny_variants
 
+import naive
+import tiny_variants
 from llamacli.engine import ReferenceEngine, default_engine
 from llamacli.errors import ClosedError, InvalidRequestError, ModelFormatError, PluginError
 from llamacli.graph import Graph, Linear, Param, RmsNorm, Softcap, Tensor

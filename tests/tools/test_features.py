@@ -1,8 +1,8 @@
 """What `llamacli inspect` says of a model's kind, for variants of every family."""
 
 import pytest
-import tiny_variants
 
+import tiny_variants
 from conftest import TinyGguf
 from llamacli.architecture import trace
 from llamacli.loaders import open_model_file

@@ -52,14 +52,14 @@ class Program(Protocol):
         reserved the cells and lets no sequence occur twice.
         """
 
-    def turn(self, layer: int, keys: npt.NDArray[np.float32], by: int, seq_len: int) -> npt.NDArray[np.float32]:
+    def shift_keys(self, layer: int, keys: npt.NDArray[np.float32], by: int, seq_len: int) -> npt.NDArray[np.float32]:
         """Keys of state `layer`, float32 [n_head_kv, head_dim, n], as they are at positions `by` lower.
 
         `seq_len` is what their sequence was made for. Raises InvalidRequestError if they cannot be turned on their own.
         """
 
-    def regime(self, seq_len: int) -> int:
-        """What `seq_len` changes in what is computed: sequences of different regimes cannot share cells."""
+    def rope_variant(self, seq_len: int) -> int:
+        """What `seq_len` changes in what is computed: sequences of different RoPE variants cannot share cells."""
 
 
 class Engine(Protocol):

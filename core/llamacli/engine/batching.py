@@ -51,14 +51,14 @@ def evaluate(
                 n_rows = n if all_logits else 1
                 parts[i].append(logits[row : row + n_rows])
                 row += n_rows
-                work[i][0].forget(starts[i] + first + n, since=starts[i])
+                work[i][0].evict(starts[i] + first + n, since=starts[i])
     except BaseException:
         for (sequence, _), start in zip(work, starts, strict=True):
             sequence.truncate(start)
         raise
     for sequence, ids in work:
         sequence.tokens += ids.tolist()
-        sequence.forget(len(sequence.tokens))
+        sequence.evict(len(sequence.tokens))
     n_vocab = next((part[0].shape[1] for part in parts if part), 0)
     none = np.empty((0, n_vocab), np.float32)
     return [none if not part else np.concatenate(part) if all_logits else part[-1] for part in parts]
@@ -74,7 +74,7 @@ def _one_pass(program: Program, sequence: KVSequence, ids: Ids, all_logits: bool
         sequence.truncate(start)
         raise
     sequence.tokens += ids.tolist()
-    sequence.forget(start + n)
+    sequence.evict(start + n)
     return logits
 
 

@@ -49,13 +49,13 @@ class ReferenceProgram:
         """What each attention layer keeps."""
         return self._graph.states
 
-    def turn(self, layer: int, keys: Array, by: int, seq_len: int) -> Array:
-        """See `llamacli.engine.base.Program.turn`."""
-        return self._turns.turn(layer, keys, by, seq_len)
+    def shift_keys(self, layer: int, keys: Array, by: int, seq_len: int) -> Array:
+        """See `llamacli.engine.base.Program.shift_keys`."""
+        return self._turns.shift_keys(layer, keys, by, seq_len)
 
-    def regime(self, seq_len: int) -> int:
-        """See `llamacli.engine.base.Program.regime`."""
-        return self._turns.regime(seq_len)
+    def rope_variant(self, seq_len: int) -> int:
+        """See `llamacli.engine.base.Program.rope_variant`."""
+        return self._turns.rope_variant(seq_len)
 
     def forward(self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], *, all_logits: bool) -> Array:
         """See `llamacli.engine.base.Program.forward`."""

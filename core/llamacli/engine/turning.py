@@ -29,12 +29,12 @@ class Turns:
             if factors
         }
 
-    def regime(self, seq_len: int) -> int:
-        """See `llamacli.engine.base.Program.regime`."""
+    def rope_variant(self, seq_len: int) -> int:
+        """See `llamacli.engine.base.Program.rope_variant`."""
         return sum(seq_len > length for length in self._lengths)
 
-    def turn(self, layer: int, keys: Array, by: int, seq_len: int) -> Array:
-        """See `llamacli.engine.base.Program.turn`. The magnitude that RoPE gave keys stays as it is."""
+    def shift_keys(self, layer: int, keys: Array, by: int, seq_len: int) -> Array:
+        """See `llamacli.engine.base.Program.shift_keys`. The magnitude that RoPE gave keys stays as it is."""
         maker = self._makers[layer]
         if isinstance(maker, (g.Linear, g.RmsNorm, g.Columns)):  # never turned
             return keys

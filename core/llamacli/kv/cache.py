@@ -14,32 +14,32 @@ from llamacli.util.closing import Closing
 from llamacli.util.numbers import is_integer
 
 Turn = Callable[[int, Floats, int], Floats]
-"""`turn(layer, keys, by)`: keys, float32 [n_head_kv, head_dim, n], as they are `by` positions lower."""
+"""`shift_keys(layer, keys, by)`: keys, float32 [n_head_kv, head_dim, n], as they are `by` positions lower."""
 
 
 class KVCache(Closing):
     """Sequences 0 to `n_seq_max` - 1 of up to `seq_len` tokens each, which share pages where they were copied.
 
     Positions have no gaps: token i of a sequence stands at position i. A cut in the middle therefore moves what is
-    behind it up, which turns keys anew (RoPE) and needs `turn`; `Model.kv_cache` gives it.
+    behind it up, which turns keys anew (RoPE) and needs `shift_keys`; `Model.kv_cache` gives it.
 
     One thread at a time may use it and the sessions over its sequences: pages are given back at once, read or not.
     """
 
     def __init__(
-        self, pool: KVPool, seq_len: int, n_seq_max: int = 1, *, turn: Turn | None = None, regime: int = 0
+        self, pool: KVPool, seq_len: int, n_seq_max: int = 1, *, shift_keys: Turn | None = None, rope_variant: int = 0
     ):  # fmt: skip
         if not is_integer(n_seq_max) or n_seq_max < 0:
             raise InvalidRequestError(f"n_seq_max must be an integer of at least 0, not {n_seq_max!r}")
         self.pool, self.seq_len, self.n_seq_max = pool, seq_len, n_seq_max
-        self._turn, self._regime = turn, regime
+        self._shift_keys, self._rope_variant = shift_keys, rope_variant
         self._sequences: dict[int, KVSequence] | None = {}
 
     def sequence(self, seq: int) -> KVSequence:
         """The sequence of a number. Raises InvalidRequestError if there is none."""
         sequences = self._expect(seq)
         if seq not in sequences:
-            sequences[seq] = KVSequence(self.pool, self.seq_len, self._regime)
+            sequences[seq] = KVSequence(self.pool, self.seq_len, self._rope_variant)
         return sequences[seq]
 
     @property
@@ -57,10 +57,10 @@ class KVCache(Closing):
         sequence = self.sequence(seq)
         start, stop = self._range(sequence, p0, p1)
         by = stop - start
-        if stop < len(sequence.tokens) and by and self._turn is None:
+        if stop < len(sequence.tokens) and by and self._shift_keys is None:
             raise InvalidRequestError("a cut in the middle turns keys, and this cache was given nothing to do it with")
-        turn = self._turn
-        sequence.remove(start, stop, lambda layer, keys: keys if turn is None else turn(layer, keys, by))
+        shift_keys = self._shift_keys
+        sequence.remove(start, stop, lambda layer, keys: keys if shift_keys is None else shift_keys(layer, keys, by))
 
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
         """Let `dst` go on with positions `p0` to `p1` - 1 of `src`, sharing pages; `p0` is how many it holds."""

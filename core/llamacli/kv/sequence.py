@@ -18,7 +18,7 @@ from llamacli.util.memory import view
 class KVSequence:
     """Keys and values of up to `seq_len` tokens, in pages of a pool that other sequences may own too.
 
-    - `regime`: what `seq_len` changes in how tokens are evaluated; sequences share cells within one regime.
+    - `rope_variant`: what `seq_len` changes in how tokens are evaluated; sequences share cells within one rope_variant.
     - `tokens`: the tokens that its cells hold, token i in cell i, at position i.
     - `first_cells`: of each group of layers, the first cell that is not forgotten.
     - `cut`: the first cell that has seen other tokens than are before it now, for some were taken out; None if all have
@@ -28,8 +28,8 @@ class KVSequence:
       of the layer's keys and values in a page.
     """
 
-    def __init__(self, pool: KVPool, seq_len: int, regime: int = 0):
-        self.pool, self.seq_len, self.regime = pool, seq_len, regime
+    def __init__(self, pool: KVPool, seq_len: int, rope_variant: int = 0):
+        self.pool, self.seq_len, self.rope_variant = pool, seq_len, rope_variant
         self.lock = pool.lock
         self.tokens: list[int] = []
         layout = pool.layout
@@ -74,7 +74,7 @@ class KVSequence:
             raise
 
     @locked
-    def forget(self, n_past: int, *, since: int | None = None) -> None:
+    def evict(self, n_past: int, *, since: int | None = None) -> None:
         """Give back pages that no token from position `n_past` - 1 on sees any more: one may always be evaluated again.
 
         With `since`, only those of them that hold tokens from there on, so that it is still possible to go back to it.
@@ -111,7 +111,7 @@ class KVSequence:
     @locked
     def fork(self) -> KVSequence:
         """A sequence with the same cells, sharing all pages; whichever writes to one first gets a copy of it."""
-        child = KVSequence(self.pool, self.seq_len, self.regime)
+        child = KVSequence(self.pool, self.seq_len, self.rope_variant)
         for pages, table, other in zip(self.pool.groups, self.tables, child.tables, strict=True):
             for i in np.flatnonzero(table).tolist():
                 pages.share(int(table[i]), other, i)
@@ -126,8 +126,8 @@ class KVSequence:
         copied ones to mean what they meant. Raises InvalidRequestError, changing nothing, if they do not follow on what
         is here, are not all there or do not fit; MemoryError likewise.
         """
-        if source.pool is not self.pool or source.regime != self.regime:
-            raise InvalidRequestError("sequences of different models, types or regimes cannot share cells")
+        if source.pool is not self.pool or source.rope_variant != self.rope_variant:
+            raise InvalidRequestError("sequences of different models, types or RoPE variants cannot share cells")
         if not 0 <= start <= stop <= len(source.tokens) or stop > self.seq_len:
             raise InvalidRequestError(
                 f"cells {start} to {stop} are not within the source's {len(source.tokens)} or ours"
@@ -166,10 +166,10 @@ class KVSequence:
                 self._give_back(g, i)
 
     @locked
-    def remove(self, start: int, stop: int, turn: Callable[[int, Floats], Floats]) -> None:
+    def remove(self, start: int, stop: int, shift_keys: Callable[[int, Floats], Floats]) -> None:
         """Take tokens `start` to `stop` - 1 out; those behind them move up, to the positions that they then have.
 
-        `turn(layer, keys)`, float32 [n_head_kv, head_dim, n], gives keys as they are at positions `stop` - `start`
+        `shift_keys(layer, keys)`, float32 [n_head_kv, head_dim, n], gives keys as they are at positions `stop` - `start`
         lower. Raises InvalidRequestError, changing nothing, for a range that is not there, or if a sliding window has
         forgotten what a token would then see; MemoryError, keeping what is before `start`, if that is there, as an
         interrupt may.
@@ -190,7 +190,7 @@ class KVSequence:
                     f"cannot close the gap at {start}: a sliding window has forgotten what is before"
                 )
         cells = [self.read(layer, n, stop) for layer in range(len(self.pool.layout.states))]
-        moved = [(turn(layer, keys), values) for layer, (keys, values) in enumerate(cells)]
+        moved = [(shift_keys(layer, keys), values) for layer, (keys, values) in enumerate(cells)]
         try:
             self.reserve(start, left - start)
             for layer, (keys, values) in enumerate(moved):
@@ -204,7 +204,7 @@ class KVSequence:
         for g, first in enumerate(forgotten):
             for i in range(start // PAGE, first // PAGE):
                 self._give_back(g, i)
-        self.forget(left)
+        self.evict(left)
 
     def read_cell(self, layer: int, cell: int) -> tuple[Floats, Floats]:
         """Key and value of one cell, float32 [n_head_kv, head_dim] each."""

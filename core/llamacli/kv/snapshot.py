@@ -44,7 +44,7 @@ class Placed:
     """One sequence of a state: what a KVSequence has, and of each group the numbers of the pages that it keeps."""
 
     tokens: list[int]
-    regime: int
+    rope_variant: int
     first_cells: list[int]
     cut: int | None
     pages: list[list[int]]
@@ -70,7 +70,7 @@ class Snapshot:
             saved = self.sequences[number]
             if len(saved.tokens) > target.seq_len:
                 raise StateError(f"the state holds {len(saved.tokens)} tokens, and the context {target.seq_len} only")
-            if saved.regime != target.regime:
+            if saved.rope_variant != target.rope_variant:
                 raise StateError(
                     "the state was computed for a context of another length, which changes this model's RoPE"
                 )
@@ -180,7 +180,7 @@ def _chunks(sequences: Mapping[int, KVSequence], arrays: Arrays, extra: dict[str
                 held = table[sequence.first_cells[g] // PAGE : -(-len(sequence.tokens) // PAGE)].tolist()
                 pages.append([numbers[g].setdefault(page, len(numbers[g])) for page in held])
             saved.append(
-                {"id": number, "n_tokens": len(sequence.tokens), "regime": sequence.regime,
+                {"id": number, "n_tokens": len(sequence.tokens), "rope_variant": sequence.rope_variant,
                  "first_cells": sequence.first_cells, "cut": sequence.cut, "pages": pages}
             )  # fmt: skip
         header = json.dumps(
@@ -239,7 +239,7 @@ def _parse(header: dict[str, Any], payload: memoryview, pool: KVPool) -> Snapsho
     for saved, ids in zip(header["sequences"], tokens, strict=True):
         placed = Placed(
             ids,
-            _natural(saved["regime"]),
+            _natural(saved["rope_variant"]),
             [_natural(first) for first in saved["first_cells"]],
             None if saved["cut"] is None else _natural(saved["cut"]),
             [[_natural(number) for number in group] for group in saved["pages"]],
