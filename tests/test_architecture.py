@@ -127,6 +127,7 @@ class TestTensorTable:
             "blk.0.attn_q.bias": ((4,), True),
             "blk.1.attn_q.weight": ((4, 4), False),
             "blk.1.attn_q.bias": ((4,), True),
+            **{f"{name}.scale": ((1,), True) for name in ("token_embd", "output", "blk.0.attn_q", "blk.1.attn_q")},
         }
 
     def test_parameters_by_name(self) -> None:

@@ -3,8 +3,11 @@ from collections.abc import Callable
 import pytest
 
 from llamacli import Graph, PluginError, Rope, Value
-from llamacli.graph import Add, Embed, Linear, Param, Tensor
+from llamacli.graph import Param, Tensor
 from llamacli.kv.layout import KVSpec
+from llamacli.ops.add import Add
+from llamacli.ops.embed import Embed
+from llamacli.ops.linear import Linear
 
 
 def param(name: str, *shape: int, bias: bool = False) -> Param:
@@ -50,7 +53,7 @@ def test_fused_parameters_are_split_by_rows() -> None:
     assert [(part.bias.shape, part.bias.first_row) for part in parts if part.bias] == [((6,), 0), ((4,), 6)]
     gate, up = param("gate_up", 3, 10, 8).split(5, 5)
     assert (gate.weight.shape, up.weight.first_row) == ((3, 5, 8), 5)
-    with pytest.raises(PluginError, match=r"qkv.weight has 10 rows and is to be split into 9"):
+    with pytest.raises(PluginError, match=r"qkv.weight has 10 rows; it cannot be split into 9"):
         param("qkv", 10, 8).split(6, 3)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import attrs
 import numpy as np
@@ -52,7 +52,8 @@ class Config:
     n_head_kv: int
     head_dim: int
     n_ff: int
-    rms_eps: float
+    rms_eps: float = 0.0
+    layer_norm_eps: float = 0.0
     n_expert: int = 0
     n_expert_used: int = 0
     seq_len: int = attrs.field(
@@ -61,11 +62,12 @@ class Config:
     )
 
     @classmethod
-    def from_gguf(cls, metadata: Metadata, **family: Any) -> Self:
+    def from_gguf(cls, metadata: Metadata, *, norm: Literal["rms", "layer"] = "rms", **family: Any) -> Self:
         """Read the common keys of a GGUF file.
 
-        `family` are the fields that a subclass adds, and those common ones that it has read itself, because its files
-        write them in another way.
+        `norm` is the kind whose epsilon the file must have: `rms_eps` or `layer_norm_eps`; the other is 0 where it is
+        absent. `family` are the fields that a subclass adds, and those common ones that it has read itself, because its
+        files write them in another way.
 
         Raises ModelFormatError naming the key that is missing, of a wrong type or out of range.
         """
@@ -113,10 +115,13 @@ class Config:
             "n_head_kv": n_head_kv,
             "head_dim": head_dim,
             "n_ff": count("n_ff", "feed_forward_length", 1 << 24),
-            "rms_eps": metadata.get_float(f"{architecture}.attention.layer_norm_rms_epsilon", minimum=0.0),
             "n_expert": n_expert,
             "n_expert_used": n_expert_used,
         }
+        for field, key, kind in (("rms_eps", "rms_epsilon", "rms"), ("layer_norm_eps", "epsilon", "layer")):
+            if field not in family:
+                default = {} if norm == kind else {"default": 0.0}
+                common[field] = metadata.get_float(f"{architecture}.attention.layer_norm_{key}", minimum=0.0, **default)
         return cls(**common | family)
 
 
@@ -175,11 +180,12 @@ class Weights(Params):
 
 
 class TensorTable:
-    """Which tensors an architecture reads. `table.add("attn_q", n_out, n_in)` names `attn_q.weight`."""
+    """Tensors that an architecture reads. `table.add("attn_q", n_out, n_in)` adds `attn_q.weight`."""
 
     def __init__(self) -> None:
         self._specs: dict[str, TensorSpec] = {}
         self._fused: dict[str, tuple[str, ...]] = {}
+        self._full_names: set[str] = set()
         self._blocks: list[TensorTable] = []
 
     def add(
@@ -192,16 +198,28 @@ class TensorTable:
         scale: tuple[int, ...] | None = None,
         needs_scale: bool = False,
     ) -> None:
-        """Name one parameter.
+        """Add the parameter of `{name}.weight`.
 
-        With `bias`, the file may also have `{name}.bias`, one float a row of the weight, which it must have if the
-        parameter `needs_bias`; with the shape of a `scale`, `{name}.scale`, which it must have if it `needs_scale`.
+        With `bias`, the file may also have `{name}.bias`, one float a row of the weight, or as many as a weight of one
+        dimension has; it must have it if the parameter `needs_bias`. Any matrix may have `{name}.scale`, one number
+        that multiplies its products, or one an expert; `scale` is another shape for it, which the file must have if
+        the parameter `needs_scale`.
         """
         self._specs[f"{name}.weight"] = TensorSpec(shape, optional)
         if bias or needs_bias:
-            self._specs[f"{name}.bias"] = TensorSpec(shape[:-1], optional=not needs_bias)
+            self._specs[f"{name}.bias"] = TensorSpec(shape if len(shape) == 1 else shape[:-1], optional=not needs_bias)
+        if scale is None and len(shape) > 1:
+            scale = shape[:-2] or (1,)
         if scale is not None:
             self._specs[f"{name}.scale"] = TensorSpec(scale, optional=not needs_scale)
+
+    def add_tensor(self, name: str, *shape: int, optional: bool = False) -> None:
+        """Add a tensor by its full name, such as `ssm_a` or `ssm_dt.bias`, which has no weight beside it.
+
+        It is an attribute with dots replaced, `params.ssm_dt_bias`: a Param whose weight it is.
+        """
+        self._specs[name] = TensorSpec(shape, optional)
+        self._full_names.add(name)
 
     def add_fused(self, name: str, *, bias: bool = False, **parts: tuple[int, ...]) -> None:
         """Name parameters, with their shapes, that files have one by one or, one below the other, as `name`.
@@ -263,7 +281,7 @@ class TensorTable:
         """Of parameters that may be fused, the full names of what this file is not to have: the parts, or the whole."""
         for whole, parts in self._fused.items():
             for name in parts if f"{prefix}{whole}.weight" in file.tensors else [whole]:
-                yield from (f"{prefix}{name}.weight", f"{prefix}{name}.bias")
+                yield from (f"{prefix}{name}.{kind}" for kind in ("weight", "bias", "scale"))
         for i, block in enumerate(self._blocks):
             yield from block._not_chosen(file, f"blk.{i}.")
 
@@ -274,6 +292,10 @@ class TensorTable:
 
         found: dict[str, Param | None] = {}
         for key in self._specs:
+            if key in self._full_names:
+                single = tensor(key)
+                found[key.replace(".", "_")] = Param(single) if single else None
+                continue
             name, kind = key.rsplit(".", 1)
             if kind == "weight":
                 weight = tensor(key)

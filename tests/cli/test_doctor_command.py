@@ -9,7 +9,7 @@ from numba import types
 
 import example_formats
 from llamacli import engine, plugins
-from llamacli.kernels import catalog
+from llamacli.engine import catalog
 from llamacli.kernels.jit import Compiled
 from llamacli.plugins import GENERAL, Plugins
 from llamacli.quantization import FORMATS, QuantFormat

@@ -124,7 +124,7 @@ from llamacli.plugins import Plugins
 file = open_model_file({str(write(Added.Q3_S))!r}, Plugins([EntryPoint("example", "example_formats", "llamacli")]))
 print(file.tensors["output.weight"].type.name, "numba" in sys.modules)
 """
-    env = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    env = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "support")}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert done.stdout == "Q3_S False\n", done.stderr
 
@@ -215,7 +215,7 @@ def test_a_field_of_four_bytes_is_refused() -> None:
 
 
 def test_a_broken_packing_hurts_no_other_kernel(plugins, monkeypatch, caplog) -> None:
-    from llamacli.kernels.catalog import catalog
+    from llamacli.engine.catalog import catalog
 
     monkeypatch.setattr(example_formats, "FORMATS", (BROKEN["raises"][0], BY_TYPE[Added.T_S]))
     plugins.load_group(GENERAL)

@@ -16,7 +16,8 @@ from arm import ArmFunction, HostFunction, machine
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import ir, isa, linear
 from llamacli.kernels.kv_types import cells
-from llamacli.kernels.packing_formats import ACTIVATION, INTEGER_FORMS, ROWS, IntegerPacking, packings
+from llamacli.kernels.layout import ACTIVATION, INTEGER_FORMS
+from llamacli.kernels.packing_formats import ROWS, IntegerPacking, packings
 from llamacli.kv import KV_TYPES, PAGE
 from llamacli.quantization import TensorType
 

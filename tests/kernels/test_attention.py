@@ -6,7 +6,7 @@ import pytest
 import naive
 import running
 from llamacli.kernels.attention import ATTENTION, STORE, attention, scratch_bytes, store_kv
-from llamacli.kernels.jit import ROW
+from llamacli.kernels.layout import ROW
 from llamacli.kernels.team import Team
 from llamacli.kv import KV_TYPES, KVLayout, KVPool, KVSequence, KVType
 from llamacli.kv.layout import KVSpec

@@ -10,15 +10,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-ADD = """
+COPY = """
 import guarded, numpy as np
 guarded.install({side!r})
-from llamacli.kernels.elementwise import ADD, add
+from llamacli.ops.columns import COLUMNS, columns_kernel
 from llamacli.kernels.team import Team
 from running import run_kernel
 a = np.ones((5, 64), np.float32)
 out = np.zeros_like(a)
-run_kernel(Team(1), add, ADD, n_rows={rows[1]}, first_row={rows[0]}, a=a, b=a, out=out, stride=256, n_blocks=2)
+rows = dict(n_rows={rows[1]}, first_row={rows[0]})
+run_kernel(Team(1), columns_kernel(), COLUMNS, **rows, x=a, x_stride=256, out=out, out_stride=256, width=64)
 print(int(out.sum()))
 """
 
@@ -32,7 +33,7 @@ print(array_function("float32(float32[::1], int64)")(read)(np.ones(5, np.float32
 
 
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(ROOT / "tests"), *filter(None, sys.path)])
+    paths = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tests" / "support"), *filter(None, sys.path)])
     return subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env=os.environ | {"PYTHONPATH": paths} | env, capture_output=True,
         text=True, timeout=500, check=False,
@@ -43,8 +44,8 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_models_and_products_stay_in_their_memory(side) -> None:
     done = run(
         "-m", "pytest", "-q", "-x", "-p", "guarded", f"--guard={side}", "-p", "no:cacheprovider",
-        "tests/engine/test_verbs.py", "tests/kernels/test_linear.py", "tests/test_goldens.py",
-        "-k", "(test_verbs or test_product or auto_is_close) and not reference",
+        "tests/ops", "tests/kernels/test_linear.py", "tests/test_goldens.py",
+        "-k", "(tests/ops or test_product or auto_is_close) and not reference",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
@@ -54,8 +55,8 @@ def test_models_and_products_stay_in_their_memory(side) -> None:
     [("end", (0, 5), True), ("end", (0, 6), False), ("start", (0, 5), True), ("start", (-1, 5), False)],
 )
 def test_one_row_too_many_ends_the_process(side, rows, fine) -> None:
-    done = run("-c", ADD.format(side=side, rows=rows))
-    assert (done.returncode, done.stdout) == ((0, "640\n") if fine else (-signal.SIGSEGV, "")), done.stderr
+    done = run("-c", COPY.format(side=side, rows=rows))
+    assert (done.returncode, done.stdout) == ((0, "320\n") if fine else (-signal.SIGSEGV, "")), done.stderr
 
 
 @pytest.mark.parametrize(("index", "fine"), [(4, True), (5, False)])

@@ -15,10 +15,11 @@ from numba import njit
 import example_formats
 from example_formats import Added
 from llamacli.kernels import jit
-from llamacli.kernels.digest import digest
+from llamacli.kernels.digest import packing_digest
+from llamacli.kernels.layout import ACTIVATION
 from llamacli.kernels.linear import LINEAR, linear
 from llamacli.kernels.packing import pack
-from llamacli.kernels.packing_formats import ACTIVATION, ROWS
+from llamacli.kernels.packing_formats import ROWS
 from llamacli.kernels.team import Team
 from llamacli.quantization import FORMATS
 from running import run_kernel
@@ -98,7 +99,7 @@ def decoder(tmp_path, monkeypatch):
 
 
 def of(decode) -> str:
-    return digest(attrs.evolve(PACKING, decode=decode))
+    return packing_digest(attrs.evolve(PACKING, decode=decode))
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
@@ -134,16 +135,16 @@ def test_code_without_a_file_counts() -> None:
     ids=lambda change: next(iter(change)),
 )
 def test_every_part_of_a_description_counts(change) -> None:
-    assert digest(attrs.evolve(PACKING, **change)) != digest(PACKING)
+    assert packing_digest(attrs.evolve(PACKING, **change)) != packing_digest(PACKING)
 
 
 def test_it_is_the_same_in_every_process() -> None:
-    code = "import example_formats as e; from llamacli.kernels.digest import digest; "
-    code += "print(digest(e.packing_q3()), digest(e.packing_t()))"
+    code = "import example_formats as e; from llamacli.kernels.digest import packing_digest; "
+    code += "print(packing_digest(e.packing_q3()), packing_digest(e.packing_t()))"
     for seed in ("1", "2"):
         env = os.environ | {"PYTHONPATH": str(Path(example_formats.__file__).parent), "PYTHONHASHSEED": seed}
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-        expected = f"{digest(PACKING)} {digest(example_formats.packing_t())}\n"
+        expected = f"{packing_digest(PACKING)} {packing_digest(example_formats.packing_t())}\n"
         assert done.stdout == expected, done.stderr
 
 

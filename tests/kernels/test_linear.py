@@ -13,10 +13,11 @@ import gguf
 import naive
 from example_formats import Added
 from gguf import GGMLQuantizationType
-from llamacli.kernels.elementwise import ROUND, round_activations
+from llamacli.kernels.activation_rounding import ROUND, round_activations
+from llamacli.kernels.layout import ACTIVATION, INTEGER_FORMS
 from llamacli.kernels.linear import LINEAR, linear
 from llamacli.kernels.packing import pack
-from llamacli.kernels.packing_formats import ACTIVATION, INTEGER_FORMS, ROWS, packings
+from llamacli.kernels.packing_formats import ROWS, packings
 from llamacli.kernels.registry import packing_of
 from llamacli.kernels.team import Team
 from llamacli.quantization import FORMATS, TensorType, dequantize, nbytes

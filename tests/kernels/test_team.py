@@ -19,9 +19,10 @@ import llamacli
 import tiny_models
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import isa, simd
-from llamacli.kernels.elementwise import ADD, add
-from llamacli.kernels.jit import kernel, record
+from llamacli.kernels.jit import kernel
+from llamacli.kernels.layout import record
 from llamacli.kernels.team import Team, check_threads
+from llamacli.ops.columns import COLUMNS, columns_kernel
 from llamacli.util.system import usable_cores
 from running import run_kernel
 
@@ -48,8 +49,8 @@ def generate(model: Path, threads: int = 1, **env: str) -> subprocess.CompletedP
 def sums(team: Team, n: int) -> np.ndarray:
     a = np.arange(n * 64, dtype=np.float32).reshape(n, 64)
     out = np.zeros_like(a)
-    run_kernel(team, add, ADD, n_rows=n, a=a, b=a, out=out, stride=a.strides[0], n_blocks=2)
-    return out / 2 - a
+    run_kernel(team, columns_kernel(), COLUMNS, n_rows=n, x=a, x_stride=a.strides[0], out=out, out_stride=256, width=64)
+    return out - a
 
 
 @pytest.mark.parametrize("name", ["sse", "AVX2", "avx512 "])

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from llamacli.kernels.jit import RUN, Kernel
+from llamacli.kernels.jit import Kernel
+from llamacli.kernels.layout import RUN
 from llamacli.kernels.team import STEP, Team
 
 

@@ -20,8 +20,8 @@ def warmup() -> None:
     They are kept on disk; what is there already is not compiled again.
     """
     from llamacli.engine import jit_disabled
+    from llamacli.engine.catalog import catalog
     from llamacli.kernels import jit
-    from llamacli.kernels.catalog import catalog
     from llamacli.plugins import GENERAL, installed_plugins
 
     if jit_disabled():

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from llamacli.errors import ModelFormatError
 from llamacli.graph import Graph
-from llamacli.kv import KVSequence
 from llamacli.kv.layout import KVSpec
 from llamacli.loaders import ModelFile
+from llamacli.ops.run import Span
 
 
 class QuantMode(enum.StrEnum):
@@ -26,21 +26,26 @@ class QuantMode(enum.StrEnum):
     Q4 = "q4"
 
 
-@attrs.frozen(eq=False)
-class Span:
-    """`n` tokens of a batch that follow one another in `sequence`, from cell and position `start` on."""
+@attrs.define(eq=False)
+class Timings:
+    """Seconds that a program has spent: in `total`, and in ops without kernels, by the op's description."""
 
-    sequence: KVSequence
-    start: int
-    n: int
+    total: float = 0.0
+    host: dict[str, float] = attrs.field(factory=dict)
 
 
 class Program(Protocol):
     """A graph bound to a model's weights. Read-only: any number of sequences may be run through it."""
 
+    timings: Timings
+
     @property
     def states(self) -> Sequence[KVSpec]:
-        """What each attention layer keeps; the layout of a KV cache follows from this."""
+        """Shapes of the keys and values of each attention layer, from which the layout of a KV cache follows."""
+
+    @property
+    def max_positions(self) -> int | None:
+        """Longest context that can be computed, None for any."""
 
     def forward(
         self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], *, all_logits: bool
@@ -53,9 +58,9 @@ class Program(Protocol):
         """
 
     def shift_keys(self, layer: int, keys: npt.NDArray[np.float32], by: int, seq_len: int) -> npt.NDArray[np.float32]:
-        """Keys of state `layer`, float32 [n_head_kv, head_dim, n], as they are at positions `by` lower.
+        """Keys of state `layer`, float32 [n_head_kv, head_dim, n], as they would be at positions `by` lower.
 
-        `seq_len` is what their sequence was made for. Raises InvalidRequestError if they cannot be turned on their own.
+        `seq_len` is the context of their sequence. Raises InvalidRequestError if they cannot be moved.
         """
 
     def rope_variant(self, seq_len: int) -> int:

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.engine.base import Program, Span
+from llamacli.engine.base import Program
 from llamacli.kv import N_BATCH, KVSequence
 from llamacli.loaders import Progress
+from llamacli.ops.run import Span
 
 Ids = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]

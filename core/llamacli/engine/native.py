@@ -1,32 +1,40 @@
-"""The fast engine: a graph becomes a table of kernel steps, which a team of threads walks for every batch of tokens.
+"""Native engine: a graph becomes a table of kernel steps, which a team of threads walks for every batch of tokens.
 
-`lowering` turns ops into steps and packs their weights, `steps` gives the steps buffers and barriers; here the table is
-made and walked.
+`lowering` has the ops append steps and packs their weights, `steps` gives the steps buffers and barriers; here the
+table is made and walked. Steps that are Python functions part the table into segments.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from llamacli import graph as g
-from llamacli.engine.base import QuantMode, Span
-from llamacli.engine.lowering import Lowering
-from llamacli.engine.steps import Array, assign_buffers, bind, f32, place_barriers, stride
-from llamacli.engine.turning import Turns
-from llamacli.kernels.jit import ROW, RUN, Kernel
+from llamacli.engine.base import QuantMode, Timings
+from llamacli.engine.lowering import StepTable
+from llamacli.engine.steps import assign_buffers, bind, place_barriers
+from llamacli.graph import Graph
+from llamacli.kernels.jit import Kernel
+from llamacli.kernels.layout import ROW, RUN
 from llamacli.kernels.team import STEP, Team, check_threads
 from llamacli.kv import N_BATCH, KVType
 from llamacli.kv.layout import KVSpec
 from llamacli.loaders import ModelFile
+from llamacli.ops.linear import fuse_residuals
+from llamacli.ops.lowering import Array, HostRows, Slot, Step, f32, stride
+from llamacli.ops.run import Span
+from llamacli.ops.shift_plan import ShiftPlan
+
+_log = logging.getLogger(__name__)
 
 _SLICE_WORK = 4e9
-"""Multiplications after which a walk returns to Python, so that Ctrl-C is heard within about a tenth of a second."""
+"""Multiplications after which a walk returns to Python, so that Ctrl-C is handled within about a tenth of a second."""
 
 
 class NativeEngine:
@@ -35,7 +43,7 @@ class NativeEngine:
     def __init__(self, threads: int | None = None):
         self._threads = check_threads(threads)
 
-    def compile(self, graph: g.Graph, file: ModelFile, mode: QuantMode) -> NativeProgram:
+    def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> NativeProgram:
         """Pack the weights that the graph reads, as `mode` says, and lay out its steps."""
         return NativeProgram(graph, file, mode, _shared_team(self._threads))
 
@@ -55,19 +63,24 @@ def _shared_team(n_threads: int) -> Team:
 class NativeProgram:
     """A graph laid out as steps. `forward` may be called from any thread; calls take turns."""
 
-    def __init__(self, graph: g.Graph, file: ModelFile, mode: QuantMode, team: Team):
-        lowered = Lowering(graph, file, mode, team)
+    def __init__(self, graph: Graph, file: ModelFile, mode: QuantMode, team: Team):
+        graph = graph.with_ops(fuse_residuals(graph.ops))
+        table = StepTable(graph, file, mode, team)
         self.states: Sequence[KVSpec] = graph.states
-        self._team, self._steps, self._tail = team, lowered.steps, lowered.tail
-        self._ropes, self._matrices = list(lowered.ropes.values()), lowered.matrices
-        self._turns = Turns(graph, lowered.vector)
-        logits = graph.ops[-1].out
+        self.max_positions, self.timings = graph.max_positions, Timings()
+        self._team, self._steps, self._tail = team, table.steps, table.tail
+        self._prepares, self._host_ops = table.prepares, table.host_ops
+        self._shifts = ShiftPlan(graph.ops, table.vector)
+        for tensor in self._shifts.tensors():
+            table.vector(tensor)  # loaded now: the file may be closed afterwards
+        logits = f32(graph.ops[-1].out)
         self._n_vocab = logits.width
-        buffers = assign_buffers(lowered.steps, [f32(op.out) for op in lowered.embeds], keep=f32(logits))
-        self._logits_stride = stride(buffers[f32(logits)])
-        self._embeds = [(lowered.matrices[op.table], buffers[f32(op.out)]) for op in lowered.embeds]
-        self._alive = [bind(step, buffers) for step in lowered.steps]
-        place_barriers(lowered.steps, buffers)
+        self._buffers = assign_buffers(self._steps, keep=logits)
+        self._logits = self._buffers[logits]
+        self._alive = [bind(step, self._buffers) for step in self._steps]
+        place_barriers(self._steps, self._buffers)
+        self._segments = [_segments(self._steps, *part) for part in ((0, self._tail), (self._tail, len(self._steps)))]
+        self._writes_logits = _only_writer(self._steps, logits, self._logits)
         self._run, self._rows = np.zeros(1, RUN), np.zeros(N_BATCH, ROW)
         self._run["rows"] = self._rows.ctypes.data
         self._work, self._work_seen = (
@@ -78,11 +91,11 @@ class NativeProgram:
 
     def shift_keys(self, layer: int, keys: Array, by: int, seq_len: int) -> Array:
         """See `llamacli.engine.base.Program.shift_keys`."""
-        return self._turns.shift_keys(layer, keys, by, seq_len)
+        return self._shifts.shift(layer, keys, by, seq_len)
 
     def rope_variant(self, seq_len: int) -> int:
         """See `llamacli.engine.base.Program.rope_variant`."""
-        return self._turns.rope_variant(seq_len)
+        return self._shifts.rope_variant(seq_len)
 
     def forward(
         self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], *, all_logits: bool
@@ -94,29 +107,65 @@ class NativeProgram:
         last = np.cumsum([span.n for span in spans]) - 1
         # The last part is computed for a range of rows: those that are wanted, and any between them.
         first = 0 if all_logits else int(last[0])
-        row_bytes = self._logits_stride
         with self._team.lock:
+            started = time.perf_counter()
             table = self._table(spans[0].sequence.kv_type)
             self._place(spans)
-            for matrix, buffer in self._embeds:
-                buffer[:n, : matrix.shape[1]] = matrix.rows(tokens)
-            logits = np.empty((n - first, row_bytes // 4), np.float32)
-            self._steps[-1].params["out"] = logits.ctypes.data - first * row_bytes
+            logits = self._new_logits(first, n)
             n_seen = max(span.start + span.n for span in spans)
-            self._walk(table, 0, self._tail, 0, n, n_seen)
-            self._walk(table, self._tail, len(self._steps), first, n, n_seen)
+            for segments, first_row in zip(self._segments, (0, first), strict=True):
+                for start, stop in segments:
+                    if self._steps[start].host is None:
+                        self._walk(table, start, stop, first_row, n, n_seen)
+                    else:
+                        self._run_host(self._steps[start], HostRows(tokens[first_row:], first_row, n, spans))
+            if self._writes_logits is None:
+                logits[:] = self._logits[first:n]
+            self._add_time(started, n)
         return logits[:, : self._n_vocab] if all_logits else logits[last - first, : self._n_vocab]
 
+    def _new_logits(self, first: int, n: int) -> npt.NDArray[np.float32]:
+        """Memory for the logits of rows `first` to n - 1, to which the last kernel writes if it can."""
+        row_bytes = stride(self._logits)
+        logits = np.empty((n - first, row_bytes // 4), np.float32)
+        if self._writes_logits is None:
+            return logits[:, : self._logits.shape[1]]
+        self._writes_logits.params["out"] = logits.ctypes.data - first * row_bytes
+        return logits
+
     def _place(self, spans: Sequence[Span]) -> None:
-        """Say of each row where it stands."""
+        """Fill in where each row stands, and extend what depends on positions."""
         row = 0
         for span in spans:
             rows = self._rows[row : row + span.n]
             rows["cell"] = rows["position"] = np.arange(span.start, span.start + span.n)
             rows["kv"], rows["seq_len"] = span.sequence.addresses.ctypes.data, span.sequence.seq_len
             row += span.n
-        for rope in self._ropes:
-            rope.reach(max(span.start + span.n for span in spans))
+        for prepare in self._prepares:
+            prepare(max(span.start + span.n for span in spans))
+
+    def _run_host(self, step: Step, rows: HostRows) -> None:
+        """Run a Python function on the buffers, and count the time of an op without kernel."""
+        assert step.host is not None
+        started = time.perf_counter()
+        step.host(rows, self._buffers.__getitem__)
+        if step in self._host_ops:
+            times, description = self.timings.host, self._host_ops[step]
+            times[description] = times.get(description, 0.0) + time.perf_counter() - started
+
+    def _add_time(self, started: float, n_tokens: int) -> None:
+        """Count the time of a run; the first one with ops that have no kernel says what they cost."""
+        seconds = time.perf_counter() - started
+        is_first = not self.timings.total
+        self.timings.total += seconds
+        if is_first and self.timings.host:
+            verbs = sorted({description.partition(",")[0] for description in self.timings.host})
+            _log.warning(
+                "%s: no kernel, so NumPy computes it: %.0f %% of the time of the first %d tokens (see docs/plugins.md)",
+                "; ".join(verbs),
+                100 * sum(self.timings.host.values()) / seconds,
+                n_tokens,
+            )
 
     def _walk(self, table: Array, start: int, stop: int, first: int, last: int, n_seen: int) -> None:
         """Walk steps for rows `first` to `last` - 1, in slices short enough for Ctrl-C."""
@@ -150,8 +199,28 @@ class NativeProgram:
         if kv_type not in self._tables:
             table = np.zeros(len(self._steps), STEP)
             for entry, step in zip(table, self._steps, strict=True):
-                kernel = step.kernel if isinstance(step.kernel, Kernel) else step.kernel(kv_type)
-                entry["function"], entry["args"] = kernel.address, step.params.ctypes.data
-                entry["barrier"] = step.barrier
+                if step.kernel is not None:
+                    kernel = step.kernel if isinstance(step.kernel, Kernel) else step.kernel(kv_type)
+                    entry["function"], entry["args"] = kernel.address, step.params.ctypes.data
+                    entry["barrier"] = step.barrier
             self._tables[kv_type] = table
         return self._tables[kv_type]
+
+
+def _segments(steps: Sequence[Step], start: int, stop: int) -> list[tuple[int, int]]:
+    """Ranges of kernel steps that one walk covers, and each host step by itself."""
+    ranges: list[tuple[int, int]] = []
+    for i in range(start, stop):
+        if ranges and ranges[-1][1] == i and steps[i].host is None and steps[i - 1].host is None:
+            ranges[-1] = ranges[-1][0], i + 1
+        else:
+            ranges.append((i, i + 1))
+    return ranges
+
+
+def _only_writer(steps: Sequence[Step], slot: Slot, buffer: Array) -> Step | None:
+    """The last step, if it alone writes the slot, by its parameter `out`; else logits are copied from the buffer."""
+    last = steps[-1]
+    if last.host or [step for step in steps if slot in step.writes] != [last] or "out" not in (last.record.names or ()):
+        return None
+    return last if int(last.params["out"][0]) == buffer.ctypes.data else None

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from enum import IntEnum
 
-import attrs
 import numpy as np
 import numpy.typing as npt
 
 from llamacli.engine.base import QuantMode, expect_finite
 from llamacli.errors import PluginError, faults_of
 from llamacli.graph import Tensor
+from llamacli.kernels.matrix import Matrix
 from llamacli.kernels.packing import pack, pack_kernel
-from llamacli.kernels.packing_formats import ROWS, Packing, packings
+from llamacli.kernels.packing_formats import ROWS, packings
 from llamacli.kernels.registry import packing_of
 from llamacli.kernels.team import Team
 from llamacli.loaders import ModelFile
@@ -24,23 +24,6 @@ _CHUNK_BYTES = 1 << 26
 """About how much of a tensor, in float32, is packed at a time: an interrupt is heard in between."""
 
 _REQUANTISED = {QuantMode.FP32: TensorType.F32, QuantMode.Q8: TensorType.Q8_0, QuantMode.Q4: TensorType.Q4_0}
-
-
-@attrs.frozen(eq=False)
-class Matrix:
-    """A packed matrix, or one an expert: `packed` is uint8 [n_group, n_tiles, n_blocks, block bytes] of type `kind`.
-
-    `shape` is that of one matrix, (n_out, n_in), without padding; `packing` is how `packed` is laid out.
-    """
-
-    kind: IntEnum
-    packed: npt.NDArray[np.uint8]
-    shape: tuple[int, int]
-    packing: Packing
-
-    def rows(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """Rows of the first matrix, float32 [len(numbers), n_in]."""
-        return self.packing.unpack(self.packed[0], numbers.astype(np.intp))[:, : self.shape[1]]
 
 
 def load_rows(tensor: Tensor, file: ModelFile) -> npt.NDArray[np.float32]:

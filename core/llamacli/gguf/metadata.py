@@ -185,10 +185,11 @@ class Metadata(Mapping[str, Any]):
         return tuple(self._in_range(key, item, minimum, maximum) for item in items)
 
     def get_bools(self, key: str, length: int) -> tuple[bool, ...]:
-        """Return the `length` booleans under `key`, as of one per layer."""
+        """Return the `length` booleans under `key`, as of one per layer; integers 0 and 1 count as booleans."""
         if key not in self:
             raise self._missing(key)
-        return tuple(self._items(key, length, lambda item: isinstance(item, bool), "booleans"))
+        items = self._items(key, length, lambda item: isinstance(item, bool | int) and item in (0, 1), "booleans")
+        return tuple(map(bool, items))
 
     def _items(self, key: str, length: int, fits: Callable[[object], bool], expected: str) -> list[Any]:
         """The array under `key`, once it is known to have this length and items that fit."""

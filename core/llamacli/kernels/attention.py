@@ -17,11 +17,11 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from llamacli.kernels import ir, simd
-from llamacli.kernels.elementwise import capped
-from llamacli.kernels.jit import ROW, RUN, Kernel, record
+from llamacli.kernels.jit import Kernel
 from llamacli.kernels.kv_types import cells
 from llamacli.kernels.kv_types.rounding import BLOCK
 from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, UNIT, FloatType, IntegerType, KVType
+from llamacli.kernels.layout import ROW, RUN, record
 
 STORE = record("k", "v", "stride", "layer", "n_head_kv", "head_dim", "scratch", "scratch_stride")
 ATTENTION = record(
@@ -49,6 +49,14 @@ def scratch_bytes(head_dim: int) -> int:
 
 def _padded(head_dim: int) -> int:
     return -(-head_dim // PAGE) * PAGE
+
+
+@njit(inline="always")
+def _capped(x: Any, cap: Any) -> Any:
+    """cap * tanh(x / cap), lane by lane; tanh(x) = 1 - 2 / (e^2x + 1)."""
+    one, doubled = simd.splat(np.float32(1)), simd.splat(np.float32(2) / cap)
+    rest = simd.div(simd.splat(np.float32(2)), simd.add(simd.exp(simd.mul(x, doubled)), one))
+    return simd.mul(simd.splat(cap), simd.sub(one, rest))
 
 
 @intrinsic(prefer_literal=True)
@@ -233,7 +241,7 @@ def attention(kv_type: KVType) -> Kernel:
                             at = scores + 4 * (i * TILE + page * PAGE)
                             score = simd.load(at)
                             if a.softcap > 0:
-                                score = capped(score, a.softcap)
+                                score = _capped(score, a.softcap)
                             score = simd.first_lanes(score, seen - page * PAGE, lowest)
                             if unseen > page * PAGE:
                                 score = simd.first_lanes(lowest, unseen - page * PAGE, score)

@@ -1,15 +1,15 @@
-"""What tells the code of a plugin's format from all other code: the names of its compiled kernels carry it.
+"""Content hashes of plugins' code, for the names of compiled kernels.
 
-The core's own sources count in the name of the cache's folder. A plugin's cannot, for which plugins there are, and what
-modules they are made of, is not known when a kernel is looked for. So the digest is of the code itself, as it is in
-this process: of the instructions that a packing emits, and of the functions that its decoder is compiled from, down to
-the values of what they refer to.
+The core's own sources count in the name of the cache's folder. A plugin's cannot: which plugins there are, and of which
+modules they are made, is not known when a kernel is looked for. So the hash is of the code itself, as it is in this
+process: of the instructions that a packing emits, and of the functions that a kernel is compiled from, down to the
+values of what they refer to.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -24,12 +24,24 @@ _COVERED = {"llamacli", "numba", "llvmlite", "numpy", "builtins"}
 """Packages whose versions or sources count in the name of the cache's folder."""
 
 
-def digest(packing: IntegerPacking) -> str:
+def function_digest(function: Callable[..., None]) -> str:
+    """Hexadecimal digits that change with the code of a plugin's kernel; empty for one of the core."""
+    assert isinstance(function, FunctionType)
+    if _is_covered(function):
+        return ""
+    return _combined(_hash_parts(function, {}))
+
+
+def packing_digest(packing: IntegerPacking) -> str:
     """Hexadecimal digits that change with anything that the kernels of a packing are compiled from."""
-    found = hashlib.sha256()
     stored = [(name, np.dtype(kind.item).str, kind.exponent, count) for name, (kind, count) in packing.fields.items()]
-    found.update(repr((packing.file_bytes, packing.groups, packing.planes, packing.bias_bits, stored)).encode())
-    for part in (*_emitted(packing), *_told(packing.decode, {})):
+    layout = repr((packing.file_bytes, packing.groups, packing.planes, packing.bias_bits, stored))
+    return _combined((layout, *_emitted(packing), *_hash_parts(packing.decode, {})))
+
+
+def _combined(parts: Iterable[str]) -> str:
+    found = hashlib.sha256()
+    for part in parts:
         found.update(hashlib.sha256(part.encode()).digest())
     return found.hexdigest()[:16]
 
@@ -47,54 +59,59 @@ def _emitted(packing: IntegerPacking) -> Iterator[str]:
 
 
 _Seen = dict[tuple[int, frozenset[str]], int]
-"""Functions, modules and classes that have been told of, with the names looked for in them: their numbers."""
+"""Functions, modules and classes seen so far, with the names looked for in them: their numbers."""
 
 
-def _told(value: Any, seen: _Seen, names: frozenset[str] = frozenset()) -> Iterator[str]:
-    """All about a value that compiled code refers to; of a module or a class, what has one of `names`."""
+def _hash_parts(value: Any, seen: _Seen, names: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Everything about a value that compiled code refers to; of a module or a class, its members called `names`."""
     yield type(value).__qualname__
     if isinstance(value, (FunctionType, ModuleType, type)):
         key = id(value), frozenset() if isinstance(value, FunctionType) else names
         if _is_covered(value):
             yield f"{getattr(value, '__module__', '')}.{value.__name__}"
+            # A function that the core made of a plugin's, as `ir.expose` does, holds it in its closure.
+            cells = value.__closure__ if isinstance(value, FunctionType) else None
+            for cell in cells or ():
+                if isinstance(cell.cell_contents, FunctionType) and not _is_covered(cell.cell_contents):
+                    yield from _hash_parts(cell.cell_contents, seen)
         elif key in seen:
             yield str(seen[key])
         elif isinstance(value, FunctionType):
             seen[key] = len(seen)
-            yield from _told_of_function(value, seen)
+            yield from _function_parts(value, seen)
         else:
             seen[key] = len(seen)
             for name in sorted(name for name in names if hasattr(value, name)):
                 yield name
-                yield from _told(getattr(value, name), seen, names)
+                yield from _hash_parts(getattr(value, name), seen, names)
     elif hasattr(value, "__wrapped__"):  # what Numba compiles
         yield repr(sorted(getattr(value, "targetoptions", {}).items()))
-        yield from _told(value.__wrapped__, seen)
+        yield from _hash_parts(value.__wrapped__, seen)
     elif isinstance(value, partial):
-        yield from _told((value.func, value.args, tuple(value.keywords.items())), seen)
+        yield from _hash_parts((value.func, value.args, tuple(value.keywords.items())), seen)
     elif isinstance(value, np.ndarray):
         yield repr((value.dtype.str, value.shape, value.tobytes()))
     elif isinstance(value, (tuple, list)):
         yield str(len(value))
         for item in value:
-            yield from _told(item, seen)
+            yield from _hash_parts(item, seen)
     elif isinstance(value, frozenset):
         yield repr(sorted(map(repr, value)))
     else:
         yield repr(value)
 
 
-def _told_of_function(function: FunctionType, seen: _Seen) -> Iterator[str]:
+def _function_parts(function: FunctionType, seen: _Seen) -> Iterator[str]:
     codes = list(_codes(function.__code__))
     names = frozenset(name for code in codes for name in code.co_names)
     for code in codes:
         yield repr((code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount))
-        yield from _told(tuple(const for const in code.co_consts if not isinstance(const, CodeType)), seen)
+        yield from _hash_parts(tuple(const for const in code.co_consts if not isinstance(const, CodeType)), seen)
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    yield from _told((function.__defaults__, *(function.__kwdefaults__ or {}).items(), *cells), seen)
+    yield from _hash_parts((function.__defaults__, *(function.__kwdefaults__ or {}).items(), *cells), seen)
     for name in sorted(names & function.__globals__.keys()):
         yield name
-        yield from _told(function.__globals__[name], seen, names)
+        yield from _hash_parts(function.__globals__[name], seen, names)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -19,9 +19,10 @@ from numba import carray, njit
 
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import ir, simd
-from llamacli.kernels.elementwise import share
-from llamacli.kernels.jit import RUN, kernel, record
+from llamacli.kernels.jit import kernel
+from llamacli.kernels.layout import RUN, record
 from llamacli.kernels.team import STEP, Team
+from llamacli.kernels.work import share
 from llamacli.quantization import BlockFormat, Blocks
 
 _FLOATS = ("low", "high", "scale_low", "scale_high")

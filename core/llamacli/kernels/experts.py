@@ -10,18 +10,25 @@ import numpy as np
 from numba import carray
 
 from llamacli.kernels import ir, simd
-from llamacli.kernels.elementwise import share
-from llamacli.kernels.jit import RUN, kernel, record
+from llamacli.kernels.jit import kernel
+from llamacli.kernels.layout import RUN, record
+from llamacli.kernels.work import share
 
-ROUTE = record("router", "stride", "n_expert", "n_used", "renormalize", "scale", "chosen", "weights")
-"""Writes for each row: `chosen`, int64 [n_used], the experts, most probable first, and `weights`, float32 [n_used],
-times each expert's `scale`, float32 [n_expert], unless that is 0."""
+ROUTE = record(
+    "router", "stride", "probabilities", "n_expert", "n_used", "renormalize", "scale", "chosen", "weights"
+)  # fmt: skip
+"""`probabilities` is scratch, float32 [n_rows, n_expert]. Writes for each row: `chosen`, int64 [n_used], the experts,
+most probable first, and `weights`, float32 [n_used], times each expert's `scale`, float32 [n_expert], if
+that is not 0."""
 
 SORT = record("chosen", "n_expert", "n_used", "starts", "slots", "rows")
 """Writes `starts`, int64 [n_expert + 1], `slots`, int64 [n_rows, n_used], and `rows`, int64 [n_slots]."""
 
 GATHER = record("x", "out", "row_bytes", "rows", "n_used")
 COMBINE = record("x", "x_stride", "out", "out_stride", "width", "slots", "weights", "n_used")
+
+RESCALE = record("x", "x_stride", "out", "out_stride", "width", "starts", "n_expert", "scale", "bias", "bias_stride")
+"""out = scale[e] * x + bias[e] for the slots starts[e] to starts[e + 1] - 1 of each expert e."""
 
 _LEAST = np.float32(2**-14)  # GGML's floor of the sum of weights, the smallest normal float16
 
@@ -33,6 +40,7 @@ def route(args: int, run: int, thread: int, n_threads: int) -> None:
     first, last = share(r.n_rows - r.first_row, thread, n_threads)
     for row in range(r.first_row + first, r.first_row + last):
         logits = carray(simd.pointer(a.router + row * a.stride), a.n_expert, np.float32)
+        p = carray(simd.pointer(a.probabilities + 4 * row * a.n_expert), a.n_expert, np.float32)
         chosen = carray(simd.pointer(a.chosen + 8 * row * a.n_used), a.n_used, np.int64)
         weights = carray(simd.pointer(a.weights + 4 * row * a.n_used), a.n_used, np.float32)
         top = logits[0]
@@ -40,17 +48,17 @@ def route(args: int, run: int, thread: int, n_threads: int) -> None:
             top = max(top, logits[e])
         total = np.float32(0)
         for e in range(a.n_expert):
-            logits[e] = np.exp(logits[e] - top)
-            total += logits[e]
+            p[e] = np.exp(logits[e] - top)
+            total += p[e]
         kept = np.float32(0)
         for rank in range(a.n_used):
             best = 0
             for e in range(1, a.n_expert):
-                if logits[e] > logits[best]:
+                if p[e] > p[best]:
                     best = e
-            chosen[rank], weights[rank] = best, logits[best] / total
+            chosen[rank], weights[rank] = best, p[best] / total
             kept += weights[rank]
-            logits[best] = np.float32(-1)  # below every probability: not chosen again
+            p[best] = np.float32(-1)  # below every probability: not chosen again
         if a.renormalize:
             kept = max(kept, _LEAST)
             for rank in range(a.n_used):
@@ -114,3 +122,17 @@ def combine(args: int, run: int, thread: int, n_threads: int) -> None:
                 x = simd.load(a.x + slots[rank] * a.x_stride + at)
                 total = simd.add(total, simd.mul(simd.splat(weights[rank]), x))
             simd.store(a.out + row * a.out_stride + at, total)
+
+
+@kernel
+def rescale(args: int, run: int, thread: int, n_threads: int) -> None:
+    """Scale each expert's products and add its bias; a slot a unit of work."""
+    a = carray(simd.pointer(args), 1, RESCALE)[0]
+    starts = carray(simd.pointer(a.starts), a.n_expert + 1, np.int64)
+    first, last = share(starts[a.n_expert], thread, n_threads)
+    for e in range(a.n_expert):
+        factor, bias = simd.splat(simd.read_f32(a.scale + 4 * e)), a.bias + e * a.bias_stride
+        for slot in range(max(first, starts[e]), min(last, starts[e + 1])):
+            for at in range(0, 4 * a.width, 4 * ir.LANES):
+                scaled = simd.mul(simd.load(a.x + slot * a.x_stride + at), factor)
+                simd.store(a.out + slot * a.out_stride + at, simd.add(scaled, simd.load(bias + at)))

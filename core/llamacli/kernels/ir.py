@@ -149,6 +149,17 @@ def absolute(b: Builder, x: Value) -> Value:
     return call(b, "llvm.fabs.v16f32", F32X16, x)
 
 
+def sqrt(b: Builder, x: Value) -> Value:
+    """Square root of each lane."""
+    return call(b, "llvm.sqrt.v16f32", F32X16, x)
+
+
+def first_lanes(b: Builder, x: Value, count: Value, otherwise: Value) -> Value:
+    """x in the first `count` lanes, `otherwise` in the others."""
+    index = ir.Constant(I32X16, list(range(LANES)))
+    return b.select(b.icmp_signed("<", index, splat(b, b.trunc(count, I32))), x, otherwise)
+
+
 def _fold(b: Builder, x: Value, combine: Callable[[Builder, Value, Value], Value]) -> Value:
     """Combine all lanes pairwise, always in the same order; the result is a scalar."""
     lanes = x.type.count
@@ -209,6 +220,29 @@ def exp(b: Builder, x: Value) -> Value:
         result = fma(b, result, r, constant(F32X16, coefficient))
     power = b.shl(b.add(b.fptosi(n, I32X16), constant(I32X16, 127)), constant(I32X16, 23))
     return b.fmul(result, b.bitcast(power, F32X16))
+
+
+# log(x) = e ln 2 + log(m) with x = 2^e m and sqrt(1/2) <= m < sqrt(2); log(m) by the series of the area tangent,
+# 2 (s + s^3 / 3 + s^5 / 5 + ...) with s = (m - 1) / (m + 1), |s| < 0.172: its terms fall below float32's last place.
+_ATANH = (1 / 11, 1 / 9, 1 / 7, 1 / 5, 1 / 3)
+
+
+def log(b: Builder, x: Value) -> Value:
+    """Natural logarithm of each lane, which must be a positive normal number; 2 units in the last place."""
+    bits = b.bitcast(x, I32X16)
+    # 0x3F3504F3 is sqrt(1/2): what is taken off before the exponent is cut out brings m to its range.
+    shifted = b.sub(bits, constant(I32X16, 0x3F3504F3))
+    exponent = b.ashr(shifted, constant(I32X16, 23))
+    m = b.bitcast(b.sub(bits, b.shl(exponent, constant(I32X16, 23))), F32X16)
+    s = b.fdiv(b.fsub(m, constant(F32X16, 1.0)), b.fadd(m, constant(F32X16, 1.0)))
+    square = b.fmul(s, s)
+    series: Value = constant(F32X16, _ATANH[0])
+    for coefficient in _ATANH[1:]:
+        series = fma(b, series, square, constant(F32X16, coefficient))
+    twice = b.fadd(s, s)
+    result = fma(b, b.fmul(twice, square), series, twice)
+    e = to_f32(b, exponent)
+    return b.fadd(b.fmul(e, constant(F32X16, _LN2_HIGH)), fma(b, e, constant(F32X16, _LN2_LOW), result))
 
 
 # --- the integer dot product -----------------------------------------------------------------------------------------

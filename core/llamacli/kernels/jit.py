@@ -34,6 +34,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
+from llamacli.kernels.digest import function_digest
 from llamacli.kernels.isa import isa
 from llamacli.kernels.switch import jit_disabled
 from llamacli.util.folders import user_folder
@@ -44,19 +45,6 @@ _UNUSED_S = 30 * 24 * 3600
 """Seconds after which the kernels of another state of the sources, or of another CPU, are given up."""
 
 SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
-
-
-def record(*integers: str, **floats: type[np.floating[Any]]) -> np.dtype[np.void]:
-    """The type of a kernel's parameters: int64 fields (counts and addresses), then floats of the named types."""
-    return np.dtype([*((name, np.int64) for name in integers), *floats.items()])
-
-
-RUN = record("n_rows", "first_row", "rows")
-"""What all steps of a run share: rows `first_row` to `n_rows` - 1 are computed; `rows` is the address of a ROW each."""
-
-ROW = record("cell", "position", "kv", "seq_len")
-"""One token of a run: the cell of its sequence where it is kept and all before it are seen, its position, the address
-of its sequence's int64 [n_layer, 3] (see `llamacli.kv.KVSequence.addresses`), and how many tokens that was made for."""
 
 
 listeners: list[Callable[[str], None]] = []
@@ -231,10 +219,11 @@ class Compiled(_OnDemand[CFunc]):
 
 
 class Kernel(Compiled):
-    """A step of a program; see this module's description."""
+    """A step of a program; see this module's description. The name of a plugin's carries a digest of its code."""
 
     def __init__(self, function: Callable[..., None], variant: str = ""):
-        super().__init__(function, SIGNATURE, variant)
+        digest = function_digest(function)
+        super().__init__(function, SIGNATURE, f"{variant}_{digest}" if digest else variant)
 
 
 def kernel(function: Callable[..., None]) -> Kernel:

@@ -12,11 +12,12 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from llamacli.kernels import ir, simd
-from llamacli.kernels.elementwise import share
 from llamacli.kernels.isa import ARM, isa
-from llamacli.kernels.jit import RUN, Kernel, record
-from llamacli.kernels.packing_formats import ACTIVATION, ACTIVATION_BLOCK, INTEGER_FORMS, ROWS, Block, Group, Packing
+from llamacli.kernels.jit import Kernel
+from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, INTEGER_FORMS, RUN, record
+from llamacli.kernels.packing_formats import ROWS, Block, Group, Packing
 from llamacli.kernels.registry import packing_of
+from llamacli.kernels.work import share
 
 LINEAR = record(
     "weight", "tile_bytes", "n_tiles", "n_blocks", "x", "x_stride", "out", "out_stride", "bias", "bias_stride",

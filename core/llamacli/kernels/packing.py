@@ -10,11 +10,12 @@ import numpy.typing as npt
 from numba import carray, njit
 
 from llamacli.kernels import simd
-from llamacli.kernels.elementwise import share
-from llamacli.kernels.jit import RUN, Kernel, record
+from llamacli.kernels.jit import Kernel
+from llamacli.kernels.layout import RUN, record
 from llamacli.kernels.packing_formats import ROWS, FloatPacking, IntegerPacking
 from llamacli.kernels.registry import packing_of
 from llamacli.kernels.team import STEP, Team
+from llamacli.kernels.work import share
 from llamacli.quantization import TensorType
 
 PACK = record(

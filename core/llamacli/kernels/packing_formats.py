@@ -29,22 +29,6 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 
-ACTIVATION_BLOCK = 32
-ACTIVATION = np.dtype(
-    [
-        ("q", np.int8, ACTIVATION_BLOCK),
-        ("scale", np.float32),
-        ("sum", np.float32),
-        ("minus_sum", np.int32),
-        ("minus_half", np.int32),
-    ]
-)
-"""A block of 32 activations: integers q, so that x = scale * q; their sum; minus it; minus that of half."""
-
-FLOAT_FORMS, INTEGER_FORMS = ("f32", "f16", "bf16"), ("q8_0", "q8_K")
-"""What activations can be rounded to. Floats stay stored as float32; integers are blocks of ACTIVATION: q8_0 has a
-float16 scale for each 32, q8_K one float32 scale for 256."""
-
 
 class Packing(Protocol):
     """A packed format: `block` columns of 16 rows take `n_bytes`; `activation` is the form that it multiplies.

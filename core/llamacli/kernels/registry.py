@@ -13,7 +13,7 @@ from enum import IntEnum
 import attrs
 
 from llamacli.errors import PluginError, faults_of
-from llamacli.kernels.digest import digest
+from llamacli.kernels.digest import packing_digest
 from llamacli.kernels.packing_formats import IntegerPacking, Packing, packings
 from llamacli.quantization import FORMATS, QuantFormat
 
@@ -59,4 +59,4 @@ def _described(fmt: QuantFormat) -> IntegerPacking:
                 f"{what} has blocks of {packing.block} numbers in {packing.file_bytes} bytes; "
                 f"those of the type have {fmt.block_size} in {fmt.type_size}"
             )
-        return attrs.evolve(packing, name=f"{re.sub(r'[^A-Za-z0-9_]', '_', fmt.name)}_{digest(packing)}")
+        return attrs.evolve(packing, name=f"{re.sub(r'[^A-Za-z0-9_]', '_', fmt.name)}_{packing_digest(packing)}")

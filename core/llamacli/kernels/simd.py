@@ -39,6 +39,9 @@ maximum = ir.expose(f32x16, f32x16, f32x16)(ir.maximum)
 rint = ir.expose(f32x16, f32x16)(ir.rint)
 round_f16 = ir.expose(f32x16, f32x16)(ir.round_f16)
 absolute = ir.expose(f32x16, f32x16)(ir.absolute)
+sqrt = ir.expose(f32x16, f32x16)(ir.sqrt)
+log = ir.expose(f32x16, f32x16)(ir.log)
+first_lanes = ir.expose(f32x16, f32x16, i64, f32x16)(ir.first_lanes)
 sum_f32 = ir.expose(f32, f32x16)(ir.sum_f32)
 max_f32 = ir.expose(f32, f32x16)(ir.max_f32)
 min_f32 = ir.expose(f32, f32x16)(ir.min_f32)
@@ -84,13 +87,6 @@ def div(b: ir.Builder, x: ir.Value, y: ir.Value) -> ir.Value:
 def where_less(b: ir.Builder, x: ir.Value, y: ir.Value, then: ir.Value, otherwise: ir.Value) -> ir.Value:
     """`then` in the lanes where x < y, `otherwise` in the others and where one is NaN."""
     return b.select(b.fcmp_ordered("<", x, y), then, otherwise)
-
-
-@ir.expose(f32x16, f32x16, i64, f32x16)
-def first_lanes(b: ir.Builder, x: ir.Value, count: ir.Value, otherwise: ir.Value) -> ir.Value:
-    """x in the first `count` lanes, `otherwise` in the others."""
-    index = ir.ir.Constant(ir.I32X16, list(range(ir.LANES)))
-    return b.select(b.icmp_signed("<", index, ir.splat(b, b.trunc(count, ir.I32))), x, otherwise)
 
 
 @ir.expose(f32x16, f32x16, i64)

@@ -26,7 +26,8 @@ from numba import njit, types
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import ir
 from llamacli.kernels.isa import features
-from llamacli.kernels.jit import Compiled, record
+from llamacli.kernels.jit import Compiled
+from llamacli.kernels.layout import record
 from llamacli.util.numbers import is_integer
 from llamacli.util.system import usable_cores
 

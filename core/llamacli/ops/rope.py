@@ -1,4 +1,4 @@
-"""Rotary position embedding: which angle each pair of a head is turned by at each position.
+"""Rotary position embedding (RoPE): pairs of a head are rotated by angles that grow with the position.
 
 Source: Su et al. 2021 (RoPE), Peng et al. 2023 (YaRN). Angles are formed in float32 in the order that GGML forms
 them, since at long positions the rounding of the angle is what two implementations differ by first.
@@ -6,7 +6,10 @@ them, since at long positions the rounding of the angle is what two implementati
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -14,6 +17,17 @@ import numpy.typing as npt
 
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
+from llamacli.kernels.layout import ROW, RUN, record
+from llamacli.ops.base import MakeParam, Op, Recorder, expect
+from llamacli.ops.key_shift import Keys, KeyShift
+from llamacli.ops.lowering import NO_LIMIT, Lowering, Step, f32, stride
+from llamacli.ops.run import Run
+from llamacli.ops.values import Array, Param, Tensor, Value
+
+if TYPE_CHECKING:
+    from llamacli.kernels.jit import Kernel
+
+Floats = npt.NDArray[np.float32]
 
 SCALING_TYPES = ("none", "linear", "yarn", "longrope")
 """How positions beyond the trained ones are dealt with. LongRoPE is `factors` that a family picks, scaled linearly."""
@@ -112,3 +126,164 @@ class Rope:
         pairs = np.arange(self.n_dims // 2, dtype=np.float32)
         ramp = np.clip((pairs - np.float32(low)) / np.float32(max(0.001, high - low)), 0, 1)
         return ((1 - ramp) * np.float32(self.ext_factor)).astype(np.float32)
+
+
+class RopeTable:
+    """Cosines and sines of all positions so far, and the steps whose parameters point to them."""
+
+    def __init__(self, rope: Rope, factors: Floats | None, prefix: str = ""):
+        self._rope, self._factors = rope, factors
+        self._fields = f"{prefix}cos", f"{prefix}sin"
+        self._tables: list[Floats] = [np.empty((0, rope.n_dims // 2), np.float32)] * 2
+        self.steps: list[Step] = []
+
+    def reach(self, n: int) -> None:
+        """Extend the tables to the first n positions."""
+        known = len(self._tables[0])
+        if n <= known:
+            return
+        more = self._rope.table(known, max(n, 2 * known, 256) - known, self._factors)
+        self._tables = [np.concatenate(parts) for parts in zip(self._tables, more, strict=True)]
+        for step in self.steps:
+            for field, table in zip(self._fields, self._tables, strict=True):
+                step.params[field] = table.ctypes.data
+
+
+ROTATE = record(
+    "x", "out", "stride", "n_heads", "head_dim", "n_dims", "first_step", "second", "cos", "sin", "long_from",
+    "long_cos", "long_sin",
+)  # fmt: skip
+"""Sequences created for `long_from` tokens or more use the long cosines and sines."""
+
+
+@attrs.frozen(eq=False)
+class Rotate(Op):
+    """out = x with each head of `head_dim` rotated by its token's position.
+
+    `long_factors` replace `factors` in sequences that are created for more than `rope.n_ctx_orig` tokens.
+    """
+
+    uses_position = True
+
+    x: Value
+    rope: Rope
+    factors: Tensor | None
+    long_factors: Tensor | None
+    head_dim: int
+
+    def context_lengths(self) -> list[int]:
+        """See Op."""
+        return [self.rope.n_ctx_orig] if self.long_factors else []
+
+    def compute(self, run: Run) -> Array:
+        """See Op."""
+        factors = self._factors(run.sequence.seq_len)
+        cos, sin = self.rope.table(run.start, run.n, None if factors is None else run[factors].astype(np.float32))
+        return self._rotated(run[self.x].reshape(run.n, -1, self.head_dim), cos[:, None], sin[:, None]).reshape(
+            run.n, -1
+        )
+
+    def shift_keys(self, keys: Keys, shift: KeyShift) -> Keys | None:
+        """Rotate back by the distance; the magnitude that RoPE gave the keys stays as it is."""
+        if shift.of(self.x, keys) is not keys:
+            return None
+        tensor = self._factors(shift.seq_len)
+        factors = None if tensor is None else shift.weight(tensor)[: self.rope.n_dims // 2].copy()
+        cos, sin = self.rope.table(shift.by, 1, factors)
+        magnitude = self.rope.table(0, 1)[0][0, 0]
+        heads = np.moveaxis(keys, 1, 2)
+        return np.ascontiguousarray(np.moveaxis(self._rotated(heads, cos / magnitude, -sin / magnitude), 2, 1))
+
+    def _factors(self, seq_len: int) -> Tensor | None:
+        return self.long_factors if self.long_factors and seq_len > self.rope.n_ctx_orig else self.factors
+
+    def _rotated(self, heads: npt.NDArray[Any], cos: Floats, sin: Floats) -> npt.NDArray[Any]:
+        """Rotate the first `n_dims` of the last axis: pairs are neighbours or halves, as the variant says."""
+        heads = heads.copy()
+        half = self.rope.n_dims // 2
+        first = slice(0, 2 * half, 2) if self.rope.interleaved else slice(half)
+        second = slice(1, 2 * half, 2) if self.rope.interleaved else slice(half, 2 * half)
+        a, b = heads[..., first].copy(), heads[..., second].copy()
+        heads[..., first] = a * cos - b * sin
+        heads[..., second] = a * sin + b * cos
+        return heads
+
+    def lower(self, to: Lowering) -> None:
+        """See Op; the tables of cosines and sines are shared by all steps of one variant."""
+        rope, x, out = self.rope, f32(self.x), f32(self.out)
+        first_step, second = (2, 1) if rope.interleaved else (1, rope.n_dims // 2)
+        made = to.maker(x)
+        step = to.step(
+            rotate_kernel(),
+            ROTATE,
+            [x],
+            [out],
+            lambda at: {
+                "x": at(x), "out": at(out), "stride": stride(at(x)), "n_heads": x.width // self.head_dim,
+                "head_dim": self.head_dim, "n_dims": rope.n_dims, "first_step": first_step, "second": second,
+                "long_from": rope.n_ctx_orig + 1 if self.long_factors else NO_LIMIT,
+            },
+            follows=made if made is not None and made.work_unit == self.head_dim else None,
+        )  # fmt: skip
+        variants = {"": self.factors} | ({"long_": self.long_factors} if self.long_factors else {})
+        for prefix, factors in variants.items():
+            to.shared((rope, factors, prefix), functools.partial(_new_table, to, rope, factors, prefix)).steps.append(
+                step
+            )
+
+    @classmethod
+    def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
+        """See Op."""
+        yield rope(g, x, Rope(8, interleaved=True), 16)
+        yield rope(g, x, Rope(16, interleaved=False), 16, param("rope_freqs", 8))
+
+
+def _new_table(to: Lowering, rope: Rope, factors: Tensor | None, prefix: str) -> RopeTable:
+    table = RopeTable(rope, to.vector(factors)[: rope.n_dims // 2] if factors else None, prefix)
+    to.before_run(table.reach)
+    return table
+
+
+def rope(
+    g: Recorder, x: Value, rope: Rope, head_dim: int, factors: Param | None = None, long_factors: Param | None = None
+) -> Value:
+    """Rotate every head of x by its token's position; `factors` divide the frequency of each pair.
+
+    `long_factors` replace them in sequences created for more than `rope.n_ctx_orig` tokens (LongRoPE, Ding et al.
+    2024).
+    """
+    fits = x.width % head_dim == 0 and 0 < rope.n_dims <= head_dim and rope.n_dims % 2 == 0
+    expect("rope", fits, f"{rope.n_dims} dimensions of head_dim {head_dim} on width {x.width}")
+    normal, long = (param.weight if param else None for param in (factors, long_factors))
+    for weight in filter(None, (normal, long)):
+        expect("rope", weight.shape == (rope.n_dims // 2,), f"{weight.name} and {rope.n_dims} dimensions")
+    return g.record(Rotate(g.value(x.width), x, rope, normal, long, head_dim))
+
+
+@functools.cache
+def rotate_kernel() -> Kernel:
+    """The kernel: pair i is elements `i * first_step` and `i * first_step + second` of a head, the unit of work."""
+    from llamacli.kernels.api import Kernel, carray, pointer, share
+
+    def rotate(args: int, run: int, thread: int, n_threads: int) -> None:
+        a, r = carray(pointer(args), 1, ROTATE)[0], carray(pointer(run), 1, RUN)[0]
+        first, last = share((r.n_rows - r.first_row) * a.n_heads, thread, n_threads)
+        pairs = a.n_dims // 2
+        for unit in range(first, last):
+            row, head = r.first_row + unit // a.n_heads, unit % a.n_heads
+            place = row * a.stride + 4 * head * a.head_dim
+            x = carray(pointer(a.x + place), a.head_dim, np.float32)
+            out = carray(pointer(a.out + place), a.head_dim, np.float32)
+            token = carray(pointer(r.rows), r.n_rows, ROW)[row]
+            angle = 4 * token.position * pairs
+            is_long = token.seq_len >= a.long_from
+            cos = carray(pointer((a.long_cos if is_long else a.cos) + angle), pairs, np.float32)
+            sin = carray(pointer((a.long_sin if is_long else a.sin) + angle), pairs, np.float32)
+            for i in range(pairs):
+                u, v = x[i * a.first_step], x[i * a.first_step + a.second]
+                out[i * a.first_step] = u * cos[i] - v * sin[i]
+                out[i * a.first_step + a.second] = u * sin[i] + v * cos[i]
+            for i in range(a.n_dims, a.head_dim):
+                out[i] = x[i]
+
+    return Kernel(rotate)

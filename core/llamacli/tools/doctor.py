@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from llamacli import engine
-from llamacli.kernels.catalog import catalog
+from llamacli.engine.catalog import catalog
 from llamacli.kernels.isa import VARIABLE, available, isa
 from llamacli.kernels.jit import cache_directory
 from llamacli.plugins import PluginInfo

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from llamacli.graph import Activation, Attention, Embed, Gated, Graph, Linear, MoE, RmsNorm, Rotate, Softcap
+from llamacli.graph import Activation, Graph
+from llamacli.ops.activations import formula_of
+from llamacli.ops.attention import Attention
+from llamacli.ops.embed import Embed
+from llamacli.ops.gated import Gated
+from llamacli.ops.linear import Linear
+from llamacli.ops.moe import MoE
+from llamacli.ops.rms_norm import RmsNorm
+from llamacli.ops.rope import Rotate
+from llamacli.ops.softcap import Softcap
 
 
 def features(graph: Graph) -> list[str]:
@@ -14,13 +23,13 @@ def features(graph: Graph) -> list[str]:
 
 
 def _experts(graph: Graph) -> Iterator[str]:
-    mixtures = Counter((op.gate.shape[0], op.n_used) for op in graph.ops if isinstance(op, MoE))
+    mixtures = Counter((op.gate.weight.shape[0], op.n_used) for op in graph.ops if isinstance(op, MoE))
     for (n_expert, n_used), _ in mixtures.most_common():
         yield f"{n_expert} experts, {n_used} used"
     if not mixtures:
         yield "dense"
     activations = {op.activation for op in graph.ops if isinstance(op, Gated | MoE)}
-    yield from sorted(activation.value for activation in activations - {Activation.SWIGLU})
+    yield from sorted(formula_of(activation).__name__ for activation in activations - {Activation.SWIGLU})
     if len([op for op in graph.ops if isinstance(op, Embed)]) > 1:
         yield "per-layer embeddings"
 

@@ -1,0 +1,47 @@
+"""Every kernel that there is: those that ops share, and those of each op, the plugins' included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from llamacli.engine.base import QuantMode
+from llamacli.engine.examples import Example, examples_of, op_classes
+from llamacli.engine.lowering import StepTable
+from llamacli.gguf import Metadata
+from llamacli.graph import Tensor
+from llamacli.kernels.catalog import shared_kernels
+from llamacli.kernels.jit import ArrayFunction, Compiled, Kernel
+from llamacli.kernels.matrix import Matrix
+from llamacli.kernels.packing_formats import ROWS, packings
+from llamacli.kernels.team import Team
+from llamacli.loaders import ArrayFile
+from llamacli.quantization import TensorType
+
+
+class _KernelList(StepTable):
+    """The steps of an example without weights: matrices are empty, and nothing is compiled to pack them."""
+
+    def __init__(self, example: Example, team: Team):
+        super().__init__(example.graph, ArrayFile(Path("example"), Metadata({}), example.weights), QuantMode.FP32, team)
+
+    def _load_matrix(self, tensor: Tensor) -> Matrix:
+        packing = packings()[TensorType.F32]
+        n_out, n_in = (1, *tensor.shape)[-2:]
+        n_groups = tensor.shape[0] if len(tensor.shape) > 2 else 1
+        shape = n_groups, -(-n_out // ROWS), -(-n_in // packing.block), packing.n_bytes
+        return Matrix(TensorType.F32, np.empty(shape, np.uint8), (n_out, n_in), packing)
+
+
+def _kernels_of_ops(team: Team) -> Iterator[Kernel]:
+    for op in op_classes():
+        for example in examples_of(op):
+            yield from (step.kernel for step in _KernelList(example, team).steps if isinstance(step.kernel, Kernel))
+
+
+def catalog() -> list[Compiled | ArrayFunction]:
+    """All kernels, each once, none compiled by being listed but those that run a team of threads."""
+    kernels = [*shared_kernels(), *_kernels_of_ops(Team(1))]
+    return list({kernel.name: kernel for kernel in kernels}.values())

@@ -1,0 +1,47 @@
+"""Memory layouts that kernels share with their callers; needs NumPy alone.
+
+Parameters of a step are a NumPy record of addresses, counts and floats. Activations are float32 rows padded with zeros
+to whole blocks of 32, or blocks of small integers with a scale.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+LANES = 16
+"""float32 numbers of a vector register, as kernels see it on every CPU."""
+
+
+def record(*integers: str, **floats: type[np.floating[Any]]) -> np.dtype[np.void]:
+    """Record type of a kernel's parameters: int64 fields (counts, addresses), then floats of the named types."""
+    return np.dtype([*((name, np.int64) for name in integers), *floats.items()])
+
+
+RUN = record("n_rows", "first_row", "rows")
+"""Parameters that all steps of a run share: rows `first_row` to `n_rows` - 1 are computed; `rows` is the address of a
+ROW for each."""
+
+ROW = record("cell", "position", "kv", "seq_len")
+"""Parameters of one token of a run: the cell of its sequence in which it is stored (it attends to this cell and those
+before), its position, the address of its sequence's int64 [n_layer, 3] (see `llamacli.kv.KVSequence.addresses`), and
+the length of the context that this sequence was created for."""
+
+ACTIVATION_BLOCK = 32
+"""Numbers of a block of activations."""
+
+ACTIVATION = np.dtype(
+    [
+        ("q", np.int8, ACTIVATION_BLOCK),
+        ("scale", np.float32),
+        ("sum", np.float32),
+        ("minus_sum", np.int32),
+        ("minus_half", np.int32),
+    ]
+)
+"""A block of 32 quantised activations: integers q, so that x = scale * q; their sum; minus it; minus that of half."""
+
+FLOAT_FORMS, INTEGER_FORMS = ("f32", "f16", "bf16"), ("q8_0", "q8_K")
+"""Forms of activations. Floats stay stored as float32; integers are blocks of ACTIVATION: q8_0 has a float16 scale for
+each 32, q8_K one float32 scale for 256."""

@@ -1,0 +1,28 @@
+"""A packed matrix, as matrix kernels read it."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.kernels.packing_formats import Packing
+
+
+@attrs.frozen(eq=False)
+class Matrix:
+    """A packed matrix, or one an expert: `packed` is uint8 [n_group, n_tiles, n_blocks, block bytes] of type `kind`.
+
+    `shape` is that of one matrix, (n_out, n_in), without padding; `packing` is how `packed` is laid out.
+    """
+
+    kind: IntEnum
+    packed: npt.NDArray[np.uint8]
+    shape: tuple[int, int]
+    packing: Packing
+
+    def rows(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """Rows of the first matrix, float32 [len(numbers), n_in]."""
+        return self.packing.unpack(self.packed[0], numbers.astype(np.intp))[:, : self.shape[1]]

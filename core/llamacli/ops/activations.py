@@ -1,0 +1,92 @@
+"""Activation functions, as formulas of elementwise ops.
+
+One-argument functions are for `map`, two-argument ones (gate, up) for `gated` and `moe`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from typing import Any
+
+from llamacli.ops.lanewise import Vocabulary
+
+Formula = Callable[..., Any]
+
+_GELU = 2 * math.sqrt(2 / math.pi)
+
+
+def silu(v: Vocabulary, x: Any) -> Any:
+    """x * sigmoid(x) (Elfwing et al. 2017)."""
+    return x / (1.0 + v.exp(-x))
+
+
+def gelu(v: Vocabulary, x: Any) -> Any:
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016)."""
+    # (1 + tanh(z)) / 2 = sigmoid(2z)
+    return x * v.sigmoid(_GELU * x * v.fma(x * x, 0.044715, 1.0))
+
+
+def relu(v: Vocabulary, x: Any) -> Any:
+    """max(x, 0)."""
+    return v.maximum(x, 0.0)
+
+
+def relu_squared(v: Vocabulary, x: Any) -> Any:
+    """max(x, 0)^2 (So et al. 2021)."""
+    positive = v.maximum(x, 0.0)
+    return positive * positive
+
+
+def sigmoid(v: Vocabulary, x: Any) -> Any:
+    """1 / (1 + e^-x)."""
+    return v.sigmoid(x)
+
+
+def tanh(v: Vocabulary, x: Any) -> Any:
+    """Hyperbolic tangent."""
+    return v.tanh(x)
+
+
+def softplus(v: Vocabulary, x: Any) -> Any:
+    """log(1 + e^x); x itself above 20, as GGML."""
+    return v.where(x > 20.0, x, v.log(1.0 + v.exp(v.minimum(x, 20.0))))
+
+
+def swiglu(v: Vocabulary, gate: Any, up: Any) -> Any:
+    """silu(gate) * up (Shazeer 2020)."""
+    return silu(v, gate) * up
+
+
+def geglu(v: Vocabulary, gate: Any, up: Any) -> Any:
+    """gelu(gate) * up (Shazeer 2020)."""
+    return gelu(v, gate) * up
+
+
+def swiglu_oai(v: Vocabulary, gate: Any, up: Any) -> Any:
+    """g * sigmoid(1.702 g) * (u + 1), with g at most 7 and u from -7 to 7."""
+    gate = v.minimum(gate, 7.0)
+    up = v.maximum(v.minimum(up, 7.0), -7.0)
+    return gate * v.sigmoid(gate * 1.702) * (up + 1.0)
+
+
+class Activation(enum.StrEnum):
+    """Names of the gated activations: swiglu, geglu, swiglu_oai."""
+
+    SWIGLU = "swiglu"
+    GEGLU = "geglu"
+    SWIGLU_OAI = "swiglu_oai"
+
+    @property
+    def formula(self) -> Formula:
+        """The function of (v, gate, up)."""
+        return _GATED[self]
+
+
+_GATED = {Activation.SWIGLU: swiglu, Activation.GEGLU: geglu, Activation.SWIGLU_OAI: swiglu_oai}
+
+
+def formula_of(activation: Activation | Formula) -> Formula:
+    """The function that a name stands for; functions stand for themselves."""
+    return activation.formula if isinstance(activation, Activation) else activation

@@ -1,0 +1,39 @@
+"""Addition: out = a + b."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from llamacli.ops.base import MakeParam, Recorder, expect
+from llamacli.ops.lanewise import Lanewise, Vocabulary
+from llamacli.ops.values import Param, Tensor, Value
+
+
+@attrs.frozen(eq=False)
+class Add(Lanewise):
+    """out = a + b; b may be a vector of the model, the same for all tokens."""
+
+    verb = "add"
+    a: Value
+    b: Value | Tensor
+
+    def formula(self, v: Vocabulary, a: Any, b: Any) -> Any:
+        """See Lanewise."""
+        return a + b
+
+    @classmethod
+    def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
+        """See Op."""
+        yield add(g, x, x)
+        yield add(g, x, param("vector", x.width))
+
+
+def add(g: Recorder, a: Value, b: Value | Param) -> Value:
+    """Add two values of one width, or a value and a vector; values can also be added with the operator +."""
+    other = b.weight if isinstance(b, Param) else b
+    width = other.shape[-1] if isinstance(other, Tensor) else other.width
+    expect("add", a.width == width, f"widths {a.width} and {width}")
+    return g.record(Add(g.value(a.width), a, other))

@@ -1,0 +1,45 @@
+"""Embedding lookup: out = table[token]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy.typing as npt
+
+from llamacli.ops.base import Op, Recorder
+from llamacli.ops.lowering import HostRows, Lowering, Slot, f32
+from llamacli.ops.run import Run
+from llamacli.ops.scale import scale
+from llamacli.ops.values import Array, Param, Tensor, Value
+
+
+@attrs.frozen(eq=False)
+class Embed(Op):
+    """out = table[token], rows of a matrix (n_vocab, n_embd)."""
+
+    table: Tensor
+
+    def matrices(self) -> list[Tensor]:
+        """See Op."""
+        return [self.table]
+
+    def compute(self, run: Run) -> Array:
+        """See Op."""
+        return run[self.table][run.tokens]
+
+    def lower(self, to: Lowering) -> None:
+        """Unpack the rows of the packed table in Python: there are as few as tokens."""
+        matrix, out = to.matrix(self.table), f32(self.out)
+
+        def look_up(rows: HostRows, at: Callable[[Slot], npt.NDArray[Any]]) -> None:
+            at(out)[rows.first : rows.stop, : out.width] = matrix.rows(rows.tokens)
+
+        to.host_step(look_up, [], [out])
+
+
+def embed(g: Recorder, table: Param) -> Value:
+    """Embed each token: rows of `table`, (n_vocab, n_embd)."""
+    out = g.record(Embed(g.value(table.weight.shape[1]), table.weight))
+    return scale(g, out, Param(table.scale)) if table.scale else out

@@ -1,0 +1,49 @@
+"""Gated linear unit: out = activation(gate, up) (Dauphin et al. 2017, Shazeer 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from llamacli.ops.activations import Activation, Formula, formula_of
+from llamacli.ops.base import MakeParam, Recorder, expect
+from llamacli.ops.lanewise import Lanewise, Vocabulary
+from llamacli.ops.values import Value
+
+
+@attrs.frozen(eq=False)
+class Gated(Lanewise):
+    """out = activation(gate, up)."""
+
+    verb = "gated"
+    gate: Value
+    up: Value
+    activation: Activation | Formula
+
+    def formula(self, v: Vocabulary, gate: Any, up: Any) -> Any:
+        """See Lanewise."""
+        return formula_of(self.activation)(v, gate, up)
+
+    @classmethod
+    def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
+        """See Op."""
+        for activation in Activation:
+            yield gated(g, x, x, activation)
+
+
+def gated(g: Recorder, gate: Value, up: Value, activation: Activation | Formula = Activation.SWIGLU) -> Value:
+    """Record activation(gate, up); the activation is a name or a function of (v, gate, up)."""
+    expect("gated", gate.width == up.width, f"widths {gate.width} and {up.width}")
+    return g.record(Gated(g.value(gate.width), gate, up, activation))
+
+
+def swiglu(g: Recorder, gate: Value, up: Value) -> Value:
+    """Record silu(gate) * up (Shazeer 2020)."""
+    return gated(g, gate, up, Activation.SWIGLU)
+
+
+def geglu(g: Recorder, gate: Value, up: Value) -> Value:
+    """Record gelu(gate) * up (Shazeer 2020)."""
+    return gated(g, gate, up, Activation.GEGLU)

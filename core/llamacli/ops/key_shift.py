@@ -1,0 +1,29 @@
+"""K-shift: move cached keys to other positions, as removing tokens in the middle of a context needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.ops.values import Tensor, Value
+
+Keys = npt.NDArray[np.float32]
+
+
+@attrs.frozen(eq=False)
+class KeyShift:
+    """A shift of cached keys by `by` positions in a context of `seq_len` tokens, as `Op.shift_keys` sees it.
+
+    - `weight(tensor)`: a tensor in float32.
+    - `of(value, keys)`: rows of `value`, an input of the op, as they would be at positions `by` lower; None if that
+      cannot be computed.
+    """
+
+    by: int
+    seq_len: int
+    weight: Callable[[Tensor], npt.NDArray[Any]]
+    of: Callable[[Value, Keys], Keys | None]

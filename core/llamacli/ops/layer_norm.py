@@ -1,0 +1,86 @@
+"""Layer normalisation (Ba et al. 2016): out = (x - mean) / sqrt(variance + eps) * weight + bias."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from llamacli.kernels.layout import RUN
+from llamacli.ops.base import MakeParam, Op, Recorder
+from llamacli.ops.lowering import Lowering
+from llamacli.ops.norms import NORM, check_norm, lower_norm, per_head
+from llamacli.ops.run import Run
+from llamacli.ops.values import Array, Param, Tensor, Value
+
+if TYPE_CHECKING:
+    from llamacli.kernels.jit import Kernel
+
+
+@attrs.frozen(eq=False)
+class LayerNorm(Op):
+    """out = (x - mean) / sqrt(variance + eps) * weight + bias, each head of `head_dim` numbers by itself.
+
+    The variance is biased: the mean of (x - mean)^2. Weight and bias are (head_dim,) or (n_heads, head_dim); either may
+    be absent.
+    """
+
+    x: Value
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    head_dim: int
+
+    def compute(self, run: Run) -> Array:
+        """See Op."""
+        heads = run[self.x].reshape(run.n, -1, self.head_dim)
+        heads = heads - heads.mean(-1, keepdims=True)
+        normed = heads / np.sqrt(np.mean(heads * heads, -1, keepdims=True) + self.eps)
+        return per_head(normed, run, self.weight, self.bias).reshape(run.n, -1)
+
+    def lower(self, to: Lowering) -> None:
+        """See Op."""
+        lower_norm(to, layer_norm_kernel(), self.x, self.out, self.weight, self.bias, self.eps, self.head_dim)
+
+    @classmethod
+    def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
+        """See Op."""
+        yield layer_norm(g, x, param("whole", x.width, bias=True), 1e-5)
+        yield layer_norm(g, x, None, 1e-5, 8)
+        yield layer_norm(g, x, param("heads", x.width // 8, 8), 0.5, 8)
+
+
+def layer_norm(g: Recorder, x: Value, norm: Param | Tensor | None, eps: float, head_dim: int | None = None) -> Value:
+    """Normalise mean and variance over the width, or over each head of `head_dim`; None has no weight."""
+    head_dim, weight, bias = check_norm("layer_norm", x, norm, head_dim)
+    return g.record(LayerNorm(g.value(x.width), x, weight, bias, eps, head_dim))
+
+
+@functools.cache
+def layer_norm_kernel() -> Kernel:
+    """The kernel, in two passes; sums are float64."""
+    from llamacli.kernels.api import Kernel, carray, pointer, share
+    from llamacli.kernels.norms import write_normed
+
+    def layer_norm(args: int, run: int, thread: int, n_threads: int) -> None:
+        a, r = carray(pointer(args), 1, NORM)[0], carray(pointer(run), 1, RUN)[0]
+        first, last = share((r.n_rows - r.first_row) * a.n_heads, thread, n_threads)
+        for unit in range(first, last):
+            head = unit % a.n_heads
+            place = (r.first_row + unit // a.n_heads) * a.stride + 4 * head * a.head_dim
+            x = carray(pointer(a.x + place), a.head_dim, np.float32)
+            total = 0.0
+            for i in range(a.head_dim):
+                total += np.float64(x[i])
+            mean = np.float32(total / a.head_dim)
+            squares = 0.0
+            for i in range(a.head_dim):
+                squares += np.float64((x[i] - mean) * (x[i] - mean))
+            scale = np.float32(1) / np.sqrt(np.float32(squares / a.head_dim) + a.eps)
+            weight, bias = a.weight + head * a.weight_stride, a.bias + head * a.bias_stride
+            write_normed(a.x + place, a.out + place, a.head_dim, a.n_heads == 1, mean, scale, weight, bias)
+
+    return Kernel(layer_norm)

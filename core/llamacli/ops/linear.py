@@ -1,0 +1,122 @@
+"""Linear layer: out = x @ weight.T + bias, plus a residual."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import attrs
+import numpy as np
+
+from llamacli.ops.add import Add, add
+from llamacli.ops.base import MakeParam, Op, Recorder, expect
+from llamacli.ops.lowering import Lowering, Slot, f32, stride
+from llamacli.ops.run import Run
+from llamacli.ops.scale import scale
+from llamacli.ops.values import Array, Param, Tensor, Value
+
+
+@attrs.frozen(eq=False)
+class Linear(Op):
+    """out = x @ weight.T + bias + residual. A weight of one dimension is one row."""
+
+    x: Value
+    weight: Tensor
+    bias: Tensor | None
+    residual: Value | None = None
+
+    def matrices(self) -> list[Tensor]:
+        """See Op; a weight of one row is a vector, which modes q8 and q4 leave as it is."""
+        return [self.weight] if len(self.weight.shape) > 1 else []
+
+    def compute(self, run: Run) -> Array:
+        """See Op."""
+        out = product(run[self.x], run[self.weight].reshape(self.out.width, -1))
+        out = out + run[self.bias] if self.bias else out
+        return out + run[self.residual] if self.residual else out
+
+    def lower(self, to: Lowering) -> None:
+        """See Op."""
+        residual = f32(self.residual) if self.residual else None
+        lower_linear(to, f32(self.x), self.weight, f32(self.out), self.bias, residual)
+
+    @classmethod
+    def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
+        """See Op."""
+        yield linear(g, x, param("square", x.width, x.width, bias=True))
+        yield linear(g, x, param("narrow", 24, x.width)) + linear(g, x, param("other", 24, x.width))
+
+
+def linear(g: Recorder, x: Value, param: Param) -> Value:
+    """Multiply by a matrix, with its bias and its scale of one number where the file has them.
+
+    A weight of one dimension is one row.
+    """
+    n_out, n_in = (1, *param.weight.shape)[-2:]
+    expect("linear", n_in == x.width, f"{param.weight.name} of width {n_in} on width {x.width}")
+    if param.scale is None or math.prod(param.scale.shape) > 1:  # a family's own use of a longer one is its own affair
+        return g.record(Linear(g.value(n_out), x, param.weight, param.bias))
+    out = scale(g, g.record(Linear(g.value(n_out), x, param.weight, None)), Param(param.scale))
+    return add(g, out, Param(param.bias)) if param.bias else out
+
+
+def product(x: Array, weight: Array) -> Array:
+    """x [n, n_in] @ weight.T, weight [n_out, n_in]; by rows: BLAS sums in another order for each shape."""
+    return np.array([np.dot(weight, row) for row in x]).reshape(len(x), len(weight))
+
+
+def lower_linear(
+    to: Lowering,
+    x: Slot,
+    tensor: Tensor,
+    out: Slot,
+    bias: Tensor | None = None,
+    residual: Slot | None = None,
+    starts: Slot | None = None,
+) -> None:
+    """Append the step of a matrix product, and the rounding of x that the weight's type asks for.
+
+    With `starts`, int64 [n_groups + 1], the tensor is one matrix a group: rows starts[i] to starts[i + 1] - 1 of x are
+    multiplied by matrix i.
+    """
+    from llamacli.kernels.linear import LINEAR, linear
+
+    matrix = to.matrix(tensor)
+    biases = to.vector(bias) if bias else to.zeros
+    bias_stride = stride(biases) if biases.ndim > 1 else 0
+    source = to.rounded(x, matrix.packing.activation)
+    n_groups, n_tiles, n_blocks, _ = matrix.packed.shape
+    to.step(
+        linear(matrix.kind),
+        LINEAR,
+        [slot for slot in (source, residual, starts) if slot],
+        [out],
+        lambda at: {
+            "weight": matrix.packed, "tile_bytes": matrix.packed[0, 0].nbytes, "n_tiles": n_tiles,
+            "n_blocks": n_blocks, "x": at(source), "x_stride": stride(at(source)), "out": at(out),
+            "out_stride": stride(at(out)), "bias": biases, "bias_stride": bias_stride,
+            "residual": at(residual) if residual else 0, "n_groups": n_groups,
+            "starts": at(starts) if starts else 0,
+        },
+        work=float(matrix.shape[0] * matrix.shape[1] * max(1, x.slots)),
+    )  # fmt: skip
+
+
+def fuse_residuals(ops: Sequence[Op]) -> list[Op]:
+    """Move additions into the linear layers that make one of their terms, where nothing else reads that term."""
+    n_uses: dict[Value, int] = {}
+    for op in ops:
+        for value in op.inputs():
+            n_uses[value] = n_uses.get(value, 0) + 1
+    made = {op.out: i for i, op in enumerate(ops)}
+    fused: dict[Op, Op | None] = {}
+    for op in ops:
+        if not isinstance(op, Add) or not isinstance(op.b, Value):
+            continue
+        for term, other in ((op.b, op.a), (op.a, op.b)):
+            maker = ops[made[term]]
+            # The other term must be there by the time the product is computed.
+            if isinstance(maker, Linear) and n_uses[term] == 1 and made[other] < made[term] and maker not in fused:
+                fused |= {op: None, maker: attrs.evolve(maker, out=op.out, residual=other)}
+                break
+    return [op for op in (fused.get(op, op) for op in ops) if op is not None]

@@ -1,0 +1,168 @@
+"""Steps of a program as data, and the interface by which ops append them.
+
+A step names slots, not memory: an engine gives buffers to the slots once all steps are known, and puts a barrier where
+a step reads what another thread wrote, or overwrites what another may still read.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.kernels.kv_types.types import KVType
+from llamacli.kv.layout import KVSpec
+from llamacli.ops.run import Run, Span
+from llamacli.ops.values import Tensor, Value
+
+if TYPE_CHECKING:
+    from llamacli.kernels.jit import Kernel
+    from llamacli.kernels.matrix import Matrix
+
+Array = npt.NDArray[Any]
+Resource = TypeVar("Resource")
+
+NO_LIMIT = 1 << 40
+"""More tokens than a context can have, where a kernel expects a number of them."""
+
+
+@attrs.frozen
+class Slot:
+    """Name of a buffer: a value in one form of activations, or a kernel's own scratch of a NumPy type.
+
+    With `slots`, each row of the batch has that many, and all of them lie together from the buffer's start.
+    """
+
+    owner: object
+    form: str
+    width: int
+    slots: int = 0
+
+    @property
+    def kind(self) -> tuple[str, int, int]:
+        """Buffers of the same kind can stand in for one another."""
+        return self.form, self.width, self.slots
+
+
+Bind = Callable[[Callable[[Slot], Array]], dict[str, Any]]
+"""Gives the parameters of a step: `at(slot)` is a slot's buffer; arrays are passed to kernels as their addresses."""
+
+
+@attrs.frozen(eq=False)
+class HostRows:
+    """Rows for which a host step is to run: `first` to `stop` - 1 of a batch.
+
+    `tokens`, int32 [stop - first], are theirs; `spans` share out all rows of the batch in order.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    first: int
+    stop: int
+    spans: Sequence[Span]
+
+
+@attrs.define(eq=False)
+class Step:
+    """One entry of a program's table: a kernel, or a Python function `host` that runs between kernels.
+
+    - `kernel` may depend on the types of the cache; `bind` gives its parameters once buffers are known.
+    - `follows`: an earlier step whose work is divided in the same way, so that each thread reads only what it wrote
+      itself, and no barrier is needed between the two.
+    - `work`: multiplications a row; `work_seen`: those for each token that the row attends to. They bound how long a
+      walk lasts before it returns to Python.
+    - `work_unit`: elements of a row that threads are given at a time; steps with the same one can follow one another.
+    """
+
+    kernel: Kernel | Callable[[KVType], Kernel] | None
+    record: np.dtype[np.void]
+    reads: tuple[Slot, ...]
+    writes: tuple[Slot, ...]
+    bind: Bind
+    follows: Step | None = None
+    work: float = 0.0
+    work_seen: float = 0.0
+    work_unit: int = 0
+    host: Callable[[HostRows, Callable[[Slot], Array]], None] | None = None
+    barrier: bool = False
+    params: Array = attrs.field(init=False)
+
+
+def f32(value: Value) -> Slot:
+    """The slot of a value's own numbers."""
+    return Slot(value, "f32", value.width)
+
+
+def stride(buffer: Array) -> int:
+    """Bytes from one row to the next."""
+    return int(buffer.strides[0])
+
+
+class Lowering(abc.ABC):
+    """Services of an engine to the ops that it compiles: weights as kernels read them, and the table of steps."""
+
+    states: Sequence[KVSpec]
+    """Shapes of the cached keys and values, by layer."""
+
+    zeros: Array
+    """float32 zeros, at least as many as any row or bias has numbers."""
+
+    @abc.abstractmethod
+    def matrix(self, tensor: Tensor) -> Matrix:
+        """A tensor of `Op.matrices()` packed for matrix kernels; each is loaded once."""
+
+    @abc.abstractmethod
+    def vector(self, tensor: Tensor) -> Array:
+        """Any other tensor, float32, the last axis padded with zeros to a multiple of 32; each is loaded once."""
+
+    @abc.abstractmethod
+    def step(
+        self,
+        kernel: Kernel | Callable[[KVType], Kernel],
+        record: np.dtype[np.void],
+        reads: Sequence[Slot],
+        writes: Sequence[Slot],
+        bind: Bind,
+        *,
+        follows: Step | None = None,
+        work: float = 0.0,
+        work_seen: float = 0.0,
+        work_unit: int = 0,
+    ) -> Step:
+        """Append a step that runs a kernel; see `Step`. A step may write only slots that it lists."""
+
+    @abc.abstractmethod
+    def host_step(
+        self,
+        function: Callable[[HostRows, Callable[[Slot], Array]], None],
+        reads: Sequence[Slot],
+        writes: Sequence[Slot],
+    ) -> Step:
+        """Append a step that runs a Python function on the buffers: `function(rows, at)`."""
+
+    @abc.abstractmethod
+    def host_op(self, compute: Callable[[Run], Array], inputs: Sequence[Value], out: Value) -> None:
+        """Append a step that runs an op's `compute` on the rows at hand. Kernels stop meanwhile, which costs time."""
+
+    @abc.abstractmethod
+    def maker(self, slot: Slot) -> Step | None:
+        """The last step so far that writes a slot."""
+
+    @abc.abstractmethod
+    def rounded(self, slot: Slot, form: str) -> Slot:
+        """The slot in another form of activations, rounded once for all that read it."""
+
+    @abc.abstractmethod
+    def scratch(self, n_bytes: int) -> Array:
+        """Memory of each thread's own, float32 [n_threads, n_bytes / 4], shared by steps that ask for as much."""
+
+    @abc.abstractmethod
+    def shared(self, key: object, make: Callable[[], Resource]) -> Resource:
+        """The resource of this key, made when it is first asked for: a table that several steps read."""
+
+    @abc.abstractmethod
+    def before_run(self, prepare: Callable[[int], None]) -> None:
+        """Call `prepare(n)` before each run, n being one more than the largest position in it."""

@@ -1,0 +1,38 @@
+"""Elementwise function: out = f(x), such as the activation of an MLP without gate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from llamacli.ops import activations
+from llamacli.ops.activations import Formula
+from llamacli.ops.base import MakeParam, Recorder
+from llamacli.ops.lanewise import Lanewise, Vocabulary
+from llamacli.ops.values import Value
+
+
+@attrs.frozen(eq=False)
+class Map(Lanewise):
+    """out = function(x), element by element."""
+
+    verb = "map"
+    x: Value
+    function: Formula
+
+    def formula(self, v: Vocabulary, x: Any) -> Any:
+        """See Lanewise."""
+        return self.function(v, x)
+
+    @classmethod
+    def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
+        """See Op."""
+        for name in ("silu", "gelu", "relu", "relu_squared", "sigmoid", "tanh", "softplus"):
+            yield map_(g, x, getattr(activations, name))
+
+
+def map_(g: Recorder, x: Value, function: Formula) -> Value:
+    """Apply a function of `llamacli.ops.activations`, or one written like them, to each element."""
+    return g.record(Map(g.value(x.width), x, function))

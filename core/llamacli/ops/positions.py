@@ -1,0 +1,81 @@
+"""Learned position embeddings: out = table[position]."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+
+from llamacli.kernels.layout import ROW, RUN, record
+from llamacli.ops.base import MakeParam, Op, Recorder
+from llamacli.ops.lowering import Lowering, f32, stride
+from llamacli.ops.run import Run
+from llamacli.ops.values import Array, Param, Tensor, Value
+
+if TYPE_CHECKING:
+    from llamacli.kernels.jit import Kernel
+
+POSITIONS = record("table", "table_stride", "out", "out_stride", "width")
+
+
+@attrs.frozen(eq=False)
+class Positions(Op):
+    """out = table[position], the table (n_positions, n_embd)."""
+
+    uses_position = True
+
+    table: Tensor
+
+    def max_positions(self) -> int:
+        """See Op."""
+        return self.table.shape[0]
+
+    def compute(self, run: Run) -> Array:
+        """See Op."""
+        return run[self.table][run.positions]
+
+    def lower(self, to: Lowering) -> None:
+        """See Op."""
+        table, out = to.vector(self.table), f32(self.out)
+        to.step(
+            positions_kernel(),
+            POSITIONS,
+            [],
+            [out],
+            lambda at: {
+                "table": table, "table_stride": stride(table), "out": at(out), "out_stride": stride(at(out)),
+                "width": table.shape[1],
+            },
+        )  # fmt: skip
+
+    @classmethod
+    def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
+        """See Op."""
+        yield x + positions(g, param("positions", 64, x.width))
+
+
+def positions(g: Recorder, table: Param) -> Value:
+    """Look up the embedding of each token's position, to be added to that of the token.
+
+    Contexts are no longer than the table, (n_positions, n_embd), has rows.
+    """
+    return g.record(Positions(g.value(table.weight.shape[1]), table.weight))
+
+
+@functools.cache
+def positions_kernel() -> Kernel:
+    """The kernel; a row a unit of work."""
+    from llamacli.kernels.api import LANES, Kernel, carray, pointer, share, simd
+
+    def positions(args: int, run: int, thread: int, n_threads: int) -> None:
+        a, r = carray(pointer(args), 1, POSITIONS)[0], carray(pointer(run), 1, RUN)[0]
+        rows = carray(pointer(r.rows), r.n_rows, ROW)
+        first, last = share(r.n_rows - r.first_row, thread, n_threads)
+        for row in range(r.first_row + first, r.first_row + last):
+            source = a.table + rows[row].position * a.table_stride
+            for at in range(0, 4 * a.width, 4 * LANES):
+                simd.store(a.out + row * a.out_stride + at, simd.load(source + at))
+
+    return Kernel(positions)

@@ -1,0 +1,54 @@
+"""One run of a graph's ops in NumPy: the rows of one sequence, and the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.kv import KVSequence
+from llamacli.kv.layout import KVSpec
+from llamacli.ops.values import Array, Tensor, Value
+
+
+@attrs.frozen(eq=False)
+class Span:
+    """`n` tokens of a batch that follow one another in `sequence`, from cell and position `start` on."""
+
+    sequence: KVSequence
+    start: int
+    n: int
+
+
+@attrs.frozen(eq=False)
+class Run:
+    """Arguments of `Op.compute`: n tokens of one sequence, at consecutive positions.
+
+    - `run[value]`: float64 [n, width]; `run[tensor]`: float64 in the tensor's shape.
+    - `tokens`: int32 [n]; `start`: the position of the first.
+    - `sequence`: the cached keys and values; `states[i]`: the shape of those of layer i.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    start: int
+    sequence: KVSequence
+    states: Sequence[KVSpec]
+    values: Mapping[Value, npt.NDArray[np.float32]]
+    weights: Callable[[Tensor], npt.NDArray[np.floating[Any]]]
+
+    def __getitem__(self, what: Value | Tensor) -> Array:
+        array = self.weights(what) if isinstance(what, Tensor) else self.values[what]
+        return array.astype(np.float64)
+
+    @property
+    def n(self) -> int:
+        """Number of tokens."""
+        return len(self.tokens)
+
+    @property
+    def positions(self) -> npt.NDArray[np.intp]:
+        """Positions of the tokens, [n]."""
+        return np.arange(self.start, self.start + self.n)

@@ -1,0 +1,70 @@
+"""Dependence of cached keys on positions, found by following the ops that make them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from llamacli.errors import InvalidRequestError
+from llamacli.ops.base import Op
+from llamacli.ops.key_shift import Keys, KeyShift
+from llamacli.ops.store import Store
+from llamacli.ops.values import Tensor, Value
+
+
+class ShiftPlan:
+    """How the keys of each layer are shifted; `weight` gives a tensor in float32.
+
+    Keys that do not depend on positions stay as they are; for others the op that made them is asked. Dependence through
+    attention does not count: what a token has seen stays as it was.
+    """
+
+    def __init__(self, ops: Sequence[Op], weight: Callable[[Tensor], npt.NDArray[Any]]):
+        self._weight = weight
+        self._makers = {op.out: op for op in ops}
+        self._positional: set[Value] = set()
+        for op in ops:
+            depends = not op.mixes_tokens and any(value in self._positional for value in op.inputs())
+            if op.uses_position or depends:
+                self._positional.add(op.out)
+        self._keys = {op.layer: op.k for op in ops if isinstance(op, Store)}
+        self._lengths = sorted({length for op in ops for length in op.context_lengths()})
+
+    def rope_variant(self, seq_len: int) -> int:
+        """Number of the set of constants that a context of `seq_len` tokens is computed with."""
+        return sum(seq_len > length for length in self._lengths)
+
+    def tensors(self) -> set[Tensor]:
+        """The tensors that shifts may read."""
+        found: set[Tensor] = set()
+        pending, seen = list(self._keys.values()), set[Value]()
+        while pending:
+            value = pending.pop()
+            if value in self._positional and value not in seen:
+                seen.add(value)
+                op = self._makers[value]
+                found |= set(op.tensors()) - set(op.matrices())
+                pending += op.inputs()
+        return found
+
+    def shift(self, layer: int, keys: Keys, by: int, seq_len: int) -> Keys:
+        """Keys of a layer, float32 [n_head_kv, head_dim, n], as they would be at positions `by` lower.
+
+        Raises InvalidRequestError naming the op through which keys cannot be shifted.
+        """
+
+        def of(value: Value, keys: Keys) -> Keys | None:
+            if value not in self._positional:
+                return keys
+            return self._makers[value].shift_keys(keys, shift)
+
+        shift = KeyShift(by, seq_len, self._weight, of)
+        shifted = of(self._keys[layer], keys)
+        if shifted is None:
+            raise InvalidRequestError(
+                f"the cached keys of layer {layer} cannot be moved to other positions: "
+                f"{type(self._makers[self._keys[layer]]).__name__} cannot undo how they depend on them"
+            )
+        return shifted

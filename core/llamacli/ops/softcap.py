@@ -1,0 +1,36 @@
+"""Soft bound of values: out = cap * tanh(x / cap) (Bello et al. 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from llamacli.ops.base import MakeParam, Recorder, expect
+from llamacli.ops.lanewise import Lanewise, Vocabulary
+from llamacli.ops.values import Value
+
+
+@attrs.frozen(eq=False)
+class Softcap(Lanewise):
+    """out = cap * tanh(x / cap)."""
+
+    verb = "softcap"
+    x: Value
+    cap: float
+
+    def formula(self, v: Vocabulary, x: Any, cap: Any) -> Any:
+        """See Lanewise; tanh(x) = 1 - 2 / (e^2x + 1), in the order of rounding that attention has too."""
+        return cap * (1.0 - 2.0 / (v.exp(x * (2.0 / cap)) + 1.0))
+
+    @classmethod
+    def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
+        """See Op."""
+        yield softcap(g, x, 0.5)
+
+
+def softcap(g: Recorder, x: Value, cap: float) -> Value:
+    """Bound x softly: cap * tanh(x / cap)."""
+    expect("softcap", cap > 0, f"cap {cap} and a bound")
+    return g.record(Softcap(g.value(x.width), x, float(cap)))

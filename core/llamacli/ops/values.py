@@ -1,0 +1,82 @@
+"""Symbolic values, parameters and tensors, which ops read and write."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.errors import PluginError
+
+Array = npt.NDArray[np.float64]
+
+
+@attrs.frozen
+class Tensor:
+    """A tensor of the model file, or some rows of it: its full name, and its shape with rows first, (n_out, n_in).
+
+    `first_row` is where the rows begin in the stored tensor; `row_axis` is the axis that counts rows, the last but one
+    in weights and the last in biases.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    first_row: int = 0
+    row_axis: int = -2
+
+    def rows_of(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Select this tensor's rows of the whole stored array."""
+        if array.shape == self.shape:
+            return array
+        rows = slice(self.first_row, self.first_row + self.shape[self.row_axis])
+        return array[..., rows, :] if self.row_axis == -2 else array[..., rows]
+
+
+@attrs.frozen(eq=False)
+class Param:
+    """A parameter of the model: `weight`, and `bias` and `scale` where the file has them.
+
+    Absent optional parameters are None instead.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: Tensor | None = None
+
+    def split(self, *n_rows: int) -> list[Param]:
+        """Split parameters stored one below the other, e.g. `q, k, v = attn_qkv.split(n_q, n_kv, n_kv)`.
+
+        Raises PluginError if the rows do not add up, or if the parameter has a scale.
+        """
+        have = self.weight.shape[-2]
+        if sum(n_rows) != have:
+            raise PluginError(f"{self.weight.name} has {have} rows; it cannot be split into {sum(n_rows)}")
+        firsts = [sum(n_rows[:i]) for i in range(len(n_rows))]
+        return [
+            Param(
+                attrs.evolve(self.weight, shape=(*self.weight.shape[:-2], n, self.weight.shape[-1]), first_row=first),
+                self.bias and attrs.evolve(self.bias, shape=(*self.bias.shape[:-1], n), first_row=first, row_axis=-1),
+                self.scale,
+            )
+            for first, n in zip(firsts, n_rows, strict=True)
+        ]
+
+
+class Adds(Protocol):
+    """The part of a graph that a value's own operators use."""
+
+    def add(self, a: Value, b: Value) -> Value:
+        """Record a + b."""
+
+
+@attrs.frozen(eq=False)
+class Value:
+    """An activation, float32 [n_tokens, width], known by name only while a forward pass is recorded."""
+
+    graph: Adds = attrs.field(repr=False)
+    width: int
+
+    def __add__(self, other: Value) -> Value:
+        return self.graph.add(self, other)
