@@ -1,6 +1,7 @@
-"""The types of the KV cache in registers: emitting the loads of keys and values, and what writes a token's.
+"""KV cache kernels: load keys and values, write a token's cells.
 
-How they lie in memory is said in `llamacli.kernels.kv_types.types`, where NumPy does the same.
+Loads are LLVM IR builders, writers are Numba functions. The memory layout and the NumPy reference are in
+`llamacli.kernels.kv_types.types`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from numba.extending import intrinsic
 
 from llamacli.kernels import ir, simd
 from llamacli.kernels.kv_types.rounding import BLOCK, Rounding
-from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, REFERENCES, SHARES, UNIT, FloatType, IntegerType
+from llamacli.kernels.kv_types.types import KV_TYPES, MEAN_PREFIXES, MEAN_WEIGHTS, PAGE, UNIT, FloatType, IntegerType
 
 NUMBERS = {name: number for number, name in enumerate(KV_TYPES)}
-"""Types by numbers, which Numba's literals can be."""
+"""Type numbers by name: Numba literals can be integers."""
 
 _TYPES = list(KV_TYPES.values())
 _I16X16 = ir.ir.VectorType(ir.I16, ir.LANES)
@@ -27,12 +28,15 @@ _I8X8 = ir.ir.VectorType(ir.I8, 8)
 
 
 def dims_at_once(number: int) -> int:
-    """How many dimensions of keys `load_keys` gives: a unit, or one where floats need no unit to be whole."""
+    """Dimensions that one `load_keys` returns: a unit of integers, one of floats."""
     return 1 if isinstance(_TYPES[number], FloatType) else UNIT
 
 
 def load_keys(b: ir.Builder, number: int, part: ir.Value, i: ir.Value) -> list[ir.Value]:
-    """The keys of 16 cells in the i-th `dims_at_once` dimensions of a part, a vector each."""
+    """Load a part's 16 keys, one vector a dimension.
+
+    These are the dimensions from i * `dims_at_once` on.
+    """
     kind = _TYPES[number]
     if isinstance(kind, FloatType):
         return [_load_float(b, kind, b.add(part, b.mul(i, ir.I64(PAGE * kind.item.itemsize))))]
@@ -53,12 +57,15 @@ def load_keys(b: ir.Builder, number: int, part: ir.Value, i: ir.Value) -> list[i
 
 
 def absolute_scores(b: ir.Builder, number: int, scores: ir.Value) -> ir.Value:
-    """The scores of the 16 keys of a page from those of the keys as they are kept."""
+    """Convert scores of stored (delta-coded) keys to scores of keys.
+
+    Both are float32x16, one lane for each key of a page.
+    """
     if isinstance(_TYPES[number], FloatType):
         return scores
-    # The first lanes of `sums` are those of the first 1, 2, 4 and 8 shares: the means that the lanes from 1, 2, 4 and 8
-    # on were kept less. No lane gets anything of those behind it, where there may be no keys yet.
-    sums = [b.fmul(scores, ir.ir.Constant(ir.F32X16, SHARES.tolist()))]
+    # The first lanes of `sums` are weighted sums over 1, 2, 4 and 8 keys: the means that were subtracted from the keys
+    # of lanes 1, 2, 4 and 8 on. No lane reads later lanes, which may hold no keys yet.
+    sums = [b.fmul(scores, ir.ir.Constant(ir.F32X16, MEAN_WEIGHTS.tolist()))]
     for half in (1, 2, 4):
         sums.append(b.fadd(sums[-1], ir.partners(b, sums[-1], half)))
     first = ir.shuffle(b, sums[0], sums[1], [0, 0, PAGE, PAGE, *[0] * 12])
@@ -71,7 +78,10 @@ def absolute_scores(b: ir.Builder, number: int, scores: ir.Value) -> ir.Value:
 def value_loader(
     b: ir.Builder, number: int, part: ir.Value, column: ir.Value, head_dim: ir.Value
 ) -> Callable[[ir.Value], ir.Value]:
-    """What emits the load of 16 dimensions from `column`, a multiple of 16, on: of the cell that it is given."""
+    """Return an emitter that loads 16 dimensions of a cell.
+
+    They begin at `column`, a multiple of 16; the emitter's argument is the cell.
+    """
     kind = _TYPES[number]
     if isinstance(kind, FloatType):
         size = ir.I64(kind.item.itemsize)
@@ -109,16 +119,17 @@ def _load_float(b: ir.Builder, kind: FloatType, address: ir.Value) -> ir.Value:
 
 
 def _unit(b: ir.Builder, kind: IntegerType, part: ir.Value, unit: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The addresses of a unit's block and of the unit."""
+    """Addresses of a unit's block and of the unit."""
     block = b.add(part, b.mul(b.lshr(unit, ir.I64(1)), ir.I64(kind.block_bytes)))
     within = b.mul(b.and_(unit, ir.I64(1)), ir.I64(kind.unit_bytes))
     return block, b.add(ir.offset(b, block, kind.header_bytes), within)
 
 
 def _scale(b: ir.Builder, rounding: Rounding, word: Callable[[int], ir.Value]) -> tuple[ir.Value, ir.Value | None]:
-    """The scale, and what is to be added to it times a code: the offset, or what the code of 0 makes too much, exactly.
+    """Scale and addend for number = scale * code + addend.
 
-    `word` gives the scales as they are kept and, of 1, the offsets, int16x16.
+    The addend is the offset, or exactly -scale * zero point. `word(0)` loads the stored scales, `word(1)` the offsets,
+    int16x16.
     """
     if rounding.table:
         return _half(b, word(0)), None
@@ -140,7 +151,7 @@ def _half(b: ir.Builder, words: ir.Value) -> ir.Value:
 def _number(
     b: ir.Builder, kind: IntegerType, codes: ir.Value, fifth: ir.Value | None, scale: ir.Value, offset: ir.Value | None
 ) -> ir.Value:
-    """16 codes as numbers."""
+    """Dequantize 16 codes."""
     if kind.rounding.table:
         return b.fmul(b.sitofp(ir.look_up(b, kind.rounding.table, codes), ir.F32X16), scale)
     wide = b.zext(codes, ir.I32X16)
@@ -156,7 +167,10 @@ def _fifth_bit(b: ir.Builder, words: ir.Value, places: ir.Value) -> ir.Value:
 
 @njit(error_model="numpy")
 def rotate(row: Any, head_dim: Any) -> None:
-    """Rotate float32 [head_dim], padded to a multiple of 16, in place: `rounding.rotated` as a kernel."""
+    """Rotate float32 [head_dim] in place, as `rounding.rotated` does.
+
+    The row is padded to a multiple of 16.
+    """
     size = head_dim & -head_dim
     for at in range(row, row + 4 * head_dim, 64):
         simd.store(at, simd.butterfly(simd.load(at), size))
@@ -178,29 +192,33 @@ def rotate(row: Any, head_dim: Any) -> None:
 
 @functools.cache
 def writer(name: str, is_key: bool) -> Callable[..., None]:
-    """A compiled function `(x, head_dim, part, lane, scratch)`: put float32 [head_dim] into a cell of a part.
+    """Compiled function that writes float32 [head_dim] into a cell.
 
-    Keys go into a page in the order of its cells. `scratch` is the thread's own, see `attention.scratch_bytes`.
+    Its arguments are `(x, head_dim, part, lane, scratch)`. Keys must be written in the order of a page's cells.
+    `scratch` is memory of the calling thread, see `attention.scratch_bytes`.
     """
     kind = KV_TYPES[name]
     return _float_writer(name, kind, is_key) if isinstance(kind, FloatType) else _integer_writer(kind, is_key)
 
 
 @intrinsic(prefer_literal=True)
-def _subtract_reference(typingctx: Any, number: Any, part: Any, head_dim: Any, n: Any, row: Any) -> Any:
-    """Take the mean of the first n keys of a part from float32 [head_dim], padded to a multiple of 16."""
+def _subtract_prefix_mean(typingctx: Any, number: Any, part: Any, head_dim: Any, n: Any, row: Any) -> Any:
+    """Subtract the mean of a part's first n keys from a row.
+
+    The row is float32 [head_dim], padded to a multiple of 16.
+    """
     kind = number.literal_value
 
     def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
         _, part, head_dim, n, row = args
-        shares = ir.ir.Constant(ir.F32X16, SHARES.tolist())
+        weights = ir.ir.Constant(ir.F32X16, MEAN_WEIGHTS.tolist())
         lanes = ir.ir.Constant(ir.I32X16, list(range(PAGE)))
         before = b.icmp_signed("<", lanes, ir.splat(b, b.trunc(n, ir.I32)))
 
         def body(i: ir.Value, carried: list[ir.Value]) -> list[ir.Value]:
             for d, key in enumerate(load_keys(b, kind, part, i)):
                 place = b.add(row, b.mul(b.add(b.mul(i, ir.I64(UNIT)), ir.I64(d)), ir.I64(4)))
-                mean = ir.sum_f32(b, b.select(before, b.fmul(key, shares), ir.constant(ir.F32X16, 0.0)))
+                mean = ir.sum_f32(b, b.select(before, b.fmul(key, weights), ir.constant(ir.F32X16, 0.0)))
                 ir.store(b, place, b.fsub(ir.load(b, place, ir.F32), mean))
             return carried
 
@@ -237,9 +255,10 @@ def _integer_writer(kind: IntegerType, is_key: bool) -> Callable[..., None]:
 
     @njit(error_model="numpy")
     def write_block(x: Any, n: Any, block: Any, lane: Any, codes: Any) -> None:
-        """Round n numbers as Rounding.fit does; their codes go to scratch, float32 [32].
+        """Quantize n numbers as Rounding.fit does.
 
-        a and b are the halves of the block, c and d what their codes mean in steps of the scale.
+        Their codes go to scratch, float32 [32]. a and b are the halves of the block, c and d their codes as numbers in
+        steps of the scale.
         """
         zeros = simd.splat(np.float32(0))
         a, b, first = simd.load(x), simd.load(x + 64), simd.splat(simd.read_f32(x))
@@ -296,10 +315,10 @@ def _integer_writer(kind: IntegerType, is_key: bool) -> Callable[..., None]:
         rotate(scratch, head_dim)
         if is_key and lane:
             n_before = 0
-            for first in REFERENCES:
+            for first in MEAN_PREFIXES:
                 if first <= lane:
                     n_before = first
-            _subtract_reference(number, part, head_dim, n_before, scratch)
+            _subtract_prefix_mean(number, part, head_dim, n_before, scratch)
         unit = part
         for start in range(0, head_dim, BLOCK):
             n = min(BLOCK, head_dim - start)
@@ -323,7 +342,10 @@ def _integer_writer(kind: IntegerType, is_key: bool) -> Callable[..., None]:
 
 
 def _nearest(rounding: Rounding) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Compiled functions of numbers in steps of the scale and the code of 0: codes, and what these mean in steps."""
+    """Compiled rounding functions (codes_of, numbers_of).
+
+    Their arguments are numbers in steps of the scale, and the zero point.
+    """
     last = np.float32(rounding.last_code)
     entries, midpoints = (tuple(map(np.float32, some)) for some in (rounding.table, rounding.midpoints))
 

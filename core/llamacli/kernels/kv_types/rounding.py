@@ -1,6 +1,7 @@
-"""How keys and values become codes of a few bits: turned, then by blocks of 32 numbers at most, each with its scale.
+"""Quantization of keys and values in blocks, after Hadamard rotation.
 
-What compiled code does is the same to the bit, so sums are taken here in the order in which vectors take them.
+A block is at most 32 numbers with a scale. Kernels produce the same bits, so sums here are taken in the order of vector
+registers.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 BLOCK = 32
-"""Numbers of a whole block."""
+"""Numbers in a whole block."""
 
-PEAKS = (1.08, 1.04, 1.0, 0.96, 0.92, 0.88)
-"""The scales that are tried where a zero or an offset is chosen, relative to the one that just covers the block."""
+SCALE_FACTORS = (1.08, 1.04, 1.0, 0.96, 0.92, 0.88)
+"""Candidate scales of types with a zero point or an offset, relative to the scale that just covers the block."""
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint16]
@@ -21,9 +22,10 @@ Floats = npt.NDArray[np.float32]
 
 
 def rotated(x: Floats) -> Floats:
-    """x [..., head_dim] times the orthonormal Hadamard matrix of the largest power of two numbers that divides it.
+    """Hadamard rotation of x [..., head_dim].
 
-    The matrix is its own inverse. It spreads outliers over all dimensions (QuaRot, Ashkboos et al. 2024).
+    It rotates runs of the largest power of two that divides head_dim. The matrix is orthonormal and its own inverse. It
+    spreads outliers over dimensions (QuaRot, Ashkboos et al. 2024).
     """
     head_dim = x.shape[-1]
     size, half = head_dim & -head_dim, 1
@@ -35,8 +37,11 @@ def rotated(x: Floats) -> Floats:
     return x * np.float32(1 / np.sqrt(size))
 
 
-def folded(x: Floats) -> Floats:
-    """Sums over the last axis, of a power of two of numbers: the upper half is added to the lower, and so on."""
+def pairwise_sum(x: Floats) -> Floats:
+    """Pairwise sum over the last axis, a power of two long.
+
+    The upper half is added to the lower, repeatedly.
+    """
     while (half := x.shape[-1] // 2) > 0:
         x = x[..., :half] + x[..., half:]
     return x
@@ -44,12 +49,17 @@ def folded(x: Floats) -> Floats:
 
 @attrs.frozen
 class Rounding:
-    """Codes of some bits: number = scale * (code - zero) + offset, or scale * table[code].
+    """Block quantization, linear or by table.
 
-    - `has_zero`: the code of 0 is chosen for each block, and takes the place of the scale's last bits, which so few
-      codes can do without. Otherwise it is the middle code; it means nothing where there is an offset or a table.
-    - `extremes`: where neither is chosen, what the number of largest magnitude may become, in steps of the scale: each
-      makes a scale that is tried. Those of both signs suit a table that is no mirror image of itself.
+    number = scale * (code - zero) + offset, or scale * table[code].
+
+    - `bits`: bits per code.
+    - `has_zero`: each block has its own zero point, in the low bits of its scale. Otherwise it is the middle code, and
+      is unused with an offset or a table.
+    - `has_offset`: each block has an offset (its minimum, roughly).
+    - `extremes`: for types with neither: what the number of largest magnitude may become, in steps of the scale. Each
+      gives one candidate scale. Both signs are useful for an asymmetric table.
+    - `table`: the values of codes, for nonlinear types such as iq4_nl.
     """
 
     bits: int
@@ -60,37 +70,38 @@ class Rounding:
 
     @property
     def last_code(self) -> int:
-        """The largest code, and the mask of the bits of a zero."""
+        """Largest code, which is also the mask of the zero point's bits."""
         return int(2**self.bits - 1)
 
     @property
     def middle(self) -> int:
-        """The code of 0 where none is chosen."""
+        """Zero point of types whose blocks have none of their own."""
         return 0 if self.has_offset or self.table else 2 ** (self.bits - 1)
 
     @property
     def trials(self) -> tuple[float, ...]:
-        """One of PEAKS, or of `extremes`, for each scale that is tried."""
-        return self.extremes or PEAKS
+        """Candidate scales: SCALE_FACTORS or `extremes`."""
+        return self.extremes or SCALE_FACTORS
 
     @property
     def midpoints(self) -> tuple[float, ...]:
-        """Where the nearest entry of the table changes."""
+        """Decision boundaries between neighbouring table entries."""
         return tuple((low + high) / 2 for low, high in zip(self.table, self.table[1:], strict=False))
 
     def fit(self, x: Floats) -> tuple[Bytes, list[Words]]:
-        """Codes [..., 32] of blocks [..., n], and their scales and, if there are any, offsets, [..., 1].
+        """Quantize blocks of up to 32 numbers.
 
-        Of each scale that is tried the codes are taken, then the scale and the offset that suit these best in the sense
-        of least squares. Codes behind the n-th mean nothing.
+        Blocks [..., n] give codes [..., 32], scales and, if the type has them, offsets, [..., 1]. For each candidate
+        scale: round to codes, then fit scale and offset to these codes by least squares; the candidate with the least
+        error wins. Codes from the n-th on are undefined.
         """
         n = x.shape[-1]
         low, high = x.min(-1, keepdims=True), x.max(-1, keepdims=True)
         if self.has_zero:
             low, high = np.minimum(low, np.float32(0)), np.maximum(high, np.float32(0))
         x = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, BLOCK - n)])
-        total, none = folded(x), np.zeros_like(low)
-        # The total stays the scale if x is not finite: nothing explains it then.
+        total, none = pairwise_sum(x), np.zeros_like(low)
+        # If x is not finite, no candidate wins and the sum, not finite either, stays the scale.
         best, scale, offset, inverse, origin, zero = none - 1, total, none, none, none, none + self.middle
         for trial in map(np.float32, self.trials):
             if self.extremes:
@@ -104,8 +115,8 @@ class Rounding:
                 code_of_zero, start = self._nearest(-start * per_step, none), none
             numbers = self._numbers(self._nearest((x - start) * per_step, code_of_zero), code_of_zero)
             numbers[..., n:] = 0
-            product, square = folded(x * numbers), folded(numbers * numbers)
-            sum_of_numbers = folded(numbers)
+            product, square = pairwise_sum(x * numbers), pairwise_sum(numbers * numbers)
+            sum_of_numbers = pairwise_sum(numbers)
             if self.has_offset:
                 product = product - total * sum_of_numbers / np.float32(n)
                 square = square - sum_of_numbers * sum_of_numbers / np.float32(n)
@@ -124,7 +135,7 @@ class Rounding:
         return self._nearest((x - origin) * inverse, zero).astype(np.uint8), words[: 1 + self.has_offset]
 
     def values(self, codes: Bytes, words: list[Words]) -> Floats:
-        """The numbers of codes."""
+        """Dequantize codes."""
         zero: Floats | np.float32 = np.float32(self.middle)
         if self.has_zero:
             zero = (words[0] & np.uint16(self.last_code)).astype(np.float32)
@@ -132,19 +143,19 @@ class Rounding:
         scale, *offsets = (word.view(np.float16).astype(np.float32) for word in words)
         if self.table:
             return self._numbers(codes, zero) * scale
-        # As registers do it: the products are exact, and of an infinite scale comes the same.
+        # In the order of kernels: the products are exact, and an infinite scale gives the same bits.
         return codes.astype(np.float32) * scale + (offsets[0] if offsets else -zero * scale)
 
     def _nearest(self, steps: Floats, zero: Floats) -> Floats:
-        """The codes nearest to numbers in steps of the scale."""
+        """Round numbers, in steps of the scale, to the nearest codes."""
         if self.table:
             return np.sum(np.array(self.midpoints, np.float32) < steps[..., None], -1, dtype=np.float32)
         nearest = np.rint(steps)
-        nearest = np.where(nearest > -zero, nearest, -zero)  # which is no NaN
+        nearest = np.where(nearest > -zero, nearest, -zero)  # maps NaN to a valid code
         return np.minimum(nearest, np.float32(self.last_code) - zero) + zero
 
     def _numbers(self, codes: npt.NDArray[np.generic], zero: Floats | np.float32) -> Floats:
-        """What codes mean, in steps of the scale."""
+        """Convert codes to numbers in steps of the scale."""
         if self.table:
             return np.array(self.table, np.float32)[codes.astype(np.int32)]
         return codes.astype(np.float32) - zero

@@ -1,20 +1,18 @@
-"""The types that keys and values are kept as, and how NumPy writes and reads them.
+"""KV cache types: memory layout and NumPy reference.
 
-A part is what a page holds of one head: the keys or the values of PAGE cells. Floats lie in it as they are: keys with
-the cells of each dimension side by side, [head_dim, PAGE], so that the scores of a query against a page need no sum
-across lanes; values [PAGE, head_dim].
+A part holds the keys or the values of one head in one page, that is of PAGE cells. Floats are stored as they are: keys
+as [head_dim, PAGE], so that the scores of a query against a page need no sum across lanes; values as [PAGE, head_dim].
 
-Integers lie in units of 16 dimensions, two of them to a block with scales of its own: GGML's 32, or what is left of a
-smaller head. A block is the float16 scale of each cell, then the float16 offset of each where the type has one, then
-its units. A unit is, where codes have 5 bits, a word for each cell with the highest bits of its 16 dimensions, then the
-codes: of keys [16 dimensions, PAGE] bytes, of values [PAGE, 16 dimensions]. Codes of 4 bits share bytes: dimension i
-has the lower half, i + 8 the upper one.
+Integers are stored in units of 16 dimensions, two units to a block with its own scales: GGML's 32 dimensions, or the
+rest of a smaller head. A block is the float16 scale of each cell, then the float16 offset of each cell if the type has
+offsets, then its units. A unit of 5-bit codes begins with one 16-bit word a cell, the high bits of its 16 dimensions.
+Codes follow: keys as [16 dimensions, PAGE] bytes, values as [PAGE, 16 dimensions]. 4-bit codes share bytes: dimension i
+is the low half, dimension i + 8 the high half.
 
-They take as many bytes as GGML's blocks and stay closer to the numbers. How they are rounded is in
-`rounding`: heads are turned before, and so are queries and what comes out of attention. The keys of a head
-have much in common, more than what tells them apart (KIVI, Liu et al. 2024); so all but the first of a page are kept
-less the mean of earlier ones in it. Scores are linear: those of the keys as they are kept are put together to scores of
-the keys, which costs less than to put keys together.
+A block takes as many bytes as GGML's and has a smaller error. `rounding` quantizes it: heads are rotated by a Hadamard
+matrix first, and so are queries and attention outputs. Keys of one head have a large common part (KIVI, Liu et al.
+2024), so they are delta-coded: every key of a page but the first is stored minus the mean of earlier keys in the page.
+Scores are linear in keys, so attention adds up scores of stored keys instead of rebuilding the keys.
 """
 
 from __future__ import annotations
@@ -27,46 +25,54 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import InvalidRequestError
-from llamacli.kernels.kv_types.rounding import BLOCK, Bytes, Floats, Rounding, Words, folded, rotated
+from llamacli.kernels.kv_types.rounding import BLOCK, Bytes, Floats, Rounding, Words, pairwise_sum, rotated
 
 PAGE = 16
-"""Cells of a page: one vector register's lanes."""
+"""Cells in a page: the lanes of one vector register."""
 
 UNIT = 16
-"""Dimensions of a unit."""
+"""Dimensions in a unit."""
 
-REFERENCES = (0, 1, 2, 4, 8, PAGE)
-"""Keys from REFERENCES[i] to REFERENCES[i + 1] - 1 of a page are kept less the mean of the first REFERENCES[i]."""
+MEAN_PREFIXES = (0, 1, 2, 4, 8, PAGE)
+"""Keys MEAN_PREFIXES[i] to MEAN_PREFIXES[i + 1] - 1 of a page are stored minus the mean of its first
+MEAN_PREFIXES[i] keys."""
 
-SHARES = np.array([1, 1 / 2, *[1 / 4] * 2, *[1 / 8] * 4, *[0] * 8], np.float32)
-"""What each cell as it is kept adds to those means: that of the first n is the sum of n shares times cells."""
+MEAN_WEIGHTS = np.array([1, 1 / 2, *[1 / 4] * 2, *[1 / 8] * 4, *[0] * 8], np.float32)
+"""Weights by which stored (delta-coded) keys sum to the prefix means: mean of n keys = sum of weight x stored key
+over the first n cells."""
 
 
 class CellType(Protocol):
-    """One type of cache."""
+    """Storage type of cached keys or values."""
 
     def part_bytes(self, head_dim: int) -> int:
-        """Bytes of a part."""
+        """Size of a part in bytes."""
 
     def write(self, parts: Bytes, lanes: slice, x: Floats, *, is_key: bool) -> None:
-        """Put float32 [n, n_head, head_dim] into n cells of parts [n_head, part_bytes]."""
+        """Write float32 [n, n_head, head_dim] into the cells `lanes`.
+
+        `parts` is uint8 [n_head, part_bytes].
+        """
 
     def read(self, parts: Bytes, head_dim: int, *, is_key: bool) -> Floats:
-        """All cells of parts, float32 [n_head, PAGE, head_dim]."""
+        """Read all cells of parts, float32 [n_head, PAGE, head_dim]."""
 
     def copy(self, parts: Bytes, source: Bytes, lanes: slice, head_dim: int, *, is_key: bool) -> None:
-        """Take cells over from the same places of other parts, bit by bit."""
+        """Copy the cells `lanes` of other parts, bit for bit."""
 
 
 @attrs.frozen
 class FloatType(CellType):
-    """Floats of one width. bfloat16, which NumPy has not, is the upper half of a float32, kept as an integer."""
+    """Float type: f32, f16, or bf16.
+
+    bf16 is stored as uint16, the upper half of a float32, since NumPy has no bfloat16.
+    """
 
     item: np.dtype[Any]
 
     @property
     def is_bf16(self) -> bool:
-        """Whether it is bfloat16."""
+        """True for bf16."""
         return self.item == np.uint16
 
     def part_bytes(self, head_dim: int) -> int:
@@ -98,54 +104,57 @@ class FloatType(CellType):
 
 @attrs.frozen
 class IntegerType(CellType):
-    """Codes of a few bits."""
+    """Quantized type: integer codes of 4, 5 or 8 bits.
+
+    Each block of a cell has a scale.
+    """
 
     rounding: Rounding
 
     @property
     def bits(self) -> int:
-        """Bits of a code."""
+        """Bits per code."""
         return self.rounding.bits
 
     @property
     def header_bytes(self) -> int:
-        """Bytes of a block's scales and offsets."""
+        """Size of a block's scales and offsets in bytes."""
         return 2 * PAGE * (1 + self.rounding.has_offset)
 
     @property
     def high_bytes(self) -> int:
-        """Bytes of a unit's fifth bits."""
+        """Size of a unit's fifth bits in bytes."""
         return 2 * PAGE if self.bits == 5 else 0
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of a unit."""
+        """Size of a unit in bytes."""
         return self.high_bytes + PAGE * (16 if self.bits == 8 else 8)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a whole block."""
+        """Size of a whole block in bytes."""
         return self.header_bytes + 2 * self.unit_bytes
 
     def part_bytes(self, head_dim: int) -> int:
         """See CellType."""
         return -(-head_dim // BLOCK) * self.header_bytes + -(-head_dim // UNIT) * self.unit_bytes
 
-    @np.errstate(invalid="ignore", over="ignore")  # what is no number stays none
+    @np.errstate(invalid="ignore", over="ignore")  # NaN and infinity stay non-finite
     def write(self, parts: Bytes, lanes: slice, x: Floats, *, is_key: bool) -> None:
         """See CellType."""
         x = rotated(x.swapaxes(0, 1))  # [n_head, n, head_dim]
         if not is_key:
             self._write(parts, lanes, x, is_key)
             return
-        for first, stop in itertools.pairwise(REFERENCES):
+        for first, stop in itertools.pairwise(MEAN_PREFIXES):
             some = slice(max(first, lanes.start), min(stop, lanes.stop))
             if some.start < some.stop:
                 new = x[:, some.start - lanes.start : some.stop - lanes.start]
-                self._write(parts, some, new - self._reference(parts, first, x.shape[-1]), is_key)
+                self._write(parts, some, new - self._prefix_mean(parts, first, x.shape[-1]), is_key)
 
     def _write(self, parts: Bytes, lanes: slice, x: Floats, is_key: bool) -> None:
-        """Put [n_head, n, head_dim] into cells as they are."""
+        """Quantize [n_head, n, head_dim] into cells."""
         for start in range(0, x.shape[-1], BLOCK):
             codes, words = self.rounding.fit(x[..., start : start + BLOCK])
             for mine, word in zip(self._words(parts, start), words, strict=True):
@@ -154,19 +163,22 @@ class IntegerType(CellType):
                 self._write_unit(parts, self._unit(start + at), lanes, codes[..., at : at + UNIT], is_key)
 
     def _words(self, parts: Bytes, dimension: int) -> list[Words]:
-        """Scales and offsets of the block of a dimension, views [n_head, PAGE]."""
+        """Scales and offsets of a dimension's block, views [n_head, PAGE]."""
         block = dimension // BLOCK * self.block_bytes
         return [
             parts[:, at : at + 2 * PAGE].view(np.uint16) for at in range(block, block + self.header_bytes, 2 * PAGE)
         ]
 
     def _unit(self, dimension: int) -> int:
-        """The byte at which the unit of a dimension begins."""
+        """Byte offset of the unit that holds a dimension."""
         block, within = divmod(dimension, BLOCK)
         return block * self.block_bytes + self.header_bytes + within // UNIT * self.unit_bytes
 
     def _write_unit(self, parts: Bytes, at: int, lanes: slice, codes: Bytes, is_key: bool) -> None:
-        """Put codes [n_head, n, UNIT] into the unit at a byte of each part."""
+        """Write codes [n_head, n, UNIT] into a unit.
+
+        The unit is at byte offset `at` of each part.
+        """
         if self.bits == 5:
             bits = (codes >> 4).astype(np.uint16) << np.arange(UNIT, dtype=np.uint16)
             parts[:, at : at + 2 * PAGE].view(np.uint16)[:, lanes] = bits.sum(-1, dtype=np.uint16)
@@ -174,7 +186,7 @@ class IntegerType(CellType):
         self._codes(parts, at, is_key)[:, lanes] = packed
 
     def _codes(self, parts: Bytes, at: int, is_key: bool) -> Bytes:
-        """The bytes of codes of a unit, a view [n_head, PAGE, 8 or 16]."""
+        """Code bytes of a unit, a view [n_head, PAGE, 8 or 16]."""
         stored = parts[:, at + self.high_bytes : at + self.unit_bytes]
         if is_key:
             return stored.reshape(len(parts), -1, PAGE).swapaxes(1, 2)
@@ -185,19 +197,22 @@ class IntegerType(CellType):
         """See CellType."""
         x = self._read(parts, head_dim, is_key)
         if is_key:
-            means = [self._reference(parts, first, head_dim) for first in REFERENCES[:-1]]
-            for mean, (first, stop) in zip(means, itertools.pairwise(REFERENCES), strict=True):
+            means = [self._prefix_mean(parts, first, head_dim) for first in MEAN_PREFIXES[:-1]]
+            for mean, (first, stop) in zip(means, itertools.pairwise(MEAN_PREFIXES), strict=True):
                 x[:, first:stop] += mean
         return rotated(x)
 
-    def _reference(self, parts: Bytes, n: int, head_dim: int) -> Floats:
-        """The mean of the first n keys of a page, [n_head, 1, head_dim]; what it is without any is 0."""
-        cells = self._read(parts, head_dim, is_key=True).swapaxes(1, 2) * SHARES
+    def _prefix_mean(self, parts: Bytes, n: int, head_dim: int) -> Floats:
+        """Mean of a page's first n keys, [n_head, 1, head_dim].
+
+        It is 0 for n = 0.
+        """
+        cells = self._read(parts, head_dim, is_key=True).swapaxes(1, 2) * MEAN_WEIGHTS
         cells[..., n:] = 0
-        return folded(cells).swapaxes(1, 2)
+        return pairwise_sum(cells).swapaxes(1, 2)
 
     def _read(self, parts: Bytes, head_dim: int, is_key: bool) -> Floats:
-        """All cells as they are kept."""
+        """Dequantized cells before the prefix means are added, float32 [n_head, PAGE, head_dim]."""
         out = np.empty((len(parts), PAGE, head_dim), np.float32)
         for start in range(0, head_dim, UNIT):
             at = self._unit(start)
@@ -212,7 +227,10 @@ class IntegerType(CellType):
         return out
 
     def copy(self, parts: Bytes, source: Bytes, lanes: slice, head_dim: int, *, is_key: bool) -> None:
-        """See CellType. Keys mean what they meant if the same cells are before them in the page."""
+        """See CellType.
+
+        Copied keys decode to the same values only after the same earlier cells in the page.
+        """
         for start in range(0, head_dim, UNIT):
             at = self._unit(start)
             for mine, theirs in zip(self._words(parts, start), self._words(source, start), strict=True):
@@ -236,19 +254,22 @@ KV_TYPES: dict[str, FloatType | IntegerType] = {
     "q5_0": IntegerType(Rounding(5, has_zero=True)),
     "q5_1": IntegerType(Rounding(5, has_offset=True)),
 }
-"""The cache types by their GGML names."""
+"""KV cache types by GGML name."""
 
 
 @attrs.frozen
 class KVType:
-    """The types of keys and of values, by their names."""
+    """Types of cached keys and values (llama.cpp: -ctk, -ctv), by name."""
 
     k: str
     v: str
 
     @classmethod
     def of(cls, value: KVType | str | tuple[str, str]) -> KVType:
-        """From one name for both, or a pair. Raises InvalidRequestError for an unknown one."""
+        """Parse one name for both, or a pair (k, v).
+
+        Raises InvalidRequestError for an unknown name.
+        """
         if isinstance(value, KVType):
             return value
         names = (value, value) if isinstance(value, str) else tuple(value) if isinstance(value, (tuple, list)) else ()
@@ -261,7 +282,7 @@ class KVType:
 
 
 def _to_bf16(x: Floats) -> npt.NDArray[np.uint16]:
-    """The nearest bfloat16, ties to even; NaN stays NaN."""
+    """Round to the nearest bfloat16, ties to even; NaN stays NaN."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
     return np.where(np.isnan(x), bits >> 16 | 64, rounded).astype(np.uint16)
