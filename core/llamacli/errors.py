@@ -1,6 +1,7 @@
-"""Every error that llamacli raises on purpose: one hierarchy, so that callers can catch as widely as they like.
+"""Exceptions of llamacli and its plugins.
 
-Messages name what was wrong (file, metadata key, tensor, flag, token) and, where there is one, the way out.
+`LlamaCliError` is the base class. Messages name the input at fault (file, metadata key, tensor, flag, token) and what
+is allowed. Errors that only prefix sessions raise are in `llamacli.prefix.errors`.
 """
 
 import contextlib
@@ -8,28 +9,31 @@ from collections.abc import Iterator
 
 
 class LlamaCliError(Exception):
-    """Base of all errors raised by llamacli and its plugins."""
+    """Base class of all errors raised by llamacli and its plugins."""
 
 
 class ModelFormatError(LlamaCliError):
-    """A model file is unreadable, malformed, or contradicts itself."""
+    """A model file is unreadable, malformed or inconsistent."""
 
 
 class TokenizerError(LlamaCliError):
-    """A vocabulary cannot be built from the file's metadata, or cannot do what was asked of it."""
+    """A tokenizer cannot be built, or cannot encode or decode."""
 
 
 class ChatTemplateError(LlamaCliError):
-    """A chat template is broken or missing, refuses a conversation, or has no place for what the conversation has."""
+    """A chat template is missing, broken, or cannot render the conversation."""
 
 
 class PluginError(LlamaCliError):
-    """A plugin failed to import, breaks the contract, or claims what another plugin claims."""
+    """A plugin failed, broke the contract, or conflicts with another."""
 
 
 @contextlib.contextmanager
-def faults_of(part: str) -> Iterator[None]:
-    """Run a plugin's code: what it raises without meaning to becomes a PluginError that names the part at fault."""
+def plugin_errors(part: str) -> Iterator[None]:
+    """Convert unexpected exceptions of a plugin to PluginError.
+
+    The message names the `part` of the plugin that failed. LlamaCliError and MemoryError pass unchanged.
+    """
     try:
         yield
     except (LlamaCliError, MemoryError):
@@ -39,22 +43,22 @@ def faults_of(part: str) -> Iterator[None]:
 
 
 class UnknownArchitectureError(PluginError):
-    """No installed plugin handles the model's architecture."""
+    """No installed plugin supports the model's architecture."""
 
 
 class InvalidRequestError(LlamaCliError, ValueError):
-    """An argument is outside what the model or the session can do: a token id, a mode, a cache type."""
+    """An argument is invalid for the model or session."""
 
 
 class HubError(LlamaCliError):
-    """A model is not to be had from the hub, or not in its cache."""
+    """A model cannot be downloaded, or is not in the cache."""
 
 
 class ContextOverflowError(LlamaCliError):
     """The tokens do not fit into the session's context; nothing was evaluated.
 
-    Attributes: `n_past` tokens already in the context, `n_tokens` asked for, `seq_len` the context's length, `stage`
-    what was being done, where that was one of several things.
+    Attributes: `n_past`, tokens already in the context; `n_tokens`, tokens to add; `seq_len`, the context's length;
+    `stage`, the step that failed ("prefix", "suffix", "decode") or "".
     """
 
     def __init__(self, n_past: int, n_tokens: int, seq_len: int, *, stage: str = ""):
@@ -65,14 +69,14 @@ class ContextOverflowError(LlamaCliError):
         )
 
 
-class CacheFull(LlamaCliError):  # noqa: N818 - a state rather than a mistake, and named so elsewhere
-    """A cache has no room for one more entry, sequence or branch, and may not evict any."""
+class CacheFull(LlamaCliError):  # noqa: N818 - other libraries use this name
+    """A cache has no room and may not evict anything."""
 
 
 class OutOfMemoryError(LlamaCliError, MemoryError):
-    """The keys and values do not fit into memory; nothing was changed.
+    """The KV cache does not fit into memory; nothing was changed.
 
-    Attributes: `asked`, the bytes that were needed; `available`, the bytes that there were.
+    Attributes: `asked`, bytes requested; `available`, bytes available.
     """
 
     def __init__(self, asked: int, available: int):
@@ -81,11 +85,11 @@ class OutOfMemoryError(LlamaCliError, MemoryError):
 
 
 class StateError(LlamaCliError):
-    """A saved state is damaged, of another version, or of another model; nothing was restored from it."""
+    """A saved state is damaged or incompatible; nothing was restored."""
 
 
 class ClosedError(LlamaCliError):
-    """The model or session was used after close()."""
+    """A model, session or cache was used after close()."""
 
 
 class SessionClosedError(ClosedError):

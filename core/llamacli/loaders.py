@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.errors import ModelFormatError, faults_of
+from llamacli.errors import ModelFormatError, plugin_errors
 from llamacli.gguf import Metadata, TensorInfo, is_gguf, open_gguf
 from llamacli.quantization import TensorType
 
@@ -136,7 +136,7 @@ def open_model_file(path: str | os.PathLike[str], plugins: Plugins) -> ModelFile
         return open_gguf(path)
     for loader in loaders:
         if _matches(loader, path):
-            with faults_of(f"loader {loader.name!r}"):
+            with plugin_errors(f"loader {loader.name!r}"):
                 return loader.open(path)
     known = ", ".join(["GGUF", *(loader.name for loader in loaders)])
     raise ModelFormatError(f"{path}: not a model file of a known format ({known})")

@@ -18,7 +18,7 @@ from llamacli.errors import (
     ModelFormatError,
     PluginError,
     UnknownArchitectureError,
-    faults_of,
+    plugin_errors,
 )
 from llamacli.gguf import Metadata
 from llamacli.graph import Graph
@@ -225,7 +225,7 @@ def load_model(
         if not file.tensors:
             raise ModelFormatError(f"{file.path}: it has no tensors: a vocabulary only")
         architecture = plugins.resolve(file.metadata)
-        with faults_of(f"architecture {architecture.name!r}"):
+        with plugin_errors(f"architecture {architecture.name!r}"):
             config = architecture.configure(file.metadata)
             table = architecture.tensors(config)
             weights = table.bind(file)
@@ -267,7 +267,7 @@ def _tokenizer_of(metadata: Metadata, architecture: Architecture | None) -> Toke
     strips_after, part = architecture.strips_after, f"architecture {architecture.name!r}"
 
     def guarded(special: str) -> bool:
-        with faults_of(part):
+        with plugin_errors(part):
             return strips_after(metadata, special)
 
     return tokenizer_from_metadata(metadata, guarded)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import attrs
 
 from llamacli.chat.syntax import HARMONY, HERMES, PLAIN, THINKING, Syntax
-from llamacli.errors import ChatTemplateError, faults_of
+from llamacli.errors import ChatTemplateError, plugin_errors
 from llamacli.gguf import Metadata
 from llamacli.tokenizer import Tokenizer
 
@@ -123,5 +123,5 @@ def _checked(fmt: ChatFormat, clues: Clues) -> ChatFormat:
 
 
 def _matches(fmt: ChatFormat, clues: Clues) -> bool:
-    with faults_of(f"chat format {fmt.name!r}"):
+    with plugin_errors(f"chat format {fmt.name!r}"):
         return fmt.matches(clues)

@@ -110,7 +110,7 @@ def _text(metadata: Metadata, key: str) -> str | None:
 def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, list[str], str | None]:
     """The plugin that runs the file, what kind of model it is, and why it cannot be loaded, or None."""
     from llamacli.architecture import trace
-    from llamacli.errors import LlamaCliError, faults_of
+    from llamacli.errors import LlamaCliError, plugin_errors
     from llamacli.tools.features import features
 
     plugin = None
@@ -119,7 +119,7 @@ def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, 
         plugin = _origin(type(architecture).__module__, architecture.name, plugins)
         if not file.tensors:
             return plugin, [], "it has no tensors: a vocabulary only"
-        with faults_of(f"architecture {architecture.name!r}"):
+        with plugin_errors(f"architecture {architecture.name!r}"):
             config = architecture.configure(file.metadata)
             graph = trace(architecture, config, architecture.tensors(config).bind(file))
     except LlamaCliError as error:

@@ -9,7 +9,7 @@ import click
 from llamacli.cli.options import global_options
 from llamacli.cli.output import note
 from llamacli.cli.progress import bar
-from llamacli.errors import InvalidRequestError, faults_of
+from llamacli.errors import InvalidRequestError, plugin_errors
 
 
 @click.command()
@@ -33,7 +33,7 @@ def warmup() -> None:
         with bar("compiling kernels") as progress:
             for done, kernel in enumerate(kernels):
                 progress(done, len(kernels))
-                with faults_of(f"compiling {kernel.name}"):
+                with plugin_errors(f"compiling {kernel.name}"):
                     kernel.compile()
     finally:
         jit.listeners.remove(compiled.append)

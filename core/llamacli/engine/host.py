@@ -7,7 +7,7 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.errors import PluginError, faults_of
+from llamacli.errors import PluginError, plugin_errors
 from llamacli.graph import Graph, Op
 from llamacli.ops.run import Run
 
@@ -40,7 +40,7 @@ def compute(op: Op, run: Run, description: str) -> Floats:
     """
     if not is_plugin_op(op):
         return np.asarray(op.compute(run), np.float32)
-    with faults_of(description):
+    with plugin_errors(description):
         result = np.asarray(op.compute(run), np.float32)
     if result.shape != (run.n, op.out.width):
         raise PluginError(f"{description}: compute returned shape {result.shape}, expected {(run.n, op.out.width)}")

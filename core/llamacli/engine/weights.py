@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.engine.base import QuantMode, expect_finite
-from llamacli.errors import PluginError, faults_of
+from llamacli.errors import PluginError, plugin_errors
 from llamacli.graph import Tensor
 from llamacli.kernels.matrix import Matrix
 from llamacli.kernels.packing import pack, pack_kernel
@@ -55,7 +55,7 @@ def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) ->
     packed = anonymous(math.prod(shape)).reshape(shape)
     tiles_at_once = max(1, _CHUNK_BYTES // (4 * ROWS * n_in))
     if kind not in packings():
-        with faults_of(f"compiling the packing of tensor type {kind.name}"):
+        with plugin_errors(f"compiling the packing of tensor type {kind.name}"):
             pack_kernel(kind).compile()
     for matrix, target in zip(raw, packed, strict=True):
         for tile in range(0, n_tiles, tiles_at_once):

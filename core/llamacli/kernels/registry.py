@@ -12,7 +12,7 @@ from enum import IntEnum
 
 import attrs
 
-from llamacli.errors import PluginError, faults_of
+from llamacli.errors import PluginError, plugin_errors
 from llamacli.kernels.digest import packing_digest
 from llamacli.kernels.packing_formats import IntegerPacking, Packing, packings
 from llamacli.quantization import FORMATS, QuantFormat
@@ -50,7 +50,7 @@ def _described(fmt: QuantFormat) -> IntegerPacking:
     """A plugin's packing, named for its type and its code."""
     assert fmt.packing
     what = f"the packing of tensor type {fmt.name}"
-    with faults_of(what):
+    with plugin_errors(what):
         packing = fmt.packing()
         if not isinstance(packing, IntegerPacking):
             raise PluginError(f"{what} is {packing!r}, which is no IntegerPacking")

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Self
 
-from llamacli.errors import faults_of
+from llamacli.errors import plugin_errors
 from llamacli.sampling.candidates import Candidates
 
 
@@ -84,6 +84,6 @@ class SamplerChain(Sampler):
 def _run(sampler: Sampler, step: Callable[[Candidates], None], candidates: Candidates) -> None:
     """Let a sampler, which may be a plugin's, work on candidates, and look at what it has left."""
     name = type(sampler).__name__
-    with faults_of(f"sampler {name}"):
+    with plugin_errors(f"sampler {name}"):
         step(candidates)
     candidates.check(name)
