@@ -16,7 +16,7 @@ test: $(VENV)/.installed-test
 
 # Every kernel's memory between pages that nobody may touch; functions of arrays with Numba's own checks.
 GUARDED := tests/engine tests/kernels/test_attention.py tests/kernels/test_linear.py tests/kernels/test_encoding.py \
-           tests/kernels/test_sampling_kernels.py tests/sampling tests/kv tests/test_goldens.py tests/test_kv.py tests/branches tests/ops tests/tools/test_embedding.py \
+           tests/kernels/test_sampling_kernels.py tests/sampling tests/kv tests/test_goldens.py tests/kernels/kv_types tests/branches tests/ops tests/tools/test_embedding.py \
            tests/test_session.py tests/test_session_state.py plugins
 test-bounds: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -p guarded --guard=end $(GUARDED)

@@ -55,7 +55,7 @@ def check_books(pool: KVPool, sequences: weakref.WeakSet[KVSequence]) -> None:
     pool.collect()
     for g, pages in enumerate(pool.groups):
         held = Counter(page for sequence in sequences for page in sequence.tables[g].tolist() if page)
-        assert {page: pages.owners(page) for page in held} == held
+        assert {page: pages.ref_count(page) for page in held} == held
         assert pages.n_used == len(held)
     for sequence in sequences:
         for table, first in zip(sequence.tables, sequence.first_cells, strict=True):
@@ -115,7 +115,7 @@ def test_wherever_it_comes(variant: str, load_tiny: LoadTiny, monkeypatch: pytes
             other.load_state(session.save_state())
             assert other.tokens == session.tokens
         session.eval([5])
-        if session.cache.cut is None:
+        if session.cache.first_stale_cell is None:
             np.testing.assert_array_equal(session.logits, logits_after(more))
         session.close()
 

@@ -493,7 +493,7 @@ class Session(Closing):
     ) -> npt.NDArray[np.float32]:
         """Take over `ids`, for which `rest` was evaluated; their logits."""
         if len(ids):
-            if len(ids) >= CHECKPOINT and self._prefixes is not None and self.cache.pool.layout.forgets:
+            if len(ids) >= CHECKPOINT and self._prefixes is not None and self.cache.pool.layout.has_windows:
                 self._prefixes.keep(self.cache, self.model.prefix_cache_bytes)
             tokens, last, n_reused = ids.tolist(), logits[-1].copy(), max(0, len(ids) - len(rest))
             self._context += tokens  # an interrupt comes before all of this or after it

@@ -63,7 +63,7 @@ def test_refusals(invoke, model, talker, tmp_path) -> None:
         ((model, "--load-session", saved, "--mode", "q8"), "another mode"),
         ((model, "--load-session", saved, "-ctk", "q8_0"), "q8_0/f16"),
         ((model, "--load-session", tmp_path / "none"), "none"),
-        ((model, "--load-session", model), "no state"),
+        ((model, "--load-session", model), "not a saved state"),
     ):
         result = invoke("run", *args)
         assert result.exit_code == 1

@@ -1,4 +1,4 @@
-"""States that are saved and restored: the same bits, or a reason why not and nothing changed."""
+"""Saved states: restored bit for bit, or refused."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ import pytest
 
 from conftest import LoadTiny
 from llamacli import Model, OutOfMemoryError, SamplingParams, StateError
-from llamacli.kv import snapshot
+from llamacli.kv import KVLayout, KVPool, KVSequence, KVSpec, snapshot
 from llamacli.session import Session
 
 LONG = np.random.RandomState(7).randint(0, 128, 100).tolist()
@@ -38,7 +38,7 @@ def draw(session: Session) -> list[int]:
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16", ("q8_0", "q4_1")], ids=str)
-def test_a_restored_session_goes_on_bit_for_bit(kv_type: object, model: Model, tmp_path: Path) -> None:
+def test_restored_session_generates_the_same_bits(kv_type: object, model: Model, tmp_path: Path) -> None:
     session = started(model, kv_type=kv_type)
     draw(session)
     n_bytes = session.save(tmp_path / "s", note={"a": [1]})
@@ -53,17 +53,14 @@ def test_a_restored_session_goes_on_bit_for_bit(kv_type: object, model: Model, t
     assert list(tmp_path.iterdir()) == [tmp_path / "s"]
 
 
-def test_a_session_that_caches_nothing(model: Model) -> None:
+def test_session_without_cached_tokens_is_restored(model: Model) -> None:
     session = started(model, strategy="disabled")
     other = model.create_session(reuse=False)
     other.load_state(session.save_state())
     assert draw(other) == draw(session)
 
 
-def test_windows_are_kept(load_tiny: LoadTiny) -> None:
-    from llamacli.kv import KVLayout, KVPool, KVSequence
-    from llamacli.kv.layout import KVSpec
-
+def test_sliding_windows_are_restored() -> None:
     pool = KVPool(KVLayout.of([KVSpec(1, 4), KVSpec(1, 4, window=20)], "f32"), "me")
     one, other = KVSequence(pool, 200), KVSequence(pool, 120)
     for start in range(0, 100, 20):
@@ -79,12 +76,12 @@ def test_windows_are_kept(load_tiny: LoadTiny) -> None:
         for mine, theirs in zip(other.read(layer, 100), one.read(layer, 100), strict=True):
             np.testing.assert_array_equal(mine, theirs)
     assert not other.can_truncate(60)
-    with pytest.raises(StateError, match="100 tokens, and the context 64"):
+    with pytest.raises(StateError, match="100 tokens, and the context is 64"):
         snapshot.load(snapshot.dump({3: one}), pool).restore({3: KVSequence(pool, 64)})
 
 
-class TestCaches:
-    def test_a_whole_cache_keeps_what_is_shared_shared(self, model: Model) -> None:
+class TestKVCache:
+    def test_global_state_keeps_shared_pages_shared(self, model: Model) -> None:
         with model.kv_cache(3, seq_len=128) as cache, model.kv_cache(3, seq_len=128) as other:
             Session(model, sequence=cache.sequence(0), reuse=False).eval(LONG[:48])
             cache.seq_cp(0, 2)
@@ -103,11 +100,11 @@ class TestCaches:
             np.testing.assert_array_equal(*logits)
             with (
                 model.kv_cache(2, seq_len=128) as small,
-                pytest.raises(StateError, match="of 3 sequences, and here are 2"),
+                pytest.raises(StateError, match="has 3 sequences, and the cache 2"),
             ):
                 small.global_state_load(data)
 
-    def test_a_sequence_to_a_file_and_back(self, model: Model, tmp_path: Path) -> None:
+    def test_sequence_is_written_to_a_file_and_read(self, model: Model, tmp_path: Path) -> None:
         with model.kv_cache(2, seq_len=128) as cache:
             Session(model, sequence=cache.sequence(0), reuse=False).eval(LONG[:48])
             assert cache.write_file(0, tmp_path / "s") == cache.state_size(0) == len(cache.state_save(0))
@@ -129,7 +126,7 @@ class TestCaches:
 
 
 def signed(data: bytes) -> bytes:
-    """The bytes with the right checksum, whatever they say."""
+    """Replace the checksum by the correct one."""
     return data[:-32] + hashlib.sha256(data[:-32]).digest()
 
 
@@ -140,15 +137,14 @@ def with_header(data: bytes, **changes: object) -> bytes:
 
 
 class TestRefusals:
-    def unharmed(self, model: Model, session: Session, data: bytes, match: str) -> None:
+    def assert_refused(self, model: Model, session: Session, data: bytes, match: str) -> None:
         logits, tokens = session.logits.copy(), session.tokens
         with pytest.raises(StateError, match=match):
             session.load_state(data)
         assert session.tokens == tokens == tuple(session.cache.tokens)
         np.testing.assert_array_equal(session.logits, logits)
 
-    def test_mutants(self, model: Model) -> None:
-        """Whatever is done to the bytes, they are refused, and other sequences' logits do not change."""
+    def test_random_changes_of_the_bytes_are_refused(self, model: Model) -> None:
         data = started(model, 20).save_state()
         session = started(model, 9)
         random = np.random.default_rng(5)
@@ -181,34 +177,32 @@ class TestRefusals:
         ],
         ids=str,
     )  # fmt: skip
-    def test_headers_that_lie_under_a_right_checksum(self, changes: dict[str, object], model: Model) -> None:
+    def test_invalid_headers_with_a_right_checksum_are_refused(self, changes: dict[str, object], model: Model) -> None:
         data = started(model, 20).save_state()
-        self.unharmed(model, started(model, 9), with_header(data, **changes), ".")
+        self.assert_refused(model, started(model, 9), with_header(data, **changes), ".")
 
-    def test_pages_that_are_not_there(self, model: Model) -> None:
+    def test_page_numbers_that_do_not_match_the_tokens_are_refused(self, model: Model) -> None:
         data = started(model, 40).save_state()
         for pages, first in (([[0, 1, 3]], [0]), ([[0, 1]], [0]), ([[0, 1, 2]], [1]), ([[1, 2]], [16]), ([[]], [90])):
             n = struct.unpack_from("<I", data, 16)[0]
             saved = json.loads(data[20 : 20 + n])["sequences"][0] | {"pages": pages, "first_cells": first}
-            self.unharmed(model, started(model, 9), with_header(data, sequences=[saved]), "pages are not those")
+            self.assert_refused(model, started(model, 9), with_header(data, sequences=[saved]), "pages do not match")
 
-    def test_reasons(self, model: Model, load_tiny: LoadTiny) -> None:
+    def test_the_error_names_what_differs(self, model: Model, load_tiny: LoadTiny) -> None:
         data = started(model, 20).save_state()
         session = started(model, 9)
-        self.unharmed(model, session, b"", "too few")
-        self.unharmed(model, session, b"x" + data[1:], "no state")
-        self.unharmed(model, session, data[:12] + b"\1" + data[13:], "version 1, and this is version 3")
-        self.unharmed(model, session, data[:-1] + bytes([data[-1] ^ 1]), "damaged")
+        self.assert_refused(model, session, b"", "too few")
+        self.assert_refused(model, session, b"x" + data[1:], "not a saved state")
+        self.assert_refused(model, session, data[:12] + b"\1" + data[13:], "version 1 is not supported, only version 3")
+        self.assert_refused(model, session, data[:-1] + bytes([data[-1] ^ 1]), "damaged")
         other = load_tiny("mha")
-        self.unharmed(other, started(other, 9), data, "another model")
+        self.assert_refused(other, started(other, 9), data, "another model")
         other = load_tiny("gqa", "q8")
-        self.unharmed(other, started(other, 9, kv_type="f32"), data, "another mode")
-        self.unharmed(model, started(model, 9, kv_type="f16"), data, "f32/f32, and this one of f16/f16")
-        self.unharmed(model, started(model, 9, seq_len=16), data, "20 tokens")
+        self.assert_refused(other, started(other, 9, kv_type="f32"), data, "another mode")
+        self.assert_refused(model, started(model, 9, kv_type="f16"), data, "f32/f32, and the target's f16/f16")
+        self.assert_refused(model, started(model, 9, seq_len=16), data, "20 tokens")
 
-    def test_no_memory_leaves_the_target_empty_and_others_as_they_were(
-        self, model: Model, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_failed_allocation_empties_the_target_only(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
         data = started(model, 90).save_state()
         session, other = started(model, 9), started(model, 30)
         allocated = []
@@ -231,27 +225,26 @@ class TestRefusals:
         session.load_state(data)
         assert session.n_past == 90
 
-    def test_windows_that_lack_what_is_seen(self, load_tiny: LoadTiny) -> None:
+    def test_windows_without_the_cells_of_the_next_token_are_refused(self, load_tiny: LoadTiny) -> None:
         model = load_tiny("gemma3", context_length=400)
         data = started(model, 90).save_state()
         n = struct.unpack_from("<I", data, 16)[0]
         saved = json.loads(data[20 : 20 + n])["sequences"][0]
         assert saved["first_cells"] == [80, 0]
         for first_cells in ([82, 0], [96, 0], [80, 1]):
-            lie = with_header(data, sequences=[saved | {"first_cells": first_cells}])
-            self.unharmed(model, started(model, 9), lie, "pages are not those")
+            changed = with_header(data, sequences=[saved | {"first_cells": first_cells}])
+            self.assert_refused(model, started(model, 9), changed, "pages do not match")
 
 
-@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="a file without an end")
-def test_what_is_no_state_is_not_read(model: Model, tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs an endless file")
+def test_file_of_another_kind_is_refused_before_it_is_read(model: Model, tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(snapshot.MAGIC[:5])
-    for path, reason in (("/dev/zero", "no state"), (tmp_path / "short", "5 bytes are too few")):
+    for path, reason in (("/dev/zero", "not a saved state"), (tmp_path / "short", "5 bytes are too few")):
         with pytest.raises(StateError, match=reason):
             model.create_session().load(path)
 
 
-def test_others_go_on_while_a_state_cannot_be_written(model: Model) -> None:
-    """Whoever holds the error holds all that led to it."""
+def test_other_sessions_run_while_a_state_is_being_written(model: Model) -> None:
     session, other = started(model), started(model)
     chunks = snapshot._chunks({0: session.cache}, {}, {})
     next(chunks)
@@ -266,8 +259,7 @@ def test_others_go_on_while_a_state_cannot_be_written(model: Model) -> None:
 WRITER = """
 import sys
 import numpy as np
-from llamacli.kv.layout import KVSpec
-from llamacli.kv import KVLayout, KVPool, KVSequence, snapshot
+from llamacli.kv import KVLayout, KVPool, KVSequence, KVSpec, snapshot
 pool = KVPool(KVLayout.of([KVSpec(4, 64)] * 4, "f32"), "me")
 sequences = []
 for n in (300, 500):
@@ -284,10 +276,10 @@ while True:
 
 
 def kills(path: Path, n: int, seed: int) -> None:
-    """Kill a process that writes states one after the other n times, at random instants."""
-    from llamacli.kv import KVLayout, KVPool
-    from llamacli.kv.layout import KVSpec
+    """Kill a process that writes states, n times.
 
+    The file is checked each time.
+    """
     pool = KVPool(KVLayout.of([KVSpec(4, 64)] * 4, "f32"), "me")
     random = np.random.default_rng(seed)
     for _ in range(n):
@@ -301,8 +293,8 @@ def kills(path: Path, n: int, seed: int) -> None:
         assert len(state.sequences[0].tokens) in (300, 500)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
-def test_a_writer_that_is_killed_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_killed_writer_leaves_the_old_or_the_new_state(tmp_path: Path) -> None:
     kills(tmp_path / "s", 8, seed=1)
 
 

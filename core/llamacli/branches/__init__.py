@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import CacheFull, ClosedError, InvalidRequestError
-from llamacli.kv import NO_LEASE, Tenancy
+from llamacli.kv import NO_LEASE, SequencePool
 from llamacli.model import KVTypes, Model
 from llamacli.sampling import Metrics, SamplerChain, SamplingParams, entropy, merge_logits, surprisal
 from llamacli.session import Session, eval_batch
@@ -78,7 +78,7 @@ class Branches:
             raise InvalidRequestError(f"n_ctx must be an integer of at least 0, not {n_ctx!r}")
         self._model, self._seed, self._measure = model, seed, measure
         self._cache = model.kv_cache(n_leases, seq_len=seq_len, kv_type=kv_type)
-        self._tenancy = Tenancy(self._cache)
+        self._tenancy = SequencePool(self._cache)
         self._n_ctx = n_leases * self._cache.seq_len if n_ctx is None else n_ctx
         self._generations: list[int] = []
         self._branches: dict[int, _Branch] = {}  # by handle
@@ -253,7 +253,7 @@ class Branches:
         branch = self._branch(winner)
         for handle in [other for other in self._branches if other != winner]:
             self._forget(handle)
-        self._tenancy.retain(branch.lease)
+        self._tenancy.release_all_but(branch.lease)
         branch.parent, branch.fork_head = 0, 0
         branch.children.clear()
 

@@ -1,21 +1,28 @@
-"""Keys and values of the tokens so far, and what lives on them."""
+"""KV cache: paged memory, sequences, prefix cache, leases, snapshots.
+
+- `layout`, `pool`, `sequence`: pages of cells, their memory, and one sequence of tokens.
+- `prefixes`: finds cached sequences that share a token prefix.
+- `cache`, `sequence_pool`: numbered sequences, and leases of them.
+- `snapshot`: serialization.
+- `strategies`, `entries`: whether to cache at all; caches used entry by entry, without a model.
+"""
 
 from llamacli.errors import CacheFull, OutOfMemoryError
 from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, KVType
 from llamacli.kv.cache import KVCache
-from llamacli.kv.layout import N_BATCH, KVLayout, KVSpec
-from llamacli.kv.pool import KVPool
-from llamacli.kv.prefixes import PrefixIndex
-from llamacli.kv.sequence import KVSequence
-from llamacli.kv.sequence_pool import NO_LEASE, Tenancy
-from llamacli.kv.strategies import (
-    CacheStrategy,
+from llamacli.kv.entries import (
     KVCacheEntry,
     LayerKVCache,
     ModelKVCache,
     MultiSequenceKVCache,
     SlidingWindowKVCache,
 )
+from llamacli.kv.layout import N_BATCH, KVLayout, KVSpec
+from llamacli.kv.pool import KVPool
+from llamacli.kv.prefixes import PrefixIndex
+from llamacli.kv.sequence import KVSequence
+from llamacli.kv.sequence_pool import NO_LEASE, SequencePool
+from llamacli.kv.strategies import CacheStrategy
 
 __all__ = [
     "KV_TYPES",
@@ -36,6 +43,6 @@ __all__ = [
     "MultiSequenceKVCache",
     "OutOfMemoryError",
     "PrefixIndex",
+    "SequencePool",
     "SlidingWindowKVCache",
-    "Tenancy",
 ]

@@ -1,4 +1,4 @@
-"""Numbered sequences over one pool, and the operations on them that llama.cpp's users know."""
+"""KV cache of numbered sequences, with llama.cpp's sequence operations."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ from llamacli.kv.sequence import KVSequence
 from llamacli.util.closing import Closing
 from llamacli.util.numbers import is_integer
 
-Turn = Callable[[int, Floats, int], Floats]
-"""`shift_keys(layer, keys, by)`: keys, float32 [n_head_kv, head_dim, n], as they are `by` positions lower."""
+ShiftKeys = Callable[[int, Floats, int], Floats]
+"""K-shift: `shift_keys(layer, keys, by)` returns keys, float32 [n_head_kv, head_dim, n], `by` positions lower."""
 
 
 class KVCache(Closing):
-    """Sequences 0 to `n_seq_max` - 1 of up to `seq_len` tokens each, which share pages where they were copied.
+    """KV cache of `n_seq_max` sequences of up to `seq_len` tokens each.
 
-    Positions have no gaps: token i of a sequence stands at position i. A cut in the middle therefore moves what is
-    behind it up, which turns keys anew (RoPE) and needs `shift_keys`; `Model.kv_cache` gives it.
+    Sequences are numbered from 0; copies between them share pages. Positions have no gaps: token i of a sequence has
+    position i. Removing tokens in the middle therefore shifts later ones to lower positions, which needs `shift_keys`;
+    `Model.kv_cache` provides it.
 
-    One thread at a time may use it and the sessions over its sequences: pages are given back at once, read or not.
+    Not thread-safe: one thread at a time may use the cache and the sessions over its sequences.
     """
 
     def __init__(
-        self, pool: KVPool, seq_len: int, n_seq_max: int = 1, *, shift_keys: Turn | None = None, rope_variant: int = 0
-    ):  # fmt: skip
+        self,
+        pool: KVPool,
+        seq_len: int,
+        n_seq_max: int = 1,
+        *,
+        shift_keys: ShiftKeys | None = None,
+        rope_variant: int = 0,
+    ):
         if not is_integer(n_seq_max) or n_seq_max < 0:
             raise InvalidRequestError(f"n_seq_max must be an integer of at least 0, not {n_seq_max!r}")
         self.pool, self.seq_len, self.n_seq_max = pool, seq_len, n_seq_max
@@ -36,34 +43,46 @@ class KVCache(Closing):
         self._sequences: dict[int, KVSequence] | None = {}
 
     def sequence(self, seq: int) -> KVSequence:
-        """The sequence of a number. Raises InvalidRequestError if there is none."""
-        sequences = self._expect(seq)
+        """Get a sequence by number.
+
+        Raises InvalidRequestError if the number is out of range.
+        """
+        sequences = self._checked(seq)
         if seq not in sequences:
             sequences[seq] = KVSequence(self.pool, self.seq_len, self._rope_variant)
         return sequences[seq]
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the pages in use; those that sequences share count once."""
+        """Bytes of the pages in use; shared pages count once."""
         return self.pool.n_used_bytes
 
     def pos_max(self, seq: int) -> int:
-        """The last position of a sequence, -1 if it is empty."""
-        sequences = self._expect(seq)
+        """Highest position of a sequence, -1 if it is empty."""
+        sequences = self._checked(seq)
         return len(sequences[seq].tokens) - 1 if seq in sequences else -1
 
     def remove_range(self, seq: int, p0: int = 0, p1: int = -1) -> None:
-        """Take out positions `p0` to `p1` - 1; -1 is the end. What is behind moves up."""
+        """Remove a range of positions; later tokens shift to lower positions.
+
+        The range is `p0` to `p1` - 1; a `p1` of -1 is the end. Raises InvalidRequestError, changing nothing, if the
+        range is invalid, a token would then attend to evicted cells, or the cache has no `shift_keys` and later tokens
+        would shift.
+        """
         sequence = self.sequence(seq)
         start, stop = self._range(sequence, p0, p1)
         by = stop - start
         if stop < len(sequence.tokens) and by and self._shift_keys is None:
-            raise InvalidRequestError("a cut in the middle turns keys, and this cache was given nothing to do it with")
+            raise InvalidRequestError("removing tokens in the middle needs a cache that was made with shift_keys")
         shift_keys = self._shift_keys
         sequence.remove(start, stop, lambda layer, keys: keys if shift_keys is None else shift_keys(layer, keys, by))
 
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
-        """Let `dst` go on with positions `p0` to `p1` - 1 of `src`, sharing pages; `p0` is how many it holds."""
+        """Append a range of positions of `src` to `dst`, sharing pages.
+
+        The range is `p0` to `p1` - 1; a `p1` of -1 is the end. `dst` must hold `p0` tokens. Raises InvalidRequestError,
+        changing nothing, for another range.
+        """
         source, target = self.sequence(src), self.sequence(dst)
         target.copy(source, *self._range(source, p0, p1))
 
@@ -75,31 +94,31 @@ class KVCache(Closing):
                 sequence.truncate(0)
 
     def clear_all(self) -> None:
-        """Empty every sequence and give all pages back; a page is zeros when it is used again."""
+        """Empty every sequence and release all pages."""
         for sequence in self._open().values():
             sequence.truncate(0)
 
     def clear_metadata(self) -> None:
-        """Empty every sequence but keep its pages for what comes."""
+        """Empty every sequence but keep its pages for new tokens."""
         for sequence in self._open().values():
             sequence.clear_metadata()
 
     # --- states
 
     def state_size(self, seq: int) -> int:
-        """Bytes that `state_save` gives; 0 for an empty sequence."""
+        """Size of what `state_save` returns, in bytes; 0 for an empty sequence."""
         sequence = self.sequence(seq)
         return snapshot.state_size({0: sequence}) if sequence.tokens else 0
 
     def state_save(self, seq: int) -> bytes:
-        """The state of a sequence, its tokens included; empty for an empty one."""
+        """Serialize a sequence with its tokens; b"" for an empty one."""
         sequence = self.sequence(seq)
         return snapshot.dump({0: sequence}) if sequence.tokens else b""
 
     def state_load(self, seq: int, data: bytes) -> None:
-        """Let a sequence hold a state, that of an empty one too.
+        """Restore a sequence from what `state_save` returned.
 
-        Raises StateError, changing nothing, if it is damaged or another model's.
+        Raises StateError, changing nothing, if the state is damaged or of another model.
         """
         if data == b"":
             self.sequence(seq).truncate(0)
@@ -107,9 +126,9 @@ class KVCache(Closing):
         self._restore_one(seq, snapshot.load(data, self.pool))
 
     def write_file(self, seq: int, path: str | os.PathLike[str]) -> int:
-        """Write the state of a sequence to a file; returns its bytes. A file that is there is replaced at once.
+        """Write the state of a sequence to a file, atomically.
 
-        Raises InvalidRequestError if the sequence is empty, OSError.
+        Returns the size in bytes. Raises InvalidRequestError if the sequence is empty, OSError.
         """
         sequence = self.sequence(seq)
         if not sequence.tokens:
@@ -117,26 +136,29 @@ class KVCache(Closing):
         return snapshot.write(path, {0: sequence})
 
     def read_file(self, seq: int, path: str | os.PathLike[str]) -> list[int]:
-        """Let a sequence hold the state of a file; returns its tokens.
+        """Restore a sequence from a file of `write_file`; returns its tokens.
 
-        Raises StateError, changing nothing, if the file is damaged or another model's; OSError.
+        Raises StateError, changing nothing, if the file is damaged or of another model; OSError.
         """
         self._restore_one(seq, snapshot.read(path, self.pool))
         return list(self.sequence(seq).tokens)
 
     def global_state_size(self) -> int:
-        """Bytes that `global_state_save` gives."""
+        """Size of what `global_state_save` returns, in bytes."""
         return snapshot.state_size(self._all())
 
     def global_state_save(self) -> bytes:
-        """The state of all sequences; pages that they share are in it once."""
+        """Serialize all sequences; shared pages are stored once."""
         return snapshot.dump(self._all())
 
     def global_state_load(self, data: bytes) -> None:
-        """Let all sequences hold a state. Raises StateError, changing nothing, if it does not fit here."""
+        """Restore all sequences from what `global_state_save` returned.
+
+        Raises StateError, changing nothing, if the state is damaged, of another model, or of another `n_seq_max`.
+        """
         state = snapshot.load(data, self.pool)
         if state.sequences.keys() != set(range(self.n_seq_max)):
-            raise StateError(f"it is of {len(state.sequences)} sequences, and here are {self.n_seq_max}")
+            raise StateError(f"the state has {len(state.sequences)} sequences, and the cache {self.n_seq_max}")
         state.restore(self._all())
 
     def _all(self) -> dict[int, KVSequence]:
@@ -144,17 +166,17 @@ class KVCache(Closing):
 
     def _restore_one(self, seq: int, state: snapshot.Snapshot) -> None:
         if state.sequences.keys() != {0}:
-            raise StateError("it is not the state of one sequence")
+            raise StateError("the state is not that of one sequence")
         state.restore({0: self.sequence(seq)})
 
     def close(self) -> None:
-        """Give everything back; closing twice does nothing."""
+        """Release all pages; closing twice does nothing."""
         for sequence in (self._sequences or {}).values():
             sequence.close()
         self._sequences = None
 
-    def _expect(self, seq: int) -> dict[int, KVSequence]:
-        """All sequences that have been used, once it is known that there may be one of this number."""
+    def _checked(self, seq: int) -> dict[int, KVSequence]:
+        """Check a sequence number; returns the sequences that have been used."""
         sequences = self._open()
         if not is_integer(seq) or not 0 <= seq < self.n_seq_max:
             raise InvalidRequestError(f"sequence {seq!r} is not one of 0 to {self.n_seq_max - 1}")

@@ -1,7 +1,7 @@
-"""How keys and values lie in memory.
+"""Memory layout of the KV cache: groups, pages and byte offsets.
 
-Tokens are kept in cells, PAGE cells to a page. A page is one stretch of memory with those cells of every layer that
-forgets at the same pace: the layers that see everything, and those of each sliding window.
+A cell holds one token; a page holds PAGE cells of every layer of one group. Layers with the same sliding window form a
+group, and layers without a window another, because the cells of a group are evicted together.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import attrs
 from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, KVType
 
 N_BATCH = 512
-"""Tokens that are evaluated at once at the most."""
+"""Maximum batch size: tokens that one forward pass evaluates."""
 
 
 @attrs.frozen
 class KVSpec:
-    """Shape of the keys and values that one attention layer caches: `n_head_kv` heads of `head_dim` numbers a token.
+    """Shape of the keys and values that one attention layer caches.
 
-    With a `window`, a token at position p attends to positions p - window + 1 to p; older cells may be evicted.
+    A token has `n_head_kv` heads of `head_dim` numbers. With a `window`, a token at position p attends to positions p -
+    window + 1 to p; older cells may be evicted.
     """
 
     n_head_kv: int
@@ -31,9 +32,10 @@ class KVSpec:
 
 @attrs.frozen
 class Place:
-    """Where a layer's cells are: the group of layers whose pages hold them, and the offsets in these, in bytes.
+    """Location of one layer's cells: group and byte offsets in a page.
 
-    There, parts of the heads follow one another: `key_bytes` and `value_bytes` each; see `kernels.kv_types.types`.
+    At each offset the parts of all heads follow one another, `key_bytes` or `value_bytes` each; see
+    `kernels.kv_types.types`.
     """
 
     group: int
@@ -45,7 +47,10 @@ class Place:
 
 @attrs.frozen
 class Group:
-    """Layers that share pages: those of one window, or of none."""
+    """Layers that share pages because they have the same sliding window.
+
+    `window` is None for layers without one.
+    """
 
     window: int | None
     page_bytes: int
@@ -53,47 +58,47 @@ class Group:
 
 @attrs.frozen
 class KVLayout:
-    """The layout of what `states` say, as `kv_type`."""
+    """Layout of the layers `specs`, stored as `kv_type`."""
 
-    states: tuple[KVSpec, ...]
+    specs: tuple[KVSpec, ...]
     kv_type: KVType
     groups: tuple[Group, ...]
     places: tuple[Place, ...]
 
     @classmethod
-    def of(cls, states: Sequence[KVSpec], kv_type: KVType | str | tuple[str, str]) -> KVLayout:
-        """Raises InvalidRequestError for an unknown type."""
+    def of(cls, specs: Sequence[KVSpec], kv_type: KVType | str | tuple[str, str]) -> KVLayout:
+        """Compute the layout. Raises InvalidRequestError for an unknown type."""
         kv_type = KVType.of(kv_type)
-        windows = list(dict.fromkeys(state.window for state in states))
+        windows = list(dict.fromkeys(spec.window for spec in specs))
         filled = [0] * len(windows)
         places = []
-        for state in states:
-            group = windows.index(state.window)
-            sizes = [KV_TYPES[name].part_bytes(state.head_dim) for name in (kv_type.k, kv_type.v)]
+        for spec in specs:
+            group = windows.index(spec.window)
+            sizes = [KV_TYPES[name].part_bytes(spec.head_dim) for name in (kv_type.k, kv_type.v)]
             start = filled[group]
-            places.append(Place(group, start, start + state.n_head_kv * sizes[0], *sizes))
-            filled[group] += state.n_head_kv * sum(sizes)
+            places.append(Place(group, start, start + spec.n_head_kv * sizes[0], *sizes))
+            filled[group] += spec.n_head_kv * sum(sizes)
         groups = tuple(Group(window, n_bytes) for window, n_bytes in zip(windows, filled, strict=True))
-        return cls(tuple(states), kv_type, groups, tuple(places))
+        return cls(tuple(specs), kv_type, groups, tuple(places))
 
     @property
-    def forgets(self) -> bool:
-        """Whether there are sliding windows."""
+    def has_windows(self) -> bool:
+        """True if a layer has a sliding window."""
         return any(group.window is not None for group in self.groups)
 
     def n_bytes(self, seq_len: int) -> int:
-        """Bytes that a sequence of `seq_len` tokens takes at the most.
+        """Maximum size in bytes of a sequence of `seq_len` tokens.
 
-        Without windows this is 2 x seq_len x n_layer x n_head_kv x head_dim x bytes an element, whole pages of cells;
-        integers take as many bytes as GGML's blocks of them, 34 for 32 of q8_0.
+        Without windows this is 2 x seq_len x n_layer x n_head_kv x head_dim x bytes an element, in whole pages;
+        quantized types take the bytes of GGML's blocks, such as 34 for 32 numbers of q8_0.
         """
         return sum(group.page_bytes * self.n_pages(group, seq_len) for group in self.groups)
 
     @staticmethod
     def n_pages(group: Group, seq_len: int) -> int:
-        """Pages of a group that a sequence holds at once, at the most."""
+        """Maximum number of a group's pages that a sequence holds at once."""
         whole = math.ceil(seq_len / PAGE)
         if group.window is None:
             return whole
-        # The window before the last token that was evaluated, which may be again, and a batch; begun within a page.
+        # The window of the last token, which may be evaluated again, and a batch, starting in the middle of a page.
         return min(whole, math.ceil((group.window + N_BATCH) / PAGE) + 1)

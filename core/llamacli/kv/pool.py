@@ -1,4 +1,10 @@
-"""The memory behind every sequence of a model: pages with reference counts."""
+"""Paged memory of the KV cache: allocation, reference counts and copy-on-write.
+
+KeyboardInterrupt safety, here and in the other modules of this package: Python raises KeyboardInterrupt only at calls
+and backward jumps. Values that must agree (a page's reference count and the table slot that holds it, a sequence's
+tokens and its first cells) are therefore computed first and then assigned with no call in between, so an interrupt
+leaves all of them changed or none.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +23,20 @@ from llamacli.kv.layout import KVLayout
 from llamacli.util.memory import anonymous, available
 
 _SLAB_BYTES = 1 << 24
-_APART = 33 * 64
-"""Bytes between pages. At distances of a power of two, what a head reads of them would fight for the same lines of the
-caches; and kernels read whole vectors, also where a row of values ends within one."""
-
+_PAGE_PADDING = 33 * 64
+"""Bytes between pages: padding against cache-set conflicts, which distances of a power of two cause. Kernels may also
+read a whole vector at the end of a row, past the end of the page."""
 
 Table = npt.NDArray[np.int64]
+"""Page table: the address of each page, 0 for an empty slot."""
 
 
 @attrs.define(eq=False)
 class _Slab:
-    """Memory for several pages. Those from `fresh` on have never been used; `free` are those given back."""
+    """Slab: memory for several pages.
+
+    `free` lists released pages; pages from number `fresh` on were never used.
+    """
 
     memory: npt.NDArray[np.uint8]
     n_pages: int
@@ -44,117 +53,126 @@ class _Slab:
 
 
 class Pages:
-    """Pages of one size, by their addresses. Each is owned by as many sequences as its reference count says.
+    """Page allocator with reference counts, for pages of one size.
 
-    Memory comes from the system in slabs, as it is needed, and goes back when a slab is empty. A page is all zeros when
-    it is allocated. Methods may be called from any thread.
-
-    Owners hold pages in slots of their tables. Books and slots change without a call in between, which is where
-    Python lets an interrupt in: it finds both changed or neither.
+    Pages are identified by address. Memory is requested from the system in slabs as needed, and returned when a slab is
+    empty. Allocated pages are zeroed. The owners of a page are the table slots that hold it. Methods may be called from
+    any thread and are interrupt-safe (see the module).
     """
 
     def __init__(self, page_bytes: int):
         self.page_bytes = page_bytes
-        self._stride = -(-page_bytes // 4096) * 4096 + _APART
+        self._stride = -(-page_bytes // 4096) * 4096 + _PAGE_PADDING
         self._slab_pages = max(1, min(64, _SLAB_BYTES // self._stride))
-        self._slabs: list[_Slab] = []  # by address
-        self._owners: dict[int, int] = {}
+        self._slabs: list[_Slab] = []  # sorted by address
+        self._ref_counts: dict[int, int] = {}
         self._lock = threading.Lock()
 
     @property
     def n_used(self) -> int:
-        """Pages that some sequence owns."""
-        return len(self._owners)
+        """Number of pages in use."""
+        return len(self._ref_counts)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that have been asked of the system."""
+        """Bytes requested from the system."""
         return sum(slab.memory.nbytes for slab in self._slabs)
 
-    def owners(self, page: int) -> int:
-        """How many sequences own the page."""
-        return self._owners.get(page, 0)
+    def ref_count(self, page: int) -> int:
+        """Reference count of a page; 0 if it is free."""
+        return self._ref_counts.get(page, 0)
 
     def allocate(self, table: Table, i: int) -> None:
-        """Put a page of zeros with one owner into an empty slot of a table. Raises OutOfMemoryError."""
+        """Put a zeroed page into the empty slot i of a table.
+
+        Raises OutOfMemoryError.
+        """
         with self._lock:
-            slab, page = self._vacant()
+            slab, page = self._find_free()
             if slab.free:
                 ctypes.memset(page, 0, self.page_bytes)
-            self._take(slab, page, table, i)
+            self._assign(slab, page, table, i)
 
     def share(self, page: int, table: Table, i: int) -> None:
-        """Put a page into an empty slot of a table too."""
+        """Put a shared page into the empty slot i of a table."""
         with self._lock:
-            self._owners[page] += 1
+            self._ref_counts[page] += 1
             table[i] = page
 
-    def own(self, table: Table, i: int) -> None:
-        """See to it that the page in a slot has no other owner: a copy takes its place if it has."""
+    def copy_on_write(self, table: Table, i: int) -> None:
+        """Copy the page in slot i of a table if shared.
+
+        The copy replaces it in the slot. Raises OutOfMemoryError.
+        """
         with self._lock:
             page = int(table[i])
-            if self._owners[page] > 1:
-                slab, copy = self._vacant()
-                if not slab.free:  # an interrupt may leave it half written, and what is fresh is taken to be zeros
+            if self._ref_counts[page] > 1:
+                slab, copy = self._find_free()
+                if not slab.free:  # an interrupt could leave the page half written, and fresh ones must be zeros
                     slab.fresh += 1
                     slab.free += [copy]
                 ctypes.memmove(copy, page, self.page_bytes)
-                self._take(slab, copy, table, i)
+                self._assign(slab, copy, table, i)
 
     def release(self, table: Table, i: int) -> None:
-        """Empty a slot of a table; its page can be allocated again if that was its last owner."""
+        """Empty slot i of a table; free an unreferenced page."""
         with self._lock:
             page = int(table[i])
-            owners = self._owners[page] - 1
+            ref_count = self._ref_counts[page] - 1
             at = bisect.bisect_right(self._slabs, page, key=lambda slab: slab.base) - 1
             slab = self._slabs[at]
             table[i] = 0
-            if owners:
-                self._owners[page] = owners
+            if ref_count:
+                self._ref_counts[page] = ref_count
             else:
-                del self._owners[page]
+                del self._ref_counts[page]
                 slab.free.append(page)
                 if not slab.n_used:
                     del self._slabs[at]
 
-    def _vacant(self) -> tuple[_Slab, int]:
-        """A page that nobody owns, and its slab."""
+    def _find_free(self) -> tuple[_Slab, int]:
+        """Find a free page and its slab, or allocate a slab."""
         slab = next((slab for slab in self._slabs if slab.free or slab.fresh < slab.n_pages), None)
         if slab is None:
             slab = _Slab(_memory(self._slab_pages * self._stride), self._slab_pages)
             bisect.insort(self._slabs, slab, key=lambda slab: slab.base)
         return slab, slab.free[-1] if slab.free else slab.base + slab.fresh * self._stride
 
-    def _take(self, slab: _Slab, page: int, table: Table, i: int) -> None:
-        """Put a vacant page into a slot; if there is one already, others own it too."""
+    def _assign(self, slab: _Slab, page: int, table: Table, i: int) -> None:
+        """Put a free page into slot i of a table.
+
+        It replaces a shared page if the slot holds one.
+        """
         before = int(table[i])
         if before:
-            self._owners[before] -= 1
+            self._ref_counts[before] -= 1
         if slab.free:
             del slab.free[-1]
         else:
             slab.fresh += 1
-        self._owners[page] = 1
+        self._ref_counts[page] = 1
         table[i] = page
 
 
 def _memory(n_bytes: int) -> npt.NDArray[np.uint8]:
-    there = available()
+    n_available = available()
     try:
-        if there is None or n_bytes <= there:
+        if n_available is None or n_bytes <= n_available:
             return anonymous(n_bytes)
     except MemoryError:
         pass
-    raise OutOfMemoryError(n_bytes, there or 0)
+    raise OutOfMemoryError(n_bytes, n_available or 0)
 
 
 class KVPool:
-    """The pages of all sequences of a model whose keys and values are kept as the same types.
+    """KV cache memory shared by all sequences of a model.
 
-    - `identity` tells the model from others: what one of another identity has computed means nothing to this one.
-    - `lock` is held while a sequence changes which pages it owns, for others may be sharing them at the time.
-    - `abandoned`: tables of sequences that the garbage collector has found, which may come in the middle of anything;
-      they are given back when something next asks for memory.
+    A pool has one cache type.
+
+    - `identity`: hash of the model and mode; sequences of another identity cannot be restored here.
+    - `lock`: held while a sequence changes its page tables, because other sequences may share the pages.
+    - `abandoned`: page tables of garbage-collected sequences. Finalizers can run at any point, so they only queue the
+      tables here; `collect` releases the pages.
     """
 
     def __init__(self, layout: KVLayout, identity: str = ""):
@@ -163,28 +181,28 @@ class KVPool:
         self.abandoned: deque[list[Table]] = deque()
         self.groups = [Pages(group.page_bytes) for group in layout.groups]
 
-    def give_back(self, tables: Sequence[Table]) -> None:
-        """Take an owner away from every page in the tables, one for each group of layers, which are empty then."""
+    def release(self, tables: Sequence[Table]) -> None:
+        """Release all pages in a sequence's page tables, one a group."""
         for pages, table in zip(self.groups, tables, strict=True):
             for i in np.flatnonzero(table):
                 pages.release(table, int(i))
 
     def collect(self) -> None:
-        """Give back the pages of sequences that nobody refers to any more."""
+        """Release the pages of garbage-collected sequences."""
         while self.abandoned:
             with self.lock:
-                if self.abandoned:  # another thread may be faster
-                    self.give_back(self.abandoned[0])
+                if self.abandoned:  # another thread may have been faster
+                    self.release(self.abandoned[0])
                     self.abandoned.popleft()
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that have been asked of the system."""
+        """Bytes requested from the system."""
         self.collect()
         return sum(pages.n_bytes for pages in self.groups)
 
     @property
     def n_used_bytes(self) -> int:
-        """Bytes of the pages that some sequence owns, each counted once."""
+        """Bytes of the pages in use; shared pages count once."""
         self.collect()
         return sum(pages.n_used * pages.page_bytes for pages in self.groups)

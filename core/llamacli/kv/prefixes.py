@@ -1,4 +1,4 @@
-"""Finding tokens that some sequence has already evaluated, so that their pages are shared instead of computed again."""
+"""Prefix cache: finds cached sequences that share a token prefix."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from llamacli.kv.pool import KVPool
 from llamacli.kv.sequence import KVSequence
 from llamacli.util.locking import locked
 
-MOST_KEPT = 64
-"""How many closed sequences are kept at the most: all are looked through for each prompt."""
+MAX_KEPT = 64
+"""Maximum number of kept sequences: each lookup compares the prompt with all of them."""
 
 
 class PrefixIndex:
-    """Sequences of one pool whose cells mean the same to one another.
+    """Prefix cache over sequences of one pool, with LRU eviction.
 
-    Those of open sessions are known as long as they live; copies of those that were closed are kept, and of those with
-    sliding windows at the ends of prompts. The least recently used are given up first, so that all pages together take
-    no more than the cap.
+    All sequences must have the same RoPE variant. It refers weakly to the sequences of open sessions. It keeps copies
+    (forks, which share pages) of the sequences of closed sessions, and of those with sliding windows at the ends of
+    prompts. The least recently used copies are evicted, so that the pages of all copies stay within a size limit.
     """
 
     def __init__(self, pool: KVPool):
@@ -31,74 +31,78 @@ class PrefixIndex:
 
     @locked
     def add(self, sequence: KVSequence) -> None:
-        """Share what this sequence holds as long as it lives."""
+        """Register a sequence for reuse while it is alive and open."""
         self._live.add(sequence)
 
     @locked
     def reuse(self, sequence: KVSequence, tokens: Sequence[int]) -> int:
-        """Let `sequence`, which holds the first of `tokens`, go on with as many as another one holds.
+        """Extend a sequence by the longest cached continuation of `tokens`.
 
-        The last of them is left to be evaluated. Returns how many were reused.
+        `sequence` must hold a prefix of `tokens`. The last token is left to be evaluated. Returns how many tokens were
+        reused.
         """
         held = len(sequence.tokens)
         for source, n in self._matches(sequence, tokens):
             try:
                 sequence.copy(source, held, n)
-            except InvalidRequestError:  # a sliding window of the other has moved on
+            except InvalidRequestError:  # the other's sliding window has moved past the prefix
                 continue
             if source in self._kept:
-                self._use(source)
+                self._touch(source)
             return n - held
         return 0
 
     @locked
     def keep(self, sequence: KVSequence, max_bytes: int) -> None:
-        """Remember what a sequence holds now, within so many bytes."""
+        """Keep a copy of a sequence; evict others beyond `max_bytes`."""
         if not sequence.tokens or _n_bytes([sequence]) > max_bytes:
             return
         for other in list(self._kept):
             n = min(_n_shared(other, sequence.tokens), _n_shared(sequence, other.tokens))
-            if n == len(sequence.tokens) and other.can_truncate(n):  # it is there already
-                self._use(other)
+            if n == len(sequence.tokens) and other.can_truncate(n):  # the other contains this one
+                self._touch(other)
                 return
             if n == len(other.tokens) and sequence.can_truncate(n):
-                self._drop(other)
+                self._evict(other)
         self._kept.append(sequence.fork())
-        while len(self._kept) > MOST_KEPT or self.n_bytes > max_bytes:
-            self._drop(self._kept[0])
+        while len(self._kept) > MAX_KEPT or self.n_bytes > max_bytes:
+            self._evict(self._kept[0])
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the pages of what is kept; shared ones count once."""
+        """Bytes of the kept copies' pages; shared pages count once."""
         return _n_bytes(self._kept) if self._kept else 0
 
     @locked
     def clear(self) -> None:
-        """Give up all that is kept."""
+        """Evict all kept copies."""
         while self._kept:
-            self._drop(self._kept[0])
+            self._evict(self._kept[0])
 
     def _matches(self, sequence: KVSequence, tokens: Sequence[int]) -> Iterator[tuple[KVSequence, int]]:
-        """Sequences that hold more of `tokens` than this one does, and how many, the longest first."""
-        if sequence.cut is not None:  # what others hold has not seen what was cut out here
+        """Sequences that hold a longer prefix of `tokens`, the longest first.
+
+        Yields each sequence with the length of its prefix.
+        """
+        if sequence.first_stale_cell is not None:  # its cells saw removed tokens, which cells of others did not see
             return
         held, most = len(sequence.tokens), min(len(tokens) - 1, sequence.seq_len)
         others = [other for other in (*self._live, *self._kept) if len(other.tokens) > held]
         found = [(other, min(most, _n_shared(other, tokens))) for other in others]
         yield from sorted((match for match in found if match[1] > held), key=lambda match: -match[1])
 
-    def _use(self, kept: KVSequence) -> None:
-        """Let this be the one that was used last."""
+    def _touch(self, kept: KVSequence) -> None:
+        """Mark a kept copy as the most recently used."""
         self._kept.remove(kept)
         self._kept.append(kept)
 
-    def _drop(self, kept: KVSequence) -> None:
+    def _evict(self, kept: KVSequence) -> None:
         self._kept.remove(kept)
         kept.close()
 
 
 def _n_bytes(sequences: Sequence[KVSequence]) -> int:
-    """Bytes of the pages of some sequences of one pool; shared ones count once."""
+    """Bytes of the pages of sequences; shared pages count once."""
     total = 0
     for g, pages in enumerate(sequences[0].pool.groups):
         held = np.unique(np.concatenate([sequence.tables[g] for sequence in sequences]))
@@ -107,13 +111,17 @@ def _n_bytes(sequences: Sequence[KVSequence]) -> int:
 
 
 def _n_shared(sequence: KVSequence, tokens: Sequence[int]) -> int:
-    """How many cells of a sequence are what evaluating `tokens` gives."""
+    """Number of a sequence's cells that evaluating `tokens` would reproduce."""
     n = n_common(sequence.tokens, tokens)
-    return n if sequence.cut is None else min(n, sequence.cut)
+    return n if sequence.first_stale_cell is None else min(n, sequence.first_stale_cell)
 
 
 def n_common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike; comparing slices is faster than token by token."""
+    """Length of the longest common prefix of two token sequences.
+
+    Both must be of the same type, two lists or two tuples. A binary search over slices, because comparing slices is
+    faster than comparing token by token.
+    """
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,8 +1,8 @@
-"""States of sequences as bytes: tokens, pages, and what their owner adds.
+"""Serialization of sequences: tokens, pages, and data that the caller adds.
 
-A state is MAGIC, a version, the length of a header, the header in JSON, the payload, and the SHA-256 of all before. The
-payload is the tokens of each sequence, int32, then the pages of each group of layers, those that sequences share once,
-then arrays of float32. All is checked before anything is restored.
+Format: MAGIC, version, header length, JSON header, payload, SHA-256 of all before. The payload is the tokens of each
+sequence as int32, the pages of each group of layers (shared pages once), then float32 arrays. A state is validated
+completely before anything is restored.
 """
 
 from __future__ import annotations
@@ -34,142 +34,156 @@ MAGIC = b"LLAMACLI-KV\0"
 VERSION = 3
 _FIXED = struct.Struct("<12sII")
 _DIGEST = 32
-_NO_STATE = "this is no state: it does not begin with what states begin with"
+_BAD_MAGIC = f"not a saved state: it does not begin with {MAGIC!r}"
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 
 
 @attrs.frozen
-class Placed:
-    """One sequence of a state: what a KVSequence has, and of each group the numbers of the pages that it keeps."""
+class SavedSequence:
+    """Saved sequence: fields of KVSequence and page indices.
+
+    `pages` has, for each group, the indices of the sequence's pages in the state.
+    """
 
     tokens: list[int]
     rope_variant: int
     first_cells: list[int]
-    cut: int | None
+    first_stale_cell: int | None
     pages: list[list[int]]
 
 
 @attrs.frozen
 class Snapshot:
-    """A state that has been checked.
+    """Validated state.
 
-    - `sequences`: by their numbers.
-    - `pages`: of each group, bytes [n_pages, page_bytes].
-    - `arrays`, `extra`: what the owner added; `extra` is JSON.
+    - `sequences`: saved sequences by number.
+    - `pages`: for each group, uint8 [n_pages, page_bytes].
+    - `arrays`, `extra`: data that the caller of `dump` added; `extra` is JSON.
     """
 
-    sequences: dict[int, Placed]
+    sequences: dict[int, SavedSequence]
     pages: list[npt.NDArray[np.uint8]]
     arrays: dict[str, npt.NDArray[np.float32]]
     extra: dict[str, Any]
 
     def check(self, targets: Mapping[int, KVSequence]) -> None:
-        """Raise StateError unless each target can hold the sequence of its number."""
+        """Raise StateError unless each target can hold its saved sequence."""
         for number, target in targets.items():
             saved = self.sequences[number]
             if len(saved.tokens) > target.seq_len:
-                raise StateError(f"the state holds {len(saved.tokens)} tokens, and the context {target.seq_len} only")
+                raise StateError(f"the state has {len(saved.tokens)} tokens, and the context is {target.seq_len} long")
             if saved.rope_variant != target.rope_variant:
-                raise StateError(
-                    "the state was computed for a context of another length, which changes this model's RoPE"
-                )
+                raise StateError("the state was computed for a context of another length, with another RoPE variant")
 
     def restore(self, targets: Mapping[int, KVSequence]) -> None:
-        """Let each target hold what the sequence of its number held.
+        """Restore each target from the saved sequence of its number.
 
-        Raises what `check` does, changing nothing; OutOfMemoryError, and then all targets are empty.
+        Raises StateError as `check` does, changing nothing; OutOfMemoryError, and then all targets are empty.
         """
         self.check(targets)
-        placed: list[dict[int, int]] = [{} for _ in self.pages]
+        restored: list[dict[int, int]] = [{} for _ in self.pages]
         for target in targets.values():
             target.truncate(0)
         try:
             for number, target in targets.items():
-                self._restore(self.sequences[number], target, placed)
+                self._restore(self.sequences[number], target, restored)
         except BaseException:
             for target in targets.values():
                 target.truncate(0)
             raise
 
-    def _restore(self, saved: Placed, target: KVSequence, placed: list[dict[int, int]]) -> None:
+    def _restore(self, saved: SavedSequence, target: KVSequence, restored: list[dict[int, int]]) -> None:
         with target.pool.lock:
             for g, pages in enumerate(target.pool.groups):
                 table = target.tables[g]
                 for i, number in enumerate(saved.pages[g], start=saved.first_cells[g] // PAGE):
-                    if number in placed[g]:
-                        pages.share(placed[g][number], table, i)
+                    if number in restored[g]:
+                        pages.share(restored[g][number], table, i)
                         continue
                     pages.allocate(table, i)
-                    placed[g][number] = int(table[i])
-                    ctypes.memmove(placed[g][number], self.pages[g][number].ctypes.data, pages.page_bytes)
-            target.adopt(saved.tokens, saved.first_cells, saved.cut)
+                    restored[g][number] = int(table[i])
+                    ctypes.memmove(restored[g][number], self.pages[g][number].ctypes.data, pages.page_bytes)
+            target.set_contents(saved.tokens, saved.first_cells, saved.first_stale_cell)
 
 
 def state_size(sequences: Mapping[int, KVSequence], *, arrays: Arrays | None = None, **extra: Any) -> int:
-    """Bytes of what `dump` gives."""
+    """Size of what `dump` returns, in bytes."""
     return sum(len(chunk) for chunk in _chunks(sequences, arrays or {}, extra)) + _DIGEST
 
 
 def dump(sequences: Mapping[int, KVSequence], *, arrays: Arrays | None = None, **extra: Any) -> bytes:
-    """The state of some sequences of one pool, by numbers, with arrays and JSON of their owner's."""
+    """Serialize sequences of one pool, by number.
+
+    `arrays` and `extra`, which must be JSON, are stored with them.
+    """
     return b"".join(_signed(_chunks(sequences, arrays or {}, extra)))
 
 
 def write(
     path: str | os.PathLike[str], sequences: Mapping[int, KVSequence], *, arrays: Arrays | None = None, **extra: Any
 ) -> int:
-    """Write a state to a file, which then is the old one or the new one whatever happens. Returns its bytes."""
+    """Write a state to a file, atomically.
+
+    Returns its size in bytes. Raises OSError.
+    """
     with replacing(Path(path), overwrite=True) as file:
         return sum(file.write(chunk) for chunk in _signed(_chunks(sequences, arrays or {}, extra)))
 
 
 def read(path: str | os.PathLike[str], pool: KVPool) -> Snapshot:
-    """Check the state in a file. Raises StateError naming the file and what is wrong with it, OSError."""
+    """Read and validate a state in a file.
+
+    Raises StateError with the file's name, OSError.
+    """
     try:
         with open(path, "rb") as file:
-            begun = file.read(len(MAGIC))
-            if begun != MAGIC[: len(begun)]:  # whatever it is, and however large: it need not be read
-                raise StateError(_NO_STATE)
-            return load(begun + file.read(), pool)
+            magic = file.read(len(MAGIC))
+            if magic != MAGIC[: len(magic)]:  # before the rest is read, which may be huge
+                raise StateError(_BAD_MAGIC)
+            return load(magic + file.read(), pool)
     except StateError as error:
         raise StateError(f"{os.fspath(path)}: {error}") from None
 
 
 def load(data: bytes, pool: KVPool) -> Snapshot:
-    """Check a state that is to be restored into sequences of a pool. Raises StateError saying what is wrong with it."""
+    """Validate a state for sequences of a pool.
+
+    Raises StateError that names what is wrong.
+    """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise StateError(f"a state is bytes, not {type(data).__name__}")
     if len(data) < _FIXED.size + _DIGEST:
         raise StateError(f"{len(data)} bytes are too few for a state")
     magic, version, n_header = _FIXED.unpack_from(data)
     if magic != MAGIC:
-        raise StateError(_NO_STATE)
+        raise StateError(_BAD_MAGIC)
     if version != VERSION:
-        raise StateError(f"it is of version {version}, and this is version {VERSION}")
+        raise StateError(f"state version {version} is not supported, only version {VERSION}")
     if hashlib.sha256(memoryview(data)[:-_DIGEST]).digest() != data[-_DIGEST:]:
-        raise StateError("it is damaged: its checksum is another")
+        raise StateError("the state is damaged: its checksum does not match")
     payload = memoryview(data)[_FIXED.size + n_header : -_DIGEST]
     try:
         header = json.loads(data[_FIXED.size : min(len(data) - _DIGEST, _FIXED.size + n_header)])
-        _check_owner(header, pool)
+        _check_compatible(header, pool)
         return _parse(header, payload, pool)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise StateError(f"it contradicts itself: {type(error).__name__}: {error}") from None
+        raise StateError(f"the state is inconsistent: {type(error).__name__}: {error}") from None
 
 
-def _about(pool: KVPool) -> dict[str, Any]:
+def _describe(pool: KVPool) -> dict[str, Any]:
+    """Header fields that a state and its target pool share."""
     layout = pool.layout
-    states = [[state.n_head_kv, state.head_dim, state.window] for state in layout.states]
-    return {"identity": pool.identity, "k": layout.kv_type.k, "v": layout.kv_type.v, "states": states}
+    specs = [[spec.n_head_kv, spec.head_dim, spec.window] for spec in layout.specs]
+    return {"identity": pool.identity, "k": layout.kv_type.k, "v": layout.kv_type.v, "states": specs}
 
 
 def _chunks(sequences: Mapping[int, KVSequence], arrays: Arrays, extra: dict[str, Any]) -> Iterator[bytes | memoryview]:
     pools = {id(sequence.pool): sequence.pool for sequence in sequences.values()}
     if len(pools) != 1:
-        raise StateError("a state is of one sequence at least, and all of them of one model and type")
+        raise StateError("a state needs at least one sequence, and all of one model and cache type")
     pool = next(iter(pools.values()))
-    with pool.lock:  # not longer than it takes to share the pages: whoever writes the state may be slow
+    with pool.lock:  # only while the pages are shared: the consumer of the chunks may be slow
         shared = {number: sequence.fork() for number, sequence in sequences.items()}
     try:
         numbers: list[dict[int, int]] = [{} for _ in pool.groups]
@@ -181,11 +195,11 @@ def _chunks(sequences: Mapping[int, KVSequence], arrays: Arrays, extra: dict[str
                 pages.append([numbers[g].setdefault(page, len(numbers[g])) for page in held])
             saved.append(
                 {"id": number, "n_tokens": len(sequence.tokens), "rope_variant": sequence.rope_variant,
-                 "first_cells": sequence.first_cells, "cut": sequence.cut, "pages": pages}
+                 "first_cells": sequence.first_cells, "cut": sequence.first_stale_cell, "pages": pages}
             )  # fmt: skip
         header = json.dumps(
             {
-                **_about(pool),
+                **_describe(pool),
                 "sequences": saved,
                 "n_pages": [len(group) for group in numbers],
                 "arrays": {name: list(array.shape) for name, array in arrays.items()},
@@ -213,50 +227,52 @@ def _signed(chunks: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview
     yield digest.digest()
 
 
-def _check_owner(header: dict[str, Any], pool: KVPool) -> None:
-    mine = _about(pool)
+def _check_compatible(header: dict[str, Any], pool: KVPool) -> None:
+    mine = _describe(pool)
     if header["identity"] != mine["identity"]:
-        raise StateError("it is of another model, or of this one in another mode")
+        raise StateError("the state is of another model, or of this one in another mode")
     if (header["k"], header["v"]) != (mine["k"], mine["v"]):
-        raise StateError(f"its cache is of type {header['k']}/{header['v']}, and this one of {mine['k']}/{mine['v']}")
+        raise StateError(
+            f"the state's cache type is {header['k']}/{header['v']}, and the target's {mine['k']}/{mine['v']}"
+        )
     if header["states"] != mine["states"]:
-        raise StateError("its layers are others than this model's")
+        raise StateError("the state's layers differ from this model's")
 
 
 def _parse(header: dict[str, Any], payload: memoryview, pool: KVPool) -> Snapshot:
-    n_pages = [_natural(n) for n in header["n_pages"]]
-    shapes = {str(name): [_natural(n) for n in shape] for name, shape in header["arrays"].items()}
-    lengths = [_natural(saved["n_tokens"]) for saved in header["sequences"]]
+    n_pages = [_checked_count(n) for n in header["n_pages"]]
+    shapes = {str(name): [_checked_count(n) for n in shape] for name, shape in header["arrays"].items()}
+    lengths = [_checked_count(saved["n_tokens"]) for saved in header["sequences"]]
     sizes = [4 * n for n in lengths]
     sizes += [n * group.page_bytes for n, group in zip(n_pages, pool.groups, strict=True)]
     sizes += [4 * math.prod(shape) for shape in shapes.values()]
     if sum(sizes) != len(payload):
-        raise StateError(f"it should have {sum(sizes)} bytes of content and has {len(payload)}")
+        raise StateError(f"the state's payload has {len(payload)} bytes instead of {sum(sizes)}")
     ends = np.cumsum([0, *sizes]).tolist()
     parts = (np.frombuffer(payload[start:end], np.uint8) for start, end in itertools.pairwise(ends))
     tokens = [next(parts).view("<i4").tolist() for _ in lengths]
     sequences = {}
     for saved, ids in zip(header["sequences"], tokens, strict=True):
-        placed = Placed(
+        entry = SavedSequence(
             ids,
-            _natural(saved["rope_variant"]),
-            [_natural(first) for first in saved["first_cells"]],
-            None if saved["cut"] is None else _natural(saved["cut"]),
-            [[_natural(number) for number in group] for group in saved["pages"]],
+            _checked_count(saved["rope_variant"]),
+            [_checked_count(first) for first in saved["first_cells"]],
+            None if saved["cut"] is None else _checked_count(saved["cut"]),
+            [[_checked_count(number) for number in group] for group in saved["pages"]],
         )
-        for group, first, numbers, n in zip(pool.layout.groups, placed.first_cells, placed.pages, n_pages, strict=True):
+        for group, first, numbers, n in zip(pool.layout.groups, entry.first_cells, entry.pages, n_pages, strict=True):
             seen = 0 if group.window is None else max(0, len(ids) - group.window + 1)
             if (
                 first > seen
                 or len(numbers) != max(0, -(-len(ids) // PAGE) - first // PAGE)
                 or any(number >= n for number in numbers)
             ):
-                raise StateError("its pages are not those of its tokens")
-        if _natural(saved["id"]) in sequences:
-            raise StateError(f"it holds sequence {saved['id']} twice")
-        sequences[saved["id"]] = placed
+                raise StateError("the state's pages do not match its tokens")
+        if _checked_count(saved["id"]) in sequences:
+            raise StateError(f"the state has sequence {saved['id']} twice")
+        sequences[saved["id"]] = entry
     if not isinstance(header["extra"], dict):
-        raise StateError("what its owner added is no object")
+        raise StateError("the state's extra data is not a JSON object")
     return Snapshot(
         sequences,
         [next(parts).reshape(n, group.page_bytes) for n, group in zip(n_pages, pool.groups, strict=True)],
@@ -265,7 +281,7 @@ def _parse(header: dict[str, Any], payload: memoryview, pool: KVPool) -> Snapsho
     )
 
 
-def _natural(value: Any) -> int:
+def _checked_count(value: Any) -> int:
     if not is_integer(value) or not 0 <= value < 1 << 40:
-        raise StateError(f"{value!r} is no number of things")
+        raise StateError(f"{value!r} is not a valid count")
     return int(value)

@@ -1,32 +1,21 @@
-"""When to cache, and caches of keys and values that are used entry by entry, without a model."""
+"""Cache strategies: whether to cache keys and values or to recompute them."""
 
 from __future__ import annotations
 
 import enum
 
-import attrs
-import numpy as np
-import numpy.typing as npt
-
-from llamacli.errors import CacheFull, InvalidRequestError
-from llamacli.kernels.kv_types.types import PAGE, KVType
-from llamacli.kv.layout import KVLayout, KVSpec
-from llamacli.kv.pool import KVPool
-from llamacli.kv.sequence import KVSequence
+from llamacli.errors import InvalidRequestError
 from llamacli.util.memory import available
-from llamacli.util.numbers import is_integer
-
-Floats = npt.NDArray[np.float32]
 
 LONG_SEQUENCE, UNKNOWN_MEMORY_SEQUENCE = 512, 256
-"""Tokens beyond which LONG_SEQUENCE_ONLY caches, and ADAPTIVE where it cannot know how much memory there is."""
+"""Tokens above which LONG_SEQUENCE_ONLY caches, and ADAPTIVE if the available memory is unknown."""
 
-BYTES_A_TOKEN = 2 * 1024
-"""What ADAPTIVE takes a cached token to cost."""
+BYTES_PER_TOKEN = 2 * 1024
+"""Memory that ADAPTIVE assumes for a cached token."""
 
 
 class CacheStrategy(enum.StrEnum):
-    """Whether to keep keys and values, or to compute them again for every token."""
+    """Cache strategy: store keys and values, or recompute them."""
 
     ALWAYS = "always"
     LONG_SEQUENCE_ONLY = "long_sequence_only"
@@ -34,7 +23,10 @@ class CacheStrategy(enum.StrEnum):
     DISABLED = "disabled"
 
     def should_cache(self, length: int, available_memory: int | None = None) -> bool:
-        """Whether a sequence of `length` tokens is to be cached, with so many bytes available (None: unknown)."""
+        """Decide if a sequence of `length` tokens is cached.
+
+        `available_memory` is in bytes, None if unknown.
+        """
         match self:
             case CacheStrategy.ALWAYS:
                 return True
@@ -43,226 +35,18 @@ class CacheStrategy(enum.StrEnum):
             case CacheStrategy.ADAPTIVE:
                 if available_memory is None:
                     return length > UNKNOWN_MEMORY_SEQUENCE
-                return available_memory > BYTES_A_TOKEN * length
+                return available_memory > BYTES_PER_TOKEN * length
             case CacheStrategy.DISABLED:
                 return False
 
     def caches(self, length: int) -> bool:
-        """`should_cache`, with what memory there is now; only who wants to know it looks."""
+        """`should_cache` with the memory available now, which is measured for ADAPTIVE only."""
         return self.should_cache(length, available() if self is CacheStrategy.ADAPTIVE else None)
 
     @classmethod
     def of(cls, name: str | CacheStrategy) -> CacheStrategy:
-        """By name. Raises InvalidRequestError for an unknown one."""
+        """Get a strategy by name. Raises InvalidRequestError for an unknown one."""
         try:
             return cls(name)
         except ValueError:
             raise InvalidRequestError(f"cache strategy {name!r} is not one of {', '.join(cls)}") from None
-
-
-@attrs.frozen(eq=False)
-class KVCacheEntry:
-    """Key and value of one position in one layer, float32 [num_heads, head_dim] each."""
-
-    position: int
-    key: Floats
-    value: Floats
-
-
-class LayerKVCache:
-    """The entries of one layer, by position.
-
-    With a `window` the oldest entry makes room for a new one when so many are there; without, `max_seq_len` is the end.
-    """
-
-    def __init__(
-        self,
-        max_seq_len: int,
-        head_dim: int,
-        num_heads: int,
-        *,
-        strategy: str | CacheStrategy = CacheStrategy.ALWAYS,
-        window: int | None = None,
-        sequence: KVSequence | None = None,
-        layer: int = 0,
-    ):
-        self.max_seq_len, self.head_dim, self.num_heads, self.window = max_seq_len, head_dim, num_heads, window
-        self.strategy = CacheStrategy.of(strategy)
-        self._sequence = sequence or _new_sequence(1, num_heads, head_dim, window or max_seq_len)
-        self._layer = layer
-        self._length = 0
-        self._positions = [-1] * (window or max_seq_len)  # of each cell; -1 where none is cached
-
-    def __len__(self) -> int:
-        return self._length
-
-    @property
-    def entries(self) -> list[KVCacheEntry]:
-        """All that are cached, by position."""
-        found = (self.get(position) for position in sorted(self._positions) if position >= 0)
-        return [entry for entry in found if entry is not None]
-
-    def append(self, key: Floats, value: Floats) -> None:
-        """Put the next position's key and value. Raises CacheFull; InvalidRequestError for a wrong shape."""
-        shape = (self.num_heads, self.head_dim)
-        for name, array in (("key", key), ("value", value)):
-            if np.shape(array) != shape:
-                raise InvalidRequestError(f"a {name} of shape {np.shape(array)} is not {shape}")
-        if self.window is None and self._length == self.max_seq_len:
-            raise CacheFull(f"the cache holds {self.max_seq_len} positions and may not evict any")
-        cell = self._length % len(self._positions)
-        if self.strategy.caches(self._length + 1):
-            self._sequence.reserve(cell, 1)
-            self._sequence.write(self._layer, cell, np.asarray([key], np.float32), np.asarray([value], np.float32))
-            self._positions[cell] = self._length
-        else:
-            self._positions[cell] = -1
-        self._length += 1
-
-    def get(self, position: int) -> KVCacheEntry | None:
-        """The entry of a position; None if it is not cached, or was evicted."""
-        cell = position % len(self._positions) if is_integer(position) and position >= 0 else 0
-        if self._positions[cell] != position or position < 0:
-            return None
-        keys, values = self._sequence.read_cell(self._layer, cell)
-        return KVCacheEntry(position, keys, values)
-
-    def evict(self, n: int) -> None:
-        """Drop the entries of all positions below n."""
-        self._positions = [-1 if position < n else position for position in self._positions]
-
-    def clear(self) -> None:
-        """Drop all entries and begin at position 0."""
-        self._length = 0
-        self.evict(1 << 62)
-
-    def compact(self) -> None:
-        """Give memory back where no entry is left."""
-        self._sequence.release_pages(set(range(-(-len(self._positions) // PAGE))) - self.pages())
-
-    def pages(self) -> set[int]:
-        """The numbers of the pages that entries are in."""
-        return {cell // PAGE for cell, position in enumerate(self._positions) if position >= 0}
-
-
-class ModelKVCache:
-    """A cache of every layer. Its structure is there at once, memory for entries as they come."""
-
-    def __init__(
-        self,
-        num_layers: int,
-        num_heads: int,
-        head_dim: int,
-        max_seq_len: int,
-        strategy: str | CacheStrategy = CacheStrategy.ALWAYS,
-        *,
-        window: int | None = None,
-        pool: KVPool | None = None,
-    ):
-        self.num_layers, self.strategy, self.window = num_layers, CacheStrategy.of(strategy), window
-        self._sequence = _new_sequence(num_layers, num_heads, head_dim, window or max_seq_len, pool)
-        self.layers = tuple(
-            LayerKVCache(
-                max_seq_len, head_dim, num_heads, strategy=strategy, window=window, sequence=self._sequence, layer=i
-            )
-            for i in range(num_layers)
-        )
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of the pages that it holds."""
-        sequence = self._sequence
-        tables = zip(sequence.pool.groups, sequence.tables, strict=True)
-        return sum(int(np.count_nonzero(table)) * pages.page_bytes for pages, table in tables)
-
-    def append(self, layer: int, key: Floats, value: Floats) -> None:
-        """See LayerKVCache."""
-        self._layer(layer).append(key, value)
-
-    def get(self, layer: int, position: int) -> KVCacheEntry | None:
-        """See LayerKVCache."""
-        return self._layer(layer).get(position)
-
-    def clear(self) -> None:
-        """Drop all entries; what memory they had is kept for the next ones."""
-        for layer in self.layers:
-            layer.clear()
-
-    def compact(self) -> None:
-        """Give memory back where no layer has an entry left."""
-        used = set().union(*(layer.pages() for layer in self.layers))
-        self._sequence.release_pages(set(range(len(self._sequence.tables[0]))) - used)
-
-    def close(self) -> None:
-        """Give all memory back."""
-        self.clear()
-        self._sequence.close()
-
-    def _layer(self, layer: int) -> LayerKVCache:
-        if not is_integer(layer) or not 0 <= layer < self.num_layers:
-            raise InvalidRequestError(f"layer {layer!r} is not one of 0 to {self.num_layers - 1}")
-        return self.layers[layer]
-
-
-class SlidingWindowKVCache(ModelKVCache):
-    """A cache whose layers keep their last `window` positions, each by its own count."""
-
-    def __init__(self, num_layers: int, num_heads: int, head_dim: int, window: int):
-        if not is_integer(window) or window < 1:
-            raise InvalidRequestError(f"window must be an integer of at least 1, not {window!r}")
-        super().__init__(num_layers, num_heads, head_dim, window, window=window)
-
-
-class MultiSequenceKVCache:
-    """Up to `max_sequences` caches by id, independent of each other, over one pool."""
-
-    def __init__(
-        self,
-        max_sequences: int,
-        num_layers: int,
-        num_heads: int,
-        head_dim: int,
-        max_seq_len: int,
-        strategy: str | CacheStrategy = CacheStrategy.ALWAYS,
-    ):
-        if not is_integer(max_sequences) or max_sequences < 0:
-            raise InvalidRequestError(f"max_sequences must be an integer of at least 0, not {max_sequences!r}")
-        self.max_sequences = max_sequences
-        self._pool = _new_sequence(num_layers, num_heads, head_dim, max_seq_len).pool
-        self._arguments = (num_layers, num_heads, head_dim, max_seq_len, strategy)
-        self._caches: dict[int, ModelKVCache] = {}
-
-    def __len__(self) -> int:
-        return len(self._caches)
-
-    def __contains__(self, sequence_id: int) -> bool:
-        return sequence_id in self._caches
-
-    def add(self, sequence_id: int) -> ModelKVCache:
-        """Begin a sequence. Raises CacheFull if there are `max_sequences`, InvalidRequestError if it is there."""
-        if sequence_id in self._caches:
-            raise InvalidRequestError(f"sequence {sequence_id!r} is there already")
-        if len(self._caches) >= self.max_sequences:
-            raise CacheFull(f"there are {self.max_sequences} sequences already")
-        self._caches[sequence_id] = ModelKVCache(*self._arguments, pool=self._pool)
-        return self._caches[sequence_id]
-
-    def get(self, sequence_id: int) -> ModelKVCache | None:
-        """The cache of a sequence; None if there is none."""
-        return self._caches.get(sequence_id)
-
-    def remove(self, sequence_id: int) -> None:
-        """End a sequence and give its memory back. Raises InvalidRequestError if it is not there."""
-        if sequence_id not in self._caches:
-            raise InvalidRequestError(f"there is no sequence {sequence_id!r}")
-        self._caches.pop(sequence_id).close()
-
-
-def _new_sequence(
-    n_layers: int, n_heads: int, head_dim: int, n_cells: int, pool: KVPool | None = None
-) -> KVSequence:  # fmt: skip
-    for name, value in (("layers", n_layers), ("heads", n_heads), ("head_dim", head_dim), ("length", n_cells)):
-        if not is_integer(value) or value < 1:
-            raise InvalidRequestError(f"{name} must be an integer of at least 1, not {value!r}")
-    state = KVSpec(n_heads, head_dim)
-    return KVSequence(pool or KVPool(KVLayout.of([state] * n_layers, KVType("f32", "f32"))), n_cells)

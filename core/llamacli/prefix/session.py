@@ -231,7 +231,7 @@ class PrefixSession(Closing):
         self._prefix, self._prefix_text, self._text, self._manifest = tokens[:kept], "", None, manifest
         self._evaluate(tokens[kept:], cancel)
         reused = min(common, kept)
-        if self._session.cache.pool.layout.forgets:
+        if self._session.cache.pool.layout.has_windows:
             self._mark = self._session.mark()
         self._prefix, self._prefix_text, self._text = tokens, text, text
         return PrefixStatus(

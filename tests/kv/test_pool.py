@@ -1,0 +1,109 @@
+import gc
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from kv_helpers import ONE, InterruptAt, fill, new_sequence
+from llamacli.kv import PAGE, KVLayout, KVPool, KVSequence, KVSpec
+from llamacli.kv import pool as pool_module
+from llamacli.util.memory import view
+
+
+def test_memory_is_allocated_on_demand_and_released() -> None:
+    sequence = new_sequence([ONE], 1000)
+    pool = sequence.pool
+    assert pool.n_bytes == 0
+    sequence.reserve(0, 1)
+    assert pool.groups[0].n_used == 1
+    sequence.reserve(1, PAGE)
+    assert pool.groups[0].n_used == 2
+    sequence.close()
+    sequence.close()
+    assert (pool.groups[0].n_used, pool.n_bytes) == (0, 0)
+
+
+def test_garbage_collected_sequence_releases_its_pages() -> None:
+    sequence = new_sequence([ONE], 100)
+    pool = sequence.pool
+    sequence.reserve(0, 100)
+    assert pool.n_bytes > 0
+    del sequence
+    gc.collect()
+    assert pool.n_bytes == 0
+
+
+def test_reallocated_pages_are_zeroed() -> None:
+    sequence, other = (KVSequence(pool, 64) for pool in [KVPool(KVLayout.of([ONE], "f32"))] * 2)
+    fill(other, 0, 1)  # keeps the slab from being returned to the system
+    fill(sequence, 0, 64)
+    sequence.truncate(0)
+    sequence.reserve(0, 64)
+    assert not any(array.any() for array in sequence.read(0, 64))
+
+
+ACTIONS: dict[str, Callable[[KVSequence], object]] = {
+    "reserve": lambda sequence: sequence.reserve(48, 40),
+    "copy_on_write": lambda sequence: sequence.reserve(0, 40),
+    "share": lambda sequence: sequence.fork(),
+    "truncate": lambda sequence: sequence.truncate(3),
+    "close": lambda sequence: sequence.close(),
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_reference_counts_match_page_tables_after_an_interrupt(action: str) -> None:
+    for n in itertools.count(1):
+        pool = KVPool(KVLayout.of([ONE, KVSpec(2, 4, window=20)], "f32"))
+        one, other = KVSequence(pool, 100), KVSequence(pool, 100)
+        fill(one, 0, 40)
+        one.tokens += range(40)
+        other.copy(one, 0, 40)
+        with InterruptAt(pool_module.__file__, n) as interrupt:
+            ACTIONS[action](one)
+        gc.collect()
+        pool.collect()
+        for g, pages in enumerate(pool.groups):
+            held = [int(page) for sequence in (one, other) for page in sequence.tables[g] if page]
+            assert pages.n_used == len(set(held))
+            assert all(pages.ref_count(page) == held.count(page) for page in held)
+        for sequence in (one, other):
+            sequence.close()
+        assert [pages.n_used for pages in pool.groups] == [0, 0]
+        if interrupt.n > 0:
+            assert n > 5
+            return
+
+
+def test_failed_allocation_changes_no_page_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    sequence = new_sequence([ONE, KVSpec(2, 4, window=20)], 10**6)
+    fill(sequence, 0, 20)
+    kept = [table.copy() for table in sequence.tables]
+
+    def refuse(n_bytes: int) -> np.ndarray:
+        raise MemoryError
+
+    monkeypatch.setattr("llamacli.kv.pool.anonymous", refuse)
+    with pytest.raises(MemoryError):
+        sequence.reserve(20, 10**5)
+    for table, before in zip(sequence.tables, kept, strict=True):
+        np.testing.assert_array_equal(table, before)
+
+
+def test_page_of_an_interrupted_copy_is_zeroed_before_reuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages, table = KVPool(KVLayout.of([KVSpec(1, 8)], "f32")).groups[0], np.zeros(4, np.int64)
+    pages.allocate(table, 0)
+    pages.share(int(table[0]), table, 1)
+    view(int(table[0]), pages.page_bytes)[:] = 1
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pages, "_assign", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pages.copy_on_write(table, 1)
+    assert (pages.n_used, table[0]) == (1, table[1])
+    pages.allocate(table, 2)
+    assert not view(int(table[2]), pages.page_bytes).any()

@@ -1,0 +1,152 @@
+import gc
+import itertools
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import naive
+from kv_helpers import ONE, InterruptAt, fill, new_sequence, random_cells
+from llamacli import InvalidRequestError
+from llamacli.kv import KV_TYPES, PAGE, KVLayout, KVPool, KVSequence, KVSpec
+from llamacli.kv import sequence as sequence_module
+
+NMSE_OF_ROUNDING = {"q4_0": 2e-2, "q4_1": 2e-2, "iq4_nl": 2e-2, "q5_0": 5e-3, "q5_1": 5e-3}
+"""Upper bounds of the error that quantizing keys once more may add."""
+
+
+class TestFork:
+    def test_fork_shares_pages_until_one_writes(self) -> None:
+        parent = new_sequence([ONE, ONE], 64)
+        k, v = fill(parent, 0, 40)
+        child = parent.fork()
+        pages = parent.pool.groups[0]
+        assert pages.n_used == 3
+        fill(child, 40, 1, seed=1)
+        assert pages.n_used == 4, "copy-on-write of the page that is not full"
+        fill(parent, 40, 8, seed=2)
+        assert pages.n_used == 4
+        for sequence, seed in ((child, 1), (parent, 2)):
+            keys, values = sequence.read(1, 41)
+            np.testing.assert_array_equal(keys[..., :40], k.transpose(1, 2, 0))
+            np.testing.assert_array_equal(values[:, :40], v.transpose(1, 0, 2))
+            np.testing.assert_array_equal(keys[..., 40], random_cells(8 if seed == 2 else 1, seed=seed)[0][0])
+
+    def test_fork_outlives_its_parent(self) -> None:
+        parent = new_sequence([ONE], 64)
+        k, _ = fill(parent, 0, 20)
+        child = parent.fork()
+        parent.close()
+        np.testing.assert_array_equal(child.read(0, 20)[0], k.transpose(1, 2, 0))
+        child.close()
+        assert child.pool.n_bytes == 0
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_copied_cells_read_the_same_after_the_same_or_another_prefix(kv_type: str) -> None:
+    source = new_sequence([ONE], 100, kv_type)
+    fill(source, 0, 60)
+    source.tokens += range(60)
+    for same, start in itertools.product((True, False), (0, 5, 16, 21)):
+        target = KVSequence(source.pool, 100)
+        fill(target, 0, start, seed=0 if same else 9)
+        target.tokens += range(start) if same else [7] * start
+        target.copy(source, start, 40)
+        assert target.first_stale_cell == (None if same or not start else start)
+        for mine, theirs in zip(target.read(0, 40, start), source.read(0, 40, start), strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=0 if same else 0.5)
+        whole = source.read(0, 40)
+        np.testing.assert_array_equal(source.read(0, 40, start)[0], whole[0][..., start:])
+        np.testing.assert_array_equal(source.read(0, 40, start)[1], whole[1][:, start:])
+
+
+@pytest.mark.parametrize("start", [1, 3, 9])
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_copy_from_the_middle_of_a_page_keeps_the_values(kv_type: str, start: int) -> None:
+    """Bit-equal after the same cells, else rounded once more."""
+    spec = KVSpec(2, 32)
+    pool = KVPool(KVLayout.of([spec], kv_type))
+    source, same, other = (KVSequence(pool, 40) for _ in range(3))
+    k, v = random_cells(40, spec)
+    k += np.random.default_rng(1).normal(0, 30, (1, 2, 32)).astype(np.float32)
+    for sequence, keys in ((source, k), (same, k[:start]), (other, -k[:start])):
+        sequence.reserve(0, len(keys))
+        sequence.write(0, 0, keys, v[: len(keys)])
+        sequence.tokens = list(range(len(keys)))
+    other.tokens = [7] * start
+    expected = source.read(0, 40)
+    before = other.read(0, start)
+    for sequence in (same, other):
+        sequence.copy(source, start, 40)
+    for mine, theirs in zip(same.read(0, 40), expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    keys, values = other.read(0, 40)
+    np.testing.assert_array_equal(keys[..., :start], before[0])
+    np.testing.assert_array_equal(values, expected[1])
+    assert naive.nmse(keys[..., start:], expected[0][..., start:]) < NMSE_OF_ROUNDING.get(kv_type, 1e-4)
+    assert naive.nmse(source.read(0, 40)[0], expected[0]) == 0
+
+
+class TestWindows:
+    SPECS: ClassVar = [ONE, KVSpec(2, 4, window=20), ONE]
+
+    def test_evict_keeps_the_window_only(self) -> None:
+        sequence = new_sequence(self.SPECS, 1000)
+        whole, windowed = sequence.pool.groups
+        for n in range(1, 200):
+            sequence.reserve(n - 1, 1)
+            sequence.evict(n)
+            assert whole.n_used == -(-n // PAGE)
+            assert windowed.n_used <= 20 // PAGE + 2
+            first = max(0, n - 20 + 1)
+            assert all(sequence.tables[1][first // PAGE : -(-n // PAGE)])
+
+    def test_truncate_refuses_to_go_back_beyond_the_window(self) -> None:
+        sequence = new_sequence(self.SPECS, 200)
+        fill(sequence, 0, 100)
+        sequence.evict(100)
+        kept = sequence.tables[1].copy()
+        with pytest.raises(InvalidRequestError, match="cannot truncate to 60 tokens: the sliding window"):
+            sequence.truncate(60)
+        np.testing.assert_array_equal(sequence.tables[1], kept)
+        sequence.truncate(99)
+        sequence.truncate(0)
+        assert [pages.n_used for pages in sequence.pool.groups] == [0, 0]
+        fill(sequence, 0, 100)
+
+    def test_copy_of_an_empty_range_changes_nothing(self) -> None:
+        source = new_sequence(self.SPECS, 200)
+        fill(source, 0, 100)
+        source.tokens += range(100)
+        source.evict(100)
+        target = KVSequence(source.pool, 200)
+        target.copy(source, 0, 0)
+        assert (target.tokens, target.first_cells, target.first_stale_cell) == ([], [0, 0], None)
+
+    def test_evict_since_keeps_what_truncate_to_the_batch_start_needs(self) -> None:
+        sequence = new_sequence(self.SPECS, 400)
+        k, _ = fill(sequence, 0, 50)
+        sequence.evict(50)
+        for start in range(50, 350, 50):
+            sequence.reserve(start, 50)
+            sequence.evict(start + 50, since=50)
+        assert sequence.pool.groups[1].n_used <= 2 * (20 // PAGE + 2), "pages in between are released"
+        sequence.truncate(50)
+        np.testing.assert_array_equal(sequence.read(1, 50)[0][..., 31:], k.transpose(1, 2, 0)[..., 31:])
+
+
+def test_close_can_be_interrupted_and_repeated() -> None:
+    for n in itertools.count(1):
+        sequence = new_sequence([ONE, KVSpec(2, 4, window=20)], 100)
+        fill(sequence, 0, 90)
+        pool = sequence.pool
+        with InterruptAt(sequence_module.__file__, n) as interrupt:
+            sequence.close()
+        if n % 2:
+            sequence.close()
+            assert sequence.closed
+        del sequence
+        gc.collect()
+        assert pool.n_bytes == 0
+        if interrupt.n > 0:
+            return
