@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
+from llamacli.kv.prefixes import n_common
+
 Part = int | str
 """A part of a rendered conversation: a special token, or a run of text."""
 
@@ -63,12 +65,6 @@ def plan(held: Sequence[Evaluated], parts: Sequence[Part], encode: Callable[[str
         done.append(Evaluated(run, ids))
     done += [Evaluated(part, (part,) if isinstance(part, int) else tuple(encode(part, False))) for part in rest]
     return Plan(tuple(done), n_kept)
-
-
-def n_common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((i for i, (one, other) in pairs if one != other), min(len(a), len(b)))
 
 
 def cut(parts: Iterable[Evaluated], n: int) -> list[Evaluated]:

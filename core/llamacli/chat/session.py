@@ -11,12 +11,13 @@ from typing import Any
 
 import attrs
 
-from llamacli.chat.context import Evaluated, Part, Plan, cut, extended, n_common, plan
+from llamacli.chat.context import Evaluated, Part, Plan, cut, extended, plan
 from llamacli.chat.formats import ChatFormat, choose, own_templates
 from llamacli.chat.messages import Message, Piece, ToolCall, checked_tools
 from llamacli.chat.syntax import Event, TextEnd
 from llamacli.chat.template import ChatTemplate, Rendering
 from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError, StateError
+from llamacli.kv.prefixes import n_common
 from llamacli.model import Model
 from llamacli.plugins import Plugins
 from llamacli.sampling import SamplerChain, SamplingParams
