@@ -36,7 +36,7 @@ def logits_after(model: Model, tokens: tuple[int, ...]) -> np.ndarray:
         return session.logits
 
 
-def test_a_fork_goes_on_as_its_parent_would(model: Model, branches: Branches) -> None:
+def test_fork_draws_and_evaluates_as_its_parent_would(model: Model, branches: Branches) -> None:
     root = branches.create(LONG[:20])
     for _ in range(3):
         branches.accept(root, token := branches.sample(root, RANDOM))
@@ -55,7 +55,7 @@ def test_a_fork_goes_on_as_its_parent_would(model: Model, branches: Branches) ->
         np.testing.assert_array_equal(branches.logits(handle), logits_after(model, branches.tokens(handle)))
 
 
-def test_logits_may_be_left_behind_or_replaced(model: Model, branches: Branches) -> None:
+def test_fork_without_logits_and_set_logits(model: Model, branches: Branches) -> None:
     root = branches.create(LONG[:5])
     child = branches.fork(root, clone_logits=False)
     with pytest.raises(InvalidRequestError, match="no logits"):
@@ -68,10 +68,10 @@ def test_logits_may_be_left_behind_or_replaced(model: Model, branches: Branches)
         branches.set_logits(root, wanted[:5])
     branches.set_logits(child, branches.logits(root))
     wanted[77] = 0
-    assert branches.sample(child) == 77, "they are the branch's own"
+    assert branches.sample(child) == 77, "set_logits copies"
 
 
-def test_logits_of_every_token(model: Model, branches: Branches) -> None:
+def test_prefill_returns_all_logits(model: Model, branches: Branches) -> None:
     root = branches.create(LONG[:5])
     logits = branches.prefill(root, LONG[5:9], all_logits=True)
     assert logits is not None
@@ -80,18 +80,18 @@ def test_logits_of_every_token(model: Model, branches: Branches) -> None:
     assert branches.prefill(root, LONG[9:10]) is None
 
 
-def test_branches_share_batches(model: Model, branches: Branches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batched_decode_is_bit_equal(model: Model, branches: Branches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamacli.engine.batching.N_BATCH", 8)
     root = branches.create(LONG[:7])
     forks = [branches.fork(root) for _ in range(4)]
-    for work in ([1, 1, 1, 1], [3, 20, 0, 6], [8, 1, 7, 2]):  # one each; more than a batch, none; batches that are full
+    for work in ([1, 1, 1, 1], [3, 20, 0, 6], [8, 1, 7, 2]):  # one token each; more than a batch, or none; full batches
         tokens = {fork: LONG[len(branches.tokens(fork)) :][:n] for fork, n in zip(forks, work, strict=True)}
         branches.decode(tokens)
         for fork in forks:
             np.testing.assert_array_equal(branches.logits(fork), logits_after(model, branches.tokens(fork)))
 
 
-def test_a_branch_samples_as_it_did_and_its_forks_do_too(model: Model, branches: Branches) -> None:
+def test_sampling_params_persist_and_are_inherited(model: Model, branches: Branches) -> None:
     with pytest.raises(InvalidRequestError, match="top_k"):
         branches.create(LONG[:5], SamplingParams(samplers=("top_k", "no such")))
     biased = SamplingParams(logit_bias={9: math.inf})
@@ -102,7 +102,7 @@ def test_a_branch_samples_as_it_did_and_its_forks_do_too(model: Model, branches:
     assert branches.sample(greedy, biased) == branches.sample(greedy) == 9
 
 
-def test_branches_of_one_chain_are_apart(load_tiny: LoadTiny) -> None:
+def test_branches_of_one_sampler_chain_have_their_own_grammar_state(load_tiny: LoadTiny) -> None:
     pytest.importorskip("llguidance")
     model = load_tiny("gqa", tokenizer="spm")
     branches = Branches(model, n_leases=3, seq_len=64)
@@ -114,7 +114,7 @@ def test_branches_of_one_chain_are_apart(load_tiny: LoadTiny) -> None:
     assert branches.legal_priors(child)[0].tolist() == branches.legal_priors(roots[1])[0].tolist()
 
 
-def test_priors_of_what_a_grammar_allows(load_tiny: LoadTiny) -> None:
+def test_legal_priors_are_the_softmax_of_tokens_that_the_grammar_allows(load_tiny: LoadTiny) -> None:
     pytest.importorskip("llguidance")
     model = load_tiny("gqa", tokenizer="spm")
     branches = Branches(model, n_leases=3, seq_len=64)
@@ -133,7 +133,7 @@ def test_priors_of_what_a_grammar_allows(load_tiny: LoadTiny) -> None:
     child = branches.fork(root)
     branches.accept(child, b)
     assert branches.legal_priors(child)[0].tolist() == sorted(model.tokenizer.eog_ids)
-    assert branches.is_token_legal(root, d), "its grammar is its own"
+    assert branches.is_token_legal(root, d), "a fork has its own grammar state"
     assert not any(branches.is_token_legal(free, token) for token in (True, 1.5, -1, 10**9, None, "a"))
     np.testing.assert_array_equal(branches.logits(root), logits)
     ids, p = branches.legal_priors(free)
@@ -141,7 +141,7 @@ def test_priors_of_what_a_grammar_allows(load_tiny: LoadTiny) -> None:
     assert len(ids) == model.config.n_vocab
 
 
-def test_merging_contrasts_branches(branches: Branches) -> None:
+def test_merge_logits_is_contrastive_decoding(branches: Branches) -> None:
     expert, amateur = branches.create(LONG[:20]), branches.create(LONG[16:20])
     logits = [branches.logits(handle).copy() for handle in (expert, amateur)]
     other = branches.fork(expert, clone_logits=False)
@@ -158,14 +158,14 @@ def test_merging_contrasts_branches(branches: Branches) -> None:
     np.testing.assert_allclose(exact_softmax(branches.logits(bare)), exact_softmax(logits[1]), rtol=1e-4)
 
 
-def test_what_cannot_be_merged_changes_nothing(branches: Branches) -> None:
+def test_failed_merge_logits_changes_nothing(branches: Branches) -> None:
     root, gone = branches.create(LONG[:5]), branches.create(LONG[:4])
     bare = branches.fork(root, clone_logits=False)
     branches.prune(gone)
     before = branches.logits(root).copy()
     for target, weights, alpha, reason in (
-        (root, {root: 1, gone: -1}, 0, "there is no branch"),
-        (gone, {root: 1}, 0, "there is no branch"),
+        (root, {root: 1, gone: -1}, 0, "does not exist"),
+        (gone, {root: 1}, 0, "does not exist"),
         (root, {root: 1, bare: -1}, 0, "no logits"),
         (bare, {root: 1}, 0.1, "no logits"),
         (root, {root: math.nan}, 0, "weight nan"),
@@ -177,32 +177,32 @@ def test_what_cannot_be_merged_changes_nothing(branches: Branches) -> None:
     np.testing.assert_array_equal(branches.logits(root), before)
 
 
-def test_metrics_are_those_of_what_was_accepted(model: Model) -> None:
+def test_metrics_of_accepted_tokens(model: Model) -> None:
     branches = Branches(model, n_leases=3, seq_len=64, measure=True)
     root = branches.create(LONG[:10], SamplingParams(temp=0.7, top_k=5))
     assert branches.metrics(root).model.perplexity == branches.metrics(root).sampling.perplexity == math.inf
-    said: list[float] = []
-    drawn: list[float] = []
+    surprisals: list[float] = []
+    drawn_surprisals: list[float] = []
     for i in range(6):
         raw = branches.logits(root).astype(np.float64)
         token = branches.sample(root)
         if i == 3:
-            token = int(raw.argmin())  # not the one that was drawn
+            token = int(raw.argmin())  # not the drawn token
         branches.accept(root, token)
-        said.append(-math.log(exact_softmax(raw)[token]))
+        surprisals.append(-math.log(exact_softmax(raw)[token]))
         kept = np.flatnonzero(raw >= np.sort(raw)[-5])
         p = exact_softmax(raw[kept] / 0.7)
         metrics = branches.metrics(root)
-        assert metrics.model.surprisal == pytest.approx(said[-1], rel=1e-5)
+        assert metrics.model.surprisal == pytest.approx(surprisals[-1], rel=1e-5)
         assert metrics.model.entropy == pytest.approx(-(exact_softmax(raw) * np.log(exact_softmax(raw))).sum())
         if i == 3:
             assert metrics.sampling.surprisal == metrics.sampling.entropy == math.inf
         else:
-            drawn.append(-math.log(p[kept.tolist().index(token)]))
-            assert metrics.sampling.surprisal == pytest.approx(drawn[-1], rel=1e-5)
+            drawn_surprisals.append(-math.log(p[kept.tolist().index(token)]))
+            assert metrics.sampling.surprisal == pytest.approx(drawn_surprisals[-1], rel=1e-5)
             assert metrics.sampling.entropy == pytest.approx(-(p * np.log(p)).sum(), rel=1e-5)
-        assert metrics.model.perplexity == pytest.approx(math.exp(np.mean(said)), rel=1e-5)
-        assert metrics.sampling.perplexity == pytest.approx(math.exp(np.mean(drawn)), rel=1e-5)
+        assert metrics.model.perplexity == pytest.approx(math.exp(np.mean(surprisals)), rel=1e-5)
+        assert metrics.sampling.perplexity == pytest.approx(math.exp(np.mean(drawn_surprisals)), rel=1e-5)
         branches.step(root, token)
     before = branches.metrics(root)
     child = branches.fork(root)
@@ -212,11 +212,11 @@ def test_metrics_are_those_of_what_was_accepted(model: Model) -> None:
     assert branches.metrics(root) == before
     bare = branches.fork(root, clone_logits=False)
     branches.accept(bare, 3)
-    assert branches.metrics(bare).model == before.model, "without logits there is nothing to measure"
+    assert branches.metrics(bare).model == before.model, "nothing can be measured without logits"
 
 
 @pytest.mark.parametrize("token", [-1, 128, 1.0, True])
-def test_what_is_no_token_cannot_be_accepted(model: Model, token: int) -> None:
+def test_accept_refuses_invalid_token_ids(model: Model, token: int) -> None:
     branches = Branches(model, n_leases=1, seq_len=64, measure=True)
     root = branches.create(LONG[:5], SamplingParams(penalty_present=1e6))
     with pytest.raises(InvalidRequestError, match="is not an id from 0 to 127"):
@@ -225,13 +225,13 @@ def test_what_is_no_token_cannot_be_accepted(model: Model, token: int) -> None:
     assert branches.sample(root) == branches.logits(root).argmax()
 
 
-def test_metrics_are_there_for_who_asked(branches: Branches) -> None:
+def test_metrics_need_measure(branches: Branches) -> None:
     root = branches.create(LONG[:5])
     with pytest.raises(InvalidRequestError, match="measure=True"):
         branches.metrics(root)
 
 
-def test_who_is_related_to_whom(branches: Branches) -> None:
+def test_parent_and_children(branches: Branches) -> None:
     root = branches.create()
     child = branches.fork(root)
     assert (branches.parent(root), branches.parent(child), branches.children(root)) == (0, root, {child})
@@ -239,20 +239,20 @@ def test_who_is_related_to_whom(branches: Branches) -> None:
     assert branches.parent(child) == 0
 
 
-def test_pressure_counts_what_is_a_branchs_own(model: Model) -> None:
+def test_pressure_counts_cells_shared_with_the_parent_once(model: Model) -> None:
     branches = Branches(model, n_leases=4, seq_len=64, n_ctx=50)
     root = branches.create(LONG[:30])
     child = branches.fork(root)
     assert (branches.pressure().cells_used, branches.pressure().remaining) == (30, 20)
     branches.prefill(child, LONG[:15])
-    with pytest.raises(CacheFull, match="6 tokens do not fit into the 5 cells that are left of 50"):
+    with pytest.raises(CacheFull, match="6 tokens do not fit into the 5 free cells of 50"):
         branches.decode({root: [1, 2, 3], child: [4, 5, 6]})
     assert (len(branches.tokens(root)), len(branches.tokens(child))) == (30, 45)
     branches.prune(child)
     assert branches.pressure().cells_used == 30
 
 
-def test_a_tree_may_be_deeper_than_calls_nest(model: Model) -> None:
+def test_prune_subtree_deeper_than_the_recursion_limit(model: Model) -> None:
     depth = sys.getrecursionlimit() + 1
     branches = Branches(model, n_leases=depth + 1, seq_len=4)
     other, root = branches.create(), branches.create()
@@ -264,36 +264,36 @@ def test_a_tree_may_be_deeper_than_calls_nest(model: Model) -> None:
 
 
 @pytest.mark.parametrize("n_leases", [-1, 65537, 1.5])
-def test_leases_have_handles_of_their_own(n_leases: float, model: Model) -> None:
+def test_invalid_number_of_leases_is_refused(n_leases: float, model: Model) -> None:
     with pytest.raises(InvalidRequestError, match="n_leases must be an integer from 0 to 65536"):
         Branches(model, n_leases=n_leases)
 
 
 @pytest.mark.parametrize("n_ctx", [-1, math.nan, "9", True])
-def test_cells_are_counted_in_whole_numbers(n_ctx: int, model: Model) -> None:
+def test_invalid_number_of_cells_is_refused(n_ctx: int, model: Model) -> None:
     with pytest.raises(InvalidRequestError, match="n_ctx must be an integer of at least 0"):
         Branches(model, n_leases=1, n_ctx=n_ctx)
 
 
-def test_leases_run_out(branches: Branches) -> None:
+def test_fork_and_create_need_a_free_lease(branches: Branches) -> None:
     root = branches.create([1])
     forks = [branches.fork(root) for _ in range(5)]
-    with pytest.raises(CacheFull, match="all 6 leases are taken"):
+    with pytest.raises(CacheFull, match="all 6 leases are in use"):
         branches.fork(root)
     with pytest.raises(CacheFull):
         branches.create()
     branches.prune(forks[0])
-    assert branches.fork(root) not in forks, "a handle never comes again"
+    assert branches.fork(root) not in forks, "handles are never reused"
 
 
-def test_a_branch_that_cannot_be_begun_takes_nothing(branches: Branches) -> None:
+def test_failed_create_takes_no_lease_or_cell(branches: Branches) -> None:
     with pytest.raises(InvalidRequestError, match="index 1"):
         branches.create([1, 500])
     assert (len(branches), branches.pressure().cells_used) == (0, 0)
     [branches.create([1]) for _ in range(6)]
 
 
-def test_a_fork_that_cannot_be_made_takes_nothing(branches: Branches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_fork_takes_no_lease(branches: Branches, monkeypatch: pytest.MonkeyPatch) -> None:
     root = branches.create([1])
 
     def fails(*_: object) -> None:
@@ -307,7 +307,7 @@ def test_a_fork_that_cannot_be_made_takes_nothing(branches: Branches, monkeypatc
     [branches.fork(root) for _ in range(5)]
 
 
-def test_draining(model: Model, branches: Branches) -> None:
+def test_drain_releases_memory_and_closes(model: Model, branches: Branches) -> None:
     used = model.kv_pool().n_used_bytes
     root = branches.create(LONG[:20])
     branches.fork(root)
@@ -320,15 +320,18 @@ def test_draining(model: Model, branches: Branches) -> None:
 
 
 @attrs.define(eq=False)
-class Known:
-    """What a branch must be: `head` of its tokens are its parent's; `said` and `drew` the surprisals measured."""
+class Expected:
+    """Expected branch.
+
+    `head` tokens are shared with the parent; `model` and `sampling` are surprisals.
+    """
 
     parent: int
     tokens: list[int]
     head: int
     logits: np.ndarray | None
-    said: list[float] = attrs.field(factory=list)
-    drew: list[float] = attrs.field(factory=list)
+    model: list[float] = attrs.field(factory=list)
+    sampling: list[float] = attrs.field(factory=list)
     drawn: tuple[int, float] | None = None
 
 
@@ -337,7 +340,7 @@ def perplexity(surprisals: list[float]) -> float:
 
 
 class BranchMachine(RuleBasedStateMachine):
-    """`tree`: of each living handle, what is known of its branch."""
+    """`tree`: the expected branches by handle."""
 
     handles = Bundle("handles")
     model: Model
@@ -345,17 +348,17 @@ class BranchMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.branches = Branches(self.model, n_leases=5, seq_len=40, n_ctx=90, measure=True)
-        self.tree: dict[int, Known] = {}
+        self.tree: dict[int, Expected] = {}
 
     def children(self, handle: int) -> set[int]:
-        return {other for other, known in self.tree.items() if known.parent == handle}
+        return {other for other, expected in self.tree.items() if expected.parent == handle}
 
     def subtree(self, handle: int) -> set[int]:
         return {handle}.union(*(self.subtree(child) for child in self.children(handle)))
 
     @property
     def used(self) -> int:
-        return sum(len(known.tokens) - known.head for known in self.tree.values())
+        return sum(len(expected.tokens) - expected.head for expected in self.tree.values())
 
     def drawable(self, handle: int) -> bool:
         return handle in self.tree and self.tree[handle].logits is not None
@@ -368,7 +371,7 @@ class BranchMachine(RuleBasedStateMachine):
             assert len(self.tree) == 5 or self.used + len(tokens) > 90
             return multiple()
         assert handle not in self.tree
-        self.tree[handle] = Known(0, tokens, 0, self.branches.logits(handle).copy() if tokens else None)
+        self.tree[handle] = Expected(0, tokens, 0, self.branches.logits(handle).copy() if tokens else None)
         return handle
 
     @rule(target=handles, handle=handles, clone_logits=st.booleans())
@@ -381,15 +384,15 @@ class BranchMachine(RuleBasedStateMachine):
         except CacheFull:
             assert len(self.tree) == 5
             return multiple()
-        known = self.tree[handle]
-        self.tree[child] = Known(
+        expected = self.tree[handle]
+        self.tree[child] = Expected(
             handle,
-            list(known.tokens),
-            len(known.tokens),
-            known.logits if clone_logits else None,
-            list(known.said),
-            list(known.drew),
-            known.drawn if clone_logits else None,
+            list(expected.tokens),
+            len(expected.tokens),
+            expected.logits if clone_logits else None,
+            list(expected.model),
+            list(expected.sampling),
+            expected.drawn if clone_logits else None,
         )
         return child
 
@@ -404,9 +407,9 @@ class BranchMachine(RuleBasedStateMachine):
             return
         assert fits
         for handle, tokens in work.items():
-            known = self.tree[handle]
-            known.tokens.extend(tokens)
-            known.logits, known.drawn = self.branches.logits(handle).copy(), None
+            expected = self.tree[handle]
+            expected.tokens.extend(tokens)
+            expected.logits, expected.drawn = self.branches.logits(handle).copy(), None
 
     @rule(handle=handles)
     def sample(self, handle: int) -> None:
@@ -422,41 +425,41 @@ class BranchMachine(RuleBasedStateMachine):
 
     @rule(handle=handles, token=st.one_of(st.none(), st.integers(0, 127)))
     def accept(self, handle: int, token: int | None) -> None:
-        known = self.tree.get(handle)
+        expected = self.tree.get(handle)
         if token is None:
-            token = known.drawn[0] if known is not None and known.drawn is not None else 0
+            token = expected.drawn[0] if expected is not None and expected.drawn is not None else 0
         try:
             self.branches.accept(handle, token)
         except InvalidRequestError:
-            assert known is None
+            assert expected is None
             return
-        assert known is not None
-        if known.logits is not None:
-            surprisal = -float(log_softmax(known.logits)[token])
-            known.said += [surprisal] if surprisal < math.inf else []
-        if known.drawn is not None and known.drawn[0] == token:
-            known.drew.append(known.drawn[1])
-        known.drawn = None
+        assert expected is not None
+        if expected.logits is not None:
+            surprisal = -float(log_softmax(expected.logits)[token])
+            expected.model += [surprisal] if surprisal < math.inf else []
+        if expected.drawn is not None and expected.drawn[0] == token:
+            expected.sampling.append(expected.drawn[1])
+        expected.drawn = None
 
     @rule(handle=handles, other=handles, weight=st.sampled_from([-1.0, -0.5, 0.5]), alpha=st.sampled_from([0.0, 0.1]))
     def merge(self, handle: int, other: int, weight: float, alpha: float) -> None:
         weights = {other: weight, handle: 1.0}
-        expected = None
+        merged = None
         if self.drawable(handle) and self.drawable(other):
             logs = {each: log_softmax(self.tree[each].logits) for each in weights}
             with np.errstate(invalid="ignore"):
-                expected = sum(weights[each] * logs[each] for each in weights)
+                merged = sum(weights[each] * logs[each] for each in weights)
             unlikely = logs[handle] < logs[handle].max() + (math.log(alpha) if alpha else -math.inf)
-            expected[unlikely | ~np.isfinite(expected)] = -np.inf
+            merged[unlikely | ~np.isfinite(merged)] = -np.inf
         try:
             self.branches.merge_logits(handle, weights, alpha=alpha)
         except InvalidRequestError:
-            assert expected is None or expected.max() == -np.inf
+            assert merged is None or merged.max() == -np.inf
             return
-        assert expected is not None
-        np.testing.assert_allclose(self.branches.logits(handle), expected, rtol=1e-4, atol=1e-4)
-        known = self.tree[handle]
-        known.logits, known.drawn = self.branches.logits(handle).copy(), None
+        assert merged is not None
+        np.testing.assert_allclose(self.branches.logits(handle), merged, rtol=1e-4, atol=1e-4)
+        expected = self.tree[handle]
+        expected.logits, expected.drawn = self.branches.logits(handle).copy(), None
 
     @rule(handle=handles)
     def prune(self, handle: int) -> None:
@@ -483,24 +486,24 @@ class BranchMachine(RuleBasedStateMachine):
             self.tree = {handle: attrs.evolve(self.tree[handle], parent=0, head=0)}
 
     @invariant()
-    def the_store_is_as_the_tree(self) -> None:
+    def tokens_and_relations_match_the_tree(self) -> None:
         assert len(self.branches) == len(self.tree)
         assert self.branches.pressure().cells_used == self.used
-        for handle, known in self.tree.items():
-            assert list(self.branches.tokens(handle)) == known.tokens
+        for handle, expected in self.tree.items():
+            assert list(self.branches.tokens(handle)) == expected.tokens
             assert self.branches.children(handle) == self.children(handle)
-            assert self.branches.parent(handle) == known.parent
+            assert self.branches.parent(handle) == expected.parent
         cells = {int(page) for seq in range(5) for page in self.branches._cache.sequence(seq).tables[0] if page}
         assert self.branches._cache.pool.groups[0].n_used == len(cells)
 
     @invariant()
-    def logits_and_metrics_are_each_branchs_own(self) -> None:
-        for handle, known in self.tree.items():
-            if known.logits is not None:
-                np.testing.assert_array_equal(self.branches.logits(handle), known.logits)
+    def logits_and_metrics_match(self) -> None:
+        for handle, expected in self.tree.items():
+            if expected.logits is not None:
+                np.testing.assert_array_equal(self.branches.logits(handle), expected.logits)
             metrics = self.branches.metrics(handle)
-            assert metrics.model.perplexity == pytest.approx(perplexity(known.said), rel=1e-4)
-            assert metrics.sampling.perplexity == pytest.approx(perplexity(known.drew), rel=1e-4)
+            assert metrics.model.perplexity == pytest.approx(perplexity(expected.model), rel=1e-4)
+            assert metrics.sampling.perplexity == pytest.approx(perplexity(expected.sampling), rel=1e-4)
 
     def teardown(self) -> None:
         self.branches.drain()
@@ -514,7 +517,7 @@ def machine(tmp_path_factory, plugins) -> type[RuleBasedStateMachine]:
     return BranchMachine
 
 
-def test_random_trees(machine) -> None:
+def test_random_operations_match_a_tree_of_lists(machine) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(machine, settings=settings(max_examples=80, stateful_step_count=30, deadline=None))
