@@ -1,4 +1,4 @@
-"""What a context is made of, so that whoever reuses one can tell that it is the same."""
+"""Context manifests: segments and hashes that identify a context."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from llamacli.errors import ManifestMismatchError
+from llamacli.prefix.errors import ManifestMismatchError
 
 Tokenize = Callable[[str, bool], list[int]]
-"""`tokenize(text, add_special)`: the exact tokens of a model's."""
+"""`tokenize(text, add_special)` returns the token ids that the model evaluates."""
 
 
 def hash_token_ids(tokens: Sequence[int]) -> str:
-    """SHA-256 over the ids, 8 bytes each, little-endian, as hex."""
+    """SHA-256 of token ids, 8 bytes each, little-endian, as hex."""
     return hashlib.sha256(struct.pack(f"<{len(tokens)}q", *tokens)).hexdigest()
 
 
 def hash_bytes(text: str) -> str:
-    """SHA-256 over the text's UTF-8, as hex."""
+    """SHA-256 of a text in UTF-8, as hex."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @attrs.frozen
 class ManifestSegment:
-    """A piece of a context: its `kind`, whether it is `stable`, and where it lies in bytes and in tokens."""
+    """Segment of a context, with its byte and token ranges.
+
+    `stable` segments are part of the prefix.
+    """
 
     kind: str
     stable: bool
@@ -41,10 +44,13 @@ class ManifestSegment:
 
 @attrs.frozen
 class ContextManifest:
-    """The identity of a context. One of defaults only, zero, is compatible with any.
+    """Identity and contents of a context.
 
-    Who computed it (`profile_id`, `backend` and its version, `model_digest`, `prompt_format`, the digests of the
-    template and of the runtime, `add_bos`), and what it holds: how many bytes, hashes, and the segments.
+    A manifest of defaults only ("zero") is compatible with any.
+
+    - Identity: `profile_id`, `backend`, `backend_version`, `model_digest`, `prompt_format`, `prompt_template_digest`,
+      `runtime_digest`, `add_bos`.
+    - Contents: sizes in bytes, hashes of the stable and volatile parts, and the segments.
     """
 
     profile_id: str = ""
@@ -64,42 +70,46 @@ class ContextManifest:
 
     @property
     def is_zero(self) -> bool:
-        """Whether it says nothing."""
+        """True if all fields are defaults."""
         return self == ContextManifest()
 
     @property
     def digest(self) -> str:
-        """SHA-256 of it as JSON, as hex; "" if it is zero."""
+        """SHA-256 of the manifest as hex; "" if it is zero."""
         if self.is_zero:
             return ""
         return hashlib.sha256(json.dumps(attrs.asdict(self), sort_keys=True).encode()).hexdigest()
 
     def difference(self, other: ContextManifest) -> str:
-        """Which part of who computed it is another, or "": contexts of the same may be compared token by token."""
+        """Name of the first identity field that differs.
+
+        Returns "" if none does; zero manifests are equal to any.
+        """
         if self.is_zero or other.is_zero:
             return ""
         return next((name for name in _IDENTITY if getattr(self, name) != getattr(other, name)), "")
 
     def check(self, text: str, tokenize: Tokenize) -> None:
-        """Raise ManifestMismatchError unless the segments follow one another, stable ones first, over all of the text.
+        """Raise ManifestMismatchError unless the segments match the text.
 
-        Each must begin and end where a token does, and have the bytes and tokens that its hashes say.
+        Segments must cover the text, stable ones first. Segments must be contiguous, begin and end at token boundaries,
+        and match their byte and token hashes.
         """
         data, tokens = text.encode(), tokenize(text, self.add_bos)
         at_byte = at_token = 0
         was_stable = True
         for segment in self.segments:
             if segment.stable and not was_stable:
-                raise ManifestMismatchError(f"stable segment {segment.kind!r} comes after one that is not")
+                raise ManifestMismatchError(f"stable segment {segment.kind!r} comes after a volatile one")
             if (segment.byte_start, segment.token_start) != (at_byte, at_token):
-                raise ManifestMismatchError(f"segment {segment.kind!r} does not begin where the one before it ends")
+                raise ManifestMismatchError(f"segment {segment.kind!r} does not begin at the end of the previous one")
             at_byte, at_token, was_stable = segment.byte_end, segment.token_end, segment.stable
             piece = data[segment.byte_start : segment.byte_end].decode(errors="replace")
             ids = tokens[segment.token_start : segment.token_end]
             if tokenize(data[:at_byte].decode(errors="replace"), self.add_bos) != tokens[:at_token]:
                 raise ManifestMismatchError(f"segment {segment.kind!r} ends within a token")
             if (hash_bytes(piece), hash_token_ids(ids)) != (segment.byte_hash, segment.token_hash):
-                raise ManifestMismatchError(f"segment {segment.kind!r} has another content than its hashes")
+                raise ManifestMismatchError(f"segment {segment.kind!r} does not match its hashes")
         if self.segments and (at_byte, at_token) != (len(data), len(tokens)):
             raise ManifestMismatchError("the segments do not cover the text")
 
@@ -113,9 +123,11 @@ _IDENTITY = (
 def build_manifest(
     pieces: Sequence[tuple[str, bool, str]], tokenize: Tokenize, identity: ContextManifest | None = None
 ) -> ContextManifest:
-    """The manifest of a context made of (kind, stable, text), stable ones first; `identity` says who computes it.
+    """Build the manifest of a context.
 
-    Raises ManifestMismatchError if a piece ends within a token, or a stable one comes after one that is not.
+    Pieces are (kind, stable, text), stable ones first. `identity` gives the identity fields, see
+    `PrefixSession.identity`. Raises ManifestMismatchError if a piece ends within a token, or a stable piece follows a
+    volatile one.
     """
     identity = identity or ContextManifest()
     text, tokens, segments = "", list[int](), list[ManifestSegment]()

@@ -1,12 +1,15 @@
-"""Who makes prefix sessions and embeds texts: this package, unless a program puts something else in its place."""
+"""Registry of the session factory and the embedding function.
+
+Programs can replace both.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 
-from llamacli.errors import SessionUnavailableError
 from llamacli.model import load_model
+from llamacli.prefix.errors import SessionUnavailableError
 from llamacli.prefix.session import PrefixConfig, PrefixSession, checked_threads
 
 Path = str | os.PathLike[str]
@@ -14,11 +17,11 @@ SessionFactory = Callable[[Path, PrefixConfig], PrefixSession]
 EmbedFunction = Callable[[Path, PrefixConfig, str], Sequence[float]]
 
 
-def _open(path: Path, config: PrefixConfig) -> PrefixSession:
+def _open_session(path: Path, config: PrefixConfig) -> PrefixSession:
     return PrefixSession(load_model(path, threads=checked_threads(config)), config)
 
 
-def _embed(path: Path, config: PrefixConfig, text: str) -> Sequence[float]:
+def _embed_text(path: Path, config: PrefixConfig, text: str) -> Sequence[float]:
     from llamacli.tools.embedding import load_embedder
 
     with load_embedder(path, threads=checked_threads(config)) as embedder:
@@ -26,39 +29,47 @@ def _embed(path: Path, config: PrefixConfig, text: str) -> Sequence[float]:
         return vector
 
 
-_factory: list[SessionFactory] = [_open]
-_embedder: list[EmbedFunction] = [_embed]
+_session_factory: SessionFactory | None = _open_session
+_embed_function: EmbedFunction | None = _embed_text
 
 
 def session_available() -> bool:
-    """Whether there is a session factory."""
-    return bool(_factory)
+    """Check that a session factory is registered."""
+    return _session_factory is not None
 
 
 def set_session_factory(factory: SessionFactory | None) -> None:
-    """Let `new_session` call this; None for nothing."""
-    _factory[:] = [] if factory is None else [factory]
+    """Register the function that `new_session` calls; None removes it."""
+    global _session_factory
+    _session_factory = factory
 
 
 def new_session(path: Path, config: PrefixConfig | None = None) -> PrefixSession:
-    """A session over the model of a file. Raises SessionUnavailableError if there is no factory."""
-    if not _factory:
+    """Create a session for a model file.
+
+    Raises SessionUnavailableError if no factory is registered.
+    """
+    if _session_factory is None:
         raise SessionUnavailableError("no session factory is registered")
-    return _factory[0](path, config or PrefixConfig())
+    return _session_factory(path, config or PrefixConfig())
 
 
 def embed_available() -> bool:
-    """Whether there is an embedding function."""
-    return bool(_embedder)
+    """Check that an embedding function is registered."""
+    return _embed_function is not None
 
 
 def set_embed_function(function: EmbedFunction | None) -> None:
-    """Let `embed` call this; None for nothing."""
-    _embedder[:] = [] if function is None else [function]
+    """Register the function that `embed` calls; None removes it."""
+    global _embed_function
+    _embed_function = function
 
 
 def embed(path: Path, text: str, config: PrefixConfig | None = None) -> Sequence[float]:
-    """The vector of a text by the model of a file. Raises SessionUnavailableError if there is no function for it."""
-    if not _embedder:
+    """Embed a text with a model file.
+
+    Raises SessionUnavailableError if no embedding function is registered.
+    """
+    if _embed_function is None:
         raise SessionUnavailableError("no embedding function is registered")
-    return _embedder[0](path, config or PrefixConfig(), text)
+    return _embed_function(path, config or PrefixConfig(), text)

@@ -1,4 +1,4 @@
-"""A session whose context is a prefix that stays, a suffix that comes and goes, and what was generated."""
+"""Prefix session: cached prefix, changing suffixes, generated text."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from typing import Protocol, TypeVar, runtime_checkable
 import attrs
 
 from llamacli.architecture import MAX_CONTEXT
-from llamacli.errors import (
+from llamacli.errors import ContextOverflowError, InvalidRequestError, LlamaCliError
+from llamacli.kv import KVSequence
+from llamacli.kv.prefixes import n_common
+from llamacli.model import Model
+from llamacli.prefix.errors import (
     CancelledError,
-    ContextOverflowError,
-    InvalidRequestError,
-    LlamaCliError,
     ManifestMismatchError,
     SessionClosedError,
     SessionFatalError,
     UnsupportedFeatureError,
 )
-from llamacli.kv import KVSequence
-from llamacli.kv.prefixes import n_common
-from llamacli.model import Model
 from llamacli.prefix.manifest import ContextManifest, hash_bytes, hash_token_ids
 from llamacli.sampling import SamplingParams
 from llamacli.util.closing import Closing
@@ -33,28 +31,28 @@ Number = TypeVar("Number", int, float)
 
 @runtime_checkable
 class Cancel(Protocol):
-    """What says that somebody no longer waits, such as a threading.Event."""
+    """Cancellation flag, such as a threading.Event."""
 
     def is_set(self) -> bool:
-        """Whether to stop."""
+        """Return True to cancel the call."""
 
 
-def _or(default: int, n: int) -> int:
+def _positive_or(default: int, n: int) -> int:
     if not is_integer(n):
-        raise InvalidRequestError(f"{n!r} is no integer; 0 stands for {default}")
+        raise InvalidRequestError(f"{n!r} is not an integer; 0 means the default {default}")
     return int(n) if n > 0 else default
 
 
-def _batch(n: int) -> int:
-    return _or(512, n)
+def _batch_size(n: int) -> int:
+    return _positive_or(512, n)
 
 
-def _tokens(n: int) -> int:
-    return _or(256, n)
+def _max_tokens(n: int) -> int:
+    return _positive_or(256, n)
 
 
-def _even(n: int) -> int:
-    n_ctx = _or(8192, n) // 2 * 2
+def _context_size(n: int) -> int:
+    n_ctx = _positive_or(8192, n) // 2 * 2
     if not 0 < n_ctx <= MAX_CONTEXT:
         raise InvalidRequestError(f"num_ctx must be 0 or from 2 to {MAX_CONTEXT}, not {n}")
     return n_ctx
@@ -62,18 +60,20 @@ def _even(n: int) -> int:
 
 @attrs.frozen
 class PrefixConfig:
-    """What a session is made for; 0 or "" stands for a default.
+    """Configuration of a prefix session; 0 or "" means the default.
 
-    - `num_ctx`: tokens of context (8192), made even. `num_batch`: tokens evaluated at a time (512). `num_threads`: 0
-      for one a core.
-    - `num_gpu_layers`, `tensor_split`: nothing but 0 is supported. `flash_attn`: attention is of that kind always.
+    - `num_ctx`: context size in tokens (8192), rounded down to an even number. `num_batch`: batch size in tokens (512).
+      `num_threads`: 0 for one thread a core.
+    - `num_gpu_layers`, `tensor_split`: only 0 is supported. `flash_attn`: ignored, attention is always computed so.
     - `kv_cache_type`: one of `llamacli.kv.KV_TYPES`.
-    - `prompt_format`, `prompt_template_digest`: how the text that is handed over was made, part of its identity.
-    - `disable_bos`: put no BOS before a prefix, where the model has one.
+    - `prompt_format`, `prompt_template_digest`: the format of the caller's text, part of the context's identity.
+    - `disable_bos`: do not add BOS before the prefix.
+
+    Raises InvalidRequestError for a value out of range, UnsupportedFeatureError for GPU options.
     """
 
-    num_ctx: int = attrs.field(default=0, converter=_even)
-    num_batch: int = attrs.field(default=0, converter=_batch)
+    num_ctx: int = attrs.field(default=0, converter=_context_size)
+    num_batch: int = attrs.field(default=0, converter=_batch_size)
     num_threads: int = 0
     num_gpu_layers: int = 0
     tensor_split: tuple[float, ...] = ()
@@ -87,21 +87,24 @@ class PrefixConfig:
         if not is_integer(self.num_threads):
             raise InvalidRequestError(f"num_threads must be an integer, not {self.num_threads!r}")
         if self.num_gpu_layers or any(self.tensor_split):
-            raise UnsupportedFeatureError("GPU layers: this runs on CPUs")
+            raise UnsupportedFeatureError("GPU layers: only CPUs are supported")
 
 
 @attrs.frozen
 class DecodeConfig:
-    """How to generate: up to `max_tokens` (256); None stands for a default, 0 means 0."""
+    """Generation options of a prefix session.
 
-    max_tokens: int = attrs.field(default=0, converter=_tokens)
+    Up to `max_tokens` (256) are generated. None means the default, 0 means 0.
+    """
+
+    max_tokens: int = attrs.field(default=0, converter=_max_tokens)
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
 
     def params(self) -> SamplingParams:
-        """The parameters of the sampler."""
+        """Convert to sampling parameters."""
 
         def given(value: Number | None, default: Number) -> Number:
             return default if value is None else value
@@ -113,7 +116,7 @@ class DecodeConfig:
 
 @attrs.frozen
 class StreamChunk:
-    """A piece of generated text; with an `error`, the end."""
+    """Chunk of generated text, or the `error` that ended generation."""
 
     text: str = ""
     error: Exception | None = None
@@ -121,7 +124,11 @@ class StreamChunk:
 
 @attrs.frozen
 class PrefixStatus:
-    """How a prefix was made resident, in tokens: `reused`, `prefilled`, `dropped` of what was there; what is now."""
+    """Result of `ensure_prefix`, in tokens.
+
+    `reused` from the context, `prefilled` (evaluated now), `dropped` from the context; then the sizes of the prefix and
+    of the resident context, and the free space. Hashes are those of the prefix.
+    """
 
     reused: int
     prefilled: int
@@ -136,7 +143,10 @@ class PrefixStatus:
 
 @attrs.frozen
 class SuffixStatus:
-    """What a suffix came to, in tokens."""
+    """Result of `prefill_suffix`, in tokens.
+
+    Sizes of the suffix, the prefix and the resident context, and the free space.
+    """
 
     suffix: int
     prefix: int
@@ -147,7 +157,7 @@ class SuffixStatus:
 
 @attrs.frozen
 class ContextReport:
-    """What a session holds, also after it is closed."""
+    """Report on a session's context, also available after it is closed."""
 
     resident: int
     prefix: int
@@ -161,10 +171,10 @@ class ContextReport:
 
 
 class PrefixSession(Closing):
-    """One context over a model, used by one thread at a time.
+    """Session with a cached prefix over a model. Not thread-safe.
 
-    A failure of the engine poisons it: every later call raises SessionFatalError with the first cause. After `close`
-    all but `explain_context` and `close` raise SessionClosedError.
+    After a failure of the engine, every call raises SessionFatalError with the first cause. After `close`, all methods
+    but `explain_context` and `close` raise SessionClosedError.
     """
 
     def __init__(self, model: Model, config: PrefixConfig | None = None):
@@ -177,19 +187,22 @@ class PrefixSession(Closing):
         )
         self._prefix: list[int] = []
         self._prefix_text = ""
-        self._text: str | None = ""  # of the whole context, as long as all of it was handed over as text
+        self._text: str | None = ""  # of the whole context; None if parts of it were generated
         self._manifest = ContextManifest()
         self._fatal: SessionFatalError | None = None
         self._report: ContextReport | None = None
-        self._mark: KVSequence | None = None  # where the prefix ends, for sliding windows to come back to
+        self._checkpoint: KVSequence | None = None  # the prefix's end, with the cells of sliding windows
 
     def tokenize(self, text: str, add_special: bool) -> list[int]:
-        """The tokens that a text is evaluated as; `add_special` puts BOS first where the model expects it."""
+        """Tokenize a text, parsing special tokens.
+
+        `add_special` adds BOS if the model expects it, never EOS.
+        """
         tokens = self.model.encode(text, add_special=add_special, parse_special=True)
         return tokens[:-1] if add_special and self.model.tokenizer.add_eos else tokens
 
     def identity(self, profile_id: str = "") -> ContextManifest:
-        """Who computes this session's contexts, for `build_manifest` to say what one is made of."""
+        """Manifest with this session's identity fields, for `build_manifest`."""
         config = self.config
         runtime = f"{self.model.mode.value} {self._session.cache.kv_type}"
         return ContextManifest(
@@ -205,17 +218,18 @@ class PrefixSession(Closing):
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """All that is resident."""
+        """Tokens of the resident context."""
         return self._session.tokens
 
     def ensure_prefix(
         self, text: str, manifest: ContextManifest | None = None, *, cancel: Cancel | None = None
     ) -> PrefixStatus:
-        """Let the context be this prefix and nothing else, evaluating what it does not begin with already.
+        """Make the context exactly this prefix.
 
-        A manifest of another identity than before drops all that was there. Raises ContextOverflowError before anything
-        changes, ManifestMismatchError likewise if the manifest is not of this text, CancelledError with the context
-        rolled back to what was reused.
+        Only what follows the common prefix of tokens is evaluated. A manifest of another identity than before drops the
+        whole context. Raises ContextOverflowError if the prefix does not fit and ManifestMismatchError if the manifest
+        is not of this text, both before anything changes; CancelledError with the context truncated to the reused
+        tokens.
         """
         self._expect_open(cancel)
         manifest = manifest or ContextManifest()
@@ -232,7 +246,7 @@ class PrefixSession(Closing):
         self._evaluate(tokens[kept:], cancel)
         reused = min(common, kept)
         if self._session.cache.pool.layout.has_windows:
-            self._mark = self._session.mark()
+            self._checkpoint = self._session.mark()
         self._prefix, self._prefix_text, self._text = tokens, text, text
         return PrefixStatus(
             reused, len(tokens) - reused, len(before) - reused, len(tokens), len(self.tokens), self._available,
@@ -242,12 +256,12 @@ class PrefixSession(Closing):
     def prefill_suffix(
         self, text: str, manifest: ContextManifest | None = None, *, cancel: Cancel | None = None
     ) -> SuffixStatus:
-        """Append text to the context; calls one after the other add up.
+        """Append text to the context, after the prefix and earlier suffixes.
 
-        Prefix and suffix have the tokens that the whole text has, if the suffix begins where a token does. Raises
-        ManifestMismatchError if the manifest is of another identity or another stable text than the prefix's, or the
-        suffix begins within a token of the whole; ContextOverflowError; both before anything changes; CancelledError
-        with the context as it was.
+        The context has the tokens of the whole text if the suffix begins at a token boundary of it. Raises
+        ManifestMismatchError if the manifest's identity or stable hashes differ from the prefix's, or the suffix begins
+        within a token of the whole text; ContextOverflowError; both before anything changes; CancelledError with the
+        context as before.
         """
         self._expect_open(cancel)
         manifest = manifest or ContextManifest()
@@ -257,15 +271,15 @@ class PrefixSession(Closing):
             raise ContextOverflowError(len(self.tokens), len(tokens), self.config.num_ctx, stage="suffix")
         self._evaluate(tokens, cancel)
         self._text = None if self._text is None else self._text + text
-        said = self._manifest if manifest.is_zero else manifest
-        return SuffixStatus(len(tokens), len(self._prefix), len(self.tokens), self._available, said.digest)
+        digest = (self._manifest if manifest.is_zero else manifest).digest
+        return SuffixStatus(len(tokens), len(self._prefix), len(self.tokens), self._available, digest)
 
     def decode(self, config: DecodeConfig | None = None, *, cancel: Cancel | None = None) -> Iterator[StreamChunk]:
-        """Stream what the model makes of the context; what is generated becomes part of it.
+        """Generate text as a stream of chunks.
 
-        It ends at an end-of-generation token, which is neither shown nor kept, or when the context is full. An error
-        that comes while it goes on is the last chunk. Raises ContextOverflowError at once if there is nothing to go on
-        from, or no room.
+        Generated tokens become part of the context. Generation ends at an end-of-generation token, which is neither
+        returned nor kept, or when the context is full. An error during generation is the last chunk. Raises
+        ContextOverflowError at once if the context is empty or full.
         """
         self._expect_open(cancel)
         n = len(self.tokens)
@@ -275,7 +289,7 @@ class PrefixSession(Closing):
         return self._decode(config, config.params(), cancel)
 
     def explain_context(self) -> ContextReport:
-        """What the context holds."""
+        """Report what the context holds."""
         if self._report is not None:
             return self._report
         if self._fatal is not None:
@@ -283,18 +297,18 @@ class PrefixSession(Closing):
         return self._describe(closed=False)
 
     def close(self) -> None:
-        """Give the memory back; closing twice does nothing."""
+        """Release the memory; closing twice does nothing."""
         if self._report is None:
             self._report = self._describe(closed=True)
             self._session.close()
-            self._mark = None
+            self._checkpoint = None
 
     def _decode(self, config: DecodeConfig, params: SamplingParams, cancel: Cancel | None) -> Iterator[StreamChunk]:
         session = self._session
         self._text = None
         try:
-            if not session.has_logits:  # the last token again: a prefix that was there already evaluated nothing
-                self._replay()
+            if not session.has_logits:  # the whole prefix was reused, so nothing was evaluated
+                self._evaluate_last_again()
             session.set_seed(int.from_bytes(os.urandom(4)) if config.seed is None else config.seed)
             for token in session.generate([], params, max_tokens=config.max_tokens):
                 if cancel is not None and cancel.is_set():
@@ -306,13 +320,16 @@ class PrefixSession(Closing):
             self._fatal = SessionFatalError(error)
             yield StreamChunk(error=self._fatal)
 
-    def _replay(self) -> None:
+    def _evaluate_last_again(self) -> None:
         *rest, last = self.tokens
         self._session.rewind(len(rest))
         self._session.eval([last])
 
     def _rewind(self, n: int) -> int:
-        """Keep the first n tokens, or none where a sliding window has forgotten too much; how many are left."""
+        """Keep the first n tokens; returns how many are left.
+
+        None are left if their sliding window was evicted.
+        """
         if n < len(self.tokens):
             self._session.rewind(n)
             if len(self._session.cache.tokens) < n:
@@ -320,7 +337,10 @@ class PrefixSession(Closing):
         return len(self.tokens)
 
     def _evaluate(self, tokens: Sequence[int], cancel: Cancel | None) -> None:
-        """Evaluate in batches. What is raised in between leaves the context as it was."""
+        """Evaluate tokens in batches.
+
+        Cancelling or an interrupt leaves the context as before.
+        """
         start = len(self.tokens)
         try:
             for at in range(0, len(tokens), self.config.num_batch):
@@ -348,19 +368,19 @@ class PrefixSession(Closing):
         if manifest.is_zero:
             return
         if manifest.stable_byte_hash and manifest.stable_byte_hash != hash_bytes(text):
-            raise ManifestMismatchError("the prefix is another text than its manifest's stable one")
+            raise ManifestMismatchError("the prefix does not match the manifest's stable_byte_hash")
         if manifest.stable_token_hash and manifest.stable_token_hash != hash_token_ids(tokens):
-            raise ManifestMismatchError("the prefix has other tokens than its manifest says")
+            raise ManifestMismatchError("the prefix's tokens do not match the manifest's stable_token_hash")
 
     def _check_prefix(self, manifest: ContextManifest) -> None:
         if manifest.is_zero or self._manifest.is_zero:
             return
         difference = self._manifest.difference(manifest)
         if difference:
-            raise ManifestMismatchError(f"{difference} is another than the prefix's")
+            raise ManifestMismatchError(f"{difference} differs from the prefix's")
         for name in ("stable_byte_hash", "stable_token_hash"):
             if getattr(manifest, name) != getattr(self._manifest, name):
-                raise ManifestMismatchError(f"{name} is another than the prefix's")
+                raise ManifestMismatchError(f"{name} differs from the prefix's")
 
     @property
     def _available(self) -> int:
@@ -378,9 +398,12 @@ class PrefixSession(Closing):
         if self._fatal is not None:
             raise self._fatal
         if cancel is not None and not isinstance(cancel, Cancel):
-            raise InvalidRequestError(f"cancel has no is_set: {cancel!r}")
+            raise InvalidRequestError(f"cancel must have an is_set method, like threading.Event: {cancel!r}")
 
 
 def checked_threads(config: PrefixConfig) -> int | None:
-    """How many threads a model is to be loaded with; None for one a core."""
+    """Number of threads to load a model with.
+
+    None is one thread a core.
+    """
     return int(config.num_threads) if config.num_threads > 0 else None

@@ -1,0 +1,6 @@
+"""Texts and configuration of the prefix session tests."""
+
+from llamacli.prefix import PrefixConfig
+
+PREFIX, OTHER, SUFFIX = "once upon a time", "once upon me", " there once"
+CONFIG = PrefixConfig(num_ctx=128, num_batch=4)
