@@ -16,9 +16,9 @@ def new_sequence(layers: list[KVSpec], seq_len: int, kv_type: str | tuple[str, s
     return KVSequence(KVPool(KVLayout.of(layers, kv_type)), seq_len)
 
 
-def random_cells(n: int, state: KVSpec = ONE, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def random_cells(n: int, spec: KVSpec = ONE, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(seed)
-    return tuple(random.normal(size=(n, state.n_head_kv, state.head_dim)).astype(np.float32) for _ in range(2))
+    return tuple(random.normal(size=(n, spec.n_head_kv, spec.head_dim)).astype(np.float32) for _ in range(2))
 
 
 def fill(sequence: KVSequence, start: int, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
