@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import attrs
 import numpy as np
@@ -62,12 +62,12 @@ class Config:
     )
 
     @classmethod
-    def from_gguf(cls, metadata: Metadata, *, norm: Literal["rms", "layer"] = "rms", **family: Any) -> Self:
+    def from_gguf(cls, metadata: Metadata, **family: Any) -> Self:
         """Read the common keys of a GGUF file.
 
-        `norm` is the kind whose epsilon the file must have: `rms_eps` or `layer_norm_eps`; the other is 0 where it is
-        absent. `family` are the fields that a subclass adds, and those common ones that it has read itself, because its
-        files write them in another way.
+        `family` are the fields that a subclass adds, and those common ones that it has read itself, because its files
+        write them in another way. A file must have the epsilon of RMS norm unless the family gives `rms_eps` or
+        `layer_norm_eps`.
 
         Raises ModelFormatError naming the key that is missing, of a wrong type or out of range.
         """
@@ -118,10 +118,8 @@ class Config:
             "n_expert": n_expert,
             "n_expert_used": n_expert_used,
         }
-        for field, key, kind in (("rms_eps", "rms_epsilon", "rms"), ("layer_norm_eps", "epsilon", "layer")):
-            if field not in family:
-                default = {} if norm == kind else {"default": 0.0}
-                common[field] = metadata.get_float(f"{architecture}.attention.layer_norm_{key}", minimum=0.0, **default)
+        if not family.keys() & {"rms_eps", "layer_norm_eps"}:
+            common["rms_eps"] = metadata.get_float(f"{architecture}.attention.layer_norm_rms_epsilon", minimum=0.0)
         return cls(**common | family)
 
 
