@@ -9,7 +9,8 @@ import pytest
 
 from conftest import LoadTiny, TinyGguf
 from llamacli import Model, load_model
-from llamacli.engine import Engine, reference
+from llamacli.engine import Engine, ReferenceEngine
+from llamacli.ops import linear, moe
 from llamacli.plugins import Plugins
 from oracle.goldens import DIRECTORY, N_CTX, N_GREEDY, N_PROMPT, POSITIONS, TOKENS, Golden, nmse, sha256, sure
 from tiny_variants import VARIANTS
@@ -179,14 +180,20 @@ N_EXPERT = 8
 def test_all_that_is_between_auto_and_the_peer_is_its_rounding_of_activations(
     variant: str, tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    linear, rounded = reference.linear, PEERS_ROUNDING[variant]
-    monkeypatch.setattr(
-        reference, "linear", lambda x, weight: linear(x if len(weight) == N_EXPERT else rounded(x), weight)
-    )
-    model = load_model(tiny_gguf(variant), "auto", plugins=plugins, engine=reference.ReferenceEngine())
-    logits = model.create_session(kv_type="f32").eval(TOKENS.tolist(), all_logits=True)
-    # Measured 1e-13; but a number on the edge between two integers falls to either side by the last bit of a sum.
-    assert nmse(Golden.load(variant).logits, logits[POSITIONS]) <= 1e-6
+    product, rounded = linear.product, PEERS_ROUNDING[variant]
+
+    def rounded_product(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return product(x if len(weight) == N_EXPERT else rounded(x.astype(np.float32)).astype(np.float64), weight)
+
+    for module in (linear, moe):
+        monkeypatch.setattr(module, "product", rounded_product)
+    model = load_model(tiny_gguf(variant), "auto", plugins=plugins, engine=ReferenceEngine())
+    logits = model.create_session(kv_type="f32").eval(TOKENS.tolist(), all_logits=True)[POSITIONS]
+    errors = [nmse(one, other) for one, other in zip(Golden.load(variant).logits, logits, strict=True)]
+    # Measured 1e-13; but a number on the edge between two roundings falls to either side by the last bit of a sum, as
+    # one does in bf16, and from its position on results differ.
+    assert sorted(errors)[4] <= 1e-12
+    assert max(errors) <= 2e-5
 
 
 class TestPoison:

@@ -61,7 +61,10 @@ def _shared_team(n_threads: int) -> Team:
 
 
 class NativeProgram:
-    """A graph laid out as steps. `forward` may be called from any thread; calls take turns."""
+    """A graph laid out as steps. `forward` may be called from any thread; calls take turns.
+
+    `buffers` are the memory of values between steps, which a run leaves as it is.
+    """
 
     def __init__(self, graph: Graph, file: ModelFile, mode: QuantMode, team: Team):
         graph = graph.with_ops(fuse_residuals(graph.ops))
@@ -75,10 +78,10 @@ class NativeProgram:
             table.vector(tensor)  # loaded now: the file may be closed afterwards
         logits = f32(graph.ops[-1].out)
         self._n_vocab = logits.width
-        self._buffers = assign_buffers(self._steps, keep=logits)
-        self._logits = self._buffers[logits]
-        self._alive = [bind(step, self._buffers) for step in self._steps]
-        place_barriers(self._steps, self._buffers)
+        self.buffers = assign_buffers(self._steps, keep=logits)
+        self._logits = self.buffers[logits]
+        self._alive = [bind(step, self.buffers) for step in self._steps]
+        place_barriers(self._steps, self.buffers)
         self._segments = [_segments(self._steps, *part) for part in ((0, self._tail), (self._tail, len(self._steps)))]
         self._writes_logits = _only_writer(self._steps, logits, self._logits)
         self._run, self._rows = np.zeros(1, RUN), np.zeros(N_BATCH, ROW)
@@ -148,7 +151,7 @@ class NativeProgram:
         """Run a Python function on the buffers, and count the time of an op without kernel."""
         assert step.host is not None
         started = time.perf_counter()
-        step.host(rows, self._buffers.__getitem__)
+        step.host(rows, self.buffers.__getitem__)
         if step in self._host_ops:
             times, description = self.timings.host, self._host_ops[step]
             times[description] = times.get(description, 0.0) + time.perf_counter() - started

@@ -58,7 +58,7 @@ class ArrayVocabulary:
     """The vocabulary of NumPy arrays."""
 
     exp, tanh, log, sqrt, absolute = np.exp, np.tanh, np.log, np.sqrt, np.abs
-    minimum, maximum, where = np.minimum, np.maximum, np.where
+    minimum, maximum, where = np.minimum, np.maximum, staticmethod(np.where)
 
     @staticmethod
     def sigmoid(x: Any) -> Any:

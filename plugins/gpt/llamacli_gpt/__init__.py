@@ -1,6 +1,6 @@
 """GPT-2 and StarCoder2: pre-norm decoders with LayerNorm and an MLP without gate.
 
-Radford et al. 2019 (GPT-2: learned positions), Lozhkov et al. 2024 (StarCoder2, arXiv:2402.19173: RoPE, grouped queries).
+Radford et al. 2019 (GPT-2: learned positions), Lozhkov et al. 2024 (StarCoder2, arXiv:2402.19173: RoPE).
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""A plugin with a verb of its own: queries and keys are normalised by their length, once with a kernel, once without."""
+"""A plugin with a verb of its own: queries and keys of length 1, once with a kernel, once without."""
 
 from __future__ import annotations
 

@@ -1,0 +1,94 @@
+"""Conformance of ops: the kernels of each example against its NumPy reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.engine import Engine, QuantMode, ReferenceEngine, Span
+from llamacli.engine.examples import N_VOCAB, Example, examples_of
+from llamacli.engine.native import NativeEngine
+from llamacli.gguf import Metadata
+from llamacli.kv import KVLayout, KVPool, KVSequence
+from llamacli.loaders import ArrayFile
+from llamacli.ops.base import Op
+from llamacli.ops.lowering import f32
+
+TOLERANCE = 1e-5
+"""Largest difference between kernel and reference, as a share of the largest number of the row."""
+
+N_TOKENS = 18
+
+Rows = npt.NDArray[np.float32]
+
+
+class ConformanceError(AssertionError):
+    """An op's kernel and its reference differ, or its kernel breaks a rule that other kernels rely on."""
+
+
+def check_op(op: type[Op]) -> None:
+    """Compare the kernels of every example of an op with its reference.
+
+    Rows must agree, not depend on how tokens are batched or on the number of threads, bit for bit, and leave the
+    padding of rows zero. Raises ConformanceError naming the op, the example, and the first row and column at fault.
+    """
+    examples = list(examples_of(op))
+    if not examples:
+        raise ConformanceError(f"{op.__name__} has no examples: define `examples` to have it checked")
+    for example in examples:
+        name = f"{op.__name__}, example {example.number + 1}"
+        tokens = np.random.default_rng(example.number).integers(0, N_VOCAB, N_TOKENS).astype(np.int32)
+        expected = _rows(example, ReferenceEngine(), tokens)
+        actual = _rows(example, NativeEngine(1), tokens)
+        _expect_close(name, expected, actual)
+        _expect_equal(f"{name}, with 3 threads", actual, _rows(example, NativeEngine(3), tokens))
+        _expect_equal(f"{name}, token by token", actual, _rows(example, NativeEngine(1), tokens, n_batch=1))
+        _expect_zero_padding(name, example, tokens)
+
+
+def _rows(example: Example, engine: Engine, tokens: npt.NDArray[np.int32], n_batch: int = N_TOKENS) -> Rows:
+    """The result of the example's op, float32 [n_tokens, width]."""
+    file = ArrayFile(Path("example"), Metadata({}), example.weights)
+    program = engine.compile(example.graph, file, QuantMode.FP32)
+    sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32")), len(tokens))
+    parts = []
+    for start in range(0, len(tokens), n_batch):
+        ids = tokens[start : start + n_batch]
+        sequence.reserve(start, len(ids))
+        parts.append(program.forward(ids, [Span(sequence, start, len(ids))], all_logits=True))
+    return np.concatenate(parts)
+
+
+def _expect_close(name: str, expected: Rows, actual: Rows) -> None:
+    bound = TOLERANCE * np.abs(expected).max(axis=1, keepdims=True) + 1e-30
+    _expect(name, np.abs(actual - expected) <= bound, expected, actual)
+
+
+def _expect_equal(name: str, expected: Rows, actual: Rows) -> None:
+    _expect(name, actual == expected, expected, actual)
+
+
+def _expect(name: str, holds: npt.NDArray[np.bool_], expected: Rows, actual: Rows) -> None:
+    if not holds.all():
+        row, column = (int(i) for i in np.argwhere(~holds)[0])
+        raise ConformanceError(
+            f"{name}: the kernel computes {actual[row, column]!s} in row {row}, column {column}, "
+            f"expected {expected[row, column]!s}"
+        )
+
+
+def _expect_zero_padding(name: str, example: Example, tokens: npt.NDArray[np.int32]) -> None:
+    """Look at the buffer of the op's result, which another op reads."""
+    graph, out = example.graph.with_ops([*example.graph.ops]), example.graph.ops[-1].out
+    graph.scale(out, 1.0)
+    file = ArrayFile(Path("example"), Metadata({}), example.weights)
+    program = NativeEngine(1).compile(graph, file, QuantMode.FP32)
+    sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32")), len(tokens))
+    sequence.reserve(0, len(tokens))
+    program.forward(tokens, [Span(sequence, 0, len(tokens))], all_logits=True)
+    padding = program.buffers[f32(out)][: len(tokens), out.width :]
+    if padding.any():
+        row, column = (int(i) for i in np.argwhere(padding)[0])
+        raise ConformanceError(f"{name}: the kernel writes to the padding of row {row}, column {out.width + column}")

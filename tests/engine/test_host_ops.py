@@ -1,0 +1,135 @@
+"""Ops without a kernel: they run in NumPy between kernels, and what they do wrong is named."""
+
+import logging
+from pathlib import Path
+
+import llamacli_l2
+import numpy as np
+import pytest
+from llamacli_l2.l2_norm import L2Norm
+
+import tiny_models
+from llamacli import Config, Model, PluginError, load_model
+from llamacli.engine import ReferenceEngine, default_engine
+from llamacli.engine.native import NativeEngine
+from llamacli.gguf import Metadata
+from llamacli.plugins import ARCHITECTURES, EntryPoint, Plugins
+from llamacli.session import eval_batch
+
+TOKENS = [(7 * i + 3) % 128 for i in range(40)]
+
+
+@pytest.fixture(scope="module")
+def outside() -> Plugins:
+    return Plugins([EntryPoint(name, "llamacli_l2", ARCHITECTURES) for name in ("l2llama", "slowl2llama")])
+
+
+KEYS = {
+    "context_length": 256, "embedding_length": 64, "block_count": 2, "feed_forward_length": 96, "vocab_size": 128,
+    "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5,
+}  # fmt: skip
+
+
+def write(path: Path, architecture: str) -> Path:
+    """A model of the outside plugin, with random tensors."""
+    keys = {f"{architecture}.{key}": value for key, value in KEYS.items()}
+    config = Config.from_gguf(Metadata({"general.architecture": architecture} | keys))
+    table = llamacli_l2.L2Llama().tensors(config)
+    shapes = {name: spec.shape for name, spec in table.items() if not spec.optional}
+    return tiny_models.write_model(path, architecture, keys, shapes, seed="l2")
+
+
+@pytest.fixture
+def load(tmp_path, outside):
+    def load(architecture: str = "slowl2llama", mode: str = "fp32", engine=None) -> Model:
+        path = write(tmp_path / f"{architecture}.gguf", architecture)
+        return load_model(path, mode, plugins=outside, engine=engine or NativeEngine())
+
+    return load
+
+
+def logits(model: Model, tokens=TOKENS) -> np.ndarray:
+    with model.create_session() as session:
+        return session.eval(tokens, all_logits=True)
+
+
+@pytest.mark.parametrize("mode", ["fp32", "q8"])
+def test_with_and_without_a_kernel_the_model_is_the_same(load, mode) -> None:
+    fast, slow = logits(load("l2llama", mode)), logits(load("slowl2llama", mode))
+    assert np.abs(fast - slow).max() <= 2e-5 * np.abs(slow).max()
+    reference = logits(load("slowl2llama", "fp32", ReferenceEngine()))
+    assert np.abs(reference - logits(load("l2llama"))).max() <= 2e-5 * np.abs(reference).max()
+
+
+def test_results_do_not_depend_on_batches(load) -> None:
+    model = load()
+    whole = logits(model)
+    with model.create_session() as session:
+        pieces = [session.eval(TOKENS[start : start + 7], all_logits=True) for start in range(0, 40, 7)]
+    np.testing.assert_array_equal(np.concatenate(pieces), whole)
+    sessions = [model.create_session() for _ in range(3)]
+    eval_batch([(session, TOKENS[: 10 * (i + 1)]) for i, session in enumerate(sessions)])
+    for i, session in enumerate(sessions):
+        np.testing.assert_array_equal(session.logits, whole[10 * (i + 1) - 1])
+
+
+def test_the_cost_is_logged_once_and_counted(load, caplog) -> None:
+    caplog.set_level(logging.WARNING, "llamacli.engine.native")
+    model = load()
+    with model.create_session() as session:
+        session.eval(TOKENS)
+        session.eval([5])
+    messages = [record.getMessage() for record in caplog.records if "no kernel" in record.getMessage()]
+    assert len(messages) == 1
+    assert messages[0].startswith("verb SlowL2Norm of llamacli_l2: no kernel, so NumPy computes it: ")
+    timings = model.program.timings
+    assert timings.host.keys() == {f"verb SlowL2Norm of llamacli_l2, in layer {i}" for i in (0, 1)}
+    assert 0 < sum(timings.host.values()) < timings.total
+    assert not load("l2llama").program.timings.host
+
+
+def broken(result) -> type:
+    """The op with another result."""
+
+    def compute(self, run):
+        if run.start >= 40:  # a prompt of 40 tokens goes well
+            return result(L2Norm.compute(self, run))
+        return L2Norm.compute(self, run)
+
+    return compute
+
+
+def with_nan(out: np.ndarray) -> np.ndarray:
+    out[0, 5] = np.nan
+    return out
+
+
+def raising(out: np.ndarray) -> np.ndarray:
+    raise ZeroDivisionError("no such luck")
+
+
+@pytest.mark.parametrize("engine", [ReferenceEngine, default_engine])
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda out: out[:, :-1], r"compute returned shape \(1, 63\), expected \(1, 64\)"),
+        (lambda out: out[0], r"compute returned shape \(64,\), expected \(1, 64\)"),
+        (with_nan, r"compute returned nan in row 0, column 5"),
+        (raising, r"ZeroDivisionError: no such luck"),
+        (lambda out: "text", r"ValueError"),
+    ],
+)
+def test_a_broken_op_is_named_and_the_session_stays_whole(load, monkeypatch, engine, result, message) -> None:
+    monkeypatch.setattr(llamacli_l2.SlowL2Norm, "compute", broken(result))
+    model = load(engine=engine())
+    with model.create_session() as session:
+        session.eval(TOKENS)
+        before, tokens = session.logits.copy(), session.tokens
+        with pytest.raises(PluginError, match=rf"verb SlowL2Norm of llamacli_l2, in layer 0.*{message}"):
+            session.eval([5])
+        assert session.tokens == tokens
+        np.testing.assert_array_equal(session.logits, before)
+        monkeypatch.setattr(llamacli_l2.SlowL2Norm, "compute", L2Norm.compute)
+        session.eval([5])
+        after = session.logits.copy()
+    np.testing.assert_array_equal(logits(model, [*TOKENS, 5])[-1], after)

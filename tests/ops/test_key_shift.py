@@ -1,0 +1,92 @@
+"""Cached keys moved to lower positions, as the ops that make them say."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamacli import ArrayFile, Graph, InvalidRequestError, QuantMode, Rope, Value
+from llamacli.engine import Engine, Program, Span
+from llamacli.gguf import Metadata
+from llamacli.graph import Param, Tensor
+from llamacli.kv import KVLayout, KVPool, KVSequence
+
+WIDTH, HEAD_DIM = 32, 16
+ROPE = Rope(HEAD_DIM, interleaved=False)
+Keys = Callable[[Graph, Callable[..., Param], Value], Value]
+
+
+def compile_keys(engine: Engine, keys: Keys, weights: dict[str, np.ndarray] | None = None) -> Program:
+    """A program of one layer whose keys are made so."""
+    random, arrays = np.random.default_rng(1), dict[str, np.ndarray]()
+
+    def param(name: str, *shape: int, bias: bool = False) -> Param:
+        arrays[f"{name}.weight"] = random.normal(1, 0.3, shape).astype(np.float32)
+        arrays[f"{name}.bias"] = random.normal(0, 0.3, shape).astype(np.float32)
+        return Param(Tensor(f"{name}.weight", shape), Tensor(f"{name}.bias", shape) if bias else None)
+
+    graph = Graph()
+    x = graph.embed(param("token_embd", 20, WIDTH))
+    kv = graph.store(keys(graph, param, x), x, head_dim=HEAD_DIM)
+    graph.attention(x, kv, scale=1.0)
+    return engine.compile(graph, ArrayFile(Path("m"), Metadata({}), arrays | (weights or {})), QuantMode.FP32)
+
+
+def keys_of(program: Program, tokens: list[int]) -> np.ndarray:
+    """The cached keys of layer 0, float32 [n_head_kv, head_dim, n]."""
+    sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32")), 64)
+    sequence.reserve(0, len(tokens))
+    program.forward(np.array(tokens, np.int32), [Span(sequence, 0, len(tokens))], all_logits=True)
+    return sequence.read(0, len(tokens))[0]
+
+
+def roped(g: Graph, x: Value) -> Value:
+    return g.rope(x, ROPE, HEAD_DIM)
+
+
+SHIFTED: dict[str, Keys] = {
+    "rope": lambda g, param, x: roped(g, x),
+    "norm, then rope": lambda g, param, x: roped(g, g.rms_norm(x, param("norm", HEAD_DIM), 1e-5, HEAD_DIM)),
+    "rope, then norm": lambda g, param, x: g.rms_norm(roped(g, x), param("norm", HEAD_DIM), 1e-5, HEAD_DIM),
+    "rope, then norm a head": lambda g, param, x: g.rms_norm(roped(g, x), param("norm", 2, HEAD_DIM), 1e-5, HEAD_DIM),
+    "rope, then norm without weight": lambda g, param, x: g.rms_norm(roped(g, x), None, 1e-5, HEAD_DIM),
+    "rope, then scale": lambda g, param, x: g.scale(roped(g, x), 0.5),
+    "no positions": lambda g, param, x: g.rms_norm(g.linear(x, param("k", WIDTH, WIDTH)), param("norm", WIDTH), 1e-5),
+}
+
+
+@pytest.mark.parametrize("keys", SHIFTED.values(), ids=SHIFTED)
+def test_shifted_keys_are_those_of_the_lower_position(keys: Keys, engine: Engine) -> None:
+    program = compile_keys(engine, keys)
+    before, expected = keys_of(program, [3, 11, 7, 2, 19, 5]), keys_of(program, [3, 2, 19, 5])
+    actual = program.shift_keys(0, before[..., 3:], 2, 64)
+    np.testing.assert_allclose(actual, expected[..., 1:], atol=2e-6)
+    assert actual.dtype == np.float32
+
+
+REFUSED: dict[str, Keys] = {
+    "rope, then norm with bias": lambda g, param, x: g.rms_norm(
+        roped(g, x), param("norm", HEAD_DIM, bias=True), 1e-5, HEAD_DIM
+    ),
+    "rope, then norm over heads": lambda g, param, x: g.rms_norm(roped(g, x), param("norm", WIDTH), 1e-5),
+    "rope, then layer norm": lambda g, param, x: g.layer_norm(roped(g, x), None, 1e-5, HEAD_DIM),
+    "rope, then product": lambda g, param, x: g.linear(roped(g, x), param("k", WIDTH, WIDTH)),
+    "rope twice": lambda g, param, x: roped(g, roped(g, x)),
+    "learned positions": lambda g, param, x: g.linear(x + g.positions(param("p", 64, WIDTH)), param("k", WIDTH, WIDTH)),
+}
+
+
+@pytest.mark.parametrize("keys", REFUSED.values(), ids=REFUSED)
+def test_keys_that_cannot_be_shifted_are_refused(keys: Keys, engine: Engine) -> None:
+    program = compile_keys(engine, keys)
+    before = keys_of(program, [3, 11, 7])
+    with pytest.raises(InvalidRequestError, match="the cached keys of layer 0 cannot be moved to other positions"):
+        program.shift_keys(0, before, 1, 64)
+
+
+def test_a_weight_of_zero_cannot_be_undone(engine: Engine) -> None:
+    zero = {"norm.weight": np.array([0.0] + [1.0] * (HEAD_DIM - 1), np.float32)}
+    program = compile_keys(engine, SHIFTED["rope, then norm"], zero)
+    with pytest.raises(InvalidRequestError, match="RmsNorm cannot undo"):
+        program.shift_keys(0, keys_of(program, [3, 11, 7]), 1, 64)
