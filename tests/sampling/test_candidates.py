@@ -44,11 +44,11 @@ def replace(candidates: Candidates) -> None:
         (lambda candidates: candidates.logits.fill(0), 0),
     ],
 )
-def test_what_a_sampler_can_do(act: Callable[[Candidates], object], token: int) -> None:
+def test_operations(act: Callable[[Candidates], object], token: int) -> None:
     assert sample(act) == token
 
 
-def test_masks_need_not_lie_close_together() -> None:
+def test_masks_may_be_strided() -> None:
     mask = np.array([True, False, False, False, False, False, False, False, True, False])
     assert sample(lambda candidates: candidates.keep_where(mask[::2])) == 4
 
@@ -59,19 +59,19 @@ def test_masks_need_not_lie_close_together() -> None:
         (lambda candidates: candidates.keep_where(np.ones(4, np.bool_)), r"bool \[4\] is not bool \[5\]"),
         (lambda candidates: candidates.keep_where(np.ones(5)), r"float64 \[5\] is not bool \[5\]"),
         (lambda candidates: candidates.falling_order(np.ones(6, np.float32)), r"float32 \[6\] is not float32 \[5\]"),
-        (lambda candidates: candidates.kth_largest(0), "no logit number 0 of 5"),
-        (lambda candidates: candidates.kth_largest(6), "no logit number 6 of 5"),
+        (lambda candidates: candidates.kth_largest(0), "k = 0 must be from 1 to 5"),
+        (lambda candidates: candidates.kth_largest(6), "k = 6 must be from 1 to 5"),
         (lambda candidates: candidates.keep([]), "sampler Doing leaves no token"),
         (lambda candidates: candidates.logits.fill(-np.inf), "logit of token 0 is -inf"),
         (lambda candidates: candidates.logits.fill(np.nan), "logit of token 0 is nan"),
     ],
 )
-def test_what_it_cannot_do(act: Callable[[Candidates], object], message: str) -> None:
+def test_invalid_operations_are_refused(act: Callable[[Candidates], object], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         sample(act)
 
 
-def test_whose_fault_it_is() -> None:
+def test_errors_name_the_sampler() -> None:
     def shorten(candidates: Candidates) -> None:
         candidates.logits = candidates.logits[:3]
 
@@ -93,7 +93,7 @@ class Restricting(Doing):
         self.act(candidates)
 
 
-def test_whose_fault_it_is_where_nothing_is_drawn() -> None:
+def test_errors_in_restrict_name_the_sampler() -> None:
     logits = np.arange(5, dtype=np.float32)
     with pytest.raises(PluginError, match="sampler Restricting failed: ZeroDivisionError"):
         SamplerState(1).legal(logits, SamplerChain([Restricting(lambda candidates: 1 / 0), Greedy()]))
@@ -104,12 +104,12 @@ def test_whose_fault_it_is_where_nothing_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("logits", [None, 3.0, "abc", [[1.0], [2.0]], [[1.0], [2.0, 3.0]], ["a"]])
-def test_what_are_no_logits(logits: object) -> None:
+def test_invalid_logits_are_refused(logits: object) -> None:
     with pytest.raises(InvalidRequestError, match="logits"):
         as_logits(logits)
 
 
-def test_what_will_do_for_logits() -> None:
+def test_logits_are_converted() -> None:
     row = np.arange(3, dtype=np.float32)
     assert as_logits(row) is row
     fixed = row.copy()
@@ -120,7 +120,7 @@ def test_what_will_do_for_logits() -> None:
     assert as_logits([1e300, 0]).tolist() == [np.inf, 0]
 
 
-def test_memory_is_kept_from_token_to_token() -> None:
+def test_buffers_are_reused() -> None:
     candidates, logits = start(np.zeros(1000)), np.arange(1000, dtype=np.float32)
     places = set()
     for k in (10, 500, 10, 900):
@@ -131,11 +131,11 @@ def test_memory_is_kept_from_token_to_token() -> None:
     assert len(places) == 1
 
 
-def test_vocabularies_can_change() -> None:
+def test_vocabulary_size_can_change() -> None:
     state = SamplerState(1)
     for n in (5, 9, 2):
         assert state.sample(np.arange(n, dtype=np.float32), SamplingParams(top_k=2)) == n - 1
 
 
-def test_parameters_can_be_keys() -> None:
+def test_parameters_are_hashable() -> None:
     assert {SamplingParams(): 1, SamplingParams(options={"a": []}): 2}[SamplingParams()] == 1

@@ -27,7 +27,7 @@ def mean_surprise(sampler: Mirostat | MirostatV2, logits: Logits, n: int = 3000)
 
 
 class TestMirostat:
-    def test_version_2_cuts_off_what_is_too_surprising(self) -> None:
+    def test_version_2_drops_tokens_above_mu(self) -> None:
         for mu, left in ((0.5, 1), (1, 1), (2.01, 2), (3.01, 3), (4.01, 5)):
             candidates = apply(HALVING, MirostatV2(tau=mu / 2))
             assert len(candidates) == left, mu
@@ -48,7 +48,7 @@ class TestMirostat:
         assert logits[candidates.chosen] > -np.inf
 
     @pytest.mark.parametrize("kind", [Mirostat, MirostatV2])
-    def test_mu_follows_the_surprise(self, kind: type) -> None:
+    def test_mu_is_updated_by_the_surprisal(self, kind: type) -> None:
         sampler = kind(tau=3.0, eta=0.5)
         assert sampler.mu == 6
         candidates = apply(np.zeros(4), sampler)
@@ -59,7 +59,7 @@ class TestMirostat:
         assert sampler.mu == 6
 
     @pytest.mark.parametrize("kind", [Mirostat, MirostatV2])
-    def test_nothing_is_learned_from_a_token_that_was_not_accepted(self, kind: type) -> None:
+    def test_mu_ignores_tokens_that_are_not_accepted(self, kind: type) -> None:
         sampler = kind()
         candidates = apply(HALVING, sampler)
         sampler.accept(candidates.chosen + 1)
@@ -68,20 +68,20 @@ class TestMirostat:
 
     @pytest.mark.parametrize("kind", [Mirostat, MirostatV2])
     @pytest.mark.parametrize("tau", [1.5, 2.5, 3.5])
-    def test_the_surprise_stays_near_tau(self, kind: type, tau: float) -> None:
+    def test_mean_surprisal_stays_near_tau(self, kind: type, tau: float) -> None:
         logits = -1.1 * np.log(np.arange(1, 1001, dtype=np.float32))
         assert mean_surprise(kind(tau), logits) == pytest.approx(tau, abs=0.1)
 
 
 class TestAdaptiveP:
-    def test_begins_at_the_target(self) -> None:
+    def test_starts_at_the_target(self) -> None:
         sampler = AdaptiveP(0.25, decay=0.5)
         aimed = apply(HALVING, sampler)
         distance = np.abs(P - 0.25) / 0.3
         assert aimed.logits == pytest.approx(5 - 10 * distance**2 / (1 + distance), rel=1e-5)
 
     @given(st.floats(0, 1), st.floats(0, 0.99), st.integers(0, 20))
-    def test_aims_at_the_other_side_of_the_target(self, target: float, decay: float, seed: int) -> None:
+    def test_compensates_for_earlier_tokens(self, target: float, decay: float, seed: int) -> None:
         sampler = AdaptiveP(target, decay)
         first = apply(HALVING, sampler, seed=seed)
         sampler.accept(first.chosen)
@@ -109,7 +109,7 @@ class TestAdaptiveP:
 
 
 @pytest.mark.parametrize("kind", [Mirostat, MirostatV2, lambda: AdaptiveP(0.3)])
-def test_a_clone_goes_its_own_way(kind: type) -> None:
+def test_clones_are_independent(kind: type) -> None:
     sampler = kind()
     sampler.accept(apply(HALVING, sampler).chosen)
     pending = apply(HALVING, sampler).chosen
@@ -121,11 +121,11 @@ def test_a_clone_goes_its_own_way(kind: type) -> None:
     assert other == sampler
 
 
-def test_a_chain_has_to_choose() -> None:
-    with pytest.raises(InvalidRequestError, match="chooses no token; Greedy or Draw would"):
+def test_chain_without_a_drawing_sampler_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="must draw a token, as Greedy and Draw do"):
         SamplerState(1).sample(np.zeros(3, np.float32), SamplerChain([TopK(1)]))
 
 
-def test_what_comes_after_the_choice_does_not_matter() -> None:
+def test_samplers_after_the_draw_are_ignored() -> None:
     chain = SamplerChain([TopK(1), Draw(), TopK(-1), Draw()])
     assert SamplerState(1).sample(np.array([0, 1], np.float32), chain) == 1

@@ -31,18 +31,18 @@ def frequencies(logits: list[float], params: SamplingParams) -> np.ndarray:
 
 class TestGreedy:
     @given(LOGITS)
-    def test_defaults_are_argmax_the_first_of_equals(self, logits: Logits) -> None:
+    def test_defaults_are_argmax_with_the_first_of_equals(self, logits: Logits) -> None:
         expected = min(range(len(logits)), key=lambda i: (-logits[i], i))
         assert draw(logits, SamplingParams()) == expected
 
     @pytest.mark.parametrize("temp", [0, -1, -0.5])
-    def test_no_temperature_is_greedy_whatever_else_is_asked(self, temp: float) -> None:
+    def test_temperature_0_is_greedy_with_all_other_parameters(self, temp: float) -> None:
         logits = np.array([1, 3, 3, 2], np.float32)
         others = {"top_k": 1, "top_p": 0.1, "min_p": 0.9, "typ_p": 0.1, "xtc_probability": 1.0, "mirostat": 2}
         assert draw(logits, SamplingParams(temp=temp, **others)) == 1
         assert draw(logits, SamplingParams(temp=temp, adaptive_target=0.1, dynatemp_range=3)) == 1
 
-    def test_greedy_changes_nothing(self) -> None:
+    def test_greedy_leaves_logits_unchanged(self) -> None:
         logits = np.array([1, 3, 2], np.float32)
         state = SamplerState(1)
         state.accept(1)
@@ -56,18 +56,18 @@ class TestGreedy:
         assert {draw(logits, SamplingParams(temp=temp), seed=seed) for seed in range(20)} == {int(logits.argmax())}
 
 
-class TestRefusals:
+class TestErrors:
     @pytest.mark.parametrize("temp", [0.0, 0.8])
-    def test_not_a_number(self, temp: float) -> None:
+    def test_nan_logits(self, temp: float) -> None:
         logits = np.array([1, np.nan, 2], np.float32)
         with pytest.raises(InvalidRequestError, match="largest logit is nan, of token 1"):
             draw(logits, SamplingParams(temp=temp))
 
-    def test_nothing_is_possible(self) -> None:
+    def test_all_logits_minus_infinity(self) -> None:
         with pytest.raises(InvalidRequestError, match="largest logit is -inf"):
             draw(np.full(4, -np.inf, np.float32), SamplingParams(temp=1))
 
-    def test_everything_is_forbidden(self) -> None:
+    def test_all_tokens_suppressed(self) -> None:
         with pytest.raises(InvalidRequestError, match="largest logit is -inf"):
             draw(np.zeros(2, np.float32), SamplingParams(suppress_tokens=[0, 1]))
 
@@ -76,14 +76,14 @@ class TestRefusals:
         [np.zeros(4), np.zeros((2, 2), np.float32), np.zeros(0, np.float32), np.zeros(8, np.float32)[::2]],
         ids=["float64", "matrix", "empty", "strided"],
     )
-    def test_logits_of_another_shape(self, logits: np.ndarray) -> None:
+    def test_wrong_shape_or_dtype(self, logits: np.ndarray) -> None:
         with pytest.raises(InvalidRequestError, match="contiguous, writable float32 array"):
             SamplerState(1).sample(logits, SamplingParams())
 
 
 class TestPenalty:
     @given(LOGITS, st.lists(st.integers(0, 1000), max_size=60), st.floats(0.1, 10), st.integers(-2, 70))
-    def test_divides_or_multiplies_once_a_token(
+    def test_divides_or_multiplies_once_per_token(
         self, logits: Logits, recent: list[int], penalty: float, last_n: int
     ) -> None:
         recent = [token % len(logits) for token in recent]
@@ -101,7 +101,7 @@ class TestPenalty:
         assert build_chain(SamplingParams(penalty=penalty)).samplers == (Greedy(),)
         assert apply([1, -1], Penalties(64, penalty), history=[0, 1]).logits.tolist() == [1, -1]
 
-    def test_comes_before_the_choice(self) -> None:
+    def test_applies_before_the_draw(self) -> None:
         assert draw(np.array([3, 2], np.float32), SamplingParams(penalty=2), history=(0,)) == 1
 
     def test_changes_the_logits_in_place_as_temperature_does(self) -> None:
@@ -114,7 +114,7 @@ class TestPenalty:
 
 class TestDraw:
     @given(LOGITS, st.floats(0.05, 5), st.integers(-1, 45), st.floats(0, 1), st.floats(0, 1), st.integers(0, 9))
-    def test_a_token_that_passes_every_filter(
+    def test_drawn_token_passes_every_filter(
         self, logits: Logits, temp: float, top_k: int, top_p: float, min_p: float, seed: int
     ) -> None:
         params = SamplingParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p)
@@ -122,7 +122,7 @@ class TestDraw:
         assert drawn == draw(logits, params, seed=seed)
         assert drawn in apply(logits, Temperature(temp), TopK(top_k), TopP(top_p), MinP(min_p)).ids
 
-    def test_tokens_come_as_often_as_they_are_probable(self) -> None:
+    def test_frequencies_match_probabilities(self) -> None:
         probabilities = np.array([0.5, 0.25, 0.15, 0.1])
         assert frequencies(np.log(probabilities).tolist(), SamplingParams(temp=1)) == pytest.approx(
             probabilities, abs=0.03
@@ -169,15 +169,15 @@ class TestChain:
     @pytest.mark.parametrize(
         "names", [("top_p", "temperature", "top_k"), ("nucleus", "Temp", "top-k"), ("topp", "temp", "TOPK")]
     )
-    def test_another_order(self, names: tuple[str, ...]) -> None:
+    def test_custom_order(self, names: tuple[str, ...]) -> None:
         params = SamplingParams(temp=0.5, top_k=7, top_p=0.9, min_p=0.1, samplers=names)
         assert build_chain(params).samplers == (TopP(0.9), Temperature(0.5), TopK(7), Draw())
 
-    def test_what_comes_first_can_be_put_elsewhere(self) -> None:
+    def test_forbidding_samplers_can_be_reordered(self) -> None:
         params = SamplingParams(temp=0.5, logit_bias={3: 1}, samplers=("temperature", "logit_bias"))
         assert build_chain(params).samplers == (Temperature(0.5), LogitBias({3: 1}), Draw())
 
-    def test_the_samplers_that_choose(self) -> None:
+    def test_last_sampler_by_parameters(self) -> None:
         others = {"temp": 0.5, "top_k": 7, "penalty": 2}
         kinds = [Mirostat(4, 0.2), MirostatV2(4, 0.2)]
         for version, kind in enumerate(kinds, start=1):
@@ -186,6 +186,6 @@ class TestChain:
         params = SamplingParams(adaptive_target=0.3, adaptive_decay=0.8, **others)
         assert build_chain(params).samplers[-1] == AdaptiveP(0.3, 0.8)
 
-    def test_an_unknown_name(self) -> None:
+    def test_unknown_sampler_name(self) -> None:
         with pytest.raises(InvalidRequestError, match=r"no sampler 'top_q' \(built in: .*penalties, dry"):
             build_chain(SamplingParams(temp=1, samplers=("top_q",)))

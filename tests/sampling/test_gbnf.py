@@ -69,14 +69,14 @@ def follows(text: str | bytes, gbnf: str, tokenizer: Tokenizer = TOKENS) -> bool
         ("# a comment\r\nroot ::=\r\n  [a] %\r\n", 3, 7, "expected an item, | or the end of the line"),
     ],
 )
-def test_a_broken_grammar_names_line_and_reason(grammar: str, line: int, column: int, reason: str) -> None:
+def test_errors_name_line_and_reason(grammar: str, line: int, column: int, reason: str) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         parse_gbnf(grammar)
     assert str(raised.value) == f"grammar: line {line}, column {column}: {reason}"
 
 
 @given(st.text('ab":=|()[]{}*+?.<>!\\-^ \n#0123456789root', max_size=40))
-def test_any_text_is_a_grammar_or_refused_with_its_place(text: str) -> None:
+def test_random_text_parses_or_fails_with_its_position(text: str) -> None:
     for grammar in (text, f"root ::= {text}"):
         try:
             outcome = to_lark(parse_gbnf(grammar, lambda _: 1))
@@ -124,7 +124,7 @@ def test_any_text_is_a_grammar_or_refused_with_its_place(text: str) -> None:
         ('root ::= ws "a" ws root | ws "."\nws ::= " "{0,2}', [".", " a    .", "a a."], ["a     .", "   ."]),
     ],
 )
-def test_the_language(grammar: str, yes: list[str], no: list[str]) -> None:
+def test_accepted_texts(grammar: str, yes: list[str], no: list[str]) -> None:
     assert {text: follows(text, grammar) for text in (*yes, *no)} == dict.fromkeys(yes, True) | dict.fromkeys(no, False)
 
 
@@ -214,7 +214,7 @@ def derives(grammar: dict[str, Item], text: str) -> bool:
 
 @settings(max_examples=150)
 @given(ITEMS, ITEMS, ITEMS)
-def test_the_language_is_that_of_the_definition(root: Item, x: Item, y: Item) -> None:
+def test_language_matches_the_definition(root: Item, x: Item, y: Item) -> None:
     rules = {"root": root, "x": x, "y": y}
     grammar = Grammar.from_gbnf("\n".join(f"{name} ::= {spell(item)}" for name, item in rules.items()), TOKENS)
     for n in range(5):
@@ -223,7 +223,7 @@ def test_the_language_is_that_of_the_definition(root: Item, x: Item, y: Item) ->
             assert walk(grammar.clone(), list(text.encode())) == derives(rules, text), text
 
 
-def test_regular_parts_are_lexemes_where_the_longest_is_meant() -> None:
+def test_regular_parts_become_lexemes_if_longest_match_is_safe() -> None:
     def lexemes(grammar: str) -> int:
         return to_lark(parse_gbnf(grammar)).count("/") // 2
 
@@ -235,7 +235,7 @@ def test_regular_parts_are_lexemes_where_the_longest_is_meant() -> None:
 
 def test_large_and_deep_grammars() -> None:
     chain = "".join(f"x{i} ::= x{i + 1}\n" for i in range(2000))
-    with pytest.raises(InvalidRequestError, match="its rules refer to each other too deeply"):
+    with pytest.raises(InvalidRequestError, match="its rules are nested too deeply"):
         Grammar.from_gbnf(f"root ::= x0\n{chain}x2000 ::= [a]", TOKENS)
     optional = Grammar.from_gbnf('root ::= "z" ([ab]?){1999} x\nx ::= "c" root | "."', TOKENS)
     assert walk(optional, list(b"zabbac" + b"z."))

@@ -56,7 +56,7 @@ def write(tokenizer: Tokenizer, params: SamplingParams, seed: int, limit: int = 
 @pytest.mark.parametrize("tokenizer", [BYTES, WORDS, SPM], ids=["bytes", "words", "spm"])
 class TestGbnf:
     @pytest.mark.parametrize("seed", range(5))
-    def test_texts_follow_it(self, tokenizer: Tokenizer, seed: int) -> None:
+    def test_generated_texts_match(self, tokenizer: Tokenizer, seed: int) -> None:
         grammar = (
             'root ::= who (" and " who){0,3} "."\nwho ::= "the " ("little " | "big "){0,2} ("girl" | "dog" | "Ö" )'
         )
@@ -69,7 +69,7 @@ class TestGbnf:
             assert {*adjectives} <= {"little", "big"}
             assert noun in ("girl", "dog", "Ö")
 
-    def test_where_it_is_complete_the_text_may_end(self, tokenizer: Tokenizer) -> None:
+    def test_complete_text_may_end(self, tokenizer: Tokenizer) -> None:
         grammar = Grammar.from_gbnf('root ::= "a" "a"?', tokenizer)
         (a,) = tokenizer.encode_run("a", continues=True)
         assert allowed(grammar, tokenizer.n_vocab).isdisjoint(tokenizer.eog_ids)
@@ -78,7 +78,7 @@ class TestGbnf:
         grammar.accept(a)
         assert allowed(grammar, tokenizer.n_vocab) == tokenizer.eog_ids
 
-    def test_after_the_end_there_is_only_the_end(self, tokenizer: Tokenizer) -> None:
+    def test_only_end_tokens_follow_the_end(self, tokenizer: Tokenizer) -> None:
         grammar = Grammar.from_gbnf('root ::= "a"', tokenizer)
         for token in (*tokenizer.encode_run("a", continues=True), *tokenizer.eog_ids, *tokenizer.eog_ids):
             grammar.accept(token)
@@ -127,12 +127,12 @@ class TestSchema:
                 "line 3",
                 "minimum (5) is greater than maximum",
             ),
-            ("[]", "line 1", "a schema is an object"),
-            ("false", "line 1", "a schema is an object"),
-            ('{"a":' * 100_000, "line 1", "it is nested too deeply"),
+            ("[]", "line 1", "a schema must be an object or true"),
+            ("false", "line 1", "a schema must be an object or true"),
+            ('{"a":' * 100_000, "line 1", "nested too deeply"),
         ],
     )
-    def test_a_broken_one_names_line_and_reason(self, schema: str, line: str, reason: str) -> None:
+    def test_errors_name_line_and_reason(self, schema: str, line: str, reason: str) -> None:
         with pytest.raises(InvalidRequestError) as raised:
             Grammar.from_json_schema(schema, BYTES)
         assert str(raised.value).startswith(f"json_schema: {line}")
@@ -140,7 +140,7 @@ class TestSchema:
 
     @settings(max_examples=50)
     @given(st.text('{}[]":,a1 \n', max_size=20))
-    def test_any_text_is_a_schema_or_refused_with_its_line(self, text: str) -> None:
+    def test_random_text_compiles_or_fails_with_its_line(self, text: str) -> None:
         try:
             outcome = repr(Grammar.from_json_schema(text, BYTES))
         except InvalidRequestError as error:
@@ -149,20 +149,20 @@ class TestSchema:
 
 
 class TestSampler:
-    def test_a_token_that_does_not_fit(self) -> None:
+    def test_forbidden_token_leaves_the_state(self) -> None:
         grammar = Grammar.from_gbnf('root ::= "a"', BYTES)
         with pytest.raises(InvalidRequestError, match=r"grammar: .*doesn't satisfy the grammar"):
             grammar.accept(ord("b"))
         assert allowed(grammar, BYTES.n_vocab) == {ord("a")}, "it stays where it was"
 
-    def test_a_token_that_fits_costs_no_copy(self) -> None:
+    def test_accept_does_not_copy_the_matcher(self) -> None:
         grammar = Grammar.from_gbnf('root ::= "a" "b"', BYTES)
         matcher = grammar._matcher
         grammar.accept(ord("a"))
         assert grammar._matcher is matcher, "to copy it takes the longer, the longer the text is"
 
     @pytest.mark.parametrize("gbnf", ['root ::= "a"', 'root ::= "a"+'])
-    def test_the_end_of_a_complete_text_fits(self, gbnf: str) -> None:
+    def test_end_token_is_accepted_when_complete(self, gbnf: str) -> None:
         grammar = Grammar.from_gbnf(gbnf, BYTES)
         (end,) = BYTES.eog_ids
         with pytest.raises(InvalidRequestError, match="grammar: "):
@@ -173,21 +173,21 @@ class TestSampler:
         with pytest.raises(InvalidRequestError, match="grammar: "):
             grammar.accept(ord("b"))
 
-    def test_a_grammar_that_nothing_follows(self) -> None:
+    def test_unsatisfiable_grammar(self) -> None:
         with pytest.raises(InvalidRequestError, match="grammar: "):
             allowed(Grammar.from_gbnf("root ::= root [a]", BYTES), BYTES.n_vocab)
 
-    def test_works_on_what_others_have_left(self) -> None:
+    def test_applies_after_other_samplers(self) -> None:
         logits = np.arange(257, dtype=np.float32)
         chain = SamplerChain([TopK(200), Grammar.from_gbnf("root ::= [a-z]", BYTES), Greedy()])
         assert SamplerState(1).sample(logits, chain) == ord("z")
 
-    def test_and_says_so_where_they_have_left_nothing(self) -> None:
+    def test_fails_if_no_candidate_is_left(self) -> None:
         chain = SamplerChain([TopK(2), Grammar.from_gbnf("root ::= [a-z]", BYTES), Greedy()])
         with pytest.raises(InvalidRequestError, match="no token is left"):
             SamplerState(1).sample(np.arange(257, dtype=np.float32), chain)
 
-    def test_clones_go_their_own_way(self) -> None:
+    def test_clones_are_independent(self) -> None:
         grammar = Grammar.from_gbnf('root ::= "a" [bc] "d"', BYTES)
         grammar.accept(ord("a"))
         other = grammar.clone()
@@ -197,7 +197,7 @@ class TestSampler:
         other.reset()
         assert allowed(other, 257) == {ord("a")}
 
-    def test_comes_first_and_has_a_say_in_greedy_text(self) -> None:
+    def test_applies_first_and_in_greedy_decoding(self) -> None:
         chain = build_chain(SamplingParams(grammar='root ::= "a"', logit_bias={1: 1}), BYTES)
         assert [type(sampler).__name__ for sampler in chain.samplers] == ["Grammar", "LogitBias", "Greedy"]
 
@@ -206,7 +206,7 @@ class TestSampler:
         assert {*b'{["-0tfn'} <= fits
         assert fits.isdisjoint(b"}]ab")
 
-    def test_not_both(self) -> None:
+    def test_grammar_and_schema_exclude_each_other(self) -> None:
         with pytest.raises(InvalidRequestError, match="grammar and json_schema exclude each other"):
             build_chain(SamplingParams(grammar="root ::= [a]", json_schema={}), BYTES)
 
@@ -214,26 +214,26 @@ class TestSampler:
         with pytest.raises(InvalidRequestError, match="needs a tokenizer"):
             SamplerState(1).sample(np.zeros(4, np.float32), SamplingParams(grammar="root ::= [a]"))
 
-    def test_needs_a_token_that_ends_texts(self) -> None:
+    def test_needs_an_end_token(self) -> None:
         endless = tokenizer_from_metadata(byte_level([]))
-        with pytest.raises(InvalidRequestError, match="no token that would end a text"):
+        with pytest.raises(InvalidRequestError, match="no end-of-generation token"):
             Grammar.from_gbnf("root ::= [a]", endless)
 
-    def test_without_the_engine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_llguidance(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "llguidance", None)
         with pytest.raises(InvalidRequestError, match=r"need llguidance: pip install llamacli\[grammar\]"):
             Grammar.from_gbnf("root ::= [a]", BYTES)
 
 
 class TestSession:
-    def test_each_text_follows_from_the_beginning(self, load_tiny: LoadTiny) -> None:
+    def test_each_text_starts_at_the_root(self, load_tiny: LoadTiny) -> None:
         params = SamplingParams(temp=1.5, grammar='root ::= " " ("a dog" | "the girl") "."')
         with load_tiny("gqa", tokenizer="spm") as model, model.create_session() as session:
             for _ in range(4):
                 pieces = [token.piece for token in session.generate(model.encode("she saw"), params, max_tokens=30)]
                 assert "".join(pieces) in (" a dog.", " the girl.")
 
-    def test_a_schema_too(self, load_tiny: LoadTiny) -> None:
+    def test_json_schema(self, load_tiny: LoadTiny) -> None:
         schema = {
             "type": "object",
             "properties": {"name": {"type": "string", "maxLength": 5}, "big": {"type": "boolean"}},
@@ -245,7 +245,7 @@ class TestSession:
             assert json.loads("".join(token.piece for token in tokens)).keys() == {"name", "big"}
 
 
-def test_a_real_vocabulary(shared: Callable[[str], Path]) -> None:
+def test_real_vocabulary(shared: Callable[[str], Path]) -> None:
     tokenizer = load_tokenizer(shared("vocab/ggml-vocab-llama-bpe.gguf"))
     grammar = Grammar.from_json_schema('{"type": "array", "items": {"type": "string"}}', tokenizer)
     for token in tokenizer.encode('["once upon a time", "Ümläute, 日本 and 😀"', add_special=False):

@@ -31,7 +31,7 @@ def probabilities(logits: Logits) -> np.ndarray:
 
 
 @given(ODD)
-def test_surprisal_is_what_a_token_lacks_in_probability(logits: Logits) -> None:
+def test_surprisal_is_negative_log_probability(logits: Logits) -> None:
     for token, p in enumerate(probabilities(logits)):
         value = surprisal(logits, token)
         assert value >= 0
@@ -43,7 +43,7 @@ def test_surprisal_is_what_a_token_lacks_in_probability(logits: Logits) -> None:
 
 
 @given(ODD)
-def test_entropy_is_the_surprisal_to_be_expected(logits: Logits) -> None:
+def test_entropy_is_the_expected_surprisal(logits: Logits) -> None:
     p = probabilities(logits)
     if not p.any():
         assert entropy(logits) == entropy(logits, base=2) == math.inf
@@ -55,7 +55,7 @@ def test_entropy_is_the_surprisal_to_be_expected(logits: Logits) -> None:
 
 
 @pytest.mark.parametrize("token", [-1, 3, 1.0, True, None])
-def test_what_is_no_token_is_infinitely_surprising(token: int) -> None:
+def test_surprisal_of_invalid_tokens_is_infinite(token: int) -> None:
     assert surprisal(np.zeros(3, np.float32), token) == math.inf
 
 
@@ -67,7 +67,7 @@ def test_bases_are_above_1(base: float) -> None:
 
 
 @given(st.lists(st.one_of(st.floats(0, 50), st.just(math.inf)), max_size=30))
-def test_perplexity_rolls(surprisals: list[float]) -> None:
+def test_perplexity_accumulates(surprisals: list[float]) -> None:
     level = Level()
     assert (level.surprisal, level.entropy, level.perplexity) == (math.inf,) * 3
     for i, value in enumerate(surprisals):
@@ -79,14 +79,14 @@ def test_perplexity_rolls(surprisals: list[float]) -> None:
         assert level.perplexity == (pytest.approx(math.exp(np.mean(finite))) if finite else math.inf)
 
 
-def test_perplexity_of_much_surprise_is_infinite() -> None:
+def test_perplexity_overflows_to_infinity() -> None:
     assert perplexity_of(709.0, 1) == math.exp(709.0)
     assert perplexity_of(1500.0, 2) == math.inf
     assert Metrics().model.perplexity == Metrics().sampling.perplexity == math.inf
 
 
 @given(st.integers(1, 60), st.integers(1, 20))
-def test_guessing_among_n_tokens_has_perplexity_n(n: int, times: int) -> None:
+def test_uniform_distribution_has_perplexity_n(n: int, times: int) -> None:
     level = Level()
     for i in range(times):
         level = level.after(surprisal(np.zeros(n, np.float32), i % n), entropy(np.zeros(n, np.float32)))

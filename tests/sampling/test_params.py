@@ -19,7 +19,7 @@ def test_numbers_are_finite(name: str, value: object) -> None:
 
 @pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize("value", [1.0, "1", None, False])
-def test_counts_are_whole(name: str, value: object) -> None:
+def test_counts_are_integers(name: str, value: object) -> None:
     with pytest.raises(InvalidRequestError, match=name):
         SamplingParams(**{name: value})
 
@@ -31,13 +31,13 @@ def test_all_kinds_of_fields_are_checked() -> None:
 
 @pytest.mark.parametrize("name", ["samplers", "dry_sequence_breakers", "grammar_triggers"])
 @pytest.mark.parametrize("value", [None, 5, (5,), ["a", None], b"a"])
-def test_texts_are_texts(name: str, value: object) -> None:
-    with pytest.raises(InvalidRequestError, match=f"{name} are texts"):
+def test_sequences_of_strings(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{name} must be strings"):
         SamplingParams(**{name: value})
     assert getattr(SamplingParams(**{name: "a"}), name) == ("a",)
 
 
-def test_numpy_numbers_will_do() -> None:
+def test_numpy_numbers_are_converted() -> None:
     numpys = SamplingParams(temp=np.float32(0.5), top_p=np.float64(0.9), top_k=np.int8(40), penalty_last_n=np.uint8(64))
     assert numpys == SamplingParams(temp=0.5, top_p=0.9, top_k=40, penalty_last_n=64)
     assert {type(getattr(numpys, name)) for name in FLOATS} == {float}
@@ -67,37 +67,37 @@ def test_ranges(name: str, value: float, low: float, high: float) -> None:
 
 
 def test_ranges_of_counts() -> None:
-    with pytest.raises(InvalidRequestError, match="mirostat = 3 is not a whole number from 0 to 2"):
+    with pytest.raises(InvalidRequestError, match="mirostat = 3 is not an integer from 0 to 2"):
         SamplingParams(mirostat=3)
-    with pytest.raises(InvalidRequestError, match="n_probs = -1 is not a whole number of at least 0"):
+    with pytest.raises(InvalidRequestError, match="n_probs = -1 is not an integer of at least 0"):
         SamplingParams(n_probs=-1)
 
 
 @pytest.mark.parametrize("bias", [{-1: 1.0}, {0: math.nan}, {"a": 1.0}, {1.5: 1.0}, {0: "1"}])
-def test_a_bias_is_a_number_by_token(bias: dict) -> None:
+def test_logit_bias_maps_token_ids_to_numbers(bias: dict) -> None:
     with pytest.raises(InvalidRequestError, match="logit_bias"):
         SamplingParams(logit_bias=bias)
 
 
 @pytest.mark.parametrize("tokens", [[-1], [1.5], ["a"]])
-def test_suppressed_are_tokens(tokens: list) -> None:
+def test_suppress_tokens_are_token_ids(tokens: list) -> None:
     with pytest.raises(InvalidRequestError, match="suppress_tokens"):
         SamplingParams(suppress_tokens=tokens)
 
 
-def test_collections_are_compared_by_what_they_hold() -> None:
+def test_equality_ignores_collection_types() -> None:
     assert SamplingParams(logit_bias={2: -math.inf, 1: 1}) == SamplingParams(logit_bias=[(1, 1.0), (2, -math.inf)])
     assert SamplingParams(suppress_tokens=[3, 1, 3]).suppress_tokens == (1, 3)
     assert SamplingParams(json_schema={"type": "object"}) == SamplingParams(json_schema='{"type": "object"}')
     assert SamplingParams(samplers="top_k").samplers == ("top_k",)
 
 
-def test_a_grammar_is_a_text() -> None:
-    with pytest.raises(InvalidRequestError, match="grammar is a text, not b'root"):
+def test_grammar_is_a_string() -> None:
+    with pytest.raises(InvalidRequestError, match="grammar must be a string, not b'root"):
         SamplingParams(grammar=b"root ::= []")
 
 
 @pytest.mark.parametrize("schema", [b"{}", {1, 2}])
-def test_a_schema_is_json(schema: object) -> None:
-    with pytest.raises(InvalidRequestError, match="json_schema is neither a text nor what JSON can hold"):
+def test_json_schema_is_json_data(schema: object) -> None:
+    with pytest.raises(InvalidRequestError, match="json_schema must be a string or JSON data"):
         SamplingParams(json_schema=schema)

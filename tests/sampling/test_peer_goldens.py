@@ -41,12 +41,12 @@ EXPECTED = json.loads(GOLDEN.read_text())
 
 
 @pytest.mark.parametrize(("case", "steps"), CASES.items(), ids=CASES)
-def test_the_peer_leaves_the_same(case: str, steps: list[Step]) -> None:
+def test_same_candidates_as_llama_cpp(case: str, steps: list[Step]) -> None:
     left = apply(logits(case), *(KINDS[kind](*arguments) for kind, *arguments in steps), history=HISTORY)
     assert left.ids.tolist() == EXPECTED[case]["ids"]
     assert left.probabilities().tolist() == pytest.approx(EXPECTED[case]["p"], abs=1e-5, rel=0)
 
 
-def test_a_wrong_golden_would_be_noticed() -> None:
+def test_wrong_golden_fails() -> None:
     left = apply(logits("temperature"), Temperature(0.69))
     assert left.probabilities().tolist() != pytest.approx(EXPECTED["temperature"]["p"], abs=1e-5, rel=0)

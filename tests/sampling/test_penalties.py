@@ -5,7 +5,7 @@ import pytest
 
 from candidates import apply
 from llamacli import SamplingParams
-from llamacli.sampling import Dry, Penalties, SamplerState, SuppressTokens, breakers_of, build_chain
+from llamacli.sampling import Dry, Penalties, SamplerState, SuppressTokens, sequence_breakers, build_chain
 from llamacli.tokenizer import tokenizer_from_metadata
 from tokenizer.small_vocabularies import byte_level
 
@@ -16,29 +16,29 @@ AB, ABC, BC, COLONS = range(256, 260)
 
 
 class TestBreakers:
-    def test_of_one_character_is_every_token_that_has_it(self) -> None:
-        assert breakers_of(TOKENS, (":",)) == {COLON: ((),), COLONS: ((),)}
+    def test_single_character_matches_every_token_with_it(self) -> None:
+        assert sequence_breakers(TOKENS, (":",)) == {COLON: ((),), COLONS: ((),)}
 
-    def test_can_begin_at_the_end_of_a_token(self) -> None:
+    def test_breaker_can_begin_at_a_token_end(self) -> None:
         # "bcd" is within no token; it begins at the end of those in b and bc, and the rest follows.
         d = ord("d")
-        assert breakers_of(TOKENS, ("bcd",)) == {B: ((C, d),), AB: ((C, d),), BC: ((d,),), ABC: ((d,),)}
+        assert sequence_breakers(TOKENS, ("bcd",)) == {B: ((C, d),), AB: ((C, d),), BC: ((d,),), ABC: ((d,),)}
 
-    def test_within_a_token_there_is_no_rest(self) -> None:
-        assert breakers_of(TOKENS, ("bc",)) == {B: ((C,),), AB: ((C,),), BC: ((),), ABC: ((),)}
+    def test_breaker_within_a_token(self) -> None:
+        assert sequence_breakers(TOKENS, ("bc",)) == {B: ((C,),), AB: ((C,),), BC: ((),), ABC: ((),)}
 
-    def test_several_and_none(self) -> None:
-        assert breakers_of(TOKENS, ("c", ":")).keys() == {C, BC, ABC, COLON, COLONS}
-        assert breakers_of(TOKENS, ("",)) == breakers_of(TOKENS, ()) == {}
+    def test_several_or_empty_breakers(self) -> None:
+        assert sequence_breakers(TOKENS, ("c", ":")).keys() == {C, BC, ABC, COLON, COLONS}
+        assert sequence_breakers(TOKENS, ("",)) == sequence_breakers(TOKENS, ()) == {}
 
-    def test_are_cut_where_they_are_long(self) -> None:
-        (rests,) = breakers_of(TOKENS, ("x" * 100,)).values()
+    def test_long_breakers_are_truncated(self) -> None:
+        (rests,) = sequence_breakers(TOKENS, ("x" * 100,)).values()
         assert {len(rest) for rest in rests} == {20}, "39 bytes would follow the first, in as many tokens"
 
 
 class TestDry:
     def penalty(self, history: list[int], token: int, breakers: tuple[str, ...]) -> float:
-        dry = Dry(1, 2, 1, 64, breakers_of(TOKENS, breakers))
+        dry = Dry(1, 2, 1, 64, sequence_breakers(TOKENS, breakers))
         return -float(apply(np.zeros(TOKENS.n_vocab), dry, history=history).logits[token])
 
     def test_no_repetition_reaches_across_a_breaker(self) -> None:
@@ -54,18 +54,18 @@ class TestDry:
         assert self.penalty(text, COLON, ()) == 2
         assert self.penalty(text, COLON, (":",)) == 0
 
-    def test_the_longest_breaker_at_a_place_counts(self) -> None:
+    def test_longest_breaker_counts(self) -> None:
         x, y = b"xy"
         text = [x, y, COLON, y, x, C, x, y, COLON, y, x]
         assert self.penalty(text, C, (":",)) == 2**1
         assert self.penalty(text, C, (":", ":y")) == 2**0
 
-    def test_breakers_come_with_the_parameters(self) -> None:
+    def test_parameters_set_the_breakers(self) -> None:
         dry, _ = build_chain(SamplingParams(dry_multiplier=1, dry_sequence_breakers=[":"]), TOKENS).samplers[-2:]
-        assert dry == Dry(1, 1.75, 2, 64, breakers_of(TOKENS, (":",)))
+        assert dry == Dry(1, 1.75, 2, 64, sequence_breakers(TOKENS, (":",)))
 
 
-def test_what_a_vocabulary_forbids_is_never_drawn() -> None:
+def test_tokens_suppressed_by_the_vocabulary_are_never_drawn() -> None:
     assert TOKENS.suppressed == (7, 9)
     assert SuppressTokens([7, 9]) in build_chain(SamplingParams(), TOKENS).samplers
     logits = np.zeros(TOKENS.n_vocab, np.float32)
@@ -75,7 +75,7 @@ def test_what_a_vocabulary_forbids_is_never_drawn() -> None:
     assert SamplerState(1).sample(logits.copy(), SamplingParams()) == 7
 
 
-def test_infinite_biases_are_known_without_drawing() -> None:
+def test_infinite_biases_apply_in_legal() -> None:
     logits, state = np.zeros(TOKENS.n_vocab, np.float32), SamplerState(1, TOKENS)
     forbids = SamplingParams(logit_bias={3: -np.inf, 4: 5.0})
     assert state.legal(logits, forbids).ids.tolist() == [i for i in range(TOKENS.n_vocab) if i not in (3, 7, 9)]
@@ -93,7 +93,7 @@ def test_penalties_of_large_counts_stay_finite(temp: float) -> None:
 
 
 @pytest.mark.parametrize("logit", [3.4e38, -3.4e38])
-def test_a_logit_that_overflows_is_no_certainty(logit: float) -> None:
+def test_overflowing_logits_are_clipped(logit: float) -> None:
     left = apply(np.array([logit, 1, -np.inf], np.float32), Penalties(3, 0.5 if logit > 0 else 2.0), history=[0, 2])
     assert np.isfinite(left.logits[0])
     assert np.isneginf(left.logits[2])

@@ -61,9 +61,9 @@ def history_of(tokens: list[int], logits: Logits) -> list[int]:
     return [token % len(logits) for token in tokens]
 
 
-class TestEverything:
+class TestAllSamplers:
     @given(st.one_of(LOGITS, EXTREME), st.lists(st.one_of(FILTERS, SHAPERS), max_size=5), HISTORY, st.integers(0, 99))
-    def test_what_is_left_is_a_distribution_over_some_of_the_tokens(
+    def test_remaining_candidates_are_a_distribution(
         self, logits: Logits, samplers: list[Sampler], history: list[int], seed: int
     ) -> None:
         left = apply(logits, *samplers, history=history_of(history, logits), seed=seed)
@@ -77,7 +77,7 @@ class TestEverything:
         assert sum(distribution(left).get(token, 0) for token in impossible.tolist()) == 0
 
     @given(st.one_of(LOGITS, EXTREME), st.lists(st.one_of(FILTERS, SHAPERS), max_size=5), CHOOSERS, HISTORY)
-    def test_a_seed_gives_the_same_possible_token_again(
+    def test_equal_seeds_draw_equal_tokens(
         self, logits: Logits, samplers: list[Sampler], chooser: Sampler, history: list[int]
     ) -> None:
         chain = SamplerChain([*samplers, chooser])
@@ -91,7 +91,7 @@ class TestEverything:
         assert not np.isposinf(logits).any() or np.isposinf(logits[token])
 
     @given(LOGITS, st.integers(0, 39), st.one_of(FILTERS, SHAPERS), CHOOSERS)
-    def test_not_a_number_is_refused(self, logits: Logits, place: int, sampler: Sampler, chooser: Sampler) -> None:
+    def test_nan_is_refused(self, logits: Logits, place: int, sampler: Sampler, chooser: Sampler) -> None:
         logits[place % len(logits)] = np.nan
         with pytest.raises(InvalidRequestError, match=f"largest logit is nan, of token {place % len(logits)}"):
             SamplerState(1).sample(logits, SamplerChain([sampler, chooser]))
@@ -99,7 +99,7 @@ class TestEverything:
 
 class TestForbidden:
     @given(LOGITS, st.sets(st.integers(0, 39), min_size=1), st.booleans(), st.integers(0, 9), st.floats(0, 3))
-    def test_is_never_drawn(self, logits: Logits, tokens: set[int], by_bias: bool, seed: int, temp: float) -> None:
+    def test_suppressed_tokens_are_never_drawn(self, logits: Logits, tokens: set[int], by_bias: bool, seed: int, temp: float) -> None:
         tokens = {token % len(logits) for token in tokens}
         assume(len(tokens) < len(logits))
         forbidding = {"logit_bias": dict.fromkeys(tokens, -math.inf)} if by_bias else {"suppress_tokens": list(tokens)}
@@ -107,7 +107,7 @@ class TestForbidden:
             assert draw(logits, SamplingParams(temp=temp, **forbidding), seed=seed) not in tokens
 
     @given(EXTREME, st.integers(0, 39))
-    def test_even_where_a_logit_is_infinite(self, logits: Logits, token: int) -> None:
+    def test_suppressed_even_with_infinite_logits(self, logits: Logits, token: int) -> None:
         token %= len(logits)
         assume(logits[np.arange(len(logits)) != token].max(initial=-np.inf) > -np.inf)
         for sampler in (LogitBias({token: -math.inf}), SuppressTokens([token])):
@@ -116,7 +116,7 @@ class TestForbidden:
                 assert distribution(apply(logits, sampler)).get(token, 0) == 0
 
     @given(LOGITS, st.integers(0, 39))
-    def test_an_infinite_bias_leaves_nothing_else(self, logits: Logits, token: int) -> None:
+    def test_infinite_bias_forces_the_token(self, logits: Logits, token: int) -> None:
         token %= len(logits)
         assert distribution(apply(logits, LogitBias({token: math.inf}))) == {token: 1.0}
 
@@ -128,14 +128,14 @@ class TestForbidden:
         np.testing.assert_array_equal(apply(logits, LogitBias({token: bias})).logits, expected)
 
     @pytest.mark.parametrize("sampler", [LogitBias({7: 1}), SuppressTokens([3, 7])])
-    def test_a_token_that_there_is_not(self, sampler: Sampler) -> None:
+    def test_unknown_token_is_refused(self, sampler: Sampler) -> None:
         with pytest.raises(InvalidRequestError, match="token 7 is not in the vocabulary of 4 tokens"):
             apply([0, 0, 0, 0], sampler)
 
 
 class TestTruncation:
     @given(LOGITS, st.integers(-3, 45))
-    def test_top_k_keeps_the_largest_and_what_ties_with_the_last(self, logits: Logits, k: int) -> None:
+    def test_top_k_keeps_the_largest_and_ties(self, logits: Logits, k: int) -> None:
         least = sorted(logits, reverse=True)[min(k, len(logits)) - 1] if k > 0 else -np.inf
         assert apply(logits, TopK(k)).ids.tolist() == [i for i, value in enumerate(logits) if value >= least]
 
@@ -153,7 +153,7 @@ class TestTruncation:
         else:
             assert n == len(logits)
 
-    def test_top_p_0_leaves_the_most_probable_alone(self) -> None:
+    def test_top_p_0_keeps_the_most_probable(self) -> None:
         assert apply([1, 2, 2], TopP(0)).ids.tolist() == [1]
 
     @given(LOGITS, SHARE)
@@ -167,7 +167,7 @@ class TestTruncation:
                 assert i not in kept
 
     @given(LOGITS, SHARE)
-    def test_typical_p_keeps_what_surprises_as_expected(self, logits: Logits, p: float) -> None:
+    def test_typical_p_keeps_surprisal_near_entropy(self, logits: Logits, p: float) -> None:
         kept = {*apply(logits, TypicalP(p)).ids.tolist()}
         exact = exact_softmax(logits)
         unlike = np.abs(-np.log(exact) + exact @ np.log(exact))
@@ -179,7 +179,7 @@ class TestTruncation:
             assert not dropped
 
     @given(LOGITS, st.floats(0.01, 5))
-    def test_top_n_sigma_keeps_what_stands_out(self, logits: Logits, n: float) -> None:
+    def test_top_n_sigma_keeps_logits_near_the_largest(self, logits: Logits, n: float) -> None:
         kept = {*apply(logits, TopNSigma(n)).ids.tolist()}
         least = logits.max().astype(np.float64) - n * logits.std(dtype=np.float64)
         for i, logit in enumerate(logits.astype(np.float64)):
@@ -187,14 +187,14 @@ class TestTruncation:
                 assert (i in kept) == (logit > least)
 
     @given(LOGITS, st.floats(0.01, 0.5))
-    def test_xtc_keeps_of_the_top_choices_the_last(self, logits: Logits, threshold: float) -> None:
+    def test_xtc_keeps_the_least_probable_top_choice(self, logits: Logits, threshold: float) -> None:
         kept = apply(logits, Xtc(1, threshold)).ids.tolist()
         exact = exact_softmax(logits)
         assume(np.abs(exact - threshold).min() > 1e-6)
         top = sorted(np.flatnonzero(exact >= threshold).tolist(), key=lambda i: (-logits[i], i))
         assert kept == sorted({*range(len(logits))} - {*top[:-1]})
 
-    def test_xtc_acts_as_often_as_it_should(self) -> None:
+    def test_xtc_applies_with_its_probability(self) -> None:
         state, chain = SamplerState(3), SamplerChain([Xtc(0.25, 0.1), Greedy()])
         drawn = [state.sample(np.array([1, 0.9], np.float32), chain) for _ in range(2000)]
         assert np.mean(drawn) == pytest.approx(0.25, abs=0.04)
@@ -202,7 +202,7 @@ class TestTruncation:
 
 class TestOrder:
     @given(st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=1, max_size=40), SHARE, st.integers(0, 5))
-    def test_of_equals_the_first_come_first(self, logits: list[float], p: float, seed: int) -> None:
+    def test_ties_keep_the_first(self, logits: list[float], p: float, seed: int) -> None:
         for sampler in (TopP(p), TypicalP(p)):
             kept = {*apply(logits, sampler).ids.tolist()}
             for value in {*logits}:
@@ -215,7 +215,7 @@ class TestOrder:
         assert start(logits).falling_order().tolist() == np.argsort(-logits, kind="stable").tolist()
 
     @given(LOGITS, st.permutations(range(8)))
-    def test_draws_do_not_depend_on_how_tokens_were_left_over(self, logits: Logits, order: list[int]) -> None:
+    def test_draws_depend_on_the_candidates_only(self, logits: Logits, order: list[int]) -> None:
         samplers = [TopK(20), MinP(0.01), TopK(10), MinP(0.1), TopK(30), MinP(0.05), TopK(15), MinP(0)]
         chains = [SamplerChain([*samplers, Draw()]), SamplerChain([*(samplers[i] for i in order), Draw()])]
         assert len({tuple(SamplerState(7).sample(logits.copy(), chain) for _ in range(3)) for chain in chains}) == 1
@@ -232,10 +232,10 @@ COMMUTING = [
 ]
 
 
-class TestCommuting:
+class TestCommutation:
     @pytest.mark.parametrize(("one", "other"), COMMUTING, ids=repr)
     @given(logits=LOGITS, history=HISTORY)
-    def test_what_commutes_does_so_exactly(
+    def test_commuting_samplers_are_exact(
         self, one: Sampler, other: Sampler, logits: Logits, history: list[int]
     ) -> None:
         assume(len(logits) > 1)
@@ -256,19 +256,19 @@ class TestCommuting:
         ],
         ids=repr,
     )
-    def test_what_does_not_commute(self, one: Sampler, other: Sampler) -> None:
+    def test_non_commuting_samplers(self, one: Sampler, other: Sampler) -> None:
         logits = np.log(np.array([0.4, 0.25, 0.2, 0.15], np.float32))
         ways = [distribution(apply(logits, *pair, history=[0])) for pair in ((one, other), (other, one))]
         assert ways[0] != ways[1]
 
     @given(LOGITS, st.one_of(st.builds(TopK, st.integers(0, 40)), st.builds(MinP, SHARE)))
-    def test_cutting_twice_is_cutting_once(self, logits: Logits, sampler: Sampler) -> None:
+    def test_truncation_is_idempotent(self, logits: Logits, sampler: Sampler) -> None:
         assert apply(logits, sampler, sampler).ids.tolist() == apply(logits, sampler).ids.tolist()
 
 
 class TestPenalties:
     @given(LOGITS, HISTORY, st.floats(1, 5), st.floats(1, 2), st.floats(0, 2), st.floats(0, 2))
-    def test_larger_ones_never_make_a_token_likelier(
+    def test_larger_penalties_never_raise_probabilities(
         self, logits: Logits, history: list[int], repeat: float, more: float, frequency: float, presence: float
     ) -> None:
         history = history_of(history, logits)
@@ -281,7 +281,7 @@ class TestPenalties:
         assert least[untouched].tolist() == logits[untouched].tolist()
 
     @given(LOGITS, st.integers(0, 5), st.integers(1, 5), st.floats(0.1, 2))
-    def test_frequency_counts_each_time_and_presence_does_not(
+    def test_frequency_counts_occurrences_and_presence_once(
         self, logits: Logits, token: int, times: int, penalty: float
     ) -> None:
         token, penalty = token % len(logits), float(np.float32(penalty))
@@ -291,7 +291,7 @@ class TestPenalties:
         assert logits[token] - once == pytest.approx(penalty, rel=1e-4, abs=1e-4)
 
     @given(HISTORY, st.floats(0.1, 3), st.floats(1, 2), st.integers(0, 4))
-    def test_dry_takes_more_for_longer_repetitions(
+    def test_dry_penalises_longer_repetitions_more(
         self, history: list[int], multiplier: float, base: float, allowed: int
     ) -> None:
         logits = np.zeros(6, np.float32)
@@ -321,7 +321,7 @@ class TestTemperature:
         np.testing.assert_array_equal(apply(logits, Temperature(temp)).logits, logits / np.float32(temp))
 
     @given(LOGITS, st.floats(0.1, 5), st.floats(0.1, 1))
-    def test_cooling_makes_the_likeliest_likelier(self, logits: Logits, temp: float, less: float) -> None:
+    def test_lower_temperature_sharpens(self, logits: Logits, temp: float, less: float) -> None:
         best = int(logits.argmax())
         warm, cool = (distribution(apply(logits, Temperature(t)))[best] for t in (temp, temp * less))
         assert cool >= warm - 1e-6
@@ -356,13 +356,13 @@ class TestDraws:
 
     @pytest.mark.parametrize("seed", [1, 2, 3])
     @pytest.mark.parametrize("n_vocab", [2, 7, 100])
-    def test_come_as_often_as_they_are_probable(self, seed: int, n_vocab: int) -> None:
+    def test_frequencies_match_probabilities(self, seed: int, n_vocab: int) -> None:
         logits = np.linspace(-1.5, 1.5, n_vocab, dtype=np.float32)
         observed = counts(logits, SamplingParams(temp=1), 20000, seed)
         assert abs(chi_square(observed, exact_softmax(logits))) < self.FAR
         assert chi_square(observed, exact_softmax(logits * np.float32(1.2))) > self.FAR
 
-    def test_after_the_chain_too(self) -> None:
+    def test_frequencies_match_after_the_chain(self) -> None:
         params = SamplingParams(temp=0.7, top_k=12, top_p=0.9, min_p=0.05)
         logits = np.random.default_rng(4).normal(0, 1.5, 50).astype(np.float32)
         left = distribution(apply(logits, Temperature(0.7), TopK(12), TopP(0.9), MinP(0.05)))
@@ -371,14 +371,14 @@ class TestDraws:
         assert observed[expected == 0].sum() == 0
         assert abs(chi_square(observed, expected)) < self.FAR
 
-    def test_adaptive_p_draws_from_what_it_aims_at(self) -> None:
+    def test_adaptive_p_frequencies_match(self) -> None:
         p = np.array([0.5, 0.3, 0.15, 0.05])
         aimed = 5 - 10 * (d := np.abs(p - 0.3) / 0.3) ** 2 / (1 + d)
         observed = counts(np.log(p), SamplingParams(temp=1, adaptive_target=0.3), 20000, 6)
         assert abs(chi_square(observed, exact_softmax(aimed))) < self.FAR
 
     @pytest.mark.parametrize("n_vocab", [1, 3])
-    def test_one_random_number_a_token(self, n_vocab: int) -> None:
+    def test_one_random_number_per_token(self, n_vocab: int) -> None:
         one, other = (np.random.default_rng(9) for _ in range(2))
         candidates = start(np.arange(n_vocab))
         candidates.random = one
@@ -387,7 +387,7 @@ class TestDraws:
         assert one.random() == other.random(6)[5]
 
     @pytest.mark.parametrize("share", [0.0, np.nextafter(1.0, 0.0)])
-    def test_the_ends_of_the_random_range(self, share: float) -> None:
+    def test_ends_of_the_random_range(self, share: float) -> None:
         candidates = start([-np.inf, 0, 1, -np.inf])
         candidates.random = type("Fixed", (), {"random": lambda self: share})()
         assert candidates.draw() == (1 if share == 0 else 2)

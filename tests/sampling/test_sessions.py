@@ -15,7 +15,7 @@ from llamacli.sampling import Draw, Greedy, MinP, SamplerChain, Temperature, Top
 PROMPT = [3, 14, 15, 92, 65, 35]
 
 
-def test_a_chain_of_ones_own(load_tiny: LoadTiny) -> None:
+def test_custom_chain(load_tiny: LoadTiny) -> None:
     params = SamplingParams(temp=1.3, top_k=9, min_p=0.01, samplers=("top_k", "min_p", "temperature"))
     chain = SamplerChain([TopK(9), MinP(0.01), Temperature(1.3), Draw()])
     texts = []
@@ -26,7 +26,7 @@ def test_a_chain_of_ones_own(load_tiny: LoadTiny) -> None:
     assert texts[0] == texts[1] != texts[2] == texts[3]
 
 
-def test_log_probabilities_come_with_tokens(load_tiny: LoadTiny) -> None:
+def test_log_probabilities_of_generated_tokens(load_tiny: LoadTiny) -> None:
     params = SamplingParams(temp=1.5, penalty=1.5, n_probs=4)
     with load_tiny() as model, model.create_session() as session, model.create_session() as other:
         tokens = list(session.generate(PROMPT, params, max_tokens=6))
@@ -66,7 +66,7 @@ def test_parameters_can_be_set_once(load_tiny: LoadTiny) -> None:
         assert [session.sample(), *(token.id for token in session.generate([], max_tokens=2))] == [3, 3, 3]
 
 
-def test_numpys_tokens_can_be_accepted_and_saved(load_tiny: LoadTiny) -> None:
+def test_numpy_token_ids_can_be_accepted_and_saved(load_tiny: LoadTiny) -> None:
     with load_tiny() as model, model.create_session() as session:
         session.eval(PROMPT)
         session.accept(np.argmax(session.logits))
@@ -75,7 +75,7 @@ def test_numpys_tokens_can_be_accepted_and_saved(load_tiny: LoadTiny) -> None:
 
 
 @pytest.mark.parametrize("act", ["draw", "sample", "legal", "accept"])
-def test_threads_that_draw_wait(load_tiny: LoadTiny, act: str) -> None:
+def test_concurrent_draws_are_serialised(load_tiny: LoadTiny, act: str) -> None:
     with load_tiny() as model, model.create_session() as session:
         session.eval(PROMPT)
         thread = threading.Thread(target=getattr(session, act), args=[3] if act == "accept" else [])

@@ -42,7 +42,7 @@ def write(state: SamplerState, params: SamplingParams | SamplerChain, n: int = 2
 
 @pytest.mark.parametrize("params", PARAMS, ids=repr)
 class TestStreams:
-    def test_the_same_seed_writes_the_same(self, params: SamplingParams) -> None:
+    def test_equal_seeds_give_equal_texts(self, params: SamplingParams) -> None:
         texts = [write(SamplerState(seed), params) for seed in (1, 1, 2)]
         assert texts[0] == texts[1]
         assert (texts[0] != texts[2]) == (params.temp > 0)
@@ -54,7 +54,7 @@ class TestStreams:
         state.reset()
         assert write(state, params) == first
 
-    def test_a_clone_writes_the_same_and_leaves_the_other_alone(self, params: SamplingParams) -> None:
+    def test_clones_draw_the_same_and_are_independent(self, params: SamplingParams) -> None:
         state, twin = SamplerState(3), SamplerState(3)
         assert write(state, params) == write(twin, params)
         clone = state.clone()
@@ -62,7 +62,7 @@ class TestStreams:
         assert write(clone, params) == expected
         assert write(state, params) == expected
 
-    def test_equal_parameters_go_on(self, params: SamplingParams) -> None:
+    def test_equal_parameters_keep_the_samplers_state(self, params: SamplingParams) -> None:
         one, other = SamplerState(4), SamplerState(4)
         for _ in range(3):
             same = SamplingParams(**{name: getattr(params, name) for name in ("temp", "mirostat", "adaptive_target")})
@@ -71,7 +71,7 @@ class TestStreams:
             assert write(one, same, 3) == write(other, again, 3)
 
 
-def test_the_history_outlives_a_change_of_parameters() -> None:
+def test_history_is_kept_when_parameters_change() -> None:
     state = SamplerState(1)
     (first,) = write(state, SamplingParams(), 1)
     assert state.sample(VOCABULARY.copy(), SamplingParams(penalty_present=100)) != first
@@ -79,7 +79,7 @@ def test_the_history_outlives_a_change_of_parameters() -> None:
     assert state.sample(VOCABULARY.copy(), SamplingParams(penalty_present=100)) == first
 
 
-def test_a_clone_of_a_custom_chain_has_its_own() -> None:
+def test_clones_copy_custom_chains() -> None:
     chain = SamplerChain([Penalties(4, 1.5), Temperature(0.9), Draw()])
     state = SamplerState(1)
     write(state, chain)
@@ -87,7 +87,7 @@ def test_a_clone_of_a_custom_chain_has_its_own() -> None:
     assert write(clone, chain) == write(state, chain)
 
 
-def test_texts_that_follow_one_chain_do_not_meet() -> None:
+def test_states_do_not_share_a_chain() -> None:
     chain = SamplerChain([MirostatV2(tau=1.0, eta=0.5)])
     one, other, alone = SamplerState(1), SamplerState(2), SamplerState(1)
     texts = [[], []]
@@ -107,7 +107,7 @@ class Counting(SamplerChain):
         self.n_drawn += 1
 
 
-def test_chains_derived_from_chains_stay_what_they_are() -> None:
+def test_derived_chains_keep_their_class() -> None:
     state, chain = SamplerState(1), Counting([TopK(3), Draw()], n_probs=2)
     write(state, chain, 5)
     assert (type(state._chain), state._chain.n_drawn, chain.n_drawn) == (Counting, 5, 0)
@@ -116,13 +116,13 @@ def test_chains_derived_from_chains_stay_what_they_are() -> None:
 
 
 @pytest.mark.parametrize("params", [None, {"temp": 1.0}, Draw(), "greedy"])
-def test_what_nothing_can_be_drawn_by(params: object) -> None:
+def test_invalid_parameters_are_refused(params: object) -> None:
     for act in (SamplerState(1).sample, SamplerState(1).legal):
-        with pytest.raises(InvalidRequestError, match="tokens are drawn by SamplingParams or a SamplerChain, not"):
+        with pytest.raises(InvalidRequestError, match="sampling needs SamplingParams or a SamplerChain, not"):
             act(VOCABULARY.copy(), params)
 
 
-def test_what_was_drawn_from_is_there_until_the_next_draw() -> None:
+def test_candidates_are_valid_until_the_next_draw() -> None:
     state, params = SamplerState(1), SamplerChain([Temperature(0.5), TopK(3), Draw()])
     with pytest.raises(InvalidRequestError, match="no token has been drawn yet"):
         _ = state.candidates
@@ -135,7 +135,7 @@ def test_what_was_drawn_from_is_there_until_the_next_draw() -> None:
         assert state.candidates.surprisal(index) == pytest.approx(-math.log(p), rel=1e-6)
 
 
-def test_what_may_be_drawn_is_known_without_drawing() -> None:
+def test_legal_tokens_without_drawing() -> None:
     logits = VOCABULARY.copy()
     logits[[4, 5]] = -np.inf
     state, twin = SamplerState(1), SamplerState(1)
@@ -158,7 +158,7 @@ def test_chains_nest() -> None:
 
 class TestLogProbs:
     @given(LOGITS, st.integers(1, 50), st.floats(0, 2))
-    def test_are_those_of_the_unmodified_logits(self, logits: Logits, n: int, temp: float) -> None:
+    def test_use_the_unmodified_logits(self, logits: Logits, n: int, temp: float) -> None:
         state = SamplerState(1)
         state.accept(0)
         chosen = state.sample(logits.copy(), SamplingParams(temp=temp, top_k=3, penalty=1.5, n_probs=n))
@@ -176,7 +176,7 @@ class TestLogProbs:
         assert total == pytest.approx(1, abs=1e-12)
         assert state.logprobs.chosen == state.logprobs.top[0][1] <= 0
 
-    def test_are_not_computed_unless_asked_for(self) -> None:
+    def test_only_computed_on_request(self) -> None:
         state = SamplerState(1)
         state.sample(VOCABULARY.copy(), SamplingParams(n_probs=1))
         assert state.logprobs is not None

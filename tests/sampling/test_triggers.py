@@ -44,7 +44,7 @@ def accept(grammar: LazyGrammar, text: str) -> None:
         grammar.accept(token)
 
 
-def test_it_waits_and_then_holds() -> None:
+def test_applies_after_the_trigger() -> None:
     grammar = lazy('root ::= "(" [xyz]+ ")"', "(")
     for _ in range(2):
         assert waits(grammar)
@@ -74,7 +74,7 @@ def test_a_trigger_may_begin_and_end_within_tokens() -> None:
     assert fits(grammar) == {"o"}
 
 
-def test_what_came_with_the_trigger_has_to_follow() -> None:
+def test_rest_of_the_trigger_token_must_match() -> None:
     (token,) = WORDS.encode("the", add_special=False)
     grammar = lazy('root ::= "h" "a"', "h")
     with pytest.raises(InvalidRequestError, match="grammar: "):
@@ -82,13 +82,13 @@ def test_what_came_with_the_trigger_has_to_follow() -> None:
     assert waits(grammar), "it waits still"
 
 
-def test_what_the_grammar_cannot_begin_with_is_named() -> None:
+def test_trigger_outside_of_the_grammar_is_named() -> None:
     grammar = lazy('root ::= "(" [ab]', "(")
-    with pytest.raises(InvalidRequestError, match=r"grammar_triggers: no text can begin with '\(c': grammar: "):
+    with pytest.raises(InvalidRequestError, match=r"grammar_triggers: the grammar allows no text that begins with '\(c': grammar: "):
         grammar.accept(WORDS.token_id("(c"))
 
 
-def test_tokens_of_no_text_before_a_trigger() -> None:
+def test_empty_tokens_before_a_trigger() -> None:
     grammar = lazy('root ::= "ab" [cd]', "ab")
     grammar.accept(ord("x"))
     grammar.accept(WORDS.token_id(HOLE))
@@ -96,7 +96,7 @@ def test_tokens_of_no_text_before_a_trigger() -> None:
     assert fits(grammar) == {"c", "d"}
 
 
-def test_a_trigger_of_characters_that_are_several_tokens() -> None:
+def test_trigger_spelled_by_several_tokens() -> None:
     grammar = lazy('root ::= "→" [xé] "→"', "→")
     *beginning, last = "é→".encode()
     for byte in beginning:
@@ -122,7 +122,7 @@ def test_the_first_of_several_triggers() -> None:
     assert "!" in fits(grammar)
 
 
-def test_a_clone_waits_on_its_own() -> None:
+def test_clones_are_independent() -> None:
     grammar = lazy('root ::= "ab" [cd]', "ab")
     accept(grammar, "a")
     other = grammar.clone()
@@ -134,14 +134,14 @@ def test_a_clone_waits_on_its_own() -> None:
 
 
 @given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3))
-def test_it_holds_from_the_end_of_the_first_trigger(text: str, triggers: list[str]) -> None:
+def test_first_trigger_counts(text: str, triggers: list[str]) -> None:
     grammar = lazy("root ::= [ab]*", *triggers)
     for i, token in enumerate(text.encode()):
         grammar.accept(token)
         assert waits(grammar) != any(trigger in text[: i + 1] for trigger in triggers)
 
 
-def test_parameters_ask_for_it() -> None:
+def test_parameters_create_lazy_grammars() -> None:
     params = SamplingParams(grammar='root ::= "(" [ab] ")"', grammar_triggers="(")
     assert params.grammar_triggers == ("(",)
     state = SamplerState(1, WORDS)
@@ -156,11 +156,11 @@ def test_parameters_ask_for_it() -> None:
     assert isinstance(schema.samplers[0], LazyGrammar)
     with pytest.raises(InvalidRequestError, match="grammar_triggers need a grammar"):
         build_chain(SamplingParams(grammar_triggers=("(",)), WORDS)
-    with pytest.raises(InvalidRequestError, match="one is empty"):
+    with pytest.raises(InvalidRequestError, match="must be non-empty strings"):
         build_chain(SamplingParams(grammar="root ::= [a]", grammar_triggers=("(", "")), WORDS)
 
 
 @pytest.mark.parametrize("triggers", ["(", (), [b"("], (None,)])
-def test_triggers_are_texts(triggers: object) -> None:
-    with pytest.raises(InvalidRequestError, match=r"grammar_triggers: .* are not texts"):
+def test_triggers_must_be_strings(triggers: object) -> None:
+    with pytest.raises(InvalidRequestError, match=r"grammar_triggers must be non-empty strings"):
         LazyGrammar(Grammar.from_gbnf("root ::= [a]", WORDS), triggers)

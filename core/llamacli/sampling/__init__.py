@@ -1,4 +1,4 @@
-"""Choosing the next token from logits."""
+"""Samplers, grammars and log-probabilities: the next token from logits."""
 
 from llamacli.sampling.candidates import Candidates, as_logits
 from llamacli.sampling.choice import AdaptiveP, Draw, Greedy, Mirostat, MirostatV2
@@ -7,7 +7,7 @@ from llamacli.sampling.logprobs import LogProbs
 from llamacli.sampling.merging import merge_logits
 from llamacli.sampling.metrics import Level, Metrics, entropy, perplexity_of, surprisal
 from llamacli.sampling.params import DEFAULT_ORDER, SamplingParams
-from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressTokens, breakers_of
+from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressTokens, sequence_breakers
 from llamacli.sampling.registry import BUILT_IN, FindSampler, SamplerType, build_chain, sampler_type, simplified
 from llamacli.sampling.sampler import Sampler, SamplerChain
 from llamacli.sampling.state import SamplerState
@@ -48,12 +48,12 @@ __all__ = [
     "TypicalP",
     "Xtc",
     "as_logits",
-    "breakers_of",
     "build_chain",
     "entropy",
     "merge_logits",
     "perplexity_of",
     "sampler_type",
+    "sequence_breakers",
     "simplified",
     "surprisal",
 ]

@@ -1,6 +1,6 @@
-"""Finite automata of the regular parts of a grammar.
+"""Finite automata for the regular parts of a grammar.
 
-Sets of characters are integers: a bit for each stretch of characters that the grammar never tells apart.
+Sets of characters are integers: one bit for each range of characters that no rule of the grammar distinguishes.
 """
 
 from __future__ import annotations
@@ -12,30 +12,33 @@ import attrs
 
 from llamacli.sampling.gbnf import Chars, Choice, Node, Ref, Repeat, Rules, Sequence
 
-_MOST_STATES, _MOST_MOVES = 2000, 20_000
+_MAX_STATES, _MAX_MOVES = 2000, 20_000
 
 CharsOf = Callable[[Chars], int]
 Part = tuple[set[int], set[int], bool]
-"""Where a part can begin, where it can end, and whether it can be empty."""
+"""First positions, last positions, and whether the part can be empty."""
 
 
 @attrs.frozen(eq=False, slots=False)
 class Automaton:
-    """Deterministic; state 0 is the first. `moves[state]`: pairs of a set of characters and the next state."""
+    """Deterministic finite automaton; state 0 is the start.
+
+    `moves[state]` are pairs of a set of characters and the next state; `accepting` are flags by state.
+    """
 
     moves: list[list[tuple[int, int]]]
     accepting: list[bool]
 
     @functools.cached_property
     def continuing(self) -> list[int]:
-        """By state, all characters that can come next."""
+        """By state, the set of characters that can come next."""
         return [functools.reduce(int.__or__, (chars for chars, _ in moves), 0) for moves in self.moves]
 
 
 def automaton(node: Node, rules: Rules, chars_of: CharsOf) -> Automaton | None:
-    """Of a part that is not recursive; None if that would take long.
+    """Build the automaton of a part by the position construction (Glushkov 1961).
 
-    Its states are sets of places in the part (Glushkov 1961).
+    The part must not be recursive. Returns None if there are too many states or transitions.
     """
     places = _Places(rules, chars_of)
     try:
@@ -57,14 +60,14 @@ def automaton(node: Node, rules: Rules, chars_of: CharsOf) -> Automaton | None:
             if target not in states:
                 states[target] = len(states)
                 waiting.append(target)
-        if len(states) > _MOST_STATES:
+        if len(states) > _MAX_STATES:
             return None
         moves.append([(chars, states[target]) for chars, target in parts])
     return Automaton(moves, [not ends.isdisjoint(state) for state in waiting])
 
 
 def clash(shorter: Automaton, longer: Automaton, after: int) -> bool:
-    """Whether there is a text that is complete for one, and goes on for the other with what may come after the one."""
+    """Test if a match of `shorter` followed by `after` continues in `longer`."""
     seen, waiting = {(0, 0)}, [(0, 0)]
     while waiting:
         one, other = waiting.pop()
@@ -80,11 +83,14 @@ def clash(shorter: Automaton, longer: Automaton, after: int) -> bool:
 
 
 class _TooManyError(Exception):
-    """There are too many ways from place to place."""
+    """Too many transitions between positions."""
 
 
 class _Places:
-    """The characters of a regular part, repetitions written out: `chars` of each place, and places that `follow` it."""
+    """Positions of a regular part, with repetitions expanded.
+
+    `chars` is the character set of each position, `follow` the set of positions that can come next.
+    """
 
     def __init__(self, rules: Rules, chars_of: CharsOf):
         self.rules, self.chars_of = rules, chars_of
@@ -93,7 +99,7 @@ class _Places:
         self.n_moves = 0
 
     def of(self, node: Node) -> Part:
-        """Take in a part."""
+        """Add the positions of a part; returns where it begins and ends."""
         match node:
             case Chars():
                 self.chars.append(self.chars_of(node))
@@ -120,7 +126,7 @@ class _Places:
         raise AssertionError(node)
 
     def row(self, parts: Iterable[Part]) -> Part:
-        """One after the other."""
+        """Concatenation of parts."""
         begins, ends, empty = set[int](), set[int](), True
         for part_begins, part_ends, part_empty in parts:
             self.connect(ends, part_begins)
@@ -131,7 +137,10 @@ class _Places:
         return begins, ends, empty
 
     def at_most(self, item: Node, times: int) -> Part:
-        """An item, which another may follow, and so on: connections are as many as items, not their square."""
+        """Optional copies of an item, each only after the one before.
+
+        The number of transitions is linear in `times`, not quadratic.
+        """
         first, ends, _ = self.of(item)
         before = ends
         for _ in range(times - 1):
@@ -142,7 +151,7 @@ class _Places:
 
     def connect(self, ends: set[int], begins: set[int]) -> None:
         self.n_moves += len(ends) * len(begins)
-        if self.n_moves > _MOST_MOVES:
+        if self.n_moves > _MAX_MOVES:
             raise _TooManyError
         for place in ends:
             self.follow[place] |= begins
@@ -151,7 +160,7 @@ class _Places:
 def _refined(
     parts: Iterable[tuple[int, frozenset[int]]], chars: int, reached: set[int]
 ) -> Iterator[tuple[int, frozenset[int]]]:
-    """Characters and where they lead, with more places that some of them lead to."""
+    """Split transitions so that character sets stay disjoint, and add `reached`."""
     for others, places in parts:
         if others & chars:
             yield others & chars, places | reached

@@ -1,4 +1,4 @@
-"""What samplers work on: the tokens that can still be drawn, with their logits."""
+"""Candidate tokens and their logits, the data that samplers work on."""
 
 from __future__ import annotations
 
@@ -15,37 +15,36 @@ from llamacli.kernels import sampling as kernels
 Logits = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int32]
 
-_MOST_IN_HEAP = 256
+_MAX_HEAP = 256
 
 
 def as_logits(values: Any) -> Logits:
-    """What a caller hands over as logits, the way kernels take it: contiguous, writable float32 [n_vocab].
+    """Convert to contiguous, writable float32 [n_vocab] logits.
 
-    Raises InvalidRequestError for what is no row of numbers.
+    Raises InvalidRequestError for anything that is not a one-dimensional array of numbers.
     """
     try:
         with np.errstate(over="ignore"):
             logits = np.require(values, np.float32, ["C", "W"])
     except (TypeError, ValueError):
-        raise InvalidRequestError(f"this {type(values).__name__} is no array of logits") from None
+        raise InvalidRequestError(f"logits must be an array of numbers, not {type(values).__name__}") from None
     if logits.ndim != 1:
-        raise InvalidRequestError(f"logits of shape {logits.shape} are not [n_vocab]")
+        raise InvalidRequestError(f"logits must have the shape [n_vocab], not {list(logits.shape)}")
     return logits
 
 
 class Candidates:
-    """The tokens that can still be drawn.
+    """Tokens that can still be drawn, with their logits.
 
-    - `ids`: int32 [n], always rising, so that what is drawn depends on which candidates there are and not on how they
-      came to be left over.
-    - `logits`: float32 [n], theirs. To begin with these are all logits of a model, and the array itself that it handed
-      over: what changes them in place then, as penalties and temperature do, changes that array.
-    - `history`: the tokens written so far, oldest first.
-    - `random`: where every sampler takes its random numbers from.
-    - `chosen`: the id of the token that is drawn, None as long as none is.
+    - `ids`: int32 [n], ascending, so that a draw depends on which candidates remain and not on how they were filtered.
+    - `logits`: float32 [n], in the order of `ids`. At the start this is the model's own array with all logits: samplers
+      that change it in place then, as penalties and temperature do, change that array.
+    - `history`: the tokens accepted so far, oldest first.
+    - `random`: the random generator of all samplers.
+    - `chosen`: the id of the drawn token, None until one is drawn.
 
-    A sampler changes logits in place, or takes candidates out with a `keep` method, or ends the matter with `choose`.
-    The largest logit is finite; a sampler that may change that calls `settle`. Memory is kept from token to token.
+    A sampler changes logits in place, removes candidates with a `keep` method, or draws with `choose`. The largest
+    logit is finite; a sampler that may change that calls `check_drawable`. Buffers are reused from token to token.
     """
 
     ids: Ids
@@ -59,7 +58,7 @@ class Candidates:
         self._sums = np.empty(0)
 
     def start(self, logits: Logits) -> None:
-        """Let every token be a candidate again.
+        """Make every token a candidate again, with these logits.
 
         Raises InvalidRequestError if a logit is NaN or all are minus infinity.
         """
@@ -68,24 +67,24 @@ class Candidates:
         if len(self._all_ids) != len(logits):
             self._all_ids = np.arange(len(logits), dtype=np.int32)
         self.ids, self.logits, self.chosen = self._all_ids, logits, None
-        self.settle()
+        self.check_drawable()
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def n_vocab(self) -> int:
-        """How many candidates there were to begin with."""
+        """Number of candidates at the start, the size of the vocabulary."""
         return len(self._all_ids)
 
-    def settle(self) -> None:
-        """Where logits are infinite, keep these alone and let them share everything evenly.
+    def check_drawable(self) -> None:
+        """If a logit is +inf, keep only those, with equal probability.
 
-        Raises InvalidRequestError if a logit is NaN, or if there is no candidate that can be drawn.
+        Raises InvalidRequestError if a logit is NaN, if all are minus infinity, or if no candidate is left.
         """
         if not len(self):
             raise InvalidRequestError("cannot sample: no token is left")
-        index = int(np.argmax(self.logits))  # of a NaN, if there is one
+        index = int(np.argmax(self.logits))  # argmax returns a NaN's index if there is one
         if np.isnan(self.logits[index]) or np.isneginf(self.logits[index]):
             raise InvalidRequestError(
                 f"cannot sample: the largest logit is {self.logits[index]}, of token {self.ids[index]}"
@@ -95,7 +94,7 @@ class Candidates:
             self.logits[:] = 0
 
     def best(self) -> int:
-        """The index of the first of the largest logits."""
+        """Index of the largest logit, the first of equal ones."""
         return int(np.argmax(self.logits))
 
     @property
@@ -104,7 +103,10 @@ class Candidates:
         return float(self.logits[self.best()])
 
     def find(self, ids: Ids) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Where tokens stand: indices into the candidates, and into `ids`, of those that are candidates."""
+        """Positions of tokens: indices into the candidates, and into `ids`.
+
+        Tokens that are not candidates are left out.
+        """
         if self.ids is self._all_ids:
             there = np.flatnonzero(ids < len(self.ids))
             return ids[there].astype(np.intp), there
@@ -113,43 +115,55 @@ class Candidates:
         return places[there], there
 
     def kth_largest(self, k: int) -> np.float32:
-        """The k-th largest logit. Raises InvalidRequestError if k is not from 1 to how many there are."""
+        """The k-th largest logit.
+
+        Raises InvalidRequestError unless k is from 1 to the number of candidates.
+        """
         if not 1 <= k <= len(self):
-            raise InvalidRequestError(f"there is no logit number {k} of {len(self)}")
-        if k <= _MOST_IN_HEAP:
+            raise InvalidRequestError(f"k = {k} must be from 1 to {len(self)}")
+        if k <= _MAX_HEAP:
             return np.float32(kernels.kth_largest(self.logits, np.empty(k, np.float32)))
         return np.float32(np.partition(self.logits, -k)[-k])
 
     def falling_order(self, keys: Logits | None = None) -> Ids:
-        """The indices of the candidates from the largest logit (or key) on; of equals, the first comes first."""
+        """Indices that sort the logits (or keys) in descending order; stable."""
         keys = self.logits if keys is None else self._checked(keys, np.dtype(np.float32))
         order = np.empty(len(self), np.int32)
         kernels.falling_order(keys, order)
         return order
 
     def log_total(self) -> float:
-        """The logarithm of the sum of exp(logits - largest): what a token's log-probability lacks beside that."""
+        """Log-sum-exp of the logits, less the largest logit.
+
+        The log-probability of a candidate is its logit minus `largest` minus this.
+        """
         return float(kernels.log_sum_exp(self.logits, self.largest))
 
     def probabilities(self) -> npt.NDArray[np.float64]:
-        """float64 [n]: the softmax of the logits, valid until it is asked for again or a token is drawn."""
+        """Softmax of the logits, float64 [n].
+
+        The array is a buffer that the next call of this method or of `draw` overwrites.
+        """
         probabilities = self._scratch()
         kernels.softmax(self.logits, self.largest, self.log_total(), probabilities)
         return probabilities
 
     def draw(self) -> int:
-        """The index of a candidate, drawn by its probability, with one random number; never one of probability 0."""
+        """Draw the index of a candidate by its probability.
+
+        Takes one random number; a candidate of probability 0 is never drawn.
+        """
         sums = self._scratch()
         kernels.running_sums(self.logits, self.largest, sums)
         index = np.searchsorted(sums, self.random.random() * sums[-1], side="right")
         return int(min(index, np.searchsorted(sums, sums[-1])))
 
     def surprisal(self, index: int) -> float:
-        """Minus the logarithm of the probability of the candidate at this index, in nats."""
+        """Negative log-probability of the candidate at this index, in nats."""
         return self.log_total() + self.largest - float(self.logits[index])
 
     def entropy(self) -> float:
-        """The expected surprisal, in nats."""
+        """Shannon entropy of the distribution, in nats."""
         return float(kernels.entropy(self.logits, self.largest, self.log_total()))
 
     def deviation(self) -> float:
@@ -157,7 +171,10 @@ class Candidates:
         return float(kernels.deviation(self.logits))
 
     def keep_from(self, threshold: float) -> None:
-        """Keep the candidates whose logits reach a threshold, as float32 or rounded up to it."""
+        """Keep the candidates whose logits are at least the threshold.
+
+        The threshold is rounded up to float32.
+        """
         with np.errstate(over="ignore"):
             least = np.float32(threshold)
         if float(least) < threshold:
@@ -168,7 +185,7 @@ class Candidates:
         self._shrink(kernels.keep_from(self.logits, self.ids, least, self._kept_logits, self._kept_ids))
 
     def keep_where(self, mask: npt.NDArray[np.bool_]) -> None:
-        """Keep the candidates that a mask names, bool [n]."""
+        """Keep the candidates that a mask selects, bool [n]."""
         mask = self._checked(mask, np.dtype(np.bool_))
         self._prepare()
         self._shrink(kernels.keep_where(self.logits, self.ids, mask, self._kept_logits, self._kept_ids))
@@ -180,15 +197,18 @@ class Candidates:
         self.keep_where(mask)
 
     def choose(self, index: int) -> None:
-        """Take the candidate at this index. Raises InvalidRequestError if its logit is not finite."""
+        """Draw the candidate at this index.
+
+        Raises InvalidRequestError if its logit is not finite.
+        """
         if not np.isfinite(self.logits[index]):
             raise InvalidRequestError(f"cannot sample: the logit of token {self.ids[index]} is {self.logits[index]}")
         self.chosen = int(self.ids[index])
 
     def check(self, sampler: str) -> None:
-        """Look at what a sampler has left, which kernels trust.
+        """Validate the candidates after a sampler, since kernels check nothing.
 
-        Raises InvalidRequestError if that is nothing, PluginError if ids and logits do not go together.
+        Raises InvalidRequestError if none is left, PluginError if ids and logits do not match.
         """
         if not len(self):
             raise InvalidRequestError(f"cannot sample: sampler {sampler} leaves no token")
@@ -198,7 +218,7 @@ class Candidates:
             raise PluginError(f"sampler {sampler} left logits that are {left}, not float32 [{len(self)}]")
 
     def _checked(self, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """The array as kernels take it; they check nothing."""
+        """Validate an array for the kernels, which check nothing."""
         if array.shape != (len(self),) or array.dtype != dtype:
             raise InvalidRequestError(
                 f"{array.dtype} {list(array.shape)} is not {dtype} [{len(self)}], a value for each candidate"

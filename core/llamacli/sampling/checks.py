@@ -1,4 +1,4 @@
-"""Numbers of samplers: converted to Python's own, and refused by name and range."""
+"""Attrs fields for numeric sampler parameters, with range checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llamacli.util.numbers import is_integer, is_real
 
 
 def number(default: Any = attrs.NOTHING, *, low: float = -1e6, high: float = 1e6) -> Any:
-    """A field that takes finite numbers from `low` to `high`."""
+    """Field for a finite number from `low` to `high`."""
 
     def check(_: object, attribute: attrs.Attribute[float], value: Any) -> None:
         if not is_real(value) or not math.isfinite(value) or not low <= value <= high:
@@ -23,15 +23,15 @@ def number(default: Any = attrs.NOTHING, *, low: float = -1e6, high: float = 1e6
     )
 
 
-def whole(default: Any = attrs.NOTHING, *, low: int | None = None, high: int | None = None) -> Any:
-    """A field that takes whole numbers, from `low` to `high` where these are given."""
+def integer(default: Any = attrs.NOTHING, *, low: int | None = None, high: int | None = None) -> Any:
+    """Field for an integer, from `low` to `high` where given."""
 
     def check(_: object, attribute: attrs.Attribute[int], value: Any) -> None:
         if not is_integer(value):
-            raise InvalidRequestError(f"{attribute.name} = {value!r} is not a whole number")
+            raise InvalidRequestError(f"{attribute.name} = {value!r} is not an integer")
         if (low is not None and value < low) or (high is not None and value > high):
             bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
-            raise InvalidRequestError(f"{attribute.name} = {value!r} is not a whole number {bounds}")
+            raise InvalidRequestError(f"{attribute.name} = {value!r} is not an integer {bounds}")
 
     return attrs.field(
         default=default, validator=check, converter=lambda value: int(value) if is_integer(value) else value

@@ -1,4 +1,4 @@
-"""Samplers that choose the token: the last in a chain."""
+"""Samplers that draw the token; the last in a chain."""
 
 from __future__ import annotations
 
@@ -15,25 +15,28 @@ from llamacli.sampling.truncation import TopK
 
 @attrs.frozen
 class Greedy(Sampler):
-    """Choose the likeliest token, the first of equals."""
+    """Take the most probable token, the first of equal ones."""
 
     def apply(self, candidates: Candidates) -> None:
-        """Choose."""
+        """Draw the token."""
         candidates.choose(candidates.best())
 
 
 @attrs.frozen
 class Draw(Sampler):
-    """Choose at random, each token as often as it is probable. One random number a token."""
+    """Random draw by probability; takes one random number per token."""
 
     def apply(self, candidates: Candidates) -> None:
-        """Choose."""
+        """Draw the token."""
         candidates.choose(candidates.draw())
 
 
 @attrs.define
 class _Mirostat(Sampler):
-    """What both versions share: `mu`, the surprise in bits that is allowed, learns from what is drawn and accepted."""
+    """State of both Mirostat versions.
+
+    `mu` is the allowed surprisal in bits, updated after each drawn token that is accepted.
+    """
 
     tau: float = number(5.0, low=0)
     eta: float = number(0.1, low=0)
@@ -44,20 +47,20 @@ class _Mirostat(Sampler):
         self.reset()
 
     def draw(self, candidates: Candidates) -> None:
-        """Choose at random, and remember how surprising that was."""
+        """Draw at random, and record the surprisal of the token."""
         index = candidates.draw()
         surprise = candidates.surprisal(index) / math.log(2)
         candidates.choose(index)
         self._pending = (int(candidates.ids[index]), surprise)
 
     def accept(self, token: int) -> None:
-        """Move `mu` by `eta` times the difference of the token's surprise from `tau`."""
+        """Update `mu` by `eta` times the error of the token's surprisal."""
         if self._pending is not None and self._pending[0] == token:
             self.mu -= self.eta * (self._pending[1] - self.tau)
         self._pending = None
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Reset `mu` to its initial value, 2 `tau`."""
         self.mu, self._pending = 2 * self.tau, None
 
     def clone(self) -> _Mirostat:
@@ -69,15 +72,16 @@ class _Mirostat(Sampler):
 
 @attrs.define
 class Mirostat(_Mirostat):
-    """Keep the surprise near `tau` bits by a top-k whose k is estimated for a Zipf distribution (Basu et al. 2021).
+    """Mirostat: keep the surprisal near `tau` bits (Basu et al. 2021).
 
-    `eta` is the rate of learning. The exponent is estimated from the most probable 100 tokens.
+    A top-k whose k is estimated for a Zipf distribution; its exponent is estimated from the most probable 100 tokens.
+    `eta` is the learning rate.
     """
 
     _ESTIMATED_FROM = 100
 
     def apply(self, candidates: Candidates) -> None:
-        """Cut, and choose."""
+        """Truncate the candidates and draw."""
         n = min(self._ESTIMATED_FROM, len(candidates))
         top = np.sort(np.partition(candidates.logits, -n)[-n:].astype(np.float64))[::-1]
         top = top[np.isfinite(top)]
@@ -90,10 +94,10 @@ class Mirostat(_Mirostat):
 
 
 def _zipf_k(slope: float, mu: float, n_vocab: int) -> int:
-    """How many tokens of a Zipf distribution with this exponent are less surprising than `mu` bits (equation 30)."""
+    """Number of tokens of a Zipf distribution below `mu` bits (equation 30)."""
     excess = slope - 1
     try:
-        # The limit of the fraction at an exponent of 1 is what it is for a natural logarithm.
+        # For an exponent of 1 the fraction has the natural logarithm as its limit.
         denominator = (1 - n_vocab**-excess) / excess if excess else math.log(n_vocab)
         return int(min((2**mu / denominator) ** (1 / slope), n_vocab))
     except (OverflowError, ZeroDivisionError):
@@ -102,24 +106,23 @@ def _zipf_k(slope: float, mu: float, n_vocab: int) -> int:
 
 @attrs.define
 class MirostatV2(_Mirostat):
-    """Keep the surprise near `tau` bits by cutting off what is more surprising than `mu` (Basu et al. 2021)."""
+    """Mirostat 2.0: drop tokens above `mu` bits (Basu et al. 2021)."""
 
     def apply(self, candidates: Candidates) -> None:
-        """Cut, and choose."""
+        """Truncate the candidates and draw."""
         candidates.keep_from(candidates.largest + min(candidates.log_total() - self.mu * math.log(2), 0.0))
         self.draw(candidates)
 
 
 @attrs.define
 class AdaptiveP(Sampler):
-    """Draw tokens whose probabilities are near a target, in the long run (llama.cpp, PR 17927).
+    """Adaptive-p: draw tokens near a target probability (llama.cpp, PR 17927).
 
     - `target`: the probability; below 0 it is a plain draw.
-    - `decay`: how much the past counts: about the last 1 / (1 - decay) tokens.
+    - `decay`: weight of the past: about the last 1 / (1 - decay) tokens count.
 
-    Where the tokens drawn of late were more probable than the target, less probable ones are aimed at, and the other
-    way round. Logits become 5 - 10 d^2 / (1 + d), with d the distance of the probability to what is aimed at, in
-    units of 0.3.
+    If recent tokens were more probable than the target, less probable ones are preferred, and the reverse. Logits
+    become 5 - 10 d^2 / (1 + d), with d the distance of the probability from the adapted target, in units of 0.3.
     """
 
     target: float = number(low=-1, high=1)
@@ -132,7 +135,7 @@ class AdaptiveP(Sampler):
         self.reset()
 
     def apply(self, candidates: Candidates) -> None:
-        """Choose."""
+        """Draw the token."""
         if self.target < 0:
             candidates.choose(candidates.draw())
             return
@@ -146,19 +149,19 @@ class AdaptiveP(Sampler):
         candidates.choose(index)
 
     def accept(self, token: int) -> None:
-        """Count the probability that the token had."""
+        """Add the probability of the token to the running mean."""
         if self._pending is not None and self._pending[0] == token:
             self._sum = self._pending[1] + self.decay * self._sum
             self._weight = 1 + self.decay * self._weight
         self._pending = None
 
     def reset(self) -> None:
-        """Begin as if all tokens so far had met the target."""
+        """Reset the running mean to the target."""
         self._weight = 1 / (1 - self.decay)
         self._sum, self._pending = self.target * self._weight, None
 
     def clone(self) -> AdaptiveP:
-        """A copy with the same memory."""
+        """A copy with the same running mean."""
         other = AdaptiveP(self.target, self.decay)
         other._sum, other._weight, other._pending = self._sum, self._weight, self._pending
         return other

@@ -1,4 +1,4 @@
-"""GBNF, llama.cpp's notation for grammars, read into trees."""
+"""Parser of GBNF, llama.cpp's grammar notation, into syntax trees."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _TOKEN_ID = re.compile(r"<\[([0-9]+)\]>")
 _TOKEN_TEXT = re.compile(r"<[^>]*>")
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
-_MOST_REPETITIONS = 2000
-_DEEPEST = 50
+_MAX_REPETITIONS = 2000
+_MAX_DEPTH = 50
 
 TokenId = Callable[[str], int | None]
 
 
 @attrs.frozen(eq=False)
 class Node:
-    """A part of a grammar; two parts that look alike are still two."""
+    """Node of a grammar; compared by identity."""
 
 
 @attrs.frozen(eq=False)
 class Chars(Node):
-    """One character from ranges of code points, ends included."""
+    """Character class: inclusive ranges of code points."""
 
     ranges: tuple[tuple[int, int], ...]
 
 
 @attrs.frozen(eq=False)
 class Token(Node):
-    """One token of the vocabulary, or any but this one."""
+    """Token of the vocabulary, or any other one if `inverse`."""
 
     id: int
     inverse: bool
@@ -50,28 +50,28 @@ class Token(Node):
 
 @attrs.frozen(eq=False)
 class Ref(Node):
-    """What the rule of this name derives."""
+    """Reference to a rule by its name."""
 
     name: str
 
 
 @attrs.frozen(eq=False)
 class Sequence(Node):
-    """One after the other; none is the empty text."""
+    """Concatenation of nodes; without any, the empty text."""
 
     items: tuple[Node, ...]
 
 
 @attrs.frozen(eq=False)
 class Choice(Node):
-    """Any one of these."""
+    """Alternatives."""
 
     items: tuple[Node, ...]
 
 
 @attrs.frozen(eq=False)
 class Repeat(Node):
-    """From `low` to `high` times; None is without limit."""
+    """Repetition from `low` to `high` times; None is unlimited."""
 
     item: Node
     low: int
@@ -82,15 +82,16 @@ Rules = Mapping[str, Node]
 
 
 def parse_gbnf(text: str, token_id: TokenId = lambda _: None) -> Rules:
-    """The rules by name, `root` among them; `token_id` gives the id of a special token that the grammar names.
+    """Parse rules by name, `root` among them.
 
-    Raises InvalidRequestError that says line, column and reason.
+    `token_id` gives the id of a special token that the grammar names, or None. Raises InvalidRequestError with line,
+    column and reason.
     """
     return _Parser(text, token_id).parse()
 
 
 class _Parser:
-    """By recursive descent; `at` is where it is."""
+    """Recursive-descent parser; `at` is the current position."""
 
     def __init__(self, text: str, token_id: TokenId):
         self.text, self.token_id, self.at, self.depth = text, token_id, 0, 0
@@ -189,7 +190,7 @@ class _Parser:
         return chars
 
     def character(self, start: int) -> int:
-        """The code point of one character; `start` is where the text or class begins that it stands in."""
+        """Parse one character of a literal or class that begins at `start`."""
         place = self.at
         if self.at == len(self.text):
             self.fail("it has no end", start)
@@ -250,14 +251,14 @@ class _Parser:
             self.fail("expected }")
         if high is not None and high < low:
             self.fail("at most is less than at least", start)
-        if max(low, high or 0) > _MOST_REPETITIONS:
-            self.fail(f"more than {_MOST_REPETITIONS} repetitions", start)
+        if max(low, high or 0) > _MAX_REPETITIONS:
+            self.fail(f"more than {_MAX_REPETITIONS} repetitions", start)
         return low, high
 
     def deeper(self, by: int, at: int) -> None:
         self.depth += by
-        if self.depth > _DEEPEST:
-            self.fail(f"nested more than {_DEEPEST} deep", at)
+        if self.depth > _MAX_DEPTH:
+            self.fail(f"nested more than {_MAX_DEPTH} deep", at)
 
     def peek(self, text: str) -> bool:
         return self.text.startswith(text, self.at)
@@ -285,7 +286,7 @@ class _Parser:
 
 
 def _others(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """All characters that are not in these ranges."""
+    """Complement of character ranges."""
     found, start = [], 0
     for low, high in sorted([*ranges, _SURROGATES, (LAST_CHARACTER + 1, LAST_CHARACTER + 1)]):
         if start < low:

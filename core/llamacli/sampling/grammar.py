@@ -1,4 +1,4 @@
-"""Text that has to follow a grammar or a JSON Schema: a sampler over the masks of tokens that llguidance computes."""
+"""Sampling constrained by a grammar or JSON Schema, with llguidance's token masks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LARK = "%llguidance"
 _SCHEMA_OPTIONS = {
-    "whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?",  # of unlimited white space some models would write no end
+    "whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?",  # some models write unlimited white space endlessly
     "coerce_one_of": True,
 }
 _JSON_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -30,10 +30,10 @@ _tokenizers: weakref.WeakKeyDictionary[Tokenizer, LLTokenizer] = weakref.WeakKey
 
 
 class Grammar(Sampler):
-    """Keep only tokens with which the text can still follow a grammar; where it is complete, it may end.
+    """Keep only tokens that the grammar allows next.
 
-    Its tokens are those of `tokenizer`. Text that special tokens spell does not count as that text. Make one with
-    `from_gbnf` or `from_json_schema`.
+    Where the text is complete, tokens that end generation are allowed. The grammar matches the text of normal tokens of
+    `tokenizer`; a special token never matches its own spelling. Created by `from_gbnf` or `from_json_schema`.
     """
 
     def __init__(self, tokenizer: Tokenizer, beginning: LLMatcher):
@@ -43,9 +43,10 @@ class Grammar(Sampler):
 
     @classmethod
     def from_gbnf(cls, text: str, tokenizer: Tokenizer) -> Self:
-        """Follow a grammar in GBNF, from its rule `root` on; or in llguidance's Lark, if it begins with %llguidance.
+        """Compile a GBNF grammar, starting at its rule `root`.
 
-        Raises InvalidRequestError that says line and reason if the grammar is broken.
+        Text that begins with `%llguidance` is llguidance's Lark instead. Raises InvalidRequestError with line and
+        reason if the grammar is not valid.
         """
         from llamacli.sampling.gbnf import parse_gbnf  # deferred: most runs have no grammar
         from llamacli.sampling.lexemes import to_lark
@@ -54,14 +55,15 @@ class Grammar(Sampler):
         try:
             lark = text if text.startswith(_LARK) else to_lark(parse_gbnf(text, tokenizer.token_id))
         except RecursionError:
-            raise InvalidRequestError("grammar: its rules refer to each other too deeply") from None
+            raise InvalidRequestError("grammar: its rules are nested too deeply") from None
         return cls(tokenizer, _matcher(tokenizer, engine.grammar_from_lark(lark), "grammar"))
 
     @classmethod
     def from_json_schema(cls, schema: str, tokenizer: Tokenizer) -> Self:
-        """Follow a JSON Schema, given as JSON text. `oneOf` is taken as `anyOf`.
+        """Compile a JSON Schema, given as JSON text.
 
-        Raises InvalidRequestError that says line and reason if the schema is broken, or asks for what is not there.
+        `oneOf` is treated as `anyOf`. Raises InvalidRequestError with line and reason if the schema is not valid, or
+        uses a feature that is not supported.
         """
         engine = _engine()
         try:
@@ -69,9 +71,9 @@ class Grammar(Sampler):
         except json.JSONDecodeError as error:
             raise InvalidRequestError(f"json_schema: line {error.lineno}, column {error.colno}: {error.msg}") from None
         except RecursionError:
-            raise InvalidRequestError("json_schema: line 1: it is nested too deeply") from None
+            raise InvalidRequestError("json_schema: line 1: nested too deeply") from None
         if not isinstance(parsed, dict) and parsed is not True:
-            raise InvalidRequestError("json_schema: line 1: a schema is an object")
+            raise InvalidRequestError("json_schema: line 1: a schema must be an object or true")
         grammar = engine.grammar_from_json_schema("{}" if parsed is True else schema, overrides=_SCHEMA_OPTIONS)
         reason = engine.validate_grammar(grammar)
         if reason:
@@ -79,46 +81,55 @@ class Grammar(Sampler):
         return cls(tokenizer, _matcher(tokenizer, grammar, "json_schema"))
 
     def apply(self, candidates: Candidates) -> None:
-        """Keep what fits. Raises InvalidRequestError if nothing does, or if that takes too long to find out."""
+        """Apply the token mask.
+
+        Raises InvalidRequestError if no token is allowed, or if computing the mask exceeds llguidance's limits.
+        """
         self.restrict(candidates)
 
     def restrict(self, candidates: Candidates) -> None:
-        """The same: this is what it is for."""
+        """Apply the token mask, as `apply`."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        _expect_sound(self._matcher)
+        _raise_if_failed(self._matcher)
         fits = np.unpackbits(self._mask.view(np.uint8), bitorder="little").view(np.bool_)
         if len(candidates) == candidates.n_vocab:
             candidates.keep_where(fits[: len(candidates)])
         else:
             candidates.keep_where(fits[candidates.ids])
-        candidates.settle()
+        candidates.check_drawable()
 
     def accept(self, token: int) -> None:
-        """Go on after a token. Raises InvalidRequestError, and stays where it is, if the grammar does not allow it."""
+        """Advance the grammar by a token.
+
+        Raises InvalidRequestError, with the state unchanged, if the grammar does not allow the token.
+        """
         if self._matcher.try_consume_tokens([token]):
             return
-        after = self._matcher.deep_copy()  # says why, after which it is of no use; or takes the end of a complete text
+        after = self._matcher.deep_copy()  # fails with a reason, or accepts an end token
         after.consume_token(token)
-        _expect_sound(after)
+        _raise_if_failed(after)
         self._matcher = after
 
     def accept_bytes(self, data: bytes) -> None:
-        """Go on after text of which there is no token, or only the end of one. Raises what `accept` does."""
+        """Advance by text that is not aligned to tokens.
+
+        Raises InvalidRequestError like `accept`.
+        """
         for token in _trie(self.tokenizer).tokenize_bytes(data):
             self.accept(token)
 
     def reset(self) -> None:
-        """Go back to the beginning of the grammar."""
+        """Reset to the start of the grammar."""
         self._matcher = self._beginning.deep_copy()
 
     def clone(self) -> Self:
-        """A copy at the same place of the grammar."""
+        """A copy in the same state."""
         other = type(self)(self.tokenizer, self._beginning)
         other._matcher = self._matcher.deep_copy()
         return other
 
 
-def _expect_sound(matcher: LLMatcher) -> None:
+def _raise_if_failed(matcher: LLMatcher) -> None:
     if matcher.is_error():
         raise InvalidRequestError(f"grammar: {_first_line(matcher.get_error())}")
 
@@ -139,18 +150,21 @@ def _matcher(tokenizer: Tokenizer, grammar: str, name: str) -> LLMatcher:
 
 
 def _trie(tokenizer: Tokenizer) -> LLTokenizer:
-    """The engine's view of a vocabulary, which takes some tenths of a second to make."""
+    """LLTokenizer of a vocabulary, cached; building takes tenths of a second."""
     if tokenizer not in _tokenizers:
         from llguidance import LLTokenizer
 
         if not tokenizer.eog_ids:
-            raise InvalidRequestError("grammar: the vocabulary has no token that would end a text which is complete")
+            raise InvalidRequestError("grammar: the vocabulary has no end-of-generation token")
         _tokenizers[tokenizer] = LLTokenizer(_Vocabulary(tokenizer), eos_token=sorted(tokenizer.eog_ids))
     return _tokenizers[tokenizer]
 
 
 class _Vocabulary:
-    """What LLTokenizer reads of a vocabulary. Tokens that are no text are special: no text of a grammar spells them."""
+    """Vocabulary interface that LLTokenizer expects.
+
+    Tokens without text are special tokens: they match no text of a grammar.
+    """
 
     is_tokenizer_wrapper = True
 
@@ -162,7 +176,7 @@ class _Vocabulary:
         self.bos_token_id, self.eos_token_id = tokenizer.bos_id, min(tokenizer.eog_ids)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The tokens of text that a grammar leaves no choice about: of these, the first is the only one that fits."""
+        """Tokenize text that the grammar forces; only its first token is used."""
         data = text.encode() if isinstance(text, str) else text
         tokenizer = self._tokenizer()
         if tokenizer is not None:
@@ -192,7 +206,7 @@ def _first_line(text: str) -> str:
 
 
 def _line_of(schema: str, reason: str) -> int:
-    """The line of what a reason speaks of: of the schema's strings that it holds, the one that it ends with."""
+    """Line of the schema's string on which an error message ends."""
 
     def end(found: re.Match[str]) -> int:
         place = reason.rfind(found[1].lstrip("#"))

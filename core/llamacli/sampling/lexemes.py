@@ -1,11 +1,10 @@
-"""A grammar of characters as one of lexemes, in llguidance's Lark.
+"""Translation of character grammars to lexemes of llguidance's Lark.
 
-The engine reads text by lexemes, each the longest that fits: it does not try a shorter one where the rest then does
-not fit. With every character a lexeme of its own this changes nothing, since no character begins with another; but then
-each of a hundred thousand tokens is parsed character by character. So parts of the grammar that are regular become
-lexemes where the longest is the only one that can be meant: where, once a lexeme is complete, no character that may
-come after it also continues it, or another lexeme that begins like it. All pairs are tried, and what clashes is taken
-apart.
+The engine reads text by lexemes, each the longest match: it does not try a shorter one where the rest then does not
+match. With every character a lexeme of its own this makes no difference, since no character begins with another; but
+then each of a hundred thousand tokens is parsed character by character. So regular parts of the grammar become lexemes
+where the longest match is the only possible one: where, once a lexeme is complete, no character that may come after it
+also continues it, or another lexeme with the same beginning. All pairs are tested, and those that conflict are split.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ import attrs
 from llamacli.sampling.automata import Automaton, automaton, clash
 from llamacli.sampling.gbnf import Chars, Choice, Node, Ref, Repeat, Rules, Sequence, Token
 
-_LARGEST = 2000
-"""Characters that a lexeme may have, repetitions written out."""
+_MAX_CHARACTERS = 2000
+"""Largest number of characters of a lexeme, repetitions expanded."""
 
 
 @attrs.frozen(eq=False)
 class Lexeme(Node):
-    """A regular part, read as one."""
+    """Regular part of the grammar that is one lexeme."""
 
     node: Node
 
 
 def to_lark(rules: Rules) -> str:
-    """The same grammar for llguidance."""
+    """Translate GBNF rules to llguidance's Lark."""
     return _Translator(rules).translate()
 
 
 class _Translator:
-    """Sets of characters are integers, a bit for each stretch of characters that the grammar never tells apart."""
+    """Sets of characters are bit masks, as in `automata`."""
 
     def __init__(self, rules: Rules):
         self.rules = rules
@@ -58,10 +57,10 @@ class _Translator:
                 return "\n".join(f"{names[name]}: {self.spell(node, names)}" for name, node in marked.items())
             self.apart |= clashing
 
-    # Which parts are lexemes.
+    # Selection of lexemes.
 
     def mark_rules(self) -> dict[str, Node]:
-        """Rules with lexemes in them, only those that are reached from the root."""
+        """Mark lexemes in the rules that are reachable from the root."""
         marked: dict[str, Node] = {}
         waiting = ["root"]
         while waiting:
@@ -86,7 +85,7 @@ class _Translator:
         return node
 
     def mark_items(self, node: Node, items: tuple[Node, ...]) -> Iterable[Node]:
-        """Neighbours that are regular go together, unless all of them are and may not."""
+        """Join neighbours that are regular, unless the whole sequence is."""
         runs: list[list[Node]] = []
         for item in items:
             if runs and not self.is_regular(node) and self.is_regular(item) and self.is_regular(runs[-1][-1]):
@@ -106,11 +105,11 @@ class _Translator:
         )
 
     def is_regular(self, node: Node) -> bool:
-        """Whether it refers to no rule that comes back to itself, names no token, and is not too large."""
-        return self.size(node) <= _LARGEST
+        """Test for a part without recursion and tokens, of limited size."""
+        return self.size(node) <= _MAX_CHARACTERS
 
     def size(self, node: Node) -> int:
-        """How many characters it has, repetitions written out; too many if it is not regular."""
+        """Number of characters with repetitions expanded; above the limit if not regular."""
         if node not in self.sizes:
             match node:
                 case Chars():
@@ -122,18 +121,18 @@ class _Translator:
                 case Ref(name) if name not in self.reach[name]:
                     size = self.size(self.rules[name])
                 case _:
-                    size = _LARGEST + 1
-            self.sizes[node] = min(size, _LARGEST + 1)
+                    size = _MAX_CHARACTERS + 1
+            self.sizes[node] = min(size, _MAX_CHARACTERS + 1)
         return self.sizes[node]
 
     def make(self, kind: type[Node], *fields: object) -> Node:
-        """The part of these fields, always the same one."""
+        """Create a node, or reuse the one with equal fields."""
         key = (kind, *fields)
         if key not in self.made:
             self.made[key] = kind(*fields)
         return self.made[key]
 
-    # What can begin and what can follow.
+    # First and follow sets.
 
     def chars(self, node: Chars) -> int:
         bits = 0
@@ -195,23 +194,23 @@ class _Translator:
         return after_lexeme
 
     def automaton(self, node: Node) -> Automaton | None:
-        """Of a regular part."""
+        """Automaton of a regular part, cached; None if too large."""
         if node not in self.automata:
             self.automata[node] = automaton(node, self.rules, self.chars)
         return self.automata[node]
 
     def read_as_one(self, lexeme: Lexeme) -> Automaton:
-        """Of a lexeme, which always has one."""
+        """Automaton of a lexeme, which always exists."""
         found = self.automaton(lexeme.node)
         assert found is not None
         return found
 
     def clashing(self, after: Mapping[Lexeme, int]) -> set[Node]:
-        """The parts that, as lexemes, could be read on where another, or the same, should have ended."""
+        """Parts that, as lexemes, could match beyond the end of another."""
         shorter: dict[Node | int, tuple[Automaton, int]] = {}
         for lexeme, chars in after.items():
             one = self.read_as_one(lexeme)
-            # Single characters of one kind are one, whatever their place.
+            # Equal character classes are one lexeme at all their places.
             key = one.continuing[0] if isinstance(lexeme.node, Chars) else lexeme.node
             shorter[key] = one, chars | (shorter[key][1] if key in shorter else 0)
         longer = [lexeme for lexeme in after if not isinstance(lexeme.node, Chars)]
@@ -221,7 +220,7 @@ class _Translator:
             if any(clash(one, self.read_as_one(lexeme), chars) for one, chars in shorter.values())
         }
 
-    # Lark.
+    # Lark text.
 
     def spell(self, node: Node, names: Mapping[str, str]) -> str:
         match node:
@@ -259,7 +258,7 @@ def _bounds(low: int, high: int | None) -> str:
 
 
 def _walk(node: Node) -> Iterator[Node]:
-    """A part and all in it, but not what is in lexemes."""
+    """A node and its descendants, without those inside lexemes."""
     yield node
     match node:
         case Sequence(items) | Choice(items):
@@ -270,7 +269,7 @@ def _walk(node: Node) -> Iterator[Node]:
 
 
 def _reach(rules: Rules) -> dict[str, set[str]]:
-    """By rule, those that it refers to, and those that these refer to, and so on."""
+    """By rule, all rules that it refers to, directly or not."""
     direct = {name: {part.name for part in _walk(node) if isinstance(part, Ref)} for name, node in rules.items()}
     reach = {}
     for name in rules:
@@ -285,7 +284,7 @@ def _reach(rules: Rules) -> dict[str, set[str]]:
 
 
 def _nullable(node: Node, rules: Container[str]) -> bool:
-    """Whether a part can be the empty text; `rules` can."""
+    """Test if a part matches the empty text; `rules` do."""
     match node:
         case Sequence(items):
             return all(_nullable(item, rules) for item in items)

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens: what the model itself said, before any sampler."""
+"""Log-probabilities of tokens by the model's own logits."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from llamacli.sampling.candidates import Candidates
 
 @attrs.frozen
 class LogProbs:
-    """Natural logarithms of probabilities, the softmax of the model's unmodified logits.
+    """Natural log-probabilities: log-softmax of the model's unmodified logits.
 
     - `chosen`: of the token that was drawn.
-    - `top`: pairs of id and log-probability of the most probable tokens, most probable first.
+    - `top`: pairs of id and log-probability of the most probable tokens, in descending order.
     """
 
     chosen: float
@@ -21,7 +21,10 @@ class LogProbs:
 
 
 def log_probabilities(candidates: Candidates, chosen: int, n: int) -> LogProbs:
-    """Those of a token and of the n most probable ones; the candidates are all tokens, and are cut down to these."""
+    """Log-probabilities of a token and of the n most probable ones.
+
+    `candidates` hold the whole vocabulary, and are truncated to the n most probable.
+    """
     largest, total = candidates.largest, candidates.log_total()
     logit = float(candidates.logits[np.searchsorted(candidates.ids, chosen)])
     if n < len(candidates):

@@ -1,6 +1,6 @@
-"""How sure a distribution was, and how well a text was foreseen: surprisal, entropy, perplexity (Shannon 1948).
+"""Surprisal, entropy and perplexity (Shannon 1948).
 
-Two levels are told apart: what the model said, and what samplers have made of it.
+Measured for two distributions: the model's own, and the one after samplers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ _LARGEST_EXPONENT = math.log(np.finfo(np.float64).max)
 
 
 def surprisal(logits: Logits, token: int, *, base: float = math.e) -> float:
-    """Minus the logarithm of a token's probability, which is the softmax of float32 [n_vocab] logits.
+    """Negative log-probability of a token under float32 [n_vocab] logits.
 
-    In nats, or with a `base` of 2 in bits. Logits that are not finite count as no tokens; infinite for such a one, and
-    for what is not in the vocabulary. Raises InvalidRequestError for what is no row of logits, and no base above 1.
+    In nats, or with a `base` of 2 in bits. Logits that are not finite are ignored; the result is infinite for such a
+    token, and for ids outside of the vocabulary. Raises InvalidRequestError if the logits are not a row of numbers or
+    the base is not above 1.
     """
     logits, unit = as_logits(logits), _unit(base)
     if not is_integer(token) or not 0 <= token < len(logits) or not np.isfinite(logits[token]):
@@ -33,7 +34,10 @@ def surprisal(logits: Logits, token: int, *, base: float = math.e) -> float:
 
 
 def entropy(logits: Logits, *, base: float = math.e) -> float:
-    """The surprisal that is to be expected of a token drawn; infinite if no logit is finite. Else as `surprisal`."""
+    """Shannon entropy of float32 [n_vocab] logits; infinite if none is finite.
+
+    `base` and errors as in `surprisal`.
+    """
     finite, unit = _finite(as_logits(logits)), _unit(base)
     if not len(finite):
         return math.inf
@@ -42,22 +46,22 @@ def entropy(logits: Logits, *, base: float = math.e) -> float:
 
 
 def _finite(logits: Logits) -> Logits:
-    """Those of logits that are finite: mostly all, and then nothing is copied."""
+    """The finite logits; without a copy if all are."""
     finite = np.isfinite(logits)
     return logits if finite.all() else logits[finite]
 
 
 def _unit(base: float) -> float:
-    """The nats that one unit of this base has."""
+    """Nats per unit of information of this base."""
     if not is_real(base) or not 1 < base < math.inf:
         raise InvalidRequestError(f"base = {base!r} is not a number above 1")
     return math.log(base)
 
 
 def perplexity_of(total: float, n: int) -> float:
-    """e to the mean of n surprisals, given their sum in nats: among how many tokens it was as if to guess.
+    """Perplexity: e to the mean of n surprisals in nats.
 
-    Infinite if there are none.
+    `total` is their sum. Infinite if n is 0.
     """
     mean = total / n if n else math.inf
     return math.exp(mean) if mean <= _LARGEST_EXPONENT else math.inf
@@ -65,11 +69,11 @@ def perplexity_of(total: float, n: int) -> float:
 
 @attrs.frozen
 class Level:
-    """What the distributions of one level said of the tokens accepted so far.
+    """Statistics of one distribution over the tokens accepted so far.
 
-    - `surprisal`: of the last token, in nats; infinite if there is none or it had no probability.
-    - `entropy`: of the distribution that the last token is from, in nats; infinite if there is none.
-    - `n_tokens`, `total`: how many finite surprisals there were, and their sum.
+    - `surprisal`: of the last token, in nats; infinite before the first and for a token of probability 0.
+    - `entropy`: of the distribution of the last token, in nats; infinite before the first.
+    - `n_tokens`, `total`: number and sum of the finite surprisals.
     """
 
     surprisal: float = math.inf
@@ -79,7 +83,7 @@ class Level:
 
     @property
     def perplexity(self) -> float:
-        """e to the mean surprisal of all tokens so far; infinite before the first."""
+        """Perplexity of all tokens so far; infinite before the first."""
         return perplexity_of(self.total, self.n_tokens)
 
     @property
@@ -93,7 +97,7 @@ class Level:
         return self.entropy / math.log(2)
 
     def after(self, surprisal: float, entropy: float) -> Level:
-        """With one more token, whose surprisal is added if it is finite."""
+        """The statistics with one more token; infinite surprisals are not summed."""
         if not math.isfinite(surprisal):
             return attrs.evolve(self, surprisal=surprisal, entropy=entropy)
         return Level(surprisal, entropy, self.n_tokens + 1, self.total + surprisal)
@@ -101,7 +105,7 @@ class Level:
 
 @attrs.frozen
 class Metrics:
-    """Of a text that is being written: by the `model`'s own logits, and by those that samplers drew from."""
+    """Metrics of a text under the `model`'s logits and after samplers."""
 
     model: Level = Level()
     sampling: Level = Level()

@@ -1,4 +1,4 @@
-"""What a caller can ask for."""
+"""Sampling parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from llamacli.errors import InvalidRequestError
-from llamacli.sampling.checks import number, whole
+from llamacli.sampling.checks import integer, number
 from llamacli.sampling.penalties import biases, token_ids
 
 DEFAULT_ORDER = (
@@ -37,56 +37,56 @@ def _schema(value: Any) -> str | None:
     try:
         return json.dumps(value)
     except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"json_schema is neither a text nor what JSON can hold: {error}") from None
+        raise InvalidRequestError(f"json_schema must be a string or JSON data: {error}") from None
 
 
 def _only_texts(_: object, attribute: attrs.Attribute[tuple[str, ...]], value: Any) -> None:
     if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
-        raise InvalidRequestError(f"{attribute.name} are texts, not {value!r}")
+        raise InvalidRequestError(f"{attribute.name} must be strings, not {value!r}")
 
 
 def _text(_: object, attribute: attrs.Attribute[str | None], value: Any) -> None:
     if value is not None and not isinstance(value, str):
-        raise InvalidRequestError(f"{attribute.name} is a text, not {value!r}")
+        raise InvalidRequestError(f"{attribute.name} must be a string, not {value!r}")
 
 
 @attrs.frozen(kw_only=True)
 class SamplingParams:
-    """How to draw a token. `SamplingParams()` is greedy: exactly argmax. Names are llama.cpp's.
+    """Sampling parameters under llama.cpp's names. `SamplingParams()` is greedy: exactly argmax.
 
-    - `temp`: logits are divided by it; 0 or less is greedy: then only penalties, DRY and what forbids tokens have a
-      say beside it.
+    - `temp`: logits are divided by it; 0 or less is greedy: only penalties, DRY, bias, grammars and suppressed tokens
+      still apply.
     - `dynatemp_range`, `dynatemp_exponent`: the temperature varies by up to this range with the entropy; 0 is off.
     - `top_k`: keep the k most probable tokens, and any that tie with the k-th; 0 or less, or n_vocab and more, is off.
     - `top_p`: keep the fewest most probable tokens whose probabilities sum to at least p; 1 is off.
     - `min_p`: drop tokens less probable than this share of the most probable one's; 0 is off.
-    - `typ_p`: keep the tokens of most typical surprise that sum to more than p; 1 is off.
+    - `typ_p`: keep the tokens of most typical surprisal whose probabilities sum to more than p; 1 is off.
     - `top_n_sigma`: drop logits more than n standard deviations below the largest; 0 or less is off.
-    - `xtc_probability`, `xtc_threshold`: how often to drop all but the last of the tokens that reach the threshold;
-      a probability of 0 or a threshold above 0.5 is off.
-    - `penalty`: logits of recently generated tokens are divided by it if positive, multiplied if not, once a token
+    - `xtc_probability`, `xtc_threshold`: the probability of dropping all but the least probable of the tokens that reach
+      the threshold; a probability of 0 or a threshold above 0.5 is off.
+    - `penalty`: logits of recently generated tokens are divided by it if positive, multiplied if not, once per token
       (Keskar et al. 2019); 1 is off, and so is 0 or less.
-    - `penalty_freq`, `penalty_present`: what such tokens' logits lose for each time, and once; 0 is off.
-    - `penalty_last_n`: how many generated tokens count as recent; 0 or less counts none.
+    - `penalty_freq`, `penalty_present`: subtracted from such logits per occurrence, and once; 0 is off.
+    - `penalty_last_n`: number of generated tokens that count as recent; 0 or less is off.
     - `dry_multiplier`, `dry_base`, `dry_allowed_length`, `dry_penalty_last_n`, `dry_sequence_breakers`: see
       `llamacli.sampling.Dry`; a multiplier of 0 is off.
-    - `mirostat`: 1 or 2: keep the surprise near `mirostat_tau` bits, learning at the rate `mirostat_eta`, with no other
-      sampler than the temperature; 0 is off.
+    - `mirostat`: 1 or 2: keep the surprisal near `mirostat_tau` bits with the learning rate `mirostat_eta`; of the
+      other samplers only the temperature applies; 0 is off.
     - `adaptive_target`, `adaptive_decay`: draw tokens near this probability; below 0 is off.
     - `logit_bias`: numbers to add to logits, by token id.
-    - `suppress_tokens`: ids that are never drawn, beside those that the model's file names.
-    - `grammar`: a grammar in GBNF that the text has to follow; `json_schema`: a JSON Schema, as a dict or JSON text.
-    - `grammar_triggers`: texts that the grammar or schema waits for, and begins with; without any it holds from the
-      start.
-    - `samplers`: the order of samplers by name; those that are left out are off.
-    - `options`: for samplers of plugins, what they make of it.
-    - `n_probs`: give the log-probabilities of the drawn token and of this many most probable ones; 0 gives none.
+    - `suppress_tokens`: ids that are never drawn, in addition to those of the model file.
+    - `grammar`: a grammar in GBNF that constrains the text; `json_schema`: a JSON Schema, as a dict or JSON text.
+    - `grammar_triggers`: the grammar or schema applies from the first of these texts on, which is part of it;
+      without any it applies from the start.
+    - `samplers`: the order of samplers by name; others are off.
+    - `options`: settings of plugins' samplers.
+    - `n_probs`: report log-probabilities of the drawn token and the `n_probs` most probable ones; 0 reports none.
     """
 
     temp: float = number(0.0)
     dynatemp_range: float = number(0.0, low=0)
     dynatemp_exponent: float = number(1.0, low=0)
-    top_k: int = whole(0)
+    top_k: int = integer(0)
     top_p: float = number(1.0, low=0, high=1)
     min_p: float = number(0.0, low=0, high=1)
     typ_p: float = number(1.0, low=0, high=1)
@@ -96,15 +96,15 @@ class SamplingParams:
     penalty: float = number(1.0)
     penalty_freq: float = number(0.0)
     penalty_present: float = number(0.0)
-    penalty_last_n: int = whole(64)
+    penalty_last_n: int = integer(64)
     dry_multiplier: float = number(0.0, low=0)
     dry_base: float = number(1.75, low=1)
-    dry_allowed_length: int = whole(2, low=0)
-    dry_penalty_last_n: int = whole(64)
+    dry_allowed_length: int = integer(2, low=0)
+    dry_penalty_last_n: int = integer(64)
     dry_sequence_breakers: tuple[str, ...] = attrs.field(
         converter=_texts, validator=_only_texts, default=("\n", ":", '"', "*")
     )
-    mirostat: int = whole(0, low=0, high=2)
+    mirostat: int = integer(0, low=0, high=2)
     mirostat_tau: float = number(5.0, low=0)
     mirostat_eta: float = number(0.1, low=0)
     adaptive_target: float = number(-1.0, low=-1, high=1)
@@ -116,4 +116,4 @@ class SamplingParams:
     grammar_triggers: tuple[str, ...] = attrs.field(converter=_texts, validator=_only_texts, default=())
     samplers: tuple[str, ...] = attrs.field(converter=_texts, validator=_only_texts, default=DEFAULT_ORDER)
     options: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
-    n_probs: int = whole(0, low=0)
+    n_probs: int = integer(0, low=0)

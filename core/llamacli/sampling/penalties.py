@@ -1,6 +1,6 @@
-"""Samplers that change the logits of certain tokens: by request, or because they were written before.
+"""Samplers that change the logits of single tokens: bias, repetition penalties.
 
-"Before" is what was generated since the last `reset`: a prompt is no reason to avoid its words.
+Penalties apply to tokens generated since the last `reset`; the prompt does not count.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import numpy as np
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import sampling as kernels
 from llamacli.sampling.candidates import Candidates, Ids
-from llamacli.sampling.checks import number, whole
+from llamacli.sampling.checks import integer, number
 from llamacli.sampling.sampler import Sampler
 from llamacli.tokenizer import Tokenizer
 from llamacli.util.numbers import is_integer, is_real
 
 Breakers = Mapping[int, tuple[tuple[int, ...], ...]]
-"""Sequences of tokens that end a repetition: by their first token, the rest."""
+"""Token sequences that end a repetition: by first token, the tokens after it."""
 
-_MOST_BYTES, _MOST_TOKENS = 40, 20
+_MAX_BYTES, _MAX_TOKENS = 40, 20
 
 
 def biases(values: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Pairs of id and bias, ordered; infinities will do, NaN will not."""
+    """Sorted pairs of token id and bias; NaN is not allowed."""
     pairs = sorted(dict(values).items())
     for token, bias in pairs:
         if not is_integer(token) or token < 0 or not is_real(bias) or math.isnan(bias):
-            raise InvalidRequestError(f"logit_bias: {token!r}: {bias!r} is not a token id and a number")
+            raise InvalidRequestError(f"logit_bias: {token!r}: {bias!r} must be a token id and a number")
     return tuple((int(token), float(bias)) for token, bias in pairs)
 
 
 def token_ids(values: Iterable[int]) -> tuple[int, ...]:
-    """Ids, ordered, each once."""
+    """Sorted token ids without duplicates."""
     values = set(values)
     for token in values:
         if not is_integer(token) or token < 0:
@@ -45,7 +45,7 @@ def token_ids(values: Iterable[int]) -> tuple[int, ...]:
 
 
 def expect_tokens(ids: Sequence[int], n_vocab: int, name: str) -> None:
-    """Refuse ids beyond a vocabulary by the parameter that names them."""
+    """Raise InvalidRequestError for ids beyond the vocabulary, naming the parameter."""
     largest = max(ids, default=-1)
     if largest >= n_vocab:
         raise InvalidRequestError(f"{name}: token {largest} is not in the vocabulary of {n_vocab} tokens")
@@ -53,16 +53,22 @@ def expect_tokens(ids: Sequence[int], n_vocab: int, name: str) -> None:
 
 @attrs.frozen
 class LogitBias(Sampler):
-    """Add numbers to logits; minus infinity forbids a token, infinity leaves only such tokens."""
+    """Logit bias: add numbers to the logits of tokens.
+
+    Minus infinity forbids a token; infinity leaves only such tokens.
+    """
 
     bias: tuple[tuple[int, float], ...] = attrs.field(converter=biases)
 
     def apply(self, candidates: Candidates) -> None:
-        """Add. Raises InvalidRequestError for a token that the vocabulary lacks, and if none is left."""
+        """Add the biases.
+
+        Raises InvalidRequestError for a token outside of the vocabulary, and if no token is left.
+        """
         self._add(self.bias, candidates)
 
     def restrict(self, candidates: Candidates) -> None:
-        """Add the infinite ones."""
+        """Add the infinite biases."""
         self._add([(token, bias) for token, bias in self.bias if math.isinf(bias)], candidates)
 
     def _add(self, pairs: Sequence[tuple[int, float]], candidates: Candidates) -> None:
@@ -71,28 +77,31 @@ class LogitBias(Sampler):
         ids = np.array(tokens, np.int32)
         bias = np.array([value for _, value in pairs], np.float32)
         places, which = candidates.find(ids)
-        with np.errstate(over="ignore", invalid="ignore"):  # infinity for a token that is forbidden leaves it so
+        with np.errstate(over="ignore", invalid="ignore"):  # a forbidden token stays forbidden
             sums = candidates.logits[places] + bias[which]
         candidates.logits[places] = np.where(np.isnan(sums), -np.inf, sums)
-        candidates.settle()
+        candidates.check_drawable()
 
 
 @attrs.frozen
 class SuppressTokens(Sampler):
-    """Never draw these tokens."""
+    """Forbid tokens."""
 
     tokens: tuple[int, ...] = attrs.field(converter=token_ids)
 
     def apply(self, candidates: Candidates) -> None:
-        """Forbid them. Raises InvalidRequestError for a token that the vocabulary lacks, and if no other is left."""
+        """Set the logits to minus infinity.
+
+        Raises InvalidRequestError for a token outside of the vocabulary, and if no token is left.
+        """
         self.restrict(candidates)
 
     def restrict(self, candidates: Candidates) -> None:
-        """The same: this is what it is for."""
+        """Set the logits to minus infinity, as `apply`."""
         expect_tokens(self.tokens, candidates.n_vocab, "suppress_tokens")
         ids = np.array(self.tokens, np.int32)
         candidates.logits[candidates.find(ids)[0]] = -np.inf
-        candidates.settle()
+        candidates.check_drawable()
 
 
 _LARGEST = np.finfo(np.float32).max
@@ -100,15 +109,16 @@ _LARGEST = np.finfo(np.float32).max
 
 @attrs.frozen
 class Penalties(Sampler):
-    """Make tokens less likely that are among the last n written; an n of 0 or less counts none.
+    """Repetition, frequency and presence penalties over the last n tokens.
 
-    - `repeat`: their logits are divided by it if positive, multiplied if not, once a token (Keskar et al. 2019); 1 is
-      off, and so is 0 or less.
-    - `frequency`: it is subtracted for each time.
-    - `presence`: it is subtracted once.
+    - `last_n`: how many of the latest tokens count; 0 or less is off.
+    - `repeat`: logits of such tokens are divided by it if positive, multiplied if not, once per token (Keskar et al.
+      2019); 1 is off, and so is 0 or less.
+    - `frequency`: subtracted once for each occurrence.
+    - `presence`: subtracted once.
     """
 
-    last_n: int = whole()
+    last_n: int = integer()
     repeat: float = number(1.0)
     frequency: float = number(0.0)
     presence: float = number(0.0)
@@ -127,31 +137,31 @@ class Penalties(Sampler):
         subtracted = counts[which].astype(np.float32) * np.float32(self.frequency) + np.float32(self.presence)
         with np.errstate(over="ignore"):
             logits = logits - subtracted
-        # What overflows is the largest number there is, for infinity would be certainty; what was forbidden stays so.
+        # Clip to finite numbers: +inf would make a token certain, -inf is only for forbidden tokens.
         forbidden = np.isneginf(candidates.logits[places])
         candidates.logits[places] = np.where(forbidden, logits, np.clip(logits, -_LARGEST, _LARGEST))
 
 
 @attrs.frozen
 class Dry(Sampler):
-    """Don't repeat yourself: make tokens less likely that would continue a repetition (p-e-w, text-generation-webui).
+    """DRY: penalise tokens that would continue a repetition (p-e-w, text-generation-webui).
 
-    A token that would make the last `allowed_length` tokens and more repeat what stands among the last `last_n` loses
-    `multiplier` times `base` to the power of the length in excess. No repetition reaches across a breaker; a breaker of
-    one token is never penalised.
+    A token that would repeat a sequence longer than `allowed_length` that is already among the last `last_n` tokens
+    loses `multiplier` times `base` to the power of the excess length. No repetition reaches across a sequence breaker;
+    a breaker of one token is never penalised.
     """
 
     multiplier: float = number(low=0)
     base: float = number(1.75, low=1)
-    allowed_length: int = whole(2, low=0)
-    last_n: int = whole(64)
+    allowed_length: int = integer(2, low=0)
+    last_n: int = integer(64)
     breakers: Breakers = attrs.field(factory=dict)
 
     def apply(self, candidates: Candidates) -> None:
         """Lower the logits."""
         if self.last_n <= 0 or self.multiplier <= 0:
             return
-        text = np.array(candidates.history[: -self.last_n - 1 : -1], np.int32)  # the latest first
+        text = np.array(candidates.history[: -self.last_n - 1 : -1], np.int32)  # latest first
         limit = self._limit(text)
         if len(text) <= self.allowed_length or limit < self.allowed_length:
             return
@@ -159,36 +169,39 @@ class Dry(Sampler):
         kernels.repeat_lengths(text, lengths)
         longest: dict[int, int] = {}
         for place in np.flatnonzero(lengths[1:] >= self.allowed_length).tolist():
-            token = int(text[place])  # what stood where the next token will
+            token = int(text[place])  # followed the earlier occurrence
             longest[token] = max(longest.get(token, 0), min(int(lengths[place + 1]), limit))
         ids = np.array([token for token in sorted(longest) if () not in self.breakers.get(token, ())], np.int32)
         excess = np.array([longest[token] for token in ids.tolist()], np.float64) - self.allowed_length
-        penalties = self.multiplier * self.base ** np.minimum(excess, self._most_excess())
+        penalties = self.multiplier * self.base ** np.minimum(excess, self._max_excess())
         places, which = candidates.find(ids)
         with np.errstate(over="ignore"):
             candidates.logits[places] -= penalties[which].astype(np.float32)
 
     def _limit(self, text: Ids) -> int:
-        """How many of the latest tokens stand after the last breaker."""
+        """Number of latest tokens after the last sequence breaker."""
         for place, token in enumerate(text.tolist()):
-            before = text[max(0, place - _MOST_TOKENS) : place][::-1].tolist()  # those that followed it, in order
+            before = text[max(0, place - _MAX_TOKENS) : place][::-1].tolist()  # the tokens after it, in order
             found = [len(rest) for rest in self.breakers.get(token, ()) if list(rest) == before[: len(rest)]]
             if found:
                 return place - max(found)
         return len(text)
 
-    def _most_excess(self) -> float:
-        """The exponent at which float32 ends."""
+    def _max_excess(self) -> float:
+        """Largest exponent whose power is finite in float32."""
         return (
             math.floor(math.log(np.finfo(np.float32).max) / math.log(self.base)) if self.base > 1.000001 else math.inf
         )
 
 
 @functools.lru_cache(maxsize=4)
-def breakers_of(tokenizer: Tokenizer, texts: Sequence[str]) -> Breakers:
-    """The sequences of tokens in which these texts can appear: within a token, or from a token's end on."""
+def sequence_breakers(tokenizer: Tokenizer, texts: Sequence[str]) -> Breakers:
+    """Token sequences in which these texts can appear.
+
+    A text can lie within a token, or begin at a token's end and continue in the next ones.
+    """
     breakers: dict[int, set[tuple[int, ...]]] = {}
-    wanted = [text.encode()[:_MOST_BYTES] for text in texts if text]
+    wanted = [text.encode()[:_MAX_BYTES] for text in texts if text]
     for token in range(tokenizer.n_vocab):
         piece = tokenizer.piece_bytes(token, unparse_special=True)
         for text in wanted:
@@ -198,5 +211,5 @@ def breakers_of(tokenizer: Tokenizer, texts: Sequence[str]) -> Breakers:
             for n in range(1, min(len(text), len(piece) + 1)):
                 if piece.endswith(text[:n]):
                     rest = tokenizer.encode(text[n:].decode(errors="replace"), add_special=False)
-                    breakers.setdefault(token, set()).add(tuple(rest[:_MOST_TOKENS]))
+                    breakers.setdefault(token, set()).add(tuple(rest[:_MAX_TOKENS]))
     return {token: tuple(sorted(rests)) for token, rests in breakers.items()}

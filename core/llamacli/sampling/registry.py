@@ -1,4 +1,4 @@
-"""Which samplers there are, by name, and the chain that parameters ask for."""
+"""Registry of samplers by name, and construction of chains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llamacli.errors import InvalidRequestError
 from llamacli.sampling.choice import AdaptiveP, Draw, Greedy, Mirostat, MirostatV2
 from llamacli.sampling.grammar import Grammar
 from llamacli.sampling.params import SamplingParams
-from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressTokens, breakers_of, expect_tokens
+from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressTokens, expect_tokens, sequence_breakers
 from llamacli.sampling.sampler import Sampler, SamplerChain
 from llamacli.sampling.temperature import DynamicTemperature, Temperature
 from llamacli.sampling.triggers import LazyGrammar
@@ -22,9 +22,9 @@ from llamacli.tokenizer import Tokenizer
 class SamplerType:
     """A sampler that `SamplingParams.samplers` can name.
 
-    - `name`: in lower case, with underscores; hyphens, or nothing, will do in their place.
-    - `make(params, tokenizer)`: the sampler, or None where the parameters leave it off. There may be no tokenizer.
-    - `when_greedy`: whether it has a say where the likeliest token is taken whatever its probability.
+    - `name`: in lower case, with underscores; hyphens, or nothing, are accepted in their place.
+    - `make(params, tokenizer)`: the sampler, or None if the parameters disable it. The tokenizer may be None.
+    - `when_greedy`: applied in greedy decoding too.
     - `aliases`: other names.
     """
 
@@ -35,7 +35,7 @@ class SamplerType:
 
     @property
     def names(self) -> frozenset[str]:
-        """All its names, as they are compared."""
+        """All names, normalised."""
         return frozenset(map(simplified, (self.name, *self.aliases)))
 
 
@@ -45,10 +45,10 @@ FindSampler = Callable[[str], SamplerType | None]
 def build_chain(
     params: SamplingParams, tokenizer: Tokenizer | None = None, find: FindSampler | None = None
 ) -> SamplerChain:
-    """The chain that parameters ask for; `find` knows the samplers of plugins.
+    """Build the sampler chain for these parameters; `find` looks up plugins' samplers.
 
-    What forbids tokens comes first, unless `params.samplers` puts it elsewhere, and what chooses last. Raises
-    InvalidRequestError for a name that no sampler has.
+    Samplers that forbid tokens come first, unless `params.samplers` names them elsewhere; the one that draws comes
+    last. Raises InvalidRequestError for an unknown sampler name.
     """
     types = [_named(name, find) for name in params.samplers]
     first = [kind for kind in _FIRST if kind not in types]
@@ -67,12 +67,12 @@ def build_chain(
 
 
 def simplified(name: str) -> str:
-    """A sampler's name as it is compared."""
+    """Normalise a sampler's name for comparison."""
     return name.lower().replace("-", "").replace("_", "").strip()
 
 
 def sampler_type(name: str, find: FindSampler | None = None) -> SamplerType | None:
-    """The sampler of this name, if there is one."""
+    """Look up a sampler by name; None if unknown."""
     return _BY_NAME.get(simplified(name)) or (find(name) if find is not None else None)
 
 
@@ -123,7 +123,7 @@ def _penalties(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler |
 def _dry(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
     if params.dry_multiplier <= 0 or params.dry_penalty_last_n <= 0:
         return None
-    breakers = breakers_of(tokenizer, params.dry_sequence_breakers) if tokenizer is not None else {}
+    breakers = sequence_breakers(tokenizer, params.dry_sequence_breakers) if tokenizer is not None else {}
     return Dry(params.dry_multiplier, params.dry_base, params.dry_allowed_length, params.dry_penalty_last_n, breakers)
 
 
@@ -160,7 +160,7 @@ BUILT_IN = (
     SamplerType("top_p", lambda params, _: TopP(params.top_p) if params.top_p < 1 else None, aliases=("nucleus",)),
     SamplerType("min_p", lambda params, _: MinP(params.min_p) if params.min_p > 0 else None),
     SamplerType("xtc", _xtc),
-    SamplerType("adaptive_p", lambda params, _: None),  # it chooses, so its place is the last one wherever it is named
+    SamplerType("adaptive_p", lambda params, _: None),  # draws, so build_chain puts it last
 )
-"""What needs no plugin."""
+"""Samplers of the core."""
 _BY_NAME = {name: kind for kind in BUILT_IN for name in kind.names}

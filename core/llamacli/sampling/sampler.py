@@ -1,4 +1,4 @@
-"""What a sampler is, and chains of them."""
+"""Sampler interface and sampler chains."""
 
 from __future__ import annotations
 
@@ -12,57 +12,57 @@ from llamacli.sampling.candidates import Candidates
 
 
 class Sampler(ABC):
-    """One step from logits to a token.
+    """Step of a sampler chain.
 
-    A sampler that learns from what is written has state: it overrides `accept`, `reset` and `clone`. What is merely
-    looked up in the tokens written so far stands in `candidates.history`, and random numbers come from
-    `candidates.random`, so that most samplers have no state.
+    A sampler with state overrides `accept`, `reset` and `clone`. The tokens accepted so far are in
+    `candidates.history`, and random numbers come from `candidates.random`, so most samplers need no state of their own.
     """
 
     @abstractmethod
     def apply(self, candidates: Candidates) -> None:
-        """Change the candidates' logits, take some out, or choose one."""
+        """Change the candidates' logits, remove some, or choose one."""
 
     def restrict(self, candidates: Candidates) -> None:
-        """Take out what may not be drawn here whatever its logit, if that is what this sampler is for."""
+        """Remove tokens that are forbidden whatever their logits; default: none."""
         return
 
     def accept(self, token: int) -> None:
-        """Learn that a token has been written."""
+        """Update the state with a token that was accepted."""
         return
 
     def reset(self) -> None:
-        """Forget all tokens: a new text begins."""
+        """Reset the state for a new text."""
         return
 
     def clone(self) -> Self:
-        """A sampler in the same state, which from now on goes its own way."""
+        """An independent sampler in the same state."""
         return self
 
 
 class SamplerChain(Sampler):
-    """Samplers one after the other, until one chooses. The last one should: Greedy, Draw, Mirostat or AdaptiveP.
+    """Samplers applied in order until one draws a token.
 
-    `n_probs`: how many tokens' log-probabilities are wanted beside the drawn one's; 0 for none at all.
+    The last one should draw: Greedy, Draw, Mirostat or AdaptiveP. `n_probs` is the number of top log-probabilities to
+    report beside the drawn token's; 0 reports none.
     """
 
     def __init__(self, samplers: Iterable[Sampler], n_probs: int = 0):
         self.samplers, self.n_probs = tuple(samplers), n_probs
 
     def apply(self, candidates: Candidates) -> None:
-        """Apply each sampler in turn."""
+        """Apply each sampler in order."""
         for sampler in self.samplers:
             _run(sampler, sampler.apply, candidates)
             if candidates.chosen is not None:
                 return
 
     def restrict(self, candidates: Candidates) -> None:
-        """Let each sampler take out what may not be drawn."""
+        """Apply each sampler's `restrict`."""
         for sampler in self.samplers:
             _run(sampler, sampler.restrict, candidates)
 
     def accept(self, token: int) -> None:
-        """Let every sampler know."""
+        """Pass the token to every sampler."""
         for sampler in self.samplers:
             sampler.accept(token)
 
@@ -73,7 +73,7 @@ class SamplerChain(Sampler):
 
     def clone(self) -> Self:
         """A chain of clones."""
-        other = copy.copy(self)  # which may be of a class derived from this one
+        other = copy.copy(self)  # keeps the class of a derived one
         other.samplers = tuple(sampler.clone() for sampler in self.samplers)
         return other
 
@@ -82,7 +82,7 @@ class SamplerChain(Sampler):
 
 
 def _run(sampler: Sampler, step: Callable[[Candidates], None], candidates: Candidates) -> None:
-    """Let a sampler, which may be a plugin's, work on candidates, and look at what it has left."""
+    """Run a sampler, which may be a plugin's, and validate the result."""
     name = type(sampler).__name__
     with plugin_errors(f"sampler {name}"):
         step(candidates)

@@ -1,4 +1,4 @@
-"""A stream of draws: what a session keeps from one token to the next."""
+"""Sampler state of a session: random generator, history, sampler chain."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from llamacli.tokenizer import Tokenizer
 
 
 class SamplerState:
-    """Draws tokens. The same seed, logits and parameters give the same tokens.
+    """Draws tokens; equal seeds, logits and parameters give equal tokens.
 
     - `history`: the tokens accepted since the last `reset`, oldest first.
-    - `logprobs`: of the last draw, where `n_probs` asks for them, else None.
+    - `logprobs`: of the last draw if `n_probs` asks for them, else None.
     """
 
     def __init__(self, seed: int, tokenizer: Tokenizer | None = None, find: FindSampler | None = None):
@@ -34,14 +34,14 @@ class SamplerState:
         self.set_seed(seed)
 
     def set_seed(self, seed: int) -> None:
-        """Start the random numbers anew."""
+        """Seed the random generator."""
         self._candidates.random = np.random.Generator(np.random.PCG64(seed))
 
     def sample(self, logits: Logits, params: SamplingParams | SamplerChain) -> int:
-        """Draw a token id from float32 [n_vocab] logits, which may change in place.
+        """Draw a token id from float32 [n_vocab] logits, modified in place.
 
-        What has been accepted counts as long as the parameters stay equal, or the chain the same object; the history
-        counts in any case. Raises InvalidRequestError if a logit is NaN, or if all are minus infinity or forbidden.
+        The samplers' state is kept while the parameters stay equal, or the chain is the same object; the history is
+        kept in any case. Raises InvalidRequestError if a logit is NaN, or if all are minus infinity or forbidden.
         """
         self.use(params)
         candidates, n_probs = self._candidates, self._chain.n_probs
@@ -50,21 +50,24 @@ class SamplerState:
             self._unmodified.start(logits.copy())
         self._chain.apply(candidates)
         if candidates.chosen is None:
-            raise InvalidRequestError("the last sampler of the chain chooses no token; Greedy or Draw would")
+            raise InvalidRequestError("the last sampler of the chain must draw a token, as Greedy and Draw do")
         self.logprobs = log_probabilities(self._unmodified, candidates.chosen, n_probs) if n_probs else None
         return candidates.chosen
 
     @property
     def candidates(self) -> Candidates:
-        """What the last token was drawn from, until the next draw. Raises InvalidRequestError if none was."""
+        """Candidates of the last draw, valid until the next one.
+
+        Raises InvalidRequestError if nothing was drawn yet.
+        """
         if self._candidates.chosen is None:
             raise InvalidRequestError("no token has been drawn yet, so there are no candidates")
         return self._candidates
 
     def legal(self, logits: Logits, params: SamplingParams | SamplerChain) -> Candidates:
-        """The tokens that `sample` may draw whatever their logits are, so long as these are finite. Nothing is drawn.
+        """Tokens that `sample` may draw whatever their finite logits are.
 
-        Raises InvalidRequestError if a logit is NaN, or if there is no such token.
+        Nothing is drawn. Raises InvalidRequestError if a logit is NaN, or if no token is allowed.
         """
         self.use(params)
         candidates = Candidates(self._candidates.random, self.history)
@@ -74,18 +77,24 @@ class SamplerState:
         return candidates
 
     def accept(self, token: int) -> None:
-        """Learn that a token has been written. Raises InvalidRequestError if a grammar does not allow it."""
+        """Append a token to the history and update the samplers.
+
+        Raises InvalidRequestError if a grammar does not allow it.
+        """
         self._chain.accept(token)
         self.history.append(token)
 
     def reset(self) -> None:
-        """Forget all tokens: a new text begins. The stream of random numbers goes on."""
+        """Clear the history and the samplers' state for a new text.
+
+        The random generator is not reset.
+        """
         self.history.clear()
         self._chain.reset()
 
     @property
     def draws(self) -> dict[str, Any]:
-        """Where the stream of random numbers and the history stand, as JSON can keep it; may be set, to go on there."""
+        """State of the random generator and the history, as JSON data; settable."""
         return {"random": self._candidates.random.bit_generator.state, "history": list(self.history)}
 
     @draws.setter
@@ -95,7 +104,7 @@ class SamplerState:
         self.history[:] = history
 
     def clone(self) -> Self:
-        """A state that draws the same tokens as this one from here on."""
+        """An independent copy that draws the same tokens."""
         other = type(self)(0, self._tokenizer, self._find)
         other.history += self.history
         other._candidates.random = copy.deepcopy(self._candidates.random)
@@ -103,16 +112,16 @@ class SamplerState:
         return other
 
     def use(self, params: SamplingParams | SamplerChain) -> None:
-        """Make the chain that these parameters ask for, or a clone of the one given; `sample` would.
+        """Build the chain for these parameters, or clone the chain given.
 
-        Raises InvalidRequestError if there is none.
+        `sample` calls this. Raises InvalidRequestError if the parameters are not valid.
         """
         if params is self._params or (isinstance(params, SamplingParams) and params == self._params):
             return
         if isinstance(params, SamplingParams):
             self._chain = build_chain(params, self._tokenizer, self._find)
         elif isinstance(params, SamplerChain):
-            self._chain = params.clone()  # other texts may follow the same one
+            self._chain = params.clone()  # the caller's chain may be used by other states
         else:
-            raise InvalidRequestError(f"tokens are drawn by SamplingParams or a SamplerChain, not {params!r}")
+            raise InvalidRequestError(f"sampling needs SamplingParams or a SamplerChain, not {params!r}")
         self._params = params

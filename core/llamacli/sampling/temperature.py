@@ -1,4 +1,4 @@
-"""Samplers that make a distribution flatter or steeper."""
+"""Temperature samplers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from llamacli.sampling.sampler import Sampler
 
 @attrs.frozen
 class Temperature(Sampler):
-    """Divide logits by a temperature; at 0 or less only the first of the likeliest is left."""
+    """Divide logits by a temperature; 0 or less keeps one token.
+
+    That is the first of the most probable ones.
+    """
 
     temp: float = number()
 
@@ -25,10 +28,10 @@ class Temperature(Sampler):
 
 @attrs.frozen
 class DynamicTemperature(Sampler):
-    """A temperature from temp - spread, for certain distributions, to temp + spread, for even ones.
+    """Entropy-dependent temperature from `temp - spread` to `temp + spread` (kalomaze).
 
-    It is the entropy, as a share of the largest possible one, to the power of `exponent`, that is mapped to this range;
-    its lower end is at least 0. Kalomaze's, as in llama.cpp.
+    The normalised entropy to the power of `exponent` is mapped to this range, low for certain distributions and high
+    for even ones; its lower end is at least 0. As in llama.cpp.
     """
 
     temp: float = number()
@@ -36,7 +39,7 @@ class DynamicTemperature(Sampler):
     exponent: float = number(1.0, low=0)
 
     def apply(self, candidates: Candidates) -> None:
-        """Divide the logits by a temperature that depends on them."""
+        """Divide the logits by the temperature of this distribution."""
         if len(candidates) < 2:
             return
         low, high = max(0.0, self.temp - self.spread), self.temp + self.spread
@@ -45,7 +48,10 @@ class DynamicTemperature(Sampler):
 
 
 def divide(candidates: Candidates, temp: float) -> None:
-    """Divide logits by a temperature, in place; one so low that float32 overflows leaves the likeliest alone."""
+    """Divide logits by a temperature in place.
+
+    If it is so low that float32 overflows, only the most probable token is kept.
+    """
     best = candidates.best()
     largest, divisor = candidates.logits[best], np.float32(min(temp, float(np.finfo(np.float32).max)))
     if divisor > 0:

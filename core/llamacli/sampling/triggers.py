@@ -1,4 +1,4 @@
-"""Grammars that begin to hold in the middle of a text, as for a call of a tool after words of any kind."""
+"""Lazy grammars, which apply after a trigger, for tool calls."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from llamacli.sampling.sampler import Sampler
 
 
 class LazyGrammar(Sampler):
-    """A grammar that has no say until one of some texts is written; from the beginning of that text on it holds.
+    """Grammar that applies from the first of some trigger texts on.
 
-    So the grammar begins with what triggers it. A trigger may be spelled by characters or by special tokens. The idea
-    is llama.cpp's (pull request 9639).
+    The grammar's text begins with the trigger itself. A trigger may be spelled by characters or by special tokens. As
+    in llama.cpp (pull request 9639).
     """
 
     def __init__(self, grammar: Grammar, triggers: Sequence[str]):
         if isinstance(triggers, str) or not triggers or not all(isinstance(each, str) and each for each in triggers):
-            raise InvalidRequestError(f"grammar_triggers: {triggers!r} are not texts, or one is empty")
+            raise InvalidRequestError(f"grammar_triggers must be non-empty strings, not {triggers!r}")
         self._grammar, self._triggers = grammar, tuple(triggers)
         self._texts = [trigger.encode() for trigger in triggers]
         self._longest = max(map(len, self._texts))
         self._recent: list[tuple[int, bytes]] | None = []
-        """Tokens that a trigger may have begun in, and their bytes; None once it was there."""
+        """Latest tokens and their bytes, in which a trigger may have begun; None once triggered."""
 
     def apply(self, candidates: Candidates) -> None:
-        """Keep what fits, if the grammar holds already."""
+        """Apply the grammar's token mask once triggered."""
         self.restrict(candidates)
 
     def restrict(self, candidates: Candidates) -> None:
-        """The same: this is what it is for."""
+        """Apply the grammar's token mask once triggered."""
         if self._recent is None:
             self._grammar.restrict(candidates)
 
     def accept(self, token: int) -> None:
-        """Go on after a token, which may end the waiting.
+        """Advance by a token, and look for triggers.
 
-        Raises InvalidRequestError if the grammar does not allow it, or does not begin as the trigger and what came with
-        it in the same token.
+        Raises InvalidRequestError if the grammar does not allow the token, or does not match the trigger and the rest
+        of the token that it ends in.
         """
         if self._recent is None:
             self._grammar.accept(token)
@@ -50,10 +50,10 @@ class LazyGrammar(Sampler):
         if starts:
             start = min(starts)
             try:
-                self._grammar = _begun(self._grammar, recent, start)
+                self._grammar = _advanced(self._grammar, recent, start)
             except InvalidRequestError as error:
                 begins = repr(text[start:].decode(errors="replace"))
-                raise InvalidRequestError(f"grammar_triggers: no text can begin with {begins}: {error}") from None
+                raise InvalidRequestError(f"grammar_triggers: the grammar allows no text that begins with {begins}: {error}") from None
             self._recent = None
             return
         while len(text) - len(recent[0][1]) >= self._longest:
@@ -61,19 +61,19 @@ class LazyGrammar(Sampler):
         self._recent = recent
 
     def reset(self) -> None:
-        """Wait from the beginning."""
+        """Wait for a trigger again."""
         self._recent = []
         self._grammar.reset()
 
     def clone(self) -> LazyGrammar:
-        """A copy that waits, or is in the grammar, as far as this one."""
+        """An independent copy in the same state."""
         other = LazyGrammar(self._grammar.clone(), self._triggers)
         other._recent = None if self._recent is None else [*self._recent]
         return other
 
 
-def _begun(grammar: Grammar, tokens: Sequence[tuple[int, bytes]], start: int) -> Grammar:
-    """A grammar, as far as the text of some tokens goes from a byte on; the first of these may be cut."""
+def _advanced(grammar: Grammar, tokens: Sequence[tuple[int, bytes]], start: int) -> Grammar:
+    """Copy of a grammar, advanced by the tokens' text from byte `start`."""
     begun, end = grammar.clone(), 0
     for token, piece in tokens:
         begin, end = end, end + len(piece)

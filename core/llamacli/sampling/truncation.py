@@ -1,4 +1,4 @@
-"""Samplers that take improbable tokens out; XTC takes out probable ones."""
+"""Truncation samplers: top-k, top-p, min-p, typical-p, top-n-sigma and XTC."""
 
 from __future__ import annotations
 
@@ -8,27 +8,31 @@ import attrs
 import numpy as np
 
 from llamacli.sampling.candidates import Candidates
-from llamacli.sampling.checks import number, whole
+from llamacli.sampling.checks import integer, number
 from llamacli.sampling.sampler import Sampler
 
 
 @attrs.frozen
 class TopK(Sampler):
-    """Keep the k tokens of the largest logits, and those that tie with the last of them; k of 0 or less keeps all."""
+    """Top-k: keep the k most probable tokens, and ties with the last.
 
-    k: int = whole()
+    k of 0 or less keeps all.
+    """
+
+    k: int = integer()
 
     def apply(self, candidates: Candidates) -> None:
-        """Keep the k likeliest."""
+        """Keep the k most probable tokens."""
         if 0 < self.k < len(candidates):
             candidates.keep_from(float(candidates.kth_largest(self.k)))
 
 
 @attrs.frozen
 class TopP(Sampler):
-    """Keep the fewest likeliest tokens whose probabilities sum to at least p; 1 keeps all (Holtzman et al. 2020).
+    """Top-p, nucleus sampling (Holtzman et al. 2020).
 
-    The sum is compared as float32, in which logits and p are known. Of equals the first are kept.
+    Keep the fewest most probable tokens whose probabilities sum to at least p; 1 keeps all. The sum is compared as
+    float32, the precision of logits and p. Of equal tokens the first are kept.
     """
 
     p: float = number(low=0, high=1)
@@ -49,27 +53,31 @@ class TopP(Sampler):
 
 @attrs.frozen
 class MinP(Sampler):
-    """Keep tokens whose probability is at least this share of the likeliest one's; 0 keeps all (Nguyen et al. 2024)."""
+    """Min-p (Nguyen et al. 2024).
+
+    Keep tokens whose probability is at least p times that of the most probable one; 0 keeps all.
+    """
 
     p: float = number(low=0)
 
     def apply(self, candidates: Candidates) -> None:
-        """Keep what is probable enough."""
+        """Keep tokens that reach the threshold."""
         if self.p > 0:
             candidates.keep_from(candidates.largest + min(math.log(self.p), 0.0))
 
 
 @attrs.frozen
 class TypicalP(Sampler):
-    """Keep the tokens whose surprise is nearest to the expected one until they sum to more than p; 1 keeps all.
+    """Locally typical sampling (Meister et al. 2022).
 
-    Meister et al. 2022. Of equals the likelier are kept, then the first.
+    Keep the tokens whose surprisal is nearest to the entropy until their probabilities sum to more than p; 1 keeps all.
+    Of equal distances the more probable are kept, then the first.
     """
 
     p: float = number(low=0, high=1)
 
     def apply(self, candidates: Candidates) -> None:
-        """Keep the locally typical."""
+        """Keep the locally typical tokens."""
         if self.p >= 1:
             return
         p, entropy = candidates.probabilities(), candidates.entropy()
@@ -84,12 +92,15 @@ class TypicalP(Sampler):
 
 @attrs.frozen
 class TopNSigma(Sampler):
-    """Keep logits at most n standard deviations below the largest; 0 or less keeps all (Tang et al. 2024)."""
+    """Top-n-sigma (Tang et al. 2024).
+
+    Keep logits at most n standard deviations below the largest; 0 or less keeps all.
+    """
 
     n: float = number()
 
     def apply(self, candidates: Candidates) -> None:
-        """Keep what stands out."""
+        """Keep logits above the threshold."""
         if self.n <= 0:
             return
         candidates.keep_from(candidates.largest - self.n * candidates.deviation())
@@ -97,16 +108,17 @@ class TopNSigma(Sampler):
 
 @attrs.frozen
 class Xtc(Sampler):
-    """With this probability, exclude the top choices: of tokens that reach the threshold keep the least likely only.
+    """XTC, exclude top choices (p-e-w, text-generation-webui, PR 6335).
 
-    A probability of 0 and a threshold above one half are off. XTC is by p-e-w (text-generation-webui, PR 6335).
+    With this probability, of the tokens that reach the threshold only the least probable is kept. A probability of 0 or
+    a threshold above one half is off.
     """
 
     probability: float = number(low=0, high=1)
     threshold: float = number(low=0, high=1)
 
     def apply(self, candidates: Candidates) -> None:
-        """Sometimes take out what is likeliest."""
+        """Exclude the top choices, at random."""
         if self.probability <= 0 or self.threshold > 0.5 or len(candidates) < 2:
             return
         if candidates.random.random() > self.probability:
