@@ -39,7 +39,7 @@ def numbers(fmt: BlockFormat, b: Blocks) -> np.ndarray:
 
 @pytest.mark.parametrize("fmt", FORMATS)
 @given(seed=st.integers(0, 2**32 - 1), n_blocks=st.integers(1, 5))
-def test_gguf_reads_what_was_packed(fmt: BlockFormat, seed: int, n_blocks: int) -> None:
+def test_gguf_decodes_packed_blocks(fmt: BlockFormat, seed: int, n_blocks: int) -> None:
     blocks = random_blocks(fmt, n_blocks, seed)
     packed = fmt.pack(blocks)
     assert (packed.dtype, packed.shape) == (np.uint8, (n_blocks, type_size(fmt.type)))
@@ -48,7 +48,7 @@ def test_gguf_reads_what_was_packed(fmt: BlockFormat, seed: int, n_blocks: int) 
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_packing_leaves_its_input_alone(fmt: BlockFormat) -> None:
+def test_packing_does_not_modify_its_input(fmt: BlockFormat) -> None:
     blocks, again = random_blocks(fmt, 3, 0), random_blocks(fmt, 3, 0)
     fmt.pack(blocks)
     np.testing.assert_array_equal(blocks.codes, again.codes)
@@ -56,6 +56,6 @@ def test_packing_leaves_its_input_alone(fmt: BlockFormat) -> None:
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_groups_make_up_a_block(fmt: BlockFormat) -> None:
+def test_group_sizes_add_up_to_the_block_size(fmt: BlockFormat) -> None:
     assert fmt.groups * fmt.size == block_size(fmt.type)
     assert 16 % fmt.groups == 0  # vectors of 16 lanes hold whole blocks

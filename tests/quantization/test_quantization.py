@@ -28,7 +28,7 @@ GGUF_TYPES = sorted({*_type_traits, GGMLQuantizationType.F32, GGMLQuantizationTy
 QUANTIZABLE = [fmt.type for fmt in FORMATS.values() if fmt.quantize]
 
 
-def test_ids_names_and_sizes_are_those_of_gguf() -> None:
+def test_ids_names_and_sizes_match_gguf() -> None:
     ours = {fmt.name: (int(type_id), fmt.block_size, fmt.type_size) for type_id, fmt in FORMATS.items()}
     theirs = {t.name: (int(t), *GGML_QUANT_SIZES[t]) for t in GGMLQuantizationType}
     theirs["Q8_1"] = (9, 32, 36)  # gguf says 40 bytes; ggml's block is two halves and 32 bytes
@@ -37,7 +37,7 @@ def test_ids_names_and_sizes_are_those_of_gguf() -> None:
     assert set(FORMATS) == set(TensorType)
 
 
-def test_everything_that_gguf_dequantises_can_be_dequantised() -> None:
+def test_all_types_that_gguf_dequantises() -> None:
     assert [t.name for t in GGUF_TYPES if FORMATS[t].dequantize is None] == []
 
 
@@ -142,7 +142,7 @@ def test_rows_must_be_whole_blocks() -> None:
         quantize(np.zeros((2, 48), np.float32), TensorType.Q8_0)
 
 
-def test_what_cannot_be_done_says_so() -> None:
+def test_unsupported_conversions_are_refused() -> None:
     with pytest.raises(ModelFormatError, match="unknown tensor type 99"):
         block_size(99)
     with pytest.raises(ModelFormatError, match="Q8_1 cannot be dequantised"):
@@ -155,7 +155,7 @@ def test_what_cannot_be_done_says_so() -> None:
         dequantize(np.zeros((1, 34), np.float32), TensorType.Q8_0)
 
 
-def test_a_new_format_serves_every_function(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_added_format_works_in_every_function(monkeypatch: pytest.MonkeyPatch) -> None:
     class Extra(IntEnum):
         SIGNS = 200
 

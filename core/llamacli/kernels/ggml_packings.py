@@ -15,6 +15,7 @@ from numba import njit
 from llamacli.kernels import ir
 from llamacli.kernels.packing_formats import Bytes, FieldKind, integer_format
 from llamacli.quantization import TensorType
+from llamacli.quantization.tensor_types import IQ4_NL_VALUES
 
 Fields = npt.NDArray[np.uint16]
 
@@ -279,8 +280,7 @@ def q6_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
         fields[1 + i] = block[192 + i]
 
 
-_IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-_IQ4_TABLE = tuple(value + 128 for value in _IQ4_VALUES)
+_IQ4_TABLE = tuple(value + 128 for value in IQ4_NL_VALUES)
 
 
 @integer_format(

@@ -1,4 +1,4 @@
-"""Tensor formats of GGUF files: sizes, dequantisation to float32, layouts of blocks, and quantisers used at load."""
+"""Tensor types of GGUF files: sizes, dequantisation, block layouts, quantisation."""
 
 from llamacli.quantization.blocks import BLOCK_FORMATS, BlockFormat, Blocks
 from llamacli.quantization.tensor_types import (

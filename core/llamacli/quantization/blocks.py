@@ -1,8 +1,8 @@
-"""The block formats that tensors can be written in: which numbers a block can express, and how it lies in a file.
+"""Block formats for quantising: representable numbers and byte layouts.
 
-A block is some groups of numbers, and number = factor * scale * code - shift_factor * shift, where code is one of each
-number, scale and shift of each group, the factors of the block. In the formats of one group a block, scale and shift
-are floats and there are no factors; in the others (those named K) they are small integers.
+A block is some groups of numbers, and number = factor * scale * code - shift_factor * shift, with a code per number, a
+scale and a shift per group, and the two factors per block. In formats of one group per block, scale and shift are
+floats and there are no factors; in the others (K-quants) they are small integers.
 
 Layouts are those that `gguf.quants` reads; all fields are little endian.
 """
@@ -19,9 +19,10 @@ from llamacli.quantization.tensor_types import Bytes, Floats, TensorType
 
 @attrs.frozen
 class Blocks:
-    """What is in some blocks: `codes` uint8 [n_blocks, groups, size], counted from the lowest code that there is.
+    """Contents of some blocks, before packing.
 
-    `scales` and `shifts` are float32 [n_blocks, groups]; `factors` and `shift_factors` float32 [n_blocks].
+    `codes`: uint8 [n_blocks, groups, size], 0 for the lowest code of the format. `scales` and `shifts`: float32
+    [n_blocks, groups]. `factors` and `shift_factors`: float32 [n_blocks].
     """
 
     codes: npt.NDArray[np.uint8]
@@ -33,10 +34,11 @@ class Blocks:
 
 @attrs.frozen
 class BlockFormat:
-    """A format's grid: `groups` groups of `size` numbers a block, codes from `low` to `high`.
+    """Code grid of a tensor type.
 
-    Scales are integers of `scales`, from lowest to highest, and so are shifts, from 0; a format of one group has None.
-    `shifted` tells whether there are shifts. `pack` returns the file's bytes, uint8 [n_blocks, type_size].
+    A block has `groups` groups of `size` numbers, with codes from `low` to `high`. `scales` is the range of the integer
+    scales, lowest and highest; shifts have the same highest value, from 0 on; None in a format of one group. `shifted`
+    is true if there are shifts. `pack` returns the file's bytes, uint8 [n_blocks, type_size].
     """
 
     type: TensorType
@@ -50,7 +52,10 @@ class BlockFormat:
 
 
 def _joined(values: npt.NDArray[Any], bits: int, axis: int) -> Bytes:
-    """Put the values along an axis into one byte, `bits` bits each, the first lowest; the other axes become one row."""
+    """Pack values along an axis into single bytes, `bits` bits each.
+
+    The first value has the lowest bits; the other axes are flattened into a row per block.
+    """
     parts = np.moveaxis(values, axis, 0)
     joined = parts[0].copy()
     for i, part in enumerate(parts[1:], start=1):
@@ -111,7 +116,10 @@ def _pack_q3_k(b: Blocks) -> Bytes:
 
 
 def _head_of_q4_k(b: Blocks) -> Bytes:
-    """Factors, then eight scales and shifts of 6 bits: the first four of each below the upper bits of the rest."""
+    """Header of Q4_K and Q5_K: factors, then eight 6-bit scales and shifts.
+
+    The first four of each share bytes with the upper bits of the last four.
+    """
     scales, shifts = _integers(b.scales), _integers(b.shifts)
     first = np.hstack([scales[:, :4] | scales[:, 4:] >> 4 << 6, shifts[:, :4] | shifts[:, 4:] >> 4 << 6])
     rest = scales[:, 4:] & 15 | shifts[:, 4:] << 4

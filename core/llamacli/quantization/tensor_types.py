@@ -1,4 +1,4 @@
-"""One descriptor per tensor format, and the functions that look it up.
+"""Tensor types of ggml: ids, block sizes, dequantisation and quantisation.
 
 The type ids, names, block sizes and bytes per block are ggml's. `gguf.quants` is the reference for the block formats'
 meaning and is called for them; it is imported at first use, because most runs never dequantise through it and the
@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-_NUMBERS_AT_ONCE = 1 << 18
-"""Rows are dequantised in groups of about this size, so that intermediate results stay in the processor's cache."""
+IQ4_NL_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""Numbers of the 16 codes of IQ4_NL and IQ4_XS (ggml's kvalues_iq4nl)."""
+
+_CHUNK = 1 << 18
+"""Numbers per call of `gguf.quants`, so that its intermediate results stay in the CPU cache."""
 
 
 class TensorType(IntEnum):
@@ -70,14 +73,14 @@ class TensorType(IntEnum):
 
 @attrs.frozen
 class QuantFormat:
-    """How one tensor type lays its numbers out.
+    """Storage format of a tensor type.
 
     A row of `n` numbers is `n / block_size` blocks of `type_size` bytes. `dequantize` takes uint8 [n_rows, row_bytes]
     and returns float32 [n_rows, n_columns], perhaps a view of its input; `quantize` does the reverse. Either is None
-    where it is not to be had.
+    if not implemented.
 
     `packing` is for formats of plugins, and returns the description that kernels are made from; it is called when a
-    tensor of the type is loaded for them, so that what it imports (Numba, for one) is not imported in vain. Tensors of
+    tensor of the type is loaded for them, so that its imports (Numba, for example) are deferred. Tensors of
     a plugin's format without it are requantised to Q8_0.
     """
 
@@ -95,7 +98,7 @@ class QuantFormat:
 
 
 def _plain(tensor_type: TensorType, dtype: str, *, quantizable: bool = False) -> QuantFormat:
-    """Single numbers that NumPy knows."""
+    """Format of single numbers of a NumPy dtype."""
 
     def dequantize(raw: Bytes) -> Floats:
         return raw.view(dtype).astype(np.float32, copy=False)
@@ -107,29 +110,38 @@ def _plain(tensor_type: TensorType, dtype: str, *, quantizable: bool = False) ->
     return QuantFormat(tensor_type, 1, size, dequantize, quantize if quantizable else None)
 
 
-def _dequantize_bf16(raw: Bytes) -> Floats:
-    widened = raw.view("<u2").astype(np.uint32)
+def from_bf16(words: npt.NDArray[np.uint16]) -> Floats:
+    """Convert bfloat16 words to float32."""
+    widened = words.astype("<u4")
     widened <<= 16
     return widened.view(np.float32)
 
 
-def _quantize_bf16(x: Floats) -> Bytes:
-    """The upper halves of float32, rounded to nearest, ties to even; NaN stays NaN by a bit that is always set."""
+def to_bf16(x: Floats) -> npt.NDArray[np.uint16]:
+    """Round float32 to bfloat16 words, ties to even; NaN stays NaN."""
     bits = np.ascontiguousarray(x, "<f4").view("<u4")
     rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
     nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    return np.where(nan, bits >> 16 | 64, rounded).astype("<u2").view(np.uint8)
+    return np.where(nan, bits >> 16 | 64, rounded).astype("<u2")
+
+
+def _dequantize_bf16(raw: Bytes) -> Floats:
+    return from_bf16(raw.view("<u2"))
+
+
+def _quantize_bf16(x: Floats) -> Bytes:
+    return to_bf16(x).view(np.uint8)
 
 
 def _blocks(tensor_type: TensorType, block_size: int, type_size: int, *, quantizable: bool = False) -> QuantFormat:
-    """Blocks that `gguf.quants` knows."""
+    """Format of blocks that `gguf.quants` implements."""
 
     def dequantize(raw: Bytes) -> Floats:
         from gguf import GGMLQuantizationType, quants
 
         n_rows, n_columns = len(raw), raw.shape[1] // type_size * block_size
         x = np.empty((n_rows, n_columns), np.float32)
-        step = max(1, _NUMBERS_AT_ONCE // n_columns)
+        step = max(1, _CHUNK // n_columns)
         for row in range(0, n_rows, step):
             x[row : row + step] = quants.dequantize(raw[row : row + step], GGMLQuantizationType(tensor_type))
         return x
@@ -175,7 +187,7 @@ _FORMATS = (
     _blocks(TensorType.TQ2_0, 256, 66),
     _blocks(TensorType.MXFP4, 32, 17),
     _blocks(TensorType.NVFP4, 64, 36),
-    # Sizes only: intermediate results (Q8_1, Q8_K), and types for which `gguf.quants` has no reference.
+    # Sizes only: intermediate formats (Q8_1, Q8_K), and types that `gguf.quants` does not implement.
     QuantFormat(TensorType.Q8_1, 32, 36),
     QuantFormat(TensorType.Q8_K, 256, 292),
     QuantFormat(TensorType.Q1_0, 128, 18),
@@ -183,7 +195,7 @@ _FORMATS = (
 )
 
 FORMATS: dict[int, QuantFormat] = {fmt.type: fmt for fmt in _FORMATS}
-"""Every known format by its type id. A plugin adds its own before files that use it are opened."""
+"""Formats by type id. A plugin registers its own before files that use it are opened."""
 
 
 def _format(tensor_type: int) -> QuantFormat:
@@ -204,7 +216,10 @@ def type_size(tensor_type: int) -> int:
 
 
 def nbytes(tensor_type: int, shape: Sequence[int]) -> int:
-    """Bytes of a tensor of row-major `shape`; ModelFormatError when its rows are no whole number of blocks."""
+    """Bytes of a tensor of row-major `shape`.
+
+    ModelFormatError when a row is not a multiple of the block size.
+    """
     fmt = _format(tensor_type)
     width = shape[-1] if shape else 1
     if width % fmt.block_size:
@@ -213,10 +228,10 @@ def nbytes(tensor_type: int, shape: Sequence[int]) -> int:
 
 
 def dequantize(raw: npt.NDArray[Any], tensor_type: int) -> Floats:
-    """Dequantise uint8 [n_rows, row_bytes] to float32 [n_rows, n_columns], bit-equal to `gguf.quants`.
+    """Dequantise uint8 [n_rows, row_bytes] to float32, bit-equal to `gguf.quants`.
 
-    The result of an F32 tensor is a view of `raw`. ModelFormatError when `row_bytes` is no whole number of blocks or
-    when nothing is known about the type but its size.
+    Returns float32 [n_rows, n_columns]; of an F32 tensor a view of `raw`. ModelFormatError when `row_bytes` is not a
+    multiple of the block's bytes, or when the type has no dequantiser.
     """
     fmt = _format(tensor_type)
     if fmt.dequantize is None:
@@ -227,14 +242,15 @@ def dequantize(raw: npt.NDArray[Any], tensor_type: int) -> Floats:
         raise ModelFormatError(f"rows of {raw.shape[1]} bytes are not a multiple of {fmt.name}'s {fmt.type_size}")
     if raw.size == 0:
         return np.empty((raw.shape[0], raw.shape[1] // fmt.type_size * fmt.block_size), np.float32)
-    with np.errstate(all="ignore"):  # NaN and infinite scales pass through as they do in the reference
+    with np.errstate(all="ignore"):  # NaN and infinite scales propagate as in the reference
         return fmt.dequantize(raw)
 
 
 def quantize(x: Floats, tensor_type: int) -> Bytes:
-    """Quantise float32 [n_rows, n_columns] to uint8 [n_rows, row_bytes], bit-equal to `gguf.quants`.
+    """Quantise float32 [n_rows, n_columns] to uint8, bit-equal to `gguf.quants`.
 
-    InvalidRequestError when the type has no quantiser; ModelFormatError when the rows are no whole number of blocks.
+    Returns uint8 [n_rows, row_bytes]. InvalidRequestError when the type has no quantiser; ModelFormatError when the row
+    length is not a multiple of the block size.
     """
     fmt = _format(tensor_type)
     if fmt.quantize is None:

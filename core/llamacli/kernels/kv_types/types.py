@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels.kv_types.rounding import BLOCK, Bytes, Floats, Rounding, Words, pairwise_sum, rotated
+from llamacli.quantization.tensor_types import IQ4_NL_VALUES, from_bf16, to_bf16
 
 PAGE = 16
 """Cells in a page: the lanes of one vector register."""
@@ -81,13 +82,13 @@ class FloatType(CellType):
 
     def write(self, parts: Bytes, lanes: slice, x: Floats, *, is_key: bool) -> None:
         """See CellType."""
-        self._cells(parts, x.shape[-1], is_key)[:, lanes] = (_to_bf16(x) if self.is_bf16 else x).swapaxes(0, 1)
+        self._cells(parts, x.shape[-1], is_key)[:, lanes] = (to_bf16(x) if self.is_bf16 else x).swapaxes(0, 1)
 
     def read(self, parts: Bytes, head_dim: int, *, is_key: bool) -> Floats:
         """See CellType."""
         cells = self._cells(parts, head_dim, is_key)
         if self.is_bf16:
-            return (cells.astype(np.uint32) << 16).view(np.float32)
+            return from_bf16(cells)
         return cells.astype(np.float32)
 
     def copy(self, parts: Bytes, source: Bytes, lanes: slice, head_dim: int, *, is_key: bool) -> None:
@@ -241,8 +242,6 @@ class IntegerType(CellType):
             self._codes(parts, at, is_key)[:, lanes] = self._codes(source, at, is_key)[:, lanes]
 
 
-IQ4_NL_TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-
 KV_TYPES: dict[str, FloatType | IntegerType] = {
     "f32": FloatType(np.dtype(np.float32)),
     "f16": FloatType(np.dtype(np.float16)),
@@ -250,7 +249,7 @@ KV_TYPES: dict[str, FloatType | IntegerType] = {
     "q8_0": IntegerType(Rounding(8, extremes=(-127,))),
     "q4_0": IntegerType(Rounding(4, has_zero=True)),
     "q4_1": IntegerType(Rounding(4, has_offset=True)),
-    "iq4_nl": IntegerType(Rounding(4, extremes=(-140, -125, -110, 110, 125, 140), table=IQ4_NL_TABLE)),
+    "iq4_nl": IntegerType(Rounding(4, extremes=(-140, -125, -110, 110, 125, 140), table=IQ4_NL_VALUES)),
     "q5_0": IntegerType(Rounding(5, has_zero=True)),
     "q5_1": IntegerType(Rounding(5, has_offset=True)),
 }
@@ -279,10 +278,3 @@ class KVType:
 
     def __str__(self) -> str:
         return self.k if self.k == self.v else f"{self.k}-{self.v}"
-
-
-def _to_bf16(x: Floats) -> npt.NDArray[np.uint16]:
-    """Round to the nearest bfloat16, ties to even; NaN stays NaN."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
-    return np.where(np.isnan(x), bits >> 16 | 64, rounded).astype(np.uint16)
