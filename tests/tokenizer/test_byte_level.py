@@ -31,17 +31,17 @@ def words(pre: str, text: str) -> list[str]:
     return [tokenizer.piece(token) for token in encode(tokenizer, text)]
 
 
-def test_bytes_are_written_as_gpt2_writes_them() -> None:
+def test_byte_table_is_gpt2s() -> None:
     assert [CHAR_OF_BYTE[byte] for byte in (0x00, 0x0A, 0x20, 0x21, 0x7F, 0xA0, 0xA1, 0xAD, 0xFF)] == list("ĀĊĠ!ġł¡Ńÿ")
     assert len(CHAR_OF_BYTE) == 256
 
 
-def test_text_becomes_bytes() -> None:
+def test_text_is_encoded_as_utf8_bytes() -> None:
     tokenizer = bpe([])
     assert encode(tokenizer, "aé\n 😀") == list("aé\n 😀".encode())
 
 
-def test_merges_follow_their_order_then_the_reading_order() -> None:
+def test_merges_apply_by_rank_then_left_to_right() -> None:
     tokenizer = bpe(["b c", "a b", "ab c"])
     assert [tokenizer.piece(token) for token in encode(tokenizer, "abc")] == ["a", "bc"]
     tokenizer = bpe(["a b", "b c", "ab c", "b c"])
@@ -50,12 +50,12 @@ def test_merges_follow_their_order_then_the_reading_order() -> None:
     assert [tokenizer.piece(token) for token in encode(tokenizer, "aaa")] == ["aa", "a"]
 
 
-def test_a_word_that_is_a_token_needs_no_merging_where_the_scheme_says_so() -> None:
+def test_ignore_merges() -> None:
     assert encode(bpe(["a b"], kinds={"cab": 1}, pre="llama-bpe"), "cab") == [257]
     assert encode(bpe(["a b"], kinds={"cab": 1}, pre="qwen2"), "cab") == [ord("c"), 256]
 
 
-def test_bytes_that_are_no_token_are_dropped_and_keep_their_neighbours_apart() -> None:
+def test_missing_bytes_are_dropped_without_joining_neighbours() -> None:
     metadata = byte_level(["a b"])
     metadata["tokenizer.ggml.tokens"][ord("x")] = "unlike"
     tokenizer = tokenizer_from_metadata(metadata)
@@ -64,14 +64,14 @@ def test_bytes_that_are_no_token_are_dropped_and_keep_their_neighbours_apart() -
 
 
 @pytest.mark.parametrize("merges", [["a bcd"], ["a"], ["a b c"], [""]])
-def test_merges_that_do_not_fit_are_refused(merges: list[str]) -> None:
+def test_invalid_merges_are_refused(merges: list[str]) -> None:
     metadata = byte_level([])
     metadata["tokenizer.ggml.merges"] = merges
     with pytest.raises(TokenizerError, match="merges"):
         tokenizer_from_metadata(metadata).encode("a")
 
 
-def test_tokens_written_in_other_characters_keep_them() -> None:
+def test_characters_outside_the_byte_table_are_kept() -> None:
     tokenizer = bpe([], kinds={"東Ġ": 1})
     assert tokenizer.piece(256) == "東 "
 
@@ -114,11 +114,11 @@ CASED = ["\tXMLHttp", " ", "123", "45", " a", "/b", "//\n\n", " \r\n", " ", " x"
         ("default", [*GPT2[:4], "'", "t", *GPT2[5:7], " ", "123", "45", *GPT2[8:]]),
     ],
 )
-def test_text_is_cut_into_words(pre: str, expected: list[str]) -> None:
+def test_pre_tokenizer_words(pre: str, expected: list[str]) -> None:
     assert words(pre, TEXT) == expected
 
 
-def test_cased_words_take_upper_case_then_lower_case() -> None:
+def test_cased_words() -> None:
     assert words("gpt-4o", "camelCaseXMLHttp fooBAR") == ["camel", "Case", "XMLHttp", " foo", "BAR"]
 
 
@@ -128,7 +128,7 @@ def every_pre() -> list[Tokenizer]:
 
 
 @given(st.text() | st.text("thecatsomwld 12!'\r\n\t", max_size=60))
-def test_every_text_comes_back(every_pre: list[Tokenizer], text: str) -> None:
+def test_round_trip(every_pre: list[Tokenizer], text: str) -> None:
     for tokenizer in every_pre:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 

@@ -39,13 +39,13 @@ def test_pieces_of_each_kind() -> None:
     assert SPM.token_text(id_of("▁the")) == "▁the"
 
 
-def test_special_tokens_show_only_when_asked_for() -> None:
+def test_special_tokens_are_hidden_by_default() -> None:
     ids = SPM.encode("the cat<|end|>", parse_special=True)
     assert SPM.decode(ids) == "the cat"
     assert SPM.decode(ids, unparse_special=True) == "<s>the cat<|end|>"
 
 
-def test_one_space_goes_the_first() -> None:
+def test_first_space_is_removed() -> None:
     the = id_of("▁the")
     assert SPM.decode([the, the]) == "the the"
     assert SPM.decode([1, id_of("▁"), the]) == " the"
@@ -62,7 +62,7 @@ def test_incomplete_characters_are_held_back() -> None:
     assert stream.feed(3 + 0x41) == "A"
 
 
-def test_a_stream_goes_on_from_its_prefix() -> None:
+def test_stream_continues_after_its_prefix() -> None:
     the, cat = id_of("▁the"), id_of("▁cat")
     assert SPM.stream().feed(cat) == "cat"
     assert SPM.stream([1]).feed(cat) == "cat"
@@ -72,7 +72,7 @@ def test_a_stream_goes_on_from_its_prefix() -> None:
 
 @pytest.mark.parametrize("tokenizer", ALL)
 @given(data=st.data())
-def test_streamed_text_is_the_pieces_bytes_decoded(tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_streamed_text_equals_decoded_bytes(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, tokenizer.n_vocab - 1), max_size=30))
     unparse_special = data.draw(st.booleans())
     stream = tokenizer.stream(unparse_special=unparse_special)

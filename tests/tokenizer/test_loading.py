@@ -16,17 +16,17 @@ SCHEMES = [scored(english_scores()), byte_level(english("Ġ")), ranked(english("
 
 
 @pytest.mark.parametrize("model", ["bert", "t5", "rwkv", ""])
-def test_unknown_models_are_named_beside_the_known_ones(model: str) -> None:
+def test_unknown_model_error_lists_supported_ones(model: str) -> None:
     with pytest.raises(TokenizerError, match=rf"file: tokenizer.ggml.model = '{model}' .* gemma4, gpt2, llama"):
         tokenizer_from_metadata(Metadata({"tokenizer.ggml.model": model}, "file"))
 
 
-def test_unknown_pre_tokenizers_are_named_beside_the_known_ones() -> None:
+def test_unknown_pre_tokenizer_error_lists_supported_ones() -> None:
     with pytest.raises(TokenizerError, match=r"tokenizer.ggml.pre = 'unheard-of' .*llama-bpe.*qwen2"):
         tokenizer_from_metadata(byte_level([], pre="unheard-of"))
 
 
-def test_a_missing_pre_tokenizer_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_pre_tokenizer_warns(caplog: pytest.LogCaptureFixture) -> None:
     metadata = byte_level(["1 2", "12 3", "123 4"])
     tokenizer_from_metadata(metadata)
     assert not caplog.records
@@ -39,7 +39,7 @@ def test_a_missing_pre_tokenizer_is_warned_of(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize("key", ["tokens", "merges"])
-def test_string_arrays_that_a_scheme_needs(key: str) -> None:
+def test_missing_string_arrays(key: str) -> None:
     for wrong in (None, "text", np.zeros(300), 7):
         metadata = byte_level([]) | {f"tokenizer.ggml.{key}": wrong}
         with pytest.raises(ModelFormatError, match=f"tokenizer.ggml.{key}"):
@@ -72,17 +72,17 @@ def test_values_of_the_wrong_length_type_or_range(key: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int32, np.int8])
-def test_scores_of_other_number_types_will_do(dtype: type) -> None:
+def test_scores_of_other_number_types(dtype: type) -> None:
     metadata = scored({"a": 1, "b": 1, "bb": 3, "ab": 2}, add_space_prefix=False)
     metadata["tokenizer.ggml.scores"] = metadata["tokenizer.ggml.scores"].astype(dtype)
     assert tokenizer_from_metadata(metadata).encode("abb", add_special=False) == [259, 261]
 
 
-def test_scores_that_no_scheme_needs_are_not_looked_at() -> None:
+def test_unused_scores_are_ignored() -> None:
     tokenizer_from_metadata(byte_level([], scores=["a"]))
 
 
-def test_of_equal_tokens_the_last_is_found() -> None:
+def test_duplicate_tokens_map_to_the_last_id() -> None:
     metadata = scored({"a": 0, "b": 0, "c": 0}, add_space_prefix=False)
     metadata["tokenizer.ggml.tokens"][260] = "a"
     tokenizer = tokenizer_from_metadata(metadata)
@@ -90,7 +90,7 @@ def test_of_equal_tokens_the_last_is_found() -> None:
     assert tokenizer.decode([259, 260]) == "aa"
 
 
-def test_empty_tokens_and_unheard_of_kinds_load() -> None:
+def test_empty_tokens_and_unknown_kinds_load() -> None:
     metadata = byte_level([], {"": 3, "x1": 99, "x2": -1})
     tokenizer = tokenizer_from_metadata(metadata)
     assert tokenizer.encode("ax1", parse_special=True) == list(b"ax1")
@@ -110,7 +110,7 @@ def test_files_without_a_vocabulary_take_ids_only(model: str | None) -> None:
     assert tokenizer.decode([1, 255]) == "1ff"
 
 
-def test_the_token_list_counts_where_there_is_one() -> None:
+def test_token_list_gives_the_vocabulary_size() -> None:
     keys = {"tokenizer.ggml.model": "test", "tokenizer.ggml.tokens": ["tok_0", "tok_1"]}
     assert tokenizer_from_metadata(keys).n_vocab == 2
     with pytest.raises(ModelFormatError, match=r"arch\.vocab_size"):

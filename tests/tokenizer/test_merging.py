@@ -26,11 +26,11 @@ def merge_plainly(text: str, ranks: dict[str, float]) -> list[str]:
     text=st.text("ab▁", max_size=40),
     ranks=st.dictionaries(st.text("ab▁", min_size=2, max_size=5), st.integers(0, 4)),
 )
-def test_merges_as_the_definition_says(text: str, ranks: dict[str, float]) -> None:
+def test_merges_match_the_definition(text: str, ranks: dict[str, float]) -> None:
     assert list(merge(text, lambda a, b: ranks.get(a + b))) == merge_plainly(text, ranks)
 
 
-def test_of_equal_ranks_the_leftmost_goes_first() -> None:
+def test_equal_ranks_merge_leftmost_first() -> None:
     assert list(merge("aaaaa", lambda a, b: {"aa": 1.0}.get(a + b))) == ["aa", "aa", "a"]
     assert list(merge("abab", lambda a, b: {"ab": 1.0, "ba": 1.0}.get(a + b))) == ["ab", "ab"]
 
@@ -60,7 +60,7 @@ def spm(scores: dict[str, float], **keys: Any) -> Tokenizer:
     return tokenizer_from_metadata(scored(scores, **keys))
 
 
-def test_the_best_score_merges_first() -> None:
+def test_best_score_merges_first() -> None:
     tokenizer = spm({"a": 0, "b": 0, "ab": -2, "bb": -1}, add_space_prefix=False)
     assert texts(tokenizer, "abbb") == ["a", "bb", "b"]
     tokenizer = spm({"a": 0, "b": 0, "ab": -1, "bb": -2}, add_space_prefix=False)
@@ -72,12 +72,12 @@ def test_any_two_pieces_merge_whose_union_is_a_token() -> None:
     assert texts(tokenizer, "abc") == ["abc"]  # a, which is no token, and bc
 
 
-def test_characters_that_are_no_tokens_become_their_bytes() -> None:
+def test_unknown_characters_become_byte_tokens() -> None:
     tokenizer = spm({"a": -1, "▁": -2}, add_space_prefix=False)
     assert tokenizer.encode("aé ", add_special=False) == [259, 3 + 0xC3, 3 + 0xA9, 260]
 
 
-def test_byte_tokens_are_found_by_their_text_wherever_they_stand() -> None:
+def test_byte_tokens_are_found_by_text() -> None:
     metadata = scored({"a": 0}, {"<0x-1>": 6, "<0xC3": 1}, add_space_prefix=False)
     metadata["tokenizer.ggml.tokens"][3:259] = metadata["tokenizer.ggml.tokens"][3:259][::-1]
     tokenizer = tokenizer_from_metadata(metadata)
@@ -87,7 +87,7 @@ def test_byte_tokens_are_found_by_their_text_wherever_they_stand() -> None:
     assert tokenizer.piece(260) == "<0x-1>"
 
 
-def test_without_byte_tokens_a_strange_character_is_unknown_or_refused() -> None:
+def test_unknown_character_without_byte_tokens() -> None:
     metadata = scored({"a": 0}, add_space_prefix=False)
     metadata["tokenizer.ggml.tokens"][3:259] = [f"filler{i}" for i in range(256)]
     assert tokenizer_from_metadata(metadata).encode("aé", add_special=False) == [259, 0, 0]
@@ -99,7 +99,7 @@ def test_without_byte_tokens_a_strange_character_is_unknown_or_refused() -> None
         tokenizer_from_metadata(metadata).encode("é")
 
 
-def test_a_space_goes_before_the_text_and_comes_off_again() -> None:
+def test_prefix_space_is_added_and_removed() -> None:
     tokenizer = spm({"▁": -1, "a": -1, "▁a": -1})
     assert tokenizer.encode("a", add_special=False) == [261]
     assert tokenizer.encode(" a", add_special=False) == [259, 261]
@@ -108,25 +108,25 @@ def test_a_space_goes_before_the_text_and_comes_off_again() -> None:
     assert tokenizer.piece(261) == " a"
 
 
-def test_without_scores_all_are_equal() -> None:
+def test_missing_scores_are_equal() -> None:
     metadata = scored({"a": 0, "aa": 0}, add_space_prefix=False)
     del metadata["tokenizer.ggml.scores"]
     assert tokenizer_from_metadata(metadata).encode("aaa", add_special=False) == [260, 259]
 
 
-def test_ranked_merges_follow_their_order() -> None:
+def test_ranked_merges_apply_in_order() -> None:
     tokenizer = tokenizer_from_metadata(ranked(["b c", "a b", "ab c"]))
     assert texts(tokenizer, "abc") == ["a", "bc"]
     tokenizer = tokenizer_from_metadata(ranked(["a b", "b c", "ab c", "b c"]))
     assert texts(tokenizer, "abc") == ["abc"]
 
 
-def test_ranked_merges_need_their_very_parts() -> None:
+def test_ranked_merges_need_their_exact_parts() -> None:
     tokenizer = tokenizer_from_metadata(ranked(["a b", "c d", "a bcd"]))
     assert texts(tokenizer, "abcd") == ["ab", "cd"]
 
 
-def test_a_run_of_newlines_that_is_a_token_needs_no_merging() -> None:
+def test_newline_runs_that_are_tokens_are_not_merged() -> None:
     tokenizer = tokenizer_from_metadata(ranked(["a b", "▁ a"], {"\n": 1, "\n\n\n": 1}))
     runs = {"\n\n\n": ["\n\n\n"], "\n\n": ["\n", "\n"], "ab\n\n\n a": ["ab", "\n\n\n", "▁a"]}
     for text, pieces in runs.items():
@@ -134,7 +134,7 @@ def test_a_run_of_newlines_that_is_a_token_needs_no_merging() -> None:
 
 
 @given(st.text() | st.text("thecatsomwld ▁12!\n", max_size=60))
-def test_every_text_comes_back(text: str) -> None:
+def test_round_trip(text: str) -> None:
     for tokenizer in WORDS:
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text.replace("▁", " ")

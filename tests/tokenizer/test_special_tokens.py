@@ -24,7 +24,7 @@ def chat(kinds: dict[str, int], **keys: object) -> Tokenizer:
     return tokenizer_from_metadata(byte_level([], kinds, **keys))
 
 
-def test_control_tokens_stay_text_unless_asked_for() -> None:
+def test_control_tokens_stay_text_by_default() -> None:
     tokenizer = chat({"<|im_start|>": CONTROL, "<unk>": UNKNOWN})
     text = "a<|im_start|><unk>b"
     assert tokenizer.encode(text) == list(text.encode())
@@ -38,7 +38,7 @@ def test_user_defined_tokens_are_always_found() -> None:
     assert tokenizer.decode([256]) == "<tool>"
 
 
-def test_longer_special_tokens_are_found_first_wherever_they_stand() -> None:
+def test_longer_special_tokens_are_found_first() -> None:
     tokenizer = chat({"abc": USER_DEFINED, "bcde": USER_DEFINED, "ab": USER_DEFINED, "東東": USER_DEFINED})
     assert tokenizer.encode("abcde") == [ord("a"), 257]
     assert tokenizer.encode("ababcde") == [258, ord("a"), 257]
@@ -67,7 +67,7 @@ def partition_plainly(specials: list[str], text: str) -> list[str | int]:
 
 
 @given(special_texts())
-def test_text_is_parted_as_the_definition_says(drawn: tuple[list[str], str]) -> None:
+def test_partition_matches_the_definition(drawn: tuple[list[str], str]) -> None:
     specials, text = drawn
     tokenizer = chat(dict.fromkeys(specials, USER_DEFINED))
     ids = [
@@ -91,13 +91,13 @@ def test_many_special_tokens_in_a_long_text_take_linear_time() -> None:
     assert time.perf_counter() - start < 2
 
 
-def test_each_run_of_text_between_special_tokens_gets_its_space() -> None:
+def test_each_text_run_gets_a_prefix_space() -> None:
     tokenizer = tokenizer_from_metadata(scored(english_scores(), {"<|end|>": CONTROL}))
     end, the = tokenizer.token_id("<|end|>"), tokenizer.token_id("▁the")
     assert tokenizer.encode("the<|end|>the<|end|>", parse_special=True) == [1, the, end, the, end]
 
 
-def test_white_space_after_a_special_token_goes_where_the_model_wants_it_so() -> None:
+def test_white_space_after_rstrip_tokens_is_dropped() -> None:
     metadata = byte_level([], {"<|a|>": CONTROL, "<|b|>": CONTROL, "\n\n": USER_DEFINED})
     tokenizer = tokenizer_from_metadata(metadata, strips_after=lambda text: text == "<|a|>")
     text = "<|a|> \n\nx<|b|> <|a|>\u00a0<|a|>  "
@@ -107,7 +107,7 @@ def test_white_space_after_a_special_token_goes_where_the_model_wants_it_so() ->
     assert tokenizer.encode("<|a|> ") == list(b"<|a|> ")
 
 
-def test_bos_and_eos_are_added_where_the_model_expects_them_and_never_twice() -> None:
+def test_bos_and_eos_are_added_once() -> None:
     kinds = {"<s>": CONTROL, "</s>": CONTROL}
     ids = {"bos_token_id": 256, "eos_token_id": 257}
     both = chat(kinds, **ids, add_bos_token=True, add_eos_token=True)
@@ -123,7 +123,18 @@ def test_bos_and_eos_are_added_where_the_model_expects_them_and_never_twice() ->
     assert chat(kinds, add_bos_token=True).encode("a") == [ord("a")]  # there is no BOS
 
 
-def test_what_holds_when_the_metadata_says_nothing() -> None:
+def test_prompts_never_end_with_eos() -> None:
+    kinds = {"<s>": CONTROL, "</s>": CONTROL}
+    both = chat(kinds, bos_token_id=256, eos_token_id=257, add_bos_token=True, add_eos_token=True)
+    assert both.encode_prompt("a") == [256, ord("a")]
+    assert both.encode_prompt("") == [256]
+    assert both.encode_prompt("<s>a</s>") == [256, *b"<s>a</s>"]
+    assert both.encode_prompt("<s>a</s>", parse_special=True) == [256, ord("a")]
+    neither = chat(kinds, bos_token_id=256, eos_token_id=257)
+    assert neither.encode_prompt("a") == [ord("a")]
+
+
+def test_defaults_without_metadata() -> None:
     spm = tokenizer_from_metadata(scored({"a": 0}))
     assert (spm.bos_id, spm.eos_id, spm.unk_id, spm.add_bos, spm.add_eos) == (1, 2, 0, True, False)
     bpe = tokenizer_from_metadata(byte_level([]))
@@ -133,18 +144,18 @@ def test_what_holds_when_the_metadata_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("no_token", [-1, 0xFFFFFFFF])
-def test_an_id_that_says_there_is_none(no_token: int) -> None:
+def test_id_for_no_token(no_token: int) -> None:
     tokenizer = tokenizer_from_metadata(scored({"a": 0}, padding_token_id=no_token, eot_token_id=no_token))
     assert (tokenizer.pad_id, tokenizer.eot_id) == (None, None)
 
 
-def test_generation_ends_at_the_tokens_that_keys_name() -> None:
+def test_end_tokens_by_metadata_keys() -> None:
     tokenizer = chat({"A": NORMAL, "<b>": CONTROL, "<c>": CONTROL}, eos_token_id=1, eot_token_id=2, eom_token_id=3)
     assert tokenizer.eog_ids == {1, 2, 3}
     assert chat({}, fim_pad_token_id=4, fim_rep_token_id=5, fim_sep_token_id=6).eog_ids == {4, 5, 6}
 
 
-def test_generation_ends_at_well_known_texts() -> None:
+def test_end_tokens_by_text() -> None:
     tokenizer = chat(
         {"<|im_end|>": NORMAL, "<|endoftext|>": CONTROL, "<|file_sep|>": USER_DEFINED, "<|other|>": CONTROL}
     )
@@ -154,7 +165,7 @@ def test_generation_ends_at_well_known_texts() -> None:
     assert tokenizer.encode("<|im_end|>") == list(b"<|im_end|>")
 
 
-def test_messages_end_where_other_tokens_end_the_turn() -> None:
+def test_end_of_message_tokens_do_not_end_the_turn() -> None:
     kinds = dict.fromkeys(("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"), CONTROL)
     tokenizer = chat(kinds)
     assert tokenizer.eog_ids == {260, 261}
@@ -162,7 +173,7 @@ def test_messages_end_where_other_tokens_end_the_turn() -> None:
     assert chat({"<|end|>": CONTROL}).eog_ids == {256}
 
 
-def test_a_tag_that_looks_like_an_end() -> None:
+def test_html_tag_does_not_end_generation() -> None:
     assert chat({"</s>": NORMAL}).eog_ids == {256}
     tokenizer = chat({"</s>": NORMAL, "<|tool_response>": CONTROL})
     assert tokenizer.eog_ids == {257}
@@ -175,7 +186,7 @@ def test_infill_tokens_are_found_by_text_unless_a_key_names_them() -> None:
     assert not chat({"<|fim_prefix|>": NORMAL}, prefix_token_id=1).is_control(256)
 
 
-def test_tokens_that_must_not_be_generated() -> None:
+def test_suppressed_tokens() -> None:
     ids = np.array([3, 1, -1, 10**6], np.int32)
     assert tokenizer_from_metadata(scored({"a": 0}, suppress_tokens=ids)).suppressed == (3, 1)
     assert tokenizer_from_metadata(scored({"a": 0})).suppressed == ()

@@ -30,7 +30,7 @@ def cases(name: str) -> list[tuple[str, list[int]]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_case(name: str) -> None:
+def test_llama_cpp_cases(name: str) -> None:
     tokenizer = load(name)
     assert len(cases(name)) == N_CASES
     for text, ids in cases(name):
@@ -49,14 +49,14 @@ def test_every_case(name: str) -> None:
         ("qwen2", None, {128247, 151643, 151645}),
     ],
 )
-def test_where_text_begins_and_ends(name: str, bos: int | None, ends: set[int]) -> None:
+def test_bos_and_eos_of_each_vocabulary(name: str, bos: int | None, ends: set[int]) -> None:
     tokenizer = load(name)
     assert tokenizer.encode("")[:1] == ([] if bos is None else [bos])
     assert tokenizer.eog_ids == ends
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_spelled_special_tokens_become_ids_only_when_asked_for(name: str) -> None:
+def test_special_tokens_are_parsed_on_request_only(name: str) -> None:
     tokenizer = load(name)
     control = [token for token in range(tokenizer.n_vocab) if tokenizer.is_control(token)]
     for token in control:

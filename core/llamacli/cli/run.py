@@ -255,9 +255,7 @@ def _encode(model: Model, text: str, *, goes_on: bool) -> list[int]:
     """
     if goes_on:
         return model.tokenizer.encode_run(text, continues=True)
-    ids = model.encode(text, parse_special=True)
-    if model.tokenizer.add_eos:
-        ids.pop()
+    ids = model.tokenizer.encode_prompt(text, parse_special=True)
     if not ids:
         raise InvalidRequestError("this model has no token to begin a text with: give a prompt")
     return ids

@@ -198,8 +198,9 @@ class PrefixSession(Closing):
 
         `add_special` adds BOS if the model expects it, never EOS.
         """
-        tokens = self.model.encode(text, add_special=add_special, parse_special=True)
-        return tokens[:-1] if add_special and self.model.tokenizer.add_eos else tokens
+        if add_special:
+            return self.model.tokenizer.encode_prompt(text, parse_special=True)
+        return self.model.encode(text, add_special=False, parse_special=True)
 
     def identity(self, profile_id: str = "") -> ContextManifest:
         """Manifest with this session's identity fields, for `build_manifest`."""

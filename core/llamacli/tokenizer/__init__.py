@@ -1,4 +1,4 @@
-"""Tokenizers made from GGUF metadata: text to token ids and back, token for token as llama.cpp does it."""
+"""Tokenizers from GGUF metadata, equal to llama.cpp's token for token."""
 
 from llamacli.tokenizer.loading import tokenizer_from_metadata
 from llamacli.tokenizer.tokenizer import StreamDecoder, Tokenizer

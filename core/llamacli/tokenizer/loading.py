@@ -1,4 +1,4 @@
-"""Making a tokenizer from a GGUF file's metadata."""
+"""Construction of a tokenizer from GGUF metadata."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -38,9 +38,9 @@ def tokenizer_from_metadata(
 ) -> Tokenizer:
     """Make the tokenizer that a GGUF file's `tokenizer.ggml.*` keys describe.
 
-    `strips_after` says of a special token's text whether encoding drops the white space after it: some models' do,
-    and no key tells. TokenizerError when the scheme is not known, ModelFormatError when a key is missing, of the wrong
-    type or length, or out of range.
+    `strips_after` is a predicate on a special token's text: encoding drops the white space after such a token, as
+    Hugging Face's `rstrip` does; no GGUF key stores it. TokenizerError for an unknown scheme, ModelFormatError when a
+    key is missing, of the wrong type or length, or out of range.
     """
     metadata = metadata if isinstance(metadata, Metadata) else Metadata(metadata)
     make = _look_up(metadata, _MODEL, metadata.get_str(_MODEL, "none"), _MAKERS)
@@ -50,7 +50,9 @@ def tokenizer_from_metadata(
 
 def _look_up(metadata: Metadata, key: str, value: str, table: Mapping[str, _Entry]) -> _Entry:
     if value not in table:
-        raise TokenizerError(f"{metadata.source}: {key} = {value!r} is not known; known are {', '.join(sorted(table))}")
+        raise TokenizerError(
+            f"{metadata.source}: {key} = {value!r} is not supported (supported: {', '.join(sorted(table))})"
+        )
     return table[value]
 
 
@@ -65,13 +67,17 @@ def _score_merging(metadata: Metadata) -> tuple[Vocabulary, Scheme, bool]:
 
 def _rank_merging(metadata: Metadata) -> tuple[Vocabulary, Scheme, bool]:
     vocabulary = read_vocabulary(metadata, {})
-    return vocabulary, RankMerging(vocabulary, strings(metadata, MERGES)), True  # whatever the file says, as llama.cpp
+    return (
+        vocabulary,
+        RankMerging(vocabulary, strings(metadata, MERGES)),
+        True,
+    )  # add_bos is fixed, as in llama.cpp
 
 
 def _byte_level(metadata: Metadata) -> tuple[Vocabulary, Scheme, bool]:
     pre = metadata.get_str(_PRE, "")
     if not pre:
-        _log.warning("%s: %s is missing, 'default' is assumed: the tokens may be wrong", metadata.source, _PRE)
+        _log.warning("%s: %s is missing, using 'default': tokens may be wrong", metadata.source, _PRE)
     pre_tokenizer = _look_up(metadata, _PRE, pre or "default", PRE_TOKENIZERS)
     vocabulary = read_vocabulary(metadata, {})
     scheme = ByteLevelBPE(vocabulary, strings(metadata, MERGES), pre_tokenizer)
@@ -79,7 +85,7 @@ def _byte_level(metadata: Metadata) -> tuple[Vocabulary, Scheme, bool]:
 
 
 class _IdsOnly:
-    """The scheme of files without a vocabulary; `source` names the file."""
+    """Scheme for files without a vocabulary; `source` names the file."""
 
     add_space_prefix = False
 
@@ -88,7 +94,7 @@ class _IdsOnly:
 
     def encode(self, text: str) -> list[int]:
         """Raise TokenizerError."""
-        raise TokenizerError(f"{self._source}: no vocabulary, so it takes token ids only and not text: {text[:40]!r}")
+        raise TokenizerError(f"{self._source}: the file has no vocabulary: use token ids instead of text {text[:40]!r}")
 
     def decode(self, text: str) -> bytes:
         """Return the text's own bytes."""
@@ -96,7 +102,7 @@ class _IdsOnly:
 
 
 class _HexNames(Sequence[str]):
-    """Ids as hexadecimal numbers, which is how llama.cpp shows tokens that have no text."""
+    """Hexadecimal ids as token texts, as llama.cpp shows them."""
 
     def __init__(self, n_vocab: int):
         self._n_vocab = n_vocab

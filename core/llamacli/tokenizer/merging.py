@@ -1,6 +1,6 @@
-"""Schemes that merge characters of the text itself: SentencePiece's BPE by scores, and BPE by ranked merges.
+"""BPE over the characters of the text: SentencePiece's and ranked merges.
 
-Both write a space as U+2581 and a character that is no token as its UTF-8 bytes, `<0xXX>` each.
+Both write a space as U+2581, and a character that is not a token as its UTF-8 bytes, `<0xXX>` each.
 """
 
 import re
@@ -21,14 +21,14 @@ Rank = Callable[[str, str], float | None]
 
 
 def merge(text: str, rank: Rank) -> Iterator[str]:
-    """Split text into characters, merge the adjacent pair of the lowest rank until none has one, yield the pieces.
+    """Merge adjacent pieces by lowest rank and yield the final pieces.
 
-    Of pairs of equal rank the leftmost goes first. `rank(left, right)` is None for pairs that do not merge. Takes
-    O(n log n) time as long as the lengths of pairs that merge are bounded.
+    Starts from single characters. Of pairs of equal rank the leftmost is merged first. `rank(left, right)` is None for
+    pairs that do not merge. Takes O(n log n) time as long as the lengths of mergeable pairs are bounded.
     """
     n = len(text)
-    end = list(range(1, n + 1))  # where the piece that starts here ends; 0 once it is part of another
-    before = list(range(-1, n - 1))  # where the piece before the one that starts here starts
+    end = list(range(1, n + 1))  # end of the piece that starts here; 0 once merged into another
+    before = list(range(-1, n - 1))  # start of the piece before the one that starts here
     heap = []
     for i in range(n - 1):
         cost = rank(text[i], text[i + 1])
@@ -36,7 +36,7 @@ def merge(text: str, rank: Rank) -> Iterator[str]:
             heap.append((cost, i, i + 1, i + 2))
     heapify(heap)
 
-    def offer(left: int, middle: int) -> None:
+    def push(left: int, middle: int) -> None:
         stop = end[middle]
         cost = rank(text[left:middle], text[middle:stop])
         if cost is not None:
@@ -45,13 +45,13 @@ def merge(text: str, rank: Rank) -> Iterator[str]:
     while heap:
         _, left, middle, stop = heappop(heap)
         if end[left] != middle or end[middle] != stop:
-            continue  # one of the two has merged with another since
+            continue  # stale: one of the two has merged with another
         end[left], end[middle] = stop, 0
         if stop < n:
             before[stop] = left
-            offer(left, stop)
+            push(left, stop)
         if left > 0:
-            offer(before[left], left)
+            push(before[left], left)
     start = 0
     while start < n:
         yield text[start : end[start]]
@@ -59,14 +59,14 @@ def merge(text: str, rank: Rank) -> Iterator[str]:
 
 
 class _Pieces:
-    """From pieces to ids, and back."""
+    """Conversion between pieces and ids."""
 
     def __init__(self, vocabulary: Vocabulary):
         self._ids = vocabulary.ids
         self._unknown = vocabulary.special.get("unknown")
 
     def decode(self, text: str) -> bytes:
-        """Return the bytes that a token's text stands for."""
+        """Return the bytes that a token's text encodes."""
         return text.replace(_SPACE, " ").encode()
 
     def _to_ids(self, pieces: Iterator[str]) -> Iterator[int]:
@@ -84,9 +84,9 @@ class _Pieces:
 
 
 class ScoreMerging(_Pieces):
-    """SentencePiece's BPE: the pair whose union is the token of the highest score merges first.
+    """SentencePiece's BPE: the merge with the highest token score comes first.
 
-    `scores`: float32 [n_vocab]. `add_space_prefix`: a space belongs before a run of text.
+    `scores`: float32 [n_vocab]. `add_space_prefix`: put a space before a run of text.
     """
 
     def __init__(self, vocabulary: Vocabulary, scores: npt.NDArray[np.float32], add_space_prefix: bool):
@@ -95,7 +95,7 @@ class ScoreMerging(_Pieces):
         self.add_space_prefix = add_space_prefix
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a run of text that holds no special tokens."""
+        """Return the ids of text without special tokens."""
         return list(self._to_ids(merge(text.replace(" ", _SPACE), self._rank)))
 
     def _rank(self, left: str, right: str) -> float | None:
@@ -104,9 +104,10 @@ class ScoreMerging(_Pieces):
 
 
 class RankMerging(_Pieces):
-    """BPE by a list of merges, best first, on whole lines; a run of newlines that is a token needs no merging.
+    """BPE with ranked merges, on lines of the text.
 
-    `merges`: "left right" each; read at the first encode.
+    A run of newlines that is a token of its own is not merged. `merges`: "left right" each, best first; parsed at the
+    first encode.
     """
 
     add_space_prefix = False
@@ -116,7 +117,7 @@ class RankMerging(_Pieces):
         self._merges = merges
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a run of text that holds no special tokens."""
+        """Return the ids of text without special tokens."""
         ids: list[int] = []
         for run in _NEWLINE_RUNS.findall(text.replace(" ", _SPACE)):
             if run[0] == "\n" and run in self._ids:
@@ -131,4 +132,4 @@ class RankMerging(_Pieces):
     @cached_property
     def _ranks(self) -> dict[str, int]:
         merges = list(self._merges)
-        return dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))  # the first of equals counts
+        return dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))  # the first duplicate counts

@@ -1,7 +1,7 @@
-"""The pre-tokenizers that tokenizer.ggml.pre names: how text is cut into words before byte-pair merging.
+"""Pre-tokenizers by tokenizer.ggml.pre: regexes that split text before BPE.
 
-The patterns match what llama.cpp matches (llama-vocab.cpp, unicode.cpp), written so that a regex engine that
-backtracks needs linear time: runs are possessive (`*+`) wherever giving a character back cannot help.
+The patterns match the same text as llama.cpp's (llama-vocab.cpp, unicode.cpp), and are written for linear time in a
+backtracking regex engine: runs are possessive (`*+`) wherever giving a character back cannot help.
 """
 
 import attrs
@@ -9,10 +9,10 @@ import attrs
 _CONTRACTION = r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _MARKED_WORD = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
-# Upper-case then lower-case letters, or else upper-case ones only; letters beyond ASCII count as both cases.
+# Upper-case then lower-case letters, or upper-case ones only; letters beyond ASCII count as both.
 _CASED_WORD = r"[^\r\n\p{L}\p{N}]?(?:[\p{L}&&[^a-z]]*+[a-z][\p{L}&&[^A-Z]]*+|(?:[A-Z]*+[\p{L}&&[^A-Za-z]]++)++|[A-Z]++)"
 _SYMBOLS = r" ?[^\s\p{L}\p{N}]+"
-# White space up to its last line break; else all of it but the one character before a word; else all of it.
+# White space up to its last line break; else all but the last character before a word; else all of it.
 _SPACES = r"(?:[^\S\r\n]*+[\r\n]++)+|\s+(?!\S)|\s+"
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -25,7 +25,7 @@ _TEKKEN = rf"{_CASED_WORD}|\p{{N}}|{_SYMBOLS}[\r\n/]*|{_SPACES}"
 _GPT4O = rf"{_CASED_WORD}(?:{_CONTRACTION})?|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n/]*|{_SPACES}"
 _UNPUNCTUATED = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
-# The cased letters that Unicode had when this pattern was written, but for some blocks.
+# Unicode's cased letters at the time of this pattern, without some blocks.
 _DEEPSEEK_LETTERS = (
     r"\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10C7}\x{10CD}\x{10D0}-\x{10FF}\x{1C80}-\x{1C8A}\x{2D00}-\x{2D2D}"
     r"\x{A790}-\x{A7FA}\x{AB30}-\x{AB68}\x{10570}-\x{105BC}\x{10D50}-\x{10D85}\x{16E40}-\x{16E7F}\x{1D400}-\x{1D7CB}"
@@ -52,11 +52,10 @@ _FALCON = (r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9]{3}")
 
 @attrs.frozen
 class PreTokenizer:
-    """How text becomes words.
+    """Rules that split text into words before merging.
 
-    `splits`: regexes applied in turn, each to the pieces that the one before left; matches and what stands between
-    them become pieces. `ignore_merges`: a word that is a token needs no merging. `add_bos`: what holds when the
-    metadata says nothing of it.
+    `splits`: regexes applied in order, each to the pieces of the one before; matches and the text between them become
+    pieces. `ignore_merges`: a word that is a token is not merged. `add_bos`: the default if the metadata has no value.
     """
 
     splits: tuple[str, ...]

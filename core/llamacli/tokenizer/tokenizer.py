@@ -1,4 +1,7 @@
-"""Text to token ids and back, as llama.cpp does both; but decoding gives back all spaces, where it "cleans up" some."""
+"""Encoding and decoding of text, as llama.cpp does it.
+
+Unlike llama.cpp's, decoding keeps all spaces: there is no `clean_up_tokenization_spaces`.
+"""
 
 import codecs
 import re
@@ -15,26 +18,26 @@ _HIDDEN = (TokenKind.CONTROL, TokenKind.UNKNOWN)
 
 
 class Scheme(Protocol):
-    """How plain text becomes ids, and a plain token's text bytes."""
+    """Encoding of plain text, and decoding of normal tokens."""
 
     @property
     def add_space_prefix(self) -> bool:
-        """Whether a space belongs before a run of text, which decoding takes away."""
+        """True if a space is put before each run of text."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a run of text that holds no special tokens, its space before it included."""
+        """Return the ids of text without special tokens, its prefix space included."""
 
     def decode(self, text: str) -> bytes:
-        """Return the bytes that a token's text stands for."""
+        """Return the bytes that a token's text encodes."""
 
 
 class Tokenizer:
-    """A model's tokenizer.
+    """Tokenizer of a model.
 
     Attributes: `n_vocab`; the ids `bos_id`, `eos_id`, `eot_id`, `eom_id`, `unk_id`, `pad_id`, each None where the
-    model has none; `eog_ids`, all ids after which generation ends; `suppressed`, ids that must not be generated;
-    `add_bos` and `add_eos`, whether encoding adds these tokens when it adds special ones; `special_ids`, the tokens
-    that are found in text before it is encoded, be it only where they are asked for, the longest first.
+    model has none; `eog_ids`, the ids that end generation; `suppressed`, ids that must not be generated; `add_bos` and
+    `add_eos`, true if encoding adds these tokens with `add_special`; `special_ids`, the special and user-defined tokens
+    that encoding can find in text, the longest first.
 
     Methods that take an id raise InvalidRequestError when it is not in the vocabulary.
     """
@@ -79,38 +82,53 @@ class Tokenizer:
         eos = self._eos if parts[-1:] != self._eos else []
         return [*bos, *ids, *eos]
 
+    def encode_prompt(self, text: str, parse_special: bool = False) -> list[int]:
+        """Return the ids of a prompt: with BOS if the model expects it, never with EOS.
+
+        `parse_special` and errors as in `encode`.
+        """
+        ids = self.encode(text, parse_special=parse_special)
+        return ids[:-1] if self.add_eos else ids
+
     def split(self, text: str, tokens: Container[int]) -> list[int | str]:
-        """Return a text cut where it spells one of these special tokens: their ids, and the runs of text between."""
+        """Split text at these special tokens: ids, and the text between."""
         return self._partition(text, [entry for entry in self._special if entry[1] in tokens])
 
-    def encode_run(self, text: str, barred: Container[int] = (), continues: bool = False) -> list[int]:
-        """Return the ids of a run of text in which nothing is special but user-defined tokens that are not `barred`.
+    def encode_run(self, text: str, excluded: Container[int] = (), continues: bool = False) -> list[int]:
+        """Return the ids of text in which only user-defined tokens are special.
 
-        A run that `continues` the text before it gets no space of its own.
+        User-defined tokens that are `excluded` stay text. Text that `continues` gets no prefix space.
         """
-        return self._encode(self._partition(text, [e for e in self._user_defined if e[1] not in barred]), continues)
+        return self._encode(self._partition(text, [e for e in self._user_defined if e[1] not in excluded]), continues)
 
     def decode(self, ids: Iterable[int], unparse_special: bool = False) -> str:
-        """Return the text of tokens, without the space that encoding put before it; broken UTF-8 becomes U+FFFD.
+        """Return the text of tokens; invalid UTF-8 becomes U+FFFD.
 
-        Control and unknown tokens are left out, or spelled with `unparse_special`.
+        The space that encoding put first is removed. Control and unknown tokens are left out, or spelled with
+        `unparse_special`.
         """
         stream = self.stream(unparse_special=unparse_special)
         return "".join([*map(stream.feed, ids), stream.flush()])
 
     def stream(self, prefix: Iterable[int] = (), unparse_special: bool = False) -> "StreamDecoder":
-        """Return a decoder for tokens that come one by one, after those in `prefix`."""
+        """Return an incremental decoder that continues after the tokens in `prefix`."""
         stream = StreamDecoder(self, unparse_special)
         for token in prefix:
             stream.feed(token)
         return stream
 
     def piece(self, token: int, unparse_special: bool = False) -> str:
-        """Return the text of one token by itself, with its leading space; broken UTF-8 becomes U+FFFD."""
+        """Return the text of a single token; invalid UTF-8 becomes U+FFFD.
+
+        A leading space is kept.
+        """
         return self.piece_bytes(token, unparse_special).decode(errors="replace")
 
     def piece_bytes(self, token: int, unparse_special: bool = False) -> bytes:
-        """Return the bytes of one token; none for control and unknown tokens, except with `unparse_special`."""
+        """Return the bytes of a token.
+
+        They are empty for control and unknown tokens, except with `unparse_special`.
+        """
         text, kind = self.token_text(token), self._vocabulary.kind(token)
         if kind is TokenKind.USER_DEFINED or (kind in _HIDDEN and unparse_special):
             return text.encode()
@@ -121,25 +139,25 @@ class Tokenizer:
         return b""
 
     def token_text(self, token: int) -> str:
-        """Return a token as it is written in the vocabulary."""
+        """Return a token's text as stored in the vocabulary."""
         if not 0 <= token < self.n_vocab:
             raise InvalidRequestError(f"token id {token} is not in the vocabulary of {self.n_vocab} tokens")
         return self._vocabulary.tokens[token]
 
     def token_id(self, text: str) -> int | None:
-        """Return the id of the token that is written so in the vocabulary."""
+        """Return the id of a token's text, or None."""
         return self._vocabulary.ids.get(text)
 
     def kind(self, token: int) -> TokenKind:
-        """Return what sort of token this is."""
+        """Return the token's type."""
         return self._vocabulary.kind(token)
 
     def is_control(self, token: int) -> bool:
-        """Whether a token steers the model and is no text."""
+        """Test for a control token, which stands for no text."""
         return self._vocabulary.kind(token) is TokenKind.CONTROL
 
     def _encode(self, parts: Iterable[int | str], continues: bool = False) -> list[int]:
-        """Return the ids of parted text; where the model expects it, a run of text gets a space before it."""
+        """Return the ids of partitioned text, with prefix spaces if expected."""
         ids = []
         for part in parts:
             if isinstance(part, int):
@@ -151,9 +169,9 @@ class Tokenizer:
         return ids
 
     def _partition(self, text: str, specials: Iterable[tuple[str, int, bool]]) -> list[int | str]:
-        """Cut text at special tokens: ids, and what stands between them.
+        """Split text at special tokens: ids, and the text between them.
 
-        Longer special tokens are found first, each from left to right, whatever shorter ones that breaks up.
+        Longer special tokens are found first, each from left to right, even where that breaks up shorter ones.
         """
         text = _LONE_SURROGATE.sub("\ufffd", text)
         taken = bytearray(len(text))
@@ -182,7 +200,7 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Decodes tokens one by one: what feed() and flush() return adds up to what Tokenizer.decode() returns."""
+    """Incremental decoder, equal to Tokenizer.decode() on the whole sequence."""
 
     def __init__(self, tokenizer: Tokenizer, unparse_special: bool):
         self._tokenizer, self._unparse_special = tokenizer, unparse_special
@@ -190,7 +208,10 @@ class StreamDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> str:
-        """Return the text that the next token completes; bytes of an incomplete character are held back."""
+        """Return the text that a token completes.
+
+        Bytes of an incomplete character are held back.
+        """
         piece = self._tokenizer.piece_bytes(token, self._unparse_special)
         if self._strip and self._tokenizer.piece_bytes(token):
             piece = piece.removeprefix(b" ")
@@ -198,5 +219,5 @@ class StreamDecoder:
         return self._utf8.decode(piece)
 
     def flush(self) -> str:
-        """Return what was held back, U+FFFD for an incomplete character."""
+        """Return the bytes held back, as U+FFFD if incomplete."""
         return self._utf8.decode(b"", final=True)

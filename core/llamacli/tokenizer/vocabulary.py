@@ -1,4 +1,4 @@
-"""What a GGUF file says about its vocabulary: token texts and kinds, special ids, ends of generation."""
+"""Vocabulary of a GGUF file: texts, types, special and end-of-generation ids."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
@@ -19,7 +19,7 @@ SUPPRESS_TOKENS = "tokenizer.ggml.suppress_tokens"
 
 
 class TokenKind(IntEnum):
-    """The values of tokenizer.ggml.token_type; any other value counts as UNDEFINED."""
+    """Values of tokenizer.ggml.token_type; any other value counts as UNDEFINED."""
 
     UNDEFINED = 0
     NORMAL = 1
@@ -32,12 +32,12 @@ class TokenKind(IntEnum):
 
 @attrs.frozen(eq=False)
 class Vocabulary:
-    """Tokens by id, and those that mean something.
+    """Token texts by id, and special tokens.
 
-    `tokens`: the texts as the file has them. `ids`: the id of each text, the last one where several tokens share it,
+    `tokens`: the texts as stored in the file. `ids`: the id of each text, the last one where several tokens share it,
     as in llama.cpp. `kinds`: of the tokens that are not NORMAL. `special`: ids by the names in their metadata keys
-    ("bos", "eos", "unknown", ...), only those that exist. `eog_ids`: after which generation ends. `suppressed`: which a
-    model must never generate.
+    ("bos", "eos", "unknown", ...), only those that exist. `eog_ids`: the ids that end generation. `suppressed`: ids
+    that must never be generated.
     """
 
     tokens: Sequence[str]
@@ -52,7 +52,7 @@ class Vocabulary:
         return self.kinds.get(token, TokenKind.NORMAL)
 
 
-# Special tokens that no metadata key names are found by their texts; the first that the vocabulary has counts.
+# Special tokens without a metadata key are found by text; the first text in the vocabulary counts.
 # Texts and their roles: llama.cpp, llama-vocab.cpp.
 _TEXTS = {
     "bos": (),
@@ -110,7 +110,7 @@ _TEXTS = {
 _OLD_NAMES = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 _NO_TOKEN = (None, -1, 0xFFFFFFFF)
 
-# Tokens that end generation whatever the metadata keys say.
+# Tokens that end generation in addition to those of metadata keys.
 _END_TEXTS = (
     *_TEXTS["eot"],
     *_TEXTS["eom"],
@@ -125,14 +125,14 @@ _END_TEXTS = (
     "<|tool_response>",
     "[e~[",
 )
-_SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+_VISIBLE_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 
 def read_vocabulary(metadata: Metadata, default_ids: Mapping[str, int]) -> Vocabulary:
-    """Read the vocabulary; `default_ids` are the special ids that hold when no key gives them.
+    """Read the vocabulary; `default_ids` are the special ids without a key.
 
     ModelFormatError when the token list or the token types are missing, too short or of the wrong type, or when a
-    special id is out of range. Kinds and ends of generation are corrected as llama.cpp does.
+    special id is out of range. Types and end-of-generation ids are corrected as llama.cpp does.
     """
     tokens = list(strings(metadata, TOKENS))
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
@@ -147,7 +147,10 @@ def read_vocabulary(metadata: Metadata, default_ids: Mapping[str, int]) -> Vocab
 
 
 def special_ids(metadata: Metadata, n_vocab: int, default_ids: Mapping[str, int]) -> dict[str, int]:
-    """Return the special ids that metadata keys name, `default_ids` filling in; ModelFormatError when out of range."""
+    """Return the special ids of metadata keys, with defaults.
+
+    ModelFormatError when one is out of range.
+    """
     special = {name: token for name, token in default_ids.items() if token < n_vocab}
     for name in _TEXTS:
         for key in (f"tokenizer.ggml.{name}_token_id", f"tokenizer.ggml.{_OLD_NAMES.get(name, name)}_token_id"):
@@ -157,12 +160,15 @@ def special_ids(metadata: Metadata, n_vocab: int, default_ids: Mapping[str, int]
 
 
 def ids_of(ids: Mapping[str, int], texts: Iterable[str]) -> list[int]:
-    """Return the ids of those texts that are tokens."""
+    """Return the ids of the texts that are tokens."""
     return [ids[text] for text in texts if text in ids]
 
 
 def strings(metadata: Metadata, key: str) -> Sequence[str]:
-    """Return the string array under `key`; ModelFormatError when it is missing or something else."""
+    """Return the string array under `key`.
+
+    ModelFormatError when it is missing or of another type.
+    """
     value = metadata.get(key)
     if value is None:
         raise ModelFormatError(f"{metadata.source}: metadata key {key!r} is missing")
@@ -172,7 +178,7 @@ def strings(metadata: Metadata, key: str) -> Sequence[str]:
 
 
 def numbers(metadata: Metadata, key: str, n_vocab: int, dtype_kinds: str) -> npt.NDArray[Any] | None:
-    """Return the array under `key`, one number a token, or None when there is none.
+    """Return the numeric array under `key`, one per token, or None.
 
     ModelFormatError when it is shorter than the vocabulary or its dtype.kind is not one of `dtype_kinds`.
     """
@@ -180,7 +186,7 @@ def numbers(metadata: Metadata, key: str, n_vocab: int, dtype_kinds: str) -> npt
         return None
     values = np.asarray(metadata[key])
     if values.ndim != 1 or values.dtype.kind not in dtype_kinds:
-        raise ModelFormatError(f"{metadata.source}: metadata key {key!r} is not an array of numbers, one a token")
+        raise ModelFormatError(f"{metadata.source}: metadata key {key!r} is not a numeric array with a value per token")
     if len(values) < n_vocab:
         raise ModelFormatError(f"{metadata.source}: metadata key {key!r} has {len(values)} values for {n_vocab} tokens")
     return values[:n_vocab]
@@ -199,7 +205,7 @@ def _kinds(metadata: Metadata, n_vocab: int) -> dict[int, TokenKind]:
 
 
 def _suppressed(metadata: Metadata, n_vocab: int) -> tuple[int, ...]:
-    """Return the ids under SUPPRESS_TOKENS, without those out of range, as llama.cpp does."""
+    """Return the ids under SUPPRESS_TOKENS that are in range, as llama.cpp does."""
     values = np.asarray(metadata.get(SUPPRESS_TOKENS, np.empty(0, np.int32)))
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise ModelFormatError(f"{metadata.source}: metadata key {SUPPRESS_TOKENS!r} is not an array of token ids")
@@ -207,21 +213,21 @@ def _suppressed(metadata: Metadata, n_vocab: int) -> tuple[int, ...]:
 
 
 def _ends(ids: Mapping[str, int], kinds: dict[int, TokenKind], special: Mapping[str, int]) -> frozenset[int]:
-    """Return the ids that end generation, correcting the kinds of the tokens involved."""
+    """Return the end-of-generation ids, and correct the types of their tokens."""
     by_text = {text: ids[text] for text in _END_TEXTS if text in ids}
     kinds.update(dict.fromkeys(by_text.values(), TokenKind.CONTROL))
-    kinds.update(dict.fromkeys(ids_of(ids, _SHOWN_TEXTS), TokenKind.USER_DEFINED))
+    kinds.update(dict.fromkeys(ids_of(ids, _VISIBLE_TEXTS), TokenKind.USER_DEFINED))
     by_key = {special[name] for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep") if name in special}
     ends = by_key | set(by_text.values())
 
     def has(*texts: str) -> bool:
         return any(ids.get(text) in ends for text in texts)
 
-    # Where other tokens end a turn, <|end|> only ends one of its messages.
+    # If other tokens end a turn, <|end|> ends a message within it.
     if has("<|end|>") and has("<|call|>", "<|calls|>") and has("<|return|>", "<|flush|>"):
         ends.discard(ids["<|end|>"])
         kinds[ids["<|end|>"]] = TokenKind.USER_DEFINED
-    # Where this one ends a turn, </s> is but a tag of HTML.
+    # If <|tool_response> ends a turn, </s> is an HTML tag.
     if has("</s>") and has("<|tool_response>"):
         ends.discard(ids["</s>"])
         kinds[ids["</s>"]] = TokenKind.NORMAL

@@ -33,10 +33,7 @@ class Estimate:
 
 def perplexity_tokens(model: Model, text: str) -> list[int]:
     """The tokens of a text that perplexity is measured on: BOS before it where the model wants it, no EOS after it."""
-    ids = model.encode(text)
-    if model.tokenizer.add_eos:
-        ids.pop()
-    return ids
+    return model.tokenizer.encode_prompt(text)
 
 
 def perplexity(
