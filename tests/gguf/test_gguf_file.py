@@ -51,7 +51,7 @@ def write_with_gguf(path: Path, tensors: dict[str, np.ndarray], alignment: int |
 
 
 @pytest.mark.parametrize("alignment", [None, 8, 64, 4096])
-def test_reads_what_gguf_writes(path: Path, alignment: int | None) -> None:
+def test_reads_files_of_the_gguf_package(path: Path, alignment: int | None) -> None:
     rng = np.random.default_rng(0)
     tensors: dict[str, np.ndarray] = {
         "vector": rng.standard_normal(5).astype(np.float32),

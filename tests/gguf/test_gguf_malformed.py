@@ -134,7 +134,7 @@ def test_long_key_and_value_do_not_flood_the_message() -> None:
     assert len(str(caught.value)) < 500
 
 
-def test_path_that_is_no_readable_file(tmp_path: Path) -> None:
+def test_unreadable_path(tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError, match=r"absent\.gguf: cannot read the file: No such file or directory$"):
         open_gguf(tmp_path / "absent.gguf")
     with pytest.raises(ModelFormatError, match="not a regular file"):

@@ -37,14 +37,14 @@ def test_is_a_mapping() -> None:
         M["absent"]
 
 
-def test_does_not_follow_the_dict_it_was_made_from() -> None:
+def test_copies_its_dict() -> None:
     values = {"a": 1}
     metadata = Metadata(values)
     values["a"] = 2
     assert metadata["a"] == 1
 
 
-def test_remembers_which_values_were_read() -> None:
+def test_records_consumed_keys() -> None:
     metadata = Metadata(VALUES)
     assert "int" in metadata
     assert metadata.get_int("absent", 0) == 0
@@ -92,7 +92,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("getter", "key"), [(getter, key) for getter, keys in REFUSED.items() for key in sorted(keys)])
-def test_another_type_is_refused_with_or_without_default(getter: str, key: str) -> None:
+def test_wrong_type_is_refused_with_or_without_default(getter: str, key: str) -> None:
     with pytest.raises(ModelFormatError, match=f"tiny.gguf: metadata key '{key}'"):
         GETTERS[getter](key)
     with pytest.raises(ModelFormatError, match=f"tiny.gguf: metadata key '{key}'"):
@@ -135,7 +135,7 @@ def test_length_of_an_array_must_fit() -> None:
 
 
 @pytest.mark.parametrize("key", ["int", "bool", "ints", "strings", "absent"])
-def test_booleans_are_nothing_else(key: str) -> None:
+def test_booleans_are_not_integers(key: str) -> None:
     with pytest.raises(ModelFormatError, match=f"tiny.gguf: metadata key '{key}'"):
         M.get_bools(key, 2)
 

@@ -96,20 +96,20 @@ def test_renamed_shard_says_what_it_should_be_called(tmp_path: Path, wrong: str)
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_split_into_one_is_a_whole_file_whatever_its_name(tmp_path: Path, count: int) -> None:
+def test_split_into_one_may_have_any_name(tmp_path: Path, count: int) -> None:
     (tmp_path / "whole.gguf").write_bytes(shard(0, count=count))
     with open_gguf(tmp_path / "whole.gguf") as file:
         assert list(file.tensors) == ["t0"]
 
 
-def test_name_alone_makes_no_split(tmp_path: Path) -> None:
+def test_shard_name_without_split_keys_is_a_single_file(tmp_path: Path) -> None:
     (tmp_path / name(0)).write_bytes(b.gguf_bytes(tensors=[Tensor("t")]))
     with open_gguf(tmp_path / name(0)) as file:
         assert list(file.tensors) == ["t"]
 
 
 @pytest.mark.parametrize("value", [b.pair("split.count", Kind.STRING, "3"), b.pair("split.count", Kind.I32, -3)])
-def test_count_that_is_no_count(tmp_path: Path, value: bytes) -> None:
+def test_invalid_split_count(tmp_path: Path, value: bytes) -> None:
     (tmp_path / name(0)).write_bytes(b.gguf_bytes([value]))
     with pytest.raises(ModelFormatError, match=r"split\.count"):
         open_gguf(tmp_path / name(0))

@@ -69,14 +69,14 @@ def test_a_copy_is_the_same_file(alignment: int, pairs: list[bytes], tensors: li
         assert copy(file) == content
 
 
-def test_an_older_version_becomes_the_newest(tmp_path: Path) -> None:
+def test_older_version_is_written_as_the_newest(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b.gguf_bytes(PAIRS, TENSORS, version=2))
     with open_gguf(path) as file:
         assert copy(file) == b.gguf_bytes(PAIRS, TENSORS, version=3)
 
 
-def test_a_number_of_our_own(tmp_path: Path) -> None:
+def test_uint32_pair_round_trip(tmp_path: Path) -> None:
     assert uint32_pair("general.file_type", 15) == b.pair("general.file_type", Kind.U32, 15)
 
 

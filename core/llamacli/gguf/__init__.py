@@ -1,4 +1,4 @@
-"""GGUF files: a strict, bounded reader, metadata at once and tensor data mapped; and a writer that streams."""
+"""GGUF files: a strict reader with mapped tensor data, and a writer."""
 
 from llamacli.gguf.file import GGUFFile, is_gguf, open_gguf
 from llamacli.gguf.header import TensorInfo

@@ -1,4 +1,4 @@
-"""Opening GGUF files, split ones too, and reading their tensors through a read-only mapping."""
+"""Memory-mapped GGUF files, single or split."""
 
 import math
 import mmap
@@ -20,7 +20,7 @@ _SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.g
 
 
 def is_gguf(path: str | os.PathLike[str]) -> bool:
-    """Whether the file starts with GGUF's magic; False as well when it cannot be read."""
+    """Test for GGUF's magic number; False if the file cannot be read."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return False
@@ -31,10 +31,11 @@ def is_gguf(path: str | os.PathLike[str]) -> bool:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> "GGUFFile":
-    """Open a GGUF file; of a split one any shard may be named, and the others must lie beside it.
+    """Open a GGUF file, or a split one by any shard.
 
-    Reads headers only. ModelFormatError, naming the file and the key or tensor, when a file cannot be read or is not
-    well formed, when tensor data is missing at its end, or when the shards do not belong together.
+    All shards must be in the same folder. Reads headers only. ModelFormatError, naming the file and the key or tensor,
+    when a file cannot be read or is not well formed, when tensor data is missing at its end, or when the shards do not
+    belong together.
     """
     shard = _Shard.open(Path(path))
     shards = _open_split(shard) if shard.header.metadata.get_int("split.count", 0, minimum=0) > 1 else [shard]
@@ -43,7 +44,7 @@ def open_gguf(path: str | os.PathLike[str]) -> "GGUFFile":
 
 @attrs.frozen(eq=False)
 class _Shard:
-    """One file: its header, and all its bytes mapped."""
+    """A file of a model: its header and its mapped bytes."""
 
     path: Path
     header: Header
@@ -52,7 +53,7 @@ class _Shard:
     @classmethod
     def open(cls, path: Path) -> "_Shard":
         try:
-            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
+            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
                 raise ModelFormatError(f"{path}: not a regular file")
             with open(path, "rb") as file:
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -69,18 +70,18 @@ class _Shard:
         return cls(path, header, mapping)
 
     def pair(self, key: str) -> bytes:
-        """One metadata key with its value, as the file has it."""
+        """Raw bytes of a metadata key with its value."""
         start, end = self.header.spans[key]
         return self.mapping[start:end]
 
     def split_keys(self) -> tuple[int, int]:
-        """Return this shard's number, counted from 0, and how many there are."""
+        """Return this shard's number, counted from 0, and the number of shards."""
         metadata = self.header.metadata
         return metadata.get_int("split.no"), metadata.get_int("split.count")
 
 
 def _open_split(named: _Shard) -> list[_Shard]:
-    """All shards of the split model to which `named` belongs, in order."""
+    """Open all shards of the split model of `named`, in order."""
     number, count = named.split_keys()
     match = _SHARD_NAME.fullmatch(named.path.name)
     if match is None or (int(match["number"]) - 1, int(match["count"])) != (number, count):
@@ -103,10 +104,11 @@ def _open_split(named: _Shard) -> list[_Shard]:
 
 
 class GGUFFile(Closing):
-    """An open GGUF file: `path`, `version`, `alignment`, `metadata`, `tensors` by name, and `n_bytes` on disk.
+    """An open GGUF file.
 
-    A split model looks like one file: the first shard's path and metadata, all shards' tensors; `paths` are those of
-    all shards. Arrays from data() stay valid after close().
+    Attributes: `path`, `version`, `alignment`, `metadata`, `tensors` by name, and `n_bytes` on disk. A split model
+    looks like one file: the first shard's path and metadata, all shards' tensors; `paths` are those of all shards.
+    Arrays from data() stay valid after close().
     """
 
     def __init__(self, shards: list[_Shard]):
@@ -128,20 +130,23 @@ class GGUFFile(Closing):
                 self._shard_of[name] = shard
 
     def pair(self, key: str) -> bytes:
-        """Return a metadata key with its value as they lie in the file, ready to be written to another one."""
+        """Return the raw bytes of a metadata key with its value.
+
+        They can be written to another file unchanged.
+        """
         if self._first is None:
             raise ClosedError(f"{self.path} is closed")
         return self._first.pair(key)
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """Return a tensor's bytes as they lie in the file: a read-only view, uint8 [n_rows, row_bytes].
+        """Return a tensor's bytes: a read-only view, uint8 [n_rows, row_bytes].
 
         All dimensions but the last are flattened into rows; a 1-D tensor is one row. ModelFormatError when there is no
         such tensor, or when the file has shrunk since it was opened.
         """
         info, shard = self._locate(name)
-        if shard.mapping.size() < len(shard.mapping):  # reading beyond the end would kill the process
-            raise ModelFormatError(f"{shard.path}: the file was truncated while open, tensor {name!r} is lost")
+        if shard.mapping.size() < len(shard.mapping):  # reading beyond the end raises SIGBUS
+            raise ModelFormatError(f"{shard.path}: the file was truncated while open: tensor {name!r} cannot be read")
         raw = np.frombuffer(shard.mapping, np.uint8, info.n_bytes, info.offset)
         return raw.reshape(math.prod(info.shape[:-1]), nbytes(info.type, info.shape[-1:]))
 
@@ -154,14 +159,17 @@ class GGUFFile(Closing):
             raise ModelFormatError(f"{shard.path}: tensor {name!r}: {error}") from error
 
     def release(self, name: str) -> None:
-        """Give the tensor's pages back to the system; they are read from the file again if touched again."""
+        """Drop the tensor's pages from memory (MADV_DONTNEED).
+
+        They are read from the file again when touched.
+        """
         info, shard = self._locate(name)
         if hasattr(mmap, "MADV_DONTNEED") and info.n_bytes:
             start = info.offset - info.offset % mmap.PAGESIZE
             shard.mapping.madvise(mmap.MADV_DONTNEED, start, info.offset + info.n_bytes - start)
 
     def close(self) -> None:
-        """Let go of the file; its mapping goes when the last array from data() does."""
+        """Close the file; the mapping lives as long as data() arrays."""
         self._first = self._shard_of = None
 
     def _locate(self, name: str) -> tuple[TensorInfo, _Shard]:

@@ -1,7 +1,7 @@
-"""Parsing of everything before the tensor data: version, key-value pairs, tensor infos.
+"""Parser of the GGUF header: version, key-value pairs, tensor infos.
 
 The layout is that of the GGUF specification, versions 2 and 3, little endian. All size arithmetic is in Python's
-integers, and every size is compared with what is left of the file before anything is read or allocated for it.
+integers, and every size is compared with the remaining bytes of the file before anything is read or allocated for it.
 """
 
 import math
@@ -28,7 +28,7 @@ MAX_NAME_BYTES = 63
 MAX_DIMS = 4
 MAX_STRING_BYTES = MAX_ARRAY_LENGTH = 1 << 30
 MAX_ELEMENTS = ((1 << 63) - 1) // 8
-"""So that the size of any numeric array of a tensor's shape fits a signed 64-bit integer."""
+"""Keeps the byte size of a float64 array of any tensor's shape within a signed 64-bit integer."""
 
 _MIN_PAIR_BYTES = 8 + 1 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
@@ -54,10 +54,10 @@ _NUMBERS: dict[int, np.dtype[Any]] = {
 
 @attrs.frozen
 class TensorInfo:
-    """A tensor's place in its file.
+    """Name, shape, type and place of a tensor in its file.
 
-    `shape` is row-major, (rows, ..., width): the reverse of GGUF's `ne`. `offset` counts bytes from the start of a GGUF
-    file; other formats have no use for it.
+    `shape` is row-major, (rows, ..., width): the reverse of GGUF's `ne`. `offset` is in bytes from the start of a GGUF
+    file; other formats do not use it.
     """
 
     name: str
@@ -69,9 +69,9 @@ class TensorInfo:
 
 @attrs.frozen
 class Header:
-    """What stands before the tensor data; `tensors` in the file's order.
+    """Contents of a file before the tensor data; `tensors` in file order.
 
-    `spans` tells where each metadata key with its value lies in the file: its first byte and the one after its last.
+    `spans` are the byte ranges [start, end) of metadata keys with their values in the file.
     """
 
     version: int
@@ -82,15 +82,16 @@ class Header:
 
 
 def parse_header(data: bytes | mmap, source: str) -> Header:
-    """Parse the header at the start of `data`, the whole file; whether the tensors' data is all there is not checked.
+    """Parse the header at the start of `data`, the whole file.
 
-    ModelFormatError, naming `source`, for anything that the format does not allow.
+    The tensor data may be truncated; only the header is checked. ModelFormatError, naming `source`, for anything that
+    the format does not allow.
     """
     return _Parser(data, source).header()
 
 
 class _Parser:
-    """Reads `data` from `pos` on."""
+    """Reader of `data` from position `pos` on."""
 
     def __init__(self, data: bytes | mmap, source: str):
         self.data, self.size, self.source, self.pos = data, len(data), source, 0
@@ -140,14 +141,14 @@ class _Parser:
             if info.name in declared:
                 raise self.error(f"tensor {info.name!r} appears twice")
             if info.offset != end:
-                raise self.error(f"tensor {info.name!r} has offset {info.offset}, not {end}, where the one before ends")
+                raise self.error(f"tensor {info.name!r} has offset {info.offset}, not {end}, the end of the last one")
             end += padded(info.n_bytes, alignment)
             declared[info.name] = info
         start = padded(self.pos, alignment)
         return {name: attrs.evolve(info, offset=start + info.offset) for name, info in declared.items()}
 
     def tensor(self, index: int) -> TensorInfo:
-        """One tensor info, with its offset as the file has it: from the start of the tensor data."""
+        """Parse a tensor info; its offset is relative to the tensor data."""
         name = self.text(f"name of tensor {index}", MAX_NAME_BYTES)
         what = f"tensor {name!r}"
         n_dims = self.u32(f"n_dims of {what}")
@@ -180,7 +181,7 @@ class _Parser:
         if kind == _TYPE_STRING:
             return self.strings(what, length)
         if kind == _TYPE_ARRAY:
-            raise self.error(f"{what} is an array of arrays, which GGUF does not allow")
+            raise self.error(f"{what} is an array of arrays: not allowed in GGUF")
         raise self.error(f"{what} is an array of the unknown type {kind}")
 
     def numbers(self, what: str, kind: int, length: int) -> npt.NDArray[Any]:
@@ -232,7 +233,7 @@ class _Parser:
         return value
 
     def skip(self, what: str, n_bytes: int) -> int:
-        """Step over the next `n_bytes`, which must be there; returns where they start."""
+        """Advance over `n_bytes` that must exist; returns their start."""
         start = self.pos
         if n_bytes > self.size - start:
             raise self.error(f"truncated: {what} needs {n_bytes} bytes at {start}, {self.size - start} are left")
@@ -244,5 +245,5 @@ class _Parser:
 
 
 def padded(n: int, alignment: int) -> int:
-    """The next multiple of `alignment` from n on."""
+    """Round n up to a multiple of `alignment`."""
     return -(-n // alignment) * alignment

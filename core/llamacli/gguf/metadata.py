@@ -1,4 +1,4 @@
-"""A model file's key-value pairs: a mapping whose getters check type and range."""
+"""Key-value metadata of a model file, with getters that check types."""
 
 import math
 from array import array
@@ -13,14 +13,14 @@ _Default = TypeVar("_Default")
 
 
 class _Required:
-    """The type of the default that stands for "there is none"."""
+    """Type of the default that marks a required key."""
 
 
 _REQUIRED = _Required()
 
 
 def shown(value: object) -> str:
-    """Return the value's repr, cut to what fits into a message."""
+    """Return the value's repr, truncated for messages."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -30,10 +30,10 @@ def _is_int(value: object) -> bool:
 
 
 class StringArray(Sequence[str]):
-    """Strings kept as the file's bytes and decoded on access: a vocabulary is often opened and never read.
+    """Array of strings that are decoded on access.
 
-    `data` holds each string after its 8-byte length, `ends` the position of each one's end in it. Bytes that are not
-    UTF-8 become U+FFFD, so that a damaged string can still be shown.
+    A vocabulary is often opened and never read. `data` holds each string after its 8-byte length, `ends` the end
+    position of each one in it. Bytes that are not UTF-8 become U+FFFD, so that a damaged string can still be shown.
     """
 
     __slots__ = ("_data", "_ends")
@@ -73,13 +73,13 @@ class StringArray(Sequence[str]):
 
 
 class Metadata(Mapping[str, Any]):
-    """The key-value pairs of a model file.
+    """Key-value pairs of a model file.
 
     Values are Python scalars, read-only numpy arrays, or sequences of str. The getters raise ModelFormatError, naming
     `source` (the file) and the key, when the key is missing and no default was given, when its value is of another
-    type (a bool is no int), or when it is out of range. A default is returned as it is, unchecked.
+    type (a bool is not accepted as an int), or when it is out of range. A default is returned unchecked.
 
-    `consumed` are the keys whose values have been read, so that a caller can tell which ones nothing asked for.
+    `consumed` are the keys whose values have been read, so that a caller can list the keys that were ignored.
     """
 
     def __init__(self, values: Mapping[str, Any], source: str = "metadata"):
@@ -128,7 +128,7 @@ class Metadata(Mapping[str, Any]):
     def get_float(
         self, key: str, default: object = _REQUIRED, minimum: float | None = None, maximum: float | None = None
     ) -> object:
-        """Return the finite number under `key` as a float; an integer will do."""
+        """Return the finite number under `key` as a float; integers are accepted."""
         if self._absent(key, default):
             return default
         value = self[key]
@@ -178,21 +178,27 @@ class Metadata(Mapping[str, Any]):
         minimum: int | None = None,
         maximum: int | None = None,
     ) -> object:
-        """Return the `length` integers under `key`, as of one per layer; a single integer stands for all of them."""
+        """Return the `length` integers under `key`, for example one per layer.
+
+        A single integer is repeated.
+        """
         if self._absent(key, default):
             return default
         items = [self[key]] * length if _is_int(self[key]) else self._items(key, length, _is_int, "integers")
         return tuple(self._in_range(key, item, minimum, maximum) for item in items)
 
     def get_bools(self, key: str, length: int) -> tuple[bool, ...]:
-        """Return the `length` booleans under `key`, as of one per layer; integers 0 and 1 count as booleans."""
+        """Return the `length` booleans under `key`, for example one per layer.
+
+        Integers 0 and 1 count as booleans.
+        """
         if key not in self:
             raise self._missing(key)
         items = self._items(key, length, lambda item: isinstance(item, bool | int) and item in (0, 1), "booleans")
         return tuple(map(bool, items))
 
     def _items(self, key: str, length: int, fits: Callable[[object], bool], expected: str) -> list[Any]:
-        """The array under `key`, once it is known to have this length and items that fit."""
+        """Return the array under `key`, with length and item types checked."""
         value = self[key]
         items = value.tolist() if isinstance(value, np.ndarray) else value
         if not isinstance(items, list | tuple) or not all(map(fits, items)):
@@ -202,7 +208,10 @@ class Metadata(Mapping[str, Any]):
         return list(items)
 
     def _absent(self, key: str, default: object) -> bool:
-        """Whether `default` stands in for a missing key; ModelFormatError when there is none."""
+        """True if `default` replaces a missing key.
+
+        ModelFormatError when the key is required.
+        """
         if key not in self and default is _REQUIRED:
             raise self._missing(key)
         return key not in self

@@ -1,4 +1,4 @@
-"""Writing GGUF v3, little endian, as a stream: a header, then tensors one after another."""
+"""Streaming writer of GGUF v3, little endian."""
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +12,7 @@ _VERSION = 3
 
 
 def uint32_pair(key: str, value: int) -> bytes:
-    """A metadata key with a 32-bit unsigned integer, as it lies in a file."""
+    """Raw bytes of a metadata key with a 32-bit unsigned integer."""
     return _string(key) + struct.pack("<II", TYPE_U32, value)
 
 
@@ -24,11 +24,12 @@ def write_gguf(
     *,
     alignment: int = DEFAULT_ALIGNMENT,
 ) -> None:
-    """Write a whole file at the position of `file`, its start.
+    """Write a GGUF file: header, metadata, tensor infos, tensor data.
 
-    `pairs` are metadata keys with their values as GGUFFile.pair() and uint32_pair() return them, and say `alignment`
-    unless it is the usual one. `data` gives a tensor's bytes in parts; they are written as they come. The offsets of
-    `tensors` are of no account. InvalidRequestError when a tensor's bytes are not as many as its `n_bytes`.
+    `file` is at its start. `pairs` are metadata keys with their values as GGUFFile.pair() and uint32_pair() return
+    them; one of them must state `alignment` unless it is the default. `data` yields a tensor's bytes in parts, written
+    as they come. The offsets of `tensors` are ignored. InvalidRequestError when a tensor's bytes are not as many as its
+    `n_bytes`.
     """
     header = b"".join(
         (MAGIC, struct.pack("<IQQ", _VERSION, len(tensors), len(pairs)), *pairs, _infos(tensors, alignment))
