@@ -53,32 +53,32 @@ def check_greedy(golden: Golden, ids: list[int], gap: float) -> None:
 
 
 @pytest.mark.parametrize("variant", EVERY)
-def test_the_golden_is_of_this_file(variant: str, tiny_gguf: TinyGguf) -> None:
+def test_golden_matches_the_file(variant: str, tiny_gguf: TinyGguf) -> None:
     recorded = Golden.load(variant).sha256
     assert sha256(tiny_gguf(variant)) == recorded, "its writer changed: record the goldens again"
 
 
 @pytest.mark.parametrize("variant", EVERY)
-def test_fp32_is_the_peers_run_on_float32_weights(variant: str, load_tiny: LoadTiny) -> None:
+def test_fp32_matches_llama_cpp_on_float32_weights(variant: str, load_tiny: LoadTiny) -> None:
     check_exact(Golden.load(variant), all_logits(load_tiny(variant)), VARIANTS[variant].exact)
 
 
 @pytest.mark.parametrize("variant", FLOAT32)
-def test_fp32_picks_the_tokens_that_the_peer_picks(variant: str, load_tiny: LoadTiny) -> None:
+def test_fp32_greedy_tokens_match_llama_cpp(variant: str, load_tiny: LoadTiny) -> None:
     golden, model = Golden.load(variant), load_tiny(variant)
     check_top1(golden, all_logits(model), gap=1e-3)
     check_greedy(golden, greedy(model, TOKENS[:N_PROMPT].tolist(), N_GREEDY), gap=1e-3)
 
 
 @pytest.mark.parametrize("variant", EVERY)
-def test_auto_is_close_to_the_peer(variant: str, load_tiny: LoadTiny) -> None:
+def test_auto_is_close_to_llama_cpp(variant: str, load_tiny: LoadTiny) -> None:
     golden, logits = Golden.load(variant), all_logits(load_tiny(variant, "auto"))
     check_close(golden, logits)
     check_top1(golden, logits, gap=0.3 * logits.std())  # three times what CLOSE allows for
 
 
 @pytest.mark.parametrize("variant", EVERY)
-def test_one_token_at_a_time_gives_the_bits_of_all_at_once(variant: str, load_tiny: LoadTiny) -> None:
+def test_single_tokens_and_batches_are_bit_equal(variant: str, load_tiny: LoadTiny) -> None:
     model = load_tiny(variant, "auto")
     whole = all_logits(model)
     with model.create_session(seq_len=N_CTX) as session:
@@ -89,7 +89,7 @@ def test_one_token_at_a_time_gives_the_bits_of_all_at_once(variant: str, load_ti
 
 @pytest.mark.parametrize("variant", ["gqa", "biases", "moe_8_2", "q8_0", "q4_k"])
 @pytest.mark.parametrize(("mode", "least", "most"), [("q8", 1e-6, 5e-3), ("q4", 1e-3, 0.3)])
-def test_requantised_modes_round_and_no_more(
+def test_requantised_modes_only_add_rounding(
     variant: str, mode: str, least: float, most: float, load_tiny: LoadTiny
 ) -> None:
     exact = all_logits(load_tiny(variant))
@@ -99,7 +99,7 @@ def test_requantised_modes_round_and_no_more(
 
 
 @pytest.mark.parametrize(("variant", "mode"), [("q8_0", "q8"), ("q4_0", "q4")])
-def test_requantising_to_the_files_own_type_changes_nothing(variant: str, mode: str, load_tiny: LoadTiny) -> None:
+def test_requantising_to_the_same_type_is_exact(variant: str, mode: str, load_tiny: LoadTiny) -> None:
     expected, actual = (all_logits(load_tiny(variant, name)) for name in ("auto", mode))
     np.testing.assert_array_equal(actual, expected)
 
@@ -117,7 +117,7 @@ APART = [
 
 
 @pytest.mark.parametrize(("variant", "other"), APART)
-def test_goldens_tell_variants_apart(variant: str, other: str) -> None:
+def test_goldens_of_variants_differ(variant: str, other: str) -> None:
     assert nmse(Golden.load(variant).exact, Golden.load(other).exact) > 1e-3
 
 
@@ -136,7 +136,7 @@ def test_prompts_go_beyond_the_original_context(variant: str, load_tiny: LoadTin
 
 
 @pytest.mark.parametrize("variant", ["phi3_short", "phi3_partial_short", "phi3_long", "phi3_partial_long"])
-def test_the_length_of_the_context_chooses_the_factors(variant: str, load_tiny: LoadTiny) -> None:
+def test_context_length_selects_the_rope_factors(variant: str, load_tiny: LoadTiny) -> None:
     model, golden = load_tiny(variant), Golden.load(variant).exact
     original = model.config.rope.n_ctx_orig
     other = original + 1 if original == N_CTX else original
@@ -177,7 +177,7 @@ N_EXPERT = 8
 
 
 @pytest.mark.parametrize("variant", PEERS_ROUNDING)
-def test_all_that_is_between_auto_and_the_peer_is_its_rounding_of_activations(
+def test_auto_differs_from_llama_cpp_by_activation_rounding_only(
     variant: str, tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     product, rounded = linear.product, PEERS_ROUNDING[variant]
@@ -196,22 +196,22 @@ def test_all_that_is_between_auto_and_the_peer_is_its_rounding_of_activations(
     assert max(errors) <= 2e-5
 
 
-class TestPoison:
+class TestWrongResults:
     """The comparisons above fail when what they compare with is wrong."""
 
-    def test_noise_is_not_exact(self, load_tiny: LoadTiny) -> None:
+    def test_noise_is_detected(self, load_tiny: LoadTiny) -> None:
         golden, logits = Golden.load("gqa"), all_logits(load_tiny())
         check_exact(golden, logits)
         noise = np.random.default_rng(0).normal(0, 3e-4 * logits.std(), golden.exact.shape)
         with pytest.raises(AssertionError):
             check_exact(replace(golden, exact=golden.exact + noise), logits)
 
-    def test_another_models_logits_are_not_close(self, load_tiny: LoadTiny) -> None:
+    def test_logits_of_another_model_are_detected(self, load_tiny: LoadTiny) -> None:
         logits = all_logits(load_tiny("mha", "auto"))
         with pytest.raises(AssertionError):
             check_close(Golden.load("rope_yarn"), logits)
 
-    def test_one_other_token_is_noticed(self, load_tiny: LoadTiny) -> None:
+    def test_one_wrong_token_is_detected(self, load_tiny: LoadTiny) -> None:
         golden, model = Golden.load("gqa"), load_tiny()
         logits, ids = all_logits(model), greedy(model, TOKENS[:N_PROMPT].tolist(), N_GREEDY)
         clearest = np.diff(np.sort(logits, axis=-1)[:, -2:])[:, 0].argmax()
@@ -225,7 +225,7 @@ class TestPoison:
 
 
 @pytest.mark.parametrize("name", ["stories260K.gguf", "TinyStories-656K.Q8_0.gguf"])
-def test_trained_models_tell_the_peers_story(
+def test_trained_models_generate_the_same_text_as_llama_cpp(
     name: str, shared: Callable[[str], Path], plugins: Plugins, engine: Engine
 ) -> None:
     expected = np.load(DIRECTORY / f"{name}.npy").tolist()

@@ -43,7 +43,7 @@ def run(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_there_is_something_to_run():
+def test_pages_have_code_blocks():
     assert len(COMMANDS) >= 5
     assert len(blocks("python")) >= 2
 

@@ -67,6 +67,6 @@ def test_there_are_tutorials() -> None:
     assert all(f"({path.name})" in index for path in TUTORIALS)
 
 
-def test_a_wrong_output_is_noticed() -> None:
+def test_wrong_output_fails() -> None:
     with pytest.raises(AssertionError, match="expected"):
         check("1 ... 3\n", "1 2 4\n")

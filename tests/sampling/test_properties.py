@@ -99,7 +99,9 @@ class TestAllSamplers:
 
 class TestForbidden:
     @given(LOGITS, st.sets(st.integers(0, 39), min_size=1), st.booleans(), st.integers(0, 9), st.floats(0, 3))
-    def test_suppressed_tokens_are_never_drawn(self, logits: Logits, tokens: set[int], by_bias: bool, seed: int, temp: float) -> None:
+    def test_suppressed_tokens_are_never_drawn(
+        self, logits: Logits, tokens: set[int], by_bias: bool, seed: int, temp: float
+    ) -> None:
         tokens = {token % len(logits) for token in tokens}
         assume(len(tokens) < len(logits))
         forbidding = {"logit_bias": dict.fromkeys(tokens, -math.inf)} if by_bias else {"suppress_tokens": list(tokens)}

@@ -84,7 +84,9 @@ def test_rest_of_the_trigger_token_must_match() -> None:
 
 def test_trigger_outside_of_the_grammar_is_named() -> None:
     grammar = lazy('root ::= "(" [ab]', "(")
-    with pytest.raises(InvalidRequestError, match=r"grammar_triggers: the grammar allows no text that begins with '\(c': grammar: "):
+    with pytest.raises(
+        InvalidRequestError, match=r"grammar_triggers: the grammar allows no text that begins with '\(c': grammar: "
+    ):
         grammar.accept(WORDS.token_id("(c"))
 
 

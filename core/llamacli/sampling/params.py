@@ -62,8 +62,8 @@ class SamplingParams:
     - `min_p`: drop tokens less probable than this share of the most probable one's; 0 is off.
     - `typ_p`: keep the tokens of most typical surprisal whose probabilities sum to more than p; 1 is off.
     - `top_n_sigma`: drop logits more than n standard deviations below the largest; 0 or less is off.
-    - `xtc_probability`, `xtc_threshold`: the probability of dropping all but the least probable of the tokens that reach
-      the threshold; a probability of 0 or a threshold above 0.5 is off.
+    - `xtc_probability`, `xtc_threshold`: the probability of dropping all but the least probable of the tokens that
+      reach the threshold; a probability of 0 or a threshold above 0.5 is off.
     - `penalty`: logits of recently generated tokens are divided by it if positive, multiplied if not, once per token
       (Keskar et al. 2019); 1 is off, and so is 0 or less.
     - `penalty_freq`, `penalty_present`: subtracted from such logits per occurrence, and once; 0 is off.

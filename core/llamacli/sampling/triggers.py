@@ -53,7 +53,9 @@ class LazyGrammar(Sampler):
                 self._grammar = _advanced(self._grammar, recent, start)
             except InvalidRequestError as error:
                 begins = repr(text[start:].decode(errors="replace"))
-                raise InvalidRequestError(f"grammar_triggers: the grammar allows no text that begins with {begins}: {error}") from None
+                raise InvalidRequestError(
+                    f"grammar_triggers: the grammar allows no text that begins with {begins}: {error}"
+                ) from None
             self._recent = None
             return
         while len(text) - len(recent[0][1]) >= self._longest:

@@ -59,12 +59,12 @@ def check_golden(template: ChatTemplate, name: str, labels: list[str]) -> None:
         assert hashlib.sha256(text.encode()).hexdigest() == GOLDENS[name]["renderings"][label], (label, text)
 
 
-def test_turns_are_those_of_gemma_2() -> None:
+def test_turns_match_gemma_2s_template() -> None:
     labels = ["single turn", "generation prompt", "multi turn", "ended", "thoughts of an earlier turn"]
     check_golden(found("gemma2", TURNS)[1], "google-gemma-2-2b-it.jinja", labels)
 
 
-def test_gemma_4_renders_everything_as_its_own_template_does() -> None:
+def test_gemma_4_matches_its_own_template() -> None:
     fmt, template, _ = found("gemma4", GEMMA_4)
     assert fmt.name == "gemma-4"
     check_golden(template, "google-gemma-4-31B-it.jinja", list(CASES))
@@ -91,7 +91,7 @@ NESTED = {
 }
 
 
-def test_gemma_4_declares_nested_tools_as_its_own_template_does() -> None:
+def test_gemma_4_nested_tools_match_its_own_template() -> None:
     path = TEMPLATES / "google-gemma-4-31B-it.jinja"
     if not path.is_file():
         pytest.skip(f"{path} is not there")
@@ -131,7 +131,7 @@ def test_gemma_4_thinks_and_calls(cut: int) -> None:
     assert calls == [ToolCall("go", {"to": "a, {b}: <x>", "n": 2}), ToolCall("stop", {})]
 
 
-def test_a_closed_channel_in_the_prompt_is_no_thought() -> None:
+def test_closed_channel_in_the_prompt_is_not_reasoning() -> None:
     fmt, template, _ = found("gemma4", GEMMA_4)
     reader = fmt.syntax.reader(template.render(**CASES["generation prompt"]).text, tools=False)
     assert reader.feed("Hi.") + reader.flush() == [Piece("Hi.")]
@@ -155,12 +155,12 @@ def test_calls(written: str, arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "text", ["", "call:", "call:f", "call:f{", "call:f{a}", "call:f{a:}", 'call:f{a:<|"|>x}', "f{}"]
 )
-def test_what_is_no_call(text: str) -> None:
+def test_malformed_calls_are_ignored(text: str) -> None:
     with pytest.raises(ValueError):
         written_calls(text)
 
 
-def test_others_are_left_to_others() -> None:
+def test_other_formats_are_not_detected() -> None:
     assert found("gemma3", TURNS, template="{{ messages }}")[0].name == "plain"
     assert found("llama", TURNS, template="<start_of_turn>")[0].name == "plain"
     assert found("gemma4", GEMMA_4, template="<|turn><turn|>")[0].name == "gemma-4"

@@ -38,14 +38,14 @@ def test_every_key_is_read(
     assert caplog.messages == []
 
 
-def test_gemma_2_slides_in_turns(tmp_path: Path) -> None:
+def test_gemma_2_alternates_sliding_and_global_layers(tmp_path: Path) -> None:
     config = load(tmp_path, 2, n_layer=4, metadata={"gemma2.rope.freq_base": 5e4}).config
     assert [layer.window for layer in config.layers] == [4096, None, 4096, None]
     assert {layer.rope.base for layer in config.layers} == {5e4}
     assert (config.attention_softcap, config.final_softcap) == (2.0, 3.0)
 
 
-def test_gemma_2_is_capped_where_its_file_does_not_say(tmp_path: Path) -> None:
+def test_gemma_2_default_softcaps(tmp_path: Path) -> None:
     keys = {"gemma2.attn_logit_softcapping": None, "gemma2.final_logit_softcapping": None}
     config = load(tmp_path, 2, metadata=keys).config
     assert (config.attention_softcap, config.final_softcap) == (50.0, 30.0)
@@ -111,7 +111,7 @@ KEYS = {
     ("generation", "key", "value"),
     [(generation, key, value) for generation in KEYS for key, values in KEYS[generation].items() for value in values],
 )
-def test_a_wrong_key_is_named(generation: int, key: str, value: object, tmp_path: Path) -> None:
+def test_wrong_key_is_named(generation: int, key: str, value: object, tmp_path: Path) -> None:
     options = EXPERTS if generation == 4 else {"window": 8}
     with pytest.raises(ModelFormatError, match=rf"{NAMES[generation]}\.{key}\b"):
         load(tmp_path, generation, **options, metadata={f"{NAMES[generation]}.{key}": value})
@@ -131,7 +131,7 @@ CONTRADICTIONS = [
 
 
 @pytest.mark.parametrize(("generation", "key", "value", "message"), CONTRADICTIONS)
-def test_a_key_that_the_tensors_contradict(
+def test_key_that_contradicts_the_tensors(
     generation: int, key: str, value: object, message: str, tmp_path: Path
 ) -> None:
     options = EXPERTS if generation == 4 else {}
@@ -144,18 +144,18 @@ MISSING = ["rope_freqs.weight", "blk.0.attn_v.weight", "blk.1.ffn_gate_inp.scale
 
 
 @pytest.mark.parametrize("name", MISSING)
-def test_a_tensor_that_is_missing(name: str, tmp_path: Path) -> None:
+def test_missing_tensor(name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError, match=rf"tensor {name} is missing"):
         load(tmp_path, 4, **EXPERTS, without=[name])
 
 
-def test_experts_may_lack_their_scale_and_global_layers_their_v(tmp_path: Path) -> None:
+def test_optional_expert_scale_and_global_v(tmp_path: Path) -> None:
     names = ["blk.0.ffn_down_exps.scale", "blk.2.attn_v.weight", "blk.1.layer_output_scale.weight"]
     load(tmp_path, 4, **EXPERTS, values=True, without=names)
 
 
 @pytest.mark.parametrize(("generation", "name"), [(1, "attn_q_norm"), (2, "attn_k_norm"), (3, "attn_sinks")])
-def test_a_tensor_too_many(generation: int, name: str, tmp_path: Path) -> None:
+def test_unexpected_tensor(generation: int, name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError, match=rf"blk\.0\.{name}\.weight \(32,\) is not one"):
         load(tmp_path, generation, tensors={f"blk.0.{name}.weight": np.ones(32)})
 

@@ -21,7 +21,7 @@ def load(tmp_path: Path, **options: Any) -> Model:
     return load_model(path, "fp32", plugins=PLUGINS, engine=ReferenceEngine())
 
 
-def test_each_second_layer_sees_everything(tmp_path: Path) -> None:
+def test_every_second_layer_is_global(tmp_path: Path) -> None:
     assert load(tmp_path).config.windows == (8, None, 8, None)
     assert load(tmp_path, metadata={PATTERN: [False, True, True, False]}).config.windows == (None, 8, 8, None)
 
@@ -45,7 +45,7 @@ KEYS = {
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in KEYS.items() for value in values])
-def test_a_wrong_key_is_named(key: str, value: object, tmp_path: Path) -> None:
+def test_wrong_key_is_named(key: str, value: object, tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError, match=rf"gpt-oss\.{key}"):
         load(tmp_path, metadata={f"gpt-oss.{key}": value})
 
@@ -60,7 +60,7 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("key", CONTRADICTIONS)
-def test_a_key_that_the_tensors_contradict(key: str, tmp_path: Path) -> None:
+def test_key_that_contradicts_the_tensors(key: str, tmp_path: Path) -> None:
     value, message = CONTRADICTIONS[key]
     with pytest.raises(ModelFormatError) as raised:
         load(tmp_path, metadata={f"gpt-oss.{key}": value})
@@ -79,12 +79,12 @@ MISSING = (
 
 
 @pytest.mark.parametrize("name", MISSING)
-def test_a_tensor_that_is_missing(name: str, tmp_path: Path) -> None:
+def test_missing_tensor(name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError, match=rf"{name} is missing"):
         load(tmp_path, without=[name])
 
 
 @pytest.mark.parametrize("name", ["attn_q_norm", "ffn_norm", "ffn_gate"])
-def test_a_tensor_too_many(name: str, tmp_path: Path) -> None:
+def test_unexpected_tensor(name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError, match=rf"blk\.0\.{name}\.weight \(32,\) is not one"):
         load(tmp_path, tensors={f"blk.0.{name}.weight": np.ones(32)})

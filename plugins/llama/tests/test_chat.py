@@ -61,7 +61,7 @@ def test_zephyr() -> None:
     )
 
 
-def test_others_are_left_to_others() -> None:
+def test_other_formats_are_not_detected() -> None:
     assert found(["<|im_start|>", "<|im_end|>"])[0].name == "chatml"
     assert found(template="{{ messages }}")[0].name == "plain"
     assert found(TAGS, template="<|start_header_id|><|eot_id|>", architecture="other")[0].name == "plain"

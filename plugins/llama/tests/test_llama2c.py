@@ -117,7 +117,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 class TestCheckpoints:
     @pytest.mark.parametrize("shared", [True, False])
-    def test_v0_weights_are_the_files(self, shared: bool, write: Callable[..., Path], plugins: Plugins) -> None:
+    def test_v0_weights_are_unchanged(self, shared: bool, write: Callable[..., Path], plugins: Plugins) -> None:
         file = open_model_file(write(v0(shared)), plugins)
         self.check(file, weights(shared))
 
@@ -152,7 +152,7 @@ class TestCheckpoints:
         assert (config.rope.base, config.rope.n_dims, config.rope.interleaved) == (10000.0, 4, True)
 
     @pytest.mark.parametrize("shared", [True, False])
-    def test_both_versions_compute_about_the_same(
+    def test_versions_0_and_2_agree(
         self, shared: bool, write: Callable[..., Path], load: Callable[[Path], Model]
     ) -> None:
         logits = []
@@ -161,7 +161,7 @@ class TestCheckpoints:
         error = np.square(logits[0] - logits[1]).mean() / np.square(logits[0]).mean()
         assert 0 < error < 1e-3
 
-    def test_logits_follow_run_c(self, write: Callable[..., Path], load: Callable[[Path], Model]) -> None:
+    def test_logits_match_run_c(self, write: Callable[..., Path], load: Callable[[Path], Model]) -> None:
         tokens = [1, 262, 9, 30]
         expected = run_c(weights(False), tokens)
         got = load(write(v0(False))).create_session().eval(tokens, all_logits=True)
@@ -214,16 +214,16 @@ class TestVocabulary:
         assert model.encode("€", add_special=False)[1:] == [3 + byte for byte in "€".encode()]
 
     @pytest.mark.parametrize("name", ["tok270.bin", "tokenizer.bin"])
-    def test_lies_beside_the_checkpoint(self, name: str, write: Callable[..., Path], plugins: Plugins) -> None:
+    def test_vocabulary_is_found_next_to_the_checkpoint(self, name: str, write: Callable[..., Path], plugins: Plugins) -> None:
         path = write(v2(), vocabulary(), name)
         assert load_tokenizer(path, plugins=plugins).n_vocab == 270
 
-    def test_the_one_of_the_models_size_comes_first(self, write: Callable[..., Path], plugins: Plugins) -> None:
+    def test_vocabulary_of_matching_size_comes_first(self, write: Callable[..., Path], plugins: Plugins) -> None:
         path = write(v0(), vocabulary())
         path.with_name("tokenizer.bin").write_bytes(b"of another model")
         assert load_tokenizer(path, plugins=plugins).n_vocab == 270
 
-    def test_without_one_ids_work_and_text_names_what_is_missing(
+    def test_missing_vocabulary_allows_token_ids_only(
         self, write: Callable[..., Path], load: Callable[[Path], Model]
     ) -> None:
         path = write(v0())
@@ -249,13 +249,13 @@ class TestVocabulary:
             (vocabulary(scores={9: math.nan}), "the score of token 9 is nan"),
         ],
     )
-    def test_broken_ones(self, tokenizer: bytes, message: str, write: Callable[..., Path], plugins: Plugins) -> None:
+    def test_broken_vocabularies(self, tokenizer: bytes, message: str, write: Callable[..., Path], plugins: Plugins) -> None:
         with pytest.raises(
             ModelFormatError, match=rf"tok270\.bin: not a llama2\.c vocabulary of 270 tokens: {message}"
         ):
             open_model_file(write(v0(), tokenizer), plugins)
 
-    def test_an_unreadable_one(self, write: Callable[..., Path]) -> None:
+    def test_unreadable_vocabulary(self, write: Callable[..., Path]) -> None:
         with pytest.raises(ModelFormatError, match=r"none\.bin: cannot read the file"):
             llama2c.read_vocabulary(write(v0()).with_name("none.bin"), 270)
 
@@ -288,7 +288,7 @@ class TestRecognition:
     def test_other_files(self, other: bytes, write: Callable[..., Path]) -> None:
         assert not llama2c.matches(write(other))
 
-    def test_what_cannot_be_read(self, tmp_path: Path) -> None:
+    def test_unreadable_files(self, tmp_path: Path) -> None:
         assert not llama2c.matches(tmp_path)
         assert not llama2c.matches(tmp_path / "missing")
 
@@ -323,7 +323,7 @@ class TestRecognition:
             open_model_file(path, plugins)
         assert str(path) in str(raised.value)
 
-    def test_opening_what_does_not_match(self, write: Callable[..., Path]) -> None:
+    def test_opening_a_file_that_does_not_match(self, write: Callable[..., Path]) -> None:
         for other in (v0()[:-4], b"", b"abc"):
             with pytest.raises(ModelFormatError, match=r"model\.bin: "):
                 llama2c.open_checkpoint(write(other))
@@ -334,7 +334,7 @@ class TestTrained:
     def story(self, model: Model, n: int) -> list[int]:
         return [token.id for token in model.create_session().generate([1], max_tokens=n, ignore_eos=True)]
 
-    def test_v0_is_its_gguf(self, load: Callable[[Path], Model]) -> None:
+    def test_v0_matches_its_gguf(self, load: Callable[[Path], Model]) -> None:
         bin_, gguf = load(MODELS / "stories260K.bin"), load(MODELS / "stories260K.gguf")
         recorded = np.load(ROOT / "tests" / "goldens" / "stories260K.gguf.npy").tolist()
         assert self.story(bin_, 200) == self.story(gguf, 200) == recorded
@@ -345,7 +345,7 @@ class TestTrained:
         logits = [model.create_session().eval(ids, all_logits=True) for model in (bin_, gguf)]
         np.testing.assert_array_equal(*logits)
 
-    def test_v2_tells_a_story_too(self, load: Callable[[Path], Model]) -> None:
+    def test_v2_generates_text(self, load: Callable[[Path], Model]) -> None:
         exact, rounded = load(MODELS / "stories260K.bin"), load(MODELS / "stories260K-q8.llama2c-v2.bin")
         text = rounded.decode(self.story(rounded, 100))
         assert text.startswith("Once upon a time, there was a little girl named Lily. She loved to play outside")

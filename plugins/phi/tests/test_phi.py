@@ -30,7 +30,7 @@ def load(plugins: Plugins, tmp_path: Path) -> Any:
     return write_and_load
 
 
-def test_projections_apart_are_the_same_model(load: Any) -> None:
+def test_separate_projections_are_equivalent(load: Any) -> None:
     fused = {f"blk.{i}.attn_qkv.weight": np.random.default_rng(i).normal(0, 0.1, (128, 64)) for i in range(2)}
     apart = {
         name.replace("qkv", part): rows
@@ -42,7 +42,7 @@ def test_projections_apart_are_the_same_model(load: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["rope_factors_long.weight", "rope_factors_short.weight"])
-def test_a_stretched_context_needs_factors(name: str, load: Any) -> None:
+def test_extended_context_needs_rope_factors(name: str, load: Any) -> None:
     with pytest.raises(ModelFormatError) as raised:
         load(original=32)
     message = str(raised.value)
@@ -54,30 +54,30 @@ def test_a_stretched_context_needs_factors(name: str, load: Any) -> None:
         load(original=32, tensors=dict.fromkeys(factors, np.ones(8)))
 
 
-def test_other_ways_to_stretch_need_none(load: Any) -> None:
+def test_other_rope_scaling_needs_no_factors(load: Any) -> None:
     scaling = {"phi3.rope.scaling.type": "yarn", "phi3.rope.scaling.factor": 8.0}
     assert not load(original=32, metadata=scaling).config.longrope
 
 
 @pytest.mark.parametrize("options", [{"original": 32}, {}])
-def test_one_factor_a_pair(options: dict[str, Any], load: Any) -> None:
+def test_one_factor_per_pair(options: dict[str, Any], load: Any) -> None:
     with pytest.raises(ModelFormatError, match=r"factors_long.weight has shape \(9,\), expected \(8,\).*head_count"):
         load(factors=True, tensors={"rope_factors_long.weight": np.ones(9)}, **options)
     with pytest.raises(ModelFormatError, match=r"factors_long.weight has shape \(8,\), expected \(6,\).*count = 12"):
         load(factors=True, metadata={"phi3.rope.dimension_count": 12}, **options)
 
 
-def test_heads_that_the_file_contradicts(load: Any) -> None:
+def test_head_counts_that_contradict_the_file(load: Any) -> None:
     with pytest.raises(ModelFormatError, match=r"blk.0.attn_qkv.weight has shape .*expected \(192, 64\).*_kv = 4"):
         load(metadata={"phi3.attention.head_count_kv": 4})
 
 
-def test_gate_and_up_are_one(load: Any) -> None:
+def test_fused_gate_and_up(load: Any) -> None:
     with pytest.raises(ModelFormatError, match=r"ffn_up.weight has shape \(96, 64\), expected \(192, 64\)"):
         load(tensors={"blk.0.ffn_up.weight": np.ones((96, 64)), "blk.0.ffn_gate.weight": np.ones((96, 64))})
 
 
-def test_a_window_is_not_used_and_said_so(load: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_unused_sliding_window_warns(load: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "llamacli_phi"):
         plain = load().create_session().eval(list(range(40)))
         assert caplog.text == ""
@@ -98,17 +98,17 @@ class TestSpaces:
         return ids
 
     @pytest.mark.parametrize("name", ["Phi3", "Phi-3-mini-4k-instruct", "microsoft phi-3"])
-    def test_after_an_end(self, name: str, plugins: Plugins, tmp_path: Path) -> None:
+    def test_after_an_end_token(self, name: str, plugins: Plugins, tmp_path: Path) -> None:
         with_space, without = (self.encode(name, text, plugins, tmp_path) for text in ("</s> \n a", "</s>a"))
         assert with_space == without
         assert self.encode(name, "<s> a", plugins, tmp_path) != self.encode(name, "<s>a", plugins, tmp_path)
 
     @pytest.mark.parametrize("name", ["Phi 3.5 Mini", "Phi-4-mini", ""])
-    def test_not_of_others(self, name: str, plugins: Plugins, tmp_path: Path) -> None:
+    def test_not_in_other_models(self, name: str, plugins: Plugins, tmp_path: Path) -> None:
         assert self.encode(name, "</s> a", plugins, tmp_path) != self.encode(name, "</s>a", plugins, tmp_path)
 
     @pytest.mark.skipif(not VOCABULARY.is_file(), reason=f"{VOCABULARY} is not there")
-    def test_the_published_vocabulary(self, plugins: Plugins) -> None:
+    def test_published_vocabulary(self, plugins: Plugins) -> None:
         def encode(text: str, families: Plugins) -> list[int]:
             return load_tokenizer(VOCABULARY, plugins=families).encode(text, parse_special=True)
 

@@ -36,7 +36,7 @@ def found(*tokens: str, template: str | None = None, architecture: str = "phi3")
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if len(PUBLISHED[name]) == 64])
-def test_phi_3_renders_as_the_published_template(case: str) -> None:
+def test_phi_3_matches_the_published_template(case: str) -> None:
     fmt, template = found(*TAGS)
     assert fmt.name == "phi-3"
     text = template.render(**CASES[case]).text
@@ -69,7 +69,7 @@ class TestPhi4Mini:
         ("messages", "system"),
         [([SYSTEM, USER], "Be brief."), ([USER], "You are a helpful assistant with some tools.")],
     )
-    def test_tools_stand_in_the_system_message(self, messages: list[dict[str, Any]], system: str) -> None:
+    def test_tools_are_in_the_system_message(self, messages: list[dict[str, Any]], system: str) -> None:
         text = self.render(*messages, tools=TOOLS, add_generation_prompt=True)
         before, after = f"<|system|>{system}<|tool|>", "<|/tool|><|end|><|user|>Hi<|end|><|assistant|>"
         assert (text[: len(before)], text[-len(after) :]) == (before, after)
@@ -90,7 +90,7 @@ class TestPhi4Mini:
         assert events == [Piece("Well."), ToolCall("f", {})]
 
 
-def test_others_are_left_to_others() -> None:
+def test_other_formats_are_not_detected() -> None:
     assert found(template="<|user|><|end|>")[0].name == "plain"
     assert found("<|im_start|>", "<|im_end|>")[0].name == "chatml"
     assert found(*TOOL_TAGS, template="<|tool|><|/tool|>", architecture="other")[0].name == "plain"

@@ -32,12 +32,12 @@ def load(plugins: Plugins, tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_metadata_picks_the_architecture(name: str, load: Any) -> None:
+def test_metadata_selects_the_architecture(name: str, load: Any) -> None:
     assert load(name).arch == name
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_fused_projections_are_the_same_model(name: str, load: Any) -> None:
+def test_fused_projections_are_equivalent(name: str, load: Any) -> None:
     random = np.random.default_rng(0)
     parts = {"attn_q": 64, "attn_k": 32, "attn_v": 32}
     apart, fused = {}, {}
@@ -53,7 +53,7 @@ def test_fused_projections_are_the_same_model(name: str, load: Any) -> None:
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-def test_the_experts_width_is_a_share_where_no_key_tells_it(name: str, load: Any) -> None:
+def test_default_expert_width(name: str, load: Any) -> None:
     config = load(name, n_ff=120, n_expert_used=3).config
     assert config.n_ff_expert == 40
     assert config.n_ff_shared == (120 if name == "qwen2moe" else 0)
@@ -75,7 +75,7 @@ def test_the_experts_width_is_a_share_where_no_key_tells_it(name: str, load: Any
         ("expert_feed_forward_length", 7, r"blk.0.ffn_gate_exps.weight has shape .*expected (8, 7, 64); .*{key} = 7"),
     ],
 )
-def test_experts_that_the_file_contradicts(name: str, key: str, value: Any, problem: str, load: Any) -> None:
+def test_expert_counts_that_contradict_the_file(name: str, key: str, value: Any, problem: str, load: Any) -> None:
     key = f"{name}.{key}"
     pattern = ".*".join(map(re.escape, problem.format(key=key, name=name).split(".*")))
     with pytest.raises(ModelFormatError, match=pattern):
@@ -83,14 +83,14 @@ def test_experts_that_the_file_contradicts(name: str, key: str, value: Any, prob
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_heads_that_the_file_contradicts(name: str, load: Any) -> None:
+def test_head_counts_that_contradict_the_file(name: str, load: Any) -> None:
     key = f"{name}.attention.head_count_kv"
     with pytest.raises(ModelFormatError, match=rf"blk.0.attn_k.weight has shape \(32, 64\).*{re.escape(key)} = 1"):
         load(name, metadata={key: 1})
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen2moe"])
-def test_a_norm_of_queries_that_the_architecture_has_not(name: str, load: Any) -> None:
+def test_unexpected_query_norm(name: str, load: Any) -> None:
     with pytest.raises(ModelFormatError, match=r"tensor blk.0.attn_q_norm.weight \(16,\) is not one"):
         load(name, tensors={"blk.0.attn_q_norm.weight": np.ones(16)})
 
@@ -106,6 +106,6 @@ def test_a_norm_of_queries_that_the_architecture_has_not(name: str, load: Any) -
         ("qwen2", "attn_v"),
     ],
 )
-def test_tensors_that_are_missing(name: str, tensor: str, load: Any) -> None:
+def test_missing_tensors(name: str, tensor: str, load: Any) -> None:
     with pytest.raises(ModelFormatError, match=f"tensor blk.1.{tensor}.weight is missing"):
         load(name, without=[f"blk.1.{tensor}.weight"])

@@ -34,7 +34,7 @@ def found(architecture: str, *tokens: str, template: str | None = None) -> tuple
     ("architecture", "name"),
     [("qwen2", "qwen-2.5"), ("qwen2moe", "qwen-2.5"), ("qwen3", "qwen-3"), ("qwen3moe", "qwen-3")],
 )
-def test_renderings_are_those_of_the_published_template(architecture: str, name: str, case: str) -> None:
+def test_matches_the_published_template(architecture: str, name: str, case: str) -> None:
     fmt, template = found(architecture, *TURNS, *TOOLS, *THOUGHTS)
     assert fmt.name == name
     text = template.render(**CASES[case]).text
@@ -45,7 +45,7 @@ def test_renderings_are_those_of_the_published_template(architecture: str, name:
     assert hashlib.sha256(text.encode()).hexdigest() == expected, text
 
 
-def test_thoughts_written_into_an_answer_are_found() -> None:
+def test_inline_reasoning_is_separated() -> None:
     _, template = found("qwen3", *TURNS, *TOOLS, *THOUGHTS)
     question, answer = {"role": "user", "content": "1?"}, {"role": "assistant", "content": "<think>\n2\n</think>\n\n3"}
     rendered = template.render([question, answer, question]).text
@@ -64,7 +64,7 @@ def test_replies() -> None:
         assert events == [Piece("Hm.", reasoning=True), Piece("So:"), ToolCall("f", {"x": [1]})]
 
 
-def test_others_are_left_to_others() -> None:
+def test_other_formats_are_not_detected() -> None:
     assert found("qwen2", *TURNS)[0].name == "chatml"  # Qwen1.5 and Qwen2
     assert found("other", *TURNS, *THOUGHTS, *TOOLS)[0].name != "qwen-3"
     assert found("qwen2", *TURNS, *TOOLS, template="<think></think>")[0].name == "thinking"
