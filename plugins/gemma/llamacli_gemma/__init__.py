@@ -1,4 +1,4 @@
-"""The Gemma family: Gemma 1, 2, 3 and 4, each in a module of its own; what they share is in `family`."""
+"""Gemma family: Gemma 1 to 4, one module per generation."""
 
 from llamacli import hookimpl
 from llamacli_gemma.chat import FORMATS
@@ -19,6 +19,6 @@ def register_architectures(register):  # type: ignore[no-untyped-def]
 
 @hookimpl
 def register_chat_formats(register):  # type: ignore[no-untyped-def]
-    """Register how the family's models are talked to."""
+    """Register the chat formats of this family."""
     for chat_format in FORMATS:
         register(chat_format)

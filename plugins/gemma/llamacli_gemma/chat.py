@@ -1,4 +1,4 @@
-"""How the family's models are talked to: templates for files without one, and how Gemma 4 thinks and calls tools."""
+"""Chat templates of the family, and Gemma 4's reasoning and tool calls."""
 
 import json
 import re
@@ -134,17 +134,17 @@ GEMMA_4 = """\
 _WORD = re.compile(
     r"""<\|"\|>(?P<text>.*?)<\|"\|>|(?P<json>"(?:[^"\\]|\\.)*")|(?P<word>[^\s{}\[\],:"<][^{}\[\],:"<]*)""", re.DOTALL
 )
-"""A text in Gemma 4's quotes; one in JSON's; a number, a name or a key in none."""
+"""A string in Gemma 4's quotes or in JSON's, or an unquoted number, name or key."""
 
 
 def written_calls(text: str) -> list[ToolCall]:
-    """A call as Gemma 4 writes it: `call:name{key:value}`, texts in quotes of their own and keys in none.
+    """Parse a Gemma 4 tool call: `call:name{key:value}`, with unquoted keys.
 
-    Raises ValueError for anything else.
+    Strings have quotes of their own, `<|"|>`. Raises ValueError for anything else.
     """
     call = re.fullmatch(r"\s*call:\s*([^\s{}]+)\s*(\{.*\})\s*", text, re.DOTALL)
     if not call:
-        raise ValueError(f"{text!r} is no call")
+        raise ValueError(f"{text!r} is not a tool call")
     return [ToolCall(call[1], json.loads(_WORD.sub(_as_json, call[2])))]
 
 

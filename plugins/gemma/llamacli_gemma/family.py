@@ -1,4 +1,4 @@
-"""What all generations of Gemma have in common: scaled embeddings, GeGLU networks, and layers that may slide."""
+"""Common parts of all Gemma generations: scaled embeddings, GeGLU, layer types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llamacli.graph import Param
 
 @attrs.frozen
 class Layer:
-    """What is particular to a layer: how it turns positions and, if it slides, how many tokens it sees."""
+    """Layer parameters: RoPE and, in sliding layers, the window in tokens."""
 
     rope: Rope
     window: int | None = None
@@ -20,7 +20,11 @@ class Layer:
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
 class GemmaConfig(Config):
-    """`layers`, one for each block; `attention_scale` multiplies the scores; a softcap bounds scores or logits."""
+    """Hyperparameters of a Gemma model.
+
+    `layers`: one per block. `attention_scale`: factor of the scores. `attention_softcap`, `final_softcap`: bounds of
+    scores and logits, None without.
+    """
 
     layers: tuple[Layer, ...]
     attention_scale: float
@@ -29,50 +33,53 @@ class GemmaConfig(Config):
 
 
 def sliding_rope(metadata: Metadata, key: str, rope: Rope) -> Rope:
-    """A RoPE with the base that the file has under `key` for layers that slide, if it has one."""
+    """RoPE of sliding layers, with the base under `key` if present."""
     return attrs.evolve(rope, base=metadata.get_float(key, default=rope.base, minimum=2.0))
 
 
 def softcap(metadata: Metadata, key: str, default: float) -> float | None:
-    """The bound under `key`; none if it is 0."""
+    """Softcap under `key`, or None if it is 0."""
     return metadata.get_float(key, default=default, minimum=0.0) or None
 
 
 def attention_scale(config: Config, n_layer_27b: int) -> float:
-    """One over the root of a head's width, as everywhere; the 27B models, known by their layers, take each's share."""
+    """Scale of attention scores: 1 / sqrt(head_dim), except in 27B models.
+
+    Those, recognised by their number of layers, use 1 / sqrt(n_embd / n_head).
+    """
     return (config.n_embd // config.n_head if config.n_layer == n_layer_27b else config.head_dim) ** -0.5
 
 
 def add_vocabulary(table: TensorTable, c: Config) -> None:
-    """The embeddings, which are the output matrix too, and the norm before it."""
+    """Embeddings, which are the output matrix too, and the final norm."""
     table.add("token_embd", c.n_vocab, c.n_embd)
     table.add("output_norm", c.n_embd)
 
 
 def add_attention(block: TensorTable, n_embd: int, n_q: int, n_kv: int) -> None:
-    """The projections of attention; those into it may be one tensor."""
+    """Projections of attention; Q, K and V may be a single tensor."""
     block.add_fused("attn_qkv", attn_q=(n_q, n_embd), attn_k=(n_kv, n_embd), attn_v=(n_kv, n_embd))
     block.add("attn_output", n_embd, n_q)
 
 
 def add_feed_forward(block: TensorTable, n_embd: int, n_ff: int) -> None:
-    """The matrices of a feed-forward network."""
+    """Matrices of a feed-forward network."""
     block.add("ffn_gate", n_ff, n_embd)
     block.add("ffn_up", n_ff, n_embd)
     block.add("ffn_down", n_embd, n_ff)
 
 
 def embed(g: Graph, c: Config, w: Weights) -> Value:
-    """Embeddings, scaled to the size that the norms of the blocks expect."""
+    """Embeddings, scaled by the root of their width."""
     return g.scale(g.embed(w.token_embd), c.n_embd**0.5)
 
 
 def feed_forward(g: Graph, h: Value, block: Params) -> Value:
-    """A GeGLU network."""
+    """GeGLU feed-forward network."""
     return g.linear(g.geglu(g.linear(h, block.ffn_gate), g.linear(h, block.ffn_up)), block.ffn_down)
 
 
 def logits(g: Graph, x: Value, output: Param, c: GemmaConfig, w: Weights) -> Value:
-    """The last norm, the output matrix and, if the model has one, the softcap."""
+    """Final norm, output matrix and, if the model has one, softcap."""
     x = g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), output)
     return g.softcap(x, c.final_softcap) if c.final_softcap else x

@@ -1,7 +1,7 @@
 """Gemma 2 (Gemma Team 2024, arXiv:2408.00118).
 
-Norms stand before and behind attention and the feed-forward network, softcaps bound scores and logits, and every other
-layer sees a sliding window.
+Norms before and after attention and the feed-forward network, softcaps of scores and logits, and a sliding window in
+every other layer.
 """
 
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights

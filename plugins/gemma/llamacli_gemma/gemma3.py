@@ -1,7 +1,7 @@
 """Gemma 3 (Gemma Team 2025, arXiv:2503.19786).
 
-As Gemma 2, with a norm of each head of Q and K in place of the softcaps. Five of six layers slide; these turn by an
-unscaled RoPE of a smaller base.
+As Gemma 2, with a norm of each head of Q and K in place of the softcaps. Five of six layers have a sliding window
+and an unscaled RoPE of a smaller base.
 """
 
 import attrs

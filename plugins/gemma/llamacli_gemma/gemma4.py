@@ -1,8 +1,9 @@
-"""Gemma 4: dense (12B, 31B), with experts (26B-A4B), and with per-layer embeddings (E2B, E4B).
+"""Gemma 4: dense, mixture-of-experts and per-layer-embedding (E2B, E4B) models.
 
-As Gemma 3, but global layers have heads of another geometry, turn only some pairs of each (a factor of 1e30 stills the
-rest), and may take K for V. V is normed, scores are not scaled. The last layers of the E models read what earlier ones
-stored, and a second embedding of each token goes into every layer.
+Dense are 12B and 31B, with experts 26B-A4B. As Gemma 3, but global layers have heads of another width and number,
+rotate only some pairs of each (a factor of 1e30 makes the angle of the rest zero), and may use K as V. V is normalised,
+scores are not scaled. The last layers of the E models share the KV cache of earlier ones, and a second embedding of
+each token is an input of every layer.
 """
 
 import attrs
@@ -16,7 +17,10 @@ from llamacli_gemma.family import GemmaConfig, Layer
 
 @attrs.frozen(kw_only=True)
 class Gemma4Layer(Layer):
-    """A layer of a geometry of its own. It reads the keys and values that layer `kv_layer` stored, often itself."""
+    """Layer parameters with head geometry.
+
+    The layer attends to keys and values of layer `kv_layer`, mostly its own.
+    """
 
     n_head_kv: int
     head_dim: int
@@ -26,9 +30,10 @@ class Gemma4Layer(Layer):
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
 class Gemma4Config(GemmaConfig):
-    """`head_dim` is that of global layers; `n_head_kv` and `n_ff` are the largest of any layer.
+    """Hyperparameters of Gemma 4.
 
-    `n_embd_per_layer` is the width of per-layer embeddings, 0 where there are none; `n_ff_expert` that of an expert.
+    `head_dim` is that of global layers; `n_head_kv` and `n_ff` are the largest of any layer. `n_embd_per_layer` is the
+    width of per-layer embeddings, 0 without; `n_ff_expert` is the width of an expert.
     """
 
     layers: tuple[Gemma4Layer, ...]
@@ -48,7 +53,7 @@ class Gemma4(Architecture):
         n_head_kv = metadata.get_ints("gemma4.attention.head_count_kv", n_layer, default=(n_head,) * n_layer, minimum=1)
         if any(n_head % n for n in n_head_kv):
             raise ModelFormatError(
-                f"{metadata.source}: gemma4.attention.head_count = {n_head} is no multiple of every number in "
+                f"{metadata.source}: gemma4.attention.head_count = {n_head} is not a multiple of every number in "
                 f"gemma4.attention.head_count_kv = {list(n_head_kv)}"
             )
         n_ff = metadata.get_ints("gemma4.feed_forward_length", n_layer, minimum=1, maximum=1 << 24)
@@ -151,7 +156,7 @@ class Gemma4(Architecture):
 
 
 def _sliding(metadata: Metadata, rope: Rope) -> tuple[int, Layer]:
-    """The width of heads in layers that slide, and what else they have in common."""
+    """Head width and common layer parameters of sliding layers."""
     head_dim = metadata.get_int("gemma4.attention.key_length_swa", minimum=2, maximum=1 << 14)
     value_dim = metadata.get_int("gemma4.attention.value_length_swa", default=head_dim)
     if value_dim != head_dim:
@@ -169,9 +174,9 @@ def _sliding(metadata: Metadata, rope: Rope) -> tuple[int, Layer]:
 
 
 def _kv_layers(metadata: Metadata, slides: tuple[bool, ...], n_head_kv: tuple[int, ...]) -> list[int]:
-    """Whose keys and values each layer reads.
+    """The layer whose keys and values each layer reads.
 
-    The last `shared_kv_layers` have none of their own. Those of the last two layers before them serve, of which the
+    The last `shared_kv_layers` have none of their own. They read those of the last two layers before them, of which the
     first slides and the second does not.
     """
     n_shared = metadata.get_int("gemma4.attention.shared_kv_layers", default=0, minimum=0, maximum=len(slides) - 1)
@@ -180,15 +185,15 @@ def _kv_layers(metadata: Metadata, slides: tuple[bool, ...], n_head_kv: tuple[in
     for i, source in enumerate(layers):
         if source < 0 or (slides[i], n_head_kv[i]) != (slides[source], n_head_kv[source]):
             raise ModelFormatError(
-                f"{metadata.source}: gemma4.attention.shared_kv_layers = {n_shared} lets layer {i} read the keys and "
-                f"values of layer {source}, which do not fit it by gemma4.attention.sliding_window_pattern or "
+                f"{metadata.source}: gemma4.attention.shared_kv_layers = {n_shared} makes layer {i} read the keys and "
+                f"values of layer {source}, but the layers differ in gemma4.attention.sliding_window_pattern or "
                 "gemma4.attention.head_count_kv"
             )
     return layers
 
 
 def _add_experts(block: TensorTable, c: Gemma4Config) -> None:
-    """The routed experts, with their norms and that of the dense network beside them."""
+    """Routed experts with their norms, and the norm of the dense network."""
     for norm in ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"):
         block.add(norm, c.n_embd)
     block.add("ffn_gate_inp", c.n_expert, c.n_embd, scale=(c.n_embd,), needs_scale=True)
@@ -198,7 +203,7 @@ def _add_experts(block: TensorTable, c: Gemma4Config) -> None:
 
 
 def _experts(g: Graph, x: Value, c: Gemma4Config, block: Params) -> Value:
-    """The routed experts between their norms. The router sees x under a norm of its own."""
+    """Routed experts between their norms; the router has its own norm."""
     scaled = g.scale(g.rms_norm(x, block.ffn_gate_inp.scale, c.rms_eps), c.n_embd**-0.5)
     h = g.moe(
         g.rms_norm(x, block.pre_ffw_norm_2, c.rms_eps),
@@ -213,7 +218,7 @@ def _experts(g: Graph, x: Value, c: Gemma4Config, block: Params) -> Value:
 
 
 def _per_layer_inputs(g: Graph, x: Value, c: Gemma4Config, w: Weights) -> Value:
-    """What goes into the layers, side by side: a projection of the embedding, and an embedding of its own."""
+    """Inputs of all layers, concatenated: projected plus per-layer embeddings."""
     projected = g.scale(g.linear(x, w.per_layer_model_proj), c.n_embd**-0.5)
     projected = g.rms_norm(projected, w.per_layer_proj_norm, c.rms_eps, c.n_embd_per_layer)
     looked_up = g.scale(g.embed(w.per_layer_token_embd), c.n_embd_per_layer**0.5)

@@ -1,4 +1,7 @@
-"""What is read from files, and files that contradict themselves. What whole files compute, the core's tests compare."""
+"""Hyperparameters and invalid files of Gemma.
+
+`tests/test_goldens.py` of the core compares results with llama.cpp's.
+"""
 
 import logging
 from importlib.metadata import EntryPoint

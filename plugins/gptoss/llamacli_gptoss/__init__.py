@@ -1,8 +1,8 @@
 """gpt-oss: gpt-oss-20b and gpt-oss-120b.
 
-OpenAI 2025 (arXiv:2508.10925). A pre-norm decoder of experts alone: RMSNorm, rotary attention with grouped heads and a
-learned sink each, in turns over a window and over everything, then a mixture of clamped gated units. Everything that is
-multiplied has a bias, but for the embedding and the output.
+OpenAI 2025 (arXiv:2508.10925). A pre-norm decoder whose layers are all mixtures of experts: RMSNorm, rotary attention
+with grouped heads and a learned sink per head, alternating between sliding-window and full attention, then a mixture of
+clamped gated units. All projections have biases, except for the embedding and the output.
 """
 
 import attrs
@@ -17,9 +17,11 @@ LLAMACLI_API = 1
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
 class GptOssConfig(Config):
-    """`rope` and, where layers slide, `sliding_rope` turn halves of heads. `n_ff_expert` is the width of an expert.
+    """Hyperparameters of gpt-oss.
 
-    `windows` has one item a layer: how many tokens a token sees, itself included, or None where it sees all.
+    `rope` and, in sliding layers, `sliding_rope` rotate halves of heads (NeoX order). `n_ff_expert` is the width of an
+    expert. `windows` has one item per layer: the sliding window in tokens, the current one included, or None for full
+    attention.
     """
 
     rope: Rope
@@ -34,7 +36,7 @@ class GptOss(Architecture):
     name = "gpt-oss"
 
     def configure(self, metadata: Metadata) -> GptOssConfig:
-        """Read the hyperparameters; all layers are mixtures of experts, and each second one slides."""
+        """Read the hyperparameters; by default every second layer slides."""
         for key in ("expert_count", "expert_used_count"):
             metadata.get_int(f"{self.name}.{key}", minimum=1)
         common = Config.from_gguf(metadata)
@@ -99,11 +101,11 @@ class GptOss(Architecture):
 
 @hookimpl
 def register_architectures(register):  # type: ignore[no-untyped-def]
-    """Register the one architecture of this family."""
+    """Register the architecture of this family."""
     register(GptOss())
 
 
 @hookimpl
 def register_chat_formats(register):  # type: ignore[no-untyped-def]
-    """Register how the family's models are talked to."""
+    """Register the chat format of this family."""
     register(FORMAT)

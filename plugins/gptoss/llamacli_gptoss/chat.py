@@ -1,8 +1,9 @@
-"""How gpt-oss is talked to: Harmony, OpenAI's format of messages in channels, for files without a template.
+"""Harmony, OpenAI's chat format of messages in channels.
 
-Each message is `<|start|>` role `<|channel|>` channel `<|message|>` text, and ends with `<|end|>`, a call of a tool
-with `<|call|>`, the last answer with `<|return|>`. What the model thought on the way to an answer is left out
-afterwards; on the way to the result of a call it is kept. Tools are described as TypeScript functions.
+The template is for files without one. Each message is `<|start|>` role `<|channel|>` channel `<|message|>` text, and
+ends with `<|end|>`, a tool call with `<|call|>`, the final answer with `<|return|>`. Reasoning before an answer is
+dropped from later prompts; reasoning before a tool call is kept until the answer. Tools are described as TypeScript
+functions.
 """
 
 from llamacli.chat.formats import ChatFormat, Clues

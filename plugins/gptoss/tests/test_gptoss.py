@@ -1,4 +1,7 @@
-"""Files that contradict themselves. What whole files compute, the core's tests compare with llama.cpp."""
+"""Hyperparameters and invalid files of gpt-oss.
+
+`tests/test_goldens.py` of the core compares results with llama.cpp's.
+"""
 
 import warnings
 from importlib.metadata import EntryPoint

@@ -1,4 +1,4 @@
-"""The Llama family: Llama 1 to 3.x, TinyLlama, Mistral, SmolLM2 and, with experts, Mixtral.
+"""Llama family: Llama 1 to 3.x, TinyLlama, Mistral, SmolLM2, Mixtral.
 
 Touvron et al. 2023 (arXiv:2302.13971, 2307.09288), Jiang et al. 2024 (arXiv:2401.04088). A pre-norm decoder: RMSNorm,
 rotary attention with grouped heads, a SwiGLU feed-forward network or a mixture of them.
@@ -15,7 +15,10 @@ LLAMACLI_API = 1
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
 class LlamaConfig(Config):
-    """`rope` turns pairs of neighbours: the rows of Q and K are stored in that order."""
+    """Hyperparameters of Llama.
+
+    `rope` rotates adjacent pairs: the rows of Q and K are stored in that order.
+    """
 
     rope: Rope
 
@@ -84,12 +87,12 @@ class Llama(Architecture):
 
 @hookimpl
 def register_architectures(register):  # type: ignore[no-untyped-def]
-    """Register the one architecture of this family."""
+    """Register the architecture of this family."""
     register(Llama())
 
 
 @hookimpl
 def register_chat_formats(register):  # type: ignore[no-untyped-def]
-    """Register how the family's models are talked to."""
+    """Register the chat formats of this family."""
     for chat_format in FORMATS:
         register(chat_format)

@@ -1,4 +1,4 @@
-"""How the family's models are talked to: templates for files without one, and how calls of tools are written."""
+"""Chat templates of the family for files without one, and tool calls."""
 
 import re
 
@@ -38,7 +38,7 @@ ZEPHYR = """\
 """
 
 _INSTRUCTED = re.compile(r"llama-?\s?2|mi[sx]tral", re.IGNORECASE)
-"""In the names of models that were trained on [INST] and whose vocabulary does not tell."""
+"""Names of models that were trained on [INST] but lack it in their vocabulary."""
 
 
 def _is_llama(clues: Clues) -> bool:
@@ -51,7 +51,7 @@ def _is_instructed(clues: Clues) -> bool:
 
 
 def _is_sentencepiece(clues: Clues) -> bool:
-    """Whether it could be a TinyLlama or one of the many that learnt to chat as Zephyr did."""
+    """Test for models such as TinyLlama that use Zephyr's chat format."""
     pieces = clues.metadata.get_str("tokenizer.ggml.model", "") == "llama"
     return _is_llama(clues) and pieces and clues.template is None and not clues.has_tokens("<|im_start|>")
 

@@ -1,7 +1,8 @@
-"""Checkpoints of llama2.c (Karpathy 2023): version 0, bare float32, and version 2, int8 with a float32 scale a group.
+"""Loader of llama2.c checkpoints, versions 0 and 2 (Karpathy 2023).
 
-Both become an `ArrayFile` with GGUF's keys and tensor names. llama2.c turns pairs of neighbours, as GGUF's llama does,
-so rows of Q and K stay in their order. The vocabulary lies in a file of its own beside the checkpoint.
+Version 0 is float32, version 2 is int8 with a float32 scale per group. Both become an `ArrayFile` with GGUF's keys and
+tensor names. llama2.c rotates adjacent pairs, as GGUF's llama does, so rows of Q and K stay in their order. The
+vocabulary is a separate file next to the checkpoint.
 """
 
 import math
@@ -51,7 +52,7 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 @attrs.frozen(kw_only=True)
 class Checkpoint:
-    """What a checkpoint's header says; `group_size` is 0 where weights are float32."""
+    """Header of a checkpoint; `group_size` is 0 for float32 weights."""
 
     version: int
     dim: int
@@ -66,12 +67,12 @@ class Checkpoint:
 
     @classmethod
     def parse(cls, head: bytes) -> "Checkpoint":
-        """Read a header. Raises ModelFormatError naming the field at fault."""
+        """Parse a header. Raises ModelFormatError naming the invalid field."""
         if not head.startswith(_MAGIC):
             if len(head) < _V0.size:
                 raise ModelFormatError(f"a header has {_V0.size} bytes, not {len(head)}")
             sizes = list(_V0.unpack_from(head))
-            shared = int(sizes[_VOCAB_SIZE] > 0)  # a negative vocab_size says that the classifier is not shared
+            shared = int(sizes[_VOCAB_SIZE] > 0)  # negative vocab_size: the classifier is not shared
             sizes[_VOCAB_SIZE] = abs(sizes[_VOCAB_SIZE])
             return cls._checked(0, sizes, shared)
         if len(head) < _V2_HEADER_BYTES:
@@ -89,26 +90,26 @@ class Checkpoint:
 
     @classmethod
     def _checked(cls, version: int, sizes: list[int], shared: int, group_size: int = 0) -> "Checkpoint":
-        """The checkpoint of these fields, once they make sense together."""
+        """Create a checkpoint from fields, after checking their consistency."""
         for field, size in zip(_SIZES, sizes, strict=True):
             if size < 1:
                 raise ModelFormatError(f"{field} is {size}")
         if shared > 1:
-            raise ModelFormatError(f"shared_classifier is {shared}, neither 0 nor 1")
+            raise ModelFormatError(f"shared_classifier is {shared}, not 0 or 1")
         named = dict(zip(_SIZES, sizes, strict=True))
         if named["dim"] % (2 * named["n_heads"]):
-            raise ModelFormatError(f"dim {named['dim']} does not make n_heads {named['n_heads']} of even width")
+            raise ModelFormatError(f"dim {named['dim']} is not a multiple of 2 * n_heads = {2 * named['n_heads']}")
         if named["n_heads"] % named["n_kv_heads"]:
-            raise ModelFormatError(f"n_heads {named['n_heads']} is no multiple of n_kv_heads {named['n_kv_heads']}")
+            raise ModelFormatError(f"n_heads {named['n_heads']} is not a multiple of n_kv_heads {named['n_kv_heads']}")
         return cls(version=version, **named, shared_classifier=bool(shared), group_size=group_size)
 
     @property
     def head_dim(self) -> int:
-        """Width of one attention head."""
+        """Width of an attention head."""
         return self.dim // self.n_heads
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, of one layer's where every layer has it; rows first."""
+        """Shape of a tensor, rows first; of one layer for per-layer tensors."""
         kv_dim = self.n_kv_heads * self.head_dim
         shapes = {
             "token_embd": (self.vocab_size, self.dim),
@@ -125,11 +126,11 @@ class Checkpoint:
         return shapes.get(name, (self.dim,))
 
     def order(self) -> tuple[str, ...]:
-        """Tensors in the order of the file; of those that every layer has, the layers' follow each other."""
+        """Tensor names in file order; per-layer tensors are stored layer by layer."""
         return (_V2_ORDER if self.group_size else _V0_ORDER) + (() if self.shared_classifier else ("output",))
 
     def n_copies(self, name: str) -> int:
-        """How many of a tensor there are: one a layer, or one."""
+        """Number of tensors of this name: one per layer, or one."""
         return self.n_layers if name in _PER_LAYER else 1
 
     def n_bytes(self, name: str) -> int:
@@ -138,25 +139,25 @@ class Checkpoint:
         return n + n // self.group_size * 4 if self.is_quantised(name) else n * 4
 
     def is_quantised(self, name: str) -> bool:
-        """Whether a tensor is stored as int8 with scales."""
+        """Test for a tensor stored as int8 with scales."""
         return self.group_size > 0 and not name.endswith("norm")
 
     @property
     def data_start(self) -> int:
-        """Where in the file the tensors begin."""
+        """Offset of the first tensor in the file."""
         return _V2_HEADER_BYTES if self.version else _V0.size
 
     @property
     def file_size(self) -> int:
-        """Bytes that a file with this header has."""
+        """File size in bytes that this header implies."""
         return self.data_start + sum(self.n_copies(name) * self.n_bytes(name) for name in self.order())
 
     def tensors(self, data: mmap.mmap) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-        """Every tensor under its GGUF name; `data` is the whole file."""
+        """All tensors by their GGUF names; `data` is the whole file."""
         offset = self.data_start
         for name in self.order():
             for i in range(self.n_copies(name)):
-                if name != _ROPE_TABLES:  # old checkpoints carry these angles; they follow from the sizes
+                if name != _ROPE_TABLES:  # RoPE angles stored by old checkpoints, not needed
                     prefix = f"blk.{i}." if name in _PER_LAYER else ""
                     yield f"{prefix}{name}.weight", self._tensor(name, data, offset)
                 offset += self.n_bytes(name)
@@ -170,7 +171,7 @@ class Checkpoint:
         return (groups * scales[:, None]).reshape(self.shape(name))
 
     def metadata(self) -> dict[str, Any]:
-        """The hyperparameters under GGUF's keys; those that llama2.c has built in are spelled out."""
+        """Hyperparameters under GGUF's keys, llama2.c's constants included."""
         return {
             "general.architecture": "llama",
             "llama.vocab_size": self.vocab_size,
@@ -187,7 +188,7 @@ class Checkpoint:
 
 
 def matches(path: Path) -> bool:
-    """Whether a file is a checkpoint: by its magic number, or by sizes that add up to exactly the file's."""
+    """Test for a checkpoint by magic number or by exact file size."""
     try:
         with path.open("rb") as file:
             head = file.read(_V0.size)
@@ -197,7 +198,10 @@ def matches(path: Path) -> bool:
 
 
 def open_checkpoint(path: Path) -> ArrayFile:
-    """Read a checkpoint and the vocabulary beside it. Raises ModelFormatError naming the file and the field."""
+    """Read a checkpoint and the vocabulary next to it.
+
+    Raises ModelFormatError naming the file and the field.
+    """
     try:
         with path.open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -222,10 +226,10 @@ def open_checkpoint(path: Path) -> ArrayFile:
 
 
 def read_vocabulary(path: Path, n_vocab: int) -> dict[str, Any]:
-    """The `tokenizer.ggml.*` keys of llama2.c's tokenizer.bin, which holds `n_vocab` tokens without saying so.
+    """Read llama2.c's tokenizer.bin as `tokenizer.ggml.*` keys.
 
-    SentencePiece's scheme as run.c has it: ids 0, 1 and 2 are unknown, BOS and EOS; BOS and a space go before a text.
-    Raises ModelFormatError naming the file and the token.
+    The file does not store its number of tokens, `n_vocab`. SentencePiece's scheme as in run.c: ids 0, 1 and 2 are
+    unknown, BOS and EOS; BOS and a space are put before a text. Raises ModelFormatError naming the file and the token.
     """
     try:
         with path.open("rb") as file:
@@ -256,7 +260,7 @@ def _read_tokens(file: BinaryIO, n_vocab: int) -> tuple[list[str], list[float]]:
     def read(n_bytes: int, what: str) -> bytes:
         data = file.read(n_bytes)
         if len(data) < n_bytes:
-            raise ModelFormatError(f"it ends in {what}")
+            raise ModelFormatError(f"the file ends within {what}")
         return data
 
     (longest,) = struct.unpack("<i", read(4, "max_token_length"))
@@ -276,7 +280,7 @@ def _read_tokens(file: BinaryIO, n_vocab: int) -> tuple[list[str], list[float]]:
         tokens.append(text.strip("\n") if i in (1, 2) else text.replace(" ", "\u2581"))
         scores.append(score)
     if file.read(1):
-        raise ModelFormatError("there is more after the last token")
+        raise ModelFormatError("the file continues after the last token")
     return tokens, scores
 
 

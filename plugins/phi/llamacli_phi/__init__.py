@@ -1,7 +1,7 @@
-"""The Phi family: Phi-3, Phi-3.5-mini, Phi-4-mini and Phi-4.
+"""Phi family: Phi-3, Phi-3.5-mini, Phi-4-mini and Phi-4.
 
 Abdin et al. 2024 (arXiv:2404.14219, 2412.08905). A pre-norm decoder: RMSNorm, rotary attention, SwiGLU; queries, keys
-and values are one matrix, gate and up another. Contexts beyond the original one by LongRoPE (Ding et al. 2024,
+and values are one matrix, gate and up another. Contexts beyond the original one use LongRoPE (Ding et al. 2024,
 arXiv:2402.13753).
 """
 
@@ -24,9 +24,10 @@ _log = logging.getLogger(__name__)
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
 class PhiConfig(Config):
-    """`rope` turns halves of heads, or of the first part of each.
+    """Hyperparameters of Phi.
 
-    With `longrope`, frequencies are divided by factors, others in contexts beyond the original one than within it.
+    `rope` rotates halves of heads (NeoX order), or of the first dimensions of each. With `longrope`, frequencies are
+    divided by factors, which differ between contexts within the original length and longer ones.
     """
 
     rope: Rope
@@ -46,7 +47,7 @@ class Phi3(Architecture):
         longrope = common.context_length > rope.n_ctx_orig and not scaled
         window = f"{self.name}.attention.sliding_window"
         if n_window := metadata.get_int(window, default=0, minimum=0):
-            _log.warning("%s: %s = %d is not used: attention is full", metadata.source, window, n_window)
+            _log.warning("%s: %s = %d is ignored: attention is full", metadata.source, window, n_window)
         return PhiConfig.from_gguf(metadata, rope=rope, longrope=longrope)
 
     def tensors(self, config: PhiConfig) -> TensorTable:
@@ -89,18 +90,21 @@ class Phi3(Architecture):
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output or w.token_embd)
 
     def strips_after(self, metadata: Metadata, special: str) -> bool:
-        """Phi-3's special tokens swallow white space, but for three; llama.cpp knows the model by its name too."""
+        """True for Phi-3's special tokens, except for three.
+
+        No key stores this; llama.cpp recognises the model by its name too.
+        """
         return bool(_PHI_3.search(metadata.get_str("general.name", ""))) and special not in _KEEP_SPACE
 
 
 @hookimpl
 def register_architectures(register):  # type: ignore[no-untyped-def]
-    """Register the one architecture of this family."""
+    """Register the architecture of this family."""
     register(Phi3())
 
 
 @hookimpl
 def register_chat_formats(register):  # type: ignore[no-untyped-def]
-    """Register how the family's models are talked to."""
+    """Register the chat formats of this family."""
     for chat_format in FORMATS:
         register(chat_format)

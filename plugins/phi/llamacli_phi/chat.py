@@ -1,4 +1,4 @@
-"""How the family's models are talked to: templates for files without one, and how Phi-4-mini calls tools."""
+"""Chat templates of the family for files without one, and tool calls."""
 
 from llamacli.chat.formats import ChatFormat, Clues
 from llamacli.chat.syntax import Calls, Spans, json_calls

@@ -1,4 +1,4 @@
-"""The Qwen family: Qwen1.5, Qwen2, Qwen2.5 and Qwen3, dense and with experts.
+"""Qwen family: Qwen1.5, Qwen2, Qwen2.5 and Qwen3, dense and with experts.
 
 Yang et al. 2024 (arXiv:2407.10671, 2412.15115), Yang et al. 2025 (arXiv:2505.09388). A pre-norm decoder: RMSNorm,
 rotary attention with grouped heads, a SwiGLU feed-forward network or a mixture of them. Qwen2 adds biases to queries,
@@ -17,7 +17,11 @@ LLAMACLI_API = 1
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
 class QwenConfig(Config):
-    """`rope` turns halves of heads. `n_ff_expert` and `n_ff_shared` are the widths of routed and shared experts."""
+    """Hyperparameters of Qwen.
+
+    `rope` rotates halves of heads (NeoX order). `n_ff_expert` and `n_ff_shared` are the widths of routed and shared
+    experts.
+    """
 
     rope: Rope
     n_ff_expert: int = 0
@@ -50,13 +54,13 @@ class Qwen2(Architecture):
         return table
 
     def add_attention(self, block: TensorTable, c: QwenConfig) -> None:
-        """The projections of one block."""
+        """Projections of one block."""
         n_q, n_kv = c.n_head * c.head_dim, c.n_head_kv * c.head_dim
         block.add_fused("attn_qkv", bias=True, attn_q=(n_q, c.n_embd), attn_k=(n_kv, c.n_embd), attn_v=(n_kv, c.n_embd))
         block.add("attn_output", c.n_embd, n_q)
 
     def add_feed_forward(self, block: TensorTable, c: QwenConfig) -> None:
-        """The feed-forward network of one block."""
+        """Feed-forward network of one block."""
         block.add("ffn_gate", c.n_ff, c.n_embd)
         block.add("ffn_up", c.n_ff, c.n_embd)
         block.add("ffn_down", c.n_embd, c.n_ff)
@@ -74,21 +78,21 @@ class Qwen2(Architecture):
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output or w.token_embd)
 
     def queries_and_keys(self, g: Graph, c: QwenConfig, block: Params, h: Value) -> tuple[Value, Value]:
-        """Queries and keys before they are turned."""
+        """Queries and keys before RoPE."""
         return g.linear(h, block.attn_q), g.linear(h, block.attn_k)
 
     def feed_forward(self, g: Graph, c: QwenConfig, block: Params, h: Value) -> Value:
-        """The feed-forward network."""
+        """SwiGLU feed-forward network."""
         return g.linear(g.swiglu(g.linear(h, block.ffn_gate), g.linear(h, block.ffn_up)), block.ffn_down)
 
 
 class Qwen3(Qwen2):
-    """`general.architecture = qwen3`: queries and keys are normalised, head by head."""
+    """`general.architecture = qwen3`: normalised queries and keys per head."""
 
     name = "qwen3"
 
     def add_attention(self, block: TensorTable, c: QwenConfig) -> None:
-        """The projections of one block, and the norms of queries and keys."""
+        """Projections of one block, and the norms of queries and keys."""
         super().add_attention(block, c)
         block.add("attn_q_norm", c.head_dim)
         block.add("attn_k_norm", c.head_dim)
@@ -103,12 +107,18 @@ class Qwen3(Qwen2):
 
 
 class _Experts(Qwen2):
-    """The feed-forward network is a mixture of experts; `renormalize` says whether the chosen ones' shares sum to 1."""
+    """Mixture of experts in place of the feed-forward network.
+
+    `renormalize`: scale the weights of the chosen experts to sum to 1.
+    """
 
     renormalize: bool
 
     def configure(self, metadata: Metadata) -> QwenConfig:
-        """Read the hyperparameters; the width of the experts is a share of the whole's where no key tells it."""
+        """Read the hyperparameters.
+
+        Without a key, the width of an expert is that of the whole network divided by the number of experts used.
+        """
         for key in ("expert_count", "expert_used_count"):
             metadata.get_int(f"{self.name}.{key}", minimum=1)
         dense = super().configure(metadata)
@@ -116,21 +126,21 @@ class _Experts(Qwen2):
         return attrs.evolve(dense, n_ff_expert=width or dense.n_ff // dense.n_expert_used)
 
     def add_feed_forward(self, block: TensorTable, c: QwenConfig) -> None:
-        """The router and the experts of one block."""
+        """Router and experts of one block."""
         block.add("ffn_gate_inp", c.n_expert, c.n_embd)
         block.add("ffn_gate_exps", c.n_expert, c.n_ff_expert, c.n_embd)
         block.add("ffn_up_exps", c.n_expert, c.n_ff_expert, c.n_embd)
         block.add("ffn_down_exps", c.n_expert, c.n_embd, c.n_ff_expert)
 
     def feed_forward(self, g: Graph, c: QwenConfig, block: Params, h: Value) -> Value:
-        """The mixture of experts."""
+        """Mixture of experts."""
         experts = {"gate": block.ffn_gate_exps, "up": block.ffn_up_exps, "down": block.ffn_down_exps}
         router = g.linear(h, block.ffn_gate_inp)
         return g.moe(h, router, **experts, n_used=c.n_expert_used, renormalize=self.renormalize)
 
 
 class Qwen2Moe(_Experts):
-    """`general.architecture = qwen2moe`: beside the routed experts, a shared one behind a gate."""
+    """`general.architecture = qwen2moe`: routed experts and a gated shared one."""
 
     name = "qwen2moe"
     renormalize = False
@@ -143,7 +153,7 @@ class Qwen2Moe(_Experts):
         return attrs.evolve(routed, n_ff_shared=width or routed.n_ff)
 
     def add_feed_forward(self, block: TensorTable, c: QwenConfig) -> None:
-        """The routed experts and the shared one; its gate is a single row."""
+        """Routed experts and the shared one, whose gate is a single row."""
         super().add_feed_forward(block, c)
         block.add("ffn_gate_inp_shexp", c.n_embd)
         block.add("ffn_gate_shexp", c.n_ff_shared, c.n_embd)
@@ -151,14 +161,14 @@ class Qwen2Moe(_Experts):
         block.add("ffn_down_shexp", c.n_embd, c.n_ff_shared)
 
     def feed_forward(self, g: Graph, c: QwenConfig, block: Params, h: Value) -> Value:
-        """The routed experts and the shared one."""
+        """Routed experts plus the shared one."""
         shared = g.swiglu(g.linear(h, block.ffn_gate_shexp), g.linear(h, block.ffn_up_shexp))
         shared = g.sigmoid_gate(g.linear(shared, block.ffn_down_shexp), g.linear(h, block.ffn_gate_inp_shexp))
         return super().feed_forward(g, c, block, h) + shared
 
 
 class Qwen3Moe(_Experts, Qwen3):
-    """`general.architecture = qwen3moe`: Qwen3's attention, and experts whose shares sum to 1."""
+    """`general.architecture = qwen3moe`: Qwen3's attention, renormalised experts."""
 
     name = "qwen3moe"
     renormalize = True
@@ -173,6 +183,6 @@ def register_architectures(register):  # type: ignore[no-untyped-def]
 
 @hookimpl
 def register_chat_formats(register):  # type: ignore[no-untyped-def]
-    """Register how the family's models are talked to."""
+    """Register the chat formats of this family."""
     for chat_format in FORMATS:
         register(chat_format)

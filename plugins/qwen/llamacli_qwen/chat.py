@@ -1,4 +1,4 @@
-"""How the family's models are talked to: templates for files without one, in the words that it was trained on."""
+"""Chat templates of the family for files without one."""
 
 from llamacli.chat.formats import ChatFormat, Clues
 from llamacli.chat.syntax import HERMES
@@ -75,7 +75,7 @@ _TURNS = ("<|im_start|>", "<|im_end|>")
 
 
 def _lacks_template(clues: Clues, *architectures: str) -> bool:
-    """Whether it is a file of these architectures that has no template of its own."""
+    """Test for a file of these architectures without a chat template."""
     return clues.template is None and clues.metadata.get_str("general.architecture", "") in architectures
 
 
@@ -95,4 +95,4 @@ FORMATS = (
         syntax=HERMES,
     ),
 )
-"""Models before Qwen2.5 know no tools: they are talked to in plain ChatML, which the core has."""
+"""Models before Qwen2.5 have no tools and use the core's ChatML format."""

@@ -1,4 +1,7 @@
-"""What files of the family may be like; `tests/test_goldens.py` compares what they compute with llama.cpp."""
+"""Hyperparameters and invalid files of Qwen.
+
+`tests/test_goldens.py` of the core compares results with llama.cpp's.
+"""
 
 import re
 from importlib.metadata import EntryPoint
