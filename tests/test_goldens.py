@@ -1,4 +1,4 @@
-"""The engines against what llama.cpp computed for the same files: see `tests/oracle/README.md`."""
+"""Engines compared with llama.cpp's recorded results (see `tests/oracle/README.md`)."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -151,14 +151,14 @@ def rounded_to_bfloat16(x: np.ndarray) -> np.ndarray:
 
 
 def rounded_as_q8_0(x: np.ndarray) -> np.ndarray:
-    """Integers up to 127 a block of 32, with a scale rounded to float16."""
+    """Round to int8 in blocks of 32 with float16 scales."""
     blocks = x.reshape(len(x), -1, 32)
     scale = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
     return (np.rint(blocks * (1 / scale)) * scale.astype(np.float16)).reshape(x.shape).astype(np.float32)
 
 
 def rounded_as_q8_k(x: np.ndarray) -> np.ndarray:
-    """Integers a block of 256, scaled such that the number of the largest magnitude becomes -127."""
+    """Round to int8 in blocks of 256, the largest magnitude at -127."""
     blocks = x.reshape(len(x), -1, 256)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)
     inverse = np.float32(-127) / largest
@@ -197,7 +197,7 @@ def test_auto_differs_from_llama_cpp_by_activation_rounding_only(
 
 
 class TestWrongResults:
-    """The comparisons above fail when what they compare with is wrong."""
+    """The comparisons fail on wrong results."""
 
     def test_noise_is_detected(self, load_tiny: LoadTiny) -> None:
         golden, logits = Golden.load("gqa"), all_logits(load_tiny())

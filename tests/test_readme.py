@@ -1,4 +1,4 @@
-"""The commands and programs of the README, and the programs of other pages, run as they stand there."""
+"""Commands and programs of the README and other pages, executed."""
 
 import os
 import re
@@ -24,7 +24,7 @@ COMMANDS = [line[2:] for block in blocks("console") for line in block.splitlines
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the model.gguf, the chat-model.gguf and the text.txt that the pages speak of."""
+    """A folder with the model.gguf, chat-model.gguf and text.txt of the pages."""
     path = tmp_path_factory.mktemp("readme")
     tiny_models.write_llama(path / "model.gguf", tokenizer="spm")
     keys = chat_keys("{{ tools }}" + CHATML)

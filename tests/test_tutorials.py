@@ -1,6 +1,6 @@
-"""The tutorials run as they stand there, from top to bottom, and show what is printed there.
+"""Tutorials, executed from top to bottom, with their output compared.
 
-Programs of a tutorial continue one another. `...` in an output stands for anything.
+Programs of a tutorial are joined into one. `...` in an output matches anything.
 """
 
 import doctest

@@ -40,7 +40,7 @@ _HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
 
 
 def faults(line: str) -> Iterator[str]:
-    """Violations of the rule in a first line; code in backticks counts as one word."""
+    """Violations of the rule; code in backticks counts as one word."""
     words = [word for word in _CODE.sub("code", line).split() if any(map(str.isalnum, word))]
     if len(words) > MAX_WORDS:
         yield f"{len(words)} words, {MAX_WORDS} are allowed"
@@ -71,7 +71,7 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def headings(path: Path) -> Iterator[tuple[int, str]]:
-    """Line numbers and texts of the headings of a Markdown page, code blocks left out."""
+    """Line numbers and texts of Markdown headings, outside of code blocks."""
     text = _FENCE.sub(lambda block: "\n" * block[0].count("\n"), path.read_text(encoding="utf-8"))
     for found in _HEADING.finditer(text):
         yield text.count("\n", 0, found.start()) + 1, _LINK.sub(r"\1", found[1])

@@ -1,4 +1,4 @@
-"""Sound files: what the reader gives back equals what was written."""
+"""Reading of valid GGUF files."""
 
 import sys
 import time
@@ -159,7 +159,7 @@ def test_version_2(path: Path) -> None:
 
 
 def test_padding_after_the_last_tensor_may_be_missing(path: Path) -> None:
-    """llama.cpp's model loader takes such files too, and there are writers that make them."""
+    """llama.cpp's loader accepts such files, and some writers make them."""
     content = b.gguf_bytes(tensors=[Tensor("t", [5])])
     path.write_bytes(content[: -(32 - 20)])
     with open_gguf(path) as file:

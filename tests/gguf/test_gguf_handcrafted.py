@@ -1,4 +1,4 @@
-"""The 34 cases of llama.cpp's tests/test-gguf.cpp under its names, rebuilt around random keys and tensors."""
+"""The 34 cases of llama.cpp's tests/test-gguf.cpp, with random content."""
 
 import struct
 import time
@@ -20,7 +20,10 @@ Random = np.random.Generator
 
 
 def random_pairs(rng: Random) -> list[bytes]:
-    """Keys of every kind, as scalars and arrays, with random bytes as values: strings need not be UTF-8."""
+    """Keys of every type, scalars and arrays, with random bytes as values.
+
+    Strings are mostly not UTF-8.
+    """
     pairs = []
     for i, kind in enumerate([*Kind, *Kind]):
         if kind == Kind.ARRAY:
@@ -37,7 +40,10 @@ def random_pairs(rng: Random) -> list[bytes]:
 
 
 def random_tensors(rng: Random) -> list[Tensor]:
-    """A tensor of every type with one to four dimensions; the last one ends without padding at any alignment."""
+    """Tensors of every type with one to four dimensions.
+
+    The last one ends without padding at any alignment.
+    """
     tensors = []
     for i, fmt in enumerate(FORMATS.values()):
         ne = [int(rng.integers(1, 5)) * fmt.block_size, *map(int, rng.integers(1, 6, rng.integers(0, 4)))]
@@ -50,7 +56,7 @@ def only(tensor: Tensor) -> Callable[[Random], bytes]:
 
 
 def tensors(declared: int | None = None, used: int = 32, with_data: bool = True) -> Callable[[Random], bytes]:
-    """A whole file with tensors, `used` the alignment it is laid out by and `declared` the one it states."""
+    """A file with tensors, laid out by `used` and stating `declared` alignment."""
 
     def build(rng: Random) -> bytes:
         pairs = random_pairs(rng) + ([] if declared is None else [b.alignment_pair(declared)])

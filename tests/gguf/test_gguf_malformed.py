@@ -1,4 +1,4 @@
-"""Files that broke other readers, and files broken at random: a ModelFormatError or a correct result, nothing else."""
+"""Malformed files: a ModelFormatError or a correct result."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The typed getters: right values through, everything else refused by key."""
+"""Typed getters of GGUF metadata."""
 
 from collections.abc import Callable
 

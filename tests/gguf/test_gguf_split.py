@@ -1,4 +1,4 @@
-"""Models in several files: any shard opens the whole, and a shard that does not belong is named."""
+"""Split GGUF models: opening by any shard, and errors of shards."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Writing: what is copied is the same to the last bit."""
+"""Writing of GGUF files: copies are equal to the last bit."""
 
 import io
 import time
@@ -44,7 +44,7 @@ TENSORS = [
 
 
 def copy(file: GGUFFile) -> bytes:
-    """The file written anew, its tensors in parts of single rows."""
+    """Copy a file, with tensors written row by row."""
 
     def rows(info: TensorInfo) -> Iterator[np.ndarray]:
         yield from file.data(info.name)

@@ -1,8 +1,8 @@
-"""Compares llamacli with llama.cpp on any GGUF file: `python -m oracle.compare FILE`.
+"""Compare llamacli with llama.cpp on a GGUF file: `python -m oracle.compare FILE`.
 
 Both run the same random tokens, with keys and values in float32, and decode greedily after them. Prints for every
 position the normalised mean squared error and whether the most probable token is the same, then the totals. llama.cpp
-may live in an interpreter of its own: `--peer-python`, or the variable PEER_PYTHON.
+may be in another interpreter: `--peer-python`, or the variable PEER_PYTHON.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CONTEXT_STEP = 256
 
 
 def run_peer(python: str, model: Path, tokens: list[int], n_greedy: int, n_ctx: int) -> dict[str, npt.NDArray[Any]]:
-    """What `oracle.peer` computes, in an interpreter that has llama_cpp."""
+    """Results of `oracle.peer`, run by an interpreter that has llama_cpp."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "peer.npz"
         command = [python, "-m", "oracle.peer", str(model.resolve()), str(out)]
@@ -43,7 +43,7 @@ def run_peer(python: str, model: Path, tokens: list[int], n_greedy: int, n_ctx: 
 
 
 def main() -> None:
-    """Run both and print how far they are apart."""
+    """Run both and print the differences."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--mode", default="fp32", choices=list(llamacli.QuantMode), help="default: fp32")

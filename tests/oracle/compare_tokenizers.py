@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Compare llamacli's tokenizer with llama.cpp's on a GGUF file's vocabulary: random texts, and every single token.
+"""Compare llamacli's tokenizer with llama.cpp's on a GGUF file's vocabulary.
 
     python tests/oracle/compare_tokenizers.py FILE [--count 2000] [--seed 0]
     python tests/oracle/compare_tokenizers.py --pre all [--count 2000] [--seed 0]
 
-Needs llama-cpp-python, and llamacli with the family's plugin. FILE may be any GGUF file; --pre NAME stands for a
-vocabulary of all pairs of bytes with that pre-tokenizer, which shows every difference in where words are cut, --pre all
-for every pre-tokenizer in turn. Exits with 1 at the first difference. Two differences are meant and allowed for:
-llama.cpp adds a BOS or EOS even where the text spells one already, and it "cleans up" spaces of some models' decoded
-text. Its character tables are those of Unicode 15.1: characters added since are not tried.
+Compares random texts and every single token. Needs llama-cpp-python, and llamacli with the family's plugin. FILE may be
+any GGUF file; --pre NAME stands for a vocabulary of all pairs of bytes with that pre-tokenizer, which shows every
+difference between word boundaries, --pre all for every pre-tokenizer in turn. Exits with 1 at the first difference. Two
+differences are intended and ignored: llama.cpp adds a BOS or EOS even where the text spells one already, and it "cleans
+up" spaces of some models' decoded text. Its character tables are those of Unicode 15.1: newer characters are not
+tested.
 """
 
 import argparse
@@ -78,7 +79,7 @@ class Peer:
 
 
 def random_texts(count: int, seed: int, tokens: list[str], specials: list[str]) -> Iterator[str]:
-    """Texts of a few to some dozen snippets: letters of many scripts, digits, white space, marks, emoji, tokens."""
+    """Random texts of letters, digits, white space, marks, emoji and tokens."""
     rng = random.Random(seed)
     assigned = [c for c in map(chr, range(0x110000)) if unicodedata.category(c) not in ("Cn", "Cs", "Co")]
     by_category: dict[str, list[str]] = {}
@@ -114,13 +115,16 @@ def random_texts(count: int, seed: int, tokens: list[str], specials: list[str]) 
 
 
 def cleaned_up(text: bytes) -> bytes:
-    """What llama.cpp's clean_up_tokenization_spaces makes of a text."""
+    """Text after llama.cpp's clean_up_tokenization_spaces."""
     text = re.sub(rb" (?=[?!.,])", b"", text).replace(b" ' ", b"'")
     return re.sub(rb" (?='(?:s|m|re|ve))", b"", text)
 
 
 def write_pairs(path: str, pre: str) -> None:
-    """Write a byte-level BPE vocabulary of all bytes and all pairs of bytes, merged in random order."""
+    """Write a byte-level BPE vocabulary of all bytes and byte pairs.
+
+    Pairs are merged in random order.
+    """
     pairs = [(left, right) for left in BYTE_OF_CHAR for right in BYTE_OF_CHAR]
     random.Random(0).shuffle(pairs)
     writer = gguf.GGUFWriter(path, "llama")

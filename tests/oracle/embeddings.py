@@ -1,4 +1,4 @@
-"""Records what llama.cpp makes of a few tokens as embeddings: `python -m oracle.embeddings`."""
+"""Record llama.cpp's embeddings of a few tokens: `python -m oracle.embeddings`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the peer computed for one model file, and how to measure a distance from it."""
+"""Recorded results of llama.cpp, and the distance from them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Golden:
             return cls(str(arrays["sha256"]), **{key: arrays[key] for key in arrays if key != "sha256"})
 
     def save(self, name: str) -> None:
-        """Write it where `load` looks."""
+        """Write the golden to the file that `load` reads."""
         np.savez_compressed(DIRECTORY / f"{name}.npz", **dataclasses.asdict(self))
 
 
@@ -66,6 +66,9 @@ def nmse(expected: npt.NDArray[np.float32], actual: npt.NDArray[np.float32]) -> 
 
 
 def sure(gaps: npt.NDArray[np.float32], gap: float) -> int:
-    """How many greedy tokens come before the first whose top-2 gap is below `gap`: from there on runs may differ."""
+    """Number of greedy tokens before the first top-2 gap below `gap`.
+
+    From there on runs may differ.
+    """
     narrow = np.flatnonzero(gaps < gap)
     return int(narrow[0]) if len(narrow) else len(gaps)

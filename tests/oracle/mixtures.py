@@ -1,4 +1,4 @@
-"""Which types llama.cpp gives the tensors of quantised files: `python -m oracle.mixtures` records them.
+"""Record the tensor types of llama.cpp's quantised files: `python -m oracle.mixtures`.
 
 Tensors are a few rows of zeros: choices depend on names, shapes and some keys only.
 """

@@ -1,7 +1,7 @@
-"""Runs a GGUF file through llama.cpp: `python -m oracle.peer MODEL OUT.npz --tokens 1 5 9 --greedy 20`.
+"""Run a GGUF file through llama.cpp: `python -m oracle.peer MODEL OUT.npz --tokens 1 5 9 --greedy 20`.
 
-OUT.npz gets what `run` returns. The keys and values are kept in float32 and flash attention is off, so that a float32
-file gives the peer's most exact numbers.
+OUT.npz gets the result of `run`. The keys and values are kept in float32 and flash attention is off, so that a float32
+file gives llama.cpp's most exact numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _BATCH = 512
 
 
 class Peer:
-    """One model in llama.cpp with one context; with `default_precision`, its cache and attention as it has them."""
+    """llama.cpp with one model and one context.
+
+    With `default_precision`, KV cache and attention have llama.cpp's default types.
+    """
 
     def __init__(self, path: Path, n_ctx: int, *, default_precision: bool = False):
         llama_cpp.llama_backend_init()
@@ -46,19 +49,19 @@ class Peer:
         self._n_past = 0
 
     def encode(self, text: str) -> list[int]:
-        """The text's tokens, with BOS where the model wants it."""
+        """Token ids of a text, with BOS if the model expects it."""
         data = text.encode()
         ids = (llama_cpp.llama_token * (len(data) + 2))()
         n = llama_cpp.llama_tokenize(self._vocabulary, data, len(data), ids, len(ids), True, False)
         return list(ids[:n])
 
     def clear(self) -> None:
-        """Forget all that was evaluated."""
+        """Clear the context."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         self._n_past = 0
 
     def eval(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Evaluate tokens after those before; float32 [len(tokens), n_vocab] logits."""
+        """Evaluate further tokens; float32 [len(tokens), n_vocab] logits."""
         return np.concatenate([self._decode(tokens[i : i + _BATCH]) for i in range(0, len(tokens), _BATCH)])
 
     def _decode(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -87,7 +90,7 @@ class Peer:
 
 
 def run(path: Path, tokens: Sequence[int], n_prompt: int, n_greedy: int, n_ctx: int) -> dict[str, npt.NDArray[Any]]:
-    """Run a file on `tokens`, then greedily after the first `n_prompt` of them, in a context of `n_ctx` tokens.
+    """Run a file on `tokens`, then decode greedily after `n_prompt` of them.
 
     Some models compute otherwise in a long context than in a short one, whatever the number of tokens. Returns `logits`
     float32 [len(tokens), n_vocab], `greedy` int32 [n_greedy], and `gaps` float32 [n_greedy], by how much the logit of

@@ -1,6 +1,6 @@
-"""Records llama.cpp's perplexity of a text on real models: `python -m oracle.perplexity FILE.gguf [FILE.gguf ...]`.
+"""Record llama.cpp's perplexity on real models: `python -m oracle.perplexity FILE.gguf [FILE.gguf ...]`.
 
-The method is that of llama.cpp's perplexity tool, through the library's functions. The text is made here.
+The method is that of llama.cpp's perplexity tool, through the library's functions. The text is generated here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SENTENCES = (
 
 
 def story_text(n_sentences: int = 240) -> str:
-    """Little stories of a few patterns, the same ones always."""
+    """Deterministic little stories of a few patterns."""
     random = np.random.RandomState(7)
     parts = []
     for i in range(n_sentences):
@@ -49,7 +49,7 @@ def story_text(n_sentences: int = 240) -> str:
 
 
 def measure(path: Path) -> dict[str, float | int | str]:
-    """What llama.cpp computes, as it is kept in the golden."""
+    """llama.cpp's perplexity, in the form of the golden."""
     from oracle.peer import Peer
 
     surprises: list[float] = []

@@ -1,4 +1,4 @@
-"""How well llama.cpp quantises, as a bound for ours: `python -m oracle.quantizers` records the errors.
+"""llama.cpp's quantisation errors, recorded as bounds: `python -m oracle.quantizers`.
 
 With `--compare`, prints for every source and type the share of llama.cpp's error that ours has: the smallest, the mean
 and the largest over its tensors.
@@ -49,7 +49,7 @@ def rmse(x: Matrix, y: Matrix) -> float:
 
 
 def matrices(source: str) -> dict[str, Matrix]:
-    """The matrices of a source by name; rows are regrouped to 256 numbers, so that every type can hold them."""
+    """Matrices of a source by name, with rows regrouped to 256 numbers."""
     path = SOURCES[source]
     return dict(_drawn() if path is None else _of_a_model(path))
 
@@ -77,7 +77,10 @@ def _of_a_model(path: Path) -> Iterator[tuple[str, Matrix]]:
 
 
 def write_model(path: Path, tensors: dict[str, tuple[Any, ...] | Matrix], **metadata: int) -> None:
-    """Write a file that the peer's quantiser takes: it looks at names, shapes and a few keys. A shape means zeros."""
+    """Write a file with all that llama.cpp's quantiser reads: names, shapes, keys.
+
+    A shape stands for zeros.
+    """
     writer = gguf.GGUFWriter(path, "llama")
     keys = {"block_count": 1, "context_length": 8, "embedding_length": 256, "feed_forward_length": 256}
     for key, value in (keys | {"attention.head_count": 8} | metadata).items():
@@ -93,7 +96,7 @@ def write_model(path: Path, tensors: dict[str, tuple[Any, ...] | Matrix], **meta
 
 
 def peer_quantize(source: Path, target: Path, file_type: str, *, pure: bool = False) -> None:
-    """Quantise a file with the peer."""
+    """Quantise a file with llama.cpp."""
     import llama_cpp
 
     params = llama_cpp.llama_model_quantize_default_params()
@@ -113,7 +116,7 @@ def _peer_errors(source: str, kind: TensorType, folder: Path) -> dict[str, float
 
 
 def fingerprint(source: str) -> str:
-    """What tells whether the matrices are those of which errors were recorded."""
+    """Hash of the matrices whose errors were recorded."""
     path = SOURCES[source]
     return "drawn" if path is None else sha256(path)
 

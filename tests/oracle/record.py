@@ -1,4 +1,4 @@
-"""Records the goldens of every tiny model: `python -m oracle.record [VARIANT ...]`.
+"""Record the goldens of tiny models: `python -m oracle.record [VARIANT ...]`.
 
 With `--model FILE`, records the greedy continuation of BOS of a real model instead, ids only.
 """
@@ -18,7 +18,7 @@ N_STORY = 200
 
 
 def record(name: str, directory: Path) -> None:
-    """Make the file of one variant, and the same weights in float32; run both; keep what the peer computed."""
+    """Run llama.cpp on a variant and its float32 weights; save the golden."""
     path = tiny_variants.write(directory / f"{name}.gguf", name)
     exact = tiny_variants.write(directory / f"{name}-f32.gguf", name, dequantized=True)
     run = peer.run(path, goldens.TOKENS.tolist(), goldens.N_PROMPT, goldens.N_GREEDY, goldens.N_CTX)

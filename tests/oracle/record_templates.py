@@ -1,6 +1,6 @@
-"""Record what transformers renders: `python tests/oracle/record_templates.py`, in an environment that has it.
+"""Record transformers' chat templates: `python tests/oracle/record_templates.py`, where transformers is installed.
 
-Of each rendering the SHA-256 is kept. Templates are those of `chat_cases.SYNTHETIC` and the files in
+Saves the SHA-256 of each rendering. Templates are those of `chat_cases.SYNTHETIC` and the files in
 ../shared/templates.
 """
 
@@ -23,7 +23,7 @@ GOLDENS = ROOT / "tests" / "goldens" / "chat_templates.json"
 
 
 def render(template: str, *, messages: list[dict[str, Any]], **options: Any) -> str:
-    """What transformers' `apply_chat_template` renders."""
+    """Rendering by transformers' `apply_chat_template`."""
     present = [{key: value for key, value in message.items() if value is not None} for message in messages]
     (text,), _ = chat_template_utils.render_jinja_template(
         [present], chat_template=template, bos_token=BOS, eos_token=EOS, **options
@@ -32,7 +32,7 @@ def render(template: str, *, messages: list[dict[str, Any]], **options: Any) -> 
 
 
 def record(template: str, case: dict[str, Any]) -> str:
-    """The hash of a rendering; "no tools" where the template does not show any, "refused" where it refuses.
+    """Hash of a rendering, "no tools" or "refused".
 
     A system message that it refuses or leaves out is put in front of the first user's.
     """

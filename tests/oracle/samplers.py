@@ -1,4 +1,4 @@
-"""Records what llama.cpp's samplers make of random logits: `python -m oracle.samplers`."""
+"""Record llama.cpp's samplers on random logits: `python -m oracle.samplers`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is packed into blocks is what `gguf.quants` reads out of them."""
+"""Packed blocks, decoded by `gguf.quants`."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def random_blocks(fmt: BlockFormat, n_blocks: int, seed: int) -> Blocks:
 
 
 def numbers(fmt: BlockFormat, b: Blocks) -> np.ndarray:
-    """What the blocks mean, as the docstring of the module says."""
+    """Numbers that blocks represent, by the module's formula."""
     codes = b.codes.astype(np.float64) + fmt.low
     scales = (b.factors[:, None] * b.scales)[..., None].astype(np.float64)
     shifts = (b.shift_factors[:, None] * b.shifts)[..., None].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Every tensor format against gguf: the same ids and sizes, the same numbers to the last bit."""
+"""Tensor types compared with gguf: ids, sizes and numbers, bit-equal."""
 
 from enum import IntEnum
 
@@ -63,7 +63,7 @@ def test_random_bytes_dequantise_bit_equal(t: GGMLQuantizationType, data: st.Dat
 
 @pytest.mark.parametrize("t", GGUF_TYPES, ids=lambda t: t.name)
 def test_many_rows_dequantise_bit_equal(t: GGMLQuantizationType) -> None:
-    """Enough random blocks to meet NaN, infinite and subnormal scales, and rows in more than one group of each kind."""
+    """Random blocks with NaN, infinite and subnormal scales, in several chunks."""
     raw = np.random.default_rng(int(t)).integers(0, 256, (70, 40 * type_size(t)), np.uint8)
     raw.flags.writeable = False
     result = dequantize(raw, t)
@@ -72,7 +72,7 @@ def test_many_rows_dequantise_bit_equal(t: GGMLQuantizationType) -> None:
 
 
 def test_every_scale_of_mxfp4_times_every_code() -> None:
-    """The two smallest scales are subnormal; the largest codes take the largest scales beyond what a float holds."""
+    """The two smallest scales are subnormal; the largest products overflow float32."""
     scales = np.arange(256, dtype=np.uint8)[:, None]
     codes = np.tile(np.arange(16, dtype=np.uint8) * 17, (256, 1))
     raw = np.concatenate([scales, codes], axis=1)
@@ -114,7 +114,10 @@ def test_weights_can_be_requantised() -> None:
 
 @pytest.mark.parametrize(("t", "tolerance"), [(TensorType.Q8_0, 0.5 / 127), (TensorType.Q4_0, 1 / 8)])
 def test_quantising_loses_at_most_a_step(t: TensorType, tolerance: float) -> None:
-    """Of Q8_0 half a step, of Q4_0 a whole one (at the end that its range lacks), and what a float16 scale loses."""
+    """Half a step for Q8_0, one step for Q4_0, plus scale rounding.
+
+    Q4_0 lacks the code at one end of its range.
+    """
     x = np.random.default_rng(0).standard_normal((8, 256), dtype=np.float32)
     largest = np.abs(x.reshape(8, -1, 32)).max(axis=-1).repeat(32, axis=-1)
     assert np.all(np.abs(dequantize(quantize(x, t), t) - x) <= largest * (tolerance + 2**-11))

@@ -1,4 +1,4 @@
-"""What samplers of others can do to candidates, and what they cannot."""
+"""Operations on candidates by custom samplers."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from llamacli.sampling import Candidates, Greedy, Sampler, SamplerChain, Sampler
 
 
 class Doing(Sampler):
-    """A sampler that does something to candidates."""
+    """Sampler that calls a function with the candidates."""
 
     def __init__(self, act: Callable[[Candidates], object]):
         self.act = act
@@ -87,7 +87,7 @@ def test_errors_name_the_sampler() -> None:
 
 
 class Restricting(Doing):
-    """One that does the same where nothing is drawn."""
+    """Sampler that calls a function in `restrict`."""
 
     def restrict(self, candidates: Candidates) -> None:
         self.act(candidates)

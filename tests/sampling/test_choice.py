@@ -1,4 +1,4 @@
-"""Samplers that learn from what they chose."""
+"""Samplers with state that draw: Mirostat and adaptive-p."""
 
 import math
 
@@ -16,7 +16,7 @@ HALVING = np.log(P.astype(np.float32))
 
 
 def mean_surprise(sampler: Mirostat | MirostatV2, logits: Logits, n: int = 3000) -> float:
-    """Bits a token in the long run, of those tokens that were not cut off."""
+    """Mean surprisal in bits of the drawn tokens, truncated ones excluded."""
     state, chain = SamplerState(2), SamplerChain([sampler])
     surprises = []
     for _ in range(n):

@@ -1,4 +1,4 @@
-"""What `SamplingParams` alone promises: the parameters that every program uses."""
+"""Default chain of `SamplingParams`."""
 
 import numpy as np
 import pytest

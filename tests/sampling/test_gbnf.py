@@ -1,4 +1,4 @@
-"""GBNF: what is refused and where, and that the language is that of the notation."""
+"""GBNF: parse errors, and the language of compiled grammars."""
 
 import itertools
 from typing import Any
@@ -21,7 +21,7 @@ TOKENS = tokenizer_from_metadata(byte_level([], {"</s>": CONTROL, "<think>": CON
 
 
 def walk(grammar: Grammar, tokens: list[int]) -> bool:
-    """Whether these tokens, and then the end, are a text that the grammar allows."""
+    """Test if the grammar allows these tokens and then the end."""
     try:
         for token in tokens:
             grammar.accept(token)
@@ -178,7 +178,10 @@ def spell(item: Item) -> str:
 
 
 def ends(item: Item, text: str, start: int, rules: dict[tuple[str, int], set[int]]) -> set[int]:
-    """Where what the item derives can end if it begins there; `rules` says it of rules."""
+    """End positions of all matches of a node from a position.
+
+    `rules` has those of rules.
+    """
     match item:
         case "literal", literal:
             return {start + len(literal)} if text.startswith(literal, start) else set()
@@ -203,7 +206,7 @@ def ends(item: Item, text: str, start: int, rules: dict[tuple[str, int], set[int
 
 
 def derives(grammar: dict[str, Item], text: str) -> bool:
-    """Whether the rule `root` derives a text: what rules derive grows until it is all."""
+    """Test if the rule `root` derives a text, by fixed-point iteration."""
     rules = {(name, start): set[int]() for name in grammar for start in range(len(text) + 1)}
     while True:
         more = {(name, start): ends(grammar[name], text, start, rules) for name, start in rules}

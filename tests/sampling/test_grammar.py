@@ -1,4 +1,4 @@
-"""Text that has to follow a grammar or a schema."""
+"""Grammar and JSON Schema samplers."""
 
 import json
 import sys
@@ -42,7 +42,7 @@ def allowed(grammar: Grammar, n_vocab: int) -> set[int]:
 
 
 def write(tokenizer: Tokenizer, params: SamplingParams, seed: int, limit: int = 400) -> str | None:
-    """A text drawn from nothing but what the grammar allows; None if it has not ended by then."""
+    """Random text within the grammar; None if it did not end."""
     state, text = SamplerState(seed, tokenizer), b""
     for _ in range(limit):
         token = state.sample(np.zeros(tokenizer.n_vocab, np.float32), params)

@@ -1,4 +1,4 @@
-"""Logits made of several, against the definition in float64."""
+"""Merged logits, compared with the definition in float64."""
 
 import math
 
@@ -18,7 +18,7 @@ WEIGHTS = st.one_of(st.floats(-4, 4), st.sampled_from([0.0, 1.0, -1.0]))
 
 
 def reference(logits: np.ndarray, weights: list[float], alpha: float) -> np.ndarray | None:
-    """By the definition, token by token; None where it is refused."""
+    """Definition of merging, token by token; None if refused."""
     needed = [i for i, weight in enumerate(weights) if weight or (i == 0 and alpha)]
     if not any(weights) or any(logits[i].max() == -np.inf for i in needed):
         return None

@@ -1,4 +1,4 @@
-"""Surprisal, entropy and perplexity, against their definitions in float64."""
+"""Surprisal, entropy and perplexity, compared with float64 definitions."""
 
 import math
 
@@ -21,7 +21,7 @@ ODD = hnp.arrays(
 
 
 def probabilities(logits: Logits) -> np.ndarray:
-    """By the definition, of the finite logits; 0 for all others."""
+    """Softmax of the finite logits by definition; 0 for all others."""
     p, finite = np.zeros(len(logits)), np.isfinite(logits)
     if finite.any():
         wide = logits[finite].astype(np.float64)

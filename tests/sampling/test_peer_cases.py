@@ -1,6 +1,6 @@
-"""The cases that llama.cpp publishes for its samplers (tests/test-sampling.cpp in llama-cpp-python 0.3.36), as facts.
+"""Sampler test cases of llama.cpp (tests/test-sampling.cpp, llama-cpp-python 0.3.36).
 
-Probabilities before, what is asked, probabilities after; the peer allows 1e-5.
+Probabilities before, parameters, probabilities after, with llama.cpp's tolerance of 1e-5.
 """
 
 import math
@@ -115,7 +115,7 @@ QUEUES = [
 
 
 def least_kept(queue: str, top_k: int, top_p: float, min_p: float) -> int:
-    """The least id left, by the definitions, in whole numbers: ids from `least` on are left."""
+    """Smallest id kept, by definition in integers; later ids are kept too."""
     least = 0
     for name in queue:
         if name == "k":

@@ -1,4 +1,4 @@
-"""What llama.cpp's samplers left of random logits, recorded by tests/oracle/samplers.py."""
+"""llama.cpp's samplers on random logits, recorded by tests/oracle/samplers.py."""
 
 import json
 

@@ -1,11 +1,11 @@
-"""DRY's breakers, and tokens that a vocabulary forbids."""
+"""DRY sequence breakers, and tokens suppressed by the vocabulary."""
 
 import numpy as np
 import pytest
 
 from candidates import apply
 from llamacli import SamplingParams
-from llamacli.sampling import Dry, Penalties, SamplerState, SuppressTokens, sequence_breakers, build_chain
+from llamacli.sampling import Dry, Penalties, SamplerState, SuppressTokens, build_chain, sequence_breakers
 from llamacli.tokenizer import tokenizer_from_metadata
 from tokenizer.small_vocabularies import byte_level
 

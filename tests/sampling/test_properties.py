@@ -1,4 +1,4 @@
-"""What holds for all logits."""
+"""Properties of samplers for all logits (Hypothesis)."""
 
 import math
 
@@ -306,7 +306,7 @@ class TestPenalties:
 
 
 def repetitions(history: list[int], token: int) -> list[int]:
-    """How many of the latest tokens stand before this one, at each place where it was written already."""
+    """Length of the repeated suffix before each earlier occurrence of a token."""
 
     def length(place: int) -> int:
         n = 0
@@ -342,7 +342,7 @@ class TestTemperature:
 
 
 def chi_square(observed: np.ndarray, probabilities: np.ndarray) -> float:
-    """In standard deviations from its mean; tokens rarely expected are put together."""
+    """Chi-square statistic in standard deviations, with rare tokens pooled."""
     expected = probabilities * observed.sum()
     rare = expected < 5
     o = np.append(observed[~rare], observed[rare].sum())

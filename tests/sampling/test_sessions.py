@@ -1,4 +1,4 @@
-"""Sampling as sessions do it."""
+"""Sampling in sessions."""
 
 import threading
 from pathlib import Path

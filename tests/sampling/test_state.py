@@ -1,4 +1,4 @@
-"""Streams of draws: seeds, history, clones, log-probabilities."""
+"""Sampler state: seeds, history, clones, log-probabilities."""
 
 import math
 
@@ -98,7 +98,7 @@ def test_states_do_not_share_a_chain() -> None:
 
 
 class Counting(SamplerChain):
-    """A chain of one's own that counts what it draws."""
+    """Custom chain that counts its draws."""
 
     n_drawn = 0
 

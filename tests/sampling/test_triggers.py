@@ -1,4 +1,4 @@
-"""Grammars that wait for a text."""
+"""Lazy grammars with triggers."""
 
 import numpy as np
 import pytest
@@ -30,12 +30,12 @@ def ids_that_fit(grammar: LazyGrammar) -> list[int]:
 
 
 def fits(grammar: LazyGrammar) -> set[str]:
-    """The pieces of what may come next."""
+    """Pieces of the allowed next tokens."""
     return {WORDS.piece(token, unparse_special=True) for token in ids_that_fit(grammar)}
 
 
 def waits(grammar: LazyGrammar) -> bool:
-    """Whether any token may come next."""
+    """True if any token may come next."""
     return len(ids_that_fit(grammar)) == WORDS.n_vocab
 
 

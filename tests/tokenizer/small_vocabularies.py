@@ -1,4 +1,4 @@
-"""Metadata of small vocabularies, one of each scheme, to work out by hand."""
+"""Metadata of small vocabularies, one per tokenizer scheme."""
 
 from typing import Any
 
@@ -12,7 +12,10 @@ HEAD = {"<unk>": UNKNOWN, "<s>": CONTROL, "</s>": CONTROL, **dict.fromkeys(BYTE_
 
 
 def scored(scores: dict[str, float], kinds: dict[str, int] | None = None, **keys: Any) -> dict[str, Any]:
-    """Tokens merged by scores: HEAD (ids 0 to 258), then these in order (from id 259 on), then those of `kinds`."""
+    """SentencePiece metadata: HEAD, tokens merged by score, special tokens.
+
+    HEAD has ids 0 to 258, `tokens` start at id 259, those of `kinds` follow.
+    """
     types = {**HEAD, **dict.fromkeys(scores, NORMAL), **(kinds or {})}
     return {
         "tokenizer.ggml.model": "llama",
@@ -24,7 +27,10 @@ def scored(scores: dict[str, float], kinds: dict[str, int] | None = None, **keys
 
 
 def ranked(merges: list[str], kinds: dict[str, int] | None = None, **keys: Any) -> dict[str, Any]:
-    """Tokens merged by rank in raw UTF-8: HEAD, a space (id 259), all pieces of the merges, then those of `kinds`."""
+    """Metadata of ranked merges in raw UTF-8.
+
+    HEAD, a space (id 259), all pieces of the merges, then the tokens of `kinds`.
+    """
     types = {**HEAD, **dict.fromkeys(["▁", *_pieces(merges)], NORMAL), **(kinds or {})}
     return {
         "tokenizer.ggml.model": "gemma4",
@@ -37,7 +43,7 @@ def ranked(merges: list[str], kinds: dict[str, int] | None = None, **keys: Any) 
 
 
 def byte_level(merges: list[str], kinds: dict[str, int] | None = None, **keys: Any) -> dict[str, Any]:
-    """Byte-level tokens: all bytes (the id is the byte), then what the merges make, then those of `kinds`."""
+    """Byte-level BPE metadata: bytes (ids 0 to 255), merged pieces, special tokens."""
     bytes_in_order = sorted(BYTE_OF_CHAR, key=BYTE_OF_CHAR.__getitem__)
     types = {**dict.fromkeys([*bytes_in_order, *_pieces(merges)], NORMAL), **(kinds or {})}
     return {
@@ -51,13 +57,13 @@ def byte_level(merges: list[str], kinds: dict[str, int] | None = None, **keys: A
 
 
 def english(space: str) -> list[str]:
-    """Merges that make some words, their spaces written as `space`."""
+    """Merges for some English words, with spaces written as `space`."""
     words = ["the", "cat", "sat", "mat", "on", "hello", "world", f"{space}the", f"{space}cat", f"{space}on", "12", "!!"]
     return list(dict.fromkeys(f"{word[:i]} {word[i]}" for word in words for i in range(1, len(word))))
 
 
 def english_scores() -> dict[str, float]:
-    """The same words as tokens with scores: the longer the better, and no two alike."""
+    """The same words as tokens with distinct scores, higher for longer ones."""
     return {piece: len(piece) - i / 1000 for i, piece in enumerate(["▁", *_pieces(english("▁"))])}
 
 

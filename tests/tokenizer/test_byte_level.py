@@ -23,7 +23,7 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def words(pre: str, text: str) -> list[str]:
-    """How a pre-tokenizer cuts ASCII text: all within a word merges, by a vocabulary of the text's own substrings."""
+    """Words of a pre-tokenizer, by a vocabulary that merges whole words."""
     raw = "".join(CHAR_OF_BYTE[byte] for byte in text.encode())
     pieces = {raw[i:j] for i in range(len(raw)) for j in range(i + 2, len(raw) + 1)}
     merges = [f"{piece[:i]} {piece[i:]}" for piece in sorted(pieces, key=len) for i in range(1, len(piece))]

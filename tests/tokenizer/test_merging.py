@@ -12,7 +12,7 @@ from tokenizer.small_vocabularies import english, english_scores, ranked, scored
 
 
 def merge_plainly(text: str, ranks: dict[str, float]) -> list[str]:
-    """The definition of merging by ranks of unions, in quadratic time."""
+    """Definition of merging by rank, in quadratic time."""
     pieces = list(text)
     while True:
         pairs = [(ranks[a + b], i) for i, (a, b) in enumerate(pairwise(pieces)) if a + b in ranks]

@@ -20,7 +20,7 @@ from tokenizer.small_vocabularies import (
 
 
 def chat(kinds: dict[str, int], **keys: object) -> Tokenizer:
-    """All bytes, their ids the bytes, then `kinds`."""
+    """Byte-level tokenizer with tokens of the given kinds."""
     return tokenizer_from_metadata(byte_level([], kinds, **keys))
 
 
@@ -52,7 +52,7 @@ def special_texts(draw: st.DrawFn) -> tuple[list[str], str]:
 
 
 def partition_plainly(specials: list[str], text: str) -> list[str | int]:
-    """The definition: split at one special token after the other, the longest first."""
+    """Definition of the partition: split at special tokens, longest first."""
     parts: list[str | int] = [text]
     for special in sorted(specials, key=len, reverse=True):
         pieces: list[str | int] = []

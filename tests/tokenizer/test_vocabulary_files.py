@@ -1,4 +1,4 @@
-"""The cases that llama.cpp keeps beside its vocabularies."""
+"""Test cases that llama.cpp publishes with its vocabularies."""
 
 from functools import cache
 from pathlib import Path
