@@ -367,7 +367,7 @@ def register_samplers(register):
         session.eval([1, 2, 3])
         best = session.sample()
         assert session.sample(SamplingParams(samplers=("Banish",), options={"banish": best})) != best
-        with pytest.raises(InvalidRequestError, match="no sampler 'other'"):
+        with pytest.raises(InvalidRequestError, match="unknown sampler 'other'"):
             session.sample(SamplingParams(samplers=("other",)))
         errors = {info.module: info.error for info in plugins.infos()}
         assert "registers what is registered already: TOP-K" in errors["dummy_again"]

@@ -187,5 +187,5 @@ class TestChain:
         assert build_chain(params).samplers[-1] == AdaptiveP(0.3, 0.8)
 
     def test_unknown_sampler_name(self) -> None:
-        with pytest.raises(InvalidRequestError, match=r"no sampler 'top_q' \(built in: .*penalties, dry"):
+        with pytest.raises(InvalidRequestError, match=r"unknown sampler 'top_q' \(built in: .*penalties, dry"):
             build_chain(SamplingParams(temp=1, samplers=("top_q",)))

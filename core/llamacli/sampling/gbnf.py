@@ -104,9 +104,9 @@ class _Parser:
             self.rule()
         for name, place in self.first_use.items():
             if name not in self.rules:
-                self.fail(f"there is no rule {name!r}", place)
+                self.fail(f"rule {name!r} is not defined", place)
         if "root" not in self.rules:
-            self.fail("there is no rule 'root'")
+            self.fail("rule 'root' is not defined")
         return self.rules
 
     def rule(self) -> None:
@@ -180,20 +180,20 @@ class _Parser:
                 self.take("-")
                 high = self.character(start)
                 if high < low:
-                    self.fail("the range ends before it begins", place)
+                    self.fail("the range is reversed", place)
             ranges.append((low, high))
         if not ranges:
-            self.fail("there is no character between [ and ]", start)
+            self.fail("empty character class", start)
         chars = Chars(_others(ranges) if inverse else tuple(ranges))
         if not chars.ranges:
-            self.fail("there is no character outside of these", start)
+            self.fail("the negated class matches no character", start)
         return chars
 
     def character(self, start: int) -> int:
         """Parse one character of a literal or class that begins at `start`."""
         place = self.at
         if self.at == len(self.text):
-            self.fail("it has no end", start)
+            self.fail("unterminated string or character class", start)
         self.at += 1
         code = ord(self.text[place])
         if self.text[place] == "\\":
@@ -209,7 +209,7 @@ class _Parser:
             elif letter in _ESCAPES:
                 code = ord(_ESCAPES[letter])
             else:
-                self.fail(f"there is no escape \\{letter}", place)
+                self.fail(f"unknown escape \\{letter}", place)
         if _SURROGATES[0] <= code <= _SURROGATES[1] or code > LAST_CHARACTER:
             self.fail(f"U+{code:X} is not a character", place)
         return code
@@ -250,7 +250,7 @@ class _Parser:
         if not self.take("}"):
             self.fail("expected }")
         if high is not None and high < low:
-            self.fail("at most is less than at least", start)
+            self.fail("the maximum is less than the minimum", start)
         if max(low, high or 0) > _MAX_REPETITIONS:
             self.fail(f"more than {_MAX_REPETITIONS} repetitions", start)
         return low, high

@@ -80,7 +80,7 @@ def _named(name: str, find: FindSampler | None) -> SamplerType:
     kind = sampler_type(name, find)
     if kind is None:
         known = ", ".join(kind.name for kind in BUILT_IN)
-        raise InvalidRequestError(f"samplers: there is no sampler {name!r} (built in: {known})")
+        raise InvalidRequestError(f"samplers: unknown sampler {name!r} (built in: {known})")
     return kind
 
 

@@ -61,7 +61,7 @@ class SamplerState:
         Raises InvalidRequestError if nothing was drawn yet.
         """
         if self._candidates.chosen is None:
-            raise InvalidRequestError("no token has been drawn yet, so there are no candidates")
+            raise InvalidRequestError("no token has been drawn yet: there are no candidates")
         return self._candidates
 
     def legal(self, logits: Logits, params: SamplingParams | SamplerChain) -> Candidates:

@@ -83,7 +83,7 @@ class Tokenizer:
         return [*bos, *ids, *eos]
 
     def encode_prompt(self, text: str, parse_special: bool = False) -> list[int]:
-        """Return the ids of a prompt: with BOS if the model expects it, never with EOS.
+        """Return the ids of a prompt: BOS if expected, never EOS.
 
         `parse_special` and errors as in `encode`.
         """
