@@ -96,7 +96,7 @@ KEYS = {
     },
     4: {
         "attention.sliding_window": [None, 0],
-        "attention.sliding_window_pattern": [None, [True, True], [1, 1, 0], 3],
+        "attention.sliding_window_pattern": [None, [True, True], [1, 2, 0], 3],
         "attention.head_count_kv": [[2, 2], [2, 3, 1], [2, 0, 1], 3],
         "attention.key_length_swa": [None, 0],
         "attention.value_length_swa": [32],
