@@ -39,6 +39,7 @@ LAYERS = [
     {"branches"},
     {"chat"},
     {"tools"},
+    {"testing"},
     {"prefix"},
     {"cli"},
     {"__main__"},
