@@ -3,19 +3,21 @@
 import importlib
 import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType
 
 import attrs
 import numpy as np
 import pytest
-from numba import njit
+from numba import njit, types
 
 import example_formats
 from example_formats import Added
 from llamacli.kernels import jit
-from llamacli.kernels.digest import packing_digest
+from llamacli.kernels.digest import function_digest, packing_digest
 from llamacli.kernels.layout import ACTIVATION
 from llamacli.kernels.linear import LINEAR, linear
 from llamacli.kernels.packing import pack
@@ -29,7 +31,7 @@ FORMAT = example_formats.FORMATS[0]
 
 HELPERS = """
 import numpy as np
-from numba import njit
+from numba import njit, types
 
 TABLE = np.arange(8, dtype=np.uint8)
 FACTOR = 1.0
@@ -190,3 +192,59 @@ def test_an_edited_plugin_gets_new_kernels_and_an_unchanged_one_the_old_ones(tmp
     np.testing.assert_array_equal(sums(decode=flipped), -expected - 16)
     assert len(compiled) == kept
     team.close()
+
+
+def kernel_of(source: str, module: str = "llamacli_other") -> FunctionType:
+    """A function of a plugin's module."""
+    namespace = {"__name__": module}
+    exec(source, namespace)
+    function = namespace["double"]
+    assert isinstance(function, FunctionType)
+    return function
+
+
+DOUBLE = """
+FACTOR = 2
+def helper(x):
+    return x * FACTOR
+def double(args, run, thread, n_threads):
+    helper(args)
+"""
+
+
+def test_kernels_of_plugins_are_told_apart_by_their_code() -> None:
+    digests = {
+        function_digest(kernel_of(source))
+        for source in (DOUBLE, DOUBLE.replace("FACTOR = 2", "FACTOR = 3"), DOUBLE.replace("x *", "x +"), DOUBLE + "\n")
+    }
+    assert len(digests) == 3
+    assert function_digest(kernel_of(DOUBLE, "llamacli.ops.other")) == ""
+
+
+def test_functions_that_emit_instructions_count() -> None:
+    from llamacli.kernels import ir
+
+    def kernel(emit: object) -> FunctionType:
+        namespace = {"__name__": "llamacli_other", "emit": emit}
+        exec("def double(args, run, thread, n_threads):\n    emit(args)", namespace)
+        return namespace["double"]
+
+    def emitter(body: str) -> object:
+        namespace = {"__name__": "llamacli_other"}
+        exec(f"def emit(b, x):\n    return {body}", namespace)
+        return ir.expose(types.int64, types.int64)(namespace["emit"])
+
+    first, second = (function_digest(kernel(emitter(body))) for body in ("b.add(x, x)", "b.mul(x, x)"))
+    assert first != second
+    assert first == function_digest(kernel(emitter("b.add(x, x)")))
+
+
+def test_a_plugins_kernel_is_warmed_up_under_its_digest() -> None:
+    import llamacli_l2  # noqa: F401 - imports its verb
+    from llamacli_l2.l2_norm import l2_norm_kernel
+
+    from llamacli.engine.catalog import catalog
+
+    name = l2_norm_kernel().name
+    assert re.fullmatch(r"l2_norm_[0-9a-f]{16}", name)
+    assert name in {kernel.name for kernel in catalog()}

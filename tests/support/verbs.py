@@ -36,6 +36,7 @@ class Run:
         tokens: Sequence[int] = TOKENS,
         mode: str = "fp32",
         seq_len: int | None = None,
+        output: bool = True,
     ):
         random = np.random.default_rng(5)
         self.arrays: dict[str, np.ndarray] = {}
@@ -50,7 +51,8 @@ class Run:
         graph = Graph()
         x = graph.embed(param("token_embd", N_VOCAB, WIDTH))
         out = build(graph, param, x)
-        graph.linear(out, param("output", 32, out.width))
+        if output:
+            graph.linear(out, param("output", 32, out.width))
         self.program = engine.compile(graph, ArrayFile(Path("m"), Metadata({}), self.arrays), QuantMode(mode))
         spans = [span(self.program, len(tokens), seq_len)]
         self.logits = self.program.forward(np.array(tokens, np.int32), spans, all_logits=True)

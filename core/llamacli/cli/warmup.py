@@ -22,11 +22,12 @@ def warmup() -> None:
     from llamacli.engine import jit_disabled
     from llamacli.engine.catalog import catalog
     from llamacli.kernels import jit
-    from llamacli.plugins import GENERAL, installed_plugins
+    from llamacli.plugins import ARCHITECTURES, GENERAL, installed_plugins
 
     if jit_disabled():
         raise InvalidRequestError("NUMBA_DISABLE_JIT is set, which forbids to compile kernels")
-    installed_plugins().load_group(GENERAL)  # for their tensor types
+    for group in (GENERAL, ARCHITECTURES):  # for their tensor types and verbs
+        installed_plugins().load_group(group)
     kernels, compiled, started = catalog(), list[str](), time.monotonic()
     jit.listeners.append(compiled.append)
     try:

@@ -1,0 +1,24 @@
+"""Code of docs/plugins.md: the verb to copy is the one that tests use, and the elementwise one works."""
+
+import inspect
+import re
+from pathlib import Path
+
+from llamacli_l2.l2_norm import L2Norm
+
+GUIDE = (Path(__file__).resolve().parents[1] / "docs" / "plugins.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
+
+
+def block(text: str) -> str:
+    (found,) = (block for block in BLOCKS if text in block)
+    return found
+
+
+def test_the_verb_to_copy_is_tested() -> None:
+    assert block("class L2Norm") == Path(inspect.getfile(L2Norm)).read_text()
+
+
+def test_the_elementwise_verb_passes_its_check() -> None:
+    namespace = {"__name__": "llamacli_guide"}
+    exec(block("class Clamp") + block("check_op(Clamp)"), namespace)

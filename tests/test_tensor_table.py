@@ -1,0 +1,81 @@
+"""Tensor tables: names without suffix, biases of vectors, scales of matrices."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamacli import ArrayFile, Config, ModelFormatError, TensorTable
+from llamacli.architecture import sliding_layers
+from llamacli.gguf import Metadata
+
+KEYS = {
+    "general.architecture": "a", "a.vocab_size": 50, "a.context_length": 64, "a.embedding_length": 12,
+    "a.block_count": 1, "a.attention.head_count": 3, "a.feed_forward_length": 24,
+}  # fmt: skip
+
+
+def file(**shapes: tuple[int, ...]) -> ArrayFile:
+    arrays = {name.replace("__", "."): np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    return ArrayFile(Path("m"), Metadata({}), arrays)
+
+
+def test_tensors_without_the_suffix_weight() -> None:
+    table = TensorTable()
+    block = table.block()
+    block.add_tensor("ssm_a", 4)
+    block.add_tensor("ssm_dt.bias", 4)
+    block.add_tensor("exp_probs_b.bias", 6, optional=True)
+    params = table.bind(file(blk__0__ssm_a=(4,), blk__0__ssm_dt__bias=(4,))).blk[0]
+    assert (params.ssm_a.weight.name, params.ssm_a.weight.shape) == ("blk.0.ssm_a", (4,))
+    assert params.ssm_dt_bias.weight.name == "blk.0.ssm_dt.bias"
+    assert params.exp_probs_b_bias is None
+    with pytest.raises(ModelFormatError, match=r"tensor blk\.0\.ssm_dt\.bias is missing, expected \(4,\)"):
+        table.bind(file(blk__0__ssm_a=(4,)))
+    with pytest.raises(ModelFormatError, match=r"tensor blk\.0\.ssm_a has shape \(5,\), expected \(4,\)"):
+        table.bind(file(blk__0__ssm_a=(5,), blk__0__ssm_dt__bias=(4,)))
+
+
+def test_norms_may_have_a_bias() -> None:
+    table = TensorTable()
+    table.add("output_norm", 8, bias=True)
+    table.add("attn_norm", 8, needs_bias=True)
+    shapes = {"output_norm__weight": (8,), "attn_norm__weight": (8,), "attn_norm__bias": (8,)}
+    params = table.bind(file(**shapes))
+    assert (params.output_norm.bias, params.attn_norm.bias.shape) == (None, (8,))
+    del shapes["attn_norm__bias"]
+    with pytest.raises(ModelFormatError, match=r"tensor attn_norm\.bias is missing, expected \(8,\)"):
+        table.bind(file(**shapes))
+
+
+def test_every_matrix_may_have_a_scale() -> None:
+    table = TensorTable()
+    table.add("attn_q", 8, 4)
+    table.add("ffn_up_exps", 3, 8, 4)
+    table.add("attn_norm", 4)
+    shapes = {"attn_q__weight": (8, 4), "ffn_up_exps__weight": (3, 8, 4), "attn_norm__weight": (4,)}
+    scales = {"attn_q__scale": (1,), "ffn_up_exps__scale": (3,)}
+    params = table.bind(file(**shapes, **scales))
+    assert (params.attn_q.scale.name, params.ffn_up_exps.scale.shape) == ("attn_q.scale", (3,))
+    assert table.bind(file(**shapes)).attn_q.scale is None
+    with pytest.raises(ModelFormatError, match=r"tensor attn_norm\.scale \(1,\) is not one that"):
+        table.bind(file(**shapes, attn_norm__scale=(1,)))
+
+
+def test_families_with_layer_norm_need_no_epsilon_of_rms_norm() -> None:
+    metadata = Metadata(KEYS | {"a.attention.layer_norm_epsilon": 1e-3})
+    config = Config.from_gguf(metadata, layer_norm_eps=metadata.get_float("a.attention.layer_norm_epsilon"))
+    assert (config.layer_norm_eps, config.rms_eps) == (1e-3, 0.0)
+    with pytest.raises(ModelFormatError, match=r"'a\.attention\.layer_norm_rms_epsilon' is missing"):
+        Config.from_gguf(metadata)
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int32, np.uint8])
+def test_window_patterns_may_be_stored_as_integers(dtype) -> None:
+    key = "a.attention.sliding_window_pattern"
+    layers = sliding_layers(Metadata({key: np.array([1, 0, 1], dtype)}), "a", 3, period=2)
+    assert layers == (True, False, True)
+    assert all(isinstance(layer, bool) for layer in layers)
+    if dtype is not np.bool_:
+        with pytest.raises(ModelFormatError, match=key):
+            sliding_layers(Metadata({key: np.array([1, 2, 1], dtype)}), "a", 3, period=2)
