@@ -268,6 +268,14 @@ LLAMA: dict[str, dict[str, Any]] = {
     "head_dim": {"n_head_kv": 2, "head_dim": 32},
     "moe_8_2": {"n_head_kv": 2, "n_ff": 64, "n_expert": 8, "n_expert_used": 2},
     "moe_4_1": {"n_head_kv": 2, "n_ff": 64, "n_expert": 4, "n_expert_used": 1},
+    "scales": {
+        "n_head_kv": 2,
+        "tensors": {
+            f"blk.{i}.{name}.scale": np.array([0.5 + 0.1 * n + 0.3 * i])
+            for i in range(2)
+            for n, name in enumerate(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"))
+        },
+    },
     "f16": {"n_head_kv": 2, "type": "F16"},
     "bf16": {"n_head_kv": 2, "type": "BF16"},
     "q8_0": {"n_head_kv": 2, "type": "Q8_0"},
