@@ -24,7 +24,7 @@ import make_model
 import numpy as np
 
 import llamacli
-from llamacli.cli.stats import peak_rss
+from llamacli.util.system import peak_rss
 
 
 class Ours:

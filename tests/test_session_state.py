@@ -229,7 +229,7 @@ class TestStrategies:
     def test_memory_is_looked_at_by_who_wants_to_know(
         self, strategy: CacheStrategy, model: Model, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("llamacli.kv.strategies.available", lambda: pytest.fail("nobody asked"))
+        monkeypatch.setattr("llamacli.kv.strategies.available_memory", lambda: pytest.fail("nobody asked"))
         fresh(model, LONG[:5], strategy=strategy)
 
     def test_unknown(self, model: Model) -> None:
@@ -238,7 +238,7 @@ class TestStrategies:
 
     def test_out_of_memory_names_both_figures(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
         session = model.create_session()
-        monkeypatch.setattr("llamacli.kv.pool.available", lambda: 1000)
+        monkeypatch.setattr("llamacli.kv.pool.available_memory", lambda: 1000)
         with pytest.raises(OutOfMemoryError, match=r"needs \d+ bytes more, and 1000 are available") as raised:
             session.eval(LONG[:3])
         assert isinstance(raised.value, MemoryError)

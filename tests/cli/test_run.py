@@ -6,9 +6,9 @@ import pytest
 import llamacli.cli.run
 from llamacli import QuantMode, Token, load_model
 from llamacli.cli.run import run
-from llamacli.cli.stats import peak_rss
 from llamacli.kv import KV_TYPES
 from llamacli.tools.demo import demo_path
+from llamacli.util.system import peak_rss
 
 GREEDY = ("--temp", "0", "--mode", "fp32")
 PROMPT = "once upon a time"

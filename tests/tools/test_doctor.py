@@ -1,4 +1,4 @@
-"""What the doctor sees and says, in made-up systems."""
+"""Diagnosis and advice, on simulated systems."""
 
 import attrs
 import pytest
@@ -6,6 +6,7 @@ import pytest
 from llamacli.plugins import PluginInfo
 from llamacli.tools import doctor
 from llamacli.tools.doctor import Cpu, KernelCache, Memory, Report, examine
+from llamacli.util import system
 from llamacli.util.system import Cores
 
 GOOD = PluginInfo("good", "llamacli-good", "1.0", ("arch",), None)
@@ -20,7 +21,7 @@ HEALTHY = Report(
 )
 
 
-def test_where_all_is_well_there_is_no_advice() -> None:
+def test_no_advice_for_a_healthy_system() -> None:
     assert HEALTHY.advice() == []
 
 
@@ -43,16 +44,16 @@ def kernels(**changes: object) -> dict[str, KernelCache]:
         ({"plugins": ()}, "no plugin that runs models", "pip install"),
         ({"jit_disabled": True}, "NUMBA_DISABLE_JIT is set", "unset NUMBA_DISABLE_JIT"),
         (kernels(n_compiled=3), "47 of 50 kernels are not compiled", "llamacli warmup"),
-        (kernels(writable=False), "/cache cannot be written", "set LLAMACLI_CACHE"),
-        (kernels(writable=False, folder=None), "there is no home folder", "set LLAMACLI_CACHE"),
-        (cpu(isa="generic"), "LLAMACLI_ISA chooses generic, though this CPU runs avx2", "unset LLAMACLI_ISA"),
-        (cpu(isa="generic", available=("generic",)), "no kernels for this CPU's own", "AVX2"),
-        (cpu(cores=Cores(8, 4, 1.5)), "grants 1.5 CPUs' worth of time, so 2 of 4 cores", "CPU limit"),
-        (cpu(cores=Cores(3, 2, None)), "on 3 of 8 CPUs only", "taskset"),
+        (kernels(writable=False), "/cache is not writable", "set LLAMACLI_CACHE"),
+        (kernels(writable=False, folder=None), "there is no home directory", "set LLAMACLI_CACHE"),
+        (cpu(isa="generic"), "LLAMACLI_ISA selects generic, but this CPU supports avx2", "unset LLAMACLI_ISA"),
+        (cpu(isa="generic", available=("generic",)), "no kernels use this CPU's own", "AVX2"),
+        (cpu(cores=Cores(8, 4, 1.5)), "quota is 1.5 CPUs: 2 of 4 cores", "CPU limit"),
+        (cpu(cores=Cores(3, 2, None)), "allows 3 of 8 CPUs", "taskset"),
         (cpu(governor="powersave"), "frequency is kept low", "performance"),
-        (cpu(load=6.25), "6.2 of 8 CPUs were busy", "-t"),
+        (cpu(load=6.25), "load average is 6.2 on 8 CPUs", "-t"),
         (memory(huge_pages="never"), "huge pages are off", "madvise"),
-        (memory(free=100 << 20), "only 100 MiB of memory", "end other programs"),
+        (memory(free=100 << 20), "only 100 MiB of memory", "stop other programs"),
         (memory(limit=200 << 20), "only 200 MiB of memory", "memory limit"),
     ],
 )
@@ -74,7 +75,7 @@ def test_no_advice(change: dict[str, object]) -> None:
     assert attrs.evolve(HEALTHY, **change).advice() == []
 
 
-def test_this_system() -> None:
+def test_report_of_this_machine() -> None:
     report = examine((GOOD,))
     assert report.versions["numba"]
     assert report.cpu.isa in report.cpu.available
@@ -83,11 +84,9 @@ def test_this_system() -> None:
     assert report.plugins == (GOOD,)
 
 
-def test_a_system_is_read_from_its_files(tmp_path, monkeypatch) -> None:
+def test_report_of_a_simulated_system(tmp_path, monkeypatch) -> None:
     files = {
         "proc/cpuinfo": "processor\t: 0\nmodel name\t: A CPU: fast\n\nprocessor\t: 1\nmodel name\t: Other\n",
-        "proc/meminfo": "MemTotal:       2048 kB\nMemAvailable:   1024 kB\n",
-        "proc/loadavg": "1.50 0.2 0.1 1/100 1234\n",
         "proc/self/cgroup": "0::/\n",
         "proc/self/mountinfo": "26 25 0:23 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
         "sys/fs/cgroup/memory.max": "4096\n",
@@ -97,18 +96,22 @@ def test_a_system_is_read_from_its_files(tmp_path, monkeypatch) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
+    monkeypatch.setattr(system, "load_average", lambda: 1.5)
+    monkeypatch.setattr(system, "system_memory", lambda: (2 << 20, 1 << 20))
     report = examine((), tmp_path)
     assert (report.cpu.name, report.cpu.load, report.cpu.governor) == ("A CPU: fast", 1.5, "powersave")
     assert report.memory == Memory(2 << 20, 1 << 20, 4096, "never")
 
 
-def test_a_system_that_tells_nothing(tmp_path) -> None:
+def test_report_of_a_system_without_proc_and_sys(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(system, "load_average", lambda: None)
+    monkeypatch.setattr(system, "system_memory", lambda: None)
     report = examine((), tmp_path)
     assert report.memory == Memory(None, None, None, None)
     assert (report.cpu.load, report.cpu.governor) == (None, None)
 
 
-def test_the_kernel_cache(tmp_path, monkeypatch) -> None:
+def test_report_of_the_kernel_cache(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("LLAMACLI_CACHE", str(tmp_path / "deep" / "cache"))
     empty = examine(()).kernels
     assert (empty.writable, empty.n_bytes, empty.n_compiled) == (True, 0, 0)

@@ -1,11 +1,12 @@
-"""How many cores a process may use, in made-up systems."""
+"""Usable cores and memory, on simulated systems."""
 
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
-from llamacli.util.system import Cores, usable_cores
+from llamacli.util.system import Cores, available_memory, memory_limit, system_memory, usable_cores
 
 V2 = "26 25 0:23 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = (
@@ -17,7 +18,7 @@ OTHER_MOUNT = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n"
 
 @pytest.fixture
 def system(tmp_path, monkeypatch):
-    """Write a system's files; the process may run on `cpus`, and two neighbours are a core where `smt`."""
+    """Write the files of a system whose affinity mask has `cpus`; with `smt` two of them are one core."""
 
     def write(cpus: int = 8, smt: bool = False, **files: str) -> Path:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)), raising=False)
@@ -36,7 +37,7 @@ def system(tmp_path, monkeypatch):
 
 
 def v2(path: str, **limits: str) -> dict[str, str]:
-    """The files of a process in a group of the second version, and the limits of groups by their path."""
+    """The files of a process in a cgroup v2, and the CPU limits of cgroups by path."""
     groups = {f"sys__fs__cgroup__{group}cpu.max": text for group, text in limits.items()}
     return {"proc__self__cgroup": f"0::{path}\n", "proc__self__mountinfo": OTHER_MOUNT + V2, **groups}
 
@@ -53,18 +54,20 @@ def v1(path: str, root: str = "/", **limits: str) -> dict[str, str]:
     return files
 
 
-def test_cores_are_counted_and_not_their_threads(system) -> None:
+def test_hardware_threads_of_one_core_count_once(system) -> None:
     assert usable_cores(system(8, smt=True)) == Cores(8, 4, None)
 
 
-def test_affinity_counts(system) -> None:
+def test_affinity_mask_limits_cores(system) -> None:
     assert usable_cores(system(3, smt=True)) == Cores(3, 2, None)
 
 
-def test_a_system_that_tells_nothing(tmp_path, monkeypatch) -> None:
+def test_cores_without_affinity_and_topology(tmp_path, monkeypatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert usable_cores(tmp_path) == Cores(6, 6, None)
+    for counted, physical in ((3, 3), (8, 6), (None, 6)):
+        monkeypatch.setattr(psutil, "cpu_count", lambda logical, counted=counted: counted)
+        assert usable_cores(tmp_path) == Cores(6, physical, None)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert usable_cores(tmp_path).threads == 1
 
@@ -90,14 +93,69 @@ def test_a_system_that_tells_nothing(tmp_path, monkeypatch) -> None:
         (v1("/docker/x", root="/docker/y", **{"": "300000 100000"}), 3.0, 3),
     ],
 )
-def test_a_quota_counts_rounded_up(system, files, quota, threads) -> None:
+def test_cpu_quota_of_cgroups_rounded_up(system, files, quota, threads) -> None:
     cores = usable_cores(system(**files))
     assert (cores.quota, cores.threads) == (quota, threads)
 
 
-def test_this_system(monkeypatch) -> None:
+def test_cores_of_this_machine(monkeypatch) -> None:
     cores = usable_cores()
     assert 1 <= cores.threads <= cores.physical <= cores.logical
     if hasattr(os, "sched_getaffinity"):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
         assert usable_cores().threads == 1
+
+
+V2_FILES = {"proc__self__cgroup": "0::/a/b\n", "proc__self__mountinfo": OTHER_MOUNT + V2}
+V1_FILES = {
+    "proc__self__cgroup": "4:memory:/a\n",
+    "proc__self__mountinfo": "30 25 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
+}
+V1_FOLDER = "sys__fs__cgroup__memory__a__"
+
+
+@pytest.mark.parametrize(
+    ("files", "limit", "available"),
+    [
+        (V2_FILES, None, 5000),
+        (V2_FILES | {"sys__fs__cgroup__a__memory.max": "max\n"}, None, 5000),
+        (V2_FILES | {"sys__fs__cgroup__a__memory.max": "9000\n"}, 9000, 5000),
+        (
+            V2_FILES
+            | {
+                "sys__fs__cgroup__a__b__memory.max": "8000\n",
+                "sys__fs__cgroup__a__memory.max": "4000\n",
+                "sys__fs__cgroup__a__memory.current": "3000\n",
+                "sys__fs__cgroup__a__memory.stat": "anon 1\ninactive_file 500\n",
+            },
+            4000,
+            1500,
+        ),
+        (
+            V1_FILES
+            | {
+                f"{V1_FOLDER}memory.limit_in_bytes": "4000\n",
+                f"{V1_FOLDER}memory.usage_in_bytes": "3000\n",
+                f"{V1_FOLDER}memory.stat": "inactive_file 1\ntotal_inactive_file 200\n",
+            },
+            4000,
+            1200,
+        ),
+        (V1_FILES | {f"{V1_FOLDER}memory.limit_in_bytes": f"{(1 << 63) - 4096}\n"}, None, 5000),
+    ],
+)
+def test_memory_limits_of_cgroups(system, monkeypatch, files, limit, available) -> None:
+    monkeypatch.setattr("llamacli.util.system.system_memory", lambda: (10000, 5000))
+    root = system(**files)
+    assert (memory_limit(root), available_memory(root)) == (limit, available)
+
+
+def test_memory_of_this_machine(monkeypatch) -> None:
+    total, available = system_memory()
+    assert 0 < available_memory() <= available <= total
+
+    def unknown() -> None:
+        raise FileNotFoundError("/proc/meminfo")
+
+    monkeypatch.setattr(psutil, "virtual_memory", unknown)
+    assert system_memory() is None

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
 from llamacli.cli.output import human_bytes, note
+from llamacli.util.system import peak_rss
 
 if TYPE_CHECKING:
     from llamacli import Stats
-
-
-def peak_rss() -> int | None:
-    """The most memory that this process has had resident, in bytes; None where the system does not tell."""
-    with contextlib.suppress(OSError):  # Linux: getrusage would count what the parent had when it forked
-        found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-        if found:
-            return int(found[1]) * 1024
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 @attrs.frozen

@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from llamacli.errors import OutOfMemoryError
 from llamacli.kv.layout import KVLayout
-from llamacli.util.memory import anonymous, available
+from llamacli.util.memory import anonymous
+from llamacli.util.system import available_memory
 
 _SLAB_BYTES = 1 << 24
 _PAGE_PADDING = 33 * 64
@@ -155,7 +156,7 @@ class Pages:
 
 
 def _memory(n_bytes: int) -> npt.NDArray[np.uint8]:
-    n_available = available()
+    n_available = available_memory()
     try:
         if n_available is None or n_bytes <= n_available:
             return anonymous(n_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 from llamacli.errors import InvalidRequestError
-from llamacli.util.memory import available
+from llamacli.util.system import available_memory
 
 LONG_SEQUENCE, UNKNOWN_MEMORY_SEQUENCE = 512, 256
 """Tokens above which LONG_SEQUENCE_ONLY caches, and ADAPTIVE if the available memory is unknown."""
@@ -41,7 +41,7 @@ class CacheStrategy(enum.StrEnum):
 
     def caches(self, length: int) -> bool:
         """`should_cache` with the memory available now, which is measured for ADAPTIVE only."""
-        return self.should_cache(length, available() if self is CacheStrategy.ADAPTIVE else None)
+        return self.should_cache(length, available_memory() if self is CacheStrategy.ADAPTIVE else None)
 
     @classmethod
     def of(cls, name: str | CacheStrategy) -> CacheStrategy:

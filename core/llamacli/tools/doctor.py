@@ -1,4 +1,4 @@
-"""What is known of the machine, of the kernels and of the plugins, and what of it makes models slow or fail."""
+"""Diagnosis of CPU, memory, compiled kernels and plugins, with advice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from llamacli.engine.catalog import catalog
 from llamacli.kernels.isa import VARIABLE, available, isa
 from llamacli.kernels.jit import cache_directory
 from llamacli.plugins import PluginInfo
-from llamacli.util.system import ROOT, Cores, memory_limit, usable_cores
+from llamacli.util import system
+from llamacli.util.system import ROOT, Cores
 
 PACKAGES = ("llamacli", "numba", "llvmlite", "numpy", "gguf", "tokenizers")
 
@@ -25,7 +26,7 @@ _LITTLE_MEMORY = 1 << 30
 
 @attrs.frozen
 class Advice:
-    """Something that makes models slow or fail: `what` it is and does, and what to `do` about it."""
+    """A problem that makes models slow or fail (`what`) and its remedy (`do`)."""
 
     what: str
     do: str
@@ -33,7 +34,7 @@ class Advice:
 
 @attrs.frozen
 class Cpu:
-    """The processor's name, what may be used of it, and how many CPUs of any kind the machine has."""
+    """The processor: its name, CPUs in the machine, usable cores, instruction set, governor, load average."""
 
     name: str
     n_cpus: int
@@ -46,7 +47,7 @@ class Cpu:
 
 @attrs.frozen
 class Memory:
-    """Bytes: of the machine, free for new programs, and at most for this one's control group."""
+    """Memory in bytes: of the machine, available, and the limit of this process's cgroups."""
 
     total: int | None
     free: int | None
@@ -56,7 +57,7 @@ class Memory:
 
 @attrs.frozen
 class KernelCache:
-    """The folder of compiled kernels: whether it can be written, and how many of the kernels are there."""
+    """The cache directory of compiled kernels, and how many of all kernels it holds."""
 
     folder: str | None
     writable: bool
@@ -67,7 +68,7 @@ class KernelCache:
 
 @attrs.frozen
 class Report:
-    """All that is known, and what to do about it. `versions` are of packages, "" for one that is missing."""
+    """Everything that was found. `versions` are those of packages, "" for a missing one."""
 
     versions: dict[str, str]
     cpu: Cpu
@@ -77,14 +78,14 @@ class Report:
     plugins: tuple[PluginInfo, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it by name, for JSON."""
+        """The report and its advice as a dict, for JSON."""
         return attrs.asdict(self) | {
             "threads": self.cpu.cores.threads,
             "advice": [attrs.asdict(advice) for advice in self.advice()],
         }
 
     def advice(self) -> list[Advice]:
-        """What could be better, the worst first."""
+        """Problems and remedies, the most serious first."""
         return [*self._of_plugins(), *self._of_kernels(), *self._of_cpu(), *self._of_memory()]
 
     def _of_plugins(self) -> Iterator[Advice]:
@@ -97,19 +98,19 @@ class Report:
     def _of_kernels(self) -> Iterator[Advice]:
         if self.jit_disabled:
             yield Advice(
-                "NUMBA_DISABLE_JIT is set: models are computed by NumPy, many times slower", "unset NUMBA_DISABLE_JIT"
+                "NUMBA_DISABLE_JIT is set: models are computed with NumPy, many times slower", "unset NUMBA_DISABLE_JIT"
             )
         elif not self.kernels.writable:
-            where = self.kernels.folder or "there is no home folder and LLAMACLI_CACHE names none, so they"
+            folder = self.kernels.folder
+            problem = f"{folder} is not writable" if folder else "there is no home directory for the kernel cache"
             yield Advice(
-                f"{where} cannot be written: kernels are compiled anew in each process, which takes seconds",
-                "set LLAMACLI_CACHE to a folder that can be written",
+                f"{problem}: every process compiles its kernels again, which takes seconds",
+                "set LLAMACLI_CACHE to a writable directory",
             )
         elif self.kernels.n_compiled < self.kernels.n_kernels:
             missing = self.kernels.n_kernels - self.kernels.n_compiled
             yield Advice(
-                f"{missing} of {self.kernels.n_kernels} kernels are not compiled yet: the first model that needs one "
-                "waits for it",
+                f"{missing} of {self.kernels.n_kernels} kernels are not compiled yet: the first use of each takes longer",
                 "llamacli warmup",
             )
 
@@ -117,52 +118,51 @@ class Report:
         cpu, cores = self.cpu, self.cpu.cores
         if cpu.isa != cpu.available[-1]:
             yield Advice(
-                f"{VARIABLE} chooses {cpu.isa}, though this CPU runs {cpu.available[-1]}, which is faster",
+                f"{VARIABLE} selects {cpu.isa}, but this CPU supports {cpu.available[-1]}, which is faster",
                 f"unset {VARIABLE}",
             )
         elif cpu.isa == "generic":
             yield Advice(
-                "there are no kernels for this CPU's own instructions: plain vector code is used, which is slower",
-                "use a CPU with AVX2 or, of ARM's, one with the dot product, if one is to be had",
+                "no kernels use this CPU's own instructions: generic vector code is slower",
+                "use a CPU with AVX2, or an ARM CPU with dot product instructions, if possible",
             )
         if cores.threads < cores.physical:
             yield Advice(
-                f"the control group grants {cores.quota:g} CPUs' worth of time, so {cores.threads} of "
-                f"{cores.physical} cores are used",
+                f"the cgroup's CPU quota is {cores.quota:g} CPUs: {cores.threads} of {cores.physical} cores are used",
                 "raise the container's CPU limit",
             )
         if cores.logical < cpu.n_cpus:
             yield Advice(
-                f"this process may run on {cores.logical} of {cpu.n_cpus} CPUs only",
-                "start it without taskset, or with a larger cpuset",
+                f"the affinity mask allows {cores.logical} of {cpu.n_cpus} CPUs",
+                "start without taskset, or with a larger cpuset",
             )
         if cpu.governor == "powersave":
             yield Advice(
-                "the CPU's frequency is kept low (governor powersave)", "choose the governor performance or schedutil"
+                "the CPU frequency is kept low (governor powersave)", "select the governor performance or schedutil"
             )
         if cpu.load is not None and cpu.load > 0.5 * cpu.n_cpus:
             yield Advice(
-                f"{cpu.load:.1f} of {cpu.n_cpus} CPUs were busy in the last minute: all threads wait for the slowest",
-                "end other programs, or compute with fewer threads (-t)",
+                f"the load average is {cpu.load:.1f} on {cpu.n_cpus} CPUs: all threads wait for the slowest",
+                "stop other programs, or use fewer threads (-t)",
             )
 
     def _of_memory(self) -> Iterator[Advice]:
         memory = self.memory
         if memory.huge_pages == "never":
             yield Advice(
-                "transparent huge pages are off: reading weights misses the table of pages more often",
+                "transparent huge pages are off: reading weights causes more TLB misses",
                 "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
             )
         sizes = [size for size in (memory.free, memory.limit) if size is not None]
         if sizes and min(sizes) < _LITTLE_MEMORY:
             yield Advice(
-                f"only {min(sizes) >> 20} MiB of memory are free for this process: larger models will not fit",
-                "end other programs, or raise the container's memory limit",
+                f"only {min(sizes) >> 20} MiB of memory are available to this process: larger models do not fit",
+                "stop other programs, or raise the container's memory limit",
             )
 
 
 def examine(plugins: tuple[PluginInfo, ...], root: Path = ROOT) -> Report:
-    """Look at everything. `root` is where the system's files about it begin."""
+    """Collect the report. `root` stands for the root directory, with `proc` and `sys` in it."""
     return Report(
         versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         cpu=_cpu(root),
@@ -181,24 +181,20 @@ def _version(package: str) -> str:
 
 
 def _cpu(root: Path) -> Cpu:
-    model = _fields(root / "proc/cpuinfo").get("model name", "") or platform.processor() or platform.machine()
-    load = _text(root / "proc/loadavg")
     return Cpu(
-        name=model,
+        name=system.cpu_name(root) or platform.processor() or platform.machine(),
         n_cpus=os.cpu_count() or 1,
-        cores=usable_cores(root),
+        cores=system.usable_cores(root),
         isa=isa(),
         available=available(),
-        governor=_text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or None,
-        load=float(load.split()[0]) if load else None,
+        governor=system.cpu_governor(root),
+        load=system.load_average(),
     )
 
 
 def _memory(root: Path) -> Memory:
-    sizes = {name: int(value.split()[0]) << 10 for name, value in _fields(root / "proc/meminfo").items()}
-    pages = _text(root / "sys/kernel/mm/transparent_hugepage/enabled")
-    chosen = pages[pages.index("[") + 1 : pages.index("]")] if "[" in pages and "]" in pages else None
-    return Memory(sizes.get("MemTotal"), sizes.get("MemAvailable"), memory_limit(root), chosen)
+    total, free = system.system_memory() or (None, None)
+    return Memory(total, free, system.memory_limit(root), system.huge_pages(root))
 
 
 def _kernels() -> KernelCache:
@@ -214,19 +210,3 @@ def _kernels() -> KernelCache:
         n_compiled=sum(kernel.name in sizes for kernel in kernels),
         n_kernels=len(kernels),
     )
-
-
-def _fields(path: Path) -> dict[str, str]:
-    """`name: value` lines of one of the system's files; the first of a name counts."""
-    found: dict[str, str] = {}
-    for line in _text(path).splitlines():
-        name, _, value = line.partition(":")
-        found.setdefault(name.strip(), value.strip())
-    return found
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -1,25 +1,33 @@
-"""What this process may use of the machine: CPUs by its affinity, the cores behind them, what its container grants."""
+"""CPUs and memory of the machine, and the limits of this process: affinity and cgroups."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
 
+Number = TypeVar("Number", int, float)
+
 ROOT = Path("/")
+"""Functions take another directory in its place, below which they find `proc` and `sys`."""
+
+# --- CPUs ------------------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen
 class Cores:
-    """What a process may use.
+    """The CPUs that a process may use.
 
-    - `logical`: CPUs that it may run on, as the system counts them.
-    - `physical`: the cores that these belong to; two CPUs of one core share its arithmetic.
-    - `quota`: how many CPUs' worth of time its control groups grant, or None without a limit.
+    - `logical`: CPUs in its affinity mask.
+    - `physical`: cores that these belong to; two hardware threads of one core share its arithmetic.
+    - `quota`: CPU time that its cgroups grant, in CPUs; None without a limit.
     """
 
     logical: int
@@ -28,40 +36,103 @@ class Cores:
 
     @property
     def threads(self) -> int:
-        """How many threads compute fastest: one a core, and no more than there is time for, rounded up."""
+        """The fastest number of threads: one per physical core, at most the quota rounded up."""
         return max(1, self.physical if self.quota is None else min(self.physical, math.ceil(self.quota)))
 
 
 def usable_cores(root: Path = ROOT) -> Cores:
-    """What this process may use. `root` is where the system's files about it begin."""
+    """The CPUs that this process may use, by its affinity mask and its cgroups."""
     try:
         allowed = sorted(os.sched_getaffinity(0))
-    except AttributeError:  # not every system can say
+    except AttributeError:  # macOS, Windows
         allowed = list(range(os.cpu_count() or 1))
-    cores = set()
-    for cpu in allowed:
-        try:
-            cores.add((root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip())
-        except OSError:
-            cores.add(str(cpu))
-    return Cores(len(allowed), len(cores), min(_limits(root, "cpu", _quota), default=None))
+    return Cores(len(allowed), _physical_cores(allowed, root), min(_limits(root, "cpu", _cpu_quota), default=None))
+
+
+def _physical_cores(cpus: list[int], root: Path) -> int:
+    """The number of cores that some CPUs belong to; psutil counts those of the whole machine only."""
+    topology = (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in cpus)
+    try:
+        return len({siblings.read_text().strip() for siblings in topology})
+    except OSError:
+        import psutil
+
+        return min(len(cpus), psutil.cpu_count(logical=False) or len(cpus))
+
+
+def cpu_name(root: Path = ROOT) -> str:
+    """The processor's model name, or "" if unknown."""
+    found = re.search(r"^model name\s*:\s*(.*\S)", _read(root / "proc/cpuinfo"), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def cpu_governor(root: Path = ROOT) -> str | None:
+    """The frequency governor of the first CPU; None if unknown."""
+    return _read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or None
+
+
+def load_average() -> float | None:
+    """The load average of the last minute; None if unknown."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def system_memory() -> tuple[int, int] | None:
+    """Physical memory of the machine and what of it is available to processes, in bytes; None if unknown."""
+    import psutil
+
+    try:
+        memory = psutil.virtual_memory()
+    except (OSError, KeyError, psutil.Error):
+        return None
+    return memory.total, memory.available
 
 
 def memory_limit(root: Path = ROOT) -> int | None:
-    """How many bytes of memory this process's control groups grant, or None without a limit."""
-    limit = min(_limits(root, "memory", _most_memory), default=None)
-    return None if limit is None else int(limit)
+    """The smallest memory limit of this process's cgroups, in bytes; None without a limit."""
+    return min(_limits(root, "memory", _memory_limit), default=None)
 
 
-def _limits(root: Path, controller: str, read: Callable[[Path], float | None]) -> Iterator[float]:
-    """What `read` finds in the folder of each control group that this process is in, where a limit is set.
+def available_memory(root: Path = ROOT) -> int | None:
+    """Bytes that this process can still allocate: the machine's, or what its cgroups leave. None if unknown."""
+    memory = system_memory()
+    return min([*(memory or ())[1:], *_limits(root, "memory", _memory_left)], default=None)
 
-    Linux Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst.
-    """
+
+def huge_pages(root: Path = ROOT) -> str | None:
+    """The setting of transparent huge pages: always, madvise or never; None if unknown."""
+    found = re.search(r"\[(\w+)\]", _read(root / "sys/kernel/mm/transparent_hugepage/enabled"))
+    return found[1] if found else None
+
+
+def peak_rss(root: Path = ROOT) -> int | None:
+    """Peak resident set size of this process in bytes; None if unknown."""
+    # Linux's own file, because getrusage counts what the parent had when it forked.
+    found = re.search(r"^VmHWM:\s*(\d+) kB", _read(root / "proc/self/status"), re.MULTILINE)
+    if found:
+        return int(found[1]) * 1024
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+# --- cgroups: Linux Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst --------------------------------------------
+
+
+def _limits(root: Path, controller: str, read: Callable[[Path], Number | None]) -> Iterator[Number]:
+    """Limits that `read` finds in the directories of the process's cgroups and of their parents."""
     for folder, top in _groups(root, controller):
         while True:
             # "max" is no number, and the topmost group has no file.
-            with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+            with contextlib.suppress(OSError, ValueError, KeyError, ZeroDivisionError):
                 limit = read(folder)
                 if limit is not None:
                     yield limit
@@ -71,12 +142,9 @@ def _limits(root: Path, controller: str, read: Callable[[Path], float | None]) -
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path]]:
-    """The folder of this process's group and the topmost one that can be seen, in each hierarchy that may limit it."""
-    try:
-        memberships = (root / "proc/self/cgroup").read_text().splitlines()
-        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return
+    """Directories of the process's cgroup and of the topmost visible one, in each hierarchy of the controller."""
+    memberships = _read(root / "proc/self/cgroup").splitlines()
+    mounts = _read(root / "proc/self/mountinfo").splitlines()
     paths: dict[str, str] = {}
     for line in memberships:
         number, controllers, path = line.split(":", 2)
@@ -93,8 +161,8 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path]]:
             yield top / below, top
 
 
-def _quota(folder: Path) -> float | None:
-    """One group's own limit of CPUs' worth of time, by the second version's file or the first version's two."""
+def _cpu_quota(folder: Path) -> float | None:
+    """One cgroup's own limit of CPU time, in CPUs: v2's file or the two of v1."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
     except FileNotFoundError:
@@ -102,10 +170,29 @@ def _quota(folder: Path) -> float | None:
     return int(quota) / int(period) if int(quota) > 0 else None
 
 
-def _most_memory(folder: Path) -> float | None:
-    """One group's own limit of memory; the first version has a number beyond all memory for none."""
+def _memory_limit(folder: Path) -> int | None:
+    """One cgroup's own limit of memory in bytes."""
     try:
         limit = int((folder / "memory.max").read_text())
     except FileNotFoundError:
         limit = int((folder / "memory.limit_in_bytes").read_text())
-    return limit if limit < 1 << 60 else None
+    return limit if limit < 1 << 60 else None  # v1 writes "no limit" as a huge number
+
+
+def _memory_left(folder: Path) -> int | None:
+    """Bytes that one cgroup's limit leaves: file cache that is not in use is reclaimed first."""
+    limit = _memory_limit(folder)
+    if limit is None:
+        return None
+    used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
+    statistics = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+    reclaimable = statistics.get("total_inactive_file") or statistics["inactive_file"]
+    return max(0, limit - int(used) + int(reclaimable))
+
+
+def _read(path: Path) -> str:
+    """A file's text without white space around it; "" if it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
