@@ -12,9 +12,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import platformdirs
 import pytest
 from numba import types
 from numba.core.compiler_lock import global_compiler_lock
+from platformdirs.macos import MacOS
+from platformdirs.unix import Unix
 
 import tiny_models
 from llamacli.kernels import jit
@@ -223,9 +226,9 @@ def test_the_folder_is_a_users_own(monkeypatch) -> None:
     for name in ("LLAMACLI_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/somewhere")
-    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(platformdirs, "PlatformDirs", Unix)
     assert jit.cache_directory().parent == Path("/somewhere/.cache/llamacli/kernels")
-    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(platformdirs, "PlatformDirs", MacOS)
     assert jit.cache_directory().parent == Path("/somewhere/Library/Caches/llamacli/kernels")
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
     assert jit.cache_directory().parent == Path("/elsewhere/llamacli/kernels")
@@ -239,7 +242,7 @@ def test_an_empty_name_is_none(monkeypatch, empty) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", "/somewhere")
     monkeypatch.setenv(empty, "")
-    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(platformdirs, "PlatformDirs", Unix)
     assert jit.cache_directory().parent == Path("/somewhere/.cache/llamacli/kernels")
 
 

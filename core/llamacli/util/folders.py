@@ -1,36 +1,22 @@
-"""Folders that are the user's own: where things are kept between runs."""
+"""Per-user cache and state directories."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Literal
 
-_KINDS = {
-    "cache": ("XDG_CACHE_HOME", ".cache", "Library/Caches"),
-    "state": ("XDG_STATE_HOME", ".local/state", "Library/Application Support"),
-}
+import platformdirs
 
 
 def user_folder(kind: Literal["cache", "state"]) -> Path | None:
-    """The system's folder for what can be made anew, or for what is remembered; None for a user without a home.
+    """The user's cache or state directory for llamacli; None for a user without a home.
 
-    Names in the environment that are empty or relative count for nothing: they would mean a place below the folder that
-    the process happens to be in.
+    XDG variables count on all platforms; empty and relative ones are ignored, as their specification demands.
     """
-    variable, usual, on_darwin = _KINDS[kind]
-    named = Path(os.environ.get(variable, ""))
-    if named.is_absolute():
-        return named / "llamacli"
+    home = os.path.expanduser("~")
+    if not (os.path.isabs(home) or os.path.isabs(os.environ.get(f"XDG_{kind.upper()}_HOME", ""))):
+        return None  # versions of platformdirs differ in what they make of a relative HOME
+    folders = platformdirs.PlatformDirs("llamacli", appauthor=False)
     try:
-        home = Path.home() if os.environ.get("HOME") != "" else _registered_home()
-    except (KeyError, RuntimeError):  # a user without a home
+        return folders.user_cache_path if kind == "cache" else folders.user_state_path
+    except RuntimeError:  # HOME is empty and the user is not in the password database
         return None
-    if not home.is_absolute():
-        return None
-    return home / (on_darwin if sys.platform == "darwin" else usual) / "llamacli"
-
-
-def _registered_home() -> Path:
-    import pwd
-
-    return Path(pwd.getpwuid(os.getuid()).pw_dir)
