@@ -123,7 +123,7 @@ def test_files_that_cannot_be_read_or_written(invoke, wide: Path, out: Path, tmp
     for model, target, message in (
         (tmp_path / "none.gguf", out, "none.gguf: cannot read the file: No such file or directory"),
         (wide, tmp_path / "none" / "out.gguf", "out.gguf: No such file or directory"),
-        (wide, tmp_path, "is there already, and it is not a regular file"),
+        (wide, tmp_path, "exists and is not a regular file"),
     ):
         result = invoke("quantize", model, target, "F16")
         assert result.exit_code == 1

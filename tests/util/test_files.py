@@ -20,7 +20,7 @@ def write(path: Path, content: bytes = b"new", *, overwrite: bool = False) -> No
         file.write(content)
 
 
-def test_a_new_file(path: Path) -> None:
+def test_new_file_is_written(path: Path) -> None:
     with replacing(path, overwrite=False) as file:
         file.write(b"new")
         assert not path.exists()
@@ -28,7 +28,7 @@ def test_a_new_file(path: Path) -> None:
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_its_mode_is_that_of_any_new_file(path: Path) -> None:
+def test_mode_follows_umask(path: Path) -> None:
     before = os.umask(0o027)
     try:
         write(path)
@@ -37,7 +37,7 @@ def test_its_mode_is_that_of_any_new_file(path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
-def test_an_old_file_stays_until_the_new_one_is_whole(path: Path) -> None:
+def test_old_file_stays_until_new_one_is_complete(path: Path) -> None:
     path.write_bytes(b"old")
     with replacing(path, overwrite=True) as file:
         file.write(b"new")
@@ -46,7 +46,7 @@ def test_an_old_file_stays_until_the_new_one_is_whole(path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_exception_leaves_everything_as_it_was(path: Path, error: type[BaseException]) -> None:
+def test_exception_leaves_old_file(path: Path, error: type[BaseException]) -> None:
     path.write_bytes(b"old")
 
     def fail() -> None:
@@ -60,15 +60,15 @@ def test_an_exception_leaves_everything_as_it_was(path: Path, error: type[BaseEx
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_nothing_is_overwritten_unasked(path: Path) -> None:
+def test_existing_file_needs_overwrite(path: Path) -> None:
     path.write_bytes(b"old")
-    with pytest.raises(InvalidRequestError, match="is there already"):
+    with pytest.raises(InvalidRequestError, match="exists"):
         write(path)
     assert path.read_bytes() == b"old"
 
 
-def test_what_appears_meanwhile_is_kept(path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="is there already"), replacing(path, overwrite=False):
+def test_file_created_meanwhile_is_kept(path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="exists"), replacing(path, overwrite=False):
         path.write_bytes(b"another's")
     assert path.read_bytes() == b"another's"
     assert os.listdir(path.parent) == [path.name]
@@ -82,7 +82,7 @@ def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
             write(path, overwrite=True)
 
 
-def test_a_link_stays_a_link(path: Path, tmp_path: Path) -> None:
+def test_symlink_target_is_replaced(path: Path, tmp_path: Path) -> None:
     target = tmp_path / "elsewhere"
     target.write_bytes(b"old")
     path.symlink_to(target)
@@ -98,7 +98,7 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     assert caught.value.filename == str(missing)
 
 
-def test_a_full_disk_names_the_file(path: Path) -> None:
+def test_full_disk_error_names_the_file(path: Path) -> None:
     with pytest.raises(OSError, match="No space left") as caught, replacing(path, overwrite=False):
         raise OSError(28, "No space left on device")
     assert caught.value.filename == str(path)

@@ -1,1 +1,1 @@
-"""Helpers that know nothing of models: numbers, files, folders, memory, the machine."""
+"""Helpers independent of models: numbers, files, directories, memory, locks, the system."""

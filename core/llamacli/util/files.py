@@ -1,4 +1,4 @@
-"""Writing files so that whoever looks sees the old one or the new one, whole."""
+"""Atomic replacement of files."""
 
 import contextlib
 import errno
@@ -13,9 +13,9 @@ from llamacli.errors import InvalidRequestError
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Raise InvalidRequestError unless a file may be written there: a new one, or a regular one to `overwrite`.
+    """Check that `path` can be written: InvalidRequestError unless it is new, or a regular file and `overwrite`.
 
-    An OSError that names `path` if its folder is not there or cannot be written to.
+    Raises an OSError that names `path` if its directory is missing or not writable.
     """
     folder = os.path.dirname(os.path.realpath(path))
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -26,17 +26,17 @@ def check_target(path: Path, *, overwrite: bool) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISREG(mode):
-        raise InvalidRequestError(f"{path} is there already, and it is not a regular file")
+        raise InvalidRequestError(f"{path} exists and is not a regular file")
     if not overwrite:
-        raise InvalidRequestError(f"{path} is there already; it is kept unless told to be overwritten")
+        raise InvalidRequestError(f"{path} exists; it is only replaced with overwrite=True")
 
 
 @contextlib.contextmanager
 def replacing(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of `path` when the block ends, and is gone if it ends in an exception.
+    """Open a temporary file that replaces `path` when the block ends; an exception removes it instead.
 
-    It lies beside `path` under another name till then, and is on disk before it is renamed. InvalidRequestError as in
-    check_target(); an OSError names `path`.
+    It is written in the same directory and synced to disk before it is renamed. Raises what `check_target` raises;
+    an OSError names `path`.
     """
     check_target(path, overwrite=overwrite)
     target = Path(os.path.realpath(path))
@@ -59,7 +59,7 @@ def replacing(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A rename is on disk once its folder is."""
+    """Sync a directory, which makes a rename in it durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Methods that one thread at a time may be in."""
+"""Decorator for methods that hold their object's lock."""
 
 import functools
 from collections.abc import Callable
@@ -8,7 +8,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def locked(method: Method) -> Method:
-    """A method that holds its object's `lock`."""
+    """Make a method hold its object's `lock` while it runs."""
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **options: Any) -> Any:

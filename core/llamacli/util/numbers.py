@@ -1,14 +1,14 @@
-"""What passes for a number where a caller hands one over: Python's own and NumPy's, but no booleans."""
+"""Type guards for integers and reals, NumPy's included, bool excluded."""
 
 from numbers import Integral, Real
 from typing import TypeGuard
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether it is an integer."""
+    """Test for an integer of Python or NumPy, but not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_real(value: object) -> TypeGuard[float]:
-    """Whether it is a real number."""
+    """Test for a real number of Python or NumPy, but not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
