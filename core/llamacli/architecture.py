@@ -14,9 +14,7 @@ from llamacli.gguf import Metadata
 from llamacli.graph import Graph, Param, Tensor, Value
 from llamacli.loaders import ModelFile
 from llamacli.util.numbers import is_integer
-
-MAX_CONTEXT = (1 << 31) - 1
-"""Positions are 32-bit integers."""
+from llamacli.util.settings import MAX_CONTEXT
 
 _SHOWN = 8
 """Mismatches between a file and its architecture that an error shows; a wrong number of layers gives hundreds."""

@@ -1,10 +1,11 @@
 """Engines: what compiles a recorded graph and runs it on tokens."""
 
-from llamacli.engine.base import Engine, Program, QuantMode
+from llamacli.engine.base import Engine, Program
 from llamacli.engine.batching import evaluate
 from llamacli.engine.reference import ReferenceEngine
 from llamacli.kernels.switch import jit_disabled
 from llamacli.ops.run import Span
+from llamacli.util.settings import QuantMode
 
 
 def default_engine(threads: int | None = None) -> Engine:

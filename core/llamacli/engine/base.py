@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,15 +14,7 @@ from llamacli.graph import Graph
 from llamacli.kv.layout import KVSpec
 from llamacli.loaders import ModelFile
 from llamacli.ops.run import Span
-
-
-class QuantMode(enum.StrEnum):
-    """How weights are kept: `auto` in the file's own types, `fp32` exact, `q8` and `q4` requantised at load."""
-
-    AUTO = "auto"
-    FP32 = "fp32"
-    Q8 = "q8"
-    Q4 = "q4"
+from llamacli.util.settings import QuantMode as QuantMode
 
 
 @attrs.define(eq=False)

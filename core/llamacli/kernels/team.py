@@ -29,12 +29,11 @@ from llamacli.kernels.isa import features
 from llamacli.kernels.jit import Compiled
 from llamacli.kernels.layout import record
 from llamacli.util.numbers import is_integer
+from llamacli.util.settings import MAX_THREADS
 from llamacli.util.system import usable_cores
 
 STEP = record("function", "args", "barrier")
 """One step: the kernel's address, its record's address, and whether all threads must be done before the next step."""
-
-MOST_THREADS = 1024
 
 _log = logging.getLogger(__name__)
 _i64 = types.int64
@@ -247,12 +246,12 @@ def _worker(words: np.ndarray[Any, Any], thread: int, n_threads: int) -> None:
 def check_threads(threads: int | None) -> int:
     """The number of threads to use: `threads`, or by default one for each core that this process may use.
 
-    More than that are allowed, with a warning. Raises InvalidRequestError if it is not from 1 to MOST_THREADS.
+    More than that are allowed, with a warning. Raises InvalidRequestError if it is not from 1 to MAX_THREADS.
     """
     if threads is None:
         return usable_cores().threads
-    if not is_integer(threads) or not 1 <= threads <= MOST_THREADS:
-        raise InvalidRequestError(f"threads = {threads!r} is not a whole number from 1 to {MOST_THREADS}")
+    if not is_integer(threads) or not 1 <= threads <= MAX_THREADS:
+        raise InvalidRequestError(f"threads = {threads!r} is not a whole number from 1 to {MAX_THREADS}")
     _warn_of_crowding(int(threads))
     return int(threads)
 

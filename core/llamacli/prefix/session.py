@@ -9,7 +9,6 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import attrs
 
-from llamacli.architecture import MAX_CONTEXT
 from llamacli.errors import ContextOverflowError, InvalidRequestError, LlamaCliError
 from llamacli.kv import KVSequence
 from llamacli.kv.prefixes import n_common
@@ -25,6 +24,7 @@ from llamacli.prefix.manifest import ContextManifest, hash_bytes, hash_token_ids
 from llamacli.sampling import SamplingParams
 from llamacli.util.closing import Closing
 from llamacli.util.numbers import is_integer
+from llamacli.util.settings import MAX_CONTEXT
 
 Number = TypeVar("Number", int, float)
 

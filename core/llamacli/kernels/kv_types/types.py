@@ -27,6 +27,7 @@ import numpy.typing as npt
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels.kv_types.rounding import BLOCK, Bytes, Floats, Rounding, Words, pairwise_sum, rotated
 from llamacli.quantization.tensor_types import IQ4_NL_VALUES, from_bf16, to_bf16
+from llamacli.util.settings import KVTypeName
 
 PAGE = 16
 """Cells in a page: the lanes of one vector register."""
@@ -243,15 +244,15 @@ class IntegerType(CellType):
 
 
 KV_TYPES: dict[str, FloatType | IntegerType] = {
-    "f32": FloatType(np.dtype(np.float32)),
-    "f16": FloatType(np.dtype(np.float16)),
-    "bf16": FloatType(np.dtype(np.uint16)),
-    "q8_0": IntegerType(Rounding(8, extremes=(-127,))),
-    "q4_0": IntegerType(Rounding(4, has_zero=True)),
-    "q4_1": IntegerType(Rounding(4, has_offset=True)),
-    "iq4_nl": IntegerType(Rounding(4, extremes=(-140, -125, -110, 110, 125, 140), table=IQ4_NL_VALUES)),
-    "q5_0": IntegerType(Rounding(5, has_zero=True)),
-    "q5_1": IntegerType(Rounding(5, has_offset=True)),
+    KVTypeName.F32: FloatType(np.dtype(np.float32)),
+    KVTypeName.F16: FloatType(np.dtype(np.float16)),
+    KVTypeName.BF16: FloatType(np.dtype(np.uint16)),
+    KVTypeName.Q8_0: IntegerType(Rounding(8, extremes=(-127,))),
+    KVTypeName.Q4_0: IntegerType(Rounding(4, has_zero=True)),
+    KVTypeName.Q4_1: IntegerType(Rounding(4, has_offset=True)),
+    KVTypeName.IQ4_NL: IntegerType(Rounding(4, extremes=(-140, -125, -110, 110, 125, 140), table=IQ4_NL_VALUES)),
+    KVTypeName.Q5_0: IntegerType(Rounding(5, has_zero=True)),
+    KVTypeName.Q5_1: IntegerType(Rounding(5, has_offset=True)),
 }
 """KV cache types by GGML name."""
 

@@ -1,0 +1,32 @@
+"""Names and limits of settings that are needed before NumPy is imported."""
+
+import enum
+
+MAX_CONTEXT = (1 << 31) - 1
+"""Upper limit of a context's length in tokens: positions are 32-bit integers."""
+
+MAX_THREADS = 1024
+"""Upper limit of the number of threads."""
+
+
+class QuantMode(enum.StrEnum):
+    """Types of weights in memory: `auto` as in the file, `fp32` exact, `q8` and `q4` requantised at load."""
+
+    AUTO = "auto"
+    FP32 = "fp32"
+    Q8 = "q8"
+    Q4 = "q4"
+
+
+class KVTypeName(enum.StrEnum):
+    """GGML names of the types that keys and values can be cached as; see `llamacli.kv.KV_TYPES`."""
+
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    Q8_0 = "q8_0"
+    Q4_0 = "q4_0"
+    Q4_1 = "q4_1"
+    IQ4_NL = "iq4_nl"
+    Q5_0 = "q5_0"
+    Q5_1 = "q5_1"
