@@ -10,7 +10,7 @@ from click.testing import CliRunner
 import llamacli
 import tiny_models
 from llamacli.cli.app import app
-from llamacli.kernels.team import MOST_THREADS
+from llamacli.util.settings import MAX_THREADS
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +56,16 @@ def test_md(model):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-p", "x"], "is not a list of whole numbers from 0 to 1000000."),
-        (["-p", "1000001"], "is not a list of whole numbers from 0 to 1000000."),
-        (["-n", "-1"], "is not a list of whole numbers from 0 to 1000000."),
-        (["-d", "1,,2"], "is not a list of whole numbers from 0 to 1000000."),
-        (["-d", "9" * 5000], "is not a list of whole numbers from 0 to 1000000."),
+        (["-p", "x"], "is not a list of integers from 0 to 1000000."),
+        (["-p", "1000001"], "is not a list of integers from 0 to 1000000."),
+        (["-n", "-1"], "is not a list of integers from 0 to 1000000."),
+        (["-d", "1,,2"], "is not a list of integers from 0 to 1000000."),
+        (["-d", "9" * 5000], "is not a list of integers from 0 to 1000000."),
         (["-r", "0"], "0 is not in the range x>=1."),
         (["-t", "1025"], "1025 is not in the range 1<=x<=1024."),
         (["-o", "xml"], "'xml' is not one of"),
         (["--plot", "rates.txt"], "'rates.txt' does not end in .png, .svg or .pdf."),
-        (["--plot", "no/such/folder/rates.png"], "lies in a folder that is not there."),
+        (["--plot", "no/such/folder/rates.png"], "is in a directory that does not exist."),
     ],
 )
 def test_wrong_usage(model, arguments, message):
@@ -81,7 +81,7 @@ def test_every_option_says_what_it_does():
 
 def test_numbers_of_threads_are_those_of_the_engine():
     threads = next(param for param in app.commands["bench"].params if param.name == "threads")
-    assert (threads.type.min, threads.type.max) == (1, MOST_THREADS)
+    assert (threads.type.min, threads.type.max) == (1, MAX_THREADS)
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
@@ -104,7 +104,7 @@ def test_a_picture_without_matplotlib(model, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = CliRunner().invoke(app, ["bench", "-m", model, "--plot", "rates.png"])
     assert result.exit_code == 2
-    assert "pictures need matplotlib: pip install 'llamacli[plot]'" in result.stderr
+    assert "plots need matplotlib: pip install 'llamacli[plot]'" in result.stderr
 
 
 def test_what_is_measured_is_computed(model, monkeypatch):

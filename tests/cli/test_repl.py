@@ -100,7 +100,7 @@ def talk(start, site: Path, install, tiny_gguf, tmp_path: Path):
         install(site, "llamacli-talks", "[llamacli]\ntalks = talks_plugin\n", talks_plugin=TALKS % (replies,))
         home = {"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
         terminal = Terminal(start, path, *args, env=home | (env or {}))
-        assert "/help says what can be done." in terminal.ready()
+        assert "/help lists the commands." in terminal.ready()
         return terminal
 
     return begin
@@ -146,7 +146,7 @@ def test_a_locale_without_utf8_changes_no_text(talk, tmp_path: Path) -> None:
 def test_bytes_that_are_no_text_are_refused(talk) -> None:
     terminal = talk("the dog")
     terminal.press(b"caf\xe9 \r")
-    assert "error: what was typed is not UTF-8" in terminal.ready()
+    assert "error: the input is not UTF-8" in terminal.ready()
     assert "the dog\n" in terminal.say("once")
     assert terminal.leave() == 0
 
@@ -171,7 +171,7 @@ def test_text_of_several_lines(talk, tmp_path: Path) -> None:
 def test_ctrl_c_stops_a_reply_and_what_is_typed(talk) -> None:
     terminal = talk("the dog")
     terminal.press("half a line\x03")
-    assert "(Ctrl-D leaves)" in terminal.ready()
+    assert "(Ctrl-D exits)" in terminal.ready()
     assert "the dog\n" in terminal.say("once")
     for text in ("and", "more"):
         terminal.press(f"{text}\r")
@@ -193,8 +193,8 @@ def test_every_command(talk, tmp_path: Path) -> None:
     terminal = talk("the dog", "she saw", "big", "little", "a ball")
     for name in ("/help", "/set", "/show", "/clear", "/regen", "/system", "/save", "/load", "/read", "/exit"):
         assert name in terminal.say("/help").split("/help", 1)[1] or name == "/help"
-    assert "there is no command /nonsense" in terminal.say("/nonsense")
-    assert "there is no reply to take back" in terminal.say("/regen")
+    assert "unknown command /nonsense" in terminal.say("/nonsense")
+    assert "there is no reply to replace" in terminal.say("/regen")
     assert "the dog\n" in terminal.say("once")
     assert "she saw\n" in terminal.say("/regen")
     assert "(none)" in terminal.say("/system")
@@ -233,13 +233,13 @@ def test_settings(talk) -> None:
         ("/set effort low", ""),
         ("/set think on", ""),
         ("/set top_p 2", "top_p = 2.0 is not a number from 0 to 1"),
-        ("/set top_k x", "/set top_k takes a whole number, not 'x'"),
+        ("/set top_k x", "/set top_k takes an integer, not 'x'"),
         ("/set temp x", "/set temp takes a number, not 'x'"),
         ("/set parameter temperature 0.25", ""),
         ("/set repeat-penalty 1.5", ""),
         ("/set temp", "/set temp needs a value"),
         ("/set think maybe", "/set think takes on or off, not 'maybe'"),
-        ("/set nonsense 1", "there is no setting 'nonsense'; there are seed"),
+        ("/set nonsense 1", "unknown setting 'nonsense'; known are seed"),
     ]:
         assert answer in terminal.say(command)
     shown = terminal.say("/show")
@@ -264,12 +264,12 @@ def test_files_that_are_not_there_or_something_else(talk, tmp_path: Path) -> Non
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     for command, answer in [
         ("/load nowhere.json", "error: nowhere.json: No such file or directory"),
-        (f"/load {tmp_path / 'bad.json'}", "not a conversation that /save wrote"),
-        (f"/load {tmp_path / 'variables.json'}", "not a conversation that /save wrote"),
+        (f"/load {tmp_path / 'bad.json'}", "not a chat file of /save"),
+        (f"/load {tmp_path / 'variables.json'}", "not a chat file of /save"),
         (f"/load {tmp_path}", "Is a directory"),
         ("/read nowhere.txt", "No such file or directory"),
         (f"/read {tmp_path / 'latin'}", "is not UTF-8"),
-        ("/save", "/save needs the name of a file"),
+        ("/save", "/save needs a file name"),
         (f"/save {tmp_path / 'no' / 'folder'}", "No such file or directory"),
     ]:
         assert answer in terminal.say(command)
@@ -280,11 +280,11 @@ def test_a_context_that_fills_up(talk) -> None:
     terminal = talk("the dog", "she", context_length=64)
     assert "nearly full" not in terminal.say("once")
     answer = terminal.say("0123456789" * 4)
-    assert "and the context holds 64: say less, /clear the conversation" in answer
-    assert re.search(r"the conversation has \d+ tokens", answer)
+    assert "and the context only 64: shorten it, /clear the chat" in answer
+    assert re.search(r"the chat has \d+ tokens", answer)
     assert "she\n" in terminal.say("x")
     terminal.say("/clear")
-    assert "(the context is full: 64 of 64 tokens; /clear begins anew" in terminal.say("y")
+    assert "(the context is full: 64 of 64 tokens; /clear it" in terminal.say("y")
     assert terminal.leave() == 0
 
 

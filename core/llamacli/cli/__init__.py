@@ -1,31 +1,31 @@
 """The command line.
 
-Starting must be quick and must work when a plugin does not: the modules here import click and the standard library
-only, and everything else inside the function that needs it.
+It starts fast and works even if a plugin is broken: modules import only click and the standard library at the top, and
+everything else inside the function that needs it.
 """
 
 import io
 import sys
 
-from llamacli.cli.interrupts import EXIT_CODE, leave, listen
+from llamacli.cli.interrupts import EXIT_CODE, exit_now, install_handler
 
 
 def main() -> None:
-    """Entry point of `llamacli`; ends the process with its exit code.
+    """Entry point of `llamacli`; ends the process with an exit code.
 
-    0 success, 1 error, 2 wrong usage, 130 interrupted (128 + SIGINT), 141 stdout closed early (128 + SIGPIPE).
+    0 success, 1 error, 2 usage error, 130 interrupted (128 + SIGINT), 141 stdout closed early (128 + SIGPIPE).
     """
     try:
-        listen()
+        install_handler()
         from llamacli.cli.app import app
 
         for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):  # one that cannot show a character must not end the program
+            if isinstance(stream, io.TextIOWrapper):  # an encoding without a character must not end the program
                 stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
         app.main(prog_name="llamacli")
     except KeyboardInterrupt:
-        leave()
+        exit_now()
     except SystemExit as end:
         if end.code == EXIT_CODE:
-            leave()
+            exit_now()
         raise

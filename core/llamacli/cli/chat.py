@@ -1,4 +1,4 @@
-"""Chatting from the command line: its options, and a reply as it is written."""
+"""Chat options of the command line, and one reply of a chat."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from llamacli.cli.interrupts import check
+from llamacli.cli.interrupts import raise_if_interrupted
 from llamacli.cli.options import PATH
 from llamacli.cli.output import write
 from llamacli.cli.text import argument, read_file
@@ -26,43 +26,39 @@ Decorated = TypeVar("Decorated")
 _log = logging.getLogger(__name__)
 
 _OPTIONS = (
-    click.option("-sys", "--system-prompt", metavar="TEXT", help="What the model is told before the conversation."),
+    click.option("-sys", "--system-prompt", metavar="TEXT", help="System prompt of the chat."),
     click.option("--raw", "--no-chat", is_flag=True, help="Continue the prompt as it is, without a chat template."),
     click.option(
         "--chat-template", metavar="NAME",
-        help="Chat with this template instead of the file's own: its name, or Jinja source.",
+        help="Use this chat template instead of the file's own: a name, or Jinja source.",
     ),
     click.option("--chat-template-file", type=PATH, help="Read the chat template from a file."),
-    click.option("--think/--no-think", default=None, help="Ask the model to reason first, or not to."),
-    click.option(
-        "--reasoning-effort", metavar="LEVEL", help="How much to reason; most models know low, medium and high."
-    ),
-    click.option(
-        "--context-shift", is_flag=True, help="Where a turn does not fit any more, forget the oldest ones."
-    ),
+    click.option("--think/--no-think", default=None, help="Turn reasoning on or off, for templates that know it."),
+    click.option("--reasoning-effort", metavar="LEVEL", help="Reasoning effort: for most models low, medium or high."),
+    click.option("--context-shift", is_flag=True, help="Drop the oldest messages when the context is full."),
 )  # fmt: skip
 
 
 def chat_options(command: Decorated) -> Decorated:
-    """Give a command the options that `Wishes.taken_from` reads."""
+    """Add the options that `ChatOptions.pop_from` reads to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)  # type: ignore[type-var]
     return command
 
 
-class Wishes(NamedTuple):
-    """What the options say of chatting: `raw` is not at all. `asked` is whether any of the others was given."""
+class ChatOptions(NamedTuple):
+    """Chat options: `raw` turns chat off; `requested` is true if any of the others was given."""
 
     system: str
     raw: bool
     template: str | None
     variables: dict[str, Any]
-    shift: bool
-    asked: bool
+    context_shift: bool
+    requested: bool
 
     @classmethod
-    def taken_from(cls, given: dict[str, Any]) -> Wishes:
-        """Take the chat options out of all the options that were given."""
+    def pop_from(cls, given: dict[str, Any]) -> ChatOptions:
+        """Remove the chat options from a command's parameters. Raises UsageError; OSError for the template's file."""
         system, raw = given.pop("system_prompt"), given.pop("raw")
         template, file = given.pop("chat_template"), given.pop("chat_template_file")
         think, effort, shift = given.pop("think"), given.pop("reasoning_effort"), given.pop("context_shift")
@@ -71,41 +67,41 @@ class Wishes(NamedTuple):
         if file is not None:
             template = read_file(Path(file))
         variables = {"enable_thinking": think, "reasoning_effort": effort}
-        asked = shift or any(value is not None for value in (system, template, think, effort))
+        requested = shift or any(value is not None for value in (system, template, think, effort))
         given_variables = {name: value for name, value in variables.items() if value is not None}
-        return cls(argument(system or ""), raw, template, given_variables, shift, asked)
+        return cls(argument(system or ""), raw, template, given_variables, shift, requested)
 
-    def lead_to_chat(self, model: Model) -> bool:
-        """Whether to chat: the model's file has a template, or one was asked for."""
+    def should_chat(self, model: Model) -> bool:
+        """Decide between chat and completion: chat needs a template, of the file or given as an option."""
         from llamacli.chat.formats import own_templates
 
         if self.raw:
             return False
         if self.template is not None or own_templates(model.metadata):
             return True
-        if self.asked:
+        if self.requested:
             _log.warning("the model's file has no chat template, so it continues the prompt; --chat-template names one")
         return False
 
-    def chat(self, model: Model, session: Session, max_tokens: int) -> ChatSession:
-        """The conversation; replies have no limit if `max_tokens` is negative."""
+    def create_chat(self, model: Model, session: Session, max_tokens: int) -> ChatSession:
+        """Create the chat session; a negative `max_tokens` means no limit."""
         max_new = session.seq_len if max_tokens < 0 else max_tokens
         return model.create_chat(self.system, max_new, session=session, template=self.template, **self.variables)
 
 
 def show(piece: Piece) -> None:
-    """Write a piece of a reply: to stdout what is meant for the user, to stderr the model's reasoning, dimmed there."""
+    """Write a piece of a reply: content to stdout, reasoning to stderr, dimmed."""
     write(piece.text, err=piece.reasoning, dim=piece.reasoning)
 
 
 def reply_as_json(chat: ChatSession) -> dict[str, Any]:
-    """What the last reply has beside its text, as chat APIs call it."""
+    """Reasoning and tool calls of the last reply, under the names of chat APIs."""
     reply = chat.history[-1].as_dict() if not chat.pending else {}
     return {name: reply[name] for name in ("reasoning_content", "tool_calls") if name in reply}
 
 
 def at_terminal() -> bool:
-    """Whether somebody sits there to talk to."""
+    """Test that stdin and stdout are terminals."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
@@ -117,28 +113,28 @@ def reply_once(
     on_start: Callable[[], None],
     on_piece: Callable[[Piece], None] | None,
 ) -> Completion:
-    """Reply to a prompt and hand over each piece as it comes; `on_start` is called once the prompt is known to fit.
+    """Reply to a prompt, passing each piece to `on_piece`.
 
-    Raises InvalidRequestError if it does not fit, or if there is none.
+    `on_start` is called once the prompt is known to fit. Raises InvalidRequestError if it does not, or is empty.
     """
-    from llamacli.cli.generate import Completion, too_long
+    from llamacli.cli.generate import Completion, prompt_too_long
 
     if not prompt:
-        raise InvalidRequestError("there is no prompt to reply to (--raw lets the model begin a text)")
+        raise InvalidRequestError("there is no prompt to reply to (with --raw the model generates text without one)")
     chat.add_user(prompt)
     content: list[str] = []
     try:
         with replying(chat, params) as pieces:
             on_start()
-            check()
+            raise_if_interrupted()
             for piece in pieces:
                 if not piece.reasoning:
                     content.append(piece.text)
                 if on_piece is not None:
                     on_piece(piece)
-                check()
+                raise_if_interrupted()
     except ContextOverflowError as error:
-        raise too_long(error) from error
+        raise prompt_too_long(error) from error
     except KeyboardInterrupt:
         stop = "interrupt"
     else:
@@ -150,7 +146,7 @@ def reply_once(
 
 @contextlib.contextmanager
 def replying(chat: ChatSession, params: SamplingParams, *, shift: bool = False) -> Iterator[Iterator[Piece]]:
-    """The pieces of the reply, which is over when this is left; with `shift` old turns are forgotten to make room."""
+    """Iterate over the pieces of a reply and close it on exit; with `shift` the oldest messages make room for it."""
     while True:
         try:
             pieces = chat.respond(params)

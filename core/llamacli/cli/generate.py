@@ -1,4 +1,4 @@
-"""Generating a text and writing it as it comes."""
+"""Text completion: generates a continuation of a prompt and writes it piece by piece."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from llamacli.cli.interrupts import check
+from llamacli.cli.interrupts import raise_if_interrupted
 from llamacli.cli.output import has_status, write
 from llamacli.errors import ContextOverflowError, InvalidRequestError
 from llamacli.kv import N_BATCH
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @attrs.define
 class Completion:
-    """A generated text: token ids, their text, and why it ended; `logprobs`, a token each, where they are asked for.
+    """Generated token ids, their text, the stop reason, and log-probabilities per token if requested.
 
-    `stop` is "eos" (the model ended it), "length" (as many tokens as asked for), "context" (the context is full) or
-    "interrupt" (Ctrl-C).
+    `stop` is "eos" (end-of-generation token), "length" (`max_tokens` reached), "context" (context full) or "interrupt"
+    (Ctrl-C).
     """
 
     tokens: list[int]
@@ -31,32 +31,33 @@ class Completion:
     logprobs: list[LogProbs]
 
 
-class TextAfterPrompt:
-    """Writes a text that continues a prompt after the prompt, as soon as nothing wipes it away.
+class CompletionWriter:
+    """Writes a prompt and its continuation to stdout.
 
-    That is at once, or after a bar shows how much of a long prompt of `n_prompt` tokens has been read.
+    The prompt is written at once, or with the first piece if a progress bar of reading a long prompt (`n_prompt`
+    tokens) would overwrite it.
     """
 
     def __init__(self, prompt: str, n_prompt: int):
         self._prompt, self._n_prompt = prompt, n_prompt
 
     def begin(self) -> None:
-        """The prompt is known to fit, and will now be read."""
+        """Write the prompt, unless a progress bar follows."""
         if not (has_status() and self._n_prompt > N_BATCH):
             self.feed("")
 
     def feed(self, piece: str) -> None:
-        """Write a piece of the text."""
+        """Write a piece of the continuation, after the prompt if that is still to be written."""
         write(self._prompt + piece)
         self._prompt = ""
 
     def end(self) -> None:
-        """Write the prompt, if no piece has come."""
+        """Write the prompt if no piece has come."""
         self.feed("")
 
 
-def too_long(error: ContextOverflowError) -> InvalidRequestError:
-    """What to tell somebody whose prompt does not fit."""
+def prompt_too_long(error: ContextOverflowError) -> InvalidRequestError:
+    """The error for a prompt that does not fit into the context."""
     return InvalidRequestError(
         f"the prompt has {error.n_tokens} tokens and the context only {error.seq_len}: shorten it or raise -c"
     )
@@ -70,9 +71,9 @@ def complete(
     max_tokens: int,
     ignore_eos: bool,
     on_start: Callable[[], None],
-    sink: TextAfterPrompt | None,
+    writer: CompletionWriter | None,
 ) -> Completion:
-    """Generate up to `max_tokens` tokens, without limit if negative, and give the `sink` each piece as it comes.
+    """Generate up to `max_tokens` tokens (negative: no limit), passing each piece to `writer`.
 
     `on_start` is called once the prompt is known to fit. Raises InvalidRequestError if it does not.
     """
@@ -80,28 +81,28 @@ def complete(
     try:
         stream = session.generate(prompt, params, max_tokens=limit, ignore_eos=ignore_eos)
     except ContextOverflowError as error:
-        raise too_long(error) from error
+        raise prompt_too_long(error) from error
     tokens: list[int] = []
     pieces: list[str] = []
     logprobs: list[LogProbs] = []
     try:
         on_start()
-        if sink is not None:
-            sink.begin()
-        check()
+        if writer is not None:
+            writer.begin()
+        raise_if_interrupted()
         for token in stream:
             tokens.append(token.id)
             pieces.append(token.piece)
             if token.logprobs is not None:
                 logprobs.append(token.logprobs)
-            if sink is not None:
-                sink.feed(token.piece)
-            check()
+            if writer is not None:
+                writer.feed(token.piece)
+            raise_if_interrupted()
     except KeyboardInterrupt:
         stop = "interrupt"
     else:
         full = session.n_past == session.seq_len
         stop = "length" if len(tokens) == max_tokens else "context" if full else "eos"
-    if sink is not None:
-        sink.end()
+    if writer is not None:
+        writer.end()
     return Completion(tokens, "".join(pieces), stop, logprobs)

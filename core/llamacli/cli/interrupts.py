@@ -1,8 +1,8 @@
-"""Ctrl-C, so that it is heard wherever it comes and ends the program at once.
+"""Handling of SIGINT (Ctrl-C) that no code can lose.
 
-Python forgets a KeyboardInterrupt that is raised where no exception can pass: in a destructor, in a function that C
-calls. Loading kernels is full of these. And one that breaks off the import of a compiled module may leave objects
-behind that the interpreter never finishes to take apart.
+Python drops a KeyboardInterrupt that is raised where no exception can propagate: in a destructor, in a callback from C.
+Loading kernels is full of these. One that breaks off the import of a compiled module may also leave objects behind that
+the interpreter cannot finalize. So the handler sets a flag as well, and the process ends without finalization.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from typing import NoReturn
 
 EXIT_CODE = 128 + signal.SIGINT
 
-_heard = False
+_interrupted = False
 
 
-def listen() -> None:
-    """Remember interrupts from here on; where they are ignored, as in background jobs of scripts, they stay so."""
+def install_handler() -> None:
+    """Install the SIGINT handler, unless SIGINT is ignored, as in background jobs of scripts."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _hear)
+        signal.signal(signal.SIGINT, _handle)
         sys.unraisablehook = _unraisable
 
 
-def check() -> None:
-    """Raise the KeyboardInterrupt that got lost, if one did."""
-    if _heard:
+def raise_if_interrupted() -> None:
+    """Raise KeyboardInterrupt if SIGINT has come since the last `clear`."""
+    if _interrupted:
         raise KeyboardInterrupt
 
 
-def forget() -> None:
-    """The interrupt has done what it was for: the program goes on."""
-    global _heard
-    _heard = False
+def clear() -> None:
+    """Reset the flag once an interrupt has been handled."""
+    global _interrupted
+    _interrupted = False
 
 
-def leave() -> NoReturn:
-    """End the process without taking the interpreter apart."""
+def exit_now() -> NoReturn:
+    """Flush stdout and stderr and end the process without finalizing the interpreter."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # a stream may be closed or None
             stream.flush()
     os._exit(EXIT_CODE)
 
 
-def _hear(_signal: int, _frame: FrameType | None) -> None:
-    global _heard
-    _heard = True
+def _handle(_signal: int, _frame: FrameType | None) -> None:
+    global _interrupted
+    _interrupted = True
     raise KeyboardInterrupt
 
 
 def _unraisable(lost: sys.UnraisableHookArgs) -> None:
-    """Say nothing of an interrupt that is remembered."""
+    """Report lost exceptions as usual, but not a KeyboardInterrupt, which the flag has kept."""
     if not issubclass(lost.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(lost)

@@ -1,4 +1,4 @@
-"""Options and types that several commands share."""
+"""Options and parameter types shared by several commands."""
 
 from __future__ import annotations
 
@@ -6,56 +6,55 @@ import functools
 import logging
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from llamacli.cli.output import note
+from llamacli.util.settings import MAX_THREADS, KVTypeName, QuantMode
+
+if TYPE_CHECKING:
+    from llamacli import Model
 
 Decorated = TypeVar("Decorated")
 
 PATH = click.Path()
-"""A file's path, as a str. Whether it can be read is found out by reading it."""
+"""A file's path as a str, not checked until the file is opened."""
 
-MOST_TOKENS = (1 << 31) - 1
-"""The longest context: `llamacli.architecture.MAX_CONTEXT`, written out because importing it is slow."""
+_log = logging.getLogger(__name__)
 
 DEBUG = "llamacli.debug"
-"""Key in `Context.meta`: whether errors show their traceback."""
+"""Key in `Context.meta` of the flag that errors show their traceback."""
 
 
 def threads_option(command: Decorated) -> Decorated:
-    """Give a command `-t`, None where it was not given."""
+    """Add the option `-t` to a command; its default is None."""
     decorate = click.option(
         "-t",
         "--threads",
         metavar="N",
-        type=click.IntRange(1, 1024),
-        help="How many threads compute; without it, one for each core that may be used.",
+        type=click.IntRange(1, MAX_THREADS),
+        help="Number of threads; default: one per usable core.",
     )
     return decorate(command)  # type: ignore[type-var]
 
 
 def mode_option(command: Decorated) -> Decorated:
-    """Give a command `--mode`, a `llamacli.QuantMode`."""
+    """Add the option `--mode` to a command: a `llamacli.QuantMode` by name."""
     decorate = click.option(
         "--mode",
-        type=click.Choice(["auto", "fp32", "q8", "q4"]),
-        default="auto",
+        type=click.Choice([mode.value for mode in QuantMode]),
+        default=QuantMode.AUTO.value,
         show_default=True,
-        help="Keep weights in the file's own types (auto), exact, or requantised.",
+        help="Types of the weights in memory: those of the file (auto), exact (fp32), or requantised (q8, q4).",
     )
     return decorate(command)  # type: ignore[type-var]
 
 
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
-"""Those of `llamacli.kv`, written out because importing it would delay every start."""
-
-
 def kv_type_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command `--kv-type` and, of keys and of values alone, llama.cpp's `-ctk` and `-ctv`.
+    """Add `--kv-type` to a command, and llama.cpp's `-ctk` and `-ctv` for keys and values alone.
 
-    It gets one parameter `kv_type`: None where nothing was given, one name, or a pair. `default` is told in the help.
+    The command gets one parameter `kv_type`: None, one name, or a pair. `default` is text for the help.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,11 +68,11 @@ def kv_type_options(default: str) -> Callable[[Callable[..., Any]], Callable[...
                 pair = (cache_type_k or missing, cache_type_v or missing)
             return command(*args, kv_type=pair or kv_type, **rest)
 
-        choice = click.Choice(CACHE_TYPES)
+        choice = click.Choice([name.value for name in KVTypeName])
         options = (
             click.option("--kv-type", type=choice, help=f"Type of cached keys and values. Default: {default}."),
-            click.option("-ctk", "--cache-type-k", type=choice, help="Type of cached keys, if another than of values."),
-            click.option("-ctv", "--cache-type-v", type=choice, help="Type of cached values."),
+            click.option("-ctk", "--cache-type-k", type=choice, help="Type of cached keys only."),
+            click.option("-ctv", "--cache-type-v", type=choice, help="Type of cached values only."),
         )
         decorated: Callable[..., Any] = run
         for option in reversed(options):
@@ -84,7 +83,7 @@ def kv_type_options(default: str) -> Callable[[Callable[..., Any]], Callable[...
 
 
 class FiniteRange(click.FloatRange):
-    """A FloatRange that refuses NaN and infinities too."""
+    """Range of finite floats: refuses NaN and infinities."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Parse a number."""
@@ -95,7 +94,7 @@ class FiniteRange(click.FloatRange):
 
 
 def global_options(command: Decorated, *, env: bool = False) -> Decorated:
-    """Give a command `-v` and `--debug`: they may stand before the command's name or after it."""
+    """Add `-v` and `--debug` to a command; both are valid before and after the command's name."""
 
     def verbose(_ctx: click.Context, _param: click.Parameter, value: bool) -> None:
         if value:
@@ -108,14 +107,20 @@ def global_options(command: Decorated, *, env: bool = False) -> Decorated:
     settings: dict[str, Any] = {"is_flag": True, "expose_value": False, "allow_from_autoenv": env}
     for decorate in (
         click.option("--debug", callback=debug, help="Show the traceback of an error.", **settings),
-        click.option("-v", "--verbose", callback=verbose, help="Say on stderr what is being done.", **settings),
+        click.option("-v", "--verbose", callback=verbose, help="Log progress to stderr.", **settings),
     ):
         command = decorate(command)  # type: ignore[type-var]
     return command
 
 
+def warn_of_long_context(model: Model, n_ctx: int) -> None:
+    """Warn of a context longer than those that the model was trained on."""
+    if n_ctx > model.config.context_length:
+        _log.warning("-c %d: the model was trained for %d tokens only", n_ctx, model.config.context_length)
+
+
 class StderrHandler(logging.Handler):
-    """Log records as lines on stderr, whatever stderr is at the time."""
+    """Log handler that writes lines to the current stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
@@ -123,7 +128,7 @@ class StderrHandler(logging.Handler):
 
 
 def log_to_stderr() -> None:
-    """Show warnings and worse of the whole package, until `-v` asks for more."""
+    """Show the package's log records from WARNING on; `-v` lowers the level to INFO."""
     logger = logging.getLogger("llamacli")
     logger.setLevel(logging.WARNING)
     if not any(isinstance(handler, StderrHandler) for handler in logger.handlers):

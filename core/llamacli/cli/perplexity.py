@@ -1,45 +1,50 @@
-"""`llamacli perplexity`: how well a model expects a text."""
+"""`llamacli perplexity`: perplexity of a text."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from llamacli.cli.options import MOST_TOKENS, PATH, global_options, kv_type_options, mode_option, threads_option
+from llamacli.cli.options import (
+    PATH,
+    global_options,
+    kv_type_options,
+    mode_option,
+    threads_option,
+    warn_of_long_context,
+)
 from llamacli.cli.output import print_json, write
 from llamacli.cli.progress import load
 from llamacli.cli.text import read_file, read_stdin
 from llamacli.errors import InvalidRequestError
 from llamacli.tools.demo import demo_path
+from llamacli.util.settings import MAX_CONTEXT
 
 if TYPE_CHECKING:
     from llamacli.tools.perplexity import Estimate
 
-_log = logging.getLogger(__name__)
-
 
 @click.command()
 @click.argument("text", required=False, type=PATH, metavar="[TEXT_FILE]")
-@click.option("-m", "--model", type=PATH, help="The model's file; without it, the demo model.")
-@click.option("-f", "--file", type=PATH, allow_from_autoenv=False, help="The text's file, instead of TEXT_FILE.")
+@click.option("-m", "--model", type=PATH, help="Model file; default: the demo model.")
+@click.option("-f", "--file", type=PATH, allow_from_autoenv=False, help="Text file, instead of TEXT_FILE.")
 @click.option(
-    "-c", "--ctx-size", metavar="N", type=click.IntRange(4, MOST_TOKENS), default=512, show_default=True,
-    help="Length of a chunk in tokens.",
+    "-c", "--ctx-size", metavar="N", type=click.IntRange(4, MAX_CONTEXT), default=512, show_default=True,
+    help="Chunk length in tokens.",
 )  # fmt: skip
 @click.option(
     "--chunks", metavar="N", type=click.IntRange(-1), default=-1, show_default=True,
-    help="Measure this many chunks at most; -1: all.",
+    help="Maximum number of chunks; -1: all.",
 )  # fmt: skip
 @threads_option
 @mode_option
 @kv_type_options("f32 in mode fp32, else f16")
 @click.option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True,
-    help="How the result is printed.",
+    help="Output format.",
 )  # fmt: skip
 @global_options
 def perplexity(
@@ -53,11 +58,11 @@ def perplexity(
     kv_type: str | tuple[str, str] | None,
     output: str,
 ) -> None:
-    """Measure the perplexity of a text, by llama.cpp's method: lower is better.
+    """Measure the perplexity of a text, as llama.cpp does.
 
-    The text is evaluated in chunks, each on its own and with BOS first; the tokens of each second half are scored. The
-    estimate after each chunk is shown, and at the end the result with its standard error. Without TEXT_FILE, stdin is
-    read.
+    Lower is better. The text is evaluated in independent chunks that begin with BOS; tokens of the second half of each
+    are scored. Prints the estimate after each chunk, and finally the result with its standard error. Without TEXT_FILE,
+    the text is read from stdin.
     """
     if text is not None and file is not None:
         raise click.UsageError("TEXT_FILE and -f exclude each other.")
@@ -71,12 +76,11 @@ def perplexity(
 
     with load(model or str(demo_path()), mode, threads) as loaded:
         tokens = perplexity_tokens(loaded, content)
-        if ctx_size > loaded.config.context_length:
-            _log.warning("-c %d: the model was trained for %d tokens only", ctx_size, loaded.config.context_length)
+        warn_of_long_context(loaded, ctx_size)
         estimates = measure(
             loaded, tokens, n_ctx=ctx_size, max_chunks=None if chunks < 0 else chunks, kv_type=kv_type
         )  # fmt: skip
-        results = list(estimates) if output == "json" else list(_shown(estimates))
+        results = list(estimates) if output == "json" else list(_printed(estimates))
     if not results:
         return
     last = results[-1]
@@ -101,12 +105,12 @@ def _read(name: str) -> str:
     from llamacli.gguf import is_gguf
 
     if is_gguf(name):
-        raise InvalidRequestError(f"{name} is a model, not a text: a model is given with -m")
+        raise InvalidRequestError(f"{name} is a model file, not a text: use -m for the model")
     return read_file(Path(name))
 
 
-def _shown(estimates: Iterable[Estimate]) -> Iterable[Estimate]:
-    """Show each estimate as it comes."""
+def _printed(estimates: Iterable[Estimate]) -> Iterable[Estimate]:
+    """Print each estimate as it comes."""
     for estimate in estimates:
         write(f"[{estimate.n_chunks}]{estimate.value:.4f},")
         yield estimate

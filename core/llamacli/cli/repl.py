@@ -1,4 +1,4 @@
-"""`llamacli run` at a terminal: a conversation. Only this module needs prompt-toolkit."""
+"""Interactive chat of `llamacli run` at a terminal, with prompt_toolkit."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from llamacli.chat.messages import Message
 from llamacli.chat.session import GIVEN
 from llamacli.cli.chat import replying
-from llamacli.cli.interrupts import check, forget
+from llamacli.cli.interrupts import clear, raise_if_interrupted
 from llamacli.cli.output import note, one_line, write
 from llamacli.cli.sampling import FIELDS
-from llamacli.cli.text import read_anew, read_file
+from llamacli.cli.text import read_file, redecoded
 from llamacli.errors import ContextOverflowError, InvalidRequestError, LlamaCliError
 from llamacli.util.files import replacing
 from llamacli.util.folders import user_folder
@@ -34,49 +34,48 @@ QUOTES = '"""'
 PROMPT, MORE = ">>> ", "... "
 
 _NEARLY_FULL = 0.85
-"""The share of the context from which on every reply says how full it is."""
+"""Fraction of the context from which on every reply is followed by a note about it."""
 
 _SWITCHES = {"on": True, "off": False, "true": True, "false": False}
 
 
-class _Leave(Exception):  # noqa: N818 - nothing went wrong
-    """The user wants to go."""
+class _Exit(Exception):  # noqa: N818 - not an error
+    """Raised by the command /exit."""
 
 
 class Repl:
-    """A conversation at a terminal, until the user leaves.
+    """Interactive chat at a terminal.
 
-    Ctrl-C stops a reply, or what is being typed; Ctrl-D leaves. Lines between triple quotes are one text. Lines that
-    begin with a slash are commands. With `stats` the figures of each reply are shown.
+    Ctrl-C stops a reply or discards the typed line; Ctrl-D exits. Lines between triple quotes are one message. Lines
+    that begin with a slash are commands. `shift` drops the oldest messages when the context is full; `stats` prints
+    the speed of each reply.
     """
 
     def __init__(self, chat: ChatSession, params: SamplingParams, *, shift: bool, stats: bool, model: str):
         self._chat, self._params, self._shift, self._stats, self._model = chat, params, shift, stats, model
         self._attached: list[str] = []
         self._input: PromptSession[str] = PromptSession(
-            history=_history(), completer=_Commands(), complete_while_typing=False, reserve_space_for_menu=0
+            history=_history(), completer=_CommandCompleter(), complete_while_typing=False, reserve_space_for_menu=0
         )
 
     def run(self) -> None:
-        """Converse."""
-        note(
-            f"{Path(self._model).name}, a context of {self._chat.session.seq_len} tokens. /help says what can be done."
-        )
+        """Read and answer messages until the user exits."""
+        note(f"{Path(self._model).name}, a context of {self._chat.session.seq_len} tokens. /help lists the commands.")
         while True:
             try:
-                self._take(self._read())
-            except (EOFError, _Leave):
+                self._handle(self._read())
+            except (EOFError, _Exit):
                 return
             except KeyboardInterrupt:
-                forget()
-                note("(Ctrl-D leaves)")
+                clear()
+                note("(Ctrl-D exits)")
             except (LlamaCliError, OSError) as error:
                 note(f"error: {one_line(error)}")
             except MemoryError:
                 note("error: not enough memory")
 
     def _read(self) -> str:
-        """What the user types: one line, or all lines from triple quotes to triple quotes."""
+        """Read one line, or all lines between triple quotes."""
         line = self._line(PROMPT)
         if not line.lstrip().startswith(QUOTES):
             return line.strip()
@@ -87,13 +86,13 @@ class Repl:
         return "\n".join(lines).strip("\n")
 
     def _line(self, prompt: str) -> str:
-        return read_anew(self._input.prompt(prompt), "what was typed")
+        return redecoded(self._input.prompt(prompt), "the input")
 
-    def _take(self, text: str) -> None:
+    def _handle(self, text: str) -> None:
         if text.startswith("/"):
             name, _, argument = text[1:].partition(" ")
             if name not in _COMMANDS:
-                raise InvalidRequestError(f"there is no command /{name}; /help lists them")
+                raise InvalidRequestError(f"unknown command /{name}; /help lists the commands")
             _COMMANDS[name].run(self, argument.strip())
         elif text or self._attached:
             self._chat.add_user("\n\n".join(filter(None, [*self._attached, text])))
@@ -101,7 +100,7 @@ class Repl:
             self._reply()
 
     def _reply(self) -> None:
-        """Write the reply, and how full the context is if that matters."""
+        """Write the reply, and a note if the context is nearly full."""
         chat = self._chat
         reasoning = False
         try:
@@ -111,15 +110,15 @@ class Repl:
                         reasoning = piece.reasoning
                         write("" if reasoning else "\n\n")
                     write(piece.text, dim=reasoning)
-                    check()
+                    raise_if_interrupted()
         except KeyboardInterrupt:
-            forget()
+            clear()
         except ContextOverflowError as error:
             chat.history.pop()
             needed = error.n_past + error.n_tokens
             raise InvalidRequestError(
-                f"with this the conversation has {needed} tokens, and the context holds {error.seq_len}: say less, "
-                "/clear the conversation, or run with a larger -c or with --context-shift"
+                f"the chat has {needed} tokens with this message, and the context only {error.seq_len}: shorten it, "
+                "/clear the chat, or run with a larger -c or with --context-shift"
             ) from error
         except BaseException:
             if chat.pending:
@@ -132,19 +131,19 @@ class Repl:
         n_past, seq_len = chat.session.n_past, chat.session.seq_len
         if chat.stop == "context" or n_past >= _NEARLY_FULL * seq_len:
             state = "full" if chat.stop == "context" else "nearly full"
-            way_out = "old turns will be forgotten" if self._shift else "/clear begins anew, a larger -c holds more"
-            note(f"(the context is {state}: {n_past} of {seq_len} tokens; {way_out})")
+            remedy = "the oldest messages will be dropped" if self._shift else "/clear it, or run with a larger -c"
+            note(f"(the context is {state}: {n_past} of {seq_len} tokens; {remedy})")
 
     # --- commands
 
     def help(self, _: str) -> None:
-        """List what can be typed."""
+        """List the commands."""
         for name, command in _COMMANDS.items():
             if name == command.names[0]:
                 usage = f"/{' /'.join(command.names)} {command.argument}".rstrip()
                 note(f"  {usage:<28} {command.help}")
-        note(f"  {QUOTES:<28} Begins and ends a text of several lines.")
-        note("  Ctrl-C stops a reply, Ctrl-D leaves.")
+        note(f"  {QUOTES:<28} Begin or end a message of several lines.")
+        note("  Ctrl-C stops a reply, Ctrl-D exits.")
 
     def set(self, argument: str) -> None:
         """Change a setting."""
@@ -155,9 +154,9 @@ class Repl:
         if not value:
             raise InvalidRequestError(f"/set {name} needs a value")
         if key == "seed":
-            self._chat.session.set_seed(_whole(name, value))
+            self._chat.session.set_seed(_integer(name, value))
         elif key == "max_tokens":
-            n = _whole(name, value)
+            n = _integer(name, value)
             self._chat.max_new = n if n >= 0 else self._chat.session.seq_len
         elif key == "think":
             if value not in _SWITCHES:
@@ -169,15 +168,15 @@ class Repl:
             self._chat.variables["reasoning_effort"] = value
         elif key in FIELDS:
             field = FIELDS[key]
-            number: Any = _whole(name, value) if is_integer(self._numbers()[field]) else _number(name, value)
+            number: Any = _integer(name, value) if is_integer(self._numbers()[field]) else _number(name, value)
             self._params = attrs.evolve(self._params, **{field: number})
         else:
             names = ", ".join(["seed", "max_tokens", "think", "effort", "system", *self._numbers()])
-            raise InvalidRequestError(f"there is no setting {name!r}; there are {names}")
+            raise InvalidRequestError(f"unknown setting {name!r}; known are {names}")
         return None
 
     def show(self, _: str) -> None:
-        """Show the settings and the state of the conversation."""
+        """Show the settings and the state of the chat."""
         chat = self._chat
         note(f"model       {self._model}")
         note(f"template    {chat.format.name}")
@@ -188,63 +187,63 @@ class Repl:
             note(f"{name:<11} {value}")
 
     def clear(self, _: str) -> None:
-        """Forget the conversation."""
+        """Delete all messages."""
         self._chat.clear()
         self._attached.clear()
-        note("(the conversation begins anew)")
+        note("(all messages deleted)")
 
     def regen(self, _: str) -> None:
-        """Take back the last reply and ask for another."""
+        """Replace the last reply with a new one."""
         if self._chat.retract() is None:
-            raise InvalidRequestError("there is no reply to take back")
+            raise InvalidRequestError("there is no reply to replace")
         self._reply()
 
     def system(self, argument: str) -> None:
-        """Set what the model is told before the conversation; without a text, show it."""
+        """Set the system prompt; without a text, show it."""
         if argument:
             self._chat.system = argument
         else:
             note(self._chat.system or "(none)")
 
     def save(self, argument: str) -> None:
-        """Write the conversation to a file."""
+        """Save the chat to a file."""
         path = _path("save", argument)
-        conversation = {
+        content = {
             "system": self._chat.system,
             "messages": [message.as_dict() for message in self._chat.history],
             "variables": self._chat.variables,
         }
-        text = json.dumps(conversation, ensure_ascii=False, indent=1) + "\n"
+        text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
         with replacing(path, overwrite=True) as file:
             file.write(text.encode())
         note(f"({path}: {len(self._chat.history)} messages saved)")
 
     def load(self, argument: str) -> None:
-        """Go on with a conversation that was written to a file."""
+        """Load a chat from a file."""
         path = _path("load", argument)
         try:
             found = json.loads(read_file(path))
             system, variables = found["system"], dict(found["variables"])
             messages = [Message.from_dict(message) for message in found["messages"]]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise InvalidRequestError(f"{path}: not a conversation that /save wrote: {error}") from error
+            raise InvalidRequestError(f"{path}: not a chat file of /save: {error}") from error
         if not isinstance(system, str) or GIVEN & variables.keys():
-            raise InvalidRequestError(f"{path}: not a conversation that /save wrote")
+            raise InvalidRequestError(f"{path}: not a chat file of /save")
         self._chat.system, self._chat.history[:], self._chat.variables = system, messages, variables
         note(f"({path}: {len(messages)} messages)")
 
     def read(self, argument: str) -> None:
-        """Put a file's text in front of what is said next."""
+        """Attach a file's text to the next message."""
         path = _path("read", argument)
         self._attached.append(read_file(path))
-        note(f"({path}: goes before what you say next)")
+        note(f"({path}: attached to the next message)")
 
     def exit(self, _: str) -> None:
-        """Leave."""
-        raise _Leave
+        """Exit."""
+        raise _Exit
 
     def _numbers(self) -> dict[str, Any]:
-        """The settings of the sampler that are numbers."""
+        """The numeric sampling parameters."""
         return {field: getattr(self._params, field) for field in dict.fromkeys(FIELDS.values())}
 
 
@@ -277,11 +276,11 @@ _COMMANDS = {
 }
 
 
-class _Commands(Completer):
-    """Completes the names of commands."""
+class _CommandCompleter(Completer):
+    """Tab completion of command names."""
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
-        """The commands that begin as the line does."""
+        """The commands that start with the typed text."""
         typed = document.text_before_cursor
         if typed.startswith("/"):
             for name in _COMMANDS:
@@ -290,7 +289,7 @@ class _Commands(Completer):
 
 
 def _history() -> History:
-    """What was typed before, in this conversation and in earlier ones; a user without a home has nowhere to keep it."""
+    """History of typed lines, in a file of the user's state directory, or in memory without one."""
     folder = user_folder("state")
     if folder is None:
         return InMemoryHistory()
@@ -299,22 +298,22 @@ def _history() -> History:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)
     except OSError as error:
-        note(f"llamacli: warning: what is typed is not remembered: {one_line(error)}")
+        note(f"llamacli: warning: the history is not saved: {one_line(error)}")
         return InMemoryHistory()
     return FileHistory(path)
 
 
 def _path(command: str, argument: str) -> Path:
     if not argument:
-        raise InvalidRequestError(f"/{command} needs the name of a file")
+        raise InvalidRequestError(f"/{command} needs a file name")
     return Path(argument).expanduser()
 
 
-def _whole(name: str, value: str) -> int:
+def _integer(name: str, value: str) -> int:
     try:
         return int(value)
     except ValueError:
-        raise InvalidRequestError(f"/set {name} takes a whole number, not {value!r}") from None
+        raise InvalidRequestError(f"/set {name} takes an integer, not {value!r}") from None
 
 
 def _number(name: str, value: str) -> float:

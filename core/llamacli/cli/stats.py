@@ -1,4 +1,4 @@
-"""What a run cost."""
+"""Statistics of a run: times, speeds, memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class Figures:
-    """Seconds to load the model, the session's figures, the process's memory at its peak in bytes, and the seed."""
+class RunStats:
+    """Seconds to load the model, the session's statistics, the seed, and the peak resident memory in bytes."""
 
     load_s: float
     session: Stats
@@ -23,11 +23,11 @@ class Figures:
     peak_rss: int | None = attrs.field(factory=peak_rss)
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """All figures by name, for JSON."""
+        """The statistics as a flat dict, for JSON."""
         return {"load_s": self.load_s, **attrs.asdict(self.session), "peak_rss": self.peak_rss, "seed": self.seed}
 
     def print(self) -> None:
-        """Show them on stderr."""
+        """Print them to stderr."""
         s = self.session
         note(f"load          {self.load_s:.2f} s")
         note(f"prompt        {s.n_prompt} tokens, {s.n_reused} of them reused, {s.prefill_tps:.1f} tok/s")

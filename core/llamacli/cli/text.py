@@ -1,4 +1,4 @@
-"""Text that a user hands over: an argument, a file, or stdin."""
+"""Text input from arguments, files and stdin."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ _UNDECODED = re.compile("[\udc80-\udcff]")
 
 
 def read_file(path: Path) -> str:
-    """The text of a file."""
+    """Read a UTF-8 file."""
     return decoded(path.read_bytes(), str(path))
 
 
 def read_stdin() -> str | None:
-    """All of stdin; None where nobody pipes anything in: a terminal, or no stdin at all."""
+    """Read all of stdin; None if it is a terminal or closed."""
     if sys.stdin is None or sys.stdin.isatty():
         return None
-    _log.info("reading stdin")  # which may never end where nobody meant it to be read
+    _log.info("reading stdin")  # a hint for users who wait at an open pipe
     return decoded(sys.stdin.buffer.read(), "stdin")
 
 
 def argument(text: str) -> str:
-    """Text from the command line, as `read_anew` has it."""
-    return read_anew(text, "the text on the command line")
+    """Decode a command-line argument as UTF-8; see `redecoded`."""
+    return redecoded(text, "the text on the command line")
 
 
-def read_anew(text: str, source: str) -> str:
-    """Where the locale could not decode a text's bytes, they are taken for UTF-8."""
+def redecoded(text: str, source: str) -> str:
+    """Decode text as UTF-8 if the locale's encoding could not decode it (it has surrogate escapes)."""
     return decoded(os.fsencode(text), source) if _UNDECODED.search(text) else text
 
 
 def without_final_newline(text: str) -> str:
-    """What an editor or `echo` ends a text with is not part of it."""
+    """Remove one line end from the end of a text."""
     return text.removesuffix("\n").removesuffix("\r")
 
 
 def decoded(data: bytes, source: str) -> str:
-    """Bytes as text; InvalidRequestError, naming `source`, if they are not UTF-8."""
+    """Decode UTF-8; InvalidRequestError names `source`."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:

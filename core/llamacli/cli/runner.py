@@ -1,0 +1,182 @@
+"""Execution of `llamacli run`: load the model, generate, report."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import attrs
+import click
+
+from llamacli.cli.chat import ChatOptions, at_terminal, reply_as_json, reply_once, show
+from llamacli.cli.generate import Completion, CompletionWriter, complete
+from llamacli.cli.heat import write_heat
+from llamacli.cli.logprobs import logprobs_as_json, print_logprobs
+from llamacli.cli.options import warn_of_long_context
+from llamacli.cli.output import note, print_json, write
+from llamacli.cli.progress import bar, load
+from llamacli.cli.sampling import sampling_params
+from llamacli.cli.stats import RunStats
+from llamacli.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from llamacli import ChatSession, Model, SamplingParams
+
+_log = logging.getLogger(__name__)
+
+
+@attrs.frozen(kw_only=True)
+class RunOptions:
+    """The parsed options of a run; `sampling` has those that `sampling_params` reads."""
+
+    model: str
+    prompt: str
+    chat: ChatOptions
+    max_tokens: int
+    ctx_size: int
+    threads: int | None
+    seed: int
+    ignore_eos: bool
+    display_prompt: bool
+    mode: str
+    kv_type: str | tuple[str, str] | None
+    load_session: str | None
+    save_session: str | None
+    stats: bool
+    json: bool
+    html: str | None
+    sampling: dict[str, Any]
+
+    @classmethod
+    def pop_from(cls, given: dict[str, Any], **more: Any) -> Self:
+        """Remove the options from a command's parameters; the rest are those of sampling."""
+        own = {field.name: given.pop(field.name) for field in attrs.fields(cls) if field.name in given}
+        return cls(**own, **more, sampling=given)
+
+
+@attrs.frozen
+class Result:
+    """A completion, whether it is a reply of a chat, and the reply's further fields for JSON."""
+
+    completion: Completion
+    is_reply: bool
+    fields: dict[str, Any]
+    seq_len: int
+    stats: RunStats
+
+
+def execute(options: RunOptions) -> str | None:
+    """Load the model, generate, and report; returns the stop reason, None after a chat at the terminal."""
+    started = time.perf_counter()
+    with load(options.model, options.mode, options.threads) as model:
+        result = _generate(options, model, time.perf_counter() - started)
+    if result is None:
+        return None
+    _report(options, model, result)
+    return result.completion.stop
+
+
+def _generate(options: RunOptions, model: Model, load_s: float) -> Result | None:
+    """Create a session and run a completion, one reply, or a chat at the terminal (None)."""
+    chats = options.chat.should_chat(model)
+    if chats and options.ignore_eos:
+        raise click.UsageError("--ignore-eos is for text completion: add --raw.")
+    ids = [] if chats else _encode(model, options.prompt, continues=options.load_session is not None)
+    seed = int.from_bytes(os.urandom(4)) if options.seed < 0 else options.seed
+    warn_of_long_context(model, options.ctx_size)
+    with (
+        model.create_session(seq_len=options.ctx_size or None, kv_type=options.kv_type, seed=seed) as session,
+        bar("reading the prompt") as session.progress,
+    ):
+        params = sampling_params(options.sampling, model.metadata, session.seq_len, model.find_sampler)
+        chat = options.chat.create_chat(model, session, options.max_tokens) if chats else None
+        saved = session if chat is None else chat
+        if options.load_session is not None:
+            saved.load(options.load_session)
+
+        def log_start() -> None:
+            _log.info("%s loaded in %.2f s; seed %d, %s", model, load_s, seed, params)
+
+        completion, fields = None, {}
+        if chat is None:
+            writer = CompletionWriter(options.prompt if options.display_prompt else "", len(ids))
+            completion = complete(
+                session,
+                ids,
+                params,
+                max_tokens=options.max_tokens,
+                ignore_eos=options.ignore_eos,
+                on_start=log_start,
+                writer=None if options.json else writer,
+            )
+        elif options.prompt or options.json or not at_terminal():
+            completion = reply_once(
+                chat, options.prompt, params, on_start=log_start, on_piece=None if options.json else show
+            )
+            fields = reply_as_json(chat)
+        else:
+            _converse(options, chat, params)
+        if options.save_session is not None:
+            saved.save(options.save_session)
+        if completion is None:
+            return None
+        return Result(completion, chats, fields, session.seq_len, RunStats(load_s, session.stats, seed))
+
+
+def _converse(options: RunOptions, chat: ChatSession, params: SamplingParams) -> None:
+    """Chat at the terminal."""
+    if params.n_probs:
+        raise click.UsageError("--logprobs is for one reply: give a prompt.")
+    from llamacli.cli.repl import Repl
+
+    Repl(chat, params, shift=options.chat.context_shift, stats=options.stats, model=options.model).run()
+
+
+def _encode(model: Model, text: str, *, continues: bool) -> list[int]:
+    """Encode the prompt, with BOS if the model wants it, but without EOS.
+
+    A text that continues a saved session has neither, nor a leading space.
+    """
+    if continues:
+        return model.tokenizer.encode_run(text, continues=True)
+    ids = model.tokenizer.encode_prompt(text, parse_special=True)
+    if not ids:
+        raise InvalidRequestError("this model has no BOS token to start a text with: give a prompt")
+    return ids
+
+
+def _report(options: RunOptions, model: Model, result: Result) -> None:
+    """Print what comes after the text: JSON, log-probabilities, notes, statistics."""
+    completion = result.completion
+    logprobs = bool(options.sampling["logprobs"])
+    if options.json:
+        print_json(_as_json(options, model, result), indent=None)
+    elif not completion.text.endswith("\n"):
+        write("\n")
+    if options.html is not None:
+        write_heat(Path(options.html), model, "" if result.is_reply else options.prompt, completion)
+    elif logprobs and not options.json:
+        print_logprobs(model, completion)
+    if completion.stop == "context":
+        note(f"llamacli: the context of {result.seq_len} tokens is full; -c sets a longer one")
+    if options.stats:
+        result.stats.print()
+
+
+def _as_json(options: RunOptions, model: Model, result: Result) -> dict[str, Any]:
+    completion = result.completion
+    logprobs = {"logprobs": logprobs_as_json(model, completion)} if options.sampling["logprobs"] else {}
+    return {
+        "model": options.model,
+        "arch": model.arch,
+        "prompt": options.prompt,
+        "text": completion.text,
+        **result.fields,
+        "tokens": completion.tokens,
+        **logprobs,
+        "stop": completion.stop,
+        "stats": result.stats.as_dict(),
+    }
