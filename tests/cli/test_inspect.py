@@ -135,7 +135,7 @@ def test_a_vocabulary_only_file_of_a_known_architecture(invoke, tiny_gguf) -> No
         tensor["name"] for tensor in json.loads(invoke("inspect", tiny_gguf(), "--tensors", "--json").stdout)["tensors"]
     ]
     shown = fields(invoke("inspect", tiny_gguf("gqa", without=names)).stdout)
-    assert shown["cannot run"] == "it has no tensors: a vocabulary only"
+    assert shown["cannot run"] == "the file has no tensors, only a vocabulary"
 
 
 def test_a_format_that_a_plugin_reads(invoke, shared, tmp_path) -> None:
@@ -170,4 +170,4 @@ def test_a_picture_without_matplotlib(invoke, model: Path, tmp_path: Path, monke
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = invoke("inspect", model, "--plot", tmp_path / "sizes.png")
     assert result.exit_code == 2
-    assert "pictures need matplotlib: pip install 'llamacli[plot]'" in result.stderr
+    assert "plots need matplotlib: pip install 'llamacli[plot]'" in result.stderr

@@ -59,7 +59,7 @@ def test_wrong_usage(invoke, model, text, arguments, code, message) -> None:
 def test_a_model_in_the_texts_place(invoke, model) -> None:
     result = invoke("perplexity", model)
     assert result.exit_code == 1
-    assert result.stderr.endswith(f"{model} is a model, not a text: a model is given with -m\n")
+    assert result.stderr.endswith(f"{model} is a model file, not a text: use -m for the model\n")
 
 
 def test_no_file(invoke) -> None:

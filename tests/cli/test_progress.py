@@ -31,8 +31,8 @@ def what_a_terminal_shows(user: int) -> str:
 def terminal(monkeypatch, capsys):
     """Make this process's stderr pass for a terminal; what comes is in capsys."""
     monkeypatch.setattr(progress, "has_status", lambda: True)
-    monkeypatch.setattr(progress, "_PATIENCE_S", 0)
-    monkeypatch.setattr(progress, "_PAUSE_S", 0)
+    monkeypatch.setattr(progress, "_DELAY_S", 0)
+    monkeypatch.setattr(progress, "_INTERVAL_S", 0)
     monkeypatch.setenv("COLUMNS", "80")
 
 
@@ -84,7 +84,7 @@ def test_an_error_takes_the_bar_away(terminal, capsys) -> None:
 
 
 def test_what_is_quick_shows_no_bar(terminal, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(progress, "_PATIENCE_S", 60)
+    monkeypatch.setattr(progress, "_DELAY_S", 60)
     with progress.bar("b") as draw:
         draw(1, 2)
     assert capsys.readouterr().err == ""

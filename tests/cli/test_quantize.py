@@ -50,17 +50,17 @@ def test_pure(invoke, wide: Path, out: Path) -> None:
 def test_what_does_not_fit_is_told_once_for_each_width(invoke, tiny_gguf, out: Path) -> None:
     result = invoke("quantize", tiny_gguf("gqa", n_embd=64, n_ff=72), out, "Q4_K_S", "--dry-run")
     assert result.exit_code == 0
-    assert [line for line in result.stderr.splitlines() if "do not fit" in line] == [
-        "llamacli: warning: token_embd.weight and 10 more: rows of 64 do not fit Q4_K, so Q5_0",
-        "llamacli: warning: blk.0.attn_v.weight and 1 more: rows of 64 do not fit Q5_K, so Q5_1",
-        "llamacli: warning: blk.0.ffn_down.weight and 1 more: rows of 72 do not fit Q4_K, so F16",
+    assert [line for line in result.stderr.splitlines() if "not a multiple" in line] == [
+        "llamacli: warning: token_embd.weight and 10 more: rows of 64 are not a multiple of Q4_K blocks, using Q5_0",
+        "llamacli: warning: blk.0.attn_v.weight and 1 more: rows of 64 are not a multiple of Q5_K blocks, using Q5_1",
+        "llamacli: warning: blk.0.ffn_down.weight and 1 more: rows of 72 are not a multiple of Q4_K blocks, using F16",
     ]
 
 
 def test_an_existing_file_is_kept(invoke, wide: Path, out: Path) -> None:
     out.write_text("precious")
     result = invoke("quantize", wide, out, "F16")
-    assert (result.exit_code, result.stderr) == (1, f"llamacli: error: {out} is there already: --force overwrites it\n")
+    assert (result.exit_code, result.stderr) == (1, f"llamacli: error: {out} exists: --force overwrites it\n")
     assert out.read_text() == "precious"
 
 
@@ -84,7 +84,7 @@ def test_quantised_models_need_a_word(invoke, tiny_gguf, out: Path) -> None:
     result = invoke("quantize", path, out, "F16")
     assert result.exit_code == 1
     assert result.stderr.startswith(
-        f"llamacli: error: {path}: 16 tensors are quantised already, 'token_embd.weight' as Q8_0;"
+        f"llamacli: error: {path}: 16 tensors are already quantised, 'token_embd.weight' as Q8_0;"
     )
     assert "--allow-requantize" in result.stderr
     result = invoke("quantize", path, out, "F16", "--allow-requantize")
@@ -116,7 +116,7 @@ def test_wrong_usage(args: list[str], message: str, invoke, wide: Path, out: Pat
 def test_a_folder_is_no_file(name: str, invoke, wide: Path) -> None:
     result = invoke("quantize", wide, name, "F16")
     assert result.exit_code == 2
-    assert f"{name!r} is no file's name." in result.stderr
+    assert f"{name!r} is not a file name." in result.stderr
 
 
 def test_files_that_cannot_be_read_or_written(invoke, wide: Path, out: Path, tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_files_that_cannot_be_read_or_written(invoke, wide: Path, out: Path, tmp
 def test_a_terminal_shows_progress_and_a_pipe_does_not(invoke, wide: Path, out: Path, monkeypatch) -> None:
     assert invoke("quantize", wide, out, "F16").stderr == ""
     monkeypatch.setattr(progress, "has_status", lambda: True)
-    monkeypatch.setattr(progress, "_PATIENCE_S", 0)
-    monkeypatch.setattr(progress, "_PAUSE_S", 0)
+    monkeypatch.setattr(progress, "_DELAY_S", 0)
+    monkeypatch.setattr(progress, "_INTERVAL_S", 0)
     shown = invoke("quantize", wide, out, "F16", "--force").stderr
     assert f"writing {out.name} [" in shown
     assert shown.endswith("\r\x1b[K")

@@ -121,13 +121,13 @@ def test_the_order_of_samplers() -> None:
 def test_a_sampler_that_there_is_not(invoke, model) -> None:
     result = invoke("run", model, PROMPT, "--samplers", "top_k;top_q")
     assert result.exit_code == 2
-    assert "Invalid value for '--samplers': there is no sampler 'top_q'" in result.stderr
+    assert "Invalid value for '--samplers': unknown sampler 'top_q'" in result.stderr
 
 
 def test_a_file_may_name_samplers_that_there_are_not(caplog: pytest.LogCaptureFixture) -> None:
     metadata = Metadata({"general.sampling.sequence": "top_k;infill;temperature"})
     assert sampling_params(parse(), metadata, 512).samplers == ("top_k", "temperature")
-    assert "general.sampling.sequence names samplers that there are not: infill" in caplog.text
+    assert "general.sampling.sequence has unknown samplers: infill" in caplog.text
     assert sampling_params(parse(), Metadata({"general.sampling.sequence": "infill"}), 512).samplers == _ORDER
 
 

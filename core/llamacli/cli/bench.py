@@ -1,4 +1,4 @@
-"""`llamacli bench`: how fast a model runs here."""
+"""`llamacli bench`: speed in tokens per second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from llamacli.cli.options import PATH, global_options, kv_type_options, mode_option, threads_option
 from llamacli.cli.output import print_json
-from llamacli.cli.plot import Picture
+from llamacli.cli.plot import ImagePath
 from llamacli.cli.progress import load
 from llamacli.tools.demo import demo_path
 
@@ -19,61 +19,67 @@ if TYPE_CHECKING:
     from llamacli.tools.bench import Row
 
 
-_MOST = 1_000_000
+_MAX = 1_000_000
 
 
-class Numbers(click.ParamType[tuple[int, ...]]):
-    """Whole numbers from 0 to _MOST, separated by commas."""
+class IntList(click.ParamType[tuple[int, ...]]):
+    """Parameter type for integers from 0 to _MAX, separated by commas."""
 
     name = "N,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Parse them."""
+        """Parse the list."""
         if isinstance(value, tuple):
             return value
         numbers = [part.strip() for part in value.split(",")]
-        if not all(number.isdecimal() and len(number) < 10 and int(number) <= _MOST for number in numbers):
-            self.fail(f"{value!r} is not a list of whole numbers from 0 to {_MOST}.", param, ctx)
+        if not all(number.isdecimal() and len(number) < 10 and int(number) <= _MAX for number in numbers):
+            self.fail(f"{value!r} is not a list of integers from 0 to {_MAX}.", param, ctx)
         return tuple(map(int, numbers))
 
 
 @click.command()
-@click.option("-m", "--model", type=PATH, help="The model's file; without it, the demo model.")
+@click.option("-m", "--model", type=PATH, help="Model file; default: the demo model.")
 @click.option(
     "-p",
     "--n-prompt",
-    type=Numbers(),
+    type=IntList(),
     default="512",
     show_default=True,
-    help=f"Prompt lengths, each from 0 to {_MOST}; 0: none.",
+    help=f"Prompt lengths in tokens, each from 0 to {_MAX}; 0: no test.",
 )
 @click.option(
     "-n",
     "--n-gen",
-    type=Numbers(),
+    type=IntList(),
     default="128",
     show_default=True,
-    help=f"How many tokens to generate, each from 0 to {_MOST}; 0: none.",
+    help=f"Numbers of tokens to generate, each from 0 to {_MAX}; 0: no test.",
 )
 @click.option(
     "-d",
     "--n-depth",
-    type=Numbers(),
+    type=IntList(),
     default="0",
     show_default=True,
-    help=f"How many tokens come before, each from 0 to {_MOST}.",
+    help=f"Numbers of tokens in the cache before each test, each from 0 to {_MAX}.",
 )
 @click.option(
-    "-r", "--repetitions", metavar="N", type=click.IntRange(1), default=5, show_default=True, help="Runs of each test."
+    "-r",
+    "--repetitions",
+    metavar="N",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Repetitions of each test.",
 )
 @threads_option
 @mode_option
 @kv_type_options("f16")
 @click.option(
     "-o", "--output", type=click.Choice(["md", "json", "jsonl", "csv"]), default="md", show_default=True,
-    help="How the results are printed.",
+    help="Output format.",
 )  # fmt: skip
-@click.option("--plot", type=Picture(), help="Draw the results too: a PNG, SVG or PDF file. Needs matplotlib.")
+@click.option("--plot", type=ImagePath(), help="Also plot the results to a PNG, SVG or PDF file. Needs matplotlib.")
 @global_options
 def bench(
     model: str | None,
@@ -87,34 +93,35 @@ def bench(
     output: str,
     plot: str | None,
 ) -> None:
-    """Measure tokens a second, with the tests and columns of llama.cpp's own benchmark.
+    """Benchmark tokens per second, with the tests of llama.cpp.
 
-    `pp512` is a prompt of 512 tokens evaluated at once, `tg128` is 128 tokens one by one. Tokens are random.
+    `pp512` evaluates a prompt of 512 tokens at once, `tg128` generates 128 tokens one by one. Tokens are random, and
+    the output has the columns of llama.cpp's benchmark.
     """
     from llamacli.kernels.team import check_threads
     from llamacli.tools.bench import measure
 
     path, n_threads = model or str(demo_path()), check_threads(threads)
-    kept: list[Row] = []
+    measured: list[Row] = []
     with load(path, mode, n_threads) as loaded:
         rows = measure(
             path, loaded, n_prompt, n_gen, n_depth, repetitions=repetitions, threads=n_threads, kv_type=kv_type or "f16"
         )  # fmt: skip
-        _PRINTERS[output](_keeping(rows, kept))
+        _PRINTERS[output](_recorded(rows, measured))
     if plot is not None:
-        from llamacli.cli.plot import draw_rates
+        from llamacli.cli.plot import plot_rates
 
-        draw_rates(kept, plot)
+        plot_rates(measured, plot)
 
 
-def _keeping(rows: Iterable[Row], kept: list[Row]) -> Iterator[Row]:
+def _recorded(rows: Iterable[Row], measured: list[Row]) -> Iterator[Row]:
     for row in rows:
-        kept.append(row)
+        measured.append(row)
         yield row
 
 
 def _print_md(rows: Iterable[Row]) -> None:
-    """A Markdown table, a row as soon as it is measured."""
+    """Print a Markdown table, each row as soon as it is measured."""
     header = ("model", "size", "params", "backend", "threads", "test", "t/s")
     widths = (24, 10, 10, 7, 7, 16, 18)
     click.echo(f"| {' | '.join(name.rjust(width) for name, width in zip(header, widths, strict=True))} |")

@@ -1,4 +1,4 @@
-"""`llamacli completion`: what a shell has to know to complete the command line."""
+"""`llamacli completion`: shell completion scripts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from llamacli.cli.options import global_options
 @global_options
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that lets SHELL (bash, zsh or fish) complete commands, options, their values and files' names.
+    """Print the completion script for a shell.
+
+    It completes commands, options, their values and file names in bash, zsh or fish.
 
     bash, in ~/.bashrc: `eval "$(llamacli completion bash)"`; zsh, in ~/.zshrc: `eval "$(llamacli completion zsh)"`;
     fish, once: `llamacli completion fish > ~/.config/fish/completions/llamacli.fish`.
     """
     kind = get_completion_class(shell)
     assert kind is not None, "click knows these three"
-    made = kind(ctx.find_root().command, {}, "llamacli", "_LLAMACLI_COMPLETE")
-    click.echo(made.source_template % made.source_vars())
+    script = kind(ctx.find_root().command, {}, "llamacli", "_LLAMACLI_COMPLETE")
+    click.echo(script.source_template % script.source_vars())

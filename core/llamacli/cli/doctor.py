@@ -1,4 +1,4 @@
-"""`llamacli doctor`: what there is, and what is slow and why."""
+"""`llamacli doctor`: diagnosis of the machine and the installation."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 @click.command()
 @click.option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True,
-    help="How the findings are printed.",
+    help="Output format.",
 )  # fmt: skip
 @global_options
 def doctor(output: str) -> None:
-    """Show the CPU, memory, kernels and plugins that models run with, and say what is slow, why, and what to do."""
+    """Diagnose CPU, memory, kernels and plugins.
+
+    Prints what was found, the reasons why models would run slowly or fail, and remedies.
+    """
     from llamacli.plugins import installed_plugins
     from llamacli.tools.doctor import examine
 
@@ -34,7 +37,7 @@ def doctor(output: str) -> None:
     for label, value in _lines(report):
         click.echo(f"{label:<16}{printable(value)}")
     advice = report.advice()
-    click.echo("\nnothing to improve was found" if not advice else "\nwhat could be better:")
+    click.echo("\nno problems found" if not advice else "\nproblems:")
     for item in advice:
         click.echo(f"- {printable(item.what)}\n  -> {printable(item.do)}")
 
@@ -53,22 +56,22 @@ def _of_cpu(cpu: Cpu) -> Iterator[tuple[str, str]]:
     cores = cpu.cores
     yield "CPU", cpu.name
     yield "instructions", f"{cpu.isa}, of {', '.join(cpu.available)}"
-    quota = "no limit of time" if cores.quota is None else f"time of {cores.quota:g} CPUs"
+    quota = "no CPU quota" if cores.quota is None else f"quota of {cores.quota:g} CPUs"
     yield "threads", f"{cores.threads}: {cores.physical} cores in {cores.logical} of {cpu.n_cpus} CPUs, {quota}"
     if cpu.load is not None:
-        yield "load", f"{cpu.load:.2f} CPUs busy in the last minute"
+        yield "load", f"{cpu.load:.2f} in the last minute"
 
 
 def _of_memory(memory: Memory) -> Iterator[tuple[str, str]]:
     if memory.total is not None and memory.free is not None:
         limit = "no limit" if memory.limit is None else f"a limit of {human_bytes(memory.limit)}"
-        yield "memory", f"{human_bytes(memory.free)} free of {human_bytes(memory.total)}, {limit}"
+        yield "memory", f"{human_bytes(memory.free)} available of {human_bytes(memory.total)}, {limit}"
     if memory.huge_pages is not None:
         yield "huge pages", memory.huge_pages
 
 
 def _of_kernels(kernels: KernelCache) -> Iterator[tuple[str, str]]:
     yield "kernel cache", kernels.folder or "none"
-    state = "can be written" if kernels.writable else "cannot be written"
+    state = "writable" if kernels.writable else "not writable"
     size = human_bytes(kernels.n_bytes)
     yield "kernels", f"{kernels.n_compiled} of {kernels.n_kernels} compiled, {size}, {state}"

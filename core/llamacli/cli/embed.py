@@ -1,4 +1,4 @@
-"""`llamacli embed`: texts as vectors."""
+"""`llamacli embed`: text embeddings."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from llamacli.errors import InvalidRequestError
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option(
     "--pooling", type=click.Choice(["mean", "cls", "last", "none"]),
-    help="Take the mean of the tokens' vectors, the first one, the last one, or all. Default: the model's, else mean.",
+    help="Pooling of token vectors: mean, first (cls), last, or all (none). Default: the model's, else mean.",
 )  # fmt: skip
-@click.option("--normalize/--no-normalize", default=True, help="Whether vectors get the length 1; by default they do.")
+@click.option("--normalize/--no-normalize", default=True, help="Scale vectors to length 1; default: on.")
 @mode_option
 @threads_option
 @global_options
 def embed(
     model: str, texts: tuple[str, ...], pooling: str | None, normalize: bool, mode: str, threads: int | None
 ) -> None:
-    """Print the embedding of each TEXT as a line of JSON: `text`, `n_tokens` and `embedding`.
+    """Print the embedding of each TEXT as a line of JSON.
 
-    Without TEXT, each line of stdin is one. The vectors are what the model's last block makes of the tokens, after the
-    norm and before the output layer.
+    Its keys are `text`, `n_tokens` and `embedding`. Without TEXT, each line of stdin is a text. Vectors are the hidden
+    states after the final norm, before the output layer.
     """
     given = [argument(text) for text in texts] or (read_stdin() or "").splitlines()
     if not given:
@@ -46,7 +46,7 @@ def embed(
                 vectors = embedder.embed(tokens, pooling=pooling, normalize=normalize)
             except InvalidRequestError as error:
                 raise InvalidRequestError(f"text {number}: {error}") from error
-            # As few digits as tell float32 numbers apart.
+            # The fewest digits that identify each float32.
             shortest = [[float(str(x)) for x in row] for row in vectors.reshape(-1, embedder.n_embd)]
             embedding = shortest if vectors.ndim == 2 else shortest[0]
             print_json({"text": text, "n_tokens": len(tokens), "embedding": embedding}, indent=None)

@@ -1,4 +1,4 @@
-"""`--html`: a text as a page, each token coloured by its probability, the alternatives shown on hover."""
+"""Output of `--html`: tokens coloured by probability, alternatives on hover."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ h1 {{ font-size: 1em; color: #777; font-weight: normal; }}
 
 
 def write_heat(path: Path, model: Model, prompt: str, completion: Completion) -> None:
-    """Write the page; `completion` has log-probabilities. The file is there whole or not at all."""
+    """Write the page atomically; `completion` has log-probabilities."""
     stream = model.tokenizer.stream(model.encode(prompt, parse_special=True))
     texts = [stream.feed(token) for token in completion.tokens]
     texts[-1:] = [texts[-1] + stream.flush()] if texts else []
@@ -63,9 +63,9 @@ def write_heat(path: Path, model: Model, prompt: str, completion: Completion) ->
 
 
 def _token(model: Model, token: int, text: str, logprobs: LogProbs) -> str:
-    """A span with its alternatives; a drawn token that is not among them comes last.
+    """Format a token with its alternatives; a sampled token that is not among them comes last.
 
-    A token that ends within a character has no text of its own.
+    The text of a token that ends inside a character is empty.
     """
     shown = logprobs.top if token in dict(logprobs.top) else (*logprobs.top, (token, logprobs.chosen))
     lines = []
@@ -77,5 +77,5 @@ def _token(model: Model, token: int, text: str, logprobs: LogProbs) -> str:
 
 
 def _colour(p: float) -> str:
-    """From white for what is certain to red for what is not."""
+    """CSS colour of a probability: white for 1, red for 0."""
     return f"background: hsl(8 85% {60 + 40 * p:.0f}%)"

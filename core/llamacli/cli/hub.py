@@ -1,4 +1,4 @@
-"""`llamacli pull`, `list` and `rm`: models of the Hugging Face hub in its cache."""
+"""`llamacli pull`, `list` and `rm`: models in the Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ REFERENCE = "USER/REPO[:QUANT]"
 @click.argument("reference", metavar=REFERENCE)
 @global_options
 def pull(reference: str) -> None:
-    """Download a model from the Hugging Face hub, and print where its file is.
+    """Download a model from the Hugging Face hub and print its path.
 
-    Of several files the one that QUANT names is taken, as in user/repo:Q5_K_M; without it Q4_K_M, else Q8_0, else the
-    first. What is in the cache already is not downloaded again, but a newer revision is. Needs the extra `hub`.
+    QUANT selects one of several files, as in user/repo:Q5_K_M; default: Q4_K_M, else Q8_0, else the first file.
+    Cached files are not downloaded again unless there is a newer revision. Needs the extra `hub`.
     """
     from llamacli.tools.hub import Reference, fetch
 
@@ -32,7 +32,7 @@ def pull(reference: str) -> None:
 def list_models(json: bool) -> None:
     """List the models in the Hugging Face cache.
 
-    The names are what `run -hf` and `rm` take. Needs the extra `hub`.
+    `run -hf` and `rm` accept the names. Needs the extra `hub`.
     """
     from llamacli.tools.hub import cached_models
 
@@ -63,7 +63,7 @@ def list_models(json: bool) -> None:
             ],
         )
     else:
-        note("no GGUF files are in the cache; llamacli pull downloads one")
+        note("the cache has no GGUF files; llamacli pull downloads one")
 
 
 @click.command()
@@ -72,7 +72,7 @@ def list_models(json: bool) -> None:
 def rm(references: tuple[str, ...]) -> None:
     """Delete models from the Hugging Face cache.
 
-    Without QUANT all GGUF files of the repository go; other files of it stay. Needs the extra `hub`.
+    Without QUANT all GGUF files of the repository are deleted; its other files stay. Needs the extra `hub`.
     """
     from llamacli.tools.hub import Reference, remove
 
@@ -81,7 +81,7 @@ def rm(references: tuple[str, ...]) -> None:
 
 
 def model_from_hub(text: str) -> str:
-    """The file of a model of the hub: the one in the cache, or else a new one."""
+    """Path of a hub model's file, downloaded unless cached."""
     from llamacli.tools.hub import Reference, cached, fetch
 
     reference = Reference.parse(text)

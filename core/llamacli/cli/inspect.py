@@ -1,4 +1,4 @@
-"""`llamacli inspect`: what is in a model file, without reading its tensors."""
+"""`llamacli inspect`: metadata and tensors of a model file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from llamacli.cli.options import PATH, global_options
 from llamacli.cli.output import human_bytes, human_count, print_json, print_table, printable
-from llamacli.cli.plot import Picture, draw_sizes
+from llamacli.cli.plot import ImagePath, plot_sizes
 
 if TYPE_CHECKING:
     from llamacli.gguf import Metadata
@@ -35,17 +35,17 @@ _SIZES = {
 
 @click.command()
 @click.argument("model", type=PATH)
-@click.option("--tensors", is_flag=True, help="List every tensor; shapes have rows first.")
-@click.option("--full", is_flag=True, help="Show long strings and arrays in full.")
+@click.option("--tensors", is_flag=True, help="List all tensors; shapes as in NumPy, rows first.")
+@click.option("--full", is_flag=True, help="Print long strings and arrays in full.")
 @click.option("--json", is_flag=True, help="Print JSON.")
 @click.option(
-    "--plot", type=Picture(), help="Draw the sizes by type and layer: a PNG, SVG or PDF file. Needs matplotlib."
+    "--plot", type=ImagePath(), help="Plot sizes by type and layer to a PNG, SVG or PDF file. Needs matplotlib."
 )
 @global_options
 def inspect(model: str, tensors: bool, full: bool, json: bool, plot: str | None) -> None:
-    """Show what is in a model file and which plugin would load it.
+    """Show metadata, tensors and plugin of a model file.
 
-    Works for files that no plugin can load too, and for those with a vocabulary and no weights. Tensors are not read.
+    Also works for files that no plugin can load and for files with a vocabulary only. Tensor data is not read.
     """
     from llamacli.loaders import open_model_file
     from llamacli.plugins import installed_plugins
@@ -54,7 +54,7 @@ def inspect(model: str, tensors: bool, full: bool, json: bool, plot: str | None)
     file = open_model_file(model, installed)
     try:
         if plot is not None:
-            draw_sizes(f"{file.path.name}: {human_bytes(_n_bytes(file))}", file.tensors.values(), plot)
+            plot_sizes(f"{file.path.name}: {human_bytes(_n_bytes(file))}", file.tensors.values(), plot)
         if json:
             print_json(_summary(file, installed) | _contents(file, tensors, full))
         else:
@@ -95,20 +95,20 @@ def _summary(file: ModelFile, plugins: Plugins) -> dict[str, Any]:
 
 
 def _n_bytes(file: ModelFile) -> int:
-    """Bytes on disk."""
+    """The file's size on disk in bytes."""
     from llamacli.gguf import GGUFFile
 
     return file.n_bytes if isinstance(file, GGUFFile) else file.path.stat().st_size
 
 
 def _text(metadata: Metadata, key: str) -> str | None:
-    """A key's text; None where there is none, whatever else there may be."""
+    """The string value of a metadata key; None if it is missing or of another type."""
     value = metadata.get(key)
     return value if isinstance(value, str) else None
 
 
 def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, list[str], str | None]:
-    """The plugin that runs the file, what kind of model it is, and why it cannot be loaded, or None."""
+    """The plugin for the file, the model's features, and the reason why it cannot be loaded, or None."""
     from llamacli.architecture import trace
     from llamacli.errors import LlamaCliError, plugin_errors
     from llamacli.tools.features import features
@@ -118,7 +118,7 @@ def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, 
         architecture = plugins.resolve(file.metadata)
         plugin = _origin(type(architecture).__module__, architecture.name, plugins)
         if not file.tensors:
-            return plugin, [], "it has no tensors: a vocabulary only"
+            return plugin, [], "the file has no tensors, only a vocabulary"
         with plugin_errors(f"architecture {architecture.name!r}"):
             config = architecture.configure(file.metadata)
             graph = trace(architecture, config, architecture.tensors(config).bind(file))
@@ -128,14 +128,14 @@ def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, 
 
 
 def _fingerprint(template: object) -> str | None:
-    """A chat template's length, and a hash to compare it by: what it tells the model is not seen in a conversation."""
+    """Length and SHA-256 of a chat template, to compare files by."""
     if not isinstance(template, str):
         return None
     return f"{len(template)} characters, SHA-256 {hashlib.sha256(template.encode()).hexdigest()[:16]}..."
 
 
 def _origin(module: str, architecture: str, plugins: Plugins) -> dict[str, str]:
-    """The plugin that an architecture comes from: the one that claims its name, else one that has its module."""
+    """The plugin that registers an architecture's name, else the one that contains its module."""
     for entry in plugins.claimed_architectures().get(architecture, ()):
         if entry.dist is not None:
             return {"module": entry.module, "distribution": entry.dist.name, "version": entry.dist.version}
@@ -206,26 +206,30 @@ def _print_metadata(metadata: Metadata, full: bool) -> None:
 
 
 def _brief(value: Any, full: bool) -> str:
-    """A metadata value in one line."""
+    """Format a metadata value in one line."""
     if isinstance(value, str):
         return (
-            printable(value) if full or len(value) <= SHOWN_CHARACTERS else f"{_cut(value)} ({len(value)} characters)"
+            printable(value)
+            if full or len(value) <= SHOWN_CHARACTERS
+            else f"{_shortened(value)} ({len(value)} characters)"
         )
     if isinstance(value, bool | int | float):
         return f"{value:g}" if isinstance(value, float) else str(value)
     if full or len(value) <= SHOWN_ITEMS:
         return f"[{', '.join(_brief(item, full) for item in _items(value, len(value)))}]"
-    shown = [_cut(item, 16) if isinstance(item, str) else _brief(item, full) for item in _items(value, SHOWN_ITEMS)]
+    shown = [
+        _shortened(item, 16) if isinstance(item, str) else _brief(item, full) for item in _items(value, SHOWN_ITEMS)
+    ]
     return f"[{', '.join(shown)}, ...] ({len(value)} items)"
 
 
-def _cut(text: str, length: int = SHOWN_CHARACTERS) -> str:
-    """The beginning of a text."""
+def _shortened(text: str, length: int = SHOWN_CHARACTERS) -> str:
+    """The first characters of a text, escaped."""
     return printable(text) if len(text) <= length else f"{printable(text[:length])}..."
 
 
 def _json_value(value: Any, full: bool) -> Any:
-    """A metadata value for JSON: a long array is given by its length and its first items."""
+    """A metadata value for JSON; a long array becomes its length and first items."""
     if isinstance(value, str | bool | int | float):
         return value
     if full or len(value) <= SHOWN_ITEMS:
@@ -234,6 +238,6 @@ def _json_value(value: Any, full: bool) -> Any:
 
 
 def _items(value: Any, n: int) -> list[Any]:
-    """The first n items of an array or a sequence, as Python's own types."""
+    """The first n items of an array or sequence as Python objects."""
     first = value[:n]
     return first.tolist() if hasattr(first, "tolist") else list(first)

@@ -1,4 +1,4 @@
-"""What `--logprobs` shows."""
+"""Output of `--logprobs`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def logprobs_as_json(model: Model, completion: Completion) -> list[dict[str, Any]]:
-    """For each token what OpenAI's `logprobs.content` says of it, and its id."""
+    """Entries as in OpenAI's `logprobs.content`, and the id of each token."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         piece = model.tokenizer.piece_bytes(token, unparse_special=True)
@@ -26,7 +26,7 @@ def logprobs_as_json(model: Model, completion: Completion) -> list[dict[str, Any
 
 
 def print_logprobs(model: Model, completion: Completion) -> None:
-    """One line a token to stderr: its log-probability, the token, and the likeliest with their probabilities."""
+    """Print a line per token to stderr: log-probability, token, most likely tokens with probabilities."""
 
     def text(token: int) -> str:
         return repr(model.tokenizer.piece(token, unparse_special=True))

@@ -1,4 +1,4 @@
-"""What the commands print."""
+"""Terminal output of the commands: text, notes, status line, tables, JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
-"""All control characters but tabs and ends of lines."""
+"""Control characters except tabs and line ends."""
 
 
 def _escaped(found: re.Match[str]) -> str:
@@ -23,10 +23,10 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def write(text: str, *, err: bool = False, dim: bool = False) -> None:
-    """Send a model's text to stdout, or to stderr, at once.
+    """Write generated text to stdout or stderr and flush.
 
-    A terminal shows it dimmed if that is asked for and NO_COLOR does not ask for plain text, and control characters
-    escaped: a model must not move the cursor or reach what else a terminal can do. All else gets the text as it is.
+    On a terminal control characters are escaped, so that a model cannot send terminal commands, and text is dimmed
+    with `dim`, unless NO_COLOR is set. Files and pipes get the text unchanged.
     """
     stream = sys.stderr if err else sys.stdout
     if stream is not None and stream.isatty():
@@ -37,7 +37,7 @@ def write(text: str, *, err: bool = False, dim: bool = False) -> None:
 
 
 def note(text: str) -> None:
-    """Send one line to stderr."""
+    """Write one line to stderr."""
     status("")
     click.echo(printable(text), err=True)
 
@@ -46,7 +46,7 @@ _status = ""
 
 
 def status(text: str) -> None:
-    """Show a line at the bottom of a terminal's stderr in the place of the last such; none if it is empty."""
+    """Replace the status line at the bottom of the terminal on stderr; "" removes it."""
     global _status
     if text == _status:
         return
@@ -56,17 +56,17 @@ def status(text: str) -> None:
 
 
 def has_status() -> bool:
-    """Whether stderr is a terminal that can show a status."""
+    """Test that stderr is a terminal that can show a status line."""
     return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def print_json(value: Any, indent: int | None = 2) -> None:
-    """Print one JSON document: ASCII only, so that no locale can damage it; NaN and infinities become strings."""
+    """Print one JSON document: ASCII only, independent of the locale; NaN and infinities become strings."""
     click.echo(json.dumps(_strict(value), indent=indent))
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "") -> None:
-    """Print columns under their header, numbers (a column whose header ends in a colon) to the right."""
+    """Print a table; a column whose header ends in a colon is right-aligned."""
     lines = [[printable(cell) for cell in row] for row in rows]
     names = [name.removesuffix(":") for name in header]
     widths = [max(map(len, column)) for column in zip(names, *lines, strict=True)]
@@ -79,12 +79,12 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: st
 
 
 def printable(text: str) -> str:
-    """Text from a file or a plugin in one line: what could break the line or command the terminal is escaped."""
+    """Escape line breaks and control characters, so that foreign text stays in one line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def one_line(error: Exception) -> str:
-    """What went wrong, for people: of the system's errors the file and the reason."""
+    """Format an error in one line; of an OSError the file and the reason."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, MemoryError):
@@ -93,7 +93,7 @@ def one_line(error: Exception) -> str:
 
 
 def human_bytes(n: int) -> str:
-    """A size in the largest binary unit that leaves at least 1."""
+    """Format a size in bytes with a binary unit, as in `1.50 GiB`."""
     size, unit = float(n), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if size < 1024:
@@ -103,16 +103,16 @@ def human_bytes(n: int) -> str:
 
 
 def human_count(n: int) -> str:
-    """A number of parameters, as in `1.24 B`."""
+    """Format a number of parameters, as in `1.24 B`."""
     for factor, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
         if n >= factor:
             return f"{n / factor:.2f} {unit}"
     return str(n)
 
 
-def abandon_stdout() -> None:
-    """Let stdout lead nowhere: what it still holds could not be written and would fail again at exit."""
-    with contextlib.suppress(OSError, ValueError):  # a stdout that is no file has nothing to abandon
+def discard_stdout() -> None:
+    """Redirect stdout to the null device, so that flushing its buffer at exit cannot fail again."""
+    with contextlib.suppress(OSError, ValueError):  # stdout has no file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

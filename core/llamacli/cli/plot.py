@@ -1,4 +1,4 @@
-"""Pictures of what commands measure and show, drawn by matplotlib where it is installed."""
+"""Plots of benchmarks and tensor sizes with matplotlib, an optional dependency."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _FORMATS = (".png", ".svg", ".pdf")
 _MIB = 2**20
 _TICKS = 24
 _REST = -2
-"""Where what is in no layer is drawn: a little apart from layer 0."""
+"""Position of tensors outside of layers on the x axis, apart from layer 0."""
 
 
-class Picture(click.Path):
-    """The name of a picture to write, found to be possible before anything is measured for it."""
+class ImagePath(click.Path):
+    """Parameter type for an image file to write."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check the name, the folder, and that there is something to draw with."""
+        """Check the extension, the directory, and that matplotlib is installed."""
         path = Path(value)
         if path.suffix.lower() not in _FORMATS:
             self.fail(f"{value!r} does not end in {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}.", param, ctx)
         if not path.absolute().parent.is_dir():
-            self.fail(f"{value!r} lies in a folder that is not there.", param, ctx)
+            self.fail(f"{value!r} is in a directory that does not exist.", param, ctx)
         if importlib.util.find_spec("matplotlib") is None:
-            self.fail("pictures need matplotlib: pip install 'llamacli[plot]'", param, ctx)
+            self.fail("plots need matplotlib: pip install 'llamacli[plot]'", param, ctx)
         return str(value)
 
 
-def draw_rates(rows: Sequence[Row], path: str) -> None:
-    """Tokens a second as bars, with their spread: prompts on the left, generation on the right."""
+def plot_rates(rows: Sequence[Row], path: str) -> None:
+    """Plot tokens per second as bars with standard deviations: prompt processing left, generation right."""
     from matplotlib.figure import Figure
 
     panels = [
@@ -64,14 +64,14 @@ def draw_rates(rows: Sequence[Row], path: str) -> None:
         axes.bar_label(bars, fmt=lambda rate: f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}", padding=2)
         axes.margins(y=0.15)
         axes.set_title(title)
-        axes.set_ylabel("tokens a second")
+        axes.set_ylabel("tokens per second")
     first = rows[0]
     figure.suptitle(f"{first.model_filename}: {first.model_type}, {first.n_threads} threads")
     figure.savefig(path, dpi=150)
 
 
-def draw_sizes(title: str, tensors: Iterable[TensorInfo], path: str) -> None:
-    """Bytes of a model's tensors: by type on the left, by layer on the right, what is in no layer first."""
+def plot_sizes(title: str, tensors: Iterable[TensorInfo], path: str) -> None:
+    """Plot bytes of tensors: by type on the left, by layer on the right."""
     from matplotlib.figure import Figure
 
     by_type: Counter[str] = Counter()
@@ -99,7 +99,7 @@ def draw_sizes(title: str, tensors: Iterable[TensorInfo], path: str) -> None:
     ticks = {x: str(x) for x in layers[:: -(-len(layers) // _TICKS) or 1]} | ({_REST: "rest"} if _REST in xs else {})
     right.set_xticks(list(ticks), list(ticks.values()))
     right.set_title("by layer and type")
-    right.set_xlabel("layer (rest: embedding, output, and whatever belongs to no layer)")
+    right.set_xlabel("layer (rest: embedding, output and other tensors outside of layers)")
     right.set_ylabel("MiB")
     figure.suptitle(title)
     figure.savefig(path, dpi=150)

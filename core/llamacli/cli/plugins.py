@@ -1,4 +1,4 @@
-"""`llamacli plugins`, and the commands that plugins add."""
+"""`llamacli plugins`, and commands registered by plugins."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _log = logging.getLogger(__name__)
 
 
 def plugin_commands() -> dict[str, click.Command]:
-    """The commands of all plugins by name; loads the plugins."""
+    """Load the plugins and return their commands by name."""
     return {name: command for group in _commands_by_module().values() for name, command in group.commands.items()}
 
 
 def _commands_by_module() -> dict[str, click.Group]:
-    """What each plugin registers; one that fails is warned of and left out."""
+    """Commands by plugin module; a plugin that fails is skipped with a warning."""
     from llamacli.plugins import GENERAL, installed_plugins
 
     installed = installed_plugins()
@@ -40,13 +40,13 @@ def _commands_by_module() -> dict[str, click.Group]:
 @click.option("--json", is_flag=True, help="Print JSON.")
 @global_options
 def plugins(json: bool) -> None:
-    """List the installed plugins and whether each one works.
+    """List the installed plugins and their status.
 
-    A plugin that cannot be loaded is shown with the reason; it does not disturb the others.
+    A plugin that cannot be loaded is listed with the reason; others still work.
     """
     from llamacli.plugins import installed_plugins
 
-    infos = installed_plugins().infos()  # first, so that one that is broken is shown and not warned of
+    infos = installed_plugins().infos()  # first, so that a broken plugin is listed without a warning
     groups = _commands_by_module()
     rows: list[dict[str, Any]] = [
         {
@@ -77,4 +77,4 @@ def plugins(json: bool) -> None:
             ],
         )
     else:
-        click.echo("no plugins are installed; each model family is one: pip install 'llamacli[all]'")
+        click.echo("no plugins are installed; model families are plugins: pip install 'llamacli[all]'")

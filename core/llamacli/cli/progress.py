@@ -1,4 +1,4 @@
-"""What a terminal shows while something takes long. Nothing of it goes into a pipe."""
+"""Progress bars on a terminal; nothing is written to pipes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from llamacli.cli.output import has_status, human_bytes, status
 if TYPE_CHECKING:
     from llamacli import Model
 
-_PATIENCE_S, _PAUSE_S = 0.3, 0.05
-"""What is done sooner is not worth a bar; one is drawn anew no sooner than this."""
+_DELAY_S, _INTERVAL_S = 0.3, 0.05
+"""Seconds before a bar appears, and between two updates of it."""
 
 _WIDTH = 24
 
@@ -23,17 +23,17 @@ Progress = Callable[[int, int], None]
 
 @contextlib.contextmanager
 def bar(label: str, show: Callable[[int], str] = str) -> Iterator[Progress]:
-    """Give a function to call with how much is done and how much there is; `show` says what such a number means."""
+    """Show a progress bar; the context is a function to call with (done, total), which `show` formats."""
     if not has_status():
         yield lambda done, total: None
         return
-    drawn = time.monotonic() + _PATIENCE_S - _PAUSE_S
+    drawn = time.monotonic() + _DELAY_S - _INTERVAL_S
 
     def draw(done: int, total: int) -> None:
         nonlocal drawn
         if done >= total:
             status("")
-        elif time.monotonic() - drawn >= _PAUSE_S:
+        elif time.monotonic() - drawn >= _INTERVAL_S:
             drawn = time.monotonic()
             filled = _WIDTH * done // max(1, total)
             part = f"{100 * done // max(1, total):3} %"
@@ -46,7 +46,7 @@ def bar(label: str, show: Callable[[int], str] = str) -> Iterator[Progress]:
 
 
 def load(path: str, mode: str, threads: int | None) -> Model:
-    """Load a model, showing a bar of its bytes, and the kernels that are compiled on the way."""
+    """Load a model, with a progress bar of its bytes and a status line for compiled kernels."""
     from llamacli import load_model
 
     with bar(f"loading {Path(path).name}", human_bytes) as progress, compiling():
@@ -55,7 +55,7 @@ def load(path: str, mode: str, threads: int | None) -> Model:
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Show the name of each kernel that is compiled, for as long as that takes."""
+    """Show the name of each kernel while it is compiled."""
     if not has_status():
         yield
         return

@@ -1,4 +1,4 @@
-"""`llamacli quantize`: a model's file with its tensors in other types."""
+"""`llamacli quantize`: convert the tensors of a model file to other types."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ _log = logging.getLogger(__name__)
 @click.argument("model", type=PATH)
 @click.argument("out", type=PATH)
 @click.argument("kind", metavar="TYPE")
-@click.option("--pure", is_flag=True, help="Give all weights the same type, instead of a mixture.")
-@click.option("--allow-requantize", is_flag=True, help="Quantise weights that are quantised already, at a loss.")
-@click.option("--force", is_flag=True, help="Overwrite OUT if it is there.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be written.")
+@click.option("--pure", is_flag=True, help="Use one type for all weights, instead of a mixture.")
+@click.option(
+    "--allow-requantize", is_flag=True, help="Quantise weights that are already quantised, which loses precision."
+)
+@click.option("--force", is_flag=True, help="Overwrite OUT if it exists.")
+@click.option("--dry-run", is_flag=True, help="Show the resulting types and sizes without writing.")
 @threads_option
 @global_options
 def quantize(
@@ -41,18 +43,19 @@ def quantize(
     dry_run: bool,
     threads: int | None,
 ) -> None:
-    """Write MODEL, a GGUF file, to the file OUT with its weights in TYPE.
+    """Quantise the weights of a GGUF file to another type.
 
-    TYPE is F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q6_K, or one of the mixtures Q3_K_S, Q3_K_M, Q3_K_L,
-    Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M, which mean what they mean in llama.cpp; Q3_K, Q4_K and Q5_K are short for the ones
-    that end in M. Q4_K_M is a good choice. Scales are chosen by the error of the weights alone: there is no importance
-    matrix.
+    Reads MODEL and writes OUT with its weights in TYPE.
 
-    Of a split model any file may be named; OUT is one file. Norms and routers stay as they are, and so does all
-    metadata but what tells the type. OUT is complete or not there: an interrupted run leaves nothing behind.
+    TYPE is F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q6_K, or one of llama.cpp's mixtures Q3_K_S, Q3_K_M,
+    Q3_K_L, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M; Q3_K, Q4_K and Q5_K are aliases for those that end in M. Q4_K_M is a good
+    default. Importance matrices are not supported.
+
+    For a split model, MODEL is any of its files, and OUT is one file. Norms, routers and metadata other than the file
+    type are copied. OUT is written atomically: an interrupted run leaves nothing behind.
     """
     if not os.path.basename(out):
-        raise click.BadParameter(f"{out!r} is no file's name.", param_hint="OUT")
+        raise click.BadParameter(f"{out!r} is not a file name.", param_hint="OUT")
     from llamacli.conversion import file_type, plan, write
     from llamacli.engine import jit_disabled
     from llamacli.gguf import open_gguf
@@ -64,7 +67,7 @@ def quantize(
         raise click.BadParameter(f"{error}.", param_hint="TYPE") from None
     if not dry_run:
         if Path(out).is_file() and not force:
-            raise InvalidRequestError(f"{out} is there already: --force overwrites it")
+            raise InvalidRequestError(f"{out} exists: --force overwrites it")
         check_target(Path(out), overwrite=force)
     with open_gguf(model) as file:
         planned = plan(file, wanted, pure=pure)
@@ -72,9 +75,7 @@ def quantize(
         _warn_of_fallbacks(planned)
         if not dry_run:
             if jit_disabled() and planned.needs_kernels:
-                raise InvalidRequestError(
-                    "NUMBA_DISABLE_JIT is set, which forbids to compile the kernels that quantise"
-                )
+                raise InvalidRequestError("NUMBA_DISABLE_JIT is set, so the kernels that quantise cannot be compiled")
             with bar(f"writing {Path(out).name}", human_bytes) as progress, compiling():
                 write(planned, Path(out), threads=threads, overwrite=force, progress=progress)
         _print_types(planned, out)
@@ -85,7 +86,7 @@ def _check_requantizing(planned: Plan, allowed: bool) -> None:
     if not again:
         return
     first = again[0].source
-    found = f"{len(again)} tensors are quantised already, {first.name!r} as {first.type.name}"
+    found = f"{len(again)} tensors are already quantised, {first.name!r} as {first.type.name}"
     if not allowed:
         raise InvalidRequestError(
             f"{planned.file.path}: {found}; start from an F32, F16 or BF16 file, or add --allow-requantize"
@@ -94,7 +95,7 @@ def _check_requantizing(planned: Plan, allowed: bool) -> None:
 
 
 def _warn_of_fallbacks(planned: Plan) -> None:
-    """One line for all tensors of one width."""
+    """Warn once per row width of tensors that get another type than requested."""
     groups: dict[tuple[int, str, str], list[PlannedTensor]] = {}
     for tensor in planned.tensors:
         if tensor.fell_back:
@@ -102,11 +103,18 @@ def _warn_of_fallbacks(planned: Plan) -> None:
             groups.setdefault(key, []).append(tensor)
     for (width, wanted, got), tensors in groups.items():
         others = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
-        _log.warning("%s%s: rows of %d do not fit %s, so %s", tensors[0].source.name, others, width, wanted, got)
+        _log.warning(
+            "%s%s: rows of %d are not a multiple of %s blocks, using %s",
+            tensors[0].source.name,
+            others,
+            width,
+            wanted,
+            got,
+        )
 
 
 def _print_types(planned: Plan, out: str) -> None:
-    """How many tensors have which type, the largest share first, and the sum."""
+    """Print tensors and bytes by type, the largest first, and the total."""
     n_tensors: Counter[str] = Counter()
     n_bytes: Counter[str] = Counter()
     for tensor in planned.tensors:
@@ -117,7 +125,7 @@ def _print_types(planned: Plan, out: str) -> None:
         [(name, str(n_tensors[name]), human_bytes(size)) for name, size in n_bytes.most_common()],
     )
     before = sum(tensor.source.n_bytes for tensor in planned.tensors)
-    bits = f", {8 * planned.n_bytes / planned.n_params:.2f} bits a weight" if planned.n_params else ""
+    bits = f", {8 * planned.n_bytes / planned.n_params:.2f} bits per weight" if planned.n_params else ""
     click.echo(
         printable(f"{out}: {planned.file_type.name}, {human_bytes(planned.n_bytes)} of {human_bytes(before)}{bits}")
     )

@@ -1,4 +1,4 @@
-"""Sampling options, and where their values come from when they are not given."""
+"""Sampling options, with defaults of the model's file and of llama.cpp."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _AT_LEAST_0, _SHARE = FiniteRange(0, 1_000_000), FiniteRange(0, 1)
 
 
 class _Setting(NamedTuple):
-    """`default`: llama.cpp's; `key`: in a model's metadata, below `general.sampling.`, where there is one."""
+    """An option: `default` is llama.cpp's, `key` the metadata key below `general.sampling.`, if there is one."""
 
     field: str
     default: float
@@ -43,63 +43,62 @@ class _Setting(NamedTuple):
 
 _SETTINGS = (
     _Setting("temp", 0.8, ("--temp", "--temperature"), _AT_LEAST_0,
-             "Temperature; 0 always takes the likeliest token.", "temp"),
+             "Temperature; 0: greedy decoding.", "temp"),
     _Setting("dynatemp_range", 0.0, ("--dynatemp-range",), _AT_LEAST_0,
-             "Let the temperature vary by up to this much with how sure the model is; 0 is off."),
+             "Range of the dynamic temperature; 0: off."),
     _Setting("dynatemp_exponent", 1.0, ("--dynatemp-exp",), _AT_LEAST_0,
-             "Power of the entropy that the dynamic temperature follows."),
+             "Exponent of the entropy in the dynamic temperature."),
     _Setting("top_k", 40, ("--top-k",), _COUNT,
-             "Draw from the k likeliest tokens only; 0 is off.", "top_k"),
+             "Keep the k most likely tokens; 0: off.", "top_k"),
     _Setting("top_p", 0.95, ("--top-p",), _SHARE,
-             "Draw from the likeliest tokens that together reach p; 1 is off.", "top_p"),
+             "Nucleus sampling: keep the most likely tokens with a total probability of p; 1: off.", "top_p"),
     _Setting("min_p", 0.05, ("--min-p",), _SHARE,
-             "Drop tokens less likely than p times the likeliest; 0 is off.", "min_p"),
+             "Drop tokens with less than p times the probability of the most likely one; 0: off.", "min_p"),
     _Setting("typ_p", 1.0, ("--typical", "--typical-p"), _SHARE,
-             "Draw from the tokens of most typical surprise that together exceed p; 1 is off."),
+             "Locally typical sampling with a total probability of p; 1: off."),
     _Setting("top_n_sigma", -1.0, ("--top-n-sigma", "--top-nsigma"), _NUMBER,
-             "Drop tokens n standard deviations below the likeliest; 0 and less is off."),
+             "Drop tokens with logits more than n standard deviations below the maximum; 0 or less: off."),
     _Setting("xtc_probability", 0.0, ("--xtc-probability",), _SHARE,
-             "How often to drop all but the last of the tokens above --xtc-threshold; 0 is off.", "xtc_probability"),
+             "XTC: chance to drop all tokens above --xtc-threshold but the least likely; 0: off.", "xtc_probability"),
     _Setting("xtc_threshold", 0.1, ("--xtc-threshold",), _SHARE,
-             "How probable such tokens are; above 0.5 is off.", "xtc_threshold"),
+             "XTC: probability from which tokens are dropped; above 0.5: off.", "xtc_threshold"),
     _Setting("penalty", 1.0, ("--repeat-penalty",), _AT_LEAST_0,
-             "Make tokens that were just written less likely; 1 is off.", "penalty_repeat"),
+             "Penalty for repeated tokens; 1: off.", "penalty_repeat"),
     _Setting("penalty_freq", 0.0, ("--frequency-penalty",), _NUMBER,
-             "Take this from the logits of such tokens for each time; 0 is off."),
+             "Penalty subtracted from a token's logit for each repetition; 0: off."),
     _Setting("penalty_present", 0.0, ("--presence-penalty",), _NUMBER,
-             "Take this from the logits of such tokens once; 0 is off."),
+             "Penalty subtracted once from the logits of repeated tokens; 0: off."),
     _Setting("penalty_last_n", 64, ("--repeat-last-n",), click.IntRange(-1),
-             "How many tokens count as just written; 0 is none, -1 all.", "penalty_last_n"),
+             "Number of last tokens to consider for penalties; 0: none, -1: all.", "penalty_last_n"),
     _Setting("dry_multiplier", 0.0, ("--dry-multiplier",), _AT_LEAST_0,
-             "How much less likely to make tokens that continue a repetition; 0 is off."),
+             "DRY: multiplier of the penalty for tokens that extend a repeated sequence; 0: off."),
     _Setting("dry_base", 1.75, ("--dry-base",), FiniteRange(1, 1_000_000),
-             "By what factor that grows with each token repeated."),
+             "DRY: base of the penalty, which grows exponentially with the repetition."),
     _Setting("dry_allowed_length", 2, ("--dry-allowed-length",), _COUNT,
-             "How long a repetition may be."),
+             "DRY: length of repetitions without penalty."),
     _Setting("dry_penalty_last_n", 64, ("--dry-penalty-last-n",), click.IntRange(-1),
-             "How many tokens to look for repetitions in; 0 is none, -1 all."),
+             "DRY: number of last tokens to search for repetitions; 0: none, -1: all."),
     _Setting("mirostat", 0, ("--mirostat",), click.IntRange(0, 2),
-             "Keep the surprise of tokens constant, by version 1 or 2 of Mirostat, instead of the other samplers; "
-             "0 is off.", "mirostat"),
+             "Mirostat version 1 or 2, which replaces the other samplers; 0: off.", "mirostat"),
     _Setting("mirostat_tau", 5.0, ("--mirostat-ent",), _AT_LEAST_0,
-             "The surprise that Mirostat aims at, in bits.", "mirostat_tau"),
+             "Mirostat: target entropy (tau), in bits.", "mirostat_tau"),
     _Setting("mirostat_eta", 0.1, ("--mirostat-lr",), _AT_LEAST_0,
-             "How fast Mirostat learns.", "mirostat_eta"),
+             "Mirostat: learning rate (eta).", "mirostat_eta"),
     _Setting("adaptive_target", -1.0, ("--adaptive-target",), FiniteRange(-1, 1),
-             "Draw tokens near this probability in the long run; below 0 is off."),
+             "Adaptive-p: target probability of the selected tokens; below 0: off."),
     _Setting("adaptive_decay", 0.9, ("--adaptive-decay",), FiniteRange(0, 0.99),
-             "How much the past counts in that: the last 1 / (1 - X) tokens."),
+             "Adaptive-p: decay of the moving average, over about 1 / (1 - X) tokens."),
 )  # fmt: skip
 
 FIELDS = {flag.removeprefix("--").replace("-", "_"): setting.field for setting in _SETTINGS for flag in setting.flags}
 FIELDS |= {setting.field: setting.field for setting in _SETTINGS}
-"""The fields of SamplingParams that options set, by their own names and by the options'."""
+"""Fields of SamplingParams by field name and by option name."""
 
 _BIAS = re.compile(r"(\d+)([+-](?:\d+\.?\d*|\.\d+|inf))", re.ASCII)
 
 
 def _biases(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[int, float]:
-    """What is added to each token's logit in all; a token that is forbidden once stays so."""
+    """Sum the biases of each token; -inf stays -inf."""
     sums: dict[int, float] = {}
     for value in values:
         match = _BIAS.fullmatch(value)
@@ -115,33 +114,33 @@ def _biases(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -
 _OTHERS = (
     click.option(
         "--dry-sequence-breaker", multiple=True, metavar="TEXT",
-        help="No repetition reaches across this text; may be given several times. Default: a newline, a colon, a "
-        "quote, an asterisk; none: no text at all.",
+        help="DRY: text that ends a repetition; may be given several times. Default: a newline, a colon, a quote, an "
+        "asterisk; none: no breakers.",
     ),
     click.option(
         "-l", "--logit-bias", multiple=True, metavar="ID+BIAS", callback=_biases,
-        help="Add to a token's logit, as in 15043+1 or 15043-1; 15043-inf forbids it. May be given several times.",
+        help="Bias added to a token's logit, as in 15043+1 or 15043-1; 15043-inf bans it. May be given several times.",
     ),
     click.option(
         "--samplers", metavar="NAMES",
-        help=f"The order of samplers; those left out are off. Default: the model's, else {';'.join(_ORDER)}.",
+        help=f"Samplers in order; others are off. Default: the model's, else {';'.join(_ORDER)}.",
     ),
     click.option(
         "--grammar", metavar="TEXT",
-        help="Write only what follows this grammar, in GBNF. Needs the extra `grammar`, as the next three do.",
+        help="Constrain generation to a grammar in GBNF. Needs the extra `grammar`, like the next three options.",
     ),
-    click.option("--grammar-file", type=PATH, help="The same, from a file."),
-    click.option("-j", "--json-schema", metavar="JSON", help="Write only JSON that is valid by this JSON Schema."),
-    click.option("-jf", "--json-schema-file", type=PATH, help="The same, from a file."),
+    click.option("--grammar-file", type=PATH, help="Read the grammar from a file."),
+    click.option("-j", "--json-schema", metavar="JSON", help="Constrain generation to JSON valid under a JSON Schema."),
+    click.option("-jf", "--json-schema-file", type=PATH, help="Read the JSON Schema from a file."),
     click.option(
         "--logprobs", type=_COUNT, default=0, show_default=True, metavar="N",
-        help="Show each token's log-probability and those of the N likeliest; 0: show none.",
+        help="Print the log-probabilities of each token and of the N most likely ones; 0: off.",
     ),
 )  # fmt: skip
 
 
 def sampling_options(command: Decorated) -> Decorated:
-    """Give a command an option for each setting; its value is None where it was not given."""
+    """Add the sampling options to a command; the values of those not given are None."""
     for option in reversed((*map(_option, _SETTINGS), *_OTHERS)):
         command = option(command)
     return command
@@ -157,10 +156,10 @@ def _option(setting: _Setting) -> Callable[[Any], Any]:
 def sampling_params(
     given: Mapping[str, Any], metadata: Metadata, seq_len: int, find: FindSampler | None = None
 ) -> SamplingParams:
-    """What the options say, else the model's file, else llama.cpp's defaults; `find` knows the samplers of plugins.
+    """Sampling parameters of the options, else of the model's metadata, else llama.cpp's defaults.
 
-    Raises ModelFormatError for a value in the file that the option would not take, UsageError for a sampler that there
-    is not.
+    `find` looks up samplers of plugins. Raises ModelFormatError for metadata outside of an option's range, UsageError
+    for an unknown sampler.
     """
     from llamacli import SamplingParams
 
@@ -175,7 +174,7 @@ def sampling_params(
     known = {_SEQUENCE, *(_KEYS + setting.key for setting in _SETTINGS if setting.key)}
     ignored = sorted(key for key in metadata if key.startswith(_KEYS) and key not in known)
     if ignored:
-        _log.warning("the model's file recommends what there is no option for: %s", ", ".join(ignored))
+        _log.warning("the model's file has sampling settings without an option: %s", ", ".join(ignored))
     return SamplingParams(
         samplers=_samplers(given.get("samplers"), metadata, find),
         logit_bias=given.get("logit_bias") or {},
@@ -195,7 +194,7 @@ def _value(setting: _Setting, given: Mapping[str, Any], metadata: Metadata) -> A
 
 
 def _constraint(given: Mapping[str, Any]) -> dict[str, str]:
-    """The grammar or schema, from wherever it was given."""
+    """The grammar or schema, given as text or in a file."""
     names = ("grammar", "grammar_file", "json_schema", "json_schema_file")
     named = [name for name in names if given.get(name) is not None]
     if len(named) > 1:
@@ -212,13 +211,13 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _samplers(given: str | None, metadata: Metadata, find: FindSampler | None) -> tuple[str, ...]:
-    """The order of samplers. Of those that the file names, ones that there are not are left out, as in llama.cpp."""
+    """Samplers in order; unknown ones in the file are skipped, as in llama.cpp."""
     from llamacli.sampling import sampler_type
 
     names = _names(metadata.get_str(_SEQUENCE, "") if given is None else given)
     missing = [name for name in names if sampler_type(name, find) is None]
     if missing and given is not None:
-        raise click.UsageError(f"Invalid value for '--samplers': there is no sampler {missing[0]!r}.")
+        raise click.UsageError(f"Invalid value for '--samplers': unknown sampler {missing[0]!r}.")
     if missing:
-        _log.warning("%s names samplers that there are not: %s", _SEQUENCE, ", ".join(missing))
+        _log.warning("%s has unknown samplers: %s", _SEQUENCE, ", ".join(missing))
     return tuple(name for name in names if name not in missing) or (_ORDER if given is None else ())

@@ -1,4 +1,4 @@
-"""`llamacli tokenize`."""
+"""`llamacli tokenize`: token ids and pieces of a text."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from llamacli.cli.text import argument, read_stdin
 @click.command()
 @click.argument("model", type=PATH)
 @click.argument("text", required=False)
-@click.option("--ids", is_flag=True, help="Print the ids only, as a list in one line.")
+@click.option("--ids", is_flag=True, help="Print only the ids, as a list in one line.")
 @click.option("--no-bos", "--no-special", "no_special", is_flag=True, help="Add no BOS and no EOS.")
-@click.option("--parse-special", is_flag=True, help="Read spelled special tokens as those tokens, not as text.")
+@click.option(
+    "--parse-special", is_flag=True, help="Parse special tokens in the text instead of encoding them as plain text."
+)
 @click.option("--json", is_flag=True, help="Print JSON.")
 @global_options
 def tokenize(model: str, text: str | None, ids: bool, no_special: bool, parse_special: bool, json: bool) -> None:
-    """Show the tokens of TEXT, one a line: its id and its piece of the text.
+    """Print the tokens of TEXT: a line with id and piece for each.
 
-    Without TEXT, stdin is read, all of it: a newline at the end is text too. MODEL may be a file with a vocabulary and
-    no weights.
+    Without TEXT, all of stdin is read, with its final newline. MODEL may be a file with a vocabulary only.
     """
     if ids and json:
         raise click.UsageError("--ids and --json exclude each other.")

@@ -1,4 +1,4 @@
-"""`llamacli warmup`: kernels compiled before they are needed."""
+"""`llamacli warmup`: compile all kernels ahead of time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from llamacli.errors import InvalidRequestError, plugin_errors
 @click.command()
 @global_options
 def warmup() -> None:
-    """Compile all kernels for this CPU, those of plugins too, so that no run has to wait for one.
+    """Compile all kernels for this CPU, those of plugins too.
 
-    They are kept on disk; what is there already is not compiled again.
+    They are cached on disk, so that no later run has to compile them; cached kernels are not compiled again.
     """
     from llamacli.engine import jit_disabled
     from llamacli.engine.catalog import catalog
@@ -25,8 +25,8 @@ def warmup() -> None:
     from llamacli.plugins import ARCHITECTURES, GENERAL, installed_plugins
 
     if jit_disabled():
-        raise InvalidRequestError("NUMBA_DISABLE_JIT is set, which forbids to compile kernels")
-    for group in (GENERAL, ARCHITECTURES):  # for their tensor types and verbs
+        raise InvalidRequestError("NUMBA_DISABLE_JIT is set, so kernels cannot be compiled")
+    for group in (GENERAL, ARCHITECTURES):  # they register tensor types and define verbs
         installed_plugins().load_group(group)
     kernels, compiled, started = catalog(), list[str](), time.monotonic()
     jit.listeners.append(compiled.append)

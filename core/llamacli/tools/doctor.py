@@ -110,7 +110,7 @@ class Report:
         elif self.kernels.n_compiled < self.kernels.n_kernels:
             missing = self.kernels.n_kernels - self.kernels.n_compiled
             yield Advice(
-                f"{missing} of {self.kernels.n_kernels} kernels are not compiled yet: the first use of each takes longer",
+                f"{missing} of {self.kernels.n_kernels} kernels are not compiled yet: the first use takes longer",
                 "llamacli warmup",
             )
 
