@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +12,9 @@ from llamacli.cli.output import human_bytes, print_json
 from llamacli.cli.progress import bar, compiling
 from llamacli.cli.text import argument, read_stdin
 from llamacli.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from llamacli import Embedder
 
 
 @click.command()
@@ -35,18 +39,27 @@ def embed(
     given = [argument(text) for text in texts] or (read_stdin() or "").splitlines()
     if not given:
         raise click.UsageError("Give TEXT, or pipe lines in.")
+
+    with _load(model, mode, threads) as embedder:
+        for number, text in enumerate(given, start=1):
+            try:
+                record = _embed(embedder, text, pooling, normalize)
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"text {number}: {error}") from error
+            print_json(record, indent=None)
+
+
+def _load(model: str, mode: str, threads: int | None) -> Embedder:
     from llamacli.tools.embedding import load_embedder
 
     with bar(f"loading {Path(model).name}", human_bytes) as progress, compiling():
-        embedder = load_embedder(model, mode, threads=threads, progress=progress)
-    with embedder:
-        for number, text in enumerate(given, start=1):
-            tokens = embedder.tokenizer.encode(text)
-            try:
-                vectors = embedder.embed(tokens, pooling=pooling, normalize=normalize)
-            except InvalidRequestError as error:
-                raise InvalidRequestError(f"text {number}: {error}") from error
-            # The fewest digits that identify each float32.
-            shortest = [[float(str(x)) for x in row] for row in vectors.reshape(-1, embedder.n_embd)]
-            embedding = shortest if vectors.ndim == 2 else shortest[0]
-            print_json({"text": text, "n_tokens": len(tokens), "embedding": embedding}, indent=None)
+        return load_embedder(model, mode, threads=threads, progress=progress)
+
+
+def _embed(embedder: Embedder, text: str, pooling: str | None, normalize: bool) -> dict[str, Any]:
+    """Embed one text; the record to print."""
+    tokens = embedder.tokenizer.encode(text)
+    vectors = embedder.embed(tokens, pooling=pooling, normalize=normalize)
+    # The fewest digits that identify each float32.
+    shortest = [[float(str(x)) for x in row] for row in vectors.reshape(-1, embedder.n_embd)]
+    return {"text": text, "n_tokens": len(tokens), "embedding": shortest if vectors.ndim == 2 else shortest[0]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,12 +64,7 @@ def perplexity(
     are scored. Prints the estimate after each chunk, and finally the result with its standard error. Without TEXT_FILE,
     the text is read from stdin.
     """
-    if text is not None and file is not None:
-        raise click.UsageError("TEXT_FILE and -f exclude each other.")
-    name = text if file is None else file
-    content = read_stdin() if name is None else _read(name)
-    if content is None:
-        raise click.UsageError("Give TEXT_FILE, or pipe a text in.")
+    content = _read_text(text, file)
 
     from llamacli.tools.perplexity import perplexity as measure
     from llamacli.tools.perplexity import perplexity_tokens
@@ -77,31 +72,28 @@ def perplexity(
     with load(model or str(demo_path()), mode, threads) as loaded:
         tokens = perplexity_tokens(loaded, content)
         warn_of_long_context(loaded, ctx_size)
-        estimates = measure(
-            loaded, tokens, n_ctx=ctx_size, max_chunks=None if chunks < 0 else chunks, kv_type=kv_type
-        )  # fmt: skip
-        results = list(estimates) if output == "json" else list(_printed(estimates))
-    if not results:
-        return
-    last = results[-1]
-    if output == "text":
+        max_chunks = None if chunks < 0 else chunks
+        estimates = measure(loaded, tokens, n_ctx=ctx_size, max_chunks=max_chunks, kv_type=kv_type)
+        results = list(estimates if output == "json" else _printed(estimates))
+    if results and output == "json":
+        _print_json(results, ctx_size, len(tokens))
+    elif results:
+        last = results[-1]
         note = f"{last.n_chunks} chunks of {ctx_size} tokens, {last.n_scored} of them scored"
         click.echo(f"\nperplexity {last.value:.4f} ± {last.error:.5f} ({note})")
-        return
-    print_json(
-        {
-            "perplexity": last.value,
-            "error": last.error,
-            "n_ctx": ctx_size,
-            "n_chunks": last.n_chunks,
-            "n_tokens": len(tokens),
-            "n_scored": last.n_scored,
-            "running": [estimate.value for estimate in results],
-        }
-    )
 
 
-def _read(name: str) -> str:
+def _read_text(argument: str | None, option: str | None) -> str:
+    """Read the text from the file of the argument or the option, else from stdin."""
+    if argument is not None and option is not None:
+        raise click.UsageError("TEXT_FILE and -f exclude each other.")
+    name = option if argument is None else argument
+    if name is None:
+        content = read_stdin()
+        if content is None:
+            raise click.UsageError("Give TEXT_FILE, or pipe a text in.")
+        return content
+
     from llamacli.gguf import is_gguf
 
     if is_gguf(name):
@@ -114,3 +106,18 @@ def _printed(estimates: Iterable[Estimate]) -> Iterable[Estimate]:
     for estimate in estimates:
         write(f"[{estimate.n_chunks}]{estimate.value:.4f},")
         yield estimate
+
+
+def _print_json(results: Sequence[Estimate], n_ctx: int, n_tokens: int) -> None:
+    last = results[-1]
+    print_json(
+        {
+            "perplexity": last.value,
+            "error": last.error,
+            "n_ctx": n_ctx,
+            "n_chunks": last.n_chunks,
+            "n_tokens": n_tokens,
+            "n_scored": last.n_scored,
+            "running": [estimate.value for estimate in results],
+        }
+    )

@@ -56,8 +56,7 @@ def quantize(
     """
     if not os.path.basename(out):
         raise click.BadParameter(f"{out!r} is not a file name.", param_hint="OUT")
-    from llamacli.conversion import file_type, plan, write
-    from llamacli.engine import jit_disabled
+    from llamacli.conversion import file_type, plan
     from llamacli.gguf import open_gguf
     from llamacli.util.files import check_target
 
@@ -74,11 +73,18 @@ def quantize(
         _check_requantizing(planned, allow_requantize)
         _warn_of_fallbacks(planned)
         if not dry_run:
-            if jit_disabled() and planned.needs_kernels:
-                raise InvalidRequestError("NUMBA_DISABLE_JIT is set, so the kernels that quantise cannot be compiled")
-            with bar(f"writing {Path(out).name}", human_bytes) as progress, compiling():
-                write(planned, Path(out), threads=threads, overwrite=force, progress=progress)
+            _write(planned, Path(out), threads, force)
         _print_types(planned, out)
+
+
+def _write(planned: Plan, path: Path, threads: int | None, overwrite: bool) -> None:
+    from llamacli.conversion import write
+    from llamacli.engine import jit_disabled
+
+    if jit_disabled() and planned.needs_kernels:
+        raise InvalidRequestError("NUMBA_DISABLE_JIT is set, so the kernels that quantise cannot be compiled")
+    with bar(f"writing {path.name}", human_bytes) as progress, compiling():
+        write(planned, path, threads=threads, overwrite=overwrite, progress=progress)
 
 
 def _check_requantizing(planned: Plan, allowed: bool) -> None:
