@@ -1,4 +1,4 @@
-"""`python -m llamacli` is the command line."""
+"""Entry point of `python -m llamacli`."""
 
 from llamacli.cli import main
 

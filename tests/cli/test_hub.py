@@ -80,10 +80,10 @@ def test_pull_takes_a_newer_revision(hub, server: hub_server.HubServer) -> None:
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        (f"{REPO}:Q2_K", "there is no such file; there are F16, Q4_K_M, Q8_0"),
+        (f"{REPO}:Q2_K", "no matching file; available are F16, Q4_K_M, Q8_0"),
         ("user/empty", "the repository has no GGUF files"),
-        ("user/nothing", "the hub has no such repository, or only for those who set HF_TOKEN"),
-        (hub_server.GATED, "ask for access on its page at the hub, then set HF_TOKEN"),
+        ("user/nothing", "no such repository on the hub, or it is private: set HF_TOKEN"),
+        (hub_server.GATED, "request access on its page at the hub, then set HF_TOKEN"),
     ],
 )
 def test_what_the_hub_has_not(reference: str, message: str, hub) -> None:
@@ -94,17 +94,17 @@ def test_what_the_hub_has_not(reference: str, message: str, hub) -> None:
 def test_without_a_network(hub) -> None:
     done = hub("run", "-hf", REPO, "once", HF_HUB_OFFLINE="1")
     assert done.returncode == 1
-    assert done.stderr == (f"llamacli: error: {REPO} is not in the cache, and HF_HUB_OFFLINE forbids to download it\n")
+    assert done.stderr == (f"llamacli: error: {REPO} is not in the cache, and HF_HUB_OFFLINE is set\n")
     done = hub("pull", REPO, HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 1
-    assert done.stderr.startswith(f"llamacli: error: {REPO}: the hub cannot be used: ")
+    assert done.stderr.startswith(f"llamacli: error: {REPO}: the hub request failed: ")
     assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (["pull", "nonsense"], 1, "'nonsense' names no model of the hub"),
+        (["pull", "nonsense"], 1, "'nonsense' is not a model of the hub"),
         (["rm", "user/nothing"], 1, "user/nothing is not in the cache"),
         (["rm"], 2, "Missing argument"),
         (["run", "-hf", REPO, "-m", "x.gguf"], 2, "MODEL, -m and -hf exclude each other."),

@@ -76,7 +76,7 @@ def test_the_model_is_not_overwritten(invoke, wide: Path, tmp_path: Path) -> Non
     path.write_bytes(wide.read_bytes())
     result = invoke("quantize", path, path, "F16", "--force")
     assert result.exit_code == 1
-    assert result.stderr == f"llamacli: error: {path} is the model that is read: write to another file\n"
+    assert result.stderr == f"llamacli: error: {path} is a file of the source model: write to another file\n"
 
 
 def test_quantised_models_need_a_word(invoke, tiny_gguf, out: Path) -> None:
@@ -101,7 +101,7 @@ def test_blocks_need_kernels(invoke, wide: Path, out: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["Q9_K"], "unknown type 'Q9_K': F32, F16, BF16, Q8_0"),
+        (["Q9_K"], "unknown type 'Q9_K'; known are F32, F16, BF16, Q8_0"),
         (["Q8_0", "-t", "0"], "0 is not in the range"),
         ([], "Missing argument 'TYPE'"),
     ],

@@ -73,7 +73,7 @@ def test_the_new_model_speaks_like_the_old_one(name: str, model: Path, tmp_path:
 
 def test_parts_and_threads_change_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     converted(model, tmp_path / "one.gguf", "Q4_K_M").close()
-    monkeypatch.setattr("llamacli.conversion.convert._NUMBERS_AT_ONCE", 600)
+    monkeypatch.setattr("llamacli.conversion.convert._CHUNK_ELEMENTS", 600)
     seen: list[tuple[int, int]] = []
     with open_gguf(model) as file:
         planned = plan(file, file_type("Q4_K_M"))
@@ -148,7 +148,7 @@ def test_a_split_model_becomes_one_file(model: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
     with open_gguf(tmp_path / "split-00001-of-00002.gguf") as file:
         for shard in file.paths:
-            with pytest.raises(InvalidRequestError, match="the model that is read"):
+            with pytest.raises(InvalidRequestError, match="a file of the source model"):
                 write(plan(file, file_type("F16")), shard, overwrite=True)
 
 
@@ -165,7 +165,7 @@ def test_the_model_itself_is_never_overwritten(link, model: Path, tmp_path: Path
             write(planned, other, overwrite=True)
             assert other.read_bytes() != before
         else:
-            with pytest.raises(InvalidRequestError, match="the model that is read"):
+            with pytest.raises(InvalidRequestError, match="a file of the source model"):
                 write(planned, other, overwrite=True)
     assert path.read_bytes() == before
 
@@ -173,13 +173,13 @@ def test_the_model_itself_is_never_overwritten(link, model: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("value", "name", "error"),
     [
-        (np.nan, "Q4_K_M", r"'blk.0.ffn_up.weight' holds NaN or infinity"),
-        (np.inf, "F16", r"'blk.0.ffn_up.weight' holds NaN or infinity"),
+        (np.nan, "Q4_K_M", r"'blk.0.ffn_up.weight' has NaN or infinity"),
+        (np.inf, "F16", r"'blk.0.ffn_up.weight' has NaN or infinity"),
         (-np.inf, "F32", None),
-        (7e4, "F16", r"'blk.0.ffn_up.weight' holds 70000, more than F16 can: take BF16 or F32"),
-        (-7e4, "Q5_0", r"holds 70000, more than Q5_0 can"),
+        (7e4, "F16", r"'blk.0.ffn_up.weight' has 70000, out of range of F16: use BF16 or F32"),
+        (-7e4, "Q5_0", r"has 70000, out of range of Q5_0"),
         (7e4, "BF16", None),
-        (3.4e38, "BF16", r"holds 3.4e\+38, more than BF16 can"),
+        (3.4e38, "BF16", r"has 3.4e\+38, out of range of BF16"),
         (65504, "F16", None),
     ],
 )
@@ -199,14 +199,14 @@ def test_numbers_that_do_not_fit(value: float, name: str, error: str | None, tin
 def test_integers_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b.gguf_bytes([], [Tensor("a.weight", [32, 2], TensorType.I32)]))
-    with open_gguf(path) as file, pytest.raises(ModelFormatError, match=r"'a.weight' is of type I32, which cannot"):
+    with open_gguf(path) as file, pytest.raises(ModelFormatError, match=r"'a.weight' of type I32 cannot"):
         plan(file, file_type("Q8_0"))
 
 
 def test_a_disk_that_is_too_small_is_noticed_before(model: Path, tmp_path: Path, monkeypatch) -> None:
     usage = namedtuple("usage", ["free"])
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1000))
-    with pytest.raises(InvalidRequestError, match="and only 1000 are free"):
+    with pytest.raises(InvalidRequestError, match="the disk has only 1000 free"):
         converted(model, tmp_path / "out.gguf", "Q8_0")
 
 

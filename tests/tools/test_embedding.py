@@ -93,7 +93,7 @@ def test_what_cannot_be_embedded(load) -> None:
             embedder.embed(tokens)
     with pytest.raises(InvalidRequestError, match="pooling 'max' is not one of none, mean, cls, last"):
         embedder.embed([1], pooling="max")
-    with pytest.raises(ModelFormatError, match=r"llama.pooling_type = 4: rankings are not supported"):
+    with pytest.raises(ModelFormatError, match=r"llama.pooling_type = 4: ranking models are not supported"):
         load(metadata={"llama.pooling_type": 4})
 
 
@@ -132,5 +132,5 @@ def test_closing(load) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*encountered in")
 def test_what_is_no_number_is_refused(load) -> None:
-    with pytest.raises(InvalidRequestError, match="the model's states are no finite numbers"):
+    with pytest.raises(InvalidRequestError, match="the model's hidden states are not finite numbers"):
         load(metadata={"llama.rope.scaling.attn_factor": 3e38}).embed(TOKENS)

@@ -45,7 +45,7 @@ def test_references(text: str, expected: Reference) -> None:
     ["", "repo", "user/", "user/repo:", "a/b/c", "user/repo:Q4/x", "../../etc", "user/repo\n", "ü/repo", "a b/c"],
 )
 def test_what_is_no_reference(text: str) -> None:
-    with pytest.raises(InvalidRequestError, match="names no model of the hub"):
+    with pytest.raises(InvalidRequestError, match="is not a model of the hub"):
         Reference.parse(text)
 
 

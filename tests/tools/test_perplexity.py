@@ -91,7 +91,7 @@ def test_a_text_that_is_too_short(load_tiny: LoadTiny) -> None:
 @pytest.mark.filterwarnings("ignore:.*encountered in")
 def test_what_is_no_number_is_refused(load_tiny: LoadTiny) -> None:
     broken = load_tiny(metadata={"llama.rope.scaling.attn_factor": 3e38})
-    with pytest.raises(InvalidRequestError, match="the model's logits in chunk 1 are no finite numbers"):
+    with pytest.raises(InvalidRequestError, match="the model's logits in chunk 1 are not finite"):
         list(perplexity(broken, list(range(64)) * 2, n_ctx=64))
 
 

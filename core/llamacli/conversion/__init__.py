@@ -1,4 +1,4 @@
-"""Writing a model's tensors in other types: which type each one gets, and the new file."""
+"""Conversion of GGUF files to other tensor types."""
 
 from llamacli.conversion.convert import Plan, PlannedTensor, plan, write
 from llamacli.conversion.mixtures import FILE_TYPES, FileType, file_type

@@ -1,4 +1,4 @@
-"""From one GGUF file to another whose tensors have other types, a part of a tensor at a time."""
+"""Conversion of a GGUF file to other tensor types, some rows at a time."""
 
 import math
 import shutil
@@ -21,17 +21,17 @@ from llamacli.util.files import replacing
 
 _QUANTIZATION_VERSION = 2
 _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
-_NUMBERS_AT_ONCE = 1 << 20
+_CHUNK_ELEMENTS = 1 << 20
 
 _INTEGERS = (TensorType.I8, TensorType.I16, TensorType.I32, TensorType.I64)
 _LARGEST = {TensorType.F32: math.inf, TensorType.BF16: 3.3895e38}
 _LARGEST_HALF = 65504.0
-"""All other types have numbers or scales in float16."""
+"""Largest value of other types, whose values or scales are float16."""
 
 
 @attrs.frozen
 class PlannedTensor:
-    """A tensor as it is and as it will be; `wanted` is the type that it would have if its rows fitted the blocks."""
+    """A tensor of the source and of the target file; `wanted` is the target type without fallback."""
 
     source: TensorInfo
     target: TensorInfo
@@ -39,18 +39,18 @@ class PlannedTensor:
 
     @property
     def changes(self) -> bool:
-        """Whether it gets another type."""
+        """True if the type changes."""
         return self.source.type != self.target.type
 
     @property
     def fell_back(self) -> bool:
-        """Whether it has another type than it should have."""
+        """True if the row width does not fit the blocks of the wanted type."""
         return self.target.type != self.wanted
 
 
 @attrs.frozen
 class Plan:
-    """What writing will do: all tensors in the file's order."""
+    """Conversion plan: all tensors in file order."""
 
     file: GGUFFile
     file_type: FileType
@@ -58,27 +58,27 @@ class Plan:
 
     @property
     def requantized(self) -> list[PlannedTensor]:
-        """The tensors that are quantised already and would be anew."""
+        """Tensors that are already quantised and would be quantised again."""
         return [tensor for tensor in self.tensors if tensor.changes and block_size(tensor.source.type) > 1]
 
     @property
     def needs_kernels(self) -> bool:
-        """Whether something will be quantised in blocks."""
+        """True if the conversion needs compiled kernels: a tensor changes to a block type."""
         return any(tensor.changes and tensor.target.type in BLOCK_FORMATS for tensor in self.tensors)
 
     @property
     def n_params(self) -> int:
-        """Numbers in all tensors."""
+        """Number of elements of all tensors."""
         return sum(math.prod(tensor.target.shape) for tensor in self.tensors)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all tensors when they are written."""
+        """Bytes of all tensors in the target file."""
         return sum(tensor.target.n_bytes for tensor in self.tensors)
 
 
 def plan(file: GGUFFile, file_type: FileType, *, pure: bool = False) -> Plan:
-    """Choose the type of every tensor; see `mixtures`. ModelFormatError if one cannot be read as numbers."""
+    """Choose the type of every tensor; see `mixtures`. ModelFormatError if one cannot be dequantised."""
     choices = choose(file.tensors.values(), file.metadata, file_type, pure=pure)
     tensors = []
     for info in file.tensors.values():
@@ -88,7 +88,7 @@ def plan(file: GGUFFile, file_type: FileType, *, pure: bool = False) -> Plan:
             continue
         if FORMATS[info.type].dequantize is None or info.type in _INTEGERS:
             raise ModelFormatError(
-                f"{file.path}: tensor {info.name!r} is of type {info.type.name}, which cannot become {choice.type.name}"
+                f"{file.path}: tensor {info.name!r} of type {info.type.name} cannot be converted to {choice.type.name}"
             )
         target = attrs.evolve(info, type=choice.type, n_bytes=nbytes(choice.type, info.shape), offset=0)
         tensors.append(PlannedTensor(info, target, choice.wanted))
@@ -103,17 +103,16 @@ def write(
     overwrite: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Write the new file. `progress` is called now and then with the bytes of tensors that are written, and all bytes.
+    """Write the target file atomically; `progress` is called with bytes written and bytes in all.
 
-    The file is complete or not there at all. All metadata is kept bit by bit, but for general.file_type,
-    general.quantization_version and what says that the model is split. ModelFormatError if a tensor that changes holds
-    NaN or infinity; InvalidRequestError if one holds numbers that its type cannot, if the file exists and is not to
-    be overwritten, if it is the model itself, or if the disk has no room for it.
+    Metadata is copied bit by bit, except general.file_type, general.quantization_version and the keys of split files.
+    Raises ModelFormatError if a tensor to convert has NaN or infinity; InvalidRequestError if values exceed the range
+    of the type, the file exists and `overwrite` is false, it is the model itself, or the disk is full.
     """
     file, tensors = planned.file, {tensor.target.name: tensor for tensor in planned.tensors}
     for source in file.paths:
         if path.exists() and path.samefile(source):
-            raise InvalidRequestError(f"{path} is the model that is read: write to another file")
+            raise InvalidRequestError(f"{path} is a file of the source model: choose another file")
     _check_room(path, planned)
     n_written = 0
 
@@ -151,15 +150,15 @@ def _pairs(file: GGUFFile, file_type: FileType) -> list[bytes]:
 def _check_room(path: Path, planned: Plan) -> None:
     folder = path.absolute().parent
     if folder.is_dir() and (free := shutil.disk_usage(folder).free) < planned.n_bytes:
-        raise InvalidRequestError(f"{path} will have {planned.n_bytes} bytes, and only {free} are free there")
+        raise InvalidRequestError(f"{path} needs {planned.n_bytes} bytes, but the disk has only {free} free")
 
 
 def _data(
     file: GGUFFile, tensor: PlannedTensor, team: Team, count: Callable[[int], None]
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """A tensor's bytes in its new type, some rows at a time."""
+    """Convert a tensor some rows at a time; yields bytes, uint8 arrays."""
     raw, width = file.data(tensor.source.name), tensor.source.shape[-1] if tensor.source.shape else 1
-    step = max(1, _NUMBERS_AT_ONCE // max(1, width))
+    step = max(1, _CHUNK_ELEMENTS // max(1, width))
     for row in range(0, len(raw), step):
         part = raw[row : row + step]
         converted = _converted(part, file, tensor, team) if tensor.changes else part
@@ -173,10 +172,10 @@ def _converted(raw: npt.NDArray[np.uint8], file: GGUFFile, tensor: PlannedTensor
     x = dequantize(raw, source.type)
     largest = max(abs(float(x.max(initial=0))), abs(float(x.min(initial=0))))
     if not math.isfinite(largest):
-        raise ModelFormatError(f"{file.path}: tensor {source.name!r} holds NaN or infinity")
+        raise ModelFormatError(f"{file.path}: tensor {source.name!r} has NaN or infinity")
     if largest > _LARGEST.get(kind, _LARGEST_HALF):
         raise InvalidRequestError(
-            f"{file.path}: tensor {source.name!r} holds {largest:g}, more than {kind.name} can: take BF16 or F32"
+            f"{file.path}: tensor {source.name!r} has {largest:g}, out of range of {kind.name}: use BF16 or F32"
         )
     if kind in BLOCK_FORMATS:
         fmt = BLOCK_FORMATS[kind]

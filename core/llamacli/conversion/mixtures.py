@@ -1,8 +1,8 @@
-"""Which type each tensor of a quantised file gets: llama.cpp's mixtures, so that names mean what they mean there.
+"""Quantisation mixtures of llama.cpp: the type of each tensor of a file type.
 
-Every choice is the one that its quantiser makes. Tensors that matter more get more bits: the output, the values of
-attention and the down projections of some layers. What does not fit a type's blocks falls back to another type. Left
-out are its exceptions for single architectures.
+Every choice is that of its quantiser. More important tensors get more bits: the output, the values of attention and the
+down projections of some layers. Tensors whose rows do not fit a type's blocks fall back to another type. Its exceptions
+for single architectures are left out.
 """
 
 import re
@@ -20,7 +20,7 @@ T = TensorType
 
 @attrs.frozen
 class FileType:
-    """What a file is called after its types: `name`, the `number` of general.file_type, the type of most tensors."""
+    """A file type: its `name`, `number` in general.file_type, and the type of most tensors."""
 
     name: str
     number: int
@@ -49,23 +49,23 @@ FILE_TYPES = {
         FileType("Q6_K", 18, T.Q6_K),
     )
 }
-"""The file types that can be written, by name."""
+"""Supported file types by name."""
 
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 
 
 def file_type(name: str) -> FileType:
-    """The file type of that name, in capitals or not; InvalidRequestError if there is none."""
+    """Look up a file type by name, case-insensitively. Raises InvalidRequestError."""
     upper = name.upper()
     try:
         return FILE_TYPES[ALIASES.get(upper, upper)]
     except KeyError:
-        raise InvalidRequestError(f"unknown type {name!r}: {', '.join([*FILE_TYPES, *ALIASES])} are known") from None
+        raise InvalidRequestError(f"unknown type {name!r}; known are {', '.join([*FILE_TYPES, *ALIASES])}") from None
 
 
 @attrs.frozen
 class Choice:
-    """The type that a tensor gets, and the one that it would have got if its rows were a whole number of its blocks."""
+    """The chosen type of a tensor, and the `wanted` one before a fallback for its row width."""
 
     type: IntEnum
     wanted: IntEnum
@@ -74,12 +74,12 @@ class Choice:
 def choose(
     tensors: Collection[TensorInfo], metadata: Metadata, kind: FileType, *, pure: bool = False
 ) -> dict[str, Choice]:
-    """The types of all tensors that may change, by name; the others stay what they are.
+    """Choose the types of all tensors that are to be quantised, by name.
 
-    With `pure` all get the same type, as far as they fit its blocks.
+    With `pure` all get the same type, except for fallbacks.
     """
     # llama.cpp counts layers in this order, whatever the file's is.
-    ordered = sorted(filter(may_change, tensors), key=lambda info: (_layer(info.name), info.name.encode()))
+    ordered = sorted(filter(is_quantizable, tensors), key=lambda info: (_layer(info.name), info.name.encode()))
     if kind.type not in BLOCK_FORMATS:
         return {info.name: Choice(kind.type, kind.type) for info in ordered}
     types = dict.fromkeys((info.name for info in ordered), kind.type)
@@ -88,7 +88,7 @@ def choose(
     return {info.name: Choice(_fitting(types[info.name], info.shape[-1]), types[info.name]) for info in ordered}
 
 
-# --- what stays as it is ---------------------------------------------------------------------------------------------
+# --- tensors that are not quantised ----------------------------------------------------------------------------------
 
 _KEPT_NAMES = ("position_embd.weight", "token_types.weight")
 _KEPT_PARTS = (
@@ -99,11 +99,11 @@ _KEPT_PARTS = (
     "time_mix_decay_w1.weight", "time_mix_decay_w2.weight",
     *(f"time_mix_{part}.weight" for part in ("w0", "w1", "w2", "v0", "v1", "v2", "a0", "a1", "a2", "g1", "g2")),
 )  # fmt: skip
-"""Norms, routers, convolutions, embeddings of positions: small, or sensitive."""
+"""Norms, routers, convolutions, position embeddings: small or sensitive tensors."""
 
 
-def may_change(info: TensorInfo) -> bool:
-    """Whether a tensor is a weight that quantised files have quantised: a matrix, or a stack of them."""
+def is_quantizable(info: TensorInfo) -> bool:
+    """True for weights that are quantised: matrices and stacks of matrices."""
     return (
         any(n > 1 for n in info.shape[:-1])
         and info.name.endswith("weight")
@@ -116,7 +116,7 @@ def may_change(info: TensorInfo) -> bool:
 
 
 class _Role(Enum):
-    """What a tensor does, as far as mixtures care."""
+    """Role of a tensor in the rules of mixtures."""
 
     OUTPUT = auto()
     EMBEDDING = auto()
@@ -150,7 +150,7 @@ def _role(name: str) -> _Role:
 
 @attrs.frozen
 class _Model:
-    """What the mixtures ask of a model. A file that does not say has 0."""
+    """Hyperparameters that mixtures depend on; 0 where the file has none."""
 
     n_layer: int
     n_expert: int
@@ -168,7 +168,7 @@ class _Model:
 
     @property
     def group(self) -> int:
-        """How many heads share one of keys and values."""
+        """Number of query heads per key-value head."""
         return self.n_head // self.n_head_kv if self.n_head_kv else 0
 
 
@@ -181,8 +181,8 @@ class _Place:
     model: _Model
 
     @property
-    def favoured(self) -> bool:
-        """The first eighth, the last eighth, and every third between them."""
+    def uses_more_bits(self) -> bool:
+        """True in the first and the last eighth, and for every third between them."""
         eighth = self.count // 8
         return self.index < eighth or self.index >= 7 * self.count // 8 or (self.index - eighth) % 3 == 2
 
@@ -194,8 +194,8 @@ def _always(kind: TensorType) -> _Rule:
     return lambda place: kind
 
 
-def _favoured(kind: TensorType) -> _Rule:
-    return lambda place: kind if place.favoured else None
+def _where_more_bits(kind: TensorType) -> _Rule:
+    return lambda place: kind if place.uses_more_bits else None
 
 
 _RULES: Mapping[tuple[str, _Role], _Rule] = {
@@ -210,12 +210,12 @@ _RULES: Mapping[tuple[str, _Role], _Rule] = {
     ("Q3_K_L", _Role.ATTENTION_OUTPUT): _always(T.Q5_K),
     ("Q4_K_S", _Role.VALUE): lambda place: T.Q5_K if place.index < 4 else None,
     ("Q4_K_S", _Role.DOWN): lambda place: T.Q5_K if place.index < place.count // 8 else None,
-    ("Q4_K_M", _Role.VALUE): _favoured(T.Q6_K),
-    ("Q4_K_M", _Role.DOWN): _favoured(T.Q6_K),
-    ("Q5_K_M", _Role.VALUE): _favoured(T.Q6_K),
-    ("Q5_K_M", _Role.DOWN): _favoured(T.Q6_K),
+    ("Q4_K_M", _Role.VALUE): _where_more_bits(T.Q6_K),
+    ("Q4_K_M", _Role.DOWN): _where_more_bits(T.Q6_K),
+    ("Q5_K_M", _Role.VALUE): _where_more_bits(T.Q6_K),
+    ("Q5_K_M", _Role.DOWN): _where_more_bits(T.Q6_K),
 }
-"""What tensors of a role get instead of the file's type, if anything."""
+"""Types of tensors that differ from the file's type, by mixture and role."""
 
 _EIGHT_EXPERTS = 8
 _EIGHT_EXPERTS_OUTPUT = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M")
@@ -242,7 +242,7 @@ def _mixed(ordered: Iterable[TensorInfo], names: set[str], model: _Model, kind: 
 
 
 def _output_type(kind: TensorType, width: int) -> TensorType:
-    """The type of the output, or of an embedding that is the output too."""
+    """Type of the output matrix, or of a tied embedding."""
     return T.Q8_0 if kind is T.Q8_0 or width % block_size(kind) else T.Q6_K
 
 
@@ -261,18 +261,18 @@ def _by_role(role: _Role, place: _Place, kind: FileType) -> TensorType:
 
 
 def _layer(name: str) -> int:
-    """The layer that a tensor's name tells, or -1."""
+    """Layer number in a tensor's name, or -1."""
     found = re.match(r"blk\.(\d+)\.", name)
     return int(found[1]) if found else -1
 
 
-# --- widths that do not fit ------------------------------------------------------------------------------------------
+# --- fallbacks -------------------------------------------------------------------------------------------------------
 
 _FALLBACK = {T.Q2_K: T.Q4_0, T.Q3_K: T.Q4_0, T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q6_K: T.Q8_0}
 
 
 def _fitting(kind: TensorType, width: int) -> TensorType:
-    """The type itself, or one with blocks that rows of this width are a whole number of."""
+    """The type itself, or its fallback for rows that are not a whole number of blocks."""
     for candidate in (kind, _FALLBACK.get(kind, kind)):
         if width % block_size(candidate) == 0:
             return candidate

@@ -1,1 +1,1 @@
-"""Programs on top of models: bench, doctor, embedding, hub, perplexity."""
+"""Tools on top of models: bench, doctor, embedding, hub, perplexity."""

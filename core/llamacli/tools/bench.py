@@ -1,4 +1,4 @@
-"""Measuring speed, with the tests and the names of llama.cpp's own benchmark."""
+"""Speed benchmark with the tests and column names of llama.cpp's."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from llamacli.plugins import installed_plugins
 
 @attrs.frozen
 class Row:
-    """One test of one model: tokens a second, their mean and spread over the repetitions.
+    """Result of one test: tokens per second, with mean and standard deviation over the repetitions.
 
-    A test evaluates `n_prompt` tokens at once, or `n_gen` one by one, after `n_depth` others.
+    A test evaluates `n_prompt` tokens at once, or `n_gen` one by one, after `n_depth` cached tokens.
     """
 
     model_filename: str
@@ -47,12 +47,12 @@ class Row:
 
     @property
     def test(self) -> str:
-        """The test's name: pp512, tg128, tg128 @ d4096."""
+        """Name of the test: pp512, tg128, tg128 @ d4096."""
         name = f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}"
         return f"{name} @ d{self.n_depth}" if self.n_depth else name
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields by name, for JSON and CSV."""
+        """The fields as a dict, for JSON and CSV."""
         return attrs.asdict(self)
 
 
@@ -67,10 +67,9 @@ def measure(
     threads: int,
     kv_type: KVTypes,
 ) -> Iterator[Row]:
-    """Run every prompt length and every generation length at every depth; 0 leaves a test out.
+    """Run a test for every prompt length and generation length at every depth; 0 means no test.
 
-    `model` is that of the file at `path`, computed by so many `threads`. Each test is run once to warm up, then
-    `repetitions` times.
+    `model` was loaded from `path` with `threads` threads. Each test runs once to warm up, then `repetitions` times.
     """
     about = _describe(path)
     for depth in depths:
@@ -99,7 +98,7 @@ def measure(
 
 
 def _describe(path: str) -> tuple[str, str, int, int]:
-    """File name, architecture and most frequent type, bytes of all tensors, numbers in them."""
+    """File name, architecture with the type of most bytes, bytes of all tensors, number of parameters."""
     file = open_model_file(path, installed_plugins())
     try:
         weights: Counter[str] = Counter()
@@ -114,14 +113,14 @@ def _describe(path: str) -> tuple[str, str, int, int]:
 
 
 def _samples(model: Model, n_prompt: int, n_gen: int, depth: int, repetitions: int, kv_type: KVTypes) -> list[int]:
-    """Nanoseconds of each repetition."""
+    """Measure the nanoseconds of each repetition."""
     tokens = np.random.default_rng(0).integers(0, model.config.n_vocab, max(n_prompt, n_gen, depth)).tolist()
     samples = []
     with model.create_session(seq_len=depth + n_prompt + n_gen, kv_type=kv_type, reuse=False) as session:
         session.eval(tokens[:depth])
         for _ in range(repetitions + 1):
             session.rewind(depth)
-            if len(session.cache.tokens) < depth:  # a sliding window has moved on
+            if len(session.cache.tokens) < depth:  # a sliding window has evicted some of them
                 session.rewind(0)
                 session.eval(tokens[:depth])
             started = time.perf_counter_ns()

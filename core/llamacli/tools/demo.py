@@ -1,9 +1,9 @@
-"""The model that comes with this package."""
+"""Demo model of this package."""
 
 import importlib.resources
 from pathlib import Path
 
 
 def demo_path() -> Path:
-    """Where it lies: a very small model that tells little stories."""
+    """Path of the demo model, a very small one that writes stories."""
     return Path(str(importlib.resources.files("llamacli") / "data" / "demo.gguf"))

@@ -1,4 +1,4 @@
-"""Texts as vectors: what a model's last block makes of their tokens, pooled."""
+"""Text embeddings: hidden states of the final norm, pooled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llamacli.util.closing import Closing
 
 
 class Pooling(enum.StrEnum):
-    """Which vector stands for a text: the mean of its tokens', the first one's (`cls`), the last one's; or all."""
+    """Pooling of token vectors: mean, first token (`cls`), last token, or none."""
 
     NONE = "none"
     MEAN = "mean"
@@ -27,31 +27,31 @@ class Pooling(enum.StrEnum):
 
 
 _BY_NUMBER = (Pooling.NONE, Pooling.MEAN, Pooling.CLS, Pooling.LAST)
-"""What the numbers under `{arch}.pooling_type` mean."""
+"""Values of the metadata key `{arch}.pooling_type`, by number."""
 
 
 class Embedder(Closing):
-    """A model loaded to embed texts; `load_embedder` returns one.
+    """A model loaded for embeddings by `load_embedder`.
 
-    `pooling` is what the file says, else the mean. `tokenizer` is the model's.
+    `pooling` is that of the file, else the mean; `tokenizer` is the model's; `n_embd` is the width of vectors.
     """
 
     def __init__(self, model: Model):
         key = f"{model.arch}.pooling_type"
         number = model.metadata.get_int(key, 1, minimum=0)
         if number >= len(_BY_NUMBER):
-            raise ModelFormatError(f"{model.metadata.source}: {key} = {number}: rankings are not supported")
+            raise ModelFormatError(f"{model.metadata.source}: {key} = {number}: ranking models are not supported")
         self._model, self.pooling, self.tokenizer = model, _BY_NUMBER[number], model.tokenizer
         self.n_embd = model.config.n_embd
 
     def embed(
         self, tokens: Sequence[int], *, pooling: Pooling | str | None = None, normalize: bool = True
     ) -> npt.NDArray[np.float32]:
-        """The vector of a text of `tokens`, float32 [n_embd]; with pooling "none" of each token, [n_tokens, n_embd].
+        """Embed `tokens` as one vector, float32 [n_embd]; without pooling ("none") as [n_tokens, n_embd].
 
-        `pooling` is asked for in the place of the file's. With `normalize`, vectors have the length 1.
-        Raises InvalidRequestError for no tokens, more than the model's context, ids that are not in the vocabulary, or
-        an unknown pooling, or if the model computes what is no finite number.
+        `pooling` overrides the file's. `normalize` scales vectors to length 1. Raises InvalidRequestError for an empty
+        text, more tokens than the context, ids outside of the vocabulary, an unknown pooling, or states that are not
+        finite.
         """
         try:
             pooling = Pooling(pooling or self.pooling)
@@ -67,7 +67,7 @@ class Embedder(Closing):
         except ContextOverflowError as error:
             raise InvalidRequestError(str(error)) from error
         if not np.isfinite(states).all():
-            raise InvalidRequestError("the model's states are no finite numbers")
+            raise InvalidRequestError("the model's hidden states are not finite numbers")
         if pooling is Pooling.MEAN:
             states = states.mean(axis=0, dtype=np.float64, keepdims=True)
         elif pooling is Pooling.CLS:
@@ -83,8 +83,8 @@ class Embedder(Closing):
 
 
 def load_embedder(path: str | os.PathLike[str], mode: str | QuantMode = QuantMode.AUTO, **options: Any) -> Embedder:
-    """Load a model file to embed texts with; the arguments are those of `load_model`, and so are the errors.
+    """Load a model file for embeddings; arguments and errors are those of `load_model`.
 
-    The output layer is left out: it is neither kept nor computed.
+    The output layer is neither loaded nor computed.
     """
     return Embedder(load_model(path, mode, **options, transform=Graph.without_output))

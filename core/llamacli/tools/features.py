@@ -1,4 +1,4 @@
-"""What kind of model a forward pass is, in the field's words: read off the graph, so that it is what will run."""
+"""Architecture features of a graph: MoE, GQA, sliding windows, RoPE variants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llamacli.ops.softcap import Softcap
 
 
 def features(graph: Graph) -> list[str]:
-    """Short descriptions, the most telling first: experts, heads, windows, positions, norms, output."""
+    """Describe a graph: experts, attention, positions, output, as short strings."""
     return [*_experts(graph), *_attention(graph), *_positions(graph), *_output(graph)]
 
 
@@ -58,18 +58,18 @@ def _attention(graph: Graph) -> Iterator[str]:
 
 
 def _positions(graph: Graph) -> Iterator[str]:
-    turns = [op for op in graph.ops if isinstance(op, Rotate)]
-    for base in sorted({op.rope.base for op in turns}):
+    rotations = [op for op in graph.ops if isinstance(op, Rotate)]
+    for base in sorted({op.rope.base for op in rotations}):
         yield f"RoPE base {base:g}"
-    if any(op.rope.n_dims < op.head_dim for op in turns):
+    if any(op.rope.n_dims < op.head_dim for op in rotations):
         yield "partial rotary"
-    if any(op.rope.ext_factor for op in turns):
+    if any(op.rope.ext_factor for op in rotations):
         yield "YaRN"
-    elif any(op.rope.freq_scale != 1 for op in turns):
+    elif any(op.rope.freq_scale != 1 for op in rotations):
         yield "positions scaled"
-    if any(op.long_factors for op in turns):
+    if any(op.long_factors for op in rotations):
         yield "LongRoPE"
-    elif any(op.factors for op in turns):
+    elif any(op.factors for op in rotations):
         yield "RoPE factors"
 
 

@@ -1,6 +1,7 @@
-"""Models of the Hugging Face hub, in the cache that all its tools share; needs `huggingface_hub`, the extra `hub`.
+"""Download and cache of GGUF models from the Hugging Face hub.
 
-The hub's environment variables hold: HF_HOME and HF_HUB_CACHE for the cache, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
+Needs `huggingface_hub`, the extra `hub`, and shares its cache with other tools. Its environment variables apply:
+HF_HOME and HF_HUB_CACHE for the cache, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
 """
 
 import contextlib
@@ -16,33 +17,33 @@ import attrs
 
 from llamacli.errors import HubError, InvalidRequestError
 
-_OLDEST = (2, 4)
-"""The first version of huggingface_hub that can delete single files of its cache."""
+_MIN_VERSION = (2, 4)
+"""The first version of huggingface_hub that can delete single files from its cache."""
 
 _PREFERRED = ("Q4_K_M", "Q8_0")
-"""What is taken of several files when none is asked for; else the first one."""
+"""Preferred types if several files match and none is requested."""
 
 _REFERENCE = re.compile(
     r"(?:https?://)?(?:(?:hf\.co|huggingface\.co)/)?(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?", re.ASCII
 )
 _MODEL = re.compile(r"(?P<stem>.+?)(?:-(?P<number>\d{5})-of-(?P<count>\d{5}))?\.gguf", re.IGNORECASE)
-_NO_MODELS = ("mmproj", "imatrix")
+_OTHER_FILES = ("mmproj", "imatrix")
 _QUANT = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|NVFP4\w*|B?F16|F32))$", re.IGNORECASE)
 
 
 @attrs.frozen
 class Reference:
-    """A model of the hub: a repository, `user/name`, and which of its files, as in `Q4_K_M`, or None."""
+    """Name of a hub model: repository `user/name`, and a type such as `Q4_K_M` that selects its file, or None."""
 
     repo: str
     quant: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> "Reference":
-        """Read `user/repo[:quant]`, also as an address at hf.co; InvalidRequestError if it is none."""
+        """Parse `user/repo[:quant]`, also as an address at hf.co. Raises InvalidRequestError."""
         found = _REFERENCE.fullmatch(text)
         if found is None:
-            raise InvalidRequestError(f"{text!r} names no model of the hub: user/repo or user/repo:quant is needed")
+            raise InvalidRequestError(f"{text!r} is not a model of the hub: expected user/repo or user/repo:quant")
         return cls(found["repo"], found["quant"])
 
     def __str__(self) -> str:
@@ -50,9 +51,9 @@ class Reference:
 
 
 def choose(files: Iterable[str], quant: str | None) -> list[str]:
-    """The files of a repository, by their paths in it, that make up the model that is asked for.
+    """Select the files of a model from the paths in a repository: all parts of a split model, in order.
 
-    Of a split model these are all of its files, the first one first. None if it is not there.
+    Returns an empty list if no file matches.
     """
     models = {file: found for file in sorted(files) if (found := _model(file)) and int(found["number"] or 1) == 1}
     for wanted in (quant,) if quant else _PREFERRED:
@@ -64,8 +65,8 @@ def choose(files: Iterable[str], quant: str | None) -> list[str]:
 
 
 def _model(file: str) -> re.Match[str] | None:
-    """The parts of a model's file name; None for what is none."""
-    return None if any(part in file.rpartition("/")[2].lower() for part in _NO_MODELS) else _MODEL.fullmatch(file)
+    """Match a GGUF model's file name; None for other files."""
+    return None if any(part in file.rpartition("/")[2].lower() for part in _OTHER_FILES) else _MODEL.fullmatch(file)
 
 
 def _shards(file: str, found: re.Match[str]) -> list[str]:
@@ -76,7 +77,7 @@ def _shards(file: str, found: re.Match[str]) -> list[str]:
 
 
 def _quant_of(file: str) -> str | None:
-    """What a file's name says of its types."""
+    """The quantisation type in a file name, or None."""
     found = _model(file)
     quant = found and _QUANT.search(found["stem"])
     return quant[1].upper() if quant else None
@@ -87,7 +88,7 @@ def _quant_of(file: str) -> str | None:
 
 @attrs.frozen
 class CachedModel:
-    """A model in the cache: where its first file lies, and bytes and time (of the last change) of all its files."""
+    """A cached model: path of its first file; total bytes and last modification time of its files."""
 
     reference: Reference
     path: Path
@@ -96,7 +97,7 @@ class CachedModel:
 
 
 def cached(reference: Reference) -> Path | None:
-    """The model's first file in the cache, of the newest revision that has it all; None if none has."""
+    """Path of the model's first file in the newest cached revision that is complete, or None."""
     folder = _folder(reference.repo)
     head = folder / "refs" / "main"
     snapshots = sorted((folder / "snapshots").glob("*"), key=lambda snapshot: snapshot.stat().st_mtime, reverse=True)
@@ -112,7 +113,7 @@ def cached(reference: Reference) -> Path | None:
 
 
 def cached_models() -> list[CachedModel]:
-    """All models in the cache, by name."""
+    """List the cached models, sorted by name."""
     models = {}
     for repo in _scan().repos:
         for revision in sorted(repo.revisions, key=lambda revision: revision.last_modified):
@@ -132,23 +133,23 @@ def cached_models() -> list[CachedModel]:
 
 
 def remove(reference: Reference) -> int:
-    """Delete a model's files from the cache, in all revisions, and what nothing else needs; returns the bytes freed.
+    """Delete a model's files from all cached revisions; returns the bytes freed.
 
-    Without a quant these are all GGUF files of the repository; a repository that has no files any more goes too.
-    HubError if there are none.
+    Without a quant these are all GGUF files of the repository; a repository without files is deleted as well. Raises
+    HubError if no file matches.
     """
     cache = _scan()
     repos = [repo for repo in cache.repos if repo.repo_type == "model" and repo.repo_id == reference.repo]
-    doomed = []
+    deleted = []
     for revision in (revision for repo in repos for revision in repo.revisions):
         files = {file.file_path.relative_to(revision.snapshot_path).as_posix(): file for file in revision.files}
         names = choose(files, reference.quant) if reference.quant else [name for name in files if _is_gguf(name)]
-        doomed += [files[name] for name in names if name in files]
-    if not doomed:
+        deleted += [files[name] for name in names if name in files]
+    if not deleted:
         raise HubError(f"{reference} is not in the cache, {_constants().HF_HUB_CACHE}")
-    strategy = cache.delete_files(*doomed)
+    strategy = cache.delete_files(*deleted)
     strategy.execute()
-    kept = {file for repo in repos for revision in repo.revisions for file in revision.files} - set(doomed)
+    kept = {file for repo in repos for revision in repo.revisions for file in revision.files} - set(deleted)
     if not kept:
         shutil.rmtree(repos[0].repo_path, ignore_errors=True)
     return int(strategy.expected_freed_size)
@@ -172,14 +173,14 @@ def _scan() -> Any:
 
 
 def fetch(reference: Reference) -> Path:
-    """Download what the cache lacks of a model, in its newest revision; returns its first file.
+    """Download the missing files of a model's newest revision; returns the path of its first file.
 
-    Shows bars on a terminal's stderr. HubError if the hub cannot be reached, has no such repository or no such file in
-    it, or lets nobody in without a token.
+    Shows progress bars on a terminal. Raises HubError if the hub cannot be reached, the repository or file does not
+    exist, or access needs a token.
     """
     library = _library()
     utils = importlib.import_module("huggingface_hub.utils")
-    utils.logging.set_verbosity_error()  # what it warns of, such as retries, comes to an error or to nothing
+    utils.logging.set_verbosity_error()  # its warnings, such as retries, either become errors or do not matter
     with _hub_errors(reference):
         names = [sibling.rfilename for sibling in library.HfApi().model_info(reference.repo).siblings or ()]
     files = choose(names, reference.quant)
@@ -193,31 +194,31 @@ def fetch(reference: Reference) -> Path:
 
 
 def _offer(names: Sequence[str]) -> str:
-    """What a repository has instead of what was asked for."""
+    """Message that lists the files a repository has instead."""
     quants = sorted({quant for name in names if _is_gguf(name) and (quant := _quant_of(name))})
     if quants:
-        return f"there is no such file; there are {', '.join(quants)}"
+        return f"no matching file; available are {', '.join(quants)}"
     found = [name for name in names if _is_gguf(name)]
-    return f"there is no such file; there are {', '.join(found)}" if found else "the repository has no GGUF files"
+    return f"no matching file; available are {', '.join(found)}" if found else "the repository has no GGUF files"
 
 
 @contextlib.contextmanager
 def _hub_errors(reference: Reference) -> Iterator[None]:
-    """Errors of the hub and of the network as one line."""
+    """Convert errors of the hub and the network to HubError."""
     errors = importlib.import_module("huggingface_hub.errors")
     try:
         yield
     except errors.GatedRepoError:
-        raise HubError(f"{reference}: ask for access on its page at the hub, then set HF_TOKEN") from None
+        raise HubError(f"{reference}: request access on its page at the hub, then set HF_TOKEN") from None
     except errors.RepositoryNotFoundError:
-        raise HubError(f"{reference}: the hub has no such repository, or only for those who set HF_TOKEN") from None
+        raise HubError(f"{reference}: no such repository on the hub, or it is private: set HF_TOKEN") from None
     except errors.OfflineModeIsEnabled:
-        raise HubError(f"{reference} is not in the cache, and HF_HUB_OFFLINE forbids to download it") from None
+        raise HubError(f"{reference} is not in the cache, and HF_HUB_OFFLINE is set") from None
     except Exception as error:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.filename is not None):
             raise
         first = str(error).strip().splitlines() or [type(error).__name__]
-        raise HubError(f"{reference}: the hub cannot be used: {first[0]}") from error
+        raise HubError(f"{reference}: the hub request failed: {first[0]}") from error
 
 
 def _library() -> Any:
@@ -226,7 +227,7 @@ def _library() -> Any:
     except ImportError:
         raise HubError("models of the hub need huggingface_hub: pip install 'llamacli[hub]'") from None
     version = tuple(int(part) for part in re.findall(r"\d+", library.__version__)[:2])
-    if version < _OLDEST:
+    if version < _MIN_VERSION:
         raise HubError(f"huggingface_hub {library.__version__} is too old: pip install -U 'llamacli[hub]'")
     return library
 

@@ -1,8 +1,8 @@
-"""Perplexity: how well a model expects a text, by llama.cpp's method, so that figures can be compared with its own.
+"""Perplexity by llama.cpp's method, so that results are comparable.
 
-The text's tokens are cut into chunks of `n_ctx`; what does not fill the last one is left out. Each chunk is evaluated
-on its own, its first token replaced by BOS where the model begins texts with it. Tokens in the second half are scored,
-for these have half a context before them: perplexity is e to the mean of minus the logarithm of their probabilities.
+The tokens are split into chunks of `n_ctx`, without an incomplete last one. Each chunk is evaluated independently, its
+first token replaced by BOS if the model uses it. Tokens in the second half of each chunk are scored: perplexity is the
+exponential of their mean negative log-likelihood.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from llamacli.model import KVTypes, Model
 from llamacli.sampling import perplexity_of, surprisal
 from llamacli.util.numbers import is_integer
 
-LEAST_CONTEXT = 4
+MIN_CONTEXT = 4
 
 
 @attrs.frozen
 class Estimate:
-    """Perplexity over the chunks so far: `value` ± `error`, one standard error of the mean, of `n_scored` tokens."""
+    """Perplexity over the chunks so far: `value` ± `error` (one standard error) over `n_scored` tokens."""
 
     n_chunks: int
     n_scored: int
@@ -32,7 +32,7 @@ class Estimate:
 
 
 def perplexity_tokens(model: Model, text: str) -> list[int]:
-    """The tokens of a text that perplexity is measured on: BOS before it where the model wants it, no EOS after it."""
+    """Encode a text for perplexity: with BOS if the model wants it, without EOS."""
     return model.tokenizer.encode_prompt(text)
 
 
@@ -44,17 +44,17 @@ def perplexity(
     max_chunks: int | None = None,
     kv_type: KVTypes | None = None,
 ) -> Iterator[Estimate]:
-    """The estimate after each chunk; the last one is the result.
+    """Yield the estimate after each chunk; the last one is the result.
 
-    Raises InvalidRequestError if the tokens do not fill two chunks, if there are fewer than LEAST_CONTEXT to one, or if
-    the model computes what is no number.
+    Raises InvalidRequestError if the tokens do not fill two chunks, `n_ctx` is less than MIN_CONTEXT, or logits are not
+    finite.
     """
-    if not is_integer(n_ctx) or n_ctx < LEAST_CONTEXT:
-        raise InvalidRequestError(f"n_ctx must be an integer of at least {LEAST_CONTEXT}, not {n_ctx!r}")
+    if not is_integer(n_ctx) or n_ctx < MIN_CONTEXT:
+        raise InvalidRequestError(f"n_ctx must be an integer of at least {MIN_CONTEXT}, not {n_ctx!r}")
     if len(tokens) < 2 * n_ctx:
         raise InvalidRequestError(
             f"the text has {len(tokens)} tokens, and chunks of {n_ctx} need at least {2 * n_ctx}: "
-            "take a longer text or a shorter context"
+            "use a longer text or a smaller context"
         )
     n_chunks = len(tokens) // n_ctx
     return _estimates(model, tokens, n_ctx, n_chunks if max_chunks is None else min(max_chunks, n_chunks), kv_type)
@@ -74,8 +74,8 @@ def _estimates(
             session.eval(ids[:first])
             logits = session.eval(ids[first:-1], all_logits=True)
             assert logits is not None
-            if not (logits < np.inf).all():  # minus infinity is for tokens that never come
-                raise InvalidRequestError(f"the model's logits in chunk {chunk + 1} are no finite numbers")
+            if not (logits < np.inf).all():  # -inf is valid: a token that cannot follow
+                raise InvalidRequestError(f"the model's logits in chunk {chunk + 1} are not finite")
             for row, token in zip(logits, ids[first + 1 :], strict=True):
                 surprise = surprisal(row, token)
                 n_scored, total, squares = n_scored + 1, total + surprise, squares + surprise**2
