@@ -1,4 +1,4 @@
-"""The command line as tests use it: in this process, and as a program of its own."""
+"""Fixtures for the command line: in this process, and as a program."""
 
 import contextlib
 import os
@@ -27,13 +27,13 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def model(tiny_gguf: Callable[..., Path]) -> Path:
-    """A model that reads and writes text, with a context of 64 tokens."""
+    """A model with a vocabulary and a context of 64 tokens."""
     return tiny_gguf("gqa", tokenizer="spm", context_length=64)
 
 
 @pytest.fixture
 def use_plugins(monkeypatch: pytest.MonkeyPatch) -> Callable[[Plugins], None]:
-    """Put other plugins in the place of those that are installed."""
+    """Replace the installed plugins."""
 
     def use(plugins: Plugins) -> None:
         for module in (llamacli.plugins, llamacli.model):
@@ -44,7 +44,7 @@ def use_plugins(monkeypatch: pytest.MonkeyPatch) -> Callable[[Plugins], None]:
 
 @pytest.fixture
 def invoke(use_plugins: Callable[[Plugins], None], plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> Invoke:
-    """Run the command line in this process with the llama plugin installed; stdin is empty and no terminal.
+    """Run the command line in this process with the llama plugin installed; stdin is empty and not a terminal.
 
     Models run without kernels, so that nothing is compiled.
     """
@@ -63,7 +63,7 @@ def invoke(use_plugins: Callable[[Plugins], None], plugins: Plugins, monkeypatch
 
 @pytest.fixture
 def install() -> Install:
-    """Make a folder one that has a distribution installed, with these entry points and modules."""
+    """Install a distribution with these entry points and modules into a directory."""
 
     def write(site: Path, name: str, entry_points: str, **modules: str) -> None:
         info = site / f"{name.replace('-', '_')}-1.0.dist-info"
@@ -78,7 +78,7 @@ def install() -> Install:
 
 @pytest.fixture
 def site(tmp_path: Path, install: Install) -> Path:
-    """Where the program finds its plugins: the llama family is there."""
+    """Directory of the program's plugins, with the llama family installed."""
     site = tmp_path / "site"
     install(site, "llamacli-llama", "[llamacli.architectures]\nllama = llamacli_llama\n")
     return site
@@ -93,7 +93,7 @@ def broken_plugin(site: Path, install: Install) -> None:
 
 @pytest.fixture
 def environment(site: Path) -> dict[str, str]:
-    """The program's environment variables; models run without kernels here too."""
+    """Environment variables of the program; models run without kernels."""
     packages = [Path(package.__file__).parents[1] for package in (llamacli, llamacli_llama)]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("LLAMACLI", "PYTHON"))}
     path = os.pathsep.join(map(str, [site, *packages]))
@@ -101,16 +101,16 @@ def environment(site: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def hears_interrupts() -> Iterator[None]:
-    """Programs do not inherit that interrupts are ignored, as they are where the tests run as a script's background."""
+def sigint_enabled() -> Iterator[None]:
+    """Start programs with SIGINT enabled, even if the tests run in the background with it ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
-def start(environment: dict[str, str], hears_interrupts: None) -> Iterator[Start]:
-    """Start `llamacli` as a program; its streams are pipes unless said otherwise. None outlives the test."""
+def start(environment: dict[str, str], sigint_enabled: None) -> Iterator[Start]:
+    """Start `llamacli` as a program, by default with pipes; it is killed at the end of the test."""
     with contextlib.ExitStack() as started:
 
         def popen(*args: str | Path, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
@@ -126,7 +126,7 @@ def start(environment: dict[str, str], hears_interrupts: None) -> Iterator[Start
 
 @pytest.fixture
 def program(start: Start) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run `llamacli` as a program to its end."""
+    """Run `llamacli` as a program until it ends."""
 
     def run(*args: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
         process = start(*args, **options)

@@ -1,4 +1,4 @@
-"""What is common to all commands: errors, exit codes, logging, and commands that plugins add."""
+"""Behaviour common to all commands: errors, exit codes, logging, plugin commands."""
 
 import sys
 import types
@@ -15,7 +15,7 @@ from llamacli.plugins import GENERAL, Plugins
 
 @pytest.fixture
 def bad_model(tmp_path: Path, tiny_gguf):
-    """A file by what is wrong with it."""
+    """Make a file with a given fault."""
 
     def make(fault: str) -> Path:
         path = tmp_path / "bad.gguf"
@@ -53,7 +53,7 @@ def bad_model(tmp_path: Path, tiny_gguf):
         ("missing tensor", "blk.1.ffn_up.weight is missing"),
     ],
 )
-def test_a_bad_model_is_one_line_and_exit_code_1(fault: str, said: str, bad_model, invoke) -> None:
+def test_bad_model_is_one_line_and_exit_code_1(fault: str, said: str, bad_model, invoke) -> None:
     result = invoke("run", bad_model(fault))
     assert result.exit_code == 1
     assert result.stdout == ""
@@ -62,7 +62,7 @@ def test_a_bad_model_is_one_line_and_exit_code_1(fault: str, said: str, bad_mode
     assert result.stderr.count("\n") == 1
 
 
-def test_an_error_cannot_write_to_the_terminal_what_the_file_says(invoke) -> None:
+def test_controls_in_errors_are_escaped(invoke) -> None:
     result = invoke("inspect", "no\nsuch\x1b[2Jfile")
     assert result.stderr.count("\n") == 1
     assert r"no\nsuch\x1b[2Jfile" in result.stderr
@@ -89,7 +89,7 @@ def test_debug_shows_the_traceback(arguments: list[str], env: dict[str, str], in
         (OSError(), "OSError"),
     ],
 )
-def test_errors_of_the_system_are_one_line(error: Exception, said: str, invoke, model, monkeypatch) -> None:
+def test_os_errors_are_one_line(error: Exception, said: str, invoke, model, monkeypatch) -> None:
     def fail(*_: object) -> None:
         raise error
 
@@ -98,7 +98,7 @@ def test_errors_of_the_system_are_one_line(error: Exception, said: str, invoke, 
     assert (result.exit_code, result.stderr) == (1, f"llamacli: error: {said}\n")
 
 
-def test_an_interrupt_is_exit_code_130(invoke, model, monkeypatch) -> None:
+def test_interrupt_is_exit_code_130(invoke, model, monkeypatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -107,7 +107,7 @@ def test_an_interrupt_is_exit_code_130(invoke, model, monkeypatch) -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "\n")
 
 
-def test_a_fault_of_the_program_is_not_hidden(invoke, model, monkeypatch) -> None:
+def test_bugs_are_not_hidden(invoke, model, monkeypatch) -> None:
     monkeypatch.setattr(llamacli.model, "tokenizer_from_metadata", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         invoke("run", model)
@@ -123,14 +123,14 @@ def test_a_fault_of_the_program_is_not_hidden(invoke, model, monkeypatch) -> Non
         (["run", "a", "b", "c"], "unexpected extra argument"),
     ],
 )
-def test_wrong_usage_is_exit_code_2(arguments: list[str], said: str, invoke) -> None:
+def test_usage_error_is_exit_code_2(arguments: list[str], said: str, invoke) -> None:
     result = invoke(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert said in result.stderr
     assert "llamacli --help" in result.stderr or "--help' for help" in result.stderr
 
 
-def test_logs_are_lines_on_stderr(invoke, model) -> None:
+def test_log_records_are_lines_on_stderr(invoke, model) -> None:
     loaded = "llamacli: info: <Model llama"
     assert loaded not in invoke("run", model, "-n", "1").stderr
     for arguments in (["-v", "run", model, "-n", "1"], ["run", model, "-n", "1", "-v"]):
@@ -140,7 +140,7 @@ def test_logs_are_lines_on_stderr(invoke, model) -> None:
     assert loaded not in invoke("run", model, "-n", "1").stderr  # and what one run asked for does not stay
 
 
-def test_a_record_is_shown_once_however_often_the_command_line_starts(invoke, model) -> None:
+def test_log_handler_is_installed_once(invoke, model) -> None:
     for _ in range(2):
         assert invoke("run", model, "-n", "1", "-c", "65").stderr == (
             "llamacli: warning: -c 65: the model was trained for 64 tokens only\n"
@@ -180,13 +180,13 @@ def add_to_run(cli: click.Group) -> None:
     cli.add_command(click.Command("plugins", callback=lambda: click.echo("taken over")))
 
 
-def test_a_plugin_adds_a_command(with_commands, invoke) -> None:
+def test_command_of_a_plugin(with_commands, invoke) -> None:
     with_commands(one=add_hello)
     assert invoke("hello").stdout == "hello from a plugin\n"
     assert "hello" not in invoke("--help").stdout
 
 
-def test_a_plugin_that_fails_takes_no_other_down(with_commands, invoke) -> None:
+def test_broken_plugin_does_not_affect_others(with_commands, invoke) -> None:
     with_commands(one=fail_to_add, two=add_hello)
     result = invoke("hello")
     assert result.stdout == "hello from a plugin\n"
@@ -194,6 +194,6 @@ def test_a_plugin_that_fails_takes_no_other_down(with_commands, invoke) -> None:
     assert invoke("half").exit_code == 2
 
 
-def test_a_plugin_cannot_replace_what_is_built_in(with_commands, invoke) -> None:
+def test_plugin_cannot_replace_builtin_command(with_commands, invoke) -> None:
     with_commands(one=add_to_run)
     assert "taken over" not in invoke("plugins").stdout

@@ -35,19 +35,19 @@ def test_json_rows(model):
         assert row["model_type"] == "llama F32"
 
 
-def test_jsonl_is_a_row_a_line(model):
+def test_jsonl_rows(model):
     lines = bench("-m", model, "-p", "8", "-n", "4", "-r", "1", "-o", "jsonl").splitlines()
     assert [json.loads(line)["n_prompt"] for line in lines] == [8, 0]
 
 
-def test_csv(model):
+def test_csv_rows(model):
     rows = list(csv.DictReader(io.StringIO(bench("-m", model, "-p", "8", "-n", "0", "-r", "1", "-o", "csv"))))
     assert len(rows) == 1
     assert float(rows[0]["avg_ts"]) > 0
     assert rows[0]["stddev_ts"] == "0.0"
 
 
-def test_md(model):
+def test_markdown_table(model):
     lines = bench("-m", model, "-p", "8", "-n", "4", "-d", "8", "-r", "2").splitlines()
     assert lines[0].split("|")[-2].strip() == "t/s"
     assert [line.split("|")[-3].strip() for line in lines[2:]] == ["pp8 @ d8", "tg4 @ d8"]
@@ -68,24 +68,24 @@ def test_md(model):
         (["--plot", "no/such/folder/rates.png"], "is in a directory that does not exist."),
     ],
 )
-def test_wrong_usage(model, arguments, message):
+def test_usage_errors(model, arguments, message):
     result = CliRunner().invoke(app, ["bench", "-m", model, *arguments])
     assert result.exit_code == 2
     assert message in result.stderr.replace("\n", " ")
 
 
-def test_every_option_says_what_it_does():
+def test_every_option_has_help():
     command = app.commands["bench"]
     assert [param.name for param in command.params if not param.help] == []
 
 
-def test_numbers_of_threads_are_those_of_the_engine():
+def test_range_of_threads():
     threads = next(param for param in app.commands["bench"].params if param.name == "threads")
     assert (threads.type.min, threads.type.max) == (1, MAX_THREADS)
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_a_picture(model, tmp_path, suffix):
+def test_plot(model, tmp_path, suffix):
     pytest.importorskip("matplotlib")
     picture = tmp_path / f"rates.{suffix}"
     table = bench("-m", model, "-p", "8", "-n", "4", "-d", "0,8", "-r", "2", "--plot", str(picture))
@@ -94,21 +94,21 @@ def test_a_picture(model, tmp_path, suffix):
     assert data.startswith(b"\x89PNG") if suffix == "png" else b"tiny.gguf: llama F32" in data
 
 
-def test_a_picture_of_nothing_is_not_drawn(model, tmp_path):
+def test_no_plot_without_results(model, tmp_path):
     pytest.importorskip("matplotlib")
     bench("-m", model, "-p", "0", "-n", "0", "--plot", str(tmp_path / "rates.png"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_picture_without_matplotlib(model, monkeypatch):
+def test_plot_without_matplotlib(model, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = CliRunner().invoke(app, ["bench", "-m", model, "--plot", "rates.png"])
     assert result.exit_code == 2
     assert "plots need matplotlib: pip install 'llamacli[plot]'" in result.stderr
 
 
-def test_what_is_measured_is_computed(model, monkeypatch):
-    """Sessions would share what they have in common, and a prompt that was there before cost nothing."""
+def test_measured_tokens_are_evaluated(model, monkeypatch):
+    """With prefix reuse a repeated prompt would not be evaluated."""
     reused = []
     close = llamacli.Session.close
 

@@ -1,4 +1,4 @@
-"""What shells complete, asked for in their own protocols; bash is driven for real."""
+"""Shell completion: the protocol of each shell, and a real bash."""
 
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def completions(program, shell: str, line: str) -> list[str]:
-    """What is offered for the last word of a command line: words, or "file" where the shell completes names."""
+    """Completions of the last word of a command line; "file" where the shell completes file names."""
     words = line.split(" ")
     count = {} if shell == "fish" else {"COMP_CWORD": str(len(words) - 1)}
     fish = {"COMP_CWORD": words[-1]} if shell == "fish" else {}
@@ -30,7 +30,7 @@ def completions(program, shell: str, line: str) -> list[str]:
 
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(
-    ("line", "offered"),
+    ("line", "expected"),
     [
         ("llamacli to", ["tokenize"]),
         ("llamacli p", ["perplexity", "plugins", "pull"]),
@@ -39,8 +39,8 @@ def completions(program, shell: str, line: str) -> list[str]:
         ("llamacli completion z", ["zsh"]),
     ],
 )
-def test_words(shell: str, line: str, offered: list[str], program) -> None:
-    assert completions(program, shell, line) == offered
+def test_completion_of_words(shell: str, line: str, expected: list[str], program) -> None:
+    assert completions(program, shell, line) == expected
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_words(shell: str, line: str, offered: list[str], program) -> None:
         "llamacli perplexity ",
     ],
 )
-def test_names_of_files_are_the_shells_affair(line: str, program) -> None:
+def test_completion_of_file_names(line: str, program) -> None:
     assert completions(program, "bash", line) == ["file"]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_each_shell_gets_a_script(shell: str, program) -> None:
+def test_script_of_each_shell(shell: str, program) -> None:
     result = program("completion", shell)
     assert (result.returncode, result.stderr) == (0, "")
     assert f"_LLAMACLI_COMPLETE={shell}_complete" in result.stdout
@@ -68,14 +68,14 @@ def test_each_shell_gets_a_script(shell: str, program) -> None:
         subprocess.run([shell, "-n"], input=result.stdout, text=True, check=True)
 
 
-def test_another_shell_is_wrong_usage(invoke) -> None:
+def test_unknown_shell_is_a_usage_error(invoke) -> None:
     result = invoke("completion", "tcsh")
     assert result.exit_code == 2
     assert "'tcsh' is not one of 'bash', 'zsh', 'fish'" in result.stderr
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_completes(program, environment, tmp_path: Path) -> None:
+def test_completion_in_bash(program, environment, tmp_path: Path) -> None:
     command = tmp_path / "llamacli"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m llamacli "$@"\n')
     command.chmod(0o755)

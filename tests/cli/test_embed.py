@@ -13,7 +13,7 @@ def embedded(stdout: str) -> list[dict]:
     return [json.loads(line) for line in stdout.splitlines()]
 
 
-def test_a_line_for_each_text(invoke, model: Path, plugins) -> None:
+def test_line_per_text(invoke, model: Path, plugins) -> None:
     lines = embedded(invoke("embed", model, "a dog", "once é").stdout)
     assert [line["text"] for line in lines] == ["a dog", "once é"]
     embedder = load_embedder(model, plugins=plugins)
@@ -23,13 +23,13 @@ def test_a_line_for_each_text(invoke, model: Path, plugins) -> None:
         np.testing.assert_array_equal(np.float32(line["embedding"]), embedder.embed(tokens))
 
 
-def test_lines_of_stdin(invoke, model: Path) -> None:
+def test_texts_from_stdin(invoke, model: Path) -> None:
     lines = embedded(invoke("embed", model, input="a dog\n\nonce").stdout)
     assert [line["text"] for line in lines] == ["a dog", "", "once"]
     assert lines[0] == embedded(invoke("embed", model, "a dog").stdout)[0]
 
 
-def test_pooling_and_length(invoke, model: Path) -> None:
+def test_pooling_and_normalization(invoke, model: Path) -> None:
     (last,) = embedded(invoke("embed", model, "a dog", "--pooling", "last", "--no-normalize").stdout)
     (rows,) = embedded(invoke("embed", model, "a dog", "--pooling", "none", "--no-normalize").stdout)
     assert len(rows["embedding"]) == rows["n_tokens"]
@@ -45,12 +45,12 @@ def test_pooling_and_length(invoke, model: Path) -> None:
         (("dog", "dog " * 100), 1, "text 2: context overflow"),
     ],
 )
-def test_what_cannot_be_embedded(args: tuple[str, ...], code: int, message: str, invoke, model: Path) -> None:
+def test_errors(args: tuple[str, ...], code: int, message: str, invoke, model: Path) -> None:
     result = invoke("embed", model, *args)
     assert result.exit_code == code
     assert message in result.stderr
 
 
-def test_a_missing_file(invoke, tmp_path: Path) -> None:
+def test_missing_file(invoke, tmp_path: Path) -> None:
     result = invoke("embed", tmp_path / "none.gguf", "x")
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)

@@ -1,4 +1,4 @@
-"""`run --logprobs --html`: the page shows the text, coloured, with alternatives."""
+"""`run --logprobs --html`: coloured tokens with alternatives."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 
 
 class Page(HTMLParser):
-    """Reads a page: nesting, the text of tokens and of their alternatives, their colours."""
+    """Parser of a page: nesting, texts of tokens and alternatives, colours."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Page(HTMLParser):
             self.tokens[-1] += data
 
 
-def test_the_page_shows_every_token(invoke, model: Path, tmp_path: Path) -> None:
+def test_page_shows_every_token(invoke, model: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     options = ("--raw", "-p", "once upon <b> a", "-n", "12", "--seed", "3", "--ignore-eos", "--logprobs", "3")
     answer = json.loads(invoke("run", model, *options, "--json", "--html", str(out)).stdout)
@@ -54,7 +54,7 @@ def test_the_page_shows_every_token(invoke, model: Path, tmp_path: Path) -> None
         assert 60 <= lightness <= 100
 
 
-def test_it_needs_logprobs(invoke, model: Path, tmp_path: Path) -> None:
+def test_html_needs_logprobs(invoke, model: Path, tmp_path: Path) -> None:
     done = invoke("run", model, "-n", "1", "--html", str(tmp_path / "page.html"))
     assert done.exit_code == 2
     assert "add --logprobs N" in done.stderr
@@ -62,7 +62,7 @@ def test_it_needs_logprobs(invoke, model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing/page.html", "."])
-def test_a_place_that_cannot_be_written(name: str, invoke, model: Path, tmp_path: Path) -> None:
+def test_error_for_unwritable_file(name: str, invoke, model: Path, tmp_path: Path) -> None:
     done = invoke("run", model, "-n", "1", "--logprobs", "1", "--html", str(tmp_path / name))
     assert done.exit_code != 0
     assert str(tmp_path) in done.stderr

@@ -1,4 +1,4 @@
-"""`llamacli pull`, `list`, `rm` and `run -hf`, with a server of our own in the hub's place."""
+"""`llamacli pull`, `list`, `rm` and `run -hf`, with a local server as the hub."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ def server(model: Path) -> Iterator[hub_server.HubServer]:
 
 @pytest.fixture
 def hub(program, server: hub_server.HubServer, tmp_path: Path) -> Callable:
-    """Run the program with an empty cache of its own, and that server for the hub."""
+    """Run the program with an empty cache and the local server."""
     surroundings = {
         "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1",
@@ -35,7 +35,7 @@ def hub(program, server: hub_server.HubServer, tmp_path: Path) -> Callable:
     return run
 
 
-def test_from_the_hub_to_the_cache_and_away(hub, server: hub_server.HubServer, tmp_path: Path) -> None:
+def test_pull_list_and_rm(hub, server: hub_server.HubServer, tmp_path: Path) -> None:
     pulled = hub("pull", REPO)
     path = Path(pulled.stdout.strip())
     assert (pulled.returncode, pulled.stderr) == (0, "")
@@ -61,7 +61,7 @@ def test_from_the_hub_to_the_cache_and_away(hub, server: hub_server.HubServer, t
     assert (emptied.stdout, emptied.stderr.count("\n")) == ("", 1)
 
 
-def test_run_downloads_what_is_missing(hub, server: hub_server.HubServer) -> None:
+def test_run_downloads_missing_model(hub, server: hub_server.HubServer) -> None:
     said = hub("run", "-hf", f"{REPO}:q8_0", "once", "-n", "4", "--temp", "0")
     assert (said.returncode, said.stdout[:4]) == (0, "once")
     assert any(path.endswith("tiny-Q8_0.gguf") for path in server.requests)
@@ -69,7 +69,7 @@ def test_run_downloads_what_is_missing(hub, server: hub_server.HubServer) -> Non
     assert again.stdout == said.stdout
 
 
-def test_pull_takes_a_newer_revision(hub, server: hub_server.HubServer) -> None:
+def test_pull_downloads_newer_revision(hub, server: hub_server.HubServer) -> None:
     first = hub("pull", f"{REPO}:F16").stdout.strip()
     server.repos[REPO]["tiny-F16.gguf"] = b"GGUF, but newer"
     second = hub("pull", f"{REPO}:F16").stdout.strip()
@@ -86,12 +86,12 @@ def test_pull_takes_a_newer_revision(hub, server: hub_server.HubServer) -> None:
         (hub_server.GATED, "request access on its page at the hub, then set HF_TOKEN"),
     ],
 )
-def test_what_the_hub_has_not(reference: str, message: str, hub) -> None:
+def test_errors_of_the_hub(reference: str, message: str, hub) -> None:
     done = hub("pull", reference)
     assert (done.returncode, done.stderr) == (1, f"llamacli: error: {reference}: {message}\n")
 
 
-def test_without_a_network(hub) -> None:
+def test_errors_without_network(hub) -> None:
     done = hub("run", "-hf", REPO, "once", HF_HUB_OFFLINE="1")
     assert done.returncode == 1
     assert done.stderr == (f"llamacli: error: {REPO} is not in the cache, and HF_HUB_OFFLINE is set\n")
@@ -112,7 +112,7 @@ def test_without_a_network(hub) -> None:
         (["run", "-hf", REPO, ""], 1, "the prompt is empty"),
     ],
 )
-def test_what_cannot_be_meant(args: list[str], code: int, message: str, hub, server: hub_server.HubServer) -> None:
+def test_invalid_references(args: list[str], code: int, message: str, hub, server: hub_server.HubServer) -> None:
     done = hub(*args)
     assert done.returncode == code
     assert message in done.stderr

@@ -13,7 +13,7 @@ from llamacli.gguf import GGUFFile
 
 
 def fields(stdout: str) -> dict[str, str]:
-    """The summary's lines by their labels."""
+    """Lines of the summary by label."""
     summary = stdout.split("\n\n")[0]
     return {line[:16].strip(): line[16:] for line in summary.splitlines()}
 
@@ -31,14 +31,14 @@ def test_summary(invoke, model: Path) -> None:
     assert "chat template" not in shown
 
 
-def test_a_chat_template_has_a_fingerprint(invoke, tiny_gguf) -> None:
+def test_chat_template_length_and_hash(invoke, tiny_gguf) -> None:
     path = tiny_gguf("gqa", tokenizer="spm", metadata={"tokenizer.chat_template": "é{{ messages }}"})
     assert fields(invoke("inspect", path).stdout)["chat template"] == (
         f"15 characters, SHA-256 {hashlib.sha256('é{{ messages }}'.encode()).hexdigest()[:16]}..."
     )
 
 
-def test_the_summary_counts_what_the_file_holds(invoke, tiny_gguf) -> None:
+def test_summary_counts_tensors_and_parameters(invoke, tiny_gguf) -> None:
     path = tiny_gguf("q8_0")
     summary = json.loads(invoke("inspect", path, "--json", "--tensors").stdout)
     assert summary["n_bytes"] == path.stat().st_size
@@ -51,13 +51,13 @@ def test_the_summary_counts_what_the_file_holds(invoke, tiny_gguf) -> None:
     assert (summary["plugin"]["module"], summary["error"]) == ("llamacli_llama", None)
 
 
-def test_tensors_have_rows_first(invoke, model: Path) -> None:
+def test_tensor_shapes_have_rows_first(invoke, model: Path) -> None:
     lines = invoke("inspect", model, "--tensors").stdout.splitlines()
     (row,) = [line.split() for line in lines if line.startswith("blk.0.ffn_up.weight")]
     assert row == ["blk.0.ffn_up.weight", "96", "x", "64", "F32", str(96 * 64 * 4)]
 
 
-def test_metadata_is_shortened_unless_asked_for(invoke, tiny_gguf) -> None:
+def test_long_metadata_is_shortened_without_full(invoke, tiny_gguf) -> None:
     path = tiny_gguf("gqa", metadata={"general.description": "x" * 500, "general.tags": ["a\nb", "c"]})
     shown = invoke("inspect", path).stdout
     assert f"general.description = {'x' * 80}... (500 characters)" in shown
@@ -80,7 +80,7 @@ def test_json_metadata(invoke, tiny_gguf) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
-def test_an_architecture_without_a_plugin_is_no_error(flags: tuple[str, ...], invoke, model, tmp_path) -> None:
+def test_unknown_architecture_is_described(flags: tuple[str, ...], invoke, model, tmp_path) -> None:
     path = tmp_path / "camel.gguf"
     path.write_bytes(model.read_bytes().replace(b"llama", b"camel"))
     result = invoke("inspect", path, *flags)
@@ -96,13 +96,13 @@ def test_an_architecture_without_a_plugin_is_no_error(flags: tuple[str, ...], in
         ({"metadata": {"general.architecture": 3}}, "'general.architecture'"),
     ],
 )
-def test_a_file_that_its_plugin_would_refuse_says_why(options, reason: str, invoke, tiny_gguf) -> None:
+def test_reason_why_a_plugin_refuses_the_file(options, reason: str, invoke, tiny_gguf) -> None:
     result = invoke("inspect", tiny_gguf("gqa", **options))
     assert result.exit_code == 0
     assert reason in fields(result.stdout)["cannot run"]
 
 
-def test_keys_of_the_wrong_type_hide_nothing(invoke, tiny_gguf) -> None:
+def test_metadata_of_wrong_types(invoke, tiny_gguf) -> None:
     keys = ("general.architecture", "general.name", "tokenizer.ggml.model", "llama.block_count")
     path = tiny_gguf("gqa", metadata={"tokenizer.ggml.tokens": 3} | {key: [1, 2] for key in keys})
     assert "general.name = [1, 2]" in invoke("inspect", path).stdout
@@ -111,17 +111,17 @@ def test_keys_of_the_wrong_type_hide_nothing(invoke, tiny_gguf) -> None:
     assert "general.architecture" in summary["error"]
 
 
-def test_a_plugin_that_breaks_does_not_hide_the_file(invoke, model, monkeypatch) -> None:
+def test_broken_plugin_does_not_hide_the_file(invoke, model, monkeypatch) -> None:
     monkeypatch.setattr("llamacli_llama.Llama.configure", lambda *_: {}["x"])
     assert fields(invoke("inspect", model).stdout)["cannot run"] == "architecture 'llama' failed: KeyError: 'x'"
 
 
-def test_tensors_are_not_read(invoke, model, monkeypatch) -> None:
+def test_tensor_data_is_not_read(invoke, model, monkeypatch) -> None:
     monkeypatch.setattr(GGUFFile, "data", lambda *_: pytest.fail("tensor data was read"))
     assert invoke("inspect", model, "--tensors").exit_code == 0
 
 
-def test_a_vocabulary_only_file_of_an_unknown_architecture_takes_little_time(invoke, shared) -> None:
+def test_vocabulary_only_file_of_unknown_architecture_is_fast(invoke, shared) -> None:
     path = shared("vocab/ggml-vocab-gemma-4.gguf")
     started = time.process_time()
     shown = fields(invoke("inspect", path).stdout)
@@ -130,7 +130,7 @@ def test_a_vocabulary_only_file_of_an_unknown_architecture_takes_little_time(inv
     assert shown["tensors"] == "0"
 
 
-def test_a_vocabulary_only_file_of_a_known_architecture(invoke, tiny_gguf) -> None:
+def test_vocabulary_only_file_of_known_architecture(invoke, tiny_gguf) -> None:
     names = [
         tensor["name"] for tensor in json.loads(invoke("inspect", tiny_gguf(), "--tensors", "--json").stdout)["tensors"]
     ]
@@ -138,7 +138,7 @@ def test_a_vocabulary_only_file_of_a_known_architecture(invoke, tiny_gguf) -> No
     assert shown["cannot run"] == "the file has no tensors, only a vocabulary"
 
 
-def test_a_format_that_a_plugin_reads(invoke, shared, tmp_path) -> None:
+def test_file_format_of_a_plugin(invoke, shared, tmp_path) -> None:
     shutil.copy(shared("models/tok512.bin"), tmp_path / "tokenizer.bin")
     shutil.copy(shared("models/stories260K.bin"), tmp_path / "stories.bin")
     summary = json.loads(invoke("inspect", tmp_path / "stories.bin", "--json").stdout)
@@ -146,7 +146,7 @@ def test_a_format_that_a_plugin_reads(invoke, shared, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_a_picture_of_sizes(suffix: str, invoke, tiny_gguf, tmp_path: Path) -> None:
+def test_plot_of_sizes(suffix: str, invoke, tiny_gguf, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / f"sizes.{suffix}"
     path = tiny_gguf("q8_0")
@@ -158,7 +158,7 @@ def test_a_picture_of_sizes(suffix: str, invoke, tiny_gguf, tmp_path: Path) -> N
         assert {b"Q8_0", b"F32", b"by layer and type", b"rest"} <= set(re.findall(rb"<!-- (.*?) -->", data))
 
 
-def test_a_picture_of_a_vocabulary_is_empty(invoke, tiny_gguf, tmp_path: Path) -> None:
+def test_plot_without_tensors(invoke, tiny_gguf, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     names = [
         tensor["name"] for tensor in json.loads(invoke("inspect", tiny_gguf(), "--tensors", "--json").stdout)["tensors"]
@@ -166,7 +166,7 @@ def test_a_picture_of_a_vocabulary_is_empty(invoke, tiny_gguf, tmp_path: Path) -
     assert invoke("inspect", tiny_gguf("gqa", without=names), "--plot", tmp_path / "none.png").exit_code == 0
 
 
-def test_a_picture_without_matplotlib(invoke, model: Path, tmp_path: Path, monkeypatch) -> None:
+def test_plot_without_matplotlib(invoke, model: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = invoke("inspect", model, "--plot", tmp_path / "sizes.png")
     assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""Every numeric option of every command, found in the commands themselves: none can be forgotten."""
+"""Ranges of all numeric options of all commands."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ OPTIONS = [pytest.param(*found, id=f"{found[0]} {found[1].opts[-1]}") for found 
 
 
 def outside(kind: click.ParamType) -> Iterator[tuple[str, str]]:
-    """Values just beyond each end of a range, and far beyond, with what the message has to say."""
+    """Values just outside of a range and far outside, each with the expected message."""
     if isinstance(kind, IntList):
         for value in ("-1", "1000001", "1,9999999999", "nan"):
             yield value, "from 0 to 1000000"
@@ -38,25 +38,25 @@ def outside(kind: click.ParamType) -> Iterator[tuple[str, str]]:
 
 
 def refusal(invoke, command: str, *options: str, **settings) -> str:
-    """What is said when a command is given these options; no file of a model is even looked for."""
+    """The usage error of a command with these options; model files are not opened."""
     arguments = ["no such file" for param in app.commands[command].params if isinstance(param, click.Argument)]
     result = invoke(command, *options, "--", *arguments, **settings)
     assert (result.exit_code, result.stdout) == (2, "")
     return " ".join(result.stderr.split())
 
 
-def test_there_are_such_options() -> None:
+def test_numeric_options_are_found() -> None:
     assert {"run", "bench", "perplexity", "embed", "quantize"} <= {command for command, _ in numeric_options()}
 
 
 @pytest.mark.parametrize(("command", "option"), OPTIONS)
-def test_numbers_have_a_range(command: str, option: click.Option) -> None:
+def test_numeric_options_have_a_range(command: str, option: click.Option) -> None:
     assert isinstance(option.type, click.IntRange | click.FloatRange | IntList)
     assert getattr(option.type, "min", 0) is not None
 
 
 @pytest.mark.parametrize(("command", "option"), OPTIONS)
-def test_a_value_out_of_range_is_wrong_usage_that_says_the_range(command: str, option: click.Option, invoke) -> None:
+def test_value_out_of_range_is_a_usage_error(command: str, option: click.Option, invoke) -> None:
     for value, said in outside(option.type):
         for flag in option.opts:
             given = [f"{flag}={value}"] if flag.startswith("--") else [flag, value]
@@ -66,14 +66,14 @@ def test_a_value_out_of_range_is_wrong_usage_that_says_the_range(command: str, o
 
 
 @pytest.mark.parametrize(("command", "option"), OPTIONS)
-def test_what_is_no_number_is_wrong_usage(command: str, option: click.Option, invoke) -> None:
+def test_invalid_number_is_a_usage_error(command: str, option: click.Option, invoke) -> None:
     for value in ("x", "1e", "0x10", " "):
         message = refusal(invoke, command, f"{option.opts[-1]}={value}")
         assert option.opts[-1] in message
 
 
 @pytest.mark.parametrize(("command", "option"), OPTIONS)
-def test_environment_variables_are_held_to_the_same_ranges(command: str, option: click.Option, invoke) -> None:
+def test_ranges_of_environment_variables(command: str, option: click.Option, invoke) -> None:
     value, said = next(outside(option.type))
     message = refusal(invoke, command, env={f"LLAMACLI_{command}_{option.name}".upper(): value})
     assert said in message

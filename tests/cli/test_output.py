@@ -20,17 +20,17 @@ def output_of(function, *args) -> str:
 
 
 @given(st.text())
-def test_printable_text_is_one_harmless_line(text: str) -> None:
+def test_printable_text_is_one_line_without_controls(text: str) -> None:
     shown = printable(text)
     assert shown.isprintable()
     assert len(shown.splitlines()) <= 1
 
 
-def test_printable_escapes_what_commands_a_terminal_and_nothing_else() -> None:
+def test_printable_escapes_only_controls() -> None:
     assert printable("\x1b[2J\r\n\u202e é 日本 \ud800") == r"\x1b[2J\r\n\u202e é 日本 \ud800"
 
 
-def test_text_is_written_as_it_is() -> None:
+def test_text_is_unchanged_in_a_pipe() -> None:
     assert output_of(write, "a\x1b[31mb\r\x9b") == "a\x1b[31mb\r\x9b"
 
 
@@ -46,16 +46,16 @@ def shown_by_terminal(text: str, **how: bool) -> str:
 
 
 @given(st.text())
-def test_a_terminal_gets_no_commands_from_a_model(text: str) -> None:
+def test_no_terminal_commands_from_generated_text(text: str) -> None:
     shown = shown_by_terminal(text).replace("\r\n", "")
     assert {c for c in shown if unicodedata.category(c) == "Cc"} <= {"\n", "\t"}
 
 
-def test_a_terminal_shows_controls_escaped() -> None:
+def test_controls_are_escaped_on_a_terminal() -> None:
     assert shown_by_terminal("a\tb\r\nc\nd\x1b]0;e\x07\rf\x9b2Jé日") == "a\tb\r\nc\nd\\x1b]0;e\\x07\\rf\\x9b2Jé日"
 
 
-def test_a_terminal_shows_text_dimmed_unless_no_color_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dimmed_text_respects_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert shown_by_terminal("a", dim=True) == "\x1b[2ma\x1b[0m"
     monkeypatch.setenv("NO_COLOR", "1")
@@ -75,13 +75,13 @@ def test_human_count(n: int, shown: str) -> None:
     assert human_count(n) == shown
 
 
-def test_tables_align_text_left_and_numbers_right() -> None:
+def test_table_alignment() -> None:
     assert output_of(print_table, ("name", "size:"), [("a", "1"), ("long\nname", "100")]) == (
         "name        size\na              1\nlong\\nname   100\n"
     )
 
 
-def test_json_is_ascii_and_has_no_numbers_that_json_lacks() -> None:
+def test_json_is_ascii_without_nan_and_infinity() -> None:
     printed = output_of(print_json, {"é": [math.nan, -math.inf, 1.5], "t": (1, "\ud800")})
     assert printed.isascii()
     assert json.loads(printed, parse_constant=pytest.fail) == {"é": ["nan", "-inf", 1.5], "t": [1, "\ud800"]}

@@ -15,7 +15,7 @@ def text(tmp_path):
     return path
 
 
-def test_the_estimates_and_the_result(invoke, model, text) -> None:
+def test_text_output(invoke, model, text) -> None:
     result = invoke("perplexity", text, "-m", model, "-c", "16")
     running, last = result.stdout.splitlines()
     estimates = re.findall(r"\[(\d+)\](\d+\.\d{4}),", running)
@@ -25,19 +25,19 @@ def test_the_estimates_and_the_result(invoke, model, text) -> None:
     assert last.endswith(f"({n} chunks of 16 tokens, {7 * n} of them scored)")
 
 
-def test_json(invoke, model, text) -> None:
+def test_json_output(invoke, model, text) -> None:
     answer = json.loads(invoke("perplexity", "-f", text, "-m", model, "-c", "16", "--chunks", "2", "-o", "json").stdout)
     assert (answer["n_ctx"], answer["n_chunks"], answer["n_scored"], len(answer["running"])) == (16, 2, 14, 2)
     assert answer["perplexity"] == answer["running"][-1]
     assert answer["error"] > 0
 
 
-def test_a_piped_text_is_read(invoke, model, text) -> None:
+def test_text_from_stdin(invoke, model, text) -> None:
     piped = invoke("perplexity", "-m", model, "-c", "16", input=TEXT)
     assert piped.stdout == invoke("perplexity", text, "-m", model, "-c", "16").stdout
 
 
-def test_no_chunks_are_no_result(invoke, model, text) -> None:
+def test_no_result_without_chunks(invoke, model, text) -> None:
     assert invoke("perplexity", text, "-m", model, "-c", "16", "--chunks", "0").stdout == ""
 
 
@@ -50,18 +50,18 @@ def test_no_chunks_are_no_result(invoke, model, text) -> None:
         (("-f", "other.txt"), 2, "TEXT_FILE and -f exclude each other."),
     ],
 )
-def test_wrong_usage(invoke, model, text, arguments, code, message) -> None:
+def test_usage_errors(invoke, model, text, arguments, code, message) -> None:
     result = invoke("perplexity", text, "-m", model, *arguments)
     assert (result.exit_code, result.stdout) == (code, "")
     assert message in result.stderr
 
 
-def test_a_model_in_the_texts_place(invoke, model) -> None:
+def test_error_for_a_model_as_text(invoke, model) -> None:
     result = invoke("perplexity", model)
     assert result.exit_code == 1
     assert result.stderr.endswith(f"{model} is a model file, not a text: use -m for the model\n")
 
 
-def test_no_file(invoke) -> None:
+def test_missing_file(invoke) -> None:
     result = invoke("perplexity", "missing.txt")
     assert (result.exit_code, result.stderr) == (1, "llamacli: error: missing.txt: No such file or directory\n")

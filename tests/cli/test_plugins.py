@@ -8,7 +8,7 @@ from llamacli.plugins import ARCHITECTURES, GENERAL, Plugins
 BROKEN = EntryPoint("broken", "no_such_plugin_module", GENERAL)
 
 
-def test_a_line_for_each_plugin(invoke) -> None:
+def test_line_per_plugin(invoke) -> None:
     header, *rows = invoke("plugins").stdout.splitlines()
     llama, llama2c = (row for row in rows if row.startswith("llamacli_llama"))
     assert header.split() == ["module", "distribution", "version", "architectures", "commands", "status"]
@@ -16,7 +16,7 @@ def test_a_line_for_each_plugin(invoke) -> None:
     assert (llama2c.split()[0], llama2c.split()[-3:]) == ("llamacli_llama.llama2c", ["-", "-", "ok"])
 
 
-def test_a_broken_plugin_is_shown_beside_the_others(invoke, use_plugins) -> None:
+def test_broken_plugin_is_listed(invoke, use_plugins) -> None:
     use_plugins(Plugins([BROKEN, EntryPoint("llama", "llamacli_llama", ARCHITECTURES)]))
     result = invoke("plugins")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -41,14 +41,14 @@ def test_json(invoke, use_plugins) -> None:
 
 
 @pytest.mark.usefixtures("broken_plugin")
-def test_distributions_are_named(program) -> None:
+def test_distribution_names(program) -> None:
     result = program("plugins")
     assert (result.returncode, result.stderr) == (0, "")
     assert "llamacli-broken" in result.stdout
     assert "No module named 'no_such_module'" in result.stdout
 
 
-def test_without_any_the_way_out_is_named(invoke, use_plugins) -> None:
+def test_hint_without_plugins(invoke, use_plugins) -> None:
     use_plugins(Plugins([]))
     assert "pip install 'llamacli[all]'" in invoke("plugins").stdout
     assert json.loads(invoke("plugins", "--json").stdout) == []

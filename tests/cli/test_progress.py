@@ -1,4 +1,4 @@
-"""Bars at a terminal, and nothing in a pipe."""
+"""Progress bars on a terminal, and no output in a pipe."""
 
 import os
 import pty
@@ -15,7 +15,7 @@ TIMEOUT_S = 120
 
 
 def what_a_terminal_shows(user: int) -> str:
-    """All that comes from a terminal till the program has let go of it."""
+    """All output of a terminal until the program closes it."""
     data = b""
     while True:
         try:
@@ -29,14 +29,14 @@ def what_a_terminal_shows(user: int) -> str:
 
 @pytest.fixture
 def terminal(monkeypatch, capsys):
-    """Make this process's stderr pass for a terminal; what comes is in capsys."""
+    """Make stderr of this process look like a terminal; capsys has the output."""
     monkeypatch.setattr(progress, "has_status", lambda: True)
     monkeypatch.setattr(progress, "_DELAY_S", 0)
     monkeypatch.setattr(progress, "_INTERVAL_S", 0)
     monkeypatch.setenv("COLUMNS", "80")
 
 
-def test_a_bar(terminal, capsys) -> None:
+def test_progress_bar(terminal, capsys) -> None:
     with progress.bar("loading x", human_bytes) as draw:
         draw(0, 2048)
         draw(512, 2048)
@@ -49,7 +49,7 @@ def test_a_bar(terminal, capsys) -> None:
     ]
 
 
-def test_a_line_takes_the_bar_away(terminal, capsys) -> None:
+def test_note_removes_the_bar(terminal, capsys) -> None:
     with progress.bar("b") as draw:
         draw(1, 2)
         note("a warning")
@@ -60,19 +60,19 @@ def test_a_line_takes_the_bar_away(terminal, capsys) -> None:
     )
 
 
-def test_a_line_fits_the_terminal(capsys, monkeypatch) -> None:
+def test_status_is_cut_to_terminal_width(capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     status("x" * 50)
     status("")
     assert capsys.readouterr().err == f"\r\x1b[K{'x' * 19}\r\x1b[K"
 
 
-def test_nothing_to_do_is_no_error(terminal) -> None:
+def test_bar_with_total_of_zero(terminal) -> None:
     with progress.bar("b") as draw:
         draw(0, 0)
 
 
-def test_an_error_takes_the_bar_away(terminal, capsys) -> None:
+def test_exception_removes_the_bar(terminal, capsys) -> None:
     def fail() -> None:
         with progress.bar("b") as draw:
             draw(1, 2)
@@ -83,7 +83,7 @@ def test_an_error_takes_the_bar_away(terminal, capsys) -> None:
     assert capsys.readouterr().err.endswith("\r\x1b[K")
 
 
-def test_what_is_quick_shows_no_bar(terminal, capsys, monkeypatch) -> None:
+def test_no_bar_for_short_work(terminal, capsys, monkeypatch) -> None:
     monkeypatch.setattr(progress, "_DELAY_S", 60)
     with progress.bar("b") as draw:
         draw(1, 2)
@@ -92,7 +92,7 @@ def test_what_is_quick_shows_no_bar(terminal, capsys, monkeypatch) -> None:
 
 @pytest.fixture
 def compiling(start, tmp_path: Path):
-    """Start a run whose kernels have to be compiled."""
+    """Start a run that has to compile its kernels."""
     model = tiny_models.write_llama(tmp_path / "model.gguf", tokenizer="spm")
 
     def begin(**options):
@@ -102,7 +102,7 @@ def compiling(start, tmp_path: Path):
     return begin
 
 
-def test_kernels_are_named_at_a_terminal(compiling) -> None:
+def test_compiled_kernels_are_shown_on_a_terminal(compiling) -> None:
     user, program = pty.openpty()
     process = compiling(stderr=program)
     os.close(program)
@@ -115,7 +115,7 @@ def test_kernels_are_named_at_a_terminal(compiling) -> None:
     assert shown.endswith("\r\x1b[K")
 
 
-def test_a_pipe_gets_one_line(compiling) -> None:
+def test_compilation_is_one_line_in_a_pipe(compiling) -> None:
     process = compiling()
     _, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
@@ -126,7 +126,7 @@ def test_a_pipe_gets_one_line(compiling) -> None:
 
 @pytest.fixture
 def long_prompt(start, tmp_path: Path):
-    """Start a run that takes a while to read its prompt: NumPy computes."""
+    """Start a run that reads its prompt slowly, with NumPy."""
     model = tiny_models.write_llama(tmp_path / "model.gguf", tokenizer="spm", context_length=8192)
     (text := tmp_path / "text.txt").write_text("once upon a time " * 1500)
 
@@ -136,7 +136,7 @@ def long_prompt(start, tmp_path: Path):
     return begin
 
 
-def test_a_long_prompt_has_a_bar_at_a_terminal(long_prompt) -> None:
+def test_long_prompt_has_a_bar_on_a_terminal(long_prompt) -> None:
     user, program = pty.openpty()
     process = long_prompt(stdout=program, stderr=program)
     os.close(program)
@@ -147,7 +147,7 @@ def test_a_long_prompt_has_a_bar_at_a_terminal(long_prompt) -> None:
     assert shown[shown.rindex("\r\x1b[K") :].startswith("\r\x1b[Konce upon a time once"), "then comes the text"
 
 
-def test_a_long_prompt_has_none_in_a_pipe(long_prompt) -> None:
+def test_long_prompt_has_no_bar_in_a_pipe(long_prompt) -> None:
     process = long_prompt()
     out, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0

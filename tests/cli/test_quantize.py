@@ -21,7 +21,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out.gguf"
 
 
-def test_a_file_and_its_types(program, model: Path, out: Path) -> None:
+def test_output_file_and_types(program, model: Path, out: Path) -> None:
     done = program("quantize", model, out, "q8_0", env=KERNELS)
     assert done.returncode == 0
     rows = [line.split() for line in done.stdout.splitlines()]
@@ -35,7 +35,7 @@ def test_a_file_and_its_types(program, model: Path, out: Path) -> None:
     assert (said.returncode, said.stdout[:4]) == (0, "once")
 
 
-def test_a_dry_run_writes_nothing(invoke, wide: Path, out: Path) -> None:
+def test_dry_run_writes_nothing(invoke, wide: Path, out: Path) -> None:
     result = invoke("quantize", wide, out, "Q4_K_M", "--dry-run")
     assert result.exit_code == 0
     assert {line.split()[0] for line in result.stdout.splitlines()[1:-1]} == {"Q4_K", "Q6_K", "F32"}
@@ -47,7 +47,7 @@ def test_pure(invoke, wide: Path, out: Path) -> None:
     assert {line.split()[0] for line in result.stdout.splitlines()[1:-1]} == {"Q4_K", "F32"}
 
 
-def test_what_does_not_fit_is_told_once_for_each_width(invoke, tiny_gguf, out: Path) -> None:
+def test_fallbacks_are_one_warning_per_width(invoke, tiny_gguf, out: Path) -> None:
     result = invoke("quantize", tiny_gguf("gqa", n_embd=64, n_ff=72), out, "Q4_K_S", "--dry-run")
     assert result.exit_code == 0
     assert [line for line in result.stderr.splitlines() if "not a multiple" in line] == [
@@ -57,29 +57,29 @@ def test_what_does_not_fit_is_told_once_for_each_width(invoke, tiny_gguf, out: P
     ]
 
 
-def test_an_existing_file_is_kept(invoke, wide: Path, out: Path) -> None:
+def test_existing_file_is_kept(invoke, wide: Path, out: Path) -> None:
     out.write_text("precious")
     result = invoke("quantize", wide, out, "F16")
     assert (result.exit_code, result.stderr) == (1, f"llamacli: error: {out} exists: --force overwrites it\n")
     assert out.read_text() == "precious"
 
 
-def test_an_existing_file_is_overwritten_if_asked_for(invoke, wide: Path, out: Path) -> None:
+def test_force_overwrites_existing_file(invoke, wide: Path, out: Path) -> None:
     out.write_text("old")
     assert invoke("quantize", wide, out, "F16", "--force").exit_code == 0
     with open_gguf(out) as file:
         assert file.tensors["output.weight"].type.name == "F16"
 
 
-def test_the_model_is_not_overwritten(invoke, wide: Path, tmp_path: Path) -> None:
+def test_source_model_is_not_overwritten(invoke, wide: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(wide.read_bytes())
     result = invoke("quantize", path, path, "F16", "--force")
     assert result.exit_code == 1
-    assert result.stderr == f"llamacli: error: {path} is a file of the source model: write to another file\n"
+    assert result.stderr == f"llamacli: error: {path} is a file of the source model: choose another file\n"
 
 
-def test_quantised_models_need_a_word(invoke, tiny_gguf, out: Path) -> None:
+def test_quantised_models_need_allow_requantize(invoke, tiny_gguf, out: Path) -> None:
     path = tiny_gguf("q8_0")
     result = invoke("quantize", path, out, "F16")
     assert result.exit_code == 1
@@ -92,7 +92,7 @@ def test_quantised_models_need_a_word(invoke, tiny_gguf, out: Path) -> None:
     assert "loses more than quantising the original" in result.stderr
 
 
-def test_blocks_need_kernels(invoke, wide: Path, out: Path) -> None:
+def test_block_types_need_kernels(invoke, wide: Path, out: Path) -> None:
     result = invoke("quantize", wide, out, "Q8_0")
     assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
     assert "NUMBA_DISABLE_JIT is set" in result.stderr
@@ -113,13 +113,13 @@ def test_wrong_usage(args: list[str], message: str, invoke, wide: Path, out: Pat
 
 
 @pytest.mark.parametrize("name", ["", "folder/"])
-def test_a_folder_is_no_file(name: str, invoke, wide: Path) -> None:
+def test_output_must_be_a_file_name(name: str, invoke, wide: Path) -> None:
     result = invoke("quantize", wide, name, "F16")
     assert result.exit_code == 2
     assert f"{name!r} is not a file name." in result.stderr
 
 
-def test_files_that_cannot_be_read_or_written(invoke, wide: Path, out: Path, tmp_path: Path) -> None:
+def test_unreadable_and_unwritable_files(invoke, wide: Path, out: Path, tmp_path: Path) -> None:
     for model, target, message in (
         (tmp_path / "none.gguf", out, "none.gguf: cannot read the file: No such file or directory"),
         (wide, tmp_path / "none" / "out.gguf", "out.gguf: No such file or directory"),
@@ -131,7 +131,7 @@ def test_files_that_cannot_be_read_or_written(invoke, wide: Path, out: Path, tmp
         assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_terminal_shows_progress_and_a_pipe_does_not(invoke, wide: Path, out: Path, monkeypatch) -> None:
+def test_progress_only_on_a_terminal(invoke, wide: Path, out: Path, monkeypatch) -> None:
     assert invoke("quantize", wide, out, "F16").stderr == ""
     monkeypatch.setattr(progress, "has_status", lambda: True)
     monkeypatch.setattr(progress, "_DELAY_S", 0)

@@ -1,4 +1,4 @@
-"""The conversation at a terminal, driven through a real one."""
+"""Chat at a terminal, driven through a pseudo-terminal."""
 
 import fcntl
 import json
@@ -43,7 +43,7 @@ def plain(shown: bytes) -> str:
 
 
 class Terminal:
-    """A user at a terminal, and the program there."""
+    """A pseudo-terminal with the program in it."""
 
     def __init__(self, start, *args: str | Path, env: dict[str, str]):
         self._user, tty = pty.openpty()
@@ -57,7 +57,7 @@ class Terminal:
         self._shown = b""
 
     def wait(self, wanted: str | bytes) -> str:
-        """What is shown until it holds a text, or the raw bytes."""
+        """Read the output until a text, or raw bytes, have come."""
         deadline = time.monotonic() + TIMEOUT_S
         while wanted not in (self._shown if isinstance(wanted, bytes) else plain(self._shown)):
             ready = select.select([self._user], [], [], max(0, deadline - time.monotonic()))[0]
@@ -70,18 +70,18 @@ class Terminal:
         return shown
 
     def ready(self) -> str:
-        """What is shown until the user may type."""
+        """Read the output until the program waits for input."""
         return self.wait(READY)
 
     def press(self, keys: str | bytes) -> None:
         os.write(self._user, keys.encode() if isinstance(keys, str) else keys)
 
     def say(self, line: str) -> str:
-        """Type a line; what is shown until the user may type the next."""
+        """Type a line and read the output until the next prompt."""
         self.press(f"{line}\r")
         return self.ready()
 
-    def leave(self) -> int:
+    def exit(self) -> int:
         self.press("\x04")
         code = self.process.wait(TIMEOUT_S)
         os.close(self._user)
@@ -90,7 +90,7 @@ class Terminal:
 
 @pytest.fixture
 def talk(start, site: Path, install, tiny_gguf, tmp_path: Path):
-    """Begin a conversation with a model that replies so: `talk("one reply", "another", args=[...])`."""
+    """Start a chat with scripted replies: `talk("one reply", "another", args=[...])`."""
 
     def begin(
         *replies: str, args: tuple[str, ...] = (), context_length: int = 512, env: dict[str, str] | None = None
@@ -106,69 +106,69 @@ def talk(start, site: Path, install, tiny_gguf, tmp_path: Path):
     return begin
 
 
-def test_a_conversation(talk, tmp_path: Path) -> None:
+def test_chat_at_a_terminal(talk, tmp_path: Path) -> None:
     terminal = talk("the dog", "she saw")
     assert "the dog\n" in terminal.say("once upon")
     assert "she saw\n" in terminal.say("and?")
     assert "messages" in terminal.say("/show")
-    assert terminal.leave() == 0
+    assert terminal.exit() == 0
     assert "+once upon" in (tmp_path / "state" / "llamacli" / "history").read_text()
 
 
-def test_what_was_typed_before_comes_back(talk) -> None:
+def test_history_is_saved(talk) -> None:
     terminal = talk("the dog", "she saw")
     terminal.say("once upon")
     terminal.press("\x1b[A")
     terminal.wait("once upon")
     assert "she saw\n" in terminal.say(" a time")
-    assert terminal.leave() == 0
+    assert terminal.exit() == 0
 
 
-def test_without_a_home_nothing_is_kept(talk, tmp_path: Path) -> None:
+def test_history_without_a_home(talk, tmp_path: Path) -> None:
     terminal = talk("the dog", env={"HOME": "nowhere", "XDG_STATE_HOME": ""})
     assert "the dog\n" in terminal.say("once upon")
     terminal.press("\x1b[A")
     terminal.wait("once upon")
     terminal.press("\x03")
-    assert terminal.leave() == 0
+    assert terminal.exit() == 0
     assert not list(tmp_path.rglob("history"))
 
 
-def test_a_locale_without_utf8_changes_no_text(talk, tmp_path: Path) -> None:
+def test_locale_without_utf8_keeps_text(talk, tmp_path: Path) -> None:
     terminal = talk("the dog", env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
     assert "the dog\n" in terminal.say("é 日")
     terminal.say(f"/save {tmp_path / 'talk.json'}")
     saved = json.loads((tmp_path / "talk.json").read_text(encoding="utf-8"))
     assert saved["messages"][0]["content"] == "é 日"
-    assert terminal.leave() == 0
+    assert terminal.exit() == 0
 
 
-def test_bytes_that_are_no_text_are_refused(talk) -> None:
+def test_input_in_invalid_utf8_is_refused(talk) -> None:
     terminal = talk("the dog")
     terminal.press(b"caf\xe9 \r")
     assert "error: the input is not UTF-8" in terminal.ready()
     assert "the dog\n" in terminal.say("once")
-    assert terminal.leave() == 0
+    assert terminal.exit() == 0
 
 
-def test_log_probabilities_are_not_for_conversations(start, tiny_gguf, tmp_path: Path) -> None:
+def test_logprobs_are_a_usage_error(start, tiny_gguf, tmp_path: Path) -> None:
     model = tiny_gguf("gqa", tokenizer="spm", metadata=chat_keys(CHATML))
     terminal = Terminal(start, model, "--logprobs", "1", env={"HOME": str(tmp_path)})
     assert "--logprobs is for one reply: give a prompt." in terminal.wait("give a prompt.\n")
     assert terminal.process.wait(TIMEOUT_S) == 2
 
 
-def test_text_of_several_lines(talk, tmp_path: Path) -> None:
+def test_message_of_several_lines(talk, tmp_path: Path) -> None:
     terminal = talk("the dog")
     terminal.say('"""once')
     terminal.say("upon")
     assert "the dog\n" in terminal.say('a time"""')
     terminal.say(f"/save {tmp_path / 'talk.json'}")
     assert json.loads((tmp_path / "talk.json").read_text())["messages"][0]["content"] == "once\nupon\na time"
-    assert terminal.leave() == 0
+    assert terminal.exit() == 0
 
 
-def test_ctrl_c_stops_a_reply_and_what_is_typed(talk) -> None:
+def test_ctrl_c_stops_reply_and_typed_line(talk) -> None:
     terminal = talk("the dog")
     terminal.press("half a line\x03")
     assert "(Ctrl-D exits)" in terminal.ready()
@@ -179,17 +179,17 @@ def test_ctrl_c_stops_a_reply_and_what_is_typed(talk) -> None:
         terminal.press("\x03")
         terminal.ready()
     assert "6 messages" in terminal.say("/show")
-    assert terminal.leave() == 0
+    assert terminal.exit() == 0
 
 
 @pytest.mark.parametrize("command", ["/exit", "/bye"])
-def test_leaving_by_a_command(command: str, talk) -> None:
+def test_exit_commands(command: str, talk) -> None:
     terminal = talk()
     terminal.press(f"{command}\r")
     assert terminal.process.wait(TIMEOUT_S) == 0
 
 
-def test_every_command(talk, tmp_path: Path) -> None:
+def test_all_commands(talk, tmp_path: Path) -> None:
     terminal = talk("the dog", "she saw", "big", "little", "a ball")
     for name in ("/help", "/set", "/show", "/clear", "/regen", "/system", "/save", "/load", "/read", "/exit"):
         assert name in terminal.say("/help").split("/help", 1)[1] or name == "/help"
@@ -219,7 +219,7 @@ def test_every_command(talk, tmp_path: Path) -> None:
     assert "big\n" in terminal.say("what of it")
     terminal.say(f"/save {saved}")
     assert json.loads(saved.read_text())["messages"][2]["content"] == "my notes\n\nwhat of it"
-    assert terminal.leave() == 0
+    assert terminal.exit() == 0
 
 
 def test_settings(talk) -> None:
@@ -254,10 +254,10 @@ def test_settings(talk) -> None:
     ):
         assert re.search(line, shown)
     assert re.search(r"a ball\n+the dog\n", terminal.say("once"))
-    assert terminal.leave() == 0
+    assert terminal.exit() == 0
 
 
-def test_files_that_are_not_there_or_something_else(talk, tmp_path: Path) -> None:
+def test_invalid_files(talk, tmp_path: Path) -> None:
     terminal = talk()
     (tmp_path / "bad.json").write_text('{"system": 1}')
     (tmp_path / "variables.json").write_text('{"system": "", "messages": [], "variables": {"messages": 1}}')
@@ -273,10 +273,10 @@ def test_files_that_are_not_there_or_something_else(talk, tmp_path: Path) -> Non
         (f"/save {tmp_path / 'no' / 'folder'}", "No such file or directory"),
     ]:
         assert answer in terminal.say(command)
-    assert terminal.leave() == 0
+    assert terminal.exit() == 0
 
 
-def test_a_context_that_fills_up(talk) -> None:
+def test_full_context(talk) -> None:
     terminal = talk("the dog", "she", context_length=64)
     assert "nearly full" not in terminal.say("once")
     answer = terminal.say("0123456789" * 4)
@@ -285,12 +285,12 @@ def test_a_context_that_fills_up(talk) -> None:
     assert "she\n" in terminal.say("x")
     terminal.say("/clear")
     assert "(the context is full: 64 of 64 tokens; /clear it" in terminal.say("y")
-    assert terminal.leave() == 0
+    assert terminal.exit() == 0
 
 
-def test_old_turns_are_forgotten_where_that_is_asked_for(talk) -> None:
+def test_context_shift_drops_oldest_messages(talk) -> None:
     terminal = talk("the dog", "she", args=("--context-shift", "--stats"), context_length=64)
     assert re.search(r"\(read \d+ tokens, .* tok/s; wrote 4, .* tok/s\)", terminal.say("once"))
     assert "she\n" in terminal.say("0123456789" * 2)
     assert "2 messages" in terminal.say("/show")
-    assert terminal.leave() == 0
+    assert terminal.exit() == 0

@@ -16,7 +16,7 @@ PROMPT = "once upon a time"
 
 @pytest.fixture
 def greedy(model: Path, plugins):
-    """What the model says after a prompt, ids and text, by the Python API."""
+    """Greedy continuation of a prompt by the Python API: ids and text."""
 
     def generate(prompt: str, max_tokens: int, **options) -> tuple[list[int], str]:
         with load_model(model, "fp32", plugins=plugins) as loaded, loaded.create_session() as session:
@@ -28,7 +28,7 @@ def greedy(model: Path, plugins):
 
 @pytest.fixture
 def ending(tiny_gguf, greedy):
-    """The model again, but what it says fourth after PROMPT now ends its text."""
+    """The model with its fourth token after PROMPT as EOS token."""
     ids, _ = greedy(PROMPT, 4)
     assert ids[3] not in ids[:3]
     return tiny_gguf("gqa", tokenizer="spm", context_length=64, metadata={"tokenizer.ggml.eos_token_id": ids[3]})
@@ -43,13 +43,13 @@ def run_json(invoke, *args, **options) -> dict:
 # --- where the prompt and the model come from
 
 
-def test_the_text_is_the_prompt_and_its_continuation(invoke, model, greedy) -> None:
+def test_text_is_prompt_and_continuation(invoke, model, greedy) -> None:
     result = invoke("run", model, PROMPT, *GREEDY, "-n", "8")
     assert result.stdout == f"{PROMPT}{greedy(PROMPT, 8)[1]}\n"
     assert result.stderr == ""
 
 
-def test_every_way_to_give_the_prompt_gives_the_same(invoke, model, tmp_path) -> None:
+def test_all_ways_to_give_the_prompt_are_equal(invoke, model, tmp_path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_bytes(f"{PROMPT}\r\n".encode())
     expected = invoke("run", model, PROMPT, *GREEDY, "-n", "8").stdout
@@ -67,52 +67,52 @@ def test_every_way_to_give_the_prompt_gives_the_same(invoke, model, tmp_path) ->
         assert invoke("run", *args, *GREEDY, "-n", "8", **options).stdout == expected, args
 
 
-def test_only_one_newline_at_the_end_is_not_part_of_the_prompt(invoke, model) -> None:
+def test_one_final_newline_is_removed_from_the_prompt(invoke, model) -> None:
     assert run_json(invoke, model, "-n", "0", input="a\n\n")["prompt"] == "a\n"
     assert run_json(invoke, model, "-n", "0", "a\n")["prompt"] == "a\n"
 
 
 @pytest.mark.parametrize("more", [("x", "-p", "x"), ("x", "-f", "x"), ("-p", "x", "-f", "x"), ("-m", "x", "x", "x")])
-def test_two_prompts_or_models_are_wrong_usage(more: tuple[str, ...], invoke, model) -> None:
+def test_two_prompts_or_models_are_usage_errors(more: tuple[str, ...], invoke, model) -> None:
     args = more if "-m" in more else (model, *more)
     assert invoke("run", *args).exit_code == 2
 
 
-def test_without_a_prompt_the_model_begins(invoke, model, greedy) -> None:
+def test_generation_without_prompt(invoke, model, greedy) -> None:
     assert invoke("run", model, *GREEDY, "-n", "8").stdout == f"{greedy('', 8)[1]}\n"
 
 
-def test_without_a_model_the_demo_writes(invoke, model, monkeypatch, greedy) -> None:
+def test_default_model_is_the_demo(invoke, model, monkeypatch, greedy) -> None:
     monkeypatch.setattr("llamacli.cli.run.demo_path", lambda: model)
     assert invoke("run", *GREEDY, "-n", "8").stdout == f"{greedy('', 8)[1]}\n"
     assert invoke("run", *GREEDY, "-n", "8", "-p", PROMPT).stdout == f"{PROMPT}{greedy(PROMPT, 8)[1]}\n"
 
 
-def test_the_demo_model_lies_in_the_package() -> None:
+def test_demo_model_is_in_the_package() -> None:
     assert demo_path() == Path(llamacli.__file__).parent / "data" / "demo.gguf"
 
 
-def test_a_prompt_in_the_place_of_the_model_is_explained(invoke) -> None:
+def test_error_for_a_prompt_instead_of_a_model(invoke) -> None:
     result = invoke("run", "Once upon a time")
     assert result.exit_code == 1
     assert "Once upon a time: no such file (a prompt for the demo model is given with -p)" in result.stderr
 
 
 @pytest.mark.parametrize("args", [("",), ("-p", "")])
-def test_an_empty_prompt_is_an_error(args: tuple[str, ...], invoke, model) -> None:
+def test_error_for_empty_prompt(args: tuple[str, ...], invoke, model) -> None:
     result = invoke("run", model, *args)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "the prompt is empty" in result.stderr
 
 
-def test_an_empty_model_name_does_not_mean_the_demo(invoke) -> None:
+def test_error_for_empty_model_name(invoke) -> None:
     for args in (("-m", "", "-p", "x"), ("", "x"), ("",)):
         result = invoke("run", *args)
         assert (result.exit_code, result.stderr) == (1, "llamacli: error: the name of the model's file is empty\n")
 
 
 @pytest.mark.parametrize(("source", "name"), [("stdin", "stdin"), ("file", "prompt.txt")])
-def test_a_prompt_that_is_not_utf8_is_an_error(source: str, name: str, invoke, model, tmp_path) -> None:
+def test_error_for_prompt_in_invalid_utf8(source: str, name: str, invoke, model, tmp_path) -> None:
     (tmp_path / "prompt.txt").write_bytes(b"caf\xe9 au lait")
     args, data = ((), b"caf\xe9 au lait") if source == "stdin" else (("-f", tmp_path / "prompt.txt"), b"")
     result = invoke("run", model, *args, input=data)
@@ -121,23 +121,23 @@ def test_a_prompt_that_is_not_utf8_is_an_error(source: str, name: str, invoke, m
     assert "at byte 3" in result.stderr
 
 
-def test_an_argument_that_is_not_utf8_is_an_error(invoke, model) -> None:
+def test_error_for_argument_in_invalid_utf8(invoke, model) -> None:
     result = invoke("run", model, "caf\udce9")
     assert result.exit_code == 1
     assert "the text on the command line is not UTF-8: " in result.stderr
 
 
-def test_a_prompt_file_that_cannot_be_read_is_an_error(invoke, model) -> None:
+def test_error_for_unreadable_prompt_file(invoke, model) -> None:
     result = invoke("run", model, "-f", "nowhere.txt")
     assert (result.exit_code, result.stderr) == (1, "llamacli: error: nowhere.txt: No such file or directory\n")
 
 
-def test_special_tokens_in_the_prompt_are_read_as_such(invoke, model) -> None:
+def test_special_tokens_in_the_prompt_are_parsed(invoke, model) -> None:
     with_special = run_json(invoke, model, "once</s>", "-n", "0")["stats"]["n_prompt"]
     assert with_special == run_json(invoke, model, "once", "-n", "0")["stats"]["n_prompt"] + 1
 
 
-def test_a_prompt_does_not_end_in_an_eos_that_the_file_wants(invoke, tiny_gguf, model) -> None:
+def test_prompt_has_no_eos(invoke, tiny_gguf, model) -> None:
     path = tiny_gguf("gqa", tokenizer="spm", context_length=64, metadata={"tokenizer.ggml.add_eos_token": True})
     assert (
         invoke("run", path, PROMPT, *GREEDY, "-n", "8").stdout
@@ -145,7 +145,7 @@ def test_a_prompt_does_not_end_in_an_eos_that_the_file_wants(invoke, tiny_gguf, 
     )
 
 
-def test_a_model_without_bos_needs_a_prompt(invoke, tiny_gguf) -> None:
+def test_model_without_bos_needs_a_prompt(invoke, tiny_gguf) -> None:
     path = tiny_gguf("gqa", tokenizer="spm", metadata={"tokenizer.ggml.add_bos_token": False})
     result = invoke("run", path, "-n", "1")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -153,7 +153,7 @@ def test_a_model_without_bos_needs_a_prompt(invoke, tiny_gguf) -> None:
     assert invoke("run", path, PROMPT, "-n", "1").exit_code == 0
 
 
-def test_a_model_without_a_vocabulary_takes_no_text(invoke, tiny_gguf) -> None:
+def test_error_without_vocabulary(invoke, tiny_gguf) -> None:
     result = invoke("run", tiny_gguf("gqa"), PROMPT)
     assert result.exit_code == 1
     assert "no vocabulary" in result.stderr
@@ -162,12 +162,12 @@ def test_a_model_without_a_vocabulary_takes_no_text(invoke, tiny_gguf) -> None:
 # --- what is written
 
 
-def test_the_prompt_can_be_left_out(invoke, model, greedy) -> None:
+def test_no_display_prompt(invoke, model, greedy) -> None:
     result = invoke("run", model, PROMPT, "--no-display-prompt", *GREEDY, "-n", "8")
     assert result.stdout == f"{greedy(PROMPT, 8)[1]}\n"
 
 
-def test_text_that_ends_its_last_line_gets_no_other_newline(invoke, model, monkeypatch) -> None:
+def test_no_second_final_newline(invoke, model, monkeypatch) -> None:
     def generate(self, *_args, **_options):
         yield Token(1, "one\n")
 
@@ -175,7 +175,7 @@ def test_text_that_ends_its_last_line_gets_no_other_newline(invoke, model, monke
     assert invoke("run", model, "--no-display-prompt", "x").stdout == "one\n"
 
 
-def test_json_has_the_same_text_and_more(invoke, model, greedy) -> None:
+def test_json_output(invoke, model, greedy) -> None:
     ids, text = greedy(PROMPT, 8)
     answer = run_json(invoke, model, PROMPT, *GREEDY, "-n", "8", "-s", "7")
     stats = answer.pop("stats")
@@ -191,7 +191,7 @@ def test_json_has_the_same_text_and_more(invoke, model, greedy) -> None:
     assert min(stats[name] for name in ("load_s", "ttft_s", "n_prompt", "prefill_tps", "gen_tps", "peak_rss")) > 0
 
 
-def test_stats_go_to_stderr(invoke, model) -> None:
+def test_stats_on_stderr(invoke, model) -> None:
     result = invoke("run", model, PROMPT, "-n", "8", "-s", "7", "--stats")
     figures = {line[:14].strip(): line[14:] for line in result.stderr.splitlines()}
     assert list(figures) == ["load", "prompt", "first token", "generated", "peak memory", "seed"]
@@ -201,7 +201,7 @@ def test_stats_go_to_stderr(invoke, model) -> None:
     assert result.stdout == invoke("run", model, PROMPT, "-n", "8", "-s", "7").stdout
 
 
-def test_peak_memory_is_what_this_process_used() -> None:
+def test_peak_rss_grows_with_allocated_memory() -> None:
     before = peak_rss()
     block = bytearray(200 << 20)
     block[::4096] = bytes(len(block[::4096]))
@@ -211,7 +211,7 @@ def test_peak_memory_is_what_this_process_used() -> None:
     assert 200 << 20 < peak < 16 << 30
 
 
-def test_the_same_seed_gives_the_same_text(invoke, model) -> None:
+def test_same_seed_gives_same_text(invoke, model) -> None:
     def text(*flags: str) -> str:
         return run_json(invoke, model, PROMPT, "-n", "20", "--temp", "2", "--top-k", "0", *flags)["text"]
 
@@ -223,42 +223,42 @@ def test_the_same_seed_gives_the_same_text(invoke, model) -> None:
 # --- when it stops
 
 
-def test_it_stops_where_the_model_ends_the_text(invoke, ending, greedy) -> None:
+def test_stop_at_eos(invoke, ending, greedy) -> None:
     answer = run_json(invoke, ending, PROMPT, *GREEDY)
     assert (answer["tokens"], answer["stop"]) == (greedy(PROMPT, 3)[0], "eos")
 
 
-def test_ignore_eos_goes_on(invoke, ending, greedy) -> None:
+def test_ignore_eos(invoke, ending, greedy) -> None:
     answer = run_json(invoke, ending, PROMPT, *GREEDY, "--ignore-eos", "-n", "5")
     assert (len(answer["tokens"]), answer["tokens"][:4], answer["stop"]) == (5, greedy(PROMPT, 4)[0], "length")
 
 
 @pytest.mark.parametrize("flags", [(), ("-n", "-1"), ("-n", "1000")])
-def test_it_stops_when_the_context_is_full_and_says_what_to_do(flags: tuple[str, ...], invoke, model) -> None:
+def test_stop_at_full_context_with_a_hint(flags: tuple[str, ...], invoke, model) -> None:
     result = invoke("run", model, PROMPT, *GREEDY, "--ignore-eos", *flags, "--json")
     answer = json.loads(result.stdout)
     assert (answer["stop"], answer["stats"]["n_prompt"] + len(answer["tokens"])) == ("context", 64)
     assert result.stderr == "llamacli: the context of 64 tokens is full; -c sets a longer one\n"
 
 
-def test_the_length_of_the_context_can_be_set(invoke, model) -> None:
+def test_context_length(invoke, model) -> None:
     assert "context of 20 tokens" in invoke("run", model, PROMPT, *GREEDY, "--ignore-eos", "-c", "20").stderr
     assert run_json(invoke, model, PROMPT, *GREEDY, "--ignore-eos", "-c", "70")["stats"]["n_gen"] == 65
     assert run_json(invoke, model, PROMPT, *GREEDY, "--ignore-eos", "-c", "0")["stats"]["n_gen"] == 59
 
 
-def test_nothing_is_generated_with_n_0(invoke, model) -> None:
+def test_max_tokens_of_zero(invoke, model) -> None:
     answer = run_json(invoke, model, PROMPT, "-n", "0")
     assert (answer["tokens"], answer["text"], answer["stop"]) == ([], "", "length")
     assert invoke("run", model, PROMPT, "-n", "0").stdout == f"{PROMPT}\n"
 
 
-def test_a_prompt_that_just_fits_leaves_no_room(invoke, model) -> None:
+def test_prompt_that_fills_the_context(invoke, model) -> None:
     answer = run_json(invoke, model, PROMPT, "-c", "5")
     assert (answer["stats"]["n_prompt"], answer["tokens"], answer["stop"]) == (5, [], "context")
 
 
-def test_a_prompt_longer_than_the_context_is_one_line(invoke, model) -> None:
+def test_prompt_too_long_is_one_line(invoke, model) -> None:
     result = invoke("run", model, PROMPT, "-c", "4")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
@@ -289,7 +289,7 @@ def test_a_prompt_longer_than_the_context_is_one_line(invoke, model) -> None:
         ("--kv-type", "q8", "f16"),
     ],
 )
-def test_a_value_out_of_range_is_wrong_usage_that_says_the_range(option, value, range_: str, invoke, model) -> None:
+def test_value_out_of_range_is_a_usage_error(option, value, range_: str, invoke, model) -> None:
     result = invoke("run", model, PROMPT, option, value)
     assert result.exit_code == 2
     assert range_ in result.stderr
@@ -365,7 +365,7 @@ def test_options_reach_the_model(invoke, model, monkeypatch) -> None:
     assert seen["load"][1]["threads"] == 2
 
 
-def test_options_can_be_set_by_the_environment(invoke, model) -> None:
+def test_options_from_environment_variables(invoke, model) -> None:
     env = {"LLAMACLI_RUN_MAX_TOKENS": "3", "LLAMACLI_RUN_SEED": "5", "LLAMACLI_RUN_IGNORE_EOS": "1"}
     answer = run_json(invoke, model, PROMPT, env=env)
     assert (len(answer["tokens"]), answer["stats"]["seed"]) == (3, 5)

@@ -19,7 +19,7 @@ DEFAULTS = SamplingParams(
     min_p=0.05,
     samplers=("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"),
 )
-"""llama.cpp's."""
+"""Defaults of llama.cpp."""
 IN_FILE = {
     "temp": 0.5,
     "top_k": 7,
@@ -38,7 +38,7 @@ FIELDS = {"penalty_repeat": "penalty", "sequence": "samplers"}
 
 
 def parse(*args: str) -> dict:
-    """What `run` hands on."""
+    """Parse the parameters of `run`."""
     from llamacli.cli.run import run
 
     with run.make_context("run", list(args)) as ctx:
@@ -50,7 +50,7 @@ def test_defaults_are_those_of_llama_cpp() -> None:
 
 
 @given(st.sets(st.sampled_from(sorted(IN_FILE))), st.sets(st.sampled_from(_SETTINGS)))
-def test_values_come_from_the_options_then_the_file_then_llama_cpp(in_file: set[str], given_: set) -> None:
+def test_precedence_of_options_file_and_defaults(in_file: set[str], given_: set) -> None:
     expected = {FIELDS.get(name, name): IN_FILE[name] for name in in_file}
     if "sequence" in in_file:
         expected["samplers"] = ("temperature", "top-k")
@@ -72,7 +72,7 @@ def test_every_parameter_has_an_option() -> None:
 
 
 @pytest.mark.parametrize("setting", _SETTINGS, ids=lambda setting: setting.field)
-def test_values_out_of_range_are_usage_errors_that_say_the_range(setting, invoke) -> None:
+def test_values_out_of_range_are_usage_errors(setting, invoke) -> None:
     wrong = [setting.type.min - 1] if setting.type.max is None else [setting.type.min - 1, setting.type.max + 1]
     for value in [*wrong, "x"]:
         for flag in setting.flags:
@@ -85,20 +85,20 @@ def test_values_out_of_range_are_usage_errors_that_say_the_range(setting, invoke
 
 
 @pytest.mark.parametrize("value", ["15043", "+1", "5+", "5+x", "5+nan", "-5+1", "5+1e9", "5+1000001", "५+1"])
-def test_a_bias_that_is_none(value: str, invoke) -> None:
+def test_invalid_logit_bias(value: str, invoke) -> None:
     result = invoke("run", "-p", PROMPT, "--logit-bias", value)
     assert result.exit_code == 2
     assert "is not a token id and a number from -1000000 to 1000000 or inf" in result.stderr
 
 
-def test_biases_add_up() -> None:
+def test_logit_biases_add_up() -> None:
     params = sampling_params(
         parse("-l", "7+1.5", "-l", "7-1", "-l", "8-inf", "-l", "8+5", "-l", "9+.5"), Metadata({}), 512
     )
     assert params.logit_bias == ((7, 0.5), (8, -math.inf), (9, 0.5))
 
 
-def test_breakers() -> None:
+def test_dry_sequence_breakers() -> None:
     def breakers(*args: str) -> tuple[str, ...]:
         return sampling_params(parse(*args), Metadata({}), 512).dry_sequence_breakers
 
@@ -107,31 +107,31 @@ def test_breakers() -> None:
     assert breakers("--dry-sequence-breaker", "none") == ()
 
 
-def test_the_whole_context_can_count_as_just_written() -> None:
+def test_last_n_of_minus_one_is_the_whole_context() -> None:
     params = sampling_params(parse("--repeat-last-n", "-1", "--dry-penalty-last-n", "-1"), Metadata({}), 512)
     assert (params.penalty_last_n, params.dry_penalty_last_n) == (512, 512)
 
 
-def test_the_order_of_samplers() -> None:
+def test_order_of_samplers() -> None:
     params = sampling_params(parse("--samplers", "Temp; top-k;;nucleus"), Metadata({}), 512)
     assert params.samplers == ("Temp", "top-k", "nucleus")
     assert sampling_params(parse("--samplers", ""), Metadata({}), 512).samplers == ()
 
 
-def test_a_sampler_that_there_is_not(invoke, model) -> None:
+def test_unknown_sampler_is_a_usage_error(invoke, model) -> None:
     result = invoke("run", model, PROMPT, "--samplers", "top_k;top_q")
     assert result.exit_code == 2
     assert "Invalid value for '--samplers': unknown sampler 'top_q'" in result.stderr
 
 
-def test_a_file_may_name_samplers_that_there_are_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_samplers_in_a_file_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
     metadata = Metadata({"general.sampling.sequence": "top_k;infill;temperature"})
     assert sampling_params(parse(), metadata, 512).samplers == ("top_k", "temperature")
     assert "general.sampling.sequence has unknown samplers: infill" in caplog.text
     assert sampling_params(parse(), Metadata({"general.sampling.sequence": "infill"}), 512).samplers == _ORDER
 
 
-def test_what_a_file_recommends_is_used(invoke, tiny_gguf) -> None:
+def test_settings_of_the_file_are_used(invoke, tiny_gguf) -> None:
     path = tiny_gguf("gqa", tokenizer="spm", context_length=64, metadata={"general.sampling.temp": 0.0})
     texts = [
         json.loads(invoke("run", path, PROMPT, "--mode", "fp32", "-n", "8", "--json", *temp).stdout)["tokens"]
@@ -141,7 +141,7 @@ def test_what_a_file_recommends_is_used(invoke, tiny_gguf) -> None:
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), "hot"])
-def test_a_recommendation_out_of_range_is_an_error_unless_overruled(value, tiny_gguf, invoke) -> None:
+def test_setting_of_the_file_out_of_range_is_an_error_without_option(value, tiny_gguf, invoke) -> None:
     path = tiny_gguf("gqa", tokenizer="spm", metadata={"general.sampling.temp": value})
     result = invoke("run", path, PROMPT, "-n", "1")
     assert result.exit_code == 1
@@ -149,13 +149,13 @@ def test_a_recommendation_out_of_range_is_an_error_unless_overruled(value, tiny_
     assert invoke("run", path, PROMPT, "-n", "1", "--temp", "1").exit_code == 0
 
 
-def test_a_recommendation_that_nothing_follows_is_named(invoke, tiny_gguf) -> None:
+def test_setting_of_the_file_without_option_is_a_warning(invoke, tiny_gguf) -> None:
     path = tiny_gguf("gqa", tokenizer="spm", metadata={"general.sampling.beams": 2})
     assert "general.sampling.beams" in invoke("run", path, PROMPT, "-n", "1").stderr
 
 
 class TestGrammar:
-    def test_a_grammar_and_a_schema(self, invoke, model, tmp_path) -> None:
+    def test_grammar_and_json_schema(self, invoke, model, tmp_path) -> None:
         pytest.importorskip("llguidance")
         file = tmp_path / "a file"
         for option, text, expected in (
@@ -177,26 +177,26 @@ class TestGrammar:
             ("--logit-bias", f"{10**30}+1", "is not in the vocabulary of "),
         ],
     )
-    def test_broken_ones_are_one_line_and_no_text(self, option: str, text: str, message: str, invoke, model) -> None:
+    def test_invalid_constraints_are_one_line(self, option: str, text: str, message: str, invoke, model) -> None:
         pytest.importorskip("llguidance")
         result = invoke("run", model, PROMPT, option, text)
         assert (result.exit_code, result.stdout) == (1, "")
         assert message in result.stderr
         assert result.stderr.count("\n") == 1
 
-    def test_one_only(self, invoke, model) -> None:
+    def test_grammar_and_schema_exclude_each_other(self, invoke, model) -> None:
         result = invoke("run", model, PROMPT, "--grammar", "root ::= [a]", "-jf", "schema.json")
         assert result.exit_code == 2
         assert "--grammar and --json-schema-file exclude each other" in result.stderr
 
-    def test_a_file_that_is_missing(self, invoke, model) -> None:
+    def test_missing_grammar_file(self, invoke, model) -> None:
         result = invoke("run", model, PROMPT, "--grammar-file", "no such file")
         assert result.exit_code == 1
         assert "no such file" in result.stderr
 
 
 class TestLogprobs:
-    def test_in_json(self, invoke, model) -> None:
+    def test_logprobs_in_json(self, invoke, model) -> None:
         result = json.loads(invoke("run", model, PROMPT, "-n", "4", "--temp", "0", "--logprobs", "3", "--json").stdout)
         assert [entry["id"] for entry in result["logprobs"]] == result["tokens"]
         for entry in result["logprobs"]:
@@ -206,11 +206,11 @@ class TestLogprobs:
             assert entry["logprob"] == values[0] < 0
             assert bytes(entry["bytes"]).decode(errors="replace") == entry["token"]
 
-    def test_as_lines(self, invoke, model) -> None:
+    def test_logprobs_as_lines(self, invoke, model) -> None:
         result = invoke("run", model, PROMPT, "-n", "4", "--temp", "0", "--logprobs", "2")
         header, *lines = result.stderr.splitlines()[-5:]
         assert header.split() == ["logprob", "token", "likeliest"]
         assert all(line.count("%") == 2 for line in lines)
 
-    def test_only_where_asked_for(self, invoke, model) -> None:
+    def test_no_logprobs_by_default(self, invoke, model) -> None:
         assert "logprobs" not in json.loads(invoke("run", model, PROMPT, "-n", "1", "--json").stdout)

@@ -1,4 +1,4 @@
-"""A conversation or a text goes on in another process, and nothing of it is evaluated again."""
+"""Saved sessions continue in another process without evaluating their tokens again."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def run(invoke, *args) -> dict:
     return json.loads(result.stdout)
 
 
-def test_a_text_goes_on(invoke, model, tmp_path) -> None:
+def test_completion_continues_saved_session(invoke, model, tmp_path) -> None:
     saved = tmp_path / "s"
     whole = run(invoke, model, PROMPT, *GREEDY, "-n", "12")
     first = run(invoke, model, PROMPT, *GREEDY, "-n", "5", "--save-session", saved)
@@ -36,7 +36,7 @@ def test_a_text_goes_on(invoke, model, tmp_path) -> None:
     assert 0 < more["stats"]["n_prompt"] < 5
 
 
-def test_a_conversation_goes_on(invoke, talker, plugins, tmp_path) -> None:
+def test_chat_continues_saved_session(invoke, talker, plugins, tmp_path) -> None:
     saved, options = tmp_path / "s", ("--temp", "0", "-n", "6", "--mode", "fp32")
     turns = ["once", "upon", "a time"]
     with load_model(talker, "fp32", plugins=plugins) as model, model.create_chat("", 6) as chat:
@@ -52,7 +52,7 @@ def test_a_conversation_goes_on(invoke, talker, plugins, tmp_path) -> None:
         assert answer["stats"]["n_prompt"] == n_new[i], "only what the turn adds"
 
 
-def test_refusals(invoke, model, talker, tmp_path) -> None:
+def test_invalid_session_files(invoke, model, talker, tmp_path) -> None:
     saved = tmp_path / "s"
     result = invoke("run", model, PROMPT, "--save-session", saved.parent / "none" / "x")
     assert (result.exit_code, result.stdout) == (1, ""), "before anything is generated"

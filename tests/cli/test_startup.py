@@ -1,4 +1,4 @@
-"""Help and wrong usage are answered at once, whatever is installed."""
+"""Fast start: help and usage errors import no heavy modules and no plugins."""
 
 import os
 import subprocess
@@ -27,13 +27,13 @@ def test_help_and_usage_errors_import_nothing_heavy(arguments: str, environment:
     assert HEAVY & set(result.stdout.splitlines()[-1].split()) == set()
 
 
-def test_text_that_is_continued_needs_nothing_for_chatting(environment: dict[str, str], model: Path) -> None:
+def test_completion_imports_nothing_for_chat(environment: dict[str, str], model: Path) -> None:
     command = [sys.executable, "-c", LOADED, "run", str(model), "once", "-n", "1"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert {"jinja2", "prompt_toolkit"} & set(result.stdout.splitlines()[-1].split()) == set()
 
 
-def test_help_takes_little_time(program) -> None:
+def test_help_is_fast(program) -> None:
     def cpu_s() -> float:
         before = os.times()
         assert program("--help").returncode == 0
@@ -44,7 +44,7 @@ def test_help_takes_little_time(program) -> None:
 
 
 @pytest.mark.usefixtures("broken_plugin")
-def test_a_broken_plugin_disturbs_neither_help_nor_a_run(program, model: Path) -> None:
+def test_broken_plugin_affects_neither_help_nor_run(program, model: Path) -> None:
     result = program("--help")
     assert (result.returncode, result.stderr) == (0, "")
     result = program("run", model, "-n", "3", "Once")

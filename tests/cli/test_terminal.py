@@ -1,4 +1,4 @@
-"""The program among pipes, signals and terminals."""
+"""The program with pipes, signals and terminals."""
 
 import fcntl
 import json
@@ -20,7 +20,7 @@ TIMEOUT_S = 60
 
 @pytest.fixture(params=["0", "1"], ids=["kernels", "no kernels"])
 def endless(request, start, model: Path):
-    """A run that would go on for hours."""
+    """Start a run that generates for hours."""
 
     def begin(*args: str, **options) -> subprocess.Popen[bytes]:
         return start("run", model, "once", *ENDLESS, *args, env={"NUMBA_DISABLE_JIT": request.param}, **options)
@@ -29,12 +29,12 @@ def endless(request, start, model: Path):
 
 
 def lines_but_warnings(stderr: bytes) -> list[str]:
-    """What is on stderr, without warnings: of the long context, of kernels that are compiled."""
+    """Lines of stderr without warnings of the long context and of compiled kernels."""
     return [line for line in stderr.decode().splitlines() if not line.startswith("llamacli: warning: ")]
 
 
 def read_until(fd: int, wanted: bytes) -> bytes:
-    """What comes from a file descriptor until it holds `wanted`."""
+    """Read from a file descriptor until `wanted` has come."""
     data = b""
     deadline = time.monotonic() + TIMEOUT_S
     while wanted not in data:
@@ -43,7 +43,7 @@ def read_until(fd: int, wanted: bytes) -> bytes:
     return data
 
 
-def test_an_interrupted_text_ends_its_line_and_shows_its_figures(endless) -> None:
+def test_interrupted_text_ends_its_line_and_prints_stats(endless) -> None:
     process = endless("--stats")
     begun = process.stdout.read(200)
     process.send_signal(signal.SIGINT)
@@ -63,7 +63,7 @@ def test_an_interrupted_text_ends_its_line_and_shows_its_figures(endless) -> Non
 
 @pytest.fixture
 def meddling(site: Path, install):
-    """Install a plugin that runs this when a model has been loaded."""
+    """Install a plugin that runs some code when a model has been loaded."""
 
     def write(code: str) -> None:
         source = f"from llamacli import hookimpl\nLLAMACLI_API = 1\n{code}\n@hookimpl\ndef model_loaded(): meddle()\n"
@@ -72,7 +72,7 @@ def meddling(site: Path, install):
     return write
 
 
-def test_an_interrupt_that_python_forgets_is_heard(program, meddling, model: Path) -> None:
+def test_interrupt_lost_in_a_destructor_is_handled(program, meddling, model: Path) -> None:
     meddling("""
 import os, signal
 class Passing:
@@ -85,7 +85,7 @@ def meddle(): Passing()
     assert (result.returncode, result.stdout, result.stderr) == (130, "once\n", "")
 
 
-def test_an_interrupt_waits_for_no_threads(start, meddling, model: Path) -> None:
+def test_interrupt_does_not_wait_for_threads(start, meddling, model: Path) -> None:
     meddling("""
 import threading
 def meddle(): threading.Thread(target=threading.Event().wait).start()
@@ -98,7 +98,7 @@ def meddle(): threading.Thread(target=threading.Event().wait).start()
     assert out.endswith(b"\n")
 
 
-def test_interrupted_json_is_whole(endless) -> None:
+def test_interrupted_json_is_complete(endless) -> None:
     process = endless("--json", "-v")
     read_until(process.stderr.fileno(), b" loaded in ")
     process.send_signal(signal.SIGINT)
@@ -110,7 +110,7 @@ def test_interrupted_json_is_whole(endless) -> None:
     assert answer["stats"]["n_gen"] <= len(answer["tokens"]) <= answer["stats"]["n_gen"] + 1
 
 
-def test_an_interrupt_while_waiting_for_the_prompt(start, model: Path) -> None:
+def test_interrupt_while_reading_stdin(start, model: Path) -> None:
     process = start("-v", "run", model, stdin=subprocess.PIPE)
     assert read_until(process.stderr.fileno(), b"\n") == b"llamacli: info: reading stdin\n"
     process.send_signal(signal.SIGINT)
@@ -118,7 +118,7 @@ def test_an_interrupt_while_waiting_for_the_prompt(start, model: Path) -> None:
     assert (process.returncode, out, err) == (130, b"", b"\n")
 
 
-def test_a_reader_that_has_enough_ends_it_quietly(endless) -> None:
+def test_closed_pipe_ends_quietly(endless) -> None:
     process = endless()
     assert process.stdout.read(10) != b""
     process.stdout.close()
@@ -127,7 +127,7 @@ def test_a_reader_that_has_enough_ends_it_quietly(endless) -> None:
     assert lines_but_warnings(err) == []
 
 
-def test_a_pipe_to_head(environment, model: Path) -> None:
+def test_pipe_to_head(environment, model: Path) -> None:
     script = 'python() { "$PYTHON" -m llamacli "$@"; }; python run "$MODEL" once --ignore-eos | head -c 10'
     env = environment | {"PYTHON": sys.executable, "MODEL": str(model)}
     result = subprocess.run(["bash", "-c", script], env=env, capture_output=True, check=False, timeout=TIMEOUT_S)
@@ -138,24 +138,24 @@ def test_a_pipe_to_head(environment, model: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("command", ["run", "inspect"])
-def test_a_full_disk_is_one_line(command: str, program, model: Path) -> None:
+def test_full_disk_is_one_line(command: str, program, model: Path) -> None:
     with open("/dev/full", "wb") as full:
         result = program(command, model, stdout=full)
     assert (result.returncode, result.stderr) == (1, "llamacli: error: No space left on device\n")
 
 
-def test_an_output_that_cannot_show_a_character_shows_another(program, model: Path) -> None:
+def test_unencodable_characters_are_replaced(program, model: Path) -> None:
     result = program("run", model, "once é 日", "-n", "0", env={"PYTHONIOENCODING": "koi8-r"})
     assert (result.returncode, result.stdout, result.stderr) == (0, "once ? ?\n", "")
 
 
-def test_a_locale_without_utf8_changes_no_text(program, model: Path) -> None:
+def test_locale_without_utf8_keeps_text(program, model: Path) -> None:
     env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     result = program("run", model, "once é 日", "-n", "0", env=env)
     assert (result.returncode, result.stdout, result.stderr) == (0, "once é 日\n", "")
 
 
-def test_closed_streams_do_no_harm(environment, model: Path) -> None:
+def test_closed_streams(environment, model: Path) -> None:
     for redirections in ("<&-", "2>&-", ">&-", "<&- >&- 2>&-"):
         script = f'"$PYTHON" -m llamacli run "$MODEL" -n 2 {redirections}'
         env = environment | {"PYTHON": sys.executable, "MODEL": str(model)}
@@ -163,7 +163,7 @@ def test_closed_streams_do_no_harm(environment, model: Path) -> None:
         assert (result.returncode, result.stderr) == (0, b""), redirections
 
 
-def test_text_is_written_as_it_comes(endless) -> None:
+def test_text_is_streamed(endless) -> None:
     process = endless()
     first = os.read(process.stdout.fileno(), 65536)
     assert first.startswith(b"once")
@@ -174,13 +174,13 @@ def test_text_is_written_as_it_comes(endless) -> None:
 
 @pytest.fixture
 def terminal():
-    """Both ends of a pseudo-terminal: the user's, and the program's."""
+    """The user's and the program's end of a pseudo-terminal."""
     user, program = pty.openpty()
     yield user, program
     os.close(user)
 
 
-def test_at_a_terminal_nothing_is_waited_for_and_ctrl_c_works(start, terminal, model: Path) -> None:
+def test_terminal_as_stdin_is_not_read_and_ctrl_c_works(start, terminal, model: Path) -> None:
     user, tty = terminal
     process = start(
         "run", model, *ENDLESS, stdin=tty, stdout=tty, stderr=tty, start_new_session=True,
@@ -194,7 +194,7 @@ def test_at_a_terminal_nothing_is_waited_for_and_ctrl_c_works(start, terminal, m
     assert process.wait(TIMEOUT_S) == 130
 
 
-def test_tokenize_at_a_terminal_without_text_says_so(start, terminal, model: Path) -> None:
+def test_tokenize_on_a_terminal_needs_text(start, terminal, model: Path) -> None:
     process = start("tokenize", model, stdin=terminal[1])
     os.close(terminal[1])
     _, err = process.communicate(timeout=TIMEOUT_S)
@@ -202,14 +202,14 @@ def test_tokenize_at_a_terminal_without_text_says_so(start, terminal, model: Pat
     assert b"Give TEXT, or pipe it in." in err
 
 
-def test_an_unknown_instruction_set_is_one_line(program, model: Path) -> None:
+def test_unknown_instruction_set_is_one_line(program, model: Path) -> None:
     result = program("run", model, "once", env={"NUMBA_DISABLE_JIT": "0", "LLAMACLI_ISA": "sse9"})
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("llamacli: error: LLAMACLI_ISA = 'sse9' is not one of generic, ")
     assert result.stderr.count("\n") == 1
 
 
-def test_more_threads_than_cores_write_the_same_with_one_warning(program, model: Path) -> None:
+def test_more_threads_than_cores_is_one_warning(program, model: Path) -> None:
     arguments = ("run", model, "-p", "once", "-n", "5", "--temp", "0")
     crowd = str(os.cpu_count() + 3)
     one, many = (program(*arguments, "-t", n, env={"NUMBA_DISABLE_JIT": "0"}) for n in ("1", crowd))

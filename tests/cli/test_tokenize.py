@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from llamacli import load_tokenizer
 
 
-def test_one_line_for_each_token(invoke, model: Path) -> None:
+def test_line_per_token(invoke, model: Path) -> None:
     tokenizer = load_tokenizer(model)
     once = tokenizer.token_id("\u2581once")
     assert invoke("tokenize", model, "once").stdout == f"     1 -> '<s>'\n{once:>6} -> ' once'\n"
@@ -35,30 +35,30 @@ def test_json(invoke, model: Path) -> None:
     assert tokens[0] == {"id": 1, "piece": "<s>"}
 
 
-def test_stdin_is_read_to_the_last_byte(invoke, model: Path) -> None:
+def test_stdin_keeps_final_newline(invoke, model: Path) -> None:
     assert invoke("tokenize", model, "--ids", input="a\n").stdout == f"{load_tokenizer(model).encode('a' + chr(10))}\n"
 
 
 @given(text=st.text())
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_any_text_takes_one_printable_line_a_token(text: str, invoke, model: Path) -> None:
+def test_each_token_is_one_printable_line(text: str, invoke, model: Path) -> None:
     lines = invoke("tokenize", model, input=text.encode()).stdout.split("\n")
     assert len(lines) - 1 == len(load_tokenizer(model).encode(text))
     assert "".join(lines).isprintable()
 
 
-def test_backslashes_and_newlines_can_be_told_apart(invoke, model: Path) -> None:
+def test_backslashes_and_newlines_are_escaped(invoke, model: Path) -> None:
     shown = invoke("tokenize", model, "--no-bos", "\\\n").stdout
     assert r"'\\'" in shown
     assert r"'\n'" in shown
 
 
-def test_a_file_with_a_vocabulary_and_no_weights_will_do(invoke, shared) -> None:
+def test_vocabulary_only_file(invoke, shared) -> None:
     vocabulary = shared("vocab/ggml-vocab-llama-spm.gguf")
     assert invoke("tokenize", vocabulary, "Hello world", "--ids").stdout == "[1, 15043, 3186]\n"
 
 
-def test_text_that_is_not_utf8_is_an_error(invoke, model: Path) -> None:
+def test_error_for_invalid_utf8(invoke, model: Path) -> None:
     result = invoke("tokenize", model, input=b"ab\xff")
     assert (result.exit_code, result.stderr) == (
         1,

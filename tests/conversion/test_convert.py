@@ -1,4 +1,4 @@
-"""Writing a model in other types."""
+"""Conversion of GGUF files to other tensor types."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ BITS = {
     "F32": 24, "F16": 11, "BF16": 8, "Q8_0": 7, "Q6_K": 5.5, "Q5_K": 4.5, "Q5_1": 4.5, "Q5_0": 4.3, "Q4_K": 3.5,
     "Q4_1": 3.5, "Q4_0": 3.3, "Q3_K": 2.3, "Q2_K": 1.3,
 }  # fmt: skip
-"""How exact random weights stay: NMSE is at most 4^-bits."""
+"""Effective bits of random weights after quantisation: NMSE is at most 4^-bits."""
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_every_type(name: str, model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["F16", "Q8_0", "Q6_K", "Q4_K_M"])
-def test_the_new_model_speaks_like_the_old_one(name: str, model: Path, tmp_path: Path, plugins, engine) -> None:
+def test_converted_model_has_similar_logits(name: str, model: Path, tmp_path: Path, plugins, engine) -> None:
     converted(model, tmp_path / "out.gguf", name).close()
     logits = []
     for path in (model, tmp_path / "out.gguf"):
@@ -71,7 +71,7 @@ def test_the_new_model_speaks_like_the_old_one(name: str, model: Path, tmp_path:
     assert 0 < naive.nmse(*logits) < {"F16": 1e-5, "Q8_0": 0.005, "Q6_K": 0.05, "Q4_K_M": 0.4}[name]
 
 
-def test_parts_and_threads_change_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_independent_of_chunks_and_threads(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     converted(model, tmp_path / "one.gguf", "Q4_K_M").close()
     monkeypatch.setattr("llamacli.conversion.convert._CHUNK_ELEMENTS", 600)
     seen: list[tuple[int, int]] = []
@@ -97,7 +97,7 @@ def test_experts_and_their_router(tiny_gguf, tmp_path: Path) -> None:
             assert naive.nmse(after.tensor(experts)[expert], before.tensor(experts)[expert]) < 4.0 ** -BITS["Q4_K"]
 
 
-def test_widths_that_fit_no_block_fall_back(tiny_gguf, tmp_path: Path) -> None:
+def test_row_widths_without_blocks_fall_back(tiny_gguf, tmp_path: Path) -> None:
     path = tiny_gguf("gqa", n_embd=64, n_ff=72)
     with open_gguf(path) as file:
         planned = plan(file, file_type("Q4_K_M"))
@@ -109,7 +109,7 @@ def test_widths_that_fit_no_block_fall_back(tiny_gguf, tmp_path: Path) -> None:
         assert after.tensors["blk.0.ffn_down.weight"].type == TensorType.F16
 
 
-def test_what_already_has_its_type_is_copied(tiny_gguf, tmp_path: Path) -> None:
+def test_tensors_of_the_same_type_are_copied(tiny_gguf, tmp_path: Path) -> None:
     path = tiny_gguf("q8_0")
     with open_gguf(path) as before, converted(path, tmp_path / "out.gguf", "Q8_0") as after:
         assert plan(before, file_type("Q8_0")).requantized == []
@@ -117,7 +117,7 @@ def test_what_already_has_its_type_is_copied(tiny_gguf, tmp_path: Path) -> None:
             np.testing.assert_array_equal(after.data(name), before.data(name))
 
 
-def test_tensors_that_are_quantised_already_are_told(tiny_gguf) -> None:
+def test_requantized_tensors_are_listed(tiny_gguf) -> None:
     with open_gguf(tiny_gguf("q8_0")) as file:
         again = [tensor.source.name for tensor in plan(file, file_type("Q4_0")).requantized]
         assert "blk.0.attn_q.weight" in again
@@ -127,7 +127,7 @@ def test_tensors_that_are_quantised_already_are_told(tiny_gguf) -> None:
         assert plan(file, file_type("Q4_0")).requantized == []
 
 
-def test_a_split_model_becomes_one_file(model: Path, tmp_path: Path) -> None:
+def test_split_model_becomes_one_file(model: Path, tmp_path: Path) -> None:
     with open_gguf(model) as file:
         names, pairs = list(file.tensors), [file.pair(key) for key in file.metadata]
         for i, part in enumerate((names[:4], names[4:])):
@@ -153,7 +153,7 @@ def test_a_split_model_becomes_one_file(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("link", [shutil.copy2, os.link, os.symlink])
-def test_the_model_itself_is_never_overwritten(link, model: Path, tmp_path: Path) -> None:
+def test_source_model_is_never_overwritten(link, model: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(model.read_bytes())
     other = tmp_path / "other.gguf"
@@ -183,7 +183,7 @@ def test_the_model_itself_is_never_overwritten(link, model: Path, tmp_path: Path
         (65504, "F16", None),
     ],
 )
-def test_numbers_that_do_not_fit(value: float, name: str, error: str | None, tiny_gguf, tmp_path: Path) -> None:
+def test_values_out_of_range(value: float, name: str, error: str | None, tiny_gguf, tmp_path: Path) -> None:
     weight = np.zeros((512, 256), np.float32)
     weight[300, 200] = value
     path = tiny_gguf("gqa", **WIDE, seed=str(value), tensors={"blk.0.ffn_up.weight": weight})
@@ -196,21 +196,21 @@ def test_numbers_that_do_not_fit(value: float, name: str, error: str | None, tin
     assert not os.listdir(tmp_path)
 
 
-def test_integers_are_refused(tmp_path: Path) -> None:
+def test_integer_tensors_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b.gguf_bytes([], [Tensor("a.weight", [32, 2], TensorType.I32)]))
     with open_gguf(path) as file, pytest.raises(ModelFormatError, match=r"'a.weight' of type I32 cannot"):
         plan(file, file_type("Q8_0"))
 
 
-def test_a_disk_that_is_too_small_is_noticed_before(model: Path, tmp_path: Path, monkeypatch) -> None:
+def test_full_disk_is_detected_before_writing(model: Path, tmp_path: Path, monkeypatch) -> None:
     usage = namedtuple("usage", ["free"])
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1000))
     with pytest.raises(InvalidRequestError, match="the disk has only 1000 free"):
         converted(model, tmp_path / "out.gguf", "Q8_0")
 
 
-def test_an_interrupt_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
+def test_interrupt_leaves_no_file(model: Path, tmp_path: Path) -> None:
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
@@ -219,7 +219,7 @@ def test_an_interrupt_leaves_nothing_behind(model: Path, tmp_path: Path) -> None
     assert not os.listdir(tmp_path)
 
 
-def test_a_plan_adds_up(model: Path, tmp_path: Path) -> None:
+def test_sums_of_a_plan(model: Path, tmp_path: Path) -> None:
     with open_gguf(model) as file:
         planned: Plan = plan(file, file_type("Q4_0"), pure=True)
         write(planned, tmp_path / "out.gguf")

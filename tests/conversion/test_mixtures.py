@@ -1,4 +1,4 @@
-"""Which type each tensor gets, beside llama.cpp's choices."""
+"""Types of tensors in mixtures, compared with llama.cpp's."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ def metadata_of(keys: dict[str, int]) -> Metadata:
 
 
 def chosen(case: str, name: str) -> dict[str, str]:
-    """Our choices in the golden's form."""
+    """Our choices in the format of the golden file."""
     shapes, keys = mixtures.CASES[case]
     infos = tensor_infos(shapes)
     kind, *pure = name.split()
@@ -38,20 +38,20 @@ def chosen(case: str, name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", mixtures.CASES)
-def test_types_are_those_of_llama_cpp(case: str) -> None:
+def test_types_match_llama_cpp(case: str) -> None:
     assert GOLDEN[case].keys() >= FILE_TYPES.keys() | ALIASES.keys()
     for name, expected in GOLDEN[case].items():
         assert chosen(case, name) == expected, name
 
 
-def test_the_order_of_the_file_does_not_matter() -> None:
+def test_independent_of_tensor_order() -> None:
     shapes, keys = mixtures.CASES["grouped heads"]
     infos = tensor_infos(shapes)
     kind = file_type("Q4_K_M")
     assert choose(infos, metadata_of(keys), kind) == choose(infos[::-1], metadata_of(keys), kind)
 
 
-def test_numbers_of_file_types_are_those_of_llama_cpp() -> None:
+def test_file_type_numbers_match_llama_cpp() -> None:
     for name in (*FILE_TYPES, *ALIASES):
         assert file_type(name).number == quantizers.FILE_TYPES[name]
         assert file_type(name.lower()) is file_type(name)
@@ -59,7 +59,7 @@ def test_numbers_of_file_types_are_those_of_llama_cpp() -> None:
         file_type("Q9_0")
 
 
-def test_a_file_that_says_nothing_of_its_model_gets_types_too() -> None:
+def test_file_without_hyperparameters() -> None:
     infos = tensor_infos({"blk.0.attn_v": (2, 256), "blk.0.ffn_down": (2, 256), "token_embd": (2, 256)})
     choices = choose(infos, Metadata({}), file_type("Q4_K_M"))
     assert {name: choice.type.name for name, choice in choices.items()} == {
@@ -69,7 +69,7 @@ def test_a_file_that_says_nothing_of_its_model_gets_types_too() -> None:
     }
 
 
-def test_what_did_not_fit_is_told() -> None:
+def test_fallbacks_keep_the_wanted_type() -> None:
     infos = tensor_infos({"blk.0.attn_q": (2, 288), "blk.0.ffn_up": (2, 40), "blk.0.attn_k": (2, 512)})
     choices = choose(infos, Metadata({}), file_type("Q4_K_S"))
     found = {name: (choice.wanted.name, choice.type.name) for name, choice in choices.items()}

@@ -1,4 +1,4 @@
-"""The demo model's file, and the grammar that its stories come from (tools/demo)."""
+"""Demo model file, and the grammar of its training stories (tools/demo)."""
 
 import importlib.util
 import re
@@ -36,13 +36,13 @@ def words_of(text: str) -> list[str]:
 
 
 @given(seeds)
-def test_a_seed_is_a_story(seed: int) -> None:
+def test_story_depends_on_seed_only(seed: int) -> None:
     assert grammar.tell(seed) == load_grammar().tell(seed)
     assert grammar.tell(seed).text != grammar.tell(seed + 1).text
 
 
 @given(seeds)
-def test_stories_are_whole_and_of_the_promised_length(seed: int) -> None:
+def test_stories_are_complete_and_of_documented_length(seed: int) -> None:
     text = grammar.tell(seed).text
     assert 110 <= len(text.split()) <= 220
     assert not re.search(r"[{}\[\]|/]", text), "a template shows through"
@@ -71,7 +71,7 @@ def test_articles_agree_with_the_next_word(seed: int) -> None:
 
 
 @given(seeds)
-def test_nobody_changes_pronouns(seed: int) -> None:
+def test_pronouns_stay_consistent(seed: int) -> None:
     # where everybody in the story is "she", no "he" may turn up, and the other way round
     story = next(s for s in map(grammar.tell, count(seed)) if len(s.pronouns) == 1)
     (pronoun,) = story.pronouns
@@ -79,19 +79,19 @@ def test_nobody_changes_pronouns(seed: int) -> None:
 
 
 @given(seeds)
-def test_figures_are_introduced_outside_of_speech(seed: int) -> None:
+def test_characters_are_introduced_outside_of_speech(seed: int) -> None:
     story = grammar.tell(seed)
     for speech in re.findall(r'"([^"]*)"', story.text):
         assert not re.search(r"\b(his|her) (\w+ )?(friend|neighbour) [A-Z]\w* the\b", speech)
 
 
-def test_every_plot_is_told() -> None:
+def test_every_plot_is_used() -> None:
     told = {grammar.tell(seed).plot for seed in range(1000)}
     assert told == set(grammar.PLOTS)
     assert len(told) >= 36
 
 
-def test_every_line_of_every_plot_can_be_told() -> None:
+def test_every_line_of_every_plot_is_reachable() -> None:
     for name, plot in grammar.PLOTS.items():
         teller = grammar.Teller("any", name)
         teller.extra = {"day": "one day", "n": "Then"}
@@ -107,11 +107,11 @@ def demo() -> gguf.GGUFReader:
     return gguf.GGUFReader(DEMO)
 
 
-def test_the_demo_file_is_small_enough_to_ship() -> None:
+def test_demo_file_is_small() -> None:
     assert 1_000_000 < DEMO.stat().st_size < 4_000_000
 
 
-def test_the_demo_file_is_a_llama_in_q8_0(demo: gguf.GGUFReader) -> None:
+def test_demo_file_is_a_llama_in_q8_0(demo: gguf.GGUFReader) -> None:
     assert DEMO.read_bytes()[:8] == b"GGUF\x03\0\0\0"
     assert demo.fields["general.architecture"].contents() == "llama"
     types = {tensor.name: tensor.tensor_type.name for tensor in demo.tensors}
@@ -120,7 +120,7 @@ def test_the_demo_file_is_a_llama_in_q8_0(demo: gguf.GGUFReader) -> None:
     assert "output.weight" not in types, "the output matrix is the embedding"
 
 
-def test_the_demo_vocabulary_covers_every_byte(demo: gguf.GGUFReader) -> None:
+def test_demo_vocabulary_covers_every_byte(demo: gguf.GGUFReader) -> None:
     tokens = demo.fields["tokenizer.ggml.tokens"].contents()
     types = demo.fields["tokenizer.ggml.token_type"].contents()
     normal = {token for token, kind in zip(tokens, types, strict=True) if kind == gguf.TokenType.NORMAL}

@@ -1,4 +1,4 @@
-"""Texts as vectors, beside llama.cpp's."""
+"""Text embeddings, compared with llama.cpp's."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from oracle.goldens import TOKENS
 
 @pytest.fixture
 def load(tiny_gguf, plugins, engine):
-    """Load a tiny model to embed with: `load(variant, mode, **options)`."""
+    """Load a tiny model for embeddings: `load(variant, mode, **options)`."""
 
     def load(variant: str = "gqa", mode: str = "fp32", **options) -> Embedder:
         return load_embedder(tiny_gguf(variant, **options), mode, plugins=plugins, engine=engine)
@@ -28,14 +28,14 @@ def load(tiny_gguf, plugins, engine):
 
 @pytest.mark.parametrize("variant", embeddings.VARIANTS)
 @pytest.mark.parametrize("pooling", embeddings.POOLINGS)
-def test_vectors_are_those_of_llama_cpp(load, variant: str, pooling: str) -> None:
+def test_vectors_match_llama_cpp(load, variant: str, pooling: str) -> None:
     expected = np.load(embeddings.GOLDEN)[f"{variant}-{pooling}"]
     found = load(variant).embed(TOKENS, pooling=pooling, normalize=False)
     assert (found.dtype, found.shape) == (np.float32, expected.shape)
     assert naive.nmse(found, expected) < tiny_variants.VARIANTS[variant].exact
 
 
-def test_poolings_of_the_same_rows(load) -> None:
+def test_poolings(load) -> None:
     embedder = load()
     rows = embedder.embed(TOKENS, pooling="none", normalize=False)
     assert rows.shape == (len(TOKENS), embedder.n_embd)
@@ -44,7 +44,7 @@ def test_poolings_of_the_same_rows(load) -> None:
 
 
 @pytest.mark.parametrize("pooling", Pooling)
-def test_normalised_vectors_have_the_length_1(load, pooling: Pooling) -> None:
+def test_normalized_vectors_have_length_1(load, pooling: Pooling) -> None:
     embedder = load(mode="auto")
     vectors, raw = (embedder.embed(TOKENS, pooling=pooling, normalize=flag) for flag in (True, False))
     lengths = np.linalg.norm(raw, axis=-1, keepdims=True)
@@ -52,13 +52,13 @@ def test_normalised_vectors_have_the_length_1(load, pooling: Pooling) -> None:
     np.testing.assert_allclose(vectors * lengths, raw, rtol=1e-4, atol=1e-6)
 
 
-def test_a_vector_of_zeros_stays_one(load) -> None:
+def test_zero_vector_stays_zero(load) -> None:
     embedder = load(tensors={"output_norm.weight": np.zeros(64)})
     assert not embedder.embed([1, 2]).any()
 
 
 @pytest.mark.parametrize(("number", "pooling"), [(None, "mean"), (0, "none"), (1, "mean"), (2, "cls"), (3, "last")])
-def test_the_file_says_how_to_pool(load, number: int | None, pooling: str, caplog) -> None:
+def test_pooling_type_of_the_file(load, number: int | None, pooling: str, caplog) -> None:
     embedder = load(metadata={"llama.pooling_type": number})
     assert embedder.pooling == pooling
     np.testing.assert_array_equal(embedder.embed([1, 5, 9]), embedder.embed([1, 5, 9], pooling=pooling))
@@ -66,7 +66,7 @@ def test_the_file_says_how_to_pool(load, number: int | None, pooling: str, caplo
 
 
 @pytest.mark.parametrize(("n_embd", "n_head"), [(72, 4), (40, 2), (256, 4)])
-def test_any_width(tiny_gguf, plugins, n_embd: int, n_head: int) -> None:
+def test_output_widths(tiny_gguf, plugins, n_embd: int, n_head: int) -> None:
     path = tiny_gguf("gqa", n_embd=n_embd, n_head=n_head, n_head_kv=2)
     found = [
         load_embedder(path, "fp32", plugins=plugins, engine=engine()).embed([3, 1, 4])
@@ -75,14 +75,14 @@ def test_any_width(tiny_gguf, plugins, n_embd: int, n_head: int) -> None:
     assert naive.nmse(*found) < 1e-8
 
 
-def test_texts_do_not_disturb_each_other(load) -> None:
+def test_texts_are_independent(load) -> None:
     embedder = load()
     first = embedder.embed([1, 5, 9])
     embedder.embed([7, 7])
     np.testing.assert_array_equal(embedder.embed([1, 5, 9]), first)
 
 
-def test_what_cannot_be_embedded(load) -> None:
+def test_errors(load) -> None:
     embedder = load(context_length=8)
     for tokens, message in (
         ([], "no tokens"),
@@ -97,7 +97,7 @@ def test_what_cannot_be_embedded(load) -> None:
         load(metadata={"llama.pooling_type": 4})
 
 
-def test_the_output_layer_is_left_out(tiny_gguf, plugins) -> None:
+def test_output_layer_is_not_loaded(tiny_gguf, plugins) -> None:
     seen: list[Graph] = []
 
     class Watching:
@@ -112,7 +112,7 @@ def test_the_output_layer_is_left_out(tiny_gguf, plugins) -> None:
     assert "output.weight" not in {tensor.name for op in graph.ops for tensor in op.tensors()}
 
 
-def test_what_follows_the_last_product_goes_with_it() -> None:
+def test_ops_after_the_output_layer_are_removed() -> None:
     g = Graph()
     x = g.rms_norm(g.embed(Param(Tensor("token_embd.weight", (16, 8)))), None, 1e-5)
     g.softcap(g.scale(g.linear(x, Param(Tensor("output.weight", (16, 8)))), 0.5), 30.0)
@@ -123,7 +123,7 @@ def test_what_follows_the_last_product_goes_with_it() -> None:
     assert part.states is g.states
 
 
-def test_closing(load) -> None:
+def test_close(load) -> None:
     with load() as embedder:
         embedder.embed([1])
     with pytest.raises(ClosedError):
@@ -131,6 +131,6 @@ def test_closing(load) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered in")
-def test_what_is_no_number_is_refused(load) -> None:
+def test_error_for_nan(load) -> None:
     with pytest.raises(InvalidRequestError, match="the model's hidden states are not finite numbers"):
         load(metadata={"llama.rope.scaling.attn_factor": 3e38}).embed(TOKENS)

@@ -1,4 +1,4 @@
-"""What `llamacli inspect` says of a model's kind, for variants of every family."""
+"""Features of models as `llamacli inspect` prints them, for variants of every family."""
 
 import pytest
 
@@ -36,13 +36,13 @@ def described(variant: str, tiny_gguf: TinyGguf, plugins: Plugins) -> set[str]:
 
 
 @pytest.mark.parametrize("variant", EXPECTED)
-def test_what_tells_a_variant_apart_is_said(variant: str, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+def test_features_of_variants(variant: str, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
     assert described(variant, tiny_gguf, plugins) >= EXPECTED[variant]
 
 
-def test_a_plain_model_has_nothing_else(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+def test_features_of_a_plain_model(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
     assert described("gqa", tiny_gguf, plugins) == EXPECTED["gqa"]
 
 
-def test_every_variant_can_be_described(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+def test_every_variant_has_features(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
     assert all(described(variant, tiny_gguf, plugins) for variant in tiny_variants.VARIANTS)

@@ -1,4 +1,4 @@
-"""Names of models of the hub, and which of a repository's files they mean."""
+"""Names of hub models, and selection of files in repositories."""
 
 import sys
 import types
@@ -35,7 +35,7 @@ SPLIT = [f"Q6_K/Model-Q6_K-{i:05}-of-00003.gguf" for i in (2, 1, 3)] + ["Q6_K/ot
         ("https://huggingface.co/user/repo", Reference("user/repo")),
     ],
 )
-def test_references(text: str, expected: Reference) -> None:
+def test_parse_references(text: str, expected: Reference) -> None:
     assert Reference.parse(text) == expected
     assert Reference.parse(str(expected)) == expected
 
@@ -44,7 +44,7 @@ def test_references(text: str, expected: Reference) -> None:
     "text",
     ["", "repo", "user/", "user/repo:", "a/b/c", "user/repo:Q4/x", "../../etc", "user/repo\n", "ü/repo", "a b/c"],
 )
-def test_what_is_no_reference(text: str) -> None:
+def test_invalid_references(text: str) -> None:
     with pytest.raises(InvalidRequestError, match="is not a model of the hub"):
         Reference.parse(text)
 
@@ -74,17 +74,17 @@ def test_files_of_a_model(files: list[str], quant: str | None, expected: list[st
 
 
 @given(st.lists(st.text(max_size=20)), st.none() | st.text(min_size=1, max_size=5))
-def test_any_names_are_chosen_from(names: list[str], quant: str | None) -> None:
+def test_choose_accepts_any_names(names: list[str], quant: str | None) -> None:
     assert all(name.lower().endswith(".gguf") for name in choose(names, quant))
 
 
-def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(HubError, match=r"need huggingface_hub: pip install 'llamacli\[hub\]'"):
         hub.cached(Reference("user/repo"))
 
 
-def test_with_an_old_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_with_old_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     old = types.ModuleType("huggingface_hub")
     old.__version__ = "0.26.1"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "huggingface_hub", old)
@@ -101,7 +101,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put(cache: Path, commit: str, name: str, data: bytes = b"GGUF", *, main: bool = False) -> Path:
-    """Put a file into the cache as the library does: a link to a blob."""
+    """Add a file to the cache as huggingface_hub does: a link to a blob."""
     repo = cache / "models--user--repo"
     blob, link = repo / "blobs" / f"{commit}-{name.replace('/', '-')}", repo / "snapshots" / commit / name
     for path in (blob, link, repo / "refs" / "main"):
@@ -116,14 +116,14 @@ def put(cache: Path, commit: str, name: str, data: bytes = b"GGUF", *, main: boo
 REPO = Reference("user/repo")
 
 
-def test_an_empty_cache(cache: Path) -> None:
+def test_empty_cache(cache: Path) -> None:
     assert hub.cached(REPO) is None
     assert hub.cached_models() == []
     with pytest.raises(HubError, match="user/repo is not in the cache"):
         hub.remove(REPO)
 
 
-def test_the_newest_revision_that_has_it_all(cache: Path) -> None:
+def test_newest_complete_revision(cache: Path) -> None:
     old = put(cache, "1" * 40, "a-Q8_0-00001-of-00002.gguf")
     put(cache, "1" * 40, "a-Q8_0-00002-of-00002.gguf")
     assert hub.cached(REPO) == old
@@ -133,7 +133,7 @@ def test_the_newest_revision_that_has_it_all(cache: Path) -> None:
     assert hub.cached(REPO) == new
 
 
-def test_models_of_a_cache(cache: Path) -> None:
+def test_cached_models(cache: Path) -> None:
     put(cache, "1" * 40, "a-Q8_0-00001-of-00002.gguf", b"12345", main=True)
     put(cache, "1" * 40, "a-Q8_0-00002-of-00002.gguf", b"123")
     put(cache, "1" * 40, "a-UD-Q4_K_XL.gguf", b"1")
@@ -149,7 +149,7 @@ def test_models_of_a_cache(cache: Path) -> None:
         assert hub.cached(model.reference) == model.path
 
 
-def test_removing_one_model_keeps_the_others(cache: Path) -> None:
+def test_remove_keeps_other_models(cache: Path) -> None:
     parts = [put(cache, "1" * 40, f"a-Q8_0-0000{i}-of-00002.gguf", b"12345", main=True) for i in (1, 2)]
     other = put(cache, "1" * 40, "a-Q4_0.gguf")
     assert hub.remove(Reference("user/repo", "Q8_0")) == 10
@@ -158,7 +158,7 @@ def test_removing_one_model_keeps_the_others(cache: Path) -> None:
     assert other.is_file()
 
 
-def test_removing_a_repository_keeps_what_is_not_ours(cache: Path) -> None:
+def test_remove_keeps_other_files(cache: Path) -> None:
     model = put(cache, "1" * 40, "a-Q8_0.gguf", main=True)
     other = put(cache, "1" * 40, "model.safetensors")
     hub.remove(REPO)
@@ -166,7 +166,7 @@ def test_removing_a_repository_keeps_what_is_not_ours(cache: Path) -> None:
     assert other.is_file()
 
 
-def test_a_repository_without_files_goes(cache: Path) -> None:
+def test_remove_deletes_empty_repository(cache: Path) -> None:
     put(cache, "1" * 40, "a-Q8_0.gguf", main=True)
     put(cache, "2" * 40, "a-Q8_0.gguf")
     hub.remove(Reference("user/repo", "Q8_0"))

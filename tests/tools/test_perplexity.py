@@ -1,4 +1,4 @@
-"""Perplexity, against llama.cpp's own figures and against its definition."""
+"""Perplexity, compared with llama.cpp's results and with the definition."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ TOKENS = np.random.RandomState(3).randint(3, 128, 100).tolist()
 
 @pytest.mark.parametrize("mode", ["auto", "fp32"])
 @pytest.mark.parametrize("name", GOLDENS)
-def test_it_is_llama_cpps_figure(name, mode, shared, plugins) -> None:
+def test_result_matches_llama_cpp(name, mode, shared, plugins) -> None:
     path = DEMO if name == DEMO.name else shared(f"models/{name}")
     golden = GOLDENS[name]
     assert sha256(path) == golden["sha256"], "another model than was recorded: run oracle.perplexity again"
@@ -33,7 +33,7 @@ def test_it_is_llama_cpps_figure(name, mode, shared, plugins) -> None:
 
 
 def surprise(model: llamacli.Model, tokens: list[int]) -> np.ndarray:
-    """Minus the logarithm of each token's probability after those before it, from the second on."""
+    """Negative log-likelihood of each token from the second on."""
     with model.create_session() as session:
         logits = session.eval(tokens, all_logits=True).astype(np.float64)
     logarithms = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
@@ -42,7 +42,7 @@ def surprise(model: llamacli.Model, tokens: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("n_ctx", [4, 5, 16, 33])
 @pytest.mark.parametrize("tokenizer", ["test", "spm"])
-def test_the_second_halves_of_chunks_are_scored(load_tiny: LoadTiny, n_ctx, tokenizer) -> None:
+def test_second_half_of_each_chunk_is_scored(load_tiny: LoadTiny, n_ctx, tokenizer) -> None:
     model = load_tiny(tokenizer=tokenizer)
     scored = []
     for i, estimate in enumerate(perplexity(model, TOKENS, n_ctx=n_ctx)):
@@ -59,43 +59,43 @@ def test_the_second_halves_of_chunks_are_scored(load_tiny: LoadTiny, n_ctx, toke
     assert i + 1 == len(TOKENS) // n_ctx
 
 
-def test_bos_begins_each_chunk_where_the_model_wants_it(load_tiny: LoadTiny) -> None:
+def test_chunks_begin_with_bos(load_tiny: LoadTiny) -> None:
     assert load_tiny(tokenizer="spm").tokenizer.add_bos
     assert not load_tiny().tokenizer.add_bos
 
 
-def test_fewer_chunks(load_tiny: LoadTiny) -> None:
+def test_max_chunks(load_tiny: LoadTiny) -> None:
     model = load_tiny()
     every = list(perplexity(model, TOKENS, n_ctx=8))
     assert list(perplexity(model, TOKENS, n_ctx=8, max_chunks=3)) == every[:3]
     assert list(perplexity(model, TOKENS, n_ctx=8, max_chunks=1000)) == every
 
 
-def test_a_model_that_expects_nothing_in_particular(load_tiny: LoadTiny, tiny_gguf) -> None:
+def test_uniform_model(load_tiny: LoadTiny, tiny_gguf) -> None:
     model = load_tiny(tensors={"output.weight": np.zeros((128, 64))})
     *_, last = perplexity(model, TOKENS, n_ctx=10)
     assert last == Estimate(10, 40, pytest.approx(128), pytest.approx(0, abs=1e-5))
 
 
 @pytest.mark.parametrize("n_ctx", [3, 0, -1, 8.0, True])
-def test_contexts_that_cannot_be(load_tiny: LoadTiny, n_ctx) -> None:
+def test_invalid_context_lengths(load_tiny: LoadTiny, n_ctx) -> None:
     with pytest.raises(InvalidRequestError, match="n_ctx must be an integer of at least 4"):
         perplexity(load_tiny(), TOKENS, n_ctx=n_ctx)
 
 
-def test_a_text_that_is_too_short(load_tiny: LoadTiny) -> None:
+def test_text_too_short(load_tiny: LoadTiny) -> None:
     with pytest.raises(InvalidRequestError, match="the text has 100 tokens, and chunks of 51 need at least 102"):
         perplexity(load_tiny(), TOKENS, n_ctx=51)
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered in")
-def test_what_is_no_number_is_refused(load_tiny: LoadTiny) -> None:
+def test_error_for_nan(load_tiny: LoadTiny) -> None:
     broken = load_tiny(metadata={"llama.rope.scaling.attn_factor": 3e38})
     with pytest.raises(InvalidRequestError, match="the model's logits in chunk 1 are not finite"):
         list(perplexity(broken, list(range(64)) * 2, n_ctx=64))
 
 
-def test_tokens_that_never_come_do_not_matter(load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_of_minus_infinity(load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate = Session.eval
 
     def forbid(session, tokens, *, all_logits=False):
