@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Run this engine and llama.cpp on the same files with the same threads, in turns within one run.
+"""Compare the speed of llamacli and llama.cpp, alternating within one run.
 
     pip install llama-cpp-python matplotlib       # builds llama.cpp: about 6 minutes on 2 cores
     python benchmarks/compare.py FILE.gguf [FILE.gguf ...] -p 512 -n 32 [-d 4096] [-r 5] [--plot OUT.png]
-    python benchmarks/compare.py --all FOLDER     # every comparison of docs/performance.md; makes the files there first
+    python benchmarks/compare.py --all FOLDER     # all comparisons of docs/performance.md; writes the files first
 
-Prints a row a test: tokens a second of both (median, and the spread of the middle half), and the median of the ratios
-of neighbouring runs. The peer runs with flash attention on and off, and the faster of the two counts.
+Both use the same files and the same number of threads. Prints a row per test: median tokens per second of both, and the
+median ratio of neighbouring runs with its interquartile range. The peer runs with flash attention on and off, and the
+faster of the two counts.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from llamacli.util.system import peak_rss
 
 
 class Ours:
-    """The engine of this project."""
+    """llamacli."""
 
     name = "llamacli"
 
@@ -38,7 +39,7 @@ class Ours:
         self.n_vocab = self._model.config.n_vocab
 
     def start(self, n_past: int) -> None:
-        """Go back to the position: what the cache holds before it does not matter for speed."""
+        """Rewind to a position; the cached tokens do not matter for speed."""
         self._session.rewind(n_past)
 
     def evaluate(self, tokens: list[int]) -> None:
@@ -76,7 +77,7 @@ class Peer:
         self._n_past = 0
 
     def start(self, n_past: int) -> None:
-        """Go back to the position; it must have been reached before."""
+        """Rewind to a position that was reached before."""
         self._lib.llama_memory_seq_rm(self._lib.llama_get_memory(self._context), 0, n_past, -1)
         self._n_past = n_past
 
@@ -109,11 +110,11 @@ ALL = (  # shape, type, tokens of a prompt, tokens generated, depth
 
 
 COSTS = ("load to first token, s", "peak memory, MB")
-"""What is better the smaller it is."""
+"""Rows where smaller is better."""
 
 
 def timed(engine: Ours | Peer, tokens: list[int], at_once: int) -> float:
-    """Seconds that it takes to evaluate tokens, so many in a call."""
+    """Seconds to evaluate tokens, `at_once` per call."""
     started = time.perf_counter()
     for i in range(0, len(tokens), at_once):
         engine.evaluate(tokens[i : i + at_once])
@@ -123,7 +124,7 @@ def timed(engine: Ours | Peer, tokens: list[int], at_once: int) -> float:
 def measure(
     engines: list[Ours | Peer], n_prompt: int, n_gen: int, depth: int, repetitions: int
 ) -> dict[str, list[list[float]]]:
-    """Tokens a second: test -> engine -> repetition; engines take turns in each repetition, after one to warm up."""
+    """Tokens per second: test -> engine -> repetition; engines alternate, after a warm-up repetition."""
     random = np.random.default_rng(0)
     tokens = random.integers(0, engines[0].n_vocab, max(n_prompt, n_gen, depth, 1)).tolist()
     for engine in engines:
@@ -147,7 +148,7 @@ def measure(
 
 
 def rows(path: str, options: argparse.Namespace) -> Iterator[tuple[str, str, float, float, float, float, float]]:
-    """File, test, medians of both, ratio and its quartiles."""
+    """Rows of a file: name, test, medians of both, ratio and its quartiles."""
     n_ctx = max(options.n_prompt, options.n_gen) + options.depth + 64
     engines: list[Ours | Peer] = [Ours(path, options.threads, n_ctx)]
     engines += [Peer(path, options.threads, n_ctx, flash) for flash in (0, 1)]
@@ -164,7 +165,7 @@ def rows(path: str, options: argparse.Namespace) -> Iterator[tuple[str, str, flo
 
 
 def started(path: str, threads: int) -> Iterator[tuple[str, str, float, float, float, float, float]]:
-    """Seconds from an opened interpreter to the first token, and peak memory, each engine in a process of its own."""
+    """Rows of the time to the first token and of peak memory, each engine in its own process."""
     figures: dict[str, list[list[float]]] = {"ours": [], "peer": []}
     for _ in range(4):
         for engine, own in figures.items():
@@ -179,7 +180,7 @@ def started(path: str, threads: int) -> Iterator[tuple[str, str, float, float, f
 
 
 def start(engine: str, path: str, threads: int) -> None:
-    """Load, evaluate a token, and print how many seconds and megabytes that took."""
+    """Load, evaluate a token, and print seconds and megabytes used."""
     begun = time.perf_counter()
     runner = Ours(path, threads, 576) if engine == "ours" else Peer(path, threads, 576, 1)
     runner.start(0)
@@ -188,7 +189,7 @@ def start(engine: str, path: str, threads: int) -> None:
 
 
 def plot(table: list[tuple[str, str, float, float, float, float, float]], out: str) -> None:
-    """Draw the ratios of speeds as bars."""
+    """Plot the ratios of speeds as bars."""
     import matplotlib.pyplot as plt
 
     table = [row for row in table if row[1] not in COSTS]
@@ -204,7 +205,7 @@ def plot(table: list[tuple[str, str, float, float, float, float, float]], out: s
 
 
 def everything(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, argparse.Namespace]]:
-    """The comparisons of ALL; files that are not there yet are made."""
+    """Arguments of the comparisons in ALL; missing files are written first."""
     folder.mkdir(parents=True, exist_ok=True)
     for shape, kind, n_prompt, n_gen, depth in ALL:
         path = folder / f"{shape}-{kind}.gguf"
@@ -216,10 +217,12 @@ def everything(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str,
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*")
-    parser.add_argument("--all", metavar="FOLDER", help="every comparison of docs/performance.md, on files made there")
+    parser.add_argument(
+        "--all", metavar="FOLDER", help="all comparisons of docs/performance.md, on files written to FOLDER"
+    )
     parser.add_argument("--start", choices=["ours", "peer"], help="only load FILE and evaluate a token")
     parser.add_argument("-p", "--n-prompt", type=int, default=512)
     parser.add_argument("-n", "--n-gen", type=int, default=32)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Time grammars and schemas on a real vocabulary: what they add to each token.
+"""Measure the time per token of grammars and JSON Schemas on a real vocabulary.
 
     pip install llamacli[grammar]
     python benchmarks/grammar.py FILE.gguf [-r 20]
 
-The file needs a vocabulary only. For a text that follows the grammar, prints microseconds a token for the mask, the cut
-of the candidates and the step to the next token: the median, the mean and the largest.
+The file needs only a vocabulary. For a text that matches the grammar, prints microseconds per token (median, mean,
+maximum) of computing the mask, filtering the candidates and accepting the token.
 """
 
 import argparse
@@ -44,7 +44,7 @@ TEXT = json.dumps(
 
 
 def microseconds(grammar: Grammar, tokens: list[int], tokenizer: Tokenizer, repetitions: int) -> np.ndarray:
-    """How long each token took, [repetitions, len(tokens)]."""
+    """Measure the microseconds of each token, [repetitions, len(tokens)]."""
     candidates = Candidates(np.random.default_rng(0))
     logits, times = np.zeros(tokenizer.n_vocab, np.float32), []
     for _ in range(repetitions):
@@ -66,9 +66,9 @@ def main() -> None:
     arguments = parser.parse_args()
     tokenizer = load_tokenizer(arguments.file)
     tokens = tokenizer.encode(TEXT, add_special=False)
-    Grammar.from_gbnf("root ::= [a]", tokenizer)  # gets to know the vocabulary
+    Grammar.from_gbnf("root ::= [a]", tokenizer)  # builds and caches tables of the vocabulary
     print(f"{tokenizer.n_vocab} tokens in the vocabulary, {len(tokens)} in the text")
-    print(f"{'':14} {'make ms':>8} {'median us':>10} {'mean us':>8} {'most us':>8}")
+    print(f"{'':14} {'make ms':>8} {'median us':>10} {'mean us':>8} {'max us':>8}")
     for name, make, source in (
         ("JSON Schema", Grammar.from_json_schema, json.dumps(PERSON)),
         ("JSON in GBNF", Grammar.from_gbnf, JSON),

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Write a GGUF file of a real model's shape with random weights, to measure speed with.
+"""Write a GGUF file with the shapes of a real model and random weights.
 
     python benchmarks/make_model.py llama-1b Q8_0 model.gguf
     python benchmarks/make_model.py qwen3-0.6b Q4_K_M model.gguf --vocabulary vocabulary.gguf
 
-The vocabulary is that of another GGUF file, or none. Rows repeat every few hundred, which no engine notices. `Q4_K_M`
-is llama.cpp's mixture: Q6_K for the output and for half of the value and down projections, Q4_K for the rest; routers
-are F32.
+The vocabulary is that of another GGUF file, or none. Rows repeat every few hundred, which does not affect speed.
+`Q4_K_M` is llama.cpp's mixture: Q6_K for the output and for half of the value and down projections, Q4_K for the rest;
+routers are F32.
 """
 
 import argparse
@@ -20,13 +20,15 @@ from gguf import GGMLQuantizationType as Type
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A model's hyperparameters.
+    """Hyperparameters of a model.
 
-    `experts` are their number and how many a token uses, `expert_type` is their tensor type if it is always the same.
-    With `n_ff_shared` there is one expert more, so wide, behind a gate. If `fused`, queries, keys and values are one
-    matrix, gate and up another. `factors` of rotary frequencies grow from 1 to these. `biased` are the block's matrices
-    that have biases, `vectors` its further vectors with their lengths, `renamed` what is called otherwise than in
-    Llama. `keys` are further keys, without the architecture's name in front.
+    - `experts`: number of experts, and of those used per token; `expert_type`: their tensor type if it is fixed.
+    - `n_ff_shared`: width of a shared expert with a gate, 0 for none.
+    - `fused`: queries, keys and values are one matrix, gate and up another.
+    - `factors`: tensors of RoPE frequency factors, which grow from 1 to the given value.
+    - `biased`: matrices with biases; `vectors`: further vectors of a block, with lengths.
+    - `renamed`: tensors with other names than in Llama.
+    - `keys`: further metadata, without the architecture's prefix.
     """
 
     architecture: str = "llama"
@@ -114,7 +116,7 @@ SHAPES = {
         },
     ),
 }  # fmt: skip
-_SCALES = {  # where in blocks, whose other bytes may be anything, float16 scales stand; minima's come with a factor
+_SCALES = {  # offsets of float16 scales in blocks of random bytes; those of minima with a factor
     Type.Q2_K: {80: 1, 82: 1.5},
     Type.Q3_K: {108: 1},
     Type.Q4_K: {0: 1, 2: 7.5},
@@ -127,7 +129,7 @@ _ROWS = 256
 
 
 def random_matrix(random: np.random.Generator, shape: tuple[int, ...], kind: Type) -> tuple[np.ndarray, Type]:
-    """Bytes of a matrix, uint8 [..., row_bytes], of weights around 0, and its type: another where widths forbid it."""
+    """Random matrix as bytes, uint8 [..., row_bytes], and its type: Q8_0 if the width does not fit."""
     width = shape[-1]
     if width % gguf.GGML_QUANT_SIZES[kind][0]:
         kind = Type.Q8_0
@@ -145,13 +147,13 @@ def random_matrix(random: np.random.Generator, shape: tuple[int, ...], kind: Typ
 
 
 def set_scale(blocks: np.ndarray, kind: Type, scale: float) -> None:
-    """Set the scales of blocks, uint8 [..., type_size], and minima to match: then weights are 0 in the mean."""
+    """Set the scales of blocks, uint8 [..., type_size], and minima so that the mean weight is 0."""
     for at, factor in _SCALES[kind].items():
         blocks[..., at : at + 2] = np.frombuffer(np.float16(factor * scale).tobytes(), np.uint8)
 
 
 def mixed(name: str, layer: int, n_layer: int) -> Type:
-    """The type that Q4_K_M gives a tensor."""
+    """Type of a tensor in Q4_K_M."""
     more = layer < n_layer // 8 or layer >= 7 * n_layer // 8 or (layer - n_layer // 8) % 3 == 2
     return Type.Q6_K if name == "token_embd" or (name in ("attn_v", "ffn_down") and more) else Type.Q4_K
 
@@ -165,7 +167,7 @@ def copy_vocabulary(path: str, writer: gguf.GGUFWriter) -> int:
 
 
 def write(path: str, name: str, kind: str, vocabulary: str | None = None) -> None:
-    """Write the file, with the vocabulary of another one."""
+    """Write the file, optionally with the vocabulary of another one."""
     shape = SHAPES[name]
     writer, random = gguf.GGUFWriter(path, shape.architecture), np.random.default_rng(0)
     writer.add_name(f"{name} {kind}, random weights")
@@ -236,7 +238,7 @@ def write(path: str, name: str, kind: str, vocabulary: str | None = None) -> Non
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("type", help="Q8_0, Q4_0, Q4_K_M, F16 or any other type of GGUF")

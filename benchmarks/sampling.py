@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Time samplers on random logits: what they add to each token.
+"""Measure the time per token of sampler chains on random logits.
 
     python benchmarks/sampling.py [-n 262144] [-r 200]
 
-Prints a row a chain: the median and the 95th percentile of microseconds a token, by one thread.
+Prints a row per chain: median and 95th percentile of microseconds per token, on one thread.
 """
 
 import argparse
@@ -35,7 +35,7 @@ CHAINS = {
 
 
 def microseconds(params: SamplingParams, logits: np.ndarray, repetitions: int) -> np.ndarray:
-    """How long each of so many tokens took, after some to warm up."""
+    """Measure the microseconds of each repetition, after 10 to warm up."""
     state, times = SamplerState(1), []
     for _ in range(repetitions + 10):
         fresh = logits.copy()

@@ -1,13 +1,13 @@
-"""A story grammar: plots, openings and words (the TOML files in grammar/) told with a cast that stays itself.
+"""Story grammar: generates stories from templates in the TOML files of grammar/.
 
-`tell(seed)` is deterministic. A template is a line of text with `[one|another]` for a choice and `{who.field}` for a
-field of the cast; a capital in the slot (`{H.their}`, `{h.Their}`) asks for a capital in the text. "a" becomes "an" at
-the end, where the next word is known. A line that begins with `a) ` or `b) ` belongs to that thread of its plot: once a
-story has taken a line of one thread, it takes none of another.
+`generate(seed)` is deterministic. A template is a line of text with `[one|another]` for a choice and `{who.field}` for
+a field of the cast; a capital in the slot (`{H.their}`, `{h.Their}`) capitalises the text. "a" becomes "an" at the end,
+when the next word is known. A line that begins with `a) ` or `b) ` belongs to that thread of its plot: a story uses
+lines of one thread only.
 
-The cast: h hero, f friend, s stranger, big and small further figures, t a thing, tune an instrument, high a thing that
-flies, p place, home, food, w weather, d time of day. `{f}`, `{s}`, `{big}`, `{small}` and `{home}` introduce themselves
-where they are first named: "her friend Pip the mouse", then "Pip"; "a tall crane", then "the tall crane".
+The cast: h hero, f friend, s stranger, big and small further characters, t a thing, tune an instrument, high a thing
+that flies, p place, home, food, w weather, d time of day. `{f}`, `{s}`, `{big}`, `{small}` and `{home}` include an
+introduction where they are first named: "her friend Pip the mouse", then "Pip"; "a tall crane", then "the tall crane".
 """
 
 import random
@@ -40,12 +40,12 @@ THREAD = re.compile(r"([a-z])\) ")
 
 
 def lines(block: str) -> list[str]:
-    """The alternatives of a block: its lines."""
+    """Split a block into its alternatives, one per line."""
     return block.strip().split("\n")
 
 
 def load(pattern: str) -> dict[str, Any]:
-    """The tables of the grammar's TOML files."""
+    """Load the tables of the grammar's TOML files."""
     return {
         name: table
         for path in sorted(GRAMMAR.glob(pattern))
@@ -59,7 +59,7 @@ PLOTS: dict[str, Plot] = load("plots/*.toml")
 
 
 class Story(NamedTuple):
-    """A told story: its text, the plot's name, and the pronouns ("she", "he") of the figures that it names."""
+    """A story: text, name of the plot, and pronouns ("she", "he") of its characters."""
 
     text: str
     plot: str
@@ -67,12 +67,12 @@ class Story(NamedTuple):
 
 
 def fields(line: str, separator: str = " / ") -> list[str]:
-    """The fields of one line of words."""
+    """Split a line of words into its fields."""
     return line.split(separator)
 
 
 def person(rng: random.Random, avoid: Sequence[Entity] = ()) -> Entity:
-    """A figure with name, kind, size, trait and pronouns; its initial and kind differ from those to avoid."""
+    """A random character with name, kind, size, trait and pronouns; initial and kind differ from those to avoid."""
     while True:
         kind, hand, feet, *given = fields(rng.choice(lines(WORDS["kinds"])))
         pronoun = given[0] if given else rng.choice(["she", "he"])
@@ -89,7 +89,7 @@ def person(rng: random.Random, avoid: Sequence[Entity] = ()) -> Entity:
 
 
 def invent_name(rng: random.Random, pronoun: str) -> str:
-    """A name: one that anybody can have, or usual for the pronoun, or one that nobody has had."""
+    """A random name: neutral, usual for the pronoun, or invented."""
     style = rng.random()
     if style < 0.88:
         names = WORDS["either" if style < 0.25 else pronoun].split()
@@ -97,15 +97,15 @@ def invent_name(rng: random.Random, pronoun: str) -> str:
     return "".join(rng.choice(WORDS[part].split()) for part in ("onsets", "vowels", "codas")).capitalize()
 
 
-def figure(rng: random.Random, line: str) -> Entity:
-    """Someone without a name: "old ferryman / he"."""
+def unnamed(rng: random.Random, line: str) -> Entity:
+    """A character without a name, from a line such as "old ferryman / he"."""
     phrase, *given = fields(line)
     pronoun = given[0] if given else rng.choice(["she", "he"])
     return {"intro": f"a {phrase}", "name": f"the {phrase}", **PRONOUNS[pronoun]}
 
 
 def thing(rng: random.Random) -> Entity:
-    """A thing, singular or plural."""
+    """A random thing, singular or plural."""
     phrase = rng.choice(lines(WORDS["things"]))
     plural = phrase.startswith("pair: ")
     full = phrase.removeprefix("pair: ")
@@ -115,10 +115,10 @@ def thing(rng: random.Random) -> Entity:
 
 
 def cast_for(rng: random.Random, plot: Plot) -> dict[str, Entity]:
-    """Everyone and everything that a story of this plot can name."""
+    """Random characters, things and places for a story of a plot."""
     hero = person(rng)
     friend = person(rng, [hero])
-    if rng.random() < 0.5:  # two figures of different pronouns are easier to follow
+    if rng.random() < 0.5:  # two characters with different pronouns are easier to follow
         while friend["they"] == hero["they"]:
             friend = person(rng, [hero])
     relation = rng.choice(["friend", "friend", "best friend", "neighbour", "old friend", "good friend"])
@@ -142,8 +142,8 @@ def cast_for(rng: random.Random, plot: Plot) -> dict[str, Entity]:
     return {
         "h": hero,
         "f": friend,
-        "s": figure(rng, rng.choice(lines(WORDS["strangers"]))),
-        "big": figure(rng, rng.choice(lines(WORDS["big"]))),
+        "s": unnamed(rng, rng.choice(lines(WORDS["strangers"]))),
+        "big": unnamed(rng, rng.choice(lines(WORDS["big"]))),
         "small": {"intro": f"a {small}", "name": f"the {small}"},
         "t": thing(rng),
         "tune": {"a": f"a {rng.choice(lines(WORDS['instruments']))}"},
@@ -160,32 +160,32 @@ def cast_for(rng: random.Random, plot: Plot) -> dict[str, Entity]:
     }
 
 
-class Teller:
-    """One attempt at a story: the random choices, the cast, and what has been said so far."""
+class Generator:
+    """State of one story: random choices, the cast, and the lines used so far."""
 
     def __init__(self, seed: str, plot_name: str) -> None:
         self.rng = random.Random(seed)
         self.plot = PLOTS[plot_name]
         self.cast = cast_for(self.rng, self.plot)
         self.named: set[str] = set()
-        self.told: set[str] = set()
+        self.used: set[str] = set()
         self.thread = ""
         self.extra: dict[str, str] = {}
 
     def fill(self, template: str) -> str:
-        """The template with its choices made and its slots filled, from left to right."""
+        """Make the choices of a template and fill its slots, from left to right."""
         text = SLOT.sub(self.slot, self.choose(template)).strip()
         return text[0].upper() + text[1:]
 
     def choose(self, template: str) -> str:
-        """The template with one alternative of each `[one|another]`, from the inside out."""
+        """Select one alternative of each `[one|another]`, innermost first."""
         while match := CHOICE.search(template):
             choice = self.rng.choice(match[1].split("|"))
             template = template[: match.start()] + choice + template[match.end() :]
         return template
 
     def slot(self, match: re.Match[str]) -> str:
-        """What a slot stands for: a field of the cast, or something that the moment decides."""
+        """Text of a slot: a field of the cast, or of `extra`."""
         who, _, field = match[1].partition(".")
         capital = who[0].isupper() or field[:1].isupper()
         who, field = who.lower(), field.lower()
@@ -199,31 +199,31 @@ class Teller:
         return value[0].upper() + value[1:] if capital else value
 
     def line(self, beat: str) -> str:
-        """One line of a beat, of the story's thread, not told before."""
+        """An unused line of a beat, of the story's thread."""
         options = []
         for option in lines(str(self.plot[beat])):
             label = THREAD.match(option)
-            if option not in self.told and not (label and self.thread and label[1] != self.thread):
+            if option not in self.used and not (label and self.thread and label[1] != self.thread):
                 options.append(option)
         option = self.rng.choice(options)
-        self.told.add(option)
+        self.used.add(option)
         if label := THREAD.match(option):
             self.thread = label[1]
             option = option[label.end() :]
         return self.fill(option)
 
     def opening(self) -> list[str]:
-        """Sentences that introduce the hero, and perhaps the friend."""
+        """Opening sentences, which introduce the hero and perhaps the friend."""
         roll = self.rng.random()
         style = "pairs" if roll < 0.1 and self.plot.get("neighbours", True) else "timed" if roll < 0.3 else "plain"
-        said = [self.fill(self.rng.choice(lines(OPENINGS[style])))]
+        sentences = [self.fill(self.rng.choice(lines(OPENINGS[style])))]
         same = ["That {d}", "That same {d}", "On that very {d}"]
         some = ["One {w.adj} {d}", "One {w.adj} {d}", "One {d}", "Then, one {w.adj} {d}", "But one {d}"]
         self.extra["day"] = self.fill(self.rng.choice(same if style == "timed" else some))
-        return said
+        return sentences
 
-    def story(self) -> str:
-        """The whole text: what the first paragraph says of the hero or the house, the last comes back to."""
+    def text(self) -> str:
+        """The text of the story; the last paragraph refers to the first one."""
         first = self.opening()
         last = OPENINGS["ends"]
         if self.rng.random() < 0.4:
@@ -240,28 +240,28 @@ class Teller:
         return BEFORE_VOWEL.sub(r"\1n ", text)
 
     def tries(self) -> list[str]:
-        """No more than two attempts, in no fixed order."""
-        said: list[str] = []
+        """Up to two attempts at the problem, in random order."""
+        sentences: list[str] = []
         starts = [["First", "At first", ""], ["Then", "Next", "After that", ""]]
         for start in starts[: self.rng.choice([0, 1, 1, 2])]:
             self.extra["n"] = self.rng.choice(start)
-            said.append(self.line("tries"))
-        return said
+            sentences.append(self.line("tries"))
+        return sentences
 
 
-def tell(seed: int) -> Story:
-    """The story of this seed, between SHORTEST and LONGEST words long."""
+def generate(seed: int) -> Story:
+    """Generate the story of a seed, SHORTEST to LONGEST words long."""
     plot = random.Random(f"plot {seed}").choice(sorted(PLOTS))
     attempt = 0
     while True:
-        teller = Teller(f"{seed} {attempt}", plot)
-        text = teller.story()
+        story = Generator(f"{seed} {attempt}", plot)
+        text = story.text()
         if SHORTEST <= len(text.split()) <= LONGEST:
-            people = teller.named & {"h", "f", "s", "big"}
-            return Story(text, plot, frozenset(teller.cast[who]["they"] for who in people))
+            people = story.named & {"h", "f", "s", "big"}
+            return Story(text, plot, frozenset(story.cast[who]["they"] for who in people))
         attempt += 1
 
 
 if __name__ == "__main__":
     for number in sys.argv[1:] or ["1"]:
-        print(tell(int(number)).text, end="\n\n\n")
+        print(generate(int(number)).text, end="\n\n\n")

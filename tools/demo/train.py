@@ -1,4 +1,4 @@
-"""Make the demo model: write stories, train a tokenizer and a small Llama on them, export it as GGUF.
+"""Train the demo model: generate stories, train a tokenizer and a small Llama, export as GGUF.
 
 python tools/demo/train.py
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from stories import tell
+from stories import generate
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from torch.nn import functional
@@ -25,13 +25,13 @@ import gguf
 
 OUTPUT = Path(__file__).parents[2] / "core" / "llamacli" / "data" / "demo.gguf"
 BEGIN, END = 0, 1
-PADDING = -100  # what cross_entropy leaves out
-HELD_OUT = range(10_000_000, 10_000_512)  # seeds of the stories that measure
+PADDING = -100  # cross_entropy ignores it
+HELD_OUT = range(10_000_000, 10_000_512)  # seeds of the validation stories
 
 
 @dataclass(frozen=True)
 class Config:
-    """The model's sizes (widths are multiples of 32, the block of Q8_0) and how it is trained."""
+    """Hyperparameters of model and training; widths are multiples of 32, the block of Q8_0."""
 
     n_vocab: int = 2048
     n_ctx: int = 512
@@ -49,12 +49,12 @@ class Config:
 
     @property
     def n_rot(self) -> int:
-        """The size of one head."""
+        """Head dimension."""
         return self.n_embd // self.n_head
 
 
 class Block(nn.Module):
-    """Attention with rotary positions and grouped queries, then SwiGLU, each normed before and added after."""
+    """Pre-norm transformer block: grouped-query attention with RoPE, then SwiGLU."""
 
     def __init__(self, c: Config) -> None:
         super().__init__()
@@ -69,11 +69,11 @@ class Block(nn.Module):
         self.ffn_up = nn.Linear(c.n_embd, c.n_ff, bias=False)
         self.ffn_down = nn.Linear(c.n_ff, c.n_embd, bias=False)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         """[batch, tokens, n_embd] to the same shape."""
         y = self.attn_norm(x)
-        q = rotate(split_heads(self.attn_q(y), self.heads), turn)
-        k = rotate(split_heads(self.attn_k(y), self.heads_kv), turn)
+        q = rotate(split_heads(self.attn_q(y), self.heads), rope)
+        k = rotate(split_heads(self.attn_k(y), self.heads_kv), rope)
         v = split_heads(self.attn_v(y), self.heads_kv)
         repeat = self.heads // self.heads_kv
         k, v = k.repeat_interleave(repeat, dim=1), v.repeat_interleave(repeat, dim=1)
@@ -87,22 +87,22 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary position embedding of adjacent pairs, the order that `llama` GGUF files have, so that export is a copy."""
-    cos, sin = turn[0].to(x.dtype), turn[1].to(x.dtype)
+def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """RoPE of adjacent pairs, as in `llama` GGUF files, so that export is a copy."""
+    cos, sin = rope[0].to(x.dtype), rope[1].to(x.dtype)
     even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention, written out: at this size it takes less time on a CPU than the fused one."""
+    """Causal attention, written out: at this size faster on a CPU than the fused kernel."""
     scores = q * q.shape[-1] ** -0.5 @ k.transpose(-1, -2)
     future = torch.full(scores.shape[-2:], -torch.inf, dtype=scores.dtype).triu(1)
     return (scores + future).softmax(-1, dtype=v.dtype) @ v
 
 
 class Llama(nn.Module):
-    """The network; its parameters are named as in GGUF, and the embedding is also the output matrix."""
+    """Llama with tied embedding; parameters are named as in GGUF."""
 
     def __init__(self, c: Config) -> None:
         super().__init__()
@@ -121,14 +121,14 @@ class Llama(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """[batch, tokens] ids to logits [batch, tokens, n_vocab]."""
         x = self.token_embd(tokens)
-        turn = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
+        rope = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         for block in self.blk:
-            x = block(x, turn)
+            x = block(x, rope)
         return functional.linear(self.output_norm(x), self.token_embd.weight)
 
 
 def train_tokenizer(texts: list[str], n_vocab: int) -> Tokenizer:
-    """A byte-level BPE that covers every byte; ids 0 and 1 begin and end a story."""
+    """Train a byte-level BPE that covers every byte; ids 0 and 1 are BOS and EOS."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -143,14 +143,14 @@ def train_tokenizer(texts: list[str], n_vocab: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Every text as ids, with its begin and end."""
+    """Encode texts with BOS and EOS."""
     return [[BEGIN, *encoding.ids, END] for encoding in tokenizer.encode_batch(texts)]
 
 
 def batches(stories: list[list[int]], size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and targets [size, tokens], one story a row: a model at work sees one story, too.
+    """Yield inputs and targets [size, tokens], one story per row, as in inference.
 
-    Stories of similar length share a batch, so that hardly anything is padding.
+    Stories of similar length share a batch to avoid padding.
     """
     rng = random.Random(seed)
     stories = rng.sample(stories, len(stories))
@@ -168,14 +168,14 @@ def batches(stories: list[list[int]], size: int, seed: int) -> Iterator[tuple[Te
 
 
 def loss_of(model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy in nats a token."""
+    """Mean cross entropy in nats per token."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(inputs)
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=PADDING)
 
 
 def train(model: Llama, stories: list[list[int]], held_out: list[list[int]], c: Config) -> None:
-    """One pass over the stories; AdamW, a short warmup, then a cosine down to nothing."""
+    """Train for one epoch with AdamW, a short warmup, then cosine decay to 0."""
     matrices = [p for p in model.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     optimizer = torch.optim.AdamW(
@@ -260,7 +260,7 @@ def merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
 
 
 def main() -> None:
-    """Everything, from nothing to the file."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, default=OUTPUT)
     parser.add_argument("--f32", type=Path, help="write the model in F32 as well, to compare exactly")
@@ -271,10 +271,10 @@ def main() -> None:
     config = Config(n_stories=options.stories)
     torch.manual_seed(1)
     torch.set_num_threads(options.threads)
-    texts = [tell(seed).text for seed in range(config.n_stories)]
+    texts = [generate(seed).text for seed in range(config.n_stories)]
     tokenizer = train_tokenizer(texts[:20_000], config.n_vocab)
     stories = encode(tokenizer, texts)
-    held_out = encode(tokenizer, [tell(seed).text for seed in HELD_OUT])
+    held_out = encode(tokenizer, [generate(seed).text for seed in HELD_OUT])
     model = Llama(config)
     print(
         f"{sum(p.numel() for p in model.parameters())} parameters, {sum(map(len, stories))} tokens,"
