@@ -124,7 +124,10 @@ def timed(engine: Ours | Peer, tokens: list[int], at_once: int) -> float:
 def measure(
     engines: list[Ours | Peer], n_prompt: int, n_gen: int, depth: int, repetitions: int
 ) -> dict[str, list[list[float]]]:
-    """Tokens per second: test -> engine -> repetition; engines alternate, after a warm-up repetition."""
+    """Tokens per second: test -> engine -> repetition.
+
+    Engines alternate, after a warm-up repetition.
+    """
     random = np.random.default_rng(0)
     tokens = random.integers(0, engines[0].n_vocab, max(n_prompt, n_gen, depth, 1)).tolist()
     for engine in engines:
@@ -148,7 +151,7 @@ def measure(
 
 
 def rows(path: str, options: argparse.Namespace) -> Iterator[tuple[str, str, float, float, float, float, float]]:
-    """Rows of a file: name, test, medians of both, ratio and its quartiles."""
+    """Rows of a file: name, test, medians, ratio and its quartiles."""
     n_ctx = max(options.n_prompt, options.n_gen) + options.depth + 64
     engines: list[Ours | Peer] = [Ours(path, options.threads, n_ctx)]
     engines += [Peer(path, options.threads, n_ctx, flash) for flash in (0, 1)]
@@ -165,7 +168,7 @@ def rows(path: str, options: argparse.Namespace) -> Iterator[tuple[str, str, flo
 
 
 def started(path: str, threads: int) -> Iterator[tuple[str, str, float, float, float, float, float]]:
-    """Rows of the time to the first token and of peak memory, each engine in its own process."""
+    """Rows of startup time and peak memory, measured in separate processes."""
     figures: dict[str, list[list[float]]] = {"ours": [], "peer": []}
     for _ in range(4):
         for engine, own in figures.items():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure the time per token of grammars and JSON Schemas on a real vocabulary.
+"""Measure the time per token of grammars and JSON Schemas.
 
     pip install llamacli[grammar]
     python benchmarks/grammar.py FILE.gguf [-r 20]

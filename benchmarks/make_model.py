@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write a GGUF file with the shapes of a real model and random weights.
+"""Write a GGUF file with a real model's shapes and random weights.
 
     python benchmarks/make_model.py llama-1b Q8_0 model.gguf
     python benchmarks/make_model.py qwen3-0.6b Q4_K_M model.gguf --vocabulary vocabulary.gguf
@@ -129,7 +129,10 @@ _ROWS = 256
 
 
 def random_matrix(random: np.random.Generator, shape: tuple[int, ...], kind: Type) -> tuple[np.ndarray, Type]:
-    """Random matrix as bytes, uint8 [..., row_bytes], and its type: Q8_0 if the width does not fit."""
+    """Random matrix as bytes, uint8 [..., row_bytes], and its type.
+
+    The type is Q8_0 if the width does not fit.
+    """
     width = shape[-1]
     if width % gguf.GGML_QUANT_SIZES[kind][0]:
         kind = Type.Q8_0
@@ -147,7 +150,10 @@ def random_matrix(random: np.random.Generator, shape: tuple[int, ...], kind: Typ
 
 
 def set_scale(blocks: np.ndarray, kind: Type, scale: float) -> None:
-    """Set the scales of blocks, uint8 [..., type_size], and minima so that the mean weight is 0."""
+    """Set scales and minima of blocks, uint8 [..., type_size].
+
+    Minima make the mean weight 0.
+    """
     for at, factor in _SCALES[kind].items():
         blocks[..., at : at + 2] = np.frombuffer(np.float16(factor * scale).tobytes(), np.uint8)
 

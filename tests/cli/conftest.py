@@ -44,8 +44,9 @@ def use_plugins(monkeypatch: pytest.MonkeyPatch) -> Callable[[Plugins], None]:
 
 @pytest.fixture
 def invoke(use_plugins: Callable[[Plugins], None], plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> Invoke:
-    """Run the command line in this process with the llama plugin installed; stdin is empty and not a terminal.
+    """Run the command line in this process with the llama plugin installed.
 
+    Stdin is empty and not a terminal.
     Models run without kernels, so that nothing is compiled.
     """
     use_plugins(plugins)
@@ -102,7 +103,7 @@ def environment(site: Path) -> dict[str, str]:
 
 @pytest.fixture
 def sigint_enabled() -> Iterator[None]:
-    """Start programs with SIGINT enabled, even if the tests run in the background with it ignored."""
+    """Start programs with SIGINT enabled, even in background test runs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -110,7 +111,10 @@ def sigint_enabled() -> Iterator[None]:
 
 @pytest.fixture
 def start(environment: dict[str, str], sigint_enabled: None) -> Iterator[Start]:
-    """Start `llamacli` as a program, by default with pipes; it is killed at the end of the test."""
+    """Start `llamacli` as a program, by default with pipes.
+
+    It is killed at the end of the test.
+    """
     with contextlib.ExitStack() as started:
 
         def popen(*args: str | Path, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:

@@ -11,7 +11,10 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def completions(program, shell: str, line: str) -> list[str]:
-    """Completions of the last word of a command line; "file" where the shell completes file names."""
+    """Completions of the last word of a command line.
+
+    "file" where the shell completes file names.
+    """
     words = line.split(" ")
     count = {} if shell == "fish" else {"COMP_CWORD": str(len(words) - 1)}
     fish = {"COMP_CWORD": words[-1]} if shell == "fish" else {}

@@ -1,4 +1,4 @@
-"""`llamacli pull`, `list`, `rm` and `run -hf`, with a local server as the hub."""
+"""`llamacli pull`, `list`, `rm` and `run -hf` with a local server."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -22,7 +22,7 @@ OPTIONS = [pytest.param(*found, id=f"{found[0]} {found[1].opts[-1]}") for found 
 
 
 def outside(kind: click.ParamType) -> Iterator[tuple[str, str]]:
-    """Values just outside of a range and far outside, each with the expected message."""
+    """Values outside of a range, each with the expected message."""
     if isinstance(kind, IntList):
         for value in ("-1", "1000001", "1,9999999999", "nan"):
             yield value, "from 0 to 1000000"
@@ -38,7 +38,10 @@ def outside(kind: click.ParamType) -> Iterator[tuple[str, str]]:
 
 
 def refusal(invoke, command: str, *options: str, **settings) -> str:
-    """The usage error of a command with these options; model files are not opened."""
+    """The usage error of a command with these options.
+
+    Model files are not opened.
+    """
     arguments = ["no such file" for param in app.commands[command].params if isinstance(param, click.Argument)]
     result = invoke(command, *options, "--", *arguments, **settings)
     assert (result.exit_code, result.stdout) == (2, "")

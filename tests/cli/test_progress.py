@@ -29,7 +29,10 @@ def what_a_terminal_shows(user: int) -> str:
 
 @pytest.fixture
 def terminal(monkeypatch, capsys):
-    """Make stderr of this process look like a terminal; capsys has the output."""
+    """Make stderr of this process look like a terminal.
+
+    Capsys has the output.
+    """
     monkeypatch.setattr(progress, "has_status", lambda: True)
     monkeypatch.setattr(progress, "_DELAY_S", 0)
     monkeypatch.setattr(progress, "_INTERVAL_S", 0)

@@ -38,18 +38,18 @@ def test_completion_continues_saved_session(invoke, model, tmp_path) -> None:
 
 def test_chat_continues_saved_session(invoke, talker, plugins, tmp_path) -> None:
     saved, options = tmp_path / "s", ("--temp", "0", "-n", "6", "--mode", "fp32")
-    turns = ["once", "upon", "a time"]
+    messages = ["once", "upon", "a time"]
     with load_model(talker, "fp32", plugins=plugins) as model, model.create_chat("", 6) as chat:
         expected, n_new = [], []
-        for turn in turns:
-            chat.add_user(turn)
+        for message in messages:
+            chat.add_user(message)
             n_new.append(len(chat.render_turn()))
             expected.append("".join(piece.text for piece in chat.respond()))
-    for i, turn in enumerate(turns):
+    for i, message in enumerate(messages):
         load = ("--load-session", saved) if i else ()
-        answer = run(invoke, talker, turn, *options, *load, "--save-session", saved)
+        answer = run(invoke, talker, message, *options, *load, "--save-session", saved)
         assert answer["text"] == expected[i]
-        assert answer["stats"]["n_prompt"] == n_new[i], "only what the turn adds"
+        assert answer["stats"]["n_prompt"] == n_new[i], "only what the message adds"
 
 
 def test_invalid_session_files(invoke, model, talker, tmp_path) -> None:

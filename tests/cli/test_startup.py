@@ -1,4 +1,4 @@
-"""Fast start: help and usage errors import no heavy modules and no plugins."""
+"""Fast start: help and usage errors import no heavy modules."""
 
 import os
 import subprocess

@@ -29,7 +29,7 @@ def endless(request, start, model: Path):
 
 
 def lines_but_warnings(stderr: bytes) -> list[str]:
-    """Lines of stderr without warnings of the long context and of compiled kernels."""
+    """Lines of stderr without warnings."""
     return [line for line in stderr.decode().splitlines() if not line.startswith("llamacli: warning: ")]
 
 
@@ -63,7 +63,7 @@ def test_interrupted_text_ends_its_line_and_prints_stats(endless) -> None:
 
 @pytest.fixture
 def meddling(site: Path, install):
-    """Install a plugin that runs some code when a model has been loaded."""
+    """Install a plugin that runs code after a model is loaded."""
 
     def write(code: str) -> None:
         source = f"from llamacli import hookimpl\nLLAMACLI_API = 1\n{code}\n@hookimpl\ndef model_loaded(): meddle()\n"

@@ -1,4 +1,4 @@
-"""Features of models as `llamacli inspect` prints them, for variants of every family."""
+"""Features of models, for variants of every family."""
 
 import pytest
 

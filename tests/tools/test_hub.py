@@ -101,7 +101,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put(cache: Path, commit: str, name: str, data: bytes = b"GGUF", *, main: bool = False) -> Path:
-    """Add a file to the cache as huggingface_hub does: a link to a blob."""
+    """Add a file to the cache, as a link to a blob."""
     repo = cache / "models--user--repo"
     blob, link = repo / "blobs" / f"{commit}-{name.replace('/', '-')}", repo / "snapshots" / commit / name
     for path in (blob, link, repo / "refs" / "main"):

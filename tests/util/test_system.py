@@ -18,7 +18,10 @@ OTHER_MOUNT = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n"
 
 @pytest.fixture
 def system(tmp_path, monkeypatch):
-    """Write the files of a system whose affinity mask has `cpus`; with `smt` two of them are one core."""
+    """Write the files of a system whose affinity mask has `cpus`.
+
+    With `smt` two of them are one core.
+    """
 
     def write(cpus: int = 8, smt: bool = False, **files: str) -> Path:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)), raising=False)
@@ -37,7 +40,7 @@ def system(tmp_path, monkeypatch):
 
 
 def v2(path: str, **limits: str) -> dict[str, str]:
-    """The files of a process in a cgroup v2, and the CPU limits of cgroups by path."""
+    """Files of a process in cgroup v2, with CPU limits by path."""
     groups = {f"sys__fs__cgroup__{group}cpu.max": text for group, text in limits.items()}
     return {"proc__self__cgroup": f"0::{path}\n", "proc__self__mountinfo": OTHER_MOUNT + V2, **groups}
 

@@ -59,7 +59,7 @@ PLOTS: dict[str, Plot] = load("plots/*.toml")
 
 
 class Story(NamedTuple):
-    """A story: text, name of the plot, and pronouns ("she", "he") of its characters."""
+    """A story with its plot's name and its characters' pronouns."""
 
     text: str
     plot: str
@@ -72,7 +72,10 @@ def fields(line: str, separator: str = " / ") -> list[str]:
 
 
 def person(rng: random.Random, avoid: Sequence[Entity] = ()) -> Entity:
-    """A random character with name, kind, size, trait and pronouns; initial and kind differ from those to avoid."""
+    """A random character with name, kind, size, trait and pronouns.
+
+    Initial and kind differ from those to avoid.
+    """
     while True:
         kind, hand, feet, *given = fields(rng.choice(lines(WORDS["kinds"])))
         pronoun = given[0] if given else rng.choice(["she", "he"])
@@ -98,7 +101,7 @@ def invent_name(rng: random.Random, pronoun: str) -> str:
 
 
 def unnamed(rng: random.Random, line: str) -> Entity:
-    """A character without a name, from a line such as "old ferryman / he"."""
+    """A character without a name, as in "old ferryman / he"."""
     phrase, *given = fields(line)
     pronoun = given[0] if given else rng.choice(["she", "he"])
     return {"intro": f"a {phrase}", "name": f"the {phrase}", **PRONOUNS[pronoun]}
@@ -161,7 +164,7 @@ def cast_for(rng: random.Random, plot: Plot) -> dict[str, Entity]:
 
 
 class Generator:
-    """State of one story: random choices, the cast, and the lines used so far."""
+    """Random choices, cast and used lines of one story."""
 
     def __init__(self, seed: str, plot_name: str) -> None:
         self.rng = random.Random(seed)
@@ -173,7 +176,7 @@ class Generator:
         self.extra: dict[str, str] = {}
 
     def fill(self, template: str) -> str:
-        """Make the choices of a template and fill its slots, from left to right."""
+        """Make the choices of a template and fill its slots."""
         text = SLOT.sub(self.slot, self.choose(template)).strip()
         return text[0].upper() + text[1:]
 
@@ -223,7 +226,10 @@ class Generator:
         return sentences
 
     def text(self) -> str:
-        """The text of the story; the last paragraph refers to the first one."""
+        """The text of the story.
+
+        The last paragraph refers to the first one.
+        """
         first = self.opening()
         last = OPENINGS["ends"]
         if self.rng.random() < 0.4:

@@ -1,4 +1,4 @@
-"""Train the demo model: generate stories, train a tokenizer and a small Llama, export as GGUF.
+"""Train the demo model and export it as GGUF.
 
 python tools/demo/train.py
 
@@ -31,7 +31,10 @@ HELD_OUT = range(10_000_000, 10_000_512)  # seeds of the validation stories
 
 @dataclass(frozen=True)
 class Config:
-    """Hyperparameters of model and training; widths are multiples of 32, the block of Q8_0."""
+    """Hyperparameters of model and training.
+
+    Widths are multiples of 32, the block of Q8_0.
+    """
 
     n_vocab: int = 2048
     n_ctx: int = 512
@@ -88,14 +91,14 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """RoPE of adjacent pairs, as in `llama` GGUF files, so that export is a copy."""
+    """RoPE of adjacent pairs, as in `llama` GGUF files."""
     cos, sin = rope[0].to(x.dtype), rope[1].to(x.dtype)
     even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention, written out: at this size faster on a CPU than the fused kernel."""
+    """Causal attention without a fused kernel, which is slower at this size."""
     scores = q * q.shape[-1] ** -0.5 @ k.transpose(-1, -2)
     future = torch.full(scores.shape[-2:], -torch.inf, dtype=scores.dtype).triu(1)
     return (scores + future).softmax(-1, dtype=v.dtype) @ v
@@ -128,7 +131,10 @@ class Llama(nn.Module):
 
 
 def train_tokenizer(texts: list[str], n_vocab: int) -> Tokenizer:
-    """Train a byte-level BPE that covers every byte; ids 0 and 1 are BOS and EOS."""
+    """Train a byte-level BPE that covers every byte.
+
+    Ids 0 and 1 are BOS and EOS.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -148,7 +154,7 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 
 
 def batches(stories: list[list[int]], size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield inputs and targets [size, tokens], one story per row, as in inference.
+    """Yield inputs and targets [size, tokens], one story per row.
 
     Stories of similar length share a batch to avoid padding.
     """
@@ -175,7 +181,7 @@ def loss_of(model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def train(model: Llama, stories: list[list[int]], held_out: list[list[int]], c: Config) -> None:
-    """Train for one epoch with AdamW, a short warmup, then cosine decay to 0."""
+    """Train for one epoch with AdamW, warmup and cosine decay."""
     matrices = [p for p in model.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     optimizer = torch.optim.AdamW(

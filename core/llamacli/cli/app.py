@@ -28,10 +28,16 @@ from llamacli.errors import LlamaCliError
 
 
 class App(click.Group):
-    """Command group with plugin commands; turns errors into one line and an exit code."""
+    """Command group with plugin commands.
+
+    Turns errors into one line and an exit code.
+    """
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Look up a command; plugins are loaded only for a name that is not built in, so never for help."""
+        """Look up a command.
+
+        Plugins are loaded only for a name that is not built in, so never for help.
+        """
         command = super().get_command(ctx, cmd_name)
         if command is None and not ctx.resilient_parsing and not cmd_name.startswith("-"):
             command = plugin_commands().get(cmd_name)

@@ -47,7 +47,10 @@ def chat_options(command: Decorated) -> Decorated:
 
 
 class ChatOptions(NamedTuple):
-    """Chat options: `raw` turns chat off; `requested` is true if any of the others was given."""
+    """Chat options.
+
+    `raw` disables chat; `requested` is true if any of the others was given.
+    """
 
     system: str
     raw: bool
@@ -58,7 +61,10 @@ class ChatOptions(NamedTuple):
 
     @classmethod
     def pop_from(cls, given: dict[str, Any]) -> ChatOptions:
-        """Remove the chat options from a command's parameters. Raises UsageError; OSError for the template's file."""
+        """Remove the chat options from a command's parameters.
+
+        Raises UsageError; OSError for the template's file.
+        """
         system, raw = given.pop("system_prompt"), given.pop("raw")
         template, file = given.pop("chat_template"), given.pop("chat_template_file")
         think, effort, shift = given.pop("think"), given.pop("reasoning_effort"), given.pop("context_shift")
@@ -72,7 +78,10 @@ class ChatOptions(NamedTuple):
         return cls(argument(system or ""), raw, template, given_variables, shift, requested)
 
     def should_chat(self, model: Model) -> bool:
-        """Decide between chat and completion: chat needs a template, of the file or given as an option."""
+        """Decide between chat and completion.
+
+        Chat needs a template, of the file or given as an option.
+        """
         from llamacli.chat.formats import own_templates
 
         if self.raw:
@@ -90,12 +99,15 @@ class ChatOptions(NamedTuple):
 
 
 def show(piece: Piece) -> None:
-    """Write a piece of a reply: content to stdout, reasoning to stderr, dimmed."""
+    """Write a piece of a reply: content to stdout, reasoning to stderr."""
     write(piece.text, err=piece.reasoning, dim=piece.reasoning)
 
 
 def reply_as_json(chat: ChatSession) -> dict[str, Any]:
-    """Reasoning and tool calls of the last reply, under the names of chat APIs."""
+    """Reasoning and tool calls of the last reply, for JSON.
+
+    Names are those of chat APIs.
+    """
     reply = chat.history[-1].as_dict() if not chat.pending else {}
     return {name: reply[name] for name in ("reasoning_content", "tool_calls") if name in reply}
 
@@ -146,7 +158,10 @@ def reply_once(
 
 @contextlib.contextmanager
 def replying(chat: ChatSession, params: SamplingParams, *, shift: bool = False) -> Iterator[Iterator[Piece]]:
-    """Iterate over the pieces of a reply and close it on exit; with `shift` the oldest messages make room for it."""
+    """Iterate over the pieces of a reply and close it on exit.
+
+    With `shift` the oldest messages make room for it.
+    """
     while True:
         try:
             pieces = chat.respond(params)

@@ -1,4 +1,4 @@
-"""Text completion: generates a continuation of a prompt and writes it piece by piece."""
+"""Text completion: generate and write a continuation of a prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @attrs.define
 class Completion:
-    """Generated token ids, their text, the stop reason, and log-probabilities per token if requested.
+    """Generated tokens, text, stop reason, and log-probabilities if requested.
 
     `stop` is "eos" (end-of-generation token), "length" (`max_tokens` reached), "context" (context full) or "interrupt"
     (Ctrl-C).
@@ -47,7 +47,7 @@ class CompletionWriter:
             self.feed("")
 
     def feed(self, piece: str) -> None:
-        """Write a piece of the continuation, after the prompt if that is still to be written."""
+        """Write a piece, after the prompt if that is still pending."""
         write(self._prompt + piece)
         self._prompt = ""
 
@@ -73,8 +73,9 @@ def complete(
     on_start: Callable[[], None],
     writer: CompletionWriter | None,
 ) -> Completion:
-    """Generate up to `max_tokens` tokens (negative: no limit), passing each piece to `writer`.
+    """Generate up to `max_tokens` tokens, passing each piece to `writer`.
 
+    A negative number means no limit.
     `on_start` is called once the prompt is known to fit. Raises InvalidRequestError if it does not.
     """
     limit = session.seq_len if max_tokens < 0 else max_tokens

@@ -63,8 +63,9 @@ def write_heat(path: Path, model: Model, prompt: str, completion: Completion) ->
 
 
 def _token(model: Model, token: int, text: str, logprobs: LogProbs) -> str:
-    """Format a token with its alternatives; a sampled token that is not among them comes last.
+    """Format a token with its alternatives.
 
+    A sampled token that is not among them comes last.
     The text of a token that ends inside a character is empty.
     """
     shown = logprobs.top if token in dict(logprobs.top) else (*logprobs.top, (token, logprobs.chosen))

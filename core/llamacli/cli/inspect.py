@@ -102,13 +102,16 @@ def _n_bytes(file: ModelFile) -> int:
 
 
 def _text(metadata: Metadata, key: str) -> str | None:
-    """The string value of a metadata key; None if it is missing or of another type."""
+    """The string value of a metadata key.
+
+    None if it is missing or of another type.
+    """
     value = metadata.get(key)
     return value if isinstance(value, str) else None
 
 
 def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, list[str], str | None]:
-    """The plugin for the file, the model's features, and the reason why it cannot be loaded, or None."""
+    """Plugin of the file, features of the model, load error or None."""
     from llamacli.architecture import trace
     from llamacli.errors import LlamaCliError, plugin_errors
     from llamacli.tools.features import features
@@ -135,7 +138,7 @@ def _fingerprint(template: object) -> str | None:
 
 
 def _origin(module: str, architecture: str, plugins: Plugins) -> dict[str, str]:
-    """The plugin that registers an architecture's name, else the one that contains its module."""
+    """Plugin that registers an architecture, else that contains its module."""
     for entry in plugins.claimed_architectures().get(architecture, ()):
         if entry.dist is not None:
             return {"module": entry.module, "distribution": entry.dist.name, "version": entry.dist.version}
@@ -229,7 +232,10 @@ def _shortened(text: str, length: int = SHOWN_CHARACTERS) -> str:
 
 
 def _json_value(value: Any, full: bool) -> Any:
-    """A metadata value for JSON; a long array becomes its length and first items."""
+    """A metadata value for JSON.
+
+    A long array becomes its length and first items.
+    """
     if isinstance(value, str | bool | int | float):
         return value
     if full or len(value) <= SHOWN_ITEMS:

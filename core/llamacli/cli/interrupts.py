@@ -20,7 +20,10 @@ _interrupted = False
 
 
 def install_handler() -> None:
-    """Install the SIGINT handler, unless SIGINT is ignored, as in background jobs of scripts."""
+    """Install the SIGINT handler, unless SIGINT is ignored.
+
+    It is ignored in background jobs of scripts.
+    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _handle)
         sys.unraisablehook = _unraisable
@@ -53,6 +56,9 @@ def _handle(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _unraisable(lost: sys.UnraisableHookArgs) -> None:
-    """Report lost exceptions as usual, but not a KeyboardInterrupt, which the flag has kept."""
+    """Report unraisable exceptions other than KeyboardInterrupt.
+
+    The flag has kept that one.
+    """
     if not issubclass(lost.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(lost)

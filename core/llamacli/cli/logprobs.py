@@ -26,7 +26,7 @@ def logprobs_as_json(model: Model, completion: Completion) -> list[dict[str, Any
 
 
 def print_logprobs(model: Model, completion: Completion) -> None:
-    """Print a line per token to stderr: log-probability, token, most likely tokens with probabilities."""
+    """Print the log-probabilities to stderr, a line per token."""
 
     def text(token: int) -> str:
         return repr(model.tokenizer.piece(token, unparse_special=True))

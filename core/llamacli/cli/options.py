@@ -52,8 +52,9 @@ def mode_option(command: Decorated) -> Decorated:
 
 
 def kv_type_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add `--kv-type` to a command, and llama.cpp's `-ctk` and `-ctv` for keys and values alone.
+    """Add `--kv-type`, `-ctk` and `-ctv` to a command.
 
+    The latter are llama.cpp's, for keys and values alone.
     The command gets one parameter `kv_type`: None, one name, or a pair. `default` is text for the help.
     """
 
@@ -94,7 +95,10 @@ class FiniteRange(click.FloatRange):
 
 
 def global_options(command: Decorated, *, env: bool = False) -> Decorated:
-    """Add `-v` and `--debug` to a command; both are valid before and after the command's name."""
+    """Add `-v` and `--debug` to a command.
+
+    Both are valid before and after the command's name.
+    """
 
     def verbose(_ctx: click.Context, _param: click.Parameter, value: bool) -> None:
         if value:
@@ -114,7 +118,7 @@ def global_options(command: Decorated, *, env: bool = False) -> Decorated:
 
 
 def warn_of_long_context(model: Model, n_ctx: int) -> None:
-    """Warn of a context longer than those that the model was trained on."""
+    """Warn of a context longer than that of the training."""
     if n_ctx > model.config.context_length:
         _log.warning("-c %d: the model was trained for %d tokens only", n_ctx, model.config.context_length)
 
@@ -128,7 +132,10 @@ class StderrHandler(logging.Handler):
 
 
 def log_to_stderr() -> None:
-    """Show the package's log records from WARNING on; `-v` lowers the level to INFO."""
+    """Show the package's log records from WARNING on.
+
+    `-v` lowers the level to INFO.
+    """
     logger = logging.getLogger("llamacli")
     logger.setLevel(logging.WARNING)
     if not any(isinstance(handler, StderrHandler) for handler in logger.handlers):

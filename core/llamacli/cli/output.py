@@ -46,7 +46,10 @@ _status = ""
 
 
 def status(text: str) -> None:
-    """Replace the status line at the bottom of the terminal on stderr; "" removes it."""
+    """Replace the status line at the bottom of the terminal on stderr.
+
+    An empty text removes it.
+    """
     global _status
     if text == _status:
         return
@@ -61,12 +64,18 @@ def has_status() -> bool:
 
 
 def print_json(value: Any, indent: int | None = 2) -> None:
-    """Print one JSON document: ASCII only, independent of the locale; NaN and infinities become strings."""
+    """Print one JSON document in ASCII.
+
+    NaN and infinities become strings.
+    """
     click.echo(json.dumps(_strict(value), indent=indent))
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "") -> None:
-    """Print a table; a column whose header ends in a colon is right-aligned."""
+    """Print a table.
+
+    A column whose header ends in a colon is right-aligned.
+    """
     lines = [[printable(cell) for cell in row] for row in rows]
     names = [name.removesuffix(":") for name in header]
     widths = [max(map(len, column)) for column in zip(names, *lines, strict=True)]
@@ -79,12 +88,15 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: st
 
 
 def printable(text: str) -> str:
-    """Escape line breaks and control characters, so that foreign text stays in one line."""
+    """Escape line breaks and control characters."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def one_line(error: Exception) -> str:
-    """Format an error in one line; of an OSError the file and the reason."""
+    """Format an error in one line.
+
+    Of an OSError the file and the reason.
+    """
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, MemoryError):
@@ -93,7 +105,7 @@ def one_line(error: Exception) -> str:
 
 
 def human_bytes(n: int) -> str:
-    """Format a size in bytes with a binary unit, as in `1.50 GiB`."""
+    """Format a size in bytes, as in `1.50 GiB`."""
     size, unit = float(n), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if size < 1024:
@@ -111,7 +123,10 @@ def human_count(n: int) -> str:
 
 
 def discard_stdout() -> None:
-    """Redirect stdout to the null device, so that flushing its buffer at exit cannot fail again."""
+    """Redirect stdout to the null device.
+
+    Otherwise flushing its buffer at exit would fail again.
+    """
     with contextlib.suppress(OSError, ValueError):  # stdout has no file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

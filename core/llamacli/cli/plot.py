@@ -40,7 +40,7 @@ class ImagePath(click.Path):
 
 
 def plot_rates(rows: Sequence[Row], path: str) -> None:
-    """Plot tokens per second as bars with standard deviations: prompt processing left, generation right."""
+    """Plot tokens per second as bars with standard deviations."""
     from matplotlib.figure import Figure
 
     panels = [
@@ -71,7 +71,7 @@ def plot_rates(rows: Sequence[Row], path: str) -> None:
 
 
 def plot_sizes(title: str, tensors: Iterable[TensorInfo], path: str) -> None:
-    """Plot bytes of tensors: by type on the left, by layer on the right."""
+    """Plot bytes of tensors, by type and by layer."""
     from matplotlib.figure import Figure
 
     by_type: Counter[str] = Counter()

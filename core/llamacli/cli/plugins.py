@@ -19,7 +19,10 @@ def plugin_commands() -> dict[str, click.Command]:
 
 
 def _commands_by_module() -> dict[str, click.Group]:
-    """Commands by plugin module; a plugin that fails is skipped with a warning."""
+    """Commands by plugin module.
+
+    A plugin that fails is skipped with a warning.
+    """
     from llamacli.plugins import GENERAL, installed_plugins
 
     installed = installed_plugins()

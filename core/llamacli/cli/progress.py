@@ -23,7 +23,10 @@ Progress = Callable[[int, int], None]
 
 @contextlib.contextmanager
 def bar(label: str, show: Callable[[int], str] = str) -> Iterator[Progress]:
-    """Show a progress bar; the context is a function to call with (done, total), which `show` formats."""
+    """Show a progress bar.
+
+    The context is a function to call with (done, total), which `show` formats.
+    """
     if not has_status():
         yield lambda done, total: None
         return
@@ -46,7 +49,7 @@ def bar(label: str, show: Callable[[int], str] = str) -> Iterator[Progress]:
 
 
 def load(path: str, mode: str, threads: int | None) -> Model:
-    """Load a model, with a progress bar of its bytes and a status line for compiled kernels."""
+    """Load a model, with a progress bar."""
     from llamacli import load_model
 
     with bar(f"loading {Path(path).name}", human_bytes) as progress, compiling():

@@ -101,7 +101,7 @@ def _check_requantizing(planned: Plan, allowed: bool) -> None:
 
 
 def _warn_of_fallbacks(planned: Plan) -> None:
-    """Warn once per row width of tensors that get another type than requested."""
+    """Warn of tensors with another type than requested, once per width."""
     groups: dict[tuple[int, str, str], list[PlannedTensor]] = {}
     for tensor in planned.tensors:
         if tensor.fell_back:

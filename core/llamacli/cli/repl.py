@@ -289,7 +289,7 @@ class _CommandCompleter(Completer):
 
 
 def _history() -> History:
-    """History of typed lines, in a file of the user's state directory, or in memory without one."""
+    """History of typed lines, in the state directory or in memory."""
     folder = user_folder("state")
     if folder is None:
         return InMemoryHistory()

@@ -126,7 +126,7 @@ def run(
 
 
 def _check_outputs(*, html: str | None, logprobs: int, save_session: str | None, **_: Any) -> None:
-    """Check that the files to write can be written, before anything is computed for them."""
+    """Check that output files can be written, before computing anything."""
     if html is not None:
         if not logprobs:
             raise click.UsageError("--html shows log-probabilities: add --logprobs N.")
@@ -136,7 +136,10 @@ def _check_outputs(*, html: str | None, logprobs: int, save_session: str | None,
 
 
 def _prompt(positional: str | None, option: str | None, file: str | None) -> str:
-    """The prompt of the argument, option, file or stdin; "" without one. Raises UsageError for several."""
+    """The prompt of the argument, option, file or stdin.
+
+    Returns "" without one. Raises UsageError for several.
+    """
     given = [text for text in (positional, option, file) if text is not None]
     if len(given) > 1:
         raise click.UsageError("Give one prompt only: PROMPT, -p or -f.")

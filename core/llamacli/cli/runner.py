@@ -52,14 +52,20 @@ class RunOptions:
 
     @classmethod
     def pop_from(cls, given: dict[str, Any], **more: Any) -> Self:
-        """Remove the options from a command's parameters; the rest are those of sampling."""
+        """Remove the options from a command's parameters.
+
+        The rest are those of sampling.
+        """
         own = {field.name: given.pop(field.name) for field in attrs.fields(cls) if field.name in given}
         return cls(**own, **more, sampling=given)
 
 
 @attrs.frozen
 class Result:
-    """A completion, whether it is a reply of a chat, and the reply's further fields for JSON."""
+    """Result of a run.
+
+    `is_reply` is true for a reply of a chat, whose further fields for JSON are `fields`.
+    """
 
     completion: Completion
     is_reply: bool
@@ -69,7 +75,10 @@ class Result:
 
 
 def execute(options: RunOptions) -> str | None:
-    """Load the model, generate, and report; returns the stop reason, None after a chat at the terminal."""
+    """Load the model, generate, and report.
+
+    Returns the stop reason, None after a chat at the terminal.
+    """
     started = time.perf_counter()
     with load(options.model, options.mode, options.threads) as model:
         result = _generate(options, model, time.perf_counter() - started)
@@ -80,7 +89,7 @@ def execute(options: RunOptions) -> str | None:
 
 
 def _generate(options: RunOptions, model: Model, load_s: float) -> Result | None:
-    """Create a session and run a completion, one reply, or a chat at the terminal (None)."""
+    """Run a completion, one reply, or a chat at the terminal (None)."""
     chats = options.chat.should_chat(model)
     if chats and options.ignore_eos:
         raise click.UsageError("--ignore-eos is for text completion: add --raw.")
@@ -136,7 +145,7 @@ def _converse(options: RunOptions, chat: ChatSession, params: SamplingParams) ->
 
 
 def _encode(model: Model, text: str, *, continues: bool) -> list[int]:
-    """Encode the prompt, with BOS if the model wants it, but without EOS.
+    """Encode the prompt with BOS if the model wants it, without EOS.
 
     A text that continues a saved session has neither, nor a leading space.
     """

@@ -31,7 +31,10 @@ _AT_LEAST_0, _SHARE = FiniteRange(0, 1_000_000), FiniteRange(0, 1)
 
 
 class _Setting(NamedTuple):
-    """An option: `default` is llama.cpp's, `key` the metadata key below `general.sampling.`, if there is one."""
+    """A sampling option.
+
+    `default` is llama.cpp's, `key` the metadata key below `general.sampling.`, if there is one.
+    """
 
     field: str
     default: float
@@ -140,7 +143,10 @@ _OTHERS = (
 
 
 def sampling_options(command: Decorated) -> Decorated:
-    """Add the sampling options to a command; the values of those not given are None."""
+    """Add the sampling options to a command.
+
+    The values of those not given are None.
+    """
     for option in reversed((*map(_option, _SETTINGS), *_OTHERS)):
         command = option(command)
     return command
@@ -156,7 +162,7 @@ def _option(setting: _Setting) -> Callable[[Any], Any]:
 def sampling_params(
     given: Mapping[str, Any], metadata: Metadata, seq_len: int, find: FindSampler | None = None
 ) -> SamplingParams:
-    """Sampling parameters of the options, else of the model's metadata, else llama.cpp's defaults.
+    """Sampling parameters of options, else metadata, else llama.cpp's defaults.
 
     `find` looks up samplers of plugins. Raises ModelFormatError for metadata outside of an option's range, UsageError
     for an unknown sampler.
@@ -211,7 +217,10 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _samplers(given: str | None, metadata: Metadata, find: FindSampler | None) -> tuple[str, ...]:
-    """Samplers in order; unknown ones in the file are skipped, as in llama.cpp."""
+    """Samplers in order.
+
+    Unknown ones in the file are skipped, as in llama.cpp.
+    """
     from llamacli.sampling import sampler_type
 
     names = _names(metadata.get_str(_SEQUENCE, "") if given is None else given)

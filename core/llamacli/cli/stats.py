@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class RunStats:
-    """Seconds to load the model, the session's statistics, the seed, and the peak resident memory in bytes."""
+    """Load time in seconds, session statistics, seed, peak memory in bytes."""
 
     load_s: float
     session: Stats

@@ -34,7 +34,10 @@ def argument(text: str) -> str:
 
 
 def redecoded(text: str, source: str) -> str:
-    """Decode text as UTF-8 if the locale's encoding could not decode it (it has surrogate escapes)."""
+    """Decode text with surrogate escapes as UTF-8.
+
+    It has them where the locale's encoding could not decode it.
+    """
     return decoded(os.fsencode(text), source) if _UNDECODED.search(text) else text
 
 

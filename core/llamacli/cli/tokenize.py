@@ -20,7 +20,7 @@ from llamacli.cli.text import argument, read_stdin
 @click.option("--json", is_flag=True, help="Print JSON.")
 @global_options
 def tokenize(model: str, text: str | None, ids: bool, no_special: bool, parse_special: bool, json: bool) -> None:
-    """Print the tokens of TEXT: a line with id and piece for each.
+    """Print the id and the piece of each token of TEXT.
 
     Without TEXT, all of stdin is read, with its final newline. MODEL may be a file with a vocabulary only.
     """

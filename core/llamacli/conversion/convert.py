@@ -1,4 +1,4 @@
-"""Conversion of a GGUF file to other tensor types, some rows at a time."""
+"""Conversion of a GGUF file to other tensor types."""
 
 import math
 import shutil
@@ -31,7 +31,10 @@ _LARGEST_HALF = 65504.0
 
 @attrs.frozen
 class PlannedTensor:
-    """A tensor of the source and of the target file; `wanted` is the target type without fallback."""
+    """A tensor of the source and of the target file.
+
+    `wanted` is the target type without fallback.
+    """
 
     source: TensorInfo
     target: TensorInfo
@@ -44,7 +47,7 @@ class PlannedTensor:
 
     @property
     def fell_back(self) -> bool:
-        """True if the row width does not fit the blocks of the wanted type."""
+        """True if rows do not fit the blocks of the wanted type."""
         return self.target.type != self.wanted
 
 
@@ -63,7 +66,7 @@ class Plan:
 
     @property
     def needs_kernels(self) -> bool:
-        """True if the conversion needs compiled kernels: a tensor changes to a block type."""
+        """True if a tensor changes to a block type, which needs kernels."""
         return any(tensor.changes and tensor.target.type in BLOCK_FORMATS for tensor in self.tensors)
 
     @property
@@ -78,7 +81,10 @@ class Plan:
 
 
 def plan(file: GGUFFile, file_type: FileType, *, pure: bool = False) -> Plan:
-    """Choose the type of every tensor; see `mixtures`. ModelFormatError if one cannot be dequantised."""
+    """Choose the type of every tensor.
+
+    See `mixtures`. ModelFormatError if one cannot be dequantised.
+    """
     choices = choose(file.tensors.values(), file.metadata, file_type, pure=pure)
     tensors = []
     for info in file.tensors.values():
@@ -103,8 +109,9 @@ def write(
     overwrite: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Write the target file atomically; `progress` is called with bytes written and bytes in all.
+    """Write the target file atomically.
 
+    `progress` is called with bytes written and bytes in all.
     Metadata is copied bit by bit, except general.file_type, general.quantization_version and the keys of split files.
     Raises ModelFormatError if a tensor to convert has NaN or infinity; InvalidRequestError if values exceed the range
     of the type, the file exists and `overwrite` is false, it is the model itself, or the disk is full.

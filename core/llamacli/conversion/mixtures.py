@@ -1,4 +1,4 @@
-"""Quantisation mixtures of llama.cpp: the type of each tensor of a file type.
+"""Quantisation mixtures of llama.cpp: types of tensors by file type.
 
 Every choice is that of its quantiser. More important tensors get more bits: the output, the values of attention and the
 down projections of some layers. Tensors whose rows do not fit a type's blocks fall back to another type. Its exceptions
@@ -20,7 +20,7 @@ T = TensorType
 
 @attrs.frozen
 class FileType:
-    """A file type: its `name`, `number` in general.file_type, and the type of most tensors."""
+    """A file type: name, number in general.file_type, type of most tensors."""
 
     name: str
     number: int
@@ -65,7 +65,7 @@ def file_type(name: str) -> FileType:
 
 @attrs.frozen
 class Choice:
-    """The chosen type of a tensor, and the `wanted` one before a fallback for its row width."""
+    """Type of a tensor, and the `wanted` one before a fallback."""
 
     type: IntEnum
     wanted: IntEnum
@@ -74,7 +74,7 @@ class Choice:
 def choose(
     tensors: Collection[TensorInfo], metadata: Metadata, kind: FileType, *, pure: bool = False
 ) -> dict[str, Choice]:
-    """Choose the types of all tensors that are to be quantised, by name.
+    """Choose the types of all tensors to be quantised, by name.
 
     With `pure` all get the same type, except for fallbacks.
     """
@@ -182,7 +182,7 @@ class _Place:
 
     @property
     def uses_more_bits(self) -> bool:
-        """True in the first and the last eighth, and for every third between them."""
+        """True in the first and last eighth and every third between."""
         eighth = self.count // 8
         return self.index < eighth or self.index >= 7 * self.count // 8 or (self.index - eighth) % 3 == 2
 
@@ -272,7 +272,7 @@ _FALLBACK = {T.Q2_K: T.Q4_0, T.Q3_K: T.Q4_0, T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q
 
 
 def _fitting(kind: TensorType, width: int) -> TensorType:
-    """The type itself, or its fallback for rows that are not a whole number of blocks."""
+    """The type itself, or its fallback for rows of incomplete blocks."""
     for candidate in (kind, _FALLBACK.get(kind, kind)):
         if width % block_size(candidate) == 0:
             return candidate

@@ -21,7 +21,7 @@ from llamacli.plugins import installed_plugins
 
 @attrs.frozen
 class Row:
-    """Result of one test: tokens per second, with mean and standard deviation over the repetitions.
+    """Tokens per second of one test: mean, standard deviation and samples.
 
     A test evaluates `n_prompt` tokens at once, or `n_gen` one by one, after `n_depth` cached tokens.
     """
@@ -67,7 +67,9 @@ def measure(
     threads: int,
     kv_type: KVTypes,
 ) -> Iterator[Row]:
-    """Run a test for every prompt length and generation length at every depth; 0 means no test.
+    """Run a test for every prompt and generation length at every depth.
+
+    A length of 0 means no test.
 
     `model` was loaded from `path` with `threads` threads. Each test runs once to warm up, then `repetitions` times.
     """
@@ -98,7 +100,7 @@ def measure(
 
 
 def _describe(path: str) -> tuple[str, str, int, int]:
-    """File name, architecture with the type of most bytes, bytes of all tensors, number of parameters."""
+    """File name, model type, bytes of all tensors, number of parameters."""
     file = open_model_file(path, installed_plugins())
     try:
         weights: Counter[str] = Counter()

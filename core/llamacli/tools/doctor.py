@@ -26,7 +26,7 @@ _LITTLE_MEMORY = 1 << 30
 
 @attrs.frozen
 class Advice:
-    """A problem that makes models slow or fail (`what`) and its remedy (`do`)."""
+    """A problem (`what`) and its remedy (`do`)."""
 
     what: str
     do: str
@@ -34,7 +34,10 @@ class Advice:
 
 @attrs.frozen
 class Cpu:
-    """The processor: its name, CPUs in the machine, usable cores, instruction set, governor, load average."""
+    """Name, cores, instruction set, governor and load of the CPU.
+
+    `n_cpus` are those of the machine, `available` its instruction sets.
+    """
 
     name: str
     n_cpus: int
@@ -47,7 +50,7 @@ class Cpu:
 
 @attrs.frozen
 class Memory:
-    """Memory in bytes: of the machine, available, and the limit of this process's cgroups."""
+    """Memory in bytes: total, available, and the cgroups' limit."""
 
     total: int | None
     free: int | None
@@ -57,7 +60,7 @@ class Memory:
 
 @attrs.frozen
 class KernelCache:
-    """The cache directory of compiled kernels, and how many of all kernels it holds."""
+    """Cache directory of compiled kernels, and the number of its kernels."""
 
     folder: str | None
     writable: bool
@@ -68,7 +71,10 @@ class KernelCache:
 
 @attrs.frozen
 class Report:
-    """Everything that was found. `versions` are those of packages, "" for a missing one."""
+    """Report of the diagnosis.
+
+    `versions` are those of packages, "" for a missing one.
+    """
 
     versions: dict[str, str]
     cpu: Cpu
@@ -162,7 +168,10 @@ class Report:
 
 
 def examine(plugins: tuple[PluginInfo, ...], root: Path = ROOT) -> Report:
-    """Collect the report. `root` stands for the root directory, with `proc` and `sys` in it."""
+    """Collect the report.
+
+    `root` stands for the root directory, with `proc` and `sys` in it.
+    """
     return Report(
         versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         cpu=_cpu(root),

@@ -47,8 +47,9 @@ class Embedder(Closing):
     def embed(
         self, tokens: Sequence[int], *, pooling: Pooling | str | None = None, normalize: bool = True
     ) -> npt.NDArray[np.float32]:
-        """Embed `tokens` as one vector, float32 [n_embd]; without pooling ("none") as [n_tokens, n_embd].
+        """Embed `tokens` as one vector, float32 [n_embd].
 
+        Without pooling ("none") as [n_tokens, n_embd].
         `pooling` overrides the file's. `normalize` scales vectors to length 1. Raises InvalidRequestError for an empty
         text, more tokens than the context, ids outside of the vocabulary, an unknown pooling, or states that are not
         finite.
@@ -83,8 +84,9 @@ class Embedder(Closing):
 
 
 def load_embedder(path: str | os.PathLike[str], mode: str | QuantMode = QuantMode.AUTO, **options: Any) -> Embedder:
-    """Load a model file for embeddings; arguments and errors are those of `load_model`.
+    """Load a model file for embeddings.
 
+    Arguments and errors are those of `load_model`.
     The output layer is neither loaded nor computed.
     """
     return Embedder(load_model(path, mode, **options, transform=Graph.without_output))

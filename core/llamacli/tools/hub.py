@@ -33,7 +33,10 @@ _QUANT = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|NVFP4\w*|
 
 @attrs.frozen
 class Reference:
-    """Name of a hub model: repository `user/name`, and a type such as `Q4_K_M` that selects its file, or None."""
+    """Name of a hub model.
+
+    `repo` is `user/name`; `quant`, a type such as `Q4_K_M` or None, selects a file.
+    """
 
     repo: str
     quant: str | None = None
@@ -51,8 +54,9 @@ class Reference:
 
 
 def choose(files: Iterable[str], quant: str | None) -> list[str]:
-    """Select the files of a model from the paths in a repository: all parts of a split model, in order.
+    """Select the files of a model from paths in a repository.
 
+    Of a split model these are all parts, in order.
     Returns an empty list if no file matches.
     """
     models = {file: found for file in sorted(files) if (found := _model(file)) and int(found["number"] or 1) == 1}
@@ -88,7 +92,10 @@ def _quant_of(file: str) -> str | None:
 
 @attrs.frozen
 class CachedModel:
-    """A cached model: path of its first file; total bytes and last modification time of its files."""
+    """A cached model.
+
+    `path` is its first file, `n_bytes` and `modified` are the size and the last modification of all its files.
+    """
 
     reference: Reference
     path: Path
@@ -97,7 +104,10 @@ class CachedModel:
 
 
 def cached(reference: Reference) -> Path | None:
-    """Path of the model's first file in the newest cached revision that is complete, or None."""
+    """Path of the model's first file in the newest complete cached revision.
+
+    None if there is none.
+    """
     folder = _folder(reference.repo)
     head = folder / "refs" / "main"
     snapshots = sorted((folder / "snapshots").glob("*"), key=lambda snapshot: snapshot.stat().st_mtime, reverse=True)
@@ -173,8 +183,9 @@ def _scan() -> Any:
 
 
 def fetch(reference: Reference) -> Path:
-    """Download the missing files of a model's newest revision; returns the path of its first file.
+    """Download the missing files of a model's newest revision.
 
+    Returns the path of its first file.
     Shows progress bars on a terminal. Raises HubError if the hub cannot be reached, the repository or file does not
     exist, or access needs a token.
     """

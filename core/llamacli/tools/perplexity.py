@@ -23,7 +23,10 @@ MIN_CONTEXT = 4
 
 @attrs.frozen
 class Estimate:
-    """Perplexity over the chunks so far: `value` ± `error` (one standard error) over `n_scored` tokens."""
+    """Perplexity over the chunks so far.
+
+    `value` ± `error` (one standard error) over `n_scored` tokens.
+    """
 
     n_chunks: int
     n_scored: int
@@ -32,7 +35,7 @@ class Estimate:
 
 
 def perplexity_tokens(model: Model, text: str) -> list[int]:
-    """Encode a text for perplexity: with BOS if the model wants it, without EOS."""
+    """Encode a text with BOS if the model wants it, without EOS."""
     return model.tokenizer.encode_prompt(text)
 
 

@@ -13,8 +13,9 @@ from llamacli.errors import InvalidRequestError
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Check that `path` can be written: InvalidRequestError unless it is new, or a regular file and `overwrite`.
+    """Check that `path` can be written.
 
+    Raises InvalidRequestError unless it is new, or a regular file and `overwrite`.
     Raises an OSError that names `path` if its directory is missing or not writable.
     """
     folder = os.path.dirname(os.path.realpath(path))
@@ -33,8 +34,9 @@ def check_target(path: Path, *, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces `path` when the block ends; an exception removes it instead.
+    """Open a temporary file that replaces `path` when the block ends.
 
+    An exception removes it instead.
     It is written in the same directory and synced to disk before it is renamed. Raises what `check_target` raises;
     an OSError names `path`.
     """

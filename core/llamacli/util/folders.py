@@ -8,8 +8,9 @@ import platformdirs
 
 
 def user_folder(kind: Literal["cache", "state"]) -> Path | None:
-    """The user's cache or state directory for llamacli; None for a user without a home.
+    """The user's cache or state directory for llamacli.
 
+    None for a user without a home.
     XDG variables count on all platforms; empty and relative ones are ignored, as their specification demands.
     """
     home = os.path.expanduser("~")

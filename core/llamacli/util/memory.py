@@ -1,4 +1,4 @@
-"""Arrays backed by mmap, returned to the system when collected; arrays over raw addresses."""
+"""Arrays backed by mmap, freed when collected, and arrays over raw addresses."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MA
 
 
 def anonymous(n_bytes: int) -> npt.NDArray[np.uint8]:
-    """Zeros, uint8 [n_bytes], from an anonymous mapping: committed on first write, with huge pages where possible.
+    """Zeros, uint8 [n_bytes], from an anonymous mapping.
 
+    Memory is committed on first write, in huge pages where possible.
     Unlike NumPy's arrays they are never part of a heap that keeps freed memory. Raises MemoryError.
     """
     if not n_bytes:
@@ -32,5 +33,8 @@ def anonymous(n_bytes: int) -> npt.NDArray[np.uint8]:
 
 
 def view(address: int, n_bytes: int) -> npt.NDArray[np.uint8]:
-    """The memory at an address as an array, uint8 [n_bytes]; the caller keeps it alive."""
+    """The memory at an address as an array, uint8 [n_bytes].
+
+    The caller keeps it alive.
+    """
     return np.ctypeslib.as_array((ctypes.c_uint8 * n_bytes).from_address(address))

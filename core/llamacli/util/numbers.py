@@ -10,5 +10,5 @@ def is_integer(value: object) -> TypeGuard[int]:
 
 
 def is_real(value: object) -> TypeGuard[float]:
-    """Test for a real number of Python or NumPy, but not a bool."""
+    """Test for a real number of Python or NumPy, not bool."""
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -10,7 +10,10 @@ MAX_THREADS = 1024
 
 
 class QuantMode(enum.StrEnum):
-    """Types of weights in memory: `auto` as in the file, `fp32` exact, `q8` and `q4` requantised at load."""
+    """Types of weights in memory.
+
+    `auto`: as in the file; `fp32`: exact; `q8` and `q4`: requantised at load.
+    """
 
     AUTO = "auto"
     FP32 = "fp32"
@@ -19,7 +22,7 @@ class QuantMode(enum.StrEnum):
 
 
 class KVTypeName(enum.StrEnum):
-    """GGML names of the types that keys and values can be cached as; see `llamacli.kv.KV_TYPES`."""
+    """GGML names of KV cache types; see `llamacli.kv.KV_TYPES`."""
 
     F32 = "f32"
     F16 = "f16"

@@ -1,4 +1,4 @@
-"""CPUs and memory of the machine, and the limits of this process: affinity and cgroups."""
+"""CPUs and memory, with the limits of affinity masks and cgroups."""
 
 from __future__ import annotations
 
@@ -36,12 +36,15 @@ class Cores:
 
     @property
     def threads(self) -> int:
-        """The fastest number of threads: one per physical core, at most the quota rounded up."""
+        """Default number of threads.
+
+        One per physical core, at most the quota rounded up.
+        """
         return max(1, self.physical if self.quota is None else min(self.physical, math.ceil(self.quota)))
 
 
 def usable_cores(root: Path = ROOT) -> Cores:
-    """The CPUs that this process may use, by its affinity mask and its cgroups."""
+    """CPUs that this process may use, by affinity mask and cgroups."""
     try:
         allowed = sorted(os.sched_getaffinity(0))
     except AttributeError:  # macOS, Windows
@@ -50,7 +53,10 @@ def usable_cores(root: Path = ROOT) -> Cores:
 
 
 def _physical_cores(cpus: list[int], root: Path) -> int:
-    """The number of cores that some CPUs belong to; psutil counts those of the whole machine only."""
+    """The number of cores that some CPUs belong to.
+
+    Psutil counts those of the whole machine only.
+    """
     topology = (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in cpus)
     try:
         return len({siblings.read_text().strip() for siblings in topology})
@@ -83,7 +89,10 @@ def load_average() -> float | None:
 
 
 def system_memory() -> tuple[int, int] | None:
-    """Physical memory of the machine and what of it is available to processes, in bytes; None if unknown."""
+    """Total and available memory of the machine in bytes.
+
+    None if unknown.
+    """
     import psutil
 
     try:
@@ -94,18 +103,27 @@ def system_memory() -> tuple[int, int] | None:
 
 
 def memory_limit(root: Path = ROOT) -> int | None:
-    """The smallest memory limit of this process's cgroups, in bytes; None without a limit."""
+    """The smallest memory limit of this process's cgroups, in bytes.
+
+    None without a limit.
+    """
     return min(_limits(root, "memory", _memory_limit), default=None)
 
 
 def available_memory(root: Path = ROOT) -> int | None:
-    """Bytes that this process can still allocate: the machine's, or what its cgroups leave. None if unknown."""
+    """Bytes that this process can still allocate, within its cgroups' limits.
+
+    None if unknown.
+    """
     memory = system_memory()
     return min([*(memory or ())[1:], *_limits(root, "memory", _memory_left)], default=None)
 
 
 def huge_pages(root: Path = ROOT) -> str | None:
-    """The setting of transparent huge pages: always, madvise or never; None if unknown."""
+    """The setting of transparent huge pages: always, madvise or never.
+
+    None if unknown.
+    """
     found = re.search(r"\[(\w+)\]", _read(root / "sys/kernel/mm/transparent_hugepage/enabled"))
     return found[1] if found else None
 
@@ -128,7 +146,7 @@ def peak_rss(root: Path = ROOT) -> int | None:
 
 
 def _limits(root: Path, controller: str, read: Callable[[Path], Number | None]) -> Iterator[Number]:
-    """Limits that `read` finds in the directories of the process's cgroups and of their parents."""
+    """Limits that `read` finds in the process's cgroups and their parents."""
     for folder, top in _groups(root, controller):
         while True:
             # "max" is no number, and the topmost group has no file.
@@ -142,7 +160,10 @@ def _limits(root: Path, controller: str, read: Callable[[Path], Number | None]) 
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path]]:
-    """Directories of the process's cgroup and of the topmost visible one, in each hierarchy of the controller."""
+    """Directories of the process's cgroup and its topmost visible parent.
+
+    A pair for each hierarchy of the controller.
+    """
     memberships = _read(root / "proc/self/cgroup").splitlines()
     mounts = _read(root / "proc/self/mountinfo").splitlines()
     paths: dict[str, str] = {}
@@ -162,7 +183,7 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path]]:
 
 
 def _cpu_quota(folder: Path) -> float | None:
-    """One cgroup's own limit of CPU time, in CPUs: v2's file or the two of v1."""
+    """CPU quota of one cgroup (v1 or v2), in CPUs."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
     except FileNotFoundError:
@@ -180,7 +201,10 @@ def _memory_limit(folder: Path) -> int | None:
 
 
 def _memory_left(folder: Path) -> int | None:
-    """Bytes that one cgroup's limit leaves: file cache that is not in use is reclaimed first."""
+    """Bytes that one cgroup's limit leaves.
+
+    File cache that is not in use is reclaimed first.
+    """
     limit = _memory_limit(folder)
     if limit is None:
         return None
@@ -191,7 +215,10 @@ def _memory_left(folder: Path) -> int | None:
 
 
 def _read(path: Path) -> str:
-    """A file's text without white space around it; "" if it cannot be read."""
+    """A file's text without white space around it.
+
+    "" if it cannot be read.
+    """
     try:
         return path.read_text().strip()
     except OSError:
