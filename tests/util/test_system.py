@@ -155,7 +155,8 @@ def test_memory_limits_of_cgroups(system, monkeypatch, files, limit, available) 
 
 def test_memory_of_this_machine(monkeypatch) -> None:
     total, available = system_memory()
-    assert 0 < available_memory() <= available <= total
+    assert 0 < available <= total
+    assert 0 < available_memory() <= total
 
     def unknown() -> None:
         raise FileNotFoundError("/proc/meminfo")

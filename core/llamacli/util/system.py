@@ -192,7 +192,7 @@ def _cpu_quota(folder: Path) -> float | None:
 
 
 def _memory_limit(folder: Path) -> int | None:
-    """One cgroup's own limit of memory in bytes."""
+    """Memory limit of one cgroup (v1 or v2), in bytes."""
     try:
         limit = int((folder / "memory.max").read_text())
     except FileNotFoundError:
