@@ -21,6 +21,11 @@ def test_the_scale_of_a_matrix_comes_before_its_bias(bias: bool, engine: Engine)
     run.check(naive.linear(run.x, run["up"]) * run["up_scale"] + (run["up.bias"] if bias else 0))
 
 
+def test_the_scale_may_come_last(engine: Engine) -> None:
+    run = Run(engine, lambda g, param, x: g.linear(x, scaled(param, "up", 24, WIDTH, bias=True), scale_last=True))
+    run.check((naive.linear(run.x, run["up"]) + run["up.bias"]) * run["up_scale"])
+
+
 def test_the_scale_of_an_embedding(engine: Engine) -> None:
     run = Run(engine, lambda g, param, x: g.embed(scaled(param, "table", 20, WIDTH)))
     run.check(run["table"][run.tokens] * run["table_scale"])

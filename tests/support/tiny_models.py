@@ -270,6 +270,7 @@ LLAMA: dict[str, dict[str, Any]] = {
     "moe_4_1": {"n_head_kv": 2, "n_ff": 64, "n_expert": 4, "n_expert_used": 1},
     "scales": {
         "n_head_kv": 2,
+        "biases": True,
         "tensors": {
             f"blk.{i}.{name}.scale": np.array([0.5 + 0.1 * n + 0.3 * i])
             for i in range(2)

@@ -47,17 +47,19 @@ class Linear(Op):
         yield linear(g, x, param("narrow", 24, x.width)) + linear(g, x, param("other", 24, x.width))
 
 
-def linear(g: Recorder, x: Value, param: Param) -> Value:
+def linear(g: Recorder, x: Value, param: Param, *, scale_last: bool = False) -> Value:
     """Multiply by a matrix, with its bias and its scale of one number where the file has them.
 
-    A weight of one dimension is one row.
+    A weight of one dimension is one row. The scale multiplies the products, and with `scale_last` the bias too, as
+    llama.cpp has it in feed-forward layers.
     """
     n_out, n_in = (1, *param.weight.shape)[-2:]
     expect("linear", n_in == x.width, f"{param.weight.name} of width {n_in} on width {x.width}")
-    if param.scale is None or math.prod(param.scale.shape) > 1:  # a family's own use of a longer one is its own affair
+    if param.scale is None or math.prod(param.scale.shape) > 1:  # the meaning of a longer one is the family's own
         return g.record(Linear(g.value(n_out), x, param.weight, param.bias))
-    out = scale(g, g.record(Linear(g.value(n_out), x, param.weight, None)), Param(param.scale))
-    return add(g, out, Param(param.bias)) if param.bias else out
+    first, last = (param.bias, None) if scale_last else (None, param.bias)
+    out = scale(g, g.record(Linear(g.value(n_out), x, param.weight, first)), Param(param.scale))
+    return add(g, out, Param(last)) if last else out
 
 
 def product(x: Array, weight: Array) -> Array:

@@ -70,7 +70,8 @@ class Gpt2(Architecture):
             x = x + g.linear(a, block.attn_output)
 
             h = g.layer_norm(x, block.ffn_norm, c.layer_norm_eps)
-            x = x + g.linear(g.map(g.linear(h, block.ffn_up), gelu), block.ffn_down)
+            h = g.map(g.linear(h, block.ffn_up, scale_last=True), gelu)
+            x = x + g.linear(h, block.ffn_down, scale_last=True)
         return g.linear(g.layer_norm(x, w.output_norm, c.layer_norm_eps), w.output or w.token_embd)
 
 

@@ -80,8 +80,8 @@ class Llama(Architecture):
                 experts = {"gate": block.ffn_gate_exps, "up": block.ffn_up_exps, "down": block.ffn_down_exps}
                 x = x + g.moe(h, router, **experts, n_used=c.n_expert_used)
             else:
-                h = g.swiglu(g.linear(h, block.ffn_gate), g.linear(h, block.ffn_up))
-                x = x + g.linear(h, block.ffn_down)
+                gate, up = (g.linear(h, param, scale_last=True) for param in (block.ffn_gate, block.ffn_up))
+                x = x + g.linear(g.swiglu(gate, up), block.ffn_down, scale_last=True)
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output or w.token_embd)
 
 
