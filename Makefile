@@ -19,8 +19,8 @@ GUARDED := tests/engine tests/kernels/test_attention.py tests/kernels/test_linea
            tests/kernels/test_sampling_kernels.py tests/sampling tests/kv tests/test_goldens.py tests/kernels/kv_types tests/branches tests/ops tests/tools/test_embedding.py \
            tests/test_session.py tests/test_session_state.py plugins
 test-bounds: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -q -p guarded --guard=end $(GUARDED)
-	$(BIN)/python -m pytest -q -p guarded --guard=start $(GUARDED)
+	$(BIN)/python -m pytest -q -p llamacli.testing.guarded --guard=end $(GUARDED)
+	$(BIN)/python -m pytest -q -p llamacli.testing.guarded --guard=start $(GUARDED)
 	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest -q tests/sampling tests/kernels/test_sampling_kernels.py
 
 test-kills: $(VENV)/.installed-test

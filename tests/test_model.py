@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 import pytest
 
-import tiny_models
+import tiny_llama
 from conftest import LoadTiny, TinyGguf
 from llamacli import (
     ClosedError,
@@ -81,7 +81,7 @@ class TestLoading:
         np.testing.assert_array_equal(*logits)
 
     def test_the_file_is_no_longer_needed(self, tiny_gguf: TinyGguf, plugins: Plugins, engine: Engine) -> None:
-        path = tiny_models.write_llama(tiny_gguf("gqa").with_name("removed.gguf"))
+        path = tiny_llama.write_llama(tiny_gguf("gqa").with_name("removed.gguf"))
         model = load_model(path, "auto", plugins=plugins, engine=engine)
         path.unlink()
         model.create_session().eval([1, 2, 3])
@@ -341,7 +341,7 @@ class TestClosing:
 
     @pytest.mark.skipif(not STATM.exists(), reason="the system does not tell")
     def test_loading_and_closing_returns_memory(self, tmp_path: Path, plugins: Plugins, engine: Engine) -> None:
-        path = tiny_models.write_llama(tmp_path / "large.gguf", n_embd=512, n_ff=2048, context_length=4096)
+        path = tiny_llama.write_llama(tmp_path / "large.gguf", n_embd=512, n_ff=2048, context_length=4096)
 
         def resident() -> int:
             gc.collect()

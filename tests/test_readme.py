@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import tiny_models
-from chat_cases import CHATML
+import tiny_llama
+from llamacli.testing.chats import CHATML
 from tiny_chat import chat_keys
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,9 +26,9 @@ COMMANDS = [line[2:] for block in blocks("console") for line in block.splitlines
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the model.gguf, chat-model.gguf and text.txt of the pages."""
     path = tmp_path_factory.mktemp("readme")
-    tiny_models.write_llama(path / "model.gguf", tokenizer="spm")
+    tiny_llama.write_llama(path / "model.gguf", tokenizer="spm")
     keys = chat_keys("{{ tools }}" + CHATML)
-    tiny_models.write_llama(path / "chat-model.gguf", tokenizer="spm", context_length=4096, metadata=keys)
+    tiny_llama.write_llama(path / "chat-model.gguf", tokenizer="spm", context_length=4096, metadata=keys)
     (path / "text.txt").write_text("once upon a time there was a little girl " * 200)
     return path
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import naive
 from conftest import ENGINES, LoadTiny, TinyGguf
 from llamacli import (
     ClosedError,
@@ -22,6 +21,7 @@ from llamacli import (
 )
 from llamacli.kv import KVSequence
 from llamacli.plugins import Plugins
+from llamacli.testing import formulas
 
 PROMPT = [5, 17, 101, 3, 77, 42, 9, 64]
 LONG = np.random.RandomState(7).randint(0, 128, 40).tolist()
@@ -126,7 +126,7 @@ class TestLength:
         model = load_tiny("gqa", mode)
         exact = model.create_session(kv_type="f32").eval(LONG, all_logits=True)
         rounded = model.create_session(kv_type=kv_type).eval(LONG, all_logits=True)
-        assert 0 < naive.nmse(rounded, exact) < bound
+        assert 0 < formulas.nmse(rounded, exact) < bound
 
 
 STORY = """One day, a little girl named Lily went to the park with her mother. She saw a big dog and wanted to play
@@ -150,7 +150,7 @@ class TestCacheTypes:
         model = load_model(path, "fp32", plugins=plugins)
         tokens = model.encode(STORY)
         exact, rounded = (model.create_session(kv_type=kind).eval(tokens, all_logits=True) for kind in ("f32", kv_type))
-        assert 0 < naive.nmse(rounded, exact) < bound
+        assert 0 < formulas.nmse(rounded, exact) < bound
 
     @pytest.mark.parametrize("variant", ["gqa", "head_dim"])
     @pytest.mark.parametrize("kv_type", [*BOUNDS, ("q8_0", "q4_1"), ("q5_0", "iq4_nl")], ids=str)
@@ -159,7 +159,7 @@ class TestCacheTypes:
             load_model(tiny_gguf(variant), "fp32", plugins=plugins, engine=engine()) for engine in ENGINES.values()
         ]
         logits = [model.create_session(kv_type=kv_type).eval(LONG, all_logits=True) for model in models]
-        assert naive.nmse(logits[1], logits[0]) < 1e-6
+        assert formulas.nmse(logits[1], logits[0]) < 1e-6
 
     @pytest.mark.parametrize("kv_type", BOUNDS)
     def test_engines_read_each_others_cells(self, kv_type: str, load_tiny: LoadTiny) -> None:

@@ -6,11 +6,11 @@ import threading
 import numpy as np
 import pytest
 
-import naive
 from conftest import LoadTiny
 from llamacli import ClosedError, InvalidRequestError, Model, SamplingParams, StateError
 from llamacli.kv import CacheStrategy, KVSequence, OutOfMemoryError
 from llamacli.session import Session, eval_batch
+from llamacli.testing import formulas
 
 LONG = np.random.RandomState(7).randint(0, 128, 100).tolist()
 RANDOM = SamplingParams(temp=1.0, top_k=40)
@@ -39,7 +39,7 @@ class TestCuts:
         np.testing.assert_array_equal(session.logits, logits)
         # Keys and values of the first layer depend on a token and its position alone.
         for mine, expected in zip(session.cache.read(0, 32), fresh(model, rest).cache.read(0, 32), strict=True):
-            assert naive.nmse(mine, expected) < 1e-9
+            assert formulas.nmse(mine, expected) < 1e-9
         session.eval([1, 2, 3])
         assert session.n_past == 35
 
@@ -476,7 +476,7 @@ class TestFamilies:
         pairs = zip(session.cache.read(0, 27), fresh(model, rest).cache.read(0, 27), strict=True)
         for axis, (mine, expected) in zip((2, 1), pairs, strict=True):
             kept = np.arange(first, 27)
-            assert naive.nmse(mine.take(kept, axis), expected.take(kept, axis)) < 1e-9
+            assert formulas.nmse(mine.take(kept, axis), expected.take(kept, axis)) < 1e-9
 
 
 def test_threads_share_without_harm(model: Model) -> None:

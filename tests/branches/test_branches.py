@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-import tiny_models
+import tiny_llama
 from candidates import exact_softmax, log_softmax
 from conftest import LoadTiny
 from llamacli import CacheFull, ClosedError, InvalidRequestError, Model, SamplingParams, load_model
@@ -512,7 +512,7 @@ class BranchMachine(RuleBasedStateMachine):
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory, plugins) -> type[RuleBasedStateMachine]:
-    path = tiny_models.write_llama(tmp_path_factory.mktemp("branches") / "m.gguf")
+    path = tiny_llama.write_llama(tmp_path_factory.mktemp("branches") / "m.gguf")
     BranchMachine.model = load_model(path, "fp32", plugins=plugins, engine=ReferenceEngine())
     return BranchMachine
 

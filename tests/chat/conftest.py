@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from chat_cases import CHATML
 from llamacli import Model, Session, load_model
 from llamacli.engine import ReferenceEngine
 from llamacli.plugins import Plugins
+from llamacli.testing.chats import CHATML
 from tiny_chat import chat_keys
 
 Talker = Callable[..., Model]

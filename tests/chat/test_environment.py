@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chat_cases import CHATML
 from llamacli import ChatTemplateError
 from llamacli.chat import environment
 from llamacli.chat.environment import Environment
 from llamacli.chat.template import ChatTemplate
+from llamacli.testing.chats import CHATML
+from llamacli.testing.vocabularies import CONTROL, byte_level
 from llamacli.tokenizer import tokenizer_from_metadata
-from tokenizer.small_vocabularies import CONTROL, byte_level
 
 TOKENIZER = tokenizer_from_metadata(byte_level([], {"<s>": CONTROL}))
 USER = {"role": "user", "content": "x" * 1000}

@@ -6,8 +6,8 @@ from llamacli import ChatTemplateError, PluginError
 from llamacli.chat.formats import CHATML, ChatFormat, choose, own_templates
 from llamacli.chat.syntax import HARMONY, HERMES, PLAIN, THINKING
 from llamacli.gguf import Metadata
+from llamacli.testing.vocabularies import CONTROL, byte_level
 from llamacli.tokenizer import tokenizer_from_metadata
-from tokenizer.small_vocabularies import CONTROL, byte_level
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "templates"
 OURS = ChatFormat(

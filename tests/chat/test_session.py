@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chat_cases import CHATML, TOOLS
 from llamacli import ChatTemplateError, ContextOverflowError, InvalidRequestError, Session
 from llamacli.chat.context import Evaluated, cut, extended, plan
 from llamacli.chat.messages import Message, ToolCall
 from llamacli.kv import KVSequence
+from llamacli.testing.chats import CHATML, TOOLS
 
 OPENING = CHATML.replace("assistant\n", "assistant\n<think>\n")
 THINKING = """{%- for m in messages -%}

@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chat_cases import BOS, CASES, CHATML, EOS, NOW, SYNTHETIC, TOOLS
+from chat_cases import SYNTHETIC
 from llamacli import ChatTemplateError, load_tokenizer
 from llamacli.chat import environment
 from llamacli.chat.environment import Environment
 from llamacli.chat.template import ChatTemplate
 from llamacli.plugins import Plugins
+from llamacli.testing.chats import BOS, CASES, CHATML, EOS, NOW, TOOLS
+from llamacli.testing.vocabularies import CONTROL, USER_DEFINED, byte_level, scored
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
-from tokenizer.small_vocabularies import CONTROL, USER_DEFINED, byte_level, scored
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "templates"
 GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "chat_templates.json").read_text())

@@ -8,14 +8,14 @@ import pytest
 from click.testing import CliRunner
 
 import llamacli
-import tiny_models
+import tiny_llama
 from llamacli.cli.app import app
 from llamacli.util.settings import MAX_THREADS
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(tiny_models.write_llama(tmp_path_factory.mktemp("bench") / "tiny.gguf"))
+    return str(tiny_llama.write_llama(tmp_path_factory.mktemp("bench") / "tiny.gguf"))
 
 
 def bench(*arguments: str) -> str:

@@ -4,8 +4,8 @@ from pathlib import Path
 import click.testing
 import pytest
 
-from chat_cases import CHATML
 from llamacli import Session, load_model
+from llamacli.testing.chats import CHATML
 from tiny_chat import chat_keys
 
 GREEDY = ("--temp", "0", "--mode", "fp32", "-n", "8")

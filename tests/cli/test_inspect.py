@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import tiny_models
 from llamacli.gguf import GGUFFile
+from llamacli.testing import vocabularies
 
 
 def fields(stdout: str) -> dict[str, str]:
@@ -26,7 +26,7 @@ def test_summary(invoke, model: Path) -> None:
     assert shown["plugin"].startswith("llamacli_llama (")
     assert shown["context length"] == "64"
     assert (shown["layers"], shown["heads"], shown["heads (k, v)"]) == ("2", "4", "2")
-    assert shown["vocabulary"] == f"{len(tiny_models.spm_vocabulary()[0])} tokens (llama)"
+    assert shown["vocabulary"] == f"{len(vocabularies.spm_vocabulary()[0])} tokens (llama)"
     assert "cannot run" not in shown
     assert "chat template" not in shown
 

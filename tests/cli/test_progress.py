@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import tiny_models
+import tiny_llama
 from llamacli.cli import progress
 from llamacli.cli.output import human_bytes, note, status
 
@@ -96,7 +96,7 @@ def test_no_bar_for_short_work(terminal, capsys, monkeypatch) -> None:
 @pytest.fixture
 def compiling(start, tmp_path: Path):
     """Start a run that has to compile its kernels."""
-    model = tiny_models.write_llama(tmp_path / "model.gguf", tokenizer="spm")
+    model = tiny_llama.write_llama(tmp_path / "model.gguf", tokenizer="spm")
 
     def begin(**options):
         env = {"NUMBA_DISABLE_JIT": "0", "LLAMACLI_CACHE": str(tmp_path / "cache")}
@@ -130,7 +130,7 @@ def test_compilation_is_one_line_in_a_pipe(compiling) -> None:
 @pytest.fixture
 def long_prompt(start, tmp_path: Path):
     """Start a run that reads its prompt slowly, with NumPy."""
-    model = tiny_models.write_llama(tmp_path / "model.gguf", tokenizer="spm", context_length=8192)
+    model = tiny_llama.write_llama(tmp_path / "model.gguf", tokenizer="spm", context_length=8192)
     (text := tmp_path / "text.txt").write_text("once upon a time " * 1500)
 
     def begin(*arguments: str, **options):

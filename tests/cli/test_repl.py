@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from chat_cases import CHATML
+from llamacli.testing.chats import CHATML
 from tiny_chat import chat_keys
 
 TIMEOUT_S = 20

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from chat_cases import CHATML
 from llamacli import load_model
+from llamacli.testing.chats import CHATML
 from tiny_chat import chat_keys
 
 PROMPT = "once upon a time"

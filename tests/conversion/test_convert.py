@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import gguf_builder as b
-import naive
 from gguf_builder import Kind, Tensor
 from llamacli import load_model
 from llamacli.conversion import FILE_TYPES, Plan, file_type, plan, write
 from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.gguf import GGUFFile, open_gguf
 from llamacli.quantization import TensorType
+from llamacli.testing import formulas
 
 OWN_KEYS = {"general.file_type", "general.quantization_version"}
 WIDE = {"n_embd": 256, "n_head": 4, "n_head_kv": 2, "n_ff": 512}
@@ -55,7 +55,7 @@ def test_every_type(name: str, model: Path, tmp_path: Path) -> None:
                 np.testing.assert_array_equal(after.data(tensor), before.data(tensor))
             else:
                 changed.add(info.type)
-                error = naive.nmse(after.tensor(tensor), before.tensor(tensor))
+                error = formulas.nmse(after.tensor(tensor), before.tensor(tensor))
                 assert error < 4.0 ** -BITS[info.type.name], tensor
         assert FILE_TYPES[name].type in changed or name == "F32"
 
@@ -68,7 +68,7 @@ def test_converted_model_has_similar_logits(name: str, model: Path, tmp_path: Pa
         with load_model(path, "fp32", plugins=plugins, engine=engine) as loaded, loaded.create_session() as session:
             session.eval([1, 5, 9, 7])
             logits.append(session.logits.copy())
-    assert 0 < naive.nmse(*logits) < {"F16": 1e-5, "Q8_0": 0.005, "Q6_K": 0.05, "Q4_K_M": 0.4}[name]
+    assert 0 < formulas.nmse(*logits) < {"F16": 1e-5, "Q8_0": 0.005, "Q6_K": 0.05, "Q4_K_M": 0.4}[name]
 
 
 def test_independent_of_chunks_and_threads(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_experts_and_their_router(tiny_gguf, tmp_path: Path) -> None:
         assert after.tensors[experts].type == TensorType.Q4_K
         assert after.tensors[experts].shape == before.tensors[experts].shape
         for expert in range(4):
-            assert naive.nmse(after.tensor(experts)[expert], before.tensor(experts)[expert]) < 4.0 ** -BITS["Q4_K"]
+            assert formulas.nmse(after.tensor(experts)[expert], before.tensor(experts)[expert]) < 4.0 ** -BITS["Q4_K"]
 
 
 def test_row_widths_without_blocks_fall_back(tiny_gguf, tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ import pytest
 import example_formats
 import gguf
 import gguf_builder
-import naive
-import tiny_models
+import tiny_llama
 from example_formats import Added
 from llamacli import ModelFormatError, PluginError, load_model
 from llamacli.engine import Engine, ReferenceEngine, default_engine
@@ -25,6 +24,7 @@ from llamacli.gguf import open_gguf
 from llamacli.kernels.isa import available
 from llamacli.plugins import ARCHITECTURES, GENERAL, Plugins
 from llamacli.quantization import FORMATS, QuantFormat
+from llamacli.testing import formulas, models
 
 TOKENS = [1, 5, 9, 100, 77, 3]
 MODELS = {"dense": {}, "experts": {"n_expert": 4, "n_expert_used": 2}}
@@ -47,7 +47,7 @@ def plugins() -> Iterator[Plugins]:
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Write a tiny model whose matrices are of an added type, or F32 with the same numbers."""
-    random_tensor = tiny_models.random_tensor
+    random_tensor = models.random_tensor
 
     def write(kind: Added, *, dequantized: bool = False, **options: object) -> Path:
         fmt = BY_TYPE[kind]
@@ -61,9 +61,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
                 return raw, kind
             return fmt.dequantize(raw.reshape(-1, raw.shape[-1])).reshape(shape), stored
 
-        monkeypatch.setattr(tiny_models, "random_tensor", added)
+        monkeypatch.setattr(models, "random_tensor", added)
         monkeypatch.setitem(gguf.GGML_QUANT_SIZES, kind, (fmt.block_size, fmt.type_size))
-        return tiny_models.write_llama(tmp_path / f"{kind.name}-{dequantized}.gguf", **options)
+        return tiny_llama.write_llama(tmp_path / f"{kind.name}-{dequantized}.gguf", **options)
 
     return write
 
@@ -85,7 +85,7 @@ def test_fp32_is_the_formats_own_reference(kind, options, write, plugins, engine
 def test_auto_computes_in_the_formats_own_kernels(kind, options, write, plugins, caplog) -> None:
     path = write(kind, **options | (WIDE if kind is Added.Q4_A else {}))
     exact = logits(path, "fp32", plugins, ReferenceEngine())
-    assert naive.nmse(logits(path, "auto", plugins, default_engine()), exact) < 5e-3
+    assert formulas.nmse(logits(path, "auto", plugins, default_engine()), exact) < 5e-3
     assert "no kernel of its own" not in caplog.text
 
 
@@ -93,7 +93,7 @@ def test_without_a_packing_it_is_computed_as_q8_0(write, plugins, caplog) -> Non
     path = write(Added.I8_S)
     with caplog.at_level(logging.WARNING):
         found = logits(path, "auto", plugins, default_engine())
-    assert naive.nmse(found, logits(path, "fp32", plugins, ReferenceEngine())) < 5e-3
+    assert formulas.nmse(found, logits(path, "fp32", plugins, ReferenceEngine())) < 5e-3
     assert "I8_S has no kernel of its own: such tensors are kept as Q8_0" in caplog.text
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from llamacli_l2.l2_norm import L2Norm
 
-import tiny_models
+import tiny_llama
 from llamacli import Config, Model, PluginError, load_model
 from llamacli.engine import ReferenceEngine, default_engine
 from llamacli.engine.native import NativeEngine
@@ -36,7 +36,7 @@ def write(path: Path, architecture: str) -> Path:
     config = Config.from_gguf(Metadata({"general.architecture": architecture} | keys))
     table = llamacli_l2.L2Llama().tensors(config)
     shapes = {name: spec.shape for name, spec in table.items() if not spec.optional}
-    return tiny_models.write_model(path, architecture, keys, shapes, seed="l2")
+    return tiny_llama.write_model(path, architecture, keys, shapes, seed="l2")
 
 
 @pytest.fixture

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-
-import naive
 import running
+
 from llamacli.kernels.attention import ATTENTION, STORE, attention, scratch_bytes, store_kv
 from llamacli.kernels.layout import ROW
 from llamacli.kernels.team import Team
 from llamacli.kv import KV_TYPES, KVLayout, KVPool, KVSequence, KVType
 from llamacli.kv.layout import KVSpec
+from llamacli.testing import formulas
 from llamacli.util.memory import view
 
 THREADS = 2
@@ -101,7 +101,7 @@ def test_attention_sees_what_is_stored_and_nothing_else(kv_type, head_dim: int, 
         q = random.normal(size=(stop - start, 2 * group, head_dim)).astype(np.float32)
         keys, values = sequence.read(0, stop)
         cells = keys.transpose(2, 0, 1), values.transpose(1, 0, 2)
-        expected.append(naive.attention(q, *cells, 0.3, window=window, softcap=softcap, sinks=sinks))
+        expected.append(formulas.attention(q, *cells, 0.3, window=window, softcap=softcap, sinks=sinks))
         queries.append(q)
     q = np.concatenate(queries)
     out = np.full_like(q, np.nan)
@@ -109,4 +109,4 @@ def test_attention_sees_what_is_stored_and_nothing_else(kv_type, head_dim: int, 
         team, attention(KVType.of(kv_type)), ATTENTION, state, place(*spans), q=q, out=out, stride=4 * q[0].size,
         group=group, window=window or 1 << 40, sinks=0 if sinks is None else sinks, scale=0.3, softcap=softcap or 0.0,
     )  # fmt: skip
-    assert naive.nmse(out, np.concatenate(expected)) < 1e-11
+    assert formulas.nmse(out, np.concatenate(expected)) < 1e-11

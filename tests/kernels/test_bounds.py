@@ -10,12 +10,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-COPY = """
-import guarded, numpy as np
+ADD = """
+import numpy as np
+from llamacli.testing import guarded
 guarded.install({side!r})
 from llamacli.ops.columns import COLUMNS, columns_kernel
 from llamacli.kernels.team import Team
-from running import run_kernel
+from llamacli.testing.kernels import run_kernel
 a = np.ones((5, 64), np.float32)
 out = np.zeros_like(a)
 rows = dict(n_rows={rows[1]}, first_row={rows[0]})
@@ -43,9 +44,9 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("side", ["end", "start"])
 def test_models_and_products_stay_in_their_memory(side) -> None:
     done = run(
-        "-m", "pytest", "-q", "-x", "-p", "guarded", f"--guard={side}", "-p", "no:cacheprovider",
-        "tests/ops", "tests/kernels/test_linear.py", "tests/test_goldens.py",
-        "-k", "(tests/ops or test_product or auto_is_close) and not reference",
+        "-m", "pytest", "-q", "-x", "-p", "llamacli.testing.guarded", f"--guard={side}", "-p", "no:cacheprovider",
+        "tests/engine/test_verbs.py", "tests/kernels/test_linear.py", "tests/test_goldens.py",
+        "-k", "(test_verbs or test_product or auto_is_close) and not reference",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 

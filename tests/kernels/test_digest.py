@@ -24,7 +24,7 @@ from llamacli.kernels.packing import pack
 from llamacli.kernels.packing_formats import ROWS
 from llamacli.kernels.team import Team
 from llamacli.quantization import FORMATS
-from running import run_kernel
+from llamacli.testing.kernels import run_kernel
 
 PACKING = example_formats.packing_q3()
 FORMAT = example_formats.FORMATS[0]

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import gguf
-import naive
 from gguf import GGMLQuantizationType
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels.encoding import encode
 from llamacli.kernels.team import Team
 from llamacli.quantization import BLOCK_FORMATS, BlockFormat, TensorType, dequantize
+from llamacli.testing import formulas
 from oracle import quantizers
 
 FORMATS = [pytest.param(fmt, id=fmt.type.name) for fmt in BLOCK_FORMATS.values()]
@@ -158,5 +158,5 @@ def test_a_product_with_quantised_weights_is_near(team: Team, fmt: BlockFormat) 
     random = np.random.default_rng(3)
     weight, x = (random.normal(size=(16, 512)).astype(np.float32) for _ in range(2))
     bits = fmt.high - fmt.low + 1
-    exact, found = naive.linear(x, weight), naive.linear(x, quantized(team, fmt, weight))
-    assert naive.nmse(exact, found) < 3 / bits**2
+    exact, found = formulas.linear(x, weight), formulas.linear(x, quantized(team, fmt, weight))
+    assert formulas.nmse(exact, found) < 3 / bits**2

@@ -19,7 +19,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from platformdirs.macos import MacOS
 from platformdirs.unix import Unix
 
-import tiny_models
+import tiny_llama
 from llamacli.kernels import jit
 
 SIGNATURE = types.int64(types.int64)
@@ -277,7 +277,7 @@ def test_numbas_own_folder_stays_as_it_was(tmp_path) -> None:
 
 
 def test_a_model_runs_from_a_damaged_cache_as_from_a_new_one(tmp_path) -> None:
-    model = tiny_models.write_llama(tmp_path / "model.gguf", type="Q8_0")
+    model = tiny_llama.write_llama(tmp_path / "model.gguf", type="Q8_0")
     env = {"LLAMACLI_CACHE": str(tmp_path / "cache")}
     expected = run(STORY, str(model), env=env)
     assert expected.returncode == 0, expected.stderr

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import example_formats
 import gguf
-import naive
 from example_formats import Added
 from gguf import GGMLQuantizationType
 from llamacli.kernels.activation_rounding import ROUND, round_activations
@@ -21,7 +20,8 @@ from llamacli.kernels.packing_formats import ROWS, packings
 from llamacli.kernels.registry import packing_of
 from llamacli.kernels.team import Team
 from llamacli.quantization import FORMATS, TensorType, dequantize, nbytes
-from running import run_kernel
+from llamacli.testing import formulas
+from llamacli.testing.kernels import run_kernel
 
 ADDED = [fmt for fmt in example_formats.FORMATS if fmt.packing]
 KINDS = [pytest.param(kind, id=kind.name) for kind in (*packings(), *(fmt.type for fmt in ADDED))]
@@ -111,14 +111,14 @@ def test_product(team, kind, n):
     raw, weight = random_rows(kind, 52, 512, seed=n)
     x = np.random.default_rng(n).normal(size=(n, 512)).astype(np.float32)
     result, used = multiply(team, kind, raw, 52, x)
-    assert naive.nmse(result, naive.linear(used, weight)) < 1e-10
+    assert formulas.nmse(result, formulas.linear(used, weight)) < 1e-10
 
 
 def test_blocks_of_128_fit_widths_that_are_no_multiple_of_256(team):
     raw, weight = random_rows(Added.Q4_A, 20, 384, seed=6)
     x = np.random.default_rng(6).normal(size=(5, 384)).astype(np.float32) * np.geomspace(1, 1e3, 384, dtype=np.float32)
     result, used = multiply(team, Added.Q4_A, raw, 20, x)
-    assert naive.nmse(result, naive.linear(used, weight)) < 1e-10
+    assert formulas.nmse(result, formulas.linear(used, weight)) < 1e-10
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,7 +141,7 @@ def test_every_scale_of_mxfp4(team):
     np.testing.assert_array_equal(unpacked.view(np.uint32), values.view(np.uint32))
     x = np.random.default_rng(9).normal(0, 1e6, (5, 32)).astype(np.float32)
     result, used = multiply(team, TensorType.MXFP4, raw[:220], 220, x)
-    np.testing.assert_allclose(result, naive.linear(used, values[:220]), rtol=1e-4)
+    np.testing.assert_allclose(result, formulas.linear(used, values[:220]), rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [TensorType.F32, TensorType.Q8_0])
@@ -151,7 +151,7 @@ def test_bias_residual_and_first_row(team, kind):
     x, residual = random.normal(size=(6, 64)).astype(np.float32), random.normal(size=(6, 20)).astype(np.float32)
     bias = random.normal(size=20).astype(np.float32)
     result, used = multiply(team, kind, raw, 20, x, bias=bias, residual=residual, first_row=4)
-    assert naive.nmse(result[4:], (naive.linear(used, weight) + bias + residual)[4:]) < 1e-10
+    assert formulas.nmse(result[4:], (formulas.linear(used, weight) + bias + residual)[4:]) < 1e-10
     assert (result[:4] == 7).all()
 
 
@@ -168,7 +168,7 @@ def test_product_of_odd_shapes_and_magnitudes(team, kind, n, n_out, n_blocks, ma
     raw, weight = random_rows(kind, n_out, 32 * n_blocks, seed)
     x = (np.random.default_rng(seed).normal(size=(n, 32 * n_blocks)) * magnitude).astype(np.float32)
     result, used = multiply(team, kind, raw, n_out, x)
-    expected = naive.linear(used, weight)
+    expected = formulas.linear(used, weight)
     floor = 1e-37  # products of subnormal numbers lose digits
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max() + floor)
 
@@ -194,7 +194,7 @@ def test_activations_in_integers(team, form, width, by_row):
     x = np.random.default_rng(3).normal(size=(5, 768)).astype(np.float32)
     x[1], x[2, :256], x[3, 300] = 0, 1e-44, -9
     blocks = rounded(team, form, x, by_row)
-    q, scale = naive.quantize_rows(x, width, signed=form == "q8_K")
+    q, scale = formulas.quantize_rows(x, width, signed=form == "q8_K")
     np.testing.assert_array_equal(blocks["q"], q)
     np.testing.assert_array_equal(blocks["scale"], scale)
     np.testing.assert_array_equal(blocks["minus_sum"], -blocks["q"].astype(int).sum(-1))

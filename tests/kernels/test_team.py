@@ -16,15 +16,14 @@ import pytest
 from numba import carray
 
 import llamacli
-import tiny_models
+import tiny_llama
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import isa, simd
 from llamacli.kernels.jit import kernel
 from llamacli.kernels.layout import record
 from llamacli.kernels.team import Team, check_threads
-from llamacli.ops.columns import COLUMNS, columns_kernel
+from llamacli.testing.kernels import run_kernel
 from llamacli.util.system import usable_cores
-from running import run_kernel
 
 PROGRAM = """
 import logging, sys, llamacli
@@ -36,7 +35,7 @@ with llamacli.load_model(sys.argv[1], threads=int(sys.argv[2])) as model, model.
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    return tiny_models.write_llama(tmp_path_factory.mktemp("team") / "model.gguf", type="Q8_0")
+    return tiny_llama.write_llama(tmp_path_factory.mktemp("team") / "model.gguf", type="Q8_0")
 
 
 def generate(model: Path, threads: int = 1, **env: str) -> subprocess.CompletedProcess[str]:

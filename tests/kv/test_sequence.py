@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-import naive
+from llamacli.testing import formulas
 from kv_helpers import ONE, InterruptAt, fill, new_sequence, random_cells
 from llamacli import InvalidRequestError
 from llamacli.kv import KV_TYPES, PAGE, KVLayout, KVPool, KVSequence, KVSpec
@@ -83,8 +83,8 @@ def test_copy_from_the_middle_of_a_page_keeps_the_values(kv_type: str, start: in
     keys, values = other.read(0, 40)
     np.testing.assert_array_equal(keys[..., :start], before[0])
     np.testing.assert_array_equal(values, expected[1])
-    assert naive.nmse(keys[..., start:], expected[0][..., start:]) < NMSE_OF_ROUNDING.get(kv_type, 1e-4)
-    assert naive.nmse(source.read(0, 40)[0], expected[0]) == 0
+    assert formulas.nmse(keys[..., start:], expected[0][..., start:]) < NMSE_OF_ROUNDING.get(kv_type, 1e-4)
+    assert formulas.nmse(source.read(0, 40)[0], expected[0]) == 0
 
 
 class TestWindows:

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-import naive
 from llamacli import Graph, PluginError
 from llamacli.engine import Engine
 from llamacli.graph import Param, Tensor
+from llamacli.testing import formulas
 from verbs import WIDTH, Run
 
 
@@ -33,7 +33,7 @@ def test_layer_norm_without_weight_leaves_the_padding_zero(width: int, engine: E
 def test_weights_of_each_head(verb: str, engine: Engine) -> None:
     run = Run(engine, lambda g, param, x: getattr(g, verb)(x, param("norm", 4, 16), 1e-6, 16))
     heads = run.x.reshape(len(run.x), 4, 16)
-    normed = layer_norm(heads, 1e-6) if verb == "layer_norm" else naive.rms_norm(heads, 1.0, 1e-6)
+    normed = layer_norm(heads, 1e-6) if verb == "layer_norm" else formulas.rms_norm(heads, 1.0, 1e-6)
     run.check((normed * run["norm"]).reshape(run.x.shape))
 
 
@@ -41,7 +41,7 @@ def test_weights_of_each_head(verb: str, engine: Engine) -> None:
 def test_rms_norm_with_bias(head_dim: int, engine: Engine) -> None:
     run = Run(engine, lambda g, param, x: g.rms_norm(x, param("norm", head_dim, bias=True), 1e-6, head_dim))
     heads = run.x.reshape(len(run.x), -1, head_dim)
-    run.check((naive.rms_norm(heads, run["norm"], 1e-6) + run["norm.bias"]).reshape(run.x.shape))
+    run.check((formulas.rms_norm(heads, run["norm"], 1e-6) + run["norm.bias"]).reshape(run.x.shape))
 
 
 def test_weights_that_do_not_fit_are_named() -> None:

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-import naive
 from llamacli import Graph, Value
 from llamacli.engine import Engine
 from llamacli.graph import Param
+from llamacli.testing import formulas
 from verbs import WIDTH, Params, Run
 
 
@@ -18,7 +18,7 @@ def scaled(param: Params, name: str, *shape: int, bias: bool = False) -> Param:
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_scale_of_a_matrix_comes_before_its_bias(bias: bool, engine: Engine) -> None:
     run = Run(engine, lambda g, param, x: g.linear(x, scaled(param, "up", 24, WIDTH, bias=bias)))
-    run.check(naive.linear(run.x, run["up"]) * run["up_scale"] + (run["up.bias"] if bias else 0))
+    run.check(formulas.linear(run.x, run["up"]) * run["up_scale"] + (run["up.bias"] if bias else 0))
 
 
 def test_the_scale_may_come_last(engine: Engine) -> None:
@@ -37,7 +37,7 @@ def test_parts_of_a_fused_matrix_share_its_scale(engine: Engine) -> None:
         return g.linear(x, second) + g.columns(g.linear(x, first), 0, 17)
 
     run = Run(engine, build)
-    whole = naive.linear(run.x, run["fused"]) * run["fused_scale"]
+    whole = formulas.linear(run.x, run["fused"]) * run["fused_scale"]
     run.check(whole[:, 23:] + whole[:, :17])
 
 
@@ -60,5 +60,5 @@ def test_scales_of_experts(bias: bool, engine: Engine) -> None:
                 run[f"{name}_scale"][e] * (run[name][e] @ row) + (run[f"{name}.bias"][e] if bias else 0)
                 for name in ("gate", "up")
             )
-            out += p[e] / p[chosen].sum() * run["down_scale"][e] * (run["down"][e] @ (naive.silu(gate) * up))
+            out += p[e] / p[chosen].sum() * run["down_scale"][e] * (run["down"][e] @ (formulas.silu(gate) * up))
     run.check(expected)

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import naive
 from llamacli import Activation, ArrayFile, Graph, QuantMode, Rope, Value
 from llamacli.engine import Engine, Span
 from llamacli.gguf import Metadata
 from llamacli.graph import Param, Tensor
+from llamacli.testing import formulas
 from verbs import TOKENS, WIDTH, Params, Run, span
 
 
@@ -31,19 +31,19 @@ def test_a_product_may_be_added_to_what_comes_later(product_is_first: bool, engi
         return (product + later if product_is_first else later + product) + later
 
     run = Run(engine, build)
-    run.check(naive.linear(run.x, run["w"]) + 2 * naive.rms_norm(run.x, 1.0, 1e-6))
+    run.check(formulas.linear(run.x, run["w"]) + 2 * formulas.rms_norm(run.x, 1.0, 1e-6))
 
 
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
 def test_rms_norm(eps: float, engine: Engine) -> None:
     run = Run(engine, lambda g, param, x: g.rms_norm(x, param("norm", WIDTH), eps))
-    run.check(naive.rms_norm(run.x, run["norm"], eps))
+    run.check(formulas.rms_norm(run.x, run["norm"], eps))
 
 
 @pytest.mark.parametrize("n_out", [16, 24, 80, 3])
 def test_linear(n_out: int, engine: Engine) -> None:
     run = Run(engine, lambda g, param, x: g.linear(x, param("up", n_out, WIDTH, bias=True)))
-    run.check(naive.linear(run.x, run["up"]) + run["up.bias"])
+    run.check(formulas.linear(run.x, run["up"]) + run["up.bias"])
 
 
 def test_swiglu(engine: Engine) -> None:
@@ -51,7 +51,7 @@ def test_swiglu(engine: Engine) -> None:
         return g.swiglu(g.linear(x, param("gate", 48, WIDTH)), g.linear(x, param("up", 48, WIDTH)))
 
     run = Run(engine, build)
-    run.check(naive.silu(naive.linear(run.x, run["gate"])) * naive.linear(run.x, run["up"]))
+    run.check(formulas.silu(formulas.linear(run.x, run["gate"])) * formulas.linear(run.x, run["up"]))
 
 
 def turned(x: np.ndarray, rope: Rope, head_dim: int, factors: np.ndarray | None) -> np.ndarray:
@@ -91,8 +91,8 @@ def test_attention(n_head: int, n_head_kv: int, head_dim: int, engine: Engine) -
         return g.attention(q, g.store(k, v, head_dim=head_dim), scale=0.3)
 
     run = Run(engine, build)
-    q, k, v = (naive.linear(run.x, run[name]).reshape(len(run.x), -1, head_dim) for name in "qkv")
-    run.check(naive.attention(q, k, v, 0.3).reshape(len(run.x), -1))
+    q, k, v = (formulas.linear(run.x, run[name]).reshape(len(run.x), -1, head_dim) for name in "qkv")
+    run.check(formulas.attention(q, k, v, 0.3).reshape(len(run.x), -1))
 
 
 @pytest.mark.parametrize("renormalize", [False, True])
@@ -113,7 +113,7 @@ def test_moe(n_expert: int, n_used: int, n_ff: int, renormalize: bool, engine: E
         chosen = sorted(range(n_expert), key=lambda expert: -p[expert])[:n_used]
         total = sum(p[expert] for expert in chosen) if renormalize else 1
         for expert in chosen:
-            hidden = naive.silu(run["gate"][expert] @ row) * (run["up"][expert] @ row)
+            hidden = formulas.silu(run["gate"][expert] @ row) * (run["up"][expert] @ row)
             out += p[expert] / total * (run["down"][expert] @ hidden)
     run.check(expected)
 
@@ -132,7 +132,7 @@ def test_scale_softcap_columns(engine: Engine) -> None:
 def test_rms_norm_of_heads(head_dim: int, weighted: bool, engine: Engine) -> None:
     run = Run(engine, lambda g, param, x: g.rms_norm(x, param("norm", head_dim) if weighted else None, 1e-6, head_dim))
     heads = run.x.reshape(len(run.x), -1, head_dim)
-    run.check(naive.rms_norm(heads, run["norm"] if weighted else 1.0, 1e-6).reshape(run.x.shape))
+    run.check(formulas.rms_norm(heads, run["norm"] if weighted else 1.0, 1e-6).reshape(run.x.shape))
 
 
 @pytest.mark.parametrize("activation", Activation)
@@ -142,9 +142,9 @@ def test_gated(activation: Activation, engine: Engine) -> None:
         return g.gated(g.linear(x, param("gate", 48, WIDTH)), g.linear(x, param("up", 48, WIDTH)), activation)
 
     run = Run(engine, build)
-    gate, up = naive.linear(4 * run.x, run["gate"]), naive.linear(4 * run.x, run["up"])
+    gate, up = formulas.linear(4 * run.x, run["gate"]), formulas.linear(4 * run.x, run["up"])
     assert min(gate.max(), up.max(), -up.min()) > 7, "the limits are reached"
-    run.check(naive.gated(gate, up, activation))
+    run.check(formulas.gated(gate, up, activation))
 
 
 def test_sigmoid_gate(engine: Engine) -> None:
@@ -158,7 +158,7 @@ def test_rows_of_a_fused_weight(engine: Engine) -> None:
         return g.linear(x, second) + g.columns(g.linear(x, first), 3, 17)
 
     run = Run(engine, build)
-    whole = naive.linear(run.x, run["fused"]) + run["fused.bias"]
+    whole = formulas.linear(run.x, run["fused"]) + run["fused.bias"]
     run.check(whole[:, 23:] + whole[:, 3:20])
 
 
@@ -186,9 +186,9 @@ def test_attention_variants(window: int | None, options: dict, engine: Engine) -
         return g.attention(q, kv, scale=0.3, softcap=options.get("softcap"), sinks=sinks)
 
     run = Run(engine, build, tokens)
-    q, k, v = (naive.linear(run.x, run[name]).reshape(len(run.x), -1, head_dim) for name in "qkv")
+    q, k, v = (formulas.linear(run.x, run[name]).reshape(len(run.x), -1, head_dim) for name in "qkv")
     sinks = run["sinks"] if options.get("sinks") else None
-    expected = naive.attention(q, k, v, 0.3, window=window, softcap=options.get("softcap"), sinks=sinks)
+    expected = formulas.attention(q, k, v, 0.3, window=window, softcap=options.get("softcap"), sinks=sinks)
     run.check(expected.reshape(len(run.x), -1))
 
 
@@ -199,8 +199,8 @@ def test_layers_may_share_what_one_stored(engine: Engine) -> None:
 
     run = Run(engine, build)
     heads = run.x.reshape(len(run.x), -1, 16)
-    once = naive.attention(heads, heads, heads, 0.3)
-    run.check(naive.attention(once, heads, heads, 0.3).reshape(run.x.shape))
+    once = formulas.attention(heads, heads, heads, 0.3)
+    run.check(formulas.attention(once, heads, heads, 0.3).reshape(run.x.shape))
 
 
 @pytest.mark.parametrize("activation", Activation)
@@ -222,7 +222,7 @@ def test_experts_with_biases_scales_and_fused_weights(activation: Activation, en
         p = np.exp(scores[chosen]) / np.exp(scores[chosen]).sum()
         for share, expert in zip(p, chosen, strict=True):
             gate, up = np.split(run["gate_up"][expert] @ row + run["gate_up.bias"][expert], 2)
-            hidden = run["down"][expert] @ naive.gated(gate, up, activation) + run["down.bias"][expert]
+            hidden = run["down"][expert] @ formulas.gated(gate, up, activation) + run["down.bias"][expert]
             out += share * run["scale"][expert] * hidden
     run.check(expected)
 
@@ -269,14 +269,16 @@ def test_extreme_values_stay_finite(engine: Engine) -> None:
         )
 
     run = Run(engine, build)
-    assert np.abs(naive.linear(run.x, run["large"])).max() > 1
+    assert np.abs(formulas.linear(run.x, run["large"])).max() > 1
     assert np.isfinite(run.logits).all()
 
 
 @pytest.mark.parametrize(("mode", "bound"), [("auto", 1e-12), ("fp32", 1e-12), ("q8", 1e-3), ("q4", 0.05)])
 def test_modes(mode: str, bound: float, engine: Engine) -> None:
     run = Run(engine, lambda g, param, x: g.linear(x, param("up", 96, WIDTH, bias=True)), mode=mode)
-    error = naive.nmse(run.logits, naive.linear(naive.linear(run.x, run["up"]) + run["up.bias"], run["output"]))
+    error = formulas.nmse(
+        run.logits, formulas.linear(formulas.linear(run.x, run["up"]) + run["up.bias"], run["output"])
+    )
     assert bound / 1000 < error < bound or error < bound <= 1e-12
 
 
@@ -285,8 +287,8 @@ def test_widths_that_are_no_whole_blocks_can_be_requantised(engine: Engine) -> N
         return g.linear(g.linear(x, param("up", 44, WIDTH)), param("down", 20, 44))
 
     run = Run(engine, build, mode="q8")
-    expected = naive.linear(naive.linear(run.x, run["up"]), run["down"])
-    assert naive.nmse(run.logits, naive.linear(expected, run["output"])) < 2e-3
+    expected = formulas.linear(formulas.linear(run.x, run["up"]), run["down"])
+    assert formulas.nmse(run.logits, formulas.linear(expected, run["output"])) < 2e-3
 
 
 def test_only_the_last_tokens_logits(engine: Engine) -> None:

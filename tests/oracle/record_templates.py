@@ -17,7 +17,8 @@ from transformers.utils import chat_template_utils
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "support")]
 
-from chat_cases import BOS, CASES, EOS, NOW, SYNTHETIC  # noqa: E402
+from chat_cases import SYNTHETIC  # noqa: E402
+from llamacli.testing.chats import BOS, CASES, EOS, NOW  # noqa: E402
 
 GOLDENS = ROOT / "tests" / "goldens" / "chat_templates.json"
 

@@ -11,8 +11,8 @@ from llamacli import InvalidRequestError
 from llamacli.sampling import Grammar
 from llamacli.sampling.gbnf import parse_gbnf
 from llamacli.sampling.lexemes import to_lark
+from llamacli.testing.vocabularies import CONTROL, byte_level
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
-from tokenizer.small_vocabularies import CONTROL, byte_level
 
 pytest.importorskip("llguidance")
 

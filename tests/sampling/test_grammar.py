@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from conftest import LoadTiny
 from llamacli import InvalidRequestError, SamplingParams, load_tokenizer
 from llamacli.sampling import Candidates, Draw, Grammar, Greedy, SamplerChain, SamplerState, TopK, build_chain
+from llamacli.testing.vocabularies import CONTROL, byte_level, english, spm_vocabulary, tokenizer_keys
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
-from tiny_models import spm_vocabulary
-from tokenizer.small_vocabularies import CONTROL, byte_level, english, with_dots
 
 pytest.importorskip("llguidance")
 
@@ -28,7 +27,7 @@ WORDS = tokenizer_from_metadata(byte_level(merges := english("Ġ"), {END: CONTRO
 def spm() -> Tokenizer:
     tokens, scores, types = spm_vocabulary()
     keys = {"model": "llama", "tokens": tokens, "scores": np.array(scores, "f4"), "token_type": np.array(types, "i4")}
-    return tokenizer_from_metadata(with_dots(keys))
+    return tokenizer_from_metadata(tokenizer_keys(keys))
 
 
 SPM = spm()

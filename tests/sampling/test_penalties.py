@@ -6,8 +6,8 @@ import pytest
 from candidates import apply
 from llamacli import SamplingParams
 from llamacli.sampling import Dry, Penalties, SamplerState, SuppressTokens, build_chain, sequence_breakers
+from llamacli.testing.vocabularies import byte_level
 from llamacli.tokenizer import tokenizer_from_metadata
-from tokenizer.small_vocabularies import byte_level
 
 MERGES = ["a b", "ab c", "b c", ": :"]
 TOKENS = tokenizer_from_metadata(byte_level(MERGES, suppress_tokens=np.array([7, 9], np.int32)))

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from candidates import start
 from llamacli import InvalidRequestError, SamplingParams
 from llamacli.sampling import Grammar, LazyGrammar, SamplerState, build_chain
+from llamacli.testing.vocabularies import CONTROL, UNUSED, byte_level, english
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
-from tokenizer.small_vocabularies import CONTROL, UNUSED, byte_level, english
 
 pytest.importorskip("llguidance")
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import tiny_models
+from llamacli.testing import vocabularies
 
 CONTROL, USER_DEFINED = 3, 4
 SPECIAL = {
@@ -18,7 +18,7 @@ SPECIAL = {
 
 def chat_keys(template: str | None, **keys: Any) -> dict[str, Any]:
     """Keys of a tiny SentencePiece model that turn its last tokens into `SPECIAL`, and give it a template."""
-    tokens, _, types = tiny_models.spm_vocabulary()
+    tokens, _, types = vocabularies.spm_vocabulary()
     tokens[-len(SPECIAL) :], types[-len(SPECIAL) :] = list(SPECIAL), list(SPECIAL.values())
     named = {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
     return {

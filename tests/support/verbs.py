@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-import naive
 from llamacli import ArrayFile, Graph, QuantMode, Value
 from llamacli.engine import Engine, Program, Span
 from llamacli.gguf import Metadata
 from llamacli.graph import Param, Tensor
 from llamacli.kv import KVLayout, KVPool, KVSequence
+from llamacli.testing import formulas
 
 N_VOCAB, WIDTH = 20, 64
 TOKENS = [3, 11, 0, 19, 7, 7, 2, 16, 5, 1, 9, 14, 18, 4, 12, 8, 6, 10]
@@ -64,4 +64,4 @@ class Run:
 
     def check(self, expected: np.ndarray, bound: float = 1e-12) -> None:
         """`expected` is what goes into the last linear layer."""
-        assert naive.nmse(self.logits, naive.linear(expected, self["output"])) < bound
+        assert formulas.nmse(self.logits, formulas.linear(expected, self["output"])) < bound

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli.errors import TokenizerError
+from llamacli.testing.vocabularies import byte_level, english
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 from llamacli.tokenizer.byte_level import BYTE_OF_CHAR
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
-from tokenizer.small_vocabularies import byte_level, english
 
 CHAR_OF_BYTE = {byte: char for char, byte in BYTE_OF_CHAR.items()}
 

@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli.errors import InvalidRequestError
-from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
-from tokenizer.small_vocabularies import (
+from llamacli.testing.vocabularies import (
     CONTROL,
     UNUSED,
     USER_DEFINED,
@@ -14,6 +13,7 @@ from tokenizer.small_vocabularies import (
     ranked,
     scored,
 )
+from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 
 EXTRA = {"<|end|>": CONTROL, "<tool▁>": USER_DEFINED, "<unused>": UNUSED}
 SPM = tokenizer_from_metadata(scored(english_scores(), EXTRA))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from llamacli.errors import LlamaCliError, ModelFormatError, TokenizerError
 from llamacli.gguf import Metadata
+from llamacli.testing.vocabularies import byte_level, english, english_scores, ranked, scored
 from llamacli.tokenizer import tokenizer_from_metadata
-from tokenizer.small_vocabularies import byte_level, english, english_scores, ranked, scored
 
 SCHEMES = [scored(english_scores()), byte_level(english("Ġ")), ranked(english("▁"))]
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli.errors import TokenizerError
+from llamacli.testing.vocabularies import english, english_scores, ranked, scored
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 from llamacli.tokenizer.merging import merge
-from tokenizer.small_vocabularies import english, english_scores, ranked, scored
 
 
 def merge_plainly(text: str, ranks: dict[str, float]) -> list[str]:

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli import ModelFormatError
-from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
-from tokenizer.small_vocabularies import (
+from llamacli.testing.vocabularies import (
     CONTROL,
     NORMAL,
     UNKNOWN,
@@ -17,6 +16,7 @@ from tokenizer.small_vocabularies import (
     ranked,
     scored,
 )
+from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 
 
 def chat(kinds: dict[str, int], **keys: object) -> Tokenizer:

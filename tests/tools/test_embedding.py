@@ -3,14 +3,11 @@
 import numpy as np
 import pytest
 
-import naive
 import tiny_variants
 from llamacli.engine import ReferenceEngine, default_engine
 from llamacli.errors import ClosedError, InvalidRequestError, ModelFormatError, PluginError
-from llamacli.graph import Graph, Param, Tensor
-from llamacli.ops.linear import Linear
-from llamacli.ops.rms_norm import RmsNorm
-from llamacli.ops.softcap import Softcap
+from llamacli.graph import Graph, Linear, Param, RmsNorm, Softcap, Tensor
+from llamacli.testing import formulas
 from llamacli.tools.embedding import Embedder, Pooling, load_embedder
 from oracle import embeddings
 from oracle.goldens import TOKENS
@@ -32,7 +29,7 @@ def test_vectors_match_llama_cpp(load, variant: str, pooling: str) -> None:
     expected = np.load(embeddings.GOLDEN)[f"{variant}-{pooling}"]
     found = load(variant).embed(TOKENS, pooling=pooling, normalize=False)
     assert (found.dtype, found.shape) == (np.float32, expected.shape)
-    assert naive.nmse(found, expected) < tiny_variants.VARIANTS[variant].exact
+    assert formulas.nmse(found, expected) < tiny_variants.VARIANTS[variant].exact
 
 
 def test_poolings(load) -> None:
@@ -72,7 +69,7 @@ def test_output_widths(tiny_gguf, plugins, n_embd: int, n_head: int) -> None:
         load_embedder(path, "fp32", plugins=plugins, engine=engine()).embed([3, 1, 4])
         for engine in (ReferenceEngine, default_engine)
     ]
-    assert naive.nmse(*found) < 1e-8
+    assert formulas.nmse(*found) < 1e-8
 
 
 def test_texts_are_independent(load) -> None:

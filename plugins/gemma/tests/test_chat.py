@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from chat_cases import BOS, CASES, EOS
 from llamacli.chat.formats import ChatFormat, choose
 from llamacli.chat.messages import Piece, ToolCall
 from llamacli.chat.template import ChatTemplate
 from llamacli.gguf import Metadata
+from llamacli.testing.chats import BOS, CASES, EOS
+from llamacli.testing.vocabularies import CONTROL, USER_DEFINED, byte_level
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 from llamacli_gemma.chat import FORMATS, written_calls
-from tokenizer.small_vocabularies import CONTROL, USER_DEFINED, byte_level
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDENS = json.loads((ROOT / "tests" / "goldens" / "chat_templates.json").read_text())

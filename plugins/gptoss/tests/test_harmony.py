@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-import tiny_models
-from chat_cases import CASES, NOW, TOOLS
 from llamacli import ChatTemplateError, Model, Session, load_model
 from llamacli.chat import environment
 from llamacli.chat.formats import choose
@@ -19,10 +17,12 @@ from llamacli.chat.template import ChatTemplate
 from llamacli.engine import ReferenceEngine
 from llamacli.gguf import Metadata
 from llamacli.plugins import ARCHITECTURES, Plugins
+from llamacli.testing import vocabularies
+from llamacli.testing.chats import CASES, NOW, TOOLS
+from llamacli.testing.vocabularies import CONTROL, byte_level
 from llamacli.tokenizer import tokenizer_from_metadata
 from llamacli_gptoss.chat import FORMAT
 from tiny_gptoss import write_gptoss
-from tokenizer.small_vocabularies import CONTROL, byte_level
 
 OFFICIAL = Path(__file__).resolve().parents[4] / "shared" / "templates" / "openai-gpt-oss-120b.jinja"
 TOKENIZER = tokenizer_from_metadata(byte_level([], dict.fromkeys(FORMAT.tokens, CONTROL)))
@@ -115,7 +115,7 @@ def test_detected_by_channel_tokens() -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Iterator[Model]:
-    tokens, _, kinds = tiny_models.spm_vocabulary()
+    tokens, _, kinds = vocabularies.spm_vocabulary()
     n = len(FORMAT.tokens)
     keys = {
         "tokenizer.ggml.tokens": [*tokens[:-n], *FORMAT.tokens],

@@ -4,9 +4,9 @@ from llamacli.chat.formats import choose
 from llamacli.chat.messages import ToolCall
 from llamacli.chat.template import ChatTemplate
 from llamacli.gguf import Metadata
+from llamacli.testing.vocabularies import CONTROL, byte_level, scored
 from llamacli.tokenizer import tokenizer_from_metadata
 from llamacli_llama.chat import FORMATS
-from tokenizer.small_vocabularies import CONTROL, byte_level, scored
 
 TALK = [
     {"role": "system", "content": "Be brief."},

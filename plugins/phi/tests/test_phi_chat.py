@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from chat_cases import BOS, CASES, EOS, TOOLS
 from llamacli.chat.formats import ChatFormat, choose
 from llamacli.chat.messages import Piece, ToolCall
 from llamacli.chat.template import ChatTemplate
 from llamacli.gguf import Metadata
+from llamacli.testing.chats import BOS, CASES, EOS, TOOLS
+from llamacli.testing.vocabularies import CONTROL, byte_level
 from llamacli.tokenizer import tokenizer_from_metadata
 from llamacli_phi.chat import FORMATS
-from tokenizer.small_vocabularies import CONTROL, byte_level
 
 GOLDENS = json.loads((Path(__file__).parents[3] / "tests" / "goldens" / "chat_templates.json").read_text())
 PUBLISHED = GOLDENS["microsoft-Phi-3.5-mini-instruct.jinja"]["renderings"]

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from chat_cases import CASES
 from llamacli.chat.formats import ChatFormat, choose
 from llamacli.chat.messages import Piece, ToolCall
 from llamacli.chat.template import ChatTemplate
 from llamacli.gguf import Metadata
+from llamacli.testing.chats import CASES
+from llamacli.testing.vocabularies import CONTROL, byte_level
 from llamacli.tokenizer import tokenizer_from_metadata
 from llamacli_qwen.chat import FORMATS
-from tokenizer.small_vocabularies import CONTROL, byte_level
 
 GOLDENS = json.loads((Path(__file__).parents[3] / "tests" / "goldens" / "chat_templates.json").read_text())
 PUBLISHED = {"qwen-2.5": "Qwen-Qwen2.5-7B-Instruct.jinja", "qwen-3": "Qwen-Qwen3-0.6B.jinja"}

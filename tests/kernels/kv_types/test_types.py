@@ -3,7 +3,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import naive
+from llamacli.testing import formulas
 from kv_helpers import ONE, new_sequence, random_cells
 from llamacli import InvalidRequestError
 from llamacli.kv import KV_TYPES, PAGE, KVLayout, KVSpec
@@ -39,7 +39,7 @@ def assert_close(stored: np.ndarray, x: np.ndarray, kv_type: str, *, is_key: boo
         assert (stored.view(np.uint32) & 0xFFFF == 0).all()
         assert (np.abs(stored - x) <= np.abs(x) * 2**-8).all()
     elif is_key:  # delta coding of random keys up to doubles the variance
-        assert naive.nmse(stored, x) < {8: 2e-4, 5: 1.2e-2, 4: 5e-2}[BITS[kv_type]]
+        assert formulas.nmse(stored, x) < {8: 2e-4, 5: 1.2e-2, 4: 5e-2}[BITS[kv_type]]
     else:
         rotated, expected = rotate(stored), rotate(x)
         for start in range(0, x.shape[-1], 32):
@@ -62,8 +62,8 @@ def test_values_have_a_smaller_error_than_ggmls_rounding(kv_type: str, head_dim:
     sequence.reserve(0, 60)
     sequence.write(0, 0, k, v)
     blocks = v.reshape(60, -1, min(32, head_dim))
-    error = naive.nmse(sequence.read(0, 60)[1].transpose(1, 0, 2), v)
-    assert error < 0.8 * naive.nmse(ggml_rounded(blocks, kv_type), blocks)
+    error = formulas.nmse(sequence.read(0, 60)[1].transpose(1, 0, 2), v)
+    assert error < 0.8 * formulas.nmse(ggml_rounded(blocks, kv_type), blocks)
 
 
 def rotate(x: np.ndarray) -> np.ndarray:

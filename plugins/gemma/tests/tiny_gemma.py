@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tiny_models import vocabulary, write_model
+from llamacli.testing.models import write_model
+from llamacli.testing.vocabularies import vocabulary_size
 
 
 def write_gemma(
@@ -49,7 +50,7 @@ def write_gemma(
         keys |= {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
     if generation == 3:
         keys |= {"rope.freq_base": 1000000.0}
-    shapes: dict[str, tuple[int, ...]] = {"token_embd": (len(vocabulary(tokenizer)[0]), n_embd)}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (vocabulary_size(tokenizer), n_embd)}
     if untied:
         shapes["output"] = shapes["token_embd"]
     for i in range(n_layer):
@@ -122,7 +123,7 @@ def write_gemma4(
     if n_expert:
         keys |= {"expert_count": n_expert, "expert_used_count": n_expert_used}
         keys |= {"expert_feed_forward_length": n_ff_expert}
-    n_vocab = len(vocabulary(tokenizer)[0])
+    n_vocab = vocabulary_size(tokenizer)
     shapes: dict[str, tuple[int, ...]] = {"token_embd": (n_vocab, n_embd)}
     if untied:
         shapes["output"] = shapes["token_embd"]

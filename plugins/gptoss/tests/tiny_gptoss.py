@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from tiny_models import vocabulary, write_model
+from llamacli.testing.models import write_model
+from llamacli.testing.vocabularies import vocabulary_size
 
 
 def write_gptoss(
@@ -29,7 +30,7 @@ def write_gptoss(
     Prompts of the goldens are longer than the window and than what YaRN takes for the original context. `options` are
     those of `write_model`.
     """
-    n_vocab, n_q, n_kv = len(vocabulary(tokenizer)[0]), n_head * head_dim, n_head_kv * head_dim
+    n_vocab, n_q, n_kv = vocabulary_size(tokenizer), n_head * head_dim, n_head_kv * head_dim
     keys: dict[str, Any] = {
         "gpt-oss.context_length": 512,
         "gpt-oss.embedding_length": n_embd,

@@ -1,6 +1,6 @@
-"""A pytest plugin that puts all memory that kernels work on between pages that nobody may touch.
+"""Pytest plugin that puts the memory of kernels between forbidden pages.
 
-    pytest -p guarded --guard=end tests/kernels tests/engine
+    pytest -p llamacli.testing.guarded --guard=end tests/kernels tests/engine
 
 Kernels know addresses only, so nothing else would notice that one reads or writes a little too far: here the process
 ends at that instant, with a traceback. With `end`, arrays end where a forbidden page begins; with `start`, they begin
@@ -28,15 +28,17 @@ _side = "end"
 
 
 def pytest_addoption(parser: Any) -> None:
+    """Add the option `--guard`."""
     parser.addoption("--guard", choices=("end", "start"), default="end", help="which end of arrays is guarded")
 
 
 def pytest_configure(config: Any) -> None:
+    """Guard all memory from the start of the run."""
     install(config.getoption("--guard"))
 
 
 def memory(n_bytes: int) -> np.ndarray:
-    """Zeros, uint8 [n_bytes], that end, or begin, at a page that nobody may touch."""
+    """Zeros, uint8 [n_bytes], that end or begin at a forbidden page."""
     if not n_bytes:
         return np.zeros(0, np.uint8)
     page = mmap.PAGESIZE
@@ -50,14 +52,14 @@ def memory(n_bytes: int) -> np.ndarray:
 
 
 def guarded(array: np.ndarray) -> np.ndarray:
-    """A copy between forbidden pages."""
+    """Copy an array to between forbidden pages."""
     copy = memory(array.nbytes).view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
 
 
 class _NumPy(ModuleType):
-    """NumPy, but that what it allocates is guarded."""
+    """NumPy with guarded allocations."""
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(np, name)
@@ -67,7 +69,7 @@ class _NumPy(ModuleType):
 
 
 def _on_copies(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Call a function with guarded copies of all arrays, and put back what it wrote to them."""
+    """Wrap a function: it gets guarded copies of all arrays, and what it writes is copied back."""
 
     def call(*args: Any, **options: Any) -> Any:
         pairs: list[tuple[np.ndarray, np.ndarray]] = []
@@ -88,19 +90,19 @@ def _on_copies(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Tight:
-    """A program whose buffers have room for just as many tokens as each call has: one layout for each number."""
+    """Program whose buffers have room for the tokens of each call and no more."""
 
     def __init__(self, compile_graph: Callable[..., Any], engine: Any, graph: Any, file: Any, mode: Any):
         kept = _Kept(file)
         self.states = graph.states
-        self._make = lambda: compile_graph(engine, graph, kept, mode)
+        self._make: Callable[[], Any] = lambda: compile_graph(engine, graph, kept, mode)
         self._programs: dict[int, Any] = {}
         self._sized(1)
 
     def _sized(self, n: int) -> Any:
         for module in _modules("engine"):
             if hasattr(module, "N_BATCH"):
-                module.N_BATCH = n
+                vars(module).update(N_BATCH=n)
         if n not in self._programs:
             self._programs[n] = self._make()
         return self._programs[n]
@@ -113,7 +115,7 @@ class _Tight:
 
 
 class _Kept:
-    """A model file whose tensors can be read after it has been closed."""
+    """Model file whose tensors can be read after it has been closed."""
 
     def __init__(self, file: Any):
         self.path, self.metadata, self.tensors = file.path, file.metadata, file.tensors
@@ -127,33 +129,38 @@ class _Kept:
 
 
 def _modules(*packages: str) -> list[ModuleType]:
-    """The modules of these packages that are loaded."""
+    """Loaded modules of these packages of the core."""
     names = tuple(f"llamacli.{package}" for package in packages)
     return [module for name, module in sys.modules.items() if name.startswith(names)]
 
 
 def install(side: str) -> None:
-    """Guard everything from now on; models that are loaded already keep the memory that they have."""
+    """Guard all memory that is allocated from now on; loaded models keep theirs."""
     global _side
     _side = side
-    import running
     from llamacli import session  # noqa: F401 - loads the modules that it needs
     from llamacli.engine import native, weights
     from llamacli.kernels import encoding, packing
     from llamacli.kv import pool
+    from llamacli.testing import kernels
     from llamacli.util import memory as system_memory
 
     # Kernels are left alone: Numba would not know what this is.
     for module in _modules("engine", "kv", "sampling", "session", "kernels.team"):
-        if getattr(module, "np", None) is np:
-            module.np = _NumPy("numpy")  # type: ignore[attr-defined]
+        if vars(module).get("np") is np:
+            vars(module).update(np=_NumPy("numpy"))
     for module in (system_memory, weights, pool):
-        module.anonymous = memory
-    packing.pack = weights.pack = _on_copies(packing.pack)
-    blocks = encoding.Blocks
-    encoding.Blocks = lambda **arrays: blocks(**{name: guarded(array) for name, array in arrays.items()})
-    encoding.encode = _on_copies(encoding.encode)
-    running.run_kernel = _on_copies(running.run_kernel)
+        vars(module).update(anonymous=memory)
+    pack = _on_copies(packing.pack)
+    for module in (packing, weights):
+        vars(module).update(pack=pack)
+    blocks = vars(encoding)["Blocks"]
+    vars(encoding).update(
+        Blocks=lambda **arrays: blocks(**{name: guarded(array) for name, array in arrays.items()}),
+        encode=_on_copies(encoding.encode),
+    )
+    vars(kernels).update(run_kernel=_on_copies(kernels.run_kernel))
     pool._SLAB_BYTES = 1
-    compile_graph = native.NativeEngine.compile
-    native.NativeEngine.compile = lambda *args: _Tight(compile_graph, *args)
+    engine: Any = native.NativeEngine
+    compile_graph = engine.compile
+    engine.compile = lambda *args: _Tight(compile_graph, *args)

@@ -1,19 +1,19 @@
-"""What the kernels compute, written so that it is obviously right: NumPy in float64, no blocking, no tricks."""
+"""Formulas of the ops in float64: plain NumPy, no blocking, no rounding."""
 
 import numpy as np
 
 
 def nmse(value: np.ndarray, expected: np.ndarray) -> float:
-    """Mean square error over mean square."""
+    """Normalized mean squared error: mean((value - expected)^2) / mean(expected^2)."""
     expected = expected.astype(np.float64)
     return float(np.mean((value - expected) ** 2) / max(np.mean(expected**2), 1e-300))
 
 
 def quantize_rows(x: np.ndarray, width: int, *, signed: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Integers [n, blocks, 32] and the scale of each block, one for `width` numbers.
+    """Rounded activations: integers [n, blocks, 32], and scales [n, blocks] that `width` numbers share.
 
-    The largest magnitude becomes 127 and the scale is rounded to float16; if `signed`, it becomes -127 and the scale
-    stays as it is.
+    As ggml's Q8_0, the largest magnitude becomes 127 and the scale is rounded to float16; if `signed`, as Q8_K, it
+    becomes -127 and the scale stays float32.
     """
     units = x.astype(np.float32).reshape(len(x), -1, width)
     extreme = np.take_along_axis(units, np.abs(units).argmax(-1)[..., None], -1)
@@ -33,24 +33,24 @@ def quantize_rows(x: np.ndarray, width: int, *, signed: bool) -> tuple[np.ndarra
 
 
 def linear(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """x @ weight.T."""
+    """Matrix product x @ weight.T: x [..., k], weight [m, k], result [..., m]."""
     return x.astype(np.float64) @ weight.astype(np.float64).T
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    """x / sqrt(mean(x^2) + eps) * weight."""
+    """RMS norm over the last axis: x / sqrt(mean(x^2) + eps) * weight."""
     x = x.astype(np.float64)
     return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps) * weight
 
 
 def silu(x: np.ndarray) -> np.ndarray:
-    """x / (1 + e^-x)."""
+    """SiLU: x / (1 + e^-x)."""
     x = x.astype(np.float64)
     return x * np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))
 
 
 def gated(gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
-    """What each kind of gated unit makes of gate and up."""
+    """Gated unit: activation(gate) * up; `activation` is swiglu, geglu (tanh) or the clamped swiglu_oai."""
     if activation == "swiglu":
         return silu(gate) * up
     if activation == "geglu":
@@ -69,7 +69,11 @@ def attention(
     softcap: float | None = None,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """q [n, n_head, d] at the last n of the m positions of k, v [m, n_head_kv, d]; returns [n, n_head, d]."""
+    """Causal grouped-query attention, [n, n_head, d].
+
+    q [n, n_head, d] stands at the last n of the m positions of k and v, [m, n_head_kv, d]. `window` is how many
+    positions a query sees, `softcap` caps scores by tanh, `sinks` [n_head] are scores without a value.
+    """
     q, k, v = (array.astype(np.float64) for array in (q, k, v))
     n, n_head, _ = q.shape
     group = n_head // k.shape[1]

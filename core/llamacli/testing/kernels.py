@@ -1,4 +1,4 @@
-"""Running one kernel on arrays, as a program's table would."""
+"""One kernel, run on arrays."""
 
 import numpy as np
 
@@ -17,7 +17,11 @@ def run_kernel(
     rows: np.ndarray | None = None,
     **params: object,
 ) -> None:
-    """Walk a table of one step; arrays among the parameters are passed as their addresses."""
+    """Run one kernel on a team of threads.
+
+    `record` is the dtype of its parameters, `params` their values by name; arrays are passed as their addresses. Rows
+    `first_row` to `n_rows` - 1 are computed; `rows` is an array of `llamacli.kernels.jit.ROW`, one for each token.
+    """
     args, run, steps = np.zeros(1, record), np.zeros(1, RUN), np.zeros(1, STEP)
     for name, value in params.items():
         args[name] = value.ctypes.data if isinstance(value, np.ndarray) else value

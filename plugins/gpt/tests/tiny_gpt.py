@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from tiny_models import vocabulary, write_model
+from llamacli.testing.models import write_model
+from llamacli.testing.vocabularies import vocabulary_size
 
 
 def write_gpt(
@@ -21,8 +22,8 @@ def write_gpt(
     metadata: dict[str, Any] | None = None,
     **rest: Any,
 ) -> Path:
-    """Write a model of one of the architectures and return its path; the rest is as in `write_model`."""
-    n_vocab, n_head_kv, width = len(vocabulary(tokenizer)[0]), n_head_kv or n_head, n_embd // n_head
+    """Write a model of one of the architectures; return its path."""
+    n_vocab, n_head_kv, width = vocabulary_size(tokenizer), n_head_kv or n_head, n_embd // n_head
     learned = architecture == "gpt2"
     keys: dict[str, Any] = {
         "context_length": context_length,

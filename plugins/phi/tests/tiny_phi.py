@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from tiny_models import vocabulary, write_model
+from llamacli.testing.models import write_model
+from llamacli.testing.vocabularies import vocabulary_size
 
 
 def write_phi(
@@ -34,7 +35,7 @@ def write_phi(
     with `factors` those of LongRoPE for both sides of it. `fused` stores queries, keys and values as one matrix, as
     converters do. The rest is as in `write_model`.
     """
-    n_vocab, n_head_kv, width = len(vocabulary(tokenizer)[0]), n_head_kv or n_head, n_embd // n_head
+    n_vocab, n_head_kv, width = vocabulary_size(tokenizer), n_head_kv or n_head, n_embd // n_head
     n_rot = n_rot or width
     keys: dict[str, Any] = {
         "context_length": context_length,

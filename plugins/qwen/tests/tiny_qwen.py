@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from tiny_models import vocabulary, write_model
+from llamacli.testing.models import write_model
+from llamacli.testing.vocabularies import vocabulary_size
 
 
 def write_qwen(
@@ -35,7 +36,7 @@ def write_qwen(
     `n_ff`. The rest is as in `write_model`.
     """
     moe, normed = architecture.endswith("moe"), architecture.startswith("qwen3")
-    n_vocab, n_head_kv, width = len(vocabulary(tokenizer)[0]), n_head_kv or n_head, head_dim or n_embd // n_head
+    n_vocab, n_head_kv, width = vocabulary_size(tokenizer), n_head_kv or n_head, head_dim or n_embd // n_head
     keys: dict[str, Any] = {
         "context_length": 256,
         "embedding_length": n_embd,

@@ -1,0 +1,122 @@
+"""Metadata of small vocabularies, one for each tokenizer scheme of GGUF files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from llamacli.tokenizer.byte_level import BYTE_OF_CHAR
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""GGUF's token types."""
+
+SPACE = "\u2581"
+"""SentencePiece's mark for a space."""
+
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+HEAD = {"<unk>": UNKNOWN, "<s>": CONTROL, "</s>": CONTROL, **dict.fromkeys(BYTE_TOKENS, BYTE)}
+"""Types of the first 259 tokens of a SentencePiece vocabulary: unknown, BOS, EOS, and one for each byte."""
+
+WORDS = (
+    "once", "upon", "a", "time", "there", "was", "little", "girl", "dog", "the", "and", "she", "saw", "big", "ball",
+)  # fmt: skip
+
+
+def spm_vocabulary() -> tuple[list[str], list[float], list[int]]:
+    """Tokens, scores and types of a small SentencePiece vocabulary.
+
+    Ids 0, 1 and 2 are unknown, BOS and EOS; the bytes follow, then words with all their beginnings, then letters.
+    Better scores are merged first.
+    """
+    letters = [SPACE, *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,!?'\"-"]
+    merged = dict.fromkeys(f"{SPACE}{word}"[:n] for word in WORDS for n in range(2, len(word) + 2))
+    pieces = [*merged, *letters]
+    scores = [0.0] * len(HEAD) + [-float(rank) for rank in range(len(pieces))]
+    return [*HEAD, *pieces], scores, [*HEAD.values(), *[NORMAL] * len(pieces)]
+
+
+def vocabulary(tokenizer: str) -> dict[str, Any]:
+    """Metadata of the vocabulary that a tiny model has.
+
+    "test" is 128 tokens without text, "spm" is `spm_vocabulary`.
+    """
+    if tokenizer == "spm":
+        tokens, scores, types = spm_vocabulary()
+        return tokenizer_keys({"model": "llama", "tokens": tokens, "scores": scores, "token_type": types})
+    tokens = [f"tok_{i}" for i in range(128)]
+    return tokenizer_keys({"model": tokenizer, "tokens": tokens, "scores": [0.0] * 128, "token_type": None})
+
+
+def vocabulary_size(tokenizer: str) -> int:
+    """Number of tokens of `vocabulary(tokenizer)`."""
+    return len(vocabulary(tokenizer)["tokenizer.ggml.tokens"])
+
+
+def scored(scores: Mapping[str, float], kinds: Mapping[str, int] | None = None, **keys: Any) -> dict[str, Any]:
+    """Metadata of a SentencePiece BPE vocabulary, merged by scores.
+
+    Ids 0 to 258 are `HEAD`; the scored tokens follow in order, then those of `kinds`, by token type.
+    """
+    types = {**HEAD, **dict.fromkeys(scores, NORMAL), **(kinds or {})}
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": list(types),
+        "tokenizer.ggml.scores": np.array([scores.get(text, 0.0) for text in types], np.float32),
+        "tokenizer.ggml.token_type": np.array(list(types.values()), np.int32),
+        **tokenizer_keys(keys),
+    }
+
+
+def ranked(merges: Sequence[str], kinds: Mapping[str, int] | None = None, **keys: Any) -> dict[str, Any]:
+    """Metadata of a BPE vocabulary in raw UTF-8, merged by rank.
+
+    Ids 0 to 258 are `HEAD`, 259 is a space; all pieces of the merges follow, then those of `kinds`, by token type.
+    """
+    types = {**HEAD, **dict.fromkeys([SPACE, *_pieces(merges)], NORMAL), **(kinds or {})}
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": list(types),
+        "tokenizer.ggml.token_type": np.array(list(types.values()), np.int32),
+        "tokenizer.ggml.merges": list(merges),
+        "tokenizer.ggml.bos_token_id": 1,
+        **tokenizer_keys(keys),
+    }
+
+
+def byte_level(merges: Sequence[str], kinds: Mapping[str, int] | None = None, **keys: Any) -> dict[str, Any]:
+    """Metadata of a byte-level BPE vocabulary.
+
+    Ids 0 to 255 are the bytes; what the merges make follows, then those of `kinds`, by token type.
+    """
+    bytes_in_order = sorted(BYTE_OF_CHAR, key=BYTE_OF_CHAR.__getitem__)
+    types = {**dict.fromkeys([*bytes_in_order, *_pieces(merges)], NORMAL), **(kinds or {})}
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": list(types),
+        "tokenizer.ggml.token_type": np.array(list(types.values()), np.int32),
+        "tokenizer.ggml.merges": list(merges),
+        **tokenizer_keys(keys),
+    }
+
+
+def english(space: str) -> list[str]:
+    """Merges of some English words, their spaces written as `space`."""
+    words = ["the", "cat", "sat", "mat", "on", "hello", "world", f"{space}the", f"{space}cat", f"{space}on", "12", "!!"]
+    return list(dict.fromkeys(f"{word[:i]} {word[i]}" for word in words for i in range(1, len(word))))
+
+
+def english_scores() -> dict[str, float]:
+    """Scores of the words of `english`: the longer the better, and no two alike."""
+    return {piece: len(piece) - i / 1000 for i, piece in enumerate([SPACE, *_pieces(english(SPACE))])}
+
+
+def tokenizer_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata keys with their full names: `pre` becomes tokenizer.ggml.pre."""
+    return {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
+
+
+def _pieces(merges: Sequence[str]) -> list[str]:
+    return [piece for merge in merges for piece in (*merge.split(" "), merge.replace(" ", ""))]
