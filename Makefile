@@ -1,4 +1,4 @@
-# make run | test | test-bounds | test-kills | lint : everything they need is installed into .venv on first use.
+# make run | lint | test | test-all | test-bounds : everything they need is installed into .venv on first use.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -6,25 +6,31 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(addprefix -e ,$(PLUGINS))
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: run test test-bounds test-kills lint clean
+.PHONY: run test test-all test-bounds lint clean
 
 run: $(VENV)/.installed
 	$(BIN)/llamacli run < /dev/null
 
+# WORKERS=0 runs in one process. Workers share compiled kernels: see tests/support/suite.py.
+WORKERS ?= 2
+PYTEST  := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not slow"
 
-# Every kernel's memory between pages that nobody may touch; functions of arrays with Numba's own checks.
-GUARDED := tests/engine tests/kernels/test_attention.py tests/kernels/test_linear.py tests/kernels/test_encoding.py \
-           tests/kernels/test_sampling_kernels.py tests/sampling tests/kv tests/test_goldens.py tests/kernels/kv_types tests/branches tests/ops tests/tools/test_embedding.py \
-           tests/test_session.py tests/test_session_state.py plugins
+# The rest: what is slow, and what tries more examples in the full profile.
+test-all: test-bounds
+	LLAMACLI_TEST_PROFILE=full $(PYTEST) -m "slow or deep or hypothesis"
+
+# Every kernel's memory between forbidden pages; functions of arrays with Numba's own checks.
+GUARDED := tests/ops tests/engine tests/kernels/test_attention.py tests/kernels/test_linear.py \
+           tests/kernels/test_encoding.py tests/kernels/test_sampling_kernels.py tests/kernels/kv_types tests/kv \
+           tests/sampling tests/branches tests/test_goldens.py tests/test_session.py tests/test_session_state.py \
+           tests/tools/test_embedding.py plugins
 test-bounds: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -q -p llamacli.testing.guarded --guard=end $(GUARDED)
-	$(BIN)/python -m pytest -q -p llamacli.testing.guarded --guard=start $(GUARDED)
-	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest -q tests/sampling tests/kernels/test_sampling_kernels.py
-
-test-kills: $(VENV)/.installed-test
-	PYTHONPATH=tests:tests/support $(BIN)/python tests/kv/test_snapshot.py 200
+	$(PYTEST) -p llamacli.testing.guarded --guard=end -m "not slow" -k "not reference" $(GUARDED)
+	$(PYTEST) -p llamacli.testing.guarded --guard=start -m "not slow" -k "not reference" $(GUARDED)
+	NUMBA_BOUNDSCHECK=1 $(PYTEST) -m "not slow" tests/sampling tests/kernels/test_sampling_kernels.py
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .

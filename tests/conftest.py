@@ -6,17 +6,12 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 
 import tiny_variants
 from llamacli import Model, load_model
 from llamacli.engine import Engine, ReferenceEngine, default_engine
 from llamacli.plugins import ARCHITECTURES, GENERAL, Plugins
-
-# No deadline: how long an example takes says more about what else the machine does.
-hypothesis.settings.register_profile("suite", deadline=None)
-hypothesis.settings.load_profile("suite")
 
 ENGINES = {"reference": ReferenceEngine, "default": default_engine}
 
@@ -25,6 +20,14 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 TinyGguf = Callable[..., Path]
 LoadTiny = Callable[..., Model]
+
+
+SLOW_REFERENCE = pytest.mark.parametrize(
+    "engine",
+    [pytest.param(ReferenceEngine, id="reference", marks=pytest.mark.slow), pytest.param(default_engine, id="default")],
+    indirect=True,
+)
+"""Run a test with every engine, but leave the reference engine to `make test-all`."""
 
 
 @pytest.fixture(params=ENGINES.values(), ids=ENGINES)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import LoadTiny, TinyGguf
+from conftest import SLOW_REFERENCE, LoadTiny, TinyGguf
 from llamacli import Model, load_model
 from llamacli.engine import Engine, ReferenceEngine
 from llamacli.ops import linear, moe
@@ -63,6 +63,7 @@ def test_fp32_matches_llama_cpp_on_float32_weights(variant: str, load_tiny: Load
     check_exact(Golden.load(variant), all_logits(load_tiny(variant)), VARIANTS[variant].exact)
 
 
+@SLOW_REFERENCE
 @pytest.mark.parametrize("variant", FLOAT32)
 def test_fp32_greedy_tokens_match_llama_cpp(variant: str, load_tiny: LoadTiny) -> None:
     golden, model = Golden.load(variant), load_tiny(variant)
@@ -70,6 +71,7 @@ def test_fp32_greedy_tokens_match_llama_cpp(variant: str, load_tiny: LoadTiny) -
     check_greedy(golden, greedy(model, TOKENS[:N_PROMPT].tolist(), N_GREEDY), gap=1e-3)
 
 
+@SLOW_REFERENCE
 @pytest.mark.parametrize("variant", EVERY)
 def test_auto_is_close_to_llama_cpp(variant: str, load_tiny: LoadTiny) -> None:
     golden, logits = Golden.load(variant), all_logits(load_tiny(variant, "auto"))
@@ -77,6 +79,7 @@ def test_auto_is_close_to_llama_cpp(variant: str, load_tiny: LoadTiny) -> None:
     check_top1(golden, logits, gap=0.3 * logits.std())  # three times what CLOSE allows for
 
 
+@SLOW_REFERENCE
 @pytest.mark.parametrize("variant", EVERY)
 def test_single_tokens_and_batches_are_bit_equal(variant: str, load_tiny: LoadTiny) -> None:
     model = load_tiny(variant, "auto")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "tutorials"
 TUTORIALS = sorted(FOLDER.glob("[0-9]*.md"))
 

@@ -262,7 +262,9 @@ def known_distribution(architecture: str) -> str | None:
         return None
     plain = re.sub(r"[^a-z0-9]", "", architecture.lower())
     families = [
-        extra for extra in extras if plain.startswith(extra) and extra not in ("all", "grammar", "test", "lint")
+        extra
+        for extra in extras
+        if plain.startswith(extra) and extra not in ("all", "grammar", "test", "testing", "lint")
     ]
     return f"llamacli-{max(families, key=len)}" if families else None
 

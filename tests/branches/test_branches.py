@@ -4,7 +4,6 @@ import sys
 import attrs
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
@@ -15,6 +14,7 @@ from llamacli import CacheFull, ClosedError, InvalidRequestError, Model, Samplin
 from llamacli.branches import Branches
 from llamacli.engine import ReferenceEngine
 from llamacli.sampling import Draw, Grammar, SamplerChain, merge_logits
+from suite import examples
 
 LONG = np.random.RandomState(7).randint(0, 128, 100).tolist()
 RANDOM = SamplingParams(temp=1.0, top_k=40, penalty=1.2)
@@ -517,7 +517,8 @@ def machine(tmp_path_factory, plugins) -> type[RuleBasedStateMachine]:
     return BranchMachine
 
 
+@pytest.mark.deep
 def test_random_operations_match_a_tree_of_lists(machine) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    run_state_machine_as_test(machine, settings=settings(max_examples=80, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(machine, settings=examples(80, stateful_step_count=30))

@@ -4,7 +4,7 @@ import contextlib
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli import ChatTemplateError
@@ -14,6 +14,7 @@ from llamacli.chat.template import ChatTemplate
 from llamacli.testing.chats import CHATML
 from llamacli.testing.vocabularies import CONTROL, byte_level
 from llamacli.tokenizer import tokenizer_from_metadata
+from suite import examples
 
 TOKENIZER = tokenizer_from_metadata(byte_level([], {"<s>": CONTROL}))
 USER = {"role": "user", "content": "x" * 1000}
@@ -141,7 +142,7 @@ CALL = {"id": "<s>", "function": {"name": "<s>", "arguments": {"<s>": ["<s>"]}}}
 TALK = [{"role": "user", "content": "Hi <s> s"}, {"role": "assistant", "content": "<s>", "tool_calls": [CALL]}]
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(EXPRESSIONS | st.lists(st.sampled_from(WORDS.split())).map(" ".join))
 def test_any_template_renders_or_is_refused_and_lets_no_text_steer(source: str) -> None:
     with contextlib.suppress(ChatTemplateError):

@@ -2,10 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from llamacli import load_tokenizer
+from suite import examples
 
 
 def test_line_per_token(invoke, model: Path) -> None:
@@ -40,7 +41,7 @@ def test_stdin_keeps_final_newline(invoke, model: Path) -> None:
 
 
 @given(text=st.text())
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_each_token_is_one_printable_line(text: str, invoke, model: Path) -> None:
     lines = invoke("tokenize", model, input=text.encode()).stdout.split("\n")
     assert len(lines) - 1 == len(load_tokenizer(model).encode(text))

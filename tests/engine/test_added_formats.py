@@ -104,6 +104,7 @@ def test_the_choice_of_a_kernel_shows(write, plugins) -> None:
     assert (own != logits(path, "q8", plugins, default_engine())).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", available())
 def test_kernels_agree_with_plain_products_under_each_instruction_set(isa: str) -> None:
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kernels/test_linear.py"]

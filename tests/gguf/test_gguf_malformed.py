@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gguf_builder as b
@@ -15,6 +15,7 @@ from llamacli.errors import ModelFormatError
 from llamacli.gguf import is_gguf, open_gguf
 from llamacli.gguf.header import parse_header
 from llamacli.quantization import TensorType
+from suite import examples
 
 SMALL = b.gguf_bytes(
     [
@@ -196,7 +197,7 @@ mutations = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(mutations)
 def test_mutated_file_is_rejected_or_read(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int, bytes]]

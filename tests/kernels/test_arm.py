@@ -8,7 +8,7 @@ import importlib.util
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -20,6 +20,7 @@ from llamacli.kernels.layout import ACTIVATION, INTEGER_FORMS
 from llamacli.kernels.packing_formats import ROWS, IntegerPacking, packings
 from llamacli.kv import KV_TYPES, PAGE
 from llamacli.quantization import TensorType
+from suite import examples
 
 emulated = pytest.mark.skipif(
     importlib.util.find_spec("unicorn") is None, reason="the emulator unicorn is not installed"
@@ -146,7 +147,7 @@ def test_dot_product_of_extremes(dot_products, u, s):
     check_dot(dot_products, np.arange(16, dtype=np.int32), np.full(64, u, np.uint8), np.full(64, s, np.int8))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     total=arrays(np.int32, 16, elements=st.integers(-(2**30), 2**30)),
     unsigned=arrays(np.uint8, 64),
@@ -276,14 +277,17 @@ def random_activations(random, packing, n_tokens, n_blocks):
     return x
 
 
+TILES = [
+    *(("neon", kind, 1) for kind in packings()),
+    *(("neon", kind, 4) for kind in (TensorType.F16, TensorType.Q8_0, TensorType.Q4_0, TensorType.Q4_K)),
+    *(("i8mm", kind, 1) for kind in (TensorType.Q8_0, TensorType.Q4_K, TensorType.IQ4_NL)),
+]
+
+
 @emulated
 @pytest.mark.parametrize(
     ("name", "kind", "n_tokens"),
-    [
-        *(("neon", kind, 1) for kind in packings()),
-        *(("neon", kind, 4) for kind in (TensorType.F16, TensorType.Q8_0, TensorType.Q4_0, TensorType.Q4_K)),
-        *(("i8mm", kind, 1) for kind in (TensorType.Q8_0, TensorType.Q4_K, TensorType.IQ4_NL)),
-    ],
+    [pytest.param(*args, marks=() if TensorType.Q8_0 in args else pytest.mark.slow) for args in TILES],
     ids=str,
 )
 def test_a_tile_is_the_same_bits_as_here(name, kind, n_tokens):

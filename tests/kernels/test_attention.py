@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import running
 
 from llamacli.kernels.attention import ATTENTION, STORE, attention, scratch_bytes, store_kv
 from llamacli.kernels.layout import ROW
@@ -10,6 +9,7 @@ from llamacli.kernels.team import Team
 from llamacli.kv import KV_TYPES, KVLayout, KVPool, KVSequence, KVType
 from llamacli.kv.layout import KVSpec
 from llamacli.testing import formulas
+from llamacli.testing.kernels import run_kernel
 from llamacli.util.memory import view
 
 THREADS = 2
@@ -44,7 +44,7 @@ def place(*spans: tuple[KVSequence, int, int]) -> np.ndarray:
 def run(team: Team, kernel: object, record: np.dtype, state: KVSpec, rows: np.ndarray, **params) -> None:
     size = scratch_bytes(state.head_dim)
     scratch = np.full((THREADS, size // 4), np.nan, np.float32)
-    running.run_kernel(
+    run_kernel(
         team, kernel, record, n_rows=len(rows), rows=rows, layer=0, n_head_kv=state.n_head_kv, head_dim=state.head_dim,
         scratch=scratch, scratch_stride=size, **params,
     )  # fmt: skip

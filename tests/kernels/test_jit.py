@@ -276,6 +276,7 @@ def test_numbas_own_folder_stays_as_it_was(tmp_path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 
+@pytest.mark.slow
 def test_a_model_runs_from_a_damaged_cache_as_from_a_new_one(tmp_path) -> None:
     model = tiny_llama.write_llama(tmp_path / "model.gguf", type="Q8_0")
     env = {"LLAMACLI_CACHE": str(tmp_path / "cache")}

@@ -5,7 +5,7 @@ from enum import IntEnum
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import example_formats
@@ -22,6 +22,7 @@ from llamacli.kernels.team import Team
 from llamacli.quantization import FORMATS, TensorType, dequantize, nbytes
 from llamacli.testing import formulas
 from llamacli.testing.kernels import run_kernel
+from suite import examples
 
 ADDED = [fmt for fmt in example_formats.FORMATS if fmt.packing]
 KINDS = [pytest.param(kind, id=kind.name) for kind in (*packings(), *(fmt.type for fmt in ADDED))]
@@ -155,7 +156,7 @@ def test_bias_residual_and_first_row(team, kind):
     assert (result[:4] == 7).all()
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     kind=st.sampled_from([TensorType.F32, TensorType.F16, TensorType.Q8_0, TensorType.Q4_0]),
     n=st.integers(1, 70),

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from llamacli import InvalidRequestError
 from llamacli.kv import KVCache, KVLayout, KVPool, KVSpec
+from suite import examples
 
 SEQ_LEN, N_SEQ, WINDOW = 70, 4, 20
 SPECS = [KVSpec(1, 2), KVSpec(2, 3, window=WINDOW), KVSpec(1, 2)]
@@ -127,7 +127,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.pool.n_bytes == 0
 
 
-CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+CacheMachine.TestCase.settings = examples(60, stateful_step_count=40)
 TestCacheMachine = CacheMachine.TestCase
 
 

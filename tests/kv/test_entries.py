@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from llamacli import ClosedError, InvalidRequestError
 from llamacli.kv import CacheFull, LayerKVCache, ModelKVCache, MultiSequenceKVCache, SlidingWindowKVCache
+from suite import examples
 
 
 def entry(layer: int, position: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,7 +76,7 @@ class EntryCacheMachine(RuleBasedStateMachine):
                         np.testing.assert_array_equal(mine, expected)
 
 
-EntryCacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+EntryCacheMachine.TestCase.settings = examples(60, stateful_step_count=40)
 TestEntryCacheMachine = EntryCacheMachine.TestCase
 
 

@@ -9,6 +9,7 @@ from kv_helpers import ONE, InterruptAt, fill, new_sequence
 from llamacli.kv import PAGE, KVLayout, KVPool, KVSequence, KVSpec
 from llamacli.kv import pool as pool_module
 from llamacli.util.memory import view
+from suite import STRIDE
 
 
 def test_memory_is_allocated_on_demand_and_released() -> None:
@@ -52,9 +53,10 @@ ACTIONS: dict[str, Callable[[KVSequence], object]] = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("action", ACTIONS)
 def test_reference_counts_match_page_tables_after_an_interrupt(action: str) -> None:
-    for n in itertools.count(1):
+    for n in itertools.count(1, STRIDE):
         pool = KVPool(KVLayout.of([ONE, KVSpec(2, 4, window=20)], "f32"))
         one, other = KVSequence(pool, 100), KVSequence(pool, 100)
         fill(one, 0, 40)

@@ -5,11 +5,12 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from llamacli.testing import formulas
 from kv_helpers import ONE, InterruptAt, fill, new_sequence, random_cells
 from llamacli import InvalidRequestError
 from llamacli.kv import KV_TYPES, PAGE, KVLayout, KVPool, KVSequence, KVSpec
 from llamacli.kv import sequence as sequence_module
+from llamacli.testing import formulas
+from suite import STRIDE
 
 NMSE_OF_ROUNDING = {"q4_0": 2e-2, "q4_1": 2e-2, "iq4_nl": 2e-2, "q5_0": 5e-3, "q5_1": 5e-3}
 """Upper bounds of the error that quantizing keys once more may add."""
@@ -135,8 +136,9 @@ class TestWindows:
         np.testing.assert_array_equal(sequence.read(1, 50)[0][..., 31:], k.transpose(1, 2, 0)[..., 31:])
 
 
+@pytest.mark.deep
 def test_close_can_be_interrupted_and_repeated() -> None:
-    for n in itertools.count(1):
+    for n in itertools.count(1, STRIDE):
         sequence = new_sequence([ONE, KVSpec(2, 4, window=20)], 100)
         fill(sequence, 0, 90)
         pool = sequence.pool

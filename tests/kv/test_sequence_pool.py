@@ -1,12 +1,12 @@
 """State machine of random leases."""
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from llamacli import InvalidRequestError
 from llamacli.kv import NO_LEASE, KVCache, KVLayout, KVPool, KVSpec, SequencePool
+from suite import examples
 
 
 class SequencePoolMachine(RuleBasedStateMachine):
@@ -72,7 +72,7 @@ class SequencePoolMachine(RuleBasedStateMachine):
                 assert not self.cache.sequence(seq).tables[0].any()
 
 
-SequencePoolMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+SequencePoolMachine.TestCase.settings = examples(150, stateful_step_count=40)
 TestSequencePoolMachine = SequencePoolMachine.TestCase
 
 

@@ -294,13 +294,6 @@ def kills(path: Path, n: int, seed: int) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-def test_killed_writer_leaves_the_old_or_the_new_state(tmp_path: Path) -> None:
-    kills(tmp_path / "s", 8, seed=1)
-
-
-if __name__ == "__main__":
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        kills(Path(folder) / "s", int(sys.argv[1]), seed=2)
-    print(f"{sys.argv[1]} kills: the old state or the new each time")
+@pytest.mark.parametrize("n", [8, pytest.param(200, marks=pytest.mark.slow)])
+def test_killed_writer_leaves_the_old_or_the_new_state(n: int, tmp_path: Path) -> None:
+    kills(tmp_path / "s", n, seed=n)

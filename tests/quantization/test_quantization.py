@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from gguf.quants import _type_traits
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -23,6 +23,7 @@ from llamacli.quantization import (
     quantize,
     type_size,
 )
+from suite import examples
 
 GGUF_TYPES = sorted({*_type_traits, GGMLQuantizationType.F32, GGMLQuantizationType.F16})
 QUANTIZABLE = [fmt.type for fmt in FORMATS.values() if fmt.quantize]
@@ -53,7 +54,7 @@ def reference(raw: np.ndarray, t: GGMLQuantizationType) -> np.ndarray:
 
 
 @pytest.mark.parametrize("t", GGUF_TYPES, ids=lambda t: t.name)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_random_bytes_dequantise_bit_equal(t: GGMLQuantizationType, data: st.DataObject) -> None:
     n_rows, n_blocks = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
@@ -98,7 +99,7 @@ def test_plain_numbers_become_float32(t: TensorType, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("t", QUANTIZABLE, ids=lambda t: t.name)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_quantised_bit_equal_to_gguf(t: TensorType, data: st.DataObject) -> None:
     finite = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-65504, max_value=65504)

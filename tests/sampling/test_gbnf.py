@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli import InvalidRequestError
@@ -13,6 +13,7 @@ from llamacli.sampling.gbnf import parse_gbnf
 from llamacli.sampling.lexemes import to_lark
 from llamacli.testing.vocabularies import CONTROL, byte_level
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
+from suite import examples
 
 pytest.importorskip("llguidance")
 
@@ -215,7 +216,7 @@ def derives(grammar: dict[str, Item], text: str) -> bool:
         rules = more
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(ITEMS, ITEMS, ITEMS)
 def test_language_matches_the_definition(root: Item, x: Item, y: Item) -> None:
     rules = {"root": root, "x": x, "y": y}

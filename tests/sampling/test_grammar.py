@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import LoadTiny
@@ -16,6 +16,7 @@ from llamacli import InvalidRequestError, SamplingParams, load_tokenizer
 from llamacli.sampling import Candidates, Draw, Grammar, Greedy, SamplerChain, SamplerState, TopK, build_chain
 from llamacli.testing.vocabularies import CONTROL, byte_level, english, spm_vocabulary, tokenizer_keys
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
+from suite import examples
 
 pytest.importorskip("llguidance")
 
@@ -137,7 +138,7 @@ class TestSchema:
         assert str(raised.value).startswith(f"json_schema: {line}")
         assert reason in str(raised.value)
 
-    @settings(max_examples=50)
+    @examples(50)
     @given(st.text('{}[]":,a1 \n', max_size=20))
     def test_random_text_compiles_or_fails_with_its_line(self, text: str) -> None:
         try:
