@@ -1,4 +1,4 @@
-"""Fixtures that many tests share."""
+"""Fixtures of the core's tests."""
 
 import tomllib
 from collections.abc import Callable
@@ -32,13 +32,13 @@ SLOW_REFERENCE = pytest.mark.parametrize(
 
 @pytest.fixture(params=ENGINES.values(), ids=ENGINES)
 def engine(request: pytest.FixtureRequest) -> Engine:
-    """Every engine in turn."""
+    """Each engine."""
     return request.param()
 
 
 @pytest.fixture(scope="session")
 def plugins() -> Plugins:
-    """The families of this repository and no others, whatever else is installed."""
+    """Model families of this repository, whatever else is installed."""
     entries = []
     for project in sorted(PLUGINS.glob("*/pyproject.toml")):
         groups = tomllib.loads(project.read_text())["project"]["entry-points"]
@@ -52,7 +52,7 @@ def plugins() -> Plugins:
 
 @pytest.fixture(scope="session")
 def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> TinyGguf:
-    """Write a variant of `tiny_variants.VARIANTS`, by name, with other options on top; each file is made once."""
+    """Write a variant of `tiny_variants.VARIANTS`, once, with these options on top."""
     directory = tmp_path_factory.mktemp("tiny")
     made: dict[str, Path] = {}
 
@@ -77,7 +77,7 @@ def load_tiny(tiny_gguf: TinyGguf, plugins: Plugins, engine: Engine) -> LoadTiny
 
 @pytest.fixture(scope="session")
 def shared() -> Callable[[str], Path]:
-    """The path of a real model or vocabulary that lies beside the checkout; skips the test where it does not."""
+    """Path of a real model or vocabulary; skips where there is none."""
 
     def find(name: str) -> Path:
         path = SHARED / name

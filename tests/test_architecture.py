@@ -44,7 +44,7 @@ class TestConfig:
             seq_len=512,
         )
 
-    def test_heads_may_be_wider_than_their_share(self) -> None:
+    def test_head_dim_may_differ_from_n_embd_per_head(self) -> None:
         wide = config(a__attention__key_length=16, a__attention__head_count=5, a__attention__head_count_kv=1)
         assert (wide.n_head, wide.n_head_kv, wide.head_dim) == (5, 1, 16)
 
@@ -52,7 +52,7 @@ class TestConfig:
         mixture = config(a__expert_count=8, a__expert_used_count=2)
         assert (mixture.n_expert, mixture.n_expert_used) == (8, 2)
 
-    def test_every_key_counts_as_read(self) -> None:
+    def test_common_keys_are_marked_as_read(self) -> None:
         metadata = Metadata(KEYS)
         Config.from_gguf(metadata)
         assert set(KEYS) <= metadata.consumed
@@ -62,12 +62,12 @@ class TestConfig:
         with pytest.raises(ModelFormatError, match=f"m.gguf: metadata key '{key}' is missing"):
             config(**{key: None})
 
-    def test_no_vocabulary_of_any_size(self) -> None:
+    def test_missing_vocabulary_size(self) -> None:
         with pytest.raises(ModelFormatError, match=r"'a\.vocab_size' is missing"):
             config(a__vocab_size=None)
         assert config(a__vocab_size=None, tokenizer__ggml__tokens=["x", "y"]).n_vocab == 2
 
-    def test_a_familys_fields_are_fixed_like_the_common_ones(self) -> None:
+    def test_fields_of_a_family_are_frozen(self) -> None:
         @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
         class Family(Config):
             window: int
@@ -99,7 +99,7 @@ class TestSlidingLayers:
         assert sliding_layers(Metadata(keys), "a", 5, period=2) == tuple(expected)
 
     @pytest.mark.parametrize("value", [-1, "2", True, 2.0, np.array([True] * 4), np.array([2.0] * 5)])
-    def test_anything_else_is_refused(self, value: object) -> None:
+    def test_other_values_are_refused(self, value: object) -> None:
         with pytest.raises(ModelFormatError, match=self.KEY):
             sliding_layers(Metadata({self.KEY: value}), "a", 5, period=2)
 
@@ -138,7 +138,7 @@ class TestTensorTable:
         assert first.bias is None
         assert (second.weight.shape, second.bias.name) == ((4, 4), "blk.1.attn_q.bias")
 
-    def test_every_mismatch_at_once(self) -> None:
+    def test_all_mismatches_are_reported_together(self) -> None:
         broken = self.file(token_embd__weight=None, output__weight=(4, 8), blk__2__attn_q__weight=(4, 4), x=(1,))
         with pytest.raises(ModelFormatError) as raised:
             self.table().bind(broken)
@@ -149,7 +149,7 @@ class TestTensorTable:
             "tensor x (1,) is not one that the architecture reads",
         ]
 
-    def test_of_many_mismatches_the_first_are_shown(self) -> None:
+    def test_long_lists_of_mismatches_are_truncated(self) -> None:
         broken = self.file(**{f"x{i}": (1,) for i in range(200)})
         with pytest.raises(ModelFormatError) as raised:
             self.table().bind(broken)
@@ -157,7 +157,7 @@ class TestTensorTable:
         assert len(problems) == 9
         assert problems[7:] == ["tensor x7 (1,) is not one that the architecture reads", "and 192 more"]
 
-    def test_a_name_that_is_not_in_the_table(self) -> None:
+    def test_undeclared_names(self) -> None:
         weights = self.table().bind(self.file())
         for scope in (weights, weights.blk[0]):
             with pytest.raises(PluginError, match="'attn_k' is not in the architecture's table of tensors"):
@@ -168,7 +168,7 @@ class TestTensorTable:
         table.block().add_fused("attn_qkv", attn_q=(8, 4), attn_k=(2, 4), attn_v=(2, 4))
         return table
 
-    def test_fused_or_apart(self) -> None:
+    def test_fused_or_separate(self) -> None:
         apart = {
             f"blk.0.attn_{name}.weight": np.zeros((n, 4), np.float32) for name, n in zip("qkv", (8, 2, 2), strict=True)
         }
@@ -181,7 +181,7 @@ class TestTensorTable:
                 assert {tensor.name for tensor in found} == {"blk.0.attn_qkv.weight"}
                 assert [tensor.first_row for tensor in found] == [0, 8, 10]
 
-    def test_neither_fused_nor_apart(self) -> None:
+    def test_neither_fused_nor_separate(self) -> None:
         shapes = {"attn_k": (2, 4)}, {"attn_qkv": (13, 4)}, {"attn_qkv": (12, 4), "attn_k": (2, 4)}
         messages = (
             "tensor blk.0.attn_q.weight is missing, expected (8, 4); tensor blk.0.attn_v.weight is missing",
@@ -193,7 +193,7 @@ class TestTensorTable:
             with pytest.raises(ModelFormatError, match=re.escape(f"m: {message}")):
                 self.fusing().bind(ArrayFile(Path("m"), Metadata({}), arrays))
 
-    def test_scale_and_bias_may_be_needed(self) -> None:
+    def test_required_scale_and_bias(self) -> None:
         file = ArrayFile(Path("m"), Metadata({}), {"router.weight": np.zeros((3, 4), np.float32)})
         table = TensorTable()
         table.add("router", 3, 4, bias=True, scale=(4,))
@@ -204,7 +204,7 @@ class TestTensorTable:
         with pytest.raises(ModelFormatError, match=message):
             table.bind(file)
 
-    def test_fused_or_apart_with_biases(self) -> None:
+    def test_fused_or_separate_with_biases(self) -> None:
         def bound(**shapes: tuple[int, ...]) -> Params:
             table = TensorTable()
             table.block().add_fused("attn_kv", bias=True, attn_k=(2, 4), attn_v=(3, 4))
@@ -221,7 +221,7 @@ class TestTensorTable:
         with pytest.raises(ModelFormatError, match=r"attn_kv\.bias \(5,\) is not one"):
             bound(k_weight=(2, 4), v_weight=(3, 4), kv_bias=(5,))
 
-    def test_the_keys_that_shapes_follow_from_are_named(self) -> None:
+    def test_errors_name_the_keys_behind_a_shape(self) -> None:
         metadata = Metadata(KEYS)
         Config.from_gguf(metadata)
         with pytest.raises(ModelFormatError, match=r"; expected by a\.attention\.head_count = 6, .*vocab_size = 50$"):

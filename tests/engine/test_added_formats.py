@@ -1,4 +1,4 @@
-"""Tensor types of plugins: files that have them load, run in kernels made from the plugin's packing, or say why not."""
+"""Tensor types of plugins: loading, kernels made from their packing, errors."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def plugins() -> Iterator[Plugins]:
-    """The example and what runs the tiny models."""
+    """Plugins of the example formats and of the tiny models' family."""
     before = dict(FORMATS)
     yield Plugins(
         [EntryPoint("llama", "llamacli_llama", ARCHITECTURES), EntryPoint("example", "example_formats", GENERAL)]
@@ -46,7 +46,7 @@ def plugins() -> Iterator[Plugins]:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Write a tiny model whose matrices are of an added type, or F32 with the same numbers."""
+    """Write a tiny model with matrices of an added type."""
     random_tensor = models.random_tensor
 
     def write(kind: Added, *, dequantized: bool = False, **options: object) -> Path:
@@ -75,21 +75,21 @@ def logits(path: Path, mode: str, plugins: Plugins, engine: Engine) -> np.ndarra
 
 @pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("kind", [Added.Q3_S, Added.I8_S])
-def test_fp32_is_the_formats_own_reference(kind, options, write, plugins, engine) -> None:
+def test_fp32_equals_dequantized_weights(kind, options, write, plugins, engine) -> None:
     expected = logits(write(kind, dequantized=True, **options), "fp32", plugins, engine)
     np.testing.assert_array_equal(logits(write(kind, **options), "fp32", plugins, engine), expected)
 
 
 @pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("kind", [Added.Q3_S, Added.Q4_A])
-def test_auto_computes_in_the_formats_own_kernels(kind, options, write, plugins, caplog) -> None:
+def test_auto_runs_the_kernels_of_the_type(kind, options, write, plugins, caplog) -> None:
     path = write(kind, **options | (WIDE if kind is Added.Q4_A else {}))
     exact = logits(path, "fp32", plugins, ReferenceEngine())
     assert formulas.nmse(logits(path, "auto", plugins, default_engine()), exact) < 5e-3
     assert "no kernel of its own" not in caplog.text
 
 
-def test_without_a_packing_it_is_computed_as_q8_0(write, plugins, caplog) -> None:
+def test_type_without_packing_is_computed_as_q8_0(write, plugins, caplog) -> None:
     path = write(Added.I8_S)
     with caplog.at_level(logging.WARNING):
         found = logits(path, "auto", plugins, default_engine())
@@ -97,8 +97,8 @@ def test_without_a_packing_it_is_computed_as_q8_0(write, plugins, caplog) -> Non
     assert "I8_S has no kernel of its own: such tensors are kept as Q8_0" in caplog.text
 
 
-def test_the_choice_of_a_kernel_shows(write, plugins) -> None:
-    """Of 3-bit weights Q8_0 keeps something else, so the two ways do not give the same numbers."""
+def test_results_differ_from_those_of_q8_0(write, plugins) -> None:
+    """Requantising 3-bit weights to Q8_0 rounds them."""
     path = write(Added.Q3_S)
     own = logits(path, "auto", plugins, default_engine())
     assert (own != logits(path, "q8", plugins, default_engine())).any()
@@ -106,17 +106,17 @@ def test_the_choice_of_a_kernel_shows(write, plugins) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", available())
-def test_kernels_agree_with_plain_products_under_each_instruction_set(isa: str) -> None:
+def test_products_under_each_instruction_set(isa: str) -> None:
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kernels/test_linear.py"]
     done = subprocess.run(
-        [sys.executable, *command, "-k", "(test_product or test_unpacking) and (Q3_S or T_S or Q4_A)"],
+        [sys.executable, *command, "-k", "(test_product or test_unpacked) and (Q3_S or T_S or Q4_A)"],
         env=os.environ | {"LLAMACLI_ISA": isa}, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     assert "42 passed" in done.stdout
 
 
-def test_a_plugin_with_kernels_is_registered_without_numba(write) -> None:
+def test_registering_kernels_does_not_import_numba(write) -> None:
     code = f"""
 import sys
 from importlib.metadata import EntryPoint
@@ -130,7 +130,7 @@ print(file.tensors["output.weight"].type.name, "numba" in sys.modules)
     assert done.stdout == "Q3_S False\n", done.stderr
 
 
-def test_the_format_of_the_plugin_guide_computes_as_the_example(write, plugins) -> None:
+def test_format_of_the_plugin_guide_equals_the_example(write, plugins) -> None:
     page = (ROOT / "docs" / "plugins.md").read_text()
     (source,) = (block for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "Q3_S" in block)
     path = write(Added.Q3_S)
@@ -142,7 +142,7 @@ def test_the_format_of_the_plugin_guide_computes_as_the_example(write, plugins) 
     np.testing.assert_array_equal(logits(path, "auto", plugins, default_engine()), expected)
 
 
-def test_widths_that_do_not_fit_are_refused_by_name(tmp_path, plugins) -> None:
+def test_rows_of_partial_blocks_are_refused(tmp_path, plugins) -> None:
     plugins.load_group(GENERAL)
     path = tmp_path / "narrow.gguf"
     tensor = gguf_builder.Tensor("output.weight", (48, 4), Added.Q3_S, data=bytes(84))
@@ -151,7 +151,7 @@ def test_widths_that_do_not_fit_are_refused_by_name(tmp_path, plugins) -> None:
         open_gguf(path)
 
 
-def test_scales_that_are_not_finite_are_refused_by_name(write, plugins, monkeypatch) -> None:
+def test_scales_that_are_not_finite_are_refused(write, plugins, monkeypatch) -> None:
     fmt = BY_TYPE[Added.Q3_S]
 
     def quantize(x: np.ndarray) -> np.ndarray:
@@ -200,7 +200,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("fmt", "message"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_packing_is_refused_by_the_name_of_its_type(fmt, message, write, plugins, monkeypatch) -> None:
+def test_broken_packing_is_refused(fmt, message, write, plugins, monkeypatch) -> None:
     monkeypatch.setattr(example_formats, "FORMATS", (fmt,))
     path = write(Added.Q3_S)
     with pytest.raises(PluginError, match=message):
@@ -208,15 +208,15 @@ def test_a_broken_packing_is_refused_by_the_name_of_its_type(fmt, message, write
     logits(path, "fp32", plugins, ReferenceEngine())
 
 
-def test_a_field_of_four_bytes_is_refused() -> None:
+def test_packing_field_of_four_bytes_is_refused() -> None:
     from llamacli.kernels.packing_formats import FieldKind
 
     with pytest.raises(ValueError, match="a field is stored in 1 or 2 bytes, not in the 4 of float32"):
         FieldKind(np.float32, lambda stored: stored, lambda b, address: address)
 
 
-def test_a_broken_packing_hurts_no_other_kernel(plugins, monkeypatch, caplog) -> None:
-    from llamacli.engine.catalog import catalog
+def test_broken_packing_leaves_other_kernels_alone(plugins, monkeypatch, caplog) -> None:
+    from llamacli.kernels.catalog import catalog
 
     monkeypatch.setattr(example_formats, "FORMATS", (BROKEN["raises"][0], BY_TYPE[Added.T_S]))
     plugins.load_group(GENERAL)

@@ -1,4 +1,4 @@
-"""Weights that are no numbers, and types that do not fit a tensor."""
+"""Weights that are NaN, infinite or too large; rows of partial blocks."""
 
 import numpy as np
 import pytest
@@ -12,13 +12,13 @@ from llamacli.gguf import open_gguf
 MATRIX = "blk.1.ffn_up.weight"
 KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 SCALE = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208}
-"""Where in a block its float16 scale stands, if not at its start."""
+"""Offset of the float16 scale in a block, if it is not 0."""
 
 BITS = {"nan": 0x7E00, "inf": 0x7C00, "-inf": 0xFC00}
 
 
 def spoiled(path, tmp_path, kind: str, number: str, name: str = MATRIX):
-    """A copy of a model in which one number or scale of a tensor, in the midst of it, is none."""
+    """Copy a model with a number or scale that is not finite."""
     data = bytearray(path.read_bytes())
     with open_gguf(path) as file:
         info = file.tensors[name]
@@ -38,7 +38,7 @@ def spoiled(path, tmp_path, kind: str, number: str, name: str = MATRIX):
 
 @pytest.mark.parametrize("number", BITS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_that_are_no_numbers_are_refused_by_name(kind, number, tiny_gguf, plugins, engine, tmp_path) -> None:
+def test_weights_that_are_not_finite_are_refused(kind, number, tiny_gguf, plugins, engine, tmp_path) -> None:
     wide = {"n_embd": 256, "n_ff": 512} if kind.endswith("_K") else {}
     path = tiny_gguf("gqa", type=kind, **wide)
     broken = spoiled(path, tmp_path, kind, number)
@@ -48,7 +48,7 @@ def test_weights_that_are_no_numbers_are_refused_by_name(kind, number, tiny_gguf
 
 
 @pytest.mark.parametrize("name", ["blk.0.attn_norm.weight", "blk.0.attn_q.bias", "token_embd.weight"])
-def test_every_kind_of_tensor_counts(name, tiny_gguf, plugins, engine, tmp_path) -> None:
+def test_each_kind_of_tensor_is_checked(name, tiny_gguf, plugins, engine, tmp_path) -> None:
     path = spoiled(tiny_gguf("biases"), tmp_path, "F32", "nan", name)
     with pytest.raises(ModelFormatError, match=f"tensor '{name}' has weights that are NaN"):
         load_model(path, plugins=plugins, engine=engine)
@@ -61,8 +61,8 @@ def test_weights_too_large_for_a_mode_are_refused(load_tiny, tiny_gguf) -> None:
         load_tiny(mode="q8", tensors=large)
 
 
-def test_logits_that_are_no_numbers_are_not_sampled(load_tiny) -> None:
-    """Finite weights may still be too large for their products."""
+def test_logits_that_are_not_finite_are_not_sampled(load_tiny) -> None:
+    """Products of finite weights may overflow."""
     huge = np.full((96, 64), 3e38)
     model = load_tiny(tensors={"blk.0.ffn_up.weight": huge, "blk.0.ffn_gate.weight": huge})
     with model.create_session() as session, np.errstate(all="ignore"):
@@ -73,7 +73,7 @@ def test_logits_that_are_no_numbers_are_not_sampled(load_tiny) -> None:
 
 
 @pytest.mark.parametrize(("kind", "block"), [("Q8_0", 32), ("Q4_K", 256), ("IQ4_NL", 32), ("MXFP4", 32)])
-def test_a_width_that_does_not_fit_the_types_block_is_refused_by_name(kind, block, tmp_path) -> None:
+def test_rows_of_partial_blocks_are_refused(kind, block, tmp_path) -> None:
     tensor = gguf_builder.Tensor("blk.0.attn_q.weight", (block + 8, 2), Type[kind], data=bytes(1000))
     (path := tmp_path / "odd.gguf").write_bytes(gguf_builder.gguf_bytes([], [tensor]))
     message = rf"odd\.gguf.*'blk\.0\.attn_q\.weight'.*rows of {block + 8} numbers are not a multiple of {kind}'s block"

@@ -1,4 +1,4 @@
-"""Walks of the table are cut into slices for Ctrl-C; results do not depend on where."""
+"""Slices of a step table, between which Ctrl-C is handled."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ TOKENS = np.random.default_rng(3).integers(0, 128, 200).tolist()
 
 @pytest.mark.parametrize("slice_work", [1.0, 1e5, 1e6])
 @pytest.mark.parametrize("variant", ["gqa", "moe_8_2"])
-def test_slices_change_nothing(
+def test_logits_do_not_depend_on_slices(
     variant: str, slice_work: float, tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_model(tiny_gguf(variant), "auto", plugins=plugins, engine=native.NativeEngine())

@@ -1,6 +1,6 @@
-"""The instruction sets of ARM: how they are found, their code, and what it computes in an emulator.
+"""ARM instruction sets: detection, machine code, results in an emulator.
 
-The dot products of this machine's own instruction sets are held to the same.
+The dot products of this machine's own instruction sets are tested in the same way.
 """
 
 import importlib.util
@@ -38,7 +38,7 @@ TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 12
         ("neoverse-v1", ("dotprod", "i8mm")),
     ],
 )
-def test_llvm_is_asked_what_a_cpu_has(cpu, has):
+def test_cpu_features_come_from_llvm(cpu, has):
     assert isa.arm_features(machine(cpu)) == set(has)
 
 
@@ -46,7 +46,7 @@ def test_llvm_is_asked_what_a_cpu_has(cpu, has):
     ("has", "runs"),
     [((), ("generic",)), (("dotprod",), ("generic", "neon")), (("dotprod", "i8mm"), ("generic", *isa.ARM))],
 )
-def test_the_best_is_chosen_and_the_others_can_be(monkeypatch, has, runs):
+def test_best_instruction_set_is_the_default_and_others_can_be_chosen(monkeypatch, has, runs):
     monkeypatch.setattr(isa, "features", lambda: frozenset({"neon", "fp-armv8", *has}))
     monkeypatch.delenv(isa.VARIABLE, raising=False)
     assert isa.available() == runs
@@ -56,14 +56,14 @@ def test_the_best_is_chosen_and_the_others_can_be(monkeypatch, has, runs):
         assert isa.isa.__wrapped__() == name
 
 
-def test_asking_on_another_cpu_finds_nothing(monkeypatch):
+def test_arm_features_are_empty_on_x86(monkeypatch):
     here = isa.features()
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     assert isa.features.__wrapped__() == here
 
 
 @pytest.mark.parametrize("name", isa.ARM)
-def test_other_cpus_refuse(monkeypatch, name):
+def test_arm_instruction_set_is_refused_on_x86(monkeypatch, name):
     monkeypatch.setattr(isa, "features", lambda: frozenset({"avx2", "fma", "f16c"}))
     monkeypatch.setenv(isa.VARIABLE, name)
     with pytest.raises(InvalidRequestError, match=f"LLAMACLI_ISA = '{name}', but this CPU runs only generic, avx2"):
@@ -113,7 +113,7 @@ def narrow_f16(b, out, x):
         ("neon", 2, narrow_f16, {"fcvtn": 2, "fcvtn2": 2, "bl": 0}),
     ],
 )
-def test_operations_are_few_instructions(name, n_args, emit, expected):
+def test_operations_compile_to_few_instructions(name, n_args, emit, expected):
     code = ArmFunction(name, n_args, emit)
     assert {instruction: code.count(instruction) for instruction in expected} == expected
 
@@ -126,7 +126,7 @@ DOTS = [
 
 @pytest.fixture(scope="module", params=DOTS)
 def dot_products(request):
-    """The code for bytes below 2^7 and 2^8, and what it takes from the latter."""
+    """Dot products of bytes below 2^7 and 2^8, and their bias."""
     kind, name = request.param
     return {bits: kind(name, 3, dot(bits)) for bits in (7, 8)}, 128 if name == "neon" else 0
 
@@ -183,7 +183,7 @@ FLOATS = np.concatenate(
 
 @emulated
 @pytest.mark.parametrize("f", [ir.exp, ir.rint, ir.round_f16, ir.absolute], ids=lambda f: f.__name__)
-def test_floats_are_the_same_bits_as_here(f):
+def test_float_operations_are_bit_equal_to_the_host(f):
     codes = ArmFunction("neon", 2, unary(f)), HostFunction(isa.isa(), 2, unary(f))
     for x in FLOATS.reshape(-1, 16):
         results = np.zeros((2, 16), np.uint32)
@@ -232,13 +232,13 @@ def tile(packing, n_tokens):
         ("i8mm", TensorType.MXFP4, {"usdot": 32, "eor": 0}),
     ],
 )
-def test_a_tile_multiplies_by_dot_products_alone(name, kind, expected):
+def test_tile_multiplies_by_dot_products_only(name, kind, expected):
     code = ArmFunction(name, *tile(packings()[kind], 1))
     assert {instruction: code.count(instruction) for instruction in expected} == expected
     assert code.count("bl") == 0
 
 
-def test_four_tokens_multiply_by_lanes():
+def test_tile_of_four_tokens_multiplies_by_lanes():
     code = ArmFunction("neon", *tile(packings()[TensorType.Q8_0], 4))
     products = [line for line in code.assembly.splitlines() if "\tsdot" in line]
     assert len(products) == 128
@@ -246,7 +246,7 @@ def test_four_tokens_multiply_by_lanes():
 
 
 def random_weights(random, packing, n_blocks):
-    """Blocks of random codes whose scales are no larger than makes sense."""
+    """Random packed blocks with scales of a usual size."""
     if not isinstance(packing, IntegerPacking):
         values = random.normal(size=(n_blocks, packing.block * ROWS)).astype(np.float32)
         if packing.activation == "f16":
@@ -290,13 +290,13 @@ TILES = [
     [pytest.param(*args, marks=() if TensorType.Q8_0 in args else pytest.mark.slow) for args in TILES],
     ids=str,
 )
-def test_a_tile_is_the_same_bits_as_here(name, kind, n_tokens):
+def test_tile_is_bit_equal_to_the_host(name, kind, n_tokens):
     check_tile(name, packings()[kind], n_tokens)
 
 
 @emulated
 @pytest.mark.parametrize("bias_bits", [None, 6])
-def test_codes_of_8_bits_with_any_bias(bias_bits):
+def test_codes_of_8_bits_with_every_bias(bias_bits):
     check_tile("neon", attrs.evolve(packings()[TensorType.Q8_0], bias_bits=bias_bits), 1)
 
 
@@ -319,7 +319,7 @@ HEAD_DIM = 32
 
 
 def keys_of(kind):
-    """The keys of a unit, then scores made absolute."""
+    """Loading of the keys of a unit, then of absolute scores."""
 
     def emit(b, out, part, scores):
         for d, key in enumerate(cells.load_keys(b, cells.NUMBERS[kind], part, ir.I64(0))):
@@ -331,7 +331,7 @@ def keys_of(kind):
 
 
 def values_of(kind):
-    """16 dimensions of each cell."""
+    """Loading of 16 dimensions of each cell's value."""
 
     def emit(b, out, part):
         load = cells.value_loader(b, cells.NUMBERS[kind], part, ir.I64(0), ir.I64(HEAD_DIM))
@@ -343,7 +343,7 @@ def values_of(kind):
 
 @emulated
 @pytest.mark.parametrize("kind", KV_TYPES)
-def test_cells_are_read_as_the_same_bits_as_here(kind):
+def test_cells_are_read_bit_equal_to_the_host(kind):
     random = np.random.default_rng(0)
     x = random.normal(size=(PAGE, 1, HEAD_DIM)).astype(np.float32)
     scores = random.normal(size=16).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What kernels put into pages, and what they make of pages, of heads of any size."""
+"""Attention kernels: storing cells to pages and reading them."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ from llamacli.util.memory import view
 
 THREADS = 2
 TYPES = [*KV_TYPES, ("q8_0", "q4_1"), ("q5_0", "iq4_nl")]
-SEEN_BY_NOBODY = 0xFF
-"""What pages are full of: as scales, and as floats, it is NaN."""
+UNUSED = 0xFF
+"""Byte that fills unused cells: NaN as a scale and as a float."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def new_sequence(state: KVSpec, kv_type: str | tuple[str, str], n: int) -> KVSeq
     sequence = KVSequence(KVPool(KVLayout.of([state], kv_type)), n)
     sequence.reserve(0, n)
     for page in pages(sequence):
-        page[:] = SEEN_BY_NOBODY
+        page[:] = UNUSED
     return sequence
 
 
@@ -36,7 +36,7 @@ def pages(sequence: KVSequence) -> list[np.ndarray]:
 
 
 def place(*spans: tuple[KVSequence, int, int]) -> np.ndarray:
-    """A row for each cell from a first to before a last one of each sequence."""
+    """Rows for the cells from `start` to `stop` - 1 of each sequence."""
     rows = [(cell, cell, some.addresses.ctypes.data, some.seq_len) for some, *span in spans for cell in range(*span)]
     return np.array(rows, ROW)
 
@@ -55,7 +55,7 @@ def store(team: Team, rows: np.ndarray, state: KVSpec, kv_type, k: np.ndarray, v
 
 
 def special(x: np.ndarray) -> dict[str, np.ndarray]:
-    """Numbers [n, n_head, head_dim] that are hard to round."""
+    """Arrays [n, n_head, head_dim] that are hard to round, by name."""
     one = {number: x.copy() for number in (np.inf, -np.inf, np.nan)}
     for number, cells in one.items():
         cells[3, 0, -1] = cells[9, 1, 0] = number
@@ -69,7 +69,7 @@ def special(x: np.ndarray) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("head_dim", [1, 2, 5, 24, 48, 80, 112, 257])
 @pytest.mark.parametrize("kv_type", KV_TYPES)
-def test_kernels_store_the_bytes_that_numpy_stores(kv_type: str, head_dim: int, team: Team) -> None:
+def test_stored_bytes_equal_numpy(kv_type: str, head_dim: int, team: Team) -> None:
     state, n, random = KVSpec(3, head_dim), 20, np.random.default_rng(head_dim)
     usual = [random.normal(size=(n, 3, head_dim)).astype(np.float32) for _ in "kv"]
     for name, k, v in zip(special(usual[0]), *(special(x).values() for x in usual), strict=True):
@@ -81,15 +81,15 @@ def test_kernels_store_the_bytes_that_numpy_stores(kv_type: str, head_dim: int, 
         with np.errstate(invalid="ignore"):
             cells = [np.concatenate([part.ravel() for part in some.read(0, n)]) for some in (mine, numpys)]
         np.testing.assert_array_equal(*cells, err_msg=name)
-        if np.isfinite(cells[0]).all():  # the sign of NaN is nobody's business
+        if np.isfinite(cells[0]).all():  # the sign of a NaN is not defined
             np.testing.assert_array_equal(pages(mine), pages(numpys), err_msg=name)
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 20}, {"window": 5, "softcap": 2.0, "sinks": True}], ids=str)
 @pytest.mark.parametrize("head_dim", [1, 5, 20, 32, 80, 112])
 @pytest.mark.parametrize("kv_type", TYPES, ids=str)
-def test_attention_sees_what_is_stored_and_nothing_else(kv_type, head_dim: int, options: dict, team: Team) -> None:
-    """Rows of two sequences go together; both have begun a page, and what is behind them there is NaN."""
+def test_attention_reads_stored_cells_only(kv_type, head_dim: int, options: dict, team: Team) -> None:
+    """Evaluate two sequences together; their last pages end in NaN."""
     state, group, random = KVSpec(2, head_dim), 3, np.random.default_rng(head_dim)
     spans = [(new_sequence(state, kv_type, stop), start, stop) for start, stop in ((90, 99), (5, 8))]
     expected, queries = [], []

@@ -1,4 +1,4 @@
-"""Memory bounds of kernels; `make test-bounds` runs many more tests in the same way."""
+"""Memory bounds of kernels; `make test-bounds` runs many more tests like these."""
 
 import os
 import signal
@@ -54,13 +54,13 @@ def test_ops_stay_in_their_memory(side) -> None:
     ("side", "rows", "fine"),
     [("end", (0, 5), True), ("end", (0, 6), False), ("start", (0, 5), True), ("start", (-1, 5), False)],
 )
-def test_one_row_too_many_ends_the_process(side, rows, fine) -> None:
-    done = run("-c", COPY.format(side=side, rows=rows))
-    assert (done.returncode, done.stdout) == ((0, "320\n") if fine else (-signal.SIGSEGV, "")), done.stderr
+def test_row_out_of_bounds_ends_the_process(side, rows, fine) -> None:
+    done = run("-c", ADD.format(side=side, rows=rows))
+    assert (done.returncode, done.stdout) == ((0, "640\n") if fine else (-signal.SIGSEGV, "")), done.stderr
 
 
 @pytest.mark.parametrize(("index", "fine"), [(4, True), (5, False)])
-def test_functions_of_arrays_can_be_compiled_with_checks(index, fine, tmp_path) -> None:
+def test_array_functions_can_be_compiled_with_bounds_checks(index, fine, tmp_path) -> None:
     done = run("-c", READ.format(index=index), NUMBA_BOUNDSCHECK="1", LLAMACLI_CACHE=str(tmp_path))
     if fine:
         assert done.stdout == "1.0\n", done.stderr

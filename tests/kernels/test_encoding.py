@@ -1,4 +1,4 @@
-"""The quantisers: how near they come to the numbers, beside llama.cpp's, and what they must never do."""
+"""Quantisers: their errors beside llama.cpp's, and their invariants."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ MARGIN = {
     "Q4_0": 0.97, "Q4_1": 0.91, "Q5_0": 0.98, "Q5_1": 0.92, "Q8_0": 0.98,
     "Q2_K": 0.93, "Q3_K": 0.97, "Q4_K": 0.985, "Q5_K": 0.965, "Q6_K": 0.975,
 }  # fmt: skip
-"""The share of llama.cpp's error, in the mean over the random matrices, that each type has to stay below."""
+"""Largest allowed quotient of our error and llama.cpp's, in the mean over random matrices."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def team() -> Iterator[Team]:
 
 
 def quantized(team: Team, fmt: BlockFormat, x: np.ndarray) -> np.ndarray:
-    """The numbers of x, float32 [n, width], after they have been through the format."""
+    """Quantise and dequantise x, float32 [n, width]."""
     return dequantize(fmt.pack(encode(team, fmt, x)).reshape(len(x), -1), fmt.type)
 
 
@@ -87,7 +87,7 @@ weights = st.floats(width=16, allow_nan=False, min_value=-1, max_value=1)
 
 @pytest.mark.parametrize("fmt", FORMATS)
 @given(data=st.data())
-def test_anything_finite_gives_something_finite(team: Team, fmt: BlockFormat, data: st.DataObject) -> None:
+def test_finite_numbers_stay_finite(team: Team, fmt: BlockFormat, data: st.DataObject) -> None:
     x = data.draw(arrays(np.float32, (1, 256), elements=finite))
     blocks = encode(team, fmt, x)
     assert blocks.codes.max() <= fmt.high - fmt.low
@@ -102,8 +102,8 @@ def test_anything_finite_gives_something_finite(team: Team, fmt: BlockFormat, da
 @example(x=np.zeros((1, 256), np.float32))
 @example(x=np.full((1, 256), -0.37, np.float32))
 @example(x=np.eye(1, 256, dtype=np.float32))
-def test_no_block_is_worse_than_with_the_plain_grid(team: Team, fmt: BlockFormat, x: np.ndarray) -> None:
-    """The plain grid puts a block's extremes on the first and the last code. Float16 scales may cost a little of it."""
+def test_error_of_each_block_is_at_most_that_of_the_uniform_grid(team: Team, fmt: BlockFormat, x: np.ndarray) -> None:
+    """Compare with a uniform grid over each block."""
     kind = GGMLQuantizationType(fmt.type)
     plain = gguf.quants.dequantize(gguf.quants.quantize(x, kind), kind)
     ours = quantized(team, fmt, x)
@@ -123,7 +123,7 @@ def test_equal_numbers_stay_equal(team: Team, fmt: BlockFormat, value: float) ->
 
 
 @pytest.mark.parametrize("fmt", [BLOCK_FORMATS[kind] for kind in (TensorType.Q8_0, TensorType.Q4_0, TensorType.Q5_0)])
-def test_what_a_format_holds_exactly_stays_the_same(team: Team, fmt: BlockFormat) -> None:
+def test_representable_numbers_are_exact(team: Team, fmt: BlockFormat) -> None:
     x = np.random.default_rng(0).normal(size=(8, 512)).astype(np.float32)
     kind = GGMLQuantizationType(fmt.type)
     once = gguf.quants.dequantize(gguf.quants.quantize(x, kind), kind)
@@ -131,7 +131,7 @@ def test_what_a_format_holds_exactly_stays_the_same(team: Team, fmt: BlockFormat
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_blocks_depend_neither_on_threads_nor_on_their_neighbours(team: Team, fmt: BlockFormat) -> None:
+def test_blocks_do_not_depend_on_threads_or_neighbours(team: Team, fmt: BlockFormat) -> None:
     x = np.random.default_rng(1).normal(size=(7, 256 * 3)).astype(np.float32)
     whole = fmt.pack(encode(team, fmt, x))
     other = Team(3)
@@ -142,19 +142,19 @@ def test_blocks_depend_neither_on_threads_nor_on_their_neighbours(team: Team, fm
     assert len(encode(team, fmt, x[:0]).codes) == 0
 
 
-def test_rows_are_whole_blocks(team: Team) -> None:
+def test_rows_of_partial_blocks_are_refused(team: Team) -> None:
     with pytest.raises(InvalidRequestError, match="300 numbers are no multiple of Q4_K's block of 256"):
         encode(team, BLOCK_FORMATS[TensorType.Q4_K], np.zeros(300, np.float32))
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_a_power_of_two_changes_only_the_scales(team: Team, fmt: BlockFormat) -> None:
+def test_powers_of_two_change_only_the_scales(team: Team, fmt: BlockFormat) -> None:
     x = np.random.default_rng(2).normal(size=(2, 512)).astype(np.float32)
     np.testing.assert_array_equal(quantized(team, fmt, 4 * x), 4 * quantized(team, fmt, x))
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_a_product_with_quantised_weights_is_near(team: Team, fmt: BlockFormat) -> None:
+def test_product_with_quantised_weights_is_close(team: Team, fmt: BlockFormat) -> None:
     random = np.random.default_rng(3)
     weight, x = (random.normal(size=(16, 512)).astype(np.float32) for _ in range(2))
     bits = fmt.high - fmt.low + 1

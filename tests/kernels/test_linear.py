@@ -1,5 +1,4 @@
-"""Every packed format, of the core and of a plugin: its layout is exact, and its kernels agree with the plain product
-of the same operands."""
+"""Packed formats of core and plugins: exact layout, products against NumPy."""
 
 from enum import IntEnum
 
@@ -44,7 +43,7 @@ def team(request):
 
 
 def random_rows(kind: IntEnum, n_rows: int, n_columns: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random bytes of a type, blocks of absurd numbers emptied, and what they mean."""
+    """Random bytes of a type and their values, without huge numbers."""
     block = packing_of(kind).block
     random = np.random.default_rng(seed)
     raw = random.integers(0, 256, (n_rows, nbytes(kind, (n_columns,))), dtype=np.uint8)
@@ -64,7 +63,7 @@ def packed_rows(team: Team, kind: IntEnum, raw: np.ndarray, n_columns: int) -> n
 
 
 def multiply(team, kind, raw, n_out, x, *, bias=None, residual=None, first_row=0):
-    """The kernel's product, and the activations that it used."""
+    """Product computed by the kernel, and the rounded activations that it used."""
     packing = packing_of(kind)
     n, width = x.shape
     packed = packed_rows(team, kind, raw, width)
@@ -87,7 +86,7 @@ def multiply(team, kind, raw, n_out, x, *, bias=None, residual=None, first_row=0
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n_rows", [48, 35])
-def test_unpacking_gives_what_the_file_means(team, kind, n_rows):
+def test_unpacked_weights_equal_dequantized(team, kind, n_rows):
     raw, values = random_rows(kind, n_rows, 512, seed=1)
     packed = packed_rows(team, kind, raw, 512)
     rows = np.array([0, n_rows - 1, 17, 17, 3])
@@ -97,7 +96,7 @@ def test_unpacking_gives_what_the_file_means(team, kind, n_rows):
 
 
 @pytest.mark.parametrize("kind", [TensorType.F32, TensorType.F16, TensorType.BF16])
-def test_floats_of_any_width(team, kind):
+def test_float_weights_of_any_width(team, kind):
     raw, values = random_rows(kind, 16, 12, seed=4)
     size = raw.shape[1] // 12
     packed = packed_rows(team, kind, raw[:, : 10 * size], 10)
@@ -115,7 +114,7 @@ def test_product(team, kind, n):
     assert formulas.nmse(result, formulas.linear(used, weight)) < 1e-10
 
 
-def test_blocks_of_128_fit_widths_that_are_no_multiple_of_256(team):
+def test_blocks_of_128_in_widths_that_256_does_not_divide(team):
     raw, weight = random_rows(Added.Q4_A, 20, 384, seed=6)
     x = np.random.default_rng(6).normal(size=(5, 384)).astype(np.float32) * np.geomspace(1, 1e3, 384, dtype=np.float32)
     result, used = multiply(team, Added.Q4_A, raw, 20, x)
@@ -123,7 +122,7 @@ def test_blocks_of_128_fit_widths_that_are_no_multiple_of_256(team):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_does_not_depend_on_its_neighbours(team, kind):
+def test_rows_do_not_depend_on_their_neighbours(team, kind):
     raw, _ = random_rows(kind, 16, 256, seed=0)
     x = np.random.default_rng(0).normal(size=(23, 256)).astype(np.float32)
     together, _ = multiply(team, kind, raw, 16, x)
@@ -133,7 +132,7 @@ def test_a_row_does_not_depend_on_its_neighbours(team, kind):
 
 
 def test_every_scale_of_mxfp4(team):
-    """A row a scale, from 2^-128 on; products are compared that are far enough from the largest float."""
+    """Compare products of each scale, but for those near the largest float."""
     raw = np.random.default_rng(8).integers(0, 256, (253, 17), dtype=np.uint8)
     raw[:, 0] = np.arange(253)
     values = gguf.quants.dequantize(raw, GGMLQuantizationType.MXFP4)
@@ -191,7 +190,7 @@ def floats(activations: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("by_row", [0, 1])
 @pytest.mark.parametrize(("form", "width"), [("q8_0", 32), ("q8_K", 256)])
-def test_activations_in_integers(team, form, width, by_row):
+def test_activations_rounded_to_integers(team, form, width, by_row):
     x = np.random.default_rng(3).normal(size=(5, 768)).astype(np.float32)
     x[1], x[2, :256], x[3, 300] = 0, 1e-44, -9
     blocks = rounded(team, form, x, by_row)
@@ -203,7 +202,7 @@ def test_activations_in_integers(team, form, width, by_row):
     np.testing.assert_array_equal(blocks["minus_half"], -blocks["q"][..., :16].astype(int).sum(-1))
 
 
-def test_activations_in_short_floats(team):
+def test_activations_rounded_to_short_floats(team):
     x = np.random.default_rng(4).normal(size=(3, 64)).astype(np.float32)
     x[0, :4] = 0, -0.0, 1 + 2**-9, 1 + 3 * 2**-9  # the last two lie between bfloat16 numbers: ties go to even
     np.testing.assert_array_equal(rounded(team, "f16", x), x.astype(np.float16).astype(np.float32))

@@ -1,4 +1,4 @@
-"""Sampling kernels against the obvious NumPy."""
+"""Sampling kernels against plain NumPy."""
 
 import subprocess
 import sys
@@ -83,7 +83,7 @@ def test_repeat_lengths(text: list[int]) -> None:
         assert lengths[i] == n
 
 
-def test_another_process_finds_them_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_kernels_are_reused_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMACLI_CACHE", str(tmp_path))
     monkeypatch.delenv("NUMBA_DISABLE_JIT", raising=False)
     code = """

@@ -1,4 +1,4 @@
-"""Emitted functions as AArch64 machine code: compiled on any machine, run in the emulator `unicorn`."""
+"""AArch64 machine code of emitted functions, run in the emulator `unicorn`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from llamacli.kernels import ir
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 CPUS = {"generic": "cortex-a53", "neon": "neoverse-n1", "i8mm": "neoverse-v1"}
-"""A CPU whose best instruction set each is."""
+"""CPU to compile for, by the best instruction set that it has."""
 
 PAGE, STACK, RETURN = 4096, 1 << 20, 0x1000
 
 
 def machine(cpu: str) -> binding.TargetMachine:
-    """What compiles for a CPU as MCJIT does."""
+    """Target machine of an ARM CPU, with MCJIT's options."""
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     return binding.Target.from_triple(TRIPLE).create_target_machine(cpu=cpu, features="", opt=3, jit=True)
 
 
 def host() -> binding.TargetMachine:
-    """What compiles for this CPU."""
+    """Target machine of this CPU."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     features = binding.get_host_cpu_features().flatten()
@@ -36,7 +36,9 @@ def host() -> binding.TargetMachine:
 
 
 class Emitted:
-    """A function of addresses and integers, int64 all, whose body `emit` emits; `isa` is what the emission is told of.
+    """Compiled function of int64 arguments, addresses or integers.
+
+    `emit` emits the body for the instruction set `isa`.
 
     LLVM's loader puts its code into this process, ready to run at its address on the CPU that it is for.
     """
@@ -63,7 +65,7 @@ class Emitted:
 
 
 class HostFunction(Emitted):
-    """A function for this CPU, by one of its instruction sets."""
+    """Function compiled for this CPU and one of its instruction sets."""
 
     def __init__(self, isa: str, n_args: int, emit: Callable[..., None]):
         super().__init__(isa, host(), n_args, emit)
@@ -75,7 +77,7 @@ class HostFunction(Emitted):
 
 
 class ArmFunction(Emitted):
-    """A function for an ARM CPU whose best instruction set is `isa`.
+    """Function compiled for an ARM CPU whose best instruction set is `isa`.
 
     The emulator sees this process's memory at its own addresses, page by page as it asks for it, so operands are NumPy
     arrays.
@@ -85,7 +87,7 @@ class ArmFunction(Emitted):
         super().__init__(isa, machine(CPUS[isa]), n_args, emit)
 
     def count(self, instruction: str) -> int:
-        """How often an instruction stands in the assembly."""
+        """Count an instruction in the assembly."""
         return [line.split()[:1] for line in self.assembly.splitlines()].count([instruction])
 
     def __call__(self, *args: int | np.ndarray) -> None:
@@ -121,12 +123,12 @@ class ArmFunction(Emitted):
 
 
 def number(arg: int | np.ndarray) -> int:
-    """An argument; an array is its address."""
+    """Convert an argument to an integer; an array becomes its address."""
     return arg.ctypes.data if isinstance(arg, np.ndarray) else arg
 
 
 def _usdot(cpu: object, word: int) -> bool:
-    """Do what USDOT does, which the emulator does not know; False if `word` is another instruction.
+    """Emulate USDOT, which unicorn lacks; False if `word` is another instruction.
 
     Arm Architecture Reference Manual, C7.2, USDOT (vector) and (by element), of 128 bits.
     """

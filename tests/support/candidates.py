@@ -1,4 +1,4 @@
-"""What samplers leave of logits, and the logits that tests of them take."""
+"""Candidates and logits for tests of samplers."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ LOGITS = st.one_of(
     hnp.arrays(np.float32, st.integers(1, 40), elements=FINITE),
     hnp.arrays(np.float32, st.integers(1, 40), elements=st.sampled_from([-2.0, 0.0, 0.5, 3.0])),
 )
-"""Logits of all kinds, and such as have many equals."""
+"""Logits of all kinds, some with many equal values."""
 
 EXTREME = hnp.arrays(
     np.float32,
@@ -28,7 +28,7 @@ EXTREME = hnp.arrays(
 
 
 def start(logits: Sequence[float] | Logits, history: Sequence[int] = (), seed: int = 1) -> Candidates:
-    """All tokens of a vocabulary as candidates."""
+    """Candidates of all tokens of a vocabulary."""
     candidates = Candidates(np.random.default_rng(seed), list(history))
     candidates.start(np.array(logits, np.float32))
     return candidates
@@ -37,7 +37,7 @@ def start(logits: Sequence[float] | Logits, history: Sequence[int] = (), seed: i
 def apply(
     logits: Sequence[float] | Logits, *samplers: Sampler, history: Sequence[int] = (), seed: int = 1
 ) -> Candidates:
-    """What samplers make of them."""
+    """Candidates after some samplers."""
     candidates = start(logits, history, seed)
     SamplerChain(samplers).apply(candidates)
     return candidates
@@ -61,7 +61,7 @@ def log_softmax(logits: Logits) -> np.ndarray:
 
 
 def draw(logits: Logits, params: SamplingParams, *, history: Sequence[int] = (), seed: int = 1) -> int:
-    """One token."""
+    """Draw a token."""
     state = SamplerState(seed)
     for token in history:
         state.accept(token)
@@ -71,6 +71,6 @@ def draw(logits: Logits, params: SamplingParams, *, history: Sequence[int] = (),
 def counts(
     logits: Sequence[float], params: SamplingParams | SamplerChain, n: int = 4000, seed: int = 1234
 ) -> np.ndarray:
-    """How often each token is drawn in n draws."""
+    """Count each token in n draws."""
     state, logits = SamplerState(seed), np.array(logits, np.float32)
     return np.bincount([state.sample(logits.copy(), params) for _ in range(n)], minlength=len(logits))

@@ -1,4 +1,6 @@
-"""A plugin that adds three tensor types with kernels, and one without; docs/plugins.md shows a part of it.
+"""Plugin with tensor types: three with kernels, one without.
+
+docs/plugins.md shows a part of it.
 
 `Q3_S`: 32 numbers, scale * (code - 4): a float16 scale, then codes of 3 bits, the first lowest.
 `T_S`: 256 numbers, scale * (code - 1): codes of 2 bits, four of neighbouring groups of 64 a byte, then a float16 scale.

@@ -1,4 +1,7 @@
-"""Builds GGUF files byte by byte, broken ones above all: every count, length, type and offset can be made to lie."""
+"""GGUF files byte by byte, broken ones above all.
+
+Every count, length, type and offset can be a wrong one.
+"""
 
 import math
 import struct
@@ -53,7 +56,10 @@ def payload(kind: int, value: Any) -> bytes:
 
 
 def pair(key: str | bytes, kind: int, value: Any) -> bytes:
-    """One key with its value; a value given as bytes (of any kind but a string) is written as it is."""
+    """Encode a key and its value.
+
+    A value given as bytes (of any kind but a string) is written as it is.
+    """
     raw = value if isinstance(value, bytes) and kind != Kind.STRING else payload(kind, value)
     return text(key) + u32(kind) + raw
 
@@ -73,8 +79,9 @@ def padding(n_bytes: int, alignment: int) -> bytes:
 
 @attrs.frozen
 class Tensor:
-    """A tensor as the file declares it (`ne` in GGUF's order, innermost first) and the bytes that it really has.
+    """Tensor as the file declares it, and the bytes that it has.
 
+    `ne` is in GGUF's order, innermost first.
     Without an `offset` it follows the one before; without `data` it gets as many counting bytes as it needs.
     """
 
@@ -103,7 +110,7 @@ def gguf_bytes(
     n_kv: int | None = None,
     with_data: bool = True,
 ) -> bytes:
-    """Return a whole file. `alignment` is what the layout uses; what the file says is a pair's business."""
+    """Return a whole file, laid out with this alignment; `alignment_pair` declares one."""
     infos, data = b"", b""
     for tensor in tensors:
         n_dims = len(tensor.ne) if tensor.n_dims is None else tensor.n_dims

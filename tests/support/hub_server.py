@@ -1,4 +1,4 @@
-"""A server that stands in for the Hugging Face hub: its listings and its files, as far as downloads need them."""
+"""Fake Hugging Face hub: listings and files, as downloads need them."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ GATED = "gated/model"
 
 
 class HubServer(ThreadingHTTPServer):
-    """Serves `repos`, files by repository and path; `requests` are the paths that were asked for."""
+    """HTTP server of `repos`, files by repository and path; logs `requests`."""
 
     def __init__(self, repos: Repos):
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -24,7 +24,7 @@ class HubServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def commit(self, repo: str) -> str:
-        """The revision of a repository: another one when its files change."""
+        """Revision of a repository, a hash of its files."""
         return hashlib.sha1(repr(sorted(self.repos[repo].items())).encode()).hexdigest()
 
 
@@ -73,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager

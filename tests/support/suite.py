@@ -1,4 +1,4 @@
-"""Pytest plugin: Hypothesis profiles, and one kernel cache for all processes of a run."""
+"""Pytest plugin: Hypothesis profiles and one kernel cache for all processes."""
 
 import gc
 import os
@@ -12,7 +12,7 @@ import pytest
 from llamacli.util.folders import user_folder
 
 PROFILE = os.environ.get("LLAMACLI_TEST_PROFILE", "quick")
-"""`quick` tries a fifth of the examples that `full` does."""
+"""Hypothesis profile: `quick` tries a fifth of the examples of `full`."""
 
 QUICK = 5
 
@@ -23,16 +23,16 @@ hypothesis.settings.load_profile(PROFILE)
 
 
 STRIDE = 1 if PROFILE == "full" else QUICK
-"""Of many instants or cuts that a test marked `deep` goes through, the quick profile takes each `STRIDE`th."""
+"""Step through the instants or offsets of a test marked `deep`."""
 
 
 def examples(n: int, **options: Any) -> hypothesis.settings:
-    """Settings of a Hypothesis test that tries `n` examples in the full profile."""
+    """Settings of a Hypothesis test with `n` examples in the full profile."""
     return hypothesis.settings(max_examples=n if PROFILE == "full" else max(1, n // QUICK), **options)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Share compiled kernels with programs that tests start, whatever their home folder is, and between workers."""
+    """Share compiled kernels between workers, and with programs that tests start."""
     folder = os.environ.get("LLAMACLI_CACHE") or user_folder("cache") or config.rootpath / ".pytest_cache" / "llamacli"
     os.environ["LLAMACLI_CACHE"] = str(folder)
     if hasattr(config, "workerinput"):
@@ -40,13 +40,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is loaded by now out of garbage collections, which tests ask for often."""
+    """Exempt loaded modules from garbage collections, which many tests call for."""
     gc.collect()
     gc.freeze()
 
 
 def _compile_once(folder: Path) -> None:
-    """Make a worker wait for a kernel that another one compiles, and load it then."""
+    """Lock each kernel while a worker compiles it; the others load it."""
     from llamacli.kernels import jit
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A tiny model that can be talked to."""
+"""Metadata of a tiny chat model."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ SPECIAL = {
 
 
 def chat_keys(template: str | None, **keys: Any) -> dict[str, Any]:
-    """Keys of a tiny SentencePiece model that turn its last tokens into `SPECIAL`, and give it a template."""
+    """Keys of a tiny SentencePiece model with a template and `SPECIAL` tokens."""
     tokens, _, types = vocabularies.spm_vocabulary()
     tokens[-len(SPECIAL) :], types[-len(SPECIAL) :] = list(SPECIAL), list(SPECIAL.values())
     named = {f"tokenizer.ggml.{name}": value for name, value in keys.items()}

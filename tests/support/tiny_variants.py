@@ -1,4 +1,7 @@
-"""Every tiny model that goldens are recorded of, by name. Each family has a module with its writer and its variants."""
+"""Tiny models that goldens are recorded of, by name.
+
+Each family's plugin has a module with their writer and options.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ import tiny_qwen
 
 @dataclass(frozen=True)
 class Variant:
-    """How to write one: `write(path, **options)`.
+    """Writer and options of a tiny model: `write(path, **options)`.
 
     `exact` bounds the NMSE of fp32 mode against the peer, which rounds within some functions even in float32.
     """
@@ -26,7 +29,7 @@ class Variant:
 
 
 GELU = 1e-5
-"""The peer takes GELU from a table in float16."""
+"""Bound for GELU, which the peer reads from a float16 table."""
 
 VARIANTS: dict[str, Variant] = {
     **{name: Variant(tiny_llama.write_llama, options) for name, options in tiny_llama.LLAMA.items()},

@@ -10,9 +10,9 @@ def nmse(value: np.ndarray, expected: np.ndarray) -> float:
 
 
 def quantize_rows(x: np.ndarray, width: int, *, signed: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Rounded activations: integers [n, blocks, 32], and scales [n, blocks] that `width` numbers share.
+    """Activations rounded to integers [n, blocks, 32] with scales [n, blocks].
 
-    As ggml's Q8_0, the largest magnitude becomes 127 and the scale is rounded to float16; if `signed`, as Q8_K, it
+    `width` numbers share a scale. As ggml's Q8_0, the largest magnitude becomes 127 and the scale is rounded to float16; if `signed`, as Q8_K, it
     becomes -127 and the scale stays float32.
     """
     units = x.astype(np.float32).reshape(len(x), -1, width)
@@ -50,7 +50,7 @@ def silu(x: np.ndarray) -> np.ndarray:
 
 
 def gated(gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
-    """Gated unit: activation(gate) * up; `activation` is swiglu, geglu (tanh) or the clamped swiglu_oai."""
+    """Gated unit: swiglu, geglu (by tanh) or swiglu_oai, which is clamped."""
     if activation == "swiglu":
         return silu(gate) * up
     if activation == "geglu":

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from llamacli.engine import batching
+
 _PROT_NONE = 0
 _ALLOCATING = ("array", "ascontiguousarray", "concatenate", "empty", "full", "pad", "stack", "zeros")
 
@@ -69,7 +71,7 @@ class _NumPy(ModuleType):
 
 
 def _on_copies(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function: it gets guarded copies of all arrays, and what it writes is copied back."""
+    """Wrap a function to work on guarded copies of its arrays."""
 
     def call(*args: Any, **options: Any) -> Any:
         pairs: list[tuple[np.ndarray, np.ndarray]] = []
@@ -90,7 +92,7 @@ def _on_copies(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Tight:
-    """Program whose buffers have room for the tokens of each call and no more."""
+    """Program whose buffers just fit the tokens of each call."""
 
     def __init__(self, compile_graph: Callable[..., Any], engine: Any, graph: Any, file: Any, mode: Any):
         kept = _Kept(file)
@@ -101,7 +103,7 @@ class _Tight:
 
     def _sized(self, n: int) -> Any:
         for module in _modules("engine"):
-            if hasattr(module, "N_BATCH"):
+            if hasattr(module, "N_BATCH") and module is not batching:
                 vars(module).update(N_BATCH=n)
         if n not in self._programs:
             self._programs[n] = self._make()
@@ -135,7 +137,7 @@ def _modules(*packages: str) -> list[ModuleType]:
 
 
 def install(side: str) -> None:
-    """Guard all memory that is allocated from now on; loaded models keep theirs."""
+    """Guard all memory that is allocated from now on."""
     global _side
     _side = side
     from llamacli import session  # noqa: F401 - loads the modules that it needs

@@ -1,4 +1,4 @@
-"""One kernel, run on arrays."""
+"""Single kernels, run on arrays."""
 
 import numpy as np
 

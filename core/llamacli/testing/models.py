@@ -96,7 +96,7 @@ that leaves weights with a mean near 0."""
 
 
 def _random_blocks(random: np.random.RandomState, shape: tuple[int, ...], stored: Type) -> np.ndarray:
-    """Blocks of random bits with one scale, so that the weights come out with deviation SIGMA."""
+    """K-quant blocks of random bits; one scale gives weights of deviation SIGMA."""
     block_size, type_size = gguf.GGML_QUANT_SIZES[stored]
     rows = (*shape[:-1], shape[-1] // block_size)
     blocks = random.randint(0, 256, (*rows, type_size)).astype(np.uint8)
@@ -112,7 +112,7 @@ def _random_blocks(random: np.random.RandomState, shape: tuple[int, ...], stored
 
 
 def _random_mxfp4(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
-    """Blocks of random bits whose scales come out around SIGMA, but for some of the smallest that there are."""
+    """MXFP4 blocks of random bits, most with scales around SIGMA."""
     blocks = random.randint(0, 256, (*shape[:-1], shape[-1] // 32, 17)).astype(np.uint8)
     blocks[..., 0] = random.choice([0, 1, 119, 120, 121, 122, 123], blocks.shape[:-1])
     return blocks.reshape(*shape[:-1], -1)

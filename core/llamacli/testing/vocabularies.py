@@ -109,7 +109,7 @@ def english(space: str) -> list[str]:
 
 
 def english_scores() -> dict[str, float]:
-    """Scores of the words of `english`: the longer the better, and no two alike."""
+    """Scores of the words of `english`, all different, better for longer ones."""
     return {piece: len(piece) - i / 1000 for i, piece in enumerate([SPACE, *_pieces(english(SPACE))])}
 
 

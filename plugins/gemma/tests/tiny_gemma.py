@@ -1,4 +1,4 @@
-"""Tiny Gemma models: the keys and tensors of each generation, and the variants that goldens are recorded of."""
+"""Tiny Gemma models of each generation, and variants for goldens."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ def write_gemma(
     metadata: Mapping[str, Any] | None = None,
     **file: Any,
 ) -> Path:
-    """Write a model of Gemma 1, 2 or 3 and return its path.
+    """Write a model of Gemma 1, 2 or 3; return its path.
 
     A `window` makes layers slide, as the generation has it. `untied` adds an output matrix; `fused` puts Q, K and V
     into one tensor. The rest is as in `write_model`.
@@ -132,9 +132,9 @@ def write_gemma4(
         shapes["per_layer_model_proj"] = (n_layer * n_embd_per_layer, n_embd)
         shapes["per_layer_proj_norm"] = (n_embd_per_layer,)
     made: dict[str, np.ndarray] = {}
-    if not all(slides):  # as the converter makes them: a quarter of the pairs turns, the rest stands still
-        turning, pairs = head_dim[1] // 8, head_dim[1] // 2
-        made["rope_freqs.weight"] = np.repeat([1.0, 1e30], [turning, pairs - turning])
+    if not all(slides):  # as the converter makes them: a quarter of the pairs is rotated
+        rotated, pairs = head_dim[1] // 8, head_dim[1] // 2
+        made["rope_freqs.weight"] = np.repeat([1.0, 1e30], [rotated, pairs - rotated])
     for i, sliding in enumerate(slides):
         width, n_kv = (pair[0 if sliding else 1] for pair in (head_dim, n_head_kv))
         block = attention_shapes(n_embd, n_head * width, n_kv * width, fused) | network_shapes(n_embd, widths[i])
@@ -182,7 +182,7 @@ def _write(
     tensors: Mapping[str, np.ndarray] | None = None,
     **file: Any,
 ) -> Path:
-    """Write a model from names without `.weight` and keys without the architecture; `metadata` has full ones."""
+    """Write a model from short names and keys; `metadata` has full keys."""
     # Alternating signs, so that tied embeddings do not make every token its own most probable successor.
     signs = np.resize([1.0, -1.0], shapes["token_embd"][1])
     full = {f"{architecture}.{key}": value for key, value in keys.items()}

@@ -83,7 +83,7 @@ def write_gptoss(
 
 
 def _large_biases() -> dict[str, np.ndarray]:
-    """Biases that take gates and ups of the first layers beyond the bounds that they are clamped to."""
+    """Biases that make the first layers clamp their gates and ups."""
     random = np.random.RandomState(7)
     names = [f"blk.{i}.ffn_{name}_exps.bias" for i in range(2) for name in ("gate", "up")]
     return {name: 6 * random.standard_normal((8, 96)) for name in names}

@@ -1,4 +1,4 @@
-"""Tiny models of the llama architecture, and the variants that goldens are recorded of."""
+"""Tiny models of the llama architecture, and variants for goldens."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path

@@ -31,7 +31,7 @@ def write_phi(
 ) -> Path:
     """Write a model of the phi3 architecture and return its path.
 
-    `n_rot` dimensions of each head are turned, `original` is the context that the model had before it was stretched,
+    `n_rot` dimensions of each head are rotated, `original` is the context that the model had before it was stretched,
     with `factors` those of LongRoPE for both sides of it. `fused` stores queries, keys and values as one matrix, as
     converters do. The rest is as in `write_model`.
     """

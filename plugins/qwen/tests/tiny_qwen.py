@@ -29,7 +29,7 @@ def write_qwen(
     metadata: dict[str, Any] | None = None,
     **rest: Any,
 ) -> Path:
-    """Write a model of one of the four architectures and return its path.
+    """Write a model of one of the four architectures; return its path.
 
     `biases` are those of queries, keys and values, which only qwen2 and qwen2moe have. `fused` stores these three as
     one. Widths of experts that are None stand in no key: routed ones are then `n_ff // n_expert_used` wide, shared ones
