@@ -216,7 +216,7 @@ def test_packing_field_of_four_bytes_is_refused() -> None:
 
 
 def test_broken_packing_leaves_other_kernels_alone(plugins, monkeypatch, caplog) -> None:
-    from llamacli.kernels.catalog import catalog
+    from llamacli.engine.catalog import catalog
 
     monkeypatch.setattr(example_formats, "FORMATS", (BROKEN["raises"][0], BY_TYPE[Added.T_S]))
     plugins.load_group(GENERAL)

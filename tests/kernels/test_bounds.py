@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-ADD = """
+COPY = """
 import numpy as np
 from llamacli.testing import guarded
 guarded.install({side!r})
@@ -55,8 +55,8 @@ def test_ops_stay_in_their_memory(side) -> None:
     [("end", (0, 5), True), ("end", (0, 6), False), ("start", (0, 5), True), ("start", (-1, 5), False)],
 )
 def test_row_out_of_bounds_ends_the_process(side, rows, fine) -> None:
-    done = run("-c", ADD.format(side=side, rows=rows))
-    assert (done.returncode, done.stdout) == ((0, "640\n") if fine else (-signal.SIGSEGV, "")), done.stderr
+    done = run("-c", COPY.format(side=side, rows=rows))
+    assert (done.returncode, done.stdout) == ((0, "320\n") if fine else (-signal.SIGSEGV, "")), done.stderr
 
 
 @pytest.mark.parametrize(("index", "fine"), [(4, True), (5, False)])

@@ -45,7 +45,7 @@ class Golden:
 
     @classmethod
     def load(cls, name: str) -> Golden:
-        """Read the golden of a variant of `tiny_models`."""
+        """Read the golden of a variant of `tiny_variants`."""
         with np.load(DIRECTORY / f"{name}.npz") as arrays:
             return cls(str(arrays["sha256"]), **{key: arrays[key] for key in arrays if key != "sha256"})
 

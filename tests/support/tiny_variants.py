@@ -33,6 +33,7 @@ GELU = 1e-5
 
 VARIANTS: dict[str, Variant] = {
     **{name: Variant(tiny_llama.write_llama, options) for name, options in tiny_llama.LLAMA.items()},
+    **{name: Variant(tiny_gpt.write_gpt, options, GELU) for name, options in tiny_gpt.GPT.items()},
     **{name: Variant(tiny_gptoss.write_gptoss, options) for name, options in tiny_gptoss.GPTOSS.items()},
     **{name: Variant(tiny_gemma.write_gemma, options, GELU) for name, options in tiny_gemma.GEMMA.items()},
     **{name: Variant(tiny_gemma.write_gemma4, options, GELU) for name, options in tiny_gemma.GEMMA4.items()},

@@ -6,7 +6,10 @@ import pytest
 import tiny_variants
 from llamacli.engine import ReferenceEngine, default_engine
 from llamacli.errors import ClosedError, InvalidRequestError, ModelFormatError, PluginError
-from llamacli.graph import Graph, Linear, Param, RmsNorm, Softcap, Tensor
+from llamacli.graph import Graph, Param, Tensor
+from llamacli.ops.linear import Linear
+from llamacli.ops.rms_norm import RmsNorm
+from llamacli.ops.softcap import Softcap
 from llamacli.testing import formulas
 from llamacli.tools.embedding import Embedder, Pooling, load_embedder
 from oracle import embeddings

@@ -12,8 +12,8 @@ def nmse(value: np.ndarray, expected: np.ndarray) -> float:
 def quantize_rows(x: np.ndarray, width: int, *, signed: bool) -> tuple[np.ndarray, np.ndarray]:
     """Activations rounded to integers [n, blocks, 32] with scales [n, blocks].
 
-    `width` numbers share a scale. As ggml's Q8_0, the largest magnitude becomes 127 and the scale is rounded to float16; if `signed`, as Q8_K, it
-    becomes -127 and the scale stays float32.
+    `width` numbers share a scale. As in ggml's Q8_0, the largest magnitude becomes 127 and the scale is rounded to
+    float16; if `signed`, as in Q8_K, it becomes -127 and the scale stays float32.
     """
     units = x.astype(np.float32).reshape(len(x), -1, width)
     extreme = np.take_along_axis(units, np.abs(units).argmax(-1)[..., None], -1)

@@ -20,7 +20,7 @@ def run_kernel(
     """Run one kernel on a team of threads.
 
     `record` is the dtype of its parameters, `params` their values by name; arrays are passed as their addresses. Rows
-    `first_row` to `n_rows` - 1 are computed; `rows` is an array of `llamacli.kernels.jit.ROW`, one for each token.
+    `first_row` to `n_rows` - 1 are computed; `rows` is an array of `llamacli.kernels.layout.ROW`, one for each token.
     """
     args, run, steps = np.zeros(1, record), np.zeros(1, RUN), np.zeros(1, STEP)
     for name, value in params.items():

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llamacli.testing import formulas
 from kv_helpers import ONE, new_sequence, random_cells
 from llamacli import InvalidRequestError
 from llamacli.kv import KV_TYPES, PAGE, KVLayout, KVSpec
+from llamacli.testing import formulas
 
 BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8, "q4_0": 4, "q4_1": 4, "iq4_nl": 4, "q5_0": 5, "q5_1": 5}
 QUANTIZED = ["q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
