@@ -28,8 +28,8 @@ GUARDED := tests/ops tests/engine tests/kernels/test_attention.py tests/kernels/
            tests/sampling tests/branches tests/test_goldens.py tests/test_session.py tests/test_session_state.py \
            tests/tools/test_embedding.py plugins
 test-bounds: $(VENV)/.installed-test
-	$(PYTEST) -p llamacli.testing.guarded --guard=end -m "not slow" -k "not reference" $(GUARDED)
-	$(PYTEST) -p llamacli.testing.guarded --guard=start -m "not slow" -k "not reference" $(GUARDED)
+	$(PYTEST) -p llamacli.testing.guarded --guard=end -m "not slow" -k "not reference and not conformance" $(GUARDED)
+	$(PYTEST) -p llamacli.testing.guarded --guard=start -m "not slow" -k "not reference and not conformance" $(GUARDED)
 	NUMBA_BOUNDSCHECK=1 $(PYTEST) -m "not slow" tests/sampling tests/kernels/test_sampling_kernels.py
 
 lint: $(VENV)/.installed-lint
