@@ -23,7 +23,7 @@ def test_the_scale_of_a_matrix_comes_before_its_bias(bias: bool, engine: Engine)
 
 def test_the_scale_may_come_last(engine: Engine) -> None:
     run = Run(engine, lambda g, param, x: g.linear(x, scaled(param, "up", 24, WIDTH, bias=True), scale_last=True))
-    run.check((naive.linear(run.x, run["up"]) + run["up.bias"]) * run["up_scale"])
+    run.check((formulas.linear(run.x, run["up"]) + run["up.bias"]) * run["up_scale"])
 
 
 def test_the_scale_of_an_embedding(engine: Engine) -> None:
