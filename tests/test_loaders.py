@@ -29,18 +29,18 @@ def dummy() -> Plugins:
 
 class TestOpening:
     def test_gguf_needs_no_loader(self, tiny_gguf: TinyGguf) -> None:
-        file = open_model_file(tiny_gguf("gqa"), Plugins([]))
+        file = open_model_file(tiny_gguf("gqa"), Plugins([]).loaders())
         assert file.metadata["general.architecture"] == "llama"
 
     def test_a_loader_that_matches(self, dummy: Plugins, tmp_path: Path) -> None:
         (path := tmp_path / "x").write_bytes(b"dummy!")
-        file = open_model_file(str(path), dummy)
+        file = open_model_file(str(path), dummy.loaders())
         assert (file.path, file.metadata["a"]) == (path, 1)
 
     def test_nothing_matches(self, dummy: Plugins, tmp_path: Path) -> None:
         (path := tmp_path / "x").write_bytes(b"other")
         with pytest.raises(ModelFormatError, match=r"x: not a model file of a known format \(GGUF, dummy\)"):
-            open_model_file(path, dummy)
+            open_model_file(path, dummy.loaders())
 
     def test_a_loader_that_fails_to_match_disturbs_no_other(
         self, dummy: Plugins, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -48,19 +48,19 @@ class TestOpening:
         dummy._loaders.insert(0, Loader("broken", lambda path: {}[path], lambda path: {}[path]))
         (path := tmp_path / "x").write_bytes(b"dummy!")
         with caplog.at_level(logging.WARNING):
-            assert open_model_file(path, dummy).metadata["a"] == 1
+            assert open_model_file(path, dummy.loaders()).metadata["a"] == 1
         assert f"loader 'broken' failed over {path}: KeyError" in caplog.text
 
     def test_a_loader_that_fails_to_open(self, dummy: Plugins, tmp_path: Path) -> None:
         dummy._loaders.insert(0, Loader("broken", lambda path: True, lambda path: {}["header"]))
         (path := tmp_path / "x").write_bytes(b"dummy!")
         with pytest.raises(PluginError, match="loader 'broken' failed: KeyError: 'header'"):
-            open_model_file(path, dummy)
+            open_model_file(path, dummy.loaders())
 
     @pytest.mark.parametrize("name", ["missing", "", "a\0b"])
     def test_nothing_there(self, name: str, dummy: Plugins, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING), pytest.raises(ModelFormatError, match=r"cannot read|not a regular file"):
-            open_model_file(tmp_path / name, dummy)
+            open_model_file(tmp_path / name, dummy.loaders())
         assert caplog.text == ""
 
 

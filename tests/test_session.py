@@ -477,7 +477,7 @@ class TestText:
     def pieces(self, model: Model, prompt: list[int], ids: list[int]) -> list[str]:
         """The pieces of a generation that draws `ids` one after the other."""
         session, wanted = model.create_session(), iter(ids)
-        session._draw = lambda _: next(wanted)
+        session.draw = lambda _: next(wanted)
         return [token.piece for token in session.generate(prompt, max_tokens=len(ids))]
 
     def test_a_text_has_no_space_before_it(self, text_model: Model) -> None:
@@ -493,7 +493,7 @@ class TestText:
     def test_a_second_generation_continues_the_text(self, text_model: Model) -> None:
         ids = text_model.encode("once upon a time")
         session, wanted = text_model.create_session(), iter(ids[2:])
-        session._draw = lambda _: next(wanted)
+        session.draw = lambda _: next(wanted)
         session.eval(ids[:2])
         parts = [token.piece for token in session.generate([], max_tokens=1)]
         parts += [token.piece for token in session.generate([], max_tokens=len(ids) - 3)]

@@ -62,7 +62,7 @@ class TestCuts:
         session.clear_and_reseed(LONG[:4], LONG[-20:])
         assert session.pos_max == 23
         np.testing.assert_array_equal(session.logits, fresh(model, LONG[:4] + LONG[-20:]).logits)
-        with pytest.raises(InvalidRequestError, match="neither"):
+        with pytest.raises(InvalidRequestError, match="at least one token"):
             session.clear_and_reseed([], [])
         assert session.pos_max == 23
 

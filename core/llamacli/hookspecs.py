@@ -1,4 +1,4 @@
-"""The whole plugin contract.
+"""Plugin API: the hooks that a plugin may implement.
 
 A plugin is a module that declares `LLAMACLI_API = 1` and implements any of these hooks with `@hookimpl`. Its
 distribution names it in one of two entry-point groups:
@@ -11,25 +11,34 @@ distribution names it in one of two entry-point groups:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pluggy
 
 if TYPE_CHECKING:
     import click
 
-    from llamacli.architecture import Architecture
+    from llamacli.architecture import Architecture, Config
     from llamacli.chat.formats import ChatFormat
     from llamacli.gguf import Metadata
     from llamacli.loaders import Loader
-    from llamacli.model import Model
     from llamacli.quantization import QuantFormat
     from llamacli.sampling import SamplerType
+    from llamacli.tokenizer import Tokenizer
 
 API_VERSION = 1
 
 hookspec = pluggy.HookspecMarker("llamacli")
 hookimpl = pluggy.HookimplMarker("llamacli")
+
+
+class LoadedModel(Protocol):
+    """Attributes of a `llamacli.Model` that a `model_loaded` hook can rely on."""
+
+    arch: str
+    config: Config
+    tokenizer: Tokenizer
+    metadata: Metadata
 
 
 @hookspec
@@ -52,7 +61,7 @@ def register_quant_formats(register: Callable[[QuantFormat], None]) -> None:
 
 @hookspec
 def register_chat_formats(register: Callable[[ChatFormat], None]) -> None:
-    """Call `register` once for every chat format that this plugin adds; of those that fit a file the first is taken."""
+    """Call `register` once for every chat format that this plugin adds; the first that fits a file is taken."""
 
 
 @hookspec
@@ -67,9 +76,9 @@ def register_commands(cli: click.Group) -> None:
 
 @hookspec(firstresult=True)
 def match_architecture(metadata: Metadata) -> Architecture | None:
-    """Claim a file whose `general.architecture` no plugin claims by name; the first plugin that answers runs it."""
+    """Claim a file whose `general.architecture` no plugin claims by name; the first answer that is not None runs it."""
 
 
 @hookspec
-def model_loaded(model: Model) -> None:
-    """Look at a model that has just been loaded."""
+def model_loaded(model: LoadedModel) -> None:
+    """Inspect a model that has just been loaded, a `llamacli.Model`; an error is logged and changes nothing."""

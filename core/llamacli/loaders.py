@@ -1,13 +1,13 @@
-"""Opening model files: GGUF in the core, other formats through loaders that plugins register."""
+"""Model files: GGUF in the core, other formats through loaders that plugins register."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -17,35 +17,32 @@ from llamacli.errors import ModelFormatError, plugin_errors
 from llamacli.gguf import Metadata, TensorInfo, is_gguf, open_gguf
 from llamacli.quantization import TensorType
 
-if TYPE_CHECKING:
-    from llamacli.plugins import Plugins
-
 _log = logging.getLogger(__name__)
 
 
 class ModelFile(Protocol):
-    """What the core needs of an open model file; `llamacli.gguf.GGUFFile` and `ArrayFile` are two."""
+    """Interface of an open model file; `llamacli.gguf.GGUFFile` and `ArrayFile` implement it."""
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """Its path."""
 
     @property
     def metadata(self) -> Metadata:
-        """Its keys, named and typed as in GGUF."""
+        """Its metadata keys, named and typed as in GGUF."""
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Its tensors by their GGUF names."""
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of one tensor, uint8 [n_rows, row_bytes]."""
+        """Bytes of one tensor, uint8 [n_rows, row_bytes]."""
 
     def release(self, name: str) -> None:
-        """One tensor will hardly be read again: its memory may be given back."""
+        """Free the memory of one tensor, which will hardly be read again."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Free its memory."""
 
 
 class ArrayFile:
@@ -60,12 +57,12 @@ class ArrayFile:
         }
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of one tensor, uint8 [n_rows, row_bytes]."""
+        """Bytes of one tensor, uint8 [n_rows, row_bytes]."""
         array = np.ascontiguousarray(self._arrays[name], np.float32)
         return array.reshape(-1, array.shape[-1]).view(np.uint8)
 
     def release(self, name: str) -> None:
-        """Nothing: what was read from another format cannot be read again."""
+        """Do nothing: the arrays cannot be read from the file again."""
 
     def close(self) -> None:
         """Drop the arrays."""
@@ -73,13 +70,13 @@ class ArrayFile:
 
 
 Progress = Callable[[int, int], None]
-"""Called again and again with how much of something is done, and how much there is."""
+"""Progress callback: called with the amount done and the total, as `done` and `total`."""
 
 
 class WatchedFile:
-    """An open model file that reports how many bytes of its tensors have been gone through.
+    """Model file that reports reading progress in bytes of tensors.
 
-    Engines read tensors one after another: one is done when the next is asked for. `done` reports the last.
+    Engines read tensors one after another: one counts as read when the next is asked for. `done` reports the last.
     """
 
     def __init__(self, file: ModelFile, progress: Progress):
@@ -90,7 +87,7 @@ class WatchedFile:
         self.path, self.metadata, self.tensors = file.path, file.metadata, file.tensors
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of one tensor, uint8 [n_rows, row_bytes]."""
+        """Bytes of one tensor, uint8 [n_rows, row_bytes]."""
         if name not in self._asked and name in self.tensors:
             self._asked.add(name)
             self._before += self._latest
@@ -99,21 +96,21 @@ class WatchedFile:
         return self._file.data(name)
 
     def release(self, name: str) -> None:
-        """One tensor will hardly be read again: its memory may be given back."""
+        """Free the memory of one tensor, which will hardly be read again."""
         self._file.release(name)
 
     def done(self) -> None:
-        """All has been read that will be."""
+        """Report that no more will be read."""
         self._progress(self._n_bytes, self._n_bytes)
 
     def close(self) -> None:
-        """Give back what the file holds."""
+        """Close the file."""
         self._file.close()
 
 
 @attrs.frozen
 class Loader:
-    """A file format other than GGUF: `matches(path)` looks at a file's beginning, `open(path)` reads it.
+    """File format other than GGUF: `matches(path)` looks at a file's beginning, `open(path)` reads it.
 
     `open` raises ModelFormatError.
     """
@@ -123,15 +120,15 @@ class Loader:
     open: Callable[[Path], ModelFile]
 
 
-def open_model_file(path: str | os.PathLike[str], plugins: Plugins) -> ModelFile:
-    """Open a model file of any format that is known.
+def open_model_file(path: str | os.PathLike[str], loaders: Sequence[Loader]) -> ModelFile:
+    """Open a GGUF file, or a file of another format with the first of `loaders` that matches.
 
-    Raises ModelFormatError if the file cannot be read or no format fits it.
+    `llamacli.plugins.Plugins.loaders` returns those of the plugins, and registers their tensor types, which GGUF files
+    may have too. Raises ModelFormatError if the file cannot be read or no format fits it.
     """
     if not os.fspath(path):  # Path("") would be the current folder
-        raise ModelFormatError("the name of the model's file is empty")
+        raise ModelFormatError("the path of the model file is empty")
     path = Path(path)
-    loaders = plugins.loaders()  # also brings in the tensor types that plugins add, which GGUF files may have too
     if not path.is_file() or is_gguf(path):
         return open_gguf(path)
     for loader in loaders:
@@ -143,7 +140,7 @@ def open_model_file(path: str | os.PathLike[str], plugins: Plugins) -> ModelFile
 
 
 def _matches(loader: Loader, path: Path) -> bool:
-    """Whether a loader claims a file; one that fails over it does not, and disturbs no other."""
+    """Whether a loader claims a file; an error in it is logged and counts as no."""
     try:
         return loader.matches(path)
     except Exception as error:
@@ -155,9 +152,9 @@ _SAMPLE = 4096
 
 
 def identity(file: ModelFile) -> str:
-    """What tells a model from others, as hex: its scalar metadata, its tensors, and both ends of each one's data.
+    """Digest of a model, as hex: of its scalar metadata, its tensors, and both ends of each one's data.
 
-    Reading all of a file would take longer than loading it; models that differ anywhere differ in many tensors' ends.
+    Hashing all of a file would take longer than loading it; models that differ anywhere differ in many tensors' ends.
     """
     digest = hashlib.sha256()
     for key in sorted(file.metadata):

@@ -1,19 +1,17 @@
-"""Loading models: from a file to something that sessions can be created from."""
+"""Loading model files, and the model that sessions and chats are created from."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
-from llamacli.architecture import Architecture, Config, checked_seq_len, trace
+from llamacli.architecture import Architecture, Config, trace
 from llamacli.engine import Engine, Program, QuantMode, default_engine
+from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.errors import (
-    ClosedError,
     InvalidRequestError,
     ModelFormatError,
     PluginError,
@@ -22,11 +20,10 @@ from llamacli.errors import (
 )
 from llamacli.gguf import Metadata
 from llamacli.graph import Graph
-from llamacli.kv import CacheStrategy, KVCache, KVLayout, KVPool, KVType, PrefixIndex
+from llamacli.kv import CacheStrategy
 from llamacli.loaders import ModelFile, Progress, WatchedFile, identity, open_model_file
 from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
-from llamacli.util.closing import Closing
 
 if TYPE_CHECKING:
     from llamacli.chat.formats import ChatFormat
@@ -36,13 +33,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-PREFIX_CACHE_BYTES = 256 << 20
 
-KVTypes = str | tuple[str, str] | KVType
-"""What names the types of cached keys and values: one name for both, or a pair."""
-
-
-class Model(Closing):
+class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
     """A loaded model, read-only but for `config.seq_len`; any number of sessions may share it.
 
     - `arch`: its `general.architecture`.
@@ -50,9 +42,8 @@ class Model(Closing):
     - `tokenizer`: its vocabulary.
     - `metadata`: every key of its file.
     - `mode`: how its weights are kept.
-    - `identity`: what tells its weights and mode from others', for states that are saved and restored.
-    - `prefix_cache_bytes`: how much of what sessions have evaluated is kept when they are closed, or have gone on and
-      sliding windows with them, for others that begin alike.
+    - `identity`: digest of its weights and metadata; saved states of other models are refused.
+    - `prefix_cache_bytes`: size limit of the prefix cache, in bytes.
     """
 
     def __init__(
@@ -65,45 +56,18 @@ class Model(Closing):
         plugins: Plugins | None = None,
         identity: str = "",
     ):
+        super().__init__(config, tokenizer, program, mode, identity)
+        self.arch, self.metadata = config.architecture, metadata
         self._plugins = plugins or installed_plugins()
-        self.identity, self.prefix_cache_bytes = identity, PREFIX_CACHE_BYTES
-        self.config, self.tokenizer, self.metadata, self.mode = config, tokenizer, metadata, mode
-        self.arch = config.architecture
-        self._program: Program | None = program
-        self._pools: dict[KVType, KVPool] = {}
-        self._prefixes: dict[tuple[KVType, int], PrefixIndex] = {}
-
-    @property
-    def program(self) -> Program:
-        """The compiled forward pass. Raises ClosedError after close()."""
-        if self._program is None:
-            raise ClosedError("the model is closed")
-        return self._program
-
-    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Token ids of `text`.
-
-        With `add_special`, BOS and EOS are added where the model expects them. With `parse_special`, spelled special
-        tokens become their ids; otherwise they stay text.
-        """
-        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, the inverse of `encode`."""
-        return self.tokenizer.decode(ids)
-
-    def piece(self, token: int) -> str:
-        """The text of one token on its own, leading space kept; bytes of a partial character become U+FFFD."""
-        return self.tokenizer.piece(token)
 
     def chat_formats(self) -> list[ChatFormat]:
-        """The chat formats that there are, the core's and the plugins'."""
+        """Chat formats of the plugins, then of the core."""
         from llamacli.chat.formats import CORE_FORMATS
 
         return [*self._plugins.chat_formats(), *CORE_FORMATS]
 
     def find_sampler(self, name: str) -> SamplerType | None:
-        """The sampler of this name that a plugin brings, if there is one."""
+        """Sampler of this name that a plugin registers, if there is one."""
         return self._plugins.sampler(name)
 
     def create_session(
@@ -115,42 +79,17 @@ class Model(Closing):
         strategy: str | CacheStrategy = CacheStrategy.ALWAYS,
         reuse: bool = True,
     ) -> Session:
-        """A new generation stream with an empty context of `seq_len` tokens (default: `config.seq_len`, read now).
+        """Create a session with an empty context of `seq_len` tokens (default: `config.seq_len`, read now).
 
         `kv_type` is the type of cached keys and values, one of `llamacli.kv.KV_TYPES` such as "q8_0", or a pair of
         them; the default is f32 in fp32 mode, else f16. `strategy` says when they are cached at all rather than
-        computed again, see `llamacli.kv.CacheStrategy`. With `reuse`, tokens that another session of this model has
-        begun with too are not evaluated again, but share its pages; results are the same.
+        computed again, see `llamacli.kv.CacheStrategy`. With `reuse`, a prompt that begins as another session's of
+        this model is not evaluated again that far: the pages are shared (prefix caching); results are the same.
         Raises InvalidRequestError for a value out of range, MemoryError if the cache cannot be allocated.
         """
         from llamacli.session import Session
 
         return Session(self, seq_len=seq_len, kv_type=kv_type, seed=seed, strategy=strategy, reuse=reuse)
-
-    def kv_pool(self, kv_type: KVTypes | None = None) -> KVPool:
-        """The memory of all sequences whose keys and values are kept as `kv_type` (default: as `create_session`)."""
-        if kv_type is None:
-            kv_type = "f32" if self.mode is QuantMode.FP32 else "f16"
-        kind = KVType.of(kv_type)
-        if kind not in self._pools:
-            pool = KVPool(KVLayout.of(self.program.states, kind), f"{self.identity}-{self.mode.value}")
-            self._pools.setdefault(kind, pool)  # another thread may be faster
-        return self._pools[kind]
-
-    def kv_cache(self, n_seq_max: int = 1, *, seq_len: int | None = None, kv_type: KVTypes | None = None) -> KVCache:
-        """Numbered sequences of up to `seq_len` tokens each, which share pages; see `Session` for how to run one."""
-        seq_len = checked_seq_len(self.config.seq_len if seq_len is None else seq_len)
-        shift_keys, rope_variant = self.program.shift_keys, self.program.rope_variant(seq_len)
-
-        def shifted(layer: int, keys: npt.NDArray[np.float32], by: int) -> npt.NDArray[np.float32]:
-            return shift_keys(layer, keys, by, seq_len)
-
-        return KVCache(self.kv_pool(kv_type), seq_len, n_seq_max, shift_keys=shifted, rope_variant=rope_variant)
-
-    def prefixes(self, kv_type: KVType, seq_len: int) -> PrefixIndex:
-        """What sessions of this type and of such a length have evaluated and can share."""
-        index = PrefixIndex(self.kv_pool(kv_type))
-        return self._prefixes.setdefault((kv_type, self.program.rope_variant(seq_len)), index)
 
     def create_chat(
         self,
@@ -162,11 +101,11 @@ class Model(Closing):
         tools: Sequence[Mapping[str, Any]] = (),
         **variables: Any,
     ) -> ChatSession:
-        """A conversation, in a session of its own or in the one that is given.
+        """Create a conversation, in a session of its own or in the one that is given.
 
-        `template` is asked for in the place of the file's own: Jinja source, the name of another that the file brings,
-        or of a plugin's. `tools` are JSON objects that describe functions. `variables` are handed to the template,
-        such as `enable_thinking=False` or `reasoning_effort="low"`.
+        `template` replaces the file's own chat template: Jinja source, the name of another template of the file, or of
+        a plugin's. `tools` are JSON objects that describe functions. `variables` are passed to the template, such as
+        `enable_thinking=False` or `reasoning_effort="low"`.
 
         Raises ChatTemplateError if there is no template, or a broken one; InvalidRequestError for a value out of range.
         """
@@ -177,18 +116,15 @@ class Model(Closing):
             system,
             max_new,
             session=session,
+            metadata=self.metadata,
+            formats=self._plugins.chat_formats(),
             template=template,
             tools=tools,
-            plugins=self._plugins,
             variables=variables,
         )
 
-    def close(self) -> None:
-        """Free the weights. Sessions of this model can no longer evaluate; closing twice does nothing."""
-        for index in self._prefixes.values():
-            index.clear()
-        self._program, self.prefix_cache_bytes = None, 0  # sessions that are closed from now on leave nothing
-        self._pools, self._prefixes = {}, {}
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"<Model {self.arch}, {self.config.n_layer} layers, mode {self.mode.value}>"
@@ -204,13 +140,13 @@ def load_model(
     engine: Engine | None = None,
     transform: Callable[[Graph], Graph] = lambda graph: graph,
 ) -> Model:
-    """Load a model file; its metadata decides which plugin runs it.
+    """Load a model file, with the plugin of its architecture.
 
     `mode` is how weights are kept: "auto" in the file's own types, "fp32" exact, "q8" or "q4" requantised. `threads`
     is how many cores compute, by default every one that this process may use; results do not depend on it. `progress`
-    is called with the bytes of tensors that have been gone through so far, and the bytes of all. `plugins` and `engine`
-    default to the installed plugins and the fastest engine that runs here. `transform` makes of the recorded forward
-    pass the one that is compiled; what that computes takes the place of logits.
+    is called with the bytes of tensors that have been read so far, and the bytes of all. `plugins` and `engine` default
+    to the installed plugins and the fastest engine that runs here. `transform` rewrites the recorded forward pass
+    before it is compiled; what that outputs takes the place of logits.
 
     Raises ModelFormatError if the file is unreadable, malformed or does not fit its architecture,
     UnknownArchitectureError if no plugin runs it, PluginError if the plugin is broken.
@@ -220,7 +156,7 @@ def load_model(
     except ValueError:
         raise InvalidRequestError(f"mode {mode!r} is not one of {', '.join(QuantMode)}") from None
     plugins = plugins or installed_plugins()
-    file = open_model_file(path, plugins)
+    file = open_model_file(path, plugins.loaders())
     try:
         if not file.tensors:
             raise ModelFormatError(f"{file.path}: it has no tensors: a vocabulary only")
@@ -237,10 +173,10 @@ def load_model(
         program = (engine or default_engine(threads)).compile(transform(graph), watched, mode)
         watched.done()
         _warn_of_unread_keys(file.metadata, config.architecture)
-        told_by = identity(file)
+        model_id = identity(file)
     finally:
         file.close()
-    model = Model(config, tokenizer, file.metadata, program, mode, plugins, told_by)
+    model = Model(config, tokenizer, file.metadata, program, mode, plugins, model_id)
     plugins.ask_each("model_loaded", model=model)
     return model
 
@@ -251,11 +187,11 @@ def load_tokenizer(path: str | os.PathLike[str], *, plugins: Plugins | None = No
     Raises ModelFormatError if the file is unreadable or malformed, TokenizerError if its scheme is unknown.
     """
     plugins = plugins or installed_plugins()
-    file = open_model_file(path, plugins)
+    file = open_model_file(path, plugins.loaders())
     try:
         architecture = plugins.resolve(file.metadata) if "general.architecture" in file.metadata else None
     except UnknownArchitectureError:
-        architecture = None  # what is peculiar to a family cannot be known without its plugin
+        architecture = None  # without its plugin, what is special about a family is unknown
     finally:
         file.close()
     return _tokenizer_of(file.metadata, architecture)
@@ -281,7 +217,7 @@ def _check_vocabulary(file: ModelFile, config: Config, tokenizer: Tokenizer) -> 
 
 
 def _check_all_read(file: ModelFile, graph: Graph, unused: set[str]) -> None:
-    """A tensor that is in the file and the table but in no op would be left out of the computation silently."""
+    """Refuse a tensor of the file and the table that is in no op: it would be left out silently."""
     read = {tensor.name for op in graph.ops for tensor in op.tensors()} | unused
     unread = [name for name in file.tensors if name not in read]
     if unread:
@@ -289,7 +225,7 @@ def _check_all_read(file: ModelFile, graph: Graph, unused: set[str]) -> None:
 
 
 def _warn_of_unread_keys(metadata: Metadata, architecture: str) -> None:
-    """A key of the architecture that nothing read may mean a variant that would be computed wrongly."""
+    """Log keys of the architecture that nothing has read: they may mean a variant that is computed wrongly."""
     known = metadata.consumed | {f"{architecture}.pooling_type"}  # it matters after the forward pass
     unread = sorted(key for key in metadata if key.startswith(f"{architecture}.") and key not in known)
     if unread:

@@ -1,4 +1,4 @@
-"""Sessions: one stream of tokens through a model, with its context, sampler and statistics."""
+"""Sessions: token-by-token evaluation and sampling over one model, with a KV cache of their own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,26 +15,32 @@ import numpy.typing as npt
 
 from llamacli.architecture import checked_seq_len
 from llamacli.engine import evaluate
+from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError, StateError
 from llamacli.kv import CacheStrategy, KVSequence, snapshot
 from llamacli.kv.prefixes import n_common
 from llamacli.loaders import Progress
-from llamacli.model import KVTypes, Model
 from llamacli.sampling import Candidates, LogProbs, SamplerChain, SamplerState, SamplingParams, as_logits
-from llamacli.util.closing import Closing
+from llamacli.tokenizer import StreamDecoder
 from llamacli.util.locking import locked
 from llamacli.util.numbers import is_integer
 
-CHECKPOINT = 64
-"""After so many tokens at once, what sliding windows still have of them is kept, so that one can come back to there."""
+Ids = npt.NDArray[np.int32]
+Logits = npt.NDArray[np.float32]
+
+MIN_CHECKPOINT = 64
+"""Tokens evaluated in one call from which on the prefix cache keeps a copy of the cells in sliding windows."""
+
+_UTF8_STATE = 3
+"""Bytes that a UTF-8 decoder can hold back: all but the last of the longest character."""
 
 
 @attrs.frozen
 class Token:
     """A generated token: its `id`, and `piece`, the text that is complete with it.
 
-    Bytes of a character that is not complete yet are held back and come with the token that completes it, so that the
-    pieces of a text joined are the text, and continue that of the prompt. `logprobs` are those that `n_probs` asks for.
+    Bytes of an incomplete character are held back and come with the token that completes it: pieces joined are the
+    text, and continue that of the prompt. `logprobs` are those that `n_probs` asks for.
     """
 
     id: int
@@ -45,11 +50,14 @@ class Token:
 
 @attrs.frozen
 class Stats:
-    """Figures of the last `generate`.
+    """Token counts and rates of the last `generate`.
 
-    `n_prompt` tokens of the prompt, and those before it that were no longer cached; `n_reused` of which had been
-    evaluated before, and the others took `prefill_tps` tokens a second; `n_gen` accepted at `gen_tps` a second,
-    `ttft_s` seconds to the first token (prompt and first draw). Rates are 0 where no time passed.
+    - `n_prompt`: tokens of the prompt, and those before it that were no longer cached.
+    - `n_reused`: how many of these came from the prefix cache; the others took `prefill_tps` tokens a second.
+    - `n_gen`: tokens generated and evaluated, at `gen_tps` tokens a second.
+    - `ttft_s`: seconds to the first token (prompt and first draw).
+
+    Rates are 0 where no time passed.
     """
 
     n_prompt: int = 0
@@ -60,23 +68,75 @@ class Stats:
     gen_tps: float = 0.0
 
 
-class Session(Closing):
-    """One generation stream over a model. Sessions of one model never affect each other.
+def generate(
+    session: Session,
+    prompt: Sequence[int],
+    params: SamplingParams | SamplerChain | None = None,
+    *,
+    max_tokens: int = 64,
+    ignore_eos: bool = False,
+) -> Iterator[Token]:
+    """Generation loop of `Session.generate`, written with a session's public methods only.
+
+    Copy it to generate in another way. Arguments are as in `Session.generate`, but nothing is checked before the first
+    token is asked for.
+    """
+    clock, n_computed = time.perf_counter, session.n_computed
+    end_ids = frozenset[int]() if ignore_eos else session.model.tokenizer.eog_ids
+    session.stats = Stats()
+    session.reset_sampler()
+    n_prompt = len(prompt) + session.n_past - session.n_cached if len(prompt) else 0
+    started = clock()
+    session.eval(prompt)
+    prefill_tps = _rate(session.n_computed - n_computed, clock() - started)
+    n_reused = n_prompt - (session.n_computed - n_computed)
+    session.stats = Stats(n_prompt, n_reused, prefill_tps=prefill_tps)
+    text, decode_s, ttft_s = session.decoder(), 0.0, 0.0
+    for n_gen in range(1, max_tokens + 1):
+        if session.n_past == session.seq_len:
+            return
+        step = clock()
+        token = session.draw(params)
+        decode_s += clock() - step
+        if n_gen == 1:
+            ttft_s = clock() - started
+            session.stats = Stats(n_prompt, n_reused, 0, ttft_s, prefill_tps)
+        if token in end_ids:
+            return
+        piece = text.feed(token)
+        if n_gen == max_tokens or session.n_past + 1 == session.seq_len:
+            piece += text.flush()
+        yield Token(token, piece, session.logprobs)
+        step = clock()
+        session.accept(token)
+        session.eval([token])
+        decode_s += clock() - step
+        session.stats = Stats(n_prompt, n_reused, n_gen, ttft_s, prefill_tps, _rate(n_gen, decode_s))
+
+
+class Session(contextlib.AbstractContextManager["Session"]):
+    """A stream of tokens over a model, with its KV cache, sampler and logits. Sessions never affect each other.
 
     Calls from several threads wait for one another; `close` too waits for the evaluation that another thread is in.
 
     - `n_past`: tokens evaluated so far, which is the next token's position.
-    - `logits`: float32 [n_vocab], of the last token evaluated; sampling changes them in place.
-    - `seq_len`: how many tokens fit.
-    - `tokens`: those evaluated so far.
-    - `n_reused`: how many of them were not evaluated here, but share pages with another session that had them.
-    - `stats`: figures of the last `generate`.
+    - `logits`: float32 [n_vocab], of the last token evaluated.
+    - `seq_len`: the context size, in tokens.
+    - `tokens`: the tokens evaluated so far.
+    - `n_cached`: how many of the first tokens the cache holds.
+    - `n_reused`: how many tokens came from the prefix cache: they share pages with a session that had evaluated them.
+    - `n_computed`: tokens that this session has run through the model so far, those evaluated again included.
+    - `stats`: counts and rates of the last `generate`.
     - `progress`: called with the tokens evaluated so far, and all, while more than a batch of them is; may be set.
+
+    `tokens` is the only record of what has been evaluated, and changes only once all is done. The cache holds the first
+    of them: strategies and sliding windows may drop cells, and an interrupt may leave cells of other tokens. So every
+    evaluation plans (drop stale cells, share cells with other sessions, evaluate what is missing), evaluates, commits.
     """
 
     def __init__(
         self,
-        model: Model,
+        model: CompiledModel,
         *,
         seq_len: int | None = None,
         kv_type: KVTypes | None = None,
@@ -85,66 +145,82 @@ class Session(Closing):
         reuse: bool = True,
         sequence: KVSequence | None = None,
     ):
-        """See `Model.create_session`; or go on with a `sequence` of a cache, which then is this session's to use."""
+        """See `Model.create_session`. A `sequence` that is given is continued, and from then on this session's."""
         if sequence is None:
             seq_len = checked_seq_len(model.config.seq_len if seq_len is None else seq_len)
             sequence = KVSequence(model.kv_pool(kv_type), seq_len, model.program.rope_variant(seq_len))
         self.model, self.seq_len, self.strategy = model, sequence.seq_len, CacheStrategy.of(strategy)
         self.lock = threading.RLock()
         self._cache: KVSequence | None = sequence
-        self._context: list[int] = list(sequence.tokens)
+        self._tokens: list[int] = list(sequence.tokens)
         self._prefixes = model.prefixes(sequence.kv_type, self.seq_len) if reuse else None
         if self._prefixes is not None:
             self._prefixes.add(sequence)
-        self.n_reused = 0
-        self._n_taken = 0  # cells that the last evaluation found with others
+        self.n_reused = self.n_computed = 0
         self.stats = Stats()
         self.progress: Progress | None = None
-        self._logits: npt.NDArray[np.float32] | None = None
+        self._logits: Logits | None = None
         self._sampler = SamplerState(_checked_seed(seed), model.tokenizer, model.find_sampler)
         self._params: SamplingParams | SamplerChain = SamplingParams()
 
     @property
     def cache(self) -> KVSequence:
-        """The keys and values of this session. Raises ClosedError after close(), its own or that of their cache."""
+        """The KV cache. Raises ClosedError after close(), its own or that of the cache it is a sequence of."""
         if self._cache is None or self._cache.closed:
             raise ClosedError("the session is closed")
         return self._cache
 
     @property
     def n_past(self) -> int:
-        """Tokens evaluated so far."""
-        return len(self._context)
+        """Number of tokens evaluated so far."""
+        return len(self._tokens)
 
     @property
     def pos_max(self) -> int:
-        """The position of the last token, -1 if there is none."""
+        """Position of the last token, -1 if there is none."""
         return self.n_past - 1
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The tokens evaluated so far."""
-        return tuple(self._context)
+        """Tokens evaluated so far."""
+        return tuple(self._tokens)
 
     @property
-    def logits(self) -> npt.NDArray[np.float32]:
-        """float32 [n_vocab]: the logits after the last token. Raises InvalidRequestError before the first eval."""
+    def n_cached(self) -> int:
+        """Number of tokens, from the first on, that the cache holds.
+
+        Those after them were dropped by a `strategy` or a sliding window, and are evaluated again before new tokens.
+        """
+        return n_common(self.cache.tokens, self._tokens)
+
+    @property
+    def logits(self) -> Logits:
+        """Logits after the last token, float32 [n_vocab]. Raises InvalidRequestError before the first eval."""
         if self._logits is None:
             raise InvalidRequestError("no token has been evaluated yet, so there are no logits")
         return self._logits
 
     @logits.setter
-    def logits(self, logits: npt.NDArray[np.float32]) -> None:
+    def logits(self, logits: Logits) -> None:
         row, n_vocab = as_logits(logits), self.model.config.n_vocab
         if len(row) != n_vocab:
             raise InvalidRequestError(f"logits of shape {row.shape} are not ({n_vocab},)")
         self._logits = row.copy()
 
     @property
-    def params(self) -> SamplingParams | SamplerChain:
-        """What tokens are drawn by where a call gives nothing else: greedily, until it is set.
+    def has_logits(self) -> bool:
+        """Whether there are logits to draw from."""
+        return self._logits is not None
 
-        Setting raises InvalidRequestError, changing nothing, for what is wrong with them.
+    def clear_logits(self) -> None:
+        """Drop the logits: there are none until the next `eval`."""
+        self._logits = None
+
+    @property
+    def params(self) -> SamplingParams | SamplerChain:
+        """Default sampling parameters; greedy until set.
+
+        Setting raises InvalidRequestError, changing nothing, if they are invalid.
         """
         return self._params
 
@@ -156,23 +232,28 @@ class Session(Closing):
 
     @property
     def candidates(self) -> Candidates:
-        """The tokens that the last one was drawn from, as samplers left them, until the next draw.
+        """Tokens that the last one was drawn from, as samplers left them, until the next draw.
 
         Raises InvalidRequestError if nothing has been drawn.
         """
         return self._sampler.candidates
 
     @property
-    def has_logits(self) -> bool:
-        """Whether there are logits to draw from."""
-        return self._logits is not None
+    def logprobs(self) -> LogProbs | None:
+        """Log-probabilities of the last draw, where `n_probs` asks for them, else None."""
+        return self._sampler.logprobs
 
     def set_seed(self, seed: int) -> None:
-        """Start the stream of random draws anew: the same seed gives the same draws."""
+        """Seed the random generator: the same seed gives the same draws."""
         self._sampler.set_seed(_checked_seed(seed))
 
     @locked
-    def eval(self, tokens: Sequence[int], *, all_logits: bool = False) -> npt.NDArray[np.float32] | None:
+    def reset_sampler(self) -> None:
+        """Clear the accepted tokens that penalties and grammars count; the random generator goes on."""
+        self._sampler.reset()
+
+    @locked
+    def eval(self, tokens: Sequence[int], *, all_logits: bool = False) -> Logits | None:
         """Evaluate tokens at position `n_past` onwards; afterwards `logits` are those of the last one.
 
         Returns float32 [len(tokens), n_vocab] with `all_logits`, else None. No tokens change nothing. How tokens are
@@ -181,33 +262,34 @@ class Session(Closing):
         Raises InvalidRequestError for an id that is not in the vocabulary and ContextOverflowError if the tokens do not
         fit, both before anything is evaluated.
         """
-        logits = self._evaluate(self._checked(tokens), all_logits=all_logits)
+        ids = self._checked(tokens)
+        logits = _evaluate([(self, ids)], all_logits=all_logits, progress=self.progress)[0]
         if not all_logits:
             return None
-        return logits if len(logits) else np.empty((0, self.model.config.n_vocab), np.float32)
+        return logits[-len(ids) :] if len(ids) else np.empty((0, self.model.config.n_vocab), np.float32)
 
     @locked
     def rewind(self, n_past: int) -> None:
-        """Forget all tokens from position `n_past` on. There are no logits then until the next `eval`.
+        """Truncate the context to its first `n_past` tokens. There are no logits then until the next `eval`.
 
         Where layers with a sliding window no longer have what a token there would see, that `eval` computes it again.
         Raises InvalidRequestError if `n_past` is not from 0 to the present position.
         """
         if not is_integer(n_past) or not 0 <= n_past <= self.n_past:
             raise InvalidRequestError(f"n_past must be an integer from 0 to {self.n_past}, not {n_past!r}")
-        self._keep(int(n_past))
-        del self._context[n_past:]
+        self._truncate_cache(int(n_past))
+        del self._tokens[n_past:]
         self._logits = None
         self.n_reused = min(self.n_reused, int(n_past))
 
     @locked
     def remove_range(self, p0: int, p1: int = -1) -> None:
-        """Take out the tokens at positions `p0` to `p1` - 1; -1 is the end, and then this is `rewind`.
+        """Remove the tokens at positions `p0` to `p1` - 1; -1 is the end, and then this is `rewind`.
 
-        Those behind a cut in the middle move up: their keys are turned to the positions that they then have (RoPE), and
-        all else that they have seen stays as it was. The logits stay too.
-        Raises InvalidRequestError, changing nothing, for a range that is not there, or if a sliding window has
-        forgotten what would be seen then.
+        Tokens behind the gap move up, as llama.cpp's context shift does: their keys are rotated to their new positions
+        (RoPE), and what they have attended to stays in them. The logits stay too.
+        Raises InvalidRequestError, changing nothing, for a range outside the context, or if a sliding window no longer
+        has what would be seen then.
         """
         stop = self.n_past if is_integer(p1) and p1 == -1 else p1
         if not is_integer(p0) or not is_integer(stop) or not 0 <= p0 <= stop <= self.n_past:
@@ -219,55 +301,60 @@ class Session(Closing):
         if len(self.cache.tokens) == self.n_past:
             self.cache.remove(p0, stop, lambda layer, keys: program.shift_keys(layer, keys, by, self.seq_len))
         else:
-            self._keep(p0)
-        del self._context[p0:stop]
+            self._truncate_cache(p0)
+        del self._tokens[p0:stop]
         self.n_reused = min(self.n_reused, self.n_past)
 
     @locked
     def clear_and_reseed(self, sinks: Sequence[int], tail: Sequence[int]) -> None:
-        """Forget everything and evaluate the first tokens of the text again, then its last ones (Xiao et al. 2023).
+        """Restart the context with attention sinks and the last tokens (StreamingLLM, Xiao et al. 2023).
 
-        What a model was trained to look at first stays first, and positions begin anew, so that a text can go on for
-        ever. Raises what `eval` raises, InvalidRequestError if there is no token at all, both before anything changes.
+        Both are evaluated from position 0 on, so that a text can go on without end. Raises what `eval` raises,
+        InvalidRequestError if there is no token at all, both before anything changes.
         """
         ids = self._checked([*sinks, *tail], n_past=0)
         if not len(ids):
-            raise InvalidRequestError("there are neither sinks nor a tail to begin with")
+            raise InvalidRequestError("sinks and tail are both empty: at least one token is needed")
         self.rewind(0)
-        self._evaluate(ids)
+        self.eval(ids.tolist())
 
     @locked
     def fork(self, sequence: KVSequence | None = None) -> Session:
-        """A session that goes on from here on its own: same tokens, logits, sampler and draws. Pages are shared.
+        """Copy of this session that continues on its own: same tokens, logits, sampler and draws. Pages are shared.
 
         It is in `sequence`, which must hold the same tokens already, or in one of its own.
         """
         sequence = self.cache.fork() if sequence is None else sequence
         child = Session(self.model, sequence=sequence, strategy=self.strategy, reuse=self._prefixes is not None)
-        child._context = list(self._context)
+        child._tokens = list(self._tokens)
         child._logits = None if self._logits is None else self._logits.copy()
         child._sampler, child._params = self._sampler.clone(), self._params
         child.n_reused = self.n_reused
         return child
 
     @locked
-    def sample(self, params: SamplingParams | SamplerChain | None = None) -> int:
-        """Draw the next token from `logits`, which penalties and temperature change in place.
+    def draw(self, params: SamplingParams | SamplerChain | None = None) -> int:
+        """Draw the next token from a copy of `logits`. Only the random generator changes.
 
-        The drawn token counts as generated for penalties. It is not evaluated: pass it to `eval`.
+        Pass the token to `accept`, for penalties and grammars to count it, and to `eval`, to continue with it.
         """
-        token = self._draw(self.params if params is None else params)
+        return self._sampler.sample(self.logits.copy(), self.params if params is None else params)
+
+    @locked
+    def sample(self, params: SamplingParams | SamplerChain | None = None) -> int:
+        """Draw the next token and `accept` it, applying the samplers to `logits` in place.
+
+        In place as llama.cpp's samplers work on their candidates: afterwards `logits` show what penalties and
+        temperature have made of them, and a second `sample` begins with that. `draw` leaves them alone. The token is
+        not evaluated: pass it to `eval`.
+        """
+        token = self._sampler.sample(self.logits, self.params if params is None else params)
         self.accept(token)
         return token
 
     @locked
-    def draw(self, params: SamplingParams | SamplerChain | None = None) -> int:
-        """Draw a token as `sample` does, but leave `logits` as they are, and count it only when it is accepted."""
-        return self._sampler.sample(self.logits.copy(), self.params if params is None else params)
-
-    @locked
     def legal(self, params: SamplingParams | SamplerChain | None = None) -> Candidates:
-        """The tokens that `draw` may draw whatever their logits, as a grammar says, with their `logits`.
+        """Tokens that a grammar or a ban leaves to `draw`, with their `logits`.
 
         Raises InvalidRequestError if there is no such token, or if there are no logits.
         """
@@ -284,11 +371,24 @@ class Session(Closing):
             raise InvalidRequestError(f"token {token!r} is not an id from 0 to {n_vocab - 1}")
         self._sampler.accept(int(token))
 
-    @locked
-    def mark(self) -> KVSequence:
-        """What is cached now, shared with whatever begins alike for as long as it is held and not closed.
+    def decoder(self) -> StreamDecoder:
+        """Incremental decoder for the tokens to come: its text continues that of `tokens`."""
+        tokenizer, tokens = self.model.tokenizer, self._tokens
+        # Earlier tokens change two things in a decoder: whether there was text before, and the bytes it holds back.
+        n_bytes = 0
+        for i in range(len(tokens) - 1, -1, -1):
+            n_bytes += len(tokenizer.piece_bytes(tokens[i]))
+            if n_bytes >= _UTF8_STATE:
+                first = next(token for token in tokens if tokenizer.piece_bytes(token))
+                return tokenizer.stream([first, *tokens[i:]])
+        return tokenizer.stream(tokens)
 
-        With it, layers with a sliding window can come back to here from far beyond.
+    @locked
+    def checkpoint(self) -> KVSequence:
+        """Pin the current KV cache, so that this session and others can return to it.
+
+        With it, layers with a sliding window can be rewound to here from far beyond. It lasts as long as it is referred
+        to and not closed.
         """
         sequence = self.cache.fork()
         if self._prefixes is not None:
@@ -297,23 +397,18 @@ class Session(Closing):
 
     @locked
     def reuse(self, tokens: Sequence[int]) -> int:
-        """Go on with as many of `tokens` as other sessions have evaluated, all but the last at most; returns how many.
+        """Continue with as many of `tokens` as the prefix cache holds, all but the last at most; returns how many.
 
         None is evaluated, so there are no logits then until the next `eval`. Raises what `eval` raises.
         """
         ids = self._checked(tokens)
-        rest = self._begin(ids, reuse=True)[1]
-        n = max(0, len(ids) - len(rest))
+        _, missing = self._plan(ids, reuse=True)
+        n = max(0, len(ids) - len(missing))
         if n:
-            taken = ids[:n].tolist()
-            self._context += taken
+            self._tokens += ids[:n].tolist()
             self._logits = None
             self.n_reused += n
         return n
-
-    def forget_logits(self) -> None:
-        """Have no logits until the next `eval`."""
-        self._logits = None
 
     def generate(
         self,
@@ -331,180 +426,128 @@ class Session(Closing):
         context is full (`n_past == seq_len`).
 
         Raises what `eval` raises for the prompt, and what is wrong with `params`, at once; an empty prompt continues
-        from `logits`.
+        from `logits`. The loop itself is `llamacli.session.generate`.
         """
         params = self.params if params is None else params
         if not is_integer(max_tokens) or max_tokens < 0:
             raise InvalidRequestError(f"max_tokens must be an integer of at least 0, not {max_tokens!r}")
-        checked = self._checked(prompt)
+        ids = self._checked(prompt).tolist()
         self._sampler.use(params)
-        return self._generate(checked, params, int(max_tokens), ignore_eos)
+        return generate(self, ids, params, max_tokens=int(max_tokens), ignore_eos=ignore_eos)
 
     @locked
     def save(self, path: str | os.PathLike[str], **extra: Any) -> int:
-        """Write everything that it takes to go on from here to a file: tokens, keys and values, logits, draws.
+        """Write the whole state to a file: tokens, keys and values, logits, random generator.
 
-        `extra` is JSON of the caller's, which `load` hands back. Returns the file's bytes. A file that is there is
-        replaced at once, so that it is the old one or the new one whatever happens. Raises OSError.
+        `extra` is JSON of the caller's, which `load` returns. Returns the file's size in bytes. An existing file is
+        replaced atomically. Raises OSError.
         """
         return snapshot.write(path, {0: self.cache}, **self._state(extra))
 
     @locked
     def save_state(self, **extra: Any) -> bytes:
-        """What `save` writes."""
+        """Bytes that `save` writes."""
         return snapshot.dump({0: self.cache}, **self._state(extra))
 
     @locked
     def state_size(self) -> int:
-        """Bytes of what `save_state` gives."""
+        """Size of `save_state` in bytes."""
         return snapshot.state_size({0: self.cache}, **self._state({}))
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        """Go on from what another session of the same model has saved; its logits and draws will be the same bits.
+        """Restore a state that a session of the same model has saved; logits and draws continue bit for bit.
 
         Returns the `extra` that was saved. Raises StateError, changing nothing, if the file is damaged, of another
         version, of another model, mode or cache type, or does not fit; OSError; OutOfMemoryError, and then this session
         is empty.
         """
-        return self._take(snapshot.read(path, self.cache.pool))
+        return self._restore(snapshot.read(path, self.cache.pool))
 
     def load_state(self, data: bytes) -> dict[str, Any]:
-        """What `load` does, from the bytes of `save_state`."""
-        return self._take(snapshot.load(data, self.cache.pool))
+        """Restore the bytes of `save_state`, as `load` does."""
+        return self._restore(snapshot.load(data, self.cache.pool))
 
     def _state(self, extra: dict[str, Any]) -> dict[str, Any]:
-        self._settle()
+        self._drop_stale_cells()
         arrays = {} if self._logits is None else {"logits": self._logits}
-        return {"arrays": arrays, "tokens": self._context, "sampler": self._sampler.draws, "owner": extra}
+        return {"arrays": arrays, "tokens": self._tokens, "sampler": self._sampler.draws, "owner": extra}
 
     @locked
-    def _take(self, state: snapshot.Snapshot) -> dict[str, Any]:
+    def _restore(self, state: snapshot.Snapshot) -> dict[str, Any]:
         n_vocab, logits = self.model.config.n_vocab, state.arrays.get("logits")
         tokens, sampler, owner = (state.extra.get(name) for name in ("tokens", "sampler", "owner"))
         held = state.sequences[0].tokens if state.sequences.keys() == {0} else None
         if not isinstance(tokens, list) or held != tokens[: len(held or ())] or not isinstance(owner, dict):
-            raise StateError("it is not the state of a session")
+            raise StateError("not the saved state of a session")
         if not all(is_integer(token) and 0 <= token < n_vocab for token in tokens):
-            raise StateError(f"it holds tokens that are not from 0 to {n_vocab - 1}")
+            raise StateError(f"the saved state has tokens that are not from 0 to {n_vocab - 1}")
         if len(tokens) > self.seq_len or (logits is not None and logits.shape != (n_vocab,)):
             raise StateError(
-                f"its {len(tokens)} tokens or its logits do not fit: the context has {self.seq_len} tokens"
+                f"the {len(tokens)} tokens or the logits of the saved state do not fit into {self.seq_len} tokens"
             )
         draws = SamplerState(0, self.model.tokenizer, self.model.find_sampler)
         try:
             draws.draws = sampler or {}
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-            raise StateError(f"its draws cannot be continued: {error}") from None
+            raise StateError(f"the random generator of the saved state cannot be restored: {error}") from None
         state.check({0: self.cache})
-        self._logits, self._context, self.n_reused = None, [], 0
+        self._logits, self._tokens, self.n_reused = None, [], 0
         state.restore({0: self.cache})
-        self._context = list(map(int, tokens))
+        self._tokens = list(map(int, tokens))
         self._logits = None if logits is None else logits.copy()
         self._sampler = draws
         return owner
 
     @locked
     def close(self) -> None:
-        """Free the cache; closing twice does nothing."""
+        """Free the KV cache, which the prefix cache may keep; closing twice does nothing."""
         if self._cache is not None:
             if self._prefixes is not None:
                 self._prefixes.keep(self._cache, self.model.prefix_cache_bytes)
             self._cache.close()
         self._cache = None
 
-    def _generate(
-        self, prompt: npt.NDArray[np.int32], params: SamplingParams | SamplerChain, max_tokens: int, ignore_eos: bool
-    ) -> Iterator[Token]:
-        self._sampler.reset()
-        self.stats = Stats()
-        clock = time.perf_counter
-        started = clock()
-        n_prompt = self.n_past + len(prompt) - min(self.n_past, len(self.cache.tokens)) if len(prompt) else 0
-        self._n_taken = 0
-        self._evaluate(prompt)
-        prefill_s = clock() - started
-        text = self.model.tokenizer.stream(self._context)
-        self.stats = stats = Stats(
-            n_prompt=n_prompt, n_reused=self._n_taken, prefill_tps=_rate(n_prompt - self._n_taken, prefill_s)
-        )
-        decode_s = 0.0
-        for n_gen in range(1, max_tokens + 1):
-            if self.n_past == self.seq_len:
-                return
-            step = clock()
-            token = self._draw(params)
-            decode_s += clock() - step
-            if n_gen == 1:
-                self.stats = stats = attrs.evolve(stats, ttft_s=clock() - started)
-            if token in self.model.tokenizer.eog_ids and not ignore_eos:
-                return
-            piece = text.feed(token)
-            is_last = n_gen == max_tokens or self.n_past + 1 == self.seq_len
-            yield Token(token, piece + text.flush() if is_last else piece, self._sampler.logprobs)
-            step = clock()
-            self.accept(token)
-            self._evaluate(np.array([token], np.int32))
-            decode_s += clock() - step
-            self.stats = attrs.evolve(stats, n_gen=n_gen, gen_tps=_rate(n_gen, decode_s))
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    @locked
-    def _draw(self, params: SamplingParams | SamplerChain) -> int:
-        return self._sampler.sample(self.logits, params)
-
-    @locked
-    def _evaluate(self, ids: npt.NDArray[np.int32], *, all_logits: bool = False) -> npt.NDArray[np.float32]:
-        """Run checked ids. The position moves only when all are done, so an interrupt leaves it as it was."""
-        program = self.model.program
-        try:
-            cache, rest = self._begin(ids, reuse=not all_logits)
-            logits = evaluate(program, [(cache, rest)], all_logits=all_logits, progress=self.progress)[0]
-        except BaseException:
-            self._settle()
-            raise
-        return self._end(ids, rest, logits)
-
-    def _begin(self, ids: npt.NDArray[np.int32], *, reuse: bool) -> tuple[KVSequence, npt.NDArray[np.int32]]:
-        """What has to be evaluated for `ids` to be: without them all that is not cached either."""
+    def _plan(self, ids: Ids, *, reuse: bool) -> tuple[KVSequence, Ids]:
+        """Prepare the cache for `ids`; the cache, and the tokens to evaluate, `ids` and before them any not cached."""
         cache = self.cache
-        self._expect_room(len(ids))  # engines trust their caller, and `generate` may have been checked long ago
-        if not len(ids) or (len(ids) == 1 and len(cache.tokens) == self.n_past):
+        if not len(ids) or (len(ids) == 1 and len(cache.tokens) == len(self._tokens)):
             return cache, ids
-        self._settle()
-        wanted = [*self._context, *ids.tolist()]
+        self._drop_stale_cells()
+        wanted = [*self._tokens, *ids.tolist()]
         if reuse and self._prefixes is not None and self.strategy is CacheStrategy.ALWAYS:
-            self._n_taken = self._prefixes.reuse(cache, wanted)
+            self._prefixes.reuse(cache, wanted)
         return cache, np.array(wanted[len(cache.tokens) :], np.int32)
 
-    def _settle(self) -> None:
-        """Let the cache hold nothing but the session's tokens, as an interrupt, or somebody else, may have left it."""
-        if self._cache is not None and not self._cache.closed:
-            held = self._cache.tokens
-            if held != self._context[: len(held)]:
-                self._keep(n_common(held, self._context))
+    def _commit(self, ids: Ids, n_computed: int, logits: Logits) -> None:
+        """Append `ids` to the tokens, once `n_computed` tokens have been evaluated for them to be in the cache."""
+        if not len(ids):
+            return
+        if len(ids) >= MIN_CHECKPOINT and self._prefixes is not None and self.cache.pool.layout.has_windows:
+            self._prefixes.keep(self.cache, self.model.prefix_cache_bytes)
+        tokens, last, n_reused = ids.tolist(), logits[-1].copy(), max(0, len(ids) - n_computed)
+        self._tokens += tokens  # no call from here on: an interrupt comes before all of this or after it
+        self._logits = last
+        self.n_reused += n_reused
+        self.n_computed += n_computed
+        if not self.strategy.caches(self.n_past):
+            self.cache.truncate(0)
 
-    def _keep(self, n: int) -> None:
-        """Let the cache hold no more than n tokens: none where a window has forgotten what is before."""
+    def _drop_stale_cells(self) -> None:
+        """Drop cells of other tokens than the session's, left by an interrupt or by changes to the cache itself."""
+        if self._cache is not None and not self._cache.closed:
+            self._truncate_cache(self.n_cached)
+
+    def _truncate_cache(self, n: int) -> None:
+        """Keep at most the first n cells; none if a sliding window no longer has what is before them."""
         cache = self.cache
         if n < len(cache.tokens):
             cache.truncate(n if cache.can_truncate(n) else 0)
 
-    def _end(
-        self, ids: npt.NDArray[np.int32], rest: npt.NDArray[np.int32], logits: npt.NDArray[np.float32]
-    ) -> npt.NDArray[np.float32]:
-        """Take over `ids`, for which `rest` was evaluated; their logits."""
-        if len(ids):
-            if len(ids) >= CHECKPOINT and self._prefixes is not None and self.cache.pool.layout.has_windows:
-                self._prefixes.keep(self.cache, self.model.prefix_cache_bytes)
-            tokens, last, n_reused = ids.tolist(), logits[-1].copy(), max(0, len(ids) - len(rest))
-            self._context += tokens  # an interrupt comes before all of this or after it
-            self._logits = last
-            self.n_reused += n_reused
-            if not self.strategy.caches(self.n_past):
-                self.cache.truncate(0)
-        return logits[-len(ids) :] if len(ids) else logits
-
     def _checked(self, tokens: Sequence[int], n_past: int | None = None) -> npt.NDArray[np.int32]:
-        """The tokens as an array, once every one is known to be in the vocabulary and all of them to fit."""
+        """Tokens as int32 [n], checked to be in the vocabulary and to fit into the context."""
         n_vocab = self.model.config.n_vocab
         try:
             ids = list(tokens)
@@ -523,7 +566,7 @@ class Session(Closing):
 
 
 def eval_batch(work: Iterable[tuple[Session, Sequence[int]]]) -> None:
-    """Evaluate the tokens of many sessions of one model together, in one pass over its weights for each batch.
+    """Evaluate the next tokens of many sessions of one model, in one pass over its weights for each batch.
 
     Each session then is as if it had evaluated its tokens by itself. Raises what `Session.eval` raises,
     InvalidRequestError if a session is there twice or the models differ; nothing has changed then.
@@ -533,27 +576,32 @@ def eval_batch(work: Iterable[tuple[Session, Sequence[int]]]) -> None:
         raise InvalidRequestError("a session is there twice: give its tokens at once")
     if len({id(session.model) for session, _ in checked}) > 1:
         raise InvalidRequestError("sessions of different models cannot be evaluated together")
-    pools: dict[int, list[tuple[Session, npt.NDArray[np.int32]]]] = defaultdict(list)
-    for session, ids in checked:
-        pools[id(session.cache.pool)].append((session, ids))
-    done: list[tuple[Session, npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]] = []
     with contextlib.ExitStack() as locks:
         for session, _ in sorted(checked, key=lambda one: id(one[0])):  # in one order, or two could wait for each other
             locks.enter_context(session.lock)
-        try:
-            for members in pools.values():
-                started = [session._begin(ids, reuse=True) for session, ids in members]
-                results = evaluate(members[0][0].model.program, started)
-                done += [
-                    (session, ids, rest, logits)
-                    for (session, ids), (_, rest), logits in zip(members, started, results, strict=True)
-                ]
-        except BaseException:
-            for session, _ in checked:
-                session._settle()
-            raise
-        for session, ids, rest, logits in done:
-            session._end(ids, rest, logits)
+        for session, ids in checked:
+            session._expect_room(len(ids))  # another thread may have used it since
+        if checked:
+            _evaluate(checked)
+
+
+def _evaluate(
+    work: Sequence[tuple[Session, Ids]], *, all_logits: bool = False, progress: Progress | None = None
+) -> list[Logits]:
+    """Plan, evaluate and commit checked tokens of sessions whose locks are held; the logits of each.
+
+    Tokens and logits of a session change only in the end, when all are evaluated.
+    """
+    try:
+        plans = [session._plan(ids, reuse=not all_logits) for session, ids in work]
+        results = evaluate(work[0][0].model.program, plans, all_logits=all_logits, progress=progress)
+    except BaseException:
+        for session, _ in work:
+            session._drop_stale_cells()
+        raise
+    for (session, ids), (_, computed), logits in zip(work, plans, results, strict=True):
+        session._commit(ids, len(computed), logits)
+    return results
 
 
 def _rate(n: int, seconds: float) -> float:

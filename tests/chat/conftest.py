@@ -44,6 +44,6 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
                 model.tokenizer.token_id(end),
             )
         )
-        monkeypatch.setattr(Session, "_draw", lambda _self, _params: next(ids))
+        monkeypatch.setattr(Session, "draw", lambda _self, _params: next(ids))
 
     return tell

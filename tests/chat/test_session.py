@@ -295,15 +295,13 @@ def test_an_interrupt_before_the_first_token(talker, script, monkeypatch) -> Non
     model = talker()
     with model.create_chat() as chat:
         chat.add_user("once")
-        real = Session._evaluate
 
-        def interrupted(self, ids, **options):
+        def interrupted(self, ids):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(Session, "_evaluate", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Session, "eval", interrupted)
             list(chat.respond())
-        monkeypatch.setattr(Session, "_evaluate", real)
         assert (chat.pending, chat.history, chat.session.n_past) == (True, [Message("user", "once")], 0)
         script(model, "the dog")
         assert "".join(piece.text for piece in chat.respond()) == "the dog"

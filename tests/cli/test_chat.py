@@ -27,7 +27,7 @@ def script(talker, plugins, monkeypatch):
             ids = iter(
                 token for reply in replies for token in model.encode(f"{reply}<|im_end|>", False, parse_special=True)
             )
-        monkeypatch.setattr(Session, "_draw", lambda _self, _params: next(ids))
+        monkeypatch.setattr(Session, "draw", lambda _self, _params: next(ids))
 
     return set_replies
 

@@ -34,7 +34,7 @@ def model_loaded(model):
         while True:
             yield model.tokenizer.token_id("a")
     drawn = ids()
-    Session._draw = lambda session, params: next(drawn)
+    Session.draw = lambda session, params: next(drawn)
 """
 
 

@@ -122,7 +122,8 @@ import sys
 from importlib.metadata import EntryPoint
 from llamacli.loaders import open_model_file
 from llamacli.plugins import Plugins
-file = open_model_file({str(write(Added.Q3_S))!r}, Plugins([EntryPoint("example", "example_formats", "llamacli")]))
+plugins = Plugins([EntryPoint("example", "example_formats", "llamacli")])
+file = open_model_file({str(write(Added.Q3_S))!r}, plugins.loaders())
 print(file.tensors["output.weight"].type.name, "numba" in sys.modules)
 """
     env = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "support")}

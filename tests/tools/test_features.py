@@ -29,7 +29,7 @@ EXPECTED = {
 
 
 def described(variant: str, tiny_gguf: TinyGguf, plugins: Plugins) -> set[str]:
-    file = open_model_file(tiny_gguf(variant), plugins)
+    file = open_model_file(tiny_gguf(variant), plugins.loaders())
     architecture = plugins.resolve(file.metadata)
     config = architecture.configure(file.metadata)
     return set(features(trace(architecture, config, architecture.tensors(config).bind(file))))

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.branches.slot_map import MAX_SLOTS, SlotMap
+from llamacli.engine.compiled_model import KVTypes
 from llamacli.errors import CacheFull, ClosedError, InvalidRequestError
 from llamacli.kv import NO_LEASE, SequencePool
-from llamacli.model import KVTypes, Model
+from llamacli.model import Model
 from llamacli.sampling import Metrics, SamplerChain, SamplingParams, entropy, merge_logits, surprisal
 from llamacli.session import Session, eval_batch
 from llamacli.util.numbers import is_integer
@@ -115,7 +116,7 @@ class Branches:
             self._cache.seq_cp(parent.lease, lease)
             session = parent.session.fork(self._cache.sequence(lease))
         if not clone_logits:
-            session.forget_logits()
+            session.clear_logits()
         drawn = parent.drawn if clone_logits else None
         child = self._branches.add(_Branch(session, lease, session.n_past, handle, parent.metrics, drawn))
         parent.children.add(child)

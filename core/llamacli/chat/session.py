@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -11,18 +12,16 @@ from typing import Any
 
 import attrs
 
-from llamacli.chat.context import Evaluated, Part, Plan, cut, extended, plan
+from llamacli.chat.context import Evaluated, Part, Plan, cut, extended, n_common, plan
 from llamacli.chat.formats import ChatFormat, choose, own_templates
 from llamacli.chat.messages import Message, Piece, ToolCall, checked_tools
 from llamacli.chat.syntax import Event, TextEnd
 from llamacli.chat.template import ChatTemplate, Rendering
+from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError, StateError
-from llamacli.kv.prefixes import n_common
-from llamacli.model import Model
-from llamacli.plugins import Plugins
+from llamacli.gguf import Metadata
 from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.session import Session, Token
-from llamacli.util.closing import Closing
 from llamacli.util.numbers import is_integer
 
 _PROBE, _NEXT = "Xyzzy", "Plugh"
@@ -33,7 +32,7 @@ _TOOL_USE = "tool_use"
 """The name of a file's template for conversations with tools, where that is another."""
 
 
-class ChatSession(Closing):
+class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
     """A conversation: what the user says goes in, the model's replies come out piece by piece.
 
     - `session`: the stream of tokens that it is evaluated in.
@@ -52,22 +51,23 @@ class ChatSession(Closing):
 
     def __init__(
         self,
-        model: Model,
+        model: CompiledModel,
         system: str = "",
         max_new: int = 256,
         *,
+        metadata: Metadata,
+        formats: Sequence[ChatFormat],
         session: Session | None = None,
         template: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
-        plugins: Plugins,
         variables: Mapping[str, Any] | None = None,
     ):
         if not is_integer(max_new) or max_new < 0:
             raise InvalidRequestError(f"max_new must be an integer of at least 0, not {max_new!r}")
         self.tools = checked_tools(tools)
-        if template is None and self.tools and _TOOL_USE in own_templates(model.metadata):
+        if template is None and self.tools and _TOOL_USE in own_templates(metadata):
             template = _TOOL_USE
-        self.format: ChatFormat = choose(model.metadata, model.tokenizer, plugins.chat_formats(), template)
+        self.format: ChatFormat = choose(metadata, model.tokenizer, formats, template)
         assert self.format.template is not None
         self.template = ChatTemplate(self.format.template, model.tokenizer)
         self.model, self.system, self.max_new = model, system, int(max_new)
@@ -75,7 +75,7 @@ class ChatSession(Closing):
         self.variables = dict(variables or {})
         self.stop = ""
         self.reply_tokens: list[Token] = []
-        self.session = model.create_session() if session is None else session
+        self.session = Session(model) if session is None else session
         self._held: list[Evaluated] = []
 
     @property
@@ -167,6 +167,9 @@ class ChatSession(Closing):
     def close(self) -> None:
         """Free the session's memory; closing twice does nothing."""
         self.session.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # --- replying
 

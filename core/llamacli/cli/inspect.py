@@ -51,7 +51,7 @@ def inspect(model: str, tensors: bool, full: bool, json: bool, plot: str | None)
     from llamacli.plugins import installed_plugins
 
     installed = installed_plugins()
-    file = open_model_file(model, installed)
+    file = open_model_file(model, installed.loaders())
     try:
         if plot is not None:
             plot_sizes(f"{file.path.name}: {human_bytes(_n_bytes(file))}", file.tensors.values(), plot)

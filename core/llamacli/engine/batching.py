@@ -1,7 +1,8 @@
-"""Running tokens of one or of many sequences through a program, in batches."""
+"""Batched evaluation of the tokens of one or many sequences."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -23,74 +24,76 @@ def evaluate(
     all_logits: bool = False,
     progress: Progress | None = None,
 ) -> list[Logits]:
-    """Let each sequence go on with its tokens, int32 [n], all sequences in the same passes over the weights.
+    """Evaluate each sequence's next tokens, int32 [n], all sequences in the same batches.
 
     Returns for each its logits, float32 [n, n_vocab], or without `all_logits` [1, n_vocab] of its last token; for no
-    tokens, none. What is computed does not depend on what else is in a batch. The sequences are of one pool, each is
-    there once, and has room. If anything is raised, all are as they were; an interrupt at the very end may find some of
-    them gone on. `progress` is called with the tokens done and those in all, where they take more than one pass.
+    tokens, [0, n_vocab or 0]. A token's logits do not depend on what else is in a batch. Each sequence is there once
+    and has room; those of different pools go into different batches. `progress` is called with the tokens done and
+    those in all, where they take more than one batch.
+
+    If anything is raised, all sequences are as they were, but that an interrupt at the very end may find some of them
+    with their tokens. Raises MemoryError, ClosedError.
     """
-    n_done, n_tokens = 0, sum(len(ids) for _, ids in work)
-    if len(work) == 1 and 0 < n_tokens <= N_BATCH:
-        return [_one_pass(program, *work[0], all_logits)]
+    starts = [len(sequence.tokens) for sequence, _ in work]
+    rows: list[list[Logits]] = [[] for _ in work]
+    n_done, n_tokens = 0, 0 if progress is None else sum(len(ids) for _, ids in work)
     if progress is not None and n_tokens > N_BATCH:
         progress(0, n_tokens)
-    starts = [len(sequence.tokens) for sequence, _ in work]
-    parts: list[list[Logits]] = [[] for _ in work]
     try:
-        for pieces in _batches([len(ids) for _, ids in work]):
-            spans = [Span(work[i][0], starts[i] + first, n) for i, first, n in pieces]
-            for span in spans:
-                span.sequence.reserve(span.start, span.n)
-            ids = np.concatenate([work[i][1][first : first + n] for i, first, n in pieces])
+        for batch in _batches(work):
+            spans, pieces = [], []
+            for i, first, n in batch:
+                work[i][0].reserve(starts[i] + first, n)
+                spans.append(Span(work[i][0], starts[i] + first, n))
+                pieces.append(work[i][1][first : first + n])
+            ids = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
             logits = program.forward(ids, spans, all_logits=all_logits)
+            row = 0
+            for i, first, n in batch:
+                n_rows = n if all_logits else 1
+                rows[i].append(logits[row : row + n_rows])
+                row += n_rows
+                if first + n < len(work[i][1]):  # more of it follows: pages behind its windows are free already
+                    work[i][0].evict(starts[i] + first + n, since=starts[i])
             n_done += len(ids)
             if progress is not None and n_tokens > N_BATCH:
                 progress(n_done, n_tokens)
-            row = 0
-            for i, first, n in pieces:
-                n_rows = n if all_logits else 1
-                parts[i].append(logits[row : row + n_rows])
-                row += n_rows
-                work[i][0].evict(starts[i] + first + n, since=starts[i])
     except BaseException:
         for (sequence, _), start in zip(work, starts, strict=True):
             sequence.truncate(start)
         raise
-    for sequence, ids in work:
+    for (sequence, ids), start in zip(work, starts, strict=True):
         sequence.tokens += ids.tolist()
-        sequence.evict(len(sequence.tokens))
-    n_vocab = next((part[0].shape[1] for part in parts if part), 0)
-    none = np.empty((0, n_vocab), np.float32)
-    return [none if not part else np.concatenate(part) if all_logits else part[-1] for part in parts]
+        sequence.evict(start + len(ids))
+    return [_joined(parts, all_logits) if parts else _no_rows(rows) for parts in rows]
 
 
-def _one_pass(program: Program, sequence: KVSequence, ids: Ids, all_logits: bool) -> Logits:
-    """The usual case, a token of one sequence, without what many take."""
-    start, n = len(sequence.tokens), len(ids)
-    try:
-        sequence.reserve(start, n)
-        logits = program.forward(ids, [Span(sequence, start, n)], all_logits=all_logits)
-    except BaseException:
-        sequence.truncate(start)
-        raise
-    sequence.tokens += ids.tolist()
-    sequence.evict(start + n)
-    return logits
+def _batches(work: Sequence[tuple[KVSequence, Ids]]) -> Iterator[list[tuple[int, int, int]]]:
+    """Batches of at most N_BATCH tokens of one pool: of some sequences, its index, first token and number of tokens."""
+    if len(work) == 1 and 0 < len(work[0][1]) <= N_BATCH:  # a lone token, in most cases: spare it the sharing out
+        yield [(0, 0, len(work[0][1]))]
+        return
+    by_pool = sorted(range(len(work)), key=lambda i: id(work[i][0].pool))
+    for _, members in itertools.groupby(by_pool, key=lambda i: id(work[i][0].pool)):
+        batch: list[tuple[int, int, int]] = []
+        room = N_BATCH
+        for i in members:
+            done = 0
+            while done < len(work[i][1]):
+                n = min(room, len(work[i][1]) - done)
+                batch.append((i, done, n))
+                done, room = done + n, room - n
+                if not room:
+                    yield batch
+                    batch, room = [], N_BATCH
+        if batch:
+            yield batch
 
 
-def _batches(lengths: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:
-    """Share out tokens: in each batch, of some sequences, its number, the first of its tokens and how many."""
-    batch: list[tuple[int, int, int]] = []
-    room = N_BATCH
-    for i, length in enumerate(lengths):
-        done = 0
-        while done < length:
-            n = min(room, length - done)
-            batch.append((i, done, n))
-            done, room = done + n, room - n
-            if not room:
-                yield batch
-                batch, room = [], N_BATCH
-    if batch:
-        yield batch
+def _joined(parts: list[Logits], all_logits: bool) -> Logits:
+    return np.concatenate(parts) if all_logits and len(parts) > 1 else parts[-1]
+
+
+def _no_rows(rows: list[list[Logits]]) -> Logits:
+    """The logits of no tokens."""
+    return np.empty((0, next((parts[0].shape[1] for parts in rows if parts), 0)), np.float32)

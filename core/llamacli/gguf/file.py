@@ -1,5 +1,6 @@
 """Memory-mapped GGUF files, single or split."""
 
+import contextlib
 import math
 import mmap
 import os
@@ -14,7 +15,6 @@ import numpy.typing as npt
 from llamacli.errors import ClosedError, ModelFormatError
 from llamacli.gguf.header import MAGIC, Header, TensorInfo, parse_header
 from llamacli.quantization import dequantize, nbytes
-from llamacli.util.closing import Closing
 
 _SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
@@ -103,7 +103,7 @@ def _open_split(named: _Shard) -> list[_Shard]:
     return shards
 
 
-class GGUFFile(Closing):
+class GGUFFile(contextlib.AbstractContextManager["GGUFFile"]):
     """An open GGUF file.
 
     Attributes: `path`, `version`, `alignment`, `metadata`, `tensors` by name, and `n_bytes` on disk. A split model
@@ -171,6 +171,9 @@ class GGUFFile(Closing):
     def close(self) -> None:
         """Close the file; the mapping lives as long as data() arrays."""
         self._first = self._shard_of = None
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _locate(self, name: str) -> tuple[TensorInfo, _Shard]:
         if self._shard_of is None:

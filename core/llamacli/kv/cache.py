@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 
@@ -10,14 +11,13 @@ from llamacli.kernels.kv_types.rounding import Floats
 from llamacli.kv import snapshot
 from llamacli.kv.pool import KVPool
 from llamacli.kv.sequence import KVSequence
-from llamacli.util.closing import Closing
 from llamacli.util.numbers import is_integer
 
 ShiftKeys = Callable[[int, Floats, int], Floats]
 """K-shift: `shift_keys(layer, keys, by)` returns keys, float32 [n_head_kv, head_dim, n], `by` positions lower."""
 
 
-class KVCache(Closing):
+class KVCache(contextlib.AbstractContextManager["KVCache"]):
     """KV cache of `n_seq_max` sequences of up to `seq_len` tokens each.
 
     Sequences are numbered from 0; copies between them share pages. Positions have no gaps: token i of a sequence has
@@ -174,6 +174,9 @@ class KVCache(Closing):
         for sequence in (self._sequences or {}).values():
             sequence.close()
         self._sequences = None
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _checked(self, seq: int) -> dict[int, KVSequence]:
         """Check a sequence number; returns the sequences that have been used."""

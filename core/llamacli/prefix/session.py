@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,6 @@ from llamacli.prefix.errors import (
 )
 from llamacli.prefix.manifest import ContextManifest, hash_bytes, hash_token_ids
 from llamacli.sampling import SamplingParams
-from llamacli.util.closing import Closing
 from llamacli.util.numbers import is_integer
 from llamacli.util.settings import MAX_CONTEXT
 
@@ -170,7 +170,7 @@ class ContextReport:
     closed: bool
 
 
-class PrefixSession(Closing):
+class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
     """Session with a cached prefix over a model. Not thread-safe.
 
     After a failure of the engine, every call raises SessionFatalError with the first cause. After `close`, all methods
@@ -247,7 +247,7 @@ class PrefixSession(Closing):
         self._evaluate(tokens[kept:], cancel)
         reused = min(common, kept)
         if self._session.cache.pool.layout.has_windows:
-            self._checkpoint = self._session.mark()
+            self._checkpoint = self._session.checkpoint()
         self._prefix, self._prefix_text, self._text = tokens, text, text
         return PrefixStatus(
             reused, len(tokens) - reused, len(before) - reused, len(tokens), len(self.tokens), self._available,
@@ -303,6 +303,9 @@ class PrefixSession(Closing):
             self._report = self._describe(closed=True)
             self._session.close()
             self._checkpoint = None
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _decode(self, config: DecodeConfig, params: SamplingParams, cancel: Cancel | None) -> Iterator[StreamChunk]:
         session = self._session

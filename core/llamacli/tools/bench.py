@@ -13,9 +13,10 @@ from typing import Any
 import attrs
 import numpy as np
 
+from llamacli.engine.compiled_model import KVTypes
 from llamacli.kv import KVType
 from llamacli.loaders import open_model_file
-from llamacli.model import KVTypes, Model
+from llamacli.model import Model
 from llamacli.plugins import installed_plugins
 
 
@@ -101,7 +102,7 @@ def measure(
 
 def _describe(path: str) -> tuple[str, str, int, int]:
     """File name, model type, bytes of all tensors, number of parameters."""
-    file = open_model_file(path, installed_plugins())
+    file = open_model_file(path, installed_plugins().loaders())
     try:
         weights: Counter[str] = Counter()
         for info in file.tensors.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 from collections.abc import Sequence
@@ -14,7 +15,6 @@ from llamacli.engine import QuantMode
 from llamacli.errors import ContextOverflowError, InvalidRequestError, ModelFormatError
 from llamacli.graph import Graph
 from llamacli.model import Model, load_model
-from llamacli.util.closing import Closing
 
 
 class Pooling(enum.StrEnum):
@@ -30,7 +30,7 @@ _BY_NUMBER = (Pooling.NONE, Pooling.MEAN, Pooling.CLS, Pooling.LAST)
 """Values of the metadata key `{arch}.pooling_type`, by number."""
 
 
-class Embedder(Closing):
+class Embedder(contextlib.AbstractContextManager["Embedder"]):
     """A model loaded for embeddings by `load_embedder`.
 
     `pooling` is that of the file, else the mean; `tokenizer` is the model's; `n_embd` is the width of vectors.
@@ -81,6 +81,9 @@ class Embedder(Closing):
     def close(self) -> None:
         """Free the weights; closing twice does nothing."""
         self._model.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def load_embedder(path: str | os.PathLike[str], mode: str | QuantMode = QuantMode.AUTO, **options: Any) -> Embedder:

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 import attrs
 import numpy as np
 
+from llamacli.engine.compiled_model import KVTypes
 from llamacli.errors import InvalidRequestError
-from llamacli.model import KVTypes, Model
+from llamacli.model import Model
 from llamacli.sampling import perplexity_of, surprisal
 from llamacli.util.numbers import is_integer
 

@@ -139,7 +139,7 @@ def set_reply(model: Model, monkeypatch: pytest.MonkeyPatch) -> SetReply:
 
     def set_reply(text: str) -> None:
         ids = iter(model.encode(text, add_special=False, parse_special=True))
-        monkeypatch.setattr(Session, "_draw", lambda _self, _params: next(ids))
+        monkeypatch.setattr(Session, "draw", lambda _self, _params: next(ids))
 
     return set_reply
 

@@ -118,7 +118,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 class TestCheckpoints:
     @pytest.mark.parametrize("shared", [True, False])
     def test_v0_weights_are_unchanged(self, shared: bool, write: Callable[..., Path], plugins: Plugins) -> None:
-        file = open_model_file(write(v0(shared)), plugins)
+        file = open_model_file(write(v0(shared)), plugins.loaders())
         self.check(file, weights(shared))
 
     @pytest.mark.parametrize("shared", [True, False])
@@ -131,7 +131,7 @@ class TestCheckpoints:
             if not name.endswith("norm"):
                 q, scales = quantised(array, group)
                 expected[name] = (q * scales[:, None]).reshape(array.shape)
-        self.check(open_model_file(write(v2(shared, group)), plugins), expected)
+        self.check(open_model_file(write(v2(shared, group)), plugins.loaders()), expected)
 
     def check(self, file: Any, expected: dict[str, np.ndarray]) -> None:
         read = {name: file.data(name).view(np.float32).reshape(info.shape) for name, info in file.tensors.items()}
@@ -255,7 +255,7 @@ class TestVocabulary:
         with pytest.raises(
             ModelFormatError, match=rf"tok270\.bin: not a llama2\.c vocabulary of 270 tokens: {message}"
         ):
-            open_model_file(write(v0(), tokenizer), plugins)
+            open_model_file(write(v0(), tokenizer), plugins.loaders())
 
     def test_unreadable_vocabulary(self, write: Callable[..., Path]) -> None:
         with pytest.raises(ModelFormatError, match=r"none\.bin: cannot read the file"):
@@ -322,7 +322,7 @@ class TestRecognition:
     ) -> None:
         path = write(checkpoint)
         with pytest.raises(ModelFormatError, match=message) as raised:
-            open_model_file(path, plugins)
+            open_model_file(path, plugins.loaders())
         assert str(path) in str(raised.value)
 
     def test_opening_a_file_that_does_not_match(self, write: Callable[..., Path]) -> None:

@@ -1,0 +1,102 @@
+"""Compiled models: a program, its tokenizer, and the KV-cache memory that its sequences share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.architecture import Config, checked_seq_len
+from llamacli.engine.base import Program, QuantMode
+from llamacli.errors import ClosedError
+from llamacli.kv import KVCache, KVLayout, KVPool, KVType, PrefixIndex
+from llamacli.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llamacli.sampling import SamplerType
+
+PREFIX_CACHE_BYTES = 256 << 20
+
+KVTypes = str | tuple[str, str] | KVType
+"""Types of cached keys and values: one name for both, or a pair."""
+
+
+class CompiledModel:
+    """A model as sessions need it, read-only but for `config.seq_len`; any number of them may share it.
+
+    `llamacli.Model` is one, with the metadata of its file and the ways to create sessions and chats.
+
+    - `config`: its hyperparameters; lower `config.seq_len` before creating a session to spend less memory.
+    - `tokenizer`: its vocabulary.
+    - `mode`: how its weights are kept.
+    - `identity`: digest of its weights and metadata; saved states of other models are refused.
+    - `prefix_cache_bytes`: size limit of the prefix cache, in bytes.
+    """
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, program: Program, mode: QuantMode, identity: str = ""):
+        self.config, self.tokenizer, self.mode = config, tokenizer, mode
+        self.identity, self.prefix_cache_bytes = identity, PREFIX_CACHE_BYTES
+        self._program: Program | None = program
+        self._pools: dict[KVType, KVPool] = {}
+        self._prefixes: dict[tuple[KVType, int], PrefixIndex] = {}
+
+    @property
+    def program(self) -> Program:
+        """The compiled forward pass. Raises ClosedError after close()."""
+        if self._program is None:
+            raise ClosedError("the model is closed")
+        return self._program
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of `text`.
+
+        With `add_special`, BOS and EOS are added where the model expects them. With `parse_special`, spelled special
+        tokens become their ids; otherwise they stay text.
+        """
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, the inverse of `encode`."""
+        return self.tokenizer.decode(ids)
+
+    def piece(self, token: int) -> str:
+        """Text of one token on its own, leading space kept; bytes of a partial character become U+FFFD."""
+        return self.tokenizer.piece(token)
+
+    def find_sampler(self, name: str) -> SamplerType | None:
+        """A sampler that is not built in, by name; None if there is none."""
+        return None
+
+    def kv_pool(self, kv_type: KVTypes | None = None) -> KVPool:
+        """Page pool of all sequences with this `kv_type` (default: f32 in fp32 mode, else f16)."""
+        if kv_type is None:
+            kv_type = "f32" if self.mode is QuantMode.FP32 else "f16"
+        kind = KVType.of(kv_type)
+        if kind not in self._pools:
+            pool = KVPool(KVLayout.of(self.program.states, kind), f"{self.identity}-{self.mode.value}")
+            self._pools.setdefault(kind, pool)  # another thread may be faster
+        return self._pools[kind]
+
+    def kv_cache(self, n_seq_max: int = 1, *, seq_len: int | None = None, kv_type: KVTypes | None = None) -> KVCache:
+        """Cache of numbered sequences of up to `seq_len` tokens each, which share pages; `Session` evaluates one."""
+        seq_len = checked_seq_len(self.config.seq_len if seq_len is None else seq_len)
+        shift_keys, rope_variant = self.program.shift_keys, self.program.rope_variant(seq_len)
+
+        def shifted(layer: int, keys: npt.NDArray[np.float32], by: int) -> npt.NDArray[np.float32]:
+            return shift_keys(layer, keys, by, seq_len)
+
+        return KVCache(self.kv_pool(kv_type), seq_len, n_seq_max, shift_keys=shifted, rope_variant=rope_variant)
+
+    def prefixes(self, kv_type: KVType, seq_len: int) -> PrefixIndex:
+        """Prefix cache of the sequences with this type and the RoPE variant of this length."""
+        index = PrefixIndex(self.kv_pool(kv_type))
+        return self._prefixes.setdefault((kv_type, self.program.rope_variant(seq_len)), index)
+
+    def close(self) -> None:
+        """Free the weights. Sessions of this model can no longer evaluate; closing twice does nothing."""
+        for index in self._prefixes.values():
+            index.clear()
+        self._program, self.prefix_cache_bytes = None, 0  # sessions closed from now on leave nothing in the cache
+        self._pools, self._prefixes = {}, {}
