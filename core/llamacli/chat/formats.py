@@ -1,4 +1,4 @@
-"""How to talk to a model: its chat template, its plugin's where the file has none, and how its replies are written."""
+"""Chat formats: a model's chat template, or a plugin's where the file has none, and the syntax of its replies."""
 
 from __future__ import annotations
 
@@ -15,36 +15,39 @@ _TEMPLATE = "tokenizer.chat_template"
 
 
 @attrs.frozen
-class Clues:
-    """What a file gives away: its `metadata`, its own `template` or None, its `tokenizer`."""
+class TemplateInfo:
+    """Metadata, template and tokenizer of a file, from which its chat format is detected.
+
+    `template` is the file's own chat template, or None.
+    """
 
     metadata: Metadata
     template: str | None
     tokenizer: Tokenizer
 
     def has_tokens(self, *texts: str) -> bool:
-        """Whether all these are tokens of the vocabulary."""
+        """Whether all these texts are tokens of the vocabulary."""
         return all(self.tokenizer.token_id(text) is not None for text in texts)
 
     def mentions(self, *texts: str) -> bool:
-        """Whether all these stand in the template or, of a file without one, in the vocabulary."""
+        """Whether the template or, of a file without one, the vocabulary has all these texts."""
         return all(text in self.template for text in texts) if self.template else self.has_tokens(*texts)
 
 
 @attrs.frozen(kw_only=True)
 class ChatFormat:
-    """A way to talk to models, which a plugin registers.
+    """Chat format: which files it fits, a template for those without one, and the syntax of replies.
 
-    - `name`: under which it can be asked for.
-    - `matches`: whether a file is of this format. Formats are asked in the order of their registration, the core's
+    - `name`: for `--template` and `create_chat(template=...)`.
+    - `matches`: whether a file is of this format. Formats are tried in the order of their registration, the core's
       last, and the first that matches is taken.
-    - `template`: a Jinja template for files that have none of their own. A format without one is not asked for those.
-    - `tokens`: the special tokens that `template` cannot do without.
-    - `syntax`: how replies are written.
+    - `template`: a Jinja template for files that have none of their own. A format without one is not tried for those.
+    - `tokens`: the special tokens that `template` needs.
+    - `syntax`: how reasoning and tool calls are written in replies.
     """
 
     name: str
-    matches: Callable[[Clues], bool]
+    matches: Callable[[TemplateInfo], bool]
     template: str | None = None
     tokens: tuple[str, ...] = ()
     syntax: Syntax = PLAIN
@@ -62,24 +65,24 @@ CHATML = """\
 CORE_FORMATS = (
     ChatFormat(
         name="harmony",
-        matches=lambda clues: clues.mentions(HARMONY.starts, HARMONY.channel, HARMONY.begins),
+        matches=lambda info: info.mentions(HARMONY.starts, HARMONY.channel, HARMONY.begins),
         syntax=HARMONY,
     ),
-    ChatFormat(name="hermes", matches=lambda clues: clues.mentions("<tool_call>"), syntax=HERMES),
-    ChatFormat(name="thinking", matches=lambda clues: clues.mentions("</think>"), syntax=THINKING),
+    ChatFormat(name="hermes", matches=lambda info: info.mentions("<tool_call>"), syntax=HERMES),
+    ChatFormat(name="thinking", matches=lambda info: info.mentions("</think>"), syntax=THINKING),
     ChatFormat(
         name="chatml",
-        matches=lambda clues: clues.mentions("<|im_start|>", "<|im_end|>"),
+        matches=lambda info: info.mentions("<|im_start|>", "<|im_end|>"),
         template=CHATML,
         tokens=("<|im_start|>", "<|im_end|>"),
         syntax=HERMES,
     ),
-    ChatFormat(name="plain", matches=lambda clues: True),
+    ChatFormat(name="plain", matches=lambda info: True),
 )
 
 
 def own_templates(metadata: Metadata) -> dict[str, str]:
-    """The templates that a file brings, by name; the nameless one is "default"."""
+    """Chat templates of a file, by name; the nameless one is "default"."""
     prefix = f"{_TEMPLATE}."
     named = {key.removeprefix(prefix): metadata.get_str(key) for key in metadata if key.startswith(prefix)}
     default = metadata.get_str(_TEMPLATE, None)
@@ -89,9 +92,10 @@ def own_templates(metadata: Metadata) -> dict[str, str]:
 def choose(
     metadata: Metadata, tokenizer: Tokenizer, formats: Iterable[ChatFormat], wanted: str | None = None
 ) -> ChatFormat:
-    """The format of a file, its `template` filled in with the file's own if it has one.
+    """Choose the chat format of a file; its `template` becomes the file's own if it has one.
 
-    `wanted` asks for another template: the name of one that the file brings or of a format that has one, or Jinja.
+    `formats` are tried in order, and then `CORE_FORMATS`. `wanted` selects another template: the name of one in
+    the file or of a format that has one, or Jinja source.
 
     Raises ChatTemplateError if there is none, or if the vocabulary lacks a token that its template needs.
     """
@@ -100,28 +104,28 @@ def choose(
     template = own.get(wanted or "default")
     if wanted and template is None and "{" in wanted:
         template = wanted
-    clues = Clues(metadata, template or None, tokenizer)
+    info = TemplateInfo(metadata, template or None, tokenizer)
     if wanted and not template:
         named = next((fmt for fmt in known if fmt.name == wanted and fmt.template), None)
         if named is None:
             names = ", ".join(sorted({*own, *(fmt.name for fmt in known if fmt.template)}))
             raise ChatTemplateError(f"chat template {wanted!r} is not one of {names}")
-        return _checked(named, clues)
-    fitting = next((fmt for fmt in known if (template or fmt.template) and _matches(fmt, clues)), None)
+        return _checked(named, info)
+    fitting = next((fmt for fmt in known if (template or fmt.template) and _matches(fmt, info)), None)
     if fitting is None:
         raise ChatTemplateError(f"{metadata.source}: it has no chat template, and no plugin has one that fits")
-    return attrs.evolve(fitting, template=template, tokens=()) if template else _checked(fitting, clues)
+    return attrs.evolve(fitting, template=template, tokens=()) if template else _checked(fitting, info)
 
 
-def _checked(fmt: ChatFormat, clues: Clues) -> ChatFormat:
-    lacking = [text for text in fmt.tokens if not clues.has_tokens(text)]
+def _checked(fmt: ChatFormat, info: TemplateInfo) -> ChatFormat:
+    lacking = [text for text in fmt.tokens if not info.has_tokens(text)]
     if lacking:
         raise ChatTemplateError(
-            f"{clues.metadata.source}: the vocabulary lacks {', '.join(lacking)}, which chat format {fmt.name!r} needs"
+            f"{info.metadata.source}: the vocabulary lacks {', '.join(lacking)}, which chat format {fmt.name!r} needs"
         )
     return fmt
 
 
-def _matches(fmt: ChatFormat, clues: Clues) -> bool:
+def _matches(fmt: ChatFormat, info: TemplateInfo) -> bool:
     with plugin_errors(f"chat format {fmt.name!r}"):
-        return fmt.matches(clues)
+        return fmt.matches(info)

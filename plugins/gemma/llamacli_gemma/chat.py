@@ -3,7 +3,7 @@
 import json
 import re
 
-from llamacli.chat.formats import ChatFormat, Clues
+from llamacli.chat.formats import ChatFormat, TemplateInfo
 from llamacli.chat.messages import ToolCall
 from llamacli.chat.syntax import Calls, Span, Spans
 
@@ -161,14 +161,14 @@ def _as_json(found: re.Match[str]) -> str:
     return word if is_literal else json.dumps(word)
 
 
-def _is(clues: Clues, *architectures: str) -> bool:
-    return clues.metadata.get_str("general.architecture", "") in architectures
+def _is(info: TemplateInfo, *architectures: str) -> bool:
+    return info.metadata.get_str("general.architecture", "") in architectures
 
 
 FORMATS = (
     ChatFormat(
         name="gemma-4",
-        matches=lambda clues: _is(clues, "gemma4") and clues.mentions("<|turn>", "<turn|>"),
+        matches=lambda info: _is(info, "gemma4") and info.mentions("<|turn>", "<turn|>"),
         template=GEMMA_4,
         tokens=("<|turn>", "<turn|>", "<|channel>", "<channel|>"),
         syntax=Spans(
@@ -178,7 +178,7 @@ FORMATS = (
     ),
     ChatFormat(
         name="gemma",
-        matches=lambda clues: _is(clues, "gemma", "gemma2", "gemma3") and clues.mentions("<start_of_turn>"),
+        matches=lambda info: _is(info, "gemma", "gemma2", "gemma3") and info.mentions("<start_of_turn>"),
         template=TURNS,
         tokens=("<start_of_turn>", "<end_of_turn>"),
     ),

@@ -6,7 +6,7 @@ dropped from later prompts; reasoning before a tool call is kept until the answe
 functions.
 """
 
-from llamacli.chat.formats import ChatFormat, Clues
+from llamacli.chat.formats import ChatFormat, TemplateInfo
 from llamacli.chat.syntax import HARMONY
 
 TEMPLATE = """\
@@ -108,9 +108,9 @@ TEMPLATE = """\
 """
 
 
-def _is_harmony(clues: Clues) -> bool:
-    is_ours = clues.metadata.get_str("general.architecture", "") == "gpt-oss"
-    return is_ours and clues.mentions("<|start|>", "<|channel|>", "<|message|>")
+def _is_harmony(info: TemplateInfo) -> bool:
+    is_ours = info.metadata.get_str("general.architecture", "") == "gpt-oss"
+    return is_ours and info.mentions("<|start|>", "<|channel|>", "<|message|>")
 
 
 FORMAT = ChatFormat(

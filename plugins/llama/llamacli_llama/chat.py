@@ -2,7 +2,7 @@
 
 import re
 
-from llamacli.chat.formats import ChatFormat, Clues
+from llamacli.chat.formats import ChatFormat, TemplateInfo
 from llamacli.chat.syntax import Calls, Spans, json_calls
 
 HEADERS = """\
@@ -41,25 +41,25 @@ _INSTRUCTED = re.compile(r"llama-?\s?2|mi[sx]tral", re.IGNORECASE)
 """Names of models that were trained on [INST] but lack it in their vocabulary."""
 
 
-def _is_llama(clues: Clues) -> bool:
-    return clues.metadata.get_str("general.architecture", "") == "llama"
+def _is_llama(info: TemplateInfo) -> bool:
+    return info.metadata.get_str("general.architecture", "") == "llama"
 
 
-def _is_instructed(clues: Clues) -> bool:
-    named = _INSTRUCTED.search(clues.metadata.get_str("general.name", "")) is not None
-    return _is_llama(clues) and (clues.has_tokens("[INST]") or (named and clues.template is None))
+def _is_instructed(info: TemplateInfo) -> bool:
+    named = _INSTRUCTED.search(info.metadata.get_str("general.name", "")) is not None
+    return _is_llama(info) and (info.has_tokens("[INST]") or (named and info.template is None))
 
 
-def _is_sentencepiece(clues: Clues) -> bool:
+def _is_sentencepiece(info: TemplateInfo) -> bool:
     """Test for models such as TinyLlama that use Zephyr's chat format."""
-    pieces = clues.metadata.get_str("tokenizer.ggml.model", "") == "llama"
-    return _is_llama(clues) and pieces and clues.template is None and not clues.has_tokens("<|im_start|>")
+    pieces = info.metadata.get_str("tokenizer.ggml.model", "") == "llama"
+    return _is_llama(info) and pieces and info.template is None and not info.has_tokens("<|im_start|>")
 
 
 FORMATS = (
     ChatFormat(
         name="llama-3",
-        matches=lambda clues: _is_llama(clues) and clues.mentions("<|start_header_id|>", "<|eot_id|>"),
+        matches=lambda info: _is_llama(info) and info.mentions("<|start_header_id|>", "<|eot_id|>"),
         template=HEADERS,
         tokens=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
         syntax=Spans(calls=Calls("<|python_tag|>", "", json_calls, bare=True)),

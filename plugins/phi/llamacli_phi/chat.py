@@ -1,6 +1,6 @@
 """Chat templates of the family for files without one, and tool calls."""
 
-from llamacli.chat.formats import ChatFormat, Clues
+from llamacli.chat.formats import ChatFormat, TemplateInfo
 from llamacli.chat.syntax import Calls, Spans, json_calls
 
 PHI_3 = """\
@@ -41,27 +41,27 @@ _TAGS = ("<|user|>", "<|assistant|>", "<|end|>")
 _SEPARATORS = ("<|im_start|>", "<|im_sep|>", "<|im_end|>")
 
 
-def _is_phi(clues: Clues) -> bool:
-    return clues.metadata.get_str("general.architecture", "") == "phi3"
+def _is_phi(info: TemplateInfo) -> bool:
+    return info.metadata.get_str("general.architecture", "") == "phi3"
 
 
 FORMATS = (
     ChatFormat(
         name="phi-4-mini",
-        matches=lambda clues: _is_phi(clues) and clues.mentions("<|tool|>", "<|/tool|>"),
+        matches=lambda info: _is_phi(info) and info.mentions("<|tool|>", "<|/tool|>"),
         template=PHI_4_MINI,
         tokens=(*_TAGS, "<|tool|>", "<|/tool|>"),
         syntax=Spans(calls=Calls("<|tool_call|>", "<|/tool_call|>", json_calls)),
     ),
     ChatFormat(
         name="phi-4",
-        matches=lambda clues: _is_phi(clues) and clues.template is None and clues.has_tokens(*_SEPARATORS),
+        matches=lambda info: _is_phi(info) and info.template is None and info.has_tokens(*_SEPARATORS),
         template=PHI_4,
         tokens=_SEPARATORS,
     ),
     ChatFormat(
         name="phi-3",
-        matches=lambda clues: _is_phi(clues) and clues.template is None and clues.has_tokens(*_TAGS),
+        matches=lambda info: _is_phi(info) and info.template is None and info.has_tokens(*_TAGS),
         template=PHI_3,
         tokens=_TAGS,
     ),

@@ -1,6 +1,6 @@
 """Chat templates of the family for files without one."""
 
-from llamacli.chat.formats import ChatFormat, Clues
+from llamacli.chat.formats import ChatFormat, TemplateInfo
 from llamacli.chat.syntax import HERMES
 
 _CONVERSATION = """\
@@ -74,22 +74,22 @@ QWEN_3 = "{%- set default_system = none -%}{%- set thinks = true -%}" + _CONVERS
 _TURNS = ("<|im_start|>", "<|im_end|>")
 
 
-def _lacks_template(clues: Clues, *architectures: str) -> bool:
+def _lacks_template(info: TemplateInfo, *architectures: str) -> bool:
     """Test for a file of these architectures without a chat template."""
-    return clues.template is None and clues.metadata.get_str("general.architecture", "") in architectures
+    return info.template is None and info.metadata.get_str("general.architecture", "") in architectures
 
 
 FORMATS = (
     ChatFormat(
         name="qwen-3",
-        matches=lambda clues: _lacks_template(clues, "qwen3", "qwen3moe") and clues.has_tokens("<think>", *_TURNS),
+        matches=lambda info: _lacks_template(info, "qwen3", "qwen3moe") and info.has_tokens("<think>", *_TURNS),
         template=QWEN_3,
         tokens=_TURNS,
         syntax=HERMES,
     ),
     ChatFormat(
         name="qwen-2.5",
-        matches=lambda clues: _lacks_template(clues, "qwen2", "qwen2moe") and clues.has_tokens("<tool_call>", *_TURNS),
+        matches=lambda info: _lacks_template(info, "qwen2", "qwen2moe") and info.has_tokens("<tool_call>", *_TURNS),
         template=QWEN_2_5,
         tokens=_TURNS,
         syntax=HERMES,
