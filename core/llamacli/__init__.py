@@ -6,86 +6,19 @@
         for token in session.generate(model.encode("Once upon a time"), max_tokens=64):
             print(token.piece, end="")
 
-Names are imported when they are first used, so that `import llamacli` itself costs next to nothing.
+Public names are listed in `__init__.pyi` and imported at first use, so that `import llamacli` itself is fast.
 """
 
 import importlib
 import logging
-from typing import TYPE_CHECKING, Any
+import re
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from llamacli.architecture import Architecture as Architecture
-    from llamacli.architecture import Config as Config
-    from llamacli.architecture import TensorTable as TensorTable
-    from llamacli.architecture import Weights as Weights
-    from llamacli.chat.messages import Message as Message
-    from llamacli.chat.messages import Piece as Piece
-    from llamacli.chat.messages import ToolCall as ToolCall
-    from llamacli.chat.session import ChatSession as ChatSession
-    from llamacli.engine import QuantMode as QuantMode
-    from llamacli.errors import CacheFull as CacheFull
-    from llamacli.errors import ChatTemplateError as ChatTemplateError
-    from llamacli.errors import ClosedError as ClosedError
-    from llamacli.errors import ContextOverflowError as ContextOverflowError
-    from llamacli.errors import InvalidRequestError as InvalidRequestError
-    from llamacli.errors import LlamaCliError as LlamaCliError
-    from llamacli.errors import ModelFormatError as ModelFormatError
-    from llamacli.errors import OutOfMemoryError as OutOfMemoryError
-    from llamacli.errors import PluginError as PluginError
-    from llamacli.errors import StateError as StateError
-    from llamacli.errors import TokenizerError as TokenizerError
-    from llamacli.errors import UnknownArchitectureError as UnknownArchitectureError
-    from llamacli.graph import Activation as Activation
-    from llamacli.graph import Graph as Graph
-    from llamacli.graph import Value as Value
-    from llamacli.hookspecs import hookimpl as hookimpl
-    from llamacli.loaders import ArrayFile as ArrayFile
-    from llamacli.loaders import Loader as Loader
-    from llamacli.model import Model as Model
-    from llamacli.model import load_model as load_model
-    from llamacli.model import load_tokenizer as load_tokenizer
-    from llamacli.ops.rope import Rope as Rope
-    from llamacli.sampling import SamplingParams as SamplingParams
-    from llamacli.session import Session as Session
-    from llamacli.session import Stats as Stats
-    from llamacli.session import Token as Token
-    from llamacli.session import eval_batch as eval_batch
-    from llamacli.tokenizer import Tokenizer as Tokenizer
-    from llamacli.tools.demo import demo_path as demo_path
-    from llamacli.tools.embedding import Embedder as Embedder
-    from llamacli.tools.embedding import load_embedder as load_embedder
-
-_HOME = {
-    "architecture": ("Architecture", "Config", "TensorTable", "Weights"),
-    "chat.messages": ("Message", "Piece", "ToolCall"),
-    "chat.session": ("ChatSession",),
-    "tools.embedding": ("Embedder", "load_embedder"),
-    "engine": ("QuantMode",),
-    "errors": (
-        "CacheFull",
-        "ChatTemplateError",
-        "ClosedError",
-        "ContextOverflowError",
-        "InvalidRequestError",
-        "LlamaCliError",
-        "ModelFormatError",
-        "OutOfMemoryError",
-        "PluginError",
-        "StateError",
-        "TokenizerError",
-        "UnknownArchitectureError",
-    ),
-    "tools.demo": ("demo_path",),
-    "graph": ("Activation", "Graph", "Value"),
-    "hookspecs": ("hookimpl",),
-    "loaders": ("ArrayFile", "Loader"),
-    "model": ("Model", "load_model", "load_tokenizer"),
-    "ops.rope": ("Rope",),
-    "sampling": ("SamplingParams",),
-    "session": ("Session", "Stats", "Token", "eval_batch"),
-    "tokenizer": ("Tokenizer",),
+_STUB = Path(__file__).with_suffix(".pyi").read_text("utf-8")
+_MODULE_OF: dict[str, str] = {
+    name: home for home, name in re.findall(r"^from (llamacli\.\S+) import (\w+)", _STUB, re.M)
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = list(_MODULE_OF)
 
@@ -95,7 +28,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 
