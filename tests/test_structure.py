@@ -1,11 +1,11 @@
-"""Rules about the code itself."""
+"""Import layers, circles of imports, names and packaging of the code itself."""
 
 import ast
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -30,14 +30,15 @@ LAYERS = [
     {"ops"},
     {"graph"},
     {"loaders"},
-    {"conversion", "engine", "sampling"},
     {"architecture"},
+    {"sampling"},
+    {"conversion", "engine"},
+    {"session"},
+    {"chat"},
     {"hookspecs"},
     {"plugins"},
     {"model"},
-    {"session"},
     {"branches"},
-    {"chat"},
     {"tools"},
     {"testing"},
     {"prefix"},
@@ -48,37 +49,53 @@ LAYERS = [
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 
 
-def package(path: Path) -> str:
-    """The module or folder of the core that a source belongs to."""
-    return path.relative_to(CORE).parts[0].removesuffix(".py")
+def module_of(path: Path) -> str:
+    """The dotted name of a source's module, from `llamacli` on."""
+    return ".".join(path.relative_to(CORE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(statements: list[ast.stmt], *, deferred: bool) -> Iterator[str]:
-    """What these statements import of the core, as names below it; with `deferred`, inside functions too."""
-    for statement in statements:
-        match statement:
-            case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=rest):
-                yield from imports(rest, deferred=deferred)
+MODULES = {module_of(path): path for path in SOURCES}
+
+
+def package(module: str) -> str:
+    """The module or folder of the core that a module belongs to: `kv` of `llamacli.kv.pool`."""
+    return module.split(".")[1]
+
+
+def imports(source: str) -> set[str]:
+    """Modules of the core that a source imports: in functions, and for type checkers only, too."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
             case ast.ImportFrom(module="llamacli", names=names):
-                yield from (llamacli._MODULE_OF.get(name.name, name.name).split(".")[0] for name in names)
-            case ast.ImportFrom(module=str(module)) if module.startswith("llamacli."):
-                yield module.split(".")[1]
+                found |= {llamacli._MODULE_OF.get(name.name, f"llamacli.{name.name}") for name in names}
+            case ast.ImportFrom(module=str(module), names=names) if module.startswith("llamacli."):
+                found |= {full if (full := f"{module}.{name.name}") in MODULES else module for name in names}
             case ast.Import(names=names):
-                yield from (name.name.split(".")[1] for name in names if name.name.startswith("llamacli."))
-            case ast.FunctionDef() | ast.AsyncFunctionDef() if not deferred:
-                pass
-            case _:
-                for field in ("body", "orelse", "finalbody", "handlers"):
-                    yield from imports(getattr(statement, field, []), deferred=deferred)
+                found |= {name.name for name in names if name.name.startswith("llamacli.")}
+    return found
 
 
-def imports_of(path: Path, *, deferred: bool = False) -> set[str]:
-    return set(imports(ast.parse(path.read_text()).body, deferred=deferred))
+def circles(edges: Mapping[str, set[str]]) -> list[set[str]]:
+    """Strongly connected components of several nodes."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        left = [start]
+        while left:
+            new = edges.get(left.pop(), set()) - seen
+            seen |= new
+            left += new
+        return seen
+
+    reach = {name: reached(name) for name in edges}
+    found = [{other for other in reach[name] if name in reach.get(other, ())} for name in edges if name in reach[name]]
+    return [circle for i, circle in enumerate(found) if len(circle) > 1 and circle not in found[:i]]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(CORE)))
 def test_the_core_names_no_model_family(path: Path) -> None:
-    if package(path) == "tokenizer" or path == CORE / "testing" / "vocabularies.py":
+    if path.parent.name == "tokenizer" or path == CORE / "testing" / "vocabularies.py":
         return  # names of tokenizer schemes are data: values of tokenizer.ggml.* keys
     lines = enumerate(OURS_AND_THE_PEER.sub("", path.read_text()).splitlines(), start=1)
     assert [f"{path.name}:{number}: {line.strip()}" for number, line in lines if NAMES.search(line)] == []
@@ -92,18 +109,22 @@ def test_the_search_for_names_finds_them() -> None:
 
 
 def test_every_module_has_its_layer() -> None:
-    assert {package(path) for path in SOURCES} - {"__init__"} == LAYER.keys()
+    assert {package(module) for module in MODULES if module != "llamacli"} == LAYER.keys()
 
 
-@pytest.mark.parametrize("name", sorted(LAYER))
-def test_imports_go_down(name: str) -> None:
-    for path in SOURCES:
-        if package(path) == name:
-            used = imports_of(path) & LAYER.keys() - {name}
-            assert {other for other in used if LAYER[other] >= LAYER[name]} == set(), path.name
+@pytest.mark.parametrize("module", sorted(MODULES.keys() - {"llamacli"}))
+def test_imports_go_down(module: str) -> None:
+    own = package(module)
+    used = {package(other) for other in imports(MODULES[module].read_text())} - {own}
+    assert {other for other in used if LAYER[other] >= LAYER[own]} == set()
 
 
-def test_the_search_for_imports_finds_them() -> None:
+def test_no_module_imports_itself_through_others() -> None:
+    by_registration = {"llamacli.kernels.packing_formats", "llamacli.kernels.ggml_packings"}
+    assert circles({module: imports(path.read_text()) - {module} for module, path in MODULES.items()}) == [by_registration]
+
+
+def test_imports_of_every_kind_are_found() -> None:
     source = """
 from llamacli import Model, gguf
 import llamacli.kv
@@ -116,13 +137,17 @@ except ImportError:
     def f():
         from llamacli.session import Session
 """
-    body = ast.parse(source).body
-    assert set(imports(body, deferred=False)) == {"model", "gguf", "kv", "engine"}
-    assert set(imports(body, deferred=True)) == {"model", "gguf", "kv", "engine", "session"}
+    modules = {"model", "gguf", "kv", "cli.app", "engine.base", "session"}
+    assert imports(source) == {f"llamacli.{module}" for module in modules}
+
+
+def test_circles_are_found() -> None:
+    edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set(), "f": {"g"}, "g": {"f", "a"}}
+    assert circles(edges) == [{"a", "b", "c"}, {"f", "g"}]
 
 
 def test_kernels_know_arrays_only() -> None:
-    used = {name for path in CORE.glob("kernels/**/*.py") for name in imports_of(path, deferred=True)}
+    used = {package(other) for path in CORE.glob("kernels/**/*.py") for other in imports(path.read_text())}
     assert used <= {"kernels", "util", "errors", "quantization"}
 
 
