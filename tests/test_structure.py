@@ -120,8 +120,9 @@ def test_imports_go_down(module: str) -> None:
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    by_registration = {"llamacli.kernels.packing_formats", "llamacli.kernels.ggml_packings"}
-    assert circles({module: imports(path.read_text()) - {module} for module, path in MODULES.items()}) == [by_registration]
+    edges = {module: imports(path.read_text()) - {module} for module, path in MODULES.items()}
+    edges["llamacli.kernels.packing_formats"] -= {"llamacli.kernels.ggml_packings"}  # registers its formats there
+    assert circles(edges) == []
 
 
 def test_imports_of_every_kind_are_found() -> None:

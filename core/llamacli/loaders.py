@@ -127,7 +127,7 @@ def open_model_file(path: str | os.PathLike[str], loaders: Sequence[Loader]) -> 
     may have too. Raises ModelFormatError if the file cannot be read or no format fits it.
     """
     if not os.fspath(path):  # Path("") would be the current folder
-        raise ModelFormatError("the path of the model file is empty")
+        raise ModelFormatError("the name of the model's file is empty")
     path = Path(path)
     if not path.is_file() or is_gguf(path):
         return open_gguf(path)

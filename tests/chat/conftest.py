@@ -1,4 +1,4 @@
-"""A model to talk to, whose replies are told beforehand."""
+"""Tiny chat model with scripted replies."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,9 +33,9 @@ def talker(tiny_gguf: Callable[..., Path], plugins: Plugins) -> Iterator[Talker]
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Tell what the model draws: token ids, or text in which special tokens are spelled; then it ends the turn."""
+    """Script what the model draws: token ids, or text with special tokens spelled; then the end of the turn."""
 
-    def tell(model: Model, *replies: str | list[int], end: str = "<|im_end|>") -> None:
+    def write(model: Model, *replies: str | list[int], end: str = "<|im_end|>") -> None:
         ids = iter(
             token
             for reply in replies
@@ -46,4 +46,4 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
         )
         monkeypatch.setattr(Session, "draw", lambda _self, _params: next(ids))
 
-    return tell
+    return write

@@ -1,4 +1,4 @@
-"""Templates that want to get out, or to cost too much: each is refused soon."""
+"""Sandbox escapes and resource limits of templates."""
 
 import contextlib
 import time
@@ -36,7 +36,7 @@ ESCAPES = [
     "{% for x in ().__class__.__base__.__subclasses__() %}{{ x }}{% endfor %}",
     "{{ messages.append(1) }}",
     "{{ messages[0].update({'content': 'y'}) }}",
-    "{{ messages[0].content._disguise.reveal('') }}",
+    "{{ messages[0].content._mask.unmask('') }}",
     "{% include '/etc/passwd' %}",
     "{% import 'os' as os %}",
     "{% extends 'x' %}",
@@ -103,7 +103,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("source", [*ESCAPES, *BOMBS])
-def test_it_is_refused_soon(source: str) -> None:
+def test_escapes_and_bombs_are_refused_in_time(source: str) -> None:
     before = time.process_time()
     with pytest.raises(ChatTemplateError):
         ChatTemplate(source, TOKENIZER).render([USER])
@@ -111,14 +111,14 @@ def test_it_is_refused_soon(source: str) -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_what_costs_too_much_is_told() -> None:
+def test_errors_name_the_exceeded_limit() -> None:
     with pytest.raises(ChatTemplateError, match=r"line 1: it takes more than 0\.3 s"):
         ChatTemplate(BOMBS[0], TOKENIZER).render([USER])
     with pytest.raises(ChatTemplateError, match="line 1: it makes more than 67108864 characters"):
         ChatTemplate(BOMBS[5], TOKENIZER).render([USER])
 
 
-def test_long_conversations_cost_little() -> None:
+def test_long_conversations_stay_within_the_budget() -> None:
     template = ChatTemplate(CHATML, TOKENIZER)
     text = "word " * 400_000
     assert text in template.render([{"role": "user", "content": text}] * 3).text
@@ -144,7 +144,7 @@ TALK = [{"role": "user", "content": "Hi <s> s"}, {"role": "assistant", "content"
 
 @examples(300)
 @given(EXPRESSIONS | st.lists(st.sampled_from(WORDS.split())).map(" ".join))
-def test_any_template_renders_or_is_refused_and_lets_no_text_steer(source: str) -> None:
+def test_any_template_renders_or_raises_and_keeps_text_tainted(source: str) -> None:
     with contextlib.suppress(ChatTemplateError):
         parts = ChatTemplate(source, TOKENIZER).render(TALK).parts
         assert all(isinstance(part, str) for part in parts)

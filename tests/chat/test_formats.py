@@ -37,7 +37,7 @@ def chosen(*tokens: str, template: str | None = None, formats: tuple[ChatFormat,
         ("anything", "plain", PLAIN),
     ],
 )
-def test_a_files_template_tells_its_format(template: str, name: str, syntax) -> None:
+def test_format_is_detected_by_the_template(template: str, name: str, syntax) -> None:
     found = chosen(template=template)
     assert (found.name, found.template, found.syntax) == (name, template, syntax)
 
@@ -56,40 +56,40 @@ def test_real_templates(name: str, expected: str, shared) -> None:
     assert chosen(template=shared(f"templates/{name}.jinja").read_text()).name == expected
 
 
-def test_plugins_are_asked_first_and_what_they_know_of_replies_counts() -> None:
+def test_plugin_formats_come_before_core_formats() -> None:
     found = chosen("<ours>", template="<tool_call>")
     assert (found.name, found.template, found.syntax) == ("ours", "<tool_call>", THINKING)
 
 
-def test_a_file_without_a_template_gets_that_of_a_format() -> None:
+def test_file_without_template_gets_the_template_of_a_format() -> None:
     assert chosen("<ours>", "</ours>") is OURS
     found = chosen("<|im_start|>", "<|im_end|>", template="")
     assert (found.name, found.template) == ("chatml", CHATML)
 
 
-def test_a_format_without_a_template_is_none_for_a_file_without_one() -> None:
+def test_format_without_template_does_not_fit_a_file_without_one() -> None:
     with pytest.raises(ChatTemplateError, match=r"model.gguf: it has no chat template, and no plugin"):
         chosen("<|start|>", "<|channel|>", "<|message|>")
 
 
-def test_tokens_that_a_template_needs_have_to_be_there() -> None:
+def test_missing_special_tokens_raise() -> None:
     with pytest.raises(ChatTemplateError, match=r"model.gguf: the vocabulary lacks </ours>, which chat format 'ours'"):
         chosen("<ours>")
 
 
-def test_formats_can_be_asked_for_by_name() -> None:
+def test_choose_by_name() -> None:
     assert chosen("<ours>", "</ours>", template="x", name="ours") is OURS
     with pytest.raises(ChatTemplateError, match="chat template 'harmony' is not one of chatml, ours"):
         chosen(name="harmony")
 
 
-def test_a_format_that_fails_names_itself() -> None:
+def test_errors_of_matches_name_the_format() -> None:
     broken = ChatFormat(name="broken", matches=lambda clues: clues.nonsense)  # type: ignore[attr-defined]
     with pytest.raises(PluginError, match="chat format 'broken' failed: AttributeError"):
         chosen(template="x", formats=(broken,))
 
 
-def test_templates_of_other_names() -> None:
+def test_named_templates_of_the_file() -> None:
     values = {
         "tokenizer.chat_template": "a",
         "tokenizer.chat_template.tool_use": "b",

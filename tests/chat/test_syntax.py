@@ -15,8 +15,8 @@ from llamacli.chat.syntax import (
     Calls,
     Span,
     Spans,
+    StopText,
     Syntax,
-    TextEnd,
     json_calls,
 )
 
@@ -29,7 +29,7 @@ CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 
 
 def read(syntax: Syntax, pieces: Sequence[str], prompt: str = "", tools: bool = True) -> Parted:
-    """The content, the reasoning and the calls of a reply that comes in pieces."""
+    """Content, reasoning and calls of a reply in pieces."""
     reader = syntax.reader(prompt, tools=tools)
     events = [event for piece in pieces for event in reader.feed(piece)] + reader.flush()
     assert all(event.text for event in events if isinstance(event, Piece))
@@ -120,14 +120,14 @@ CASES: dict[str, tuple[Syntax, str, str, Parted]] = {
 
 @pytest.mark.parametrize("name", CASES)
 @given(cuts=st.lists(st.integers(0, 200)))
-def test_a_reply_is_taken_apart_however_it_is_cut(name: str, cuts: list[int]) -> None:
+def test_parsing_does_not_depend_on_pieces(name: str, cuts: list[int]) -> None:
     syntax, prompt, text, expected = CASES[name]
     pieces = cut_at(text, cuts)
     assert read(syntax, pieces, prompt) == expected
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_reply_is_taken_apart_letter_by_letter(name: str) -> None:
+def test_parsing_character_by_character(name: str) -> None:
     syntax, prompt, text, expected = CASES[name]
     assert read(syntax, list(text), prompt) == expected
 
@@ -155,13 +155,13 @@ FRAGMENTS = st.sampled_from(
 
 @pytest.mark.parametrize("syntax", [PLAIN, HERMES, THINKING, LISTED, BARE, HARMONY])
 @given(text=st.lists(FRAGMENTS).map("".join), cuts=st.lists(st.integers(0, 300)), tools=st.booleans())
-def test_any_text_however_it_is_cut(syntax: Syntax, text: str, cuts: list[int], tools: bool) -> None:
+def test_parsing_any_text_does_not_depend_on_pieces(syntax: Syntax, text: str, cuts: list[int], tools: bool) -> None:
     pieces = cut_at(text, cuts)
     whole = read(syntax, [text], "<|start|>assistant", tools)
     assert read(syntax, pieces, "<|start|>assistant", tools) == whole
 
 
-def test_text_is_handed_over_as_soon_as_it_is_certain() -> None:
+def test_text_is_streamed_as_soon_as_it_is_certain() -> None:
     reader = HERMES.reader("", tools=True)
     assert reader.feed("Hello <b") == [Piece("Hello <b")]
     assert reader.feed("> ") == [Piece(">")]
@@ -171,8 +171,8 @@ def test_text_is_handed_over_as_soon_as_it_is_certain() -> None:
 
 
 @given(st.text("ab[]<>", max_size=20), st.sampled_from(["", "[a]", "aa", "<"]), st.lists(st.integers(0, 20)))
-def test_text_before_an_end_however_it_is_cut(text: str, end: str, cuts: list[int]) -> None:
-    ending = TextEnd(end)
+def test_stop_text_does_not_depend_on_pieces(text: str, end: str, cuts: list[int]) -> None:
+    ending = StopText(end)
     passed = ""
     for piece in cut_at(text, cuts):
         passed += ending.feed(piece)
@@ -182,7 +182,7 @@ def test_text_before_an_end_however_it_is_cut(text: str, end: str, cuts: list[in
     assert ending.found == (bool(end) and end in text)
 
 
-def test_calls_are_looked_for_where_there_are_tools() -> None:
+def test_calls_are_parsed_only_with_tools() -> None:
     text = f"<tool_call>{CALL}</tool_call>"
     assert read(HERMES, [text], tools=False) == (text, "", [])
     assert read(BARE, [CALL], tools=False) == (CALL, "", [])
@@ -191,13 +191,13 @@ def test_calls_are_looked_for_where_there_are_tools() -> None:
 @pytest.mark.parametrize(
     "text", ["", "1", "[1]", "{}", '{"name": 1}', '{"name": "f", "arguments": [1]}', "x", "[" * 99999]
 )
-def test_what_is_no_call(text: str) -> None:
+def test_invalid_calls_stay_text(text: str) -> None:
     with pytest.raises((ValueError, RecursionError)):
         json_calls(text)
 
 
 @given(st.lists(st.tuples(st.text(min_size=1), st.dictionaries(st.text(), st.integers() | st.text())), min_size=1))
-def test_calls_come_out_as_they_went_in(calls: list[tuple[str, dict]]) -> None:
+def test_json_calls_round_trip(calls: list[tuple[str, dict]]) -> None:
     expected = [ToolCall(name, arguments) for name, arguments in calls]
     plain = [{"name": name, "arguments": arguments} for name, arguments in calls]
     nested = [{"type": "function", "function": {"name": n, "arguments": json.dumps(a)}} for n, a in calls]

@@ -1,1 +1,1 @@
-"""Conversations: a model's chat template, its replies taken apart, and the session that both go through."""
+"""Chats: templates, reply syntax, and conversations over a session."""

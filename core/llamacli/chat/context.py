@@ -1,4 +1,4 @@
-"""What a session has evaluated of a conversation, and what of it the next rendering leaves as it is."""
+"""Token reuse between two renderings of a conversation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import attrs
 from llamacli.kv.prefixes import n_common
 
 Part = int | str
-"""A part of a rendered conversation: a special token, or a run of text."""
+"""Part of a rendered conversation: a special token, or a run of text."""
 
 
 @attrs.frozen
 class Evaluated:
-    """A part as it was evaluated: its token `ids`. What of it is left after a cut has no `part` to compare with."""
+    """Part as it was evaluated, with its token `ids`; `part` is None for what is left of a truncated one."""
 
     part: Part | None
     ids: tuple[int, ...]
@@ -23,28 +23,28 @@ class Evaluated:
 
 @attrs.frozen
 class Plan:
-    """A rendered conversation as it will have been evaluated, of which the first `n_kept` tokens are there already."""
+    """Tokens of a rendered conversation, of which the first `n_kept` are evaluated already."""
 
     parts: tuple[Evaluated, ...]
     n_kept: int
 
     @property
     def ids(self) -> list[int]:
-        """All its tokens."""
+        """All tokens."""
         return [token for part in self.parts for token in part.ids]
 
     @property
     def new_ids(self) -> list[int]:
-        """The tokens to evaluate."""
+        """Tokens to evaluate."""
         return self.ids[self.n_kept :]
 
 
 def plan(held: Sequence[Evaluated], parts: Sequence[Part], encode: Callable[[str, bool], list[int]]) -> Plan:
-    """How to get from what a session holds to a rendered conversation.
+    """Plan the evaluation of a rendered conversation after the parts `held` by a session.
 
-    Parts that are the same keep the tokens that they were evaluated with, which for generated text need not be those
-    that `encode(run, continues)` gives. So does a run of text that goes on where the session stands: only what comes
-    then is encoded. From the first difference on tokens are compared, and all that follows is encoded.
+    Equal parts keep the tokens that they were evaluated with, which for generated text need not be those of
+    `encode(run, continues)`. So does a run of text that continues the last held one: only the rest is encoded. After
+    the first difference tokens are compared, and all that follows is encoded.
     """
     done: list[Evaluated] = []
     for have, part in zip(held, parts, strict=False):
@@ -67,8 +67,8 @@ def plan(held: Sequence[Evaluated], parts: Sequence[Part], encode: Callable[[str
     return Plan(tuple(done), n_kept)
 
 
-def cut(parts: Iterable[Evaluated], n: int) -> list[Evaluated]:
-    """The first `n` tokens."""
+def truncated(parts: Iterable[Evaluated], n: int) -> list[Evaluated]:
+    """Parts of the first `n` tokens."""
     kept: list[Evaluated] = []
     for part in parts:
         if n < len(part.ids):
@@ -79,7 +79,7 @@ def cut(parts: Iterable[Evaluated], n: int) -> list[Evaluated]:
 
 
 def extended(parts: Sequence[Evaluated], tokens: Iterable[tuple[Part, int]]) -> list[Evaluated]:
-    """The parts with generated tokens after them: each is a part by itself, an id, or text that goes on."""
+    """Append generated tokens to parts: special tokens as parts of their own, text to the last run."""
     result = list(parts)
     for is_text, group in itertools.groupby(tokens, key=lambda token: isinstance(token[0], str)):
         if not is_text:

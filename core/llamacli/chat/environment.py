@@ -1,8 +1,8 @@
-"""Jinja as transformers sets it up, with an end to what a template can cost.
+"""Jinja sandbox as transformers sets it up, with limits on time and memory.
 
-A template comes with a model's file: it must not reach out of the sandbox, nor run on for ever, nor fill the memory.
-Jinja sees to the first. For the others every rendering has a `Budget`: loops and macros look at the clock, and
-whatever may make much of little (operators, joins, filters, methods of strings) is charged before it does.
+A template comes with a model's file: it must not leave the sandbox, run without end, or fill the memory. Jinja sees to
+the first. For the others every rendering has a `Budget`: loops and macros check the clock, and operations whose result
+may be much larger than their input (operators, joins, filters, string methods) are charged before they run.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
 
-from llamacli.chat.marking import MarkedText, disguise_in, joined, revealed
+from llamacli.chat.taint import TaintedStr, mask_of, tainted_join, untainted
 
 MAX_SECONDS = 30.0
 MAX_CHARACTERS = 1 << 26
-"""What a rendering may take: far more than conversations do. Characters are counted as often as they are copied."""
+"""Limits of a rendering, far more than conversations need. Characters count as often as they are copied."""
 
 _SLOW = {"pprint", "striptags", "title", "urlize", "wordcount", "wordwrap", "xmlattr"}
 _SLOWNESS = 16
-"""Filters of which a character costs as much as so many."""
+"""Slow filters, and how many characters each of theirs counts for."""
 
 _LOOKING = {"e", "escape", "float", "forceescape", "int", "urlencode", *_SLOW}
-"""Filters that look at single characters."""
+"""Filters that examine single characters."""
 
 _MAX_BITS = 1 << 16
-"""Of the integers that a template computes."""
+"""Largest integers that a template may compute, in bits."""
 
 
 @attrs.define
 class Budget:
-    """What a rendering has left: until when it may go on, and how many characters it may still make."""
+    """Remaining budget of a rendering: its deadline, and the characters that it may still make."""
 
     until: float
     characters: int
@@ -57,7 +57,7 @@ _budget: contextvars.ContextVar[Budget | None] = contextvars.ContextVar("_budget
 
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
-    """Compile or render within the limits."""
+    """Apply the limits to compiling or rendering."""
     token = _budget.set(Budget(time.monotonic() + MAX_SECONDS, MAX_CHARACTERS))
     try:
         yield
@@ -66,14 +66,14 @@ def limited() -> Iterator[None]:
 
 
 def _check_clock() -> None:
-    """Raise TemplateRuntimeError if the time is up."""
+    """Raise TemplateRuntimeError after the deadline."""
     budget = _budget.get()
     if budget and time.monotonic() > budget.until:
         raise jinja2.TemplateRuntimeError(f"it takes more than {MAX_SECONDS:g} s")
 
 
 def _charge(characters: int) -> None:
-    """Raise TemplateRuntimeError if so many characters are not left."""
+    """Count characters; raise TemplateRuntimeError when the budget is used up."""
     budget = _budget.get()
     if budget:
         budget.characters -= characters
@@ -82,21 +82,21 @@ def _charge(characters: int) -> None:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the model is to learn; rendering takes no notice of it."""
+    """Tag `{% generation %}`, which marks text to train on; rendering ignores it."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The statements in between, in a scope of their own."""
+        """Parse the statements up to `endgeneration` as a scope."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class _CodeGenerator(CodeGenerator):
-    """Compiles `~` to the environment's own way to join strings, which keeps the mark."""
+    """Compiles `~` to the environment's `concat`, which keeps the taint."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - Jinja's name
-        """Write the call."""
+        """Write a call of `concat`."""
         self.write("concat(map(str, (")
         for item in node.nodes:
             self.visit(item, frame)
@@ -105,7 +105,7 @@ class _CodeGenerator(CodeGenerator):
 
 
 class Environment(ImmutableSandboxedEnvironment):
-    """The sandbox that templates are compiled for."""
+    """Sandboxed Jinja environment for chat templates."""
 
     code_generator_class = _CodeGenerator
     intercepted_binops = frozenset({"+", "*", "%", "**"})
@@ -116,17 +116,17 @@ class Environment(ImmutableSandboxedEnvironment):
         self.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
         self.filters |= {"tojson": _tojson, "join": _join, "safe": _safe}
         for name in _LOOKING:
-            self.filters[name] = _on_plain(self.filters[name])
+            self.filters[name] = _untainted_filter(self.filters[name])
         self.filters = {name: _charged(name, function) for name, function in self.filters.items()}
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """Join what is output."""
+        """Join the pieces of output."""
         return _joined("", parts)
 
     @property
     def clock(self) -> None:
-        """What the bodies of loops and macros begin with: looking at it ends a rendering that takes too long."""
+        """Deadline check, evaluated at the start of each loop and macro body."""
         _check_clock()
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -141,19 +141,19 @@ class Environment(ImmutableSandboxedEnvironment):
         return template
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute, if the result will not be too large."""
+        """Apply a binary operator, if the result will not be too large."""
         _charge_operator(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, function: Any, *args: Any, **options: Any) -> Any:
-        """Call, if the result of a string's method will not be too large."""
+        """Call a function; a string method only if its result will not be too large."""
         text = getattr(function, "__self__", None)
         if isinstance(text, str):
             args = _charge_call(getattr(function, "__name__", ""), text, args, options)
         return super().call(context, function, *args, **options)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """The sandbox's own `str.format`, for formats that are not too wide."""
+        """Wrap the sandbox's `str.format` with a check of widths."""
         format_safely = super().wrap_str_format(value)
         if format_safely is None:
             return None
@@ -165,11 +165,11 @@ class Environment(ImmutableSandboxedEnvironment):
         return checked
 
 
-# --- what things cost
+# --- charging
 
 
 def _checked_sum(values: Iterable[Any]) -> int:
-    """What numbers among the arguments, widths and counts, may come to; OverflowError if one is large."""
+    """Sum of the numbers among arguments (widths, counts). Raises OverflowError if one is too large."""
     numbers = [abs(value) for value in values if isinstance(value, int)]
     if any(number > MAX_RANGE for number in numbers):
         raise OverflowError(f"a number beyond {MAX_RANGE}")
@@ -177,11 +177,11 @@ def _checked_sum(values: Iterable[Any]) -> int:
 
 
 def _charge_format(form: str, values: Iterable[Any]) -> None:
-    """Charge for what `%` or `str.format` may make: each of its places may take the longest value, or be as wide."""
+    """Charge for `%` or `str.format`: each placeholder may take the longest value, or be as wide."""
     values = list(values)
     longest = max((len(value) for value in values if isinstance(value, str | list | tuple | dict)), default=0)
     widest = _checked_sum([int(digits[:20]) for digits in re.findall(r"\d+", form)])
-    if "*" in form or "{}" in form:  # then widths may be among the values
+    if "*" in form or "{}" in form:  # widths may be among the values
         widest += _checked_sum(values)
     _charge(len(form) + (form.count("%") + form.count("{")) * (longest + widest))
 
@@ -204,7 +204,7 @@ def _charge_operator(operator: str, left: Any, right: Any) -> None:
 
 
 def _charge_call(name: str, text: str, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-    """Charge for a method of a string; its arguments, a list in the place of an iterator."""
+    """Charge for a string method; its arguments, iterators made lists."""
     size = len(text) * (_SLOWNESS if name in _SLOW else 1) + _checked_sum([*args, *options.values()])
     if name == "replace" and len(args) >= 2 and all(isinstance(arg, str) for arg in args[:2]):
         size += text.count(str(args[0])) * len(args[1])
@@ -219,7 +219,7 @@ def _charge_call(name: str, text: str, args: tuple[Any, ...], options: dict[str,
 
 
 def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose numbers are small, and that is charged for what it makes of a string."""
+    """Wrap a filter: check its numbers and charge for its result."""
     n_before = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     def apply(*args: Any, **options: Any) -> Any:
@@ -240,24 +240,24 @@ def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _joined(separator: str, parts: Iterable[str]) -> str:
-    """Join strings, counting while they come."""
+    """Join strings, charging for each."""
     kept = []
     for part in parts:
         _charge(len(part) + len(separator))
         kept.append(part)
-    return joined(separator, kept)
+    return tainted_join(separator, kept)
 
 
-# --- what templates can call
+# --- functions for templates
 
 
 def _refuse(message: str) -> NoReturn:
-    raise jinja2.TemplateError(str(revealed(message)))
+    raise jinja2.TemplateError(str(untainted(message)))
 
 
 def _strftime_now(form: str) -> str:
     _charge_format(form, [])
-    return datetime.now().strftime(revealed(form))
+    return datetime.now().strftime(untainted(form))
 
 
 def _tojson(
@@ -270,11 +270,11 @@ def _tojson(
     if isinstance(indent, int) and indent > 80:
         raise OverflowError(f"an indent of {indent}")
     text = json.dumps(
-        revealed(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        untainted(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
     _charge(len(text))
-    disguise = disguise_in(value)
-    return MarkedText(disguise.hide(text), disguise) if disguise else text
+    mask = mask_of(value)
+    return TaintedStr(mask.mask(text), mask) if mask else text
 
 
 def _safe(value: Any) -> markupsafe.Markup:
@@ -288,14 +288,14 @@ def _join(environment: jinja2.Environment, value: Iterable[Any], d: str = "", at
     return _joined(str(d), map(str, value))
 
 
-def _on_plain(function: Any) -> Any:
-    """A filter that looks at characters: it gets plain text, and what it makes of text is marked whole."""
+def _untainted_filter(function: Any) -> Any:
+    """Wrap a filter that examines characters: it gets original text, and its result is tainted whole."""
     n_before = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     def apply(*args: Any, **options: Any) -> Any:
-        disguise = disguise_in([list(args[n_before:]), options])
-        result = function(*map(revealed, args), **revealed(options))
-        return disguise.mark(result) if disguise else result
+        mask = mask_of([list(args[n_before:]), options])
+        result = function(*map(untainted, args), **untainted(options))
+        return mask.taint(result) if mask else result
 
     if n_before:
         apply.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a conversation is made of."""
+"""Messages of a conversation, pieces of replies, and tool calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llamacli.errors import InvalidRequestError
 
 @attrs.frozen
 class ToolCall:
-    """A model's call of a tool: its `name`, the `arguments` by name, and an `id` that the result refers to."""
+    """Tool call by the model: its `name`, the `arguments` by name, and an `id` that the result refers to."""
 
     name: str
     arguments: dict[str, Any] = attrs.field(factory=dict)
@@ -21,7 +21,7 @@ class ToolCall:
 
 @attrs.frozen
 class Piece:
-    """A piece of a reply as it comes: text that is meant for the user, or the model's `reasoning`."""
+    """Piece of a streamed reply: text for the user, or the model's `reasoning`."""
 
     text: str
     reasoning: bool = False
@@ -29,7 +29,7 @@ class Piece:
 
 @attrs.frozen
 class Message:
-    """One message of a conversation.
+    """Message of a conversation.
 
     `role` is "user", "assistant" or "tool". An assistant's message may have `reasoning` and `tool_calls` beside its
     `content`; a tool's has the `name` of the tool and the `tool_call_id` of the call that it answers.
@@ -43,7 +43,7 @@ class Message:
     tool_call_id: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """As chat templates, and OpenAI's API, have it; what is empty is left out, but for the content."""
+        """Dictionary form as in OpenAI's API and chat templates; empty fields are left out, except the content."""
         message: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -60,7 +60,7 @@ class Message:
 
     @classmethod
     def from_dict(cls, message: Any) -> Message:
-        """The inverse of `as_dict`. Raises InvalidRequestError for anything else."""
+        """Parse the form of `as_dict`. Raises InvalidRequestError for anything else."""
         try:
             calls = tuple(
                 ToolCall(call["function"]["name"], dict(call["function"]["arguments"]), call["id"])
@@ -84,7 +84,7 @@ class Message:
 
 
 def checked_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
-    """Tools as templates expect them: JSON objects that describe a function each. Raises InvalidRequestError."""
+    """Check tools: JSON objects that describe a function each. Raises InvalidRequestError."""
     tools = tuple(tools or ())
     for tool in tools:
         function = tool.get("function") if isinstance(tool, Mapping) else None

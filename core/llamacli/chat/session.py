@@ -1,4 +1,4 @@
-"""Conversations with a model."""
+"""Chat sessions: conversations with a model over one token stream."""
 
 from __future__ import annotations
 
@@ -12,41 +12,42 @@ from typing import Any
 
 import attrs
 
-from llamacli.chat.context import Evaluated, Part, Plan, cut, extended, n_common, plan
+from llamacli.chat.context import Evaluated, Part, Plan, extended, plan, truncated
 from llamacli.chat.formats import ChatFormat, choose, own_templates
 from llamacli.chat.messages import Message, Piece, ToolCall, checked_tools
-from llamacli.chat.syntax import Event, TextEnd
+from llamacli.chat.syntax import Event, StopText
 from llamacli.chat.template import ChatTemplate, Rendering
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError, StateError
 from llamacli.gguf import Metadata
+from llamacli.kv.prefixes import n_common
 from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.session import Session, Token
 from llamacli.util.numbers import is_integer
 
 _PROBE, _NEXT = "Xyzzy", "Plugh"
 GIVEN = {"self", "messages", "tools", "add_generation_prompt"}
-"""What a template is given anyhow, so that no variable of a conversation can have these names."""
+"""Names that a template gets from the chat itself, which no variable of a conversation may have."""
 
 _TOOL_USE = "tool_use"
-"""The name of a file's template for conversations with tools, where that is another."""
+"""Name of a file's separate template for conversations with tools."""
 
 
 class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
-    """A conversation: what the user says goes in, the model's replies come out piece by piece.
+    """Conversation with a model, which streams its replies.
 
-    - `session`: the stream of tokens that it is evaluated in.
-    - `template`, `format`: the chat template, and how replies are written.
-    - `history`: every message so far but the system's. `system`, `history` and `variables` may be changed between
-      replies: whatever they are then is what the model goes on from.
-    - `max_new`: how many tokens a reply may have.
-    - `tools`: what the model may call, as JSON objects. `variables`: what else the template is given.
-    - `stop`: why the last reply ended: "eos" (the model ended it), "length" (`max_new`), "context" (the context is
-      full), "interrupt" (the caller left the loop). `reply_tokens`: its tokens.
+    - `session`: the token stream that it is evaluated in.
+    - `template`, `format`: the chat template, and the format with the syntax of replies.
+    - `history`: all messages so far except the system message. `system`, `history` and `variables` may be changed
+      between replies: the next reply continues from what they are then.
+    - `max_new`: maximum number of tokens of a reply.
+    - `tools`: functions that the model may call, as JSON objects. `variables`: further variables of the template.
+    - `stop`: stop reason of the last reply: "eos" (the model ended it), "length" (`max_new`), "context" (the context
+      is full), "interrupt" (the caller left the loop). `reply_tokens`: its tokens.
 
-    Of each turn only what it adds is evaluated: earlier turns keep the tokens that they were evaluated with. Where a
-    template renders them in another way later on (some drop old reasoning, some move the system message to the last
-    turn), the session is rewound to the first difference and evaluates what follows anew.
+    Only new messages are evaluated: earlier ones keep the tokens that they were evaluated with. If a template renders
+    them differently later on (some drop old reasoning, some move the system message to the last message), the session
+    is rewound to the first difference and what follows is evaluated again.
     """
 
     def __init__(
@@ -80,61 +81,61 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
 
     @property
     def pending(self) -> bool:
-        """Whether there is something to respond to."""
+        """Whether the last message is waiting for a reply."""
         return bool(self.history) and self.history[-1].role != "assistant"
 
     def add_user(self, text: str) -> None:
-        """Say something; a second time before the reply, say it in the place of what was said before."""
+        """Add a user message, or replace the last one if it has no reply yet."""
         if not isinstance(text, str):
-            raise InvalidRequestError(f"what a user says is a str, not {type(text).__name__}")
+            raise InvalidRequestError(f"the text of a user message is a str, not {type(text).__name__}")
         if self.history and self.history[-1].role == "user":
             self.history.pop()
         self.history.append(Message("user", text))
 
     def add_tool_result(self, call: ToolCall, result: Any) -> None:
-        """Answer a call of the last reply; a result that is no str is handed over as JSON."""
+        """Add the result of a tool call of the last reply; a result that is not a str is passed as JSON."""
         content = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
         self.history.append(Message("tool", content, name=call.name, tool_call_id=call.id))
 
     def retract(self) -> Message | None:
-        """Take back the last reply, so that it can be asked for again; None if the last message is no reply."""
+        """Remove and return the last reply, to regenerate it; None if the last message is not a reply."""
         return self.history.pop() if self.history and self.history[-1].role == "assistant" else None
 
-    def forget_oldest_turn(self) -> bool:
-        """Drop what the user said first and all replies to it; whether there was a turn before the last one."""
+    def drop_oldest_turn(self) -> bool:
+        """Drop the first user message and the replies to it, unless it is the only one; returns whether it did."""
         users = [i for i, message in enumerate(self.history) if message.role == "user"]
         del self.history[: users[1] if len(users) > 1 else 0]
         return len(users) > 1
 
     def clear(self) -> None:
-        """Begin anew, with the same system message."""
+        """Clear the history; the system message stays."""
         self.history.clear()
 
     def render_turn(self) -> list[int]:
-        """Token ids that `respond` would evaluate now; none if there is nothing to respond to.
+        """Token ids that `respond` would evaluate now; empty if no message is waiting for a reply.
 
-        No model runs, nothing changes. Raises ChatTemplateError.
+        Nothing is evaluated or changed. Raises ChatTemplateError.
         """
         return self._plan_reply()[0].new_ids if self.pending else []
 
     @property
     def n_context(self) -> int:
-        """Tokens that the context holds or, with what there is to respond to, would hold. Raises ChatTemplateError."""
+        """Number of tokens in the context, with the messages waiting for a reply. Raises ChatTemplateError."""
         return len(self._plan_reply()[0].ids) if self.pending else self.session.n_past
 
     def respond(self, params: SamplingParams | SamplerChain | None = None) -> Generator[Piece, None, None]:
-        """Stream the model's reply to what was added last; nothing if nothing was.
+        """Stream the model's reply to the last messages; nothing if none is waiting for a reply.
 
-        The reply ends at any token that ends generation by the file or a turn by the template, which is neither shown
-        nor counted, or at the text that the template ends a turn with where that is no token. What the template closes
-        the turn with is evaluated then. The reply joins `history`, its reasoning and its calls of tools apart. Leaving
-        the loop ends it too: what was handed over so far stays.
+        The reply ends at an end-of-generation token of the file, or at the token or text with which the template ends
+        a message; neither is shown or counted. Then what the template puts after a message is evaluated. The reply is
+        added to `history`, with reasoning and tool calls apart. Leaving the loop ends it too: what was yielded so far
+        is kept.
 
-        Raises, before anything is evaluated, ContextOverflowError if the turn does not fit and ChatTemplateError if it
-        cannot be rendered.
+        Raises, before anything is evaluated, ContextOverflowError if the messages do not fit and ChatTemplateError if
+        they cannot be rendered.
         """
         if not self.pending:
-            return _nothing()
+            return _no_pieces()
         wanted, rendering = self._plan_reply()
         n_new = len(wanted.new_ids)
         if wanted.n_kept + n_new > self.session.seq_len:
@@ -142,7 +143,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         return self._respond(wanted, rendering, params or SamplingParams())
 
     def save(self, path: str | os.PathLike[str]) -> int:
-        """Write the conversation and its session's state to a file, see `Session.save`; returns its bytes."""
+        """Write the conversation and its session's state to a file, see `Session.save`; returns its size in bytes."""
         chat = {
             "system": self.system,
             "history": [message.as_dict() for message in self.history],
@@ -151,7 +152,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         return self.session.save(path, chat=chat)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on with a conversation that was saved: what it has evaluated is not evaluated again.
+        """Restore a saved conversation, with the tokens that it has evaluated.
 
         Raises what `Session.load` raises, StateError also if the state is not that of a conversation.
         """
@@ -178,7 +179,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
     ) -> Generator[Piece, None, None]:
         new_ids = self._rewind(wanted)
         reader = self.format.syntax.reader(rendering.text, tools=bool(self.tools))
-        reply, end = _Reply(self._n_calls()), TextEnd(self._ends.text)
+        reply, end = _Reply(self._n_calls()), StopText(self._ends.text)
         generated: list[tuple[Part, int]] = []
         self.reply_tokens = []
         tokens = self.session.generate(new_ids, params, max_tokens=self.max_new)
@@ -202,28 +203,28 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         finally:
             tokens.close()  # type: ignore[attr-defined]
             n_accepted = max(0, self.session.n_past - len(wanted.ids))
-            self._held = cut(extended(wanted.parts, generated[:n_accepted]), self.session.n_past)
+            self._held = truncated(extended(wanted.parts, generated[:n_accepted]), self.session.n_past)
             if self.stop != "interrupt" or not reply.is_empty:
                 self.history.append(reply.message())
         if self.stop == "eos":
-            self._close_turn()
+            self._evaluate_closing()
 
     def _rewind(self, wanted: Plan) -> list[int]:
-        """Take back what the reply's prompt has not in common with the context; the ids to evaluate then."""
+        """Rewind to the longest common prefix with the reply's prompt; the ids to evaluate."""
         if wanted.n_kept < self.session.n_past:
             self.session.rewind(wanted.n_kept)
-        self._held = cut(wanted.parts, self.session.n_past)
+        self._held = truncated(wanted.parts, self.session.n_past)
         return wanted.ids[self.session.n_past :]
 
     def _text(self, token: Token) -> str:
-        """A token's piece of the reply; of special tokens those have one that part it."""
+        """Text of a token for the reader; of special tokens only markers have one."""
         if not token.piece and token.id in self.template.structure:
             text = self.model.tokenizer.token_text(token.id)
             return text if text in self.format.syntax.markers else ""
         return token.piece
 
-    def _close_turn(self) -> None:
-        """Evaluate what ends the model's turn in any case: what a rendering has after it, with or without another."""
+    def _evaluate_closing(self) -> None:
+        """Evaluate what follows a reply in every rendering, with or without another user message."""
         try:
             ends = [self._plan(self._render(more, prompting=False)) for more in ([], [Message("user", _PROBE)])]
         except ChatTemplateError:
@@ -233,7 +234,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         n_closing = n_common(*(end.new_ids for end in ends))
         if self.session.n_past + n_closing <= self.session.seq_len:
             self.session.eval(ends[0].new_ids[:n_closing])
-            self._held = cut(ends[0].parts, self.session.n_past)
+            self._held = truncated(ends[0].parts, self.session.n_past)
 
     # --- rendering
 
@@ -241,13 +242,13 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         rendering = self._render([], prompting=True)
         wanted = self._plan(rendering)
         if not wanted.ids:
-            raise ChatTemplateError("the chat template renders nothing that could be replied to")
-        # One token at least has to be evaluated for there to be logits.
+            raise ChatTemplateError("the chat template renders an empty prompt")
+        # At least one token must be evaluated to have logits.
         return Plan(wanted.parts, min(wanted.n_kept, len(wanted.ids) - 1)), rendering
 
     def _plan(self, rendering: Rendering) -> Plan:
         if self.session.tokens != tuple(token for part in self._held for token in part.ids):
-            self._held = []  # the session was used for something else
+            self._held = []  # the session was used outside of this chat
         parts, bos_id = rendering.parts, self.model.tokenizer.bos_id
         if self.model.tokenizer.add_bos and bos_id is not None and list(parts[:1]) != [bos_id]:
             parts = [bos_id, *parts]
@@ -256,7 +257,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
     def _render(self, more: Sequence[Message], *, prompting: bool) -> Rendering:
         taken = GIVEN & self.variables.keys()
         if taken:
-            raise InvalidRequestError(f"{min(taken)!r} cannot be a variable: the template is given that anyhow")
+            raise InvalidRequestError(f"{min(taken)!r} cannot be a variable: the chat itself passes it to the template")
         messages = [message.as_dict() for message in (*self.history, *more)]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
@@ -285,24 +286,24 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
 
 @attrs.frozen
 class _Ends:
-    """What ends a reply: the file's tokens and the one that the template ends an assistant's turn with, or its text."""
+    """Ends of a reply: the file's end tokens, and the token or text with which the template ends a message."""
 
     tokens: frozenset[int]
     text: str
 
 
-def _nothing() -> Generator[Piece, None, None]:
+def _no_pieces() -> Generator[Piece, None, None]:
     yield from ()
 
 
 def _part(value: Any) -> Part | None:
     if value is not None and not isinstance(value, (int, str)):
-        raise TypeError(f"{value!r} is no part of a conversation")
+        raise TypeError(f"{value!r} is not a part of a conversation")
     return value
 
 
 class _Reply:
-    """What has come of a reply."""
+    """Reply under construction."""
 
     def __init__(self, n_calls: int):
         self._content: list[str] = []
@@ -315,7 +316,7 @@ class _Reply:
         return not (self._content or self._reasoning or self._calls)
 
     def take(self, events: Sequence[Event]) -> Iterator[Piece]:
-        """Note what a reader has read; the pieces in it."""
+        """Add events of a reader; yields the pieces among them."""
         for event in events:
             if isinstance(event, Piece):
                 (self._reasoning if event.reasoning else self._content).append(event.text)

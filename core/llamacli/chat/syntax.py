@@ -1,7 +1,7 @@
-"""How a model writes its replies: what is reasoning, what is a call of a tool, what is for the user.
+"""Reply syntax: parses streamed replies into reasoning, tool calls and text for the user.
 
-A syntax is data; its reader takes a reply apart as it comes, and whatever way it is cut into pieces, what comes out
-adds up to the same.
+A syntax is data; its reader parses a reply incrementally, and the result does not depend on how it is split into
+pieces.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ Event = Piece | ToolCall
 
 
 class Reader(abc.ABC):
-    """Takes one reply apart."""
+    """Incremental parser of one reply."""
 
     def __init__(self, held: str = ""):
         self._held = held
 
     def feed(self, text: str) -> list[Event]:
-        """What is certain with this next piece of text."""
+        """Parse the next piece of text; the events that are certain now."""
         self._held += text
         return list(self._read(final=False))
 
     def flush(self) -> list[Event]:
-        """What was held back, at the end of the reply."""
+        """Events of the text held back, at the end of the reply."""
         return list(self._read(final=True))
 
     @abc.abstractmethod
     def _read(self, *, final: bool) -> Iterator[Event]:
-        """Take events off what is held, all of it if it is `final`."""
+        """Parse events from the text held back, all of it if `final`."""
 
 
 class Syntax(Protocol):
-    """A way to write replies."""
+    """Syntax of replies: a factory of readers."""
 
     @property
     def markers(self) -> Sequence[str]:
-        """The texts that part a reply. A special token that is written so is no text for the user."""
+        """Marker texts between the parts of a reply. A special token spelled as one is passed to the reader."""
 
     def reader(self, prompt: str, *, tools: bool) -> Reader:
-        """A reader of the reply to a rendered prompt; calls are looked for where there are `tools` to call."""
+        """Reader of the reply to a rendered prompt; tool calls are parsed only if there are `tools`."""
 
 
 @attrs.frozen
 class Span:
-    """A stretch of a reply from one marker to another, or to the reply's end if `closes` is empty."""
+    """Text of a reply between two markers, or up to the reply's end if `closes` is empty."""
 
     opens: str
     closes: str
@@ -60,9 +60,9 @@ class Span:
 
 @attrs.frozen
 class Calls(Span):
-    """A stretch that holds calls of tools, which `parse` makes of its text; it raises ValueError for what is none.
+    """Span of tool calls, parsed by `parse`, which raises ValueError for invalid text.
 
-    With `bare`, a reply may also be nothing but a call: one that begins with a brace is tried.
+    With `bare`, a reply may also be a call without markers: one that begins with a brace is tried.
     """
 
     parse: Callable[[str], list[ToolCall]]
@@ -71,9 +71,9 @@ class Calls(Span):
 
 @attrs.frozen
 class Spans:
-    """Replies in which markers enclose reasoning and calls; what stands outside is for the user.
+    """Syntax in which markers enclose reasoning and tool calls; text outside is for the user.
 
-    White space around what is enclosed belongs to nobody. A call that cannot be parsed is left as text.
+    White space around enclosed text is dropped. A call that cannot be parsed is left as text.
     """
 
     reasoning: Span | None = None
@@ -81,11 +81,11 @@ class Spans:
 
     @property
     def markers(self) -> Sequence[str]:
-        """The texts that part a reply."""
+        """Marker texts between the parts of a reply."""
         return [text for span in (self.reasoning, self.calls) if span for text in (span.opens, span.closes) if text]
 
     def reader(self, prompt: str, *, tools: bool) -> Reader:
-        """A reader; where the prompt has opened the reasoning, the reply begins with it."""
+        """Reader of a reply; it begins inside the reasoning if the prompt has opened it."""
         return _SpanReader(self.reasoning, self.calls if tools else None, prompt.rstrip())
 
 
@@ -107,7 +107,7 @@ class _SpanReader(Reader):
                 return
 
     def _read_text(self, final: bool) -> Generator[Event, None, bool]:
-        """Hand over text up to the next marker; whether there was one."""
+        """Yield text up to the next marker; returns whether there was one."""
         if self._skips_space:
             self._held = self._held.lstrip()
         if self._calls and self._calls.bare and self._at_start and not self._inside:
@@ -126,7 +126,7 @@ class _SpanReader(Reader):
             self._held = self._held[at + len(marker) :]
             self._enter(spans[marker])
             return True
-        keep = 0 if final else _undecided(self._held, spans)
+        keep = 0 if final else _partial_marker(self._held, spans)
         if final and self._inside:
             self._held = self._held.rstrip()
         yield from self._text(self._held[: len(self._held) - keep])
@@ -134,7 +134,7 @@ class _SpanReader(Reader):
         return False
 
     def _read_call(self, final: bool) -> Generator[Event, None, bool]:
-        """Parse the call once it is whole; whether it is."""
+        """Parse the call once it is complete; returns whether text is left after it."""
         assert isinstance(self._inside, Calls)
         opens, closes = self._inside.opens, self._inside.closes
         end = self._held.find(closes) if closes else -1
@@ -167,11 +167,11 @@ class _SpanReader(Reader):
 
 @attrs.frozen
 class Channels:
-    """Replies of several messages, each with a header that names its channel and may name whom it is for.
+    """Syntax of several messages, each with a header that names its channel and perhaps its recipient (harmony).
 
-    A header goes on till `begins`, its text till one of `ends` or `starts`, which begins another header. After
-    `channel` in the header stands the channel's name: `final` is for the user, all others are reasoning. A message to
-    `recipient` and a name is a call of that tool, its text the arguments in JSON.
+    A header ends at `begins`, its text at one of `ends` or at `starts`, which begins the next header. The channel's
+    name follows `channel` in the header: `final` is for the user, all others are reasoning. A message to `recipient`
+    and a name is a call of that tool, its text the arguments in JSON.
     """
 
     starts: str
@@ -183,11 +183,11 @@ class Channels:
 
     @property
     def markers(self) -> Sequence[str]:
-        """The texts that part a reply."""
+        """Marker texts between the parts of a reply."""
         return [self.starts, self.channel, self.begins, *self.ends]
 
     def reader(self, prompt: str, *, tools: bool) -> Reader:
-        """A reader; the reply goes on where the prompt stops, within a header. Calls are calls whatever `tools`."""
+        """Reader of a reply that continues the prompt's last header. Calls are parsed whatever `tools`."""
         at = prompt.rfind(self.starts)
         return _ChannelReader(self, prompt[at:] if at >= 0 else "")
 
@@ -197,7 +197,7 @@ class _ChannelReader(Reader):
         super().__init__(prompt)
         self._syntax = syntax
         self._kind: str | ToolCall = "header"
-        self._n_messages = self._n_thoughts = 0
+        self._n_messages = self._n_reasoning = 0
         self._n_prompt = len(prompt)
         self.feed("")
 
@@ -209,21 +209,21 @@ class _ChannelReader(Reader):
                 break
             text, self._held = self._held[:at], self._held[at + len(marker) :]
             if self._kind == "header":
-                yield from self._begin(text)
+                yield from self._read_header(text)
             else:
-                yield from self._body(text, whole=True)
+                yield from self._read_body(text, whole=True)
                 self._kind = "header"
-        keep = 0 if final else _undecided(self._held, stops)
+        keep = 0 if final else _partial_marker(self._held, stops)
         text, rest = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         if self._kind == "header" or (isinstance(self._kind, ToolCall) and not final):
-            if final and not self._n_messages:  # a reply that knows nothing of channels
+            if final and not self._n_messages:  # a reply without channels
                 yield from _pieces(self._held[self._n_prompt :], reasoning=False)
         else:
             self._held = rest
-            yield from self._body(text, whole=final)
+            yield from self._read_body(text, whole=final)
 
-    def _begin(self, header: str) -> Iterator[Event]:
-        """A header is whole: what follows, and white space between one thought and the next."""
+    def _read_header(self, header: str) -> Iterator[Event]:
+        """Parse a complete header; yields the separator between two reasoning messages."""
         self._n_messages += 1
         channel = re.search(re.escape(self._syntax.channel) + r"\s*(\w+)", header)
         recipient = re.search(r"\bto=" + re.escape(self._syntax.recipient) + r"([^\s<]+)", header)
@@ -231,14 +231,14 @@ class _ChannelReader(Reader):
             self._kind = ToolCall(recipient[1])
         elif channel and channel[1] != self._syntax.final:
             self._kind = "reasoning"
-            self._n_thoughts += 1
-            if self._n_thoughts > 1:
+            self._n_reasoning += 1
+            if self._n_reasoning > 1:
                 yield Piece("\n\n", reasoning=True)
         else:
             self._kind = "content"
 
-    def _body(self, text: str, *, whole: bool) -> Iterator[Event]:
-        """A message's text: all of it, or as much as there is so far of one that is no call."""
+    def _read_body(self, text: str, *, whole: bool) -> Iterator[Event]:
+        """Yield a message's text as it comes; a tool call only when `whole`."""
         if not isinstance(self._kind, ToolCall):
             yield from _pieces(text, reasoning=self._kind == "reasoning")
         elif whole:
@@ -248,8 +248,8 @@ class _ChannelReader(Reader):
                 yield from _pieces(text, reasoning=False)
 
 
-class TextEnd:
-    """Passes on what comes before the text that ends a reply, if there is such; `found` is whether it has come."""
+class StopText:
+    """Stop string filter: passes on the text before it; `found` says whether it has come. No `text`: no stop."""
 
     def __init__(self, text: str):
         self._ends = [text] if text else []
@@ -257,18 +257,18 @@ class TextEnd:
         self.found = False
 
     def feed(self, text: str) -> str:
-        """What is certain to come before the end, with this next piece."""
+        """Add a piece; the text that certainly comes before the stop string."""
         self._held += text
         at, end = _first(self._held, self._ends)
         if end:
             self.found = True
             return self._held[:at].rstrip()
-        n = len(self._held) - _undecided(self._held, self._ends)
+        n = len(self._held) - _partial_marker(self._held, self._ends)
         certain, self._held = self._held[:n], self._held[n:]
         return certain
 
     def flush(self) -> str:
-        """What was held back, if the reply has ended otherwise."""
+        """Text held back, if the reply has ended without the stop string."""
         return "" if self.found else self._held
 
 
@@ -278,14 +278,14 @@ def _pieces(text: str, *, reasoning: bool) -> Iterator[Event]:
 
 
 def _first(text: str, markers: Iterable[str]) -> tuple[int, str]:
-    """Where the first of the markers in a text stands, and which it is; "" if there is none."""
+    """Position of the first of the markers in a text, and the marker; "" if there is none."""
     found = [(text.find(marker), -len(marker), marker) for marker in markers if marker in text]
     at, _, marker = min(found, default=(-1, 0, ""))
     return at, marker
 
 
-def _undecided(text: str, markers: Iterable[str]) -> int:
-    """How long an end of the text may yet turn out to belong to a marker: its beginning, and white space before it."""
+def _partial_marker(text: str, markers: Iterable[str]) -> int:
+    """Length of the text's end that may be the beginning of a marker, with white space before it."""
     longest = max(
         (n for marker in markers for n in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:n])),
         default=0,
@@ -293,11 +293,11 @@ def _undecided(text: str, markers: Iterable[str]) -> int:
     return len(text) - len(text[: len(text) - longest].rstrip())
 
 
-# --- how calls are written
+# --- tool calls
 
 
 def json_calls(text: str) -> list[ToolCall]:
-    """Calls as JSON objects, one or several, bare or in a list: a "name", and "arguments" or "parameters".
+    """Parse tool calls in JSON, one or several, bare or in a list: a "name", and "arguments" or "parameters".
 
     Raises ValueError for anything else.
     """
@@ -307,30 +307,30 @@ def json_calls(text: str) -> list[ToolCall]:
         values += value if isinstance(value, list) else [value]
         at = end + len(text[end:]) - len(text[end:].lstrip(" \t\r\n;,"))
     if not values:
-        raise ValueError("no call")
+        raise ValueError("no tool call")
     return [_call(value) for value in values]
 
 
 def _call(value: Any) -> ToolCall:
     if not isinstance(value, dict):
-        raise ValueError(f"{value!r} is no call")
+        raise ValueError(f"{value!r} is not a tool call")
     value = value.get("function") if isinstance(value.get("function"), dict) else value
     name = value.get("name")
     if not isinstance(name, str) or not name:
-        raise ValueError("a call without a name")
+        raise ValueError("a tool call without a name")
     arguments = value.get("arguments", value.get("parameters"))
     return ToolCall(name, _arguments(arguments if isinstance(arguments, str) else json.dumps(arguments or {})))
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Arguments by name, from JSON; none at all from nothing."""
+    """Parse arguments by name from JSON; empty text means none."""
     arguments = json.loads(text) if text.strip() else {}
     if not isinstance(arguments, dict):
-        raise ValueError(f"{arguments!r} are no arguments by name")
+        raise ValueError(f"{arguments!r} is not a JSON object of arguments")
     return arguments
 
 
-# --- syntaxes that many models share
+# --- common syntaxes
 
 THINK = Span("<think>", "</think>")
 PLAIN = Spans()

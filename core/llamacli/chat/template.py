@@ -1,4 +1,4 @@
-"""A model file's own chat template, compiled and rendered as Hugging Face's transformers does."""
+"""Chat templates, compiled and rendered as Hugging Face's transformers does."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import attrs
 import jinja2
 
 from llamacli.chat.environment import Environment, limited
-from llamacli.chat.marking import Disguise
+from llamacli.chat.taint import CharacterMask
 from llamacli.errors import ChatTemplateError, LlamaCliError
 from llamacli.tokenizer import Tokenizer, TokenKind
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _FILE_NAME = "<template>"
-"""What Jinja calls a template that has no file, in tracebacks."""
+"""File name of a template in Jinja's tracebacks."""
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""The names that templates read an answer's reasoning from, the standard one first."""
+"""Message keys for reasoning in templates, the standard one first."""
 
 _PROBE = "Xyzzy"
 _PROBE_TOOL = {
@@ -39,9 +39,9 @@ _PROBE_TOOL = {
 
 @attrs.frozen
 class Rendering:
-    """A rendered conversation: its `text`, and its `parts`, the runs of text and the ids of tokens between them.
+    """Rendered conversation: its `text`, and its `parts`, runs of text and the ids of special tokens between them.
 
-    The ids are those of tokens that are the template's `structure`, where the template itself spelled them.
+    The ids are of tokens in the template's `structure`, where the template itself spelled them.
     """
 
     text: str
@@ -49,15 +49,15 @@ class Rendering:
 
 
 class ChatTemplate:
-    """A compiled Jinja template.
+    """Compiled Jinja chat template.
 
     - `source`: its text.
-    - `structure`: the special tokens that no text of a message may become: all that steer the model, and user-defined
-      ones that look as if they did.
-    - `takes_system`, `takes_tools`: whether a system message, or tools, come to stand in what it renders.
+    - `structure`: the special tokens that no text of a message may become: all control tokens, and user-defined tokens
+      that look like markup.
+    - `takes_system`, `takes_tools`: whether its renderings contain a system message, or tools.
 
-    Raises ChatTemplateError if the source is no template; the message names the line. What rendering may cost is
-    limited.
+    Raises ChatTemplateError if the source is not a template; the message names the line. Time and memory of rendering
+    are limited.
     """
 
     def __init__(self, source: str, tokenizer: Tokenizer):
@@ -65,19 +65,21 @@ class ChatTemplate:
         with _errors("cannot be compiled"), limited():
             self._template = Environment().from_string(source)
         self.structure = frozenset(token for token in tokenizer.special_ids if self._is_structure(token))
-        self._steering = frozenset(token for token in self.structure if tokenizer.kind(token) is not TokenKind.UNKNOWN)
+        self._control_ids = frozenset(
+            token for token in self.structure if tokenizer.kind(token) is not TokenKind.UNKNOWN
+        )
         self._alphabet = frozenset("".join(map(tokenizer.token_text, self.structure)))
         self._special = _special_tokens(tokenizer)
         self._knows: dict[str, bool] = {}
 
     @property
     def takes_system(self) -> bool:
-        """Whether the template has a place for a system message."""
+        """Whether the template renders a system message."""
         return self._shows([{"role": "system", "content": _PROBE}, {"role": "user", "content": "x"}])
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the template tells the model of tools."""
+        """Whether the template renders tools."""
         return self._shows([{"role": "user", "content": "x"}], tools=[_PROBE_TOOL])
 
     def render(
@@ -89,37 +91,37 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         **variables: Any,
     ) -> Rendering:
-        """Render a conversation; with `add_generation_prompt` up to where the model answers.
+        """Render a conversation; with `add_generation_prompt` up to where the model replies.
 
-        `messages` have a "role" (system, developer, user, assistant, tool) and what else the template reads: "content",
-        "tool_calls", "reasoning_content" and so on. `variables` are handed to the template, as `enable_thinking=False`.
-        A system message that the template has no place for goes in front of the first user's message.
+        `messages` have a "role" (system, developer, user, assistant, tool) and the other keys that the template reads:
+        "content", "tool_calls", "reasoning_content" and so on. `variables` are passed to the template, such as
+        `enable_thinking=False`. A system message that the template does not render is put before the first user's text.
 
-        Raises ChatTemplateError if the template fails or refuses, naming its line, or if it knows no tools.
+        Raises ChatTemplateError if the template fails or raises, naming its line, or if it does not render tools.
         """
         if tools and not self.takes_tools:
-            raise ChatTemplateError("the chat template knows no tools, and was given some")
+            raise ChatTemplateError("the chat template does not support tools, and tools were given")
         if messages and messages[0].get("role") == "system" and not self.takes_system:
             messages = _folded(messages)
         return self._render(messages, tools or None, documents, add_generation_prompt, variables)
 
     def encode(self, run: str, continues: bool = False) -> list[int]:
-        """Token ids of a run of text: nothing in it steers the model.
+        """Token ids of a run of text, none of them a control token.
 
-        User-defined tokens are found as ever, but for those that look like markup: they may be part of the format.
-        A run that `continues` text gets no space put before it.
+        User-defined tokens are found as usual, except those that look like markup, which may be part of the format.
+        A run that `continues` text gets no space before it.
         """
         ids = self._tokenizer.encode_run(run, self.structure, continues)
-        if self._steering.isdisjoint(ids):
+        if self._control_ids.isdisjoint(ids):
             return ids
-        # Merging pieces may make a token of what spells it, too.
-        return [part for token in ids for part in (self._spelled(token) if token in self._steering else [token])]
+        # Merging pieces may make a control token too, of the text that spells it.
+        return [part for token in ids for part in (self._spelled(token) if token in self._control_ids else [token])]
 
     def _spelled(self, token: int) -> list[int]:
-        """A token that steers, written in tokens that do not."""
+        """Spell a control token's text in other tokens."""
         text = self._tokenizer.token_text(token)
         if len(text) < 2:
-            return [token]  # there is no other way to write this
+            return [token]  # no other token spells a single character
         return self.encode(text[0], True) + self.encode(text[1:], True)
 
     def _render(
@@ -131,20 +133,20 @@ class ChatTemplate:
         variables: Mapping[str, Any],
     ) -> Rendering:
         given = {"tools": tools, "documents": documents, **variables}
-        disguise = Disguise(self._alphabet, _characters([list(map(dict, messages)), given]))
+        mask = CharacterMask(self._alphabet, _characters([list(map(dict, messages)), given]))
         with _errors("cannot be rendered"), limited():
             text = self._template.render(
                 **self._special,
-                **disguise.mark(given),
-                messages=[_prepared(message, disguise) for message in messages],
+                **mask.taint(given),
+                messages=[_prepared(message, mask) for message in messages],
                 add_generation_prompt=add_generation_prompt,
             )
         split = self._tokenizer.split(text, self.structure)
-        parts = [part if isinstance(part, int) else disguise.reveal(part) for part in split]
-        return Rendering(disguise.reveal(text), parts)
+        parts = [part if isinstance(part, int) else mask.unmask(part) for part in split]
+        return Rendering(mask.unmask(text), parts)
 
     def _shows(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> bool:
-        """Whether the probe comes to stand in the rendering."""
+        """Whether the probe appears in the rendering."""
         kind = "tools" if tools else "system"
         if kind not in self._knows:
             try:
@@ -154,7 +156,7 @@ class ChatTemplate:
         return self._knows[kind]
 
     def _is_structure(self, token: int) -> bool:
-        """Whether a special token must not come from a message."""
+        """Whether a special token may come from the template only."""
         text = self._tokenizer.token_text(token)
         if self._tokenizer.kind(token) is not TokenKind.USER_DEFINED:
             return True
@@ -162,8 +164,8 @@ class ChatTemplate:
         return is_markup and ("|" in text or text in self.source)
 
 
-def _prepared(message: Mapping[str, Any], disguise: Disguise) -> dict[str, Any]:
-    """A message as templates expect it: no None in it, its reasoning under every name, all but its role marked."""
+def _prepared(message: Mapping[str, Any], mask: CharacterMask) -> dict[str, Any]:
+    """Prepare a message for templates: without None, reasoning under every name, all but its role tainted."""
     role = message.get("role")
     if role not in _ROLES:
         raise ChatTemplateError(f"the role {role!r} of a message is not one of {', '.join(sorted(_ROLES))}")
@@ -171,12 +173,12 @@ def _prepared(message: Mapping[str, Any], disguise: Disguise) -> dict[str, Any]:
     reasoning = next((present[name] for name in _REASONING if name in present), None)
     if reasoning is not None:
         present = {"thinking": reasoning, **present, "reasoning_content": reasoning}
-    marked: dict[str, Any] = disguise.mark(present)
-    return {**marked, "role": role}
+    tainted: dict[str, Any] = mask.taint(present)
+    return {**tainted, "role": role}
 
 
 def _folded(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The conversation with its system message in front of the first user's."""
+    """Put the system message before the first user's text."""
     system, *rest = messages
     for i, message in enumerate(rest):
         if message.get("role") == "user" and isinstance(message.get("content"), str):
@@ -196,7 +198,7 @@ def _characters(value: Any) -> set[str]:
 
 
 def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
-    """The variables that name special tokens, by what transformers calls them; only those that the model has."""
+    """Template variables for special tokens, named as in transformers; only those that the model has."""
     ids = {
         "bos_token": tokenizer.bos_id,
         "eos_token": tokenizer.eos_id,
@@ -208,7 +210,7 @@ def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _errors(failure: str) -> Iterator[None]:
-    """Turn whatever comes out of Jinja into a ChatTemplateError that names the template's line."""
+    """Convert Jinja's errors to ChatTemplateError, naming the template's line."""
     try:
         yield
     except (LlamaCliError, MemoryError):

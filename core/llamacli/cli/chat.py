@@ -167,7 +167,7 @@ def replying(chat: ChatSession, params: SamplingParams, *, shift: bool = False) 
             pieces = chat.respond(params)
             break
         except ContextOverflowError:
-            if not (shift and chat.forget_oldest_turn()):
+            if not (shift and chat.drop_oldest_turn()):
                 raise
     try:
         yield pieces

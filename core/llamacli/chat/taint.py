@@ -1,0 +1,258 @@
+"""Taint tracking: text of messages that cannot become special tokens.
+
+What a user types must never become a special token, whatever a template does with it: slice it, join it, put it between
+its own brackets. So the taint is in the characters. Before rendering, every character of a message that some special
+token contains is replaced by a placeholder, a private-use code point that occurs nowhere in the conversation. Special
+tokens found in the rendering were therefore spelled by the template itself. Then the characters are put back. So that
+templates see the text as it is, messages are of a subclass of `str` that compares, searches and splits as the original
+text. Where an operation loses the subclass, the template may miss a match, but the placeholders stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, SupportsIndex
+
+import markupsafe
+
+from llamacli.errors import InvalidRequestError
+
+_PRIVATE_USE = range(0xF0000, 0x10FFFE)
+"""Supplementary private use areas of Unicode."""
+
+
+class CharacterMask:
+    """One-to-one map from the characters in `hidden` to placeholders that are not in `used`."""
+
+    def __init__(self, hidden: Iterable[str], used: Iterable[str]):
+        cases = {case for c in hidden for case in (c, c.upper(), c.lower()) if len(case) == 1 and not c.isspace()}
+        taken = {*used, *cases}
+        free = (placeholder for placeholder in map(chr, _PRIVATE_USE) if placeholder not in taken)
+        try:
+            self._placeholder = {ord(c): next(free) for c in sorted(cases)}
+        except (StopIteration, RuntimeError):
+            raise InvalidRequestError("the messages use up all private use characters of Unicode") from None
+        self._original = {ord(placeholder): chr(c) for c, placeholder in self._placeholder.items()}
+
+    def mask(self, text: str) -> str:
+        """Replace the characters to hide by placeholders."""
+        return str.translate(text, self._placeholder)
+
+    def unmask(self, text: str) -> str:
+        """Put the original characters back, in a plain str."""
+        return str.translate(text, self._original)
+
+    def taint(self, value: Any) -> Any:
+        """Taint all strings in a JSON value, keys too."""
+        if isinstance(value, str):
+            return TaintedStr(self.mask(value), self)
+        if isinstance(value, Mapping):
+            return {self.taint(key): self.taint(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.taint(item) for item in value]
+        return value
+
+
+class TaintedStr(str):
+    """String of placeholders that behaves as its original text; strings made of it are tainted too."""
+
+    __slots__ = ("_mask",)
+    _mask: CharacterMask
+
+    def __new__(cls, hidden: str, mask: CharacterMask) -> TaintedStr:
+        """Wrap text whose characters are masked already."""
+        text = super().__new__(cls, hidden)
+        text._mask = mask
+        return text
+
+    @property
+    def _plain(self) -> str:
+        return self._mask.unmask(self)
+
+    def _tainted(self, hidden: str) -> TaintedStr:
+        return TaintedStr(hidden, self._mask)
+
+    def _changed(self, plain: str) -> TaintedStr:
+        """Mask `plain` where this text is masked, if both have the same length; else all of it."""
+        masked = self._mask.mask(plain)
+        if len(plain) != len(self):
+            return self._tainted(masked)
+        originals = zip(str.__iter__(self), self._plain, plain, masked, strict=True)
+        return self._tainted("".join(hidden if char != old else new for char, old, new, hidden in originals))
+
+    # --- answers of the original text
+
+    def __eq__(self, other: object) -> bool:
+        return self._plain == untainted(other)
+
+    def __ne__(self, other: object) -> bool:
+        return self._plain != untainted(other)
+
+    def __lt__(self, other: str) -> bool:
+        return self._plain < untainted(other)
+
+    def __le__(self, other: str) -> bool:
+        return self._plain <= untainted(other)
+
+    def __gt__(self, other: str) -> bool:
+        return self._plain > untainted(other)
+
+    def __ge__(self, other: str) -> bool:
+        return self._plain >= untainted(other)
+
+    def __hash__(self) -> int:
+        return hash(self._plain)
+
+    def __contains__(self, part: object) -> bool:
+        return untainted(part) in self._plain
+
+    # --- new text from this text
+
+    def __str__(self) -> str:
+        return self
+
+    def __repr__(self) -> str:
+        return self._tainted(self._mask.mask(repr(self._plain)))
+
+    def __html__(self) -> str:
+        """Escape for HTML, as markupsafe does."""
+        return self._mask.mask(str(markupsafe.escape(self._plain)))
+
+    def __add__(self, other: str) -> TaintedStr:
+        if isinstance(other, markupsafe.Markup):
+            return NotImplemented
+        return self._tainted(str.__add__(self, other))
+
+    def __radd__(self, other: str) -> TaintedStr:
+        return self._tainted(str.__add__(other, self))
+
+    def __mul__(self, n: SupportsIndex) -> TaintedStr:
+        return self._tainted(str.__mul__(self, n))
+
+    __rmul__ = __mul__
+
+    def __getitem__(self, key: SupportsIndex | slice) -> TaintedStr:
+        return self._tainted(str.__getitem__(self, key))
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._tainted, str.__iter__(self))
+
+    def join(self, parts: Iterable[str]) -> TaintedStr:
+        """See str."""
+        return self._tainted(str.join(self, parts))
+
+    def lstrip(self, chars: str | None = None) -> TaintedStr:
+        """See str."""
+        return self[len(self) - len(self._plain.lstrip(untainted(chars))) :]
+
+    def rstrip(self, chars: str | None = None) -> TaintedStr:
+        """See str."""
+        return self[: len(self._plain.rstrip(untainted(chars)))]
+
+    def strip(self, chars: str | None = None) -> TaintedStr:
+        """See str."""
+        return self.lstrip(chars).rstrip(chars)
+
+    def removeprefix(self, prefix: str) -> TaintedStr:
+        """See str."""
+        return self[len(self) - len(self._plain.removeprefix(untainted(prefix))) :]
+
+    def removesuffix(self, suffix: str) -> TaintedStr:
+        """See str."""
+        return self[: len(self._plain.removesuffix(untainted(suffix)))]
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        """See str."""
+        if sep is None:  # white space is never masked
+            return [self._tainted(piece) for piece in str.split(self, None, maxsplit)]
+        return self._located(self._plain.split(untainted(sep), maxsplit), len(sep))
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        """See str."""
+        if sep is None:
+            return [self._tainted(piece) for piece in str.rsplit(self, None, maxsplit)]
+        return self._located(self._plain.rsplit(untainted(sep), maxsplit), len(sep))
+
+    def _located(self, pieces: list[str], gap: int) -> list[str]:
+        """Slices of this text at these pieces of the original text, `gap` characters between them."""
+        parts, start = [], 0
+        for piece in pieces:
+            parts.append(self[start : start + len(piece)])
+            start += len(piece) + gap
+        return list[str](parts)
+
+    def splitlines(self, keepends: bool = False) -> list[str]:
+        """See str."""
+        return [self._tainted(line) for line in str.splitlines(self, keepends)]
+
+    def partition(self, sep: str) -> tuple[str, str, str]:
+        """See str."""
+        head, found, _ = self._plain.partition(untainted(sep))
+        return self[: len(head)], self[len(head) : len(head) + len(found)], self[len(head) + len(found) :]
+
+    def rpartition(self, sep: str) -> tuple[str, str, str]:
+        """See str."""
+        head, found, _ = self._plain.rpartition(untainted(sep))
+        return self[: len(head)], self[len(head) : len(head) + len(found)], self[len(head) + len(found) :]
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1) -> TaintedStr:
+        """See str."""
+        if not old:
+            return self._tainted(str.replace(self, old, new, count))
+        return self._tainted(new).join(self.split(old, count))
+
+
+def _as_plain(name: str) -> Callable[..., Any]:
+    """Make a method that calls the original text's, for searches, counts and tests."""
+
+    def method(self: TaintedStr, *args: Any) -> Any:
+        return getattr(self._plain, name)(*(untainted(arg) for arg in args))
+
+    return method
+
+
+def _as_changed(name: str) -> Callable[..., TaintedStr]:
+    """Make a method that changes characters, such as their case."""
+
+    def method(self: TaintedStr) -> TaintedStr:
+        return self._changed(getattr(self._plain, name)())
+
+    return method
+
+
+for _name in ("find", "rfind", "index", "rindex", "count", "startswith", "endswith"):
+    setattr(TaintedStr, _name, _as_plain(_name))
+for _name in filter(lambda name: name.startswith("is"), dir(str)):
+    setattr(TaintedStr, _name, _as_plain(_name))
+for _name in ("upper", "lower", "title", "capitalize", "casefold", "swapcase"):
+    setattr(TaintedStr, _name, _as_changed(_name))
+
+
+def untainted(value: Any) -> Any:
+    """Original text of all strings in a JSON value."""
+    if isinstance(value, TaintedStr):
+        return value._plain
+    if isinstance(value, Mapping):
+        return {untainted(key): untainted(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(untainted, value))
+    return value
+
+
+def tainted_join(separator: str, parts: Iterable[str]) -> str:
+    """Join as `separator.join(parts)`; the result is tainted if any of them is."""
+    parts = list(parts)
+    mask = mask_of([separator, parts])
+    text = str.join(separator, parts)
+    return TaintedStr(text, mask) if mask else text
+
+
+def mask_of(value: Any) -> CharacterMask | None:
+    """Mask of the first tainted string in a JSON value; None if there is none."""
+    if isinstance(value, TaintedStr):
+        return value._mask
+    if isinstance(value, Mapping):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list | tuple):
+        return next(filter(None, map(mask_of, value)), None)
+    return None

@@ -1,0 +1,35 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamacli.chat.context import Evaluated, extended, plan, truncated
+
+PARTS = st.lists(st.tuples(st.integers(0, 3), st.text("ab", max_size=3)), max_size=3).map(
+    lambda pairs: [part for pair in pairs for part in pair if part != ""]
+)
+
+
+def encode(run: str, continues: bool) -> list[int]:
+    return [ord(letter) for letter in run]
+
+
+@given(PARTS, PARTS, st.integers(0, 20))
+def test_plan_gives_the_tokens_of_the_rendering(before, after, n: int) -> None:
+    held = truncated(plan([], before, encode).parts, n)
+    planned = plan(held, after, encode)
+    assert planned.ids == [
+        token for part in after for token in ([part] if isinstance(part, int) else encode(part, True))
+    ]
+    there = [token for part in held for token in part.ids]
+    assert planned.ids[: planned.n_kept] == there[: planned.n_kept]
+    if planned.n_kept < min(len(there), len(planned.ids)):
+        assert planned.ids[planned.n_kept] != there[planned.n_kept]
+
+
+def test_generated_tokens_extend_the_text_before_them() -> None:
+    held = [Evaluated(1, (1,)), Evaluated("a", (9,))]
+    grown = extended(held, [("b", 7), ("", 8), (2, 2), ("c", 5)])
+    assert grown == [Evaluated(1, (1,)), Evaluated("ab", (9, 7, 8)), Evaluated(2, (2,)), Evaluated("c", (5,))]
+    assert extended([Evaluated(None, (1,))], [("b", 7)]) == [Evaluated(None, (1, 7))]
+    assert extended([], []) == []
+    planned = plan(grown, [1, "ab", 2, "cd", 3], encode)
+    assert (planned.n_kept, planned.new_ids) == (6, [ord("d"), 3])
