@@ -1,4 +1,4 @@
-"""Wherever a KeyboardInterrupt comes in sessions and caches, their books agree afterwards, and they go on right."""
+"""KeyboardInterrupt at any call in sessions and caches leaves them consistent and usable."""
 
 import contextlib
 import itertools
@@ -24,11 +24,11 @@ WATCHED = tuple(str(CORE / part) for part in ("session.py", "kv", "engine/batchi
 TOKENS = np.random.RandomState(3).randint(0, 32, 90).tolist()
 OTHERS = TOKENS[:70] + TOKENS[10:30]
 STRIDE = 89
-"""Of the two or three thousand places that there are, one in so many is tried."""
+"""One in so many of the two or three thousand calls is interrupted."""
 
 
 def interrupted(work: Callable[[list[Session]], None], sessions: list[Session], n: int) -> bool:
-    """Do something with a KeyboardInterrupt at the n-th call or return from C; whether there were so many."""
+    """Run with a KeyboardInterrupt at the n-th call or return from C; whether there were so many."""
     left = n
 
     def watch(frame: FrameType, event: str, _: object) -> None:
@@ -50,8 +50,8 @@ def interrupted(work: Callable[[list[Session]], None], sessions: list[Session], 
     return left < 0
 
 
-def check_books(pool: KVPool, sequences: weakref.WeakSet[KVSequence]) -> None:
-    """Every page has as many owners as tables have it, and every cell that is held and not forgotten is in one."""
+def check_reference_counts(pool: KVPool, sequences: weakref.WeakSet[KVSequence]) -> None:
+    """Each page has as many owners as tables refer to it, and each cell that is held and not evicted has a page."""
     pool.collect()
     for g, pages in enumerate(pool.groups):
         held = Counter(page for sequence in sequences for page in sequence.tables[g].tolist() if page)
@@ -63,7 +63,7 @@ def check_books(pool: KVPool, sequences: weakref.WeakSet[KVSequence]) -> None:
 
 
 def use(model: Model, sessions: list[Session]) -> None:
-    """A little of everything."""
+    """Exercise all operations that change a cache."""
     one = model.create_session()
     sessions.append(one)
     one.eval(TOKENS[:70])
@@ -78,15 +78,17 @@ def use(model: Model, sessions: list[Session]) -> None:
     three.rewind(70)
     three.reuse(TOKENS)
     one.load_state(three.save_state())
-    with contextlib.suppress(InvalidRequestError):  # windows have forgotten too much
+    with contextlib.suppress(InvalidRequestError):  # the cells are evicted from a window
         two.remove_range(80, 85)
         two.remove_range(60, 70)
     three.close()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what comes while a generator is closed
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # interrupts while a generator is closed
 @pytest.mark.parametrize("variant", ["gqa", "gemma3"])
-def test_wherever_it_comes(variant: str, load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_consistent_after_interrupt_anywhere(
+    variant: str, load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = load_tiny(variant)
     pool = model.kv_pool()
     sequences: weakref.WeakSet[KVSequence] = weakref.WeakSet()
@@ -122,11 +124,11 @@ def test_wherever_it_comes(variant: str, load_tiny: LoadTiny, monkeypatch: pytes
     for n in itertools.count(step=STRIDE):
         sessions: list[Session] = []
         came = interrupted(lambda sessions: use(model, sessions), sessions, n)
-        check_books(pool, sequences)
+        check_reference_counts(pool, sequences)
         while sessions:
             with contextlib.suppress(llamacli.ClosedError):
                 check(sessions.pop())
-        check_books(pool, sequences)
+        check_reference_counts(pool, sequences)
         for index in model._prefixes.values():
             index.clear()
         assert pool.n_used_bytes == 0

@@ -1,0 +1,208 @@
+"""`Session.generate`: tokens, text, statistics."""
+
+import numpy as np
+import pytest
+
+from conftest import LoadTiny
+from llamacli import (
+    InvalidRequestError,
+    Model,
+    SamplingParams,
+    Session,
+    Stats,
+    Tokenizer,
+)
+from llamacli.session import generate
+from sessions import PROMPT, RANDOM, logits_after
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        (SamplingParams(samplers=["nonsense"], temp=1), "there is no sampler 'nonsense'"),
+        (SamplingParams(logit_bias={10**30: 1}), "logit_bias: token 10{30} is not in the vocabulary"),
+        (SamplingParams(suppress_tokens=[10**30]), "suppress_tokens: token 10{30} is not in the vocabulary"),
+        (SamplingParams(grammar="root"), "grammar: line 1"),
+    ],
+)
+def test_invalid_params_raise_before_eval(params: SamplingParams, said: str, text_model: Model) -> None:
+    with text_model.create_session() as session:
+        with pytest.raises(InvalidRequestError, match=said):
+            session.generate(PROMPT, params)
+        assert session.n_past == 0
+
+
+def test_equals_the_manual_loop(model: Model, session: Session) -> None:
+    for params in (None, SamplingParams(penalty=1.3, penalty_last_n=4), RANDOM):
+        session, manual = model.create_session(), model.create_session()
+        generated = [token.id for token in session.generate(PROMPT, params, max_tokens=24)]
+        manual.eval(PROMPT)
+        expected = []
+        for _ in range(24):
+            expected.append(manual.sample(params))
+            manual.eval(expected[-1:])
+        assert generated == expected
+        assert session.n_past == manual.n_past == len(PROMPT) + 24
+        np.testing.assert_array_equal(session.logits, manual.logits)
+
+
+def test_leaving_the_loop_drops_the_token_in_hand(model: Model, session: Session) -> None:
+    ids = [token.id for token in model.create_session().generate(PROMPT, max_tokens=5)]
+    for i, token in enumerate(session.generate(PROMPT, max_tokens=20)):
+        assert token.id == ids[i]
+        if i == 3:
+            break
+    assert session.stats.n_gen == 3
+    assert session.n_past == len(PROMPT) + 3
+    assert session._sampler.history == ids[:3]
+    np.testing.assert_array_equal(session.logits, logits_after(model, [*PROMPT, *ids[:3]]))
+    session.eval(ids[3:4])
+    assert session.sample() == ids[4]
+
+
+def test_the_last_token_is_evaluated_too(model: Model, session: Session) -> None:
+    ids = [token.id for token in session.generate(PROMPT, max_tokens=3)]
+    assert session.n_past == len(PROMPT) + 3
+    np.testing.assert_array_equal(session.logits, logits_after(model, PROMPT + ids))
+
+
+def test_continues_without_a_prompt(model: Model, session: Session) -> None:
+    whole = [token.id for token in model.create_session().generate(PROMPT, max_tokens=10)]
+    parts = [token.id for token in session.generate(PROMPT, max_tokens=4)]
+    parts += [token.id for token in session.generate([], max_tokens=6)]
+    assert parts == whole
+    assert session.stats.n_prompt == 0
+
+
+def test_empty_prompt_without_logits_raises(session: Session) -> None:
+    with pytest.raises(InvalidRequestError, match="no token has been evaluated"):
+        next(session.generate([]))
+
+
+def test_the_penalty_window_starts_empty(session: Session) -> None:
+    params = SamplingParams(penalty=1e6, penalty_last_n=100)
+    first = [token.id for token in session.generate(PROMPT, params, max_tokens=6)]
+    assert len(set(first)) == 6
+    assert session._sampler.history == first
+    list(session.generate([], params, max_tokens=1))
+    assert len(session._sampler.history) == 1
+
+
+def test_stats(session: Session) -> None:
+    assert session.stats == Stats()
+    list(session.generate(PROMPT, max_tokens=5))
+    stats = session.stats
+    assert (stats.n_prompt, stats.n_gen) == (len(PROMPT), 5)
+    assert stats.ttft_s > 0
+    assert stats.prefill_tps >= len(PROMPT) / stats.ttft_s
+    assert stats.gen_tps > 0
+    session.eval([1])
+    assert session.stats == stats, "only generate counts"
+    assert list(session.generate([2], max_tokens=0)) == []
+    assert session.stats == Stats(n_prompt=1, prefill_tps=session.stats.prefill_tps)
+
+
+def test_rates_are_zero_where_no_time_passes(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamacli.session.time.perf_counter", lambda: 1.0)
+    list(session.generate(PROMPT, max_tokens=2))
+    assert session.stats == Stats(n_prompt=len(PROMPT), n_gen=2)
+
+
+def test_full_context_ends_generation(model: Model) -> None:
+    session = model.create_session(seq_len=len(PROMPT) + 3)
+    assert len(list(session.generate(PROMPT, max_tokens=10))) == 3
+    assert session.n_past == session.seq_len
+    assert list(session.generate([], max_tokens=10)) == []
+
+
+@pytest.mark.parametrize("max_tokens", [-1, 2.0, True, None])
+def test_invalid_max_tokens_raises(max_tokens: object, session: Session) -> None:
+    with pytest.raises(InvalidRequestError, match="max_tokens"):
+        session.generate(PROMPT, max_tokens=max_tokens)
+
+
+def test_ends_at_an_end_of_generation_token(load_tiny: LoadTiny) -> None:
+    free = [token.id for token in load_tiny("rope_base").create_session().generate(PROMPT, max_tokens=30)]
+    stop = max(free.index(token) for token in free)
+    assert stop > 3
+    model = load_tiny("rope_base", metadata={"tokenizer.ggml.eos_token_id": free[stop]})
+    session = model.create_session()
+    assert [token.id for token in session.generate(PROMPT, max_tokens=30)] == free[:stop]
+    assert session.n_past == len(PROMPT) + stop
+    assert session.stats.n_gen == stop
+    ignoring = model.create_session().generate(PROMPT, max_tokens=30, ignore_eos=True)
+    assert [token.id for token in ignoring] == free
+
+
+@pytest.mark.parametrize("params", [None, RANDOM])
+def test_public_loop_gives_the_same_tokens(params: SamplingParams | None, model: Model) -> None:
+    session, other = model.create_session(), model.create_session()
+    tokens = list(generate(session, PROMPT, params, max_tokens=12))
+    assert tokens == list(other.generate(PROMPT, params, max_tokens=12))
+    assert (session.tokens, session.stats.n_gen) == (other.tokens, 12)
+
+
+def test_logits_are_left_as_evaluated(session: Session) -> None:
+    session.eval(PROMPT)
+    before = session.logits.copy()
+    next(session.generate([], SamplingParams(penalty=1.5, temp=0.7)))
+    np.testing.assert_array_equal(session.logits, before)
+
+
+class TestDecoder:
+    def test_continues_the_text_of_the_context(self, text_model: Model) -> None:
+        session, random, tokenizer = text_model.create_session(), np.random.RandomState(5), text_model.tokenizer
+        parts = [*(tokenizer.token_id(f"<0x{byte:02X}>") for byte in "é€😀".encode()), *text_model.encode("a <s> bc")]
+        for _ in range(150):
+            ids, more = random.choice(parts, random.randint(0, 9)).tolist(), random.choice(parts, 4).tolist()
+            session.rewind(0)
+            session.eval(ids)
+            whole, decoder = tokenizer.stream(ids), session.decoder()
+            assert [*map(decoder.feed, more), decoder.flush()] == [*map(whole.feed, more), whole.flush()]
+
+    def test_reads_both_ends_of_the_context_only(self, text_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+        session, read, piece_bytes = text_model.create_session(), [], Tokenizer.piece_bytes
+        session.eval(text_model.encode("once upon a time " * 8))
+        monkeypatch.setattr(Tokenizer, "piece_bytes", lambda *args: read.append(args) or piece_bytes(*args))
+        session.decoder()
+        assert len(read) < 20 < session.n_past
+
+
+class TestText:
+    """Pieces joined are the text."""
+
+    def pieces(self, model: Model, prompt: list[int], ids: list[int]) -> list[str]:
+        """The pieces of a generation that draws `ids` one after the other."""
+        session, wanted = model.create_session(), iter(ids)
+        session.draw = lambda _: next(wanted)
+        return [token.piece for token in session.generate(prompt, max_tokens=len(ids))]
+
+    def test_text_has_no_leading_space(self, text_model: Model) -> None:
+        bos, *ids = text_model.encode("once upon a time")
+        assert "".join(self.pieces(text_model, [bos], ids)) == "once upon a time"
+
+    def test_continuation_keeps_its_leading_space(self, text_model: Model) -> None:
+        ids = text_model.encode("once upon a time")
+        for cut in range(2, len(ids)):
+            pieces = self.pieces(text_model, ids[:cut], ids[cut:])
+            assert text_model.decode(ids[:cut]) + "".join(pieces) == "once upon a time"
+
+    def test_a_second_generation_continues_the_text(self, text_model: Model) -> None:
+        ids = text_model.encode("once upon a time")
+        session, wanted = text_model.create_session(), iter(ids[2:])
+        session.draw = lambda _: next(wanted)
+        session.eval(ids[:2])
+        parts = [token.piece for token in session.generate([], max_tokens=1)]
+        parts += [token.piece for token in session.generate([], max_tokens=len(ids) - 3)]
+        assert text_model.decode(ids[:2]) + "".join(parts) == "once upon a time"
+
+    def test_characters_come_whole(self, text_model: Model) -> None:
+        bos, *ids = text_model.encode("a é€😀 a")
+        pieces = self.pieces(text_model, [bos], ids)
+        assert "".join(pieces) == "a é€😀 a"
+        assert not any("\ufffd" in piece for piece in pieces)
+        assert pieces.count("") == 1 + 2 + 3
+
+    def test_incomplete_character_comes_with_the_last_token(self, text_model: Model) -> None:
+        bos, *ids = text_model.encode("a€")
+        assert self.pieces(text_model, [bos], ids[:-1])[-1] == "\ufffd"
