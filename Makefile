@@ -25,7 +25,7 @@ test-all: test-bounds
 # Every kernel's memory between forbidden pages; functions of arrays with Numba's own checks.
 GUARDED := tests/ops tests/engine tests/kernels/test_attention.py tests/kernels/test_linear.py \
            tests/kernels/test_encoding.py tests/kernels/test_sampling_kernels.py tests/kernels/kv_types tests/kv \
-           tests/sampling tests/branches tests/test_goldens.py tests/test_session.py tests/test_session_state.py \
+           tests/sampling tests/branches tests/test_goldens.py tests/session \
            tests/tools/test_embedding.py plugins
 test-bounds: $(VENV)/.installed-test
 	$(PYTEST) -p llamacli.testing.guarded --guard=end -m "not slow" -k "not reference and not conformance" $(GUARDED)

@@ -28,44 +28,44 @@ def dummy() -> Plugins:
 
 
 class TestOpening:
-    def test_gguf_needs_no_loader(self, tiny_gguf: TinyGguf) -> None:
+    def test_gguf_without_loaders(self, tiny_gguf: TinyGguf) -> None:
         file = open_model_file(tiny_gguf("gqa"), Plugins([]).loaders())
         assert file.metadata["general.architecture"] == "llama"
 
-    def test_a_loader_that_matches(self, dummy: Plugins, tmp_path: Path) -> None:
+    def test_matching_loader_opens_the_file(self, dummy: Plugins, tmp_path: Path) -> None:
         (path := tmp_path / "x").write_bytes(b"dummy!")
         file = open_model_file(str(path), dummy.loaders())
         assert (file.path, file.metadata["a"]) == (path, 1)
 
-    def test_nothing_matches(self, dummy: Plugins, tmp_path: Path) -> None:
+    def test_unknown_format_raises(self, dummy: Plugins, tmp_path: Path) -> None:
         (path := tmp_path / "x").write_bytes(b"other")
         with pytest.raises(ModelFormatError, match=r"x: not a model file of a known format \(GGUF, dummy\)"):
             open_model_file(path, dummy.loaders())
 
-    def test_a_loader_that_fails_to_match_disturbs_no_other(
-        self, dummy: Plugins, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_error_in_matches_is_logged(self, dummy: Plugins, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         dummy._loaders.insert(0, Loader("broken", lambda path: {}[path], lambda path: {}[path]))
         (path := tmp_path / "x").write_bytes(b"dummy!")
         with caplog.at_level(logging.WARNING):
             assert open_model_file(path, dummy.loaders()).metadata["a"] == 1
         assert f"loader 'broken' failed over {path}: KeyError" in caplog.text
 
-    def test_a_loader_that_fails_to_open(self, dummy: Plugins, tmp_path: Path) -> None:
+    def test_error_in_open_names_the_loader(self, dummy: Plugins, tmp_path: Path) -> None:
         dummy._loaders.insert(0, Loader("broken", lambda path: True, lambda path: {}["header"]))
         (path := tmp_path / "x").write_bytes(b"dummy!")
         with pytest.raises(PluginError, match="loader 'broken' failed: KeyError: 'header'"):
             open_model_file(path, dummy.loaders())
 
     @pytest.mark.parametrize("name", ["missing", "", "a\0b"])
-    def test_nothing_there(self, name: str, dummy: Plugins, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_unreadable_path_raises(
+        self, name: str, dummy: Plugins, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         with caplog.at_level(logging.WARNING), pytest.raises(ModelFormatError, match=r"cannot read|not a regular file"):
             open_model_file(tmp_path / name, dummy.loaders())
         assert caplog.text == ""
 
 
 class TestArrayFile:
-    def test_looks_like_a_gguf_file(self) -> None:
+    def test_implements_model_file(self) -> None:
         arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(4, dtype=np.float32)}
         file = ArrayFile(Path("p"), Metadata({}), arrays)
         info = file.tensors["a"]
@@ -75,14 +75,14 @@ class TestArrayFile:
             assert (raw.dtype, raw.ndim) == (np.uint8, 2)
             np.testing.assert_array_equal(raw.view(np.float32).reshape(array.shape), array)
 
-    def test_arrays_in_any_order_of_memory(self) -> None:
+    def test_arrays_in_any_memory_order(self) -> None:
         array = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
         raw = ArrayFile(Path("p"), Metadata({}), {"a": array}).data("a")
         np.testing.assert_array_equal(raw.view(np.float32), array)
 
 
 class TestWatchedFile:
-    def test_bytes_are_counted_as_tensors_are_read(self) -> None:
+    def test_progress_counts_bytes_of_tensors(self) -> None:
         arrays = {name: np.zeros((n, 4), np.float32) for name, n in (("a", 1), ("b", 2), ("c", 3), ("d", 4))}
         seen: list[tuple[int, int]] = []
         file = ArrayFile(Path("p"), Metadata({"k": 1}), arrays)

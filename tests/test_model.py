@@ -34,8 +34,8 @@ STATM = Path("/proc/self/statm")
 
 
 def plugin_of(architecture: Architecture, monkeypatch: pytest.MonkeyPatch) -> Plugins:
-    """A plugin made on the spot that registers one architecture."""
-    module = ModuleType("plugin_made_on_the_spot")
+    """Plugin in a new module that registers one architecture."""
+    module = ModuleType("test_plugin_module")
     module.LLAMACLI_API = 1
     module.register_architectures = hookimpl(lambda register: register(architecture))
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -43,7 +43,7 @@ def plugin_of(architecture: Architecture, monkeypatch: pytest.MonkeyPatch) -> Pl
 
 
 class TestLoading:
-    def test_what_a_model_shows(self, load_tiny: LoadTiny) -> None:
+    def test_attributes(self, load_tiny: LoadTiny) -> None:
         model = load_tiny("gqa", "auto")
         assert (model.arch, model.mode) == ("llama", QuantMode.AUTO)
         assert (model.config.n_layer, model.config.n_head, model.config.n_head_kv, model.config.seq_len) == (
@@ -55,7 +55,7 @@ class TestLoading:
         assert model.metadata["general.name"] == "tiny llama"
         assert repr(model) == "<Model llama, 2 layers, mode auto>"
 
-    def test_only_the_length_of_the_context_can_be_changed(self, load_tiny: LoadTiny) -> None:
+    def test_only_seq_len_can_be_set(self, load_tiny: LoadTiny) -> None:
         config = load_tiny().config
         config.seq_len = 17
         for field in attrs.fields(type(config)):
@@ -80,7 +80,7 @@ class TestLoading:
                 logits.append(model.create_session().eval(list(range(40)), all_logits=True))
         np.testing.assert_array_equal(*logits)
 
-    def test_the_file_is_no_longer_needed(self, tiny_gguf: TinyGguf, plugins: Plugins, engine: Engine) -> None:
+    def test_file_can_be_deleted_after_loading(self, tiny_gguf: TinyGguf, plugins: Plugins, engine: Engine) -> None:
         path = tiny_llama.write_llama(tiny_gguf("gqa").with_name("removed.gguf"))
         model = load_model(path, "auto", plugins=plugins, engine=engine)
         path.unlink()
@@ -99,19 +99,19 @@ class TestText:
         assert model.encode("a")[0] == model.tokenizer.bos_id == 1
         assert model.encode("a", add_special=False) == model.encode("a")[1:]
 
-    def test_specials_are_text_unless_asked_for(self, load_tiny: LoadTiny) -> None:
+    def test_special_tokens_are_text_without_parse_special(self, load_tiny: LoadTiny) -> None:
         model = load_tiny(tokenizer="spm")
         assert 2 not in model.encode("a</s>")
         assert model.encode("a</s>", parse_special=True)[-1] == 2
 
-    def test_pieces_are_stateless(self, load_tiny: LoadTiny) -> None:
+    def test_piece_has_no_state(self, load_tiny: LoadTiny) -> None:
         model = load_tiny(tokenizer="spm")
         once = model.encode("once", add_special=False)[0]
         assert model.piece(once) == " once"
         assert model.decode([1, once]) == "once"
         assert model.piece(model.tokenizer.token_id("<0xE2>")) == "\ufffd"
 
-    def test_a_model_without_a_vocabulary_takes_ids(self, load_tiny: LoadTiny) -> None:
+    def test_model_without_vocabulary_evaluates_ids(self, load_tiny: LoadTiny) -> None:
         model = load_tiny()
         assert len(list(model.create_session().generate([1, 2], max_tokens=3))) == 3
         with pytest.raises(TokenizerError, match="token ids only and not text: 'once'"):
@@ -133,7 +133,7 @@ class TestBadFiles:
             with pytest.raises(ModelFormatError, match=str(path)):
                 self.load(path, plugins)
 
-    def test_a_text_file_lists_the_formats(self, tmp_path: Path, plugins: Plugins) -> None:
+    def test_unknown_format_lists_the_known_ones(self, tmp_path: Path, plugins: Plugins) -> None:
         (path := tmp_path / "text.bin").write_text("not a model")
         with pytest.raises(ModelFormatError, match=r"not a model file of a known format \(GGUF, llama2.c\)"):
             self.load(path, plugins)
@@ -143,7 +143,7 @@ class TestBadFiles:
         with pytest.raises(ModelFormatError, match=r"short\.gguf: tensor 'blk.1.*beyond the end of the file"):
             self.load(path, plugins)
 
-    def test_every_mismatch_is_in_one_message(self, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    def test_all_mismatches_are_in_one_message(self, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
         path = tiny_gguf(
             "gqa",
             without=["blk.0.attn_q.weight", "blk.1.ffn_norm.weight"],
@@ -160,7 +160,7 @@ class TestBadFiles:
             "tensor blk.1.attn_q_norm.weight (16,) is not one that the architecture reads",
         ]
 
-    def test_a_vocabulary_only(self, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    def test_file_without_tensors_raises(self, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
         path = tiny_gguf("gqa", tokenizer="spm")
         with open_gguf(path) as file:
             path = tiny_gguf("gqa", tokenizer="spm", without=list(file.tensors))
@@ -198,18 +198,18 @@ class TestBadFiles:
         with pytest.raises(ModelFormatError, match=rf"\.gguf: .*{message}"):
             self.load(tiny_gguf("gqa", metadata=metadata), plugins)
 
-    def test_a_vocabulary_of_another_size(self, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    def test_vocabulary_of_another_size_raises(self, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
         tokens = [f"tok_{i}" for i in range(130)]
         path = tiny_gguf("gqa", metadata={"tokenizer.ggml.tokens": tokens})
         with pytest.raises(ModelFormatError, match=r"token_embd.weight has shape \(128, 64\), expected \(130, 64\)"):
             self.load(path, plugins)
 
-    def test_vocab_size_counts_only_without_a_vocabulary(self, load_tiny: LoadTiny) -> None:
+    def test_vocab_size_key_is_used_only_without_vocabulary(self, load_tiny: LoadTiny) -> None:
         assert load_tiny(metadata={"llama.vocab_size": 4096}).config.n_vocab == 128
         bare = {"tokenizer.ggml.model": "none", "tokenizer.ggml.tokens": None, "tokenizer.ggml.scores": None}
         assert load_tiny(metadata=bare).config.n_vocab == 128
 
-    def test_keys_that_nothing_reads_are_named(self, load_tiny: LoadTiny, caplog: pytest.LogCaptureFixture) -> None:
+    def test_unread_keys_are_logged(self, load_tiny: LoadTiny, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, "llamacli.model"):
             load_tiny(metadata={"general.other": 1})
             assert caplog.text == ""
@@ -219,7 +219,7 @@ class TestBadFiles:
 
 
 class TestArchitectures:
-    """What load_model expects of a plugin's architecture."""
+    """Errors in a plugin's architecture, found by load_model."""
 
     @pytest.fixture
     def llama(self) -> type[Architecture]:
@@ -230,7 +230,7 @@ class TestArchitectures:
     def load(self, architecture: Architecture, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load_model(path, plugins=plugin_of(architecture, monkeypatch), engine=ReferenceEngine())
 
-    def test_a_configuration_that_contradicts_the_vocabulary(
+    def test_configuration_that_contradicts_the_vocabulary_raises(
         self, llama: type[Architecture], tiny_gguf: TinyGguf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Short(llama):
@@ -241,7 +241,7 @@ class TestArchitectures:
         with pytest.raises(ModelFormatError, match="the tokenizer has 128 tokens and the model 100"):
             self.load(Short(), tiny_gguf("gqa", tensors=cut), monkeypatch)
 
-    def test_special_tokens_that_swallow_white_space(
+    def test_rstrip_special_tokens(
         self, llama: type[Architecture], tiny_gguf: TinyGguf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Swallowing(llama):
@@ -257,7 +257,7 @@ class TestArchitectures:
         without = load_tokenizer(path, plugins=Plugins([])).encode
         assert without("</s> a", parse_special=True) != without("</s>a", parse_special=True)
 
-    def test_a_fault_while_the_tokenizer_is_made(
+    def test_error_of_plugin_in_tokenizer_loading(
         self, llama: type[Architecture], tiny_gguf: TinyGguf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Faulty(llama):
@@ -269,7 +269,7 @@ class TestArchitectures:
             with pytest.raises(PluginError, match="architecture 'llama' failed: KeyError"):
                 load(path, plugins=plugins)
 
-    def test_a_forward_pass_that_does_not_end_in_logits(
+    def test_forward_pass_without_logits_raises(
         self, llama: type[Architecture], tiny_gguf: TinyGguf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Endless(llama):
@@ -286,7 +286,7 @@ class TestArchitectures:
             with pytest.raises(PluginError, match=r"forward of 'llama' must end in .* logits, 128 wide"):
                 self.load(architecture, tiny_gguf("gqa"), monkeypatch)
 
-    def test_a_tensor_that_the_forward_pass_leaves_out(
+    def test_tensor_unused_by_the_forward_pass_raises(
         self, llama: type[Architecture], tiny_gguf: TinyGguf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Forgetful(llama):
@@ -302,7 +302,7 @@ class TestArchitectures:
                 self.load(Forgetful(), path, monkeypatch)
 
     @pytest.mark.parametrize("method", ["configure", "tensors", "forward"])
-    def test_a_method_that_fails(
+    def test_error_in_architecture_method_names_the_plugin(
         self, method: str, llama: type[Architecture], tiny_gguf: TinyGguf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         failing = type("Failing", (llama,), {method: lambda self, *_: {}[method]})
@@ -310,7 +310,7 @@ class TestArchitectures:
             self.load(failing(), tiny_gguf("gqa"), monkeypatch)
         assert isinstance(raised.value.__cause__, KeyError)
 
-    def test_a_parameter_that_the_table_lacks(
+    def test_parameter_missing_from_the_table_raises(
         self, llama: type[Architecture], tiny_gguf: TinyGguf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Typo(llama):
@@ -322,7 +322,7 @@ class TestArchitectures:
 
 
 class TestClosing:
-    def test_closing_frees_the_weights_even_while_sessions_live(self, load_tiny: LoadTiny) -> None:
+    def test_closing_frees_weights_with_open_sessions(self, load_tiny: LoadTiny) -> None:
         model = load_tiny()
         program, session = weakref.ref(model.program), model.create_session()
         session.eval([1, 2])
@@ -332,7 +332,7 @@ class TestClosing:
         with pytest.raises(ClosedError, match="model is closed"):
             session.eval([3])
 
-    def test_metadata_and_text_outlive_the_weights(self, load_tiny: LoadTiny) -> None:
+    def test_metadata_and_tokenizer_work_after_close(self, load_tiny: LoadTiny) -> None:
         with load_tiny(tokenizer="spm") as model:
             ids = model.encode("once")
         assert model.decode(ids) == "once"

@@ -87,12 +87,12 @@ class TestFinding:
         install(dummy_found=(registering("dummy"), {ARCHITECTURES: {"dummy": "dummy_found"}}))
         assert Plugins().resolve(metadata("dummy")).name == "dummy"
 
-    def test_nothing_is_imported_to_list_claims(self, install: Installed) -> None:
+    def test_listing_claims_imports_nothing(self, install: Installed) -> None:
         plugins = install(dummy_lazy=(registering("dummy"), {ARCHITECTURES: {"dummy": "dummy_lazy"}}))
         assert list(plugins.claimed_architectures()) == ["dummy"]
         assert "dummy_lazy" not in sys.modules
 
-    def test_only_the_family_that_is_needed_is_imported(self, install: Installed) -> None:
+    def test_only_the_needed_plugin_is_imported(self, install: Installed) -> None:
         plugins = install(
             dummy_one=(registering("one"), {ARCHITECTURES: {"one": "dummy_one"}}),
             dummy_two=(registering("two"), {ARCHITECTURES: {"two": "dummy_two"}}),
@@ -134,14 +134,17 @@ BROKEN = {
         "unknown hook 'register_architecture'",
     ),
     "wrong_argument": (f"{HEAD}@hookimpl\ndef register_loaders(add): ...", "Argument.* {'add'}"),
-    "no_loader": (f"{HEAD}@hookimpl\ndef register_loaders(register): register(42)", "registers 42, which is no Loader"),
+    "no_loader": (
+        f"{HEAD}@hookimpl\ndef register_loaders(register): register(42)",
+        "registers 42: .register. takes Loader objects",
+    ),
     "no_architecture": (
         f"{HEAD}@hookimpl\ndef register_architectures(register): register(Architecture)",
-        "Architecture.*, which is no Architecture",
+        "Architecture.*: .register. takes Architecture objects",
     ),
     "no_sampler": (
         f"{HEAD}@hookimpl\ndef register_samplers(register): register('top_k')",
-        "registers 'top_k', which is no SamplerType",
+        "registers 'top_k': .register. takes SamplerType objects",
     ),
     "no_format": (f"{HEAD}@hookimpl\ndef register_quant_formats(register): register(None)", "None, .* no QuantFormat"),
     "no_chat_format": (
@@ -150,11 +153,11 @@ BROKEN = {
     ),
     "hook_raises": (f"{HEAD}@hookimpl\ndef register_loaders(register): register.x", "AttributeError"),
 }
-"""Sources of plugins that cannot be loaded, and what is said of each."""
+"""Sources of broken plugins, and the error message of each."""
 
 
 class TestIsolation:
-    """Whatever a plugin does while it loads, the others work."""
+    """Errors in one plugin do not affect the others."""
 
     def test_a_malformed_entry_point(self, install: Installed, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING):
@@ -192,7 +195,7 @@ class TestIsolation:
         assert not any(plugin is sys.modules.get(module) for plugin in plugins._manager.get_plugins())
 
     @pytest.mark.parametrize("hook", ["match_architecture(metadata)", "model_loaded(model)"])
-    def test_a_hook_that_fails_disturbs_no_other(
+    def test_failing_hook_is_logged_and_left_out(
         self, hook: str, install: Installed, tiny_gguf: TinyGguf, caplog: pytest.LogCaptureFixture
     ) -> None:
         failing = f"{HEAD}\n@hookimpl\ndef {hook}: raise OSError('disk')\n"
@@ -207,7 +210,7 @@ class TestIsolation:
             assert load_model(tiny_gguf("gqa"), plugins=plugins, engine=ReferenceEngine()).arch == "llama"
         assert f"{hook.split('(')[0]} of plugin dummy_failing failed: OSError: disk" in caplog.text
 
-    def test_half_a_registration_counts_for_nothing(self, install: Installed) -> None:
+    def test_failed_registration_is_undone(self, install: Installed) -> None:
         source = registering("half") + "\n@hookimpl\ndef register_loaders(register): raise OSError('disk')\n"
         plugins = install(
             dummy_half=(source, {ARCHITECTURES: {"half": "dummy_half"}}),
@@ -220,7 +223,7 @@ class TestIsolation:
 
 
 class TestResolving:
-    def test_two_claimants(self, install: Installed) -> None:
+    def test_two_plugins_for_one_architecture_raise(self, install: Installed) -> None:
         plugins = install(
             dummy_first=(registering("same"), {ARCHITECTURES: {"same": "dummy_first"}}),
             dummy_second=(registering("same"), {ARCHITECTURES: {"same": "dummy_second"}}),
@@ -230,7 +233,7 @@ class TestResolving:
         assert "dummy_first (from dummy_first 1.5)" in str(raised.value)
         assert "dummy_second (from dummy_second 1.5)" in str(raised.value)
 
-    def test_registering_what_another_one_has(self, install: Installed) -> None:
+    def test_duplicate_registration_raises(self, install: Installed) -> None:
         plugins = install(
             dummy_first=(registering("same"), {ARCHITECTURES: {"same": "dummy_first"}}),
             dummy_second=(registering("same"), {ARCHITECTURES: {"other": "dummy_second"}}),
@@ -239,7 +242,7 @@ class TestResolving:
         with pytest.raises(PluginError, match="registers what is registered already: same"):
             plugins.resolve(metadata("other"))
 
-    def test_a_claim_without_a_registration(self, install: Installed) -> None:
+    def test_claim_without_registration_raises(self, install: Installed) -> None:
         plugins = install(dummy_empty=(registering(), {ARCHITECTURES: {"empty": "dummy_empty"}}))
         with pytest.raises(PluginError, match="claims architecture 'empty' but registers none"):
             plugins.resolve(metadata("empty"))
@@ -275,7 +278,7 @@ class TestResolving:
             ("grammarian", None),
         ],
     )
-    def test_the_distribution_to_install(
+    def test_unknown_architecture_suggests_a_distribution(
         self, architecture: str, distribution: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         extras = "".join(f"Provides-Extra: {extra}\n" for extra in declared_extras())
@@ -288,7 +291,7 @@ class TestResolving:
             Plugins([]).resolve(metadata(architecture))
         assert (f"pip install {distribution}" in str(raised.value)) == (distribution is not None)
 
-    def test_what_is_installed_is_not_recommended(self, install: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_installed_distribution_is_not_suggested(self, install: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("llamacli.plugins.known_distribution", lambda _: "dummy_known")
         plugins = install(dummy_known=(registering("a"), {ARCHITECTURES: {"a": "dummy_known"}}))
         with pytest.raises(UnknownArchitectureError, match="docs/plugins"):
@@ -336,7 +339,7 @@ def register_loaders(register):
 from llamacli.chat.formats import ChatFormat
 @hookimpl
 def register_chat_formats(register):
-    register(ChatFormat(name="dummy", matches=lambda clues: True))
+    register(ChatFormat(name="dummy", matches=lambda info: True))
 """
         plugins = install(
             dummy_first=(source, {GENERAL: {"x": "dummy_first"}}),
@@ -444,6 +447,6 @@ def declared_extras() -> list[str]:
 
 
 def with_type(gguf: bytes, name: str, tensor_type: int) -> bytes:
-    """The file with another type id for a 2-D tensor."""
+    """Replace the type id of a 2-D tensor."""
     at = gguf.index(len(name).to_bytes(8, "little") + name.encode()) + 8 + len(name) + 4 + 2 * 8
     return gguf[:at] + tensor_type.to_bytes(4, "little") + gguf[at + 4 :]

@@ -177,7 +177,7 @@ def load_model(
     finally:
         file.close()
     model = Model(config, tokenizer, file.metadata, program, mode, plugins, model_id)
-    plugins.ask_each("model_loaded", model=model)
+    plugins.call_each("model_loaded", model=model)
     return model
 
 

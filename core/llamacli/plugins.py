@@ -1,4 +1,4 @@
-"""Finding, loading and isolating plugins; resolving a model file to the architecture that runs it.
+"""Plugin manager: finds, loads and isolates plugins, and resolves architectures.
 
 Entry points are loaded here rather than by `pluggy.PluginManager.load_setuptools_entrypoints`: that one raises when a
 second name points at the same module, and lets one broken import abort all the others.
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @attrs.frozen
 class PluginInfo:
-    """One installed plugin module, as `llamacli plugins` shows it.
+    """Installed plugin module, as shown by `llamacli plugins`.
 
     `architectures` are the names that it claims by entry point; `error` is why it could not be loaded, else None.
     """
@@ -50,7 +50,7 @@ class PluginInfo:
 
 
 class Plugins:
-    """The installed plugins. Nothing is imported before it is needed; each module is loaded at most once."""
+    """Installed plugins. Nothing is imported before it is needed; each module is loaded at most once."""
 
     def __init__(self, entry_points: Iterable[EntryPoint] | None = None):
         if entry_points is None:
@@ -67,11 +67,11 @@ class Plugins:
 
     @property
     def hook(self) -> pluggy.HookRelay:
-        """The hooks of every plugin loaded so far."""
+        """Hooks of the plugins loaded so far."""
         return self._manager.hook
 
     def claimed_architectures(self) -> dict[str, list[EntryPoint]]:
-        """`general.architecture` -> the entry points that claim it; imports nothing."""
+        """Entry points by the `general.architecture` that they claim; imports nothing."""
         claims: dict[str, list[EntryPoint]] = {}
         for entry in self._entry_points:
             if entry.group == ARCHITECTURES:
@@ -87,7 +87,7 @@ class Plugins:
         try:
             self._register(entry)
         except (Exception, SystemExit) as cause:
-            # Whatever a plugin raises while it loads must not take the others down.
+            # An error while one plugin loads must not affect the others.
             error = PluginError(f"plugin {_describe(entry)} cannot be loaded: {type(cause).__name__}: {cause}")
             error.__cause__ = cause
             self._errors[entry.module] = error
@@ -96,7 +96,7 @@ class Plugins:
             raise error from cause
 
     def load_group(self, group: str) -> None:
-        """Load every plugin of a group; one that fails is logged, kept in `infos()` and left out."""
+        """Load all plugins of a group; one that fails is logged, listed in `infos()` and left out."""
         for entry in self._entry_points:
             if entry.group == group and entry.module not in self._errors:
                 try:
@@ -105,7 +105,7 @@ class Plugins:
                     _log.warning("%s", error)
 
     def resolve(self, metadata: Metadata) -> Architecture:
-        """The architecture that runs a file with this metadata.
+        """Find the architecture that runs a file with this metadata.
 
         Raises UnknownArchitectureError when no plugin does, PluginError when several claim it or the plugin is broken.
         """
@@ -124,31 +124,31 @@ class Plugins:
         self.load_group(ARCHITECTURES)
         if name in self._architectures:
             return self._architectures[name]
-        matches = [found for found in self.ask_each("match_architecture", metadata=metadata) if found is not None]
+        matches = [found for found in self.call_each("match_architecture", metadata=metadata) if found is not None]
         if not matches:
             raise UnknownArchitectureError(f"{metadata.source}: {self._unknown(name)}")
         architecture: Architecture = matches[0]
         return architecture
 
     def loaders(self) -> list[Loader]:
-        """The loaders of every plugin of the general group."""
+        """Loaders of the plugins in the general group, whose tensor types are registered now."""
         self.load_group(GENERAL)
         return list(self._loaders)
 
     def chat_formats(self) -> list[ChatFormat]:
-        """The chat formats of every plugin of the general group, and of the architectures loaded so far."""
+        """Chat formats of the plugins in the general group, and of the architectures loaded so far."""
         self.load_group(GENERAL)
         return list(self._chat_formats)
 
     def sampler(self, name: str) -> SamplerType | None:
-        """The sampler of this name among those of every plugin of the general group."""
+        """Sampler of this name in the plugins of the general group; None if there is none."""
         from llamacli.sampling import simplified
 
         self.load_group(GENERAL)
         return self._samplers.get(simplified(name))
 
-    def ask_each(self, hook: str, **arguments: Any) -> list[Any]:
-        """What each plugin loaded so far answers to a hook; one that fails is logged and left out."""
+    def call_each(self, hook: str, **arguments: Any) -> list[Any]:
+        """Call a hook of each plugin loaded so far; returns the results, without those of plugins that fail."""
         answers = []
         plugins = self._manager.list_name_plugin()
         for name, plugin in plugins:
@@ -160,7 +160,7 @@ class Plugins:
         return answers
 
     def infos(self) -> list[PluginInfo]:
-        """Every installed plugin module, loaded now to know whether it can be."""
+        """List all installed plugin modules, loading each to know whether it can be."""
         by_module: dict[str, list[EntryPoint]] = {}
         for entry in self._entry_points:
             by_module.setdefault(entry.module, []).append(entry)
@@ -187,7 +187,7 @@ class Plugins:
         self._collect(module)
 
     def _collect(self, module: ModuleType) -> None:
-        """Run the registration hooks of one module, and keep their results only if all of them succeed."""
+        """Run the registration hooks of one module; keep their results only if all succeed."""
         from llamacli.architecture import Architecture  # deferred: NumPy is not needed to name what is installed
         from llamacli.chat.formats import ChatFormat
         from llamacli.loaders import Loader
@@ -237,25 +237,25 @@ class Plugins:
 
 
 def _sampler_type() -> type:
-    """Deferred further than the others: only a plugin that has samplers has loaded what computes them."""
+    """Import SamplerType late: only plugins with samplers need that module."""
     from llamacli.sampling import SamplerType
 
     return SamplerType
 
 
 def _collector(into: list[Any], kind: type) -> Callable[[Any], None]:
-    """A `register` function that takes objects of one kind."""
+    """Make a `register` function that accepts objects of one type."""
 
     def register(thing: Any) -> None:
         if not isinstance(thing, kind):
-            raise PluginError(f"it registers {thing!r}, which is no {kind.__name__}")
+            raise PluginError(f"it registers {thing!r}: `register` takes {kind.__name__} objects")
         into.append(thing)
 
     return register
 
 
 def known_distribution(architecture: str) -> str | None:
-    """The distribution that would run `architecture`: the core's extras name every family that there is."""
+    """Find the distribution for `architecture` among the extras of the core, one a family."""
     try:
         extras = importlib.metadata.metadata("llamacli").get_all("Provides-Extra") or []
     except importlib.metadata.PackageNotFoundError:
@@ -270,7 +270,7 @@ def known_distribution(architecture: str) -> str | None:
 
 
 def _names_a_module(entry: EntryPoint) -> bool:
-    """Whether an entry point is well formed; nothing checks that before it is installed."""
+    """Whether an entry point is well formed, which installers do not check."""
     well_formed = EntryPoint.pattern.match(entry.value) is not None
     if not well_formed:
         _log.warning("entry point %s = %r of %s names no module", entry.name, entry.value, _origin(entry)[0])
@@ -289,5 +289,5 @@ def _describe(entry: EntryPoint) -> str:
 
 @functools.cache
 def installed_plugins() -> Plugins:
-    """The plugins of this process, shared by everything that loads models."""
+    """Plugins of this process, shared by all models."""
     return Plugins()

@@ -12,7 +12,7 @@ from llamacli.tokenizer import tokenizer_from_metadata
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "templates"
 OURS = ChatFormat(
     name="ours",
-    matches=lambda clues: clues.has_tokens("<ours>"),
+    matches=lambda info: info.has_tokens("<ours>"),
     template="<ours>{{ messages[0].content }}",
     tokens=("<ours>", "</ours>"),
     syntax=THINKING,
@@ -84,7 +84,7 @@ def test_choose_by_name() -> None:
 
 
 def test_errors_of_matches_name_the_format() -> None:
-    broken = ChatFormat(name="broken", matches=lambda clues: clues.nonsense)  # type: ignore[attr-defined]
+    broken = ChatFormat(name="broken", matches=lambda info: info.nonsense)  # type: ignore[attr-defined]
     with pytest.raises(PluginError, match="chat format 'broken' failed: AttributeError"):
         chosen(template="x", formats=(broken,))
 
