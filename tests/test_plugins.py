@@ -146,10 +146,13 @@ BROKEN = {
         f"{HEAD}@hookimpl\ndef register_samplers(register): register('top_k')",
         "registers 'top_k': .register. takes SamplerType objects",
     ),
-    "no_format": (f"{HEAD}@hookimpl\ndef register_quant_formats(register): register(None)", "None, .* no QuantFormat"),
+    "no_format": (
+        f"{HEAD}@hookimpl\ndef register_quant_formats(register): register(None)",
+        "registers None: .register. takes QuantFormat objects",
+    ),
     "no_chat_format": (
         f"{HEAD}@hookimpl\ndef register_chat_formats(register): register('chatml')",
-        "'chatml', .* no ChatFormat",
+        "registers 'chatml': .register. takes ChatFormat objects",
     ),
     "hook_raises": (f"{HEAD}@hookimpl\ndef register_loaders(register): register.x", "AttributeError"),
 }

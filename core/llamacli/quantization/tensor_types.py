@@ -10,16 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import InvalidRequestError, ModelFormatError
-
-if TYPE_CHECKING:
-    from llamacli.kernels.packing_formats import IntegerPacking
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -71,6 +68,18 @@ class TensorType(IntEnum):
     Q2_0 = 42
 
 
+class PackingDescription(Protocol):
+    """Description that kernels are made from: a `llamacli.kernels.packing_formats.IntegerPacking`."""
+
+    @property
+    def block(self) -> int:
+        """Numbers in a block."""
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of a block in the file."""
+
+
 @attrs.frozen
 class QuantFormat:
     """Storage format of a tensor type.
@@ -89,7 +98,7 @@ class QuantFormat:
     type_size: int
     dequantize: Callable[[Bytes], Floats] | None = None
     quantize: Callable[[Floats], Bytes] | None = None
-    packing: Callable[[], IntegerPacking] | None = None
+    packing: Callable[[], PackingDescription] | None = None
 
     @property
     def name(self) -> str:
