@@ -244,12 +244,12 @@ class TestArchitectures:
     def test_rstrip_special_tokens(
         self, llama: type[Architecture], tiny_gguf: TinyGguf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        class Swallowing(llama):
+        class Stripping(llama):
             def strips_after(self, metadata, special):  # type: ignore[no-untyped-def]
-                return special == metadata["general.swallows"]
+                return special == metadata["general.strips"]
 
-        path = tiny_gguf("gqa", tokenizer="spm", metadata={"general.swallows": "</s>"})
-        plugins = plugin_of(Swallowing(), monkeypatch)
+        path = tiny_gguf("gqa", tokenizer="spm", metadata={"general.strips": "</s>"})
+        plugins = plugin_of(Stripping(), monkeypatch)
         model = load_model(path, plugins=plugins, engine=ReferenceEngine())
         for encode in (model.encode, load_tokenizer(path, plugins=plugins).encode):
             assert encode("</s> \na", parse_special=True) == encode("</s>a", parse_special=True)

@@ -121,7 +121,7 @@ class Loader:
 
 
 def open_model_file(path: str | os.PathLike[str], loaders: Sequence[Loader]) -> ModelFile:
-    """Open a GGUF file, or a file of another format with the first of `loaders` that matches.
+    """Open a GGUF file, or another format with the first matching loader.
 
     `llamacli.plugins.Plugins.loaders` returns those of the plugins, and registers their tensor types, which GGUF files
     may have too. Raises ModelFormatError if the file cannot be read or no format fits it.
@@ -140,7 +140,7 @@ def open_model_file(path: str | os.PathLike[str], loaders: Sequence[Loader]) -> 
 
 
 def _matches(loader: Loader, path: Path) -> bool:
-    """Whether a loader claims a file; an error in it is logged and counts as no."""
+    """True if a loader claims a file; errors are logged and count as False."""
     try:
         return loader.matches(path)
     except Exception as error:

@@ -101,7 +101,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         tools: Sequence[Mapping[str, Any]] = (),
         **variables: Any,
     ) -> ChatSession:
-        """Create a conversation, in a session of its own or in the one that is given.
+        """Create a conversation, in a new session or in `session`.
 
         `template` replaces the file's own chat template: Jinja source, the name of another template of the file, or of
         a plugin's. `tools` are JSON objects that describe functions. `variables` are passed to the template, such as
@@ -182,7 +182,7 @@ def load_model(
 
 
 def load_tokenizer(path: str | os.PathLike[str], *, plugins: Plugins | None = None) -> Tokenizer:
-    """The tokenizer of a model file, or of a GGUF file that has a vocabulary and no weights.
+    """Load the tokenizer of a model file, or of a vocabulary-only file.
 
     Raises ModelFormatError if the file is unreadable or malformed, TokenizerError if its scheme is unknown.
     """

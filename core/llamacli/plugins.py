@@ -131,17 +131,17 @@ class Plugins:
         return architecture
 
     def loaders(self) -> list[Loader]:
-        """Loaders of the plugins in the general group, whose tensor types are registered now."""
+        """Loaders of the general plugins; registers their tensor types too."""
         self.load_group(GENERAL)
         return list(self._loaders)
 
     def chat_formats(self) -> list[ChatFormat]:
-        """Chat formats of the plugins in the general group, and of the architectures loaded so far."""
+        """Chat formats of the general plugins and of loaded architectures."""
         self.load_group(GENERAL)
         return list(self._chat_formats)
 
     def sampler(self, name: str) -> SamplerType | None:
-        """Sampler of this name in the plugins of the general group; None if there is none."""
+        """Sampler of this name in the general plugins, or None."""
         from llamacli.sampling import simplified
 
         self.load_group(GENERAL)
@@ -270,7 +270,7 @@ def known_distribution(architecture: str) -> str | None:
 
 
 def _names_a_module(entry: EntryPoint) -> bool:
-    """Whether an entry point is well formed, which installers do not check."""
+    """Check an entry point, which installers do not."""
     well_formed = EntryPoint.pattern.match(entry.value) is not None
     if not well_formed:
         _log.warning("entry point %s = %r of %s names no module", entry.name, entry.value, _origin(entry)[0])

@@ -1,4 +1,4 @@
-"""Sessions: token-by-token evaluation and sampling over one model, with a KV cache of their own."""
+"""Sessions: evaluation and sampling of one token stream with a KV cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Ids = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
 
 MIN_CHECKPOINT = 64
-"""Tokens evaluated in one call from which on the prefix cache keeps a copy of the cells in sliding windows."""
+"""Minimum length of a prompt at whose end sliding windows are checkpointed."""
 
 _UTF8_STATE = 3
 """Bytes that a UTF-8 decoder can hold back: all but the last of the longest character."""
@@ -37,7 +37,7 @@ _UTF8_STATE = 3
 
 @attrs.frozen
 class Token:
-    """A generated token: its `id`, and `piece`, the text that is complete with it.
+    """Generated token: its `id`, and `piece`, the text that is complete with it.
 
     Bytes of an incomplete character are held back and come with the token that completes it: pieces joined are the
     text, and continue that of the prompt. `logprobs` are those that `n_probs` asks for.
@@ -76,10 +76,10 @@ def generate(
     max_tokens: int = 64,
     ignore_eos: bool = False,
 ) -> Iterator[Token]:
-    """Generation loop of `Session.generate`, written with a session's public methods only.
+    """Generation loop over the public methods of a session.
 
-    Copy it to generate in another way. Arguments are as in `Session.generate`, but nothing is checked before the first
-    token is asked for.
+    `Session.generate` runs it. Arguments are the same, but nothing is checked before the first token is asked for. Copy
+    it to generate in another way.
     """
     clock, n_computed = time.perf_counter, session.n_computed
     end_ids = frozenset[int]() if ignore_eos else session.model.tokenizer.eog_ids
@@ -115,9 +115,10 @@ def generate(
 
 
 class Session(contextlib.AbstractContextManager["Session"]):
-    """A stream of tokens over a model, with its KV cache, sampler and logits. Sessions never affect each other.
+    """Token stream over a model, with its KV cache, sampler and logits.
 
-    Calls from several threads wait for one another; `close` too waits for the evaluation that another thread is in.
+    Sessions of one model never affect each other's results. Calls from several threads wait for one another; `close`
+    too waits for the evaluation that another thread is in.
 
     - `n_past`: tokens evaluated so far, which is the next token's position.
     - `logits`: float32 [n_vocab], of the last token evaluated.
@@ -145,7 +146,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         reuse: bool = True,
         sequence: KVSequence | None = None,
     ):
-        """See `Model.create_session`. A `sequence` that is given is continued, and from then on this session's."""
+        """Create a session, as `Model.create_session` does, or continue a `sequence`."""
         if sequence is None:
             seq_len = checked_seq_len(model.config.seq_len if seq_len is None else seq_len)
             sequence = KVSequence(model.kv_pool(kv_type), seq_len, model.program.rope_variant(seq_len))
@@ -209,7 +210,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @property
     def has_logits(self) -> bool:
-        """Whether there are logits to draw from."""
+        """True if there are logits to draw from."""
         return self._logits is not None
 
     def clear_logits(self) -> None:
@@ -232,7 +233,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @property
     def candidates(self) -> Candidates:
-        """Tokens that the last one was drawn from, as samplers left them, until the next draw.
+        """Candidates of the last draw, as the samplers left them.
 
         Raises InvalidRequestError if nothing has been drawn.
         """
@@ -249,15 +250,15 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @locked
     def reset_sampler(self) -> None:
-        """Clear the accepted tokens that penalties and grammars count; the random generator goes on."""
+        """Clear the accepted tokens that penalties and grammars count."""
         self._sampler.reset()
 
     @locked
     def eval(self, tokens: Sequence[int], *, all_logits: bool = False) -> Logits | None:
-        """Evaluate tokens at position `n_past` onwards; afterwards `logits` are those of the last one.
+        """Evaluate tokens at position `n_past` onwards.
 
-        Returns float32 [len(tokens), n_vocab] with `all_logits`, else None. No tokens change nothing. How tokens are
-        split over calls does not change results.
+        Afterwards `logits` are those of the last one. Returns float32 [len(tokens), n_vocab] with `all_logits`, else
+        None. No tokens change nothing. How tokens are split over calls does not change results.
 
         Raises InvalidRequestError for an id that is not in the vocabulary and ContextOverflowError if the tokens do not
         fit, both before anything is evaluated.
@@ -284,12 +285,12 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @locked
     def remove_range(self, p0: int, p1: int = -1) -> None:
-        """Remove the tokens at positions `p0` to `p1` - 1; -1 is the end, and then this is `rewind`.
+        """Remove the tokens at positions `p0` to `p1` - 1.
 
-        Tokens behind the gap move up, as llama.cpp's context shift does: their keys are rotated to their new positions
-        (RoPE), and what they have attended to stays in them. The logits stay too.
-        Raises InvalidRequestError, changing nothing, for a range outside the context, or if a sliding window no longer
-        has what would be seen then.
+        A `p1` of -1 is the end, and then this is `rewind`. Tokens behind the gap move up, as llama.cpp's context shift
+        does: their keys are rotated to their new positions (RoPE), and what they have attended to stays in them. The
+        logits stay too. Raises InvalidRequestError, changing nothing, for a range outside the context, or if a sliding
+        window no longer has what would be seen then.
         """
         stop = self.n_past if is_integer(p1) and p1 == -1 else p1
         if not is_integer(p0) or not is_integer(stop) or not 0 <= p0 <= stop <= self.n_past:
@@ -307,10 +308,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @locked
     def clear_and_reseed(self, sinks: Sequence[int], tail: Sequence[int]) -> None:
-        """Restart the context with attention sinks and the last tokens (StreamingLLM, Xiao et al. 2023).
+        """Restart the context with attention sinks and the last tokens.
 
-        Both are evaluated from position 0 on, so that a text can go on without end. Raises what `eval` raises,
-        InvalidRequestError if there is no token at all, both before anything changes.
+        As in StreamingLLM (Xiao et al. 2023), both are evaluated from position 0 on, so that a text can go on without
+        end. Raises what `eval` raises, InvalidRequestError if there is no token at all, both before anything changes.
         """
         ids = self._checked([*sinks, *tail], n_past=0)
         if not len(ids):
@@ -320,9 +321,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @locked
     def fork(self, sequence: KVSequence | None = None) -> Session:
-        """Copy of this session that continues on its own: same tokens, logits, sampler and draws. Pages are shared.
+        """Copy this session: same tokens, logits, sampler and draws.
 
-        It is in `sequence`, which must hold the same tokens already, or in one of its own.
+        Pages are shared. The copy is in `sequence`, which must hold the same tokens already, or in one of its own.
         """
         sequence = self.cache.fork() if sequence is None else sequence
         child = Session(self.model, sequence=sequence, strategy=self.strategy, reuse=self._prefixes is not None)
@@ -385,7 +386,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @locked
     def checkpoint(self) -> KVSequence:
-        """Pin the current KV cache, so that this session and others can return to it.
+        """Pin the current KV cache, so that sessions can reuse it.
 
         With it, layers with a sliding window can be rewound to here from far beyond. It lasts as long as it is referred
         to and not closed.
@@ -397,9 +398,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @locked
     def reuse(self, tokens: Sequence[int]) -> int:
-        """Continue with as many of `tokens` as the prefix cache holds, all but the last at most; returns how many.
+        """Continue with those first `tokens` that the prefix cache holds; returns how many.
 
-        None is evaluated, so there are no logits then until the next `eval`. Raises what `eval` raises.
+        These are all but the last at most. None is evaluated, so there are no logits then until the next `eval`. Raises
+        what `eval` raises.
         """
         ids = self._checked(tokens)
         _, missing = self._plan(ids, reuse=True)
@@ -455,11 +457,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
         return snapshot.state_size({0: self.cache}, **self._state({}))
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        """Restore a state that a session of the same model has saved; logits and draws continue bit for bit.
+        """Restore a saved state; logits and draws continue bit for bit.
 
-        Returns the `extra` that was saved. Raises StateError, changing nothing, if the file is damaged, of another
-        version, of another model, mode or cache type, or does not fit; OSError; OutOfMemoryError, and then this session
-        is empty.
+        It must be of the same model. Returns the `extra` that was saved. Raises StateError, changing nothing, if the
+        file is damaged, of another version, of another model, mode or cache type, or does not fit; OSError;
+        OutOfMemoryError, and then this session is empty.
         """
         return self._restore(snapshot.read(path, self.cache.pool))
 
@@ -511,7 +513,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.close()
 
     def _plan(self, ids: Ids, *, reuse: bool) -> tuple[KVSequence, Ids]:
-        """Prepare the cache for `ids`; the cache, and the tokens to evaluate, `ids` and before them any not cached."""
+        """Prepare the cache for `ids`; returns it and all tokens to evaluate.
+
+        Those are `ids`, and before them any tokens that are not cached.
+        """
         cache = self.cache
         if not len(ids) or (len(ids) == 1 and len(cache.tokens) == len(self._tokens)):
             return cache, ids
@@ -522,7 +527,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         return cache, np.array(wanted[len(cache.tokens) :], np.int32)
 
     def _commit(self, ids: Ids, n_computed: int, logits: Logits) -> None:
-        """Append `ids` to the tokens, once `n_computed` tokens have been evaluated for them to be in the cache."""
+        """Append evaluated `ids` to the tokens; `n_computed` were run through the model."""
         if not len(ids):
             return
         if len(ids) >= MIN_CHECKPOINT and self._prefixes is not None and self.cache.pool.layout.has_windows:
@@ -536,7 +541,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             self.cache.truncate(0)
 
     def _drop_stale_cells(self) -> None:
-        """Drop cells of other tokens than the session's, left by an interrupt or by changes to the cache itself."""
+        """Drop cells of other tokens, left by interrupts or changes to the cache."""
         if self._cache is not None and not self._cache.closed:
             self._truncate_cache(self.n_cached)
 
@@ -547,7 +552,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             cache.truncate(n if cache.can_truncate(n) else 0)
 
     def _checked(self, tokens: Sequence[int], n_past: int | None = None) -> npt.NDArray[np.int32]:
-        """Tokens as int32 [n], checked to be in the vocabulary and to fit into the context."""
+        """Check that tokens are in the vocabulary and fit; int32 [n]."""
         n_vocab = self.model.config.n_vocab
         try:
             ids = list(tokens)
@@ -566,7 +571,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
 
 def eval_batch(work: Iterable[tuple[Session, Sequence[int]]]) -> None:
-    """Evaluate the next tokens of many sessions of one model, in one pass over its weights for each batch.
+    """Evaluate the next tokens of many sessions of one model together.
+
+    Each batch of tokens is one pass over the weights.
 
     Each session then is as if it had evaluated its tokens by itself. Raises what `Session.eval` raises,
     InvalidRequestError if a session is there twice or the models differ; nothing has changed then.
@@ -588,9 +595,9 @@ def eval_batch(work: Iterable[tuple[Session, Sequence[int]]]) -> None:
 def _evaluate(
     work: Sequence[tuple[Session, Ids]], *, all_logits: bool = False, progress: Progress | None = None
 ) -> list[Logits]:
-    """Plan, evaluate and commit checked tokens of sessions whose locks are held; the logits of each.
+    """Plan, evaluate and commit checked tokens; the logits of each session.
 
-    Tokens and logits of a session change only in the end, when all are evaluated.
+    The sessions' locks are held. Tokens and logits of a session change only in the end, when all are evaluated.
     """
     try:
         plans = [session._plan(ids, reuse=not all_logits) for session, ids in work]

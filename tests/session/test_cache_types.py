@@ -62,7 +62,7 @@ def test_engines_agree(kv_type: str, variant: str, tiny_gguf: TinyGguf, plugins:
 
 @pytest.mark.parametrize("kv_type", BOUNDS)
 def test_engines_store_the_same_bytes(kv_type: str, load_tiny: LoadTiny) -> None:
-    """What was stored by one is the same as what NumPy makes of the same keys and values."""
+    """The bytes stored by an engine equal those that NumPy rounds to."""
     model = load_tiny("gqa")
     exact, rounded = (model.create_session(kv_type=kind) for kind in ("f32", kv_type))
     for session in (exact, rounded):

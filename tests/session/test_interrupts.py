@@ -24,7 +24,7 @@ WATCHED = tuple(str(CORE / part) for part in ("session.py", "kv", "engine/batchi
 TOKENS = np.random.RandomState(3).randint(0, 32, 90).tolist()
 OTHERS = TOKENS[:70] + TOKENS[10:30]
 STRIDE = 89
-"""One in so many of the two or three thousand calls is interrupted."""
+"""Stride over the two or three thousand calls, of which each may be interrupted."""
 
 
 def interrupted(work: Callable[[list[Session]], None], sessions: list[Session], n: int) -> bool:
@@ -51,7 +51,7 @@ def interrupted(work: Callable[[list[Session]], None], sessions: list[Session], 
 
 
 def check_reference_counts(pool: KVPool, sequences: weakref.WeakSet[KVSequence]) -> None:
-    """Each page has as many owners as tables refer to it, and each cell that is held and not evicted has a page."""
+    """Each page has as many owners as tables; each cell has a page."""
     pool.collect()
     for g, pages in enumerate(pool.groups):
         held = Counter(page for sequence in sequences for page in sequence.tables[g].tolist() if page)

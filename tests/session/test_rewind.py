@@ -45,7 +45,7 @@ def test_rewind_behind_sliding_windows(windowed: Model) -> None:
     for n, again in ((150, 50), (50, 50)):
         session.rewind(n)
         list(session.generate([1, 2], max_tokens=1, ignore_eos=True))
-        assert session.stats.n_prompt == n + 2, "what was forgotten counts"
+        assert session.stats.n_prompt == n + 2, "evicted tokens count"
         assert session.stats.n_prompt - session.stats.n_reused == again + 2
         session.rewind(n + 2)
         session.eval([3])

@@ -13,7 +13,7 @@ from sessions import LONG, fresh
 
 
 def test_threads_with_a_session_each(model: Model) -> None:
-    """Sessions come and go in several threads, begin alike, and each generates what it would have alone."""
+    """Sessions in several threads share prefixes and generate what they would alone."""
     prompts = [[*LONG[:n], n] for n in (20, 33, 48, 48, 60)]
     with model.create_session(reuse=False) as session:
         expected = []

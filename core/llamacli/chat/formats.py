@@ -1,4 +1,4 @@
-"""Chat formats: a model's chat template, or a plugin's where the file has none, and the syntax of its replies."""
+"""Chat formats: a template and the syntax of replies, detected by file."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class TemplateInfo:
     tokenizer: Tokenizer
 
     def has_tokens(self, *texts: str) -> bool:
-        """Whether all these texts are tokens of the vocabulary."""
+        """True if all these texts are tokens of the vocabulary."""
         return all(self.tokenizer.token_id(text) is not None for text in texts)
 
     def mentions(self, *texts: str) -> bool:
-        """Whether the template or, of a file without one, the vocabulary has all these texts."""
+        """True if the template has all these texts; without one, the vocabulary."""
         return all(text in self.template for text in texts) if self.template else self.has_tokens(*texts)
 
 
 @attrs.frozen(kw_only=True)
 class ChatFormat:
-    """Chat format: which files it fits, a template for those without one, and the syntax of replies.
+    """Chat format: files it fits, template, and syntax of replies.
 
     - `name`: for `--template` and `create_chat(template=...)`.
     - `matches`: whether a file is of this format. Formats are tried in the order of their registration, the core's

@@ -27,7 +27,7 @@ from llamacli.util.numbers import is_integer
 
 _PROBE, _NEXT = "Xyzzy", "Plugh"
 GIVEN = {"self", "messages", "tools", "add_generation_prompt"}
-"""Names that a template gets from the chat itself, which no variable of a conversation may have."""
+"""Reserved names of variables, which the chat itself passes to templates."""
 
 _TOOL_USE = "tool_use"
 """Name of a file's separate template for conversations with tools."""
@@ -81,11 +81,11 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
 
     @property
     def pending(self) -> bool:
-        """Whether the last message is waiting for a reply."""
+        """True if the last message is waiting for a reply."""
         return bool(self.history) and self.history[-1].role != "assistant"
 
     def add_user(self, text: str) -> None:
-        """Add a user message, or replace the last one if it has no reply yet."""
+        """Add a user message, or replace the last one if unanswered."""
         if not isinstance(text, str):
             raise InvalidRequestError(f"the text of a user message is a str, not {type(text).__name__}")
         if self.history and self.history[-1].role == "user":
@@ -93,16 +93,16 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         self.history.append(Message("user", text))
 
     def add_tool_result(self, call: ToolCall, result: Any) -> None:
-        """Add the result of a tool call of the last reply; a result that is not a str is passed as JSON."""
+        """Add the result of a tool call, as text or JSON."""
         content = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
         self.history.append(Message("tool", content, name=call.name, tool_call_id=call.id))
 
     def retract(self) -> Message | None:
-        """Remove and return the last reply, to regenerate it; None if the last message is not a reply."""
+        """Remove and return the last reply; None if the last message is none."""
         return self.history.pop() if self.history and self.history[-1].role == "assistant" else None
 
     def drop_oldest_turn(self) -> bool:
-        """Drop the first user message and the replies to it, unless it is the only one; returns whether it did."""
+        """Drop the first user message and its replies; False if it is the only one."""
         users = [i for i, message in enumerate(self.history) if message.role == "user"]
         del self.history[: users[1] if len(users) > 1 else 0]
         return len(users) > 1
@@ -143,7 +143,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         return self._respond(wanted, rendering, params or SamplingParams())
 
     def save(self, path: str | os.PathLike[str]) -> int:
-        """Write the conversation and its session's state to a file, see `Session.save`; returns its size in bytes."""
+        """Write conversation and session state to a file; returns its size in bytes."""
         chat = {
             "system": self.system,
             "history": [message.as_dict() for message in self.history],

@@ -52,7 +52,7 @@ class Syntax(Protocol):
 
 @attrs.frozen
 class Span:
-    """Text of a reply between two markers, or up to the reply's end if `closes` is empty."""
+    """Text between two markers; an empty `closes` is the reply's end."""
 
     opens: str
     closes: str
@@ -167,11 +167,11 @@ class _SpanReader(Reader):
 
 @attrs.frozen
 class Channels:
-    """Syntax of several messages, each with a header that names its channel and perhaps its recipient (harmony).
+    """Syntax of messages with channel headers (harmony).
 
-    A header ends at `begins`, its text at one of `ends` or at `starts`, which begins the next header. The channel's
-    name follows `channel` in the header: `final` is for the user, all others are reasoning. A message to `recipient`
-    and a name is a call of that tool, its text the arguments in JSON.
+    A header may name a recipient too. It ends at `begins`, its text at one of `ends` or at `starts`, which begins the
+    next header. The channel's name follows `channel` in the header: `final` is for the user, all others are reasoning.
+    A message to `recipient` and a name is a call of that tool, its text the arguments in JSON.
     """
 
     starts: str
@@ -249,7 +249,10 @@ class _ChannelReader(Reader):
 
 
 class StopText:
-    """Stop string filter: passes on the text before it; `found` says whether it has come. No `text`: no stop."""
+    """Stop string filter, which passes on the text before it.
+
+    `found` is true once it has come. An empty `text` never comes.
+    """
 
     def __init__(self, text: str):
         self._ends = [text] if text else []
@@ -285,7 +288,7 @@ def _first(text: str, markers: Iterable[str]) -> tuple[int, str]:
 
 
 def _partial_marker(text: str, markers: Iterable[str]) -> int:
-    """Length of the text's end that may be the beginning of a marker, with white space before it."""
+    """Length of a partial marker at the text's end, white space included."""
     longest = max(
         (n for marker in markers for n in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:n])),
         default=0,

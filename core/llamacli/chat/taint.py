@@ -22,7 +22,7 @@ _PRIVATE_USE = range(0xF0000, 0x10FFFE)
 
 
 class CharacterMask:
-    """One-to-one map from the characters in `hidden` to placeholders that are not in `used`."""
+    """One-to-one map from characters in `hidden` to placeholders not in `used`."""
 
     def __init__(self, hidden: Iterable[str], used: Iterable[str]):
         cases = {case for c in hidden for case in (c, c.upper(), c.lower()) if len(case) == 1 and not c.isspace()}
@@ -174,7 +174,7 @@ class TaintedStr(str):
         return self._located(self._plain.rsplit(untainted(sep), maxsplit), len(sep))
 
     def _located(self, pieces: list[str], gap: int) -> list[str]:
-        """Slices of this text at these pieces of the original text, `gap` characters between them."""
+        """Slices of this text at pieces of the original text, `gap` apart."""
         parts, start = [], 0
         for piece in pieces:
             parts.append(self[start : start + len(piece)])

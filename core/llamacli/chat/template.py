@@ -74,12 +74,12 @@ class ChatTemplate:
 
     @property
     def takes_system(self) -> bool:
-        """Whether the template renders a system message."""
+        """True if the template renders a system message."""
         return self._shows([{"role": "system", "content": _PROBE}, {"role": "user", "content": "x"}])
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the template renders tools."""
+        """True if the template renders tools."""
         return self._shows([{"role": "user", "content": "x"}], tools=[_PROBE_TOOL])
 
     def render(
@@ -146,7 +146,7 @@ class ChatTemplate:
         return Rendering(mask.unmask(text), parts)
 
     def _shows(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> bool:
-        """Whether the probe appears in the rendering."""
+        """True if the probe appears in the rendering."""
         kind = "tools" if tools else "system"
         if kind not in self._knows:
             try:
@@ -156,7 +156,7 @@ class ChatTemplate:
         return self._knows[kind]
 
     def _is_structure(self, token: int) -> bool:
-        """Whether a special token may come from the template only."""
+        """True if a special token may come from the template only."""
         text = self._tokenizer.token_text(token)
         if self._tokenizer.kind(token) is not TokenKind.USER_DEFINED:
             return True

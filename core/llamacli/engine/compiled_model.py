@@ -24,9 +24,9 @@ KVTypes = str | tuple[str, str] | KVType
 
 
 class CompiledModel:
-    """A model as sessions need it, read-only but for `config.seq_len`; any number of them may share it.
+    """Program, tokenizer and KV memory of a model, shared by its sessions.
 
-    `llamacli.Model` is one, with the metadata of its file and the ways to create sessions and chats.
+    `llamacli.Model` adds the file's metadata, and creates sessions and chats. Only `config.seq_len` may be changed.
 
     - `config`: its hyperparameters; lower `config.seq_len` before creating a session to spend less memory.
     - `tokenizer`: its vocabulary.
@@ -80,7 +80,7 @@ class CompiledModel:
         return self._pools[kind]
 
     def kv_cache(self, n_seq_max: int = 1, *, seq_len: int | None = None, kv_type: KVTypes | None = None) -> KVCache:
-        """Cache of numbered sequences of up to `seq_len` tokens each, which share pages; `Session` evaluates one."""
+        """Create a cache of numbered sequences of up to `seq_len` tokens, which share pages."""
         seq_len = checked_seq_len(self.config.seq_len if seq_len is None else seq_len)
         shift_keys, rope_variant = self.program.shift_keys, self.program.rope_variant(seq_len)
 
@@ -90,7 +90,7 @@ class CompiledModel:
         return KVCache(self.kv_pool(kv_type), seq_len, n_seq_max, shift_keys=shifted, rope_variant=rope_variant)
 
     def prefixes(self, kv_type: KVType, seq_len: int) -> PrefixIndex:
-        """Prefix cache of the sequences with this type and the RoPE variant of this length."""
+        """Prefix cache for a cache type and the RoPE variant of a length."""
         index = PrefixIndex(self.kv_pool(kv_type))
         return self._prefixes.setdefault((kv_type, self.program.rope_variant(seq_len)), index)
 
