@@ -19,7 +19,7 @@ from sessions import PROMPT, RANDOM, logits_after
 @pytest.mark.parametrize(
     ("params", "said"),
     [
-        (SamplingParams(samplers=["nonsense"], temp=1), "there is no sampler 'nonsense'"),
+        (SamplingParams(samplers=["nonsense"], temp=1), "unknown sampler 'nonsense'"),
         (SamplingParams(logit_bias={10**30: 1}), "logit_bias: token 10{30} is not in the vocabulary"),
         (SamplingParams(suppress_tokens=[10**30]), "suppress_tokens: token 10{30} is not in the vocabulary"),
         (SamplingParams(grammar="root"), "grammar: line 1"),
