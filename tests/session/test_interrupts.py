@@ -1,4 +1,4 @@
-"""KeyboardInterrupt at any call in sessions and caches leaves them consistent and usable."""
+"""KeyboardInterrupt at any call leaves sessions and caches consistent."""
 
 import contextlib
 import itertools
@@ -28,7 +28,7 @@ STRIDE = 89
 
 
 def interrupted(work: Callable[[list[Session]], None], sessions: list[Session], n: int) -> bool:
-    """Run with a KeyboardInterrupt at the n-th call or return from C; whether there were so many."""
+    """Interrupt at the n-th call or return from C; False if fewer."""
     left = n
 
     def watch(frame: FrameType, event: str, _: object) -> None:
@@ -51,7 +51,7 @@ def interrupted(work: Callable[[list[Session]], None], sessions: list[Session], 
 
 
 def check_reference_counts(pool: KVPool, sequences: weakref.WeakSet[KVSequence]) -> None:
-    """Each page has as many owners as tables; each cell has a page."""
+    """Compare reference counts with tables; each cell needs a page."""
     pool.collect()
     for g, pages in enumerate(pool.groups):
         held = Counter(page for sequence in sequences for page in sequence.tables[g].tolist() if page)

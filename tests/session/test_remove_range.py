@@ -83,7 +83,7 @@ def test_cells_behind_a_gap_are_not_shared(model: Model) -> None:
 
 
 def test_windows_keep_cells_that_a_rewind_sees(load_tiny: LoadTiny) -> None:
-    """Cells may move onto a page with evicted cells: no rewind to where those are seen."""
+    """Cells that move onto a page with evicted cells."""
     model = load_tiny("gemma3", n_layer=6, context_length=400)
     for n, start, stop in ((253, 230, 238), (225, 25, 39), (142, 99, 124), (91, 9, 20)):
         session = fresh(model, (LONG * 3)[:n])

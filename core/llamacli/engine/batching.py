@@ -24,12 +24,12 @@ def evaluate(
     all_logits: bool = False,
     progress: Progress | None = None,
 ) -> list[Logits]:
-    """Evaluate each sequence's next tokens, int32 [n], all sequences in the same batches.
+    """Evaluate the next tokens of many sequences in the same batches.
 
-    Returns for each its logits, float32 [n, n_vocab], or without `all_logits` [1, n_vocab] of its last token; for no
-    tokens, [0, n_vocab or 0]. A token's logits do not depend on what else is in a batch. Each sequence is there once
-    and has room; those of different pools go into different batches. `progress` is called with the tokens done and
-    those in all, where they take more than one batch.
+    Tokens are int32 [n]. Returns for each sequence its logits, float32 [n, n_vocab], or without `all_logits` [1,
+    n_vocab] of its last token; for no tokens, [0, n_vocab or 0]. A token's logits do not depend on what else is in a
+    batch. Each sequence is there once and has room; those of different pools go into different batches. `progress` is
+    called with the tokens done and those in all, where they take more than one batch.
 
     If anything is raised, all sequences are as they were, but that an interrupt at the very end may find some of them
     with their tokens. Raises MemoryError, ClosedError.
@@ -69,7 +69,10 @@ def evaluate(
 
 
 def _batches(work: Sequence[tuple[KVSequence, Ids]]) -> Iterator[list[tuple[int, int, int]]]:
-    """Batches of at most N_BATCH tokens of one pool: of some sequences, its index, first token and number of tokens."""
+    """Split tokens into batches of at most N_BATCH, each of one pool.
+
+    A batch lists sequences: the index, its first token, the number of tokens.
+    """
     if len(work) == 1 and 0 < len(work[0][1]) <= N_BATCH:  # a lone token, in most cases: spare it the sharing out
         yield [(0, 0, len(work[0][1]))]
         return

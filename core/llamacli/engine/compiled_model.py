@@ -1,4 +1,4 @@
-"""Compiled models: a program, its tokenizer, and the KV-cache memory that its sequences share."""
+"""Compiled models: program, tokenizer and the KV-cache memory of sequences."""
 
 from __future__ import annotations
 
@@ -62,15 +62,21 @@ class CompiledModel:
         return self.tokenizer.decode(ids)
 
     def piece(self, token: int) -> str:
-        """Text of one token on its own, leading space kept; bytes of a partial character become U+FFFD."""
+        """Text of one token on its own.
+
+        A leading space is kept; bytes of a partial character become U+FFFD.
+        """
         return self.tokenizer.piece(token)
 
     def find_sampler(self, name: str) -> SamplerType | None:
-        """A sampler that is not built in, by name; None if there is none."""
+        """Find a sampler that is not built in; None if unknown."""
         return None
 
     def kv_pool(self, kv_type: KVTypes | None = None) -> KVPool:
-        """Page pool of all sequences with this `kv_type` (default: f32 in fp32 mode, else f16)."""
+        """Page pool of all sequences with this `kv_type`.
+
+        The default is f32 in fp32 mode, else f16.
+        """
         if kv_type is None:
             kv_type = "f32" if self.mode is QuantMode.FP32 else "f16"
         kind = KVType.of(kv_type)
@@ -80,7 +86,7 @@ class CompiledModel:
         return self._pools[kind]
 
     def kv_cache(self, n_seq_max: int = 1, *, seq_len: int | None = None, kv_type: KVTypes | None = None) -> KVCache:
-        """Create a cache of numbered sequences of up to `seq_len` tokens, which share pages."""
+        """Create a cache of numbered sequences of up to `seq_len` tokens."""
         seq_len = checked_seq_len(self.config.seq_len if seq_len is None else seq_len)
         shift_keys, rope_variant = self.program.shift_keys, self.program.rope_variant(seq_len)
 
@@ -90,12 +96,15 @@ class CompiledModel:
         return KVCache(self.kv_pool(kv_type), seq_len, n_seq_max, shift_keys=shifted, rope_variant=rope_variant)
 
     def prefixes(self, kv_type: KVType, seq_len: int) -> PrefixIndex:
-        """Prefix cache for a cache type and the RoPE variant of a length."""
+        """Prefix cache of a cache type and a length's RoPE variant."""
         index = PrefixIndex(self.kv_pool(kv_type))
         return self._prefixes.setdefault((kv_type, self.program.rope_variant(seq_len)), index)
 
     def close(self) -> None:
-        """Free the weights. Sessions of this model can no longer evaluate; closing twice does nothing."""
+        """Free the weights; closing twice does nothing.
+
+        Sessions of this model can no longer evaluate then.
+        """
         for index in self._prefixes.values():
             index.clear()
         self._program, self.prefix_cache_bytes = None, 0  # sessions closed from now on leave nothing in the cache
