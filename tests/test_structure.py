@@ -58,12 +58,18 @@ MODULES = {module_of(path): path for path in SOURCES}
 
 
 def package(module: str) -> str:
-    """The module or folder of the core that a module belongs to: `kv` of `llamacli.kv.pool`."""
+    """The module or folder of the core that a module belongs to.
+
+    `kv` of `llamacli.kv.pool`.
+    """
     return module.split(".")[1]
 
 
 def imports(source: str) -> set[str]:
-    """Modules of the core that a source imports: in functions, and for type checkers only, too."""
+    """Modules of the core that a source imports.
+
+    In functions, and for type checkers only, too.
+    """
     found = set()
     for node in ast.walk(ast.parse(source)):
         match node:
@@ -121,7 +127,7 @@ def test_imports_go_down(module: str) -> None:
 
 def test_no_module_imports_itself_through_others() -> None:
     edges = {module: imports(path.read_text()) - {module} for module, path in MODULES.items()}
-    edges["llamacli.kernels.packing_formats"] -= {"llamacli.kernels.ggml_packings"}  # registers its formats there
+    edges["llamacli.kernels.packing_formats"] -= {"llamacli.kernels.ggml_packings"}  # formats register themselves
     assert circles(edges) == []
 
 

@@ -14,22 +14,9 @@ SOURCES = ("core/llamacli", "plugins", "tests", "benchmarks", "tools")
 PAGES = ("README.md", "CHANGELOG.md", "docs", "plugins", "tests", "benchmarks", "tools")
 
 NOT_YET_CLEAN: tuple[str, ...] = (
-    "core/llamacli/chat/",
-    "core/llamacli/hookspecs.py",
-    "core/llamacli/loaders.py",
-    "core/llamacli/model.py",
-    "core/llamacli/plugins.py",
-    "core/llamacli/session.py",
-    "core/llamacli/util/closing.py",
-    "tests/chat/",
     "tests/conftest.py",
     "tests/kernels/",
     "tests/support/",
-    "tests/test_interrupts.py",
-    "tests/test_model.py",
-    "tests/test_session.py",
-    "tests/test_session_state.py",
-    "tests/test_structure.py",
 )
 """Folders and files whose docstrings are still to be rewritten; only removals from this list."""
 

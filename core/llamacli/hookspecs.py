@@ -48,7 +48,10 @@ def register_architectures(register: Callable[[Architecture], None]) -> None:
 
 @hookspec
 def register_loaders(register: Callable[[Loader], None]) -> None:
-    """Call `register` once for every file format other than GGUF that this plugin reads."""
+    """Call `register` for every file format that this plugin reads.
+
+    GGUF is the core's.
+    """
 
 
 @hookspec
@@ -61,7 +64,10 @@ def register_quant_formats(register: Callable[[QuantFormat], None]) -> None:
 
 @hookspec
 def register_chat_formats(register: Callable[[ChatFormat], None]) -> None:
-    """Call `register` once for every chat format that this plugin adds; the first that fits a file is taken."""
+    """Call `register` once for every chat format that this plugin adds.
+
+    The first that fits a file is taken.
+    """
 
 
 @hookspec
@@ -76,9 +82,15 @@ def register_commands(cli: click.Group) -> None:
 
 @hookspec(firstresult=True)
 def match_architecture(metadata: Metadata) -> Architecture | None:
-    """Claim a file whose `general.architecture` no plugin claims by name; the first answer that is not None runs it."""
+    """Claim a file whose `general.architecture` no plugin claims by name.
+
+    The first answer that is not None runs it.
+    """
 
 
 @hookspec
 def model_loaded(model: LoadedModel) -> None:
-    """Inspect a model that has just been loaded, a `llamacli.Model`; an error is logged and changes nothing."""
+    """Inspect a model that has just been loaded.
+
+    It is a `llamacli.Model`. An error is logged and changes nothing.
+    """

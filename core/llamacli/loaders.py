@@ -1,4 +1,7 @@
-"""Model files: GGUF in the core, other formats through loaders that plugins register."""
+"""Model files.
+
+GGUF in the core, other formats through loaders that plugins register.
+"""
 
 from __future__ import annotations
 
@@ -110,9 +113,9 @@ class WatchedFile:
 
 @attrs.frozen
 class Loader:
-    """File format other than GGUF: `matches(path)` looks at a file's beginning, `open(path)` reads it.
+    """File format other than GGUF.
 
-    `open` raises ModelFormatError.
+    `matches(path)` looks at a file's beginning, `open(path)` reads it. `open` raises ModelFormatError.
     """
 
     name: str
@@ -140,7 +143,10 @@ def open_model_file(path: str | os.PathLike[str], loaders: Sequence[Loader]) -> 
 
 
 def _matches(loader: Loader, path: Path) -> bool:
-    """True if a loader claims a file; errors are logged and count as False."""
+    """True if a loader claims a file.
+
+    Errors are logged and count as False.
+    """
     try:
         return loader.matches(path)
     except Exception as error:
@@ -152,9 +158,10 @@ _SAMPLE = 4096
 
 
 def identity(file: ModelFile) -> str:
-    """Digest of a model, as hex: of its scalar metadata, its tensors, and both ends of each one's data.
+    """Digest of a model, as hex.
 
-    Hashing all of a file would take longer than loading it; models that differ anywhere differ in many tensors' ends.
+    It covers scalar metadata, tensors, and both ends of each one's data. Hashing all of a file would take longer than
+    loading it; models that differ anywhere differ in many tensors' ends.
     """
     digest = hashlib.sha256()
     for key in sorted(file.metadata):

@@ -1,4 +1,4 @@
-"""Loading model files, and the model that sessions and chats are created from."""
+"""Model loading, and the model that creates sessions and chats."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ _log = logging.getLogger(__name__)
 
 
 class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
-    """A loaded model, read-only but for `config.seq_len`; any number of sessions may share it.
+    """Loaded model, shared by any number of sessions.
+
+    It is read-only but for `config.seq_len`.
 
     - `arch`: its `general.architecture`.
     - `config`: its hyperparameters; lower `config.seq_len` before creating a session to spend less memory.
@@ -79,13 +81,14 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         strategy: str | CacheStrategy = CacheStrategy.ALWAYS,
         reuse: bool = True,
     ) -> Session:
-        """Create a session with an empty context of `seq_len` tokens (default: `config.seq_len`, read now).
+        """Create a session with an empty context of `seq_len` tokens.
 
-        `kv_type` is the type of cached keys and values, one of `llamacli.kv.KV_TYPES` such as "q8_0", or a pair of
-        them; the default is f32 in fp32 mode, else f16. `strategy` says when they are cached at all rather than
-        computed again, see `llamacli.kv.CacheStrategy`. With `reuse`, a prompt that begins as another session's of
-        this model is not evaluated again that far: the pages are shared (prefix caching); results are the same.
-        Raises InvalidRequestError for a value out of range, MemoryError if the cache cannot be allocated.
+        The default is `config.seq_len`, read now. `kv_type` is the type of cached keys and values, one of
+        `llamacli.kv.KV_TYPES` such as "q8_0", or a pair of them; the default is f32 in fp32 mode, else f16. `strategy`
+        says when they are cached at all rather than computed again, see `llamacli.kv.CacheStrategy`. With `reuse`, a
+        prompt that begins as another session's of this model is not evaluated again that far: the pages are shared
+        (prefix caching); results are the same. Raises InvalidRequestError for a value out of range, MemoryError if the
+        cache cannot be allocated.
         """
         from llamacli.session import Session
 
@@ -217,7 +220,10 @@ def _check_vocabulary(file: ModelFile, config: Config, tokenizer: Tokenizer) -> 
 
 
 def _check_all_read(file: ModelFile, graph: Graph, unused: set[str]) -> None:
-    """Refuse a tensor of the file and the table that is in no op: it would be left out silently."""
+    """Refuse tensors that no op reads.
+
+    They would be left out of the computation silently.
+    """
     read = {tensor.name for op in graph.ops for tensor in op.tensors()} | unused
     unread = [name for name in file.tensors if name not in read]
     if unread:
@@ -225,7 +231,10 @@ def _check_all_read(file: ModelFile, graph: Graph, unused: set[str]) -> None:
 
 
 def _warn_of_unread_keys(metadata: Metadata, architecture: str) -> None:
-    """Log keys of the architecture that nothing has read: they may mean a variant that is computed wrongly."""
+    """Log keys of the architecture that nothing has read.
+
+    They may mean a variant that is computed wrongly.
+    """
     known = metadata.consumed | {f"{architecture}.pooling_type"}  # it matters after the forward pass
     unread = sorted(key for key in metadata if key.startswith(f"{architecture}.") and key not in known)
     if unread:

@@ -50,7 +50,10 @@ class PluginInfo:
 
 
 class Plugins:
-    """Installed plugins. Nothing is imported before it is needed; each module is loaded at most once."""
+    """Installed plugins.
+
+    Nothing is imported before it is needed; each module is loaded at most once.
+    """
 
     def __init__(self, entry_points: Iterable[EntryPoint] | None = None):
         if entry_points is None:
@@ -79,7 +82,10 @@ class Plugins:
         return claims
 
     def load(self, entry: EntryPoint) -> None:
-        """Import the entry's module and register its hooks. Raises PluginError, the same one every time."""
+        """Import the entry's module and register its hooks.
+
+        Raises PluginError, the same one every time.
+        """
         if entry.module in self._errors:
             raise self._errors[entry.module]
         if self._manager.has_plugin(entry.module):
@@ -96,7 +102,10 @@ class Plugins:
             raise error from cause
 
     def load_group(self, group: str) -> None:
-        """Load all plugins of a group; one that fails is logged, listed in `infos()` and left out."""
+        """Load all plugins of a group.
+
+        One that fails is logged, listed in `infos()` and left out.
+        """
         for entry in self._entry_points:
             if entry.group == group and entry.module not in self._errors:
                 try:
@@ -148,7 +157,10 @@ class Plugins:
         return self._samplers.get(simplified(name))
 
     def call_each(self, hook: str, **arguments: Any) -> list[Any]:
-        """Call a hook of each plugin loaded so far; returns the results, without those of plugins that fail."""
+        """Call a hook of each plugin loaded so far.
+
+        Returns the results, without those of plugins that fail.
+        """
         answers = []
         plugins = self._manager.list_name_plugin()
         for name, plugin in plugins:
@@ -160,7 +172,7 @@ class Plugins:
         return answers
 
     def infos(self) -> list[PluginInfo]:
-        """List all installed plugin modules, loading each to know whether it can be."""
+        """Load all installed plugin modules and report on each."""
         by_module: dict[str, list[EntryPoint]] = {}
         for entry in self._entry_points:
             by_module.setdefault(entry.module, []).append(entry)
@@ -187,7 +199,10 @@ class Plugins:
         self._collect(module)
 
     def _collect(self, module: ModuleType) -> None:
-        """Run the registration hooks of one module; keep their results only if all succeed."""
+        """Run the registration hooks of one module.
+
+        Keep their results only if all succeed.
+        """
         from llamacli.architecture import Architecture  # deferred: NumPy is not needed to name what is installed
         from llamacli.chat.formats import ChatFormat
         from llamacli.loaders import Loader

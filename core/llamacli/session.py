@@ -37,10 +37,11 @@ _UTF8_STATE = 3
 
 @attrs.frozen
 class Token:
-    """Generated token: its `id`, and `piece`, the text that is complete with it.
+    """Generated token.
 
-    Bytes of an incomplete character are held back and come with the token that completes it: pieces joined are the
-    text, and continue that of the prompt. `logprobs` are those that `n_probs` asks for.
+    Its `id`, and `piece`, the text that is complete with it. Bytes of an incomplete character are held back and come
+    with the token that completes it: pieces joined are the text, and continue that of the prompt. `logprobs` are those
+    that `n_probs` asks for.
     """
 
     id: int
@@ -166,7 +167,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @property
     def cache(self) -> KVSequence:
-        """The KV cache. Raises ClosedError after close(), its own or that of the cache it is a sequence of."""
+        """KV cache of the session.
+
+        Raises ClosedError after close(), its own or that of the cache it is a sequence of.
+        """
         if self._cache is None or self._cache.closed:
             raise ClosedError("the session is closed")
         return self._cache
@@ -196,7 +200,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @property
     def logits(self) -> Logits:
-        """Logits after the last token, float32 [n_vocab]. Raises InvalidRequestError before the first eval."""
+        """Logits after the last token, float32 [n_vocab].
+
+        Raises InvalidRequestError before the first eval.
+        """
         if self._logits is None:
             raise InvalidRequestError("no token has been evaluated yet, so there are no logits")
         return self._logits
@@ -271,10 +278,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @locked
     def rewind(self, n_past: int) -> None:
-        """Truncate the context to its first `n_past` tokens. There are no logits then until the next `eval`.
+        """Truncate the context to its first `n_past` tokens.
 
-        Where layers with a sliding window no longer have what a token there would see, that `eval` computes it again.
-        Raises InvalidRequestError if `n_past` is not from 0 to the present position.
+        The logits are cleared until the next `eval`. Where layers with a sliding window no longer have what a token
+        there would see, that `eval` computes it again. Raises InvalidRequestError if `n_past` is not from 0 to the
+        present position.
         """
         if not is_integer(n_past) or not 0 <= n_past <= self.n_past:
             raise InvalidRequestError(f"n_past must be an integer from 0 to {self.n_past}, not {n_past!r}")
@@ -335,15 +343,16 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @locked
     def draw(self, params: SamplingParams | SamplerChain | None = None) -> int:
-        """Draw the next token from a copy of `logits`. Only the random generator changes.
+        """Draw the next token from a copy of `logits`.
 
-        Pass the token to `accept`, for penalties and grammars to count it, and to `eval`, to continue with it.
+        Only the random generator changes. Pass the token to `accept`, for penalties and grammars to count it, and to
+        `eval`, to continue with it.
         """
         return self._sampler.sample(self.logits.copy(), self.params if params is None else params)
 
     @locked
     def sample(self, params: SamplingParams | SamplerChain | None = None) -> int:
-        """Draw the next token and `accept` it, applying the samplers to `logits` in place.
+        """Draw and `accept` the next token, changing `logits` in place.
 
         In place as llama.cpp's samplers work on their candidates: afterwards `logits` show what penalties and
         temperature have made of them, and a second `sample` begins with that. `draw` leaves them alone. The token is
@@ -355,17 +364,19 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @locked
     def legal(self, params: SamplingParams | SamplerChain | None = None) -> Candidates:
-        """Tokens that a grammar or a ban leaves to `draw`, with their `logits`.
+        """Tokens that grammars and bans leave to `draw`.
 
-        Raises InvalidRequestError if there is no such token, or if there are no logits.
+        The candidates have their `logits`. Raises InvalidRequestError if there is no such token, or if there are no
+        logits.
         """
         return self._sampler.legal(self.logits, self.params if params is None else params)
 
     @locked
     def accept(self, token: int) -> None:
-        """Count a token as generated, for penalties and grammars. It is not evaluated: pass it to `eval`.
+        """Count a token as generated, for penalties and grammars.
 
-        Raises InvalidRequestError, changing nothing, if it is not in the vocabulary or the grammar does not allow it.
+        It is not evaluated: pass it to `eval`. Raises InvalidRequestError, changing nothing, if it is not in the
+        vocabulary or the grammar does not allow it.
         """
         n_vocab = self.model.config.n_vocab
         if not is_integer(token) or not 0 <= token < n_vocab:
@@ -373,7 +384,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self._sampler.accept(int(token))
 
     def decoder(self) -> StreamDecoder:
-        """Incremental decoder for the tokens to come: its text continues that of `tokens`."""
+        """Incremental decoder for the tokens to come.
+
+        Its text continues that of `tokens`.
+        """
         tokenizer, tokens = self.model.tokenizer, self._tokens
         # Earlier tokens change two things in a decoder: whether there was text before, and the bytes it holds back.
         n_bytes = 0
@@ -398,10 +412,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @locked
     def reuse(self, tokens: Sequence[int]) -> int:
-        """Continue with those first `tokens` that the prefix cache holds; returns how many.
+        """Continue with those first `tokens` that the prefix cache holds.
 
-        These are all but the last at most. None is evaluated, so there are no logits then until the next `eval`. Raises
-        what `eval` raises.
+        Returns how many. These are all but the last at most. None is evaluated, so there are no logits then until the
+        next `eval`. Raises what `eval` raises.
         """
         ids = self._checked(tokens)
         _, missing = self._plan(ids, reuse=True)
@@ -439,10 +453,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @locked
     def save(self, path: str | os.PathLike[str], **extra: Any) -> int:
-        """Write the whole state to a file: tokens, keys and values, logits, random generator.
+        """Write the whole state to a file.
 
-        `extra` is JSON of the caller's, which `load` returns. Returns the file's size in bytes. An existing file is
-        replaced atomically. Raises OSError.
+        Tokens, keys and values, logits, random generator. `extra` is JSON of the caller's, which `load` returns.
+        Returns the file's size in bytes. An existing file is replaced atomically. Raises OSError.
         """
         return snapshot.write(path, {0: self.cache}, **self._state(extra))
 
@@ -502,7 +516,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @locked
     def close(self) -> None:
-        """Free the KV cache, which the prefix cache may keep; closing twice does nothing."""
+        """Free the KV cache, which the prefix cache may keep.
+
+        Closing twice does nothing.
+        """
         if self._cache is not None:
             if self._prefixes is not None:
                 self._prefixes.keep(self._cache, self.model.prefix_cache_bytes)
@@ -541,12 +558,18 @@ class Session(contextlib.AbstractContextManager["Session"]):
             self.cache.truncate(0)
 
     def _drop_stale_cells(self) -> None:
-        """Drop cells of other tokens, left by interrupts or changes to the cache."""
+        """Drop cells of other tokens than the session's.
+
+        Interrupts and changes to the cache leave such cells.
+        """
         if self._cache is not None and not self._cache.closed:
             self._truncate_cache(self.n_cached)
 
     def _truncate_cache(self, n: int) -> None:
-        """Keep at most the first n cells; none if a sliding window no longer has what is before them."""
+        """Keep at most the first n cells.
+
+        None if a sliding window no longer has what is before them.
+        """
         cache = self.cache
         if n < len(cache.tokens):
             cache.truncate(n if cache.can_truncate(n) else 0)

@@ -33,7 +33,10 @@ def talker(tiny_gguf: Callable[..., Path], plugins: Plugins) -> Iterator[Talker]
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Script what the model draws: token ids, or text with special tokens spelled; then the end of the turn."""
+    """Script the tokens that the model draws.
+
+    They are given as ids or as text with special tokens spelled; the end of the turn follows.
+    """
 
     def write(model: Model, *replies: str | list[int], end: str = "<|im_end|>") -> None:
         ids = iter(

@@ -15,7 +15,10 @@ Part = int | str
 
 @attrs.frozen
 class Evaluated:
-    """Part as it was evaluated, with its token `ids`; `part` is None for what is left of a truncated one."""
+    """Part as it was evaluated, with its token `ids`.
+
+    `part` is None for what is left of a truncated one.
+    """
 
     part: Part | None
     ids: tuple[int, ...]
@@ -23,7 +26,10 @@ class Evaluated:
 
 @attrs.frozen
 class Plan:
-    """Tokens of a rendered conversation, of which the first `n_kept` are evaluated already."""
+    """Tokens of a rendered conversation.
+
+    The first `n_kept` are evaluated already.
+    """
 
     parts: tuple[Evaluated, ...]
     n_kept: int
@@ -40,11 +46,11 @@ class Plan:
 
 
 def plan(held: Sequence[Evaluated], parts: Sequence[Part], encode: Callable[[str, bool], list[int]]) -> Plan:
-    """Plan the evaluation of a rendered conversation after the parts `held` by a session.
+    """Plan the evaluation of a rendered conversation.
 
-    Equal parts keep the tokens that they were evaluated with, which for generated text need not be those of
-    `encode(run, continues)`. So does a run of text that continues the last held one: only the rest is encoded. After
-    the first difference tokens are compared, and all that follows is encoded.
+    The session holds the parts `held`. Equal parts keep the tokens that they were evaluated with, which for generated
+    text need not be those of `encode(run, continues)`. So does a run of text that continues the last held one: only the
+    rest is encoded. After the first difference tokens are compared, and all that follows is encoded.
     """
     done: list[Evaluated] = []
     for have, part in zip(held, parts, strict=False):
@@ -79,7 +85,10 @@ def truncated(parts: Iterable[Evaluated], n: int) -> list[Evaluated]:
 
 
 def extended(parts: Sequence[Evaluated], tokens: Iterable[tuple[Part, int]]) -> list[Evaluated]:
-    """Append generated tokens to parts: special tokens as parts of their own, text to the last run."""
+    """Append generated tokens to parts.
+
+    Special tokens as parts of their own, text to the last run.
+    """
     result = list(parts)
     for is_text, group in itertools.groupby(tokens, key=lambda token: isinstance(token[0], str)):
         if not is_text:

@@ -1,4 +1,4 @@
-"""Jinja sandbox as transformers sets it up, with limits on time and memory.
+"""Jinja sandbox like that of transformers, with time and memory limits.
 
 A template comes with a model's file: it must not leave the sandbox, run without end, or fill the memory. Jinja sees to
 the first. For the others every rendering has a `Budget`: loops and macros check the clock, and operations whose result
@@ -46,7 +46,10 @@ _MAX_BITS = 1 << 16
 
 @attrs.define
 class Budget:
-    """Remaining budget of a rendering: its deadline, and the characters that it may still make."""
+    """Remaining budget of a rendering.
+
+    Its deadline, and the characters that it may still make.
+    """
 
     until: float
     characters: int
@@ -146,7 +149,10 @@ class Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, function: Any, *args: Any, **options: Any) -> Any:
-        """Call a function; a string method only if its result will not be too large."""
+        """Call a function.
+
+        A string method only if its result will not be too large.
+        """
         text = getattr(function, "__self__", None)
         if isinstance(text, str):
             args = _charge_call(getattr(function, "__name__", ""), text, args, options)
@@ -169,7 +175,10 @@ class Environment(ImmutableSandboxedEnvironment):
 
 
 def _checked_sum(values: Iterable[Any]) -> int:
-    """Sum of the numbers among arguments (widths, counts). Raises OverflowError if one is too large."""
+    """Sum of the numbers among arguments (widths, counts).
+
+    Raises OverflowError if one is too large.
+    """
     numbers = [abs(value) for value in values if isinstance(value, int)]
     if any(number > MAX_RANGE for number in numbers):
         raise OverflowError(f"a number beyond {MAX_RANGE}")
@@ -177,7 +186,10 @@ def _checked_sum(values: Iterable[Any]) -> int:
 
 
 def _charge_format(form: str, values: Iterable[Any]) -> None:
-    """Charge for `%` or `str.format`: each placeholder may take the longest value, or be as wide."""
+    """Charge for `%` or `str.format`.
+
+    Each placeholder may take the longest value, or be as wide.
+    """
     values = list(values)
     longest = max((len(value) for value in values if isinstance(value, str | list | tuple | dict)), default=0)
     widest = _checked_sum([int(digits[:20]) for digits in re.findall(r"\d+", form)])
@@ -289,7 +301,10 @@ def _join(environment: jinja2.Environment, value: Iterable[Any], d: str = "", at
 
 
 def _untainted_filter(function: Any) -> Any:
-    """Wrap a filter that examines characters: it gets original text, and its result is tainted whole."""
+    """Wrap a filter that examines characters.
+
+    It gets original text, and its result is tainted whole.
+    """
     n_before = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     def apply(*args: Any, **options: Any) -> Any:

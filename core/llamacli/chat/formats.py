@@ -16,9 +16,9 @@ _TEMPLATE = "tokenizer.chat_template"
 
 @attrs.frozen
 class TemplateInfo:
-    """Metadata, template and tokenizer of a file, from which its chat format is detected.
+    """File properties from which a chat format is detected.
 
-    `template` is the file's own chat template, or None.
+    These are its `metadata`, `template` and `tokenizer`. `template` is the file's own chat template, or None.
     """
 
     metadata: Metadata
@@ -92,10 +92,10 @@ def own_templates(metadata: Metadata) -> dict[str, str]:
 def choose(
     metadata: Metadata, tokenizer: Tokenizer, formats: Iterable[ChatFormat], wanted: str | None = None
 ) -> ChatFormat:
-    """Choose the chat format of a file; its `template` becomes the file's own if it has one.
+    """Choose the chat format of a file.
 
-    `formats` are tried in order, and then `CORE_FORMATS`. `wanted` selects another template: the name of one in
-    the file or of a format that has one, or Jinja source.
+    Its `template` becomes the file's own if it has one. `formats` are tried in order, and then `CORE_FORMATS`. `wanted`
+    selects another template: the name of one in the file or of a format that has one, or Jinja source.
 
     Raises ChatTemplateError if there is none, or if the vocabulary lacks a token that its template needs.
     """

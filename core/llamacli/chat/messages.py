@@ -12,7 +12,10 @@ from llamacli.errors import InvalidRequestError
 
 @attrs.frozen
 class ToolCall:
-    """Tool call by the model: its `name`, the `arguments` by name, and an `id` that the result refers to."""
+    """Tool call by the model.
+
+    Its `name`, the `arguments` by name, and an `id` that the result refers to.
+    """
 
     name: str
     arguments: dict[str, Any] = attrs.field(factory=dict)
@@ -21,7 +24,10 @@ class ToolCall:
 
 @attrs.frozen
 class Piece:
-    """Piece of a streamed reply: text for the user, or the model's `reasoning`."""
+    """Piece of a streamed reply.
+
+    Text for the user, or the model's `reasoning`.
+    """
 
     text: str
     reasoning: bool = False
@@ -43,7 +49,10 @@ class Message:
     tool_call_id: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Dictionary form as in OpenAI's API and chat templates; empty fields are left out, except the content."""
+        """Dictionary form as in OpenAI's API and chat templates.
+
+        Empty fields are left out, except the content.
+        """
         message: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning

@@ -98,11 +98,17 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         self.history.append(Message("tool", content, name=call.name, tool_call_id=call.id))
 
     def retract(self) -> Message | None:
-        """Remove and return the last reply; None if the last message is none."""
+        """Remove and return the last reply.
+
+        None if the last message is none.
+        """
         return self.history.pop() if self.history and self.history[-1].role == "assistant" else None
 
     def drop_oldest_turn(self) -> bool:
-        """Drop the first user message and its replies; False if it is the only one."""
+        """Drop the first user message and its replies.
+
+        False if it is the only one.
+        """
         users = [i for i, message in enumerate(self.history) if message.role == "user"]
         del self.history[: users[1] if len(users) > 1 else 0]
         return len(users) > 1
@@ -112,24 +118,27 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         self.history.clear()
 
     def render_turn(self) -> list[int]:
-        """Token ids that `respond` would evaluate now; empty if no message is waiting for a reply.
+        """Token ids that `respond` would evaluate now.
 
-        Nothing is evaluated or changed. Raises ChatTemplateError.
+        Empty if no message is waiting for a reply. Nothing is evaluated or changed. Raises ChatTemplateError.
         """
         return self._plan_reply()[0].new_ids if self.pending else []
 
     @property
     def n_context(self) -> int:
-        """Number of tokens in the context, with the messages waiting for a reply. Raises ChatTemplateError."""
+        """Number of context tokens, with messages waiting for a reply.
+
+        Raises ChatTemplateError.
+        """
         return len(self._plan_reply()[0].ids) if self.pending else self.session.n_past
 
     def respond(self, params: SamplingParams | SamplerChain | None = None) -> Generator[Piece, None, None]:
-        """Stream the model's reply to the last messages; nothing if none is waiting for a reply.
+        """Stream the model's reply to the last messages.
 
-        The reply ends at an end-of-generation token of the file, or at the token or text with which the template ends
-        a message; neither is shown or counted. Then what the template puts after a message is evaluated. The reply is
-        added to `history`, with reasoning and tool calls apart. Leaving the loop ends it too: what was yielded so far
-        is kept.
+        Nothing if none is waiting for a reply. The reply ends at an end-of-generation token of the file, or at the
+        token or text with which the template ends a message; neither is shown or counted. Then what the template puts
+        after a message is evaluated. The reply is added to `history`, with reasoning and tool calls apart. Leaving the
+        loop ends it too: what was yielded so far is kept.
 
         Raises, before anything is evaluated, ContextOverflowError if the messages do not fit and ChatTemplateError if
         they cannot be rendered.
@@ -143,7 +152,10 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         return self._respond(wanted, rendering, params or SamplingParams())
 
     def save(self, path: str | os.PathLike[str]) -> int:
-        """Write conversation and session state to a file; returns its size in bytes."""
+        """Write conversation and session state to a file.
+
+        Returns its size in bytes.
+        """
         chat = {
             "system": self.system,
             "history": [message.as_dict() for message in self.history],
@@ -210,21 +222,30 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
             self._evaluate_closing()
 
     def _rewind(self, wanted: Plan) -> list[int]:
-        """Rewind to the longest common prefix with the reply's prompt; the ids to evaluate."""
+        """Rewind to the longest common prefix with the reply's prompt.
+
+        The ids to evaluate.
+        """
         if wanted.n_kept < self.session.n_past:
             self.session.rewind(wanted.n_kept)
         self._held = truncated(wanted.parts, self.session.n_past)
         return wanted.ids[self.session.n_past :]
 
     def _text(self, token: Token) -> str:
-        """Text of a token for the reader; of special tokens only markers have one."""
+        """Text of a token for the reader.
+
+        Of special tokens only markers have one.
+        """
         if not token.piece and token.id in self.template.structure:
             text = self.model.tokenizer.token_text(token.id)
             return text if text in self.format.syntax.markers else ""
         return token.piece
 
     def _evaluate_closing(self) -> None:
-        """Evaluate what follows a reply in every rendering, with or without another user message."""
+        """Evaluate what follows a reply in every rendering.
+
+        That is what renderings with and without another user message share.
+        """
         try:
             ends = [self._plan(self._render(more, prompting=False)) for more in ([], [Message("user", _PROBE)])]
         except ChatTemplateError:
@@ -286,7 +307,10 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
 
 @attrs.frozen
 class _Ends:
-    """Ends of a reply: the file's end tokens, and the token or text with which the template ends a message."""
+    """Ends of a reply.
+
+    The file's end tokens, and the token or text with which the template ends a message.
+    """
 
     tokens: frozenset[int]
     text: str

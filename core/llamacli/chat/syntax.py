@@ -1,7 +1,7 @@
-"""Reply syntax: parses streamed replies into reasoning, tool calls and text for the user.
+"""Reply syntax.
 
-A syntax is data; its reader parses a reply incrementally, and the result does not depend on how it is split into
-pieces.
+Parses streamed replies into reasoning, tool calls and text for the user. A syntax is data; its reader parses a reply
+incrementally, and the result does not depend on how it is split into pieces.
 """
 
 from __future__ import annotations
@@ -44,10 +44,16 @@ class Syntax(Protocol):
 
     @property
     def markers(self) -> Sequence[str]:
-        """Marker texts between the parts of a reply. A special token spelled as one is passed to the reader."""
+        """Marker texts between the parts of a reply.
+
+        A special token spelled as one is passed to the reader.
+        """
 
     def reader(self, prompt: str, *, tools: bool) -> Reader:
-        """Reader of the reply to a rendered prompt; tool calls are parsed only if there are `tools`."""
+        """Reader of the reply to a rendered prompt.
+
+        Tool calls are parsed only if there are `tools`.
+        """
 
 
 @attrs.frozen
@@ -60,9 +66,10 @@ class Span:
 
 @attrs.frozen
 class Calls(Span):
-    """Span of tool calls, parsed by `parse`, which raises ValueError for invalid text.
+    """Span of tool calls, parsed by `parse`.
 
-    With `bare`, a reply may also be a call without markers: one that begins with a brace is tried.
+    It raises ValueError for invalid text. With `bare`, a reply may also be a call without markers: one that begins with
+    a brace is tried.
     """
 
     parse: Callable[[str], list[ToolCall]]
@@ -71,9 +78,10 @@ class Calls(Span):
 
 @attrs.frozen
 class Spans:
-    """Syntax in which markers enclose reasoning and tool calls; text outside is for the user.
+    """Syntax in which markers enclose reasoning and tool calls.
 
-    White space around enclosed text is dropped. A call that cannot be parsed is left as text.
+    Text outside is for the user. White space around enclosed text is dropped. A call that cannot be parsed is left as
+    text.
     """
 
     reasoning: Span | None = None
@@ -85,7 +93,10 @@ class Spans:
         return [text for span in (self.reasoning, self.calls) if span for text in (span.opens, span.closes) if text]
 
     def reader(self, prompt: str, *, tools: bool) -> Reader:
-        """Reader of a reply; it begins inside the reasoning if the prompt has opened it."""
+        """Reader of a reply.
+
+        It begins inside the reasoning if the prompt has opened it.
+        """
         return _SpanReader(self.reasoning, self.calls if tools else None, prompt.rstrip())
 
 
@@ -134,7 +145,10 @@ class _SpanReader(Reader):
         return False
 
     def _read_call(self, final: bool) -> Generator[Event, None, bool]:
-        """Parse the call once it is complete; returns whether text is left after it."""
+        """Parse the call once it is complete.
+
+        Returns whether text is left after it.
+        """
         assert isinstance(self._inside, Calls)
         opens, closes = self._inside.opens, self._inside.closes
         end = self._held.find(closes) if closes else -1
@@ -187,7 +201,10 @@ class Channels:
         return [self.starts, self.channel, self.begins, *self.ends]
 
     def reader(self, prompt: str, *, tools: bool) -> Reader:
-        """Reader of a reply that continues the prompt's last header. Calls are parsed whatever `tools`."""
+        """Reader of a reply that continues the prompt's last header.
+
+        Calls are parsed whatever `tools`.
+        """
         at = prompt.rfind(self.starts)
         return _ChannelReader(self, prompt[at:] if at >= 0 else "")
 
@@ -238,7 +255,10 @@ class _ChannelReader(Reader):
             self._kind = "content"
 
     def _read_body(self, text: str, *, whole: bool) -> Iterator[Event]:
-        """Yield a message's text as it comes; a tool call only when `whole`."""
+        """Yield a message's text as it comes.
+
+        A tool call is yielded only when `whole`.
+        """
         if not isinstance(self._kind, ToolCall):
             yield from _pieces(text, reasoning=self._kind == "reasoning")
         elif whole:
@@ -281,7 +301,10 @@ def _pieces(text: str, *, reasoning: bool) -> Iterator[Event]:
 
 
 def _first(text: str, markers: Iterable[str]) -> tuple[int, str]:
-    """Position of the first of the markers in a text, and the marker; "" if there is none."""
+    """First of the markers in a text: position and marker.
+
+    The marker is "" if none is found.
+    """
     found = [(text.find(marker), -len(marker), marker) for marker in markers if marker in text]
     at, _, marker = min(found, default=(-1, 0, ""))
     return at, marker
@@ -300,9 +323,9 @@ def _partial_marker(text: str, markers: Iterable[str]) -> int:
 
 
 def json_calls(text: str) -> list[ToolCall]:
-    """Parse tool calls in JSON, one or several, bare or in a list: a "name", and "arguments" or "parameters".
+    """Parse tool calls in JSON, one or several.
 
-    Raises ValueError for anything else.
+    They are bare or in a list, each with a "name" and "arguments" or "parameters". Raises ValueError for anything else.
     """
     decoder, values, at = json.JSONDecoder(), [], 0
     while at < len(text):

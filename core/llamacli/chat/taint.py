@@ -54,7 +54,10 @@ class CharacterMask:
 
 
 class TaintedStr(str):
-    """String of placeholders that behaves as its original text; strings made of it are tainted too."""
+    """String of placeholders that behaves as its original text.
+
+    Strings made of it are tainted too.
+    """
 
     __slots__ = ("_mask",)
     _mask: CharacterMask
@@ -73,7 +76,10 @@ class TaintedStr(str):
         return TaintedStr(hidden, self._mask)
 
     def _changed(self, plain: str) -> TaintedStr:
-        """Mask `plain` where this text is masked, if both have the same length; else all of it."""
+        """Mask `plain` where this text is masked.
+
+        If the lengths differ, all of it is masked.
+        """
         masked = self._mask.mask(plain)
         if len(plain) != len(self):
             return self._tainted(masked)
@@ -203,7 +209,10 @@ class TaintedStr(str):
 
 
 def _as_plain(name: str) -> Callable[..., Any]:
-    """Make a method that calls the original text's, for searches, counts and tests."""
+    """Make a method that calls the original text's.
+
+    It searches, counts or tests.
+    """
 
     def method(self: TaintedStr, *args: Any) -> Any:
         return getattr(self._plain, name)(*(untainted(arg) for arg in args))
@@ -248,7 +257,10 @@ def tainted_join(separator: str, parts: Iterable[str]) -> str:
 
 
 def mask_of(value: Any) -> CharacterMask | None:
-    """Mask of the first tainted string in a JSON value; None if there is none."""
+    """Mask of the first tainted string in a JSON value.
+
+    None if there is none.
+    """
     if isinstance(value, TaintedStr):
         return value._mask
     if isinstance(value, Mapping):

@@ -39,9 +39,10 @@ _PROBE_TOOL = {
 
 @attrs.frozen
 class Rendering:
-    """Rendered conversation: its `text`, and its `parts`, runs of text and the ids of special tokens between them.
+    """Rendered conversation.
 
-    The ids are of tokens in the template's `structure`, where the template itself spelled them.
+    Its `text`, and its `parts`, runs of text and the ids of special tokens between them. The ids are of tokens in the
+    template's `structure`, where the template itself spelled them.
     """
 
     text: str
@@ -106,7 +107,7 @@ class ChatTemplate:
         return self._render(messages, tools or None, documents, add_generation_prompt, variables)
 
     def encode(self, run: str, continues: bool = False) -> list[int]:
-        """Token ids of a run of text, none of them a control token.
+        """Encode a run of text without control tokens.
 
         User-defined tokens are found as usual, except those that look like markup, which may be part of the format.
         A run that `continues` text gets no space before it.
@@ -165,7 +166,10 @@ class ChatTemplate:
 
 
 def _prepared(message: Mapping[str, Any], mask: CharacterMask) -> dict[str, Any]:
-    """Prepare a message for templates: without None, reasoning under every name, all but its role tainted."""
+    """Prepare a message for templates.
+
+    None is left out, reasoning is under every name, all but the role is tainted.
+    """
     role = message.get("role")
     if role not in _ROLES:
         raise ChatTemplateError(f"the role {role!r} of a message is not one of {', '.join(sorted(_ROLES))}")
@@ -198,7 +202,7 @@ def _characters(value: Any) -> set[str]:
 
 
 def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
-    """Template variables for special tokens, named as in transformers; only those that the model has."""
+    """Template variables of the model's special tokens, named as in transformers."""
     ids = {
         "bos_token": tokenizer.bos_id,
         "eos_token": tokenizer.eos_id,
