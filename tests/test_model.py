@@ -114,7 +114,7 @@ class TestText:
     def test_model_without_vocabulary_evaluates_ids(self, load_tiny: LoadTiny) -> None:
         model = load_tiny()
         assert len(list(model.create_session().generate([1, 2], max_tokens=3))) == 3
-        with pytest.raises(TokenizerError, match="token ids only and not text: 'once'"):
+        with pytest.raises(TokenizerError, match="use token ids instead of text 'once'"):
             model.encode("once")
 
     def test_load_tokenizer(self, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
