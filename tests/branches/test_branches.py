@@ -169,7 +169,7 @@ def test_failed_merge_logits_changes_nothing(branches: Branches) -> None:
         (root, {root: 1, bare: -1}, 0, "no logits"),
         (bare, {root: 1}, 0.1, "no logits"),
         (root, {root: math.nan}, 0, "weight nan"),
-        (root, {}, 0, "no weight"),
+        (root, {}, 0, "all weights are 0"),
         (root, {root: 1}, 2, "alpha"),
     ):
         with pytest.raises(InvalidRequestError, match=reason):

@@ -17,7 +17,8 @@ from llamacli.errors import InvalidRequestError
 from llamacli.kernels import ir, isa, linear
 from llamacli.kernels.kv_types import cells
 from llamacli.kernels.layout import ACTIVATION, INTEGER_FORMS
-from llamacli.kernels.packing_formats import ROWS, IntegerPacking, packings
+from llamacli.kernels.packing_formats import ROWS, IntegerPacking
+from llamacli.kernels.registry import packings
 from llamacli.kv import KV_TYPES, PAGE
 from llamacli.quantization import TensorType
 from suite import examples

@@ -15,8 +15,8 @@ from llamacli.kernels.activation_rounding import ROUND, round_activations
 from llamacli.kernels.layout import ACTIVATION, INTEGER_FORMS
 from llamacli.kernels.linear import LINEAR, linear
 from llamacli.kernels.packing import pack
-from llamacli.kernels.packing_formats import ROWS, packings
-from llamacli.kernels.registry import packing_of
+from llamacli.kernels.packing_formats import ROWS
+from llamacli.kernels.registry import packing_of, packings
 from llamacli.kernels.team import Team
 from llamacli.quantization import FORMATS, TensorType, dequantize, nbytes
 from llamacli.testing import formulas

@@ -15,7 +15,8 @@ from llamacli.graph import Tensor
 from llamacli.kernels.catalog import shared_kernels
 from llamacli.kernels.jit import ArrayFunction, Compiled, Kernel
 from llamacli.kernels.matrix import Matrix
-from llamacli.kernels.packing_formats import ROWS, packings
+from llamacli.kernels.packing_formats import ROWS
+from llamacli.kernels.registry import packings
 from llamacli.kernels.team import Team
 from llamacli.loaders import ArrayFile
 from llamacli.quantization import TensorType

@@ -13,8 +13,8 @@ from llamacli.errors import PluginError, plugin_errors
 from llamacli.graph import Tensor
 from llamacli.kernels.matrix import Matrix
 from llamacli.kernels.packing import pack, pack_kernel
-from llamacli.kernels.packing_formats import ROWS, packings
-from llamacli.kernels.registry import packing_of
+from llamacli.kernels.packing_formats import ROWS
+from llamacli.kernels.registry import packing_of, packings
 from llamacli.kernels.team import Team
 from llamacli.loaders import ModelFile
 from llamacli.quantization import FORMATS, TensorType, dequantize, quantize

@@ -12,7 +12,6 @@ the sum of the activations. (See `ir.dot_bias` for ARM.)
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -292,28 +291,15 @@ class IntegerPacking:
         return codes if self.table is None else [ir.look_up(b, self.table, code) for code in codes]
 
 
-_INTEGERS: dict[TensorType, IntegerPacking] = {}
+INTEGER_PACKINGS: dict[TensorType, IntegerPacking] = {}
+"""Packings by tensor type, as `integer_format` registers them."""
 
 
 def integer_format(kind: TensorType, **description: Any) -> Callable[[Decode], Decode]:
     """Decorate the decoder of an integer format."""
 
     def register(decode: Decode) -> Decode:
-        _INTEGERS[kind] = IntegerPacking(decode=decode, name=kind.name, **description)
+        INTEGER_PACKINGS[kind] = IntegerPacking(decode=decode, name=kind.name, **description)
         return decode
 
     return register
-
-
-@functools.cache
-def packings() -> dict[TensorType, Packing]:
-    """The core's formats that have kernels; `registry` adds those of plugins."""
-    from llamacli.kernels import ggml_packings  # noqa: F401 - registers its formats
-
-    load_f32 = functools.partial(ir.load, kind=ir.F32X16)
-    return {
-        TensorType.F32: FloatPacking(TensorType.F32, np.float32, load_f32),
-        TensorType.F16: FloatPacking(TensorType.F16, np.uint16, ir.load_f16, "f16"),
-        TensorType.BF16: FloatPacking(TensorType.BF16, np.uint16, ir.load_bf16, "bf16"),
-        **_INTEGERS,
-    }

@@ -11,13 +11,30 @@ import re
 from enum import IntEnum
 
 import attrs
+import numpy as np
 
 from llamacli.errors import PluginError, plugin_errors
+from llamacli.kernels import ggml_packings, ir
 from llamacli.kernels.digest import packing_digest
-from llamacli.kernels.packing_formats import IntegerPacking, Packing, packings
-from llamacli.quantization import FORMATS, QuantFormat
+from llamacli.kernels.packing_formats import INTEGER_PACKINGS, FloatPacking, IntegerPacking, Packing
+from llamacli.quantization import FORMATS, QuantFormat, TensorType
 
 _log = logging.getLogger(__name__)
+
+
+assert ggml_packings, "its import registers the packings of integers"
+
+
+@functools.cache
+def packings() -> dict[TensorType, Packing]:
+    """Packings of the core's tensor types that have kernels."""
+    load_f32 = functools.partial(ir.load, kind=ir.F32X16)
+    return {
+        TensorType.F32: FloatPacking(TensorType.F32, np.float32, load_f32),
+        TensorType.F16: FloatPacking(TensorType.F16, np.uint16, ir.load_f16, "f16"),
+        TensorType.BF16: FloatPacking(TensorType.BF16, np.uint16, ir.load_bf16, "bf16"),
+        **INTEGER_PACKINGS,
+    }
 
 
 def packing_of(kind: int) -> Packing | None:
