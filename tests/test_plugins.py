@@ -128,6 +128,10 @@ BROKEN = {
     "syntax_error": ("def", "SyntaxError"),
     "raises": ("raise RuntimeError('no CPU')", "RuntimeError: no CPU"),
     "no_version": ("", r"it declares LLAMACLI_API = None; this core has 1"),
+    "other_kernels": (
+        "LLAMACLI_API = 1\nLLAMACLI_KERNEL_API = 2",
+        r"it declares LLAMACLI_KERNEL_API = 2; this core has 1",
+    ),
     "other_version": ("LLAMACLI_API = 2", r"it declares LLAMACLI_API = 2; this core has 1"),
     "misspelt": (
         f"{HEAD}@hookimpl\ndef register_architecture(register): ...",

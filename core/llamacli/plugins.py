@@ -20,6 +20,7 @@ import pluggy
 
 from llamacli import hookspecs
 from llamacli.errors import PluginError, UnknownArchitectureError
+from llamacli.util.settings import KERNEL_API
 
 if TYPE_CHECKING:
     from llamacli.architecture import Architecture
@@ -194,6 +195,9 @@ class Plugins:
         version = getattr(module, "LLAMACLI_API", None)
         if version != hookspecs.API_VERSION:
             raise PluginError(f"it declares LLAMACLI_API = {version!r}; this core has {hookspecs.API_VERSION}")
+        kernel_version = getattr(module, "LLAMACLI_KERNEL_API", KERNEL_API)
+        if kernel_version != KERNEL_API:
+            raise PluginError(f"it declares LLAMACLI_KERNEL_API = {kernel_version!r}; this core has {KERNEL_API}")
         self._manager.register(module, name=entry.module)
         self._manager.check_pending()
         self._collect(module)

@@ -13,7 +13,6 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.architecture import checked_seq_len
 from llamacli.engine import evaluate
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError, StateError
@@ -149,7 +148,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
     ):
         """Create a session, as `Model.create_session` does, or continue a `sequence`."""
         if sequence is None:
-            seq_len = checked_seq_len(model.config.seq_len if seq_len is None else seq_len)
+            seq_len = model.context_size(seq_len)
             sequence = KVSequence(model.kv_pool(kv_type), seq_len, model.program.rope_variant(seq_len))
         self.model, self.seq_len, self.strategy = model, sequence.seq_len, CacheStrategy.of(strategy)
         self.lock = threading.RLock()

@@ -5,7 +5,7 @@ import pytest
 
 from llamacli.plugins import PluginInfo
 from llamacli.tools import doctor
-from llamacli.tools.doctor import Cpu, KernelCache, Memory, Report, examine
+from llamacli.tools.doctor import Cpu, KernelCache, Memory, Report, Trial, examine, try_model
 from llamacli.util import system
 from llamacli.util.system import Cores
 
@@ -42,6 +42,11 @@ def kernels(**changes: object) -> dict[str, KernelCache]:
     [
         ({"plugins": (GOOD, BROKEN)}, "plugin bad cannot be loaded", "uninstall llamacli-bad"),
         ({"plugins": ()}, "no plugin that runs models", "pip install"),
+        (
+            {"trial": Trial("m", "a", 64, 9.0, {"verb V of p, in layer 0": 0.25, "verb V of p, in layer 1": 0.5})},
+            "verb V of p: no kernel, so NumPy takes 75% of the time",
+            "docs/plugins.md",
+        ),
         ({"jit_disabled": True}, "NUMBA_DISABLE_JIT is set", "unset NUMBA_DISABLE_JIT"),
         (kernels(n_compiled=3), "47 of 50 kernels are not compiled", "llamacli warmup"),
         (kernels(writable=False), "/cache is not writable", "set LLAMACLI_CACHE"),
@@ -127,3 +132,9 @@ def test_report_of_the_kernel_cache(tmp_path, monkeypatch) -> None:
     assert not examine(()).kernels.writable
     monkeypatch.setattr(doctor, "cache_directory", lambda: None)
     assert examine(()).kernels == KernelCache(None, False, 0, 0, empty.n_kernels)
+
+
+def test_models_are_tried(load_tiny) -> None:
+    trial = try_model(load_tiny("gqa"), "tiny.gguf")
+    assert (trial.path, trial.architecture, trial.n_tokens, trial.numpy_shares) == ("tiny.gguf", "llama", 64, {})
+    assert trial.tps > 0

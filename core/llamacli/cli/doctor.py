@@ -7,30 +7,38 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacli.cli.options import global_options
+from llamacli.cli.options import PATH, global_options
 from llamacli.cli.output import human_bytes, print_json, printable
+from llamacli.cli.progress import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from llamacli.tools.doctor import Cpu, KernelCache, Memory, Report
+    from llamacli.tools.doctor import Cpu, KernelCache, Memory, Report, Trial
 
 
 @click.command()
+@click.argument("model", type=PATH, required=False)
 @click.option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True,
     help="Output format.",
 )  # fmt: skip
 @global_options
-def doctor(output: str) -> None:
+def doctor(model: str | None, output: str) -> None:
     """Diagnose CPU, memory, kernels and plugins.
 
-    Prints what was found, the reasons why models would run slowly or fail, and remedies.
+    Prints what was found, the reasons why models would run slowly or fail, and remedies. With MODEL, loads it and
+    measures a short prompt.
     """
     from llamacli.plugins import installed_plugins
-    from llamacli.tools.doctor import examine
+    from llamacli.tools.doctor import examine, try_model
 
-    report = examine(tuple(installed_plugins().infos()))
+    if model is None:
+        trial = None
+    else:
+        with load(model, "auto", None) as loaded:
+            trial = try_model(loaded, model)
+    report = examine(tuple(installed_plugins().infos()), trial=trial)
     if output == "json":
         print_json(json.loads(json.dumps(report.as_dict())))
         return
@@ -50,6 +58,14 @@ def _lines(report: Report) -> Iterator[tuple[str, str]]:
     for plugin in report.plugins:
         state = f"failed: {plugin.error}" if plugin.error else " ".join(plugin.architectures) or "ok"
         yield "plugin", f"{plugin.module} ({plugin.distribution} {plugin.version}): {state}"
+    if report.trial is not None:
+        yield from _of_trial(report.trial)
+
+
+def _of_trial(trial: Trial) -> Iterator[tuple[str, str]]:
+    yield "model", f"{trial.path}: {trial.architecture}, {trial.n_tokens} tokens at {trial.tps:.1f} tok/s"
+    for op, share in trial.numpy_shares.items():
+        yield "NumPy op", f"{op}: {share:.1%} of the time"
 
 
 def _of_cpu(cpu: Cpu) -> Iterator[tuple[str, str]]:

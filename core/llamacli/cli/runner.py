@@ -132,7 +132,9 @@ def _generate(options: RunOptions, model: Model, load_s: float) -> Result | None
             saved.save(options.save_session)
         if completion is None:
             return None
-        return Result(completion, chats, fields, session.seq_len, RunStats(load_s, session.stats, seed))
+        numpy_share = sum(model.program.timings.shares().values())
+        stats = RunStats(load_s, session.stats, seed, numpy_share)
+        return Result(completion, chats, fields, session.seq_len, stats)
 
 
 def _converse(options: RunOptions, chat: ChatSession, params: SamplingParams) -> None:

@@ -15,16 +15,20 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class RunStats:
-    """Load time in seconds, session statistics, seed, peak memory in bytes."""
+    """Load time in seconds, session statistics, seed, share of NumPy ops, peak memory in bytes.
+
+    `numpy_share` is the share of the computing time that verbs without a kernel took, from 0 to 1.
+    """
 
     load_s: float
     session: Stats
     seed: int
+    numpy_share: float = 0.0
     peak_rss: int | None = attrs.field(factory=peak_rss)
 
     def as_dict(self) -> dict[str, float | int | None]:
         """The statistics as a flat dict, for JSON."""
-        return {"load_s": self.load_s, **attrs.asdict(self.session), "peak_rss": self.peak_rss, "seed": self.seed}
+        return attrs.asdict(self, filter=lambda field, _: field.name != "session") | attrs.asdict(self.session)
 
     def print(self) -> None:
         """Print them to stderr."""
@@ -33,6 +37,8 @@ class RunStats:
         note(f"prompt        {s.n_prompt} tokens, {s.n_reused} of them reused, {s.prefill_tps:.1f} tok/s")
         note(f"first token   {s.ttft_s * 1000:.0f} ms")
         note(f"generated     {s.n_gen} tokens, {s.gen_tps:.1f} tok/s")
+        if self.numpy_share:
+            note(f"NumPy ops     {self.numpy_share:.1%} of the time: verbs without a kernel")
         if self.peak_rss is not None:
             note(f"peak memory   {human_bytes(self.peak_rss)}")
         note(f"seed          {self.seed}")

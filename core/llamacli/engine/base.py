@@ -24,6 +24,10 @@ class Timings:
     total: float = 0.0
     host: dict[str, float] = attrs.field(factory=dict)
 
+    def shares(self) -> dict[str, float]:
+        """Share of the time that each op without a kernel took, from 0 to 1."""
+        return {op: seconds / self.total for op, seconds in self.host.items()} if self.total else {}
+
 
 class Program(Protocol):
     """A graph bound to a model's weights. Read-only: any number of sequences may be run through it."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from llamacli.architecture import Config, checked_seq_len
 from llamacli.engine.base import Program, QuantMode
-from llamacli.errors import ClosedError
+from llamacli.errors import ClosedError, InvalidRequestError
 from llamacli.kv import KVCache, KVLayout, KVPool, KVType, PrefixIndex
 from llamacli.tokenizer import Tokenizer
 
@@ -72,6 +72,17 @@ class CompiledModel:
         """Find a sampler that is not built in; None if unknown."""
         return None
 
+    def context_size(self, seq_len: int | None) -> int:
+        """Number of tokens of a new context; None stands for `config.seq_len`.
+
+        Raises InvalidRequestError if it is out of range, or longer than the model has learned positions.
+        """
+        n = checked_seq_len(self.config.seq_len if seq_len is None else seq_len)
+        limit = self.program.max_positions
+        if limit is not None and n > limit:
+            raise InvalidRequestError(f"seq_len must be at most {limit}, the positions that the model learned, not {n}")
+        return n
+
     def kv_pool(self, kv_type: KVTypes | None = None) -> KVPool:
         """Page pool of all sequences with this `kv_type`.
 
@@ -87,7 +98,7 @@ class CompiledModel:
 
     def kv_cache(self, n_seq_max: int = 1, *, seq_len: int | None = None, kv_type: KVTypes | None = None) -> KVCache:
         """Create a cache of numbered sequences of up to `seq_len` tokens."""
-        seq_len = checked_seq_len(self.config.seq_len if seq_len is None else seq_len)
+        seq_len = self.context_size(seq_len)
         shift_keys, rope_variant = self.program.shift_keys, self.program.rope_variant(seq_len)
 
         def shifted(layer: int, keys: npt.NDArray[np.float32], by: int) -> npt.NDArray[np.float32]:

@@ -26,8 +26,7 @@ from llamacli.kernels.jit import Kernel, kernel
 from llamacli.kernels.layout import ACTIVATION_BLOCK, LANES, ROW, RUN, record
 from llamacli.kernels.simd import pointer
 from llamacli.kernels.work import rows_of, share
-
-VERSION = 1
+from llamacli.util.settings import KERNEL_API as VERSION
 
 __all__ = [
     "ACTIVATION_BLOCK",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from llamacli import engine
 from llamacli.engine.catalog import catalog
 from llamacli.kernels.isa import VARIABLE, available, isa
 from llamacli.kernels.jit import cache_directory
+from llamacli.model import Model
 from llamacli.plugins import PluginInfo
 from llamacli.util import system
 from llamacli.util.system import ROOT, Cores
@@ -70,6 +72,20 @@ class KernelCache:
 
 
 @attrs.frozen
+class Trial:
+    """Speed of a model on a short prompt, in tokens per second.
+
+    `numpy_shares` are the shares of the time, from 0 to 1, that ops without a kernel took.
+    """
+
+    path: str
+    architecture: str
+    n_tokens: int
+    tps: float
+    numpy_shares: dict[str, float]
+
+
+@attrs.frozen
 class Report:
     """Report of the diagnosis.
 
@@ -82,6 +98,7 @@ class Report:
     kernels: KernelCache
     jit_disabled: bool
     plugins: tuple[PluginInfo, ...]
+    trial: Trial | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The report and its advice as a dict, for JSON."""
@@ -92,7 +109,7 @@ class Report:
 
     def advice(self) -> list[Advice]:
         """Problems and remedies, the most serious first."""
-        return [*self._of_plugins(), *self._of_kernels(), *self._of_cpu(), *self._of_memory()]
+        return [*self._of_plugins(), *self._of_kernels(), *self._of_trial(), *self._of_cpu(), *self._of_memory()]
 
     def _of_plugins(self) -> Iterator[Advice]:
         for plugin in self.plugins:
@@ -118,6 +135,15 @@ class Report:
             yield Advice(
                 f"{missing} of {self.kernels.n_kernels} kernels are not compiled yet: the first use takes longer",
                 "llamacli warmup",
+            )
+
+    def _of_trial(self) -> Iterator[Advice]:
+        shares = self.trial.numpy_shares if self.trial else {}
+        if shares:
+            verbs = sorted({op.partition(",")[0] for op in shares})
+            yield Advice(
+                f"{'; '.join(verbs)}: no kernel, so NumPy takes {sum(shares.values()):.0%} of the time",
+                "give the verb a kernel (docs/plugins.md), or ask the plugin's author for one",
             )
 
     def _of_cpu(self) -> Iterator[Advice]:
@@ -167,7 +193,19 @@ class Report:
             )
 
 
-def examine(plugins: tuple[PluginInfo, ...], root: Path = ROOT) -> Report:
+def try_model(model: Model, path: str, n_tokens: int = 64) -> Trial:
+    """Evaluate a prompt of token ids twice, and measure the second time."""
+    with model.create_session(seq_len=n_tokens, reuse=False) as session:
+        tokens = [i % model.config.n_vocab for i in range(n_tokens)]
+        session.eval(tokens)
+        session.rewind(0)
+        started = time.perf_counter()
+        session.eval(tokens)
+        seconds = time.perf_counter() - started
+    return Trial(path, model.arch, n_tokens, n_tokens / max(seconds, 1e-9), model.program.timings.shares())
+
+
+def examine(plugins: tuple[PluginInfo, ...], root: Path = ROOT, trial: Trial | None = None) -> Report:
     """Collect the report.
 
     `root` stands for the root directory, with `proc` and `sys` in it.
@@ -179,6 +217,7 @@ def examine(plugins: tuple[PluginInfo, ...], root: Path = ROOT) -> Report:
         kernels=_kernels(),
         jit_disabled=engine.jit_disabled(),
         plugins=plugins,
+        trial=trial,
     )
 
 

@@ -8,6 +8,9 @@ MAX_CONTEXT = (1 << 31) - 1
 MAX_THREADS = 1024
 """Upper limit of the number of threads."""
 
+KERNEL_API = 1
+"""Version of `llamacli.kernels.api`, which plugins with kernels declare as LLAMACLI_KERNEL_API."""
+
 
 class QuantMode(enum.StrEnum):
     """Types of weights in memory.
