@@ -179,7 +179,7 @@ def with_packing(**changes: object) -> QuantFormat:
 
 BROKEN = {
     "raises": (attrs.evolve(BY_TYPE[Added.Q3_S], packing=fail), "packing of tensor type Q3_S failed: OSError: no such"),
-    "none": (attrs.evolve(BY_TYPE[Added.Q3_S], packing=dict), r"tensor type Q3_S is \{\}, which is no IntegerPacking"),
+    "none": (attrs.evolve(BY_TYPE[Added.Q3_S], packing=dict), r"tensor type Q3_S is \{\}, expected an IntegerPacking"),
     "block": (
         with_packing(groups=8),
         "packing of tensor type Q3_S has blocks of 256 numbers in 14 bytes; those of the type have 32 in 14",

@@ -143,7 +143,7 @@ def test_blocks_do_not_depend_on_threads_or_neighbours(team: Team, fmt: BlockFor
 
 
 def test_rows_of_partial_blocks_are_refused(team: Team) -> None:
-    with pytest.raises(InvalidRequestError, match="300 numbers are no multiple of Q4_K's block of 256"):
+    with pytest.raises(InvalidRequestError, match="300 numbers are not a multiple of Q4_K's block of 256"):
         encode(team, BLOCK_FORMATS[TensorType.Q4_K], np.zeros(300, np.float32))
 
 

@@ -55,7 +55,7 @@ def compiled(monkeypatch) -> list[str]:
     """The names of the kernels that are compiled, as they are."""
     names: list[str] = []
     monkeypatch.setattr(jit, "listeners", [names.append])
-    monkeypatch.setattr(jit, "_said", [])
+    monkeypatch.setattr(jit, "_unwritable_reasons", [])
     return names
 
 
@@ -137,7 +137,7 @@ def test_a_new_folder_takes_the_place_of_those_that_nobody_uses(folder, compiled
     assert call(double) == 14
     assert sorted(path.name for path in folder.parent.iterdir()) == sorted([folder.name, used.name, foreign.name])
     os.utime(folder, (long_ago, long_ago))
-    jit._say_used.cache_clear()
+    jit._touch.cache_clear()
     assert call(double) == 14
     assert compiled == ["double"]
     assert folder.stat().st_mtime > time.time() - 3600, "what is loaded from is in use"
@@ -152,7 +152,7 @@ def test_what_cannot_be_written_is_compiled_in_memory(folder, compiled, caplog, 
 
     monkeypatch.setattr(Path, "write_bytes", fail)
     assert (call(double), call(triple)) == (14, 21)
-    said = [record.message for record in caplog.records if "cannot be kept" in record.message]
+    said = [record.message for record in caplog.records if "cannot be cached" in record.message]
     assert len(said) == 1
     assert os.strerror(number) in said[0]
     assert list(folder.iterdir()) == []
@@ -164,7 +164,7 @@ def test_a_disk_that_takes_no_more_ends_no_run(tmp_path) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "14 21\n"), done.stderr
-    assert done.stderr.count("compiled kernels cannot be kept, so they are compiled anew each time: ") == 1
+    assert done.stderr.count("compiled kernels cannot be cached, so every process compiles them: ") == 1
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -173,7 +173,7 @@ def test_a_folder_that_cannot_be_made_is_said_and_done_without(tmp_path) -> None
     blocked.write_text("no folder can be made in a file")
     done = run(PROGRAM, env={"LLAMACLI_CACHE": str(blocked / "cache")})
     assert (done.returncode, done.stdout) == (0, "14 21\n"), done.stderr
-    assert done.stderr.count("cannot be kept") == 1
+    assert done.stderr.count("cannot be cached") == 1
 
 
 def test_a_filled_folder_is_read_where_nothing_can_be_written(folder, compiled, caplog, monkeypatch) -> None:
@@ -220,7 +220,7 @@ def test_a_damaged_kernel_is_made_anew(folder, compiled, damage) -> None:
 def test_a_folder_in_a_kernels_place_is_not_read(folder, compiled, caplog) -> None:
     (folder / "double.kernel").mkdir(parents=True)
     assert call(double) == 14
-    assert "cannot be kept" in caplog.text
+    assert "cannot be cached" in caplog.text
 
 
 def test_the_folder_is_a_users_own(monkeypatch) -> None:
@@ -289,7 +289,7 @@ def test_a_model_runs_from_a_damaged_cache_as_from_a_new_one(tmp_path) -> None:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     done = run(STORY, str(model), env=env)
     assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
-    assert done.stderr.count("is damaged and made anew") == len(entries)
+    assert done.stderr.count("is damaged and is compiled again") == len(entries)
     again = run(STORY, str(model), env=env)
     assert (again.stdout, again.stderr) == (expected.stdout, "")
 

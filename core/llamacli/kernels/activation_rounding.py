@@ -25,7 +25,10 @@ _LANES = ir.LANES
 
 
 def _store_block(b: ir.Builder, out: ir.Value, integers: list[ir.Value], scale: ir.Value) -> None:
-    """One ACTIVATION block from two vectors of integers."""
+    """Store an ACTIVATION block: 32 int8, scale and sums.
+
+    `integers` are two vectors of 16 int32.
+    """
     for integer, start in zip(integers, (0, _LANES), strict=True):
         ir.store(b, ir.offset(b, out, start), b.trunc(integer, ir.I8X16))
     ir.store(b, ir.offset(b, out, _OFFSETS["scale"]), scale)
@@ -40,10 +43,11 @@ def _load_block(b: ir.Builder, x: ir.Value) -> list[ir.Value]:
 
 
 def _quantize_q8_0(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
-    """32 float32 to one block: scale = largest magnitude / 127, integers rounded to nearest, ties to even.
+    """Quantize 32 float32 to a Q8_0 block.
 
-    The scale is rounded to float16 after the integers are taken, unless it is too large for that. Blocks of nothing but
-    numbers below 1e-30 become zero: the inverse of their scale would overflow.
+    scale = largest magnitude / 127; integers are rounded to nearest, ties to even. The scale is rounded to float16
+    after the integers are taken, unless it is too large for that. Blocks that hold only numbers below 1e-30 become
+    zero: the inverse of their scale would overflow.
     """
     halves = _load_block(b, x)
     largest = ir.max_f32(b, ir.maximum(b, ir.absolute(b, halves[0]), ir.absolute(b, halves[1])))
@@ -55,7 +59,10 @@ def _quantize_q8_0(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
 
 
 def _quantize_q8_k(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
-    """256 float32 to eight blocks of one scale, which makes the number of largest magnitude -127."""
+    """Quantize 256 float32 to eight blocks of one Q8_K scale.
+
+    The number of largest magnitude becomes -127.
+    """
     size = 4 * ACTIVATION_BLOCK
     vectors = [half for i in range(8) for half in _load_block(b, ir.offset(b, x, i * size))]
     highest = lowest = vectors[0]
@@ -74,7 +81,7 @@ def _quantize_q8_k(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
 
 
 def _round_f16(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
-    """32 float32 to the nearest finite float16, kept as float32."""
+    """Round 32 float32 to finite float16, kept as float32."""
     for vector, start in zip(_load_block(b, x), (0, 4 * _LANES), strict=True):
         bounded = ir.minimum(b, vector, ir.constant(ir.F32X16, _LARGEST_HALF))
         bounded = ir.maximum(b, bounded, ir.constant(ir.F32X16, -_LARGEST_HALF))
@@ -83,7 +90,10 @@ def _round_f16(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
 
 
 def _round_bf16(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
-    """32 finite float32 to the nearest bfloat16, ties to even, kept as float32."""
+    """Round 32 finite float32 to bfloat16, kept as float32.
+
+    To nearest, ties to even.
+    """
     for vector, start in zip(_load_block(b, x), (0, 4 * _LANES), strict=True):
         bits = b.bitcast(vector, ir.I32X16)
         odd = b.and_(b.lshr(bits, ir.constant(ir.I32X16, 16)), ir.constant(ir.I32X16, 1))
@@ -93,7 +103,10 @@ def _round_bf16(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
 
 @attrs.frozen
 class Form:
-    """How activations are rounded: `convert` emits the rounding of `width` numbers, to `item_bytes` bytes."""
+    """Activation format: unit width and rounding code.
+
+    `convert` emits the rounding of `width` numbers to `item_bytes` bytes.
+    """
 
     width: int
     item_bytes: int
@@ -125,7 +138,10 @@ def _convert(typingctx: Any, number: Any, x: Any, out: Any) -> Any:
 
 @functools.cache
 def round_activations(form: str) -> Kernel:
-    """The kernel that rounds activations to a form; a row a unit of work if `by_row`, else what shares a scale."""
+    """Kernel that rounds activations to a form.
+
+    Unit of work: a row if `by_row`, else the numbers that share a scale.
+    """
     number, width, item_bytes = list(FORMS).index(form), FORMS[form].width, FORMS[form].item_bytes
 
     def round_activations(args: int, run: int, thread: int, n_threads: int) -> None:

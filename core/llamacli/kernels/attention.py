@@ -1,9 +1,9 @@
-"""Attention over the pages of a KV cache.
+"""FlashAttention kernel over the pages of a KV cache.
 
-The keys that a row of queries sees are gone through in tiles of TILE positions with an online softmax (Milakov and
-Gimelshein 2018, Dao et al. 2022). Tiles lie at fixed positions, so a token's result is the same bits whether it is
-evaluated alone or with others. Up to MOST rows of queries that share a head of keys and values go together: the heads
-of a group, and in a prompt several tokens.
+For a row of queries, keys are processed in tiles of TILE positions with an online softmax (Milakov and Gimelshein 2018,
+Dao et al. 2022). Tiles lie at fixed positions, so a token's result is the same bits whether it is evaluated alone or
+with others. Up to MAX_QUERY_ROWS rows of queries that share a head of keys and values are processed together: the heads
+of a group (GQA), and in a prompt several tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ATTENTION = record(
 A token sees `window` positions, its own included. `sinks`, float32 [n_head], and `softcap` may be 0."""
 
 TILE = 64
-MOST = 8
+MAX_QUERY_ROWS = 8
 _LOWEST = -3.0e38
 _PAGES = TILE // PAGE
 _LAYER = 24  # bytes of a layer's entry in KVSequence.addresses
@@ -40,11 +40,12 @@ _i64 = types.int64
 
 
 def scratch_bytes(head_dim: int) -> int:
-    """Bytes of scratch that one thread needs: rows of queries, scores and sums, then a maximum and a sum a row.
+    """Scratch bytes for each thread.
 
-    What writes cells needs less: a row and the codes of a block, of whole blocks.
+    Rows of queries, scores and sums, then a maximum and a sum a row. Writing cells needs less: a row and the codes of a
+    block, padded to full blocks.
     """
-    return 4 * MOST * (2 * _padded(head_dim) + TILE + 2)
+    return 4 * MAX_QUERY_ROWS * (2 * _padded(head_dim) + TILE + 2)
 
 
 def _padded(head_dim: int) -> int:
@@ -53,7 +54,10 @@ def _padded(head_dim: int) -> int:
 
 @njit(inline="always")
 def _capped(x: Any, cap: Any) -> Any:
-    """cap * tanh(x / cap), lane by lane; tanh(x) = 1 - 2 / (e^2x + 1)."""
+    """Logit softcap in each lane: cap * tanh(x / cap).
+
+    tanh(x) = 1 - 2 / (e^2x + 1)
+    """
     one, doubled = simd.splat(np.float32(1)), simd.splat(np.float32(2) / cap)
     rest = simd.div(simd.splat(np.float32(2)), simd.add(simd.exp(simd.mul(x, doubled)), one))
     return simd.mul(simd.splat(cap), simd.sub(one, rest))
@@ -61,7 +65,10 @@ def _capped(x: Any, cap: Any) -> Any:
 
 @intrinsic(prefer_literal=True)
 def _scores(typingctx: Any, kind: Any, n: Any, q: Any, q_stride: Any, keys: Any, head_dim: Any, out: Any) -> Any:
-    """n rows of queries times one page of keys; to out, rows of TILE scores. Literals: n and the keys' type."""
+    """Scores of n rows of queries with one page of keys.
+
+    Written to `out`, rows of TILE scores. Literals: n and the keys' type.
+    """
     number, n_rows = kind.literal_value, n.literal_value
 
     def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
@@ -89,9 +96,13 @@ def _scores(typingctx: Any, kind: Any, n: Any, q: Any, q_stride: Any, keys: Any,
 
 
 @intrinsic(prefer_literal=True)
-def _weigh(typingctx: Any, kind: Any, n: Any, p: Any, values: Any, n_cells: Any, column: Any, head_dim: Any,
+def _accumulate_values(typingctx: Any, kind: Any, n: Any, p: Any, values: Any, n_cells: Any, column: Any, head_dim: Any,
            out: Any, out_stride: Any) -> Any:  # fmt: skip
-    """Add to 16 columns of n rows of `out` those of the first cells of a page of values, weighted by rows of p."""
+    """Add a page's values, weighted by probabilities, to n output rows.
+
+    Accumulates 16 columns of `out`, from the first `n_cells` cells of the page; row i of `p` weighs them for row i of
+    `out`.
+    """
     number, n_rows = kind.literal_value, n.literal_value
 
     def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
@@ -118,12 +129,12 @@ def _weigh(typingctx: Any, kind: Any, n: Any, p: Any, values: Any, n_cells: Any,
 
 @njit(inline="always")
 def _page_of(kv: Any, layer: Any, cell: Any) -> Any:
-    """The address of the page that a cell of a layer is in."""
+    """Address of the page that holds a cell."""
     return simd.read_i64(simd.read_i64(kv + _LAYER * layer) + 8 * (cell // PAGE))
 
 
 def _part_bytes(name: str) -> Any:
-    """The bytes of a part as a compiled function of head_dim."""
+    """Size of a part in bytes, as a compiled function of head_dim."""
     kind = KV_TYPES[name]
     if isinstance(kind, FloatType):
         size = kind.item.itemsize
@@ -134,9 +145,9 @@ def _part_bytes(name: str) -> Any:
 
 @functools.cache
 def store_kv(kv_type: KVType) -> Kernel:
-    """The kernel that puts new keys and values into pages of these types.
+    """Kernel that writes new keys and values to the cache.
 
-    A unit of work is what a head of them gets of one page: its cells are written in their order.
+    A unit of work is one head's share of one page: its cells are written in order.
     """
     write_key, write_value = cells.writer(kv_type.k, True), cells.writer(kv_type.v, False)
     key_bytes, value_bytes = _part_bytes(kv_type.k), _part_bytes(kv_type.v)
@@ -165,7 +176,7 @@ def store_kv(kv_type: KVType) -> Kernel:
 
 @functools.cache
 def attention(kv_type: KVType) -> Kernel:
-    """The kernel of attention over pages of these types."""
+    """Attention kernel for a pair of KV cache types."""
     k_type, v_type = cells.NUMBERS[kv_type.k], cells.NUMBERS[kv_type.v]
     rotates_k, rotates_v = (isinstance(KV_TYPES[name], IntegerType) for name in (kv_type.k, kv_type.v))
     key_bytes, value_bytes = _part_bytes(kv_type.k), _part_bytes(kv_type.v)
@@ -175,23 +186,23 @@ def attention(kv_type: KVType) -> Kernel:
         rows = carray(simd.pointer(r.rows), r.n_rows, ROW)
         stride = 4 * (-(-a.head_dim // PAGE) * PAGE)
         q = a.scratch + thread * a.scratch_stride
-        out = q + MOST * stride
-        scores = out + MOST * stride
-        top = carray(simd.pointer(scores + 4 * MOST * TILE), MOST, np.float32)
-        mass = carray(simd.pointer(scores + 4 * MOST * (TILE + 1)), MOST, np.float32)
+        out = q + MAX_QUERY_ROWS * stride
+        scores = out + MAX_QUERY_ROWS * stride
+        row_max = carray(simd.pointer(scores + 4 * MAX_QUERY_ROWS * TILE), MAX_QUERY_ROWS, np.float32)
+        row_sum = carray(simd.pointer(scores + 4 * MAX_QUERY_ROWS * (TILE + 1)), MAX_QUERY_ROWS, np.float32)
         zero, lowest = simd.splat(np.float32(0)), simd.splat(np.float32(_LOWEST))
 
-        # A unit of work is some tokens and, of one head of keys, some heads of the group: MOST rows of queries at most.
-        n_heads = min(a.group, MOST)
+        # Unit of work: some tokens and some query heads of one KV head, at most MAX_QUERY_ROWS rows of queries.
+        n_heads = min(a.group, MAX_QUERY_ROWS)
         n_parts = -(-a.group // n_heads)
-        n_tokens = MOST // n_heads
+        n_tokens = MAX_QUERY_ROWS // n_heads
         a_token = a.n_head_kv * n_parts
         for unit in range(thread, -(-(r.n_rows - r.first_row) // n_tokens) * a_token, n_threads):
             unit_row = r.first_row + unit // a_token * n_tokens
             unit_end = min(unit_row + n_tokens, r.n_rows)
             head_kv, first_head = unit % a_token // n_parts, unit % n_parts * n_heads
             heads = min(n_heads, a.group - first_head)
-            while unit_row < unit_end:  # tokens of different sequences cannot go together
+            while unit_row < unit_end:  # tokens of one sequence at a time
                 first_row, last_row = unit_row, unit_row + 1
                 kv, cell = rows[first_row].kv, rows[first_row].cell
                 while last_row < unit_end and rows[last_row].kv == kv:
@@ -212,9 +223,9 @@ def attention(kv_type: KVType) -> Kernel:
                         cells.rotate(q + i * stride, a.head_dim)
                     for at in range(0, stride, 4 * PAGE):
                         simd.store(out + i * stride + at, zero)
-                    top[i], mass[i] = np.float32(_LOWEST), np.float32(0)
+                    row_max[i], row_sum[i] = np.float32(_LOWEST), np.float32(0)
                     if a.sinks:
-                        top[i], mass[i] = simd.read_f32(a.sinks + 4 * head), np.float32(1)
+                        row_max[i], row_sum[i] = simd.read_f32(a.sinks + 4 * head), np.float32(1)
 
                 n_seen = cell + last_row - first_row
                 first_page = max(0, cell + 1 - a.window) // PAGE
@@ -222,16 +233,16 @@ def attention(kv_type: KVType) -> Kernel:
                     begin = max(0, first_page - start // PAGE)
                     n_pages = min(_PAGES, -(-(n_seen - start) // PAGE))
                     for page in range(begin, n_pages):
-                        corner = simd.read_i64(table + 8 * (start // PAGE + page)) + keys
+                        page_ptr = simd.read_i64(table + 8 * (start // PAGE + page)) + keys
                         at = scores + 4 * PAGE * page
                         if n > 4:
-                            _scores(k_type, 8, q, stride, corner, a.head_dim, at)
+                            _scores(k_type, 8, q, stride, page_ptr, a.head_dim, at)
                         elif n > 2:
-                            _scores(k_type, 4, q, stride, corner, a.head_dim, at)
+                            _scores(k_type, 4, q, stride, page_ptr, a.head_dim, at)
                         elif n > 1:
-                            _scores(k_type, 2, q, stride, corner, a.head_dim, at)
+                            _scores(k_type, 2, q, stride, page_ptr, a.head_dim, at)
                         else:
-                            _scores(k_type, 1, q, stride, corner, a.head_dim, at)
+                            _scores(k_type, 1, q, stride, page_ptr, a.head_dim, at)
 
                     for i in range(n):
                         seen = cell + i // heads + 1 - start
@@ -247,8 +258,8 @@ def attention(kv_type: KVType) -> Kernel:
                                 score = simd.first_lanes(lowest, unseen - page * PAGE, score)
                             simd.store(at, score)
                             largest = simd.maximum(score, largest)
-                        new_top = max(top[i], simd.max_f32(largest))
-                        total, highest = zero, simd.splat(new_top)
+                        new_max = max(row_max[i], simd.max_f32(largest))
+                        total, highest = zero, simd.splat(new_max)
                         for page in range(begin, n_pages):
                             at = scores + 4 * (i * TILE + page * PAGE)
                             p = simd.exp(simd.sub(simd.load(at), highest))
@@ -257,36 +268,36 @@ def attention(kv_type: KVType) -> Kernel:
                                 p = simd.first_lanes(zero, unseen - page * PAGE, p)
                             simd.store(at, p)
                             total = simd.add(total, p)
-                        if new_top > top[i]:
-                            fade = simd.exp(simd.splat(top[i] - new_top))
+                        if new_max > row_max[i]:
+                            rescale = simd.exp(simd.splat(row_max[i] - new_max))
                             for at in range(0, stride, 4 * PAGE):
                                 place = out + i * stride + at
-                                simd.store(place, simd.mul(simd.load(place), fade))
-                            mass[i] *= simd.max_f32(fade)
-                            top[i] = new_top
-                        mass[i] += simd.sum_f32(total)
+                                simd.store(place, simd.mul(simd.load(place), rescale))
+                            row_sum[i] *= simd.max_f32(rescale)
+                            row_max[i] = new_max
+                        row_sum[i] += simd.sum_f32(total)
 
                     for page in range(begin, n_pages):
-                        corner = simd.read_i64(table + 8 * (start // PAGE + page)) + values
+                        page_ptr = simd.read_i64(table + 8 * (start // PAGE + page)) + values
                         p = scores + 4 * PAGE * page
-                        n_cells = min(PAGE, n_seen - start - page * PAGE)  # what is behind may be no number
+                        n_cells = min(PAGE, n_seen - start - page * PAGE)  # cells beyond may hold NaN
                         for column in range(0, a.head_dim, PAGE):
                             if n > 4:
-                                _weigh(v_type, 8, p, corner, n_cells, column, a.head_dim, out, stride)
+                                _accumulate_values(v_type, 8, p, page_ptr, n_cells, column, a.head_dim, out, stride)
                             elif n > 2:
-                                _weigh(v_type, 4, p, corner, n_cells, column, a.head_dim, out, stride)
+                                _accumulate_values(v_type, 4, p, page_ptr, n_cells, column, a.head_dim, out, stride)
                             elif n > 1:
-                                _weigh(v_type, 2, p, corner, n_cells, column, a.head_dim, out, stride)
+                                _accumulate_values(v_type, 2, p, page_ptr, n_cells, column, a.head_dim, out, stride)
                             else:
-                                _weigh(v_type, 1, p, corner, n_cells, column, a.head_dim, out, stride)
+                                _accumulate_values(v_type, 1, p, page_ptr, n_cells, column, a.head_dim, out, stride)
 
                 for i in range(n):
                     head = head_kv * a.group + first_head + i % heads
                     target = (first_row + i // heads) * a.stride + 4 * head * a.head_dim
-                    whole = np.float32(1) / mass[i]
+                    inverse_sum = np.float32(1) / row_sum[i]
                     if rotates_v:
                         cells.rotate(out + i * stride, a.head_dim)
                     for d in range(a.head_dim):
-                        simd.write_f32(a.out + target + 4 * d, simd.read_f32(out + i * stride + 4 * d) * whole)
+                        simd.write_f32(a.out + target + 4 * d, simd.read_f32(out + i * stride + 4 * d) * inverse_sum)
 
     return Kernel(attention, f"_{kv_type}")

@@ -1,4 +1,7 @@
-"""Kernels that do not belong to one op: all of them, so that they can be compiled ahead of time."""
+"""List of the kernels that ops share.
+
+Used to compile them ahead of time.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from llamacli.kernels.registry import kinds
 _MODULES = (activation_rounding, attention, encoding, experts, linear, packing, sampling, team)
 
 _CACHES = [KVType(name, name) for name in KV_TYPES]
-"""Those of mixed types are compiled when they are asked for."""
+"""Cache types compiled ahead of time; mixed pairs are compiled when they are first used."""
 
 _FAMILIES: tuple[tuple[Callable[[Any], Kernel], Callable[[], Iterable[Any]]], ...] = (
     (packing.pack_kernel, kinds),
@@ -22,11 +25,11 @@ _FAMILIES: tuple[tuple[Callable[[Any], Kernel], Callable[[], Iterable[Any]]], ..
     (attention.store_kv, lambda: _CACHES),
     (attention.attention, lambda: _CACHES),
 )
-"""Kernels that are made for one thing of a kind each, and what there is of that kind."""
+"""Functions that make a kernel for a variant, and functions that list the variants."""
 
 
 def shared_kernels() -> list[Compiled | ArrayFunction]:
-    """All kernels of this package, each once, none compiled by being listed."""
+    """List the kernels of this package, each once, without compiling any."""
     kinds = (Compiled, ArrayFunction)
     singles = [value for module in _MODULES for value in vars(module).values() if isinstance(value, kinds)]
     made = [make(variant) for make, variants in _FAMILIES for variant in variants()]

@@ -1,9 +1,9 @@
-"""Content hashes of plugins' code, for the names of compiled kernels.
+"""Content hashes of plugins' code, for kernel cache keys.
 
-The core's own sources count in the name of the cache's folder. A plugin's cannot: which plugins there are, and of which
-modules they are made, is not known when a kernel is looked for. So the hash is of the code itself, as it is in this
-process: of the instructions that a packing emits, and of the functions that a kernel is compiled from, down to the
-values of what they refer to.
+The name of the cache folder hashes the core's own sources. It cannot hash a plugin's: which plugins there are, and of
+which modules they consist, is unknown when a kernel is looked up. So the hash covers the code itself, as loaded in this
+process: the instructions that a packing emits, and the functions that a kernel is compiled from, with the values that
+they refer to.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from llamacli.kernels import ir
 from llamacli.kernels.packing_formats import IntegerPacking
 
 _COVERED = {"llamacli", "numba", "llvmlite", "numpy", "builtins"}
-"""Packages whose versions or sources count in the name of the cache's folder."""
+"""Packages whose versions or sources the name of the cache folder hashes."""
 
 
 def function_digest(function: Callable[..., None]) -> str:
-    """Hexadecimal digits that change with the code of a plugin's kernel; empty for one of the core."""
+    """Hexadecimal hash of a plugin kernel's code.
+
+    Empty for a kernel of the core.
+    """
     assert isinstance(function, FunctionType)
     if _is_covered(function):
         return ""
@@ -33,7 +36,7 @@ def function_digest(function: Callable[..., None]) -> str:
 
 
 def packing_digest(packing: IntegerPacking) -> str:
-    """Hexadecimal digits that change with anything that the kernels of a packing are compiled from."""
+    """Hexadecimal hash of everything that a packing's kernels are compiled from."""
     stored = [(name, np.dtype(kind.item).str, kind.exponent, count) for name, (kind, count) in packing.fields.items()]
     layout = repr((packing.file_bytes, packing.groups, packing.planes, packing.bias_bits, stored))
     return _combined((layout, *_emitted(packing), *_hash_parts(packing.decode, {})))
@@ -47,7 +50,7 @@ def _combined(parts: Iterable[str]) -> str:
 
 
 def _emitted(packing: IntegerPacking) -> Iterator[str]:
-    """The instructions that load one block."""
+    """LLVM instructions that load a block."""
     function = llvm.Function(llvm.Module(), llvm.FunctionType(llvm.VoidType(), [llvm.IntType(64)]), "load")
     builder = ir.Builder(function.append_basic_block())
     block = packing.load(builder, function.args[0], 0)
@@ -63,7 +66,10 @@ _Seen = dict[tuple[int, frozenset[str]], int]
 
 
 def _hash_parts(value: Any, seen: _Seen, names: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Everything about a value that compiled code refers to; of a module or a class, its members called `names`."""
+    """Text of everything in a value that compiled code refers to.
+
+    Of a module or a class, only its members called `names`.
+    """
     yield type(value).__qualname__
     if isinstance(value, (FunctionType, ModuleType, type)):
         key = id(value), frozenset() if isinstance(value, FunctionType) else names
@@ -84,7 +90,7 @@ def _hash_parts(value: Any, seen: _Seen, names: frozenset[str] = frozenset()) ->
             for name in sorted(name for name in names if hasattr(value, name)):
                 yield name
                 yield from _hash_parts(getattr(value, name), seen, names)
-    elif hasattr(value, "__wrapped__"):  # what Numba compiles
+    elif hasattr(value, "__wrapped__"):  # Numba dispatchers
         yield repr(sorted(getattr(value, "targetoptions", {}).items()))
         yield from _hash_parts(value.__wrapped__, seen)
     elif isinstance(value, partial):
@@ -122,7 +128,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _is_covered(value: FunctionType | ModuleType | type) -> bool:
-    if isinstance(value, FunctionType):  # what it says of itself may be another's, as with functools.wraps
+    if isinstance(value, FunctionType):  # its __module__ may be another's, as with functools.wraps
         module = str(value.__globals__.get("__name__"))
     else:
         module = value.__name__ if isinstance(value, ModuleType) else value.__module__

@@ -1,11 +1,12 @@
-"""Quantising: the codes and scales of blocks that come closest to their numbers, by the sum of squared errors.
+"""Quantization: codes and scales of least squared error.
 
-What a block can express is said by its format; see `llamacli.quantization.blocks`. Sixteen groups go side by side, one
-a vector lane, so that a search reads as if it were for one. Results do not depend on the CPU or on the threads.
+Block structures are given by formats; see `llamacli.quantization.blocks`. Sixteen groups are processed side by side,
+one in each vector lane, so that a search reads as if it were for one. Results do not depend on the CPU or on the number
+of threads.
 
-A group's scale (and shift) is first sought alone: a few grids are laid over the range of its numbers, and each is
-fitted by least squares to the codes that it gives. Where groups make a block, factors of the block and integers of its
-groups are then fitted to each other in turn, from several starts, and always judged by the error of the numbers
+A group's scale (and shift) is first searched alone: several grids are laid over the range of its numbers, and each is
+fitted by least squares to the codes that it gives. Where several groups form a block, the block's factors and the
+groups' integers are then fitted alternately, from several starts, always judged by the squared error of the numbers
 themselves.
 """
 
@@ -30,36 +31,39 @@ ENCODE = record(
     "x", "n_groups", "size", "groups", "codes", "scales", "shifts", "factors", "shift_factors",
     **dict.fromkeys(_FLOATS, np.float32),
 )  # fmt: skip
-"""`x` is float32 [n_groups, size]; the rest is BlockFormat's and Blocks'."""
+"""`x` is float32 [n_groups, size]; the other fields are those of BlockFormat and Blocks."""
 
 _LANES, _ROW = ir.LANES, 4 * ir.LANES
 _LONGEST = 32
-"""Numbers of the longest group; behind as many rows of lanes lies one for exchange between lanes."""
+"""Numbers of the longest group. After as many rows of lanes, one more row serves exchange between lanes."""
 
 _EXCHANGE = _LONGEST * _ROW
-_FAR, _TINY = 3e38, 1e-30
+_LARGE, _TINY = 3e38, 1e-30
 
 _CLIPS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
-"""By how many codes the largest number of a group may lie beyond the last code. With 0 among them, numbers that a plain
+"""Distances, in codes, of a group's largest number from the last code. With 0 among them, numbers that a plain
 grid holds exactly stay what they are."""
 
 _ENDS = (-0.4, -0.2, 0.0, 0.3, 0.6, 0.9)
-"""By how many codes each end of a group's range may be cut off, where there is a shift."""
+"""Distances, in codes, by which each end of a group's range may be clipped, where there is a shift."""
 
 _STRETCHES = (0.86, 0.92, 0.97, 1.02, 1.07)
-"""How much of the integers' range the largest scale of a block may take."""
+"""Shares of the integers' range that the largest scale of a block may take."""
 
-_TURNS = 2
-"""How often factors and integers are fitted to each other."""
+_FIT_ROUNDS = 2
+"""Rounds of alternating fits of factors and integers."""
 
 
 def encode(team: Team, fmt: BlockFormat, x: npt.NDArray[np.float32]) -> Blocks:
-    """Quantise finite float32 [...], none larger than 65504. InvalidRequestError unless they are whole blocks."""
+    """Quantize float32 [...] to blocks of a format.
+
+    Numbers are finite and at most 65504 in magnitude. Raises InvalidRequestError unless they fill whole blocks.
+    """
     x = np.ascontiguousarray(x, np.float32)
     block = fmt.groups * fmt.size
     n_blocks = x.size // block
     if x.size % block:
-        raise InvalidRequestError(f"{x.size} numbers are no multiple of {fmt.type.name}'s block of {block}")
+        raise InvalidRequestError(f"{x.size} numbers are not a multiple of {fmt.type.name}'s block of {block}")
     blocks = Blocks(
         codes=np.empty((n_blocks, fmt.groups, fmt.size), np.uint8),
         scales=np.empty((n_blocks, fmt.groups), np.float32),
@@ -83,7 +87,7 @@ def encode(team: Team, fmt: BlockFormat, x: npt.NDArray[np.float32]) -> Blocks:
     return blocks
 
 
-# --- what both kinds need --------------------------------------------------------------------------------------------
+# --- shared by both kinds --------------------------------------------------------------------------------------------
 
 
 @njit
@@ -93,30 +97,30 @@ def _splat(x: Any) -> Any:
 
 @njit
 def _ratio(x: Any, y: Any, otherwise: Any) -> Any:
-    """x / y where y is a positive number worth dividing by."""
+    """x / y where y > 1e-30, else `otherwise`."""
     return simd.where_less(_splat(_TINY), y, simd.div(x, y), otherwise)
 
 
 @njit
 def _inverse(x: Any) -> Any:
-    """1 / x, but 0 for numbers too small for that."""
+    """1 / x, or 0 where |x| is below 1e-30."""
     return simd.where_less(_splat(_TINY), simd.absolute(x), simd.div(_splat(1), x), _splat(0))
 
 
 @njit
-def _whole(x: Any, low: Any, high: Any) -> Any:
-    """The nearest whole number in a range."""
+def _round_clamped(x: Any, low: Any, high: Any) -> Any:
+    """Nearest integer within a range."""
     return simd.maximum(simd.minimum(simd.rint(x), _splat(high)), _splat(low))
 
 
 @njit
 def _code(a: Any, value: Any, inverse: Any) -> Any:
-    return _whole(simd.mul(value, inverse), a.low, a.high)
+    return _round_clamped(simd.mul(value, inverse), a.low, a.high)
 
 
 @njit
 def _error(a: Any, x: Any, scale: Any, shift: Any) -> Any:
-    """The sum of squared errors of each group."""
+    """Sum of squared errors of each group."""
     inverse, total = _inverse(scale), _splat(0)
     for place in range(x, x + a.size * _ROW, _ROW):
         value = simd.add(simd.load(place), shift)
@@ -127,7 +131,10 @@ def _error(a: Any, x: Any, scale: Any, shift: Any) -> Any:
 
 @njit
 def _moments(a: Any, x: Any, scale: Any, shift: Any) -> Any:
-    """The sums of code, code^2 and code * number over each group, for the codes that a scale and a shift give."""
+    """Sums of code, code^2 and code * number of each group.
+
+    For the codes that a scale and a shift give.
+    """
     inverse, q1, q2, qx = _inverse(scale), _splat(0), _splat(0), _splat(0)
     for place in range(x, x + a.size * _ROW, _ROW):
         number = simd.load(place)
@@ -138,7 +145,7 @@ def _moments(a: Any, x: Any, scale: Any, shift: Any) -> Any:
 
 @njit
 def _extremes(a: Any, x: Any) -> Any:
-    """The smallest, the largest and the sum of each group's numbers."""
+    """Smallest number, largest number and sum of each group."""
     lowest = highest = total = simd.load(x)
     for place in range(x + _ROW, x + a.size * _ROW, _ROW):
         number = simd.load(place)
@@ -149,7 +156,7 @@ def _extremes(a: Any, x: Any) -> Any:
 
 @njit
 def _block_sums(a: Any, x: Any, values: Any) -> Any:
-    """In each lane the sum over its block's lanes."""
+    """Sum over the lanes of each block, in each of its lanes."""
     row = carray(simd.pointer(x + _EXCHANGE), _LANES, np.float32)
     simd.store(x + _EXCHANGE, values)
     for start in range(0, _LANES, a.groups):
@@ -162,7 +169,7 @@ def _block_sums(a: Any, x: Any, values: Any) -> Any:
 
 @njit
 def _block_extremes(a: Any, x: Any, values: Any) -> Any:
-    """In each lane the value of largest magnitude among its block's lanes."""
+    """Value of largest magnitude in each block, in each of its lanes."""
     row = carray(simd.pointer(x + _EXCHANGE), _LANES, np.float32)
     simd.store(x + _EXCHANGE, values)
     for start in range(0, _LANES, a.groups):
@@ -175,14 +182,17 @@ def _block_extremes(a: Any, x: Any, values: Any) -> Any:
 
 @njit
 def _units(a: Any, thread: Any, n_threads: Any) -> Any:
-    """The first group of each unit of work, 16 groups, that is this thread's."""
+    """First groups of this thread's units of work, 16 groups each."""
     first, last = share((a.n_groups + _LANES - 1) // _LANES, thread, n_threads)
     return range(first * _LANES, last * _LANES, _LANES)
 
 
 @njit
 def _read(a: Any, first: Any, x: Any) -> None:
-    """The numbers of 16 groups from `first` on, one group a lane; those of groups that are missing are 0."""
+    """Load 16 groups from `first` on, one group a lane.
+
+    Missing groups are filled with 0.
+    """
     size, out = a.size, carray(simd.pointer(x), (_LONGEST, _LANES), np.float32)
     for lane in range(_LANES):
         if first + lane < a.n_groups:
@@ -195,7 +205,7 @@ def _read(a: Any, first: Any, x: Any) -> None:
 
 @njit
 def _write(a: Any, first: Any, x: Any, scale: Any, shift: Any, factor: Any, shift_factor: Any) -> None:
-    """What was found for the 16 groups."""
+    """Write codes, scales, shifts and factors of 16 groups."""
     lanes, row = min(_LANES, a.n_groups - first), carray(simd.pointer(x + _EXCHANGE), _LANES, np.float32)
     for values, address, every in (
         (scale, a.scales, 1),
@@ -220,11 +230,14 @@ def _write(a: Any, first: Any, x: Any, scale: Any, shift: Any, factor: Any, shif
 
 
 @njit
-def _seek_scale(a: Any, x: Any) -> Any:
-    """The scale of each group alone: its number of largest magnitude may take either end of the codes."""
+def _search_scale(a: Any, x: Any) -> Any:
+    """Search the scale of each group by itself.
+
+    The group's number of largest magnitude may map to either end of the codes.
+    """
     lowest, highest, _ = _extremes(a, x)
     extreme = simd.where_less(highest, simd.sub(_splat(0), lowest), lowest, highest)
-    best, least = _splat(0), _splat(_FAR)
+    best, least = _splat(0), _splat(_LARGE)
     for end in (a.low, a.high):
         for clip in _CLIPS:
             grid = simd.div(extreme, _splat(end + clip if end > 0 else end - clip))
@@ -238,12 +251,15 @@ def _seek_scale(a: Any, x: Any) -> Any:
 
 
 @njit
-def _choose_scale(a: Any, x: Any, factor: Any, wish: Any) -> Any:
-    """The integer near wish / factor with which each group has the least error, and that error."""
-    middle = simd.mul(wish, _inverse(factor))
-    best, least = _splat(0), _splat(_FAR)
+def _choose_scale(a: Any, x: Any, factor: Any, target: Any) -> Any:
+    """Choose the integer scale of least error for each group.
+
+    Candidates are the integers around target / factor; returns them and their errors.
+    """
+    middle = simd.mul(target, _inverse(factor))
+    best, least = _splat(0), _splat(_LARGE)
     for step in (0, -1, 1):
-        scale = _whole(simd.add(middle, _splat(step)), a.scale_low, a.scale_high)
+        scale = _round_clamped(simd.add(middle, _splat(step)), a.scale_low, a.scale_high)
         error = _error(a, x, simd.mul(factor, scale), _splat(0))
         best, least = simd.where_less(error, least, scale, best), simd.minimum(error, least)
     return best, least
@@ -251,7 +267,7 @@ def _choose_scale(a: Any, x: Any, factor: Any, wish: Any) -> Any:
 
 @njit
 def _fit_factor(a: Any, x: Any, factor: Any, scale: Any) -> Any:
-    """The best factor for the integers and codes that there are."""
+    """Least-squares factor for given integer scales and codes."""
     _, q2, qx = _moments(a, x, simd.mul(factor, scale), _splat(0))
     above = _block_sums(a, x, simd.mul(qx, scale))
     below = _block_sums(a, x, simd.mul(q2, simd.mul(scale, scale)))
@@ -259,15 +275,15 @@ def _fit_factor(a: Any, x: Any, factor: Any, scale: Any) -> Any:
 
 
 @njit
-def _seek_scales(a: Any, x: Any, wish: Any) -> Any:
-    """Integers of the groups, and a factor of each block."""
-    extreme = _block_extremes(a, x, wish)
-    best, best_factor, least = _splat(0), _splat(0), _splat(_FAR)
+def _search_scales(a: Any, x: Any, target: Any) -> Any:
+    """Search integer scales of groups and a factor of each block."""
+    extreme = _block_extremes(a, x, target)
+    best, best_factor, least = _splat(0), _splat(0), _splat(_LARGE)
     for end in (a.scale_low, a.scale_high):
         for stretch in _STRETCHES:
             factor = simd.round_f16(simd.div(extreme, _splat(end * np.float32(stretch))))
-            for _ in range(_TURNS):
-                scale, errors = _choose_scale(a, x, factor, wish)
+            for _ in range(_FIT_ROUNDS):
+                scale, errors = _choose_scale(a, x, factor, target)
                 error = _block_sums(a, x, errors)
                 best = simd.where_less(error, least, scale, best)
                 best_factor = simd.where_less(error, least, factor, best_factor)
@@ -278,15 +294,15 @@ def _seek_scales(a: Any, x: Any, wish: Any) -> Any:
 
 @kernel
 def encode_scaled(args: int, run: int, thread: int, n_threads: int) -> None:
-    """Encode the formats without shift."""
+    """Quantize formats without shift."""
     a = carray(simd.pointer(args), 1, ENCODE)[0]
     memory = np.empty((_LONGEST + 1) * _LANES, np.float32)
     x = memory.ctypes.data
     for first in _units(a, thread, n_threads):
         _read(a, first, x)
-        scale, factor = _seek_scale(a, x), _splat(1)
+        scale, factor = _search_scale(a, x), _splat(1)
         if a.groups > 1:
-            scale, factor = _seek_scales(a, x, scale)
+            scale, factor = _search_scales(a, x, scale)
         _write(a, first, x, scale, _splat(0), factor, _splat(0))
 
 
@@ -295,7 +311,10 @@ def encode_scaled(args: int, run: int, thread: int, n_threads: int) -> None:
 
 @njit
 def _fit_line(a: Any, x: Any, scale: Any, shift: Any, total: Any) -> Any:
-    """The best scale and shift for the codes that a scale and a shift give; `total` is the sum of the numbers."""
+    """Least-squares scale and shift of each group.
+
+    For the codes that the given scale and shift give; `total` is the sum of the numbers.
+    """
     n = _splat(a.size)
     q1, q2, qx = _moments(a, x, scale, shift)
     spread = simd.sub(simd.mul(n, q2), simd.mul(q1, q1))
@@ -303,19 +322,22 @@ def _fit_line(a: Any, x: Any, scale: Any, shift: Any, total: Any) -> Any:
     shift = simd.div(simd.sub(simd.mul(slope, q1), total), n)
     if a.groups == 1:
         return simd.round_f16(slope), simd.round_f16(shift)
-    # Integers have no sign: what would need a shift below 0 gets none, and the line goes through the origin.
+    # Integers are unsigned: a negative shift becomes 0, and the line goes through the origin.
     slope = simd.where_less(shift, _splat(0), _ratio(qx, q2, _splat(0)), slope)
     return simd.maximum(slope, _splat(0)), simd.maximum(shift, _splat(0))
 
 
 @njit
-def _seek_line(a: Any, x: Any) -> Any:
-    """The scale and the shift of each group alone, and the sum of its numbers."""
+def _search_line(a: Any, x: Any) -> Any:
+    """Search scale and shift of each group by itself.
+
+    Returns the sum of its numbers too.
+    """
     lowest, highest, total = _extremes(a, x)
     if a.groups > 1:
         lowest = simd.minimum(lowest, _splat(0))
     width = simd.div(simd.sub(highest, lowest), _splat(a.high))
-    best, best_shift, least = _splat(0), _splat(0), _splat(_FAR)
+    best, best_shift, least = _splat(0), _splat(0), _splat(_LARGE)
     for below in _ENDS:
         bottom = simd.fma(_splat(below), width, lowest)
         for above in _ENDS:
@@ -329,20 +351,23 @@ def _seek_line(a: Any, x: Any) -> Any:
 
 
 @njit
-def _choose_line(a: Any, x: Any, factors: Any, wishes: Any, total: Any) -> Any:
-    """The integers near those wished for with which each group has the least error, and that error."""
+def _choose_line(a: Any, x: Any, factors: Any, targets: Any, total: Any) -> Any:
+    """Choose the integer scale and shift of least error for each group.
+
+    Candidates lie around the target values; returns them and their errors.
+    """
     factor, shift_factor = factors
-    wish, wish_shift = wishes
-    middle, inverse_shift = simd.mul(wish, _inverse(factor)), _inverse(shift_factor)
-    best, best_shift, least = _splat(0), _splat(0), _splat(_FAR)
+    target, target_shift = targets
+    middle, inverse_shift = simd.mul(target, _inverse(factor)), _inverse(shift_factor)
+    best, best_shift, least = _splat(0), _splat(0), _splat(_LARGE)
     for step in (0, -1, 1):
-        scale = _whole(simd.add(middle, _splat(step)), a.scale_low, a.scale_high)
+        scale = _round_clamped(simd.add(middle, _splat(step)), a.scale_low, a.scale_high)
         slope = simd.mul(factor, scale)
-        q1, _, _ = _moments(a, x, slope, wish_shift)
+        q1, _, _ = _moments(a, x, slope, target_shift)
         exact = simd.div(simd.sub(simd.mul(slope, q1), total), _splat(a.size))
         for shift_step in (0, -1, 1):
             shift = simd.add(simd.mul(exact, inverse_shift), _splat(shift_step))
-            shift = _whole(shift, 0, a.scale_high)
+            shift = _round_clamped(shift, 0, a.scale_high)
             error = _error(a, x, slope, simd.mul(shift_factor, shift))
             best = simd.where_less(error, least, scale, best)
             best_shift = simd.where_less(error, least, shift, best_shift)
@@ -352,7 +377,10 @@ def _choose_line(a: Any, x: Any, factors: Any, wishes: Any, total: Any) -> Any:
 
 @njit
 def _fit_factors(a: Any, x: Any, factors: Any, scale: Any, shift: Any, total: Any) -> Any:
-    """The best factors for the integers and codes that there are: two unknowns, u = scale * code and -shift."""
+    """Least-squares factors for given integers and codes.
+
+    There are two unknowns, of u = scale * code and of -shift.
+    """
     factor, shift_factor = factors
     q1, q2, qx = _moments(a, x, simd.mul(factor, scale), simd.mul(shift_factor, shift))
     uu = _block_sums(a, x, simd.mul(q2, simd.mul(scale, scale)))
@@ -373,16 +401,16 @@ def _fit_factors(a: Any, x: Any, factors: Any, scale: Any, shift: Any, total: An
 
 
 @njit
-def _seek_lines(a: Any, x: Any, wishes: Any, total: Any) -> Any:
-    """Integers of the groups, and factors of each block."""
-    largest, largest_shift = _block_extremes(a, x, wishes[0]), _block_extremes(a, x, wishes[1])
+def _search_lines(a: Any, x: Any, targets: Any, total: Any) -> Any:
+    """Search integer scales and shifts of groups, and factors of each block."""
+    largest, largest_shift = _block_extremes(a, x, targets[0]), _block_extremes(a, x, targets[1])
     best, best_shift, best_factor, best_shift_factor = _splat(0), _splat(0), _splat(0), _splat(0)
-    least = _splat(_FAR)
+    least = _splat(_LARGE)
     for stretch in _STRETCHES:
         most = _splat(a.scale_high * np.float32(stretch))
         factors = simd.round_f16(simd.div(largest, most)), simd.round_f16(simd.div(largest_shift, most))
-        for _ in range(_TURNS):
-            scale, shift, errors = _choose_line(a, x, factors, wishes, total)
+        for _ in range(_FIT_ROUNDS):
+            scale, shift, errors = _choose_line(a, x, factors, targets, total)
             error = _block_sums(a, x, errors)
             best = simd.where_less(error, least, scale, best)
             best_shift = simd.where_less(error, least, shift, best_shift)
@@ -395,14 +423,14 @@ def _seek_lines(a: Any, x: Any, wishes: Any, total: Any) -> Any:
 
 @kernel
 def encode_shifted(args: int, run: int, thread: int, n_threads: int) -> None:
-    """Encode the formats with a shift."""
+    """Quantize formats with a shift."""
     a = carray(simd.pointer(args), 1, ENCODE)[0]
     memory = np.empty((_LONGEST + 1) * _LANES, np.float32)
     x = memory.ctypes.data
     for first in _units(a, thread, n_threads):
         _read(a, first, x)
-        scale, shift, total = _seek_line(a, x)
+        scale, shift, total = _search_line(a, x)
         factor, shift_factor = _splat(1), _splat(1)
         if a.groups > 1:
-            scale, shift, factor, shift_factor = _seek_lines(a, x, (scale, shift), total)
+            scale, shift, factor, shift_factor = _search_lines(a, x, (scale, shift), total)
         _write(a, first, x, scale, shift, factor, shift_factor)

@@ -1,7 +1,8 @@
-"""Mixtures of experts: choosing experts, and sorting the work by expert so that each one's weights pass by once.
+"""Mixture-of-experts kernels: top-k routing, sorting by expert, combining.
 
-Every token has `n_used` slots, one for each expert that it is given to. Slots are numbered by expert, then token; the
-products of all slots of an expert are one matrix product.
+Work is sorted by expert so that each one's weights are read once. Every token has `n_used` slots, one for each expert
+that it is given to. Slots are numbered by expert, then token; the products of all slots of an expert are one matrix
+product.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ _LEAST = np.float32(2**-14)  # GGML's floor of the sum of weights, the smallest 
 
 @kernel
 def route(args: int, run: int, thread: int, n_threads: int) -> None:
-    """Softmax of the router's logits and its `n_used` largest, the first of equals first; a row a unit of work."""
+    """Softmax of the router's logits and top-k selection.
+
+    Chooses the `n_used` largest, the first of equals first. A row is a unit of work.
+    """
     a, r = carray(simd.pointer(args), 1, ROUTE)[0], carray(simd.pointer(run), 1, RUN)[0]
     first, last = share(r.n_rows - r.first_row, thread, n_threads)
     for row in range(r.first_row + first, r.first_row + last):
@@ -70,7 +74,7 @@ def route(args: int, run: int, thread: int, n_threads: int) -> None:
 
 @kernel
 def sort(args: int, run: int, thread: int, n_threads: int) -> None:
-    """Number the slots by expert; one thread does it, by counting."""
+    """Number the slots by expert: a counting sort by one thread."""
     a, r = carray(simd.pointer(args), 1, SORT)[0], carray(simd.pointer(run), 1, RUN)[0]
     if thread > 0:
         return
@@ -96,7 +100,10 @@ def sort(args: int, run: int, thread: int, n_threads: int) -> None:
 
 @kernel
 def gather(args: int, run: int, thread: int, n_threads: int) -> None:
-    """Copy each slot's row of activations to the slot; a slot a unit of work."""
+    """Copy rows of activations to their slots.
+
+    A slot is a unit of work.
+    """
     a, r = carray(simd.pointer(args), 1, GATHER)[0], carray(simd.pointer(run), 1, RUN)[0]
     n_slots = (r.n_rows - r.first_row) * a.n_used
     first, last = share(n_slots, thread, n_threads)
@@ -110,7 +117,10 @@ def gather(args: int, run: int, thread: int, n_threads: int) -> None:
 
 @kernel
 def combine(args: int, run: int, thread: int, n_threads: int) -> None:
-    """Each token's slots, weighted and summed, most probable expert first; a row a unit of work."""
+    """Weighted sum of each token's slots.
+
+    Most probable expert first. A row is a unit of work.
+    """
     a, r = carray(simd.pointer(args), 1, COMBINE)[0], carray(simd.pointer(run), 1, RUN)[0]
     first, last = share(r.n_rows - r.first_row, thread, n_threads)
     for row in range(r.first_row + first, r.first_row + last):
@@ -126,7 +136,10 @@ def combine(args: int, run: int, thread: int, n_threads: int) -> None:
 
 @kernel
 def rescale(args: int, run: int, thread: int, n_threads: int) -> None:
-    """Scale each expert's products and add its bias; a slot a unit of work."""
+    """Scale each expert's products and add its bias.
+
+    A slot is a unit of work.
+    """
     a = carray(simd.pointer(args), 1, RESCALE)[0]
     starts = carray(simd.pointer(a.starts), a.n_expert + 1, np.int64)
     first, last = share(starts[a.n_expert], thread, n_threads)

@@ -1,4 +1,4 @@
-"""GGML's integer formats: how their blocks are read, and what their numbers mean.
+"""GGML integer formats: decoders and formulas of their blocks.
 
 Layouts as in GGML's `block_q*` structures. A decoder reads one block of a row: it writes the block's codes, a byte
 each, and the fields that stand beside them in the order in which the format lists them, 16 bits each.
@@ -20,7 +20,7 @@ from llamacli.quantization.tensor_types import IQ4_NL_VALUES
 Fields = npt.NDArray[np.uint16]
 
 _SIGN = np.uint16(0x8000)
-"""Of a float16: what GGML subtracts is stored negated, so that it can be added."""
+"""Sign bit of float16: values that GGML subtracts are stored negated, so that they can be added."""
 
 # --- kinds of scales -------------------------------------------------------------------------------------------------
 
@@ -31,7 +31,10 @@ def _load_int(b: ir.Builder, address: ir.Value, signed: bool) -> ir.Value:
 
 
 def _load_e8m0(b: ir.Builder, address: ir.Value) -> ir.Value:
-    """Half of 2^(e - 127), by the bits of the float; the two smallest are subnormal."""
+    """E8M0 scale: half of 2^(e - 127).
+
+    Made from the bits of the float; the two smallest are subnormal.
+    """
     e = _load_int(b, address, signed=False)
     small = b.shl(ir.constant(ir.I32X16, 0x00200000), e)
     normal = b.shl(b.sub(e, ir.constant(ir.I32X16, 1)), ir.constant(ir.I32X16, 23))
@@ -100,7 +103,7 @@ def _u16(block: Any, at: Any) -> Any:
 
 @njit(inline="always")
 def _nibbles(packed: Any, codes: Any) -> None:
-    """16 bytes to 32 codes: low nibbles, then high ones."""
+    """Unpack 16 bytes to 32 codes: low nibbles, then high ones."""
     for i in range(16):
         codes[i] = packed[i] & 15
         codes[i + 16] = packed[i] >> 4
@@ -108,7 +111,10 @@ def _nibbles(packed: Any, codes: Any) -> None:
 
 @njit(inline="always")
 def _nibbles_and_bits(packed: Any, bits: Any, codes: Any) -> None:
-    """16 bytes and 4 bytes to 32 codes of 5 bits: the fifth bits are those of the 4 bytes, lowest first."""
+    """Unpack 16 bytes and 4 bytes to 32 codes of 5 bits.
+
+    The fifth bits are those of the 4 bytes, lowest first.
+    """
     _nibbles(packed, codes)
     for i in range(32):
         codes[i] |= (bits[i // 8] >> (i % 8) & 1) << 4
@@ -116,7 +122,10 @@ def _nibbles_and_bits(packed: Any, bits: Any, codes: Any) -> None:
 
 @njit(inline="always")
 def _nibble_groups(packed: Any, codes: Any) -> None:
-    """128 bytes to 256 codes: of each 32 bytes the low nibbles are a group of 32, the high ones the next."""
+    """Unpack 128 bytes to 256 codes of 4 bits.
+
+    Of each 32 bytes the low nibbles are a group of 32, the high ones the next.
+    """
     for chunk in range(4):
         for i in range(32):
             byte = packed[32 * chunk + i]
@@ -126,13 +135,16 @@ def _nibble_groups(packed: Any, codes: Any) -> None:
 
 @njit(inline="always")
 def _bit_pair(packed: Any, group: Any, i: Any) -> Any:
-    """Code i of a group of 32, of 2 bits: each 32 bytes hold four groups, lowest bits first."""
+    """Code i of a group of 32 codes of 2 bits.
+
+    Each 32 bytes hold four groups, lowest bits first.
+    """
     return packed[group // 4 * 32 + i] >> (2 * (group % 4)) & 3
 
 
 @njit(inline="always")
 def _scales_and_mins(packed: Any, fields: Any) -> None:
-    """12 bytes to 8 scales and 8 minima of 6 bits."""
+    """Unpack 12 bytes to 8 scales and 8 minima of 6 bits."""
     for i in range(4):
         fields[i] = packed[i] & 63
         fields[8 + i] = packed[4 + i] & 63
@@ -144,7 +156,10 @@ def _scales_and_mins(packed: Any, fields: Any) -> None:
     TensorType.Q8_0, file_bytes=34, groups=1, planes=(8,), fields={"d": (F16, 1)}, factors=_d, terms=_plain, bias_bits=7
 )
 def q8_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
-    """An int8 is biased by flipping its sign bit."""
+    """Block layout: d, int8 codes.
+
+    An int8 is biased by flipping its sign bit.
+    """
     for i in range(32):
         codes[i] = block[2 + i] ^ 0x80
     fields[0] = _u16(block, 0)
@@ -164,7 +179,7 @@ def q4_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
     factors=_d_and_m, terms=_plain,
 )  # fmt: skip
 def q4_1(block: Bytes, codes: Bytes, fields: Fields) -> None:
-    """d, m, nibbles."""
+    """Block layout: d, m, nibbles."""
     _nibbles(block[4:], codes)
     fields[0], fields[1] = _u16(block, 0), _u16(block, 2)
 
@@ -180,7 +195,7 @@ def q4_1(block: Bytes, codes: Bytes, fields: Fields) -> None:
     bias_bits=4,
 )
 def q5_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
-    """d, fifth bits, nibbles."""
+    """Block layout: d, fifth bits, nibbles."""
     _nibbles_and_bits(block[6:], block[2:], codes)
     fields[0] = _u16(block, 0)
 
@@ -190,7 +205,7 @@ def q5_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
     factors=_d_and_m, terms=_plain,
 )  # fmt: skip
 def q5_1(block: Bytes, codes: Bytes, fields: Fields) -> None:
-    """d, m, fifth bits, nibbles."""
+    """Block layout: d, m, fifth bits, nibbles."""
     _nibbles_and_bits(block[8:], block[4:], codes)
     fields[0], fields[1] = _u16(block, 0), _u16(block, 2)
 
@@ -201,7 +216,7 @@ def q5_1(block: Bytes, codes: Bytes, fields: Fields) -> None:
     factors=_d_and_min, terms=_half_scales_and_minima,
 )  # fmt: skip
 def q2_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
-    """16 scales and minima, bit pairs, d, dmin."""
+    """Block layout: 16 scales and minima, bit pairs, d, dmin."""
     for group in range(8):
         for i in range(32):
             codes[32 * group + i] = _bit_pair(block[16:], group, i)
@@ -215,7 +230,10 @@ def q2_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     factors=_d, terms=_half_scales, bias_bits=2,
 )  # fmt: skip
 def q3_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
-    """Third bits, bit pairs, 16 scales of 6 bits (8 bytes of nibbles, 4 bytes of bit pairs), d."""
+    """Block layout: third bits, bit pairs, scales, d.
+
+    16 scales of 6 bits: 8 bytes of nibbles, 4 bytes of bit pairs.
+    """
     for group in range(8):
         for i in range(32):
             codes[32 * group + i] = _bit_pair(block[32:], group, i) | (block[i] >> group & 1) << 2
@@ -239,7 +257,7 @@ _K_FIELDS = {"d": (F16, 1), "minus_dmin": (F16, 1), "scale": (U8, 8), "min": (U8
     terms=_scales_and_minima,
 )
 def q4_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
-    """d, dmin, scales and minima, nibbles."""
+    """Block layout: d, dmin, scales and minima, nibbles."""
     _nibble_groups(block[16:], codes)
     fields[0], fields[1] = _u16(block, 0), _u16(block, 2) ^ _SIGN
     _scales_and_mins(block[4:], fields[2:])
@@ -255,7 +273,10 @@ def q4_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     terms=_scales_and_minima,
 )
 def q5_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
-    """d, dmin, scales and minima, fifth bits (bit g of each byte for group g), nibbles."""
+    """Block layout: d, dmin, scales and minima, fifth bits, nibbles.
+
+    Bit g of each byte of fifth bits is for group g.
+    """
     for group in range(8):
         for i in range(32):
             low = block[48 + 32 * (group // 2) + i] >> (4 * (group % 2)) & 15
@@ -269,7 +290,10 @@ def q5_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     factors=_d, terms=_half_scales, bias_bits=5,
 )  # fmt: skip
 def q6_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
-    """Nibbles (64 bytes for four groups: two of low ones, two of high ones), upper bit pairs, 16 scales, d."""
+    """Block layout: nibbles, upper bit pairs, 16 scales, d.
+
+    64 bytes of nibbles for four groups: two of low ones, two of high ones.
+    """
     for group in range(8):
         half, quarter = group // 4, group % 4
         for i in range(32):
@@ -298,7 +322,7 @@ def iq4_nl(block: Bytes, codes: Bytes, fields: Fields) -> None:
     factors=_d, terms=_scales, bias_bits=7, table=_IQ4_TABLE,
 )  # fmt: skip
 def iq4_xs(block: Bytes, codes: Bytes, fields: Fields) -> None:
-    """d, upper bit pairs of the scales, their nibbles, nibbles."""
+    """Block layout: d, upper bit pairs of scales, their nibbles, nibbles."""
     for group in range(8):
         _nibbles(block[8 + 16 * group :], codes[32 * group :])
         low = block[4 + group // 2] >> (4 * (group % 2)) & 15
@@ -315,6 +339,6 @@ _E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
     bias_bits=4, table=tuple(value + 16 for value in _E2M1_DOUBLED),
 )  # fmt: skip
 def mxfp4(block: Bytes, codes: Bytes, fields: Fields) -> None:
-    """Exponent, nibbles."""
+    """Block layout: exponent, nibbles."""
     _nibbles(block[1:], codes)
     fields[0] = block[0]

@@ -1,8 +1,8 @@
-"""The vector operations that kernels are made of, as functions that emit LLVM IR.
+"""Vector operations of kernels: functions that emit LLVM IR.
 
 Vectors are 512 bits wide whatever the CPU; LLVM splits them where registers are narrower. `b` is the IR builder. Only
-the integer dot product and the look-up of bytes need instructions of their own for each instruction set; the rest is
-what LLVM does best anyway.
+the integer dot product and the byte table look-up need their own instructions for each instruction set; LLVM compiles
+the rest well by itself.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ Value = ir.Value
 
 # --- memory ----------------------------------------------------------------------------------------------------------
 def load(b: Builder, address: Value, kind: ir.Type) -> Value:
-    """A value of `kind` at a byte address, which need not be aligned."""
+    """Load a value of `kind` from a byte address.
+
+    The address need not be aligned.
+    """
     return b.load(b.inttoptr(address, kind.as_pointer()), align=1)
 
 
 def store(b: Builder, address: Value, value: Value) -> None:
-    """Write a value to a byte address, which need not be aligned."""
+    """Store a value at a byte address, which need not be aligned."""
     b.store(value, b.inttoptr(address, value.type.as_pointer()), align=1)
 
 
@@ -44,25 +47,25 @@ def offset(b: Builder, address: Value, n_bytes: int) -> Value:
 
 
 def prefetch(b: Builder, address: Value, n_bytes: int) -> None:
-    """Ask for the cache lines of some bytes that will be read soon."""
+    """Prefetch the cache lines of `n_bytes` bytes."""
     for line in range(0, n_bytes, 64):
         pointer = b.inttoptr(offset(b, address, line), I8.as_pointer())
         call(b, "llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(3), I32(1))
 
 
 def load_f16(b: Builder, address: Value) -> Value:
-    """16 float16 as float32."""
+    """Load 16 float16 as float32."""
     return b.fpext(b.bitcast(load(b, address, ir.VectorType(I16, LANES)), ir.VectorType(HALF, LANES)), F32X16)
 
 
 def load_bf16(b: Builder, address: Value) -> Value:
-    """16 bfloat16 as float32: they are its upper halves."""
+    """Load 16 bfloat16 as float32: they are its upper halves."""
     bits = b.zext(load(b, address, ir.VectorType(I16, LANES)), I32X16)
     return b.bitcast(b.shl(bits, constant(I32X16, 16)), F32X16)
 
 
 def store_f16(b: Builder, address: Value, value: Value) -> None:
-    """16 float32 rounded to float16."""
+    """Store 16 float32 rounded to float16."""
     half = b.fptrunc(value, ir.VectorType(HALF, LANES))
     store(b, address, b.bitcast(half, ir.VectorType(I16, LANES)))
 
@@ -83,17 +86,20 @@ def splat(b: Builder, scalar: Value, lanes: int = LANES) -> Value:
 
 
 def broadcast_f32(b: Builder, address: Value) -> Value:
-    """One float32 from memory in every lane."""
+    """Broadcast a float32 from memory to every lane."""
     return splat(b, load(b, address, F32))
 
 
 def broadcast_i32(b: Builder, address: Value) -> Value:
-    """One int32 from memory in every lane."""
+    """Broadcast an int32 from memory to every lane."""
     return splat(b, load(b, address, I32))
 
 
 def broadcasts_i32(b: Builder, address: Value, n: int) -> list[Value]:
-    """The n int32 from an address on, each in every lane of a vector of its own; n is a multiple of 4."""
+    """Broadcast n consecutive int32, each to a vector of its own.
+
+    n is a multiple of 4.
+    """
     if isa() not in ARM:
         return [broadcast_i32(b, offset(b, address, 4 * i)) for i in range(n)]
     # ARM multiplies by a lane of a register, so four of them share one.
@@ -161,7 +167,10 @@ def first_lanes(b: Builder, x: Value, count: Value, otherwise: Value) -> Value:
 
 
 def _fold(b: Builder, x: Value, combine: Callable[[Builder, Value, Value], Value]) -> Value:
-    """Combine all lanes pairwise, always in the same order; the result is a scalar."""
+    """Reduce all lanes pairwise to a scalar.
+
+    The order is always the same.
+    """
     lanes = x.type.count
     while lanes > 1:
         lanes //= 2
@@ -176,8 +185,8 @@ def shuffle(b: Builder, x: Value, y: Value, lanes: list[int]) -> Value:
     return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
 
-def partners(b: Builder, x: Value, distance: int) -> Value:
-    """Lanes changed with those that are `distance`, a power of two, away."""
+def exchange_lanes(b: Builder, x: Value, distance: int) -> Value:
+    """Exchange lanes whose distance is a given power of two."""
     return shuffle(b, x, x, [lane ^ distance for lane in range(LANES)])
 
 
@@ -209,7 +218,10 @@ _EXP_MIN, _EXP_MAX = -87.0, 88.0
 
 
 def exp(b: Builder, x: Value) -> Value:
-    """e^x for each lane; below -87 it is that of -87, about 1e-38, above 88 that of 88."""
+    """e^x for each lane, x clamped to -87 and 88.
+
+    e^-87 is about 1e-38.
+    """
     x = b.select(b.fcmp_ordered("<", x, constant(F32X16, _EXP_MAX)), x, constant(F32X16, _EXP_MAX))
     x = maximum(b, x, constant(F32X16, _EXP_MIN))
     n = rint(b, b.fmul(x, constant(F32X16, _LOG2E)))
@@ -228,9 +240,12 @@ _ATANH = (1 / 11, 1 / 9, 1 / 7, 1 / 5, 1 / 3)
 
 
 def log(b: Builder, x: Value) -> Value:
-    """Natural logarithm of each lane, which must be a positive normal number; 2 units in the last place."""
+    """Natural logarithm of each lane.
+
+    Lanes must be positive normal numbers; the error is at most 2 units in the last place.
+    """
     bits = b.bitcast(x, I32X16)
-    # 0x3F3504F3 is sqrt(1/2): what is taken off before the exponent is cut out brings m to its range.
+    # 0x3F3504F3 is sqrt(1/2): subtracting it before the exponent is extracted brings m to its range.
     shifted = b.sub(bits, constant(I32X16, 0x3F3504F3))
     exponent = b.ashr(shifted, constant(I32X16, 23))
     m = b.bitcast(b.sub(bits, b.shl(exponent, constant(I32X16, 23))), F32X16)
@@ -252,11 +267,11 @@ _DOTS = {
     "neon": (4, "llvm.aarch64.neon.sdot.v4i32.v16i8"),
     "i8mm": (4, "llvm.aarch64.neon.usdot.v4i32.v16i8"),
 }
-"""The instruction for the dot product, and how many int32 it adds to."""
+"""Number of int32 that the dot product instruction adds to, and its LLVM name."""
 
 
 def dot_bias(bits: int) -> int:
-    """What `dot_u8s8` takes from each unsigned byte below 2^bits.
+    """Bias that `dot_u8s8` subtracts from unsigned bytes below 2^bits.
 
     Without I8MM, the instruction of ARM multiplies signed bytes only. Below 128 that is the same; a byte that may be
     larger gets its sign bit flipped, which takes 128 from it.
@@ -265,9 +280,10 @@ def dot_bias(bits: int) -> int:
 
 
 def dot_u8s8(b: Builder, total: Value, unsigned: Value, signed: Value, bits: int = 8) -> Value:
-    """total[i] + sum over j < 4 of (unsigned[4i + j] - dot_bias(bits)) * signed[4i + j]: int32x16 from 64 bytes each.
+    """Dot products of 4 unsigned and 4 signed bytes in each lane.
 
-    The unsigned bytes are below 2^bits. The result is exact.
+    total[i] + sum over j < 4 of (unsigned[4i + j] - dot_bias(bits)) * signed[4i + j]: int32x16 from 64 bytes each. The
+    unsigned bytes are below 2^bits. The result is exact.
     """
     if dot_bias(bits):
         unsigned = b.xor(unsigned, constant(I8X64, 0x80))
@@ -310,7 +326,7 @@ _SHUFFLES = {
     "neon": (16, _ARM_SHUFFLES),
     "i8mm": (16, _ARM_SHUFFLES),
 }
-"""How many codes are looked up at once, at most, and the instructions for so many."""
+"""Largest number of codes in one look-up, and the instructions by number of codes."""
 
 
 def look_up(b: Builder, table: tuple[int, ...], codes: Value) -> Value:
@@ -347,14 +363,20 @@ def _in_parts(b: Builder, n: int, f: Callable[..., Value], *vectors: Value) -> V
 
 
 def _madd_small(b: Builder, unsigned: Value, signed: Value) -> Value:
-    """int32x8 sums of four products of 32 bytes, the unsigned ones below 128: the sum of two products fits int16."""
+    """int32x8 sums of four products of 32 bytes each.
+
+    The unsigned bytes are below 128, so that the sum of two products fits int16.
+    """
     words = ir.VectorType(I16, 16)
     pairs = call(b, "llvm.x86.avx2.pmadd.ub.sw", words, unsigned, signed)
     return call(b, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), pairs, constant(words, 1))
 
 
 def _madd(b: Builder, unsigned: Value, signed: Value) -> Value:
-    """int32x4 sums of four products of 16 bytes, by way of int16: maddubs would saturate."""
+    """int32x4 sums of four products of 16 bytes each.
+
+    Bytes are widened to int16 first: maddubs would saturate.
+    """
     wide = ir.VectorType(I16, 16)
     pairs = call(b, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), b.zext(unsigned, wide), b.sext(signed, wide))
     even, odd = (ir.Constant(ir.VectorType(I32, 4), list(range(start, 8, 2))) for start in (0, 1))
@@ -365,7 +387,10 @@ def _madd(b: Builder, unsigned: Value, signed: Value) -> Value:
 def loop(
     b: Builder, count: Value, carried: list[Value], body: Callable[[Value, list[Value]], list[Value]]
 ) -> list[Value]:
-    """for i in range(count): carried = body(i, carried). Returns the last values carried; they live in registers."""
+    """Emit a counted loop: carried = body(i, carried) for i < count.
+
+    Returns the last carried values, which stay in registers.
+    """
     before = b.block
     head, inside, after = (b.append_basic_block(name) for name in ("loop.head", "loop.body", "loop.end"))
     b.branch(head)
@@ -389,7 +414,10 @@ def loop(
 
 
 def expose(result: Any, *params: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Make a function that emits IR callable from Numba code: its Numba types are `result` and `params`."""
+    """Decorate an IR emitter to be callable from Numba code.
+
+    `result` and `params` are its Numba types.
+    """
     import inspect
 
     from numba.core import types

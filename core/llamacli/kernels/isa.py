@@ -1,4 +1,4 @@
-"""Which instruction set the kernels are compiled for."""
+"""Instruction set that kernels are compiled for."""
 
 from __future__ import annotations
 
@@ -74,9 +74,10 @@ def available() -> tuple[str, ...]:
 
 @functools.cache
 def isa() -> str:
-    """The instruction set in use: the best available, or the one that LLAMACLI_ISA names.
+    """Instruction set in use.
 
-    Raises InvalidRequestError if LLAMACLI_ISA names none, or one that this CPU cannot run.
+    The best available, or the one that LLAMACLI_ISA names. Raises InvalidRequestError if LLAMACLI_ISA names none, or
+    one that this CPU cannot run.
     """
     forced = os.environ.get(VARIABLE)
     if not forced:

@@ -1,8 +1,10 @@
-"""Compiling kernels: when they are first needed, once for each CPU, kept on disk.
+"""Kernel compiler with a disk cache.
 
-A kernel is one step of a program, run by every thread of a team at once. All have the same signature,
-`(args, run, thread, n_threads)`: the addresses of a record of the step's own parameters and of a record that all steps
-of a run share, this thread's number and how many there are. Each thread does its share of the work and returns.
+Kernels are compiled when they are first needed, once for each CPU, and cached on disk.
+
+A kernel is one step of a program, run by every thread of a team at once. All have the same signature, `(args, run,
+thread, n_threads)`: the address of a record of the step's own parameters, the address of a record that all steps of a
+run share, this thread's number and the number of threads. Each thread does its share of the work and returns.
 """
 
 from __future__ import annotations
@@ -42,26 +44,27 @@ from llamacli.util.folders import user_folder
 _log = logging.getLogger(__name__)
 
 _UNUSED_S = 30 * 24 * 3600
-"""Seconds after which the kernels of another state of the sources, or of another CPU, are given up."""
+"""Seconds without use after which the kernels of other sources, or of another CPU, are deleted."""
 
 SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
 
 
 listeners: list[Callable[[str], None]] = []
-"""Each is called with the name of a kernel that is about to be compiled."""
+"""Callbacks, called with the name of a kernel that is about to be compiled."""
 
 
 def cache_directory() -> Path | None:
-    """Where compiled kernels are kept: a folder of this user's, one for each state of the sources and of the CPU.
+    """Folder of compiled kernels of this user, None without a home.
 
-    LLAMACLI_CACHE names another folder than the system's usual one. None where the user has no folder.
+    There is one for each state of the sources and each CPU. LLAMACLI_CACHE names another folder than the system's usual
+    one.
     """
     base = os.environ.get("LLAMACLI_CACHE") or user_folder("cache")
     return Path(base) / "kernels" / _fingerprint() if base else None
 
 
 def sources() -> list[Path]:
-    """The modules that kernels are made from."""
+    """Source files that the cache key covers."""
     package = Path(__file__).parents[1]
     folders = ("kernels", "ops", "quantization")
     return [source for folder in folders for source in sorted((package / folder).rglob("*.py"))]
@@ -69,7 +72,7 @@ def sources() -> list[Path]:
 
 @functools.cache
 def _fingerprint() -> str:
-    """All sources count, and all that decides what machine code they become."""
+    """Hash of the sources, versions, settings and CPU."""
     digest = hashlib.sha256()
     for source in sources():
         digest.update(source.read_bytes())
@@ -80,10 +83,10 @@ def _fingerprint() -> str:
 
 
 class _Entry:
-    """One kernel's file in the cache, with the methods that a CFunc calls on a cache.
+    """Cache file of a kernel, as the cache object of a CFunc.
 
-    Numba's own cache would do but for three things: its folder is a setting of the whole process, it needs that folder
-    to be writable, and it believes whatever it reads. Here a checksum comes before the code.
+    Numba's own cache has three drawbacks: its folder is a setting of the whole process, that folder must be writable,
+    and its contents are trusted unchecked. Here a checksum precedes the code.
     """
 
     def __init__(self, name: str):
@@ -91,29 +94,29 @@ class _Entry:
         self._name, self._path = name, directory and directory / f"{name}.kernel"
 
     def load_overload(self, _signature: Any, context: Any) -> CompileResult | None:
-        """What was kept, or None if it has to be compiled."""
+        """Load the code, or return None if it must be compiled."""
         with contextlib.suppress(OSError):
             data = self._path.read_bytes() if self._path else b""
             if data and hashlib.sha256(data[32:]).digest() == data[:32]:
-                _say_used(self._path.parent)
-                context.refresh()  # what code refers to must be there before it is linked
+                _touch(self._path.parent)
+                context.refresh()  # symbols that the code refers to must exist before linking
                 return CompileResult._rebuild(context, *pickle.loads(data[32:]))
             if data:
-                _log.warning("%s is damaged and made anew", self._path)
+                _log.warning("%s is damaged and is compiled again", self._path)
         _announce()
         for listener in listeners:
             listener(self._name)
         return None
 
     def save_overload(self, _signature: Any, result: CompileResult) -> None:
-        """Keep it; where that cannot be done, it is there for this process only."""
+        """Write the code; if that fails, this process alone has it."""
         if self._path is None:
-            _say_not_kept("this user has no home folder, and LLAMACLI_CACHE names none")
+            _warn_cache_unwritable("this user has no home folder, and LLAMACLI_CACHE names none")
             return
         assert not result.library.has_dynamic_globals, f"{self._name} holds addresses of this process"
         try:
             code = dumps(result._reduce())
-        except RuntimeError:  # an interrupt that came in LLVM's callback is forgotten, and the object code with it
+        except RuntimeError:  # an interrupt in LLVM's callback is lost, and the object code with it
             return
         written = self._path.with_suffix(f".{os.getpid()}")
         try:
@@ -126,18 +129,18 @@ class _Entry:
             finally:
                 written.unlink(missing_ok=True)
         except OSError as error:
-            _say_not_kept(str(error))
+            _warn_cache_unwritable(str(error))
 
 
 @functools.cache
-def _say_used(folder: Path) -> None:
-    """Let the folder's time be that of its last use."""
+def _touch(folder: Path) -> None:
+    """Set the folder's time of last use to now."""
     with contextlib.suppress(OSError):
         os.utime(folder)
 
 
 def _prune(folder: Path) -> None:
-    """Delete the folders in this one that have not been used for long."""
+    """Delete cache folders unused for _UNUSED_S seconds."""
     with contextlib.suppress(OSError):
         for other in folder.iterdir():
             is_ours = len(other.name) == 16 and not set(other.name) - set(string.hexdigits)
@@ -150,23 +153,26 @@ def _announce() -> None:
     _log.warning("compiling kernels for this CPU; this happens once and takes some seconds")
 
 
-_said: list[str] = []
+_unwritable_reasons: list[str] = []
 
 
-def _say_not_kept(reason: str) -> None:
-    if not _said:
-        _said.append(reason)
-        _log.warning("compiled kernels cannot be kept, so they are compiled anew each time: %s", reason)
+def _warn_cache_unwritable(reason: str) -> None:
+    if not _unwritable_reasons:
+        _unwritable_reasons.append(reason)
+        _log.warning("compiled kernels cannot be cached, so every process compiles them: %s", reason)
 
 
 Code = TypeVar("Code")
 
 _compiling = threading.RLock()
-"""Held while something is compiled or loaded: the code of a second compilation would go when its owner does."""
+"""Held while a function is compiled or loaded: code compiled twice would be freed with its owner."""
 
 
 def _run_compiler(compile_it: Callable[..., object], *arguments: object) -> None:
-    """Let Numba compile. An interrupt at the wrong moment would leave its lock with this thread for ever."""
+    """Run Numba's compiler; release its lock after an interrupt.
+
+    An interrupt at the wrong moment would otherwise leave the lock with this thread for ever.
+    """
     try:
         compile_it(*arguments)
     except BaseException:
@@ -176,7 +182,7 @@ def _run_compiler(compile_it: Callable[..., object], *arguments: object) -> None
 
 
 class _OnDemand(ABC, Generic[Code]):
-    """What is compiled, or loaded from the cache, when it is first needed."""
+    """Lazily compiled code: compiled or loaded from the cache when needed."""
 
     _code: Code | None = None
 
@@ -185,7 +191,7 @@ class _OnDemand(ABC, Generic[Code]):
         """Compile or load it."""
 
     def compile(self) -> Code:
-        """Compile or load it, if that has not been done."""
+        """Compile or load it unless that has been done."""
         if self._code is None:
             with _compiling:
                 if self._code is None:
@@ -194,7 +200,10 @@ class _OnDemand(ABC, Generic[Code]):
 
 
 class Compiled(_OnDemand[CFunc]):
-    """A function as machine code. Its name and `variant` tell it from every other one."""
+    """Function compiled to machine code.
+
+    Its name and `variant` are unique.
+    """
 
     def __init__(self, function: Callable[..., Any], signature: Any, variant: str = ""):
         self._function, self._signature = function, signature
@@ -209,17 +218,20 @@ class Compiled(_OnDemand[CFunc]):
 
     @property
     def address(self) -> int:
-        """The address of the machine code."""
+        """Address of the machine code."""
         return int(self.compile().address)
 
     @functools.cached_property
     def call(self) -> Callable[..., Any]:
-        """What calls it from Python, without the interpreter's lock."""
+        """ctypes function that runs it without the GIL."""
         return self.compile().ctypes  # type: ignore[no-any-return]
 
 
 class Kernel(Compiled):
-    """A step of a program; see this module's description. The name of a plugin's carries a digest of its code."""
+    """Kernel: compiled step of a program.
+
+    See this module's description. The name of a plugin's kernel contains a digest of its code.
+    """
 
     def __init__(self, function: Callable[..., None], variant: str = ""):
         digest = function_digest(function)
@@ -232,7 +244,10 @@ def kernel(function: Callable[..., None]) -> Kernel:
 
 
 class ArrayFunction(_OnDemand[Callable[..., Any]]):
-    """A function of arrays that Python calls, without its lock; where NUMBA_DISABLE_JIT is set, plain Python."""
+    """Compiled function of arrays, called from Python without the GIL.
+
+    Where NUMBA_DISABLE_JIT is set, it is plain Python.
+    """
 
     def __init__(self, function: Callable[..., Any], signature: str):
         self._function, self._signature = function, signature

@@ -1,4 +1,4 @@
-"""Kernels of elementwise formulas: the formula runs on vector registers while the kernel is compiled."""
+"""Elementwise kernels, built by running a formula on vector registers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ LANEWISE = record(
 
 
 class Register:
-    """16 float32 lanes while a kernel is built; operators emit instructions, numbers stand for all lanes."""
+    """Vector register of 16 float32 lanes while a kernel is built.
+
+    Operators emit instructions; numbers are the same in all lanes.
+    """
 
     def __init__(self, b: ir.Builder, value: ir.Value):
         self.b, self.value = b, value
@@ -148,9 +151,10 @@ _kernels: dict[object, Kernel] = {}
 
 
 def lanewise(name: str, formula: Formula, is_scalar: Sequence[bool], n_constants: int, key: object) -> Kernel:
-    """The kernel of a formula, 32 elements a unit of work; `is_scalar` operands have one number a row.
+    """Kernel of an elementwise formula.
 
-    Formulas of equal `key` are the same code. The kernel's name carries a digest of its instructions.
+    A unit of work is 32 elements; `is_scalar` operands have one number a row. Formulas of equal `key` are the same
+    code. The kernel's name carries a digest of its instructions.
     """
     chosen = key, tuple(is_scalar), n_constants
     if chosen not in _kernels:
@@ -170,7 +174,7 @@ def _emit(b: ir.Builder, formula: Formula, operands: Sequence[ir.Value], constan
 
 
 def _digest(formula: Formula, n_operands: int, n_constants: int) -> str:
-    """Hexadecimal digits that change with the instructions of a formula."""
+    """Hexadecimal hash of a formula's instructions."""
     kinds = [ir.F32X16] * n_operands + [ir.F32] * n_constants
     function = llvm.Function(llvm.Module(), llvm.FunctionType(ir.F32X16, kinds), "formula")
     b = ir.Builder(function.append_basic_block())
@@ -182,7 +186,10 @@ def _lanewise(variant: str, formula: Formula, is_scalar: Sequence[bool], n_const
     @intrinsic
     def apply(typingctx: Any, x0: Any, x1: Any, x2: Any, x3: Any, c0: Any, c1: Any, c2: Any, c3: Any, place: Any,
               out: Any, count: Any) -> Any:  # fmt: skip
-        """16 lanes of the formula, at `place` bytes from the start of a row; those from `count` on become zero."""
+        """Compute 16 lanes of the formula.
+
+        They begin `place` bytes from the start of a row; lanes from `count` on are set to zero.
+        """
 
         def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
             *numbers, place, out, count = args

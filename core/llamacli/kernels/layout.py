@@ -1,7 +1,7 @@
-"""Memory layouts that kernels share with their callers; needs NumPy alone.
+"""Memory layouts that kernels share with their callers.
 
-Parameters of a step are a NumPy record of addresses, counts and floats. Activations are float32 rows padded with zeros
-to whole blocks of 32, or blocks of small integers with a scale.
+Needs NumPy alone. Parameters of a step are a NumPy record of addresses, counts and floats. Activations are float32 rows
+padded with zeros to whole blocks of 32, or blocks of small integers with a scale.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ LANES = 16
 
 
 def record(*integers: str, **floats: type[np.floating[Any]]) -> np.dtype[np.void]:
-    """Record type of a kernel's parameters: int64 fields (counts, addresses), then floats of the named types."""
+    """Record type of a kernel's parameters.
+
+    int64 fields (counts, addresses), then floats of the named types.
+    """
     return np.dtype([*((name, np.int64) for name in integers), *floats.items()])
 
 
@@ -40,7 +43,8 @@ ACTIVATION = np.dtype(
         ("minus_half", np.int32),
     ]
 )
-"""A block of 32 quantised activations: integers q, so that x = scale * q; their sum; minus it; minus that of half."""
+"""Block of 32 quantized activations: integers q, so that x = scale * q; their sum as a float; minus the sum of all q;
+minus the sum of the first 16."""
 
 FLOAT_FORMS, INTEGER_FORMS = ("f32", "f16", "bf16"), ("q8_0", "q8_K")
 """Forms of activations. Floats stay stored as float32; integers are blocks of ACTIVATION: q8_0 has a float16 scale for

@@ -29,14 +29,14 @@ With `starts`, int64 [n_groups + 1], there are n_groups weights one after anothe
 starts[i] to starts[i + 1] - 1; their biases are `bias_stride` bytes apart."""
 
 WIDE_FLOAT, WIDE_INTEGER, NARROW = 16, 12, 4
-"""Tokens that a register tile spans: as many as registers hold, fewer for what is left over, and one at a time. The 32
-registers of 128 bits that ARM has hold the fewer."""
+"""Tokens of a register tile: as many as registers hold, fewer for the remainder, and one at a time. The 32
+registers of 128 bits of ARM hold NARROW tokens."""
 
 _AHEAD = 4096
-"""Bytes of weights that are asked for before they are needed."""
+"""Prefetch distance in bytes of weights."""
 
 _TILES_A_CHUNK = 8
-"""Wide tiles of tokens whose activations are kept in the second-level cache while the weights pass by."""
+"""Wide tiles of tokens whose activations stay in the second-level cache while the weights are read."""
 
 _i64 = types.int64
 
@@ -64,7 +64,10 @@ def emit_tile(
     b: ir.Builder, packing: Packing, n_tokens: int, weight: ir.Value, n_blocks: ir.Value, x: ir.Value,
     x_stride: ir.Value, out: ir.Value, out_stride: ir.Value, bias: ir.Value, residual: ir.Value,
 ) -> None:  # fmt: skip
-    """Emit the product of one tile of 16 rows and n tokens. The order of every sum is fixed."""
+    """Emit the product of a tile of 16 rows with n tokens.
+
+    The order of every sum is fixed.
+    """
     multiply = _integer_block if packing.activation in INTEGER_FORMS else _float_block
     rows = [b.add(x, b.mul(x_stride, ir.I64(token))) for token in range(n_tokens)]
 
@@ -101,7 +104,11 @@ def _float_block(
 def _integer_block(
     b: ir.Builder, packing: Packing, block: Block, i: ir.Value, rows: list[ir.Value], totals: list[ir.Value]
 ) -> list[ir.Value]:
-    """Sums of integers, scaled within the block; then once times the block's factors and the activations' scale."""
+    """Add the products of a block of integers.
+
+    Sums of integers are scaled within the block, then once multiplied by the block's factors and the activations'
+    scale.
+    """
     size, offsets = ACTIVATION.itemsize, {name: field[1] for name, field in ACTIVATION.fields.items()}  # type: ignore[union-attr]
     start = b.mul(i, ir.I64(size * packing.block // ACTIVATION_BLOCK))
     places = [b.add(row, start) for row in rows]
@@ -137,7 +144,7 @@ def _integer_block(
 def _dot(
     b: ir.Builder, block: Block, codes: list[ir.Value], x: ir.Value, n_tokens: int, minus_sum: Callable[[], ir.Value]
 ) -> ir.Value:
-    """The sum of (code - bias) times activation over some columns, as float32."""
+    """Sum of (code - bias) * activation over some columns, as float32."""
     none = ir.constant(ir.I32X16, 0)
     bias = (0 if block.bias_bits is None else 2**block.bias_bits) - ir.dot_bias(block.code_bits)
     # A lone token would wait for the latency of each dot product, so it gets two chains; integers add in any order.
@@ -150,7 +157,7 @@ def _dot(
 
 
 def _minus_sum(b: ir.Builder, group: Group, part: int, x: ir.Value) -> Callable[[], ir.Value]:
-    """Emits minus the sum of the activations that a part of a group is multiplied with."""
+    """Emitter of minus the sum of a group part's activations."""
     offsets = {name: field[1] for name, field in ACTIVATION.fields.items()}  # type: ignore[union-attr]
 
     def emit() -> ir.Value:
@@ -165,14 +172,14 @@ def _minus_sum(b: ir.Builder, group: Group, part: int, x: ir.Value) -> Callable[
 
 
 def _add_scaled(b: ir.Builder, total: ir.Value | None, x: ir.Value, scale: ir.Value | None) -> ir.Value:
-    """total + scale * x, where None is 0 or 1."""
+    """total + scale * x, where None means 0 or 1."""
     if total is None:
         return x if scale is None else b.fmul(x, scale)
     return b.fadd(total, x) if scale is None else ir.fma(b, x, scale, total)
 
 
 def linear(kind: IntEnum) -> Kernel:
-    """The kernel of weights packed as `kind`."""
+    """Matrix product kernel for weights packed as `kind`."""
     packing = packing_of(kind)
     assert packing, f"{kind.name} has no kernels"
     return _linear(packing)

@@ -1,4 +1,4 @@
-"""A packed matrix, as matrix kernels read it."""
+"""Packed matrix, as matrix kernels read it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from llamacli.kernels.packing_formats import Packing
 
 @attrs.frozen(eq=False)
 class Matrix:
-    """A packed matrix, or one an expert: `packed` is uint8 [n_group, n_tiles, n_blocks, block bytes] of type `kind`.
+    """Packed matrix, or stack of one matrix an expert.
 
-    `shape` is that of one matrix, (n_out, n_in), without padding; `packing` is how `packed` is laid out.
+    `packed` is uint8 [n_group, n_tiles, n_blocks, block bytes] of type `kind`. `shape` is that of one matrix, (n_out,
+    n_in), without padding; `packing` is how `packed` is laid out.
     """
 
     kind: IntEnum

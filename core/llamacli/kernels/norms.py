@@ -1,4 +1,4 @@
-"""Last part of normalisation kernels: shift, scale and weigh one head."""
+"""Last part of normalisation kernels: shift, scale and weight a head."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from llamacli.kernels.layout import LANES
 
 @njit(inline="always")
 def write_normed(x: Any, out: Any, n: Any, whole: Any, mean: Any, scale: Any, weight: Any, bias: Any) -> None:
-    """out = (x - mean) * scale * weight + bias over n numbers at an address; `bias` may be 0.
+    """out = (x - mean) * scale * weight + bias, over n numbers.
 
-    Only the last head of a row may be written beyond its end, where there is padding: `whole` says that this is one.
+    `x`, `out`, `weight` and `bias` are addresses; `bias` may be 0. Only the last head of a row may be written beyond
+    its end, where there is padding: `whole` says that this is one.
     """
     n_vector = n if whole else n // LANES * LANES
     for i in range(0, 4 * n_vector, 4 * LANES):

@@ -1,4 +1,7 @@
-"""Packing weights: from rows of a file's blocks to tiles of 16 rows; see `formats.py` for the layout."""
+"""Weight repacking: rows of file blocks to tiles of 16 rows.
+
+See `packing_formats.py` for the layout.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ PACK = record(
     "raw", "row_bytes", "n_rows", "packed", "n_tiles", "n_blocks", "n_columns", "exponent", "unbounded"
 )  # fmt: skip
 """`raw`: n_rows rows of row_bytes bytes, a whole number of blocks each; `packed`: n_tiles tiles of n_blocks blocks.
-`exponent`: the bits that are all set in what is NaN or infinite, where weights are floats; int64 `unbounded` is set to
+`exponent`: the bits that are all set in NaN and infinity, where weights are floats; int64 `unbounded` is set to
 1 if any float or scale is.
 """
 
@@ -30,9 +33,10 @@ _EXPONENTS = {TensorType.F32: 0x7F800000, TensorType.F16: 0x7C00, TensorType.BF1
 
 
 def pack(team: Team, kind: IntEnum, raw: npt.NDArray[np.uint8], packed: npt.NDArray[np.uint8], n_columns: int) -> bool:
-    """Pack rows, uint8 [n_rows, row_bytes], into uint8 [n_tiles, n_blocks, n_bytes]; rows that are missing become 0.
+    """Pack rows of a file into tiles.
 
-    Returns whether all floats and scales are finite.
+    `raw` is uint8 [n_rows, row_bytes], `packed` uint8 [n_tiles, n_blocks, n_bytes]; missing rows become 0. Returns
+    whether all floats and scales are finite.
     """
     raw = np.ascontiguousarray(raw)
     args, run, steps, unbounded = np.zeros(1, PACK), np.zeros(1, RUN), np.zeros(1, STEP), np.zeros(1, np.int64)
@@ -46,7 +50,7 @@ def pack(team: Team, kind: IntEnum, raw: npt.NDArray[np.uint8], packed: npt.NDAr
 
 
 def pack_kernel(kind: IntEnum) -> Kernel:
-    """The kernel that packs weights of a format."""
+    """Kernel that packs weights of a format."""
     packing = packing_of(kind)
     if isinstance(packing, FloatPacking):
         return _pack_floats(np.dtype(packing.item).itemsize)
@@ -56,7 +60,10 @@ def pack_kernel(kind: IntEnum) -> Kernel:
 
 @functools.cache
 def _pack_floats(size: int) -> Kernel:
-    """The kernel for floats of 2 or 4 bytes; a tile is a unit of work."""
+    """Packing kernel for floats of 2 or 4 bytes.
+
+    A tile is a unit of work.
+    """
     columns = FloatPacking.COLUMNS
     item = np.uint16 if size == 2 else np.uint32
 
@@ -75,7 +82,7 @@ def _pack_floats(size: int) -> Kernel:
                     out[i, lane] = x[i]
                 for i in range(n_columns, n_padded):
                     out[i, lane] = 0
-                for i in range(n_columns):  # apart from the copying, for this becomes vector code
+                for i in range(n_columns):  # a loop of its own, which LLVM vectorizes
                     highest = max(highest, x[i] & exponent)
         if highest == exponent:
             carray(simd.pointer(a.unbounded), 1, np.int64)[0] = 1
@@ -85,9 +92,10 @@ def _pack_floats(size: int) -> Kernel:
 
 @functools.cache
 def _pack_integers(packing: IntegerPacking) -> Kernel:
-    """The kernel for one format of integers; a tile is a unit of work.
+    """Packing kernel for an integer format.
 
-    4 codes of a row are a 32-bit word, and so is each row's part of a vector: planes are made of whole words.
+    A tile is a unit of work. 4 codes of a row are a 32-bit word, and so is each row's part of a vector: planes are made
+    of whole words.
     """
     planes, groups, file_bytes, n_bytes = packing.planes, packing.groups, packing.file_bytes, packing.n_bytes
     stored = [field for field, count in packing.fields.values() for _ in range(count)]

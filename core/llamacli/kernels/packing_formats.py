@@ -1,4 +1,4 @@
-"""How weights lie in memory for the matrix kernels.
+"""Packed weight formats: memory layout for the matrix kernels.
 
 A matrix (n_out, n_in) is packed in tiles of 16 rows; a tile is a sequence of blocks along the columns. Within a
 block, 16 rows lie side by side, one a vector lane, so that neither a matrix-vector nor a matrix-matrix product ever
@@ -30,9 +30,10 @@ Indices = npt.NDArray[np.intp]
 
 
 class Packing(Protocol):
-    """A packed format: `block` columns of 16 rows take `n_bytes`; `activation` is the form that it multiplies.
+    """Packed weight format.
 
-    `name` tells its kernels from those of all others, in this process and in the cache of kernels.
+    `block` columns of 16 rows take `n_bytes`; `activation` is the form of activations that it multiplies. `name` is
+    unique among all kernels of this process and of the kernel cache.
     """
 
     name: str
@@ -41,12 +42,16 @@ class Packing(Protocol):
     activation: str
 
     def unpack(self, packed: Bytes, rows: Indices) -> Floats:
-        """Some rows of a packed matrix, float32 [len(rows), n_columns], the numbers that the file's format means."""
+        """Dequantize rows of a packed matrix, float32 [len(rows), n_columns].
+
+        The numbers are those that the file's format defines.
+        """
 
     def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Any:
-        """Emit the loads of the block at an address: a Block of integers, or an iterator of columns of floats.
+        """Emit the loads of a block.
 
-        As they proceed, what lies `ahead` bytes further is asked for, unless that is 0.
+        Returns a Block of integers, or an iterator of columns of floats. Meanwhile the bytes `ahead` bytes further are
+        prefetched, unless that is 0.
         """
 
 
@@ -55,7 +60,10 @@ class Packing(Protocol):
 
 @attrs.frozen
 class FloatPacking:
-    """Floats of one type; a block is a few columns only, so that widths of all kinds fit."""
+    """Packed format of a float type.
+
+    A block is only a few columns, so that all widths fit.
+    """
 
     COLUMNS = 4
 
@@ -94,9 +102,10 @@ class FloatPacking:
 
 @attrs.frozen
 class Group:
-    """32 columns of 16 rows in registers: `codes`, 8 vectors of [16 rows][4 columns] unsigned bytes.
+    """Group of 32 columns of 16 rows in registers.
 
-    `terms` are (scale, shift) of the columns, or of each half of them; None stands for a scale of 1, a shift of 0.
+    `codes` are 8 vectors of [16 rows][4 columns] unsigned bytes. `terms` are (scale, shift) of the columns, or of each
+    half of them; None stands for a scale of 1, a shift of 0.
     """
 
     codes: list[ir.Value]
@@ -120,9 +129,10 @@ class Block:
 
 @attrs.frozen
 class FieldKind:
-    """A type of scale: how it is stored, in 1 or 2 bytes, and its float32 value in NumPy and in registers.
+    """Field type, such as a scale: storage and conversion.
 
-    `exponent`: the bits that are all set in what is NaN or infinite; 0 where nothing is.
+    Stored in 1 or 2 bytes (`item`); `to_floats` and `load` give its float32 value in NumPy and in registers.
+    `exponent`: the bits that are all set in NaN and infinity; 0 if the type has neither.
     """
 
     item: type[np.generic] = attrs.field()
@@ -137,12 +147,12 @@ class FieldKind:
 
     @property
     def size(self) -> int:
-        """Bytes of one."""
+        """Size of a field in bytes."""
         return np.dtype(self.item).itemsize
 
 
 class _Loads:
-    """The vectors of one field, each loaded the first time that it is asked for."""
+    """Lazily loaded vectors of a field."""
 
     def __init__(self, b: ir.Builder, kind: FieldKind, address: ir.Value):
         self._b, self._kind, self._address = b, kind, address
@@ -162,7 +172,7 @@ Terms = Callable[[dict[str, Any], int], list[tuple[Any, Any]]]
 
 @attrs.frozen(eq=False)
 class IntegerPacking:
-    """Codes of a few bits with scales.
+    """Packed format of integer codes with scales.
 
     - `groups`: groups of 32 columns in a block, 1 to 8.
     - `planes`: codes are stored in planes of 1, 2, 4 or 8 bits, lowest first.
@@ -171,10 +181,10 @@ class IntegerPacking:
       another, as the bits that are stored, uint16. Compiled by Numba.
     - `factors` and `terms`: from the fields' values, factor and shift_factor of a Block; from them and a group's
       number, the terms of the Group.
-    - `table`: what codes stand for, if not for themselves: 16 unsigned bytes.
+    - `table`: values of the codes, if not the codes themselves: 16 unsigned bytes.
     - `name`: see Packing; given where the format is registered.
 
-    Raises ValueError for what kernels cannot be made of.
+    Raises ValueError for descriptions that kernels cannot implement.
     """
 
     file_bytes: int
@@ -203,7 +213,10 @@ class IntegerPacking:
 
     @property
     def activation(self) -> str:
-        """See Packing: one scale for 256 activations where a block of weights has as many columns."""
+        """See Packing.
+
+        One scale for 256 activations where a block of weights has as many columns, else one for 32.
+        """
         return "q8_K" if self.groups == 8 else "q8_0"
 
     @property
@@ -213,7 +226,10 @@ class IntegerPacking:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of a block of 16 rows: its fields, then the codes of its groups, as they are read."""
+        """Bytes of a block of 16 rows.
+
+        Its fields come first, then the codes of its groups, in the order in which they are read.
+        """
         return self.field_bytes + self.groups * self.group_bytes
 
     @property

@@ -1,6 +1,7 @@
-"""Which tensor types have kernels: those of the core, and those whose packing a plugin describes.
+"""Registry of tensor types that have kernels.
 
-A plugin's description comes with its `QuantFormat`, so nothing here knows of plugins.
+The core's, and those whose packing a plugin describes. A plugin's description comes with its `QuantFormat`, so this
+module does not depend on plugins.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def packings() -> dict[TensorType, Packing]:
 
 
 def packing_of(kind: int) -> Packing | None:
-    """How weights of a type are packed; None where there are no kernels for it.
+    """Packing of a tensor type, None without kernels.
 
     Raises PluginError if the type is a plugin's and its packing cannot be made, or does not fit its blocks.
     """
@@ -49,7 +50,10 @@ def packing_of(kind: int) -> Packing | None:
 
 
 def kinds() -> list[IntEnum]:
-    """The types that have kernels; those of plugins whose packing is broken are reported and left out."""
+    """Tensor types that have kernels.
+
+    Plugins' types whose packing is broken are logged and left out.
+    """
     found: list[IntEnum] = list(packings())
     for fmt in FORMATS.values():
         if fmt.packing is not None:
@@ -64,13 +68,13 @@ def kinds() -> list[IntEnum]:
 
 @functools.cache
 def _described(fmt: QuantFormat) -> IntegerPacking:
-    """A plugin's packing, named for its type and its code."""
+    """Packing of a plugin, named after its type and code hash."""
     assert fmt.packing
     what = f"the packing of tensor type {fmt.name}"
     with plugin_errors(what):
         packing = fmt.packing()
         if not isinstance(packing, IntegerPacking):
-            raise PluginError(f"{what} is {packing!r}, which is no IntegerPacking")
+            raise PluginError(f"{what} is {packing!r}, expected an IntegerPacking")
         if (packing.block, packing.file_bytes) != (fmt.block_size, fmt.type_size):
             raise PluginError(
                 f"{what} has blocks of {packing.block} numbers in {packing.file_bytes} bytes; "

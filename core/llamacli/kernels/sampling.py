@@ -1,8 +1,8 @@
-"""Passes over the logits of a vocabulary, of up to some hundred thousand tokens, for one thread.
+"""Single-threaded kernels over the logits of a vocabulary.
 
-Logits are float32. Exponentials and sums are float64, so that sums over a large vocabulary keep their digits; nothing
-is summed in an order that depends on the machine. The long scans look at blocks: counting what is large enough in a
-block is a vector operation, and few blocks have any.
+For up to some hundred thousand tokens. Logits are float32. Exponentials and sums are float64, so that sums over a large
+vocabulary stay accurate; the order of sums does not depend on the machine. Long scans process blocks: counting the
+logits above a threshold in a block is a vector operation, and few blocks have any.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _any_from(x: Any, start: int, stop: int, threshold: Any) -> bool:
 
 @register_jitable
 def _sift_down(heap: Any, x: Any) -> None:
-    """Replace the least of a heap whose least is first."""
+    """Replace the root of a min-heap."""
     i, n = 0, len(heap)
     while True:
         child = 2 * i + 1
@@ -47,7 +47,10 @@ def _sift_down(heap: Any, x: Any) -> None:
 
 @array_function("float32(float32[::1], float32[::1])")
 def kth_largest(logits: Any, heap: Any) -> Any:
-    """The k-th largest logit, where k is the length of `heap`, which is scratch."""
+    """k-th largest logit.
+
+    k is the length of `heap`, which is scratch.
+    """
     heap[:] = -np.inf
     for start in range(0, len(logits), _BLOCK):
         stop = min(start + _BLOCK, len(logits))
@@ -60,9 +63,10 @@ def kth_largest(logits: Any, heap: Any) -> Any:
 
 @array_function("int64(float32[::1], int32[::1], float32, float32[::1], int32[::1])")
 def keep_from(logits: Any, ids: Any, threshold: Any, kept_logits: Any, kept_ids: Any) -> int:
-    """Copy what reaches a threshold to the front of other arrays, or of the same ones; how many that are.
+    """Copy logits and ids that reach a threshold; returns their number.
 
-    The arrays are as long as the logits: a place is written before it is known whether the next one is.
+    They go to the front of other arrays, or of the same ones. The arrays are as long as the logits: a place is written
+    before it is known whether the next one is.
     """
     kept = 0
     for start in range(0, len(logits), _BLOCK):
@@ -76,7 +80,7 @@ def keep_from(logits: Any, ids: Any, threshold: Any, kept_logits: Any, kept_ids:
 
 @array_function("int64(float32[::1], int32[::1], boolean[::1], float32[::1], int32[::1])")
 def keep_where(logits: Any, ids: Any, mask: Any, kept_logits: Any, kept_ids: Any) -> int:
-    """As `keep_from`, but what a mask names."""
+    """Copy logits and ids selected by a mask; see `keep_from`."""
     kept = 0
     for i in range(len(logits)):
         kept_logits[kept], kept_ids[kept] = logits[i], ids[i]
@@ -95,7 +99,10 @@ def log_sum_exp(logits: Any, largest: float) -> float:
 
 @array_function("float64(float32[::1], float64, float64)")
 def entropy(logits: Any, largest: float, log_total: float) -> float:
-    """The expected surprise, in nats, where `log_total` is the logits' log_sum_exp."""
+    """Entropy in nats: the expected surprise.
+
+    `log_total` is the logits' log_sum_exp.
+    """
     expected = 0.0
     for i in range(len(logits)):
         surprise = log_total - (np.float64(logits[i]) - largest)
@@ -107,14 +114,14 @@ def entropy(logits: Any, largest: float, log_total: float) -> float:
 
 @array_function("void(float32[::1], float64, float64, float64[::1])")
 def softmax(logits: Any, largest: float, log_total: float, out: Any) -> None:
-    """Probabilities, where `log_total` is the logits' log_sum_exp."""
+    """Softmax: probabilities, where `log_total` is the logits' log_sum_exp."""
     for i in range(len(logits)):
         out[i] = math.exp((np.float64(logits[i]) - largest) - log_total)
 
 
 @array_function("void(float32[::1], float64, float64[::1])")
 def running_sums(logits: Any, largest: float, out: Any) -> None:
-    """The sums of exp(logits - largest) up to each place."""
+    """Cumulative sums of exp(logits - largest)."""
     total = 0.0
     for i in range(len(logits)):
         total += math.exp(np.float64(logits[i]) - largest)
@@ -123,7 +130,10 @@ def running_sums(logits: Any, largest: float, out: Any) -> None:
 
 @array_function("void(float32[::1], int32[::1])")
 def falling_order(keys: Any, order: Any) -> None:
-    """The indices of keys, largest key first, and first index first among equals: a radix sort of their bits."""
+    """Indices that sort keys in falling order: a stable radix sort.
+
+    Among equal keys the first index is first; the keys are the bits of the floats.
+    """
     n = len(keys)
     plain = keys + np.float32(0)  # no minus zero
     bits = plain.view(np.uint32)
@@ -151,7 +161,7 @@ def falling_order(keys: Any, order: Any) -> None:
 
 @array_function("float64(float32[::1])")
 def deviation(logits: Any) -> float:
-    """The standard deviation of the finite logits."""
+    """Standard deviation of the finite logits."""
     n, total = 0, 0.0
     for i in range(len(logits)):
         if np.isfinite(logits[i]):
@@ -167,7 +177,10 @@ def deviation(logits: Any) -> float:
 
 @array_function("void(int32[::1], int64[::1])")
 def repeat_lengths(text: Any, lengths: Any) -> None:
-    """How many tokens from each place on are those that the text begins with: the Z-algorithm (Gusfield 1997)."""
+    """Z-algorithm (Gusfield 1997): lengths of matches with the text's beginning.
+
+    lengths[i] is the number of tokens from i on that equal those at the start of the text.
+    """
     left, right = 0, 0  # the stretch that reaches furthest and equals the beginning
     for i in range(1, len(text)):
         n = min(right - i, lengths[i - left]) if i < right else 0

@@ -1,6 +1,6 @@
-"""Vectors as Numba values: 16 float32, and the operations on them that kernels written in Numba use.
+"""SIMD vectors of 16 float32 as Numba values, with their operations.
 
-Addresses are integers. Nothing is checked: callers have checked shapes before a kernel runs.
+Addresses are integers. Bounds are not checked: callers check shapes before a kernel runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llamacli.kernels import ir
 
 
 class Float32x16(types.Type):  # type: ignore[misc]
-    """16 float32 in a register, or as many narrower registers as it takes."""
+    """Vector of 16 float32, in one register or several narrower ones."""
 
     def __init__(self) -> None:
         super().__init__("f32x16")
@@ -49,13 +49,13 @@ min_f32 = ir.expose(f32, f32x16)(ir.min_f32)
 
 @ir.expose(f32x16, i64)
 def load(b: ir.Builder, address: ir.Value) -> ir.Value:
-    """16 float32 from memory."""
+    """Load 16 float32."""
     return ir.load(b, address, ir.F32X16)
 
 
 @ir.expose(f32x16, f32)
 def splat(b: ir.Builder, x: ir.Value) -> ir.Value:
-    """A scalar in every lane."""
+    """Broadcast a scalar to every lane."""
     return ir.splat(b, x)
 
 
@@ -85,47 +85,56 @@ def div(b: ir.Builder, x: ir.Value, y: ir.Value) -> ir.Value:
 
 @ir.expose(f32x16, f32x16, f32x16, f32x16, f32x16)
 def where_less(b: ir.Builder, x: ir.Value, y: ir.Value, then: ir.Value, otherwise: ir.Value) -> ir.Value:
-    """`then` in the lanes where x < y, `otherwise` in the others and where one is NaN."""
+    """`then` in the lanes where x < y, else `otherwise`.
+
+    `otherwise` too where x or y is NaN.
+    """
     return b.select(b.fcmp_ordered("<", x, y), then, otherwise)
 
 
 @ir.expose(f32x16, f32x16, i64)
 def butterfly(b: ir.Builder, x: ir.Value, size: ir.Value) -> ir.Value:
-    """Each `size` lanes, a power of two up to 16, times the Hadamard matrix, which is not normalised."""
+    """Hadamard transform of each `size` lanes, not normalised.
+
+    `size` is a power of two up to 16.
+    """
     for half in (1, 2, 4, 8):
         signs = ir.ir.Constant(ir.F32X16, [-1.0 if lane & half else 1.0 for lane in range(ir.LANES)])
-        halved = ir.fma(b, x, signs, ir.partners(b, x, half))
+        halved = ir.fma(b, x, signs, ir.exchange_lanes(b, x, half))
         x = b.select(b.icmp_signed(">", size, ir.I64(half)), halved, x)
     return x
 
 
 @ir.expose(f32, i64)
 def read_f32(b: ir.Builder, address: ir.Value) -> ir.Value:
-    """One float32 from memory."""
+    """Load a float32."""
     return ir.load(b, address, ir.F32)
 
 
 @ir.expose(void, i64, f32)
 def write_f32(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
-    """One float32 to memory."""
+    """Store a float32."""
     ir.store(b, address, value)
 
 
 @ir.expose(void, i64, f32)
 def write_f16(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
-    """One float32 to memory, rounded to float16."""
+    """Store a float32 rounded to float16."""
     ir.store(b, address, b.bitcast(b.fptrunc(value, ir.HALF), ir.I16))
 
 
 @ir.expose(i64, f32)
 def f16_bits(b: ir.Builder, value: ir.Value) -> ir.Value:
-    """The bits of the nearest float16."""
+    """Bits of the nearest float16."""
     return b.zext(b.bitcast(b.fptrunc(value, ir.HALF), ir.I16), ir.I64)
 
 
 @ir.expose(void, i64, f32)
 def write_bf16(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
-    """One float32 to memory, rounded to bfloat16, ties to even; NaN stays NaN."""
+    """Store a float32 rounded to bfloat16.
+
+    Ties to even; NaN stays NaN.
+    """
     bits = b.bitcast(value, ir.I32)
     upper = b.lshr(bits, ir.I32(16))
     rounded = b.lshr(b.add(bits, b.add(ir.I32(0x7FFF), b.and_(upper, ir.I32(1)))), ir.I32(16))
@@ -135,23 +144,23 @@ def write_bf16(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
 
 @ir.expose(void, i64, i64)
 def write_u8(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
-    """The lowest byte of an integer to memory."""
+    """Store the lowest byte of an integer."""
     ir.store(b, address, b.trunc(value, ir.I8))
 
 
 @ir.expose(void, i64, i64)
 def write_u16(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
-    """The lowest two bytes of an integer to memory."""
+    """Store the lowest two bytes of an integer."""
     ir.store(b, address, b.trunc(value, ir.I16))
 
 
 @ir.expose(i64, i64)
 def read_i64(b: ir.Builder, address: ir.Value) -> ir.Value:
-    """One int64 from memory."""
+    """Load an int64."""
     return ir.load(b, address, ir.I64)
 
 
 @ir.expose(types.voidptr, i64)
 def pointer(b: ir.Builder, address: ir.Value) -> ir.Value:
-    """An address as a pointer, for `numba.carray`."""
+    """Convert an address to a pointer, for `numba.carray`."""
     return b.inttoptr(address, ir.I8.as_pointer())

@@ -1,13 +1,14 @@
-"""The threads that run kernels.
+"""Thread pool that runs tables of kernel steps.
 
-A program is a table of steps. Every thread of the team walks it from the same start to the same end, doing its share of
-each step, and waits for the others only where a step asks for it. The walk is one call that holds no lock of Python's:
-between steps there is no dispatch but a call through a pointer, and a barrier costs about a tenth of a microsecond.
-Numba's own parallel loops would cost one to two microseconds a step with OpenMP and eighty without it.
+A program is a table of steps. Every thread of the team runs it from the same start to the same end, doing its share of
+each step, and waits at a barrier only where a step asks for it. This is one call without the GIL: between steps the
+only dispatch is a call through a pointer, and a barrier costs about a tenth of a microsecond. Numba's own parallel
+loops would cost one to two microseconds a step with OpenMP and eighty without it.
 
-Idle workers spin for about a millisecond, since the next token usually comes sooner, and then sleep on a condition that
-the leader signals. That is compiled code too: giving a job, waking who sleeps and doing a share is one call, a worker's
-whole life another. A KeyboardInterrupt comes between calls only, so none can lose a job.
+Idle workers spin for about a millisecond, since the next token usually comes sooner, and then sleep on a condition
+variable that the leader signals. That is compiled code too: publishing a job, waking the sleepers and doing thread 0's
+share is one call, and a worker's loop is another. A KeyboardInterrupt is raised between calls only, so it cannot lose a
+job.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from llamacli.util.settings import MAX_THREADS
 from llamacli.util.system import usable_cores
 
 STEP = record("function", "args", "barrier")
-"""One step: the kernel's address, its record's address, and whether all threads must be done before the next step."""
+"""Table entry: the kernel's address, its record's address, and a flag for a barrier before the next step."""
 
 _log = logging.getLogger(__name__)
 _i64 = types.int64
 
-# A team's shared state, int64 words. What different threads write lies on different cache lines; a lock and a condition
-# of the system's take less than two lines each.
+# A team's shared state, int64 words. Words written by different threads lie on different cache lines; a lock and a
+# condition of the system's take less than two lines each.
 _JOB, _STEPS, _START, _STOP, _RUN, _ARRIVED, _PHASE, _SLEEPERS, _LOCK, _CONDITION = 0, 8, 9, 10, 11, 16, 24, 32, 40, 56
 _WORDS = 72
 _SPINS_BEFORE_YIELD, _SPINS_BEFORE_SLEEP = 300, 20000
@@ -47,7 +48,7 @@ _QUIT = -1
 
 
 def compiled(signature: Any) -> Callable[[Callable[..., Any]], Compiled]:
-    """Decorate a function that Python calls by addresses and numbers."""
+    """Decorate a function that Python calls with addresses and numbers."""
     return lambda function: Compiled(function, signature)
 
 
@@ -74,20 +75,20 @@ def _atomic_add(b: ir.Builder, address: ir.Value, value: ir.Value) -> ir.Value:
 
 @ir.expose(types.void)
 def _pause(b: ir.Builder) -> None:
-    """Tell the core that this is a spin loop."""
+    """Emit the CPU's spin-loop hint."""
     if "sse2" in features():
         ir.call(b, "llvm.x86.sse2.pause", ir.ir.VoidType())
 
 
 @ir.expose(types.void)
 def _yield(b: ir.Builder) -> None:
-    """Let another thread have this core."""
+    """Yield this core to another thread (sched_yield)."""
     if os.name == "posix":
         ir.call(b, "sched_yield", ir.I32)
 
 
 def _system(b: ir.Builder, posix: str, windows: str, *addresses: ir.Value) -> None:
-    """Call the system's function on some addresses."""
+    """Call a function of the operating system on some addresses."""
     name, result = (posix, ir.I32) if os.name == "posix" else (windows, ir.ir.VoidType())
     if name:
         ir.call(b, name, result, *(b.inttoptr(address, ir.I8.as_pointer()) for address in addresses))
@@ -104,7 +105,7 @@ def _prepare_condition(b: ir.Builder, condition: ir.Value) -> None:
 
 
 @ir.expose(types.void, _i64)
-def _take(b: ir.Builder, lock: ir.Value) -> None:
+def _acquire(b: ir.Builder, lock: ir.Value) -> None:
     _system(b, "pthread_mutex_lock", "AcquireSRWLockExclusive", lock)
 
 
@@ -115,13 +116,13 @@ def _release(b: ir.Builder, lock: ir.Value) -> None:
 
 @ir.expose(types.void, _i64)
 def _signal(b: ir.Builder, condition: ir.Value) -> None:
-    """Wake all who wait."""
+    """Wake all threads that wait."""
     _system(b, "pthread_cond_broadcast", "WakeAllConditionVariable", condition)
 
 
 @ir.expose(types.void, _i64, _i64)
 def _wait(b: ir.Builder, condition: ir.Value, lock: ir.Value) -> None:
-    """Give the lock away till the condition is signalled, or for no reason."""
+    """Release the lock and wait for a signal (wakeups may be spurious)."""
     if os.name == "posix":
         _system(b, "pthread_cond_wait", "", condition, lock)
     else:
@@ -158,21 +159,24 @@ def _walk(state: int, thread: int, n_threads: int) -> None:
 
 @compiled(types.void(_i64))
 def _prepare(state: int) -> None:
-    """Make the lock and the condition of a new state."""
+    """Initialise the lock and the condition variable of a new state."""
     _prepare_lock(state + 8 * _LOCK)
     _prepare_condition(state + 8 * _CONDITION)
 
 
 @compiled(types.void(*[_i64] * 6))
-def _lead(state: int, steps: int, start: int, stop: int, run: int, n_threads: int) -> None:
-    """Give the team a job, wake who sleeps, and do thread 0's part: one call, so that no interrupt comes in between."""
+def _run_job(state: int, steps: int, start: int, stop: int, run: int, n_threads: int) -> None:
+    """Publish a job, wake sleepers, and run thread 0's share.
+
+    One call, so that no interrupt comes in between.
+    """
     _atomic_store(state + 8 * _STEPS, steps)
     _atomic_store(state + 8 * _START, start)
     _atomic_store(state + 8 * _STOP, stop)
     _atomic_store(state + 8 * _RUN, run)
     _atomic_add(state + 8 * _JOB, 1)
     if _atomic_load(state + 8 * _SLEEPERS):
-        _take(state + 8 * _LOCK)
+        _acquire(state + 8 * _LOCK)
         _signal(state + 8 * _CONDITION)
         _release(state + 8 * _LOCK)
     if stop != _QUIT:
@@ -180,8 +184,11 @@ def _lead(state: int, steps: int, start: int, stop: int, run: int, n_threads: in
 
 
 @compiled(types.void(*[_i64] * 3))
-def _work(state: int, thread: int, n_threads: int) -> None:
-    """A worker's life: walk each job till one says to quit; spin for the next, then sleep."""
+def _worker_loop(state: int, thread: int, n_threads: int) -> None:
+    """Worker loop: run each published job until one says to quit.
+
+    Spins for the next job, then sleeps.
+    """
     done = spins = 0
     while True:
         job = _atomic_load(state + 8 * _JOB)
@@ -194,9 +201,9 @@ def _work(state: int, thread: int, n_threads: int) -> None:
         _pause()
         spins += 1
         if spins > _SPINS_BEFORE_SLEEP:
-            # It is counted as a sleeper before it looks for a job once more, and a job is given before sleepers are
-            # counted: one of the two sees the other.
-            _take(state + 8 * _LOCK)
+            # A worker counts itself as a sleeper before it looks for a job again; a job is published before sleepers
+            # are counted: one of the two sees the other.
+            _acquire(state + 8 * _LOCK)
             _atomic_add(state + 8 * _SLEEPERS, 1)
             while _atomic_load(state + 8 * _JOB) == done:
                 _wait(state + 8 * _CONDITION, state + 8 * _LOCK)
@@ -206,7 +213,10 @@ def _work(state: int, thread: int, n_threads: int) -> None:
 
 
 class Team:
-    """`n_threads` threads, the caller's included. One job runs at a time; other callers wait their turn."""
+    """Team of `n_threads` threads, the caller's included.
+
+    One job runs at a time; other callers wait for the lock.
+    """
 
     def __init__(self, n_threads: int):
         self.n_threads = n_threads
@@ -215,21 +225,27 @@ class Team:
         self._start_workers()
 
     def run(self, steps: np.ndarray[Any, Any], start: int, stop: int, run: np.ndarray[Any, Any]) -> None:
-        """Walk steps `start` to `stop` - 1 of a table; `run` is their shared record."""
+        """Run steps `start` to `stop` - 1 of a table.
+
+        `run` is their shared record.
+        """
         with self.lock:
             if self._pid != os.getpid():  # threads do not survive a fork
                 self._start_workers()
-            _lead.call(self._state, steps.ctypes.data, start, stop, run.ctypes.data, self.n_threads)
+            _run_job.call(self._state, steps.ctypes.data, start, stop, run.ctypes.data, self.n_threads)
 
     def close(self) -> None:
-        """End the worker threads."""
+        """Stop the worker threads."""
         with self.lock:
             if self._pid == os.getpid() and self.n_threads > 1:
-                _lead.call(self._state, 0, 0, _QUIT, 0, self.n_threads)
+                _run_job.call(self._state, 0, 0, _QUIT, 0, self.n_threads)
             self._pid = 0
 
     def _start_workers(self) -> None:
-        """Start them on a state of their own: those of a start that an interrupt broke off never hear of a job."""
+        """Start the workers on a state of their own.
+
+        Workers of a start that an interrupt broke off keep the old state and never see a job.
+        """
         words = np.zeros(_WORDS, np.int64)
         self._memory, self._state = words, words.ctypes.data
         _prepare.call(self._state)
@@ -240,13 +256,14 @@ class Team:
 
 
 def _worker(words: np.ndarray[Any, Any], thread: int, n_threads: int) -> None:
-    _work.call(words.ctypes.data, thread, n_threads)
+    _worker_loop.call(words.ctypes.data, thread, n_threads)
 
 
 def check_threads(threads: int | None) -> int:
-    """The number of threads to use: `threads`, or by default one for each core that this process may use.
+    """Number of threads to use, by default the usable cores.
 
-    More than that are allowed, with a warning. Raises InvalidRequestError if it is not from 1 to MAX_THREADS.
+    More threads than cores are allowed, with a warning. Raises InvalidRequestError if `threads` is not an integer from
+    1 to MAX_THREADS.
     """
     if threads is None:
         return usable_cores().threads
@@ -260,7 +277,7 @@ def check_threads(threads: int | None) -> int:
 def _warn_of_crowding(threads: int) -> None:
     most = usable_cores().threads
     if threads > most:
-        _log.warning("threads = %d, but this process may use %d cores: they take turns, which is slower", threads, most)
+        _log.warning("threads = %d, but this process may use %d cores: more threads are slower", threads, most)
 
 
 assert ctypes.sizeof(ctypes.c_void_p) == 8, "kernels need 64-bit addresses"

@@ -67,7 +67,7 @@ def absolute_scores(b: ir.Builder, number: int, scores: ir.Value) -> ir.Value:
     # of lanes 1, 2, 4 and 8 on. No lane reads later lanes, which may hold no keys yet.
     sums = [b.fmul(scores, ir.ir.Constant(ir.F32X16, MEAN_WEIGHTS.tolist()))]
     for half in (1, 2, 4):
-        sums.append(b.fadd(sums[-1], ir.partners(b, sums[-1], half)))
+        sums.append(b.fadd(sums[-1], ir.exchange_lanes(b, sums[-1], half)))
     first = ir.shuffle(b, sums[0], sums[1], [0, 0, PAGE, PAGE, *[0] * 12])
     last = ir.shuffle(b, sums[2], sums[3], [0] * 8 + [PAGE] * 8)
     means = ir.shuffle(b, first, last, [*range(4), *range(PAGE + 4, 2 * PAGE)])
