@@ -1,4 +1,4 @@
-"""Engines: what compiles a recorded graph and runs it on tokens."""
+"""Engines: compile a recorded graph and run it on tokens."""
 
 from llamacli.engine.base import Engine, Program
 from llamacli.engine.batching import evaluate
@@ -9,9 +9,10 @@ from llamacli.util.settings import QuantMode
 
 
 def default_engine(threads: int | None = None) -> Engine:
-    """The fastest engine that runs here: compiled kernels, or NumPy where NUMBA_DISABLE_JIT forbids to compile.
+    """Fastest engine available here.
 
-    Raises InvalidRequestError if `threads` is no number of threads; see `llamacli.kernels.team.check_threads`.
+    Compiled kernels, or NumPy where NUMBA_DISABLE_JIT forbids to compile. Raises InvalidRequestError if `threads` is
+    not a valid number of threads; see `llamacli.kernels.team.check_threads`.
     """
     if jit_disabled():
         return ReferenceEngine()

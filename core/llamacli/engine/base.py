@@ -1,4 +1,4 @@
-"""The interface between a recorded graph and whatever computes it."""
+"""Engine interface: compile a graph to a program, run the program."""
 
 from __future__ import annotations
 
@@ -19,24 +19,33 @@ from llamacli.util.settings import QuantMode as QuantMode
 
 @attrs.define(eq=False)
 class Timings:
-    """Seconds that a program has spent: in `total`, and in ops without kernels, by the op's description."""
+    """Time that a program has spent, in seconds.
+
+    `total`, and `host`: the part in ops without kernels, by the op's description.
+    """
 
     total: float = 0.0
     host: dict[str, float] = attrs.field(factory=dict)
 
     def shares(self) -> dict[str, float]:
-        """Share of the time that each op without a kernel took, from 0 to 1."""
+        """Share of time of each op without a kernel, 0 to 1."""
         return {op: seconds / self.total for op, seconds in self.host.items()} if self.total else {}
 
 
 class Program(Protocol):
-    """A graph bound to a model's weights. Read-only: any number of sequences may be run through it."""
+    """Compiled graph bound to a model's weights.
+
+    Read-only: any number of sequences may be run through it.
+    """
 
     timings: Timings
 
     @property
     def states(self) -> Sequence[KVSpec]:
-        """Shapes of the keys and values of each attention layer, from which the layout of a KV cache follows."""
+        """KV cache shapes of the attention layers.
+
+        The layout of a KV cache follows from them.
+        """
 
     @property
     def max_positions(self) -> int | None:
@@ -45,31 +54,42 @@ class Program(Protocol):
     def forward(
         self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], *, all_logits: bool
     ) -> npt.NDArray[np.float32]:
-        """Evaluate `tokens`, int32 [n], which `spans` share out in order, writing their keys and values.
+        """Run a batch of tokens and write their keys and values.
 
-        Returns new float32 [n, n_vocab] with `all_logits`, else [len(spans), n_vocab], of the last token of each span.
-        A token's logits do not depend on which tokens are evaluated in the same call. The caller has checked bounds,
-        reserved the cells and lets no sequence occur twice.
+        `tokens` is int32 [n]; `spans` divide it among sequences, in order. Returns new float32 [n, n_vocab] with
+        `all_logits`, else [len(spans), n_vocab], of the last token of each span. A token's logits do not depend on
+        which tokens are evaluated in the same call. The caller has checked bounds, reserved the cells and lets no
+        sequence occur twice.
         """
 
     def shift_keys(self, layer: int, keys: npt.NDArray[np.float32], by: int, seq_len: int) -> npt.NDArray[np.float32]:
-        """Keys of state `layer`, float32 [n_head_kv, head_dim, n], as they would be at positions `by` lower.
+        """Shift cached keys to positions `by` lower (K-shift).
 
-        `seq_len` is the context of their sequence. Raises InvalidRequestError if they cannot be moved.
+        `keys` are those of state `layer`, float32 [n_head_kv, head_dim, n]; so is the result. `seq_len` is the context
+        length of their sequence. Raises InvalidRequestError if they cannot be shifted.
         """
 
     def rope_variant(self, seq_len: int) -> int:
-        """What `seq_len` changes in what is computed: sequences of different RoPE variants cannot share cells."""
+        """RoPE variant that a context of this length uses.
+
+        Sequences of different variants cannot share cells.
+        """
 
 
 class Engine(Protocol):
-    """Compiles graphs."""
+    """Compiler of graphs."""
 
     def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> Program:
-        """Bind a graph to the weights of `file`, kept as `mode` says; the file may be closed afterwards."""
+        """Compile a graph with the weights of a file.
+
+        Weights are kept as `mode` says; the file may be closed afterwards.
+        """
 
 
 def expect_finite(finite: bool, tensor: str, file: ModelFile) -> None:
-    """Refuse a tensor that is not: rounding activations loses NaN, and what came out would look like an answer."""
+    """Raise ModelFormatError for a tensor that is not finite.
+
+    Rounding activations loses NaN, so that wrong results would look valid.
+    """
     if not finite:
         raise ModelFormatError(f"{file.path}: tensor {tensor!r} has weights that are NaN, infinite or too large")

@@ -1,4 +1,7 @@
-"""Every kernel that there is: those that ops share, and those of each op, the plugins' included."""
+"""List of all kernels: shared ones and those of each op.
+
+Those of plugins' ops are included.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ from llamacli.quantization import TensorType
 
 
 class _KernelList(StepTable):
-    """The steps of an example without weights: matrices are empty, and nothing is compiled to pack them."""
+    """Steps of an example without loading weights.
+
+    Matrices are empty, so no packing kernel is compiled.
+    """
 
     def __init__(self, example: Example, team: Team):
         super().__init__(example.graph, ArrayFile(Path("example"), Metadata({}), example.weights), QuantMode.FP32, team)
@@ -43,6 +49,9 @@ def _kernels_of_ops(team: Team) -> Iterator[Kernel]:
 
 
 def catalog() -> list[Compiled | ArrayFunction]:
-    """All kernels, each once, none compiled by being listed but those that run a team of threads."""
+    """List all kernels, each once.
+
+    Listing compiles none but those that run a team of threads.
+    """
     kernels = [*shared_kernels(), *_kernels_of_ops(Team(1))]
     return list({kernel.name: kernel for kernel in kernels}.values())

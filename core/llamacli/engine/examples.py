@@ -1,4 +1,7 @@
-"""Small graphs of every op, recorded from `Op.examples`: to compile its kernels, and to compare them with NumPy."""
+"""Example graphs of every op, recorded from `Op.examples`.
+
+Used to compile the op's kernels and to compare them with NumPy.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ N_VOCAB, WIDTH = 20, 48
 
 @attrs.frozen(eq=False)
 class Example:
-    """One use of an op: a graph whose last op computes it, and random weights by name, float32."""
+    """Example of an op: a graph and random weights.
+
+    The graph's last op computes it; `weights` are float32 by name.
+    """
 
     op: type[Op]
     number: int
@@ -27,7 +33,7 @@ class Example:
 
 
 def op_classes() -> list[type[Op]]:
-    """All ops whose modules have been imported, the plugins' included."""
+    """List the op classes of all imported modules, the plugins' included."""
     found: list[type[Op]] = []
     pending: list[type[Op]] = [Op]  # type: ignore[type-abstract]  # only asked for its subclasses
     while pending:
@@ -38,7 +44,7 @@ def op_classes() -> list[type[Op]]:
 
 
 def examples_of(op: type[Op]) -> Iterator[Example]:
-    """Each example of an op in a graph of its own."""
+    """Yield each example of an op in a graph of its own."""
     for number in itertools.count():
         graph, weights = Graph(), dict[str, npt.NDArray[np.float32]]()
         random = np.random.default_rng(number)

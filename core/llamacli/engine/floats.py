@@ -13,13 +13,13 @@ from llamacli.quantization import TensorType, dequantize, quantize
 Floats = npt.NDArray[np.float32]
 
 REQUANTIZED = {QuantMode.Q8: TensorType.Q8_0, QuantMode.Q4: TensorType.Q4_0}
-"""Types to which modes round matrices."""
+"""Tensor types that modes round matrices to."""
 
 
 def load_floats(tensor: Tensor, file: ModelFile, mode: QuantMode) -> Floats:
-    """A tensor in float32 and its own shape; modes q8 and q4 round it first.
+    """Load a tensor in float32 and its own shape.
 
-    Raises ModelFormatError for numbers that are not finite.
+    Modes q8 and q4 round it first. Raises ModelFormatError for numbers that are not finite.
     """
     weights = dequantize(file.data(tensor.name), file.tensors[tensor.name].type)
     if mode in REQUANTIZED:
@@ -30,7 +30,10 @@ def load_floats(tensor: Tensor, file: ModelFile, mode: QuantMode) -> Floats:
 
 
 def modes_of(graph: Graph, mode: QuantMode) -> dict[Tensor, QuantMode]:
-    """The mode of each tensor that the graph reads: matrices have the model's, all others are kept exactly."""
+    """Quantization mode of each tensor that the graph reads.
+
+    Matrices have the model's, all others are kept exactly.
+    """
     exact = graph.exact_tensors()
     matrices = {tensor for op in graph.ops for tensor in op.matrices() if tensor.name not in exact}
     tensors = {tensor for op in graph.ops for tensor in op.tensors()}

@@ -1,4 +1,7 @@
-"""Running ops in NumPy: those of the reference, and those of plugins that have no kernel."""
+"""NumPy execution of ops.
+
+For the ops of the reference engine, and those of plugins that have no kernel.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ Floats = npt.NDArray[np.float32]
 
 
 def describe_ops(graph: Graph) -> dict[Op, str]:
-    """Verb, plugin and layer of each op, as errors name it.
+    """Describe each op in error messages: verb, plugin and layer.
 
-    An op is of the block whose tensors were read last.
+    An op belongs to the block whose tensors were read last.
     """
     described, layer = {}, "before the first layer"
     for op in graph.ops:
@@ -28,7 +31,7 @@ def describe_ops(graph: Graph) -> dict[Op, str]:
 
 
 def is_plugin_op(op: Op) -> bool:
-    """Whether the op's class is from outside the core."""
+    """True if the op's class is from outside the core."""
     return _package(op) != "llamacli"
 
 

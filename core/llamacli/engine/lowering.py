@@ -1,4 +1,4 @@
-"""Table of steps of a program, and the services that ops use to append to it."""
+"""Step table of a program, with the services that lowering uses."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ HOST = np.dtype([])
 
 
 class StepTable(Lowering):
-    """The steps of a graph. `tail` is the first step whose rows depend on no other rows.
+    """Step table of a graph.
 
-    `prepares` are called before each run; `host_ops` are the ops that run in NumPy, described, by their step.
+    `tail` is the first step whose rows depend on no other rows. `prepares` are called before each run; `host_ops` are
+    the ops that run in NumPy, described, by their step.
     """
 
     def __init__(self, graph: Graph, file: ModelFile, mode: QuantMode, team: Team):
@@ -131,7 +132,10 @@ class StepTable(Lowering):
         return self._made.get(slot)
 
     def rounded(self, slot: Slot, form: str) -> Slot:
-        """See Lowering; done by the threads that computed the slot if its work is divided in a fitting way."""
+        """See Lowering.
+
+        The threads that computed the slot also round it, if its work is divided in a fitting way.
+        """
         if form == slot.form:
             return slot
         out = attrs.evolve(slot, form=form)

@@ -1,7 +1,8 @@
-"""Native engine: a graph becomes a table of kernel steps, which a team of threads walks for every batch of tokens.
+"""Native engine: runs graphs as tables of compiled kernels.
 
-`lowering` has the ops append steps and packs their weights, `steps` gives the steps buffers and barriers; here the
-table is made and walked. Steps that are Python functions part the table into segments.
+A graph becomes a table of kernel steps, which a team of threads runs for every batch of tokens. `lowering` has the ops
+append steps and packs their weights, `steps` gives the steps buffers and barriers; here the table is made and run.
+Steps that are Python functions divide the table into segments.
 """
 
 from __future__ import annotations
@@ -34,17 +35,23 @@ from llamacli.ops.shift_plan import ShiftPlan
 _log = logging.getLogger(__name__)
 
 _SLICE_WORK = 4e9
-"""Multiplications after which a walk returns to Python, so that Ctrl-C is handled within about a tenth of a second."""
+"""Multiplications after which a run returns to Python, so that Ctrl-C is handled within about a tenth of a second."""
 
 
 class NativeEngine:
-    """Compiles graphs to programs of Numba kernels, run by `threads` threads (default: the usable cores)."""
+    """Engine of Numba kernels on several threads.
+
+    `threads` defaults to the usable cores.
+    """
 
     def __init__(self, threads: int | None = None):
         self._threads = check_threads(threads)
 
     def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> NativeProgram:
-        """Pack the weights that the graph reads, as `mode` says, and lay out its steps."""
+        """Pack the graph's weights and lay out its steps.
+
+        `mode` says how the weights are kept.
+        """
         return NativeProgram(graph, file, mode, _shared_team(self._threads))
 
 
@@ -53,7 +60,10 @@ _teams_lock = threading.Lock()
 
 
 def _shared_team(n_threads: int) -> Team:
-    """The team of this size; models share it, so that only one walk uses the cores at a time."""
+    """Thread team of a size, shared by all models.
+
+    Thus only one program uses the cores at a time.
+    """
     with _teams_lock:
         if n_threads not in _teams:
             _teams[n_threads] = Team(n_threads)
@@ -61,9 +71,10 @@ def _shared_team(n_threads: int) -> Team:
 
 
 class NativeProgram:
-    """A graph laid out as steps. `forward` may be called from any thread; calls take turns.
+    """Compiled graph: weights, buffers and step table.
 
-    `buffers` are the memory of values between steps, which a run leaves as it is.
+    `forward` may be called from any thread; calls wait for one another. `buffers` are the memory of values between
+    steps, which a run leaves as it is.
     """
 
     def __init__(self, graph: Graph, file: ModelFile, mode: QuantMode, team: Team):
@@ -128,7 +139,10 @@ class NativeProgram:
         return logits[:, : self._n_vocab] if all_logits else logits[last - first, : self._n_vocab]
 
     def _new_logits(self, first: int, n: int) -> npt.NDArray[np.float32]:
-        """Memory for the logits of rows `first` to n - 1, to which the last kernel writes if it can."""
+        """Allocate the logits of rows `first` to n - 1.
+
+        The last kernel writes to them directly if it can.
+        """
         row_bytes = stride(self._logits)
         logits = np.empty((n - first, row_bytes // 4), np.float32)
         if self._writes_logits is None:
@@ -137,7 +151,10 @@ class NativeProgram:
         return logits
 
     def _place(self, spans: Sequence[Span]) -> None:
-        """Fill in where each row stands, and extend what depends on positions."""
+        """Fill in each row's cell, position and sequence.
+
+        Extends the tables that depend on positions.
+        """
         row = 0
         for span in spans:
             rows = self._rows[row : row + span.n]
@@ -148,7 +165,10 @@ class NativeProgram:
             prepare(max(span.start + span.n for span in spans))
 
     def _run_host(self, step: Step, rows: HostRows) -> None:
-        """Run a Python function on the buffers, and count the time of an op without kernel."""
+        """Run a host step, and time it.
+
+        Time is counted for ops without kernels.
+        """
         assert step.host is not None
         started = time.perf_counter()
         step.host(rows, self.buffers.__getitem__)
@@ -157,7 +177,10 @@ class NativeProgram:
             times[description] = times.get(description, 0.0) + time.perf_counter() - started
 
     def _add_time(self, started: float, n_tokens: int) -> None:
-        """Count the time of a run; the first one with ops that have no kernel says what they cost."""
+        """Add the time of a run; warn once about host ops.
+
+        The first run with ops that have no kernel logs their share of the time.
+        """
         seconds = time.perf_counter() - started
         is_first = not self.timings.total
         self.timings.total += seconds
@@ -171,7 +194,10 @@ class NativeProgram:
             )
 
     def _walk(self, table: Array, start: int, stop: int, first: int, last: int, n_seen: int) -> None:
-        """Walk steps for rows `first` to `last` - 1, in slices short enough for Ctrl-C."""
+        """Run steps for rows `first` to `last` - 1.
+
+        In slices short enough for Ctrl-C.
+        """
         run = self._run
         run["first_row"], run["n_rows"] = first, last
         work = (last - first) * (self._work + n_seen * self._work_seen)
@@ -198,7 +224,10 @@ class NativeProgram:
             self._team.run(table, start, stop, run)
 
     def _table(self, kv_type: KVType) -> Array:
-        """The steps as the team walks them; kernels are compiled here, when their addresses are asked for."""
+        """Table of steps for the team, by KV cache type.
+
+        Kernels are compiled here, when their addresses are read.
+        """
         if kv_type not in self._tables:
             table = np.zeros(len(self._steps), STEP)
             for entry, step in zip(table, self._steps, strict=True):
@@ -211,7 +240,7 @@ class NativeProgram:
 
 
 def _segments(steps: Sequence[Step], start: int, stop: int) -> list[tuple[int, int]]:
-    """Ranges of kernel steps that one walk covers, and each host step by itself."""
+    """Divide steps into runs of kernels and single host steps."""
     ranges: list[tuple[int, int]] = []
     for i in range(start, stop):
         if ranges and ranges[-1][1] == i and steps[i].host is None and steps[i - 1].host is None:
@@ -222,7 +251,10 @@ def _segments(steps: Sequence[Step], start: int, stop: int) -> list[tuple[int, i
 
 
 def _only_writer(steps: Sequence[Step], slot: Slot, buffer: Array) -> Step | None:
-    """The last step, if it alone writes the slot, by its parameter `out`; else logits are copied from the buffer."""
+    """Last step, if no other writes the slot; else None.
+
+    It must write it by its parameter `out`. Where it is None, logits are copied from the buffer.
+    """
     last = steps[-1]
     if last.host or [step for step in steps if slot in step.writes] != [last] or "out" not in (last.record.names or ()):
         return None

@@ -1,7 +1,7 @@
-"""Reference engine: every op in NumPy, float64 inside an op and float32 between ops.
+"""Reference engine: every op in NumPy.
 
-It is what faster engines are checked against. Every op computes a token's row in a way that does not depend on how many
-tokens are evaluated together.
+float64 inside an op and float32 between ops. Faster engines are checked against it. Every op computes a token's row in
+a way that does not depend on how many tokens are evaluated together.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ Array = npt.NDArray[np.float32]
 
 
 class ReferenceEngine:
-    """Compiles graphs to NumPy."""
+    """Engine of NumPy ops."""
 
     def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> ReferenceProgram:
-        """Dequantise every tensor that the graph reads; `q8` and `q4` round all matrices but routers first."""
+        """Dequantize every tensor that the graph reads.
+
+        Modes `q8` and `q4` round all matrices but routers first.
+        """
         modes = modes_of(graph, mode)
         return ReferenceProgram(graph, {tensor: load_floats(tensor, file, modes[tensor]) for tensor in modes})
 

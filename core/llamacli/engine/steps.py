@@ -12,9 +12,12 @@ from llamacli.ops.lowering import Array, Slot, Step
 
 
 def allocate(slot: Slot) -> Array:
-    """A buffer for a slot; the padding of float rows is zero and stays so, since kernels write only zeros there."""
+    """Allocate the buffer of a slot.
+
+    The padding of float rows is zero and stays so, since kernels write only zeros there.
+    """
     n_rows, n_blocks = N_BATCH * max(1, slot.slots), -(-slot.width // ACTIVATION_BLOCK)
-    # One more vector a row: rows at distances of 4096 bytes would map to the same sets of the first-level cache.
+    # Padding of one vector a row against cache-set conflicts: rows 4096 bytes apart would share first-level sets.
     if slot.form in FLOAT_FORMS:
         width = n_blocks * ACTIVATION_BLOCK
         return np.zeros((n_rows, width + 16), np.float32)[:, :width]
@@ -24,9 +27,10 @@ def allocate(slot: Slot) -> Array:
 
 
 def assign_buffers(steps: list[Step], keep: Slot) -> dict[Slot, Array]:
-    """A buffer for every slot, shared by slots that are never alive at once.
+    """Assign a buffer to every slot, reusing free ones.
 
-    `keep` is bound to other memory in each run: its buffer only says how its rows are laid out.
+    Slots that are never alive at once share a buffer. `keep` is bound to other memory in each run: its buffer only
+    defines the layout of its rows.
     """
     last_use = {slot: i for i, step in enumerate(steps) for slot in (*step.reads, *step.writes)}
     free: dict[tuple[str, int, int], list[Array]] = defaultdict(list)
@@ -42,7 +46,10 @@ def assign_buffers(steps: list[Step], keep: Slot) -> dict[Slot, Array]:
 
 
 def bind(step: Step, buffers: dict[Slot, Array]) -> list[Array]:
-    """Fill the step's record; returns the arrays whose addresses it holds, which must live as long as it."""
+    """Fill the parameter record of a step.
+
+    Returns the arrays whose addresses it holds, which must live as long as it.
+    """
     step.params = np.zeros(1, step.record)
     values = step.bind(lambda slot: buffers[slot])
     for name, value in values.items():
@@ -51,7 +58,10 @@ def bind(step: Step, buffers: dict[Slot, Array]) -> list[Array]:
 
 
 def place_barriers(steps: list[Step], buffers: dict[Slot, Array]) -> None:
-    """Mark the steps behind which all threads must meet before the next one begins."""
+    """Mark the steps that need a barrier after them.
+
+    There all threads must meet before the next step begins.
+    """
 
     def identity(slot: Slot) -> object:
         return id(buffers[slot]) if slot in buffers else slot

@@ -1,4 +1,4 @@
-"""Weights in the layout that kernels read, packed from a model file in parallel."""
+"""Weights packed for kernels, in parallel, from a model file."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from llamacli.quantization import FORMATS, TensorType, dequantize, quantize
 from llamacli.util.memory import anonymous
 
 _CHUNK_BYTES = 1 << 26
-"""About how much of a tensor, in float32, is packed at a time: an interrupt is heard in between."""
+"""Approximate bytes of a tensor, in float32, that are packed at a time; interrupts are handled in between."""
 
 _REQUANTISED = {QuantMode.FP32: TensorType.F32, QuantMode.Q8: TensorType.Q8_0, QuantMode.Q4: TensorType.Q4_0}
 
 
 def load_rows(tensor: Tensor, file: ModelFile) -> npt.NDArray[np.float32]:
-    """A tensor that is added or scales, in float32, each row followed by zeros to a multiple of 32.
+    """Load a vector or table in float32, rows padded with zeros.
 
-    Raises ModelFormatError for numbers that are not finite.
+    For tensors that are added or scale. The last axis is padded to a multiple of 32. Raises ModelFormatError for
+    numbers that are not finite.
     """
     info = file.tensors[tensor.name]
     values = tensor.rows_of(dequantize(file.data(tensor.name), info.type).reshape(info.shape))
@@ -38,9 +39,10 @@ def load_rows(tensor: Tensor, file: ModelFile) -> npt.NDArray[np.float32]:
 
 
 def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) -> Matrix:
-    """Pack a tensor of two dimensions, or of three: a matrix an expert. One dimension is a matrix of one row.
+    """Load and pack a matrix, or one matrix an expert.
 
-    Raises ModelFormatError for numbers or scales that are not finite, PluginError where a plugin's packing is broken.
+    Tensors of three dimensions have a matrix an expert. One dimension is a matrix of one row. Raises ModelFormatError
+    for numbers or scales that are not finite, PluginError where a plugin's packing is broken.
     """
     source = file.tensors[tensor.name].type
     kind = target_type(source, mode)
@@ -71,7 +73,10 @@ def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) ->
 
 
 def _expect_meaning(matrix: Matrix, raw: npt.NDArray[np.uint8], tensor: str, file: ModelFile) -> None:
-    """Refuse a plugin's packing whose numbers are not those of its `dequantize`, by some rows of each tensor."""
+    """Raise PluginError if a packing differs from the format's `dequantize`.
+
+    Compares some rows of each tensor.
+    """
     meant = dequantize(raw[:ROWS], matrix.kind)
     found = matrix.rows(np.arange(len(meant), dtype=np.int32))
     if not np.allclose(found, meant, rtol=1e-5, atol=1e-6 * float(np.abs(meant).max())):
@@ -82,7 +87,7 @@ def _expect_meaning(matrix: Matrix, raw: npt.NDArray[np.uint8], tensor: str, fil
 
 
 def target_type(source: int, mode: QuantMode) -> IntEnum:
-    """The type in which a tensor of type `source` is kept in a mode."""
+    """Tensor type in which a mode keeps tensors of type `source`."""
     if mode in _REQUANTISED:
         return _REQUANTISED[mode]
     if packing_of(source) is not None:
