@@ -176,11 +176,11 @@ class TestBadFiles:
             ({"llama.block_count": 100000}, "'llama.block_count' is 100000; at most 1024"),
             (
                 {"llama.attention.head_count": 6},
-                "embedding_length = 64 is no multiple of llama.attention.head_count = 6",
+                "embedding_length = 64 is not a multiple of llama.attention.head_count = 6",
             ),
             (
                 {"llama.attention.head_count_kv": 3},
-                "head_count = 4 is no multiple of llama.attention.head_count_kv = 3",
+                "head_count = 4 is not a multiple of llama.attention.head_count_kv = 3",
             ),
             ({"llama.attention.key_length": 16, "llama.attention.value_length": 8}, "value_length = 8 differs"),
             ({"llama.attention.layer_norm_rms_epsilon": -1.0}, "layer_norm_rms_epsilon' is -1.0; at least 0"),

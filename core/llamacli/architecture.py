@@ -1,4 +1,4 @@
-"""What a plugin writes to run a model family: configuration, table of tensors, forward pass."""
+"""Model family interface of plugins: configuration, tensors, forward pass."""
 
 from __future__ import annotations
 
@@ -17,28 +17,35 @@ from llamacli.util.numbers import is_integer
 from llamacli.util.settings import MAX_CONTEXT
 
 _SHOWN = 8
-"""Mismatches between a file and its architecture that an error shows; a wrong number of layers gives hundreds."""
+"""Largest number of mismatches that an error lists; a wrong number of layers gives hundreds."""
 
 
 def checked_seq_len(value: int) -> int:
-    """The value, if it can be the length of a context."""
+    """Check the length of a context; returns it.
+
+    Raises InvalidRequestError unless it is an integer from 1 to MAX_CONTEXT.
+    """
     if not is_integer(value) or not 0 < value <= MAX_CONTEXT:
         raise InvalidRequestError(f"seq_len must be an integer from 1 to {MAX_CONTEXT}, not {value!r}")
     return int(value)
 
 
 def _freeze(_: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
-    """Forbid to set the fields that do not say what setting them does; a subclass inherits that with each field."""
+    """Freeze the fields that have no setter of their own.
+
+    A subclass inherits that with each field.
+    """
     fixed = attrs.setters.frozen
     return [field.evolve(on_setattr=fixed) if field.on_setattr is None else field for field in fields]
 
 
 @attrs.define(kw_only=True, field_transformer=_freeze)
 class Config:
-    """The hyperparameters that every decoder has, named as in GGUF; a family's own ones are added by subclassing.
+    """Hyperparameters that all decoders share, named as in GGUF.
 
-    `seq_len`, the length of the context in tokens, may be lowered before a session is created; it starts as
-    `context_length`, what the model was trained for. Everything else is fixed.
+    A family's own ones are added by subclassing. `seq_len`, the length of the context in tokens, may be lowered before
+    a session is created; it starts as `context_length`, the length that the model was trained for. Everything else is
+    fixed.
     """
 
     architecture: str
@@ -81,12 +88,12 @@ class Config:
         n_head_kv = count("n_head_kv", "attention.head_count_kv", 1 << 14, default=n_head)
         if n_head % n_head_kv:
             raise ModelFormatError(
-                f"{metadata.source}: {architecture}.attention.head_count = {n_head} is no multiple of "
+                f"{metadata.source}: {architecture}.attention.head_count = {n_head} is not a multiple of "
                 f"{architecture}.attention.head_count_kv = {n_head_kv}"
             )
         if "head_dim" not in family and n_embd % n_head and f"{architecture}.attention.key_length" not in metadata:
             raise ModelFormatError(
-                f"{metadata.source}: {architecture}.embedding_length = {n_embd} is no multiple of "
+                f"{metadata.source}: {architecture}.embedding_length = {n_embd} is not a multiple of "
                 f"{architecture}.attention.head_count = {n_head}"
             )
         head_dim = count("head_dim", "attention.key_length", 1 << 14, default=max(1, n_embd // n_head))
@@ -122,7 +129,10 @@ class Config:
 
 
 def _n_vocab(metadata: Metadata, architecture: str) -> int:
-    """The vocabulary's own length; only where there is none does `vocab_size` count."""
+    """Number of tokens of the vocabulary.
+
+    `vocab_size` counts only where the file has no vocabulary.
+    """
     tokens = metadata.get("tokenizer.ggml.tokens")
     n_tokens = len(tokens) if isinstance(tokens, Sequence) else None
     default = {} if n_tokens is None else {"default": n_tokens}
@@ -131,9 +141,10 @@ def _n_vocab(metadata: Metadata, architecture: str) -> int:
 
 
 def sliding_layers(metadata: Metadata, architecture: str, n_layer: int, period: int) -> tuple[bool, ...]:
-    """Which layers attend to a window alone: a boolean each, or a period whose last layer attends to everything.
+    """Layers with sliding-window attention, one boolean a layer.
 
-    `period` is that of files that say neither; 0 lets all layers slide. Raises ModelFormatError naming the key.
+    The key holds a boolean for each layer, or a period whose last layer attends to everything. `period` is that of
+    files that say neither; 0 lets all layers slide. Raises ModelFormatError naming the key.
     """
     key = f"{architecture}.attention.sliding_window_pattern"
     if isinstance(metadata.get(key), np.ndarray):
@@ -144,9 +155,9 @@ def sliding_layers(metadata: Metadata, architecture: str, n_layer: int, period: 
 
 @attrs.frozen
 class TensorSpec:
-    """A tensor that an architecture reads: its shape, rows first, and whether a file may lack it.
+    """Expected tensor: shape, rows first, and `optional`.
 
-    One that is `unused` stands in files and changes nothing.
+    A file may lack an optional one. An `unused` tensor may be in files, but nothing reads it.
     """
 
     shape: tuple[int, ...]
@@ -155,7 +166,10 @@ class TensorSpec:
 
 
 class Params:
-    """The parameters of one scope as attributes named as in GGUF: `params.attn_q` is a Param, or None where absent."""
+    """Parameters of a scope as attributes named as in GGUF.
+
+    `params.attn_q` is a Param, or None where absent.
+    """
 
     def __init__(self, found: dict[str, Param | None]):
         self._found = found
@@ -168,7 +182,10 @@ class Params:
 
 
 class Weights(Params):
-    """A model's parameters: those outside the blocks as attributes, and `blk`, the blocks' in order."""
+    """Parameters of a model.
+
+    Those outside the blocks are attributes; `blk` are the blocks' in order.
+    """
 
     def __init__(self, found: dict[str, Param | None], blk: list[Params]):
         super().__init__(found)
@@ -210,17 +227,19 @@ class TensorTable:
             self._specs[f"{name}.scale"] = TensorSpec(scale, optional=not needs_scale)
 
     def add_tensor(self, name: str, *shape: int, optional: bool = False) -> None:
-        """Add a tensor by its full name, such as `ssm_a` or `ssm_dt.bias`, which has no weight beside it.
+        """Add a tensor by its full name.
 
-        It is an attribute with dots replaced, `params.ssm_dt_bias`: a Param whose weight it is.
+        Such as `ssm_a` or `ssm_dt.bias`, which has no weight beside it. It is an attribute with dots replaced,
+        `params.ssm_dt_bias`: a Param whose weight it is.
         """
         self._specs[name] = TensorSpec(shape, optional)
         self._full_names.add(name)
 
     def add_fused(self, name: str, *, bias: bool = False, **parts: tuple[int, ...]) -> None:
-        """Name parameters, with their shapes, that files have one by one or, one below the other, as `name`.
+        """Add parameters that files store separately or fused.
 
-        Either way they go by their own names. With `bias`, the file may have biases too, in the same way.
+        Their shapes are given by name; fused, they lie one below the other in one tensor called `name`. Either way they
+        are accessed by their own names. With `bias`, the file may have biases too, in the same way.
         """
         for part, shape in parts.items():
             self.add(part, *shape, bias=bias)
@@ -229,16 +248,16 @@ class TensorTable:
         self._fused[name] = tuple(parts)
 
     def add_unused(self, name: str, *shape: int) -> None:
-        """Name a parameter that files may have although nothing depends on it."""
+        """Add a parameter that files may have but nothing depends on."""
         self._specs[f"{name}.weight"] = TensorSpec(shape, optional=True, unused=True)
 
     @property
     def unused(self) -> set[str]:
-        """The full names of the tensors that nothing depends on."""
+        """Full names of the tensors that nothing depends on."""
         return {name for name, spec in self.items() if spec.unused}
 
     def block(self) -> TensorTable:
-        """The table of the next block: its tensors are named `blk.{i}.{name}`."""
+        """Add a block; its tensors are named `blk.{i}.{name}`."""
         self._blocks.append(TensorTable())
         return self._blocks[-1]
 
@@ -250,7 +269,7 @@ class TensorTable:
                 yield f"blk.{i}.{name}", spec
 
     def bind(self, file: ModelFile) -> Weights:
-        """Match the table with a file.
+        """Match the table with the tensors of a file.
 
         Raises ModelFormatError with the first mismatches and their number: tensors that are missing, of another shape,
         or unknown.
@@ -274,7 +293,10 @@ class TensorTable:
         return Weights(self._params(file, ""), blocks)
 
     def _not_chosen(self, file: ModelFile, prefix: str) -> Iterator[str]:
-        """Of parameters that may be fused, the full names of what this file is not to have: the parts, or the whole."""
+        """Full names excluded by the file's choice of fused parameters.
+
+        A file has either the parts or the whole; the names of the other are yielded.
+        """
         for whole, parts in self._fused.items():
             for name in parts if f"{prefix}{whole}.weight" in file.tensors else [whole]:
                 yield from (f"{prefix}{name}.{kind}" for kind in ("weight", "bias", "scale"))
@@ -304,14 +326,17 @@ class TensorTable:
 
 
 def _sizes(metadata: Metadata) -> list[str]:
-    """Where the expected tensors come from: the whole numbers among the architecture's keys that have been read."""
+    """Hyperparameters that the expected shapes depend on, as text.
+
+    They are the integers among the architecture's keys that have been read.
+    """
     prefix = f"{metadata.get('general.architecture')}."
     keys = sorted(key for key in metadata.consumed if key.startswith(prefix) and is_integer(metadata.get(key)))
     return [f"expected by {', '.join(f'{key} = {metadata[key]}' for key in keys)}"] if keys else []
 
 
 class Architecture(abc.ABC):
-    """One `general.architecture`, as a plugin registers it."""
+    """Model family, registered under its `general.architecture`."""
 
     name: str
     """The exact `general.architecture` string."""
@@ -322,19 +347,28 @@ class Architecture(abc.ABC):
 
     @abc.abstractmethod
     def tensors(self, config: Any) -> TensorTable:
-        """The tensors that a file with this configuration has."""
+        """Table of the tensors that a file with this configuration has."""
 
     @abc.abstractmethod
     def forward(self, g: Graph, config: Any, weights: Weights) -> Value:
-        """Record the forward pass: token ids in (`g.embed`), logits out, a value of width `config.n_vocab`."""
+        """Record the forward pass: token ids in, logits out.
+
+        `g.embed` reads the token ids; the result has width `config.n_vocab`.
+        """
 
     def strips_after(self, metadata: Metadata, special: str) -> bool:
-        """Whether encoding drops the white space after the special token of this text, which no key of a file tells."""
+        """True if encoding strips white space after a special token (`rstrip`).
+
+        `special` is the text of the token; GGUF files have no key for this.
+        """
         return False
 
 
 def trace(architecture: Architecture, config: Config, weights: Weights) -> Graph:
-    """Record the forward pass of a model; the last op computes the logits."""
+    """Record the forward pass of a model.
+
+    The last op computes the logits.
+    """
     graph = Graph()
     logits = architecture.forward(graph, config, weights)
     if not graph.ops or graph.ops[-1].out is not logits or logits.width != config.n_vocab:

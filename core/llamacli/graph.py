@@ -33,7 +33,10 @@ __all__ = ["Activation", "Graph", "KeyValues", "Op", "Param", "Tensor", "Value"]
 
 
 class Graph(Recorder):
-    """One forward pass: `ops` in order, and `states`, the shapes of the keys and values that each `store` caches."""
+    """Graph of a forward pass: its ops in order.
+
+    `states` are the shapes of the keys and values that each `store` caches.
+    """
 
     add = add
     attention = attention
@@ -56,7 +59,10 @@ class Graph(Recorder):
 
     @property
     def tail(self) -> int:
-        """Index of the first op from which on a token's row depends on no others."""
+        """Index of the first op after all that mix tokens.
+
+        From there on a token's row depends on no others.
+        """
         return max((i for i, op in enumerate(self.ops, start=1) if op.mixes_tokens), default=0)
 
     @property
@@ -65,18 +71,24 @@ class Graph(Recorder):
         return min((n for op in self.ops if (n := op.max_positions()) is not None), default=None)
 
     def exact_tensors(self) -> set[str]:
-        """Names of the tensors that no mode may round: rounding a router would change which experts are chosen."""
+        """Names of the tensors that no mode may round.
+
+        Rounding a router would change which experts are chosen.
+        """
         values = {value for op in self.ops for value in op.exact_inputs()}
         return {tensor.name for op in self.ops if op.out in values for tensor in op.matrices()}
 
     def with_ops(self, ops: list[Op]) -> Graph:
-        """The same caches with other ops."""
+        """Graph of other ops with the same caches."""
         graph = Graph()
         graph.states, graph.ops = self.states, ops
         return graph
 
     def without_output(self) -> Graph:
-        """The pass up to what the output layer, the last matrix product, reads: its last op computes that value."""
+        """Graph without the output layer, the last matrix product.
+
+        Its last op computes the value that the output layer reads.
+        """
         makers = {op.out: op for op in self.ops}
         op = self.ops[-1]
         while not isinstance(op, Linear):

@@ -65,7 +65,10 @@ def geglu(v: Vocabulary, gate: Any, up: Any) -> Any:
 
 
 def swiglu_oai(v: Vocabulary, gate: Any, up: Any) -> Any:
-    """g * sigmoid(1.702 g) * (u + 1), with g at most 7 and u from -7 to 7."""
+    """Clamped SwiGLU with sigmoid(1.702 gate).
+
+    g * sigmoid(1.702 g) * (u + 1), with g at most 7 and u from -7 to 7.
+    """
     gate = v.minimum(gate, 7.0)
     up = v.maximum(v.minimum(up, 7.0), -7.0)
     return gate * v.sigmoid(gate * 1.702) * (up + 1.0)
@@ -88,5 +91,5 @@ _GATED = {Activation.SWIGLU: swiglu, Activation.GEGLU: geglu, Activation.SWIGLU_
 
 
 def formula_of(activation: Activation | Formula) -> Formula:
-    """The function that a name stands for; functions stand for themselves."""
+    """Function of an activation name; functions are returned unchanged."""
     return activation.formula if isinstance(activation, Activation) else activation

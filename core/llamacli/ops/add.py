@@ -14,7 +14,10 @@ from llamacli.ops.values import Param, Tensor, Value
 
 @attrs.frozen(eq=False)
 class Add(Lanewise):
-    """out = a + b; b may be a vector of the model, the same for all tokens."""
+    """Addition op: out = a + b.
+
+    b may be a vector of the model, the same for all tokens.
+    """
 
     verb = "add"
     a: Value
@@ -32,7 +35,10 @@ class Add(Lanewise):
 
 
 def add(g: Recorder, a: Value, b: Value | Param) -> Value:
-    """Add two values of one width, or a value and a vector; values can also be added with the operator +."""
+    """Add two values of one width, or a value and a vector.
+
+    Values can also be added with the operator +.
+    """
     other = b.weight if isinstance(b, Param) else b
     width = other.shape[-1] if isinstance(other, Tensor) else other.width
     expect("add", a.width == width, f"widths {a.width} and {width}")

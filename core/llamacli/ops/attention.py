@@ -1,4 +1,7 @@
-"""Causal attention over the KV cache: grouped queries, sliding windows, soft caps, sinks."""
+"""Causal attention over the KV cache.
+
+Grouped queries, sliding windows, soft caps, sinks.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ from llamacli.ops.values import Array, Param, Tensor, Value
 
 @attrs.frozen(eq=False)
 class Attention(Op):
-    """out = softmax(softcap(scale * q k^T), causal, windowed) v over the cached tokens of `layer`.
+    """Attention op over the cached tokens of `layer`.
 
-    `sinks`, one number a head, are logits of one more position, whose value is zero.
+    out = softmax(softcap(scale * q k^T), causal, windowed) v. `sinks`, one number a head, are logits of one more
+    position, whose value is zero.
     """
 
     mixes_tokens = True
@@ -31,7 +35,10 @@ class Attention(Op):
     sinks: Tensor | None
 
     def compute(self, run: Run) -> Array:
-        """Attend from each query to the cells of the sequence up to its own."""
+        """See Op.
+
+        Each query attends to the cells of its sequence up to its own.
+        """
         keys, values = run.sequence.read(self.layer, run.start + run.n)
         window = run.states[self.layer].window
         queries, out = run[self.q].reshape(run.n, len(keys), -1, self.head_dim), []
@@ -87,10 +94,10 @@ class Attention(Op):
 def attention(
     g: Recorder, q: Value, kv: KeyValues, *, scale: float, softcap: float | None = None, sinks: Param | None = None
 ) -> Value:
-    """Attend causally; heads of q share the fewer heads of k and v in groups (Ainslie et al. 2023).
+    """Record causal attention with grouped queries (Ainslie et al. 2023).
 
-    Several layers may read what one stored. `softcap` bounds the scores; `sinks`, (n_head,), join the softmax as the
-    logits of a position without value (Xiao et al. 2023).
+    Heads of q share the fewer heads of k and v in groups. Several layers may read what one stored. `softcap` bounds the
+    scores; `sinks`, (n_head,), join the softmax as the logits of a position without value (Xiao et al. 2023).
     """
     state = kv.state
     fits = q.width % (state.n_head_kv * state.head_dim) == 0

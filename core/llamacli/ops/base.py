@@ -1,4 +1,4 @@
-"""Values, parameters and operations: the data that a forward pass is recorded as.
+"""Base class of ops, and the recorder of graphs.
 
 A plugin's `forward` runs once, when a model is loaded, on symbolic values that hold no numbers. Each verb that it calls
 records an operation, an `Op`. Engines run ops without knowing their classes: an op computes itself in NumPy
@@ -24,7 +24,10 @@ from llamacli.ops.values import Param, Tensor, Value
 
 
 class Recorder(abc.ABC):
-    """The list of ops of one forward pass, and the caches that they use; see `llamacli.graph.Graph`."""
+    """Recorder of a forward pass: its ops and caches.
+
+    See `llamacli.graph.Graph`.
+    """
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
@@ -53,7 +56,7 @@ class MakeParam(Protocol):
 
 @attrs.frozen(eq=False)
 class Op(abc.ABC):
-    """One recorded operation; `out` is the value that it computes.
+    """Recorded operation that computes the value `out`.
 
     Its other fields are what it reads: values, tensors of the file, numbers. A subclass defines `compute`; `lower`
     makes it fast. One that only defines `compute` runs too, in NumPy.
@@ -69,23 +72,29 @@ class Op(abc.ABC):
     out: Value
 
     def tensors(self) -> list[Tensor]:
-        """The model's tensors that it reads."""
+        """Tensors of the model that it reads."""
         return [value for value in self._reads() if isinstance(value, Tensor)]
 
     def inputs(self) -> list[Value]:
-        """The values that it reads."""
+        """Values that it reads."""
         return [value for value in self._reads() if isinstance(value, Value)]
 
     def matrices(self) -> list[Tensor]:
-        """The tensors of `tensors()` that are factors of matrix products, so that modes q8 and q4 may round them."""
+        """Tensors that modes q8 and q4 may round.
+
+        They are those of `tensors()` that are factors of matrix products.
+        """
         return []
 
     def exact_inputs(self) -> list[Value]:
-        """The inputs whose matrices are never rounded, since small errors would change a choice (of experts)."""
+        """Inputs whose matrices are never rounded.
+
+        Small errors in them would change a choice (of experts).
+        """
         return []
 
     def context_lengths(self) -> list[int]:
-        """Lengths of the context beyond which it computes with other constants (LongRoPE's factors)."""
+        """Context lengths beyond which other constants apply (LongRoPE's factors)."""
         return []
 
     def max_positions(self) -> int | None:
@@ -94,27 +103,31 @@ class Op(abc.ABC):
 
     @abc.abstractmethod
     def compute(self, run: Run) -> npt.NDArray[np.floating[Any]]:
-        """Compute `out` in NumPy, [n, out.width]: `run[x]` is a value or a tensor in float64.
+        """Compute `out` in NumPy, [n, out.width].
 
-        The result is rounded to float32.
+        `run[x]` is a value or a tensor in float64. The result is rounded to float32.
         """
 
     def lower(self, to: Lowering) -> None:
-        """Append the kernel steps that compute `out`; an op that does not define this runs `compute`."""
+        """Append the kernel steps that compute `out`.
+
+        An op that does not define this runs `compute`.
+        """
         to.host_op(self.compute, self.inputs(), self.out)
 
     def shift_keys(self, keys: npt.NDArray[np.float32], shift: KeyShift) -> npt.NDArray[np.float32] | None:
-        """Move cached keys to lower positions: `keys` are rows of `out` as attention caches them.
+        """Shift cached keys to lower positions (K-shift).
 
-        Called only where `out` depends on positions. float32 [n_head_kv, head_dim, n]; None if it cannot be done.
+        `keys` are rows of `out` as attention caches them. Called only where `out` depends on positions. float32
+        [n_head_kv, head_dim, n]; None if it cannot be done.
         """
         return None
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """Record small uses of the op on `x`, one after another, each yielding its result.
+        """Record small examples of the op on `x`.
 
-        They are compiled by `llamacli warmup` and compared with `compute` by the tests.
+        Each yields its result. They are compiled by `llamacli warmup` and compared with `compute` by the tests.
         """
         return iter(())
 
@@ -126,6 +139,9 @@ class Op(abc.ABC):
 
 
 def expect(verb: str, holds: bool, found: str) -> None:
-    """Raise PluginError unless the operands of a verb fit together; `found` names them and their sizes."""
+    """Raise PluginError unless the operands of a verb fit.
+
+    `found` names them and their sizes.
+    """
     if not holds:
         raise PluginError(f"{verb}: {found} do not fit together")

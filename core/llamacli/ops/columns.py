@@ -23,7 +23,7 @@ COLUMNS = record("x", "x_stride", "out", "out_stride", "width")
 
 @attrs.frozen(eq=False)
 class Columns(Op):
-    """out = the columns of x from `first` on."""
+    """Column selection op: columns of x from `first` on."""
 
     x: Value
     first: int
@@ -60,7 +60,10 @@ def columns(g: Recorder, x: Value, first: int, width: int) -> Value:
 
 @functools.cache
 def columns_kernel() -> Kernel:
-    """The kernel: x is the address of the first column; a row a unit of work."""
+    """Compiled kernel of column selection.
+
+    x is the address of the first column; a row is a unit of work.
+    """
     from llamacli.kernels.api import Kernel, carray, pointer, share
 
     def columns(args: int, run: int, thread: int, n_threads: int) -> None:

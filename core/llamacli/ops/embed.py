@@ -30,7 +30,10 @@ class Embed(Op):
         return run[self.table][run.tokens]
 
     def lower(self, to: Lowering) -> None:
-        """Unpack the rows of the packed table in Python: there are as few as tokens."""
+        """See Op.
+
+        Rows of the packed table are unpacked in Python: there are only as many as tokens.
+        """
         matrix, out = to.matrix(self.table), f32(self.out)
 
         def look_up(rows: HostRows, at: Callable[[Slot], npt.NDArray[Any]]) -> None:

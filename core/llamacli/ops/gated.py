@@ -34,7 +34,10 @@ class Gated(Lanewise):
 
 
 def gated(g: Recorder, gate: Value, up: Value, activation: Activation | Formula = Activation.SWIGLU) -> Value:
-    """Record activation(gate, up); the activation is a name or a function of (v, gate, up)."""
+    """Record activation(gate, up).
+
+    The activation is a name or a function of (v, gate, up).
+    """
     expect("gated", gate.width == up.width, f"widths {gate.width} and {up.width}")
     return g.record(Gated(g.value(gate.width), gate, up, activation))
 

@@ -1,4 +1,7 @@
-"""K-shift: move cached keys to other positions, as removing tokens in the middle of a context needs."""
+"""K-shift: move cached keys to other positions.
+
+Removing tokens in the middle of a context needs it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ Keys = npt.NDArray[np.float32]
 
 @attrs.frozen(eq=False)
 class KeyShift:
-    """A shift of cached keys by `by` positions in a context of `seq_len` tokens, as `Op.shift_keys` sees it.
+    """Argument of `Op.shift_keys`: a shift of cached keys.
+
+    By `by` positions, in a context of `seq_len` tokens.
 
     - `weight(tensor)`: a tensor in float32.
     - `of(value, keys)`: rows of `value`, an input of the op, as they would be at positions `by` lower; None if that

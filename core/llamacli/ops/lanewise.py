@@ -1,7 +1,8 @@
-"""Elementwise ops: one formula, run on NumPy arrays by the reference and on vector registers by a kernel.
+"""Elementwise ops: one formula for NumPy arrays and vector registers.
 
-A formula is a function of a vocabulary `v` and its operands, written with +, -, *, /, comparisons and the functions of
-`Vocabulary`. `v.exp` is NumPy's on arrays; in a kernel it emits the instructions for 16 lanes.
+The reference runs it on arrays, a kernel on registers. A formula is a function of a vocabulary `v` and its operands,
+written with +, -, *, /, comparisons and the functions of `Vocabulary`. `v.exp` is NumPy's on arrays; in a kernel it
+emits the instructions for 16 lanes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from llamacli.ops.values import Tensor, Value
 
 
 class Vocabulary(Protocol):
-    """Functions that a formula may call besides the operators; each works element by element."""
+    """Functions that a formula may call besides the operators.
+
+    Each works element by element.
+    """
 
     def exp(self, x: Any) -> Any:
         """e^x; kernels bound x to -87 and 88."""
@@ -55,7 +59,7 @@ class Vocabulary(Protocol):
 
 
 class ArrayVocabulary:
-    """The vocabulary of NumPy arrays."""
+    """Vocabulary of NumPy arrays."""
 
     exp, tanh, log, sqrt, absolute = np.exp, np.tanh, np.log, np.sqrt, np.abs
     minimum, maximum, where = np.minimum, np.maximum, staticmethod(np.where)
@@ -85,7 +89,9 @@ def on_arrays(formula: Formula, *operands: Any) -> npt.NDArray[np.float64]:
 
 @attrs.frozen(eq=False)
 class Lanewise(Op):
-    """An op whose result at each element depends on the same element of its inputs alone.
+    """Elementwise op.
+
+    Its result at each element depends on the same element of its inputs alone.
 
     A subclass has up to 4 operands and 4 constants as fields, and a `formula` that takes them in that order, operands
     first. An operand is a value as wide as `out`, a value of width 1 (a number a token), or a tensor as wide as `out`.
@@ -100,7 +106,7 @@ class Lanewise(Op):
         raise NotImplementedError
 
     def operands(self) -> list[Value | Tensor]:
-        """Inputs that differ from element to element, in the order of the fields."""
+        """Inputs that differ between elements, in order of the fields."""
         return [x for x in self._reads() if isinstance(x, Value) or (isinstance(x, Tensor) and x.shape != (1,))]
 
     def constants(self) -> list[float | Tensor]:
@@ -130,7 +136,10 @@ def lower_lanewise(
     *,
     key: object = None,
 ) -> None:
-    """Append the step of a formula. Formulas of equal `key` (default: the formula) are the same code."""
+    """Append the kernel step of a formula.
+
+    Formulas of equal `key` (default: the formula) are the same code.
+    """
     from llamacli.kernels.lanewise import LANEWISE, MAX_CONSTANTS, MAX_OPERANDS, lanewise
 
     widths = [x.width if isinstance(x, Slot) else x.shape[-1] for x in operands]

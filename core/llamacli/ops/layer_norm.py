@@ -1,4 +1,7 @@
-"""Layer normalisation (Ba et al. 2016): out = (x - mean) / sqrt(variance + eps) * weight + bias."""
+"""Layer normalisation (Ba et al. 2016).
+
+out = (x - mean) / sqrt(variance + eps) * weight + bias
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class LayerNorm(Op):
-    """out = (x - mean) / sqrt(variance + eps) * weight + bias, each head of `head_dim` numbers by itself.
+    """Layer norm op, over each head of `head_dim` numbers.
 
-    The variance is biased: the mean of (x - mean)^2. Weight and bias are (head_dim,) or (n_heads, head_dim); either may
-    be absent.
+    out = (x - mean) / sqrt(variance + eps) * weight + bias, where the variance is biased: the mean of (x - mean)^2.
+    Weight and bias are (head_dim,) or (n_heads, head_dim); either may be absent.
     """
 
     x: Value
@@ -54,14 +57,17 @@ class LayerNorm(Op):
 
 
 def layer_norm(g: Recorder, x: Value, norm: Param | Tensor | None, eps: float, head_dim: int | None = None) -> Value:
-    """Normalise mean and variance over the width, or over each head of `head_dim`; None has no weight."""
+    """Record layer norm over the width, or each head of `head_dim`.
+
+    Mean and variance are normalised; the norm None has no weight.
+    """
     head_dim, weight, bias = check_norm("layer_norm", x, norm, head_dim)
     return g.record(LayerNorm(g.value(x.width), x, weight, bias, eps, head_dim))
 
 
 @functools.cache
 def layer_norm_kernel() -> Kernel:
-    """The kernel, in two passes; sums are float64."""
+    """Compiled kernel, in two passes; sums are float64."""
     from llamacli.kernels.api import Kernel, carray, pointer, share
     from llamacli.kernels.norms import write_normed
 

@@ -18,7 +18,10 @@ from llamacli.ops.values import Array, Param, Tensor, Value
 
 @attrs.frozen(eq=False)
 class Linear(Op):
-    """out = x @ weight.T + bias + residual. A weight of one dimension is one row."""
+    """Linear op: out = x @ weight.T + bias + residual.
+
+    A weight of one dimension is one row.
+    """
 
     x: Value
     weight: Tensor
@@ -26,7 +29,10 @@ class Linear(Op):
     residual: Value | None = None
 
     def matrices(self) -> list[Tensor]:
-        """See Op; a weight of one row is a vector, which modes q8 and q4 leave as it is."""
+        """See Op.
+
+        A weight of one row is a vector, which modes q8 and q4 do not round.
+        """
         return [self.weight] if len(self.weight.shape) > 1 else []
 
     def compute(self, run: Run) -> Array:
@@ -48,14 +54,14 @@ class Linear(Op):
 
 
 def linear(g: Recorder, x: Value, param: Param, *, scale_last: bool = False) -> Value:
-    """Multiply by a matrix, with its bias and its scale of one number where the file has them.
+    """Record a matrix product with its bias and scale.
 
-    A weight of one dimension is one row. The scale multiplies the products, and with `scale_last` the bias too, as
-    llama.cpp has it in feed-forward layers.
+    The scale is one number; both are applied where the file has them. The scale multiplies the products, and with
+    `scale_last` the bias too, as llama.cpp has it in feed-forward layers. A weight of one dimension is one row.
     """
     n_out, n_in = (1, *param.weight.shape)[-2:]
     expect("linear", n_in == x.width, f"{param.weight.name} of width {n_in} on width {x.width}")
-    if param.scale is None or math.prod(param.scale.shape) > 1:  # the meaning of a longer one is the family's own
+    if param.scale is None or math.prod(param.scale.shape) > 1:  # a family that uses a longer one applies it itself
         return g.record(Linear(g.value(n_out), x, param.weight, param.bias))
     first, last = (param.bias, None) if scale_last else (None, param.bias)
     out = scale(g, g.record(Linear(g.value(n_out), x, param.weight, first)), Param(param.scale))
@@ -63,7 +69,10 @@ def linear(g: Recorder, x: Value, param: Param, *, scale_last: bool = False) -> 
 
 
 def product(x: Array, weight: Array) -> Array:
-    """x [n, n_in] @ weight.T, weight [n_out, n_in]; by rows: BLAS sums in another order for each shape."""
+    """Matrix product x @ weight.T, row by row.
+
+    x is [n, n_in], weight [n_out, n_in]. BLAS sums in another order for each shape, so rows are multiplied singly.
+    """
     return np.array([np.dot(weight, row) for row in x]).reshape(len(x), len(weight))
 
 
@@ -76,10 +85,10 @@ def lower_linear(
     residual: Slot | None = None,
     starts: Slot | None = None,
 ) -> None:
-    """Append the step of a matrix product, and the rounding of x that the weight's type asks for.
+    """Append the kernel step of a matrix product.
 
-    With `starts`, int64 [n_groups + 1], the tensor is one matrix a group: rows starts[i] to starts[i + 1] - 1 of x are
-    multiplied by matrix i.
+    Before it, x is rounded as the weight's type needs. With `starts`, int64 [n_groups + 1], the tensor is one matrix a
+    group: rows starts[i] to starts[i + 1] - 1 of x are multiplied by matrix i.
     """
     from llamacli.kernels.linear import LINEAR, linear
 
@@ -105,7 +114,10 @@ def lower_linear(
 
 
 def fuse_residuals(ops: Sequence[Op]) -> list[Op]:
-    """Move additions into the linear layers that make one of their terms, where nothing else reads that term."""
+    """Fuse additions into the linear layers of one of their terms.
+
+    Only where nothing else reads that term.
+    """
     n_uses: dict[Value, int] = {}
     for op in ops:
         for value in op.inputs():

@@ -1,4 +1,4 @@
-"""Steps of a program as data, and the interface by which ops append them.
+"""Lowering: steps of a program, and the interface to append them.
 
 A step names slots, not memory: an engine gives buffers to the slots once all steps are known, and puts a barrier where
 a step reads what another thread wrote, or overwrites what another may still read.
@@ -32,9 +32,10 @@ NO_LIMIT = 1 << 40
 
 @attrs.frozen
 class Slot:
-    """Name of a buffer: a value in one form of activations, or a kernel's own scratch of a NumPy type.
+    """Name of a buffer: its owner, form and width.
 
-    With `slots`, each row of the batch has that many, and all of them lie together from the buffer's start.
+    It holds a value in one form of activations, or a kernel's own scratch of a NumPy type. With `slots`, each row of
+    the batch has that many, and all of them lie together from the buffer's start.
     """
 
     owner: object
@@ -44,7 +45,7 @@ class Slot:
 
     @property
     def kind(self) -> tuple[str, int, int]:
-        """Buffers of the same kind can stand in for one another."""
+        """Key of interchangeable buffers."""
         return self.form, self.width, self.slots
 
 
@@ -54,9 +55,10 @@ Bind = Callable[[Callable[[Slot], Array]], dict[str, Any]]
 
 @attrs.frozen(eq=False)
 class HostRows:
-    """Rows for which a host step is to run: `first` to `stop` - 1 of a batch.
+    """Rows of a batch that a host step computes.
 
-    `tokens`, int32 [stop - first], are theirs; `spans` share out all rows of the batch in order.
+    They are `first` to `stop` - 1. `tokens`, int32 [stop - first], are theirs; `spans` share out all rows of the batch
+    in order.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -67,13 +69,15 @@ class HostRows:
 
 @attrs.define(eq=False)
 class Step:
-    """One entry of a program's table: a kernel, or a Python function `host` that runs between kernels.
+    """Step of a program: a kernel or a Python function.
+
+    The function `host` runs between kernels.
 
     - `kernel` may depend on the types of the cache; `bind` gives its parameters once buffers are known.
     - `follows`: an earlier step whose work is divided in the same way, so that each thread reads only what it wrote
       itself, and no barrier is needed between the two.
     - `work`: multiplications a row; `work_seen`: those for each token that the row attends to. They bound how long a
-      walk lasts before it returns to Python.
+      run lasts before it returns to Python.
     - `work_unit`: elements of a row that threads are given at a time; steps with the same one can follow one another.
     """
 
@@ -92,7 +96,7 @@ class Step:
 
 
 def f32(value: Value) -> Slot:
-    """The slot of a value's own numbers."""
+    """Slot of a value in float32."""
     return Slot(value, "f32", value.width)
 
 
@@ -102,7 +106,10 @@ def stride(buffer: Array) -> int:
 
 
 class Lowering(abc.ABC):
-    """Services of an engine to the ops that it compiles: weights as kernels read them, and the table of steps."""
+    """Services of an engine to the ops that it compiles.
+
+    Weights as kernels read them, and the table of steps.
+    """
 
     states: Sequence[KVSpec]
     """Shapes of the cached keys and values, by layer."""
@@ -112,11 +119,14 @@ class Lowering(abc.ABC):
 
     @abc.abstractmethod
     def matrix(self, tensor: Tensor) -> Matrix:
-        """A tensor of `Op.matrices()` packed for matrix kernels; each is loaded once."""
+        """Tensor of `Op.matrices()` packed for matrix kernels; each is loaded once."""
 
     @abc.abstractmethod
     def vector(self, tensor: Tensor) -> Array:
-        """Any other tensor, float32, the last axis padded with zeros to a multiple of 32; each is loaded once."""
+        """Any other tensor in float32; each is loaded once.
+
+        The last axis is padded with zeros to a multiple of 32.
+        """
 
     @abc.abstractmethod
     def step(
@@ -132,7 +142,10 @@ class Lowering(abc.ABC):
         work_seen: float = 0.0,
         work_unit: int = 0,
     ) -> Step:
-        """Append a step that runs a kernel; see `Step`. A step may write only slots that it lists."""
+        """Append a step that runs a kernel; see `Step`.
+
+        A step may write only slots that it lists.
+        """
 
     @abc.abstractmethod
     def host_step(
@@ -141,28 +154,46 @@ class Lowering(abc.ABC):
         reads: Sequence[Slot],
         writes: Sequence[Slot],
     ) -> Step:
-        """Append a step that runs a Python function on the buffers: `function(rows, at)`."""
+        """Append a step that runs a Python function: `function(rows, at)`.
+
+        `at(slot)` is the buffer of a slot.
+        """
 
     @abc.abstractmethod
     def host_op(self, compute: Callable[[Run], Array], inputs: Sequence[Value], out: Value) -> None:
-        """Append a step that runs an op's `compute` on the rows at hand. Kernels stop meanwhile, which costs time."""
+        """Append a step that runs an op's `compute` in NumPy.
+
+        Kernels stop meanwhile, which costs time.
+        """
 
     @abc.abstractmethod
     def maker(self, slot: Slot) -> Step | None:
-        """The last step so far that writes a slot."""
+        """Last step so far that writes a slot."""
 
     @abc.abstractmethod
     def rounded(self, slot: Slot, form: str) -> Slot:
-        """The slot in another form of activations, rounded once for all that read it."""
+        """Slot of the same value rounded to another form.
+
+        Rounded once for all steps that read it.
+        """
 
     @abc.abstractmethod
     def scratch(self, n_bytes: int) -> Array:
-        """Memory of each thread's own, float32 [n_threads, n_bytes / 4], shared by steps that ask for as much."""
+        """Scratch memory of each thread, float32 [n_threads, n_bytes / 4].
+
+        Steps that ask for the same size share it.
+        """
 
     @abc.abstractmethod
     def shared(self, key: object, make: Callable[[], Resource]) -> Resource:
-        """The resource of this key, made when it is first asked for: a table that several steps read."""
+        """Resource of a key, made when it is first needed.
+
+        Such as a table that several steps read.
+        """
 
     @abc.abstractmethod
     def before_run(self, prepare: Callable[[int], None]) -> None:
-        """Call `prepare(n)` before each run, n being one more than the largest position in it."""
+        """Call `prepare(n)` before each run.
+
+        n is one more than the largest position in the run.
+        """

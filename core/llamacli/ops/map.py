@@ -1,4 +1,7 @@
-"""Elementwise function: out = f(x), such as the activation of an MLP without gate."""
+"""Elementwise function: out = f(x).
+
+Such as the activation of an MLP without gate.
+"""
 
 from __future__ import annotations
 
@@ -34,5 +37,8 @@ class Map(Lanewise):
 
 
 def map_(g: Recorder, x: Value, function: Formula) -> Value:
-    """Apply a function of `llamacli.ops.activations`, or one written like them, to each element."""
+    """Apply a function to each element.
+
+    One of `llamacli.ops.activations`, or one written like them.
+    """
     return g.record(Map(g.value(x.width), x, function))

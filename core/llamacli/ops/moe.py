@@ -1,4 +1,7 @@
-"""Mixture of experts: each token goes through its most probable experts (Jiang et al. 2024)."""
+"""Mixture of experts (Jiang et al. 2024).
+
+Each token is computed by its most probable experts.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ _MIN_SUM = 2.0**-14
 
 @attrs.frozen
 class Expert:
-    """One matrix of every expert: weight (n_expert, n_out, n_in), bias (n_expert, n_out), scale (n_expert,)."""
+    """Stacked matrices of all experts.
+
+    Weight (n_expert, n_out, n_in), bias (n_expert, n_out), scale (n_expert,).
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -29,21 +35,21 @@ class Expert:
 
     @classmethod
     def of(cls, param: Param) -> Expert:
-        """The tensors of a parameter."""
+        """Tensors of a parameter."""
         return cls(param.weight, param.bias, param.scale)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Those that there are."""
+        """Tensors that are present."""
         return tuple(filter(None, (self.weight, self.bias, self.scale)))
 
 
 @attrs.frozen(eq=False)
 class MoE(Op):
-    """out = sum of p(e) * down_e(activation(gate_e x, up_e x)) over the `n_used` experts e of largest p.
+    """Mixture of experts op, with gated experts.
 
-    p = softmax(router). Each of gate, up and down is scale(e) * (weight(e) x) + bias(e); the scale of `down` multiplies
-    its bias as well.
-    With `renormalize` the chosen probabilities are scaled to sum to 1.
+    out = sum of p(e) * down_e(activation(gate_e x, up_e x)) over the `n_used` experts e of largest p, where p =
+    softmax(router). Each of gate, up and down is scale(e) * (weight(e) x) + bias(e); the scale of `down` multiplies its
+    bias as well. With `renormalize` the chosen probabilities are scaled to sum to 1.
     """
 
     x: Value
@@ -68,7 +74,10 @@ class MoE(Op):
         return [self.router]
 
     def compute(self, run: Run) -> Array:
-        """Sum each token's experts in the order of their probabilities."""
+        """See Op.
+
+        Each token's experts are summed in the order of their probabilities.
+        """
         x, out = run[self.x], np.zeros((run.n, self.out.width))
         weights = {tensor: run[tensor] for tensor in self.tensors()}
 
@@ -92,7 +101,10 @@ class MoE(Op):
         return out
 
     def lower(self, to: Lowering) -> None:
-        """Choose experts, sort the work by expert, compute each expert's rows in one product, and combine."""
+        """See Op.
+
+        Steps choose experts, sort the work by expert, compute each expert's rows in one product, and combine.
+        """
         from llamacli.kernels import experts
 
         n_expert, n_ff, _ = self.gate.weight.shape
@@ -161,7 +173,10 @@ class MoE(Op):
         )  # fmt: skip
 
     def _project(self, to: Lowering, x: Slot, expert: Expert, out: Slot, starts: Slot) -> None:
-        """Append the product of each expert's rows; a scale is applied between product and bias."""
+        """Append the steps of each expert's product.
+
+        A scale is applied between product and bias.
+        """
         from llamacli.kernels import experts
 
         if expert.scale is None:
@@ -213,10 +228,11 @@ def moe(
     renormalize: bool = True,
     activation: Activation | Formula = Activation.SWIGLU,
 ) -> Value:
-    """Mix gated experts: each token is given to its `n_used` most probable ones.
+    """Record a mixture of gated experts.
 
-    With `renormalize` the probabilities of the chosen are scaled to sum to 1, which is a softmax over them alone.
-    Scales of the parameters, (n_expert,), multiply each expert's products.
+    Each token is given to its `n_used` most probable ones. With `renormalize` the probabilities of the chosen are
+    scaled to sum to 1, which is a softmax over them alone. Scales of the parameters, (n_expert,), multiply each
+    expert's products.
     """
     n_expert, n_ff, n_in = gate.weight.shape
     fits = up.weight.shape == gate.weight.shape and down.weight.shape == (n_expert, x.width, n_ff)

@@ -1,4 +1,4 @@
-"""Parts that the norms share: checks, and weights a head."""
+"""Shared parts of norms: checks, weights of each head."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ NORM = record(
 def check_norm(
     verb: str, x: Value, norm: Param | Tensor | None, head_dim: int | None
 ) -> tuple[int, Tensor | None, Tensor | None]:
-    """Check the shapes of a norm's parameters; returns the width of a head, weight and bias.
+    """Check the shapes of a norm's parameters.
 
-    Raises PluginError naming the parameter that does not fit.
+    Returns the width of a head, weight and bias. Raises PluginError naming the parameter that does not fit.
     """
     weight, bias = (norm.weight, norm.bias) if isinstance(norm, Param) else (norm, None)
     head_dim = x.width if head_dim is None else head_dim
@@ -44,7 +44,10 @@ def per_head(normed: Array, run: Run, weight: Tensor | None, bias: Tensor | None
 
 
 def _params(to: Lowering, weight: Tensor | None, bias: Tensor | None, head_dim: int) -> dict[str, Any]:
-    """Parameters of a norm's kernel: addresses of weight and bias, and the bytes from one head's to the next."""
+    """Parameters of a norm's kernel.
+
+    Addresses of weight and bias, and the bytes from one head's to the next.
+    """
     weights = to.vector(weight) if weight else to.shared(("ones", head_dim), lambda: _ones(head_dim))
     biases = to.vector(bias) if bias else None
     return {
@@ -56,7 +59,10 @@ def _params(to: Lowering, weight: Tensor | None, bias: Tensor | None, head_dim: 
 
 
 def _ones(head_dim: int) -> Array:
-    """Weights of a norm without any: zero beyond the head, where padding must stay zero."""
+    """Weights of ones, for a norm that has none.
+
+    Zero beyond the head, where padding must stay zero.
+    """
     return np.pad(np.ones(head_dim, np.float32), (0, LANES))
 
 
@@ -70,7 +76,10 @@ def lower_norm(
     eps: float,
     head_dim: int,
 ) -> None:
-    """Append the step of a norm; a head is a unit of work."""
+    """Append the kernel step of a norm.
+
+    A head is a unit of work.
+    """
     x, out = f32(source), f32(result)
     params = _params(to, weight, bias, head_dim)
     to.step(

@@ -57,16 +57,16 @@ class Positions(Op):
 
 
 def positions(g: Recorder, table: Param) -> Value:
-    """Look up the embedding of each token's position, to be added to that of the token.
+    """Look up the embedding of each token's position.
 
-    Contexts are no longer than the table, (n_positions, n_embd), has rows.
+    It is to be added to that of the token. Contexts are no longer than the table, (n_positions, n_embd), has rows.
     """
     return g.record(Positions(g.value(table.weight.shape[1]), table.weight))
 
 
 @functools.cache
 def positions_kernel() -> Kernel:
-    """The kernel; a row a unit of work."""
+    """Compiled kernel; a row is a unit of work."""
     from llamacli.kernels.api import LANES, Kernel, carray, pointer, share, simd
 
     def positions(args: int, run: int, thread: int, n_threads: int) -> None:

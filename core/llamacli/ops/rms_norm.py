@@ -1,4 +1,7 @@
-"""Root-mean-square norm (Zhang and Sennrich 2019): out = x / sqrt(mean(x^2) + eps) * weight + bias."""
+"""Root-mean-square norm (Zhang and Sennrich 2019).
+
+out = x / sqrt(mean(x^2) + eps) * weight + bias
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class RmsNorm(Op):
-    """out = x / sqrt(mean(x^2) + eps) * weight + bias, each head of `head_dim` numbers by itself.
+    """RMS norm op, over each head of `head_dim` numbers.
 
-    Weight and bias are (head_dim,), the same for all heads, or (n_heads, head_dim); either may be absent.
+    out = x / sqrt(mean(x^2) + eps) * weight + bias. Weight and bias are (head_dim,), the same for all heads, or
+    (n_heads, head_dim); either may be absent.
     """
 
     x: Value
@@ -45,7 +49,11 @@ class RmsNorm(Op):
         lower_norm(to, rms_norm_kernel(), self.x, self.out, self.weight, self.bias, self.eps, self.head_dim)
 
     def shift_keys(self, keys: Keys, shift: KeyShift) -> Keys | None:
-        """Shift what the weight multiplies: RoPE changes neither the mean square nor, undone, anything else."""
+        """See Op.
+
+        Shifts the values that the weight multiplies: RoPE does not change the mean square, and the weight is divided
+        out before and multiplied in after.
+        """
         if self.bias or keys.shape[1] != self.head_dim:
             return None
         weight = shift.weight(self.weight)[..., : self.head_dim, None] if self.weight else np.float32(1)
@@ -64,14 +72,17 @@ class RmsNorm(Op):
 
 
 def rms_norm(g: Recorder, x: Value, norm: Param | Tensor | None, eps: float, head_dim: int | None = None) -> Value:
-    """Normalise by the root mean square over the width, or over each head of `head_dim`; None has no weight."""
+    """Record RMS norm over the width, or each head of `head_dim`.
+
+    The norm None has no weight.
+    """
     head_dim, weight, bias = check_norm("rms_norm", x, norm, head_dim)
     return g.record(RmsNorm(g.value(x.width), x, weight, bias, eps, head_dim))
 
 
 @functools.cache
 def rms_norm_kernel() -> Kernel:
-    """The kernel; the mean is summed in float64, as GGML does."""
+    """Compiled kernel; the mean is summed in float64, as in GGML."""
     from llamacli.kernels.api import Kernel, carray, pointer, share
     from llamacli.kernels.norms import write_normed
 

@@ -1,7 +1,9 @@
-"""Rotary position embedding (RoPE): pairs of a head are rotated by angles that grow with the position.
+"""Rotary position embedding (RoPE).
 
-Source: Su et al. 2021 (RoPE), Peng et al. 2023 (YaRN). Angles are formed in float32 in the order that GGML forms
-them, since at long positions the rounding of the angle is what two implementations differ by first.
+Pairs of a head are rotated by angles that grow with the position.
+
+Source: Su et al. 2021 (RoPE), Peng et al. 2023 (YaRN). Angles are formed in float32 in the order that GGML forms them,
+since at long positions the rounding of the angle is the first difference between two implementations.
 """
 
 from __future__ import annotations
@@ -30,17 +32,17 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float32]
 
 SCALING_TYPES = ("none", "linear", "yarn", "longrope")
-"""How positions beyond the trained ones are dealt with. LongRoPE is `factors` that a family picks, scaled linearly."""
+"""Methods of context extension. LongRoPE is `factors` that a family picks, scaled linearly."""
 
 
 @attrs.frozen
 class Rope:
-    """One RoPE variant.
+    """RoPE variant: dimensions, frequencies and scaling.
 
-    `n_dims` of each head are turned (the rest pass through), in `n_dims / 2` pairs: neighbours `(2i, 2i+1)` when
+    `n_dims` of each head are rotated (the rest pass through), in `n_dims / 2` pairs: neighbours `(2i, 2i+1)` when
     `interleaved`, halves `(i, i + n_dims/2)` otherwise. `freq_scale` divides positions (linear scaling: 1/factor).
-    YaRN mixes scaled and unscaled angles by `ext_factor` between the pairs that `beta_fast` and `beta_slow` turns over
-    `n_ctx_orig` tokens mark out; `attn_factor` multiplies cosine and sine.
+    YaRN mixes scaled and unscaled angles by `ext_factor` between the pairs that make `beta_fast` and `beta_slow`
+    rotations over `n_ctx_orig` tokens; `attn_factor` multiplies cosine and sine.
     """
 
     n_dims: int
@@ -63,7 +65,7 @@ class Rope:
         n_dims = metadata.get_int(f"{prefix}dimension_count", default=head_dim, minimum=2, maximum=head_dim)
         if n_dims % 2:
             raise ModelFormatError(
-                f"{metadata.source}: {prefix}dimension_count = {n_dims} is odd, and pairs of dimensions are turned"
+                f"{metadata.source}: {prefix}dimension_count = {n_dims} is odd, expected an even number"
             )
         base = metadata.get_float(f"{prefix}freq_base", default=10000.0, minimum=2.0)
         kind = metadata.get_str(f"{prefix}scaling.type", default="linear")
@@ -116,10 +118,13 @@ class Rope:
         return np.cos(angles) * magnitude, np.sin(angles) * magnitude
 
     def _yarn_ramp(self) -> npt.NDArray[np.float32]:
-        """float32 [n_dims/2]: the share of the unscaled angle, 1 for fast pairs and 0 for slow ones."""
+        """YaRN ramp: share of the unscaled angle, float32 [n_dims/2].
 
-        def pair_of(turns: float) -> float:
-            return self.n_dims * math.log(self.n_ctx_orig / (turns * 2 * math.pi)) / (2 * math.log(self.base))
+        1 for fast pairs and 0 for slow ones.
+        """
+
+        def pair_of(rotations: float) -> float:
+            return self.n_dims * math.log(self.n_ctx_orig / (rotations * 2 * math.pi)) / (2 * math.log(self.base))
 
         low = max(0.0, math.floor(pair_of(self.beta_fast)))
         high = min(self.n_dims - 1.0, math.ceil(pair_of(self.beta_slow)))
@@ -129,7 +134,10 @@ class Rope:
 
 
 class RopeTable:
-    """Cosines and sines of all positions so far, and the steps whose parameters point to them."""
+    """Cosines and sines of all positions so far.
+
+    `steps` are those whose parameters point to them.
+    """
 
     def __init__(self, rope: Rope, factors: Floats | None, prefix: str = ""):
         self._rope, self._factors = rope, factors
@@ -184,7 +192,10 @@ class Rotate(Op):
         )
 
     def shift_keys(self, keys: Keys, shift: KeyShift) -> Keys | None:
-        """Rotate back by the distance; the magnitude that RoPE gave the keys stays as it is."""
+        """See Op.
+
+        Keys are rotated back by the distance; the magnitude that RoPE gave them is kept.
+        """
         if shift.of(self.x, keys) is not keys:
             return None
         tensor = self._factors(shift.seq_len)
@@ -198,7 +209,10 @@ class Rotate(Op):
         return self.long_factors if self.long_factors and seq_len > self.rope.n_ctx_orig else self.factors
 
     def _rotated(self, heads: npt.NDArray[Any], cos: Floats, sin: Floats) -> npt.NDArray[Any]:
-        """Rotate the first `n_dims` of the last axis: pairs are neighbours or halves, as the variant says."""
+        """Rotate the first `n_dims` of the last axis.
+
+        Pairs are neighbours or halves, as the variant says.
+        """
         heads = heads.copy()
         half = self.rope.n_dims // 2
         first = slice(0, 2 * half, 2) if self.rope.interleaved else slice(half)
@@ -209,7 +223,10 @@ class Rotate(Op):
         return heads
 
     def lower(self, to: Lowering) -> None:
-        """See Op; the tables of cosines and sines are shared by all steps of one variant."""
+        """See Op.
+
+        The tables of cosines and sines are shared by all steps of one variant.
+        """
         rope, x, out = self.rope, f32(self.x), f32(self.out)
         first_step, second = (2, 1) if rope.interleaved else (1, rope.n_dims // 2)
         made = to.maker(x)
@@ -247,10 +264,10 @@ def _new_table(to: Lowering, rope: Rope, factors: Tensor | None, prefix: str) ->
 def rope(
     g: Recorder, x: Value, rope: Rope, head_dim: int, factors: Param | None = None, long_factors: Param | None = None
 ) -> Value:
-    """Rotate every head of x by its token's position; `factors` divide the frequency of each pair.
+    """Rotate every head of x by its token's position.
 
-    `long_factors` replace them in sequences created for more than `rope.n_ctx_orig` tokens (LongRoPE, Ding et al.
-    2024).
+    `factors` divide the frequency of each pair. `long_factors` replace them in sequences created for more than
+    `rope.n_ctx_orig` tokens (LongRoPE, Ding et al. 2024).
     """
     fits = x.width % head_dim == 0 and 0 < rope.n_dims <= head_dim and rope.n_dims % 2 == 0
     expect("rope", fits, f"{rope.n_dims} dimensions of head_dim {head_dim} on width {x.width}")
@@ -262,7 +279,10 @@ def rope(
 
 @functools.cache
 def rotate_kernel() -> Kernel:
-    """The kernel: pair i is elements `i * first_step` and `i * first_step + second` of a head, the unit of work."""
+    """Compiled kernel; a head is a unit of work.
+
+    Pair i is elements `i * first_step` and `i * first_step + second` of a head.
+    """
     from llamacli.kernels.api import Kernel, carray, pointer, share
 
     def rotate(args: int, run: int, thread: int, n_threads: int) -> None:

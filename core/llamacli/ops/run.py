@@ -1,4 +1,7 @@
-"""One run of a graph's ops in NumPy: the rows of one sequence, and the weights."""
+"""Arguments of ops that run in NumPy.
+
+The rows of one sequence, and the weights.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ from llamacli.ops.values import Array, Tensor, Value
 
 @attrs.frozen(eq=False)
 class Span:
-    """`n` tokens of a batch that follow one another in `sequence`, from cell and position `start` on."""
+    """Consecutive tokens of a sequence within a batch.
+
+    `n` tokens, from cell and position `start` of `sequence` on.
+    """
 
     sequence: KVSequence
     start: int

@@ -27,7 +27,10 @@ class Scale(Lanewise):
         return x * factor
 
     def shift_keys(self, keys: Keys, shift: KeyShift) -> Keys | None:
-        """Shift the input: RoPE is linear, so scaling before and after it is the same."""
+        """See Op.
+
+        Shifts the input: RoPE is linear, so scaling before and after it is the same.
+        """
         return shift.of(self.x, keys)
 
     @classmethod

@@ -1,4 +1,7 @@
-"""Dependence of cached keys on positions, found by following the ops that make them."""
+"""K-shift plan: dependence of cached keys on positions.
+
+Found by following the ops that make them.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from llamacli.ops.values import Tensor, Value
 
 
 class ShiftPlan:
-    """How the keys of each layer are shifted; `weight` gives a tensor in float32.
+    """Key shifts of each layer.
 
-    Keys that do not depend on positions stay as they are; for others the op that made them is asked. Dependence through
-    attention does not count: what a token has seen stays as it was.
+    `weight` gives a tensor in float32. Keys that do not depend on positions stay as they are; for others the op that
+    made them is asked. Dependence through attention does not count: the tokens that a token attended to stay the same.
     """
 
     def __init__(self, ops: Sequence[Op], weight: Callable[[Tensor], npt.NDArray[Any]]):
@@ -33,11 +36,14 @@ class ShiftPlan:
         self._lengths = sorted({length for op in ops for length in op.context_lengths()})
 
     def rope_variant(self, seq_len: int) -> int:
-        """Number of the set of constants that a context of `seq_len` tokens is computed with."""
+        """Number of the RoPE variant of a context length.
+
+        A variant is a set of constants that a context of `seq_len` tokens is computed with.
+        """
         return sum(seq_len > length for length in self._lengths)
 
     def tensors(self) -> set[Tensor]:
-        """The tensors that shifts may read."""
+        """Tensors that shifts may read."""
         found: set[Tensor] = set()
         pending, seen = list(self._keys.values()), set[Value]()
         while pending:
@@ -50,9 +56,10 @@ class ShiftPlan:
         return found
 
     def shift(self, layer: int, keys: Keys, by: int, seq_len: int) -> Keys:
-        """Keys of a layer, float32 [n_head_kv, head_dim, n], as they would be at positions `by` lower.
+        """Shift keys of a layer to positions `by` lower.
 
-        Raises InvalidRequestError naming the op through which keys cannot be shifted.
+        `keys` and the result are float32 [n_head_kv, head_dim, n]. Raises InvalidRequestError naming the op through
+        which keys cannot be shifted.
         """
 
         def of(value: Value, keys: Keys) -> Keys | None:

@@ -1,4 +1,4 @@
-"""Write to the KV cache: keys and values of the tokens at hand, for attention."""
+"""KV cache write: keys and values of a batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from llamacli.ops.values import Array, Value
 
 @attrs.frozen(eq=False)
 class KeyValues:
-    """The cached keys and values of one layer, as `store` returns them and `attention` reads them."""
+    """Handle of a layer's cached keys and values.
+
+    `store` returns it and `attention` reads it.
+    """
 
     layer: int
     state: KVSpec
@@ -24,7 +27,10 @@ class KeyValues:
 
 @attrs.frozen(eq=False)
 class Store(Op):
-    """Write k and v to the cache of `layer`. `out` has no numbers and is not read."""
+    """KV cache write op: k and v to the cache of `layer`.
+
+    `out` has no numbers and is not read.
+    """
 
     mixes_tokens = True
 
@@ -71,7 +77,10 @@ def store(g: Recorder, k: Value, v: Value, *, head_dim: int, window: int | None 
 
 
 def cache_slot(layer: int) -> Slot:
-    """Name of a layer's cells among the slots of steps, so that attention waits for what is stored."""
+    """Slot of a layer's cells.
+
+    With it among the slots of steps, attention waits for the stored keys and values.
+    """
     return Slot(layer, "cache", 0)
 
 

@@ -15,10 +15,10 @@ Array = npt.NDArray[np.float64]
 
 @attrs.frozen
 class Tensor:
-    """A tensor of the model file, or some rows of it: its full name, and its shape with rows first, (n_out, n_in).
+    """Tensor of the model file, or a range of its rows.
 
-    `first_row` is where the rows begin in the stored tensor; `row_axis` is the axis that counts rows, the last but one
-    in weights and the last in biases.
+    Its full name, and its shape with rows first, (n_out, n_in). `first_row` is where the rows begin in the stored
+    tensor; `row_axis` is the axis that counts rows, the last but one in weights and the last in biases.
     """
 
     name: str
@@ -36,9 +36,9 @@ class Tensor:
 
 @attrs.frozen(eq=False)
 class Param:
-    """A parameter of the model: `weight`, and `bias` and `scale` where the file has them.
+    """Model parameter: weight, bias and scale.
 
-    Absent optional parameters are None instead.
+    `bias` and `scale` are None where the file has none. Absent optional parameters are None instead.
     """
 
     weight: Tensor
@@ -46,9 +46,10 @@ class Param:
     scale: Tensor | None = None
 
     def split(self, *n_rows: int) -> list[Param]:
-        """Split parameters stored one below the other, e.g. `q, k, v = attn_qkv.split(n_q, n_kv, n_kv)`.
+        """Split fused parameters: `q, k, v = attn_qkv.split(n_q, n_kv, n_kv)`.
 
-        Raises PluginError if the rows do not add up, or if the parameter has a scale.
+        They are stored one below the other. Raises PluginError if the rows do not add up, or if the parameter has a
+        scale.
         """
         have = self.weight.shape[-2]
         if sum(n_rows) != have:
@@ -73,7 +74,10 @@ class Adds(Protocol):
 
 @attrs.frozen(eq=False)
 class Value:
-    """An activation, float32 [n_tokens, width], known by name only while a forward pass is recorded."""
+    """Symbolic activation, float32 [n_tokens, width].
+
+    It has no numbers while a forward pass is recorded.
+    """
 
     graph: Adds = attrs.field(repr=False)
     width: int

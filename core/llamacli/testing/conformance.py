@@ -25,7 +25,10 @@ Rows = npt.NDArray[np.float32]
 
 
 class ConformanceError(AssertionError):
-    """An op's kernel and its reference differ, or its kernel breaks a rule that other kernels rely on."""
+    """Difference between an op's kernel and its reference.
+
+    Or a kernel that breaks a rule that other kernels rely on.
+    """
 
 
 def check_op(op: type[Op]) -> None:
@@ -49,7 +52,7 @@ def check_op(op: type[Op]) -> None:
 
 
 def _rows(example: Example, engine: Engine, tokens: npt.NDArray[np.int32], n_batch: int = N_TOKENS) -> Rows:
-    """The result of the example's op, float32 [n_tokens, width]."""
+    """Compute the result of the example's op, float32 [n_tokens, width]."""
     file = ArrayFile(Path("example"), Metadata({}), example.weights)
     program = engine.compile(example.graph, file, QuantMode.FP32)
     sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32")), len(tokens))
@@ -80,7 +83,10 @@ def _expect(name: str, holds: npt.NDArray[np.bool_], expected: Rows, actual: Row
 
 
 def _expect_zero_padding(name: str, example: Example, tokens: npt.NDArray[np.int32]) -> None:
-    """Look at the buffer of the op's result, which another op reads."""
+    """Check that the padding of the result's buffer is zero.
+
+    Another op reads that buffer.
+    """
     graph, out = example.graph.with_ops([*example.graph.ops]), example.graph.ops[-1].out
     graph.scale(out, 1.0)
     file = ArrayFile(Path("example"), Metadata({}), example.weights)
