@@ -1,4 +1,4 @@
-"""Ops without a kernel: they run in NumPy between kernels, and what they do wrong is named."""
+"""Ops without a kernel: execution in NumPy, cost, errors."""
 
 import logging
 from pathlib import Path
@@ -31,7 +31,7 @@ KEYS = {
 
 
 def write(path: Path, architecture: str) -> Path:
-    """A model of the outside plugin, with random tensors."""
+    """Write a model of the outside plugin, with random tensors."""
     keys = {f"{architecture}.{key}": value for key, value in KEYS.items()}
     config = Config.from_gguf(Metadata({"general.architecture": architecture} | keys))
     table = llamacli_l2.L2Llama().tensors(config)
@@ -73,7 +73,7 @@ def test_results_do_not_depend_on_batches(load) -> None:
         np.testing.assert_array_equal(session.logits, whole[10 * (i + 1) - 1])
 
 
-def test_the_cost_is_logged_once_and_counted(load, caplog) -> None:
+def test_cost_is_logged_once_and_counted(load, caplog) -> None:
     caplog.set_level(logging.WARNING, "llamacli.engine.native")
     model = load()
     with model.create_session() as session:
@@ -119,7 +119,7 @@ def raising(out: np.ndarray) -> np.ndarray:
         (lambda out: "text", r"ValueError"),
     ],
 )
-def test_a_broken_op_is_named_and_the_session_stays_whole(load, monkeypatch, engine, result, message) -> None:
+def test_broken_op_is_named_and_session_is_unchanged(load, monkeypatch, engine, result, message) -> None:
     monkeypatch.setattr(llamacli_l2.SlowL2Norm, "compute", broken(result))
     model = load(engine=engine())
     with model.create_session() as session:

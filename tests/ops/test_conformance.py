@@ -1,4 +1,7 @@
-"""Every op's kernels against its NumPy reference, by the examples that the op itself gives."""
+"""Kernels of every op against its NumPy reference.
+
+By the examples that the op itself gives.
+"""
 
 from collections.abc import Iterator
 
@@ -55,7 +58,10 @@ def test_the_first_row_and_column_at_fault_are_named() -> None:
 
 @attrs.frozen(eq=False)
 class Shifted(Lanewise):
-    """A formula that is not 0 at 0, on a width that is no multiple of 32."""
+    """Formula that is not 0 at 0.
+
+    On a width that is not a multiple of 32.
+    """
 
     verb = "shifted"
     x: Value
@@ -74,7 +80,7 @@ def test_formulas_leave_the_padding_zero() -> None:
 
 @attrs.frozen(eq=False)
 class Smeared(Add):
-    """A step that claims to be wider than its value, so that it writes to the padding."""
+    """Step wider than its value, so that it writes padding."""
 
     def lower(self, to) -> None:
         from llamacli.ops.lowering import HostRows, f32

@@ -1,4 +1,4 @@
-"""Cached keys moved to lower positions, as the ops that make them say."""
+"""K-shift: cached keys moved to lower positions."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ Keys = Callable[[Graph, Callable[..., Param], Value], Value]
 
 
 def compile_keys(engine: Engine, keys: Keys, weights: dict[str, np.ndarray] | None = None) -> Program:
-    """A program of one layer whose keys are made so."""
+    """Compile a program of one layer with these keys."""
     random, arrays = np.random.default_rng(1), dict[str, np.ndarray]()
 
     def param(name: str, *shape: int, bias: bool = False) -> Param:
@@ -85,7 +85,7 @@ def test_keys_that_cannot_be_shifted_are_refused(keys: Keys, engine: Engine) -> 
         program.shift_keys(0, before, 1, 64)
 
 
-def test_a_weight_of_zero_cannot_be_undone(engine: Engine) -> None:
+def test_keys_with_a_zero_weight_are_refused(engine: Engine) -> None:
     zero = {"norm.weight": np.array([0.0] + [1.0] * (HEAD_DIM - 1), np.float32)}
     program = compile_keys(engine, SHIFTED["rope, then norm"], zero)
     with pytest.raises(InvalidRequestError, match="RmsNorm cannot undo"):

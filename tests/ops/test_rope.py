@@ -25,14 +25,14 @@ def naive_table(rope: Rope, position: int, factors: np.ndarray | None = None) ->
         interpolated = frequency * rope.freq_scale
         magnitude = rope.attn_factor
         if rope.ext_factor:
-            turns = rope.n_ctx_orig * rope.base ** (-2 * pair / rope.n_dims) / (2 * math.pi)
+            rotations = rope.n_ctx_orig * rope.base ** (-2 * pair / rope.n_dims) / (2 * math.pi)
             low, high = (
                 rope.n_dims * math.log(rope.n_ctx_orig / (beta * 2 * math.pi)) / (2 * math.log(rope.base))
                 for beta in (rope.beta_fast, rope.beta_slow)
             )
             low, high = max(math.floor(low), 0), min(math.ceil(high), rope.n_dims - 1)
             kept = 1 - min(1, max(0, (pair - low) / max(high - low, 0.001)))
-            assert kept == 1 or turns < rope.beta_fast * 2, "only slow pairs are interpolated"
+            assert kept == 1 or rotations < rope.beta_fast * 2, "only slow pairs are interpolated"
             interpolated = interpolated * (1 - kept * rope.ext_factor) + frequency * kept * rope.ext_factor
             if rope.freq_scale < 1:
                 magnitude *= 1 + 0.1 * math.log(1 / rope.freq_scale)
@@ -78,7 +78,7 @@ def test_a_position_has_one_angle(start: int, n: int, data: st.DataObject) -> No
         np.testing.assert_array_equal(whole[i], alone[0])
 
 
-def test_yarn_turns_up_the_magnitude() -> None:
+def test_yarn_scales_the_magnitude() -> None:
     cos, sin = YARN.table(7, 1)
     np.testing.assert_allclose(np.hypot(cos, sin), 1 + 0.1 * math.log(8), rtol=1e-6)
 
@@ -126,6 +126,6 @@ class TestFromGguf:
             ("scaling__yarn_beta_slow", -1.0),
         ],
     )
-    def test_values_that_cannot_be(self, key: str, value: object) -> None:
+    def test_invalid_values(self, key: str, value: object) -> None:
         with pytest.raises(ModelFormatError, match=f"a.rope.{key.replace('__', '.')}"):
             read(**{key: value})

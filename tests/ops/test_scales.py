@@ -1,4 +1,4 @@
-"""Scales that files store beside matrices: one number each, or one an expert."""
+"""Scales stored beside matrices: one number, or one an expert."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""Every verb on every engine, against formulas in float64. A graph's input is the embedding, its output the logits."""
+"""Every op on every engine, against float64 formulas.
+
+A graph's input is the embedding, its output the logits.
+"""
 
 from pathlib import Path
 
@@ -24,7 +27,7 @@ def test_add(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("product_is_first", [True, False])
-def test_a_product_may_be_added_to_what_comes_later(product_is_first: bool, engine: Engine) -> None:
+def test_product_added_to_a_later_value(product_is_first: bool, engine: Engine) -> None:
     def build(g: Graph, param: Params, x: Value) -> Value:
         product = g.linear(x, param("w", WIDTH, WIDTH))
         later = g.rms_norm(x, None, 1e-6)
@@ -54,8 +57,8 @@ def test_swiglu(engine: Engine) -> None:
     run.check(formulas.silu(formulas.linear(run.x, run["gate"])) * formulas.linear(run.x, run["up"]))
 
 
-def turned(x: np.ndarray, rope: Rope, head_dim: int, factors: np.ndarray | None) -> np.ndarray:
-    """Each pair of a head as a complex number, times e^(i angle)."""
+def rotated(x: np.ndarray, rope: Rope, head_dim: int, factors: np.ndarray | None) -> np.ndarray:
+    """RoPE: pairs of a head as complex numbers, times e^(i angle)."""
     out = x.reshape(len(x), -1, head_dim).copy()
     half = rope.n_dims // 2
     for pair in range(half):
@@ -78,7 +81,7 @@ def test_rope(rope: Rope, with_factors: bool, engine: Engine) -> None:
         return g.rope(x, rope, 16, param("rope_freqs", rope.n_dims // 2) if with_factors else None)
 
     run = Run(engine, build)
-    run.check(turned(run.x, rope, 16, run["rope_freqs"] if with_factors else None), bound=1e-10)
+    run.check(rotated(run.x, rope, 16, run["rope_freqs"] if with_factors else None), bound=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +173,7 @@ def test_long_factors_are_for_long_sequences(seq_len: int, engine: Engine) -> No
         return g.rope(x, rope, 16, param("short", 8), param("long", 8))
 
     run = Run(engine, build, seq_len=seq_len)
-    run.check(turned(run.x, rope, 16, run["long" if seq_len > 32 else "short"]), bound=1e-10)
+    run.check(rotated(run.x, rope, 16, run["long" if seq_len > 32 else "short"]), bound=1e-10)
 
 
 @pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"sinks": True}, {"softcap": 3.0, "sinks": True}], ids=str)
@@ -192,7 +195,7 @@ def test_attention_variants(window: int | None, options: dict, engine: Engine) -
     run.check(expected.reshape(len(run.x), -1))
 
 
-def test_layers_may_share_what_one_stored(engine: Engine) -> None:
+def test_layers_share_cached_keys(engine: Engine) -> None:
     def build(g: Graph, param: Params, x: Value) -> Value:
         kv = g.store(x, x, head_dim=16)
         return g.attention(g.attention(x, kv, scale=0.3), kv, scale=0.3)
@@ -227,8 +230,11 @@ def test_experts_with_biases_scales_and_fused_weights(activation: Activation, en
     run.check(expected)
 
 
-def test_sequences_in_one_batch_are_as_if_alone(engine: Engine) -> None:
-    """Spans of several sequences, at different positions, give the bits that each gives on its own."""
+def test_sequences_of_a_batch_are_independent(engine: Engine) -> None:
+    """Compare spans of several sequences with each sequence alone.
+
+    They lie at different positions, and results are equal bit for bit.
+    """
 
     def build(g: Graph, param: Params, x: Value) -> Value:
         q, k, v = (g.linear(x, param(name, 64, WIDTH)) for name in "qkv")
@@ -282,7 +288,7 @@ def test_modes(mode: str, bound: float, engine: Engine) -> None:
     assert bound / 1000 < error < bound or error < bound <= 1e-12
 
 
-def test_widths_that_are_no_whole_blocks_can_be_requantised(engine: Engine) -> None:
+def test_widths_beside_block_sizes_can_be_requantized(engine: Engine) -> None:
     def build(g: Graph, param: Params, x: Value) -> Value:
         return g.linear(g.linear(x, param("up", 44, WIDTH)), param("down", 20, 44))
 

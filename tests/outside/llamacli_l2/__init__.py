@@ -1,4 +1,7 @@
-"""A plugin with a verb of its own: queries and keys of length 1, once with a kernel, once without."""
+"""Plugin with an op of its own: L2 norm.
+
+Queries and keys have length 1. The op is there once with a kernel, once without.
+"""
 
 from __future__ import annotations
 

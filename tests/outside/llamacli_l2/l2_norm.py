@@ -1,4 +1,7 @@
-"""L2 normalisation: out = x / max(sqrt(sum(x^2)), eps), each head by itself (RWKV-7, Peng et al. 2025)."""
+"""L2 normalisation of each head (RWKV-7, Peng et al. 2025).
+
+out = x / max(sqrt(sum(x^2)), eps)
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ class L2Norm(Op):
         return (heads / np.maximum(norms, self.eps)).reshape(run.n, -1)
 
     def lower(self, to: Lowering) -> None:
-        """The kernel step: what it reads and writes, and its parameters. Without this method, `compute` is run."""
+        """Append the kernel step: reads, writes and parameters.
+
+        Without this method, `compute` is run.
+        """
         x, out = f32(self.x), f32(self.out)
         to.step(
             l2_norm_kernel(),
@@ -65,7 +71,10 @@ def l2_norm(g: Recorder, x: Value, head_dim: int, eps: float) -> Value:
 
 @functools.cache
 def l2_norm_kernel() -> Kernel:
-    """The kernel; a head is a unit of work. Numba is imported here, when a model is loaded."""
+    """Compiled kernel; a head is a unit of work.
+
+    Numba is imported here, when a model is loaded.
+    """
     from llamacli.kernels.api import Kernel, carray, pointer, share, simd
 
     def l2_norm(args: int, run: int, thread: int, n_threads: int) -> None:
