@@ -105,7 +105,7 @@ def test_experts(g: Graph, x: Value) -> None:
         ("moe", lambda g, x: moe(g, x, n_expert=3)),
     ],
 )
-def test_unfit_operands_raise_plugin_errors(
+def test_operands_that_do_not_fit_raise_plugin_errors(
     verb: str, call: Callable[[Graph, Value], Value], g: Graph, x: Value
 ) -> None:
     with pytest.raises(PluginError, match=f"^{verb}: .* do not fit together"):

@@ -1,4 +1,7 @@
-"""Code of docs/plugins.md: the verb to copy is the one that tests use, and the elementwise one works."""
+"""Code blocks of docs/plugins.md.
+
+The op to copy is the one that tests use, and the elementwise one passes its check.
+"""
 
 import inspect
 import re

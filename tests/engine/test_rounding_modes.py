@@ -1,4 +1,4 @@
-"""Tensors that modes q8 and q4 round: factors of matrix products, and no others."""
+"""Tensors that modes q8 and q4 round: factors of matrix products."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,10 @@ from verbs import WIDTH, Run
 
 @pytest.mark.parametrize("mode", ["q8", "q4"])
 def test_matrices_of_other_uses_are_kept_exactly(mode: str, engine: Engine) -> None:
-    """Norms a head and learned positions have two dimensions, and are no factors of a product."""
+    """Check norms of each head and learned positions.
+
+    They have two dimensions, but are not factors of a matrix product.
+    """
 
     def build(g, param, x):
         return g.rms_norm(g.positions(param("positions", 64, WIDTH)), param("norm", 4, 16), 1e-6, 16)

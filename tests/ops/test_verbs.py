@@ -288,7 +288,7 @@ def test_modes(mode: str, bound: float, engine: Engine) -> None:
     assert bound / 1000 < error < bound or error < bound <= 1e-12
 
 
-def test_widths_beside_block_sizes_can_be_requantized(engine: Engine) -> None:
+def test_rows_of_partial_blocks_can_be_requantized(engine: Engine) -> None:
     def build(g: Graph, param: Params, x: Value) -> Value:
         return g.linear(g.linear(x, param("up", 44, WIDTH)), param("down", 20, 44))
 

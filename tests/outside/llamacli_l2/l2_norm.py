@@ -33,7 +33,7 @@ class L2Norm(Op):
     eps: float
 
     def compute(self, run: Run) -> Array:
-        """The reference, in NumPy: `run[x]` is float64 [n_tokens, width]."""
+        """Compute the reference in NumPy: `run[x]` is float64 [n_tokens, width]."""
         heads = run[self.x].reshape(run.n, -1, self.head_dim)
         norms = np.sqrt(np.sum(heads * heads, -1, keepdims=True))
         return (heads / np.maximum(norms, self.eps)).reshape(run.n, -1)
@@ -58,7 +58,10 @@ class L2Norm(Op):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """Small uses: `llamacli warmup` compiles them, and tests compare them with `compute`."""
+        """Record small examples on `x`.
+
+        `llamacli warmup` compiles them, and tests compare them with `compute`.
+        """
         yield l2_norm(g, x, x.width, 1e-6)
         yield l2_norm(g, x, 8, 0.5)
 
