@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare the speed of this checkout with that of another one, alternating within one run.
+"""Compare the speed of two checkouts, alternating within one run.
 
     git worktree add /tmp/before HEAD~20
     python benchmarks/revisions.py /tmp/before FILE.gguf [FILE.gguf ...] -p 512 -n 32 [-r 9]
@@ -51,7 +51,7 @@ def environment(root: Path) -> dict[str, str]:
 
 
 class Worker:
-    """One checkout with a loaded model."""
+    """Process of a checkout with a loaded model."""
 
     def __init__(self, root: Path, file: str, threads: int, n_ctx: int):
         self._process = subprocess.Popen(
@@ -80,7 +80,7 @@ class Worker:
 
 
 def seconds_to_first_word(root: Path) -> float:
-    """Seconds from the start of a process to the first output of the demo model."""
+    """Measure seconds from process start to the demo model's first output."""
     started = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "llamacli", "run", "-n", "8"], env=environment(root), stdin=subprocess.DEVNULL,
