@@ -274,7 +274,7 @@ def _collector(into: list[Any], kind: type) -> Callable[[Any], None]:
 
 
 def known_distribution(architecture: str) -> str | None:
-    """Find the distribution for `architecture` among the extras of the core, one a family."""
+    """Find the distribution for `architecture` among the core's extras."""
     try:
         extras = importlib.metadata.metadata("llamacli").get_all("Provides-Extra") or []
     except importlib.metadata.PackageNotFoundError:

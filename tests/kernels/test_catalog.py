@@ -10,7 +10,7 @@ SOURCES = sorted(Path(catalog_module.__file__).parent.glob("*.py"))
 
 
 def made() -> set[str]:
-    """The functions that make kernels and are not private, as their annotations tell."""
+    """Public functions that make kernels, by their annotations."""
     found = set()
     for source in SOURCES:
         for node in ast.walk(ast.parse(source.read_text())):

@@ -1,4 +1,4 @@
-"""The kernels of a plugin's format are kept under a name that changes with all that they are compiled from."""
+"""Digests in the names of plugins' kernels: any change of their code counts."""
 
 import importlib
 import itertools
@@ -82,7 +82,7 @@ numbers = itertools.count()
 
 @pytest.fixture
 def decoder(tmp_path, monkeypatch):
-    """The decoder of a plugin of two modules, one of which has been edited."""
+    """Decoder of a plugin of two modules, one of them edited."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def made(module: str = "", old: str = "", new: str = ""):
@@ -160,7 +160,9 @@ def flipped(block, codes, fields) -> None:
 
 
 def test_an_edited_plugin_gets_new_kernels_and_an_unchanged_one_the_old_ones(tmp_path, monkeypatch) -> None:
-    """The same type id and name each time; rows are multiplied by ones, so that products are sums."""
+    """Row sums by a tensor type of always the same id and name.
+
+    Rows are multiplied by ones, so that products are sums."""
     monkeypatch.setenv("LLAMACLI_CACHE", str(tmp_path))
     compiled: list[str] = []
     monkeypatch.setattr(jit, "listeners", [compiled.append])

@@ -1,4 +1,4 @@
-"""The folder of compiled kernels: what is kept, what is believed, and what happens where nothing can be kept."""
+"""Cache of compiled kernels: reuse, damaged files, folders that cannot be written."""
 
 import ast
 import errno
@@ -73,7 +73,7 @@ def run(*command: str, **options) -> subprocess.CompletedProcess[str]:
 
 
 def call(function, x: int = 7) -> int:
-    """The function's value, by machine code that no one has compiled or loaded before."""
+    """Value of a function, by machine code compiled or loaded for this call."""
     return jit.Compiled(function, SIGNATURE).call(x)
 
 
@@ -118,7 +118,7 @@ def test_what_is_compiled_waits_for_no_compiler(folder) -> None:
 
 
 def elsewhere(work: Callable[[], int]) -> int | None:
-    """The result of another thread; None if it takes more than a minute."""
+    """Result of another thread; None after a minute."""
     results = []
     thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
     thread.start()

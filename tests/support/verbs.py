@@ -1,4 +1,7 @@
-"""Graphs of one verb on an engine, for tests: the input is the embedding, the output goes into a linear layer."""
+"""Graphs of single verbs on an engine.
+
+The input is the embedding; the output goes into a linear layer.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +30,7 @@ def span(program: Program, n: int, seq_len: int | None = None) -> Span:
 
 
 class Run:
-    """A graph of one engine, its random weights by name, and the rows that the tokens are embedded as."""
+    """A graph, its random weights by name, and the embedded tokens."""
 
     def __init__(
         self,

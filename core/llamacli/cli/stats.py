@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class RunStats:
-    """Load time in seconds, session statistics, seed, share of NumPy ops, peak memory in bytes.
+    """Statistics of a process: load time, session, seed, memory.
 
-    `numpy_share` is the share of the computing time that verbs without a kernel took, from 0 to 1.
+    `load_s` is in seconds, `peak_rss` in bytes. `numpy_share` is the share of the computing time that verbs without a kernel took, from 0 to 1.
     """
 
     load_s: float
