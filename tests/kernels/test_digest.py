@@ -1,4 +1,4 @@
-"""Digests in the names of plugins' kernels: any change of their code counts."""
+"""Digests in the names of plugins' kernels."""
 
 import importlib
 import itertools
@@ -160,7 +160,7 @@ def flipped(block, codes, fields) -> None:
 
 
 def test_an_edited_plugin_gets_new_kernels_and_an_unchanged_one_the_old_ones(tmp_path, monkeypatch) -> None:
-    """Row sums by a tensor type of always the same id and name.
+    """Row sums, by a tensor type of one id and name.
 
     Rows are multiplied by ones, so that products are sums."""
     monkeypatch.setenv("LLAMACLI_CACHE", str(tmp_path))

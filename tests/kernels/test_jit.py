@@ -73,7 +73,7 @@ def run(*command: str, **options) -> subprocess.CompletedProcess[str]:
 
 
 def call(function, x: int = 7) -> int:
-    """Value of a function, by machine code compiled or loaded for this call."""
+    """Result of freshly compiled or loaded machine code."""
     return jit.Compiled(function, SIGNATURE).call(x)
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class RunStats:
     """Statistics of a process: load time, session, seed, memory.
 
-    `load_s` is in seconds, `peak_rss` in bytes. `numpy_share` is the share of the computing time that verbs without a kernel took, from 0 to 1.
+    `load_s` is in seconds, `peak_rss` in bytes. `numpy_share` is the share of the computing time that verbs without a
+    kernel took, from 0 to 1.
     """
 
     load_s: float
