@@ -69,7 +69,7 @@ def test_experts(g: Graph, x: Value) -> None:
     experts = {"gate": param("gate", 4, 6, 8), "up": param("up", 4, 6, 8), "down": param("down", 4, 8, 6)}
     assert g.moe(x, router, **experts, n_used=2).width == 8
     op = g.ops[-1]
-    assert (op.n_used, op.renormalize) == (2, True)
+    assert (op.routing.n_used, op.routing.renormalize) == (2, True)
     assert [tensor.name for tensor in op.tensors()] == ["gate.weight", "up.weight", "down.weight"]
 
 

@@ -221,6 +221,7 @@ def test_kernels_of_plugins_are_told_apart_by_their_code() -> None:
     }
     assert len(digests) == 3
     assert function_digest(kernel_of(DOUBLE, "llamacli.ops.other")) == ""
+    assert function_digest(kernel_of(DOUBLE, "llamacli_third")) not in digests
 
 
 def test_functions_that_emit_instructions_count() -> None:
@@ -250,3 +251,19 @@ def test_a_plugins_kernel_is_warmed_up_under_its_digest() -> None:
     name = l2_norm_kernel().name
     assert re.fullmatch(r"l2_norm_[0-9a-f]{16}", name)
     assert name in {kernel.name for kernel in catalog()}
+
+
+GONE = """
+from llamacli.kernels import jit
+namespace = {"__name__": "llamacli_gone"}
+exec("def nothing(args, run, thread, n_threads): pass", namespace)
+jit.listeners.append(print)
+assert jit.Kernel(namespace["nothing"]).address
+"""
+
+
+def test_code_of_a_module_that_is_gone_is_compiled_again(tmp_path: Path) -> None:
+    env = os.environ | {"LLAMACLI_CACHE": str(tmp_path)}
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", GONE], env=env, capture_output=True, text=True, check=False)
+        assert done.stdout.startswith("nothing_"), done.stderr

@@ -27,12 +27,12 @@ _COVERED = {"llamacli", "numba", "llvmlite", "numpy", "builtins"}
 def function_digest(function: Callable[..., None]) -> str:
     """Hexadecimal hash of a plugin kernel's code.
 
-    Empty for a kernel of the core.
+    Empty for a kernel of the core. The module's name counts as well, since compiled code imports it.
     """
     assert isinstance(function, FunctionType)
     if _is_covered(function):
         return ""
-    return _combined(_hash_parts(function, {}))
+    return _combined((str(function.__globals__.get("__name__")), *_hash_parts(function, {})))
 
 
 def packing_digest(packing: IntegerPacking) -> str:

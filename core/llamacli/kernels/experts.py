@@ -7,8 +7,10 @@ product.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numba import carray
+from numba import carray, njit
 
 from llamacli.kernels import ir, simd
 from llamacli.kernels.jit import kernel
@@ -16,11 +18,12 @@ from llamacli.kernels.layout import RUN, record
 from llamacli.kernels.work import share
 
 ROUTE = record(
-    "router", "stride", "probabilities", "n_expert", "n_used", "renormalize", "scale", "chosen", "weights"
+    "router", "stride", "scratch", "n_expert", "n_used", "scoring", "bias", "n_groups", "n_groups_used", "renormalize",
+    "scale", "chosen", "weights", weight_scale=np.float32,
 )  # fmt: skip
-"""`probabilities` is scratch, float32 [n_rows, n_expert]. Writes for each row: `chosen`, int64 [n_used], the experts,
-most probable first, and `weights`, float32 [n_used], times each expert's `scale`, float32 [n_expert], if
-that is not 0."""
+"""`scratch` is float32 [n_rows, 3 * n_expert]. Writes for each row: `chosen`, int64 [n_used], the experts, best first,
+and `weights`, float32 [n_used], times each expert's `scale`, float32 [n_expert], if that is not 0. `bias`,
+float32 [n_expert], is added for the choice alone, if it is not 0. `scoring` is a number of `Scoring`, ops/moe.py."""
 
 SORT = record("chosen", "n_expert", "n_used", "starts", "slots", "rows")
 """Writes `starts`, int64 [n_expert + 1], `slots`, int64 [n_rows, n_used], and `rows`, int64 [n_slots]."""
@@ -31,12 +34,76 @@ COMBINE = record("x", "x_stride", "out", "out_stride", "width", "slots", "weight
 RESCALE = record("x", "x_stride", "out", "out_stride", "width", "starts", "n_expert", "scale", "bias", "bias_stride")
 """out = scale[e] * x + bias[e] for the slots starts[e] to starts[e + 1] - 1 of each expert e."""
 
+WEIGH = record("x", "x_stride", "out", "out_stride", "width", "slots", "weights", "n_used")
+
 _LEAST = np.float32(2**-14)  # GGML's floor of the sum of weights, the smallest normal float16
+_EXCLUDED = np.float32(-np.inf)
+
+
+@njit(inline="always")
+def _scores(scoring: Any, logits: Any, p: Any) -> Any:
+    """Write the scores of all experts, to be divided by the returned sum."""
+    if scoring == 1:
+        top = logits[0]
+        for e in range(1, len(logits)):
+            top = max(top, logits[e])
+        total = np.float32(0)
+        for e in range(len(logits)):
+            p[e] = np.exp(logits[e] - top)
+            total += p[e]
+        return total
+    for e in range(len(logits)):
+        z = logits[e]
+        if scoring == 2:
+            p[e] = np.float32(1) / (np.float32(1) + np.exp(-z))
+        elif scoring == 3:
+            p[e] = z
+        else:
+            p[e] = np.sqrt(z if z > np.float32(20) else np.log(np.float32(1) + np.exp(z)))
+    return np.float32(1)
+
+
+@njit(inline="always")
+def _exclude_groups(score: Any, group_score: Any, n_groups: Any, n_used: Any) -> None:
+    """Exclude the experts outside of the best groups.
+
+    A group's score is the sum of its two largest ones.
+    """
+    size = len(score) // n_groups
+    for group in range(n_groups):
+        first = second = _EXCLUDED
+        for e in range(group * size, (group + 1) * size):
+            if score[e] > first:
+                first, second = score[e], first
+            elif score[e] > second:
+                second = score[e]
+        group_score[group] = first + second
+    for _ in range(n_groups - n_used):
+        worst = -1
+        for group in range(n_groups):  # the last of equals: the first ones are kept
+            if group_score[group] < np.float32(np.inf) and (worst < 0 or group_score[group] <= group_score[worst]):
+                worst = group
+        group_score[worst] = np.float32(np.inf)
+        for e in range(worst * size, (worst + 1) * size):
+            score[e] = _EXCLUDED
+
+
+@njit(inline="always")
+def _softmax(x: Any) -> None:
+    top = x[0]
+    for i in range(1, len(x)):
+        top = max(top, x[i])
+    total = np.float32(0)
+    for i in range(len(x)):
+        x[i] = np.exp(x[i] - top)
+        total += x[i]
+    for i in range(len(x)):
+        x[i] /= total
 
 
 @kernel
 def route(args: int, run: int, thread: int, n_threads: int) -> None:
-    """Softmax of the router's logits and top-k selection.
+    """Scores of the router's logits and top-k selection.
 
     Chooses the `n_used` largest, the first of equals first. A row is a unit of work.
     """
@@ -44,29 +111,36 @@ def route(args: int, run: int, thread: int, n_threads: int) -> None:
     first, last = share(r.n_rows - r.first_row, thread, n_threads)
     for row in range(r.first_row + first, r.first_row + last):
         logits = carray(simd.pointer(a.router + row * a.stride), a.n_expert, np.float32)
-        p = carray(simd.pointer(a.probabilities + 4 * row * a.n_expert), a.n_expert, np.float32)
+        scratch = a.scratch + 12 * row * a.n_expert
+        p = carray(simd.pointer(scratch), a.n_expert, np.float32)
+        score = carray(simd.pointer(scratch + 4 * a.n_expert), a.n_expert, np.float32)
+        group_score = carray(simd.pointer(scratch + 8 * a.n_expert), a.n_expert, np.float32)
         chosen = carray(simd.pointer(a.chosen + 8 * row * a.n_used), a.n_used, np.int64)
         weights = carray(simd.pointer(a.weights + 4 * row * a.n_used), a.n_used, np.float32)
-        top = logits[0]
-        for e in range(1, a.n_expert):
-            top = max(top, logits[e])
-        total = np.float32(0)
+        total = _scores(a.scoring, logits, p)
         for e in range(a.n_expert):
-            p[e] = np.exp(logits[e] - top)
-            total += p[e]
-        kept = np.float32(0)
+            score[e] = p[e] / total + simd.read_f32(a.bias + 4 * e) if a.bias else p[e]
+        if a.n_groups > 1:
+            _exclude_groups(score, group_score, a.n_groups, a.n_groups_used)
         for rank in range(a.n_used):
             best = 0
             for e in range(1, a.n_expert):
-                if p[e] > p[best]:
+                if score[e] > score[best]:
                     best = e
             chosen[rank], weights[rank] = best, p[best] / total
+            score[best] = _EXCLUDED
+        if a.scoring == 3:
+            _softmax(weights)
+        kept = np.float32(0)
+        for rank in range(a.n_used):
             kept += weights[rank]
-            p[best] = np.float32(-1)  # below every probability: not chosen again
         if a.renormalize:
             kept = max(kept, _LEAST)
             for rank in range(a.n_used):
                 weights[rank] /= kept
+        if a.weight_scale != np.float32(1):
+            for rank in range(a.n_used):
+                weights[rank] *= a.weight_scale
         if a.scale:
             for rank in range(a.n_used):
                 weights[rank] *= simd.read_f32(a.scale + 4 * chosen[rank])
@@ -113,6 +187,23 @@ def gather(args: int, run: int, thread: int, n_threads: int) -> None:
         target = carray(simd.pointer(a.out + slot * a.row_bytes), a.row_bytes, np.uint8)
         for i in range(a.row_bytes):
             target[i] = source[i]
+
+
+@kernel
+def weigh(args: int, run: int, thread: int, n_threads: int) -> None:
+    """Multiply rows by the weights of their experts, into slots.
+
+    A row is a unit of work.
+    """
+    a, r = carray(simd.pointer(args), 1, WEIGH)[0], carray(simd.pointer(run), 1, RUN)[0]
+    first, last = share(r.n_rows - r.first_row, thread, n_threads)
+    for row in range(r.first_row + first, r.first_row + last):
+        slots = carray(simd.pointer(a.slots + 8 * row * a.n_used), a.n_used, np.int64)
+        weights = carray(simd.pointer(a.weights + 4 * row * a.n_used), a.n_used, np.float32)
+        for rank in range(a.n_used):
+            weight, out = simd.splat(weights[rank]), a.out + slots[rank] * a.out_stride
+            for at in range(0, 4 * a.width, 4 * ir.LANES):
+                simd.store(out + at, simd.mul(simd.load(a.x + row * a.x_stride + at), weight))
 
 
 @kernel

@@ -100,8 +100,9 @@ class _Entry:
             if data and hashlib.sha256(data[32:]).digest() == data[:32]:
                 _touch(self._path.parent)
                 context.refresh()  # symbols that the code refers to must exist before linking
-                return CompileResult._rebuild(context, *pickle.loads(data[32:]))
-            if data:
+                with contextlib.suppress(ImportError):  # of a plugin's module that is not importable by its name
+                    return CompileResult._rebuild(context, *pickle.loads(data[32:]))
+            elif data:
                 _log.warning("%s is damaged and is compiled again", self._path)
         _announce()
         for listener in listeners:

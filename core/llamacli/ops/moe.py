@@ -5,11 +5,16 @@ Each token is computed by its most probable experts.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
+from typing import Any
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
+from llamacli.kv import N_BATCH
+from llamacli.ops import activations
 from llamacli.ops.activations import Activation, Formula, formula_of
 from llamacli.ops.base import MakeParam, Op, Recorder, expect
 from llamacli.ops.lanewise import lower_lanewise, on_arrays
@@ -20,6 +25,69 @@ from llamacli.ops.values import Array, Param, Tensor, Value
 
 _MIN_SUM = 2.0**-14
 """Lower bound of the sum of chosen probabilities, as GGML has it: the smallest normal float16."""
+
+
+class Scoring(enum.IntEnum):
+    """Scoring functions of a router's logits z, numbered as `expert_gating_func`.
+
+    Softmax; sigmoid; softmax over the chosen experts' logits alone; sqrt(log(1 + e^z)).
+    """
+
+    SOFTMAX = 1
+    SIGMOID = 2
+    SOFTMAX_OF_CHOSEN = 3
+    SQRT_SOFTPLUS = 4
+
+
+@attrs.frozen
+class Routing:
+    """Choice and weights of experts.
+
+    The `n_used` experts of largest score + `bias` are chosen, from the `groups[1]` of `groups[0]` equal groups whose
+    two largest sums are largest. Weights are their scores, without the bias; with `renormalize` these are scaled to sum
+    to 1, and then all are multiplied by `scale`. Equal scores: the lower number first.
+    """
+
+    n_used: int
+    renormalize: bool
+    scoring: Scoring
+    bias: Tensor | None
+    groups: tuple[int, int] | None
+    scale: float
+
+    def choose(self, logits: Array, bias: Array | None) -> tuple[npt.NDArray[np.intp], Array]:
+        """Choose the experts of one token, and their weights.
+
+        `logits` are float64 [n_expert]. The largest score comes first.
+        """
+        scores = _scores(self.scoring, logits)
+        # Kernels compare scores in float32, so experts that are equal there must be equal here.
+        ranking = (scores if bias is None else scores + bias).astype(np.float32)
+        if self.groups:
+            n_groups, n_groups_used = self.groups
+            grouped = ranking.reshape(n_groups, -1)
+            sums = np.sort(grouped, axis=1)[:, -2:].sum(axis=1)
+            excluded = np.argsort(-sums, kind="stable")[n_groups_used:]
+            grouped[excluded] = -np.inf
+        chosen = np.argsort(-ranking, kind="stable")[: self.n_used]
+        weights = scores[chosen]
+        if self.scoring is Scoring.SOFTMAX_OF_CHOSEN:
+            weights = softmax(weights)
+        if self.renormalize:
+            weights = weights / max(weights.sum(), _MIN_SUM)
+        return chosen, weights * self.scale
+
+
+def _scores(scoring: Scoring, logits: Array) -> Array:
+    match scoring:
+        case Scoring.SOFTMAX:
+            return softmax(logits)
+        case Scoring.SIGMOID:
+            return on_arrays(activations.sigmoid, logits)
+        case Scoring.SQRT_SOFTPLUS:
+            return np.sqrt(on_arrays(activations.softplus, logits))
+        case Scoring.SOFTMAX_OF_CHOSEN:
+            return logits
 
 
 @attrs.frozen
@@ -45,29 +113,31 @@ class Expert:
 
 @attrs.frozen(eq=False)
 class MoE(Op):
-    """Mixture of experts op, with gated experts.
+    """Mixture of experts op.
 
-    out = sum of p(e) * down_e(activation(gate_e x, up_e x)) over the `n_used` experts e of largest p, where p =
-    softmax(router). Each of gate, up and down is scale(e) * (weight(e) x) + bias(e); the scale of `down` multiplies its
-    bias as well. With `renormalize` the chosen probabilities are scaled to sum to 1.
+    out = sum of w(e) * down_e(activation(gate_e x, up_e x)) over the chosen experts e, or, with `weigh_input`, sum of
+    down_e(activation(gate_e w(e) x, up_e w(e) x)). Without gate, activation(up_e x). Each of gate, up and down is
+    scale(e) * (weight(e) x) + bias(e); the scale of `down` multiplies its bias as well, unless the input is weighed.
     """
 
     x: Value
     router: Value
-    gate: Expert
+    gate: Expert | None
     up: Expert
     down: Expert
-    n_used: int
-    renormalize: bool
+    routing: Routing
     activation: Activation | Formula
+    weigh_input: bool
 
     def tensors(self) -> list[Tensor]:
         """See Op."""
-        return [tensor for expert in (self.gate, self.up, self.down) for tensor in expert.tensors()]
+        experts = filter(None, (self.gate, self.up, self.down))
+        bias = [self.routing.bias] if self.routing.bias else []
+        return [tensor for expert in experts for tensor in expert.tensors()] + bias
 
     def matrices(self) -> list[Tensor]:
         """See Op."""
-        return [self.gate.weight, self.up.weight, self.down.weight]
+        return [expert.weight for expert in (self.gate, self.up, self.down) if expert]
 
     def exact_inputs(self) -> list[Value]:
         """See Op."""
@@ -86,18 +156,18 @@ class MoE(Op):
             result = result * weights[expert.scale][e] if expert.scale and scaled else result
             return result + weights[expert.bias][e] if expert.bias else result
 
-        for i, probabilities in enumerate(softmax(run[self.router])):
-            # Kernels compare probabilities in float32, so experts that are equal there must be equal here.
-            chosen = np.argsort(-probabilities.astype(np.float32), kind="stable")[: self.n_used]
-            shares = probabilities[chosen]
-            if self.renormalize:
-                shares = shares / max(shares.sum(), _MIN_SUM)
-            if self.down.scale:
-                shares = shares * weights[self.down.scale][chosen]
-            for e, share in zip(chosen, shares, strict=True):
-                gate, up = apply(self.gate, e, x[i : i + 1]), apply(self.up, e, x[i : i + 1])
-                hidden = on_arrays(formula_of(self.activation), gate, up)
-                out[i] += share * apply(self.down, e, hidden, scaled=False)[0]
+        bias = run[self.routing.bias] if self.routing.bias else None
+        for i, logits in enumerate(run[self.router]):
+            for e, weight in zip(*self.routing.choose(logits, bias), strict=True):
+                row = x[i : i + 1] * (weight if self.weigh_input else 1)
+                up = apply(self.up, e, row)
+                inputs = [apply(self.gate, e, row), up] if self.gate else [up]
+                hidden = on_arrays(formula_of(self.activation), *inputs)
+                if self.weigh_input:
+                    out[i] += apply(self.down, e, hidden)[0]
+                else:
+                    weight *= weights[self.down.scale][e] if self.down.scale else 1
+                    out[i] += weight * apply(self.down, e, hidden, scaled=False)[0]
         return out
 
     def lower(self, to: Lowering) -> None:
@@ -107,25 +177,28 @@ class MoE(Op):
         """
         from llamacli.kernels import experts
 
-        n_expert, n_ff, _ = self.gate.weight.shape
-        n_used, router, x = self.n_used, f32(self.router), f32(self.x)
+        n_expert, n_ff, _ = self.up.weight.shape
+        routing, router, x = self.routing, f32(self.router), f32(self.x)
+        n_used, bias = routing.n_used, to.vector(routing.bias) if routing.bias else 0
+        n_groups, n_groups_used = routing.groups or (1, 1)
 
         def scratch(name: str, kind: str, width: int, slots: int = 0) -> Slot:
             return Slot((self, name), kind, width, slots)
 
         chosen, slots, rows = (scratch(name, "int64", n_used) for name in ("chosen", "slots", "rows"))
-        weights, probabilities = scratch("weights", "float32", n_used), scratch("probabilities", "float32", n_expert)
+        weights, scores = scratch("weights", "float32", n_used), scratch("scores", "float32", 3 * n_expert)
         starts = scratch("starts", "int64", n_expert + 1)
-        scale = to.vector(self.down.scale) if self.down.scale else 0
+        scale = to.vector(self.down.scale) if self.down.scale and not self.weigh_input else 0
         to.step(
             experts.route,
             experts.ROUTE,
             [router],
-            [probabilities, chosen, weights],
+            [scores, chosen, weights],
             lambda at: {
-                "router": at(router), "stride": stride(at(router)), "probabilities": at(probabilities),
-                "n_expert": n_expert, "n_used": n_used, "renormalize": self.renormalize, "scale": scale,
-                "chosen": at(chosen), "weights": at(weights),
+                "router": at(router), "stride": stride(at(router)), "scratch": at(scores), "n_expert": n_expert,
+                "n_used": n_used, "scoring": routing.scoring, "bias": bias, "n_groups": n_groups,
+                "n_groups_used": n_groups_used, "renormalize": routing.renormalize, "scale": scale,
+                "weight_scale": routing.scale, "chosen": at(chosen), "weights": at(weights),
             },
         )  # fmt: skip
         to.step(
@@ -139,14 +212,23 @@ class MoE(Op):
             },
         )  # fmt: skip
         gathered = scratch("x", "f32", x.width, n_used)
-        for form in sorted({to.matrix(e.weight).packing.activation for e in (self.gate, self.up)}):
-            self._gather(to, to.rounded(x, form), attrs.evolve(gathered, form=form), rows)
-        gate, up, hidden = (scratch(name, "f32", n_ff, n_used) for name in ("gate", "up", "hidden"))
-        down, out = scratch("down", "f32", x.width, n_used), f32(self.out)
-        self._project(to, gathered, self.gate, gate, starts)
-        self._project(to, gathered, self.up, up, starts)
-        lower_lanewise(to, "gated", formula_of(self.activation), [gate, up], hidden)
-        lower_linear(to, hidden, self.down.weight, down, self.down.bias, starts=starts)
+        inputs = [expert for expert in (self.gate, self.up) if expert]
+        if self.weigh_input:
+            self._weigh(to, x, gathered, slots, weights)
+        else:
+            for form in sorted({to.matrix(expert.weight).packing.activation for expert in inputs}):
+                self._gather(to, to.rounded(x, form), attrs.evolve(gathered, form=form), rows)
+        products = [scratch(f"product {i}", "f32", n_ff, n_used) for i in range(len(inputs))]
+        for expert, product_slot in zip(inputs, products, strict=True):
+            self._project(to, gathered, expert, product_slot, starts)
+        hidden, down = (scratch(name, "f32", width, n_used) for name, width in (("hidden", n_ff), ("down", x.width)))
+        out = f32(self.out)
+        lower_lanewise(to, "gated" if self.gate else "map", formula_of(self.activation), products, hidden)
+        ones = to.shared(("ones", n_used), lambda: np.ones((N_BATCH, n_used), np.float32))
+        if self.weigh_input:
+            self._project(to, hidden, self.down, down, starts)
+        else:
+            lower_linear(to, hidden, self.down.weight, down, self.down.bias, starts=starts)
         to.step(
             experts.combine,
             experts.COMBINE,
@@ -154,7 +236,22 @@ class MoE(Op):
             [out],
             lambda at: {
                 "x": at(down), "x_stride": stride(at(down)), "out": at(out), "out_stride": stride(at(out)),
-                "width": out.width, "slots": at(slots), "weights": at(weights), "n_used": n_used,
+                "width": out.width, "slots": at(slots), "weights": ones if self.weigh_input else at(weights),
+                "n_used": n_used,
+            },
+        )  # fmt: skip
+
+    def _weigh(self, to: Lowering, x: Slot, target: Slot, slots: Slot, weights: Slot) -> None:
+        from llamacli.kernels import experts
+
+        to.step(
+            experts.weigh,
+            experts.WEIGH,
+            [x, slots, weights],
+            [target],
+            lambda at: {
+                "x": at(x), "x_stride": stride(at(x)), "out": at(target), "out_stride": stride(at(target)),
+                "width": x.width, "slots": at(slots), "weights": at(weights), "n_used": self.routing.n_used,
             },
         )  # fmt: skip
 
@@ -168,7 +265,7 @@ class MoE(Op):
             [target],
             lambda at: {
                 "x": at(source), "out": at(target), "row_bytes": stride(at(source)), "rows": at(rows),
-                "n_used": self.n_used,
+                "n_used": self.routing.n_used,
             },
         )  # fmt: skip
 
@@ -208,6 +305,16 @@ class MoE(Op):
             param("gate_s", 5, 40, x.width, bias=True), param("up_s", 5, 40, x.width), param("down_s", 5, x.width, 40),
         )]  # fmt: skip
         yield moe(g, x, router, gate=scaled[0], up=scaled[1], down=scaled[2], n_used=2, activation=Activation.GEGLU)
+        down = param("down", 5, x.width, 40)
+        for scoring in Scoring:
+            yield moe(g, x, router, gate=gate, up=up, down=down, n_used=3, scoring=scoring, weight_scale=1.5)
+        squared = activations.relu_squared
+        options: dict[str, Any] = {"gate": None, "up": up, "down": down, "n_used": 2, "activation": squared}
+        yield moe(g, x, router, scoring=Scoring.SIGMOID, selection_bias=param("bias", 5), **options)
+        yield moe(g, x, router, weigh_input=True, renormalize=False, **options)
+        six = linear(g, x, param("six", 6, x.width))
+        gate, up = (param(f"{name}_6", 6, 40, x.width) for name in ("gate", "up"))
+        yield moe(g, x, six, gate=gate, up=up, down=param("down_6", 6, x.width, 40), n_used=2, groups=(3, 2))
 
 
 def softmax(x: Array) -> Array:
@@ -221,22 +328,36 @@ def moe(
     x: Value,
     router: Value,
     *,
-    gate: Param,
+    gate: Param | None,
     up: Param,
     down: Param,
     n_used: int,
     renormalize: bool = True,
     activation: Activation | Formula = Activation.SWIGLU,
+    scoring: Scoring = Scoring.SOFTMAX,
+    selection_bias: Param | None = None,
+    groups: tuple[int, int] | None = None,
+    weight_scale: float = 1.0,
+    weigh_input: bool = False,
 ) -> Value:
-    """Record a mixture of gated experts.
+    """Record a mixture of experts.
 
-    Each token is given to its `n_used` most probable ones. With `renormalize` the probabilities of the chosen are
-    scaled to sum to 1, which is a softmax over them alone. Scales of the parameters, (n_expert,), multiply each
-    expert's products.
+    Each token is given to the `n_used` experts of the largest scores, which weigh their results, or their input with
+    `weigh_input`. With `renormalize` the weights are scaled to sum to 1; `weight_scale` multiplies them then.
+    `selection_bias`, (n_expert,), is added to scores for the choice alone (DeepSeek-AI 2024); `groups` are (number of
+    groups, number of those that may be chosen from). Without `gate`, the activation is a function of one argument.
+    Scales of the parameters, (n_expert,), multiply each expert's products.
     """
-    n_expert, n_ff, n_in = gate.weight.shape
-    fits = up.weight.shape == gate.weight.shape and down.weight.shape == (n_expert, x.width, n_ff)
-    expect("moe", fits and n_in == x.width, f"experts {gate.weight.name} on width {x.width}")
+    n_expert, n_ff, n_in = up.weight.shape
+    fits = (gate or up).weight.shape == up.weight.shape and down.weight.shape == (n_expert, x.width, n_ff)
+    expect("moe", fits and n_in == x.width, f"experts {up.weight.name} on width {x.width}")
     expect("moe", router.width == n_expert >= n_used > 0, f"{n_used} of {n_expert} experts")
-    experts = Expert.of(gate), Expert.of(up), Expert.of(down)
-    return g.record(MoE(g.value(x.width), x, router, *experts, n_used, renormalize, activation))
+    n_groups, n_groups_used = groups or (1, 1)
+    size = n_expert // max(1, n_groups)
+    fits = 0 < n_groups_used <= n_groups and size * n_groups == n_expert and size * n_groups_used >= n_used
+    expect("moe", fits and (size > 1 or n_groups == 1), f"{n_groups_used} of {n_groups} groups and {n_expert} experts")
+    bias = selection_bias.weight if selection_bias else None
+    expect("moe", bias is None or bias.shape == (n_expert,), f"a selection bias and {n_expert} experts")
+    routing = Routing(n_used, renormalize, scoring, bias, groups, weight_scale)
+    parts = Expert.of(gate) if gate else None, Expert.of(up), Expert.of(down)
+    return g.record(MoE(g.value(x.width), x, router, *parts, routing, activation, weigh_input))

@@ -23,7 +23,7 @@ def features(graph: Graph) -> list[str]:
 
 
 def _experts(graph: Graph) -> Iterator[str]:
-    mixtures = Counter((op.gate.weight.shape[0], op.n_used) for op in graph.ops if isinstance(op, MoE))
+    mixtures = Counter((op.up.weight.shape[0], op.routing.n_used) for op in graph.ops if isinstance(op, MoE))
     for (n_expert, n_used), _ in mixtures.most_common():
         yield f"{n_expert} experts, {n_used} used"
     if not mixtures:
