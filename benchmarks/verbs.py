@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time a kernel of the core and the same kernel in a plugin.
+"""Time a kernel of the core beside its copy in a plugin.
 
     python benchmarks/verbs.py
 

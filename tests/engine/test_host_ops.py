@@ -3,11 +3,10 @@
 import logging
 from pathlib import Path
 
-import llamacli_l2
 import numpy as np
 import pytest
-from llamacli_l2.l2_norm import L2Norm
 
+import llamacli_l2
 import tiny_llama
 from llamacli import Config, Model, PluginError, load_model
 from llamacli.engine import ReferenceEngine, default_engine
@@ -15,6 +14,7 @@ from llamacli.engine.native import NativeEngine
 from llamacli.gguf import Metadata
 from llamacli.plugins import ARCHITECTURES, EntryPoint, Plugins
 from llamacli.session import eval_batch
+from llamacli_l2.l2_norm import L2Norm
 
 TOKENS = [(7 * i + 3) % 128 for i in range(40)]
 

@@ -244,9 +244,8 @@ def test_functions_that_emit_instructions_count() -> None:
 
 def test_a_plugins_kernel_is_warmed_up_under_its_digest() -> None:
     import llamacli_l2  # noqa: F401 - imports its verb
-    from llamacli_l2.l2_norm import l2_norm_kernel
-
     from llamacli.engine.catalog import catalog
+    from llamacli_l2.l2_norm import l2_norm_kernel
 
     name = l2_norm_kernel().name
     assert re.fullmatch(r"l2_norm_[0-9a-f]{16}", name)

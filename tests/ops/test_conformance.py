@@ -6,11 +6,10 @@ By the examples that the op itself gives.
 from collections.abc import Iterator
 
 import attrs
-import llamacli_l2
 import numpy as np
 import pytest
-from llamacli_l2.l2_norm import L2Norm
 
+import llamacli_l2
 from llamacli.engine.examples import op_classes
 from llamacli.ops.add import Add
 from llamacli.ops.base import MakeParam, Recorder
@@ -20,6 +19,7 @@ from llamacli.ops.run import Run
 from llamacli.ops.scale import Scale
 from llamacli.ops.values import Value
 from llamacli.testing.conformance import ConformanceError, check_op
+from llamacli_l2.l2_norm import L2Norm
 
 WITHOUT = {"Lanewise", "Embed", "Store"}
 """A base class, and ops that the examples of all others need."""

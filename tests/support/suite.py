@@ -10,6 +10,9 @@ import hypothesis
 import pytest
 
 from llamacli.util.folders import user_folder
+from paths import add_plugin_paths
+
+add_plugin_paths()
 
 PROFILE = os.environ.get("LLAMACLI_TEST_PROFILE", "quick")
 """Hypothesis profile: `quick` tries a fifth of the examples of `full`."""

@@ -42,7 +42,7 @@ _EXCLUDED = np.float32(-np.inf)
 
 @njit(inline="always")
 def _scores(scoring: Any, logits: Any, p: Any) -> Any:
-    """Write the scores of all experts, to be divided by the returned sum."""
+    """Scores of all experts, and the sum to divide by."""
     if scoring == 1:
         top = logits[0]
         for e in range(1, len(logits)):

@@ -344,7 +344,7 @@ def moe(
 
     Each token is given to the `n_used` experts of the largest scores, which weigh their results, or their input with
     `weigh_input`. With `renormalize` the weights are scaled to sum to 1; `weight_scale` multiplies them then.
-    `selection_bias`, (n_expert,), is added to scores for the choice alone (DeepSeek-AI 2024); `groups` are (number of
+    `selection_bias`, (n_expert,), is added to scores for the choice alone (Wang et al. 2024); `groups` are (number of
     groups, number of those that may be chosen from). Without `gate`, the activation is a function of one argument.
     Scales of the parameters, (n_expert,), multiply each expert's products.
     """

@@ -263,3 +263,12 @@ GEMMA4: dict[str, dict[str, Any]] = {
     },
 }
 """Options of `write_gemma4` by the variant's name."""
+
+GELU = 1e-5
+"""Bound for GELU, which the peer reads from a float16 table."""
+
+VARIANTS = {
+    **{name: (write_gemma, options, GELU) for name, options in GEMMA.items()},
+    **{name: (write_gemma4, options, GELU) for name, options in GEMMA4.items()},
+}
+"""Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""

@@ -70,3 +70,9 @@ GPT: dict[str, dict[str, Any]] = {
     "starcoder2_q4_k": _STARCODER | {"n_embd": 256, "n_ff": 512, "type": "Q4_K"},
 }
 """Options of `write_gpt` by the variant's name."""
+
+GELU = 1e-5
+"""Bound for GELU, which the peer reads from a float16 table."""
+
+VARIANTS = {name: (write_gpt, options, GELU) for name, options in GPT.items()}
+"""Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""

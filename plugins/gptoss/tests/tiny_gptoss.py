@@ -106,3 +106,6 @@ GPTOSS: dict[str, dict[str, Any]] = {
     "gptoss_mxfp4_q8_0": {"type": "Q8_0", "expert_type": "MXFP4"},
 }
 """Options of `write_gptoss` by the variant's name."""
+
+VARIANTS = {name: (write_gptoss, options, 1e-8) for name, options in GPTOSS.items()}
+"""Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""

@@ -138,3 +138,6 @@ LLAMA: dict[str, dict[str, Any]] = {
     },
 }
 """Options of `write_llama` by the variant's name. All share one seed, so variants differ by what they are named for."""
+
+VARIANTS = {name: (write_llama, options, 1e-8) for name, options in LLAMA.items()}
+"""Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""

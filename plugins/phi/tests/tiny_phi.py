@@ -99,3 +99,6 @@ PHI: dict[str, dict[str, Any]] = {
 }
 """Options of `write_phi` by the variant's name. `phi3_long` and `phi3_short` are run in a context of 256 tokens, which
 is beyond the original one and within it."""
+
+VARIANTS = {name: (write_phi, options, 1e-8) for name, options in PHI.items()}
+"""Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""

@@ -135,3 +135,6 @@ QWEN: dict[str, dict[str, Any]] = {
     "qwen3moe_mxfp4": {"architecture": "qwen3moe", "type": "Q8_0", "expert_type": "MXFP4"} | _ROUTED,
 }
 """Options of `write_qwen` by the variant's name."""
+
+VARIANTS = {name: (write_qwen, options, 1e-8) for name, options in QWEN.items()}
+"""Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
