@@ -1,0 +1,87 @@
+"""Programs: batches, modes, extreme values, last logits."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamacli import ArrayFile, Graph, QuantMode, Rope, Value
+from llamacli.engine import Engine, Span
+from llamacli.gguf import Metadata
+from llamacli.graph import Param, Tensor
+from llamacli.testing import formulas
+from verbs import TOKENS, WIDTH, Params, Run, span
+
+
+def test_sequences_of_a_batch_are_independent(engine: Engine) -> None:
+    """Compare spans of several sequences with each sequence alone.
+
+    They lie at different positions, and results are equal bit for bit.
+    """
+
+    def build(g: Graph, param: Params, x: Value) -> Value:
+        q, k, v = (g.linear(x, param(name, 64, WIDTH)) for name in "qkv")
+        q, k = (g.rope(value, Rope(16, False), 16) for value in (q, k))
+        return x + g.attention(q, g.store(k, v, head_dim=16, window=9), scale=0.3)
+
+    run = Run(engine, build)
+    tokens = np.array(TOKENS, np.int32)
+    forward, begin = run.program.forward, [tokens[:3], tokens[3:15], tokens[15:16]]
+    alone, together = ([span(run.program, len(part), 32) for part in begin] for _ in range(2))
+    expected = [forward(part, [at], all_logits=True) for part, at in zip(begin, alone, strict=True)]
+    actual = forward(np.concatenate(begin), together, all_logits=True)
+    np.testing.assert_array_equal(actual, np.concatenate(expected))
+    following = [Span(at.sequence, at.n, 1) for at in (*alone, *together)]
+    for at in following:
+        at.sequence.reserve(at.start, 1)
+    expected = [forward(tokens[:1], [at], all_logits=False) for at in following[:3]]
+    actual = forward(np.repeat(tokens[:1], 3), following[3:], all_logits=False)
+    np.testing.assert_array_equal(actual, np.concatenate(expected))
+    longer = [Span(at.sequence, at.start + 1, n) for at, n in zip(following, (2, 1, 4, 2, 1, 4), strict=True)]
+    for at in longer:
+        at.sequence.reserve(at.start, at.n)
+    expected = [forward(tokens[: at.n], [at], all_logits=False) for at in longer[:3]]
+    actual = forward(np.concatenate([tokens[: at.n] for at in longer[3:]]), longer[3:], all_logits=False)
+    np.testing.assert_array_equal(actual, np.concatenate(expected))
+
+
+def test_extreme_values_stay_finite(engine: Engine) -> None:
+    """Large gates and scores: no overflow where the formula has a limit."""
+
+    def build(g: Graph, param: Params, x: Value) -> Value:
+        large = g.linear(x, param("large", WIDTH, WIDTH))
+        for _ in range(3):
+            large = g.linear(large, param("larger", WIDTH, WIDTH))
+        gated = g.swiglu(large, x)
+        return g.rms_norm(
+            g.attention(large, g.store(large, gated, head_dim=16), scale=10.0), param("norm", WIDTH), 1e-5
+        )
+
+    run = Run(engine, build)
+    assert np.abs(formulas.linear(run.x, run["large"])).max() > 1
+    assert np.isfinite(run.logits).all()
+
+
+@pytest.mark.parametrize(("mode", "bound"), [("auto", 1e-12), ("fp32", 1e-12), ("q8", 1e-3), ("q4", 0.05)])
+def test_modes(mode: str, bound: float, engine: Engine) -> None:
+    run = Run(engine, lambda g, param, x: g.linear(x, param("up", 96, WIDTH, bias=True)), mode=mode)
+    error = formulas.nmse(
+        run.logits, formulas.linear(formulas.linear(run.x, run["up"]) + run["up.bias"], run["output"])
+    )
+    assert bound / 1000 < error < bound or error < bound <= 1e-12
+
+
+def test_only_the_last_tokens_logits(engine: Engine) -> None:
+    graph = Graph()
+    table, output = (Param(Tensor(f"{name}.weight", (20, 64))) for name in ("token_embd", "output"))
+    graph.linear(graph.embed(table), output)
+    random = np.random.default_rng(1)
+    arrays = {f"{name}.weight": random.normal(size=(20, 64)).astype(np.float32) for name in ("token_embd", "output")}
+    program = engine.compile(graph, ArrayFile(Path("m"), Metadata({}), arrays), QuantMode.FP32)
+    tokens, spans = np.array(TOKENS, np.int32), [span(program, len(TOKENS))]
+    whole = program.forward(tokens, spans, all_logits=True)
+    last = program.forward(tokens, spans, all_logits=False)
+    assert (whole.shape, last.shape) == ((18, 20), (1, 20))
+    np.testing.assert_array_equal(last[0], whole[-1])
+    whole[:] = 0
+    assert program.forward(tokens, spans, all_logits=True).any(), "each call returns an array of its own"

@@ -1,0 +1,52 @@
+"""Attention: groups, windows, soft caps, sinks, shared caches."""
+
+import pytest
+
+from llamacli import Graph, Value
+from llamacli.engine import Engine
+from llamacli.testing import formulas
+from verbs import TOKENS, WIDTH, Params, Run
+
+
+@pytest.mark.parametrize(
+    ("n_head", "n_head_kv", "head_dim"), [(4, 4, 16), (4, 2, 16), (4, 1, 16), (6, 3, 8), (2, 1, 48)]
+)
+def test_attention(n_head: int, n_head_kv: int, head_dim: int, engine: Engine) -> None:
+    def build(g: Graph, param: Params, x: Value) -> Value:
+        widths = {"q": n_head * head_dim, "k": n_head_kv * head_dim, "v": n_head_kv * head_dim}
+        q, k, v = (g.linear(x, param(name, width, WIDTH)) for name, width in widths.items())
+        return g.attention(q, g.store(k, v, head_dim=head_dim), scale=0.3)
+
+    run = Run(engine, build)
+    q, k, v = (formulas.linear(run.x, run[name]).reshape(len(run.x), -1, head_dim) for name in "qkv")
+    run.check(formulas.attention(q, k, v, 0.3).reshape(len(run.x), -1))
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"sinks": True}, {"softcap": 3.0, "sinks": True}], ids=str)
+@pytest.mark.parametrize("window", [None, 1, 7, 16, 40, 100])
+def test_attention_variants(window: int | None, options: dict, engine: Engine) -> None:
+    n_head, n_head_kv, head_dim, tokens = 4, 2, 16, TOKENS * 9
+
+    def build(g: Graph, param: Params, x: Value) -> Value:
+        widths = {"q": n_head * head_dim, "k": n_head_kv * head_dim, "v": n_head_kv * head_dim}
+        q, k, v = (g.linear(x, param(name, width, WIDTH)) for name, width in widths.items())
+        sinks = param("sinks", n_head) if options.get("sinks") else None
+        kv = g.store(k, v, head_dim=head_dim, window=window)
+        return g.attention(q, kv, scale=0.3, softcap=options.get("softcap"), sinks=sinks)
+
+    run = Run(engine, build, tokens)
+    q, k, v = (formulas.linear(run.x, run[name]).reshape(len(run.x), -1, head_dim) for name in "qkv")
+    sinks = run["sinks"] if options.get("sinks") else None
+    expected = formulas.attention(q, k, v, 0.3, window=window, softcap=options.get("softcap"), sinks=sinks)
+    run.check(expected.reshape(len(run.x), -1))
+
+
+def test_layers_share_cached_keys(engine: Engine) -> None:
+    def build(g: Graph, param: Params, x: Value) -> Value:
+        kv = g.store(x, x, head_dim=16)
+        return g.attention(g.attention(x, kv, scale=0.3), kv, scale=0.3)
+
+    run = Run(engine, build)
+    heads = run.x.reshape(len(run.x), -1, 16)
+    once = formulas.attention(heads, heads, heads, 0.3)
+    run.check(formulas.attention(once, heads, heads, 0.3).reshape(run.x.shape))
