@@ -8,10 +8,12 @@ import pytest
 
 import llamacli_l2
 import tiny_llama
-from llamacli import Config, Model, PluginError, load_model
-from llamacli.engine import ReferenceEngine, default_engine
+from llamacli import ArrayFile, Config, Graph, Model, PluginError, QuantMode, load_model
+from llamacli.engine import ReferenceEngine, Span, default_engine
 from llamacli.engine.native import NativeEngine
 from llamacli.gguf import Metadata
+from llamacli.graph import Param, Tensor
+from llamacli.kv import KVLayout, KVPool, KVSequence
 from llamacli.plugins import ARCHITECTURES, EntryPoint, Plugins
 from llamacli.session import eval_batch
 from llamacli_l2.l2_norm import L2Norm
@@ -133,3 +135,32 @@ def test_broken_op_is_named_and_session_is_unchanged(load, monkeypatch, engine, 
         session.eval([5])
         after = session.logits.copy()
     np.testing.assert_array_equal(logits(model, [*TOKENS, 5])[-1], after)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_ops_behind_the_last_attention_of_several_sequences(last: bool) -> None:
+    """Only wanted rows are computed there, and any between them."""
+    random = np.random.default_rng(2)
+    arrays = {"token_embd.weight": random.normal(0, 1, (20, 32)), "output.weight": random.normal(0, 1, (24, 32))}
+    graph = Graph()
+    x = graph.embed(Param(Tensor("token_embd.weight", (20, 32))))
+    x = graph.attention(x, graph.store(x, x, head_dim=16), scale=0.3) + x
+    x = llamacli_l2.slow_l2_norm(graph, x, 8, 1e-6)
+    if not last:
+        graph.linear(x, Param(Tensor("output.weight", (24, 32))))
+    file = ArrayFile(Path("m"), Metadata({}), {name: array.astype(np.float32) for name, array in arrays.items()})
+    program = NativeEngine(2).compile(graph, file, QuantMode.FP32)
+    pool = KVPool(KVLayout.of(program.states, "f32"))
+
+    def rows(lengths: list[int], *, all_logits: bool) -> np.ndarray:
+        spans = [Span(KVSequence(pool, 32), 0, n) for n in lengths]
+        for span in spans:
+            span.sequence.reserve(0, span.n)
+        tokens = np.concatenate([np.arange(n) + 3 for n in lengths]).astype(np.int32)
+        return program.forward(tokens, spans, all_logits=all_logits)
+
+    whole = rows([9], all_logits=True)
+    assert np.isfinite(whole).all()
+    np.testing.assert_array_equal(rows([5, 9, 2], all_logits=False), whole[[4, 8, 1]])
+    np.testing.assert_array_equal(rows([9], all_logits=False), whole[[8]])
+    np.testing.assert_array_equal(rows([2, 3], all_logits=True), whole[[0, 1, 0, 1, 2]])
