@@ -99,6 +99,17 @@ def test_experts(g: Graph, x: Value) -> None:
         ("sigmoid_gate", lambda g, x: g.sigmoid_gate(x, x)),
         ("gated", lambda g, x: g.swiglu(x, g.linear(x, param("w", 4, 8)))),
         ("moe", lambda g, x: moe(g, x, up=param("up", 4, 5, 8))),
+        ("moe", lambda g, x: moe(g, x, up=param("up", 6, 8))),
+        ("moe", lambda g, x: moe(g, x, down=Param(param("down", 4, 8, 6).weight, None, Tensor("s", (1,))))),
+        ("moe", lambda g, x: moe(g, x, down=Param(param("down", 4, 8, 6).weight, Tensor("b", (8,))))),
+        ("add", lambda g, x: g.add(x, param("vector", 2, 8))),
+        ("linear", lambda g, x: g.linear(x, Param(Tensor("w.weight", (6, 8)), Tensor("w.bias", (3,))))),
+        ("linear", lambda g, x: g.linear(x, param("w", 2, 6, 8))),
+        ("embed", lambda g, x: g.embed(param("table", 8))),
+        ("positions", lambda g, x: g.positions(param("table", 8))),
+        ("rope", lambda g, x: g.rope(x, Rope(4, True), 0)),
+        ("store", lambda g, x: g.store(x, x, head_dim=0)),
+        ("attention", lambda g, x: g.attention(x, g.store(x, x, head_dim=4), scale=1.0, softcap=0.0)),
         ("moe", lambda g, x: moe(g, x, down=param("down", 4, 6, 8))),
         ("moe", lambda g, x: moe(g, x, n_used=5)),
         ("moe", lambda g, x: moe(g, x, n_used=0)),
@@ -119,3 +130,16 @@ def attention(g: Graph, x: Value, q: Value, **options: Param) -> Value:
 def moe(g: Graph, x: Value, *, n_expert: int = 4, n_used: int = 2, **changed: Param) -> Value:
     experts = {"gate": param("gate", 4, 6, 8), "up": param("up", 4, 6, 8), "down": param("down", 4, 8, 6)}
     return g.moe(x, g.linear(x, param("router", n_expert, 8)), **experts | changed, n_used=n_used)
+
+
+def test_routers_are_exact_behind_scales_and_sums(g: Graph, x: Value) -> None:
+    scaled = Param(Tensor("router.weight", (4, 8)), Tensor("router.bias", (4,)), Tensor("router.scale", (1,)))
+    experts = {"gate": param("gate", 4, 6, 8), "up": param("up", 4, 6, 8), "down": param("down", 4, 8, 6)}
+    g.moe(x, g.linear(x, scaled), **experts, n_used=2)
+    assert g.exact_tensors() == {"router.weight"}
+
+
+def test_without_an_output_layer_there_is_nothing_to_cut(g: Graph, x: Value) -> None:
+    g.scale(x, 2.0)
+    with pytest.raises(PluginError, match="the forward pass has no output layer"):
+        g.without_output()

@@ -235,16 +235,18 @@ class TensorTable:
         self._specs[name] = TensorSpec(shape, optional)
         self._full_names.add(name)
 
-    def add_fused(self, name: str, *, bias: bool = False, **parts: tuple[int, ...]) -> None:
+    def add_fused(self, name: str, *, bias: bool = False, needs_bias: bool = False, **parts: tuple[int, ...]) -> None:
         """Add parameters that files store separately or fused.
 
         Their shapes are given by name; fused, they lie one below the other in one tensor called `name`. Either way they
-        are accessed by their own names. With `bias`, the file may have biases too, in the same way.
+        are accessed by their own names. With `bias`, the file may have biases too, in the same way; it must have them
+        if the parameters `needs_bias`.
         """
         for part, shape in parts.items():
-            self.add(part, *shape, bias=bias)
+            self.add(part, *shape, bias=bias, needs_bias=needs_bias)
         first = next(iter(parts.values()))
-        self.add(name, *first[:-2], sum(shape[-2] for shape in parts.values()), first[-1], bias=bias)
+        n_rows = sum(shape[-2] for shape in parts.values())
+        self.add(name, *first[:-2], n_rows, first[-1], bias=bias, needs_bias=needs_bias)
         self._fused[name] = tuple(parts)
 
     def add_unused(self, name: str, *shape: int) -> None:

@@ -39,7 +39,9 @@ def plugin_errors(part: str) -> Iterator[None]:
     except (LlamaCliError, MemoryError):
         raise
     except Exception as error:
-        raise PluginError(f"{part} failed: {type(error).__name__}: {error}") from error
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        text = " | ".join(lines[:4]) + (" ... (--debug shows all)" if len(lines) > 4 else "")
+        raise PluginError(f"{part} failed: {type(error).__name__}: {text}") from error
 
 
 class UnknownArchitectureError(PluginError):

@@ -9,6 +9,7 @@ Every value is a matrix [n_tokens, width] of float32 whose number of rows is kno
 
 from __future__ import annotations
 
+from llamacli.errors import PluginError
 from llamacli.ops.activations import Activation
 from llamacli.ops.add import add
 from llamacli.ops.attention import attention
@@ -17,7 +18,7 @@ from llamacli.ops.columns import columns
 from llamacli.ops.embed import embed
 from llamacli.ops.gated import gated, geglu, swiglu
 from llamacli.ops.layer_norm import layer_norm
-from llamacli.ops.linear import Linear, linear
+from llamacli.ops.linear import linear
 from llamacli.ops.map import map_
 from llamacli.ops.moe import moe
 from llamacli.ops.positions import positions
@@ -75,8 +76,13 @@ class Graph(Recorder):
 
         Rounding a router would change which experts are chosen.
         """
-        values = {value for op in self.ops for value in op.exact_inputs()}
-        return {tensor.name for op in self.ops if op.out in values for tensor in op.matrices()}
+        makers, names = {op.out: op for op in self.ops}, set[str]()
+        pending = [value for op in self.ops for value in op.exact_inputs()]
+        while pending:
+            op = makers[pending.pop()]
+            names |= {tensor.name for tensor in op.matrices()}
+            pending += [] if op.matrices() else op.inputs()  # through a scale, or a sum, to the products
+        return names
 
     def with_ops(self, ops: list[Op]) -> Graph:
         """Graph of other ops with the same caches."""
@@ -91,6 +97,8 @@ class Graph(Recorder):
         """
         makers = {op.out: op for op in self.ops}
         op = self.ops[-1]
-        while not isinstance(op, Linear):
+        while not op.matrices() and op.inputs():
             op = makers[op.inputs()[0]]
-        return self.with_ops(self.ops[: self.ops.index(makers[op.x]) + 1])
+        if not op.matrices() or not op.inputs():
+            raise PluginError("the forward pass has no output layer: no matrix product computes its logits")
+        return self.with_ops(self.ops[: self.ops.index(makers[op.inputs()[0]]) + 1])

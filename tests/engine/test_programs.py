@@ -10,7 +10,7 @@ from llamacli.engine import Engine, Span
 from llamacli.gguf import Metadata
 from llamacli.graph import Param, Tensor
 from llamacli.testing import formulas
-from verbs import TOKENS, WIDTH, Params, Run, span
+from verbs import N_VOCAB, TOKENS, WIDTH, Params, Run, span
 
 
 def test_sequences_of_a_batch_are_independent(engine: Engine) -> None:
@@ -85,3 +85,17 @@ def test_only_the_last_tokens_logits(engine: Engine) -> None:
     np.testing.assert_array_equal(last[0], whole[-1])
     whole[:] = 0
     assert program.forward(tokens, spans, all_logits=True).any(), "each call returns an array of its own"
+
+
+def test_attention_may_come_last(engine: Engine) -> None:
+    """Compute all rows of a last attention, and return the wanted ones."""
+    random = np.random.default_rng(4)
+    graph = Graph()
+    x = graph.embed(Param(Tensor("token_embd.weight", (N_VOCAB, 32))))
+    graph.attention(x, graph.store(x, x, head_dim=16), scale=0.3)
+    arrays = {"token_embd.weight": random.normal(0, 1, (N_VOCAB, 32)).astype(np.float32)}
+    program = engine.compile(graph, ArrayFile(Path("m"), Metadata({}), arrays), QuantMode.FP32)
+    tokens = np.array(TOKENS, np.int32)
+    whole = program.forward(tokens, [span(program, len(tokens))], all_logits=True)
+    last = program.forward(tokens, [span(program, len(tokens))], all_logits=False)
+    np.testing.assert_array_equal(last, whole[-1:])

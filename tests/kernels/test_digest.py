@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 import attrs
 import numpy as np
@@ -266,3 +267,13 @@ def test_code_of_a_module_that_is_gone_is_compiled_again(tmp_path: Path) -> None
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", GONE], env=env, capture_output=True, text=True, check=False)
         assert done.stdout.startswith("nothing_"), done.stderr
+
+
+def test_helpers_defined_behind_a_kernel_count() -> None:
+    def named(factor: int) -> str:
+        namespace: dict[str, Any] = {"__name__": "llamacli_other", "Kernel": jit.Kernel}
+        exec("def double(args, run, thread, n_threads):\n    helper(args)\nmade = Kernel(double)", namespace)
+        exec(f"def helper(x):\n    return x * {factor}", namespace)
+        return str(namespace["made"].name)
+
+    assert named(2) == named(2) != named(3)

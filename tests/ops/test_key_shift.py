@@ -72,6 +72,9 @@ REFUSED: dict[str, Keys] = {
     "rope, then norm over heads": lambda g, param, x: g.rms_norm(roped(g, x), param("norm", WIDTH), 1e-5),
     "rope, then layer norm": lambda g, param, x: g.layer_norm(roped(g, x), None, 1e-5, HEAD_DIM),
     "rope, then product": lambda g, param, x: g.linear(roped(g, x), param("k", WIDTH, WIDTH)),
+    "two norms behind rope": lambda g, param, x: g.rms_norm(
+        g.rms_norm(roped(g, x), param("inner", HEAD_DIM), 1e-5, HEAD_DIM), param("norm", HEAD_DIM), 1e-5, HEAD_DIM
+    ),
     "rope twice": lambda g, param, x: roped(g, roped(g, x)),
     "learned positions": lambda g, param, x: g.linear(x + g.positions(param("p", 64, WIDTH)), param("k", WIDTH, WIDTH)),
 }
@@ -89,4 +92,20 @@ def test_keys_with_a_zero_weight_are_refused(engine: Engine) -> None:
     zero = {"norm.weight": np.array([0.0] + [1.0] * (HEAD_DIM - 1), np.float32)}
     program = compile_keys(engine, SHIFTED["rope, then norm"], zero)
     with pytest.raises(InvalidRequestError, match="RmsNorm cannot undo"):
+        program.shift_keys(0, keys_of(program, [3, 11, 7]), 1, 64)
+
+
+def test_the_op_at_fault_is_named(engine: Engine) -> None:
+    program = compile_keys(engine, REFUSED["learned positions"])
+    with pytest.raises(InvalidRequestError, match="Linear cannot undo how they depend on positions by Positions"):
+        program.shift_keys(0, keys_of(program, [3, 11, 7]), 1, 64)
+
+
+def test_values_that_depend_on_positions_are_refused(engine: Engine) -> None:
+    graph = Graph()
+    x = graph.embed(Param(Tensor("token_embd.weight", (20, WIDTH))))
+    graph.attention(x, graph.store(roped(graph, x), roped(graph, x), head_dim=HEAD_DIM), scale=1.0)
+    arrays = {"token_embd.weight": np.ones((20, WIDTH), np.float32)}
+    program = engine.compile(graph, ArrayFile(Path("m"), Metadata({}), arrays), QuantMode.FP32)
+    with pytest.raises(InvalidRequestError, match=r"cached values of layer 0 cannot be moved .* by Rotate"):
         program.shift_keys(0, keys_of(program, [3, 11, 7]), 1, 64)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from llamacli import PluginError
 from llamacli.engine import Engine
 from llamacli.ops import activations
 from verbs import Run
@@ -33,5 +34,5 @@ def test_a_function_of_the_callers_own(engine: Engine) -> None:
 
 
 def test_branches_in_a_formula_are_refused(engine: Engine) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"v\.where|ambiguous"):
+    with pytest.raises(PluginError, match=r"verb Map of tests, before the first layer failed: .*(v\.where|ambiguous)"):
         Run(engine, lambda g, param, x: g.map(x, lambda v, x: x if x > 0 else 0 * x))

@@ -10,6 +10,7 @@ import click
 from llamacli.cli.options import PATH, global_options
 from llamacli.cli.output import human_bytes, print_json, printable
 from llamacli.cli.progress import load
+from llamacli.errors import LlamaCliError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,12 +34,14 @@ def doctor(model: str | None, output: str) -> None:
     from llamacli.plugins import installed_plugins
     from llamacli.tools.doctor import examine, try_model
 
-    if model is None:
-        trial = None
-    else:
-        with load(model, "auto", None) as loaded:
-            trial = try_model(loaded, model)
-    report = examine(tuple(installed_plugins().infos()), trial=trial)
+    trial = failure = None
+    if model is not None:
+        try:
+            with load(model, "auto", None) as loaded:
+                trial = try_model(loaded, model)
+        except LlamaCliError as error:
+            failure = f"{model}: {error}"
+    report = examine(tuple(installed_plugins().infos()), trial=trial, failure=failure)
     if output == "json":
         print_json(json.loads(json.dumps(report.as_dict())))
         return

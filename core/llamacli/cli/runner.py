@@ -64,13 +64,15 @@ class RunOptions:
 class Result:
     """Result of a run.
 
-    `is_reply` is true for a reply of a chat, whose further fields for JSON are `fields`.
+    `is_reply` is true for a reply of a chat, whose further fields for JSON are `fields`. `is_longest` is true if the
+    context is as long as the model's learned positions.
     """
 
     completion: Completion
     is_reply: bool
     fields: dict[str, Any]
     seq_len: int
+    is_longest: bool
     stats: RunStats
 
 
@@ -132,9 +134,9 @@ def _generate(options: RunOptions, model: Model, load_s: float) -> Result | None
             saved.save(options.save_session)
         if completion is None:
             return None
-        numpy_share = sum(model.program.timings.shares().values())
-        stats = RunStats(load_s, session.stats, seed, numpy_share)
-        return Result(completion, chats, fields, session.seq_len, stats)
+        stats = RunStats(load_s, session.stats, seed, model.program.timings.shares())
+        is_longest = session.seq_len == model.program.max_positions
+        return Result(completion, chats, fields, session.seq_len, is_longest, stats)
 
 
 def _converse(options: RunOptions, chat: ChatSession, params: SamplingParams) -> None:
@@ -172,7 +174,8 @@ def _report(options: RunOptions, model: Model, result: Result) -> None:
     elif logprobs and not options.json:
         print_logprobs(model, completion)
     if completion.stop == "context":
-        note(f"llamacli: the context of {result.seq_len} tokens is full; -c sets a longer one")
+        remedy = "the model has learned no further positions" if result.is_longest else "-c sets a longer one"
+        note(f"llamacli: the context of {result.seq_len} tokens is full; {remedy}")
     if options.stats:
         result.stats.print()
 

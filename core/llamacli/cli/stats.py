@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 class RunStats:
     """Statistics of a process: load time, session, seed, memory.
 
-    `load_s` is in seconds, `peak_rss` in bytes. `numpy_share` is the share of the computing time that verbs without a
-    kernel took, from 0 to 1.
+    `load_s` is in seconds, `peak_rss` in bytes. `numpy_shares` are the shares of the computing time, from 0 to 1, that
+    verbs without a kernel took.
     """
 
     load_s: float
     session: Stats
     seed: int
-    numpy_share: float = 0.0
+    numpy_shares: dict[str, float] = attrs.field(factory=dict)
     peak_rss: int | None = attrs.field(factory=peak_rss)
 
     def as_dict(self) -> dict[str, float | int | None]:
@@ -38,8 +38,9 @@ class RunStats:
         note(f"prompt        {s.n_prompt} tokens, {s.n_reused} of them reused, {s.prefill_tps:.1f} tok/s")
         note(f"first token   {s.ttft_s * 1000:.0f} ms")
         note(f"generated     {s.n_gen} tokens, {s.gen_tps:.1f} tok/s")
-        if self.numpy_share:
-            note(f"NumPy ops     {self.numpy_share:.1%} of the time: verbs without a kernel")
+        for verb in sorted({op.partition(",")[0] for op in self.numpy_shares}):
+            share = sum(share for op, share in self.numpy_shares.items() if op.startswith(f"{verb},"))
+            note(f"NumPy         {share:.1%} of the time: {verb} has no kernel")
         if self.peak_rss is not None:
             note(f"peak memory   {human_bytes(self.peak_rss)}")
         note(f"seed          {self.seed}")

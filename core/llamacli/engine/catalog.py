@@ -5,6 +5,7 @@ Those of plugins' ops are included.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import numpy as np
 
 from llamacli.engine.base import QuantMode
 from llamacli.engine.examples import Example, examples_of, op_classes
+from llamacli.engine.floats import modes_of
 from llamacli.engine.lowering import StepTable
+from llamacli.errors import PluginError, plugin_errors
 from llamacli.gguf import Metadata
 from llamacli.graph import Tensor
 from llamacli.kernels.catalog import shared_kernels
@@ -21,8 +24,11 @@ from llamacli.kernels.matrix import Matrix
 from llamacli.kernels.packing_formats import ROWS
 from llamacli.kernels.registry import packings
 from llamacli.kernels.team import Team
+from llamacli.kv import KV_TYPES, KVType
 from llamacli.loaders import ArrayFile
 from llamacli.quantization import TensorType
+
+_log = logging.getLogger(__name__)
 
 
 class _KernelList(StepTable):
@@ -32,7 +38,8 @@ class _KernelList(StepTable):
     """
 
     def __init__(self, example: Example, team: Team):
-        super().__init__(example.graph, ArrayFile(Path("example"), Metadata({}), example.weights), QuantMode.FP32, team)
+        file = ArrayFile(Path("example"), Metadata({}), example.weights)
+        super().__init__(example.graph, file, modes_of(example.graph, QuantMode.FP32), team)
 
     def _load_matrix(self, tensor: Tensor) -> Matrix:
         packing = packings()[TensorType.F32]
@@ -43,9 +50,22 @@ class _KernelList(StepTable):
 
 
 def _kernels_of_ops(team: Team) -> Iterator[Kernel]:
+    """Kernels of each op's examples, for every cache type.
+
+    An op whose examples fail is reported and left out.
+    """
     for op in op_classes():
-        for example in examples_of(op):
-            yield from (step.kernel for step in _KernelList(example, team).steps if isinstance(step.kernel, Kernel))
+        try:
+            with plugin_errors(f"listing the kernels of verb {op.__name__} of {op.__module__.partition('.')[0]}"):
+                steps = [step for example in examples_of(op) for step in _KernelList(example, team).steps]
+        except PluginError as error:
+            _log.warning("%s", error)
+            continue
+        for kernel in (step.kernel for step in steps):
+            if isinstance(kernel, Kernel):
+                yield kernel
+            elif kernel is not None:
+                yield from (kernel(KVType(name, name)) for name in KV_TYPES)
 
 
 def catalog() -> list[Compiled | ArrayFunction]:

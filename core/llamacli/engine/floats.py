@@ -1,4 +1,4 @@
-"""Weights in float32, for ops that run in NumPy."""
+"""Weights in float64, for ops that run in NumPy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from llamacli.graph import Graph, Tensor
 from llamacli.loaders import ModelFile
 from llamacli.quantization import TensorType, dequantize, quantize
 
-Floats = npt.NDArray[np.float32]
+Array = npt.NDArray[np.float64]
 
 REQUANTIZED = {QuantMode.Q8: TensorType.Q8_0, QuantMode.Q4: TensorType.Q4_0}
 """Tensor types that modes round matrices to."""
 
 
-def load_floats(tensor: Tensor, file: ModelFile, mode: QuantMode) -> Floats:
-    """Load a tensor in float32 and its own shape.
+def load_floats(tensor: Tensor, file: ModelFile, mode: QuantMode) -> Array:
+    """Load a tensor in float64 and its own shape, read-only.
 
     Modes q8 and q4 round it first. Raises ModelFormatError for numbers that are not finite.
     """
@@ -26,7 +26,9 @@ def load_floats(tensor: Tensor, file: ModelFile, mode: QuantMode) -> Floats:
         padded = np.pad(weights, ((0, 0), (0, -weights.shape[1] % 32)))
         weights = dequantize(quantize(padded, REQUANTIZED[mode]), REQUANTIZED[mode])[:, : weights.shape[1]]
     expect_finite(bool(np.isfinite(weights).all()), tensor.name, file)
-    return tensor.rows_of(weights.reshape(file.tensors[tensor.name].shape))
+    result = tensor.rows_of(weights.reshape(file.tensors[tensor.name].shape)).astype(np.float64)
+    result.flags.writeable = False
+    return result
 
 
 def modes_of(graph: Graph, mode: QuantMode) -> dict[Tensor, QuantMode]:

@@ -5,8 +5,12 @@ For the ops of the reference engine, and those of plugins that have no kernel.
 
 from __future__ import annotations
 
+import enum
 import re
+from collections.abc import Callable
+from typing import Any
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -31,22 +35,33 @@ def describe_ops(graph: Graph) -> dict[Op, str]:
 
 
 def is_plugin_op(op: Op) -> bool:
-    """True if the op's class is from outside the core."""
+    """True if the op or a function of it is a plugin's."""
     return _package(op) != "llamacli"
 
 
 def compute(op: Op, run: Run, description: str) -> Floats:
     """Compute an op in NumPy, float32 [n, width].
 
-    Raises PluginError naming verb, plugin and layer if a plugin's op fails, returns another shape or computes a number
-    that is not finite.
+    Raises PluginError as `checked` does, if the op is a plugin's.
     """
     if not is_plugin_op(op):
         return np.asarray(op.compute(run), np.float32)
+    return checked(op.compute, run, op.out.width, description)
+
+
+def checked(function: Callable[[Run], Any], run: Run, width: int, description: str) -> Floats:
+    """Call a plugin's `compute` and check its result, float32 [n, width].
+
+    Raises PluginError with the description if it fails, returns another shape or type, or a number that is not finite.
+    """
     with plugin_errors(description):
-        result = np.asarray(op.compute(run), np.float32)
-    if result.shape != (run.n, op.out.width):
-        raise PluginError(f"{description}: compute returned shape {result.shape}, expected {(run.n, op.out.width)}")
+        computed = np.asarray(function(run))
+    if computed.dtype.kind not in "biuf":
+        raise PluginError(f"{description}: compute returned an array of {computed.dtype}, expected real numbers")
+    if computed.shape != (run.n, width):
+        raise PluginError(f"{description}: compute returned shape {computed.shape}, expected {(run.n, width)}")
+    with np.errstate(over="ignore"):
+        result = computed.astype(np.float32)
     if not np.isfinite(result).all():
         row, column = np.argwhere(~np.isfinite(result))[0]
         raise PluginError(f"{description}: compute returned {result[row, column]} in row {row}, column {column}")
@@ -54,4 +69,8 @@ def compute(op: Op, run: Run, description: str) -> Floats:
 
 
 def _package(op: Op) -> str:
-    return type(op).__module__.partition(".")[0]
+    """Package of the op's class, or of its plugin function."""
+    given = [getattr(op, field.name) for field in attrs.fields(type(op))]
+    sources = [type(op), *(value for value in given if callable(value) and not isinstance(value, enum.Enum))]
+    packages = [str(source.__module__).partition(".")[0] for source in sources]
+    return next((package for package in packages if package != "llamacli"), "llamacli")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import attrs
 import numpy as np
 
 from llamacli.engine.base import QuantMode
-from llamacli.engine.floats import load_floats, modes_of
-from llamacli.engine.host import compute, describe_ops
+from llamacli.engine.floats import load_floats
+from llamacli.engine.host import checked, describe_ops, is_plugin_op
 from llamacli.engine.weights import load_matrix, load_rows
-from llamacli.graph import Graph, Tensor, Value
+from llamacli.errors import plugin_errors
+from llamacli.graph import Graph, Op, Tensor, Value
 from llamacli.kernels.activation_rounding import FORMS, ROUND, round_activations
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import ACTIVATION_BLOCK
@@ -37,8 +39,8 @@ class StepTable(Lowering):
     the ops that run in NumPy, described, by their step.
     """
 
-    def __init__(self, graph: Graph, file: ModelFile, mode: QuantMode, team: Team):
-        self._file, self._mode, self._team, self._modes = file, mode, team, modes_of(graph, mode)
+    def __init__(self, graph: Graph, file: ModelFile, modes: Mapping[Tensor, QuantMode], team: Team):
+        self._file, self._team, self._modes = file, team, modes
         self._repacked: set[int] = set()
         self._matrices: dict[Tensor, Matrix] = {}
         self._vectors: dict[Tensor, Array] = {}
@@ -50,15 +52,34 @@ class StepTable(Lowering):
         self.tail = 0
         self.prepares: list[Callable[[int], None]] = []
         self.host_ops: dict[Step, str] = {}
-        biases = [tensor.shape[-2] for op in graph.ops for tensor in op.matrices()]
+        self._plugin_steps: dict[Step, str] = {}
+        biases = [(1, *tensor.shape)[-2] for op in graph.ops for tensor in op.matrices()]
         self.zeros = np.zeros(max([*biases, *(op.out.width for op in graph.ops)]) + ROWS, np.float32)
         for i, op in enumerate(graph.ops):
             if i == graph.tail:
                 self.tail = len(self.steps)
-            self._op = op
-            op.lower(self)
+            self._lower(op)
         if graph.tail == len(graph.ops):
             self.tail = len(self.steps)
+
+    def _lower(self, op: Op) -> None:
+        self._op = op
+        if not is_plugin_op(op):
+            op.lower(self)
+            return
+        n_before, description = len(self.steps), self._descriptions[op]
+        with plugin_errors(description):
+            op.lower(self)
+        self._plugin_steps |= dict.fromkeys(self.steps[n_before:], description)
+
+    def errors_of(self, step: Step) -> AbstractContextManager[None]:
+        """Context that names a plugin's verb in errors of its step."""
+        description = self._plugin_steps.get(step)
+        return plugin_errors(description) if description else nullcontext()
+
+    def memory(self, array: Array) -> Array:
+        """See Lowering."""
+        return np.ascontiguousarray(array)
 
     def matrix(self, tensor: Tensor) -> Matrix:
         """See Lowering."""
@@ -108,7 +129,7 @@ class StepTable(Lowering):
         """See Lowering."""
         return self._append(Step(None, HOST, tuple(reads), tuple(writes), lambda at: {}, host=function))
 
-    def host_op(self, compute_op: Callable[[Run], Array], inputs: Sequence[Value], out: Value) -> None:
+    def host_op(self, compute: Callable[[Run], Array], inputs: Sequence[Value], out: Value) -> None:
         """See Lowering."""
         op, description, states = self._op, self._descriptions[self._op], self.states
         weights = {tensor: load_floats(tensor, self._file, self._modes[tensor]) for tensor in op.tensors()}
@@ -121,7 +142,7 @@ class StepTable(Lowering):
                     values = {value: at(f32(value))[first:stop, : value.width] for value in inputs}
                     tokens = rows.tokens[first - rows.first : stop - rows.first]
                     run = Run(tokens, span.start + first - row, span.sequence, states, values, weights.__getitem__)
-                    at(f32(out))[first:stop, : out.width] = compute(op, run, description)
+                    at(f32(out))[first:stop, : out.width] = checked(compute, run, out.width, description)
                 row += span.n
 
         step = self.host_step(run_op, [f32(value) for value in inputs], [f32(out)])

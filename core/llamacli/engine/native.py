@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.engine.base import QuantMode, Timings
+from llamacli.engine.floats import modes_of
 from llamacli.engine.lowering import StepTable
 from llamacli.engine.steps import assign_buffers, bind, place_barriers
 from llamacli.graph import Graph
@@ -78,8 +79,9 @@ class NativeProgram:
     """
 
     def __init__(self, graph: Graph, file: ModelFile, mode: QuantMode, team: Team):
+        modes = modes_of(graph, mode)
         graph = graph.with_ops(fuse_residuals(graph.ops))
-        table = StepTable(graph, file, mode, team)
+        table = StepTable(graph, file, modes, team)
         self.states: Sequence[KVSpec] = graph.states
         self.max_positions, self.timings = graph.max_positions, Timings()
         self._team, self._steps, self._tail = team, table.steps, table.tail
@@ -91,10 +93,15 @@ class NativeProgram:
         self._n_vocab = logits.width
         self.buffers = assign_buffers(self._steps, keep=logits)
         self._logits = self.buffers[logits]
-        self._alive = [bind(step, self.buffers) for step in self._steps]
+        self._errors_of, self._alive = table.errors_of, list[list[Array]]()
+        for step in self._steps:
+            with table.errors_of(step):
+                self._alive.append(bind(step, self.buffers))
         place_barriers(self._steps, self.buffers)
         self._segments = [_segments(self._steps, *part) for part in ((0, self._tail), (self._tail, len(self._steps)))]
-        self._writes_logits = _only_writer(self._steps, logits, self._logits)
+        # The rows of a last step that mixes tokens are more than those that logits are wanted of.
+        in_tail = self._tail < len(self._steps)
+        self._writes_logits = _only_writer(self._steps, logits, self._logits) if in_tail else None
         self._run, self._rows = np.zeros(1, RUN), np.zeros(N_BATCH, ROW)
         self._run["rows"] = self._rows.ctypes.data
         self._work, self._work_seen = (
@@ -122,8 +129,8 @@ class NativeProgram:
         # The last part is computed for a range of rows: those that are wanted, and any between them.
         first = 0 if all_logits else int(last[0])
         with self._team.lock:
-            started = time.perf_counter()
             table = self._table(spans[0].sequence.kv_type)
+            started = time.perf_counter()
             self._place(spans)
             logits = self._new_logits(first, n)
             n_seen = max(span.start + span.n for span in spans)
@@ -232,8 +239,9 @@ class NativeProgram:
             table = np.zeros(len(self._steps), STEP)
             for entry, step in zip(table, self._steps, strict=True):
                 if step.kernel is not None:
-                    kernel = step.kernel if isinstance(step.kernel, Kernel) else step.kernel(kv_type)
-                    entry["function"], entry["args"] = kernel.address, step.params.ctypes.data
+                    with self._errors_of(step):
+                        kernel = step.kernel if isinstance(step.kernel, Kernel) else step.kernel(kv_type)
+                        entry["function"], entry["args"] = kernel.address, step.params.ctypes.data
                     entry["barrier"] = step.barrier
             self._tables[kv_type] = table
         return self._tables[kv_type]

@@ -36,9 +36,9 @@ class ReferenceEngine:
 
 
 class ReferenceProgram:
-    """A graph and its weights in float32."""
+    """A graph and its weights in float64."""
 
-    def __init__(self, graph: Graph, weights: dict[Tensor, Array]):
+    def __init__(self, graph: Graph, weights: dict[Tensor, npt.NDArray[np.float64]]):
         self._graph, self._weights = graph, weights
         self._shifts = ShiftPlan(graph.ops, weights.__getitem__)
         self._tail, self._descriptions = graph.tail, describe_ops(graph)
@@ -79,4 +79,5 @@ class ReferenceProgram:
                 last = span.start + span.n - 1
                 run = Run(tokens[-1:], last, span.sequence, self.states, values, self._weights.__getitem__)
             values[op.out] = compute(op, run, self._descriptions[op])
-        return values[self._graph.ops[-1].out]
+        logits = values[self._graph.ops[-1].out]
+        return logits if all_logits else logits[-1:]

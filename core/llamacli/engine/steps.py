@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numbers
 from collections import defaultdict
 
 import numpy as np
 
+from llamacli.errors import PluginError
 from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, FLOAT_FORMS, INTEGER_FORMS
 from llamacli.kv import N_BATCH
 from llamacli.ops.lowering import Array, Slot, Step
@@ -48,11 +50,28 @@ def assign_buffers(steps: list[Step], keep: Slot) -> dict[Slot, Array]:
 def bind(step: Step, buffers: dict[Slot, Array]) -> list[Array]:
     """Fill the parameter record of a step.
 
-    Returns the arrays whose addresses it holds, which must live as long as it.
+    Returns the arrays whose addresses it holds, which must live as long as it. Raises PluginError for fields that are
+    missing, unknown or of a wrong type, and for slots that the step does not list.
     """
     step.params = np.zeros(1, step.record)
-    values = step.bind(lambda slot: buffers[slot])
+
+    def at(slot: Slot) -> Array:
+        if slot not in buffers:
+            raise PluginError(f"a step uses a slot of form {slot.form!r} that neither it nor an earlier one writes")
+        return buffers[slot]
+
+    values = step.bind(at)
+    names = step.record.names or ()
+    if missing := [name for name in names if name not in values]:
+        raise PluginError(f"parameters of a step are missing: {', '.join(missing)}")
+    if unknown := [name for name in values if name not in names]:
+        raise PluginError(f"a step's record has no field {', '.join(unknown)}; it has {', '.join(names)}")
     for name, value in values.items():
+        is_integer_field = step.record[name].kind == "i"
+        number = numbers.Integral if is_integer_field else numbers.Real
+        if not isinstance(value, np.ndarray | number | np.bool_):
+            kind = "an array, an integer" if is_integer_field else "a number"
+            raise PluginError(f"parameter {name} of a step is {value!r}, expected {kind}")
         step.params[name] = value.ctypes.data if isinstance(value, np.ndarray) else value
     return [value for value in values.values() if isinstance(value, np.ndarray)]
 

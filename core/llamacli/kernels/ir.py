@@ -7,6 +7,7 @@ the rest well by itself.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -257,7 +258,10 @@ def log(b: Builder, x: Value) -> Value:
     twice = b.fadd(s, s)
     result = fma(b, b.fmul(twice, square), series, twice)
     e = to_f32(b, exponent)
-    return b.fadd(b.fmul(e, constant(F32X16, _LN2_HIGH)), fma(b, e, constant(F32X16, _LN2_LOW), result))
+    result = b.fadd(b.fmul(e, constant(F32X16, _LN2_HIGH)), fma(b, e, constant(F32X16, _LN2_LOW), result))
+    zero = constant(F32X16, 0.0)
+    result = b.select(b.fcmp_ordered("==", x, zero), constant(F32X16, -math.inf), result)
+    return b.select(b.fcmp_unordered("<", x, zero), constant(F32X16, math.nan), result)
 
 
 # --- the integer dot product -----------------------------------------------------------------------------------------

@@ -207,9 +207,13 @@ class Compiled(_OnDemand[CFunc]):
     """
 
     def __init__(self, function: Callable[..., Any], signature: Any, variant: str = ""):
-        self._function, self._signature = function, signature
-        self.name = function.__name__ + variant
+        self._function, self._signature, self._variant = function, signature, variant
         self.__doc__ = function.__doc__
+
+    @functools.cached_property
+    def name(self) -> str:
+        """Name of the code in the cache."""
+        return self._function.__name__ + self._variant
 
     def _make(self) -> CFunc:
         code = CFunc(self._function, (self._signature.args, self._signature.return_type), locals={}, options={})
@@ -235,8 +239,16 @@ class Kernel(Compiled):
     """
 
     def __init__(self, function: Callable[..., None], variant: str = ""):
-        digest = function_digest(function)
-        super().__init__(function, SIGNATURE, f"{variant}_{digest}" if digest else variant)
+        super().__init__(function, SIGNATURE, variant)
+
+    @functools.cached_property
+    def name(self) -> str:
+        """Name of the code in the cache.
+
+        It is read late: all that the code refers to must be defined.
+        """
+        digest = function_digest(self._function)
+        return super().name + (f"_{digest}" if digest else "")
 
 
 def kernel(function: Callable[..., None]) -> Kernel:

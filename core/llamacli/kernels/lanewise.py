@@ -101,6 +101,10 @@ class RegisterVocabulary:
     def __init__(self, b: ir.Builder):
         self._b, self._zero = b, Register(b, ir.constant(ir.F32X16, 0.0))
 
+    def __getattr__(self, name: str) -> Any:
+        offered = ", ".join(name for name in vars(type(self)) if not name.startswith("_"))
+        raise AttributeError(f"formulas have no function {name!r}; there are {offered}")
+
     def _emit(self, emit: Callable[..., ir.Value], *operands: Register | float) -> Register:
         return Register(self._b, emit(self._b, *(self._zero.of(x) for x in operands)))
 

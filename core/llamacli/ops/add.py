@@ -40,6 +40,6 @@ def add(g: Recorder, a: Value, b: Value | Param) -> Value:
     Values can also be added with the operator +.
     """
     other = b.weight if isinstance(b, Param) else b
-    width = other.shape[-1] if isinstance(other, Tensor) else other.width
-    expect("add", a.width == width, f"widths {a.width} and {width}")
+    shape = other.shape if isinstance(other, Tensor) else (other.width,)
+    expect("add", shape == (a.width,), f"width {a.width} and shape {shape}")
     return g.record(Add(g.value(a.width), a, other))

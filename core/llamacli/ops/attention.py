@@ -102,6 +102,7 @@ def attention(
     state = kv.state
     fits = q.width % (state.n_head_kv * state.head_dim) == 0
     expect("attention", fits, f"q of width {q.width} and {state.n_head_kv} heads of {state.head_dim}")
+    expect("attention", softcap is None or softcap > 0, f"softcap {softcap} and a bound")
     if sinks:
         n_head = q.width // state.head_dim
         expect("attention", sinks.weight.shape == (n_head,), f"{sinks.weight.name} and {n_head} heads")

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy.typing as npt
 
-from llamacli.ops.base import Op, Recorder
+from llamacli.ops.base import Op, Recorder, expect
 from llamacli.ops.lowering import HostRows, Lowering, Slot, f32
 from llamacli.ops.run import Run
 from llamacli.ops.scale import scale
@@ -44,5 +44,6 @@ class Embed(Op):
 
 def embed(g: Recorder, table: Param) -> Value:
     """Embed each token: rows of `table`, (n_vocab, n_embd)."""
+    expect("embed", len(table.weight.shape) == 2, f"{table.weight.name} {table.weight.shape} and rows a token")
     out = g.record(Embed(g.value(table.weight.shape[1]), table.weight))
     return scale(g, out, Param(table.scale)) if table.scale else out

@@ -24,11 +24,14 @@ class KeyShift:
     By `by` positions, in a context of `seq_len` tokens.
 
     - `weight(tensor)`: a tensor in float32.
-    - `of(value, keys)`: rows of `value`, an input of the op, as they would be at positions `by` lower; None if that
-      cannot be computed.
+    - `of(value, keys, is_normed)`: rows of `value`, an input of the op, as they would be at positions `by` lower; None
+      if that cannot be computed.
+    - `is_normed`: the caller divides by the length of each head, so only what keeps lengths, or multiplies all of them
+      by one factor, can be undone.
     """
 
     by: int
     seq_len: int
     weight: Callable[[Tensor], npt.NDArray[Any]]
-    of: Callable[[Value, Keys], Keys | None]
+    of: Callable[[Value, Keys, bool], Keys | None]
+    is_normed: bool = False

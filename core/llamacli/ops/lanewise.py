@@ -7,7 +7,7 @@ emits the instructions for 16 lanes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
 import attrs
@@ -113,6 +113,11 @@ class Lanewise(Op):
         """Numbers that all elements share."""
         return [x for x in self._reads() if isinstance(x, float) or (isinstance(x, Tensor) and x.shape == (1,))]
 
+    def _code(self) -> Iterator[object]:
+        """Kinds of the operands and all other fields."""
+        for x in self._reads():
+            yield (type(x), getattr(x, "shape", None) == (1,)) if isinstance(x, Value | Tensor) else x
+
     def compute(self, run: Run) -> npt.NDArray[np.float64]:
         """See Op."""
         constants = [c if isinstance(c, float) else float(run[c][0]) for c in self.constants()]
@@ -121,9 +126,8 @@ class Lanewise(Op):
     def lower(self, to: Lowering) -> None:
         """See Op."""
         constants = [c if isinstance(c, float) else float(to.vector(c)[0]) for c in self.constants()]
-        others = tuple(x for x in self._reads() if not isinstance(x, Value | Tensor | float))
         operands = [x if isinstance(x, Tensor) else f32(x) for x in self.operands()]
-        lower_lanewise(to, self.verb, self.formula, operands, f32(self.out), constants, key=(type(self), others))
+        lower_lanewise(to, self.verb, self.formula, operands, f32(self.out), constants, key=(type(self), *self._code()))
 
 
 def lower_lanewise(
@@ -150,7 +154,8 @@ def lower_lanewise(
     slots = {i: x for i, x in enumerate(operands) if isinstance(x, Slot)}
 
     def bind(at: Callable[[Slot], npt.NDArray[Any]]) -> dict[str, Any]:
-        params: dict[str, Any] = {"out": at(out), "out_stride": stride(at(out)), "width": out.width, "slots": out.slots}
+        params: dict[str, Any] = dict.fromkeys(LANEWISE.names or (), 0)
+        params |= {"out": at(out), "out_stride": stride(at(out)), "width": out.width, "slots": out.slots}
         params |= {f"x{i}": vector for i, vector in vectors.items()}
         for i, slot in slots.items():
             params |= {f"x{i}": at(slot), f"stride{i}": stride(at(slot))}

@@ -60,7 +60,10 @@ def linear(g: Recorder, x: Value, param: Param, *, scale_last: bool = False) -> 
     `scale_last` the bias too, as llama.cpp has it in feed-forward layers. A weight of one dimension is one row.
     """
     n_out, n_in = (1, *param.weight.shape)[-2:]
-    expect("linear", n_in == x.width, f"{param.weight.name} of width {n_in} on width {x.width}")
+    is_matrix = len(param.weight.shape) <= 2
+    expect("linear", is_matrix and n_in == x.width, f"{param.weight.name} {param.weight.shape} on width {x.width}")
+    if param.bias:
+        expect("linear", param.bias.shape == (n_out,), f"{param.bias.name} {param.bias.shape} and {n_out} rows")
     if param.scale is None or math.prod(param.scale.shape) > 1:  # a family that uses a longer one applies it itself
         return g.record(Linear(g.value(n_out), x, param.weight, param.bias))
     first, last = (param.bias, None) if scale_last else (None, param.bias)

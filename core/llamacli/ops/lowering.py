@@ -185,6 +185,13 @@ class Lowering(abc.ABC):
         """
 
     @abc.abstractmethod
+    def memory(self, array: Array) -> Array:
+        """Place an array in memory of the engine's.
+
+        Tests surround it with forbidden pages.
+        """
+
+    @abc.abstractmethod
     def shared(self, key: object, make: Callable[[], Resource]) -> Resource:
         """Resource of a key, made when it is first needed.
 

@@ -224,7 +224,7 @@ class MoE(Op):
         hidden, down = (scratch(name, "f32", width, n_used) for name, width in (("hidden", n_ff), ("down", x.width)))
         out = f32(self.out)
         lower_lanewise(to, "gated" if self.gate else "map", formula_of(self.activation), products, hidden)
-        ones = to.shared(("ones", n_used), lambda: np.ones((N_BATCH, n_used), np.float32))
+        ones = to.shared(("ones", n_used), lambda: to.memory(np.ones((N_BATCH, n_used), np.float32)))
         if self.weigh_input:
             self._project(to, hidden, self.down, down, starts)
         else:
@@ -348,6 +348,11 @@ def moe(
     groups, number of those that may be chosen from). Without `gate`, the activation is a function of one argument.
     Scales of the parameters, (n_expert,), multiply each expert's products.
     """
+    for param in (up, down, *([gate] if gate else [])):
+        shape, name = param.weight.shape, param.weight.name
+        expect("moe", len(shape) == 3, f"{name} {shape} and a matrix an expert")
+        expect("moe", param.bias is None or param.bias.shape == shape[:2], f"{name} {shape} and its bias")
+        expect("moe", param.scale is None or param.scale.shape == shape[:1], f"{name} {shape} and its scale")
     n_expert, n_ff, n_in = up.weight.shape
     fits = (gate or up).weight.shape == up.weight.shape and down.weight.shape == (n_expert, x.width, n_ff)
     expect("moe", fits and n_in == x.width, f"experts {up.weight.name} on width {x.width}")

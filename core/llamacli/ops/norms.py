@@ -48,7 +48,7 @@ def _params(to: Lowering, weight: Tensor | None, bias: Tensor | None, head_dim: 
 
     Addresses of weight and bias, and the bytes from one head's to the next.
     """
-    weights = to.vector(weight) if weight else to.shared(("ones", head_dim), lambda: _ones(head_dim))
+    weights = to.vector(weight) if weight else to.shared(("ones", head_dim), lambda: to.memory(_ones(head_dim)))
     biases = to.vector(bias) if bias else None
     return {
         "weight": weights,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from llamacli.kernels.layout import ROW, RUN, record
-from llamacli.ops.base import MakeParam, Op, Recorder
+from llamacli.ops.base import MakeParam, Op, Recorder, expect
 from llamacli.ops.lowering import Lowering, f32, stride
 from llamacli.ops.run import Run
 from llamacli.ops.values import Array, Param, Tensor, Value
@@ -61,6 +61,7 @@ def positions(g: Recorder, table: Param) -> Value:
 
     It is to be added to that of the token. Contexts are no longer than the table, (n_positions, n_embd), has rows.
     """
+    expect("positions", len(table.weight.shape) == 2, f"{table.weight.name} {table.weight.shape} and rows a position")
     return g.record(Positions(g.value(table.weight.shape[1]), table.weight))
 
 

@@ -54,12 +54,12 @@ class RmsNorm(Op):
         Shifts the values that the weight multiplies: RoPE does not change the mean square, and the weight is divided
         out before and multiplied in after.
         """
-        if self.bias or keys.shape[1] != self.head_dim:
+        if self.bias or keys.shape[1] != self.head_dim or shift.is_normed:
             return None
         weight = shift.weight(self.weight)[..., : self.head_dim, None] if self.weight else np.float32(1)
         if not np.all(weight):
             return None
-        shifted = shift.of(self.x, keys / weight)
+        shifted = shift.of(self.x, keys / weight, True)
         return None if shifted is None else (shifted * weight).astype(np.float32)
 
     @classmethod

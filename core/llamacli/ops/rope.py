@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -139,8 +139,9 @@ class RopeTable:
     `steps` are those whose parameters point to them.
     """
 
-    def __init__(self, rope: Rope, factors: Floats | None, prefix: str = ""):
-        self._rope, self._factors = rope, factors
+    def __init__(self, rope: Rope, factors: Floats | None, prefix: str, memory: Callable[[Floats], Floats]):
+        self._rope, self._factors, self._memory = rope, factors, memory
+        self._alive: list[list[Floats]] = []
         self._fields = f"{prefix}cos", f"{prefix}sin"
         self._tables: list[Floats] = [np.empty((0, rope.n_dims // 2), np.float32)] * 2
         self.steps: list[Step] = []
@@ -151,10 +152,12 @@ class RopeTable:
         if n <= known:
             return
         more = self._rope.table(known, max(n, 2 * known, 256) - known, self._factors)
-        self._tables = [np.concatenate(parts) for parts in zip(self._tables, more, strict=True)]
+        tables = [self._memory(np.concatenate(parts)) for parts in zip(self._tables, more, strict=True)]
+        self._alive.append(tables)  # an interrupt may leave some steps with these, and some with those before
         for step in self.steps:
-            for field, table in zip(self._fields, self._tables, strict=True):
+            for field, table in zip(self._fields, tables, strict=True):
                 step.params[field] = table.ctypes.data
+        self._tables = tables
 
 
 ROTATE = record(
@@ -196,7 +199,7 @@ class Rotate(Op):
 
         Keys are rotated back by the distance; the magnitude that RoPE gave them is kept.
         """
-        if shift.of(self.x, keys) is not keys:
+        if shift.of(self.x, keys, shift.is_normed) is not keys:
             return None
         tensor = self._factors(shift.seq_len)
         factors = None if tensor is None else shift.weight(tensor)[: self.rope.n_dims // 2].copy()
@@ -239,6 +242,7 @@ class Rotate(Op):
                 "x": at(x), "out": at(out), "stride": stride(at(x)), "n_heads": x.width // self.head_dim,
                 "head_dim": self.head_dim, "n_dims": rope.n_dims, "first_step": first_step, "second": second,
                 "long_from": rope.n_ctx_orig + 1 if self.long_factors else NO_LIMIT,
+                **dict.fromkeys(("cos", "sin", "long_cos", "long_sin"), 0),  # set by RopeTable.reach
             },
             follows=made if made is not None and made.work_unit == self.head_dim else None,
         )  # fmt: skip
@@ -256,7 +260,7 @@ class Rotate(Op):
 
 
 def _new_table(to: Lowering, rope: Rope, factors: Tensor | None, prefix: str) -> RopeTable:
-    table = RopeTable(rope, to.vector(factors)[: rope.n_dims // 2] if factors else None, prefix)
+    table = RopeTable(rope, to.vector(factors)[: rope.n_dims // 2] if factors else None, prefix, to.memory)
     to.before_run(table.reach)
     return table
 
@@ -269,7 +273,7 @@ def rope(
     `factors` divide the frequency of each pair. `long_factors` replace them in sequences created for more than
     `rope.n_ctx_orig` tokens (LongRoPE, Ding et al. 2024).
     """
-    fits = x.width % head_dim == 0 and 0 < rope.n_dims <= head_dim and rope.n_dims % 2 == 0
+    fits = head_dim > 0 and x.width % head_dim == 0 and 0 < rope.n_dims <= head_dim and rope.n_dims % 2 == 0
     expect("rope", fits, f"{rope.n_dims} dimensions of head_dim {head_dim} on width {x.width}")
     normal, long = (param.weight if param else None for param in (factors, long_factors))
     for weight in filter(None, (normal, long)):

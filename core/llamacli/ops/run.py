@@ -6,7 +6,6 @@ The rows of one sequence, and the weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import attrs
 import numpy as np
@@ -43,11 +42,10 @@ class Run:
     sequence: KVSequence
     states: Sequence[KVSpec]
     values: Mapping[Value, npt.NDArray[np.float32]]
-    weights: Callable[[Tensor], npt.NDArray[np.floating[Any]]]
+    weights: Callable[[Tensor], Array]
 
     def __getitem__(self, what: Value | Tensor) -> Array:
-        array = self.weights(what) if isinstance(what, Tensor) else self.values[what]
-        return array.astype(np.float64)
+        return self.weights(what) if isinstance(what, Tensor) else self.values[what].astype(np.float64)
 
     @property
     def n(self) -> int:

@@ -31,7 +31,7 @@ class Scale(Lanewise):
 
         Shifts the input: RoPE is linear, so scaling before and after it is the same.
         """
-        return shift.of(self.x, keys)
+        return shift.of(self.x, keys, shift.is_normed)
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:

@@ -32,7 +32,7 @@ class ShiftPlan:
             depends = not op.mixes_tokens and any(value in self._positional for value in op.inputs())
             if op.uses_position or depends:
                 self._positional.add(op.out)
-        self._keys = {op.layer: op.k for op in ops if isinstance(op, Store)}
+        self._stores = {op.layer: op for op in ops if isinstance(op, Store)}
         self._lengths = sorted({length for op in ops for length in op.context_lengths()})
 
     def rope_variant(self, seq_len: int) -> int:
@@ -45,7 +45,7 @@ class ShiftPlan:
     def tensors(self) -> set[Tensor]:
         """Tensors that shifts may read."""
         found: set[Tensor] = set()
-        pending, seen = list(self._keys.values()), set[Value]()
+        pending, seen = [store.k for store in self._stores.values()], set[Value]()
         while pending:
             value = pending.pop()
             if value in self._positional and value not in seen:
@@ -61,17 +61,31 @@ class ShiftPlan:
         `keys` and the result are float32 [n_head_kv, head_dim, n]. Raises InvalidRequestError naming the op through
         which keys cannot be shifted.
         """
+        failed: list[Op] = []
 
-        def of(value: Value, keys: Keys) -> Keys | None:
+        def of(value: Value, keys: Keys, is_normed: bool = False) -> Keys | None:
             if value not in self._positional:
                 return keys
-            return self._makers[value].shift_keys(keys, shift)
+            op = self._makers[value]
+            shifted = op.shift_keys(keys, KeyShift(by, seq_len, self._weight, of, is_normed))
+            if shifted is None:
+                failed.append(op)
+            return shifted
 
-        shift = KeyShift(by, seq_len, self._weight, of)
-        shifted = of(self._keys[layer], keys)
+        store = self._stores[layer]
+        shifted = None if store.v in self._positional else of(store.k, keys)
         if shifted is None:
+            op = failed[0] if failed else self._makers[store.v]
+            sources = " and ".join(sorted(self._sources(op.out)))
             raise InvalidRequestError(
-                f"the cached keys of layer {layer} cannot be moved to other positions: "
-                f"{type(self._makers[self._keys[layer]]).__name__} cannot undo how they depend on them"
+                f"the cached {'keys' if failed else 'values'} of layer {layer} cannot be moved to other positions: "
+                f"{type(op).__name__} cannot undo how they depend on positions by {sources}"
             )
         return shifted
+
+    def _sources(self, value: Value) -> set[str]:
+        """Names of the ops by which a value depends on positions."""
+        op = self._makers[value]
+        inputs = [x for x in op.inputs() if x in self._positional]
+        names = {type(op).__name__} if op.uses_position else set[str]()
+        return names.union(*(self._sources(x) for x in inputs))

@@ -67,7 +67,7 @@ def store(g: Recorder, k: Value, v: Value, *, head_dim: int, window: int | None 
 
     With a `window`, a token attends to itself and the `window` - 1 tokens before it.
     """
-    fits = k.width == v.width and k.width % head_dim == 0
+    fits = k.width == v.width and head_dim > 0 and k.width % head_dim == 0
     expect("store", fits, f"k and v of widths {k.width} and {v.width} and head_dim {head_dim}")
     expect("store", window is None or window > 0, f"window {window} and a token that attends to itself")
     g.states.append(KVSpec(k.width // head_dim, head_dim, window))

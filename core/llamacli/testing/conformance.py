@@ -34,8 +34,9 @@ class ConformanceError(AssertionError):
 def check_op(op: type[Op]) -> None:
     """Compare the kernels of every example of an op with its reference.
 
-    Rows must agree, not depend on how tokens are batched or on the number of threads, bit for bit, and leave the
-    padding of rows zero. Raises ConformanceError naming the op, the example, and the first row and column at fault.
+    Rows must agree, not depend on how tokens are batched, on which rows are wanted or on the number of threads, bit for
+    bit, and leave the padding of rows zero. Raises ConformanceError naming the op, the example, and the first row and
+    column at fault.
     """
     examples = list(examples_of(op))
     if not examples:
@@ -48,7 +49,28 @@ def check_op(op: type[Op]) -> None:
         _expect_close(name, expected, actual)
         _expect_equal(f"{name}, with 3 threads", actual, _rows(example, NativeEngine(3), tokens))
         _expect_equal(f"{name}, token by token", actual, _rows(example, NativeEngine(1), tokens, n_batch=1))
+        _expect_equal(f"{name}, last rows of several sequences", *_last_rows(example, tokens))
         _expect_zero_padding(name, example, tokens)
+
+
+def _last_rows(example: Example, tokens: npt.NDArray[np.int32]) -> tuple[Rows, Rows]:
+    """Compute the last rows of several sequences in two ways.
+
+    With all rows and without; both float32 [n_sequences, width]. Without, an op that mixes no tokens computes rows from
+    `first_row` on alone.
+    """
+    lengths = [7, 3, len(tokens) - 10]
+    file = ArrayFile(Path("example"), Metadata({}), example.weights)
+    results = []
+    for all_logits in (True, False):
+        program = NativeEngine(1).compile(example.graph, file, QuantMode.FP32)  # again, so that all buffers are zero
+        pool = KVPool(KVLayout.of(program.states, "f32"))
+        spans = [Span(KVSequence(pool, n), 0, n) for n in lengths]
+        for span in spans:
+            span.sequence.reserve(0, span.n)
+        rows = program.forward(tokens, spans, all_logits=all_logits)
+        results.append(rows[np.cumsum(lengths) - 1] if all_logits else rows)
+    return results[0], results[1]
 
 
 def _rows(example: Example, engine: Engine, tokens: npt.NDArray[np.int32], n_batch: int = N_TOKENS) -> Rows:

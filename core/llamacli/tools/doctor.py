@@ -99,6 +99,7 @@ class Report:
     jit_disabled: bool
     plugins: tuple[PluginInfo, ...]
     trial: Trial | None = None
+    failure: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The report and its advice as a dict, for JSON."""
@@ -138,6 +139,8 @@ class Report:
             )
 
     def _of_trial(self) -> Iterator[Advice]:
+        if self.failure:
+            yield Advice(f"the model does not run: {self.failure}", "see the message; --debug shows more")
         shares = self.trial.numpy_shares if self.trial else {}
         if shares:
             verbs = sorted({op.partition(",")[0] for op in shares})
@@ -205,7 +208,9 @@ def try_model(model: Model, path: str, n_tokens: int = 64) -> Trial:
     return Trial(path, model.arch, n_tokens, n_tokens / max(seconds, 1e-9), model.program.timings.shares())
 
 
-def examine(plugins: tuple[PluginInfo, ...], root: Path = ROOT, trial: Trial | None = None) -> Report:
+def examine(
+    plugins: tuple[PluginInfo, ...], root: Path = ROOT, trial: Trial | None = None, failure: str | None = None
+) -> Report:
     """Collect the report.
 
     `root` stands for the root directory, with `proc` and `sys` in it.
@@ -218,6 +223,7 @@ def examine(plugins: tuple[PluginInfo, ...], root: Path = ROOT, trial: Trial | N
         jit_disabled=engine.jit_disabled(),
         plugins=plugins,
         trial=trial,
+        failure=failure,
     )
 
 
