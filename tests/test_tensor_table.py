@@ -79,3 +79,21 @@ def test_window_patterns_may_be_stored_as_integers(dtype) -> None:
     if dtype is not np.bool_:
         with pytest.raises(ModelFormatError, match=key):
             sliding_layers(Metadata({key: np.array([1, 2, 1], dtype)}), "a", 3, period=2)
+
+
+def test_unused_blocks_may_be_in_files() -> None:
+    table = TensorTable()
+    table.block().add("attn_norm", 4)
+    block = table.block(unused=True)
+    block.add_fused("attn_qkv", bias=True, attn_q=(4, 4), attn_k=(4, 4))
+    block.add_tensor("exp_probs_b.bias", 6)
+    used, unused = (
+        {"blk__0__attn_norm__weight": (4,)},
+        {"blk__1__attn_k__bias": (4,), "blk__1__exp_probs_b__bias": (6,)},
+    )
+    for shapes in (used, used | unused):
+        assert len(table.bind(file(**shapes)).blk) == 1
+    assert {name.replace("__", ".") for name in unused} < table.unused
+    assert "blk.0.attn_norm.weight" not in table.unused
+    with pytest.raises(ModelFormatError, match=r"tensor blk\.1\.attn_k\.bias has shape \(5,\), expected \(4,\)"):
+        table.bind(file(**used, blk__1__attn_k__bias=(5,)))

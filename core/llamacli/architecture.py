@@ -195,7 +195,8 @@ class Weights(Params):
 class TensorTable:
     """Tensors that an architecture reads. `table.add("attn_q", n_out, n_in)` adds `attn_q.weight`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, unused: bool = False) -> None:
+        self._unused = unused
         self._specs: dict[str, TensorSpec] = {}
         self._fused: dict[str, tuple[str, ...]] = {}
         self._full_names: set[str] = set()
@@ -258,14 +259,19 @@ class TensorTable:
         """Full names of the tensors that nothing depends on."""
         return {name for name, spec in self.items() if spec.unused}
 
-    def block(self) -> TensorTable:
-        """Add a block; its tensors are named `blk.{i}.{name}`."""
-        self._blocks.append(TensorTable())
+    def block(self, *, unused: bool = False) -> TensorTable:
+        """Add a block; its tensors are named `blk.{i}.{name}`.
+
+        Files may have the tensors of an `unused` block, but nothing depends on them, and it is not among
+        `weights.blk`.
+        """
+        self._blocks.append(TensorTable(unused=unused))
         return self._blocks[-1]
 
     def items(self) -> Iterator[tuple[str, TensorSpec]]:
         """Full name and spec of every tensor."""
-        yield from self._specs.items()
+        for name, spec in self._specs.items():
+            yield name, attrs.evolve(spec, optional=True, unused=True) if self._unused else spec
         for i, block in enumerate(self._blocks):
             for name, spec in block.items():
                 yield f"blk.{i}.{name}", spec
@@ -291,7 +297,8 @@ class TensorTable:
         if problems:
             more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
             raise ModelFormatError(f"{file.path}: " + "; ".join(problems[:_SHOWN] + more + _sizes(file.metadata)))
-        blocks = [Params(block._params(file, f"blk.{i}.")) for i, block in enumerate(self._blocks)]
+        used = ((i, block) for i, block in enumerate(self._blocks) if not block._unused)
+        blocks = [Params(block._params(file, f"blk.{i}.")) for i, block in used]
         return Weights(self._params(file, ""), blocks)
 
     def _not_chosen(self, file: ModelFile, prefix: str) -> Iterator[str]:
