@@ -52,6 +52,10 @@ class TestConfig:
         mixture = config(a__expert_count=8, a__expert_used_count=2)
         assert (mixture.n_expert, mixture.n_expert_used) == (8, 2)
 
+    def test_a_family_may_give_the_numbers_of_experts(self) -> None:
+        dense = Config.from_gguf(Metadata(KEYS | {"a.expert_count": 1}), n_expert=0, n_expert_used=0)
+        assert (dense.n_expert, dense.n_expert_used) == (0, 0)
+
     def test_common_keys_are_marked_as_read(self) -> None:
         metadata = Metadata(KEYS)
         Config.from_gguf(metadata)

@@ -78,10 +78,10 @@ class Config:
         """
         architecture = metadata.get_str("general.architecture")
 
-        def count(field: str, key: str, maximum: int, **default: int) -> int:
+        def count(field: str, key: str, maximum: int, minimum: int = 1, **default: int) -> int:
             if field in family:
                 return int(family[field])
-            return metadata.get_int(f"{architecture}.{key}", minimum=1, maximum=maximum, **default)
+            return metadata.get_int(f"{architecture}.{key}", minimum=minimum, maximum=maximum, **default)
 
         n_embd = count("n_embd", "embedding_length", 1 << 20)
         n_head = count("n_head", "attention.head_count", 1 << 14)
@@ -103,8 +103,8 @@ class Config:
                 f"{metadata.source}: {architecture}.attention.value_length = {value_dim} differs from "
                 f"{architecture}.attention.key_length = {head_dim}; this is not supported"
             )
-        n_expert = metadata.get_int(f"{architecture}.expert_count", default=0, minimum=0, maximum=1 << 14)
-        n_expert_used = metadata.get_int(f"{architecture}.expert_used_count", default=0, minimum=0)
+        n_expert = count("n_expert", "expert_count", 1 << 14, minimum=0, default=0)
+        n_expert_used = count("n_expert_used", "expert_used_count", 1 << 14, minimum=0, default=0)
         if n_expert_used > n_expert or (n_expert > 0) != (n_expert_used > 0):
             raise ModelFormatError(
                 f"{metadata.source}: {architecture}.expert_used_count = {n_expert_used} does not fit "
