@@ -7,6 +7,7 @@ rotary attention with grouped heads, a SwiGLU feed-forward network or a mixture 
 import attrs
 
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
+from llamacli.architecture import Params
 from llamacli.gguf import Metadata
 from llamacli_llama.chat import FORMATS
 
@@ -74,15 +75,17 @@ class Llama(Architecture):
             a = g.attention(q, kv, scale=c.head_dim**-0.5)
             x = x + g.linear(a, block.attn_output)
 
-            h = g.rms_norm(x, block.ffn_norm, c.rms_eps)
-            if c.n_expert:
-                router = g.linear(h, block.ffn_gate_inp)
-                experts = {"gate": block.ffn_gate_exps, "up": block.ffn_up_exps, "down": block.ffn_down_exps}
-                x = x + g.moe(h, router, **experts, n_used=c.n_expert_used)
-            else:
-                gate, up = (g.linear(h, param, scale_last=True) for param in (block.ffn_gate, block.ffn_up))
-                x = x + g.linear(g.swiglu(gate, up), block.ffn_down, scale_last=True)
+            x = x + self.feed_forward(g, c, block, g.rms_norm(x, block.ffn_norm, c.rms_eps))
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output or w.token_embd)
+
+    def feed_forward(self, g: Graph, c: LlamaConfig, block: Params, h: Value) -> Value:
+        """SwiGLU feed-forward network, or a mixture of experts."""
+        if c.n_expert:
+            router = g.linear(h, block.ffn_gate_inp)
+            experts = {"gate": block.ffn_gate_exps, "up": block.ffn_up_exps, "down": block.ffn_down_exps}
+            return g.moe(h, router, **experts, n_used=c.n_expert_used)
+        gate, up = (g.linear(h, param, scale_last=True) for param in (block.ffn_gate, block.ffn_up))
+        return g.linear(g.swiglu(gate, up), block.ffn_down, scale_last=True)
 
 
 @hookimpl
