@@ -1,0 +1,134 @@
+"""Keys, tensors and invalid files of Llama's kin.
+
+`tests/test_goldens.py` of the core compares results with llama.cpp's.
+"""
+
+import logging
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamacli import Model, ModelFormatError, load_model
+from llamacli.engine import ReferenceEngine
+from llamacli.plugins import ARCHITECTURES, Plugins
+from tiny_kin import KIN, PROJECTIONS, SCALES, write_kin
+
+NAMES = tuple(KIN)
+TOKENS = list(range(3, 43))
+SKIPPED = {"attn_output": 64, "ffn_down": 96}
+"""Matrices whose zeros make a layer the identity, and their columns."""
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Any:
+    """Write a model of an architecture and load it."""
+
+    def write_and_load(architecture: str, **options: Any) -> Model:
+        path = write_kin(tmp_path / "model.gguf", architecture=architecture, **options)
+        plugins = Plugins([EntryPoint(name, f"llamacli_llama.{name}", ARCHITECTURES) for name in NAMES])
+        return load_model(path, "fp32", plugins=plugins, engine=ReferenceEngine())
+
+    return write_and_load
+
+
+def logits(model: Model, seq_len: int = 256) -> np.ndarray:
+    with model.create_session(seq_len=seq_len) as session:
+        return session.eval(TOKENS[:30], all_logits=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_key_is_read(name: str, load: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert load(name, metadata=SCALES if name == "minicpm" else {}).arch == name
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.layer_norm_rms_epsilon", None),
+        ("attention.layer_norm_rms_epsilon", "x"),
+        ("block_count", None),
+        ("attention.head_count_kv", 3),
+        ("rope.dimension_count", 15),
+        ("rope.scaling.type", "other"),
+    ],
+)
+def test_invalid_keys_are_named(name: str, key: str, value: object, load: Any) -> None:
+    with pytest.raises(ModelFormatError, match=f"{name}.{key}"):
+        load(name, metadata={f"{name}.{key}": value})
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"without": ["blk.1.attn_k.weight"]}, r"tensor blk\.1\.attn_k\.weight is missing, expected \(32, 64\)"),
+        ({"without": ["blk.0.ffn_up.weight"]}, r"tensor blk\.0\.ffn_up\.weight is missing, expected \(96, 64\)"),
+        ({"tensors": {"output_norm.weight": np.zeros(63)}}, r"tensor output_norm\.weight has shape \(63,\), expected"),
+        ({"tensors": {"blk.0.attn_v.bias": np.zeros(3)}}, r"tensor blk\.0\.attn_v\.bias has shape \(3,\), expected"),
+        ({"tensors": {"blk.0.attn_q_norm.weight": np.zeros(16)}}, r"attn_q_norm\.weight \(16,\) is not one that"),
+        ({"tensors": {"rope_factors_long.weight": np.ones(8)}}, r"rope_factors_long\.weight \(8,\) is not one that"),
+    ],
+)
+def test_invalid_tensors_are_named(name: str, options: dict[str, Any], message: str, load: Any) -> None:
+    with pytest.raises(ModelFormatError, match=message):
+        load(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("internlm2", {"tied": True}, r"tensor output\.weight is missing"),
+        ("smollm3", {"rope_freqs": True}, r"tensor rope_freqs\.weight \(8,\) is not one that"),
+        ("smollm3", {"biases": ("attn_output",)}, r"tensor blk\.0\.attn_output\.bias \(64,\) is not one that"),
+        ("arcee", {"tensors": {"blk.0.ffn_gate.weight": np.ones((96, 64))}}, r"ffn_gate\.weight .* is not one that"),
+        ("arcee", {"biases": ("ffn_up",)}, r"tensor blk\.0\.ffn_up\.bias \(96,\) is not one that"),
+        ("seed_oss", {"without": ["blk.1.post_attention_norm.weight"]}, r"post_attention_norm\.weight is missing"),
+        ("seed_oss", {"tensors": {"blk.0.ffn_norm.weight": np.ones(64)}}, r"ffn_norm\.weight \(64,\) is not one that"),
+        ("minicpm", {"longrope": True, "without": ["rope_factors_short.weight"]}, r"rope_factors_short\.weight is mis"),
+    ],
+)
+def test_tensors_of_one_architecture(name: str, options: dict[str, Any], message: str, load: Any) -> None:
+    with pytest.raises(ModelFormatError, match=message):
+        load(name, **options)
+
+
+@pytest.mark.parametrize("key", SCALES)
+@pytest.mark.parametrize("value", ["x", -1.0])
+def test_invalid_scales_are_named(key: str, value: object, load: Any) -> None:
+    with pytest.raises(ModelFormatError, match=key):
+        load("minicpm", metadata={key: value})
+
+
+def test_default_scales_of_minicpm(load: Any, caplog: pytest.LogCaptureFixture) -> None:
+    config = load("minicpm", n_layer=4).config
+    assert (config.embedding_scale, config.residual_scale, config.logit_scale) == (12.0, 0.7, 4.0)
+    assert "minicpm.logit_scale is missing" in caplog.text
+
+
+def test_context_length_selects_the_rope_factors_of_minicpm(load: Any) -> None:
+    model = load("minicpm", longrope=True, metadata=SCALES)
+    assert not np.allclose(logits(model, seq_len=32), logits(model), atol=1e-3)
+
+
+def test_every_fourth_layer_of_smollm3_has_no_rope(load: Any) -> None:
+    """Fourth layer alone: logits are independent of RoPE's base."""
+    slow = {"smollm3.rope.freq_base": 1e6}
+    fourth = {f"blk.{i}.{name}.weight": np.zeros((64, n)) for i in range(3) for name, n in SKIPPED.items()}
+    for tensors, same in (({}, False), (fourth, True)):
+        first, second = (logits(load("smollm3", n_layer=4, tensors=tensors, metadata=m)) for m in ({}, slow))
+        assert np.array_equal(first, second) == same
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_can_be_removed_from_the_middle(name: str, load: Any) -> None:
+    biases = PROJECTIONS if name == "seed_oss" else ()
+    with load(name, n_layer=4, biases=biases).create_session() as session:
+        session.eval(TOKENS)
+        session.remove_range(5, 10)
+        assert session.tokens == tuple(TOKENS[:5] + TOKENS[10:])
