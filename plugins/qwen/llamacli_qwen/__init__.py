@@ -2,7 +2,7 @@
 
 Yang et al. 2024 (arXiv:2407.10671, 2412.15115), Yang et al. 2025 (arXiv:2505.09388). A pre-norm decoder: RMSNorm,
 rotary attention with grouped heads, a SwiGLU feed-forward network or a mixture of them. Qwen2 adds biases to queries,
-keys and values; Qwen3 normalises queries and keys instead.
+keys and values; Qwen3 normalises queries and keys instead. Qwen2-VL, Qwen2.5-VL and Qwen3-VL run on text.
 """
 
 import attrs
@@ -11,6 +11,7 @@ from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weig
 from llamacli.architecture import Params
 from llamacli.gguf import Metadata
 from llamacli_qwen.chat import FORMATS
+from llamacli_qwen.mrope import TextMRope
 
 LLAMACLI_API = 1
 
@@ -32,19 +33,23 @@ class Qwen2(Architecture):
     """`general.architecture = qwen2`: biases of queries, keys and values."""
 
     name = "qwen2"
+    output_bias = True
 
     def configure(self, metadata: Metadata) -> QwenConfig:
         """Read the hyperparameters."""
         common = Config.from_gguf(metadata)
-        rope = Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=False)
-        return QwenConfig.from_gguf(metadata, rope=rope)
+        return QwenConfig.from_gguf(metadata, rope=self.read_rope(metadata, common.head_dim))
+
+    def read_rope(self, metadata: Metadata, head_dim: int) -> Rope:
+        """Read the variant of RoPE."""
+        return Rope.from_gguf(metadata, self.name, head_dim, interleaved=False)
 
     def tensors(self, config: QwenConfig) -> TensorTable:
         """The tensors of a file."""
         c, table = config, TensorTable()
         table.add("token_embd", c.n_vocab, c.n_embd)
         table.add("output_norm", c.n_embd)
-        table.add("output", c.n_vocab, c.n_embd, optional=True, bias=True)
+        table.add("output", c.n_vocab, c.n_embd, optional=True, bias=self.output_bias)
         for _ in range(c.n_layer):
             block = table.block()
             block.add("attn_norm", c.n_embd)
@@ -174,10 +179,45 @@ class Qwen3Moe(_Experts, Qwen3):
     renormalize = True
 
 
+class _Text(Qwen2):
+    """Language model of a vision-language model, with M-RoPE.
+
+    `alternate`: the sections of M-RoPE alternate pair by pair. The output has no bias.
+    """
+
+    output_bias = False
+    alternate: bool
+
+    def read_rope(self, metadata: Metadata, head_dim: int) -> Rope:
+        """Read M-RoPE for text."""
+        return TextMRope.from_sections(metadata, self.name, head_dim, alternate=self.alternate)
+
+
+class Qwen2Vl(_Text, Qwen2):
+    """`general.architecture = qwen2vl`: Qwen2-VL and Qwen2.5-VL."""
+
+    name = "qwen2vl"
+    alternate = False
+
+
+class Qwen3Vl(_Text, Qwen3):
+    """`general.architecture = qwen3vl`."""
+
+    name = "qwen3vl"
+    alternate = True
+
+
+class Qwen3VlMoe(_Text, Qwen3Moe):
+    """`general.architecture = qwen3vlmoe`."""
+
+    name = "qwen3vlmoe"
+    alternate = True
+
+
 @hookimpl
 def register_architectures(register):  # type: ignore[no-untyped-def]
     """Register the architectures of this family."""
-    for architecture in (Qwen2, Qwen2Moe, Qwen3, Qwen3Moe):
+    for architecture in (Qwen2, Qwen2Moe, Qwen2Vl, Qwen3, Qwen3Moe, Qwen3Vl, Qwen3VlMoe):
         register(architecture())
 
 

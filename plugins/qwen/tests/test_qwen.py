@@ -16,8 +16,9 @@ from llamacli.engine import ReferenceEngine
 from llamacli.plugins import ARCHITECTURES, Plugins
 from tiny_qwen import write_qwen
 
-NAMES = ("qwen2", "qwen2moe", "qwen3", "qwen3moe")
-MIXTURES = ("qwen2moe", "qwen3moe")
+VISION = ("qwen2vl", "qwen3vl", "qwen3vlmoe")
+NAMES = ("qwen2", "qwen2moe", "qwen3", "qwen3moe", *VISION)
+MIXTURES = ("qwen2moe", "qwen3moe", "qwen3vlmoe")
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +108,94 @@ def test_unexpected_query_norm(name: str, load: Any) -> None:
         ("qwen2moe", "ffn_down_shexp"),
         ("qwen3moe", "ffn_gate_inp"),
         ("qwen2", "attn_v"),
+        ("qwen2vl", "attn_k"),
+        ("qwen3vl", "attn_k_norm"),
+        ("qwen3vlmoe", "ffn_down_exps"),
     ],
 )
 def test_missing_tensors(name: str, tensor: str, load: Any) -> None:
     with pytest.raises(ModelFormatError, match=f"tensor blk.1.{tensor}.weight is missing"):
         load(name, without=[f"blk.1.{tensor}.weight"])
+
+
+@pytest.mark.parametrize("name", VISION)
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("dimension_sections", None, "'{key}' is missing"),
+        ("dimension_sections", "t", "'{key}' .*'t'"),
+        ("dimension_sections", [4, 2, 2], "'{key}' .*4"),
+        ("dimension_sections", [4, 2, 2, -1], "'{key}' .*-1"),
+        (
+            "dimension_sections",
+            [0, 0, 0, 8],
+            r"{key} = \[0, 0, 0, 8\], expected a sum of at most the head width 16 and one",
+        ),
+        ("dimension_sections", [8, 8, 8, 0], r"{key} = \[8, 8, 8, 0\], expected a sum of at most the head width 16"),
+        ("dimension_count", 12, "{key} = 12, expected the head width 16"),
+    ],
+)
+def test_sections_of_mrope(name: str, key: str, value: Any, problem: str, load: Any) -> None:
+    key = f"{name}.rope.{key}"
+    with pytest.raises(ModelFormatError, match=problem.format(key=re.escape(key))):
+        load(name, metadata={key: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "sections", "head_dim", "fixed"),
+    [
+        ("qwen2vl", [16, 24, 24, 0], 128, []),
+        ("qwen2vl", [2, 1, 2, 3], 16, [5, 6, 7]),
+        ("qwen2vl", [1, 1, 0, 1], 16, [2, 5]),
+        ("qwen3vl", [24, 20, 20, 0], 128, [61, 62]),
+        ("qwen3vl", [6, 5, 5, 0], 32, []),
+        ("qwen3vlmoe", [2, 1, 1, 0], 16, []),
+        ("qwen3vlmoe", [1, 0, 0, 1], 16, [1, 3, 5, 7]),
+    ],
+)
+def test_pairs_that_mrope_does_not_rotate(
+    name: str, sections: list[int], head_dim: int, fixed: list[int], load: Any
+) -> None:
+    rope = load(
+        name, head_dim=head_dim, n_head=64 // head_dim or 1, n_head_kv=1, n_embd=max(64, head_dim), sections=sections
+    ).config.rope
+    assert rope.fixed == tuple(fixed)
+    cos, sin = rope.table(5, 3)
+    assert [i for i in range(head_dim // 2) if (cos[:, i] == 1).all() and (sin[:, i] == 0).all()] == fixed
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_fixed_pairs_keep_the_magnitude_of_yarn(name: str, load: Any) -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 32}
+    keys = {f"{name}.rope.scaling.{key}": value for key, value in scaling.items()}
+    rope = load(name, sections=[2, 1, 1, 3], metadata=keys).config.rope
+    cos, sin = rope.table(5, 1)
+    assert rope.fixed
+    np.testing.assert_array_equal(cos[0, list(rope.fixed)], rope.table(0, 1)[0][0, 0])
+    np.testing.assert_array_equal(sin[0, list(rope.fixed)], 0)
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_keys_rotated_by_sections_can_be_moved(name: str, load: Any) -> None:
+    tokens = list(range(3, 23))
+    model = load(name, n_layer=1, sections=[2, 1, 1, 3])
+    with model.create_session() as session, model.create_session() as other:
+        session.eval(tokens)
+        session.remove_range(0, 5)
+        session.eval([7])
+        other.eval([*tokens[5:], 7])
+        np.testing.assert_allclose(session.logits, other.logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_output_bias_is_refused(name: str, load: Any) -> None:
+    with pytest.raises(ModelFormatError, match=r"tensor output.bias .* is not one"):
+        load(name, output_bias=True)
+
+
+@pytest.mark.parametrize("value", [None, -1.0, "x"])
+def test_epsilon_of_qwen2vl(value: object, load: Any) -> None:
+    key = "qwen2vl.attention.layer_norm_rms_epsilon"
+    with pytest.raises(ModelFormatError, match=key):
+        load("qwen2vl", metadata={key: value})
+    assert load("qwen2vl", metadata={key: 1e-3}).config.rms_eps == pytest.approx(1e-3)

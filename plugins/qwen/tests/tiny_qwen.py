@@ -1,4 +1,4 @@
-"""Tiny models of the Qwen family: qwen2, qwen2moe, qwen3, qwen3moe."""
+"""Tiny models of the Qwen family, dense and with experts."""
 
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,17 @@ def write_qwen(
     biases: bool = True,
     output_bias: bool = False,
     fused: bool = False,
+    sections: tuple[int, int, int, int] | None = None,
     metadata: dict[str, Any] | None = None,
     **rest: Any,
 ) -> Path:
-    """Write a model of one of the four architectures; return its path.
+    """Write a model of one of the architectures; return its path.
 
-    `biases` are those of queries, keys and values, which only qwen2 and qwen2moe have. `fused` stores these three as
-    one. Widths of experts that are None stand in no key: routed ones are then `n_ff // n_expert_used` wide, shared ones
-    `n_ff`. The rest is as in `write_model`.
+    `biases` are those of queries, keys and values, which only qwen2, qwen2moe and qwen2vl have. `fused` stores these
+    three as one. `sections` are those of M-RoPE, for the architectures that have it; by default the first three share
+    the pairs of a head. Widths of experts that are None stand in no key: routed ones are then `n_ff // n_expert_used`
+    wide, shared ones `n_ff`. The epsilon of qwen2vl is 0, for the peer (llama.cpp 0c1e57098) does not read its key. The
+    base of M-RoPE is small, so that it matters whether slow pairs are rotated. The rest is as in `write_model`.
     """
     moe, normed = architecture.endswith("moe"), architecture.startswith("qwen3")
     n_vocab, n_head_kv, width = vocabulary_size(tokenizer), n_head_kv or n_head, head_dim or n_embd // n_head
@@ -44,11 +47,14 @@ def write_qwen(
         "feed_forward_length": n_ff,
         "attention.head_count": n_head,
         "attention.head_count_kv": n_head_kv,
-        "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.layer_norm_rms_epsilon": 0.0 if architecture == "qwen2vl" else 1e-6,
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "rope.freq_base": 1000000.0,
+        "rope.freq_base": 100.0 if "vl" in architecture else 1000000.0,
     }
+    if "vl" in architecture:
+        third = width // 6
+        keys["rope.dimension_sections"] = list(sections or (width // 2 - 2 * third, third, third, 0))
     if moe:
         keys |= {
             "expert_count": n_expert,
@@ -102,6 +108,10 @@ _ROUTED = {"n_head_kv": 2, "n_ff": 128, "n_ff_expert": 96}
 _SHARED = _ROUTED | {"n_ff_shared": 160}
 _WIDE = {"n_embd": 256, "n_head_kv": 2, "n_ff": 512, "n_ff_expert": 256}
 
+_QWEN2VL = {"architecture": "qwen2vl", "n_head_kv": 2}
+_QWEN3VL = {"architecture": "qwen3vl", "n_head_kv": 2}
+_QWEN3VLMOE = {"architecture": "qwen3vlmoe", "n_head_kv": 2}
+
 QWEN: dict[str, dict[str, Any]] = {
     "qwen2_mha": {},
     "qwen2_gqa": {"n_head_kv": 2},
@@ -132,6 +142,26 @@ QWEN: dict[str, dict[str, Any]] = {
     "qwen3moe_top1": {"architecture": "qwen3moe", "n_expert": 4, "n_expert_used": 1} | _ROUTED,
     "qwen3moe_q8_0": {"architecture": "qwen3moe", "n_expert_used": 3, "type": "Q8_0"} | _ROUTED,
     "qwen3moe_q4_k": {"architecture": "qwen3moe", "type": "Q4_K"} | _WIDE,
+    "qwen2vl": _QWEN2VL,
+    "qwen2vl_tied": _QWEN2VL | {"tied": True, "fused": True, "biases": False},
+    "qwen2vl_four_sections": _QWEN2VL | {"sections": (2, 1, 2, 3)},
+    "qwen2vl_repeated_sections": _QWEN2VL | {"n_head_kv": 1, "sections": (1, 1, 1, 2)},
+    "qwen2vl_yarn": _QWEN2VL | {"sections": (3, 2, 2, 1), "metadata": _yarn("qwen2vl")},
+    "qwen2vl_q8_0": _QWEN2VL | {"type": "Q8_0"},
+    "qwen2vl_q4_k": _QWEN2VL | {"n_embd": 256, "n_ff": 512, "type": "Q4_K"},
+    "qwen3vl": _QWEN3VL,
+    "qwen3vl_all_rotated": _QWEN3VL | {"head_dim": 32, "tied": True},
+    "qwen3vl_four_sections": _QWEN3VL | {"n_head_kv": 1, "sections": (3, 1, 2, 2)},
+    "qwen3vl_repeated_sections": _QWEN3VL | {"sections": (2, 1, 1, 0)},
+    "qwen3vl_deepstack": _QWEN3VL | {"metadata": {"qwen3vl.n_deepstack_layers": 2}},
+    "qwen3vl_yarn": _QWEN3VL | {"n_head_kv": 1, "metadata": _yarn("qwen3vl")},
+    "qwen3vl_q8_0": _QWEN3VL | {"type": "Q8_0"},
+    "qwen3vl_q4_k": _QWEN3VL | {"n_embd": 256, "n_ff": 512, "type": "Q4_K"},
+    "qwen3vlmoe": _QWEN3VLMOE | _ROUTED,
+    "qwen3vlmoe_default_width": _QWEN3VLMOE | {"n_ff": 128, "tied": True},
+    "qwen3vlmoe_top4": _QWEN3VLMOE | _ROUTED | {"n_expert": 12, "n_expert_used": 4},
+    "qwen3vlmoe_q8_0": _QWEN3VLMOE | _ROUTED | {"n_expert_used": 3, "type": "Q8_0"},
+    "qwen3vlmoe_q4_k": _QWEN3VLMOE | _WIDE | {"n_expert": 4, "type": "Q4_K"},
     "qwen3moe_mxfp4": {"architecture": "qwen3moe", "type": "Q8_0", "expert_type": "MXFP4"} | _ROUTED,
 }
 """Options of `write_qwen` by the variant's name."""
