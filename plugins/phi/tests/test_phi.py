@@ -40,7 +40,10 @@ def test_separate_projections_are_equivalent(load: Any) -> None:
         for name, weight in fused.items()
         for part, rows in zip("qkv", np.split(weight, [64, 96]), strict=True)
     }
-    logits = [load(fused=tensors is fused, tensors=tensors).create_session().eval([1, 2]) for tensors in (fused, apart)]
+    logits = [
+        load(fused=tensors is fused, tensors=tensors).create_session().eval([1, 2], all_logits=True)
+        for tensors in (fused, apart)
+    ]
     np.testing.assert_array_equal(*logits)
 
 
@@ -82,9 +85,11 @@ def test_fused_gate_and_up(load: Any) -> None:
 
 def test_unused_sliding_window_warns(load: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "llamacli_phi"):
-        plain = load().create_session().eval(list(range(40)))
+        plain = load().create_session().eval(list(range(40)), all_logits=True)
         assert caplog.text == ""
-        sliding = load(metadata={"phi3.attention.sliding_window": 8}).create_session().eval(list(range(40)))
+        sliding = (
+            load(metadata={"phi3.attention.sliding_window": 8}).create_session().eval(list(range(40)), all_logits=True)
+        )
     assert "phi3.attention.sliding_window = 8 is ignored" in caplog.text
     np.testing.assert_array_equal(sliding, plain)
 
