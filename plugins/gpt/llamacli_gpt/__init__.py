@@ -10,6 +10,8 @@ import attrs
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
 from llamacli.gguf import Metadata
 from llamacli.ops.activations import gelu
+from llamacli_gpt.gptneox import GptNeoX
+from llamacli_gpt.stablelm import StableLm
 
 LLAMACLI_API = 1
 
@@ -90,5 +92,5 @@ class StarCoder2(Gpt2):
 @hookimpl
 def register_architectures(register):  # type: ignore[no-untyped-def]
     """Register the family's architectures."""
-    register(Gpt2())
-    register(StarCoder2())
+    for architecture in (Gpt2, StarCoder2, GptNeoX, StableLm):
+        register(architecture())
