@@ -13,6 +13,7 @@ import attrs
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
 from llamacli.gguf import Metadata
 from llamacli_phi.chat import FORMATS
+from llamacli_phi.phi2 import Phi2
 
 LLAMACLI_API = 1
 
@@ -99,7 +100,8 @@ class Phi3(Architecture):
 
 @hookimpl
 def register_architectures(register):  # type: ignore[no-untyped-def]
-    """Register the architecture of this family."""
+    """Register the architectures of this family."""
+    register(Phi2())
     register(Phi3())
 
 
