@@ -79,6 +79,8 @@ def random_tensor(seed: str, name: str, shape: tuple[int, ...], matrix_type: str
     stored = Type[matrix_type]
     if stored is Type.MXFP4:
         return _random_mxfp4(random, shape), stored
+    if stored is Type.NVFP4:
+        return _random_nvfp4(random, shape), stored
     if stored in _SCALES:
         return _random_blocks(random, shape, stored), stored
     return gguf.quants.quantize((SIGMA * random.standard_normal(shape)).astype(np.float32), stored), stored
@@ -115,6 +117,13 @@ def _random_mxfp4(random: np.random.RandomState, shape: tuple[int, ...]) -> np.n
     """MXFP4 blocks of random bits, most with scales around SIGMA."""
     blocks = random.randint(0, 256, (*shape[:-1], shape[-1] // 32, 17)).astype(np.uint8)
     blocks[..., 0] = random.choice([0, 1, 119, 120, 121, 122, 123], blocks.shape[:-1])
+    return blocks.reshape(*shape[:-1], -1)
+
+
+def _random_nvfp4(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
+    """NVFP4 blocks of random bits, with scales around SIGMA."""
+    blocks = random.randint(0, 256, (*shape[:-1], shape[-1] // 64, 36)).astype(np.uint8)
+    blocks[..., :4] = random.choice(range(8, 15), (*blocks.shape[:-1], 4))
     return blocks.reshape(*shape[:-1], -1)
 
 

@@ -124,6 +124,16 @@ LLAMA: dict[str, dict[str, Any]] = {
             for n, name in enumerate(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"))
         },
     },
+    "nvfp4": {
+        "n_head_kv": 2,
+        "n_ff": 128,
+        "type": "NVFP4",
+        "tensors": {
+            f"blk.{i}.{name}.scale": np.array([1.0 + 0.1 * n])
+            for i in range(2)
+            for n, name in enumerate(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"))
+        },
+    },
     "f16": {"n_head_kv": 2, "type": "F16"},
     "bf16": {"n_head_kv": 2, "type": "BF16"},
     "q8_0": {"n_head_kv": 2, "type": "Q8_0"},
