@@ -10,7 +10,7 @@ BROKEN = EntryPoint("broken", "no_such_plugin_module", GENERAL)
 
 def test_line_per_plugin(invoke) -> None:
     header, *rows = invoke("plugins").stdout.splitlines()
-    llama, llama2c = (row for row in rows if row.startswith("llamacli_llama"))
+    llama, llama2c = (row for row in rows if row.split()[0] in ("llamacli_llama", "llamacli_llama.llama2c"))
     assert header.split() == ["module", "distribution", "version", "architectures", "commands", "status"]
     assert (llama.split()[0], llama.split()[-3:]) == ("llamacli_llama", ["llama", "-", "ok"])
     assert (llama2c.split()[0], llama2c.split()[-3:]) == ("llamacli_llama.llama2c", ["-", "-", "ok"])

@@ -44,16 +44,8 @@ class ShiftPlan:
 
     def tensors(self) -> set[Tensor]:
         """Tensors that shifts may read."""
-        found: set[Tensor] = set()
-        pending, seen = [store.k for store in self._stores.values()], set[Value]()
-        while pending:
-            value = pending.pop()
-            if value in self._positional and value not in seen:
-                seen.add(value)
-                op = self._makers[value]
-                found |= set(op.tensors()) - set(op.matrices())
-                pending += op.inputs()
-        return found
+        ops = self._upstream([store.k for store in self._stores.values()])
+        return {tensor for op in ops for tensor in op.tensors() if tensor not in op.matrices()}
 
     def shift(self, layer: int, keys: Keys, by: int, seq_len: int) -> Keys:
         """Shift keys of a layer to positions `by` lower.
@@ -73,19 +65,22 @@ class ShiftPlan:
             return shifted
 
         store = self._stores[layer]
-        shifted = None if store.v in self._positional else of(store.k, keys)
-        if shifted is None:
+        shifted = of(store.k, keys)
+        if shifted is None or store.v in self._positional:
             op = failed[0] if failed else self._makers[store.v]
-            sources = " and ".join(sorted(self._sources(op.out)))
+            sources = " and ".join(sorted({type(op).__name__ for op in self._upstream([op.out]) if op.uses_position}))
             raise InvalidRequestError(
                 f"the cached {'keys' if failed else 'values'} of layer {layer} cannot be moved to other positions: "
                 f"{type(op).__name__} cannot undo how they depend on positions by {sources}"
             )
         return shifted
 
-    def _sources(self, value: Value) -> set[str]:
-        """Names of the ops by which a value depends on positions."""
-        op = self._makers[value]
-        inputs = [x for x in op.inputs() if x in self._positional]
-        names = {type(op).__name__} if op.uses_position else set[str]()
-        return names.union(*(self._sources(x) for x in inputs))
+    def _upstream(self, values: list[Value]) -> set[Op]:
+        """Ops through which these values depend on positions."""
+        found, pending = set[Op](), list(values)
+        while pending:
+            value = pending.pop()
+            if value in self._positional and self._makers[value] not in found:
+                found.add(self._makers[value])
+                pending += self._makers[value].inputs()
+        return found
