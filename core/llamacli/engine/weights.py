@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.engine.base import QuantMode, expect_finite
+from llamacli.engine.floats import REQUANTIZED
 from llamacli.errors import PluginError, plugin_errors
 from llamacli.graph import Tensor
 from llamacli.kernels.matrix import Matrix
@@ -23,7 +24,7 @@ from llamacli.util.memory import anonymous
 _CHUNK_BYTES = 1 << 26
 """Approximate bytes of a tensor, in float32, that are packed at a time; interrupts are handled in between."""
 
-_REQUANTISED = {QuantMode.FP32: TensorType.F32, QuantMode.Q8: TensorType.Q8_0, QuantMode.Q4: TensorType.Q4_0}
+_TARGETS = {QuantMode.FP32: TensorType.F32, **REQUANTIZED}
 
 
 def load_rows(tensor: Tensor, file: ModelFile) -> npt.NDArray[np.float32]:
@@ -88,8 +89,8 @@ def _expect_meaning(matrix: Matrix, raw: npt.NDArray[np.uint8], tensor: str, fil
 
 def target_type(source: int, mode: QuantMode) -> IntEnum:
     """Tensor type in which a mode keeps tensors of type `source`."""
-    if mode in _REQUANTISED:
-        return _REQUANTISED[mode]
+    if mode in _TARGETS:
+        return _TARGETS[mode]
     if packing_of(source) is not None:
         return FORMATS[source].type
     if source == TensorType.F64:
