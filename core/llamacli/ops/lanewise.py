@@ -7,6 +7,7 @@ emits the instructions for 16 lanes.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -101,9 +102,9 @@ class Lanewise(Op):
     verb: ClassVar[str] = "lanewise"
     """Name of the kernels."""
 
+    @abc.abstractmethod
     def formula(self, v: Vocabulary, *operands: Any) -> Any:
         """Compute one element; `v` has the functions that arrays and registers share."""
-        raise NotImplementedError
 
     def operands(self) -> list[Value | Tensor]:
         """Inputs that differ between elements, in order of the fields."""
