@@ -49,18 +49,17 @@ class StepTable(Lowering):
         self._descriptions = describe_ops(graph)
         self.states = graph.states
         self.steps: list[Step] = []
-        self.tail = 0
         self.prepares: list[Callable[[int], None]] = []
         self.host_ops: dict[Step, str] = {}
         self._plugin_steps: dict[Step, str] = {}
         biases = [(1, *tensor.shape)[-2] for op in graph.ops for tensor in op.matrices()]
         self.zeros = np.zeros(max([*biases, *(op.out.width for op in graph.ops)]) + ROWS, np.float32)
-        for i, op in enumerate(graph.ops):
-            if i == graph.tail:
-                self.tail = len(self.steps)
+        n_body = graph.tail
+        for op in graph.ops[:n_body]:
             self._lower(op)
-        if graph.tail == len(graph.ops):
-            self.tail = len(self.steps)
+        self.tail = len(self.steps)
+        for op in graph.ops[n_body:]:
+            self._lower(op)
 
     def _lower(self, op: Op) -> None:
         self._op = op

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from llamacli.engine.base import QuantMode, Timings
 from llamacli.engine.floats import load_floats, modes_of
-from llamacli.engine.host import compute, describe_ops
+from llamacli.engine.host import compute, describe_ops, is_plugin_op
 from llamacli.graph import Graph, Tensor, Value
 from llamacli.kv.layout import KVSpec
 from llamacli.loaders import ModelFile
@@ -41,7 +41,8 @@ class ReferenceProgram:
     def __init__(self, graph: Graph, weights: dict[Tensor, npt.NDArray[np.float64]]):
         self._graph, self._weights = graph, weights
         self._shifts = ShiftPlan(graph.ops, weights.__getitem__)
-        self._tail, self._descriptions = graph.tail, describe_ops(graph)
+        self._tail = graph.tail
+        self._plugin_ops = {op: text for op, text in describe_ops(graph).items() if is_plugin_op(op)}
         self.timings = Timings()
 
     @property
@@ -78,6 +79,6 @@ class ReferenceProgram:
                 values = {value: rows[-1:] for value, rows in values.items()}
                 last = span.start + span.n - 1
                 run = Run(tokens[-1:], last, span.sequence, self.states, values, self._weights.__getitem__)
-            values[op.out] = compute(op, run, self._descriptions[op])
+            values[op.out] = compute(op, run, self._plugin_ops.get(op))
         logits = values[self._graph.ops[-1].out]
         return logits if all_logits else logits[-1:]
