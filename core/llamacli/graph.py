@@ -19,12 +19,14 @@ from llamacli.ops.embed import embed
 from llamacli.ops.gated import gated, geglu, swiglu
 from llamacli.ops.layer_norm import layer_norm
 from llamacli.ops.linear import linear
+from llamacli.ops.linear_state import linear_state
 from llamacli.ops.map import map_
 from llamacli.ops.moe import moe
 from llamacli.ops.positions import positions
 from llamacli.ops.rms_norm import rms_norm
 from llamacli.ops.rope import rope
 from llamacli.ops.scale import scale
+from llamacli.ops.short_conv import short_conv
 from llamacli.ops.sigmoid_gate import sigmoid_gate
 from llamacli.ops.softcap import softcap
 from llamacli.ops.store import KeyValues, store
@@ -36,7 +38,7 @@ __all__ = ["Activation", "Graph", "KeyValues", "Op", "Param", "Tensor", "Value"]
 class Graph(Recorder):
     """Graph of a forward pass: its ops in order.
 
-    `states` are the shapes of the keys and values that each `store` caches.
+    `states` are the shapes of the keys and values that each `store` caches, `recurrent` those of the recurrent states.
     """
 
     add = add
@@ -47,12 +49,14 @@ class Graph(Recorder):
     geglu = geglu
     layer_norm = layer_norm
     linear = linear
+    linear_state = linear_state
     map = map_
     moe = moe
     positions = positions
     rms_norm = rms_norm
     rope = rope
     scale = scale
+    short_conv = short_conv
     sigmoid_gate = sigmoid_gate
     softcap = softcap
     store = store
@@ -87,7 +91,7 @@ class Graph(Recorder):
     def with_ops(self, ops: list[Op]) -> Graph:
         """Graph of other ops with the same caches."""
         graph = Graph()
-        graph.states, graph.ops = self.states, ops
+        graph.states, graph.recurrent, graph.ops = self.states, self.recurrent, ops
         return graph
 
     def without_output(self) -> Graph:

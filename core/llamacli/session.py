@@ -28,7 +28,7 @@ Ids = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
 
 MIN_CHECKPOINT = 64
-"""Minimum length of a prompt at whose end sliding windows are checkpointed."""
+"""Minimum length of a prompt at whose end sliding windows are checkpointed; recurrent states are after any prompt."""
 
 _UTF8_STATE = 3
 """Bytes that a UTF-8 decoder can hold back: all but the last of the longest character."""
@@ -280,8 +280,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
         """Truncate the context to its first `n_past` tokens.
 
         The logits are cleared until the next `eval`. Where layers with a sliding window no longer have what a token
-        there would see, that `eval` computes it again. Raises InvalidRequestError if `n_past` is not from 0 to the
-        present position.
+        there would see, or recurrent states are those after later tokens, that `eval` computes it again, from the
+        nearest checkpoint on: ends of prompts are checkpoints, unless the session was created without `reuse`. Raises
+        InvalidRequestError if `n_past` is not from 0 to the present position.
         """
         if not is_integer(n_past) or not 0 <= n_past <= self.n_past:
             raise InvalidRequestError(f"n_past must be an integer from 0 to {self.n_past}, not {n_past!r}")
@@ -296,8 +297,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
         A `p1` of -1 is the end, and then this is `rewind`. Tokens behind the gap move up, as llama.cpp's context shift
         does: their keys are rotated to their new positions (RoPE), and what they have attended to stays in them. The
-        logits stay too. Raises InvalidRequestError, changing nothing, for a range outside the context, or if a sliding
-        window no longer has what would be seen then.
+        logits stay too. With recurrent states they are evaluated again instead, at the next `eval`. Raises
+        InvalidRequestError, changing nothing, for a range outside the context, or if a sliding window no longer has
+        what would be seen then.
         """
         stop = self.n_past if is_integer(p1) and p1 == -1 else p1
         if not is_integer(p0) or not is_integer(stop) or not 0 <= p0 <= stop <= self.n_past:
@@ -306,7 +308,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             self.rewind(p0)
             return
         program, by = self.model.program, stop - p0
-        if len(self.cache.tokens) == self.n_past:
+        if len(self.cache.tokens) == self.n_past and not self.cache.pool.layout.recurrent:
             self.cache.remove(p0, stop, lambda layer, keys: program.shift_keys(layer, keys, by, self.seq_len))
         else:
             self._truncate_cache(p0)
@@ -401,8 +403,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def checkpoint(self) -> KVSequence:
         """Pin the current KV cache, so that sessions can reuse it.
 
-        With it, layers with a sliding window can be rewound to here from far beyond. It lasts as long as it is referred
-        to and not closed.
+        With it, layers with a sliding window can be rewound to here from far beyond, and recurrent states at all. It
+        lasts as long as it is referred to and not closed.
         """
         sequence = self.cache.fork()
         if self._prefixes is not None:
@@ -520,8 +522,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         Closing twice does nothing.
         """
         if self._cache is not None:
-            if self._prefixes is not None:
-                self._prefixes.keep(self._cache, self.model.prefix_cache_bytes)
+            self._keep(self._cache)
             self._cache.close()
         self._cache = None
 
@@ -546,8 +547,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
         """Append evaluated `ids` to the tokens; `n_computed` were run through the model."""
         if not len(ids):
             return
-        if len(ids) >= MIN_CHECKPOINT and self._prefixes is not None and self.cache.pool.layout.has_windows:
-            self._prefixes.keep(self.cache, self.model.prefix_cache_bytes)
+        layout = self.cache.pool.layout
+        if (layout.has_windows and len(ids) >= MIN_CHECKPOINT) or (layout.recurrent and len(ids) > 1):
+            self._keep(self.cache)
         tokens, last, n_reused = ids.tolist(), logits[-1].copy(), max(0, len(ids) - n_computed)
         self._tokens += tokens  # no call from here on: an interrupt comes before all of this or after it
         self._logits = last
@@ -567,11 +569,16 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def _truncate_cache(self, n: int) -> None:
         """Keep at most the first n cells.
 
-        None if a sliding window no longer has what is before them.
+        None if a sliding window no longer has what is before them, or recurrent states are those after more tokens.
         """
         cache = self.cache
         if n < len(cache.tokens):
-            cache.truncate(n if cache.can_truncate(n) else 0)
+            cache.truncate(cache.floor(n))
+
+    def _keep(self, sequence: KVSequence) -> None:
+        """Keep a copy of a sequence in the prefix cache."""
+        if self._prefixes is not None:
+            self._prefixes.keep(sequence, self.model.prefix_cache_bytes)
 
     def _checked(self, tokens: Sequence[int], n_past: int | None = None) -> npt.NDArray[np.int32]:
         """Check that tokens are in the vocabulary and fit; int32 [n]."""
@@ -621,9 +628,16 @@ def _evaluate(
 
     The sessions' locks are held. Tokens and logits of a session change only in the end, when all are evaluated.
     """
+
+    def keep(i: int, sequence: KVSequence) -> None:
+        work[i][0]._keep(sequence)
+        sequence.close()
+
     try:
         plans = [session._plan(ids, reuse=not all_logits) for session, ids in work]
-        results = evaluate(work[0][0].model.program, plans, all_logits=all_logits, progress=progress)
+        checkpoint = keep if plans[0][0].pool.layout.recurrent else None
+        program = work[0][0].model.program
+        results = evaluate(program, plans, all_logits=all_logits, progress=progress, checkpoint=checkpoint)
     except BaseException:
         for session, _ in work:
             session._drop_stale_cells()

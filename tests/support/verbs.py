@@ -24,7 +24,7 @@ Build = Callable[[Graph, Params, Value], Value]
 
 def span(program: Program, n: int, seq_len: int | None = None) -> Span:
     """Room for n tokens at the start of a new sequence."""
-    sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32")), seq_len or n)
+    sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32", program.recurrent)), seq_len or n)
     sequence.reserve(0, n)
     return Span(sequence, 0, n)
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from llamacli.errors import ModelFormatError
 from llamacli.graph import Graph
-from llamacli.kv.layout import KVSpec
+from llamacli.kv.layout import KVSpec, RecurrentSpec
 from llamacli.loaders import ModelFile
 from llamacli.ops.run import Span
 from llamacli.util.settings import QuantMode as QuantMode
@@ -46,6 +46,10 @@ class Program(Protocol):
 
         The layout of a KV cache follows from them.
         """
+
+    @property
+    def recurrent(self) -> Sequence[RecurrentSpec]:
+        """Shapes of the recurrent states of a sequence."""
 
     @property
     def max_positions(self) -> int | None:

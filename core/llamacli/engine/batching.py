@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,12 @@ from llamacli.ops.run import Span
 Ids = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
 
+CHECKPOINT_TOKENS = 2048
+"""Tokens of a prompt after which recurrent states are checkpointed; a multiple of a batch."""
+
+Checkpoint = Callable[[int, KVSequence], None]
+"""Called with the index of a sequence and a checkpoint of it, which the caller of `evaluate` owns."""
+
 
 def evaluate(
     program: Program,
@@ -23,6 +29,7 @@ def evaluate(
     *,
     all_logits: bool = False,
     progress: Progress | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> list[Logits]:
     """Evaluate the next tokens of many sequences in the same batches.
 
@@ -30,6 +37,9 @@ def evaluate(
     n_vocab] of its last token; for no tokens, [0, n_vocab or 0]. A token's logits do not depend on what else is in a
     batch. Each sequence is there once and has room; those of different pools go into different batches. `progress` is
     called with the tokens done and those in all, where they take more than one batch.
+
+    Sequences with recurrent states can be truncated to no token before their last. `checkpoint` is called with forks of
+    them within long prompts, and with one that lacks only the last token.
 
     If anything is raised, all sequences are as they were, but that an interrupt at the very end may find some of them
     with their tokens. Raises MemoryError, ClosedError.
@@ -43,7 +53,9 @@ def evaluate(
         for batch in _batches(work):
             spans, pieces = [], []
             for i, first, n in batch:
-                work[i][0].reserve(starts[i] + first, n)
+                is_last = first + n == len(work[i][1])
+                wanted = checkpoint is not None and is_last and first + n > 1
+                work[i][0].reserve(starts[i] + first, n, before_last=wanted)
                 spans.append(Span(work[i][0], starts[i] + first, n))
                 pieces.append(work[i][1][first : first + n])
             ids = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
@@ -54,7 +66,10 @@ def evaluate(
                 rows[i].append(logits[row : row + n_rows])
                 row += n_rows
                 if first + n < len(work[i][1]):  # more of it follows: pages behind its windows are free already
-                    work[i][0].evict(starts[i] + first + n, since=starts[i])
+                    work[i][0].advance(starts[i] + first + n)
+                    if checkpoint is not None and not (first + n) % CHECKPOINT_TOKENS:
+                        sequence, done = work[i][0], work[i][1][: first + n].tolist()
+                        checkpoint(i, sequence.fork_within(sequence.tokens + done))
             n_done += len(ids)
             if progress is not None and n_tokens > N_BATCH:
                 progress(n_done, n_tokens)
@@ -62,9 +77,12 @@ def evaluate(
         for (sequence, _), start in zip(work, starts, strict=True):
             sequence.truncate(start)
         raise
-    for (sequence, ids), start in zip(work, starts, strict=True):
-        sequence.tokens += ids.tolist()
-        sequence.evict(start + len(ids))
+    for i, (sequence, ids) in enumerate(work):
+        if len(ids):
+            sequence.commit(ids.tolist())
+            if checkpoint is not None and len(ids) > 1:
+                checkpoint(i, sequence.fork_before_last())
+            sequence.finish()
     return [_joined(parts, all_logits) if parts else _no_rows(rows) for parts in rows]
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from llamacli.sampling import SamplerType
 
 PREFIX_CACHE_BYTES = 256 << 20
+PREFIX_CACHE_STATES = 8
+"""Recurrent states that the prefix cache of a model can hold, even if they are more than PREFIX_CACHE_BYTES."""
 
 KVTypes = str | tuple[str, str] | KVType
 """Types of cached keys and values: one name for both, or a pair."""
@@ -37,7 +39,9 @@ class CompiledModel:
 
     def __init__(self, config: Config, tokenizer: Tokenizer, program: Program, mode: QuantMode, identity: str = ""):
         self.config, self.tokenizer, self.mode = config, tokenizer, mode
-        self.identity, self.prefix_cache_bytes = identity, PREFIX_CACHE_BYTES
+        state_bytes = sum(spec.n_bytes for spec in program.recurrent)
+        self.identity = identity
+        self.prefix_cache_bytes = max(PREFIX_CACHE_BYTES, PREFIX_CACHE_STATES * state_bytes)
         self._program: Program | None = program
         self._pools: dict[KVType, KVPool] = {}
         self._prefixes: dict[tuple[KVType, int], PrefixIndex] = {}
@@ -92,7 +96,8 @@ class CompiledModel:
             kv_type = "f32" if self.mode is QuantMode.FP32 else "f16"
         kind = KVType.of(kv_type)
         if kind not in self._pools:
-            pool = KVPool(KVLayout.of(self.program.states, kind), f"{self.identity}-{self.mode.value}")
+            layout = KVLayout.of(self.program.states, kind, self.program.recurrent)
+            pool = KVPool(layout, f"{self.identity}-{self.mode.value}")
             self._pools.setdefault(kind, pool)  # another thread may be faster
         return self._pools[kind]
 

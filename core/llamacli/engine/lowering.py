@@ -47,7 +47,7 @@ class StepTable(Lowering):
         self._resources: dict[object, Any] = {}
         self._made: dict[Slot, Step] = {}
         self._descriptions = describe_ops(graph)
-        self.states = graph.states
+        self.states, self.recurrent = graph.states, graph.recurrent
         self.steps: list[Step] = []
         self.prepares: list[Callable[[int], None]] = []
         self.host_ops: dict[Step, str] = {}

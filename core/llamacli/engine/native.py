@@ -26,7 +26,7 @@ from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import ROW, RUN
 from llamacli.kernels.team import STEP, Team, check_threads
 from llamacli.kv import N_BATCH, KVType
-from llamacli.kv.layout import KVSpec
+from llamacli.kv.layout import KVSpec, RecurrentSpec
 from llamacli.loaders import ModelFile
 from llamacli.ops.linear import fuse_residuals
 from llamacli.ops.lowering import Array, HostRows, Slot, Step, f32, stride
@@ -83,6 +83,7 @@ class NativeProgram:
         graph = graph.with_ops(fuse_residuals(graph.ops))
         table = StepTable(graph, file, modes, team)
         self.states: Sequence[KVSpec] = graph.states
+        self.recurrent: Sequence[RecurrentSpec] = graph.recurrent
         self.max_positions, self.timings = graph.max_positions, Timings()
         self._team, self._steps, self._tail = team, table.steps, table.tail
         self._prepares, self._host_ops = table.prepares, table.host_ops

@@ -15,7 +15,7 @@ from llamacli.engine.base import QuantMode, Timings
 from llamacli.engine.floats import load_floats, modes_of
 from llamacli.engine.host import compute, describe_ops, is_plugin_op
 from llamacli.graph import Graph, Tensor, Value
-from llamacli.kv.layout import KVSpec
+from llamacli.kv.layout import KVSpec, RecurrentSpec
 from llamacli.loaders import ModelFile
 from llamacli.ops.run import Run, Span
 from llamacli.ops.shift_plan import ShiftPlan
@@ -49,6 +49,11 @@ class ReferenceProgram:
     def states(self) -> Sequence[KVSpec]:
         """See `llamacli.engine.base.Program.states`."""
         return self._graph.states
+
+    @property
+    def recurrent(self) -> Sequence[RecurrentSpec]:
+        """See `llamacli.engine.base.Program.recurrent`."""
+        return self._graph.recurrent
 
     @property
     def max_positions(self) -> int | None:

@@ -31,6 +31,14 @@ ROW = record("cell", "position", "kv", "seq_len")
 before), its position, the address of its sequence's int64 [n_layer, 3] (see `llamacli.kv.KVSequence.addresses`), and
 the length of the context that this sequence was created for."""
 
+RECURRENT_ENTRY = 24
+"""Bytes of an entry of `KVSequence.addresses`: those of layers, then those of recurrent states."""
+
+STATE, SOURCE, TARGET, BEFORE_LAST = RECURRENT_SLOTS = range(4)
+"""Slots of the page table of recurrent states. STATE: after the cached tokens. While tokens are evaluated, SOURCE:
+before the batch, TARGET: after it, BEFORE_LAST: before the last row of the batch, if that is wanted. An empty slot
+STATE or SOURCE is zeros. Between evaluations TARGET is a spare page."""
+
 ACTIVATION_BLOCK = 32
 """Numbers of a block of activations."""
 

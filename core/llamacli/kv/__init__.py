@@ -1,6 +1,7 @@
 """KV cache: paged memory, sequences, prefix cache, leases, snapshots.
 
 - `layout`, `pool`, `sequence`: pages of cells, their memory, and one sequence of tokens.
+- `recurrent`: the states of recurrent layers, which each token replaces.
 - `prefixes`: finds cached sequences that share a token prefix.
 - `cache`, `sequence_pool`: numbered sequences, and leases of them.
 - `snapshot`: serialization.
@@ -17,7 +18,7 @@ from llamacli.kv.entries import (
     MultiSequenceKVCache,
     SlidingWindowKVCache,
 )
-from llamacli.kv.layout import N_BATCH, KVLayout, KVSpec
+from llamacli.kv.layout import N_BATCH, KVLayout, KVSpec, RecurrentSpec
 from llamacli.kv.pool import KVPool
 from llamacli.kv.prefixes import PrefixIndex
 from llamacli.kv.sequence import KVSequence
@@ -43,6 +44,7 @@ __all__ = [
     "MultiSequenceKVCache",
     "OutOfMemoryError",
     "PrefixIndex",
+    "RecurrentSpec",
     "SequencePool",
     "SlidingWindowKVCache",
 ]

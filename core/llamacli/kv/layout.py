@@ -1,20 +1,25 @@
 """Memory layout of the KV cache: groups, pages and byte offsets.
 
 A cell holds one token; a page holds PAGE cells of every layer of one group. Layers with the same sliding window form a
-group, and layers without a window another, because the cells of a group are evicted together.
+group, and layers without a window another, because the cells of a group are evicted together. The recurrent states of
+all layers are one group more, whose page holds the states after one token.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
 import attrs
 
 from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, KVType
+from llamacli.kernels.layout import RECURRENT_SLOTS
 
 N_BATCH = 512
 """Maximum batch size: tokens that one forward pass evaluates."""
+
+_ALIGNMENT = 64
 
 
 @attrs.frozen
@@ -28,6 +33,22 @@ class KVSpec:
     n_head_kv: int
     head_dim: int
     window: int | None = None
+
+
+@attrs.frozen
+class RecurrentSpec:
+    """Shape of a recurrent state: float32, one for each sequence.
+
+    It is zero before the first token, and each token replaces it. `name` says in errors and files what it is.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Size in bytes."""
+        return 4 * math.prod(self.shape)
 
 
 @attrs.frozen
@@ -49,24 +70,37 @@ class Place:
 class Group:
     """Layers that share pages because they have the same sliding window.
 
-    `window` is None for layers without one.
+    `window` is None for layers without one. The group of recurrent states has no cells; see `llamacli.kv.recurrent`.
     """
 
     window: int | None
     page_bytes: int
+    recurrent: bool = False
 
 
 @attrs.frozen
 class KVLayout:
-    """Layout of the layers `specs`, stored as `kv_type`."""
+    """Layout of the layers `specs`, stored as `kv_type`, and of recurrent states.
+
+    - `groups`: the groups of layers; that of the recurrent states is the last, if there are any.
+    - `places`: where the cells of each layer lie.
+    - `recurrent`, `offsets`: the recurrent states, and at which byte of a page of their group each lies.
+    """
 
     specs: tuple[KVSpec, ...]
     kv_type: KVType
     groups: tuple[Group, ...]
     places: tuple[Place, ...]
+    recurrent: tuple[RecurrentSpec, ...] = ()
+    offsets: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, specs: Sequence[KVSpec], kv_type: KVType | str | tuple[str, str]) -> KVLayout:
+    def of(
+        cls,
+        specs: Sequence[KVSpec],
+        kv_type: KVType | str | tuple[str, str],
+        recurrent: Sequence[RecurrentSpec] = (),
+    ) -> KVLayout:
         """Compute the layout. Raises InvalidRequestError for an unknown type."""
         kv_type = KVType.of(kv_type)
         windows = list(dict.fromkeys(spec.window for spec in specs))
@@ -78,25 +112,37 @@ class KVLayout:
             start = filled[group]
             places.append(Place(group, start, start + spec.n_head_kv * sizes[0], *sizes))
             filled[group] += spec.n_head_kv * sum(sizes)
-        groups = tuple(Group(window, n_bytes) for window, n_bytes in zip(windows, filled, strict=True))
-        return cls(tuple(specs), kv_type, groups, tuple(places))
+        groups = [Group(window, n_bytes) for window, n_bytes in zip(windows, filled, strict=True)]
+        ends = list(itertools.accumulate(-(-spec.n_bytes // _ALIGNMENT) * _ALIGNMENT for spec in recurrent))
+        if recurrent:
+            groups.append(Group(None, ends[-1], recurrent=True))
+        offsets = (0, *ends[:-1]) if recurrent else ()
+        return cls(tuple(specs), kv_type, tuple(groups), tuple(places), tuple(recurrent), offsets)
 
     @property
     def has_windows(self) -> bool:
         """True if a layer has a sliding window."""
         return any(group.window is not None for group in self.groups)
 
+    @property
+    def recurrent_bytes(self) -> int:
+        """Bytes of all recurrent states of a sequence; 0 if there are none."""
+        return self.groups[-1].page_bytes if self.recurrent else 0
+
     def n_bytes(self, seq_len: int) -> int:
         """Maximum size in bytes of a sequence of `seq_len` tokens.
 
         Without windows this is 2 x seq_len x n_layer x n_head_kv x head_dim x bytes an element, in whole pages;
-        quantized types take the bytes of GGML's blocks, such as 34 for 32 numbers of q8_0.
+        quantized types take the bytes of GGML's blocks, such as 34 for 32 numbers of q8_0. Recurrent states do not grow
+        with the length.
         """
         return sum(group.page_bytes * self.n_pages(group, seq_len) for group in self.groups)
 
     @staticmethod
     def n_pages(group: Group, seq_len: int) -> int:
         """Maximum number of a group's pages that a sequence holds at once."""
+        if group.recurrent:
+            return len(RECURRENT_SLOTS)
         whole = math.ceil(seq_len / PAGE)
         if group.window is None:
             return whole

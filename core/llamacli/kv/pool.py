@@ -83,14 +83,14 @@ class Pages:
         """Reference count of a page; 0 if it is free."""
         return self._ref_counts.get(page, 0)
 
-    def allocate(self, table: Table, i: int) -> None:
-        """Put a zeroed page into the empty slot i of a table.
+    def allocate(self, table: Table, i: int, *, zeroed: bool = True) -> None:
+        """Put a page into the empty slot i of a table.
 
-        Raises OutOfMemoryError.
+        It is filled with zeros unless they are not needed. Raises OutOfMemoryError.
         """
         with self._lock:
             slab, page = self._find_free()
-            if slab.free:
+            if zeroed and slab.free:
                 ctypes.memset(page, 0, self.page_bytes)
             self._assign(slab, page, table, i)
 

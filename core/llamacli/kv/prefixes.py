@@ -20,8 +20,10 @@ class PrefixIndex:
     """Prefix cache over sequences of one pool, with LRU eviction.
 
     All sequences must have the same RoPE variant. It refers weakly to the sequences of open sessions. It keeps copies
-    (forks, which share pages) of the sequences of closed sessions, and of those with sliding windows at the ends of
-    prompts. The least recently used copies are evicted, so that the pages of all copies stay within a size limit.
+    (forks, which share pages) of the sequences of closed sessions, and of those with sliding windows or recurrent
+    states at the ends of prompts. The least recently used copies are evicted, so that the pages of all copies stay
+    within a size limit. With recurrent states, copies of one text at several lengths are thinned out: the gaps between
+    those that stay grow with their age.
     """
 
     def __init__(self, pool: KVPool):
@@ -66,7 +68,7 @@ class PrefixIndex:
                 self._evict(other)
         self._kept.append(sequence.fork())
         while len(self._kept) > MAX_KEPT or self.n_bytes > max_bytes:
-            self._evict(self._kept[0])
+            self._evict(self._least_useful())
 
     @property
     def n_bytes(self) -> int:
@@ -88,8 +90,25 @@ class PrefixIndex:
             return
         held, most = len(sequence.tokens), min(len(tokens) - 1, sequence.seq_len)
         others = [other for other in (*self._live, *self._kept) if len(other.tokens) > held]
-        found = [(other, min(most, _n_shared(other, tokens))) for other in others]
+        found = [(other, other.floor(min(most, _n_shared(other, tokens)))) for other in others]
         yield from sorted((match for match in found if match[1] > held), key=lambda match: -match[1])
+
+    def _least_useful(self) -> KVSequence:
+        """The copy to evict next.
+
+        With recurrent states a copy can be used at its own length only. Evicting it costs the tokens since the next
+        shorter copy of its text; the copy with the fewest, divided by its age, goes. The newest two stay.
+        """
+        if not self._kept[0].pool.layout.recurrent or len(self._kept) < 3:
+            return self._kept[0]
+
+        def cost(i: int) -> float:
+            tokens = self._kept[i].tokens
+            shorter = (other.tokens for other in self._kept if len(other.tokens) < len(tokens))
+            base = max((len(prefix) for prefix in shorter if tokens[: len(prefix)] == prefix), default=0)
+            return (len(tokens) - base) / (len(self._kept) - i)
+
+        return self._kept[min(range(len(self._kept) - 2), key=cost)]
 
     def _touch(self, kept: KVSequence) -> None:
         """Mark a kept copy as the most recently used."""

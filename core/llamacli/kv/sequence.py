@@ -10,15 +10,18 @@ import numpy as np
 from llamacli.errors import ClosedError, InvalidRequestError
 from llamacli.kernels.kv_types.rounding import Bytes, Floats
 from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, FloatType, IntegerType, KVType
-from llamacli.kv.pool import KVPool
+from llamacli.kernels.layout import BEFORE_LAST, SOURCE, STATE, TARGET
+from llamacli.kv.pool import KVPool, Pages, Table
+from llamacli.kv.recurrent import RecurrentTable, new_table
 from llamacli.util.locking import locked
 from llamacli.util.memory import view
 
 
 class KVSequence:
-    """Cached keys and values of up to `seq_len` tokens.
+    """Cached keys and values of up to `seq_len` tokens, and the recurrent states after them.
 
-    Pages may be shared with other sequences of the pool and are copied on write.
+    Pages may be shared with other sequences of the pool and are copied on write. Recurrent states are there only for
+    all tokens: a sequence that has them cannot be truncated, but for all of its tokens.
 
     - `rope_variant`: the RoPE variant for a context of `seq_len`; only sequences of one variant can share cells.
     - `tokens`: the cached tokens; token i is in cell i, at position i.
@@ -27,7 +30,8 @@ class KVSequence:
       no such cells.
     - `tables`: for each group of layers, the page table, int64 [n_pages].
     - `addresses`: the index that kernels read, int64 [n_layer, 3]: the address of the layer's page table, and byte
-      offsets of the layer's keys and values in a page.
+      offsets of the layer's keys and values in a page. Recurrent states follow the layers: the address of their page
+      table, the byte offset of the state in a page, and its size in bytes.
     """
 
     def __init__(self, pool: KVPool, seq_len: int, rope_variant: int = 0):
@@ -35,10 +39,14 @@ class KVSequence:
         self.lock = pool.lock
         self.tokens: list[int] = []
         layout = pool.layout
-        self.tables = [np.zeros(-(-seq_len // PAGE), np.int64) for _ in layout.groups]
-        self.addresses = np.array(
-            [[self.tables[place.group].ctypes.data, place.keys, place.values] for place in layout.places], np.int64
-        )
+        n_pages = -(-seq_len // PAGE)
+        self.tables = [new_table() if group.recurrent else np.zeros(n_pages, np.int64) for group in layout.groups]
+        self._n_cell_groups = len(self.tables) - bool(layout.recurrent)
+        self._recurrent = RecurrentTable(pool.groups[-1], self.tables[-1]) if layout.recurrent else None
+        entries = [(self.tables[place.group].ctypes.data, place.keys, place.values) for place in layout.places]
+        for spec, offset in zip(layout.recurrent, layout.offsets, strict=True):
+            entries.append((self.tables[-1].ctypes.data, offset, spec.n_bytes))
+        self.addresses = np.array(entries, np.int64).reshape(-1, 3)
         self.first_cells = [0] * len(self.tables)
         self.first_stale_cell: int | None = None
         self._finalizer = weakref.finalize(self, pool.abandoned.append, self.tables)
@@ -55,9 +63,10 @@ class KVSequence:
         return self.pool.layout.n_bytes(self.seq_len)
 
     @locked
-    def reserve(self, start: int, n: int) -> None:
+    def reserve(self, start: int, n: int, *, before_last: bool = False) -> None:
         """Allocate `n` cells from `start` on for writing; shared pages are copied.
 
+        With `before_last`, recurrent states before the last of these tokens will be kept, for `fork_before_last`.
         Raises OutOfMemoryError, changing nothing; ClosedError.
         """
         if self.closed:
@@ -65,12 +74,16 @@ class KVSequence:
         self.pool.collect()
         span = range(start // PAGE, -(-(start + n) // PAGE))
         try:
-            for pages, table in zip(self.pool.groups, self.tables, strict=True):
+            for pages, table in self._cell_tables():
                 for i in span:
                     if table[i]:
                         pages.copy_on_write(table, i)
                     else:
                         pages.allocate(table, i)
+            if self._recurrent is not None:
+                if start == len(self.tokens):
+                    self._recurrent.begin(is_empty=not start)
+                self._recurrent.reserve(before_last=before_last)
         except MemoryError:
             self._release_from(-(-start // PAGE))
             raise
@@ -93,21 +106,66 @@ class KVSequence:
                     self._release_page(g, i)
 
     @locked
+    def advance(self, n_past: int) -> None:
+        """Continue an evaluation after a batch that ends at position `n_past` - 1.
+
+        Pages behind sliding windows are released, but for those that `truncate` to the present tokens needs.
+        """
+        self.evict(n_past, since=len(self.tokens))
+        if self._recurrent is not None:
+            self._recurrent.advance()
+
+    @locked
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Append tokens whose cells and recurrent states have been written."""
+        added = list(tokens)
+        if self._recurrent is None:
+            self.tokens += added
+        elif added:
+            table, committed = self._recurrent.table, self._recurrent.committed()
+            self.tokens += added  # no call from here to the next line: an interrupt finds both changed or neither
+            table[:] = committed
+        self.evict(len(self.tokens))
+
+    @locked
+    def finish(self) -> None:
+        """Release pages of recurrent states that only the evaluation needed."""
+        if self._recurrent is not None:
+            self._recurrent.finish()
+
+    @locked
     def truncate(self, n: int) -> None:
         """Keep the first n cells only.
 
-        Raises InvalidRequestError, changing nothing, if the token after them would attend to evicted cells.
+        Raises InvalidRequestError, changing nothing, if the token after them would attend to evicted cells, or if the
+        recurrent states are those after later tokens.
         """
         if n < 0:
             raise InvalidRequestError(f"n must be at least 0, not {n}")
+        if self._recurrent is not None and 0 < n < len(self.tokens):
+            raise InvalidRequestError(
+                f"cannot truncate to {n} tokens: the recurrent states are those after all {len(self.tokens)}"
+            )
         if not self.can_truncate(n):
             raise InvalidRequestError(f"cannot truncate to {n} tokens: the sliding window before them was evicted")
         stale = None if self.first_stale_cell is None or n <= self.first_stale_cell else self.first_stale_cell
         self.set_contents(self.tokens[:n], self.first_cells if n else [0] * len(self.tables), stale)
         self._release_from(-(-n // PAGE))
+        if self._recurrent is not None and not n:
+            self._recurrent.clear()
+        self.finish()
+
+    def floor(self, n: int) -> int:
+        """Largest number of tokens, at most n, to which the sequence can be truncated."""
+        return min(n, len(self.tokens)) if self.can_truncate(n) else 0
 
     def can_truncate(self, n: int) -> bool:
-        """Check that all cells visible from position n are cached."""
+        """Check that all that position n depends on is cached.
+
+        These are the cells visible from there, and the recurrent states.
+        """
+        if self._recurrent is not None and 0 < n < len(self.tokens):
+            return False
         groups = zip(self.pool.layout.groups, self.first_cells, strict=True)
         return n == 0 or all(group.window is None or max(0, n - group.window + 1) >= first for group, first in groups)
 
@@ -117,11 +175,35 @@ class KVSequence:
 
         Pages are copied when one of the two sequences writes to them.
         """
+        return self._fork(self.tokens, STATE)
+
+    @locked
+    def fork_before_last(self) -> KVSequence:
+        """Create a sequence without the last token, directly after `commit`.
+
+        Recurrent states before it must have been kept, see `reserve`.
+        """
+        return self._fork(self.tokens[:-1], BEFORE_LAST)
+
+    @locked
+    def fork_within(self, tokens: Sequence[int]) -> KVSequence:
+        """Create a sequence of the tokens up to the last batch, directly after `advance`.
+
+        `tokens` are those cached and those evaluated since.
+        """
+        child = self._fork(tokens, SOURCE)
+        child.evict(len(tokens))
+        return child
+
+    def _fork(self, tokens: Sequence[int], slot: int) -> KVSequence:
+        """Create a sequence that shares all pages, and the recurrent states in a slot."""
         child = KVSequence(self.pool, self.seq_len, self.rope_variant)
-        for pages, table, other in zip(self.pool.groups, self.tables, child.tables, strict=True):
+        for (pages, table), (_, other) in zip(self._cell_tables(), child._cell_tables(), strict=True):
             for i in np.flatnonzero(table).tolist():
                 pages.share(int(table[i]), other, i)
-        child.set_contents(self.tokens, self.first_cells, self.first_stale_cell)
+        if self._recurrent is not None:
+            self._recurrent.share(slot, child.tables[-1], STATE)
+        child.set_contents(tokens, self.first_cells, self.first_stale_cell)
         return child
 
     @locked
@@ -130,8 +212,8 @@ class KVSequence:
 
         `start` must be the number of tokens here. Whole pages are shared; cells of a page that this sequence has begun
         are copied. If the tokens before `start` differ, the copied cells are stale. Raises InvalidRequestError,
-        changing nothing, if the range does not follow the tokens here, is not cached in `source`, or does not fit;
-        OutOfMemoryError likewise.
+        changing nothing, if the range does not follow the tokens here, is not cached in `source`, or does not fit, or
+        if it is a part of a sequence with recurrent states; OutOfMemoryError likewise.
         """
         if source.pool is not self.pool or source.rope_variant != self.rope_variant:
             raise InvalidRequestError("sequences of different models, types or RoPE variants cannot share cells")
@@ -150,6 +232,11 @@ class KVSequence:
             raise InvalidRequestError(f"cannot copy up to {stop}: the sliding window before it was evicted")
         stale_cells = [cell for cell in (self.first_stale_cell, source.first_stale_cell) if cell is not None]
         same_prefix = self.tokens == source.tokens[:start] and min(stale_cells, default=start) >= start
+        if self._recurrent is not None and not (same_prefix and stop == len(source.tokens)):
+            raise InvalidRequestError(
+                f"cannot copy tokens {start} to {stop} alone: the recurrent states are those after all"
+                f" {len(source.tokens)} tokens of the source, from its first on"
+            )
         first = -(-start // PAGE)
         n_partial = min(first * PAGE, stop) - start
         if n_partial:  # the rest of a page that this sequence has begun
@@ -168,7 +255,13 @@ class KVSequence:
         first_cells = [
             theirs if theirs > start else own for own, theirs in zip(before, source.first_cells, strict=True)
         ]
-        self.set_contents(self.tokens + source.tokens[start:stop], first_cells, stale)
+        states = None
+        if self._recurrent is not None and source._recurrent is not None:
+            self._recurrent.finish()
+            source._recurrent.share(STATE, self.tables[-1], SOURCE)
+            states = self.tables[-1][[SOURCE, STATE, TARGET, BEFORE_LAST]]
+        self.set_contents(self.tokens + source.tokens[start:stop], first_cells, stale, states)
+        self.finish()
         for g, own in enumerate(before):  # own cells before a gap are outside the window
             for i in range(own // PAGE, first_cells[g] // PAGE):
                 self._release_page(g, i)
@@ -189,6 +282,10 @@ class KVSequence:
         if stop == n or start == stop:
             self.truncate(n if start == stop else start)
             return
+        if self._recurrent is not None:
+            raise InvalidRequestError(
+                f"cannot remove positions {start} to {stop}: recurrent states cannot lose tokens before the last"
+            )
         left = n - (stop - start)
         first_cells = [
             first if first <= start else max(start, first - (stop - start)) for first in self.first_cells
@@ -224,22 +321,60 @@ class KVSequence:
             v_type.read(values, head_dim, is_key=False)[:, cell % PAGE],
         )
 
-    def set_contents(self, tokens: Sequence[int], first_cells: Sequence[int], first_stale_cell: int | None) -> None:
-        """Record what the pages hold. Interrupt-safe, see `llamacli.kv.pool`."""
+    def read_state(self, i: int, slot: int = STATE) -> Floats:
+        """Recurrent state `i`, float32 in its shape; a copy.
+
+        During an evaluation, slot SOURCE holds the state before the batch.
+        """
+        state = self._state(i, slot)
+        return np.zeros(self.pool.layout.recurrent[i].shape, np.float32) if state is None else state.copy()
+
+    def write_state(self, i: int, last: Floats, before_last: Floats) -> None:
+        """Write recurrent state `i` after a batch, and that before the batch's last token.
+
+        Both are float32 in the state's shape.
+        """
+        for slot, values in ((TARGET, last), (BEFORE_LAST, before_last)):
+            state = self._state(i, slot)
+            if state is not None:
+                state[:] = values
+
+    def _state(self, i: int, slot: int) -> Floats | None:
+        layout = self.pool.layout
+        page, spec = int(self.tables[-1][slot]), layout.recurrent[i]
+        if not page:
+            return None
+        return view(page + layout.offsets[i], spec.n_bytes).view(np.float32).reshape(spec.shape)
+
+    def set_contents(
+        self,
+        tokens: Sequence[int],
+        first_cells: Sequence[int],
+        first_stale_cell: int | None,
+        states: Table | None = None,
+    ) -> None:
+        """Record what the pages hold. Interrupt-safe, see `llamacli.kv.pool`.
+
+        `states` are the slots of the recurrent states from now on, a permutation of the present ones.
+        """
         new_tokens, new_first_cells = list(tokens), list(first_cells)
         self.tokens, self.first_cells, self.first_stale_cell = new_tokens, new_first_cells, first_stale_cell
+        if states is not None:
+            self.tables[-1][:] = states
 
     @locked
     def release_pages(self, numbers: Iterable[int]) -> None:
         """Release these pages of every group, whatever they hold."""
         for i in numbers:
-            for g in range(len(self.tables)):
+            for g in range(self._n_cell_groups):
                 self._release_page(g, i)
 
     @locked
     def clear_metadata(self) -> None:
         """Drop all tokens but keep the pages for new ones."""
         self.set_contents((), [0] * len(self.tables), None)
+        if self._recurrent is not None:
+            self._recurrent.clear()
 
     @property
     def closed(self) -> bool:
@@ -322,15 +457,22 @@ class KVSequence:
 
     def _share(self, source: KVSequence, first: int, stop: int) -> None:
         """Share pages `first` to `stop` - 1 of another sequence."""
-        for pages, table, other in zip(self.pool.groups, self.tables, source.tables, strict=True):
+        for (pages, table), (_, other) in zip(self._cell_tables(), source._cell_tables(), strict=True):
             for i in range(first, stop):
                 if table[i]:
                     pages.release(table, i)
                 if other[i]:
                     pages.share(int(other[i]), table, i)
 
+    def _cell_tables(self) -> list[tuple[Pages, Table]]:
+        """Allocator and page table of each group that has cells."""
+        return list(zip(self.pool.groups, self.tables, strict=True))[: self._n_cell_groups]
+
     def _release_from(self, first: int) -> None:
-        self.pool.release([table[first:] for table in self.tables])
+        """Release the pages of all cells from page `first` on."""
+        for pages, table in self._cell_tables():
+            for i in np.flatnonzero(table[first:]).tolist():
+                pages.release(table, first + i)
 
     def _release_page(self, group: int, i: int) -> None:
         if self.tables[group][i]:

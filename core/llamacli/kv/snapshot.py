@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from llamacli.errors import StateError
 from llamacli.kernels.kv_types.types import PAGE
+from llamacli.kv.layout import Group
 from llamacli.kv.pool import KVPool
 from llamacli.kv.sequence import KVSequence
 from llamacli.util.files import replacing
@@ -175,7 +176,19 @@ def _describe(pool: KVPool) -> dict[str, Any]:
     """Header fields that a state and its target pool share."""
     layout = pool.layout
     specs = [[spec.n_head_kv, spec.head_dim, spec.window] for spec in layout.specs]
-    return {"identity": pool.identity, "k": layout.kv_type.k, "v": layout.kv_type.v, "states": specs}
+    recurrent = [[spec.name, *spec.shape] for spec in layout.recurrent]
+    return {
+        "identity": pool.identity,
+        "k": layout.kv_type.k,
+        "v": layout.kv_type.v,
+        "states": specs,
+        **({"recurrent": recurrent} if recurrent else {}),
+    }
+
+
+def _n_pages(group: Group, n_tokens: int) -> int:
+    """Pages of a sequence's group: those of its cells, or that of its recurrent states."""
+    return min(n_tokens, 1) if group.recurrent else -(-n_tokens // PAGE)
 
 
 def _chunks(sequences: Mapping[int, KVSequence], arrays: Arrays, extra: dict[str, Any]) -> Iterator[bytes | memoryview]:
@@ -191,7 +204,8 @@ def _chunks(sequences: Mapping[int, KVSequence], arrays: Arrays, extra: dict[str
         for number, sequence in shared.items():
             pages = []
             for g, table in enumerate(sequence.tables):
-                held = table[sequence.first_cells[g] // PAGE : -(-len(sequence.tokens) // PAGE)].tolist()
+                n_pages = _n_pages(pool.layout.groups[g], len(sequence.tokens))
+                held = table[sequence.first_cells[g] // PAGE : n_pages].tolist()
                 pages.append([numbers[g].setdefault(page, len(numbers[g])) for page in held])
             saved.append(
                 {"id": number, "n_tokens": len(sequence.tokens), "rope_variant": sequence.rope_variant,
@@ -235,7 +249,7 @@ def _check_compatible(header: dict[str, Any], pool: KVPool) -> None:
         raise StateError(
             f"the state's cache type is {header['k']}/{header['v']}, and the target's {mine['k']}/{mine['v']}"
         )
-    if header["states"] != mine["states"]:
+    if header["states"] != mine["states"] or header.get("recurrent") != mine.get("recurrent"):
         raise StateError("the state's layers differ from this model's")
 
 
@@ -264,7 +278,8 @@ def _parse(header: dict[str, Any], payload: memoryview, pool: KVPool) -> Snapsho
             seen = 0 if group.window is None else max(0, len(ids) - group.window + 1)
             if (
                 first > seen
-                or len(numbers) != max(0, -(-len(ids) // PAGE) - first // PAGE)
+                or len(numbers) != max(0, _n_pages(group, len(ids)) - first // PAGE)
+                or (group.recurrent and first)
                 or any(number >= n for number in numbers)
             ):
                 raise StateError("the state's pages do not match its tokens")

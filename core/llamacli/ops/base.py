@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import PluginError
-from llamacli.kv.layout import KVSpec
+from llamacli.kv.layout import KVSpec, RecurrentSpec
 from llamacli.ops.key_shift import KeyShift
 from llamacli.ops.lowering import Lowering
 from llamacli.ops.run import Run
@@ -32,6 +32,7 @@ class Recorder(abc.ABC):
     def __init__(self) -> None:
         self.ops: list[Op] = []
         self.states: list[KVSpec] = []
+        self.recurrent: list[RecurrentSpec] = []
 
     def value(self, width: int) -> Value:
         """A new value of `width` numbers a token."""
@@ -41,6 +42,12 @@ class Recorder(abc.ABC):
         """Append an op; returns its `out`."""
         self.ops.append(op)
         return op.out
+
+    def recurrent_state(self, name: str, *shape: int) -> int:
+        """Number of a new recurrent state, float32 of this shape."""
+        expect("recurrent_state", all(n > 0 for n in shape), f"{name} of shape {shape}")
+        self.recurrent.append(RecurrentSpec(name, shape))
+        return len(self.recurrent) - 1
 
     @abc.abstractmethod
     def add(self, a: Value, b: Value) -> Value:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.kernels.kv_types.types import KVType
-from llamacli.kv.layout import KVSpec
+from llamacli.kv.layout import KVSpec, RecurrentSpec
 from llamacli.ops.run import Run, Span
 from llamacli.ops.values import Tensor, Value
 
@@ -113,6 +113,9 @@ class Lowering(abc.ABC):
 
     states: Sequence[KVSpec]
     """Shapes of the cached keys and values, by layer."""
+
+    recurrent: Sequence[RecurrentSpec]
+    """Shapes of the recurrent states."""
 
     zeros: Array
     """float32 zeros, at least as many as any row or bias has numbers."""

@@ -64,7 +64,7 @@ def _last_rows(example: Example, tokens: npt.NDArray[np.int32]) -> tuple[Rows, R
     results = []
     for all_logits in (True, False):
         program = NativeEngine(1).compile(example.graph, file, QuantMode.FP32)  # again, so that all buffers are zero
-        pool = KVPool(KVLayout.of(program.states, "f32"))
+        pool = KVPool(KVLayout.of(program.states, "f32", program.recurrent))
         spans = [Span(KVSequence(pool, n), 0, n) for n in lengths]
         for span in spans:
             span.sequence.reserve(0, span.n)
@@ -77,12 +77,13 @@ def _rows(example: Example, engine: Engine, tokens: npt.NDArray[np.int32], n_bat
     """Compute the result of the example's op, float32 [n_tokens, width]."""
     file = ArrayFile(Path("example"), Metadata({}), example.weights)
     program = engine.compile(example.graph, file, QuantMode.FP32)
-    sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32")), len(tokens))
+    sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32", program.recurrent)), len(tokens))
     parts = []
     for start in range(0, len(tokens), n_batch):
         ids = tokens[start : start + n_batch]
         sequence.reserve(start, len(ids))
         parts.append(program.forward(ids, [Span(sequence, start, len(ids))], all_logits=True))
+        sequence.commit(ids.tolist())
     return np.concatenate(parts)
 
 
@@ -113,7 +114,7 @@ def _expect_zero_padding(name: str, example: Example, tokens: npt.NDArray[np.int
     graph.scale(out, 1.0)
     file = ArrayFile(Path("example"), Metadata({}), example.weights)
     program = NativeEngine(1).compile(graph, file, QuantMode.FP32)
-    sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32")), len(tokens))
+    sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32", program.recurrent)), len(tokens))
     sequence.reserve(0, len(tokens))
     program.forward(tokens, [Span(sequence, 0, len(tokens))], all_logits=True)
     padding = program.buffers[f32(out)][: len(tokens), out.width :]

@@ -1,0 +1,164 @@
+"""Linear recurrence kernel: matrix states that decay and take up outer products.
+
+A state is float32 [n_head, d_k, d_v]. Its columns along d_v do not depend on one another: a unit of work is a tile of
+up to 80 columns of one head of one sequence, and the rows of the sequence follow one another in it. Sums over d_k are
+in their order, so a token's result does not depend on how a prompt is divided.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from numba import carray
+from numba.core import types
+from numba.extending import intrinsic
+
+from llamacli.kernels import ir, simd
+from llamacli.kernels.jit import Kernel
+from llamacli.kernels.layout import LANES, RUN, record
+from llamacli.kernels.recurrent import before_last_page, last_row, source_page, target_page
+
+LINEAR_STATE = record(
+    "r", "r_stride", "k", "k_stride", "v", "v_stride", "w", "w_stride", "beta", "beta_stride", "a", "a_stride", "b",
+    "b_stride", "decay", "bonus", "out", "out_stride", "entry", "zeros", "n_head", "n_head_k", "d_k", "d_v", "tiled",
+    scale=np.float32,
+)  # fmt: skip
+"""Addresses of values, and the bytes between their rows. `decay`: float32 [d_k, d_v]; `bonus`: float32 [n_head, d_k];
+`zeros`: as many as the state of a head has numbers; `tiled`: 1 if head h reads head h mod n_head_k of r and k, else 0
+for head h // (n_head / n_head_k); `entry`: bytes of the state's entry in KVSequence.addresses."""
+
+HEAD, KEY, MATRIX = range(3)
+"""Decay: a number w for each head, or for each head and index of d_k; or exp(w[v] * decay[k, v])."""
+
+NONE, BETA, LOW_RANK = range(3)
+"""Correction of the state: none, the delta rule with `beta`, or (state a) b^T."""
+
+_i64, _f32 = types.int64, types.float32
+
+
+@intrinsic(prefer_literal=True)
+def _step(typingctx: Any, n: Any, decay_kind: Any, correction: Any, has_bonus: Any, state: Any, target: Any,
+          row_bytes: Any, d_k: Any, r: Any, k: Any, v: Any, w: Any, beta: Any, a: Any, b: Any, decay: Any, bonus: Any,
+          out: Any, scale: Any) -> Any:  # fmt: skip
+    """Compute one token of n vectors of columns.
+
+    `state` is read and `target` written, rows `row_bytes` apart; they may be the same. Other operands are addresses.
+    """
+    n_vectors, decays, corrects, adds_bonus = (x.literal_value for x in (n, decay_kind, correction, has_bonus))
+
+    def codegen(context: Any, builder: ir.Builder, signature: Any, args: Any) -> Any:
+        _, _, _, _, state, target, row_bytes, d_k, r, k, v, w, beta, a, b_, decay, bonus, out, scale = args
+        bld, zero = builder, ir.constant(ir.F32X16, 0.0)
+        columns = [4 * LANES * i for i in range(n_vectors)]
+        taken = [ir.load(bld, ir.offset(bld, v, at), ir.F32X16) for at in columns]
+        head_decay = ir.broadcast_f32(bld, w) if decays == HEAD else None
+        dts = [ir.load(bld, ir.offset(bld, w, at), ir.F32X16) for at in columns] if decays == MATRIX else []
+
+        def number(base: ir.Value, i: ir.Value) -> ir.Value:
+            """Number i of a vector, in every lane."""
+            return ir.broadcast_f32(bld, bld.add(base, bld.mul(i, ir.I64(4))))
+
+        def decay_of(i: ir.Value) -> list[ir.Value]:
+            """Decay of row i of the state, for each vector of columns."""
+            if decays == HEAD:
+                return [head_decay] * n_vectors
+            if decays == KEY:
+                return [number(w, i)] * n_vectors
+            row = bld.add(decay, bld.mul(i, row_bytes))
+            rates = [ir.load(bld, ir.offset(bld, row, at), ir.F32X16) for at in columns]
+            return [ir.exp(bld, bld.fmul(dt, rate)) for dt, rate in zip(dts, rates, strict=True)]
+
+        read = [zero] * n_vectors
+        if corrects != NONE:
+
+            def body(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+                row = bld.add(state, bld.mul(i, row_bytes))
+                weight = number(a if corrects == LOW_RANK else k, i)
+                if corrects == BETA and decays == KEY:
+                    weight = bld.fmul(weight, number(w, i))
+                return [
+                    ir.fma(bld, weight, ir.load(bld, ir.offset(bld, row, at), ir.F32X16), total)
+                    for at, total in zip(columns, totals, strict=True)
+                ]
+
+            read = ir.loop(bld, d_k, read, body)
+        if corrects == BETA:
+            factor = ir.broadcast_f32(bld, beta)
+            if decays == HEAD:
+                read = [bld.fmul(head_decay, x) for x in read]
+            taken = [bld.fmul(factor, bld.fsub(x, y)) for x, y in zip(taken, read, strict=True)]
+
+        def update(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+            place = bld.mul(i, row_bytes)
+            source, goal = bld.add(state, place), bld.add(target, place)
+            key, query = number(k, i), number(r, i)
+            boost = bld.fmul(number(bonus, i), key) if adds_bonus else None
+            results = []
+            for at, x, u, w_i, total in zip(columns, taken, read, decay_of(i), totals, strict=True):
+                old = ir.load(bld, ir.offset(bld, source, at), ir.F32X16)
+                new = ir.fma(bld, key, x, bld.fmul(w_i, old))
+                if corrects == LOW_RANK:
+                    new = ir.fma(bld, number(b_, i), u, new)
+                ir.store(bld, ir.offset(bld, goal, at), new)
+                seen = ir.fma(bld, boost, x, old) if adds_bonus else new
+                results.append(ir.fma(bld, query, seen, total))
+            return results
+
+        totals = ir.loop(bld, d_k, [zero] * n_vectors, update)
+        factor = ir.splat(bld, scale)
+        for at, total in zip(columns, totals, strict=True):
+            ir.store(bld, ir.offset(bld, out, at), bld.fmul(factor, total))
+        return context.get_dummy_value()
+
+    return types.void(n, decay_kind, correction, has_bonus, *[_i64] * 14, _f32), codegen
+
+
+@functools.cache
+def linear_state(n_vectors: int, decay_kind: int, correction: int, has_bonus: bool) -> Kernel:
+    """Kernel of a linear recurrence, for tiles of `n_vectors` vectors of columns."""
+    bonus_kind = int(has_bonus)
+
+    def linear_state(args: int, run: int, thread: int, n_threads: int) -> None:
+        a, r = carray(simd.pointer(args), 1, LINEAR_STATE)[0], carray(simd.pointer(run), 1, RUN)[0]
+        n_tiles = a.d_v // (LANES * n_vectors)
+        row_bytes = 4 * a.d_v
+        unit = np.int64(0)
+        first = r.first_row
+        while first < r.n_rows:
+            last = last_row(r.rows, first, r.n_rows)
+            source, target = source_page(r.rows, first, a.entry), target_page(r.rows, first, a.entry)
+            before_last = before_last_page(r.rows, first, a.entry)
+            for part in range((thread - unit) % n_threads, a.n_head * n_tiles, n_threads):
+                head, column = part // n_tiles, LANES * n_vectors * (part % n_tiles)
+                head_k = head % a.n_head_k if a.tiled else head // (a.n_head // a.n_head_k)
+                place = head * a.d_k * row_bytes + 4 * column
+                state = source + place if source else a.zeros
+                for row in range(first, last):
+                    if row == last - 1 and before_last:
+                        for i in range(a.d_k):
+                            for at in range(0, 4 * LANES * n_vectors, 4 * LANES):
+                                simd.store(
+                                    before_last + place + i * row_bytes + at, simd.load(state + i * row_bytes + at)
+                                )
+                    w = a.w + row * a.w_stride
+                    if decay_kind == HEAD:
+                        w += 4 * head
+                    elif decay_kind == KEY:
+                        w += 4 * head * a.d_k
+                    else:
+                        w += 4 * column
+                    _step(
+                        n_vectors, decay_kind, correction, bonus_kind, state, target + place, row_bytes, a.d_k,
+                        a.r + row * a.r_stride + 4 * head_k * a.d_k, a.k + row * a.k_stride + 4 * head_k * a.d_k,
+                        a.v + row * a.v_stride + 4 * (head * a.d_v + column), w,
+                        a.beta + row * a.beta_stride + 4 * head, a.a + row * a.a_stride + 4 * head * a.d_k,
+                        a.b + row * a.b_stride + 4 * head * a.d_k, a.decay + 4 * column, a.bonus + 4 * head * a.d_k,
+                        a.out + row * a.out_stride + 4 * (head * a.d_v + column), a.scale,
+                    )  # fmt: skip
+                    state = target + place
+            unit += a.n_head * n_tiles
+            first = last
+
+    return Kernel(linear_state, f"_{n_vectors}{decay_kind}{correction}{bonus_kind}")

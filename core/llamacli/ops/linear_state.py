@@ -1,0 +1,208 @@
+"""Linear recurrence with a matrix state a head: gated delta nets, Mamba, RWKV, linear attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import attrs
+import numpy as np
+
+from llamacli.kernels.layout import LANES, RECURRENT_ENTRY, SOURCE
+from llamacli.ops.activations import sigmoid
+from llamacli.ops.base import MakeParam, Op, Recorder, expect
+from llamacli.ops.linear import linear
+from llamacli.ops.lowering import Lowering, f32, stride
+from llamacli.ops.map import map_
+from llamacli.ops.run import Run
+from llamacli.ops.values import Array, Param, Tensor, Value
+
+_MOST_VECTORS = 5
+"""Vectors of columns that a thread computes at once at most."""
+
+
+@attrs.frozen(eq=False)
+class LinearState(Op):
+    """Linear recurrence op over the tokens of a sequence; see `linear_state`.
+
+    A state S, zero before the first token, is a d_k x d_v matrix for each of `n_head` heads.
+    """
+
+    mixes_tokens = True
+
+    r: Value
+    k: Value
+    v: Value
+    w: Value
+    rates: Tensor | None
+    beta: Value | None
+    a: Value | None
+    b: Value | None
+    bonus: Tensor | None
+    state: int
+    n_head: int
+    n_head_k: int
+    scale: float
+    tiled: bool
+
+    @property
+    def d_k(self) -> int:
+        """Rows of a head's state."""
+        return self.k.width // self.n_head_k
+
+    @property
+    def d_v(self) -> int:
+        """Columns of a head's state."""
+        return self.v.width // self.n_head
+
+    def compute(self, run: Run) -> Array:
+        """See Op.
+
+        The state is rounded to float32 after each token, as a sequence keeps it.
+        """
+        n, heads = run.n, np.arange(self.n_head)
+        shared = heads % self.n_head_k if self.tiled else heads // (self.n_head // self.n_head_k)
+        r, k = (run[x].reshape(n, self.n_head_k, self.d_k)[:, shared] for x in (self.r, self.k))
+        v = run[self.v].reshape(n, self.n_head, self.d_v)
+        if self.rates:  # [n, 1, d_k, d_v]
+            w = np.exp(run[self.w][:, None, None] * run[self.rates].T[None, None])
+        else:  # [n, n_head, 1 or d_k, 1]
+            w = run[self.w].reshape(n, self.n_head, -1, 1)
+        a, b = (None if x is None else run[x].reshape(n, self.n_head, self.d_k) for x in (self.a, self.b))
+        state = run.sequence.read_state(self.state, SOURCE)
+        before_last, out = state, np.empty((n, self.n_head, self.d_v))
+        for t in range(n):
+            before_last, old = state, state.astype(np.float64)
+            taken = v[t]
+            new = w[t] * old
+            if self.beta:
+                seen = np.einsum("hkv,hk->hv", new, k[t])
+                taken = run[self.beta][t, :, None] * (taken - seen)
+            if a is not None and b is not None:
+                new = new + np.einsum("hkv,hk,hj->hjv", old, a[t], b[t])
+            new = new + k[t][:, :, None] * taken[:, None]
+            read = new
+            if self.bonus:
+                read = old + (run[self.bonus] * k[t])[:, :, None] * taken[:, None]
+            out[t] = self.scale * np.einsum("hkv,hk->hv", read, r[t])
+            state = new.astype(np.float32)
+        run.sequence.write_state(self.state, state, before_last)
+        return out.reshape(n, -1)
+
+    def lower(self, to: Lowering) -> None:
+        """See Op."""
+        from llamacli.kernels.linear_state import BETA, HEAD, KEY, LINEAR_STATE, LOW_RANK, MATRIX, NONE, linear_state
+
+        n_vectors = next(n for n in range(_MOST_VECTORS, 0, -1) if self.d_v // LANES % n == 0)
+        decay = MATRIX if self.rates else HEAD if self.w.width == self.n_head else KEY
+        correction = BETA if self.beta else LOW_RANK if self.a else NONE
+        out = f32(self.out)
+        slots = {
+            name: f32(value)
+            for name in ("r", "k", "v", "w", "beta", "a", "b")
+            if (value := getattr(self, name)) is not None
+        }
+        zeros = to.shared(("zero state", self.d_k * self.d_v), lambda: to.memory(np.zeros((self.d_k, self.d_v), "f4")))
+        params: dict[str, Any] = {
+            **dict.fromkeys(LINEAR_STATE.names or (), 0), "entry": RECURRENT_ENTRY * (len(to.states) + self.state),
+            "zeros": zeros, "n_head": self.n_head, "n_head_k": self.n_head_k,
+            "d_k": self.d_k, "d_v": self.d_v, "tiled": int(self.tiled), "scale": self.scale,
+        }  # fmt: skip
+        if self.rates:
+            rates = np.ascontiguousarray(to.vector(self.rates)[: self.d_v, : self.d_k].T)
+            params["decay"] = to.memory(rates)
+        if self.bonus:
+            params["bonus"] = to.memory(np.ascontiguousarray(to.vector(self.bonus)[: self.n_head, : self.d_k]))
+        to.step(
+            linear_state(n_vectors, decay, correction, self.bonus is not None),
+            LINEAR_STATE,
+            list(slots.values()),
+            [out],
+            lambda at: {
+                **params,
+                **{name: at(slot) for name, slot in slots.items()},
+                **{f"{name}_stride": stride(at(slot)) for name, slot in slots.items()},
+                "out": at(out), "out_stride": stride(at(out)),
+            },
+            work=4.0 * self.n_head * self.d_k * self.d_v,
+        )  # fmt: skip
+
+    @classmethod
+    def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
+        """See Op."""
+        gate = map_(g, linear(g, x, param("gate", 2, x.width)), sigmoid)
+        v, few = linear(g, x, param("v", 32, x.width)), linear(g, x, param("few", 5, x.width))
+        keys = map_(g, linear(g, x, param("keys", 10, x.width)), sigmoid)
+        yield linear_state(g, few, few, v, gate, n_head=2, n_head_k=1)
+        yield linear_state(g, few, few, v, gate, n_head=2, n_head_k=1, beta=gate, scale=0.5)
+        four = linear(g, x, param("four", 4, x.width))
+        wide = linear(g, x, param("wide", 128, x.width))
+        yield linear_state(g, keys, keys, wide, map_(g, four, sigmoid), n_head=4, n_head_k=2, shared="tiled")
+        yield linear_state(g, keys, keys, v, keys, n_head=2, beta=gate)
+        yield linear_state(g, keys, keys, v, keys, n_head=2, a=keys, b=keys)
+        yield linear_state(g, keys, keys, v, keys, n_head=2, bonus=param("bonus", 2, 5))
+        yield linear_state(g, few, few, x, map_(g, x, sigmoid), n_head=1, rates=param("rates", x.width, 5))
+
+
+def linear_state(
+    g: Recorder,
+    r: Value,
+    k: Value,
+    v: Value,
+    w: Value,
+    *,
+    n_head: int,
+    n_head_k: int | None = None,
+    rates: Param | Tensor | None = None,
+    beta: Value | None = None,
+    a: Value | None = None,
+    b: Value | None = None,
+    bonus: Param | None = None,
+    scale: float = 1.0,
+    shared: Literal["blocks", "tiled"] = "blocks",
+) -> Value:
+    """Record a linear recurrence: a matrix state that decays and takes up k v^T.
+
+    For each head, with a state S of d_k rows and d_v columns:
+
+        S[t] = diag(w) S[t-1] + b (S[t-1]^T a)^T + k v^T        y[t] = scale * S[t]^T r
+
+    - `v`: n_head * d_v numbers a token; d_v is a multiple of 16. The result has the same width.
+    - `r`, `k`: n_head_k * d_k numbers; n_head_k divides n_head, its default. With `shared` "blocks", consecutive heads
+      read the same head of r and k (h // (n_head / n_head_k)); with "tiled", head h reads head h mod n_head_k.
+    - `w`: the decay, a number a head or n_head * d_k numbers. With `rates`, (d_v, d_k), there is one head, w has d_v
+      numbers, and the decay is exp(w[j] * rates[j, i]) for row i and column j (selective scan of Mamba).
+    - `beta`, a number a head: the delta rule; v is replaced by beta * (v - (diag(w) S[t-1])^T k).
+    - `a`, `b`: n_head * d_k numbers each (RWKV-7).
+    - `bonus`, (n_head, d_k): y[t] reads S[t-1] + (bonus * k) v^T (RWKV-6).
+
+    Used by gated delta nets (Qwen3-Next, Qwen3.5), Kimi Delta Attention, Mamba, Mamba-2, RWKV and gated linear
+    attention. The state is float32 and zero before the first token. Tokens are computed one after another, so results
+    do not depend on how a prompt is divided.
+    """
+    expect("linear_state", n_head > 0 and v.width % n_head == 0, f"v of width {v.width} and {n_head} heads")
+    d_v = v.width // n_head
+    expect("linear_state", d_v % LANES == 0, f"heads of {d_v} numbers of v and multiples of {LANES}")
+    n_head_k = n_head if n_head_k is None else n_head_k
+    fits = n_head_k > 0 and n_head % n_head_k == 0 and k.width % n_head_k == 0 and r.width == k.width
+    expect("linear_state", fits, f"r and k of widths {r.width} and {k.width}, {n_head} heads and {n_head_k} of r and k")
+    d_k, matrix = k.width // n_head_k, rates.weight if isinstance(rates, Param) else rates
+    if matrix:
+        fits = n_head == 1 and matrix.shape == (d_v, d_k) and w.width == d_v
+        expect("linear_state", fits, f"{matrix.name} {matrix.shape}, w of width {w.width} and {n_head} heads of {d_v}")
+    else:
+        fits = w.width in (n_head, n_head * d_k)
+        expect("linear_state", fits, f"w of width {w.width}, {n_head} heads and rows of {d_k}")
+    expect("linear_state", beta is None or beta.width == n_head, f"beta and {n_head} heads")
+    pair = (a is None) == (b is None) and all(x is None or x.width == n_head * d_k for x in (a, b))
+    expect("linear_state", pair and not (a and beta), f"a and b and {n_head} heads with rows of {d_k}")
+    if bonus:
+        shape = bonus.weight.shape
+        expect("linear_state", shape == (n_head, d_k), f"{bonus.weight.name} {shape} and {n_head} heads of {d_k}")
+    state = g.recurrent_state("linear_state", n_head, d_k, d_v)
+    weight = bonus.weight if bonus else None
+    return g.record(
+        LinearState(
+            g.value(v.width), r, k, v, w, matrix, beta, a, b, weight, state, n_head, n_head_k, scale, shared == "tiled"
+        )
+    )
