@@ -24,4 +24,4 @@ def test_the_verb_to_copy_is_tested() -> None:
 
 def test_the_elementwise_verb_passes_its_check() -> None:
     namespace = {"__name__": "llamacli_guide"}
-    exec(block("class Clamp") + block("check_op(Clamp)"), namespace)
+    exec(block("class HardSigmoid") + block("check_op(HardSigmoid)"), namespace)

@@ -13,8 +13,11 @@ from llamacli.errors import PluginError
 from llamacli.ops.activations import Activation
 from llamacli.ops.add import add
 from llamacli.ops.attention import attention
+from llamacli.ops.attention_temperature import attention_temperature
 from llamacli.ops.base import Op, Recorder
+from llamacli.ops.clamp import clamp
 from llamacli.ops.columns import columns
+from llamacli.ops.concat import concat
 from llamacli.ops.embed import embed
 from llamacli.ops.gated import gated, geglu, swiglu
 from llamacli.ops.layer_norm import layer_norm
@@ -22,7 +25,9 @@ from llamacli.ops.linear import linear
 from llamacli.ops.linear_state import linear_state
 from llamacli.ops.map import map_
 from llamacli.ops.moe import moe
+from llamacli.ops.mul import mul
 from llamacli.ops.positions import positions
+from llamacli.ops.repeat import repeat
 from llamacli.ops.rms_norm import rms_norm
 from llamacli.ops.rope import rope
 from llamacli.ops.scale import scale
@@ -31,6 +36,7 @@ from llamacli.ops.sigmoid_gate import sigmoid_gate
 from llamacli.ops.softcap import softcap
 from llamacli.ops.store import KeyValues, store
 from llamacli.ops.values import Param, Tensor, Value
+from llamacli.ops.xielu import xielu
 
 __all__ = ["Activation", "Graph", "KeyValues", "Op", "Param", "Tensor", "Value"]
 
@@ -43,7 +49,10 @@ class Graph(Recorder):
 
     add = add
     attention = attention
+    attention_temperature = attention_temperature
+    clamp = clamp
     columns = columns
+    concat = concat
     embed = embed
     gated = gated
     geglu = geglu
@@ -52,7 +61,9 @@ class Graph(Recorder):
     linear_state = linear_state
     map = map_
     moe = moe
+    mul = mul
     positions = positions
+    repeat = repeat
     rms_norm = rms_norm
     rope = rope
     scale = scale
@@ -61,6 +72,7 @@ class Graph(Recorder):
     softcap = softcap
     store = store
     swiglu = swiglu
+    xielu = xielu
 
     @property
     def tail(self) -> int:

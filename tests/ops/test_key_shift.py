@@ -52,6 +52,15 @@ SHIFTED: dict[str, Keys] = {
     "rope, then norm a head": lambda g, param, x: g.rms_norm(roped(g, x), param("norm", 2, HEAD_DIM), 1e-5, HEAD_DIM),
     "rope, then norm without weight": lambda g, param, x: g.rms_norm(roped(g, x), None, 1e-5, HEAD_DIM),
     "rope, then scale": lambda g, param, x: g.scale(roped(g, x), 0.5),
+    "concat of a part with rope": lambda g, param, x: g.concat(
+        g.columns(x, 0, 12, of=16), g.rope(g.columns(x, 3, 4), Rope(4, interleaved=True), 4), of=(12, 4)
+    ),
+    "concat, then norm": lambda g, param, x: g.rms_norm(
+        g.concat(g.columns(x, 0, 8, of=16), g.rope(g.columns(x, 5, 16), Rope(8, interleaved=False), 8), of=(8, 8)),
+        param("norm", HEAD_DIM),
+        1e-5,
+        HEAD_DIM,
+    ),
     "no positions": lambda g, param, x: g.rms_norm(g.linear(x, param("k", WIDTH, WIDTH)), param("norm", WIDTH), 1e-5),
 }
 
@@ -75,6 +84,9 @@ REFUSED: dict[str, Keys] = {
     "two norms behind rope": lambda g, param, x: g.rms_norm(
         g.rms_norm(roped(g, x), param("inner", HEAD_DIM), 1e-5, HEAD_DIM), param("norm", HEAD_DIM), 1e-5, HEAD_DIM
     ),
+    "concat across heads": lambda g, param, x: g.concat(g.columns(roped(g, x), 0, 16), g.columns(x, 0, 16)),
+    "rope, then clamp": lambda g, param, x: g.clamp(roped(g, x), -1.0, 1.0),
+    "rope, then mul": lambda g, param, x: g.mul(roped(g, x), x),
     "rope twice": lambda g, param, x: roped(g, roped(g, x)),
     "learned positions": lambda g, param, x: g.linear(x + g.positions(param("p", 64, WIDTH)), param("k", WIDTH, WIDTH)),
 }

@@ -1,4 +1,4 @@
-"""Selection of columns: out = x[:, first : first + width]."""
+"""Selection of columns of rows, or of each head."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from llamacli.kernels.layout import RUN, record
 from llamacli.ops.base import MakeParam, Op, Recorder, expect
+from llamacli.ops.heads import Heads, lower_heads
 from llamacli.ops.lowering import Lowering, f32, stride
 from llamacli.ops.run import Run
 from llamacli.ops.values import Array, Value
@@ -23,18 +24,27 @@ COLUMNS = record("x", "x_stride", "out", "out_stride", "width")
 
 @attrs.frozen(eq=False)
 class Columns(Op):
-    """Column selection op: columns of x from `first` on."""
+    """Column selection op: `width` columns, from `first` on, of each head.
+
+    A head is `of` numbers, or the whole row.
+    """
 
     x: Value
     first: int
+    width: int
+    of: int
 
     def compute(self, run: Run) -> Array:
         """See Op."""
-        return run[self.x][:, self.first : self.first + self.out.width]
+        heads = run[self.x].reshape(run.n, -1, self.of)
+        return heads[..., self.first : self.first + self.width].reshape(run.n, -1)
 
     def lower(self, to: Lowering) -> None:
         """See Op."""
         x, out = f32(self.x), f32(self.out)
+        if self.of < x.width:
+            lower_heads(to, x.width // self.of, self.out, Heads(self.x, self.of, self.first, self.width))
+            return
         to.step(
             columns_kernel(),
             COLUMNS,
@@ -50,17 +60,26 @@ class Columns(Op):
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
         """See Op."""
         yield columns(g, x, 5, x.width - 9)
+        yield columns(g, x, 1, 19, of=24)
 
 
-def columns(g: Recorder, x: Value, first: int, width: int) -> Value:
-    """Select columns `first` to `first + width - 1` of x."""
-    expect("columns", 0 <= first < first + width <= x.width, f"{first} + {width} and width {x.width}")
-    return g.record(Columns(g.value(width), x, first))
+def columns(g: Recorder, x: Value, first: int, width: int, of: int | None = None) -> Value:
+    """Select columns of x, or the same columns of each head.
+
+    Formula: `out = x[:, first : first + width]`; with `of`, `out[h] = x[h][first : first + width]` for each head h
+    Shapes: x [n, n_heads * of]; out [n, n_heads * width]; without `of`, the row is one head
+    Limits: a range within the head, of at least one column
+    Example: `q, gate = g.columns(qg, 0, 128, of=256), g.columns(qg, 128, 128, of=256)`
+    """
+    of = x.width if of is None else of
+    expect("columns", of > 0 and x.width % of == 0, f"heads of {of} numbers and width {x.width}")
+    expect("columns", 0 <= first < first + width <= of, f"{first} + {width} and width {of}")
+    return g.record(Columns(g.value(x.width // of * width), x, first, width, of))
 
 
 @functools.cache
 def columns_kernel() -> Kernel:
-    """Compiled kernel of column selection.
+    """Compiled kernel that selects columns of whole rows.
 
     x is the address of the first column; a row is a unit of work.
     """
