@@ -26,6 +26,12 @@ def test_activations(name: str, factor: float, engine: Engine) -> None:
     run.check(FORMULAS[name](factor * run.x))
 
 
+@pytest.mark.parametrize("factor", [1.0, 10.0])
+def test_exp(factor: float, engine: Engine) -> None:
+    run = Run(engine, lambda g, param, x: g.map(g.scale(x, factor), activations.exp))
+    run.check(np.exp(factor * run.x))
+
+
 def test_a_function_of_the_callers_own(engine: Engine) -> None:
     run = Run(
         engine, lambda g, param, x: g.map(x, lambda v, x: v.where(x > 0.5, v.sqrt(v.absolute(x)), v.log(x * x + 1)))

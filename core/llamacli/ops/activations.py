@@ -6,6 +6,7 @@ One-argument functions are for `map`, two-argument ones (gate, up) for `gated` a
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -54,6 +55,11 @@ def softplus(v: Vocabulary, x: Any) -> Any:
     return v.where(x > 20.0, x, v.log(1.0 + v.exp(v.minimum(x, 20.0))))
 
 
+def exp(v: Vocabulary, x: Any) -> Any:
+    """e^x."""
+    return v.exp(x)
+
+
 def swiglu(v: Vocabulary, gate: Any, up: Any) -> Any:
     """silu(gate) * up (Shazeer 2020)."""
     return silu(v, gate) * up
@@ -62,6 +68,11 @@ def swiglu(v: Vocabulary, gate: Any, up: Any) -> Any:
 def geglu(v: Vocabulary, gate: Any, up: Any) -> Any:
     """gelu(gate) * up (Shazeer 2020)."""
     return gelu(v, gate) * up
+
+
+def reglu(v: Vocabulary, gate: Any, up: Any) -> Any:
+    """relu(gate) * up (Shazeer 2020)."""
+    return relu(v, gate) * up
 
 
 def swiglu_oai(v: Vocabulary, gate: Any, up: Any) -> Any:
@@ -74,11 +85,38 @@ def swiglu_oai(v: Vocabulary, gate: Any, up: Any) -> Any:
     return gate * v.sigmoid(gate * 1.702) * (up + 1.0)
 
 
+@functools.cache
+def swiglu_clamped(limit: float) -> Formula:
+    """SwiGLU with inputs clamped: silu(min(gate, limit)) * u, u = up bounded to ±limit.
+
+    As `ggml_swiglu_clamp`. Each limit has a kernel of its own.
+    """
+
+    def swiglu_clamped(v: Vocabulary, gate: Any, up: Any) -> Any:
+        return silu(v, v.minimum(gate, limit)) * v.maximum(v.minimum(up, limit), -limit)
+
+    return swiglu_clamped
+
+
+@functools.cache
+def swiglu_late_clamped(limit: float) -> Formula:
+    """SwiGLU with clamped factors: min(silu(gate), limit) * u, u = up bounded to ±limit.
+
+    Each limit has a kernel of its own.
+    """
+
+    def swiglu_late_clamped(v: Vocabulary, gate: Any, up: Any) -> Any:
+        return v.minimum(silu(v, gate), limit) * v.maximum(v.minimum(up, limit), -limit)
+
+    return swiglu_late_clamped
+
+
 class Activation(enum.StrEnum):
-    """Names of the gated activations: swiglu, geglu, swiglu_oai."""
+    """Names of the gated activations: swiglu, geglu, reglu, swiglu_oai."""
 
     SWIGLU = "swiglu"
     GEGLU = "geglu"
+    REGLU = "reglu"
     SWIGLU_OAI = "swiglu_oai"
 
     @property
@@ -87,7 +125,12 @@ class Activation(enum.StrEnum):
         return _GATED[self]
 
 
-_GATED = {Activation.SWIGLU: swiglu, Activation.GEGLU: geglu, Activation.SWIGLU_OAI: swiglu_oai}
+_GATED = {
+    Activation.SWIGLU: swiglu,
+    Activation.GEGLU: geglu,
+    Activation.REGLU: reglu,
+    Activation.SWIGLU_OAI: swiglu_oai,
+}
 
 
 def formula_of(activation: Activation | Formula) -> Formula:

@@ -50,11 +50,13 @@ def silu(x: np.ndarray) -> np.ndarray:
 
 
 def gated(gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
-    """Gated unit: swiglu, geglu (by tanh) or swiglu_oai, which is clamped."""
+    """Gated unit: swiglu, geglu (by tanh), reglu or swiglu_oai, which is clamped."""
     if activation == "swiglu":
         return silu(gate) * up
     if activation == "geglu":
         return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+    if activation == "reglu":
+        return np.maximum(gate, 0) * up
     gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
     return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
 
