@@ -38,6 +38,11 @@ def add(g: Recorder, a: Value, b: Value | Param) -> Value:
     """Add two values of one width, or a value and a vector.
 
     Values can also be added with the operator +.
+
+    Formula: `out = a + b`
+    Shapes: a [n, width]; b [n, width] or a parameter (width,); out [n, width]
+    Limits: equal widths
+    Example: `x = x + g.linear(attended, block.attn_output)`
     """
     other = b.weight if isinstance(b, Param) else b
     shape = other.shape if isinstance(other, Tensor) else (other.width,)

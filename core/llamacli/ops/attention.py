@@ -98,6 +98,11 @@ def attention(
 
     Heads of q share the fewer heads of k and v in groups. Several layers may read what one stored. `softcap` bounds the
     scores; `sinks`, (n_head,), join the softmax as the logits of a position without value (Xiao et al. 2023).
+
+    Formula: `out = softmax(softcap(scale * q @ k.T)) @ v` over the cached tokens up to the query's own
+    Shapes: q [n, n_head * head_dim], sinks (n_head,); out as q
+    Limits: n_head is a multiple of n_head_kv; softcap > 0
+    Example: `out = g.attention(q, kv, scale=1 / math.sqrt(config.head_dim))`
     """
     state = kv.state
     fits = q.width % (state.n_head_kv * state.head_dim) == 0

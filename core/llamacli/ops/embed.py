@@ -43,7 +43,13 @@ class Embed(Op):
 
 
 def embed(g: Recorder, table: Param) -> Value:
-    """Embed each token: rows of `table`, (n_vocab, n_embd)."""
+    """Embed each token: rows of a table.
+
+    Formula: `out = table[token] * scale`, the scale where the file has one
+    Shapes: table (n_vocab, n_embd); out [n, n_embd]
+    Limits: every token is below n_vocab
+    Example: `x = g.embed(weights.token_embd)`
+    """
     expect("embed", len(table.weight.shape) == 2, f"{table.weight.name} {table.weight.shape} and rows a token")
     out = g.record(Embed(g.value(table.weight.shape[1]), table.weight))
     return scale(g, out, Param(table.scale)) if table.scale else out

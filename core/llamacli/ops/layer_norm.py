@@ -60,6 +60,12 @@ def layer_norm(g: Recorder, x: Value, norm: Param | Tensor | None, eps: float, h
     """Record layer norm over the width, or each head of `head_dim`.
 
     Mean and variance are normalised; the norm None has no weight.
+
+    Formula: `out = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias`
+    Shapes: x [n, n_heads * head_dim]; weight and bias (head_dim,) or (n_heads, head_dim); out as x; without `head_dim`
+        the row is one head
+    Limits: the variance is the biased one; eps is under the root
+    Example: `x = g.layer_norm(x, block.attn_norm, config.layer_norm_eps)`
     """
     head_dim, weight, bias = check_norm("layer_norm", x, norm, head_dim)
     return g.record(LayerNorm(g.value(x.width), x, weight, bias, eps, head_dim))

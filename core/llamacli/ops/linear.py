@@ -58,6 +58,11 @@ def linear(g: Recorder, x: Value, param: Param, *, scale_last: bool = False) -> 
 
     The scale is one number; both are applied where the file has them. The scale multiplies the products, and with
     `scale_last` the bias too, as llama.cpp has it in feed-forward layers. A weight of one dimension is one row.
+
+    Formula: `out = x @ weight.T * scale + bias`
+    Shapes: x [n, n_in], weight (n_out, n_in), bias (n_out,); out [n, n_out]
+    Limits: none on the sizes; modes q8 and q4 round the weight
+    Example: `q = g.linear(x, block.attn_q)`
     """
     n_out, n_in = (1, *param.weight.shape)[-2:]
     is_matrix = len(param.weight.shape) <= 2

@@ -347,6 +347,14 @@ def moe(
     `selection_bias`, (n_expert,), is added to scores for the choice alone (Wang et al. 2024); `groups` are (number of
     groups, number of those that may be chosen from). Without `gate`, the activation is a function of one argument.
     Scales of the parameters, (n_expert,), multiply each expert's products.
+
+    Formula: `out = sum(w[e] * down[e](f(gate[e](x), up[e](x))))` over the chosen experts e, with `w` the scores of the
+        router's logits
+    Shapes: x [n, n_embd], router [n, n_expert]; gate and up (n_expert, n_ff, n_embd), down (n_expert, n_embd, n_ff);
+        out [n, n_embd]
+    Limits: n_used <= n_expert; sums of weights are at least 2^-14 when they are renormalised
+    Example: `g.moe(x, g.linear(x, b.ffn_gate_inp), gate=b.ffn_gate_exps, up=b.ffn_up_exps, down=b.ffn_down_exps,
+        n_used=2)`
     """
     for param in (up, down, *([gate] if gate else [])):
         shape, name = param.weight.shape, param.weight.name

@@ -59,7 +59,12 @@ class Positions(Op):
 def positions(g: Recorder, table: Param) -> Value:
     """Look up the embedding of each token's position.
 
-    It is to be added to that of the token. Contexts are no longer than the table, (n_positions, n_embd), has rows.
+    It is to be added to that of the token.
+
+    Formula: `out = table[position]`
+    Shapes: table (n_positions, n_embd); out [n, n_embd]
+    Limits: contexts are no longer than the table has rows
+    Example: `x = g.embed(weights.token_embd) + g.positions(weights.position_embd)`
     """
     expect("positions", len(table.weight.shape) == 2, f"{table.weight.name} {table.weight.shape} and rows a position")
     return g.record(Positions(g.value(table.weight.shape[1]), table.weight))

@@ -75,6 +75,13 @@ def rms_norm(g: Recorder, x: Value, norm: Param | Tensor | None, eps: float, hea
     """Record RMS norm over the width, or each head of `head_dim`.
 
     The norm None has no weight.
+
+    Formula: `out = x / sqrt(mean(x^2) + eps) * weight + bias`
+    Shapes: x [n, n_heads * head_dim]; weight and bias (head_dim,) or (n_heads, head_dim); out as x; without `head_dim`
+        the row is one head
+    Limits: eps is under the root, added to the mean; an L2 norm of heads is
+        `g.scale(g.rms_norm(x, None, eps / d, d), d**-0.5)`
+    Example: `q = g.rms_norm(q, block.attn_q_norm, config.rms_eps, config.head_dim)`
     """
     head_dim, weight, bias = check_norm("rms_norm", x, norm, head_dim)
     return g.record(RmsNorm(g.value(x.width), x, weight, bias, eps, head_dim))

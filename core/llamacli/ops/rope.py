@@ -272,6 +272,13 @@ def rope(
 
     `factors` divide the frequency of each pair. `long_factors` replace them in sequences created for more than
     `rope.n_ctx_orig` tokens (LongRoPE, Ding et al. 2024).
+
+    Formula: `(a, b) = (a * cos(t) - b * sin(t), a * sin(t) + b * cos(t))` for each pair i of a head, with
+        `t = position * freq_scale * base^(-2i / n_dims) / factors[i]`; YaRN mixes scaled and unscaled t, and multiplies
+        both results by its magnitude
+    Shapes: x [n, n_heads * head_dim], factors (n_dims / 2,); out as x
+    Limits: n_dims is even and at most head_dim; the other dimensions pass through
+    Example: `q = g.rope(q, config.rope, config.head_dim, weights.rope_freqs)`
     """
     fits = head_dim > 0 and x.width % head_dim == 0 and 0 < rope.n_dims <= head_dim and rope.n_dims % 2 == 0
     expect("rope", fits, f"{rope.n_dims} dimensions of head_dim {head_dim} on width {x.width}")

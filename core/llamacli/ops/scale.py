@@ -41,7 +41,13 @@ class Scale(Lanewise):
 
 
 def scale(g: Recorder, x: Value, factor: float | Param) -> Value:
-    """Multiply by a number, or by a parameter that holds one number."""
+    """Multiply by a number, or by a parameter that holds one number.
+
+    Formula: `out = factor * x`
+    Shapes: x [n, width], factor a number or a parameter of one number; out [n, width]
+    Limits: a parameter of exactly one number
+    Example: `x = g.scale(g.embed(weights.token_embd), math.sqrt(config.n_embd))`
+    """
     if isinstance(factor, Param):
         weight = factor.weight
         expect("scale", math.prod(weight.shape) == 1, f"{weight.name} of shape {weight.shape} and a single factor")

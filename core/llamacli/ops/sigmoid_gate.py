@@ -32,6 +32,12 @@ class SigmoidGate(Lanewise):
 
 
 def sigmoid_gate(g: Recorder, x: Value, gate: Value) -> Value:
-    """Multiply by sigmoid(gate), where gate is one number a token."""
+    """Multiply by sigmoid(gate), where gate is one number a token.
+
+    Formula: `out = x * sigmoid(gate)`
+    Shapes: x [n, width], gate [n, 1]; out [n, width]
+    Limits: one gate a token; others are `g.mul(x, g.map(gate, sigmoid))`
+    Example: `shared = g.sigmoid_gate(shared, g.linear(x, block.ffn_gate_inp_shexp))`
+    """
     expect("sigmoid_gate", gate.width == 1, f"a gate of width {gate.width} and one number a token")
     return g.record(SigmoidGate(g.value(x.width), x, gate))

@@ -34,6 +34,12 @@ class Softcap(Lanewise):
 
 
 def softcap(g: Recorder, x: Value, cap: float) -> Value:
-    """Bound x softly: cap * tanh(x / cap)."""
+    """Bound x softly by tanh.
+
+    Formula: `out = cap * tanh(x / cap)`
+    Shapes: x [n, width]; out [n, width]
+    Limits: cap > 0
+    Example: `logits = g.softcap(logits, 30.0)`
+    """
     expect("softcap", cap > 0, f"cap {cap} and a bound")
     return g.record(Softcap(g.value(x.width), x, float(cap)))

@@ -66,6 +66,11 @@ def store(g: Recorder, k: Value, v: Value, *, head_dim: int, window: int | None 
     """Cache keys and values for attention: one layer of the KV cache.
 
     With a `window`, a token attends to itself and the `window` - 1 tokens before it.
+
+    Formula: `cache[position] = k, v`
+    Shapes: k and v [n, n_head_kv * head_dim]; returns the handle that `attention` reads
+    Limits: k and v are equally wide; window > 0
+    Example: `kv = g.store(k, v, head_dim=config.head_dim, window=config.window)`
     """
     fits = k.width == v.width and head_dim > 0 and k.width % head_dim == 0
     expect("store", fits, f"k and v of widths {k.width} and {v.width} and head_dim {head_dim}")
