@@ -58,7 +58,7 @@ def test_failure_in_one_pool_changes_no_session(model: Model, monkeypatch: pytes
     one, other = fresh(model, LONG[:10], kv_type="f16"), fresh(model, LONG[:12], kv_type="f32")
     real = KVSequence.reserve
 
-    def refuse(sequence: KVSequence, start: int, n: int) -> None:
+    def refuse(sequence: KVSequence, start: int, n: int, **_: object) -> None:
         if sequence is other.cache:
             raise OutOfMemoryError(1, 0)
         real(sequence, start, n)

@@ -16,7 +16,7 @@ from llamacli.kernels.layout import BEFORE_LAST, ROW, SOURCE, TARGET
 
 @njit(inline="always")
 def last_row(rows: Any, first: Any, n_rows: Any) -> Any:
-    """One past the last row of the sequence of row `first`."""
+    """End of the rows of a sequence that begin with row `first`."""
     tokens = carray(simd.pointer(rows), n_rows, ROW)
     last = first + 1
     while last < n_rows and tokens[last].kv == tokens[first].kv:
@@ -26,7 +26,7 @@ def last_row(rows: Any, first: Any, n_rows: Any) -> Any:
 
 @njit(inline="always")
 def _state(rows: Any, row: Any, entry: Any, slot: Any) -> Any:
-    """Address of a row's state in a slot, 0 if the slot is empty.
+    """Address of a row's state in a slot, 0 if empty.
 
     `entry` is where the state's entry begins in KVSequence.addresses, in bytes.
     """

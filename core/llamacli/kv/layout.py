@@ -126,7 +126,7 @@ class KVLayout:
 
     @property
     def recurrent_bytes(self) -> int:
-        """Bytes of all recurrent states of a sequence; 0 if there are none."""
+        """Bytes of all recurrent states of a sequence."""
         return self.groups[-1].page_bytes if self.recurrent else 0
 
     def n_bytes(self, seq_len: int) -> int:

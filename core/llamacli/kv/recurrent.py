@@ -1,4 +1,4 @@
-"""Recurrent states of one sequence: a page with those of all layers, double buffered.
+"""Recurrent states of a sequence: pages with those of all layers.
 
 Each token replaces the state, so a sequence can be rewound only to where a page was kept. Nothing is updated in place:
 a batch reads one page and writes another, and the state after the cached tokens stays until all batches of an
@@ -15,7 +15,7 @@ from llamacli.kv.pool import Pages, Table
 
 
 class RecurrentTable:
-    """Page table of a sequence's recurrent states, and the steps of an evaluation.
+    """Page table of recurrent states, and the steps of an evaluation.
 
     `pages` allocates them; `table`, one entry a slot, holds them. The caller holds the pool's lock.
     """
@@ -48,16 +48,19 @@ class RecurrentTable:
         self._drop_shared_target()
 
     def committed(self) -> Table:
-        """The table once the last batch is committed, to be assigned together with the tokens."""
+        """Table after the last batch.
+
+        It is to be assigned together with the tokens.
+        """
         return self.table[[TARGET, SOURCE, STATE, BEFORE_LAST]]
 
     def finish(self) -> None:
-        """Release the pages that only an evaluation needs, but for a spare one."""
+        """Release the pages of an evaluation, but for a spare one."""
         self._empty(SOURCE, BEFORE_LAST)
         self._drop_shared_target()
 
     def share(self, slot: int, table: Table, other: int) -> None:
-        """Put the page of a slot, if there is one, into a slot of another table."""
+        """Share the page of a slot, if any, with another table."""
         if self.table[slot]:
             self.pages.share(int(self.table[slot]), table, other)
 

@@ -18,7 +18,7 @@ from llamacli.util.memory import view
 
 
 class KVSequence:
-    """Cached keys and values of up to `seq_len` tokens, and the recurrent states after them.
+    """Cached keys, values and recurrent states of up to `seq_len` tokens.
 
     Pages may be shared with other sequences of the pool and are copied on write. Recurrent states are there only for
     all tokens: a sequence that has them cannot be truncated, but for all of its tokens.
@@ -156,7 +156,7 @@ class KVSequence:
         self.finish()
 
     def floor(self, n: int) -> int:
-        """Largest number of tokens, at most n, to which the sequence can be truncated."""
+        """Largest number of tokens to which `truncate` is possible, at most n."""
         return min(n, len(self.tokens)) if self.can_truncate(n) else 0
 
     def can_truncate(self, n: int) -> bool:
@@ -187,16 +187,16 @@ class KVSequence:
 
     @locked
     def fork_within(self, tokens: Sequence[int]) -> KVSequence:
-        """Create a sequence of the tokens up to the last batch, directly after `advance`.
+        """Create a sequence that ends with the last batch.
 
-        `tokens` are those cached and those evaluated since.
+        To be called directly after `advance`. `tokens` are those cached and those evaluated since.
         """
         child = self._fork(tokens, SOURCE)
         child.evict(len(tokens))
         return child
 
     def _fork(self, tokens: Sequence[int], slot: int) -> KVSequence:
-        """Create a sequence that shares all pages, and the recurrent states in a slot."""
+        """Create a sequence that shares all pages and a slot's states."""
         child = KVSequence(self.pool, self.seq_len, self.rope_variant)
         for (pages, table), (_, other) in zip(self._cell_tables(), child._cell_tables(), strict=True):
             for i in np.flatnonzero(table).tolist():
@@ -330,7 +330,7 @@ class KVSequence:
         return np.zeros(self.pool.layout.recurrent[i].shape, np.float32) if state is None else state.copy()
 
     def write_state(self, i: int, last: Floats, before_last: Floats) -> None:
-        """Write recurrent state `i` after a batch, and that before the batch's last token.
+        """Write recurrent state `i` after a batch and before its last token.
 
         Both are float32 in the state's shape.
         """

@@ -1,4 +1,7 @@
-"""Linear recurrence with a matrix state a head: gated delta nets, Mamba, RWKV, linear attention."""
+"""Linear recurrence with a matrix state a head.
+
+Gated delta nets (Yang et al. 2024), selective state spaces (Gu and Dao 2023, Dao and Gu 2024), RWKV (Peng et al. 2025).
+"""
 
 from __future__ import annotations
 
@@ -161,7 +164,7 @@ def linear_state(
     scale: float = 1.0,
     shared: Literal["blocks", "tiled"] = "blocks",
 ) -> Value:
-    """Record a linear recurrence: a matrix state that decays and takes up k v^T.
+    """Record a linear recurrence of matrix states (linear attention, SSM).
 
     For each head, with a state S of d_k rows and d_v columns:
 
@@ -171,14 +174,14 @@ def linear_state(
     - `r`, `k`: n_head_k * d_k numbers; n_head_k divides n_head, its default. With `shared` "blocks", consecutive heads
       read the same head of r and k (h // (n_head / n_head_k)); with "tiled", head h reads head h mod n_head_k.
     - `w`: the decay, a number a head or n_head * d_k numbers. With `rates`, (d_v, d_k), there is one head, w has d_v
-      numbers, and the decay is exp(w[j] * rates[j, i]) for row i and column j (selective scan of Mamba).
+      numbers, and the decay is exp(w[j] * rates[j, i]) for row i and column j (selective scan).
     - `beta`, a number a head: the delta rule; v is replaced by beta * (v - (diag(w) S[t-1])^T k).
     - `a`, `b`: n_head * d_k numbers each (RWKV-7).
     - `bonus`, (n_head, d_k): y[t] reads S[t-1] + (bonus * k) v^T (RWKV-6).
 
-    Used by gated delta nets (Qwen3-Next, Qwen3.5), Kimi Delta Attention, Mamba, Mamba-2, RWKV and gated linear
-    attention. The state is float32 and zero before the first token. Tokens are computed one after another, so results
-    do not depend on how a prompt is divided.
+    These are gated delta nets (`beta`), state space duality (neither), the selective scan (`rates`), RWKV and gated
+    linear attention. The state is float32 and zero before the first token. Tokens are computed one after another, so
+    results do not depend on how a prompt is divided.
     """
     expect("linear_state", n_head > 0 and v.width % n_head == 0, f"v of width {v.width} and {n_head} heads")
     d_v = v.width // n_head

@@ -1,4 +1,4 @@
-"""Causal convolution of each column over the last tokens (conv1d of Mamba, ssm_conv of llama.cpp)."""
+"""Causal convolution of each column over the last tokens (ssm_conv)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHORT_CONV = record("x", "stride", "weight", "weight_stride", "bias", "out", "en
 
 @attrs.frozen(eq=False)
 class ShortConv(Op):
-    """Causal convolution op: a weight for each column and each of the last `n_taps` tokens.
+    """Causal convolution op, with weights (width, n_taps).
 
     out[t] = sum over j of weight[:, j] * x[t - n_taps + 1 + j], and the bias. Tokens before the first are zeros.
     """
@@ -74,11 +74,10 @@ class ShortConv(Op):
 
 
 def short_conv(g: Recorder, x: Value, weight: Param) -> Value:
-    """Record a causal convolution over the last tokens, with a weight (width, n_taps).
+    """Record a causal convolution (conv1d) with weights (width, n_taps).
 
     y[t, c] = bias[c] + sum over j < n_taps of weight[c, j] * x[t - n_taps + 1 + j, c]. The `n_taps` - 1 last rows of x
-    are a recurrent state. Used before the recurrences of Mamba and gated delta nets, and alone in LFM2; with weights
-    (1, 0) it is the token shift of RWKV.
+    are a recurrent state. It comes before most linear recurrences; with weights (1, 0) it is the token shift of RWKV.
     """
     shape = weight.weight.shape
     fits = len(shape) == 2 and shape[0] == x.width and shape[1] > 1
