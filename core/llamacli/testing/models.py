@@ -66,15 +66,17 @@ def write_model(
 def random_tensor(seed: str, name: str, shape: tuple[int, ...], matrix_type: str) -> tuple[np.ndarray, Type]:
     """A random tensor as it is stored, and its type.
 
-    Matrices are of `matrix_type`; vectors, routers and what is not named `.weight` are float32. Norms lie around 1, all
-    else around 0, with deviation SIGMA.
+    Matrices are of `matrix_type`; vectors, routers, convolutions and what is not named `.weight` are float32. Norms lie
+    around 1, all else around 0, with deviation SIGMA; rates of decay (`ssm_a`) around -1.
     """
     random = np.random.RandomState(int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "little"))
     if name == "rope_freqs.weight":  # fast pairs as they are, slow ones 8 times slower
         return np.clip(np.linspace(-2, 10, shape[0]), 1, 8).astype(np.float32), Type.F32
     if name.endswith("norm.weight"):
         return (1 + SIGMA * random.standard_normal(shape)).astype(np.float32), Type.F32
-    if len(shape) == 1 or "ffn_gate_inp" in name or not name.endswith(".weight"):
+    if name.endswith("ssm_a"):
+        return -np.exp(0.5 * random.standard_normal(shape)).astype(np.float32), Type.F32
+    if len(shape) == 1 or "ffn_gate_inp" in name or "conv" in name or not name.endswith(".weight"):
         return (SIGMA * random.standard_normal(shape)).astype(np.float32), Type.F32
     stored = Type[matrix_type]
     if stored is Type.MXFP4:

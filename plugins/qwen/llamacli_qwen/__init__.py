@@ -11,6 +11,7 @@ from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weig
 from llamacli.architecture import Params
 from llamacli.gguf import Metadata
 from llamacli_qwen.chat import FORMATS
+from llamacli_qwen.hybrid import ARCHITECTURES as HYBRIDS
 from llamacli_qwen.mrope import TextMRope
 
 LLAMACLI_API = 1
@@ -217,7 +218,7 @@ class Qwen3VlMoe(_Text, Qwen3Moe):
 @hookimpl
 def register_architectures(register):  # type: ignore[no-untyped-def]
     """Register the architectures of this family."""
-    for architecture in (Qwen2, Qwen2Moe, Qwen2Vl, Qwen3, Qwen3Moe, Qwen3Vl, Qwen3VlMoe):
+    for architecture in (Qwen2, Qwen2Moe, Qwen2Vl, Qwen3, Qwen3Moe, Qwen3Vl, Qwen3VlMoe, *HYBRIDS):
         register(architecture())
 
 

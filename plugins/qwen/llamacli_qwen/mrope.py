@@ -33,15 +33,18 @@ class TextMRope(Rope):
         return cos, sin
 
     @classmethod
-    def from_sections(cls, metadata: Metadata, architecture: str, head_dim: int, *, alternate: bool) -> "TextMRope":
+    def from_sections(
+        cls, metadata: Metadata, architecture: str, head_dim: int, *, alternate: bool, partial: bool = False
+    ) -> "TextMRope":
         """Read `{architecture}.rope.*`, `dimension_sections` included.
 
-        Sections follow each other (Qwen2-VL) or `alternate` pair by pair (Qwen3-VL). Raises ModelFormatError naming
+        Sections follow each other (Qwen2-VL) or `alternate` pair by pair (Qwen3-VL). Only with `partial` may a part of
+        each head be rotated. Raises ModelFormatError naming
         the key that is of a wrong type, out of range or unknown.
         """
         rope = Rope.from_gguf(metadata, architecture, head_dim, interleaved=False)
         prefix = f"{metadata.source}: {architecture}.rope."
-        if rope.n_dims != head_dim:
+        if rope.n_dims != head_dim and not partial:
             raise ModelFormatError(f"{prefix}dimension_count = {rope.n_dims}, expected the head width {head_dim}")
         sections = metadata.get_ints(f"{architecture}.rope.dimension_sections", 4, minimum=0, maximum=head_dim)
         if not any(sections[:3]) or sum(sections) > head_dim:
@@ -50,7 +53,7 @@ class TextMRope(Rope):
                 "and one of the first three above 0"
             )
         rotated = _alternating_pairs(sections) if alternate else set(range(sum(sections[:3])))
-        fixed = tuple(i for i in range(head_dim // 2) if i % sum(sections) not in rotated)
+        fixed = tuple(i for i in range(rope.n_dims // 2) if i % sum(sections) not in rotated)
         return cls(**attrs.asdict(rope), fixed=fixed)
 
 
