@@ -140,11 +140,11 @@ QWEN_HYBRID: dict[str, dict[str, Any]] = {
     "qwen35moe": _MOE,
     "qwen35moe_fused": _MOE | {"fused": True, "tied": True},
     "qwen35moe_default_widths": _MOE | {"n_ff_expert": 48, "metadata": _NO_WIDTHS},
-    "qwen35moe_q8_0": _MOE | {"type": "Q8_0", "n_embd": 128, "n_expert": 4, "n_expert_used": 4},
+    "qwen35moe_q8_0": _MOE | {"type": "Q8_0", "n_layer": 2, "n_expert": 4, "n_expert_used": 4},
     "qwen35moe_q4_k": _MOE | _WIDE | _WIDE_EXPERTS | {"type": "Q4_K"},
     "qwen3next": _NEXT,
     "qwen3next_three_value_heads": _NEXT | {"n_head_k": 2, "n_head_v": 6, "tied": True},
-    "qwen3next_q8_0": _NEXT | {"type": "Q8_0", "n_embd": 128, "n_expert": 4, "n_expert_used": 4},
+    "qwen3next_q8_0": _NEXT | {"type": "Q8_0", "n_layer": 2, "n_expert": 4, "n_expert_used": 4},
     "qwen3next_q4_k": _NEXT | _WIDE | _WIDE_EXPERTS | {"type": "Q4_K"},
 }  # fmt: skip
 """Options of `write_qwen_hybrid` by the variant's name."""
