@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 import tiny_llama
+import tiny_qwen_hybrid
 from candidates import exact_softmax, log_softmax
 from conftest import LoadTiny
 from llamacli import CacheFull, ClosedError, InvalidRequestError, Model, SamplingParams, load_model
@@ -510,9 +511,9 @@ class BranchMachine(RuleBasedStateMachine):
         assert self.model.kv_pool().n_used_bytes == 0
 
 
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory, plugins) -> type[RuleBasedStateMachine]:
-    path = tiny_llama.write_llama(tmp_path_factory.mktemp("branches") / "m.gguf")
+@pytest.fixture(scope="module", params=[tiny_llama.write_llama, tiny_qwen_hybrid.write_qwen_hybrid])
+def machine(request: pytest.FixtureRequest, tmp_path_factory, plugins) -> type[RuleBasedStateMachine]:
+    path = request.param(tmp_path_factory.mktemp("branches") / "m.gguf")
     BranchMachine.model = load_model(path, "fp32", plugins=plugins, engine=ReferenceEngine())
     return BranchMachine
 

@@ -228,8 +228,6 @@ class KVSequence:
             )
         if start == stop:
             return
-        if not source.can_truncate(stop):
-            raise InvalidRequestError(f"cannot copy up to {stop}: the sliding window before it was evicted")
         stale_cells = [cell for cell in (self.first_stale_cell, source.first_stale_cell) if cell is not None]
         same_prefix = self.tokens == source.tokens[:start] and min(stale_cells, default=start) >= start
         if self._recurrent is not None and not (same_prefix and stop == len(source.tokens)):
@@ -237,6 +235,8 @@ class KVSequence:
                 f"cannot copy tokens {start} to {stop} alone: the recurrent states are those after all"
                 f" {len(source.tokens)} tokens of the source, from its first on"
             )
+        if not source.can_truncate(stop):
+            raise InvalidRequestError(f"cannot copy up to {stop}: the sliding window before it was evicted")
         first = -(-start // PAGE)
         n_partial = min(first * PAGE, stop) - start
         if n_partial:  # the rest of a page that this sequence has begun

@@ -1,4 +1,4 @@
-"""Qwen hybrids: gated delta nets in most layers, gated attention in the others.
+"""Qwen hybrids: layers of gated delta nets and of gated attention.
 
 Qwen3-Next, Qwen3.5 and Qwen3.6; Yang et al. 2024 (Gated Delta Networks, arXiv:2412.06464). A layer of the first kind
 mixes tokens by a short convolution and a recurrence with the delta rule; one of the second kind normalises queries and
@@ -109,7 +109,7 @@ class Qwen35(Architecture):
         return TextMRope.from_sections(metadata, self.name, head_dim, alternate=True, partial=True)
 
     def read_recurrent(self, metadata: Metadata, n_layer: int, n_nextn: int) -> tuple[bool, ...]:
-        """Layers that are gated delta nets: a list, or all but every n-th."""
+        """Layers that are gated delta nets: all but every n-th."""
         key = f"{self.name}.attention.recurrent_layers"
         if key in metadata:
             return metadata.get_bools(key, n_layer + n_nextn)[:n_layer]
@@ -220,7 +220,10 @@ class Qwen35(Architecture):
         return g.linear(g.mul(out, g.map(gate, sigmoid)), block.attn_output)
 
     def delta_net(self, g: Graph, c: HybridConfig, block: Params, h: Value) -> Value:
-        """Gated delta net: S = decay S + beta k (v - S^T k)^T for each head."""
+        """Gated delta net.
+
+        For each head, S = decay S + beta k (v - decay S^T k)^T.
+        """
         d = c.delta
         mixed = g.map(g.short_conv(g.linear(h, block.attn_qkv), block.ssm_conv1d), silu)
         q, k = (_l2_norm(g, g.columns(mixed, first, d.n_k), c.rms_eps, d.head_dim) for first in (0, d.n_k))
