@@ -68,6 +68,9 @@ def test_values_of_the_right_type() -> None:
     assert M.get_ints("empty", 0) == ()
     assert {type(i) for i in M.get_ints("ints", 3)} == {int}
     assert M.get_bools("bools", 3) == (True, False, True)
+    assert M.get_floats("floats", 3) == M.get_floats("ints", 3) == (1.0, 2.0, 3.0)
+    assert M.get_floats("float", 2) == (0.5, 0.5)
+    assert {type(i) for i in M.get_floats("ints", 3)} == {float}
 
 
 def test_an_integer_is_a_number() -> None:
@@ -97,6 +100,16 @@ def test_wrong_type_is_refused_with_or_without_default(getter: str, key: str) ->
         GETTERS[getter](key)
     with pytest.raises(ModelFormatError, match=f"tiny.gguf: metadata key '{key}'"):
         GETTERS[getter](key, default=None)
+
+
+@pytest.mark.parametrize("key", ["nan", "inf", "bool", "str", "bools", "strings", "matrix", "empty", "absent"])
+def test_what_is_not_an_array_of_numbers_is_refused(key: str) -> None:
+    with pytest.raises(ModelFormatError, match=f"tiny.gguf: metadata key '{key}'"):
+        M.get_floats(key, 3)
+    with pytest.raises(ModelFormatError, match="'floats' has 3 values, not 4"):
+        M.get_floats("floats", 4)
+    with pytest.raises(ModelFormatError, match=r"'floats' is 3\.0; at most 2"):
+        M.get_floats("floats", 3, maximum=2)
 
 
 @pytest.mark.parametrize("getter", GETTERS)

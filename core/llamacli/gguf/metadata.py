@@ -3,7 +3,7 @@
 import math
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import numpy as np
 
@@ -27,6 +27,10 @@ def shown(value: object) -> str:
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return (_is_int(value) or isinstance(value, float)) and math.isfinite(cast(float, value))
 
 
 class StringArray(Sequence[str]):
@@ -132,7 +136,7 @@ class Metadata(Mapping[str, Any]):
         if self._absent(key, default):
             return default
         value = self[key]
-        if not (_is_int(value) or isinstance(value, float)) or not math.isfinite(value):
+        if not _is_number(value):
             raise self._wrong(key, value, "a finite number")
         return self._in_range(key, float(value), minimum, maximum)
 
@@ -186,6 +190,19 @@ class Metadata(Mapping[str, Any]):
             return default
         items = [self[key]] * length if _is_int(self[key]) else self._items(key, length, _is_int, "integers")
         return tuple(self._in_range(key, item, minimum, maximum) for item in items)
+
+    def get_floats(
+        self, key: str, length: int, *, minimum: float | None = None, maximum: float | None = None
+    ) -> tuple[float, ...]:
+        """Return the `length` finite numbers under `key`, for example one per layer.
+
+        A single number is repeated.
+        """
+        if key not in self:
+            raise self._missing(key)
+        value = self[key]
+        items = [value] * length if _is_number(value) else self._items(key, length, _is_number, "finite numbers")
+        return tuple(self._in_range(key, float(item), minimum, maximum) for item in items)
 
     def get_bools(self, key: str, length: int) -> tuple[bool, ...]:
         """Return the `length` booleans under `key`, for example one per layer.
