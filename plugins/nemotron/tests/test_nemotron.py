@@ -1,0 +1,86 @@
+"""Keys, tensors and invalid files of Nemotron.
+
+`tests/test_goldens.py` of the core compares results with llama.cpp's.
+"""
+
+import logging
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamacli import Model, ModelFormatError, load_model
+from llamacli.engine import ReferenceEngine
+from llamacli.plugins import ARCHITECTURES, Plugins
+from tiny_nemotron import MATRICES, write_nemotron
+
+TOKENS = list(range(3, 43))
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Any:
+    """Write a model and load it."""
+
+    def write_and_load(**options: Any) -> Model:
+        path = write_nemotron(tmp_path / "model.gguf", **options)
+        plugins = Plugins([EntryPoint("nemotron", "llamacli_nemotron", ARCHITECTURES)])
+        return load_model(path, "fp32", plugins=plugins, engine=ReferenceEngine())
+
+    return write_and_load
+
+
+def test_every_key_is_read(load: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert load().arch == "nemotron"
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_biases_change_the_logits(name: str, load: Any) -> None:
+    def logits(**options: Any) -> np.ndarray:
+        return load(**options).create_session().eval(TOKENS, all_logits=True)
+
+    assert np.abs(logits() - logits(biases=(name,))).max() > 1e-4
+
+
+def test_queries_may_be_wider_than_the_embedding(load: Any) -> None:
+    """As Minitron 4B has them; the recorded llama.cpp refuses them, later ones do not."""
+    model = load(head_dim=32, n_head=3, n_head_kv=1)
+    assert (model.config.head_dim, model.config.rope.n_dims) == (32, 16)
+    assert np.isfinite(model.create_session().eval(TOKENS, all_logits=True)).all()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.layer_norm_epsilon", None),
+        ("attention.layer_norm_epsilon", "x"),
+        ("attention.layer_norm_epsilon", -1.0),
+        ("block_count", None),
+        ("attention.head_count_kv", 3),
+        ("rope.dimension_count", 18),
+        ("rope.scaling.type", "other"),
+    ],
+)
+def test_invalid_keys_are_named(key: str, value: object, load: Any) -> None:
+    with pytest.raises(ModelFormatError, match=f"nemotron.{key}"):
+        load(metadata={f"nemotron.{key}": value})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"without": ["output.weight"]}, r"tensor output\.weight is missing"),
+        ({"without": ["output_norm.bias"]}, r"tensor output_norm\.bias is missing, expected \(64,\)"),
+        ({"without": ["blk.1.ffn_norm.bias"]}, r"tensor blk\.1\.ffn_norm\.bias is missing, expected \(64,\)"),
+        ({"without": ["blk.0.attn_v.weight"]}, r"tensor blk\.0\.attn_v\.weight is missing, expected \(32, 64\)"),
+        ({"tensors": {"blk.0.ffn_up.bias": np.ones(64)}}, r"ffn_up\.bias has shape \(64,\), expected \(96,\)"),
+        ({"tensors": {"blk.0.ffn_gate.weight": np.ones((96, 64))}}, r"ffn_gate\.weight \(96, 64\) is not one that"),
+        ({"tensors": {"rope_freqs.weight": np.ones(4)}}, r"rope_freqs\.weight \(4,\) is not one that"),
+    ],
+)
+def test_invalid_tensors_are_named(options: dict[str, Any], message: str, load: Any) -> None:
+    with pytest.raises(ModelFormatError, match=message):
+        load(**options)
