@@ -46,7 +46,7 @@ def test_biases_change_the_logits(name: str, load: Any) -> None:
 
 
 def test_queries_may_be_wider_than_the_embedding(load: Any) -> None:
-    """As Minitron 4B has them; the recorded llama.cpp refuses them, later ones do not."""
+    """As Minitron 4B has them; the recorded llama.cpp refuses them."""
     model = load(head_dim=32, n_head=3, n_head_kv=1)
     assert (model.config.head_dim, model.config.rope.n_dims) == (32, 16)
     assert np.isfinite(model.create_session().eval(TOKENS, all_logits=True)).all()
