@@ -1,9 +1,11 @@
 """Chat templates of the family for files without one, and tool calls."""
 
+import json
 import re
 
 from llamacli.chat.formats import ChatFormat, TemplateInfo
-from llamacli.chat.syntax import Calls, Spans, json_calls
+from llamacli.chat.messages import ToolCall
+from llamacli.chat.syntax import Calls, Span, Spans, json_calls
 
 HEADERS = """\
 {{- bos_token -}}
@@ -37,12 +39,48 @@ ZEPHYR = """\
 {%- endif -%}
 """
 
+SYSTEM_PROMPTS = """\
+{{- bos_token -}}
+{%- for message in messages if message.role in ('system', 'user', 'assistant') -%}
+    {%- if message.role == 'system' -%}
+        {{- '[SYSTEM_PROMPT]' + message.content + '[/SYSTEM_PROMPT]' -}}
+    {%- elif message.role == 'user' -%}
+        {{- '[INST]' + message.content + '[/INST]' -}}
+    {%- else -%}
+        {{- message.content + eos_token -}}
+    {%- endif -%}
+{%- endfor -%}
+"""
+
 _INSTRUCTED = re.compile(r"llama-?\s?2|mi[sx]tral", re.IGNORECASE)
 """Names of models that were trained on [INST] but lack it in their vocabulary."""
+
+_NAMED_CALL = re.compile(r"\s*([\w.-]+)\s*(?:\[ARGS\])?(?=\s*\{)")
+"""Name before the arguments of a call; `[ARGS]`, a special token, may have been left out."""
+
+
+def named_calls(text: str) -> list[ToolCall]:
+    """Parse tool calls `name[ARGS]{...}`, with `[TOOL_CALLS]` between several.
+
+    A list in JSON is accepted too. Raises ValueError for anything else.
+    """
+    if text.lstrip().startswith("["):
+        return json_calls(text)
+    calls = []
+    for part in text.split("[TOOL_CALLS]"):
+        name = _NAMED_CALL.match(part)
+        if name is None:
+            raise ValueError(f"{part!r} is not a tool call")
+        calls.append(ToolCall(name[1], json.loads(part[name.end() :])))
+    return calls
 
 
 def _is_llama(info: TemplateInfo) -> bool:
     return info.metadata.get_str("general.architecture", "") == "llama"
+
+
+def _is_mistral3(info: TemplateInfo) -> bool:
+    return info.metadata.get_str("general.architecture", "") == "mistral3"
 
 
 def _is_instructed(info: TemplateInfo) -> bool:
@@ -70,6 +108,13 @@ FORMATS = (
         template=INSTRUCTIONS,
         tokens=("</s>",),
         syntax=Spans(calls=Calls("[TOOL_CALLS]", "", json_calls)),
+    ),
+    ChatFormat(
+        name="mistral-v7",
+        matches=lambda info: _is_mistral3(info) and info.mentions("[INST]", "[SYSTEM_PROMPT]"),
+        template=SYSTEM_PROMPTS,
+        tokens=("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[INST]", "[/INST]"),
+        syntax=Spans(reasoning=Span("[THINK]", "[/THINK]"), calls=Calls("[TOOL_CALLS]", "", named_calls)),
     ),
     ChatFormat(name="zephyr", matches=_is_sentencepiece, template=ZEPHYR, tokens=("</s>",)),
 )

@@ -79,3 +79,40 @@ def test_calls_are_a_list_after_a_tag() -> None:
     reader = fmt.syntax.reader("", tools=True)
     text = '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}, "id": "abcdefghi"}]'
     assert reader.feed(text) + reader.flush() == [ToolCall("f", {"x": 1})]
+
+
+MISTRAL = ("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")
+
+
+def test_system_prompts() -> None:
+    fmt, template = found(MISTRAL, architecture="mistral3")
+    assert fmt.name == "mistral-v7"
+    assert template.render(TALK, add_generation_prompt=True).text == (
+        "<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST]Hi[/INST]Hello.</s>[INST]Bye[/INST]"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'f[ARGS]{"x": {"y": 1}}[TOOL_CALLS]g[ARGS]{}',
+        'f{"x": {"y": 1}}[TOOL_CALLS] g {}',
+        '[{"name": "f", "arguments": {"x": {"y": 1}}}, {"name": "g", "arguments": {}}]',
+    ],
+)
+def test_calls_are_a_name_and_its_arguments(text: str) -> None:
+    fmt, _ = found(MISTRAL, architecture="mistral3")
+    for pieces in ([f"[THINK]Hm.[/THINK]Yes.[TOOL_CALLS]{text}"], f"[THINK]Hm.[/THINK]Yes.[TOOL_CALLS]{text}"):
+        reader = fmt.syntax.reader("", tools=True)
+        events = [event for piece in pieces for event in reader.feed(piece)] + reader.flush()
+        assert events[-2:] == [ToolCall("f", {"x": {"y": 1}}), ToolCall("g", {})]
+        assert "".join(event.text for event in events[:-2] if event.reasoning) == "Hm."
+        assert "".join(event.text for event in events[:-2] if not event.reasoning) == "Yes."
+
+
+@pytest.mark.parametrize("text", ["f", "f[ARGS]x", "[ARGS]{}", 'f{"x": 1} and more', 'f{"x": 1}[TOOL_CALLS]', "f[1]"])
+def test_what_is_not_a_call_is_text(text: str) -> None:
+    fmt, _ = found(MISTRAL, architecture="mistral3")
+    reader = fmt.syntax.reader("", tools=True)
+    events = reader.feed(f"[TOOL_CALLS]{text}") + reader.flush()
+    assert "".join(event.text for event in events) == f"[TOOL_CALLS]{text}"

@@ -132,3 +132,35 @@ def test_tokens_can_be_removed_from_the_middle(name: str, load: Any) -> None:
         session.eval(TOKENS)
         session.remove_range(5, 10)
         assert session.tokens == tuple(TOKENS[:5] + TOKENS[10:])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.temperature_scale", "x"),
+        ("attention.temperature_scale", float("nan")),
+        ("rope.scaling.yarn_log_multiplier", "x"),
+        ("rope.scaling.yarn_log_multiplier", -1.0),
+    ],
+)
+def test_invalid_keys_of_long_contexts_are_named(key: str, value: object, load: Any) -> None:
+    with pytest.raises(ModelFormatError, match=f"mistral3.{key}"):
+        load("mistral3", metadata={f"mistral3.{key}": value})
+
+
+def test_temperature_begins_behind_the_original_context(load: Any) -> None:
+    def results(scale: float) -> np.ndarray:
+        keys = {"attention.temperature_scale": scale, "rope.scaling.original_context_length": 16}
+        return logits(load("mistral3", metadata={f"mistral3.{key}": value for key, value in keys.items()}))
+
+    plain, warm = results(0.0), results(0.5)
+    np.testing.assert_array_equal(plain[:16], warm[:16])
+    assert (np.abs(plain - warm)[16:].max(1) > 1e-5).all()
+
+
+def test_the_multiplier_divides_the_magnitude_of_yarn(load: Any) -> None:
+    yarn = {"mistral3.rope.scaling.type": "yarn", "mistral3.rope.scaling.factor": 4.0}
+    multiplier = {"mistral3.rope.scaling.yarn_log_multiplier": 1.0}
+    cos = [load("mistral3", metadata=keys).config.rope.table(0, 1)[0][0, 0] for keys in (yarn, yarn | multiplier)]
+    np.testing.assert_allclose(cos, [1 + 0.1 * np.log(4), 1], rtol=1e-6)
+    assert load("mistral3", metadata=multiplier).config.rope.attn_factor == 1

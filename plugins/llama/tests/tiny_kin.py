@@ -1,4 +1,4 @@
-"""Tiny models of Llama's kin: smollm3, internlm2, arcee, seed_oss and minicpm."""
+"""Tiny models of Llama's kin: smollm3, internlm2, arcee and others."""
 
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,14 @@ _WIDE = {"n_embd": 256, "n_ff": 512, "type": "Q4_K"}
 _YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
 SCALES = {"minicpm.embedding_scale": 3.0, "minicpm.residual_scale": 0.4, "minicpm.logit_scale": 0.5}
 _SCALED = {"metadata": SCALES}
+_LONG = _YARN | {"rope.scaling.original_context_length": 8, "rope.scaling.yarn_log_multiplier": 1.0}
+
+
+def _mistral3(keys: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata": {f"mistral3.{key}": value for key, value in keys.items()}}
+
+
+_MISTRAL3 = _mistral3(_LONG | {"attention.temperature_scale": 0.1})
 
 KIN: dict[str, dict[str, dict[str, Any]]] = {
     "smollm3": {
@@ -156,6 +164,22 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
         "moe": {"n_ff": 64, "n_expert": 8, "n_expert_used": 2} | _SCALED,
         "q8_0": {"type": "Q8_0"} | _SCALED,
         "q4_k": _WIDE | _SCALED,
+    },
+    "mistral3": {
+        "": _MISTRAL3,
+        "plain": {"rope_freqs": True},
+        "mqa": {"n_head_kv": 1} | _MISTRAL3,
+        "tied": {"tied": True} | _MISTRAL3,
+        "biases": {"biases": _LINEARS} | _MISTRAL3,
+        "head_dim": {"head_dim": 32} | _MISTRAL3,
+        "temperature": {"seed": "mild"}
+        | _mistral3({"attention.temperature_scale": 0.5, "rope.scaling.original_context_length": 4}),
+        "yarn": _mistral3(_YARN),
+        "multiplier": _mistral3(_LONG | {"rope.scaling.yarn_log_multiplier": 0.7, "rope.scaling.attn_factor": 1.2}),
+        "moe": {"n_ff": 64, "n_expert": 8, "n_expert_used": 2} | _MISTRAL3,
+        "longrope": {"longrope": True},
+        "q8_0": {"type": "Q8_0"} | _MISTRAL3,
+        "q4_k": _WIDE | _MISTRAL3,
     },
 }
 """Options of `write_kin` by architecture and variant."""
