@@ -42,7 +42,7 @@ _SEPARATORS = ("<|im_start|>", "<|im_sep|>", "<|im_end|>")
 
 
 def _is_phi(info: TemplateInfo) -> bool:
-    return info.metadata.get_str("general.architecture", "") == "phi3"
+    return info.metadata.get_str("general.architecture", "") in ("phi3", "phimoe")
 
 
 FORMATS = (
