@@ -1,8 +1,6 @@
 """Fixtures of the core's tests."""
 
-import tomllib
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +9,11 @@ import pytest
 import tiny_variants
 from llamacli import Model, load_model
 from llamacli.engine import Engine, ReferenceEngine, default_engine
-from llamacli.plugins import ARCHITECTURES, GENERAL, Plugins
+from llamacli.plugins import Plugins
+from paths import entry_points
 
 ENGINES = {"reference": ReferenceEngine, "default": default_engine}
 
-PLUGINS = Path(__file__).resolve().parents[1] / "plugins"
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 TinyGguf = Callable[..., Path]
@@ -39,15 +37,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 @pytest.fixture(scope="session")
 def plugins() -> Plugins:
     """Model families of this repository, whatever else is installed."""
-    entries = []
-    for project in sorted(PLUGINS.glob("*/pyproject.toml")):
-        groups = tomllib.loads(project.read_text())["project"]["entry-points"]
-        entries += [
-            EntryPoint(name, module, group)
-            for group in (ARCHITECTURES, GENERAL)
-            for name, module in groups.get(group, {}).items()
-        ]
-    return Plugins(entries)
+    return Plugins(entry_points())
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,11 @@
-"""Import paths of the plugins and of their tests' helpers."""
+"""Import paths and entry points of this repository's plugins."""
 
 import sys
+import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
+
+from llamacli.plugins import ARCHITECTURES, GENERAL
 
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 
@@ -11,3 +15,14 @@ def add_plugin_paths() -> None:
     folders = sorted(path.parent for path in PLUGINS.glob("*/pyproject.toml"))
     paths = [str(path) for folder in folders for path in (folder, folder / "tests")]
     sys.path[:0] = [path for path in paths if path not in sys.path]
+
+
+def entry_points() -> list[EntryPoint]:
+    """Entry points of all plugins here, whatever is installed."""
+    projects = [tomllib.loads(path.read_text())["project"] for path in sorted(PLUGINS.glob("*/pyproject.toml"))]
+    return [
+        EntryPoint(name, module, group)
+        for project in projects
+        for group in (ARCHITECTURES, GENERAL)
+        for name, module in project["entry-points"].get(group, {}).items()
+    ]

@@ -166,9 +166,7 @@ def linear_state(
 ) -> Value:
     """Record a linear recurrence of matrix states (linear attention, SSM).
 
-    For each head, with a state S of d_k rows and d_v columns:
-
-        S[t] = diag(w) S[t-1] + b (S[t-1]^T a)^T + k v^T        y[t] = scale * S[t]^T r
+    Each head has a state S of d_k rows and d_v columns.
 
     - `v`: n_head * d_v numbers a token; d_v is a multiple of 16. The result has the same width.
     - `r`, `k`: n_head_k * d_k numbers; n_head_k divides n_head, its default. With `shared` "blocks", consecutive heads
@@ -177,11 +175,17 @@ def linear_state(
       numbers, and the decay is exp(w[j] * rates[j, i]) for row i and column j (selective scan).
     - `beta`, a number a head: the delta rule; v is replaced by beta * (v - (diag(w) S[t-1])^T k).
     - `a`, `b`: n_head * d_k numbers each (RWKV-7).
-    - `bonus`, (n_head, d_k): y[t] reads S[t-1] + (bonus * k) v^T (RWKV-6).
+    - `bonus`, (n_head, d_k): `out[t]` reads S[t-1] + (bonus * k) v^T (RWKV-6).
 
     These are gated delta nets (`beta`), state space duality (neither), the selective scan (`rates`), RWKV and gated
     linear attention. The state is float32 and zero before the first token. Tokens are computed one after another, so
     results do not depend on how a prompt is divided.
+
+    Formula: `S[t] = diag(w) @ S[t-1] + outer(b, S[t-1].T @ a) + outer(k, v)`, `out[t] = scale * S[t].T @ r`
+    Shapes: r and k [n, n_head_k * d_k], v [n, n_head * d_v]; w [n, n_head] or [n, n_head * d_k]; beta [n, n_head];
+        out [n, n_head * d_v]
+    Limits: d_v is a multiple of 16; n_head_k divides n_head; `rates` needs a single head
+    Example: `out = g.linear_state(q, k, v, decay, n_head=32, n_head_k=16, beta=beta, scale=128**-0.5)`
     """
     expect("linear_state", n_head > 0 and v.width % n_head == 0, f"v of width {v.width} and {n_head} heads")
     d_v = v.width // n_head

@@ -76,8 +76,13 @@ class ShortConv(Op):
 def short_conv(g: Recorder, x: Value, weight: Param) -> Value:
     """Record a causal convolution (conv1d) with weights (width, n_taps).
 
-    y[t, c] = bias[c] + sum over j < n_taps of weight[c, j] * x[t - n_taps + 1 + j, c]. The `n_taps` - 1 last rows of x
-    are a recurrent state. It comes before most linear recurrences; with weights (1, 0) it is the token shift of RWKV.
+    The `n_taps` - 1 last rows of x are a recurrent state. It comes before most linear recurrences; with weights (1, 0)
+    it is the token shift of RWKV.
+
+    Formula: `out[t, c] = bias[c] + sum(weight[c, j] * x[t - n_taps + 1 + j, c])` over the taps j
+    Shapes: x [n, width]; weight (width, n_taps), bias (width,); out [n, width]
+    Limits: n_taps > 1; x is 0 before the first token
+    Example: `h = g.map(g.short_conv(h, block.ssm_conv1d), silu)`
     """
     shape = weight.weight.shape
     fits = len(shape) == 2 and shape[0] == x.width and shape[1] > 1
