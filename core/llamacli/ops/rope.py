@@ -39,10 +39,10 @@ SCALING_TYPES = ("none", "linear", "yarn", "longrope")
 class Rope:
     """RoPE variant: dimensions, frequencies and scaling.
 
-    `n_dims` of each head are rotated (the rest pass through), in `n_dims / 2` pairs: neighbours `(2i, 2i+1)` when
-    `interleaved`, halves `(i, i + n_dims/2)` otherwise. `freq_scale` divides positions (linear scaling: 1/factor).
-    YaRN mixes scaled and unscaled angles by `ext_factor` between the pairs that make `beta_fast` and `beta_slow`
-    rotations over `n_ctx_orig` tokens; `attn_factor` multiplies cosine and sine.
+    `n_dims` of each head, from dimension `first` on, are rotated (the rest pass through), in `n_dims / 2` pairs:
+    neighbours `(2i, 2i+1)` when `interleaved`, halves `(i, i + n_dims/2)` otherwise. `freq_scale` divides positions
+    (linear scaling: 1/factor). YaRN mixes scaled and unscaled angles by `ext_factor` between the pairs that make
+    `beta_fast` and `beta_slow` rotations over `n_ctx_orig` tokens; `attn_factor` multiplies cosine and sine.
     """
 
     n_dims: int
@@ -54,6 +54,7 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     n_ctx_orig: int = 0
+    first: int = 0
 
     @classmethod
     def from_gguf(cls, metadata: Metadata, architecture: str, head_dim: int, *, interleaved: bool) -> Rope:
@@ -161,7 +162,7 @@ class RopeTable:
 
 
 ROTATE = record(
-    "x", "out", "stride", "n_heads", "head_dim", "n_dims", "first_step", "second", "cos", "sin", "long_from",
+    "x", "out", "stride", "n_heads", "head_dim", "first", "n_dims", "first_step", "second", "cos", "sin", "long_from",
     "long_cos", "long_sin",
 )  # fmt: skip
 """Sequences created for `long_from` tokens or more use the long cosines and sines."""
@@ -212,17 +213,18 @@ class Rotate(Op):
         return self.long_factors if self.long_factors and seq_len > self.rope.n_ctx_orig else self.factors
 
     def _rotated(self, heads: npt.NDArray[Any], cos: Floats, sin: Floats) -> npt.NDArray[Any]:
-        """Rotate the first `n_dims` of the last axis.
+        """Rotate `n_dims` of the last axis.
 
         Pairs are neighbours or halves, as the variant says.
         """
         heads = heads.copy()
+        rotated = heads[..., self.rope.first : self.rope.first + self.rope.n_dims]
         half = self.rope.n_dims // 2
         first = slice(0, 2 * half, 2) if self.rope.interleaved else slice(half)
         second = slice(1, 2 * half, 2) if self.rope.interleaved else slice(half, 2 * half)
-        a, b = heads[..., first].copy(), heads[..., second].copy()
-        heads[..., first] = a * cos - b * sin
-        heads[..., second] = a * sin + b * cos
+        a, b = rotated[..., first].copy(), rotated[..., second].copy()
+        rotated[..., first] = a * cos - b * sin
+        rotated[..., second] = a * sin + b * cos
         return heads
 
     def lower(self, to: Lowering) -> None:
@@ -240,8 +242,8 @@ class Rotate(Op):
             [out],
             lambda at: {
                 "x": at(x), "out": at(out), "stride": stride(at(x)), "n_heads": x.width // self.head_dim,
-                "head_dim": self.head_dim, "n_dims": rope.n_dims, "first_step": first_step, "second": second,
-                "long_from": rope.n_ctx_orig + 1 if self.long_factors else NO_LIMIT,
+                "head_dim": self.head_dim, "first": rope.first, "n_dims": rope.n_dims, "first_step": first_step,
+                "second": second, "long_from": rope.n_ctx_orig + 1 if self.long_factors else NO_LIMIT,
                 **dict.fromkeys(("cos", "sin", "long_cos", "long_sin"), 0),  # set by RopeTable.reach
             },
             follows=made if made is not None and made.work_unit == self.head_dim else None,
@@ -257,6 +259,7 @@ class Rotate(Op):
         """See Op."""
         yield rope(g, x, Rope(8, interleaved=True), 16)
         yield rope(g, x, Rope(16, interleaved=False), 16, param("rope_freqs", 8))
+        yield rope(g, x, Rope(6, interleaved=False, first=4), 16)
 
 
 def _new_table(to: Lowering, rope: Rope, factors: Tensor | None, prefix: str) -> RopeTable:
@@ -280,8 +283,8 @@ def rope(
     Limits: n_dims is even and at most head_dim; the other dimensions pass through
     Example: `q = g.rope(q, config.rope, config.head_dim, weights.rope_freqs)`
     """
-    fits = head_dim > 0 and x.width % head_dim == 0 and 0 < rope.n_dims <= head_dim and rope.n_dims % 2 == 0
-    expect("rope", fits, f"{rope.n_dims} dimensions of head_dim {head_dim} on width {x.width}")
+    fits = 0 <= rope.first < rope.first + rope.n_dims <= head_dim and x.width % head_dim == 0 and rope.n_dims % 2 == 0
+    expect("rope", fits, f"{rope.n_dims} dimensions from {rope.first} of head_dim {head_dim} on width {x.width}")
     normal, long = (param.weight if param else None for param in (factors, long_factors))
     for weight in filter(None, (normal, long)):
         expect("rope", weight.shape == (rope.n_dims // 2,), f"{weight.name} and {rope.n_dims} dimensions")
@@ -310,11 +313,14 @@ def rotate_kernel() -> Kernel:
             is_long = token.seq_len >= a.long_from
             cos = carray(pointer((a.long_cos if is_long else a.cos) + angle), pairs, np.float32)
             sin = carray(pointer((a.long_sin if is_long else a.sin) + angle), pairs, np.float32)
+            for i in range(a.first):
+                out[i] = x[i]
             for i in range(pairs):
-                u, v = x[i * a.first_step], x[i * a.first_step + a.second]
-                out[i * a.first_step] = u * cos[i] - v * sin[i]
-                out[i * a.first_step + a.second] = u * sin[i] + v * cos[i]
-            for i in range(a.n_dims, a.head_dim):
+                at = a.first + i * a.first_step
+                u, v = x[at], x[at + a.second]
+                out[at] = u * cos[i] - v * sin[i]
+                out[at + a.second] = u * sin[i] + v * cos[i]
+            for i in range(a.first + a.n_dims, a.head_dim):
                 out[i] = x[i]
 
     return Kernel(rotate)
