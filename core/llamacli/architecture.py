@@ -362,7 +362,8 @@ class Architecture(abc.ABC):
     def forward(self, g: Graph, config: Any, weights: Weights) -> Value:
         """Record the forward pass: token ids in, logits out.
 
-        `g.embed` reads the token ids; the result has width `config.n_vocab`.
+        `g.embed` reads the token ids; the result has width `config.n_vocab`. Embedding models, which attend in both
+        directions, have no logits: their result are the hidden states.
         """
 
     def strips_after(self, metadata: Metadata, special: str) -> bool:
@@ -376,10 +377,12 @@ class Architecture(abc.ABC):
 def trace(architecture: Architecture, config: Config, weights: Weights) -> Graph:
     """Record the forward pass of a model.
 
-    The last op computes the logits.
+    The last op computes the logits, or in a graph that needs its whole input the hidden states.
     """
     graph = Graph()
     logits = architecture.forward(graph, config, weights)
+    if graph.ops and graph.ops[-1].out is logits and graph.needs_whole_input:
+        return graph
     if not graph.ops or graph.ops[-1].out is not logits or logits.width != config.n_vocab:
         raise PluginError(
             f"forward of {architecture.name!r} must end in the op that computes its logits, {config.n_vocab} wide"

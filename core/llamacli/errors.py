@@ -52,6 +52,10 @@ class InvalidRequestError(LlamaCliError, ValueError):
     """An argument is invalid for the model or session."""
 
 
+class EmbeddingModelError(InvalidRequestError):
+    """The model attends in both directions: it embeds texts and generates none."""
+
+
 class HubError(LlamaCliError):
     """A model cannot be downloaded, or is not in the cache."""
 

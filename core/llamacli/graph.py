@@ -15,6 +15,7 @@ from llamacli.ops.add import add
 from llamacli.ops.attention import attention
 from llamacli.ops.attention_temperature import attention_temperature
 from llamacli.ops.base import Op, Recorder
+from llamacli.ops.batched_linear import batched_linear
 from llamacli.ops.clamp import clamp
 from llamacli.ops.columns import columns
 from llamacli.ops.concat import concat
@@ -50,6 +51,7 @@ class Graph(Recorder):
     add = add
     attention = attention
     attention_temperature = attention_temperature
+    batched_linear = batched_linear
     clamp = clamp
     columns = columns
     concat = concat
@@ -87,6 +89,14 @@ class Graph(Recorder):
         """Longest context that the ops can compute, None for any."""
         return min((n for op in self.ops if (n := op.max_positions()) is not None), default=None)
 
+    @property
+    def needs_whole_input(self) -> bool:
+        """True if a token's result depends on tokens behind it.
+
+        Sessions, which evaluate token by token, cannot run such a graph.
+        """
+        return any(op.needs_whole_input for op in self.ops)
+
     def exact_tensors(self) -> set[str]:
         """Names of the tensors that no mode may round.
 
@@ -109,8 +119,10 @@ class Graph(Recorder):
     def without_output(self) -> Graph:
         """Graph without the output layer, the last matrix product.
 
-        Its last op computes the value that the output layer reads.
+        Its last op computes the value that the output layer reads. A graph that needs its whole input has none.
         """
+        if self.needs_whole_input:
+            return self
         makers = {op.out: op for op in self.ops}
         op = self.ops[-1]
         while not op.matrices() and op.inputs():

@@ -87,8 +87,8 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         `llamacli.kv.KV_TYPES` such as "q8_0", or a pair of them; the default is f32 in fp32 mode, else f16. `strategy`
         says when they are cached at all rather than computed again, see `llamacli.kv.CacheStrategy`. With `reuse`, a
         prompt that begins as another session's of this model is not evaluated again that far: the pages are shared
-        (prefix caching); results are the same. Raises InvalidRequestError for a value out of range, MemoryError if the
-        cache cannot be allocated.
+        (prefix caching); results are the same. Raises InvalidRequestError for a value out of range, EmbeddingModelError
+        if the model only embeds texts, MemoryError if the cache cannot be allocated.
         """
         from llamacli.session import Session
 

@@ -15,7 +15,13 @@ import numpy.typing as npt
 
 from llamacli.engine import evaluate
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
-from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError, StateError
+from llamacli.errors import (
+    ClosedError,
+    ContextOverflowError,
+    EmbeddingModelError,
+    InvalidRequestError,
+    StateError,
+)
 from llamacli.kv import CacheStrategy, KVSequence, snapshot
 from llamacli.kv.prefixes import n_common
 from llamacli.loaders import Progress
@@ -147,6 +153,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
         sequence: KVSequence | None = None,
     ):
         """Create a session, as `Model.create_session` does, or continue a `sequence`."""
+        if model.program.needs_whole_input:
+            raise EmbeddingModelError(
+                "tokens of this model attend to later ones, so it cannot generate text: use it for embeddings"
+            )
         if sequence is None:
             seq_len = model.context_size(seq_len)
             sequence = KVSequence(model.kv_pool(kv_type), seq_len, model.program.rope_variant(seq_len))

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from llamacli.kernels.attention import ATTENTION, STORE, attention, scratch_bytes, store_kv
+from llamacli.kernels.attention import ATTENTION, STORE, attention, latent_attention, scratch_bytes, store_kv
 from llamacli.kernels.layout import ROW
 from llamacli.kernels.team import Team
 from llamacli.kv import KV_TYPES, KVLayout, KVPool, KVSequence, KVType
 from llamacli.kv.layout import KVSpec
+from llamacli.ops.attention import alibi_slopes
 from llamacli.testing import formulas
 from llamacli.testing.kernels import run_kernel
 from llamacli.util.memory import view
@@ -37,21 +38,27 @@ def pages(sequence: KVSequence) -> list[np.ndarray]:
 
 def place(*spans: tuple[KVSequence, int, int]) -> np.ndarray:
     """Rows for the cells from `start` to `stop` - 1 of each sequence."""
-    rows = [(cell, cell, some.addresses.ctypes.data, some.seq_len) for some, *span in spans for cell in range(*span)]
+    rows = [
+        (cell, cell, some.addresses.ctypes.data, some.seq_len, stop)
+        for some, start, stop in spans
+        for cell in range(start, stop)
+    ]
     return np.array(rows, ROW)
 
 
 def run(team: Team, kernel: object, record: np.dtype, state: KVSpec, rows: np.ndarray, **params) -> None:
-    size = scratch_bytes(state.head_dim)
+    size = scratch_bytes(state.head_dim, state.value_dim)
     scratch = np.full((THREADS, size // 4), np.nan, np.float32)
     run_kernel(
         team, kernel, record, n_rows=len(rows), rows=rows, layer=0, n_head_kv=state.n_head_kv, head_dim=state.head_dim,
-        scratch=scratch, scratch_stride=size, **params,
+        value_dim=state.value_dim, scratch=scratch, scratch_stride=size, **params,
     )  # fmt: skip
 
 
 def store(team: Team, rows: np.ndarray, state: KVSpec, kv_type, k: np.ndarray, v: np.ndarray) -> None:
-    run(team, store_kv(KVType.of(kv_type)), STORE, state, rows, k=k, v=v, stride=4 * k[0].size)
+    run(
+        team, store_kv(KVType.of(kv_type)), STORE, state, rows, k=k, k_stride=4 * k[0].size, v=v, v_stride=4 * v[0].size
+    )
 
 
 def special(x: np.ndarray) -> dict[str, np.ndarray]:
@@ -85,28 +92,59 @@ def test_stored_bytes_equal_numpy(kv_type: str, head_dim: int, team: Team) -> No
             np.testing.assert_array_equal(pages(mine), pages(numpys), err_msg=name)
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 20}, {"window": 5, "softcap": 2.0, "sinks": True}], ids=str)
+OPTIONS: list[dict] = [
+    {}, {"window": 20}, {"window": 5, "softcap": 2.0, "sinks": True}, {"chunk": 12, "alibi": 8.0},
+    {"n_after": 1 << 40}, {"window": 7, "n_after": 6},
+]  # fmt: skip
+"""Options of attention; with `n_after`, tokens see those behind them."""
+
+
+def check_attention(team: Team, state: KVSpec, kv_type, options: dict) -> None:
+    """Evaluate two sequences together; their last pages end in NaN."""
+    group, n_head_kv, random = 3, state.n_head_kv, np.random.default_rng(state.head_dim)
+    spans = [(new_sequence(state, kv_type, stop), start, stop) for start, stop in ((90, 99), (5, 8))]
+    expected, queries = [], []
+    named = {name: options.get(name) for name in ("window", "softcap", "chunk", "alibi")}
+    sinks = random.normal(size=n_head_kv * group).astype(np.float32) if "sinks" in options else None
+    n_after = options.get("n_after", 0)
+    for sequence, start, stop in spans:
+        k, v = (
+            random.normal(size=(stop, n_head_kv, width)).astype(np.float32)
+            for width in (state.head_dim, state.value_dim)
+        )
+        store(team, place((sequence, 0, stop)), state, kv_type, k, v)
+        q = random.normal(size=(stop - start, n_head_kv * group, state.head_dim)).astype(np.float32)
+        keys, values = sequence.read(0, stop)
+        cells = keys.transpose(2, 0, 1), values.transpose(1, 0, 2)
+        expected.append(formulas.attention(q, *cells, 0.3, sinks=sinks, n_after=n_after, **named))
+        queries.append(q)
+    q = np.concatenate(queries)
+    out = np.full((*q.shape[:2], state.value_dim), np.nan, np.float32)
+    slopes = 0 if named["alibi"] is None else alibi_slopes(n_head_kv * group, named["alibi"]).astype(np.float32)
+    run(
+        team, (latent_attention if state.values_in_keys else attention)(KVType.of(kv_type)), ATTENTION, state,
+        place(*spans), q=q, q_stride=4 * q[0].size, out=out, out_stride=4 * out[0].size, group=group,
+        window=named["window"] or 1 << 40, chunk=named["chunk"] or 1 << 40, n_after=n_after,
+        sinks=0 if sinks is None else sinks, slopes=slopes, scale=0.3, softcap=named["softcap"] or 0.0,
+    )  # fmt: skip
+    assert formulas.nmse(out, np.concatenate(expected)) < 1e-11
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("head_dim", [1, 5, 20, 32, 80, 112])
 @pytest.mark.parametrize("kv_type", TYPES, ids=str)
 def test_attention_reads_stored_cells_only(kv_type, head_dim: int, options: dict, team: Team) -> None:
-    """Evaluate two sequences together; their last pages end in NaN."""
-    state, group, random = KVSpec(2, head_dim), 3, np.random.default_rng(head_dim)
-    spans = [(new_sequence(state, kv_type, stop), start, stop) for start, stop in ((90, 99), (5, 8))]
-    expected, queries = [], []
-    sinks = random.normal(size=2 * group).astype(np.float32) if "sinks" in options else None
-    window, softcap = (options.get(name) for name in ("window", "softcap"))
-    for sequence, start, stop in spans:
-        k, v = (random.normal(size=(stop, 2, head_dim)).astype(np.float32) for _ in "kv")
-        store(team, place((sequence, 0, stop)), state, kv_type, k, v)
-        q = random.normal(size=(stop - start, 2 * group, head_dim)).astype(np.float32)
-        keys, values = sequence.read(0, stop)
-        cells = keys.transpose(2, 0, 1), values.transpose(1, 0, 2)
-        expected.append(formulas.attention(q, *cells, 0.3, window=window, softcap=softcap, sinks=sinks))
-        queries.append(q)
-    q = np.concatenate(queries)
-    out = np.full_like(q, np.nan)
-    run(
-        team, attention(KVType.of(kv_type)), ATTENTION, state, place(*spans), q=q, out=out, stride=4 * q[0].size,
-        group=group, window=window or 1 << 40, sinks=0 if sinks is None else sinks, scale=0.3, softcap=softcap or 0.0,
-    )  # fmt: skip
-    assert formulas.nmse(out, np.concatenate(expected)) < 1e-11
+    check_attention(team, KVSpec(2, head_dim), kv_type, options)
+
+
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(24, 16), (16, 24), (5, 40), (40, 1), (48, 112)])
+@pytest.mark.parametrize("kv_type", TYPES, ids=str)
+def test_values_of_another_width_than_keys(kv_type, head_dim: int, value_dim: int, team: Team) -> None:
+    check_attention(team, KVSpec(2, head_dim, value_dim=value_dim), kv_type, {"window": 20, "sinks": True})
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(16, 16), (24, 16), (96, 64), (40, 5), (16, 3), (7, 5), (112, 70)])
+@pytest.mark.parametrize("kv_type", TYPES, ids=str)
+def test_values_in_keys(kv_type, head_dim: int, value_dim: int, options: dict, team: Team) -> None:
+    check_attention(team, KVSpec(2, head_dim, value_dim=value_dim, values_in_keys=True), kv_type, options)

@@ -9,8 +9,13 @@ from llamacli import InvalidRequestError
 from llamacli.kv import KVCache, KVLayout, KVPool, KVSpec
 from suite import examples
 
-SEQ_LEN, N_SEQ, WINDOW = 70, 4, 20
-SPECS = [KVSpec(1, 2), KVSpec(2, 3, window=WINDOW), KVSpec(1, 2)]
+SEQ_LEN, N_SEQ, WINDOW, CHUNK = 70, 4, 20, 24
+SPECS = [
+    KVSpec(1, 2),
+    KVSpec(2, 3, window=WINDOW, value_dim=5),
+    KVSpec(1, 4, value_dim=2, values_in_keys=True),
+    KVSpec(1, 2, chunk=CHUNK),
+]
 
 seqs = st.integers(0, N_SEQ - 1)
 positions = st.integers(-2, SEQ_LEN)
@@ -22,6 +27,16 @@ def shift_keys(layer: int, keys: np.ndarray, by: int) -> np.ndarray:
     The key of mark m at position p is m + p / 256.
     """
     return keys - by / 256
+
+
+def seen_from(n: int) -> list[int]:
+    """First positions that a token at position n attends to, in the layers that evict."""
+    return [max(0, n - WINDOW + 1), n // CHUNK * CHUNK]
+
+
+def is_evicted(left: int, n: int) -> bool:
+    """Check that a sequence of n tokens may lack what a token at `left` attends to."""
+    return any(wanted < held for wanted, held in zip(seen_from(left), seen_from(n), strict=True))
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -52,7 +67,8 @@ class CacheMachine(RuleBasedStateMachine):
         keys = self.cells(seq, start)
         for layer, spec in enumerate(SPECS):
             k = np.broadcast_to(keys[:, None, None], (n, spec.n_head_kv, spec.head_dim))
-            sequence.write(layer, start, k, -np.round(k))
+            v = np.broadcast_to(keys[:, None, None], (n, spec.n_head_kv, spec.value_dim))
+            sequence.write(layer, start, k, -np.round(v))
         sequence.tokens += self.marks[seq][start:]
         sequence.evict(start + n)
 
@@ -63,8 +79,7 @@ class CacheMachine(RuleBasedStateMachine):
         try:
             self.cache.remove_range(seq, p0, p1)
         except InvalidRequestError:
-            first_kept = max(0, n - WINDOW + 1)
-            assert not 0 <= p0 <= stop <= n or max(0, n - (stop - p0) - WINDOW + 1) < first_kept
+            assert not 0 <= p0 <= stop <= n or is_evicted(n - (stop - p0), n)
         else:
             del self.marks[seq][p0:stop]
 
@@ -76,7 +91,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.seq_cp(src, dst, p0, p1)
         except InvalidRequestError:
             valid = 0 <= p0 <= stop <= n and p0 == len(self.marks[dst]) and src != dst
-            assert not valid or max(0, stop - WINDOW + 1) < max(0, n - WINDOW + 1)
+            assert not valid or is_evicted(stop, n)
         else:
             self.marks[dst] += self.marks[src][p0:stop]
 
@@ -97,12 +112,16 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.cache.pos_max(seq) == n - 1
             assert sequence.tokens == marks
             for layer, spec in enumerate(SPECS):
-                first = 0 if spec.window is None else max(0, n - spec.window + 1)
+                window_start, chunk_start = seen_from(n)
+                first = window_start if spec.window else chunk_start if spec.chunk else 0
                 keys, values = sequence.read(layer, n)
                 expected = self.cells(seq, 0)[first:]
                 np.testing.assert_allclose(
                     keys[..., first:], np.broadcast_to(expected, keys[..., first:].shape), atol=1e-3
                 )
+                if spec.values_in_keys:
+                    np.testing.assert_array_equal(values, keys[:, : spec.value_dim].swapaxes(1, 2))
+                    continue
                 written = np.broadcast_to(-np.array(marks[first:], np.float32)[:, None], values[:, first:].shape)
                 np.testing.assert_array_equal(values[:, first:], written)
 
@@ -119,11 +138,12 @@ class CacheMachine(RuleBasedStateMachine):
             if marks:
                 held = np.flatnonzero(self.cache.sequence(seq).tables[1])
                 assert len(held) <= SEQ_LEN // 16 + 1
-                assert set(range(max(0, len(marks) - WINDOW + 1) // 16, -(-len(marks) // 16))) <= set(held.tolist())
+                first, _ = seen_from(len(marks))
+                assert set(range(first // 16, -(-len(marks) // 16))) <= set(held.tolist())
 
     def teardown(self) -> None:
         self.cache.close()
-        assert [pages.n_used for pages in self.pool.groups] == [0, 0]
+        assert [pages.n_used for pages in self.pool.groups] == [0, 0, 0]
         assert self.pool.n_bytes == 0
 
 

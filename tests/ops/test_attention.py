@@ -50,3 +50,47 @@ def test_layers_share_cached_keys(engine: Engine) -> None:
     heads = run.x.reshape(len(run.x), -1, 16)
     once = formulas.attention(heads, heads, heads, 0.3)
     run.check(formulas.attention(once, heads, heads, 0.3).reshape(run.x.shape))
+
+
+@pytest.mark.parametrize(
+    ("stored", "options"),
+    [
+        ({"chunk": 7}, {}),
+        ({"chunk": 32, "window": 20}, {"softcap": 2.0}),
+        ({}, {"alibi": 8.0}),
+        ({"window": 20}, {"alibi": 4.0, "softcap": 3.0}),
+        ({}, {"causal": False}),
+        ({"window": 7}, {"causal": False}),
+        ({"window": 40}, {"causal": False, "alibi": 8.0}),
+    ],
+    ids=str,
+)
+def test_attention_options(stored: dict, options: dict, engine: Engine) -> None:
+    head_dim, value_dim, tokens = 16, 24, TOKENS * 9
+
+    def build(g: Graph, param: Params, x: Value) -> Value:
+        q, k, v = (g.linear(x, param(name, n, WIDTH)) for name, n in (("q", 96), ("k", 32), ("v", 48)))
+        return g.attention(q, g.store(k, v, head_dim=head_dim, value_dim=value_dim, **stored), scale=0.3, **options)
+
+    run = Run(engine, build, tokens)
+    q, k, v = (
+        formulas.linear(run.x, run[name]).reshape(len(run.x), -1, width)
+        for name, width in (("q", head_dim), ("k", head_dim), ("v", value_dim))
+    )
+    window, seen = stored.get("window"), dict(stored)
+    if options.get("causal") is False:
+        n_side = len(tokens) if window is None else window // 2
+        seen["window"], seen["n_after"] = n_side + 1, n_side
+    numbers = {name: value for name, value in options.items() if name != "causal"}
+    run.check(formulas.attention(q, k, v, 0.3, **seen, **numbers).reshape(len(run.x), -1))
+
+
+@pytest.mark.parametrize("value_dim", [16, 40, 48])
+def test_values_in_keys(value_dim: int, engine: Engine) -> None:
+    def build(g: Graph, param: Params, x: Value) -> Value:
+        q, k = (g.linear(x, param(name, n, WIDTH)) for name, n in (("q", 192), ("k", 48)))
+        return g.attention(q, g.store(k, None, head_dim=48, value_dim=value_dim), scale=0.3)
+
+    run = Run(engine, build, TOKENS * 9)
+    q, k = (formulas.linear(run.x, run[name]).reshape(len(run.x), -1, 48) for name in "qk")
+    run.check(formulas.attention(q, k, k[..., :value_dim], 0.3).reshape(len(run.x), -1))

@@ -55,6 +55,10 @@ class Program(Protocol):
     def max_positions(self) -> int | None:
         """Longest context that can be computed, None for any."""
 
+    @property
+    def needs_whole_input(self) -> bool:
+        """True if a token's result depends on tokens behind it, as in embedding models."""
+
     def forward(
         self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], *, all_logits: bool
     ) -> npt.NDArray[np.float32]:

@@ -84,7 +84,8 @@ class NativeProgram:
         table = StepTable(graph, file, modes, team)
         self.states: Sequence[KVSpec] = graph.states
         self.recurrent: Sequence[RecurrentSpec] = graph.recurrent
-        self.max_positions, self.timings = graph.max_positions, Timings()
+        self.max_positions, self.needs_whole_input = graph.max_positions, graph.needs_whole_input
+        self.timings = Timings()
         self._team, self._steps, self._tail = team, table.steps, table.tail
         self._prepares, self._host_ops = table.prepares, table.host_ops
         self._shifts = ShiftPlan(graph.ops, table.vector)
@@ -168,6 +169,7 @@ class NativeProgram:
             rows = self._rows[row : row + span.n]
             rows["cell"] = rows["position"] = np.arange(span.start, span.start + span.n)
             rows["kv"], rows["seq_len"] = span.sequence.addresses.ctypes.data, span.sequence.seq_len
+            rows["end"] = span.start + span.n
             row += span.n
         for prepare in self._prepares:
             prepare(max(span.start + span.n for span in spans))

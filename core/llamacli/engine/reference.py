@@ -60,6 +60,11 @@ class ReferenceProgram:
         """See `llamacli.engine.base.Program.max_positions`."""
         return self._graph.max_positions
 
+    @property
+    def needs_whole_input(self) -> bool:
+        """See `llamacli.engine.base.Program.needs_whole_input`."""
+        return self._graph.needs_whole_input
+
     def shift_keys(self, layer: int, keys: Array, by: int, seq_len: int) -> Array:
         """See `llamacli.engine.base.Program.shift_keys`."""
         return self._shifts.shift(layer, keys, by, seq_len)

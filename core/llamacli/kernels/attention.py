@@ -23,13 +23,18 @@ from llamacli.kernels.kv_types.rounding import BLOCK
 from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, UNIT, FloatType, IntegerType, KVType
 from llamacli.kernels.layout import ROW, RUN, record
 
-STORE = record("k", "v", "stride", "layer", "n_head_kv", "head_dim", "scratch", "scratch_stride")
+STORE = record(
+    "k", "k_stride", "v", "v_stride", "layer", "n_head_kv", "head_dim", "value_dim", "scratch", "scratch_stride"
+)
+"""`v` is 0 where values are parts of keys."""
+
 ATTENTION = record(
-    "q", "out", "stride", "layer", "n_head_kv", "group", "head_dim", "scratch", "scratch_stride", "window", "sinks",
-    scale=np.float32, softcap=np.float32,
+    "q", "q_stride", "out", "out_stride", "layer", "n_head_kv", "group", "head_dim", "value_dim", "scratch",
+    "scratch_stride", "window", "chunk", "n_after", "sinks", "slopes", scale=np.float32, softcap=np.float32,
 )  # fmt: skip
 """`group` heads of queries share a head of keys and values; `scratch` is `scratch_stride` bytes for each thread.
-A token sees `window` positions, its own included. `sinks`, float32 [n_head], and `softcap` may be 0."""
+A token sees `window` positions, its own included, but none before the last multiple of `chunk`; besides, the `n_after`
+positions behind it that are in the run. `sinks` and `slopes` (ALiBi), float32 [n_head], and `softcap` may be 0."""
 
 TILE = 64
 MAX_QUERY_ROWS = 8
@@ -39,13 +44,13 @@ _LAYER = 24  # bytes of a layer's entry in KVSequence.addresses
 _i64 = types.int64
 
 
-def scratch_bytes(head_dim: int) -> int:
+def scratch_bytes(head_dim: int, value_dim: int) -> int:
     """Scratch bytes for each thread.
 
-    Rows of queries, scores and sums, then a maximum and a sum a row. Writing cells needs less: a row and the codes of a
-    block, padded to full blocks.
+    Rows of queries, scores and sums, then a maximum and a sum a row. Values that are parts of keys take sums as wide as
+    keys. Writing cells needs less: a row and the codes of a block, padded to full blocks.
     """
-    return 4 * MAX_QUERY_ROWS * (2 * _padded(head_dim) + TILE + 2)
+    return 4 * MAX_QUERY_ROWS * (_padded(head_dim) + max(_padded(head_dim), _padded(value_dim)) + TILE + 2)
 
 
 def _padded(head_dim: int) -> int:
@@ -127,6 +132,73 @@ def _accumulate_values(typingctx: Any, kind: Any, n: Any, p: Any, values: Any, n
     return types.void(kind, n, *[_i64] * 7), codegen
 
 
+@intrinsic(prefer_literal=True)
+def _stored_weights(typingctx: Any, kind: Any, p: Any) -> Any:
+    """Convert 16 weights of keys to weights of stored keys, in place."""
+    number = kind.literal_value
+
+    def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
+        ir.store(b, args[1], cells.relative_weights(b, number, ir.load(b, args[1], ir.F32X16)))
+        return context.get_dummy_value()
+
+    return types.void(kind, _i64), codegen
+
+
+@intrinsic(prefer_literal=True)
+def _accumulate_keys(typingctx: Any, kind: Any, p: Any, pages: Any, keys: Any, begin: Any, n_pages: Any, n_cells: Any,
+           unit: Any, head_dim: Any, out: Any) -> Any:  # fmt: skip
+    """Add a tile's keys, weighted by probabilities, to one output row.
+
+    Accumulates 16 dimensions from 16 * `unit` on. `pages` is the address of the tile's page table, `keys` an offset in
+    each page; pages `begin` to `n_pages` - 1 are read, and of these the first `n_cells` cells.
+    """
+    number = kind.literal_value
+    step = cells.dims_at_once(number)
+    n_loads = UNIT // step
+
+    def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
+        _, p, pages, keys, begin, n_pages, n_cells, unit, head_dim, out = args
+        lanes = ir.ir.Constant(ir.I32X16, list(range(PAGE)))
+        none = ir.constant(ir.F32X16, 0.0)
+        first_load = b.mul(unit, ir.I64(n_loads))
+        last_load = b.sub(b.sdiv(b.add(head_dim, ir.I64(step - 1)), ir.I64(step)), ir.I64(1))
+
+        def body(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+            page = b.add(begin, i)
+            part = b.add(ir.load(b, b.add(pages, b.mul(page, ir.I64(8))), ir.I64), keys)
+            weights = ir.load(b, b.add(p, b.mul(page, ir.I64(4 * PAGE))), ir.F32X16)
+            left = b.trunc(b.sub(n_cells, b.mul(page, ir.I64(PAGE))), ir.I32)
+            stored = b.icmp_signed("<", lanes, ir.splat(b, left))
+            loaded: list[ir.Value] = []
+            for j in range(n_loads):
+                at = b.add(first_load, ir.I64(j))
+                at = b.select(b.icmp_signed("<", at, last_load), at, last_load)  # no dimensions beyond the head
+                loaded += cells.load_keys(b, number, part, at)
+            return [
+                ir.fma(b, b.select(stored, key, none), weights, total)  # cells beyond may hold NaN
+                for key, total in zip(loaded, totals, strict=True)
+            ]
+
+        totals = ir.loop(b, b.sub(n_pages, begin), [none] * UNIT, body)
+        for half in (8, 4, 2, 1):  # lane i becomes the sum of the lanes of vector i
+            pairs = zip(totals[:half], totals[half:], strict=True)
+            low = [lane & ~half | (PAGE if lane & half else 0) for lane in range(PAGE)]
+            totals = [
+                b.fadd(ir.shuffle(b, x, y, low), ir.shuffle(b, x, y, [lane | half for lane in low])) for x, y in pairs
+            ]
+        place = b.add(out, b.mul(unit, ir.I64(4 * UNIT)))
+        ir.store(b, place, b.fadd(ir.load(b, place, ir.F32X16), totals[0]))
+        return context.get_dummy_value()
+
+    return types.void(kind, *[_i64] * 9), codegen
+
+
+@njit(inline="always")
+def _first_seen(cell: Any, window: Any, chunk: Any) -> Any:
+    """First cell that a token sees."""
+    return max(max(0, cell + 1 - window), cell // chunk * chunk)
+
+
 @njit(inline="always")
 def _page_of(kv: Any, layer: Any, cell: Any) -> Any:
     """Address of the page that holds a cell."""
@@ -167,9 +239,10 @@ def store_kv(kv_type: KVType) -> Kernel:
             keys = page + simd.read_i64(kv + _LAYER * a.layer + 8)
             values = page + simd.read_i64(kv + _LAYER * a.layer + 16)
             for head in range((thread - n_before) % n_threads, a.n_head_kv, n_threads):
-                place = row * a.stride + 4 * head * a.head_dim
-                write_key(a.k + place, a.head_dim, keys + head * key_bytes(a.head_dim), lane, scratch)
-                write_value(a.v + place, a.head_dim, values + head * value_bytes(a.head_dim), lane, scratch)
+                k, v = row * a.k_stride + 4 * head * a.head_dim, row * a.v_stride + 4 * head * a.value_dim
+                write_key(a.k + k, a.head_dim, keys + head * key_bytes(a.head_dim), lane, scratch)
+                if a.v:
+                    write_value(a.v + v, a.value_dim, values + head * value_bytes(a.value_dim), lane, scratch)
 
     return Kernel(store_kv, f"_{kv_type}")
 
@@ -177,17 +250,35 @@ def store_kv(kv_type: KVType) -> Kernel:
 @functools.cache
 def attention(kv_type: KVType) -> Kernel:
     """Attention kernel for a pair of KV cache types."""
+    return _attention(kv_type, values_in_keys=False)
+
+
+@functools.cache
+def latent_attention(kv_type: KVType) -> Kernel:
+    """Attention kernel for values that are the first dimensions of their keys."""
+    return _attention(kv_type, values_in_keys=True)
+
+
+def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
     k_type, v_type = cells.NUMBERS[kv_type.k], cells.NUMBERS[kv_type.v]
     rotates_k, rotates_v = (isinstance(KV_TYPES[name], IntegerType) for name in (kv_type.k, kv_type.v))
+    rotates_out = rotates_k if values_in_keys else rotates_v
     key_bytes, value_bytes = _part_bytes(kv_type.k), _part_bytes(kv_type.v)
 
     def attention(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, ATTENTION)[0], carray(simd.pointer(run), 1, RUN)[0]
         rows = carray(simd.pointer(r.rows), r.n_rows, ROW)
-        stride = 4 * (-(-a.head_dim // PAGE) * PAGE)
+        # Dimensions of keys or values to sum. Keys are rotated in blocks, which are summed whole.
+        n_dims = out_dim = a.value_dim
+        if values_in_keys:
+            if rotates_k:
+                block = a.head_dim & -a.head_dim
+                n_dims = -(-n_dims // block) * block
+            out_dim = a.head_dim
+        stride, out_stride = 4 * (-(-a.head_dim // PAGE) * PAGE), 4 * (-(-n_dims // PAGE) * PAGE)
         q = a.scratch + thread * a.scratch_stride
         out = q + MAX_QUERY_ROWS * stride
-        scores = out + MAX_QUERY_ROWS * stride
+        scores = out + MAX_QUERY_ROWS * out_stride
         row_max = carray(simd.pointer(scores + 4 * MAX_QUERY_ROWS * TILE), MAX_QUERY_ROWS, np.float32)
         row_sum = carray(simd.pointer(scores + 4 * MAX_QUERY_ROWS * (TILE + 1)), MAX_QUERY_ROWS, np.float32)
         zero, lowest = simd.splat(np.float32(0)), simd.splat(np.float32(_LOWEST))
@@ -204,31 +295,31 @@ def attention(kv_type: KVType) -> Kernel:
             heads = min(n_heads, a.group - first_head)
             while unit_row < unit_end:  # tokens of one sequence at a time
                 first_row, last_row = unit_row, unit_row + 1
-                kv, cell = rows[first_row].kv, rows[first_row].cell
+                kv, cell, end = rows[first_row].kv, rows[first_row].cell, rows[first_row].end
                 while last_row < unit_end and rows[last_row].kv == kv:
                     last_row += 1
                 unit_row = last_row
                 n = (last_row - first_row) * heads
                 table = simd.read_i64(kv + _LAYER * a.layer)
                 keys = simd.read_i64(kv + _LAYER * a.layer + 8) + head_kv * key_bytes(a.head_dim)
-                values = simd.read_i64(kv + _LAYER * a.layer + 16) + head_kv * value_bytes(a.head_dim)
+                values = simd.read_i64(kv + _LAYER * a.layer + 16) + head_kv * value_bytes(a.value_dim)
                 for i in range(n):
                     head = head_kv * a.group + first_head + i % heads
-                    source = (first_row + i // heads) * a.stride + 4 * head * a.head_dim
+                    source = (first_row + i // heads) * a.q_stride + 4 * head * a.head_dim
                     for d in range(a.head_dim):
                         simd.write_f32(q + i * stride + 4 * d, simd.read_f32(a.q + source + 4 * d) * a.scale)
                     for at in range(4 * a.head_dim, stride, 4):  # units of keys may be longer than the head
                         simd.write_f32(q + i * stride + at, np.float32(0))
                     if rotates_k:
-                        cells.rotate(q + i * stride, a.head_dim)
-                    for at in range(0, stride, 4 * PAGE):
-                        simd.store(out + i * stride + at, zero)
+                        cells.rotate(q + i * stride, a.head_dim, a.head_dim)
+                    for at in range(0, out_stride, 4 * PAGE):
+                        simd.store(out + i * out_stride + at, zero)
                     row_max[i], row_sum[i] = np.float32(_LOWEST), np.float32(0)
                     if a.sinks:
                         row_max[i], row_sum[i] = simd.read_f32(a.sinks + 4 * head), np.float32(1)
 
-                n_seen = cell + last_row - first_row
-                first_page = max(0, cell + 1 - a.window) // PAGE
+                n_seen = min(end, cell + last_row - first_row + a.n_after)
+                first_page = _first_seen(cell, a.window, a.chunk) // PAGE
                 for start in range(first_page * PAGE // TILE * TILE, n_seen, TILE):
                     begin = max(0, first_page - start // PAGE)
                     n_pages = min(_PAGES, -(-(n_seen - start) // PAGE))
@@ -245,14 +336,22 @@ def attention(kv_type: KVType) -> Kernel:
                             _scores(k_type, 1, q, stride, page_ptr, a.head_dim, at)
 
                     for i in range(n):
-                        seen = cell + i // heads + 1 - start
-                        unseen = seen - a.window
+                        own = cell + i // heads
+                        seen = min(end, own + 1 + a.n_after) - start
+                        unseen = _first_seen(own, a.window, a.chunk) - start
+                        slope = np.float32(0)
+                        if a.slopes:
+                            slope = simd.read_f32(a.slopes + 4 * (head_kv * a.group + first_head + i % heads))
                         largest = lowest
                         for page in range(begin, n_pages):
                             at = scores + 4 * (i * TILE + page * PAGE)
                             score = simd.load(at)
                             if a.softcap > 0:
                                 score = _capped(score, a.softcap)
+                            if a.slopes:
+                                offset = simd.splat(np.float32(start + page * PAGE - own))
+                                distance = simd.absolute(simd.add(simd.lane_numbers(), offset))
+                                score = simd.sub(score, simd.mul(distance, simd.splat(slope)))
                             score = simd.first_lanes(score, seen - page * PAGE, lowest)
                             if unseen > page * PAGE:
                                 score = simd.first_lanes(lowest, unseen - page * PAGE, score)
@@ -268,36 +367,49 @@ def attention(kv_type: KVType) -> Kernel:
                                 p = simd.first_lanes(zero, unseen - page * PAGE, p)
                             simd.store(at, p)
                             total = simd.add(total, p)
+                            if values_in_keys:
+                                _stored_weights(k_type, at)
                         if new_max > row_max[i]:
                             rescale = simd.exp(simd.splat(row_max[i] - new_max))
-                            for at in range(0, stride, 4 * PAGE):
-                                place = out + i * stride + at
+                            for at in range(0, out_stride, 4 * PAGE):
+                                place = out + i * out_stride + at
                                 simd.store(place, simd.mul(simd.load(place), rescale))
                             row_sum[i] *= simd.max_f32(rescale)
                             row_max[i] = new_max
                         row_sum[i] += simd.sum_f32(total)
 
+                    if values_in_keys:
+                        pages = table + 8 * (start // PAGE)
+                        for unit_of_dims in range(-(-n_dims // UNIT)):
+                            for i in range(n):
+                                _accumulate_keys(
+                                    k_type, scores + 4 * TILE * i, pages, keys, begin, n_pages, n_seen - start,
+                                    unit_of_dims, a.head_dim, out + i * out_stride,
+                                )  # fmt: skip
+                        continue
                     for page in range(begin, n_pages):
                         page_ptr = simd.read_i64(table + 8 * (start // PAGE + page)) + values
                         p = scores + 4 * PAGE * page
                         n_cells = min(PAGE, n_seen - start - page * PAGE)  # cells beyond may hold NaN
-                        for column in range(0, a.head_dim, PAGE):
+                        for column in range(0, n_dims, PAGE):
                             if n > 4:
-                                _accumulate_values(v_type, 8, p, page_ptr, n_cells, column, a.head_dim, out, stride)
+                                _accumulate_values(v_type, 8, p, page_ptr, n_cells, column, n_dims, out, out_stride)
                             elif n > 2:
-                                _accumulate_values(v_type, 4, p, page_ptr, n_cells, column, a.head_dim, out, stride)
+                                _accumulate_values(v_type, 4, p, page_ptr, n_cells, column, n_dims, out, out_stride)
                             elif n > 1:
-                                _accumulate_values(v_type, 2, p, page_ptr, n_cells, column, a.head_dim, out, stride)
+                                _accumulate_values(v_type, 2, p, page_ptr, n_cells, column, n_dims, out, out_stride)
                             else:
-                                _accumulate_values(v_type, 1, p, page_ptr, n_cells, column, a.head_dim, out, stride)
+                                _accumulate_values(v_type, 1, p, page_ptr, n_cells, column, n_dims, out, out_stride)
 
                 for i in range(n):
                     head = head_kv * a.group + first_head + i % heads
-                    target = (first_row + i // heads) * a.stride + 4 * head * a.head_dim
+                    target = (first_row + i // heads) * a.out_stride + 4 * head * a.value_dim
                     inverse_sum = np.float32(1) / row_sum[i]
-                    if rotates_v:
-                        cells.rotate(out + i * stride, a.head_dim)
-                    for d in range(a.head_dim):
-                        simd.write_f32(a.out + target + 4 * d, simd.read_f32(out + i * stride + 4 * d) * inverse_sum)
+                    if rotates_out:
+                        cells.rotate(out + i * out_stride, n_dims, out_dim)
+                    for d in range(a.value_dim):
+                        simd.write_f32(
+                            a.out + target + 4 * d, simd.read_f32(out + i * out_stride + 4 * d) * inverse_sum
+                        )
 
-    return Kernel(attention, f"_{kv_type}")
+    return Kernel(attention, f"_latent_{kv_type.k}" if values_in_keys else f"_{kv_type}")

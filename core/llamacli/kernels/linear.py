@@ -21,12 +21,13 @@ from llamacli.kernels.work import share
 
 LINEAR = record(
     "weight", "tile_bytes", "n_tiles", "n_blocks", "x", "x_stride", "out", "out_stride", "bias", "bias_stride",
-    "residual", "n_groups", "starts",
+    "residual", "n_groups", "starts", "x_group", "out_group",
 )  # fmt: skip
 """`weight` in tiles, times `x`, rows `x_stride` bytes apart, each of n_blocks blocks of the weight's format; `bias` is
 float32 [n_tiles * 16]; `residual`, which may be 0, lies like `out` and is added to it.
 With `starts`, int64 [n_groups + 1], there are n_groups weights one after another, and group i's is multiplied by rows
-starts[i] to starts[i + 1] - 1; their biases are `bias_stride` bytes apart."""
+starts[i] to starts[i + 1] - 1; their biases are `bias_stride` bytes apart. Without `starts`, group i's is multiplied by
+the part of each row that begins `x_group` * i bytes after `x`, and the result is that of `out_group` * i."""
 
 WIDE_FLOAT, WIDE_INTEGER, NARROW = 16, 12, 4
 """Tokens of a register tile: as many as registers hold, fewer for the remainder, and one at a time. The 32
@@ -195,10 +196,14 @@ def _linear(packing: Packing) -> Kernel:
     def linear(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, LINEAR)[0], carray(simd.pointer(run), 1, RUN)[0]
         first, last = share(a.n_tiles, thread, n_threads)
+        first_unit, last_unit = share(a.n_tiles * a.n_groups, thread, n_threads)
         for group in range(a.n_groups):
             row, end = r.first_row, r.n_rows
             if a.starts:
                 row, end = simd.read_i64(a.starts + 8 * group), simd.read_i64(a.starts + 8 * group + 8)
+            else:
+                first = max(0, first_unit - group * a.n_tiles)
+                last = min(a.n_tiles, last_unit - group * a.n_tiles)
             while row < end:
                 chunk_end = min(row + chunk, end)
                 for t in range(first, last):
@@ -206,7 +211,8 @@ def _linear(packing: Packing) -> Kernel:
                     lanes = 4 * ROWS * t
                     token = row
                     while token < chunk_end:
-                        x, out = a.x + token * a.x_stride, a.out + token * a.out_stride + lanes
+                        x = a.x + group * a.x_group + token * a.x_stride
+                        out = a.out + group * a.out_group + token * a.out_stride + lanes
                         residual = a.residual + token * a.out_stride + lanes if a.residual else 0
                         bias = a.bias + group * a.bias_stride + lanes
                         if chunk_end - token >= wide:

@@ -53,6 +53,12 @@ def load(b: ir.Builder, address: ir.Value) -> ir.Value:
     return ir.load(b, address, ir.F32X16)
 
 
+@ir.expose(f32x16)
+def lane_numbers(b: ir.Builder) -> ir.Value:
+    """0 to 15, one in each lane."""
+    return ir.ir.Constant(ir.F32X16, [float(i) for i in range(ir.LANES)])
+
+
 @ir.expose(f32x16, f32)
 def splat(b: ir.Builder, x: ir.Value) -> ir.Value:
     """Broadcast a scalar to every lane."""

@@ -26,13 +26,18 @@ _ALIGNMENT = 64
 class KVSpec:
     """Shape of the keys and values that one attention layer caches.
 
-    A token has `n_head_kv` heads of `head_dim` numbers. With a `window`, a token at position p attends to positions p -
-    window + 1 to p; older cells may be evicted.
+    A token has `n_head_kv` keys of `head_dim` numbers and as many values of `value_dim`, by default the same. With
+    `values_in_keys`, a value is the first `value_dim` numbers of its key, and is not stored (multi-head latent
+    attention). With a `window`, a token at position p attends to positions p - window + 1 to p; with a `chunk`, to
+    those from p // chunk * chunk on. Older cells may be evicted.
     """
 
     n_head_kv: int
     head_dim: int
     window: int | None = None
+    value_dim: int = attrs.field(default=attrs.Factory(lambda self: self.head_dim, takes_self=True))
+    values_in_keys: bool = False
+    chunk: int | None = None
 
 
 @attrs.frozen
@@ -56,7 +61,7 @@ class Place:
     """Location of one layer's cells: group and byte offsets in a page.
 
     At each offset the parts of all heads follow one another, `key_bytes` or `value_bytes` each; see
-    `kernels.kv_types.types`.
+    `kernels.kv_types.types`. Values that are parts of keys take no bytes.
     """
 
     group: int
@@ -68,14 +73,26 @@ class Place:
 
 @attrs.frozen
 class Group:
-    """Layers that share pages because they have the same sliding window.
+    """Layers that share pages because they have the same sliding window or chunk.
 
-    `window` is None for layers without one. The group of recurrent states has no cells; see `llamacli.kv.recurrent`.
+    Both are None for layers that see all positions. The group of recurrent states has no cells; see
+    `llamacli.kv.recurrent`.
     """
 
     window: int | None
+    chunk: int | None
     page_bytes: int
     recurrent: bool = False
+
+    @property
+    def evicts(self) -> bool:
+        """True if cells that are no longer seen are evicted."""
+        return self.window is not None or self.chunk is not None
+
+    def first_seen(self, position: int) -> int:
+        """First position that a token at `position` attends to."""
+        first = 0 if self.window is None else max(0, position - self.window + 1)
+        return first if self.chunk is None else max(first, position // self.chunk * self.chunk)
 
 
 @attrs.frozen
@@ -103,26 +120,27 @@ class KVLayout:
     ) -> KVLayout:
         """Compute the layout. Raises InvalidRequestError for an unknown type."""
         kv_type = KVType.of(kv_type)
-        windows = list(dict.fromkeys(spec.window for spec in specs))
-        filled = [0] * len(windows)
+        ranges = list(dict.fromkeys((spec.window, spec.chunk) for spec in specs))
+        filled = [0] * len(ranges)
         places = []
         for spec in specs:
-            group = windows.index(spec.window)
-            sizes = [KV_TYPES[name].part_bytes(spec.head_dim) for name in (kv_type.k, kv_type.v)]
+            group = ranges.index((spec.window, spec.chunk))
+            key_bytes = KV_TYPES[kv_type.k].part_bytes(spec.head_dim)
+            value_bytes = 0 if spec.values_in_keys else KV_TYPES[kv_type.v].part_bytes(spec.value_dim)
             start = filled[group]
-            places.append(Place(group, start, start + spec.n_head_kv * sizes[0], *sizes))
-            filled[group] += spec.n_head_kv * sum(sizes)
-        groups = [Group(window, n_bytes) for window, n_bytes in zip(windows, filled, strict=True)]
+            places.append(Place(group, start, start + spec.n_head_kv * key_bytes, key_bytes, value_bytes))
+            filled[group] += spec.n_head_kv * (key_bytes + value_bytes)
+        groups = [Group(*seen, n_bytes) for seen, n_bytes in zip(ranges, filled, strict=True)]
         ends = list(itertools.accumulate(-(-spec.n_bytes // _ALIGNMENT) * _ALIGNMENT for spec in recurrent))
         if recurrent:
-            groups.append(Group(None, ends[-1], recurrent=True))
+            groups.append(Group(None, None, ends[-1], recurrent=True))
         offsets = (0, *ends[:-1]) if recurrent else ()
         return cls(tuple(specs), kv_type, tuple(groups), tuple(places), tuple(recurrent), offsets)
 
     @property
     def has_windows(self) -> bool:
-        """True if a layer has a sliding window."""
-        return any(group.window is not None for group in self.groups)
+        """True if a layer has a sliding window or chunks."""
+        return any(group.evicts for group in self.groups)
 
     @property
     def recurrent_bytes(self) -> int:
@@ -132,9 +150,9 @@ class KVLayout:
     def n_bytes(self, seq_len: int) -> int:
         """Maximum size in bytes of a sequence of `seq_len` tokens.
 
-        Without windows this is 2 x seq_len x n_layer x n_head_kv x head_dim x bytes an element, in whole pages;
-        quantized types take the bytes of GGML's blocks, such as 34 for 32 numbers of q8_0. Recurrent states do not grow
-        with the length.
+        Without windows this is seq_len x n_layer x n_head_kv x (head_dim + value_dim) x bytes an element, in whole
+        pages; quantized types take the bytes of GGML's blocks, such as 34 for 32 numbers of q8_0. Recurrent
+        states do not grow with the length.
         """
         return sum(group.page_bytes * self.n_pages(group, seq_len) for group in self.groups)
 
@@ -144,7 +162,8 @@ class KVLayout:
         if group.recurrent:
             return len(RECURRENT_SLOTS)
         whole = math.ceil(seq_len / PAGE)
-        if group.window is None:
+        if not group.evicts:
             return whole
+        n_seen = min(n for n in (group.window, group.chunk) if n is not None)
         # The window of the last token, which may be evaluated again, and a batch, starting in the middle of a page.
-        return min(whole, math.ceil((group.window + N_BATCH) / PAGE) + 1)
+        return min(whole, math.ceil((n_seen + N_BATCH) / PAGE) + 1)

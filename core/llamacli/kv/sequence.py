@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 
+import attrs
 import numpy as np
 
 from llamacli.errors import ClosedError, InvalidRequestError
@@ -15,6 +16,19 @@ from llamacli.kv.pool import KVPool, Pages, Table
 from llamacli.kv.recurrent import RecurrentTable, new_table
 from llamacli.util.locking import locked
 from llamacli.util.memory import view
+
+
+@attrs.frozen
+class _Part:
+    """Stored keys or values of a layer in a page.
+
+    `bytes` is uint8 [n_head_kv, part_bytes]; each head has `width` numbers a cell.
+    """
+
+    kind: FloatType | IntegerType
+    bytes: Bytes
+    width: int
+    is_key: bool = attrs.field(kw_only=True)
 
 
 class KVSequence:
@@ -97,8 +111,8 @@ class KVSequence:
         can still be truncated to `since`.
         """
         for g, group in enumerate(self.pool.layout.groups):
-            if group.window is not None:
-                page = max(0, n_past - group.window) // PAGE
+            if group.evicts:
+                page = group.first_seen(max(0, n_past - 1)) // PAGE
                 start = self.first_cells[g] // PAGE if since is None else -(-since // PAGE)
                 if since is None:
                     self.first_cells[g] = max(page * PAGE, self.first_cells[g])
@@ -167,7 +181,7 @@ class KVSequence:
         if self._recurrent is not None and 0 < n < len(self.tokens):
             return False
         groups = zip(self.pool.layout.groups, self.first_cells, strict=True)
-        return n == 0 or all(group.window is None or max(0, n - group.window + 1) >= first for group, first in groups)
+        return n == 0 or all(not group.evicts or group.first_seen(n) >= first for group, first in groups)
 
     @locked
     def fork(self) -> KVSequence:
@@ -291,7 +305,7 @@ class KVSequence:
             first if first <= start else max(start, first - (stop - start)) for first in self.first_cells
         ]  # after the removal
         for group, first in zip(self.pool.layout.groups, first_cells, strict=True):
-            if group.window is not None and max(0, left - group.window + 1) < first:
+            if group.evicts and group.first_seen(left) < first:
                 raise InvalidRequestError(
                     f"cannot remove positions {start} to {stop}: the sliding window before them was evicted"
                 )
@@ -313,13 +327,9 @@ class KVSequence:
         self.evict(left)
 
     def read_cell(self, layer: int, cell: int) -> tuple[Floats, Floats]:
-        """Read key and value of one cell, float32 [n_head_kv, head_dim] each."""
-        head_dim = self.pool.layout.specs[layer].head_dim
-        (k_type, keys), (v_type, values) = self._parts(layer, cell // PAGE)
-        return (
-            k_type.read(keys, head_dim, is_key=True)[:, cell % PAGE],
-            v_type.read(values, head_dim, is_key=False)[:, cell % PAGE],
-        )
+        """Read key and value of one cell, float32 [n_head_kv, head_dim] and [n_head_kv, value_dim]."""
+        keys, values = self._read_page(layer, cell // PAGE)
+        return keys[:, cell % PAGE], values[:, cell % PAGE]
 
     def read_state(self, i: int, slot: int = STATE) -> Floats:
         """Recurrent state `i`, float32 in its shape; a copy.
@@ -392,51 +402,60 @@ class KVSequence:
     def write(self, layer: int, cell: int, k: Floats, v: Floats) -> None:
         """Write keys and values into reserved cells from `cell` on.
 
-        `k` and `v` are float32 [n, n_head_kv, head_dim].
+        `k` is float32 [n, n_head_kv, head_dim] and `v` [n, n_head_kv, value_dim]; values that are parts of keys are
+        not written.
         """
         done = 0
         while done < len(k):
             page, lane = divmod(cell + done, PAGE)
             some = slice(done, done + min(PAGE - lane, len(k) - done))
             lanes = slice(lane, lane + some.stop - done)
-            for is_key, (kind, parts) in zip((True, False), self._parts(layer, page), strict=True):
-                kind.write(parts, lanes, (k if is_key else v)[some], is_key=is_key)
+            for part in self._parts(layer, page):
+                part.kind.write(part.bytes, lanes, (k if part.is_key else v)[some], is_key=part.is_key)
             done = some.stop
 
     def read(self, layer: int, n: int, start: int = 0) -> tuple[Floats, Floats]:
         """Read the keys and values of cells `start` to n - 1.
 
-        Keys are float32 [n_head_kv, head_dim, n - start], values [n_head_kv, n - start, head_dim]. Evicted cells are
+        Keys are float32 [n_head_kv, head_dim, n - start], values [n_head_kv, n - start, value_dim]. Evicted cells are
         zero.
         """
         spec = self.pool.layout.specs[layer]
         first, stop = start // PAGE, -(-n // PAGE)
-        keys, values = (np.zeros((spec.n_head_kv, (stop - first) * PAGE, spec.head_dim), np.float32) for _ in "kv")
+        keys, values = (
+            np.zeros((spec.n_head_kv, (stop - first) * PAGE, width), np.float32)
+            for width in (spec.head_dim, spec.value_dim)
+        )
         table = self.tables[self.pool.layout.places[layer].group]
         for i in np.flatnonzero(table[first:stop]).tolist():
             cells = slice(i * PAGE, (i + 1) * PAGE)
-            for is_key, (kind, parts) in zip((True, False), self._parts(layer, first + i), strict=True):
-                (keys if is_key else values)[:, cells] = kind.read(parts, spec.head_dim, is_key=is_key)
+            keys[:, cells], values[:, cells] = self._read_page(layer, first + i)
         wanted = slice(start - first * PAGE, n - first * PAGE)
         return keys[:, wanted].swapaxes(1, 2), values[:, wanted]
 
-    def _parts(self, layer: int, i: int) -> list[tuple[FloatType | IntegerType, Bytes]]:
-        """Parts of a layer's keys and values in page i.
+    def _read_page(self, layer: int, i: int) -> list[Floats]:
+        """Read all cells of page i: keys and values, [n_head_kv, PAGE, width] each."""
+        spec = self.pool.layout.specs[layer]
+        cells = [part.kind.read(part.bytes, part.width, is_key=part.is_key) for part in self._parts(layer, i)]
+        return [cells[0], cells[0][..., : spec.value_dim]] if spec.values_in_keys else cells
 
-        For each, its type and uint8 [n_head, part_bytes].
-        """
+    def _parts(self, layer: int, i: int) -> list[_Part]:
+        """Stored parts of a layer in page i: keys, and values that are no parts of keys."""
         layout = self.pool.layout
-        place, n_head = layout.places[layer], layout.specs[layer].n_head_kv
+        place, spec = layout.places[layer], layout.specs[layer]
         page = int(self.tables[place.group][i])
         if not page:
             raise InvalidRequestError(f"page {i} of the sequence is not there: it was not reserved, or evicted")
-        return [
-            (KV_TYPES[name], view(page + start, n_head * size).reshape(n_head, size))
-            for name, start, size in (
-                (layout.kv_type.k, place.keys, place.key_bytes),
-                (layout.kv_type.v, place.values, place.value_bytes),
+
+        def part(name: str, start: int, size: int, width: int, is_key: bool) -> _Part:
+            return _Part(
+                KV_TYPES[name], view(page + start, spec.n_head_kv * size).reshape(-1, size), width, is_key=is_key
             )
-        ]
+
+        keys = part(layout.kv_type.k, place.keys, place.key_bytes, spec.head_dim, True)
+        if spec.values_in_keys:
+            return [keys]
+        return [keys, part(layout.kv_type.v, place.values, place.value_bytes, spec.value_dim, False)]
 
     def _copy_cells(self, source: KVSequence, layer: int, start: int, n: int, *, same_prefix: bool) -> None:
         """Copy n cells of a page.
@@ -445,15 +464,13 @@ class KVSequence:
         """
         page, lane = divmod(start, PAGE)
         lanes = slice(lane, lane + n)
-        head_dim = self.pool.layout.specs[layer].head_dim
-        for is_key, (kind, mine), (_, theirs) in zip(
-            (True, False), self._parts(layer, page), source._parts(layer, page), strict=True
-        ):
+        for mine, theirs in zip(self._parts(layer, page), source._parts(layer, page), strict=True):
+            kind, is_key = mine.kind, mine.is_key
             if same_prefix or not is_key:
-                kind.copy(mine, theirs, lanes, head_dim, is_key=is_key)
+                kind.copy(mine.bytes, theirs.bytes, lanes, mine.width, is_key=is_key)
             else:
-                x = kind.read(theirs, head_dim, is_key=is_key)[:, lanes]
-                kind.write(mine, lanes, x.swapaxes(0, 1), is_key=is_key)
+                x = kind.read(theirs.bytes, mine.width, is_key=is_key)[:, lanes]
+                kind.write(mine.bytes, lanes, x.swapaxes(0, 1), is_key=is_key)
 
     def _share(self, source: KVSequence, first: int, stop: int) -> None:
         """Share pages `first` to `stop` - 1 of another sequence."""

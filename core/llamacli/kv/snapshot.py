@@ -175,7 +175,7 @@ def load(data: bytes, pool: KVPool) -> Snapshot:
 def _describe(pool: KVPool) -> dict[str, Any]:
     """Header fields that a state and its target pool share."""
     layout = pool.layout
-    specs = [[spec.n_head_kv, spec.head_dim, spec.window] for spec in layout.specs]
+    specs = [list(attrs.astuple(spec)) for spec in layout.specs]
     recurrent = [[spec.name, *spec.shape] for spec in layout.recurrent]
     return {
         "identity": pool.identity,
@@ -275,9 +275,8 @@ def _parse(header: dict[str, Any], payload: memoryview, pool: KVPool) -> Snapsho
             [[_checked_count(number) for number in group] for group in saved["pages"]],
         )
         for group, first, numbers, n in zip(pool.layout.groups, entry.first_cells, entry.pages, n_pages, strict=True):
-            seen = 0 if group.window is None else max(0, len(ids) - group.window + 1)
             if (
-                first > seen
+                first > group.first_seen(len(ids))
                 or len(numbers) != max(0, _n_pages(group, len(ids)) - first // PAGE)
                 or (group.recurrent and first)
                 or any(number >= n for number in numbers)

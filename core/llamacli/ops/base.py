@@ -108,6 +108,14 @@ class Op(abc.ABC):
         """Number of positions that it can compute, None for any number."""
         return None
 
+    @property
+    def needs_whole_input(self) -> bool:
+        """True if a token's result depends on tokens behind it.
+
+        Inputs of such a model are evaluated at once, which embedding models do.
+        """
+        return False
+
     @abc.abstractmethod
     def compute(self, run: Run) -> npt.NDArray[np.floating[Any]]:
         """Compute `out` in NumPy, [n, out.width].

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 import numpy as np
 
+from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, INTEGER_FORMS
 from llamacli.ops.add import Add, add
 from llamacli.ops.base import MakeParam, Op, Recorder, expect
 from llamacli.ops.lowering import Lowering, Slot, f32, stride
@@ -96,7 +97,8 @@ def lower_linear(
     """Append the kernel step of a matrix product.
 
     Before it, x is rounded as the weight's type needs. With `starts`, int64 [n_groups + 1], the tensor is one matrix a
-    group: rows starts[i] to starts[i + 1] - 1 of x are multiplied by matrix i.
+    group: rows starts[i] to starts[i + 1] - 1 of x are multiplied by matrix i. A tensor of several matrices without
+    `starts` has one for each head of x and out, which must be whole blocks of activations wide.
     """
     from llamacli.kernels.linear import LINEAR, linear
 
@@ -105,6 +107,9 @@ def lower_linear(
     bias_stride = stride(biases) if biases.ndim > 1 else 0
     source = to.rounded(x, matrix.packing.activation)
     n_groups, n_tiles, n_blocks, _ = matrix.packed.shape
+    n_heads = n_groups if starts is None else 1
+    head_blocks = x.width // n_heads // ACTIVATION_BLOCK
+    block_bytes = ACTIVATION.itemsize if source.form in INTEGER_FORMS else 4 * ACTIVATION_BLOCK
     to.step(
         linear(matrix.kind),
         LINEAR,
@@ -115,9 +120,10 @@ def lower_linear(
             "n_blocks": n_blocks, "x": at(source), "x_stride": stride(at(source)), "out": at(out),
             "out_stride": stride(at(out)), "bias": biases, "bias_stride": bias_stride,
             "residual": at(residual) if residual else 0, "n_groups": n_groups,
-            "starts": at(starts) if starts else 0,
+            "starts": at(starts) if starts else 0, "x_group": 0 if starts else head_blocks * block_bytes,
+            "out_group": 0 if starts else 4 * (out.width // n_heads),
         },
-        work=float(matrix.shape[0] * matrix.shape[1] * max(1, x.slots)),
+        work=float(matrix.shape[0] * matrix.shape[1] * max(1, x.slots) * n_heads),
     )  # fmt: skip
 
 

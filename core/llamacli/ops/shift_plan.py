@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import InvalidRequestError
@@ -66,8 +67,12 @@ class ShiftPlan:
 
         store = self._stores[layer]
         shifted = of(store.k, keys)
-        if shifted is None or store.v in self._positional:
-            op = failed[0] if failed else self._makers[store.v]
+        moves_values = store.v in self._positional
+        if shifted is not None and store.v is None:
+            values = slice(store.value_dim)
+            moves_values = not np.array_equal(shifted[:, values], keys[:, values], equal_nan=True)
+        if shifted is None or moves_values:
+            op = failed[0] if failed else self._makers[store.v or store.k]
             sources = " and ".join(sorted({type(op).__name__ for op in self._upstream([op.out]) if op.uses_position}))
             raise InvalidRequestError(
                 f"the cached {'keys' if failed else 'values'} of layer {layer} cannot be moved to other positions: "

@@ -29,19 +29,23 @@ class KeyValues:
 class Store(Op):
     """KV cache write op: k and v to the cache of `layer`.
 
-    `out` has no numbers and is not read.
+    Without `v`, values are the first `value_dim` numbers of keys. `out` has no numbers and is not read.
     """
 
     mixes_tokens = True
 
     k: Value
-    v: Value
+    v: Value | None
     layer: int
+    value_dim: int
 
     def compute(self, run: Run) -> Array:
         """See Op."""
         state = run.states[self.layer]
-        k, v = (run[x].astype(np.float32).reshape(-1, state.n_head_kv, state.head_dim) for x in (self.k, self.v))
+        k, v = (
+            run[x or self.k].astype(np.float32).reshape(run.n, state.n_head_kv, -1)  # without v, only k is written
+            for x in (self.k, self.v)
+        )
         run.sequence.write(self.layer, run.start, k, v)
         return np.empty((run.n, 0))
 
@@ -49,35 +53,53 @@ class Store(Op):
         """See Op."""
         from llamacli.kernels.attention import STORE, store_kv
 
-        k, v, state = f32(self.k), f32(self.v), to.states[self.layer]
+        k, v, state = f32(self.k), f32(self.v) if self.v else None, to.states[self.layer]
         to.step(
             store_kv,
             STORE,
-            [k, v],
+            [k, v] if v else [k],
             [cache_slot(self.layer)],
             lambda at: {
-                "k": at(k), "v": at(v), "stride": stride(at(k)), "layer": self.layer, "n_head_kv": state.n_head_kv,
-                "head_dim": state.head_dim, **head_scratch(to, state.head_dim),
+                "k": at(k), "k_stride": stride(at(k)), "v": at(v) if v else 0, "v_stride": stride(at(v)) if v else 0,
+                "layer": self.layer, "n_head_kv": state.n_head_kv, "head_dim": state.head_dim,
+                "value_dim": state.value_dim, **head_scratch(to, state),
             },
         )  # fmt: skip
 
 
-def store(g: Recorder, k: Value, v: Value, *, head_dim: int, window: int | None = None) -> KeyValues:
+def store(
+    g: Recorder,
+    k: Value,
+    v: Value | None,
+    *,
+    head_dim: int,
+    value_dim: int | None = None,
+    window: int | None = None,
+    chunk: int | None = None,
+) -> KeyValues:
     """Cache keys and values for attention: one layer of the KV cache.
 
-    With a `window`, a token attends to itself and the `window` - 1 tokens before it.
+    Keys have `head_dim` numbers a head and values `value_dim`, the same by default. Without `v`, the value of a head
+    is the first `value_dim` numbers of its key, and takes no memory: multi-head latent attention (Liu et al. 2024).
+    With a `window`, a token attends to itself and the `window` - 1 tokens before it; with a `chunk`, to none before the
+    last position that is a multiple of `chunk` (chunked attention).
 
     Formula: `cache[position] = k, v`
-    Shapes: k and v [n, n_head_kv * head_dim]; returns the handle that `attention` reads
-    Limits: k and v are equally wide; window > 0
+    Shapes: k [n, n_head_kv * head_dim], v [n, n_head_kv * value_dim]; returns the handle that `attention` reads
+    Limits: value_dim <= head_dim without v; window > 0; chunk > 0
     Example: `kv = g.store(k, v, head_dim=config.head_dim, window=config.window)`
     """
-    fits = k.width == v.width and head_dim > 0 and k.width % head_dim == 0
-    expect("store", fits, f"k and v of widths {k.width} and {v.width} and head_dim {head_dim}")
+    expect("store", head_dim > 0 and k.width % head_dim == 0, f"k of width {k.width} and head_dim {head_dim}")
+    n_head_kv, width = k.width // head_dim, head_dim if value_dim is None else value_dim
+    if v is None:
+        expect("store", 0 < width <= head_dim, f"values of {width} numbers and keys of {head_dim}")
+    else:
+        expect("store", width > 0 and v.width == n_head_kv * width, f"v of width {v.width} and {n_head_kv} x {width}")
     expect("store", window is None or window > 0, f"window {window} and a token that attends to itself")
-    g.states.append(KVSpec(k.width // head_dim, head_dim, window))
+    expect("store", chunk is None or chunk > 0, f"chunk {chunk} and a token that attends to itself")
+    g.states.append(KVSpec(n_head_kv, head_dim, window, width, v is None, chunk))
     cached = KeyValues(len(g.states) - 1, g.states[-1])
-    g.record(Store(g.value(0), k, v, cached.layer))
+    g.record(Store(g.value(0), k, v, cached.layer, width))
     return cached
 
 
@@ -89,9 +111,9 @@ def cache_slot(layer: int) -> Slot:
     return Slot(layer, "cache", 0)
 
 
-def head_scratch(to: Lowering, head_dim: int) -> dict[str, Any]:
+def head_scratch(to: Lowering, state: KVSpec) -> dict[str, Any]:
     """Parameters of the memory that each thread needs for one head."""
     from llamacli.kernels.attention import scratch_bytes
 
-    size = scratch_bytes(head_dim)
+    size = scratch_bytes(state.head_dim, state.value_dim)
     return {"scratch": to.scratch(size), "scratch_stride": size}

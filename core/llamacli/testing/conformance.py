@@ -48,7 +48,8 @@ def check_op(op: type[Op]) -> None:
         actual = _rows(example, NativeEngine(1), tokens)
         _expect_close(name, expected, actual)
         _expect_equal(f"{name}, with 3 threads", actual, _rows(example, NativeEngine(3), tokens))
-        _expect_equal(f"{name}, token by token", actual, _rows(example, NativeEngine(1), tokens, n_batch=1))
+        if not example.graph.needs_whole_input:
+            _expect_equal(f"{name}, token by token", actual, _rows(example, NativeEngine(1), tokens, n_batch=1))
         _expect_equal(f"{name}, last rows of several sequences", *_last_rows(example, tokens))
         _expect_zero_padding(name, example, tokens)
 

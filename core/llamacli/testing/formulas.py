@@ -1,5 +1,7 @@
 """Formulas of the ops in float64: plain NumPy, no blocking, no rounding."""
 
+import math
+
 import numpy as np
 
 
@@ -70,24 +72,36 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: np.ndarray | None = None,
+    chunk: int | None = None,
+    alibi: float | None = None,
+    n_after: int = 0,
 ) -> np.ndarray:
-    """Causal grouped-query attention, [n, n_head, d].
+    """Grouped-query attention, [n, n_head, dv].
 
-    q [n, n_head, d] stands at the last n of the m positions of k and v, [m, n_head_kv, d]. `window` is how many
-    positions a query sees, `softcap` caps scores by tanh, `sinks` [n_head] are scores without a value.
+    q [n, n_head, d] stands at the last n of the m positions of k, [m, n_head_kv, d], and v, [m, n_head_kv, dv].
+    `window` is how many positions a query sees, its own and those before it, none of them before the last multiple of
+    `chunk`; besides, it sees `n_after` behind it. `softcap` caps scores by tanh, `sinks` [n_head] are scores without a
+    value, `alibi` is the largest exponent of ALiBi's slopes.
     """
     q, k, v = (array.astype(np.float64) for array in (q, k, v))
     n, n_head, _ = q.shape
     group = n_head // k.shape[1]
-    out = np.empty_like(q)
+    out = np.empty((n, n_head, v.shape[-1]))
     for i in range(n):
-        end = len(k) - n + i + 1
-        begin = max(0, end - window) if window else 0
+        own = len(k) - n + i
+        begin = max(0, own + 1 - window) if window else 0
+        begin = max(begin, own // chunk * chunk) if chunk else begin
+        end = min(len(k), own + 1 + n_after)
         for head in range(n_head):
             scores = scale * (k[begin:end, head // group] @ q[i, head])
             if softcap:
                 scores = softcap * np.tanh(scores / softcap)
-            p = np.exp(scores)
-            total = p.sum() + (np.exp(sinks[head]) if sinks is not None else 0)
+            if alibi:
+                n_first = 2 ** math.floor(math.log2(n_head))
+                steps = head + 1 if head < n_first else head - n_first + 0.5
+                scores = scores - 2 ** (-alibi * steps / n_first) * abs(np.arange(begin, end) - own)
+            largest = scores.max() if sinks is None else max(scores.max(), sinks[head])
+            p = np.exp(scores - largest)
+            total = p.sum() + (np.exp(sinks[head] - largest) if sinks is not None else 0)
             out[i, head] = (p / total) @ v[begin:end, head // group]
     return out

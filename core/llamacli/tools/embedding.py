@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.engine import QuantMode
+from llamacli.engine import QuantMode, evaluate
 from llamacli.errors import ContextOverflowError, InvalidRequestError, ModelFormatError
 from llamacli.graph import Graph
+from llamacli.kv import N_BATCH, KVSequence
 from llamacli.model import Model, load_model
+from llamacli.util.numbers import is_integer
 
 
 class Pooling(enum.StrEnum):
@@ -34,15 +36,18 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
     """A model loaded for embeddings by `load_embedder`.
 
     `pooling` is that of the file, else the mean; `tokenizer` is the model's; `n_embd` is the width of vectors.
+    `max_tokens` is the length of the longest text.
     """
 
-    def __init__(self, model: Model):
+    def __init__(self, model: Model, n_embd: int):
         key = f"{model.arch}.pooling_type"
         number = model.metadata.get_int(key, 1, minimum=0)
         if number >= len(_BY_NUMBER):
             raise ModelFormatError(f"{model.metadata.source}: {key} = {number}: ranking models are not supported")
         self._model, self.pooling, self.tokenizer = model, _BY_NUMBER[number], model.tokenizer
-        self.n_embd = model.config.n_embd
+        self.n_embd = n_embd
+        n = model.context_size(min(model.config.seq_len, model.program.max_positions or model.config.seq_len))
+        self.max_tokens = min(n, N_BATCH) if model.program.needs_whole_input else n
 
     def embed(
         self, tokens: Sequence[int], *, pooling: Pooling | str | None = None, normalize: bool = True
@@ -51,7 +56,7 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
 
         Without pooling ("none") as [n_tokens, n_embd].
         `pooling` overrides the file's. `normalize` scales vectors to length 1. Raises InvalidRequestError for an empty
-        text, more tokens than the context, ids outside of the vocabulary, an unknown pooling, or states that are not
+        text, more than `max_tokens` tokens, ids outside of the vocabulary, an unknown pooling, or states that are not
         finite.
         """
         try:
@@ -60,13 +65,7 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
             raise InvalidRequestError(f"pooling {pooling!r} is not one of {', '.join(Pooling)}") from None
         if not len(tokens):
             raise InvalidRequestError("the text has no tokens")
-        try:
-            with self._model.create_session(reuse=False) as session:
-                only_last = pooling is Pooling.LAST
-                rows = session.eval(tokens, all_logits=not only_last)
-                states = session.logits[None] if rows is None else rows
-        except ContextOverflowError as error:
-            raise InvalidRequestError(str(error)) from error
+        states = self._states(tokens, only_last=pooling is Pooling.LAST)
         if not np.isfinite(states).all():
             raise InvalidRequestError("the model's hidden states are not finite numbers")
         if pooling is Pooling.MEAN:
@@ -77,6 +76,35 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
             states = states / np.maximum(np.linalg.norm(states, axis=1, keepdims=True), np.finfo(np.float32).tiny)
         vectors: npt.NDArray[np.float32] = np.asarray(states, np.float32)
         return vectors if pooling is Pooling.NONE else vectors[0]
+
+    def _states(self, tokens: Sequence[int], *, only_last: bool) -> npt.NDArray[np.float32]:
+        """Hidden states of all tokens or the last, float32 [n, n_embd]."""
+        if self._model.program.needs_whole_input:
+            return self._evaluate_at_once(tokens, only_last=only_last)
+        try:
+            with self._model.create_session(seq_len=self.max_tokens, reuse=False) as session:
+                rows = session.eval(tokens, all_logits=not only_last)
+                return session.logits[None] if rows is None else rows
+        except ContextOverflowError as error:
+            raise InvalidRequestError(str(error)) from error
+
+    def _evaluate_at_once(self, tokens: Sequence[int], *, only_last: bool) -> npt.NDArray[np.float32]:
+        """Evaluate a text in one batch: its tokens attend to one another in both directions."""
+        n_vocab = self._model.config.n_vocab
+        for i, token in enumerate(tokens):
+            if not is_integer(token) or not 0 <= token < n_vocab:
+                raise InvalidRequestError(f"token {token!r} at index {i} is not an id from 0 to {n_vocab - 1}")
+        if len(tokens) > self.max_tokens:
+            raise InvalidRequestError(
+                f"the text has {len(tokens)} tokens; this model attends in both directions and takes at most "
+                f"{self.max_tokens} at once"
+            )
+        ids = np.array(tokens, np.int32)
+        sequence = KVSequence(self._model.kv_pool("f32"), len(ids))  # keys and values of one text: no need to round
+        try:
+            return evaluate(self._model.program, [(sequence, ids)], all_logits=not only_last)[0]
+        finally:
+            sequence.close()
 
     def close(self) -> None:
         """Free the weights; closing twice does nothing."""
@@ -92,4 +120,11 @@ def load_embedder(path: str | os.PathLike[str], mode: str | QuantMode = QuantMod
     Arguments and errors are those of `load_model`.
     The output layer is neither loaded nor computed.
     """
-    return Embedder(load_model(path, mode, **options, transform=Graph.without_output))
+    widths: list[int] = []
+
+    def transform(graph: Graph) -> Graph:
+        part = graph.without_output()
+        widths.append(part.ops[-1].out.width)
+        return part
+
+    return Embedder(load_model(path, mode, **options, transform=transform), widths[0])

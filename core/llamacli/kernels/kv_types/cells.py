@@ -7,6 +7,7 @@ Loads are LLVM IR builders, writers are Numba functions. The memory layout and t
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -73,6 +74,23 @@ def absolute_scores(b: ir.Builder, number: int, scores: ir.Value) -> ir.Value:
     means = ir.shuffle(b, first, last, [*range(4), *range(PAGE + 4, 2 * PAGE)])
     means = ir.shuffle(b, ir.constant(ir.F32X16, 0.0), means, [0, *range(PAGE + 1, 2 * PAGE)])
     return b.fadd(scores, means)
+
+
+def relative_weights(b: ir.Builder, number: int, p: ir.Value) -> ir.Value:
+    """Convert weights of a page's keys to weights of stored (delta-coded) keys.
+
+    The weighted sum of both is the same; `absolute_scores` is the transposed map. float32x16, one lane a key.
+    """
+    if isinstance(_TYPES[number], FloatType):
+        return p
+    none, result = ir.constant(ir.F32X16, 0.0), p
+    for first, stop in itertools.pairwise(MEAN_PREFIXES[:-1]):
+        # The keys of lanes `stop` on are stored minus a mean in which those of lanes `first` to `stop` - 1 count.
+        later = ir.ir.Constant(ir.ir.VectorType(ir.ir.IntType(1), PAGE), [lane >= stop for lane in range(PAGE)])
+        total = ir.sum_f32(b, b.select(later, p, none))
+        weights = [float(weight) * (first <= lane < stop) for lane, weight in enumerate(MEAN_WEIGHTS)]
+        result = ir.fma(b, ir.splat(b, total), ir.ir.Constant(ir.F32X16, weights), result)
+    return result
 
 
 def value_loader(
@@ -166,24 +184,24 @@ def _fifth_bit(b: ir.Builder, words: ir.Value, places: ir.Value) -> ir.Value:
 
 
 @njit(error_model="numpy")
-def rotate(row: Any, head_dim: Any) -> None:
-    """Rotate float32 [head_dim] in place, as `rounding.rotated` does.
+def rotate(row: Any, n: Any, head_dim: Any) -> None:
+    """Rotate the first n of float32 [head_dim] in place, as `rounding.rotated` does.
 
-    The row is padded to a multiple of 16.
+    n is a multiple of the largest power of two in `head_dim`, or `head_dim`. The row is padded to a multiple of 16.
     """
     size = head_dim & -head_dim
-    for at in range(row, row + 4 * head_dim, 64):
+    for at in range(row, row + 4 * n, 64):
         simd.store(at, simd.butterfly(simd.load(at), size))
     half = 64
     while half < 4 * size:
-        for pair in range(row, row + 4 * head_dim, 2 * half):
+        for pair in range(row, row + 4 * n, 2 * half):
             for at in range(pair, pair + half, 64):
                 low, high = simd.load(at), simd.load(at + half)
                 simd.store(at, simd.add(low, high))
                 simd.store(at + half, simd.sub(low, high))
         half *= 2
     norm = simd.splat(np.float32(1 / np.sqrt(size)))
-    for at in range(row, row + 4 * head_dim, 64):
+    for at in range(row, row + 4 * n, 64):
         simd.store(at, simd.mul(simd.load(at), norm))
 
 
@@ -312,7 +330,7 @@ def _integer_writer(kind: IntegerType, is_key: bool) -> Callable[..., None]:
         codes = scratch + 4 * -(-head_dim // BLOCK) * BLOCK
         for i in range(head_dim):
             simd.write_f32(scratch + 4 * i, simd.read_f32(x + 4 * i))
-        rotate(scratch, head_dim)
+        rotate(scratch, head_dim, head_dim)
         if is_key and lane:
             n_before = 0
             for first in MEAN_PREFIXES:
