@@ -30,12 +30,12 @@ def shift_keys(layer: int, keys: np.ndarray, by: int) -> np.ndarray:
 
 
 def seen_from(n: int) -> list[int]:
-    """First positions that a token at position n attends to, in the layers that evict."""
+    """First positions visible from position n, in the layers that evict."""
     return [max(0, n - WINDOW + 1), n // CHUNK * CHUNK]
 
 
 def is_evicted(left: int, n: int) -> bool:
-    """Check that a sequence of n tokens may lack what a token at `left` attends to."""
+    """Check that n tokens may lack what a token at `left` attends to."""
     return any(wanted < held for wanted, held in zip(seen_from(left), seen_from(n), strict=True))
 
 

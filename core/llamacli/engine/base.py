@@ -57,7 +57,7 @@ class Program(Protocol):
 
     @property
     def needs_whole_input(self) -> bool:
-        """True if a token's result depends on tokens behind it, as in embedding models."""
+        """True if a token's result depends on tokens behind it."""
 
     def forward(
         self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], *, all_logits: bool

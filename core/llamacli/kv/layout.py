@@ -73,7 +73,7 @@ class Place:
 
 @attrs.frozen
 class Group:
-    """Layers that share pages because they have the same sliding window or chunk.
+    """Layers that share pages: those with the same sliding window or chunk.
 
     Both are None for layers that see all positions. The group of recurrent states has no cells; see
     `llamacli.kv.recurrent`.
@@ -86,7 +86,7 @@ class Group:
 
     @property
     def evicts(self) -> bool:
-        """True if cells that are no longer seen are evicted."""
+        """True if cells outside of the window or chunk are evicted."""
         return self.window is not None or self.chunk is not None
 
     def first_seen(self, position: int) -> int:

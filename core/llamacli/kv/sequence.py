@@ -327,7 +327,10 @@ class KVSequence:
         self.evict(left)
 
     def read_cell(self, layer: int, cell: int) -> tuple[Floats, Floats]:
-        """Read key and value of one cell, float32 [n_head_kv, head_dim] and [n_head_kv, value_dim]."""
+        """Read key and value of one cell.
+
+        They are float32 [n_head_kv, head_dim] and [n_head_kv, value_dim].
+        """
         keys, values = self._read_page(layer, cell // PAGE)
         return keys[:, cell % PAGE], values[:, cell % PAGE]
 
@@ -434,13 +437,16 @@ class KVSequence:
         return keys[:, wanted].swapaxes(1, 2), values[:, wanted]
 
     def _read_page(self, layer: int, i: int) -> list[Floats]:
-        """Read all cells of page i: keys and values, [n_head_kv, PAGE, width] each."""
+        """Read keys and values of page i, [n_head_kv, PAGE, width] each."""
         spec = self.pool.layout.specs[layer]
         cells = [part.kind.read(part.bytes, part.width, is_key=part.is_key) for part in self._parts(layer, i)]
         return [cells[0], cells[0][..., : spec.value_dim]] if spec.values_in_keys else cells
 
     def _parts(self, layer: int, i: int) -> list[_Part]:
-        """Stored parts of a layer in page i: keys, and values that are no parts of keys."""
+        """Stored parts of a layer in page i.
+
+        These are the keys, and the values unless they are parts of keys.
+        """
         layout = self.pool.layout
         place, spec = layout.places[layer], layout.specs[layer]
         page = int(self.tables[place.group][i])

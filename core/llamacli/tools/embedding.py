@@ -89,7 +89,10 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
             raise InvalidRequestError(str(error)) from error
 
     def _evaluate_at_once(self, tokens: Sequence[int], *, only_last: bool) -> npt.NDArray[np.float32]:
-        """Evaluate a text in one batch: its tokens attend to one another in both directions."""
+        """Evaluate a text in one batch.
+
+        Its tokens attend to one another in both directions.
+        """
         n_vocab = self._model.config.n_vocab
         for i, token in enumerate(tokens):
             if not is_integer(token) or not 0 <= token < n_vocab:
