@@ -31,6 +31,7 @@ LAYERS = [
     {"graph"},
     {"loaders"},
     {"architecture"},
+    {"blocks"},
     {"sampling"},
     {"conversion", "engine"},
     {"session"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import attrs
@@ -28,8 +29,8 @@ class Tensor:
 
     def rows_of(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Select this tensor's rows of the whole stored array."""
-        if array.shape == self.shape:
-            return array
+        if array.size == math.prod(self.shape):
+            return array.reshape(self.shape)
         rows = slice(self.first_row, self.first_row + self.shape[self.row_axis])
         return array[..., rows, :] if self.row_axis == -2 else array[..., rows]
 
@@ -44,6 +45,15 @@ class Param:
     weight: Tensor
     bias: Tensor | None = None
     scale: Tensor | None = None
+
+    def reshaped(self, *shape: int) -> Param:
+        """Parameter of the same numbers in another shape, without bias or scale.
+
+        Raises PluginError if the shape has more or fewer numbers.
+        """
+        if math.prod(shape) != math.prod(self.weight.shape):
+            raise PluginError(f"{self.weight.name} {self.weight.shape} cannot be reshaped to {shape}")
+        return Param(attrs.evolve(self.weight, shape=shape))
 
     def split(self, *n_rows: int) -> list[Param]:
         """Split fused parameters: `q, k, v = attn_qkv.split(n_q, n_kv, n_kv)`.

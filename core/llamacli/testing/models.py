@@ -72,7 +72,7 @@ def random_tensor(seed: str, name: str, shape: tuple[int, ...], matrix_type: str
     random = np.random.RandomState(int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "little"))
     if name == "rope_freqs.weight":  # fast pairs as they are, slow ones 8 times slower
         return np.clip(np.linspace(-2, 10, shape[0]), 1, 8).astype(np.float32), Type.F32
-    if name.endswith("norm.weight"):
+    if name.endswith(("norm.weight", "norm")):
         return (1 + SIGMA * random.standard_normal(shape)).astype(np.float32), Type.F32
     if name.endswith("ssm_a"):
         return -np.exp(0.5 * random.standard_normal(shape)).astype(np.float32), Type.F32
