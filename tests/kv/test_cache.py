@@ -35,7 +35,7 @@ def seen_from(n: int) -> list[int]:
 
 
 def is_evicted(left: int, n: int) -> bool:
-    """Check that n tokens may lack what a token at `left` attends to."""
+    """Check that n tokens may lack what position `left` attends to."""
     return any(wanted < held for wanted, held in zip(seen_from(left), seen_from(n), strict=True))
 
 

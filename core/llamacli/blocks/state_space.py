@@ -57,7 +57,7 @@ class Duality:
 
     @property
     def d_conv(self) -> int:
-        """Width of what is convolved: values, and what writes and reads the state."""
+        """Width of the convolution: values, and what writes and reads states."""
         return self.d_inner + 2 * self.n_group * self.d_state
 
     def add_tensors(self, block: TensorTable, n_embd: int, *, needs_norm: bool = True, needs_bias: bool = True) -> None:

@@ -4,10 +4,14 @@ Granite Team 2024 (Granite 3.0 Language Models); scales as in Power Scheduler (S
 RMSNorm, grouped heads, SwiGLU. Four numbers of the file scale embeddings, residual branches, scores and logits.
 """
 
+from typing import Any
+
 import attrs
 
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
 from llamacli.architecture import Params
+from llamacli.blocks.state_space import Duality
+from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
 
 LLAMACLI_API = 1
@@ -19,7 +23,8 @@ class GraniteConfig(Config):
 
     `rope` rotates adjacent pairs; without it, heads are not rotated. With `longrope`, frequencies are divided by
     factors that depend on the length of the context. `logit_scale` divides logits, the other scales multiply.
-    `n_ff_shared` is the width of the shared expert, 0 if there is none.
+    `n_ff_shared` is the width of the shared expert, 0 if there is none. `recurrent` says which layers have a state
+    space, of the sizes `space`, in place of attention.
     """
 
     rope: Rope | None
@@ -29,6 +34,8 @@ class GraniteConfig(Config):
     attention_scale: float
     logit_scale: float
     n_ff_shared: int
+    recurrent: tuple[bool, ...] = ()
+    space: Duality | None = None
 
 
 class Granite(Architecture):
@@ -38,7 +45,8 @@ class Granite(Architecture):
 
     def configure(self, metadata: Metadata) -> GraniteConfig:
         """Read the hyperparameters; scales of 0 are those that are not set."""
-        head_dim = Config.from_gguf(metadata).head_dim
+        layers = self.read_layers(metadata)
+        head_dim = Config.from_gguf(metadata, **{key: layers[key] for key in layers if key == "n_head_kv"}).head_dim
         rotated = metadata.get_bool(f"{self.name}.rope.scaling.finetuned", default=True)
         rope = Rope.from_gguf(metadata, self.name, head_dim, interleaved=True)
 
@@ -47,6 +55,7 @@ class Granite(Architecture):
 
         return GraniteConfig.from_gguf(
             metadata,
+            **layers,
             rope=rope if rotated else None,
             longrope=rotated and metadata.get_str(f"{self.name}.rope.scaling.type", default="") == "longrope",
             embedding_scale=scale("embedding_scale", 1.0),
@@ -58,10 +67,13 @@ class Granite(Architecture):
             ),
         )
 
+    def read_layers(self, metadata: Metadata) -> dict[str, Any]:
+        """Fields of layers that are not attention."""
+        return {}
+
     def tensors(self, config: GraniteConfig) -> TensorTable:
         """The tensors of a file."""
         c, table = config, TensorTable()
-        n_q, n_kv = c.n_head * c.head_dim, c.n_head_kv * c.head_dim
         table.add("token_embd", c.n_vocab, c.n_embd)
         table.add("output_norm", c.n_embd)
         table.add("output", c.n_vocab, c.n_embd, optional=True)
@@ -70,13 +82,10 @@ class Granite(Architecture):
             table.add("rope_factors_short", c.rope.n_dims // 2)
         elif c.rope:
             table.add("rope_freqs", c.rope.n_dims // 2, optional=True)
-        for _ in range(c.n_layer):
+        for i in range(c.n_layer):
             block = table.block()
             block.add("attn_norm", c.n_embd)
-            block.add_fused(
-                "attn_qkv", bias=True, attn_q=(n_q, c.n_embd), attn_k=(n_kv, c.n_embd), attn_v=(n_kv, c.n_embd)
-            )
-            block.add("attn_output", c.n_embd, n_q, bias=True)
+            self.add_mixer(block, c, i)
             block.add("ffn_norm", c.n_embd)
             if c.n_expert:
                 block.add("ffn_gate_inp", c.n_expert, c.n_embd)
@@ -93,22 +102,33 @@ class Granite(Architecture):
                 block.add("ffn_down", c.n_embd, c.n_ff, bias=True)
         return table
 
+    def add_mixer(self, block: TensorTable, c: GraniteConfig, i: int) -> None:
+        """Projections of the attention of layer i."""
+        n_q, n_kv = c.n_head * c.head_dim, c.n_head_kv * c.head_dim
+        block.add_fused("attn_qkv", bias=True, attn_q=(n_q, c.n_embd), attn_k=(n_kv, c.n_embd), attn_v=(n_kv, c.n_embd))
+        block.add("attn_output", c.n_embd, n_q, bias=True)
+
     def forward(self, g: Graph, config: GraniteConfig, weights: Weights) -> Value:
         """Token ids to logits."""
         c, w = config, weights
         x = g.scale(g.embed(w.token_embd), c.embedding_scale)
-        for block in w.blk:
+        for i, block in enumerate(w.blk):
             h = g.rms_norm(x, block.attn_norm, c.rms_eps)
-            q, k, v = (g.linear(h, param) for param in (block.attn_q, block.attn_k, block.attn_v))
-            if c.rope:
-                factors = (w.rope_factors_short, w.rope_factors_long) if c.longrope else (w.rope_freqs,)
-                q, k = (g.rope(heads, c.rope, c.head_dim, *factors) for heads in (q, k))
-            a = g.attention(q, g.store(k, v, head_dim=c.head_dim), scale=c.attention_scale)
-            x = x + g.scale(g.linear(a, block.attn_output), c.residual_scale)
+            x = x + g.scale(self.mix(g, c, w, i, h), c.residual_scale)
             h = g.rms_norm(x, block.ffn_norm, c.rms_eps)
             x = x + g.scale(self.feed_forward(g, c, block, h), c.residual_scale)
         logits = g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output or w.token_embd)
         return g.scale(logits, 1 / c.logit_scale)
+
+    def mix(self, g: Graph, c: GraniteConfig, w: Weights, i: int, h: Value) -> Value:
+        """Attention of layer i."""
+        block = w.blk[i]
+        q, k, v = (g.linear(h, param) for param in (block.attn_q, block.attn_k, block.attn_v))
+        if c.rope:
+            factors = (w.rope_factors_short, w.rope_factors_long) if c.longrope else (w.rope_freqs,)
+            q, k = (g.rope(heads, c.rope, c.head_dim, *factors) for heads in (q, k))
+        a = g.attention(q, g.store(k, v, head_dim=c.head_dim), scale=c.attention_scale)
+        return g.linear(a, block.attn_output)
 
     def feed_forward(self, g: Graph, c: GraniteConfig, block: Params, h: Value) -> Value:
         """SwiGLU network, or routed experts plus the shared one."""
@@ -129,8 +149,45 @@ class GraniteMoe(Granite):
     name = "granitemoe"
 
 
+class GraniteHybrid(Granite):
+    """`general.architecture = granitehybrid`: Granite 4, with state spaces.
+
+    Layers without heads of keys and values have a state space (SSD) in place of attention.
+    """
+
+    name = "granitehybrid"
+
+    def read_layers(self, metadata: Metadata) -> dict[str, Any]:
+        """Layers with a state space, and its sizes."""
+        n_layer = metadata.get_int(f"{self.name}.block_count", minimum=1, maximum=1 << 10)
+        heads_kv = metadata.get_ints(f"{self.name}.attention.head_count_kv", n_layer, minimum=0, maximum=1 << 14)
+        if len({*heads_kv} - {0}) > 1:
+            raise ModelFormatError(
+                f"{metadata.source}: {self.name}.attention.head_count_kv = {list(heads_kv)}, expected one number and 0"
+            )
+        return {
+            "n_head_kv": max(*heads_kv, 1),
+            "recurrent": tuple(n == 0 for n in heads_kv),
+            "space": Duality.from_gguf(metadata, self.name),
+        }
+
+    def add_mixer(self, block: TensorTable, c: GraniteConfig, i: int) -> None:
+        """Tensors of the state space or the attention of layer i."""
+        if c.recurrent[i] and c.space:
+            c.space.add_tensors(block, c.n_embd)
+        else:
+            super().add_mixer(block, c, i)
+
+    def mix(self, g: Graph, c: GraniteConfig, w: Weights, i: int, h: Value) -> Value:
+        """State space or attention of layer i."""
+        if c.recurrent[i] and c.space:
+            return c.space.layer(g, w.blk[i], h, c.rms_eps)
+        return super().mix(g, c, w, i, h)
+
+
 @hookimpl
 def register_architectures(register):  # type: ignore[no-untyped-def]
     """Register the family's architectures."""
     register(Granite())
     register(GraniteMoe())
+    register(GraniteHybrid())

@@ -27,13 +27,15 @@ def write_granite(
     biases: bool = False,
     rope_freqs: bool = False,
     longrope: bool = False,
+    recurrent: tuple[int, ...] = (),
     metadata: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
     **rest: Any,
 ) -> Path:
     """Write a model of one of the architectures; return its path.
 
-    `longrope` writes factors for contexts up to 32 tokens and beyond. The rest is as in `write_model`.
+    `longrope` writes factors for contexts up to 32 tokens and beyond. The layers `recurrent` of a hybrid have a state
+    space of 4 heads in 2 groups. The rest is as in `write_model`.
     """
     n_vocab, width = vocabulary_size(tokenizer), n_embd // n_head
     keys: dict[str, Any] = {
@@ -78,8 +80,15 @@ def write_granite(
             plain |= {f"{name}_shexp": shape for name, shape in _network(n_ff_shared, n_embd).items()}
     else:
         linears |= _network(n_ff, n_embd)
+    if architecture == "granitehybrid":
+        keys["attention.head_count_kv"] = [0 if i in recurrent else n_head_kv for i in range(n_layer)]
+        sizes = {"conv_kernel": 4, "inner_size": 2 * n_embd, "state_size": 16, "time_step_rank": 4, "group_count": 2}
+        keys |= {f"ssm.{key}": value for key, value in sizes.items()}
     for i in range(n_layer):
-        shapes |= {f"blk.{i}.{name}.weight": shape for name, shape in (linears | plain).items()}
+        kept = {name: shape for name, shape in linears.items() if i not in recurrent or not name.startswith("attn")}
+        shapes |= {f"blk.{i}.{name}.weight": shape for name, shape in (kept | plain).items()}
+        if i in recurrent:
+            shapes |= {f"blk.{i}.{name}": shape for name, shape in _state_space(n_embd).items()}
         if biases:
             shapes |= {f"blk.{i}.{name}.bias": shape[:1] for name, shape in linears.items()}
     prefixed = {f"{architecture}.{key}": value for key, value in keys.items()}
@@ -91,6 +100,21 @@ def _network(n_ff: int, n_embd: int) -> dict[str, tuple[int, int]]:
     return {"ffn_gate": (n_ff, n_embd), "ffn_up": (n_ff, n_embd), "ffn_down": (n_embd, n_ff)}
 
 
+def _state_space(n_embd: int) -> dict[str, tuple[int, ...]]:
+    d_inner, d_conv = 2 * n_embd, 2 * n_embd + 2 * 2 * 16
+    return {
+        "ssm_in.weight": (d_inner + d_conv + 4, n_embd),
+        "ssm_conv1d.weight": (d_conv, 4),
+        "ssm_conv1d.bias": (d_conv,),
+        "ssm_dt.bias": (4,),
+        "ssm_a": (4, 1),
+        "ssm_d": (4, 1),
+        "ssm_norm.weight": (2, n_embd),
+        "ssm_out.weight": (n_embd, d_inner),
+    }
+
+
+HYBRID = {"architecture": "granitehybrid", "n_layer": 4, "recurrent": (0, 1, 3)}
 MOE = {"architecture": "granitemoe", "n_ff": 64, "n_expert": 8, "n_expert_used": 2}
 _BARE = {f"granite.{key}": None for key in ("embedding_scale", "residual_scale", "attention.scale")}
 
@@ -113,6 +137,11 @@ GRANITE: dict[str, dict[str, Any]] = {
     "granitemoe": MOE,
     "granitemoe_shared": MOE | {"n_ff_shared": 96},
     "granitemoe_dense": {"architecture": "granitemoe"},
+    "granitehybrid": HYBRID,
+    "granitehybrid_nope": HYBRID | {"tied": True, "metadata": {"granitehybrid.rope.scaling.finetuned": False}},
+    "granitehybrid_experts": HYBRID | {"n_ff": 64, "n_expert": 8, "n_expert_used": 2, "n_ff_shared": 96},
+    "granitehybrid_q8_0": HYBRID | {"type": "Q8_0"},
+    "granitehybrid_q4_k": HYBRID | {"n_embd": 256, "n_ff": 512, "type": "Q4_K"},
     "granitemoe_q8_0": MOE | {"n_ff_shared": 96, "type": "Q8_0"},
 }
 """Options of `write_granite` by the variant's name."""
