@@ -72,7 +72,7 @@ class BatchedLinear(Op):
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
         """See Op."""
         yield batched_linear(g, x, param("heads", 2, 32, x.width // 2))
-        yield batched_linear(g, x, param("heads", 4, 5, x.width // 4, bias=True))
+        yield batched_linear(g, x, param("narrow", 4, 5, x.width // 4, bias=True))
 
 
 def batched_linear(g: Recorder, x: Value, param: Param) -> Value:
