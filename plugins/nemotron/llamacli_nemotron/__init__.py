@@ -11,6 +11,7 @@ import attrs
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
 from llamacli.gguf import Metadata
 from llamacli.ops.activations import relu_squared
+from llamacli_nemotron.hybrid import NemotronH, NemotronHMoe
 
 LLAMACLI_API = 1
 
@@ -77,5 +78,6 @@ class Nemotron(Architecture):
 
 @hookimpl
 def register_architectures(register):  # type: ignore[no-untyped-def]
-    """Register the architecture."""
-    register(Nemotron())
+    """Register the architectures of this family."""
+    for architecture in (Nemotron, NemotronH, NemotronHMoe):
+        register(architecture())
