@@ -26,6 +26,7 @@ from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 
 if TYPE_CHECKING:
+    from llamacli.chat.codec import ChatCodec
     from llamacli.chat.formats import ChatFormat
     from llamacli.chat.session import ChatSession
     from llamacli.sampling import SamplerType
@@ -125,6 +126,16 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
             tools=tools,
             variables=variables,
         )
+
+    def create_chat_codec(self, template: str | None = None, *, tools: bool = False) -> ChatCodec:
+        """Create the encoder of prompts and decoder of replies, without a session.
+
+        `template` is as for `create_chat`. With `tools` the file's template for tools is taken, if it has one. Raises
+        ChatTemplateError if there is no template, or a broken one.
+        """
+        from llamacli.chat.codec import ChatCodec
+
+        return ChatCodec(self.tokenizer, self.metadata, self._plugins.chat_formats(), template, tools=tools)
 
     def __exit__(self, *_: object) -> None:
         self.close()

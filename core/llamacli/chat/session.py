@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 import json
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-import attrs
-
+from llamacli.chat.codec import ChatCodec
 from llamacli.chat.context import Evaluated, Part, Plan, extended, plan, truncated
-from llamacli.chat.formats import ChatFormat, choose, own_templates
+from llamacli.chat.formats import ChatFormat
 from llamacli.chat.messages import Message, Piece, ToolCall, checked_tools
-from llamacli.chat.syntax import Event, StopText
-from llamacli.chat.template import ChatTemplate, Rendering
+from llamacli.chat.syntax import Event
+from llamacli.chat.template import Rendering
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError, StateError
 from llamacli.gguf import Metadata
@@ -25,19 +22,14 @@ from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.session import Session, Token
 from llamacli.util.numbers import is_integer
 
-_PROBE, _NEXT = "Xyzzy", "Plugh"
-GIVEN = {"self", "messages", "tools", "add_generation_prompt"}
-"""Reserved names of variables, which the chat itself passes to templates."""
-
-_TOOL_USE = "tool_use"
-"""Name of a file's separate template for conversations with tools."""
+_PROBE = "Xyzzy"
 
 
 class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
     """Conversation with a model, which streams its replies.
 
     - `session`: the token stream that it is evaluated in.
-    - `template`, `format`: the chat template, and the format with the syntax of replies.
+    - `codec`: the encoder of prompts and decoder of replies, with its chat `template` and `format`.
     - `history`: all messages so far except the system message. `system`, `history` and `variables` may be changed
       between replies: the next reply continues from what they are then.
     - `max_new`: maximum number of tokens of a reply.
@@ -66,11 +58,8 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         if not is_integer(max_new) or max_new < 0:
             raise InvalidRequestError(f"max_new must be an integer of at least 0, not {max_new!r}")
         self.tools = checked_tools(tools)
-        if template is None and self.tools and _TOOL_USE in own_templates(metadata):
-            template = _TOOL_USE
-        self.format: ChatFormat = choose(metadata, model.tokenizer, formats, template)
-        assert self.format.template is not None
-        self.template = ChatTemplate(self.format.template, model.tokenizer)
+        self.codec = ChatCodec(model.tokenizer, metadata, formats, template, tools=bool(self.tools))
+        self.template, self.format = self.codec.template, self.codec.format
         self.model, self.system, self.max_new = model, system, int(max_new)
         self.history: list[Message] = []
         self.variables = dict(variables or {})
@@ -190,8 +179,8 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         self, wanted: Plan, rendering: Rendering, params: SamplingParams | SamplerChain
     ) -> Generator[Piece, None, None]:
         new_ids = self._rewind(wanted)
-        reader = self.format.syntax.reader(rendering.text, tools=bool(self.tools))
-        reply, end = _Reply(self._n_calls()), StopText(self._ends.text)
+        n_calls = sum(len(message.tool_calls) for message in self.history)
+        reply = self.codec.reader(rendering, tools=bool(self.tools), variables=self.variables, n_calls=n_calls)
         generated: list[tuple[Part, int]] = []
         self.reply_tokens = []
         tokens = self.session.generate(new_ids, params, max_tokens=self.max_new)
@@ -199,18 +188,18 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         try:
             stop = "eos" if self.max_new else "length"
             for n, token in enumerate(tokens, start=1):
-                if token.id in self._ends.tokens:
+                if token.id in reply.ends.tokens:
                     break
-                text = self._text(token)
-                generated.append((token.id if token.id in self.template.structure else text, token.id))
+                is_special = token.id in self.template.structure
+                generated.append((token.id if is_special else token.piece, token.id))
                 self.reply_tokens.append(token)
-                yield from reply.take(reader.feed(end.feed(text)))
-                if end.found:
+                yield from _pieces(reply.feed(token.id, token.piece))
+                if reply.ended:
                     break
                 stop = "length" if n == self.max_new else "eos"
             if stop == "eos" and self.session.n_past == self.session.seq_len:
                 stop = "context"
-            yield from reply.take([*reader.feed(end.flush()), *reader.flush()])
+            yield from _pieces(reply.flush())
             self.stop = stop
         finally:
             tokens.close()  # type: ignore[attr-defined]
@@ -230,16 +219,6 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
             self.session.rewind(wanted.n_kept)
         self._held = truncated(wanted.parts, self.session.n_past)
         return wanted.ids[self.session.n_past :]
-
-    def _text(self, token: Token) -> str:
-        """Text of a token for the reader.
-
-        Of special tokens only markers have one.
-        """
-        if not token.piece and token.id in self.template.structure:
-            text = self.model.tokenizer.token_text(token.id)
-            return text if text in self.format.syntax.markers else ""
-        return token.piece
 
     def _evaluate_closing(self) -> None:
         """Evaluate what follows a reply in every rendering.
@@ -270,50 +249,13 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
     def _plan(self, rendering: Rendering) -> Plan:
         if self.session.tokens != tuple(token for part in self._held for token in part.ids):
             self._held = []  # the session was used outside of this chat
-        parts, bos_id = rendering.parts, self.model.tokenizer.bos_id
-        if self.model.tokenizer.add_bos and bos_id is not None and list(parts[:1]) != [bos_id]:
-            parts = [bos_id, *parts]
-        return plan(self._held, parts, self.template.encode)
+        return plan(self._held, rendering.parts, self.template.encode)
 
     def _render(self, more: Sequence[Message], *, prompting: bool) -> Rendering:
-        taken = GIVEN & self.variables.keys()
-        if taken:
-            raise InvalidRequestError(f"{min(taken)!r} cannot be a variable: the chat itself passes it to the template")
         messages = [message.as_dict() for message in (*self.history, *more)]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
-        return self.template.render(messages, tools=self.tools, add_generation_prompt=prompting, **self.variables)
-
-    @functools.cached_property
-    def _ends(self) -> _Ends:
-        tokens, text = self.model.tokenizer.eog_ids, ""
-        turn = [{"role": "user", "content": _NEXT}, {"role": "assistant", "content": _PROBE}]
-        try:
-            parts = self.template.render([*turn, turn[0]], **self.variables).parts
-        except ChatTemplateError:
-            return _Ends(tokens, text)
-        for run, after in itertools.pairwise([*parts, ""]):
-            if isinstance(run, str) and _PROBE in run:
-                closing = run.rpartition(_PROBE)[2].partition(_NEXT)[0].strip()
-                if closing:
-                    text = closing.splitlines()[0]
-                elif isinstance(after, int) and self.model.tokenizer.is_control(after):
-                    tokens |= {after}
-        return _Ends(tokens, text)
-
-    def _n_calls(self) -> int:
-        return sum(len(message.tool_calls) for message in self.history)
-
-
-@attrs.frozen
-class _Ends:
-    """Ends of a reply.
-
-    The file's end tokens, and the token or text with which the template ends a message.
-    """
-
-    tokens: frozenset[int]
-    text: str
+        return self.codec.render(messages, tools=self.tools, add_generation_prompt=prompting, variables=self.variables)
 
 
 def _no_pieces() -> Generator[Piece, None, None]:
@@ -326,29 +268,5 @@ def _part(value: Any) -> Part | None:
     return value
 
 
-class _Reply:
-    """Reply under construction."""
-
-    def __init__(self, n_calls: int):
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: list[ToolCall] = []
-        self._n_calls = n_calls
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self._content or self._reasoning or self._calls)
-
-    def take(self, events: Sequence[Event]) -> Iterator[Piece]:
-        """Add events of a reader; yields the pieces among them."""
-        for event in events:
-            if isinstance(event, Piece):
-                (self._reasoning if event.reasoning else self._content).append(event.text)
-                yield event
-            else:  # templates of some models insist on nine letters and digits
-                number = self._n_calls + len(self._calls) + 1
-                self._calls.append(ToolCall(event.name, event.arguments, f"call{number:05d}"))
-
-    def message(self) -> Message:
-        """The reply as a message."""
-        return Message("assistant", "".join(self._content), "".join(self._reasoning), tuple(self._calls))
+def _pieces(events: Sequence[Event]) -> list[Piece]:
+    return [event for event in events if isinstance(event, Piece)]

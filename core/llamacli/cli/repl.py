@@ -12,8 +12,8 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import Completer, Completion
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
+from llamacli.chat.codec import GIVEN
 from llamacli.chat.messages import Message
-from llamacli.chat.session import GIVEN
 from llamacli.cli.chat import replying
 from llamacli.cli.interrupts import clear, raise_if_interrupted
 from llamacli.cli.output import note, one_line, write

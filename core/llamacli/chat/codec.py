@@ -1,0 +1,204 @@
+"""Chat without a session: messages to prompt tokens, generated tokens to replies."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from llamacli.chat.formats import ChatFormat, choose, own_templates
+from llamacli.chat.messages import Message, Piece, ToolCall
+from llamacli.chat.syntax import Event, Reader, StopText
+from llamacli.chat.template import ChatTemplate, Rendering
+from llamacli.errors import ChatTemplateError, InvalidRequestError
+from llamacli.gguf import Metadata
+from llamacli.tokenizer import Tokenizer
+
+GIVEN = frozenset({"self", "messages", "tools", "add_generation_prompt"})
+"""Reserved names of variables, which the chat itself passes to templates."""
+
+_TOOL_USE = "tool_use"
+"""Name of a file's separate template for conversations with tools."""
+
+_PROBE, _NEXT = "Xyzzy", "Plugh"
+_MAX_KEPT = 64
+"""Number of sets of variables for which the end of a reply is remembered."""
+
+
+@attrs.frozen
+class ReplyEnds:
+    """End tokens of a reply, and the text that ends it."""
+
+    tokens: frozenset[int]
+    text: str = ""
+
+
+class ChatCodec:
+    """Encoder of prompts and decoder of replies for one chat template.
+
+    It has no conversation and no cache: `render` makes the prompt of a list of messages, `encode` its token ids, and
+    `reader` parses the tokens of the reply to it. Usable from several threads at once.
+
+    - `template`, `format`: the chat template, and the format with the syntax of replies.
+
+    With `tools` a template of the file's own for tools is preferred. `template` selects another one as in
+    `Model.create_chat`. Raises ChatTemplateError if there is no template, or a broken one.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        metadata: Metadata,
+        formats: Iterable[ChatFormat] = (),
+        template: str | None = None,
+        *,
+        tools: bool = False,
+    ):
+        if template is None and tools and _TOOL_USE in own_templates(metadata):
+            template = _TOOL_USE
+        self.format: ChatFormat = choose(metadata, tokenizer, formats, template)
+        assert self.format.template is not None
+        self.template = ChatTemplate(self.format.template, tokenizer)
+        self.tokenizer = tokenizer
+        self._ends: dict[str, ReplyEnds] = {}
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Rendering:
+        """Render messages to a prompt.
+
+        `messages` are dictionaries in the form of OpenAI's API. `tools` are JSON objects that describe functions;
+        `variables` are passed to the template, such as `documents` or `enable_thinking`.
+
+        The file's BOS token is its first part if the file adds one. Raises ChatTemplateError if the template fails or
+        does not render tools, InvalidRequestError for a reserved name among `variables`.
+        """
+        variables = variables or {}
+        taken = GIVEN & variables.keys()
+        if taken:
+            raise InvalidRequestError(f"{min(taken)!r} cannot be a variable: the chat itself passes it to the template")
+        rendering = self.template.render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+        )
+        bos_id = self.tokenizer.bos_id
+        if self.tokenizer.add_bos and bos_id is not None and list(rendering.parts[:1]) != [bos_id]:
+            return attrs.evolve(rendering, parts=[bos_id, *rendering.parts])
+        return rendering
+
+    def encode(self, rendering: Rendering) -> list[int]:
+        """Token ids of a rendering; messages never become special tokens."""
+        parts = ([part] if isinstance(part, int) else self.template.encode(part) for part in rendering.parts)
+        return list(itertools.chain.from_iterable(parts))
+
+    def ends(self, variables: Mapping[str, Any] | None = None) -> ReplyEnds:
+        """End tokens of the file, and what the template puts after messages."""
+        key = json.dumps(variables or {}, sort_keys=True, default=repr)
+        found = self._ends.get(key)
+        if found is None:
+            found = self._find_ends(variables)
+            if len(self._ends) >= _MAX_KEPT:
+                self._ends.clear()
+            self._ends[key] = found
+        return found
+
+    def reader(
+        self,
+        rendering: Rendering,
+        *,
+        tools: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        n_calls: int = 0,
+    ) -> ReplyReader:
+        """Reader of the reply to a rendered prompt.
+
+        Tool calls are parsed only with `tools`; their ids are numbered after the `n_calls` of the conversation so far.
+        """
+        parser = self.format.syntax.reader(rendering.text, tools=tools)
+        return ReplyReader(self, parser, self.ends(variables), n_calls)
+
+    def spelled(self, token: int) -> str:
+        """Text of a special token that is a marker in replies, else ""."""
+        if token not in self.template.structure:
+            return ""
+        text = self.tokenizer.token_text(token)
+        return text if text in self.format.syntax.markers else ""
+
+    def _find_ends(self, variables: Mapping[str, Any] | None) -> ReplyEnds:
+        tokens, text = self.tokenizer.eog_ids, ""
+        turn = [{"role": "user", "content": _NEXT}, {"role": "assistant", "content": _PROBE}]
+        try:
+            parts = self.render([*turn, turn[0]], add_generation_prompt=False, variables=variables).parts
+        except ChatTemplateError:
+            return ReplyEnds(tokens)
+        for run, after in itertools.pairwise([*parts, ""]):
+            if isinstance(run, str) and _PROBE in run:
+                closing = run.rpartition(_PROBE)[2].partition(_NEXT)[0].strip()
+                if closing:
+                    text = closing.splitlines()[0]
+                elif isinstance(after, int) and self.tokenizer.is_control(after):
+                    tokens |= {after}
+        return ReplyEnds(tokens, text)
+
+
+class ReplyReader:
+    """Incremental parser of one reply, from tokens to text and tool calls.
+
+    `ended` is true once an end token or the end text has come: generation should stop. What it returns does not depend
+    on how the text is divided into tokens, joined pieces are the text.
+    """
+
+    def __init__(self, codec: ChatCodec, parser: Reader, ends: ReplyEnds, n_calls: int = 0):
+        self._codec, self._parser, self.ends = codec, parser, ends
+        self._end_text = StopText(ends.text)
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._n_calls = n_calls
+        self.ended = False
+
+    def feed(self, token: int, piece: str) -> list[Event]:
+        """Read a token; returns the events that are certain now.
+
+        `piece` is the text that is complete with the token (`Token.piece`). Events are `Piece` (text or reasoning) and
+        `ToolCall` (whole, when its text is complete). An end token has no events: call `flush` after it.
+        """
+        if token in self.ends.tokens:
+            self.ended = True
+        if self.ended:
+            return []
+        events = self._parser.feed(self._end_text.feed(piece or self._codec.spelled(token)))
+        self.ended = self._end_text.found
+        return self._taken(events)
+
+    def flush(self) -> list[Event]:
+        """Events of the text held back, at the end of the reply."""
+        return self._taken([*self._parser.feed(self._end_text.flush()), *self._parser.flush()])
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing has been read."""
+        return not (self._content or self._reasoning or self._calls)
+
+    def message(self) -> Message:
+        """Message of what has been read so far."""
+        return Message("assistant", "".join(self._content), "".join(self._reasoning), tuple(self._calls))
+
+    def _taken(self, events: Iterable[Event]) -> list[Event]:
+        taken: list[Event] = []
+        for event in events:
+            if isinstance(event, Piece):
+                (self._reasoning if event.reasoning else self._content).append(event.text)
+            else:  # templates of some models insist on nine letters and digits
+                number = self._n_calls + len(self._calls) + 1
+                event = attrs.evolve(event, id=f"call{number:05d}")
+                self._calls.append(event)
+            taken.append(event)
+        return taken
