@@ -1,6 +1,7 @@
 """Sandbox escapes and resource limits of templates."""
 
 import contextlib
+import re
 import time
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 
 from llamacli import ChatTemplateError
 from llamacli.chat import environment
-from llamacli.chat.environment import Environment
+from llamacli.chat.environment import Environment, limited
+from llamacli.chat.taint import CharacterMask
 from llamacli.chat.template import ChatTemplate
 from llamacli.testing.chats import CHATML
 from llamacli.testing.vocabularies import CONTROL, byte_level
@@ -123,6 +125,86 @@ def test_long_conversations_stay_within_the_budget() -> None:
     text = "word " * 400_000
     assert text in template.render([{"role": "user", "content": text}] * 3).text
     assert template.render([USER] * 5000).text.count(USER["content"]) == 5000
+
+
+# --- the same text as Jinja's own
+
+OPERANDS = [
+    "c",
+    "l",
+    "'AbC'",
+    "'zAbz'",
+    "'{}'",
+    "'%s'",
+    "messages",
+    "(l | string)",
+    "(l ~ '')",
+    "(c | e)",
+    "c.encode()",
+]
+SHOWN = ["{{ %s }}", "{{ (%s) | upper }}", "{{ 'A' in (%s) }}", "{%% set x %%}{{ %s }}{%% endset %%}{{ x.find('b') }}"]
+TEXTS = ["AbC", "zAbz", "a,b c", "%s", "{}", " x ", "12", "<b>&'\"", "Q\nr", "", "äß"]
+LISTS = [["string", "null"], ["a,b", "A"], []]
+NAMED = [f"{{}} | {name}{{}}" for name in Environment().filters if name != "random"]
+NAMED += [f"{{}}.{name}{{}}" for name in dir(str) if not name.startswith("_")]
+GIVEN = ["", "(1)", "(c)", "('A')", "(c, 'Q')", "('b', c)", "(8, c)", "(l)", "({65: c})"]
+OPERATIONS = st.one_of(
+    st.tuples(st.sampled_from(NAMED), st.sampled_from(OPERANDS), st.sampled_from(GIVEN)).map(
+        lambda drawn: drawn[0].format(drawn[1], "()" if "." in drawn[0] and not drawn[2] else drawn[2])
+    ),
+    st.tuples(
+        st.sampled_from(OPERANDS),
+        st.sampled_from(["in", "not in", "==", "!=", "<", ">=", "+", "*", "~", "%"]),
+        st.sampled_from(OPERANDS),
+    ).map(" ".join),
+    st.tuples(st.sampled_from(OPERANDS), st.sampled_from(["c", "0", "1:", "::-1", "'upper'"])).map(
+        "{0[0]}[{0[1]}]".format
+    ),
+    st.tuples(st.sampled_from(OPERANDS), st.sampled_from(sorted(Environment().tests))).map(" is ".join),
+)
+
+
+def rendered(source: str, mask: CharacterMask | None, **given: object) -> str | None:
+    """Text of a template, every character of the values masked; None if it raises."""
+    try:
+        with limited(), mask.active() if mask else contextlib.nullcontext():
+            values = {key: mask.taint(value) if mask else value for key, value in given.items()}
+            text = ENVIRONMENT.from_string(source).render(values)
+        return mask.unmask(text) if mask else text
+    except Exception:
+        return None
+
+
+ENVIRONMENT = Environment()
+
+
+@examples(600)
+@given(OPERATIONS, st.sampled_from(SHOWN), st.sampled_from(TEXTS), st.sampled_from(LISTS))
+def test_operations_on_masked_text_give_the_same_text(operation: str, shown: str, c: str, words: list[str]) -> None:
+    source, given = shown % operation, {"c": c, "l": words, "messages": [{"role": "user", "content": c}]}
+    mask = CharacterMask("".join(map(chr, range(33, 127))) + "äÄß", "")
+    expected, found = rendered(source, None, **given), rendered(source, mask, **given)
+    assert re.sub("(?i)0x[0-9a-f]+", "", found or "") == re.sub("(?i)0x[0-9a-f]+", "", expected or ""), source
+    assert (found is None) == (expected is None)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ l | upper }}", "['STRING', 'NULL']"),
+        ("{{ 'string' in (l | string) }}", "True"),
+        ("{{ (l ~ '').split(',') }}", "[\"['string'\", \" 'null']\"]"),
+        ("{{ 'AbC'.find(c) }}{{ 'AbC'.index(c) }}{{ c in 'AbC' }}", "11True"),
+        ("{{ 'zbz'.replace(c, 'Q') }}{{ 'zbz' | replace(c, 'Q') }}{{ 'abc'.split(c) }}", "zQzzQz['a', 'c']"),
+        ("{{ ('{}'.format(c)) == c }}{{ ('%s' | format(c)) | upper }}{{ ','.join(l).upper() }}", "TrueBSTRING,NULL"),
+        ("{{ c.translate({98: 'xy'}) }}{{ c.encode() }}{{ c.encode().decode() }}", "xyb'b'b"),
+        ("{{ messages | string | length }}", "34"),
+    ],
+)
+def test_text_of_lists_and_methods_of_literals(source: str, expected: str) -> None:
+    given = {"c": "b", "l": ["string", "null"], "messages": [{"role": "user", "content": "b"}]}
+    assert rendered(source, None, **given) == expected
+    assert rendered(source, CharacterMask("".join(map(chr, range(33, 127))), ""), **given) == expected
 
 
 JINJA = Environment()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import json
+import operator
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,14 +21,14 @@ import attrs
 import jinja2
 import markupsafe
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
+from jinja2.compiler import CodeGenerator, Frame, optimizeconst
 from jinja2.ext import Extension
 from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
 
-from llamacli.chat.taint import TaintedStr, mask_of, tainted_join, untainted
+from llamacli.chat.taint import PRECISE, TaintedStr, active_mask, mask_of, tainted_join, text_of, untainted
 
 MAX_SECONDS = 30.0
 MAX_CHARACTERS = 1 << 26
@@ -37,8 +38,14 @@ _SLOW = {"pprint", "striptags", "title", "urlize", "wordcount", "wordwrap", "xml
 _SLOWNESS = 16
 """Slow filters, and how many characters each of theirs counts for."""
 
-_LOOKING = {"e", "escape", "float", "forceescape", "int", "urlencode", *_SLOW}
-"""Filters that examine single characters."""
+_WHOLE = {"e", "escape", "filesizeformat", "float", "forceescape", "int", "urlencode", *_SLOW}
+"""Filters whose result does not keep single characters apart: it is tainted whole."""
+
+_OF_TEXT = {"capitalize", "center", "lower", "replace", "string", "trim", "upper"}
+"""Filters that convert their operand, and operands of `replace`, to text."""
+
+_OF_STRINGS = {"indent", "truncate"}
+"""Filters of strings that use string methods only."""
 
 _MAX_BITS = 1 << 16
 """Largest integers that a template may compute, in bits."""
@@ -96,15 +103,39 @@ class _Generation(Extension):
 
 
 class _CodeGenerator(CodeGenerator):
-    """Compiles `~` to the environment's `concat`, which keeps the taint."""
+    """Compiles `~` and comparisons to functions that know tainted text."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - Jinja's name
         """Write a call of `concat`."""
-        self.write("concat(map(str, (")
+        self.write("concat(map(environment.finalize, (")
         for item in node.nodes:
             self.visit(item, frame)
             self.write(", ")
         self.write(")))")
+
+    @optimizeconst
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802 - Jinja's name
+        """Write a call of `compare`, or Python's chain of comparisons."""
+        if len(node.ops) != 1:
+            super().visit_Compare(node, frame)
+            return
+        self.write(f"environment.compare({node.ops[0].op!r}, ")
+        self.visit(node.expr, frame)
+        self.write(", ")
+        self.visit(node.ops[0].expr, frame)
+        self.write(")")
+
+
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "lteq": operator.le,
+    "gt": operator.gt,
+    "gteq": operator.ge,
+    "in": lambda item, container: item in container,
+    "notin": lambda item, container: item not in container,
+}
 
 
 class Environment(ImmutableSandboxedEnvironment):
@@ -114,13 +145,26 @@ class Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "%", "**"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, "jinja2.ext.loopcontrols"],
+            finalize=text_of,
+        )
         del self.globals["lipsum"]
         self.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
-        self.filters |= {"tojson": _tojson, "join": _join, "safe": _safe}
-        for name in _LOOKING:
-            self.filters[name] = _untainted_filter(self.filters[name])
+        self.filters |= {"tojson": _tojson, "join": _join, "safe": _safe, "format": _format}
+        for name in _WHOLE:
+            self.filters[name] = _whole_filter(self.filters[name])
+        for name in _OF_TEXT | _OF_STRINGS:
+            self.filters[name] = _text_filter(self.filters[name], converts=name in _OF_TEXT)
         self.filters = {name: _charged(name, function) for name, function in self.filters.items()}
+        self.tests |= {
+            "in": lambda value, container: self.compare("in", value, container),
+            "lower": lambda value: text_of(value).islower(),
+            "upper": lambda value: text_of(value).isupper(),
+            "escaped": lambda value: isinstance(value, markupsafe.Markup),
+        }
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
@@ -143,32 +187,77 @@ class Environment(ImmutableSandboxedEnvironment):
             node.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute("clock")).set_lineno(node.lineno))
         return template
 
+    @staticmethod
+    def compare(name: str, left: Any, right: Any) -> Any:
+        """Apply a comparison operator, to original text if both are strings."""
+        if isinstance(left, str) and isinstance(right, str):
+            left, right = untainted(left), untainted(right)
+        return _COMPARISONS[name](left, right)
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Apply a binary operator, if the result will not be too large."""
         _charge_operator(operator, left, right)
-        return super().call_binop(context, operator, left, right)
+        if operator == "%" and isinstance(left, str):
+            return _percent(left, right)
+        return _marked(super().call_binop(context, operator, left, right))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Get an item or attribute, by the original text of its name."""
+        return super().getitem(obj, untainted(argument) if isinstance(argument, str) else argument)
 
     def call(self, context: Context, function: Any, *args: Any, **options: Any) -> Any:
         """Call a function.
 
         A string method only if its result will not be too large.
         """
-        text = getattr(function, "__self__", None)
+        text, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        if not isinstance(text, str | bytes):
+            return super().call(context, function, *args, **options)
         if isinstance(text, str):
-            args = _charge_call(getattr(function, "__name__", ""), text, args, options)
-        return super().call(context, function, *args, **options)
+            args = _charge_call(name, text, args, options)
+        mask = active_mask()
+        if mask is None or not any(map(mask.covers, (text, *args, *options.values()))):
+            return super().call(context, function, *args, **options)
+        if name in PRECISE and isinstance(text, str) and not isinstance(text, markupsafe.Markup):
+            precise = getattr(TaintedStr(text, mask), name)
+            return _marked(super().call(context, precise, *args, **options))
+        plain = getattr(untainted(text), name)
+        return mask.taint(super().call(context, plain, *untainted(args), **untainted(options)))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Wrap the sandbox's `str.format` with a check of widths."""
         format_safely = super().wrap_str_format(value)
         if format_safely is None:
             return None
+        form = value.__self__
 
-        def checked(*args: Any, **options: Any) -> str:
-            _charge_format(value.__self__, [*args, *options.values()])
-            return format_safely(*args, **options)
+        def checked(*args: Any, **options: Any) -> Any:
+            _charge_format(form, [*args, *options.values()])
+            mask = active_mask()
+            if mask is None or not (mask.covers(form) or "!a" in form):
+                return _marked(format_safely(*args, **options))
+            plain = super(Environment, self).wrap_str_format(getattr(untainted(form), value.__name__))
+            assert plain is not None
+            return mask.taint(plain(*untainted(args), **untainted(options)))
 
         return checked
+
+
+def _marked(value: Any) -> Any:
+    """Mark strings that have lost their taint in an operation."""
+    mask = active_mask()
+    return mask.marked(value) if mask else value
+
+
+def _percent(left: str, right: Any) -> Any:
+    """Compute `left % right`.
+
+    Text of messages among `right` keeps its placeholders; as the format, it taints the whole result.
+    """
+    mask = active_mask()
+    if mask is None or not (mask.covers(left) or "%a" in left):
+        return _marked(left % right)
+    return mask.taint(untainted(left) % untainted(right))
 
 
 # --- charging
@@ -243,12 +332,10 @@ def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
                 _charge(value.count("\n") * (len(width) if isinstance(width, str) else int(width)))
             elif name == "format":
                 _charge_format(value, [*rest, *options.values()])
-            _charge_call(name, value, tuple(rest), {})
+            _charge_call("" if name == "join" else name, value, tuple(rest), {})  # `join` joins the value, not `rest`
         return function(*args, **options)
 
-    if n_before:
-        apply.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]
-    return apply
+    return _passing(function, apply)
 
 
 def _joined(separator: str, parts: Iterable[str]) -> str:
@@ -281,37 +368,68 @@ def _tojson(
 ) -> str:
     if isinstance(indent, int) and indent > 80:
         raise OverflowError(f"an indent of {indent}")
+    plain = untainted(value)
     text = json.dumps(
-        untainted(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        plain, ensure_ascii=ensure_ascii, indent=untainted(indent), separators=separators, sort_keys=sort_keys
     )
     _charge(len(text))
-    mask = mask_of(value)
-    return TaintedStr(mask.mask(text), mask) if mask else text
+    mask = active_mask() or mask_of(value)
+    return TaintedStr(mask.mask(text), mask) if mask and mask.covers((value, indent, separators)) else text
 
 
 def _safe(value: Any) -> markupsafe.Markup:
     return markupsafe.Markup(str.__str__(value) if isinstance(value, str) else value)
 
 
+def _format(value: Any, *args: Any, **options: Any) -> Any:
+    if args and options:
+        raise jinja2.exceptions.FilterArgumentError("can't handle positional and keyword arguments at the same time")
+    return _percent(text_of(value), options or args)
+
+
 @jinja2.pass_environment
-def _join(environment: jinja2.Environment, value: Iterable[Any], d: str = "", attribute: Any = None) -> str:
+def _join(environment: jinja2.Environment, value: Iterable[Any], d: Any = "", attribute: Any = None) -> str:
     if attribute is not None:
         value = map(make_attrgetter(environment, attribute), value)
-    return _joined(str(d), map(str, value))
+    return _joined(text_of(d), map(text_of, value))
 
 
-def _untainted_filter(function: Any) -> Any:
-    """Wrap a filter that examines characters.
-
-    It gets original text, and its result is tainted whole.
-    """
+def _whole_filter(function: Any) -> Any:
+    """Wrap a filter to get original text, and taint its whole result."""
     n_before = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     def apply(*args: Any, **options: Any) -> Any:
-        mask = mask_of([list(args[n_before:]), options])
-        result = function(*map(untainted, args), **untainted(options))
-        return mask.taint(result) if mask else result
+        mask = active_mask()
+        operands = args[n_before:]
+        if mask is None or not (mask.covers(operands) or mask.covers(options)):
+            return function(*args, **options)
+        return mask.taint(function(*args[:n_before], *untainted(operands), **untainted(options)))
 
-    if n_before:
-        apply.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]
-    return apply
+    return _passing(function, apply)
+
+
+def _text_filter(function: Any, *, converts: bool) -> Any:
+    """Wrap a filter to work on tainted strings, its operands converted to text first."""
+    n_before = 1 if hasattr(function, "jinja_pass_arg") else 0
+    whole = _whole_filter(function)
+
+    def apply(*args: Any, **options: Any) -> Any:
+        mask, value, rest = active_mask(), args[n_before], args[n_before + 1 :]
+        if mask is None:
+            return function(*args, **options)
+        if converts:
+            value = text_of(value)
+        if not (mask.covers((value, *rest)) or mask.covers(options)):
+            return function(*args[:n_before], value, *rest, **options)
+        if isinstance(value, markupsafe.Markup) or not isinstance(value, str):
+            return whole(*args[:n_before], value, *rest, **options)
+        return mask.marked(function(*args[:n_before], TaintedStr(value, mask), *rest, **options))
+
+    return _passing(function, apply)
+
+
+def _passing(function: Any, wrapper: Any) -> Any:
+    """Make a wrapper get the context, environment or nothing before its operands."""
+    if hasattr(function, "jinja_pass_arg"):
+        wrapper.jinja_pass_arg = function.jinja_pass_arg
+    return wrapper

@@ -3,13 +3,19 @@
 What a user types must never become a special token, whatever a template does with it: slice it, join it, put it between
 its own brackets. So the taint is in the characters. Before rendering, every character of a message that some special
 token contains is replaced by a placeholder, a private-use code point that occurs nowhere in the conversation. Special
-tokens found in the rendering were therefore spelled by the template itself. Then the characters are put back. So that
-templates see the text as it is, messages are of a subclass of `str` that compares, searches and splits as the original
-text. Where an operation loses the subclass, the template may miss a match, but the placeholders stay.
+tokens found in the rendering were therefore spelled by the template itself. Then the characters are put back.
+
+Templates must see the text as it is. Messages are of a subclass of `str` that compares, searches and splits as the
+original text; where Python loses the subclass (`str` of a list, a method of a literal), the environment finds the
+placeholders and marks the text again (`CharacterMask.marked`). An operation that cannot keep single characters apart
+gets original text, and its whole result is masked.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, SupportsIndex
 
@@ -32,7 +38,9 @@ class CharacterMask:
             self._placeholder = {ord(c): next(free) for c in sorted(cases)}
         except (StopIteration, RuntimeError):
             raise InvalidRequestError("the messages use up all private use characters of Unicode") from None
-        self._original = {ord(placeholder): chr(c) for c, placeholder in self._placeholder.items()}
+        self.original = {placeholder: chr(c) for c, placeholder in self._placeholder.items()}
+        self._originals = str.maketrans(self.original)
+        self._any = re.compile(f"[{''.join(self.original)}]" if self.original else "(?!)")
 
     def mask(self, text: str) -> str:
         """Replace the characters to hide by placeholders."""
@@ -40,10 +48,12 @@ class CharacterMask:
 
     def unmask(self, text: str) -> str:
         """Put the original characters back, in a plain str."""
-        return str.translate(text, self._original)
+        return str.translate(text, self._originals)
 
     def taint(self, value: Any) -> Any:
         """Taint all strings in a JSON value, keys too."""
+        if isinstance(value, markupsafe.Markup):
+            return markupsafe.Markup(self.mask(value))
         if isinstance(value, str):
             return TaintedStr(self.mask(value), self)
         if isinstance(value, Mapping):
@@ -52,6 +62,39 @@ class CharacterMask:
             return [self.taint(item) for item in value]
         return value
 
+    def covers(self, value: Any) -> bool:
+        """Test for text of messages in a value; bytes count as such."""
+        if isinstance(value, str):
+            return isinstance(value, TaintedStr) or (not value.isascii() and bool(self._any.search(value)))
+        if isinstance(value, Mapping):
+            return any(map(self.covers, value.keys())) or any(map(self.covers, value.values()))
+        return any(map(self.covers, value)) if isinstance(value, list | tuple) else isinstance(value, bytes)
+
+    def marked(self, value: Any) -> Any:
+        """Taint strings with placeholders again, those of a list too."""
+        if type(value) is str:
+            return TaintedStr(value, self) if self.covers(value) else value
+        if type(value) is list:
+            return [self.marked(item) if type(item) is str else item for item in value]
+        return tuple(self.marked(list(value))) if type(value) is tuple else value
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Make this the mask of the rendering in the current context."""
+        token = _active.set(self)
+        try:
+            yield
+        finally:
+            _active.reset(token)
+
+
+_active: contextvars.ContextVar[CharacterMask | None] = contextvars.ContextVar("_active", default=None)
+
+
+def active_mask() -> CharacterMask | None:
+    """Mask of the rendering in the current context, or None."""
+    return _active.get()
+
 
 class TaintedStr(str):
     """String of placeholders that behaves as its original text.
@@ -59,18 +102,21 @@ class TaintedStr(str):
     Strings made of it are tainted too.
     """
 
-    __slots__ = ("_mask",)
+    __slots__ = ("_mask", "_original")
     _mask: CharacterMask
+    _original: str | None
 
     def __new__(cls, hidden: str, mask: CharacterMask) -> TaintedStr:
         """Wrap text whose characters are masked already."""
         text = super().__new__(cls, hidden)
-        text._mask = mask
+        text._mask, text._original = mask, None
         return text
 
     @property
     def _plain(self) -> str:
-        return self._mask.unmask(self)
+        if self._original is None:
+            self._original = self._mask.unmask(self)
+        return self._original
 
     def _tainted(self, hidden: str) -> TaintedStr:
         return TaintedStr(hidden, self._mask)
@@ -217,6 +263,7 @@ def _as_plain(name: str) -> Callable[..., Any]:
     def method(self: TaintedStr, *args: Any) -> Any:
         return getattr(self._plain, name)(*(untainted(arg) for arg in args))
 
+    method.__name__ = name
     return method
 
 
@@ -226,6 +273,17 @@ def _as_changed(name: str) -> Callable[..., TaintedStr]:
     def method(self: TaintedStr) -> TaintedStr:
         return self._changed(getattr(self._plain, name)())
 
+    method.__name__ = name
+    return method
+
+
+def _as_padded(name: str) -> Callable[..., TaintedStr]:
+    """Make a method that adds characters around the text."""
+
+    def method(self: TaintedStr, *args: Any) -> TaintedStr:
+        return self._tainted(getattr(str, name)(self, *args))
+
+    method.__name__ = name
     return method
 
 
@@ -235,25 +293,52 @@ for _name in filter(lambda name: name.startswith("is"), dir(str)):
     setattr(TaintedStr, _name, _as_plain(_name))
 for _name in ("upper", "lower", "title", "capitalize", "casefold", "swapcase"):
     setattr(TaintedStr, _name, _as_changed(_name))
+for _name in ("center", "ljust", "rjust"):
+    setattr(TaintedStr, _name, _as_padded(_name))
+
+PRECISE = frozenset(name for name in vars(TaintedStr) if not name.startswith("_"))
+"""Methods of TaintedStr that keep single characters apart."""
 
 
 def untainted(value: Any) -> Any:
-    """Original text of all strings in a JSON value."""
+    """Original text of all strings in a JSON value.
+
+    Strings that have lost their mark are found by the active mask.
+    """
     if isinstance(value, TaintedStr):
         return value._plain
+    if isinstance(value, str):
+        mask = active_mask()
+        return type(value)(mask.unmask(value)) if mask and mask.covers(value) else value
     if isinstance(value, Mapping):
         return {untainted(key): untainted(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(untainted, value))
+        return getattr(value, "_make", type(value))(map(untainted, value))  # a named tuple takes no iterable
     return value
+
+
+def text_of(value: Any) -> str:
+    """Convert a value to text as `str` does, tainted if it contains text of messages."""
+    if isinstance(value, str):
+        return value
+    mask = active_mask()
+    if mask is None:
+        return str(value)
+    if isinstance(value, bytes | list | tuple | Mapping) and mask.covers(value):
+        text: str = mask.taint(str(untainted(value)))
+        return text
+    found: str = mask.marked(str(value))
+    return found
 
 
 def tainted_join(separator: str, parts: Iterable[str]) -> str:
     """Join as `separator.join(parts)`; the result is tainted if any of them is."""
     parts = list(parts)
-    mask = mask_of([separator, parts])
+    mask = active_mask() or mask_of([separator, parts])
     text = str.join(separator, parts)
-    return TaintedStr(text, mask) if mask else text
+    if mask is None or not (mask.covers(text) or mask_of([separator, parts])):
+        return text
+    return TaintedStr(text, mask)
 
 
 def mask_of(value: Any) -> CharacterMask | None:

@@ -135,7 +135,7 @@ class ChatTemplate:
     ) -> Rendering:
         given = {"tools": tools, "documents": documents, **variables}
         mask = CharacterMask(self._alphabet, _characters([list(map(dict, messages)), given]))
-        with _errors("cannot be rendered"), limited():
+        with _errors("cannot be rendered"), limited(), mask.active():
             text = self._template.render(
                 **self._special,
                 **mask.taint(given),
