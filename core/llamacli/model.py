@@ -102,7 +102,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         *,
         session: Session | None = None,
         template: str | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> ChatSession:
         """Create a conversation, in a new session or in `session`.

@@ -453,3 +453,11 @@ def test_a_model_without_a_template(talker, plugins) -> None:
         assert chat.model.tokenizer.decode(chat.render_turn(), unparse_special=True) == (
             "<s><|user|>\na</s>\n<|assistant|>\n"
         )
+
+
+def test_empty_tools_are_not_none(talker) -> None:
+    model = talker("{{ tools is none }}{{ messages[0].content }}")
+    for tools, expected in ((None, "Truea"), ([], "Falsea")):
+        with model.create_chat(tools=tools) as chat:
+            chat.add_user("a")
+            assert model.decode(chat.render_turn()) == expected

@@ -77,7 +77,7 @@ def test_goldens_cover_every_case() -> None:
 
 def test_unsupported_system_message_is_put_before_the_first_user_text() -> None:
     template = ChatTemplate("{% for m in messages if m.role == 'user' %}[{{ m.content }}]{% endfor %}", TOKENIZER)
-    assert not template.takes_system
+    assert not template.takes_system()
     messages = [{"role": "system", "content": "Be brief."}, USER, USER]
     assert template.render(messages).text == "[Be brief.\n\nHi][Hi]"
     assert template.render(messages[:1]).text == "[Be brief.]"
@@ -93,6 +93,62 @@ def test_unsupported_tools_raise() -> None:
     with pytest.raises(ChatTemplateError, match="the chat template does not support tools"):
         ChatTemplate(CHATML, TOKENIZER).render([USER], tools=TOOLS)
     assert ChatTemplate(CHATML, TOKENIZER).render([USER], tools=[]).text
+
+
+def test_template_that_renders_calls_only_takes_tools() -> None:
+    calls = (
+        CHATML + "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{% endfor %}"
+    )
+    null = calls.replace("m.tool_calls", "(m.content is none and m.tool_calls)")
+    text = (
+        CHATML + "{% for m in messages if m.tool_calls %}{{ m.tool_calls[0].function.arguments + m.tool_calls[0].id }}"
+    )
+    text += "{{ m.tool_calls[0].function.name }}{% endfor %}"
+    for source in (calls, null, text):
+        assert ChatTemplate(source, TOKENIZER).takes_tools()
+        assert ChatTemplate(source, TOKENIZER).render([USER], tools=TOOLS).text == "<|im_start|>user\nHi<|im_end|>\n"
+    assert not ChatTemplate(CHATML, TOKENIZER).takes_tools()
+
+
+def test_empty_tools_are_given_to_the_template() -> None:
+    template = ChatTemplate("{{ tools is none }} {{ tools }}", TOKENIZER)
+    assert [template.render([USER], **given).text for given in ({}, {"tools": None}, {"tools": []})] == [
+        "True None",
+        "True None",
+        "False []",
+    ]
+
+
+def test_null_content_beside_calls() -> None:
+    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}]
+    needs_null = "{{ messages[1].content is none }}{{ messages[1].content | tojson }}"
+    assert ChatTemplate(needs_null, TOKENIZER).render(messages).text == "Truenull"
+    needs_text = "{{ '<' + messages[1].content + '>' }}"
+    assert ChatTemplate(needs_text, TOKENIZER).render(messages).text == "<>"
+    with pytest.raises(ChatTemplateError, match="NoneType"):
+        ChatTemplate(needs_text, TOKENIZER).render([USER, {"role": "assistant", "content": None}])
+
+
+def test_place_of_the_system_message_depends_on_tools_and_variables() -> None:
+    source = (
+        "{% for m in messages %}{% if m.role != 'system' or tools or shown %}[{{ m.role }} {{ m.content }}]{% endif %}"
+        "{% endfor %}{{ tools[0].function.name if tools else '' }}"
+    )
+    template, messages = ChatTemplate(source, TOKENIZER), [{"role": "system", "content": "S"}, USER]
+    assert template.render(messages).text == "[user S\n\nHi]"
+    assert template.render(messages, shown=True).text == "[system S][user Hi]"
+    assert template.render(messages, tools=TOOLS[:1]).text == "[system S][user Hi]get_weather"
+    needs_tools = "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}" + source
+    assert ChatTemplate(needs_tools, TOKENIZER).render(messages, tools=TOOLS[:1]).text == (
+        "[system S][user Hi]get_weather"
+    )
+
+
+def test_system_message_in_parts_is_put_before_the_first_user_text() -> None:
+    source = "{% for m in messages if m.role == 'user' %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    parts = [{"type": "text", "text": "Be brief."}]
+    messages = [{"role": "system", "content": parts}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+    assert ChatTemplate(source, TOKENIZER).render(messages).text == "Be brief.\n\nHi"
 
 
 @pytest.mark.parametrize(

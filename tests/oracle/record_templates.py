@@ -4,6 +4,7 @@ Saves the SHA-256 of each rendering. Templates are those of `chat_cases.SYNTHETI
 ../shared/templates.
 """
 
+import contextlib
 import hashlib
 import json
 import sys
@@ -25,27 +26,40 @@ GOLDENS = ROOT / "tests" / "goldens" / "chat_templates.json"
 
 def render(template: str, *, messages: list[dict[str, Any]], **options: Any) -> str:
     """Rendering by transformers' `apply_chat_template`."""
-    present = [{key: value for key, value in message.items() if value is not None} for message in messages]
     (text,), _ = chat_template_utils.render_jinja_template(
-        [present], chat_template=template, bos_token=BOS, eos_token=EOS, **options
+        [messages], chat_template=template, bos_token=BOS, eos_token=EOS, **options
     )
     return text
+
+
+def shows_tools(template: str, tools: list[dict[str, Any]]) -> bool:
+    """True if a template renders tools, or calls of them."""
+    name = tools[0]["function"]["name"]
+    calling = CASES["call and result"]["messages"]
+    for conversation, given in ((CASES["single turn"]["messages"], tools), (calling, None)):
+        with contextlib.suppress(jinja2.TemplateError, TypeError):
+            if name in render(template, messages=conversation, tools=given):
+                return True
+    return False
 
 
 def record(template: str, case: dict[str, Any]) -> str:
     """Hash of a rendering, "no tools" or "refused".
 
-    A system message that it refuses or leaves out is put in front of the first user's.
+    A system message that it refuses or leaves out is put in front of the first user's, and a null content beside calls
+    that it refuses is made an empty text.
     """
     messages = case["messages"]
-    if "tools" in case:
-        shown = render(template, messages=CASES["single turn"]["messages"], tools=case["tools"])
-        if case["tools"][0]["function"]["name"] not in shown:
-            return "no tools"
+    if "tools" in case and not shows_tools(template, case["tools"]):
+        return "no tools"
     try:
         text = render(template, **case)
-    except jinja2.TemplateError:
-        text = ""
+    except (jinja2.TemplateError, TypeError):
+        try:
+            filled = [{**message, "content": message["content"] or ""} for message in messages]
+            text = render(template, **(case | {"messages": filled}))
+        except (jinja2.TemplateError, TypeError):
+            text = ""
     if messages[0]["role"] == "system" and messages[0]["content"][:10] not in text:
         first = {"role": "user", "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
         text = render(template, **(case | {"messages": [first, *messages[2:]]}))

@@ -409,7 +409,7 @@ def _whole_filter(function: Any) -> Any:
 
 
 def _text_filter(function: Any, *, converts: bool) -> Any:
-    """Wrap a filter to work on tainted strings, its operands converted to text first."""
+    """Wrap a filter of text to work on tainted strings."""
     n_before = 1 if hasattr(function, "jinja_pass_arg") else 0
     whole = _whole_filter(function)
 

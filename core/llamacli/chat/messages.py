@@ -92,9 +92,11 @@ class Message:
         return found
 
 
-def checked_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
+def checked_tools(tools: Any) -> tuple[Mapping[str, Any], ...] | None:
     """Check tools: JSON objects that describe a function each. Raises InvalidRequestError."""
-    tools = tuple(tools or ())
+    if tools is None:
+        return None
+    tools = tuple(tools)
     for tool in tools:
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):

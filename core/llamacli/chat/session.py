@@ -33,7 +33,8 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
     - `history`: all messages so far except the system message. `system`, `history` and `variables` may be changed
       between replies: the next reply continues from what they are then.
     - `max_new`: maximum number of tokens of a reply.
-    - `tools`: functions that the model may call, as JSON objects. `variables`: further variables of the template.
+    - `tools`: functions that the model may call, as JSON objects; some templates tell an empty list from None.
+      `variables`: further variables of the template.
     - `stop`: stop reason of the last reply: "eos" (the model ended it), "length" (`max_new`), "context" (the context
       is full), "interrupt" (the caller left the loop). `reply_tokens`: its tokens.
 
@@ -52,7 +53,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         formats: Sequence[ChatFormat],
         session: Session | None = None,
         template: str | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ):
         if not is_integer(max_new) or max_new < 0:

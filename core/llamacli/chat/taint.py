@@ -318,7 +318,7 @@ def untainted(value: Any) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """Convert a value to text as `str` does, tainted if it contains text of messages."""
+    """Convert a value to text as `str` does, and keep its taint."""
     if isinstance(value, str):
         return value
     mask = active_mask()

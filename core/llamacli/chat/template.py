@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -37,6 +38,23 @@ _PROBE_TOOL = {
 }
 
 
+_PROBE_CALLS = [
+    {
+        "role": "assistant",
+        "content": content,
+        "tool_calls": [
+            {"id": "call00001", "type": "function", "function": {"name": _PROBE, "arguments": arguments}},
+        ],
+    }
+    for content in ("", None)
+    for arguments in ({"x": "x"}, '{"x": "x"}')
+]
+"""Messages with a call: some templates expect a null content, some arguments as JSON text."""
+
+_MAX_KNOWN = 64
+"""Number of sets of variables for which the results of probes are remembered."""
+
+
 @attrs.frozen
 class Rendering:
     """Rendered conversation.
@@ -55,8 +73,6 @@ class ChatTemplate:
     - `source`: its text.
     - `structure`: the special tokens that no text of a message may become: all control tokens, and user-defined tokens
       that look like markup.
-    - `takes_system`, `takes_tools`: whether its renderings contain a system message, or tools.
-
     Raises ChatTemplateError if the source is not a template; the message names the line. Time and memory of rendering
     are limited.
     """
@@ -73,15 +89,23 @@ class ChatTemplate:
         self._special = _special_tokens(tokenizer)
         self._knows: dict[str, bool] = {}
 
-    @property
-    def takes_system(self) -> bool:
-        """True if the template renders a system message."""
-        return self._shows([{"role": "system", "content": _PROBE}, {"role": "user", "content": "x"}])
+    def takes_system(self, **given: Any) -> bool:
+        """True if the template renders a system message.
 
-    @property
-    def takes_tools(self) -> bool:
-        """True if the template renders tools."""
-        return self._shows([{"role": "user", "content": "x"}], tools=[_PROBE_TOOL])
+        `given` are the tools, documents and variables that are passed to it.
+        """
+        return self._shows("system", [{"role": "system", "content": _PROBE}, {"role": "user", "content": "x"}], given)
+
+    def takes_tools(self, **variables: Any) -> bool:
+        """True if the template renders tools, or at least calls of tools.
+
+        A template that renders calls only may be used with tools that the system message describes.
+        """
+        user = {"role": "user", "content": "x"}
+        return self._shows("tools", [user], {**variables, "tools": [_PROBE_TOOL]}) or any(
+            self._shows(f"calls {n}", [user, call, {"role": "tool", "content": "x"}, user], variables)
+            for n, call in enumerate(_PROBE_CALLS)
+        )
 
     def render(
         self,
@@ -100,11 +124,19 @@ class ChatTemplate:
 
         Raises ChatTemplateError if the template fails or raises, naming its line, or if it does not render tools.
         """
-        if tools and not self.takes_tools:
+        given = {**variables, "tools": tools, "documents": documents}
+        if tools and not self.takes_tools(**{**given, "tools": None}):
             raise ChatTemplateError("the chat template does not support tools, and tools were given")
-        if messages and messages[0].get("role") == "system" and not self.takes_system:
+        if messages and messages[0].get("role") == "system" and not self.takes_system(**given):
             messages = _folded(messages)
-        return self._render(messages, tools or None, documents, add_generation_prompt, variables)
+        try:
+            return self._render(messages, add_generation_prompt, given)
+        except ChatTemplateError:
+            # OpenAI's form of a message with calls only; many templates expect text
+            filled = [_filled(message) for message in messages]
+            if filled == list(messages):
+                raise
+            return self._render(filled, add_generation_prompt, given)
 
     def encode(self, run: str, continues: bool = False) -> list[int]:
         """Encode a run of text without control tokens.
@@ -126,14 +158,8 @@ class ChatTemplate:
         return self.encode(text[0], True) + self.encode(text[1:], True)
 
     def _render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        documents: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        variables: Mapping[str, Any],
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, given: Mapping[str, Any]
     ) -> Rendering:
-        given = {"tools": tools, "documents": documents, **variables}
         mask = CharacterMask(self._alphabet, _characters([list(map(dict, messages)), given]))
         with _errors("cannot be rendered"), limited(), mask.active():
             text = self._template.render(
@@ -146,15 +172,18 @@ class ChatTemplate:
         parts = [part if isinstance(part, int) else mask.unmask(part) for part in split]
         return Rendering(mask.unmask(text), parts)
 
-    def _shows(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> bool:
-        """True if the probe appears in the rendering."""
-        kind = "tools" if tools else "system"
-        if kind not in self._knows:
+    def _shows(self, kind: str, messages: list[dict[str, Any]], given: Mapping[str, Any]) -> bool:
+        """True if the probe appears in the rendering, with these variables."""
+        key = kind + json.dumps(given, sort_keys=True, default=repr)
+        if key not in self._knows:
             try:
-                self._knows[kind] = _PROBE in self._render(messages, tools, None, True, {}).text
+                shows = _PROBE in self._render(messages, True, given).text
             except ChatTemplateError:
-                self._knows[kind] = False
-        return self._knows[kind]
+                shows = False
+            if len(self._knows) >= _MAX_KNOWN:
+                self._knows.clear()
+            self._knows[key] = shows
+        return self._knows[key]
 
     def _is_structure(self, token: int) -> bool:
         """True if a special token may come from the template only."""
@@ -168,27 +197,42 @@ class ChatTemplate:
 def _prepared(message: Mapping[str, Any], mask: CharacterMask) -> dict[str, Any]:
     """Prepare a message for templates.
 
-    None is left out, reasoning is under every name, all but the role is tainted.
+    Reasoning is under every name, all but the role is tainted.
     """
     role = message.get("role")
     if role not in _ROLES:
         raise ChatTemplateError(f"the role {role!r} of a message is not one of {', '.join(sorted(_ROLES))}")
-    present = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((present[name] for name in _REASONING if name in present), None)
+    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     if reasoning is not None:
-        present = {"thinking": reasoning, **present, "reasoning_content": reasoning}
-    tainted: dict[str, Any] = mask.taint(present)
+        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    tainted: dict[str, Any] = mask.taint(message)
     return {**tainted, "role": role}
+
+
+def _filled(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Replace a null content beside tool calls by an empty text."""
+    is_null = message.get("content") is None and message.get("tool_calls")
+    return {**message, "content": ""} if is_null else message
 
 
 def _folded(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Put the system message before the first user's text."""
     system, *rest = messages
     for i, message in enumerate(rest):
-        if message.get("role") == "user" and isinstance(message.get("content"), str):
-            rest[i] = {**message, "content": f"{system['content']}\n\n{message['content']}"}
+        if message.get("role") == "user":
+            before, content = system.get("content"), message.get("content")
+            if isinstance(before, str) and isinstance(content, str):
+                both: Any = f"{before}\n\n{content}"
+            else:
+                both = [*_content_parts(before), {"type": "text", "text": "\n\n"}, *_content_parts(content)]
+            rest[i] = {**message, "content": both}
             return rest
     return [{**system, "role": "user"}, *rest]
+
+
+def _content_parts(content: Any) -> list[Any]:
+    """Content as a list of parts."""
+    return list(content) if isinstance(content, list | tuple) else [{"type": "text", "text": content or ""}]
 
 
 def _characters(value: Any) -> set[str]:

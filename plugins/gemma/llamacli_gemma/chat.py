@@ -12,7 +12,7 @@ TURNS = """\
 {%- set system = messages[0].content + '\\n\\n' if messages[0].role == 'system' else '' -%}
 {%- for message in messages if message.role in ('user', 'assistant') -%}
     {{- '<start_of_turn>' + ('model' if message.role == 'assistant' else 'user') + '\\n' -}}
-    {{- (system if loop.first else '') + message.content | trim + '<end_of_turn>\\n' -}}
+    {{- (system if loop.first else '') + (message.content or '') | trim + '<end_of_turn>\\n' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
     {{- '<start_of_turn>model\\n' -}}
@@ -119,7 +119,7 @@ GEMMA_4 = """\
         {{- written({'value': result.content}) + '<tool_response|>' -}}
         {%- set state.answered = true -%}
     {%- endfor -%}
-    {{- message.content | trim -}}
+    {{- (message.content or '') | trim -}}
     {%- if state.calls and not state.answered -%}
         {{- '<|tool_response>' -}}
     {%- elif message.content or not state.answered -%}

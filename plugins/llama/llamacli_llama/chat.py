@@ -10,7 +10,8 @@ from llamacli.chat.syntax import Calls, Span, Spans, json_calls
 HEADERS = """\
 {{- bos_token -}}
 {%- for message in messages -%}
-    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>' -}}
+    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' -}}
+    {{- (message.content or '') | trim + '<|eot_id|>' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
     {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
@@ -21,7 +22,7 @@ INSTRUCTIONS = """\
 {%- set system = messages[0].content if messages[0].role == 'system' else none -%}
 {%- for message in messages if message.role in ('user', 'assistant') -%}
     {%- if message.role == 'assistant' -%}
-        {{- ' ' + message.content | trim + ' ' + eos_token -}}
+        {{- ' ' + (message.content or '') | trim + ' ' + eos_token -}}
     {%- elif loop.first and system is not none -%}
         {{- bos_token + '[INST] <<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' + message.content | trim + ' [/INST]' -}}
     {%- else -%}

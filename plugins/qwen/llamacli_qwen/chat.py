@@ -35,8 +35,8 @@ _CONVERSATION = """\
         {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' -}}
         {{- '<|im_end|>\\n' if loop.last or loop.nextitem.role != 'tool' -}}
     {%- elif message.role == 'assistant' -%}
-        {%- set content = message.content | default('') -%}
-        {%- set thought = message.reasoning_content | default('') -%}
+        {%- set content = message.content | default('', true) -%}
+        {%- set thought = message.reasoning_content | default('', true) -%}
         {%- if thinks and not thought and '</think>' in content -%}
             {%- set thought = content.split('</think>')[0].split('<think>')[-1] -%}
             {%- set content = content.split('</think>')[-1].lstrip('\\n') -%}
