@@ -1,8 +1,9 @@
 """Jinja sandbox like that of transformers, with time and memory limits.
 
 A template comes with a model's file: it must not leave the sandbox, run without end, or fill the memory. Jinja sees to
-the first. For the others every rendering has a `Budget`: loops and macros check the clock, and operations whose result
-may be much larger than their input (operators, joins, filters, string methods) are charged before they run.
+the first, `isolation` to the others. Errors that name the line of most such templates come before: every rendering has
+a `Budget`: loops and macros check the clock, and operations whose result may be much larger than their input
+(operators, joins, filters, string methods) are charged before they run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any, NoReturn
 
-import attrs
 import jinja2
 import markupsafe
 from jinja2 import nodes
@@ -30,9 +30,11 @@ from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
 
 from llamacli.chat.taint import PRECISE, TaintedStr, active_mask, mask_of, tainted_join, text_of, untainted
 
-MAX_SECONDS = 30.0
+MAX_SECONDS = 2.0
+"""CPU time of a rendering, in seconds."""
+
 MAX_CHARACTERS = 1 << 26
-"""Limits of a rendering, far more than conversations need. Characters count as often as they are copied."""
+"""Characters that a rendering may make, far more than conversations need. They count as often as they are copied."""
 
 _SLOW = {"pprint", "striptags", "title", "urlize", "wordcount", "wordwrap", "xmlattr"}
 _SLOWNESS = 16
@@ -51,24 +53,26 @@ _MAX_BITS = 1 << 16
 """Largest integers that a template may compute, in bits."""
 
 
-@attrs.define
 class Budget:
     """Remaining budget of a rendering.
 
-    Its deadline, and the characters that it may still make.
+    Its `seconds` of this thread's CPU time from now on, the `characters` that it may make, and the time `now` for the
+    template, by default the system's.
     """
 
-    until: float
-    characters: int
+    def __init__(self, seconds: float, characters: int, now: datetime | None = None):
+        self.seconds, self.until = seconds, time.thread_time() + seconds
+        self.characters, self.max_characters = characters, characters
+        self.now = now
 
 
 _budget: contextvars.ContextVar[Budget | None] = contextvars.ContextVar("_budget", default=None)
 
 
 @contextlib.contextmanager
-def limited() -> Iterator[None]:
-    """Apply the limits to compiling or rendering."""
-    token = _budget.set(Budget(time.monotonic() + MAX_SECONDS, MAX_CHARACTERS))
+def limited(budget: Budget | None = None) -> Iterator[None]:
+    """Apply a budget to compiling or rendering."""
+    token = _budget.set(budget or Budget(MAX_SECONDS, MAX_CHARACTERS))
     try:
         yield
     finally:
@@ -78,8 +82,8 @@ def limited() -> Iterator[None]:
 def _check_clock() -> None:
     """Raise TemplateRuntimeError after the deadline."""
     budget = _budget.get()
-    if budget and time.monotonic() > budget.until:
-        raise jinja2.TemplateRuntimeError(f"it takes more than {MAX_SECONDS:g} s")
+    if budget and time.thread_time() > budget.until:
+        raise jinja2.TemplateRuntimeError(f"it takes more than {budget.seconds:g} s")
 
 
 def _charge(characters: int) -> None:
@@ -88,7 +92,7 @@ def _charge(characters: int) -> None:
     if budget:
         budget.characters -= characters
         if budget.characters < 0:
-            raise jinja2.TemplateRuntimeError(f"it makes more than {MAX_CHARACTERS} characters")
+            raise jinja2.TemplateRuntimeError(f"it makes more than {budget.max_characters} characters")
 
 
 class _Generation(Extension):
@@ -350,13 +354,19 @@ def _joined(separator: str, parts: Iterable[str]) -> str:
 # --- functions for templates
 
 
+def now() -> datetime:
+    """Local time, which templates may ask for."""
+    return datetime.now()
+
+
 def _refuse(message: str) -> NoReturn:
     raise jinja2.TemplateError(str(untainted(message)))
 
 
 def _strftime_now(form: str) -> str:
     _charge_format(form, [])
-    return datetime.now().strftime(untainted(form))
+    budget = _budget.get()
+    return (budget.now if budget and budget.now else now()).strftime(untainted(form))
 
 
 def _tojson(

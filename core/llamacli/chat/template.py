@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
-import jinja2
 
-from llamacli.chat.environment import Environment, limited
-from llamacli.chat.taint import CharacterMask
-from llamacli.errors import ChatTemplateError, LlamaCliError
+from llamacli.chat import environment, isolation
+from llamacli.errors import ChatTemplateError
 from llamacli.tokenizer import Tokenizer, TokenKind
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-_FILE_NAME = "<template>"
-"""File name of a template in Jinja's tracebacks."""
-
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Message keys for reasoning in templates, the standard one first."""
 
@@ -79,13 +72,12 @@ class ChatTemplate:
 
     def __init__(self, source: str, tokenizer: Tokenizer):
         self.source, self._tokenizer = source, tokenizer
-        with _errors("cannot be compiled"), limited():
-            self._template = Environment().from_string(source)
+        self._run({})
         self.structure = frozenset(token for token in tokenizer.special_ids if self._is_structure(token))
         self._control_ids = frozenset(
             token for token in self.structure if tokenizer.kind(token) is not TokenKind.UNKNOWN
         )
-        self._alphabet = frozenset("".join(map(tokenizer.token_text, self.structure)))
+        self._alphabet = "".join(sorted(set("".join(map(tokenizer.token_text, self.structure)))))
         self._special = _special_tokens(tokenizer)
         self._knows: dict[str, bool] = {}
 
@@ -160,17 +152,28 @@ class ChatTemplate:
     def _render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, given: Mapping[str, Any]
     ) -> Rendering:
-        mask = CharacterMask(self._alphabet, _characters([list(map(dict, messages)), given]))
-        with _errors("cannot be rendered"), limited(), mask.active():
-            text = self._template.render(
-                **self._special,
-                **mask.taint(given),
-                messages=[_prepared(message, mask) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-            )
-        split = self._tokenizer.split(text, self.structure)
-        parts = [part if isinstance(part, int) else mask.unmask(part) for part in split]
-        return Rendering(mask.unmask(text), parts)
+        answer = self._run(
+            {
+                "messages": [_prepared(message) for message in messages],
+                "special": {**self._special, "add_generation_prompt": add_generation_prompt},
+                "given": given,
+                "alphabet": self._alphabet,
+                "now": environment.now().isoformat(),
+            }
+        )
+        masked, originals = answer["text"], str.maketrans(answer["original"])
+        split = self._tokenizer.split(masked, self.structure)
+        parts = [part if isinstance(part, int) else part.translate(originals) for part in split]
+        return Rendering(masked.translate(originals), parts)
+
+    def _run(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Compile and render; raises ChatTemplateError with the line."""
+        limits = {"seconds": environment.MAX_SECONDS, "characters": environment.MAX_CHARACTERS}
+        answer = isolation.run({"source": self.source, **limits, **job})
+        if "error" in answer:
+            where = f", line {answer['line']}" if answer["line"] else ""
+            raise ChatTemplateError(f"the chat template cannot be {answer['failed']}{where}: {answer['error']}")
+        return answer
 
     def _shows(self, kind: str, messages: list[dict[str, Any]], given: Mapping[str, Any]) -> bool:
         """True if the probe appears in the rendering, with these variables."""
@@ -194,19 +197,15 @@ class ChatTemplate:
         return is_markup and ("|" in text or text in self.source)
 
 
-def _prepared(message: Mapping[str, Any], mask: CharacterMask) -> dict[str, Any]:
-    """Prepare a message for templates.
-
-    Reasoning is under every name, all but the role is tainted.
-    """
+def _prepared(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the role of a message; put its reasoning under every name."""
     role = message.get("role")
     if role not in _ROLES:
         raise ChatTemplateError(f"the role {role!r} of a message is not one of {', '.join(sorted(_ROLES))}")
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
-    if reasoning is not None:
-        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-    tainted: dict[str, Any] = mask.taint(message)
-    return {**tainted, "role": role}
+    if reasoning is None:
+        return dict(message)
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _filled(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -235,16 +234,6 @@ def _content_parts(content: Any) -> list[Any]:
     return list(content) if isinstance(content, list | tuple) else [{"type": "text", "text": content or ""}]
 
 
-def _characters(value: Any) -> set[str]:
-    if isinstance(value, str):
-        return set(value)
-    if isinstance(value, Mapping):
-        value = [*value.keys(), *value.values()]
-    if isinstance(value, list | tuple):
-        return set().union(*map(_characters, value))
-    return set()
-
-
 def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
     """Template variables of the model's special tokens, named as in transformers."""
     ids = {
@@ -254,19 +243,3 @@ def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
         "pad_token": tokenizer.pad_id,
     }
     return {name: tokenizer.token_text(token) for name, token in ids.items() if token is not None}
-
-
-@contextlib.contextmanager
-def _errors(failure: str) -> Iterator[None]:
-    """Convert Jinja's errors to ChatTemplateError, naming the template's line."""
-    try:
-        yield
-    except (LlamaCliError, MemoryError):
-        raise
-    except Exception as error:
-        frames = traceback.walk_tb(error.__traceback__)
-        lines = [line for frame, line in frames if frame.f_code.co_filename == _FILE_NAME]
-        line = error.lineno if isinstance(error, jinja2.TemplateSyntaxError) else lines[-1] if lines else None
-        where = f", line {line}" if line else ""
-        reason = error.message if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
-        raise ChatTemplateError(f"the chat template {failure}{where}: {reason}") from error
