@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import threading
@@ -25,7 +26,7 @@ from llamacli.errors import (
 from llamacli.kv import CacheStrategy, KVSequence, snapshot
 from llamacli.kv.prefixes import n_common
 from llamacli.loaders import Progress
-from llamacli.sampling import Candidates, LogProbs, SamplerChain, SamplerState, SamplingParams, as_logits
+from llamacli.sampling import Candidates, LogProbs, SamplerChain, SamplerState, SamplingParams, StopStrings, as_logits
 from llamacli.tokenizer import StreamDecoder
 from llamacli.util.locking import locked
 from llamacli.util.numbers import is_integer
@@ -120,6 +121,53 @@ def generate(
         session.stats = Stats(n_prompt, n_reused, n_gen, ttft_s, prefill_tps, _rate(n_gen, decode_s))
 
 
+def _until_stop(session: Session, tokens: Iterator[Token], stop: StopStrings, n_prompt: int) -> Iterator[Token]:
+    """Generated tokens up to a stop string.
+
+    Tokens are held back until their text is certain to be before one. The text of the token in which it begins is cut.
+    In the end tokens that were evaluated, but not yielded whole, are dropped from the context.
+    """
+    n_past = n_evaluated = session.n_past + n_prompt
+    held: collections.deque[Token] = collections.deque()
+    n_certain = 0  # characters of the held tokens that are before any stop string
+
+    def begins_character(token: Token) -> bool:
+        return not token.piece and bool(session.model.tokenizer.piece_bytes(token.id))
+
+    def is_certain() -> bool:
+        n = 0
+        for token in held:
+            n += len(token.piece)
+            if not begins_character(token):
+                return n <= n_certain
+        return False
+
+    try:
+        for token in tokens:
+            n_evaluated = session.n_past
+            held.append(token)
+            n_certain += len(stop.feed(token.piece))
+            while is_certain():
+                n_certain -= len(held[0].piece)
+                yield held.popleft()
+                n_past += 1
+            if stop.stopped:
+                session.stop_string = stop.found
+                while n_certain:
+                    token = held.popleft()
+                    yield attrs.evolve(token, piece=token.piece[:n_certain])
+                    n_certain -= min(n_certain, len(token.piece))
+                return
+        n_evaluated = session.n_past
+        while held:
+            yield held.popleft()
+            n_past += 1
+    finally:
+        if n_past < session.n_past == n_evaluated:
+            with contextlib.suppress(ClosedError):
+                session.rewind(n_past)
+
+
 class Session(contextlib.AbstractContextManager["Session"]):
     """Token stream over a model, with its KV cache, sampler and logits.
 
@@ -134,6 +182,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
     - `n_reused`: how many tokens came from the prefix cache: they share pages with a session that had evaluated them.
     - `n_computed`: tokens that this session has run through the model so far, those evaluated again included.
     - `stats`: counts and rates of the last `generate`.
+    - `stop_string`: the stop string that ended the last `generate`, "" if none did.
     - `progress`: called with the tokens evaluated so far, and all, while more than a batch of them is; may be set.
 
     `tokens` is the only record of what has been evaluated, and changes only once all is done. The cache holds the first
@@ -169,6 +218,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             self._prefixes.add(sequence)
         self.n_reused = self.n_computed = 0
         self.stats = Stats()
+        self.stop_string = ""
         self.progress: Progress | None = None
         self._logits: Logits | None = None
         self._sampler = SamplerState(_checked_seed(seed), model.tokenizer, model.find_sampler)
@@ -452,6 +502,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
         end-of-generation token, which is neither yielded nor evaluated, unless `ignore_eos`; and quietly when the
         context is full (`n_past == seq_len`).
 
+        With stop strings in `params` the text ends before the first that comes, which `stop_string` then is; tokens
+        that hold a part of it are not in the context afterwards. A token comes once its text is certain to be before a
+        stop string, so a few later ones may have been evaluated by then.
+
         Raises what `eval` raises for the prompt, and what is wrong with `params`, at once; an empty prompt continues
         from `logits`. The loop itself is `llamacli.session.generate`.
         """
@@ -460,7 +514,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
             raise InvalidRequestError(f"max_tokens must be an integer of at least 0, not {max_tokens!r}")
         ids = self._checked(prompt).tolist()
         self._sampler.use(params)
-        return generate(self, ids, params, max_tokens=int(max_tokens), ignore_eos=ignore_eos)
+        tokens = generate(self, ids, params, max_tokens=int(max_tokens), ignore_eos=ignore_eos)
+        self.stop_string = ""
+        stops = params.stop if isinstance(params, SamplingParams) else ()
+        return _until_stop(self, tokens, StopStrings(stops), len(ids)) if stops else tokens
 
     @locked
     def save(self, path: str | os.PathLike[str], **extra: Any) -> int:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from llamacli import ChatTemplateError, ContextOverflowError, InvalidRequestError, Session
+from llamacli import ChatTemplateError, ContextOverflowError, InvalidRequestError, SamplingParams, Session
 from llamacli.chat.messages import Message, ToolCall
 from llamacli.kv import KVSequence
 from llamacli.testing.chats import CHATML, TOOLS
@@ -461,3 +461,15 @@ def test_empty_tools_are_not_none(talker) -> None:
         with model.create_chat(tools=tools) as chat:
             chat.add_user("a")
             assert model.decode(chat.render_turn()) == expected
+
+
+def test_stop_string_ends_a_reply(talker, script) -> None:
+    model = talker()
+    script(model, "the dog saw")
+    with model.create_chat() as chat:
+        assert say(chat, "once", params=SamplingParams(stop="dog")) == "the "
+        assert (chat.stop, chat.history[-1]) == ("stop", Message("assistant", "the "))
+        script(model, "she saw")
+        assert say(chat, "and?") == "she saw"
+        assert chat.stop == "eos"
+        assert "dog" not in evaluated(chat)

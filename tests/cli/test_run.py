@@ -62,9 +62,40 @@ def test_all_ways_to_give_the_prompt_are_equal(invoke, model, tmp_path) -> None:
         ((PROMPT, "-m", model), {}),
         ((), {"input": PROMPT, "env": {"LLAMACLI_RUN_MODEL": str(model)}}),
         ((model, PROMPT), {"env": {"LLAMACLI_RUN_MODEL": "no such model"}}),
-        ((model, PROMPT), {"input": "stdin is not read when there is a prompt"}),
+        ((model, "-f", "-"), {"input": PROMPT}),
+        ((model, "-p", r"once\x20upon\x20a time"), {}),
     ]:
         assert invoke("run", *args, *GREEDY, "-n", "8", **options).stdout == expected, args
+
+
+def test_text_of_stdin_comes_before_the_prompt(invoke, model, tmp_path) -> None:
+    (tmp_path / "prompt.txt").write_text("Sum up:\n")
+    for args in (["Sum up:"], ["-p", "Sum up:"], ["-f", tmp_path / "prompt.txt"]):
+        assert run_json(invoke, model, "-n", "0", *args, input="a\nb\n")["prompt"] == "a\nb\n\nSum up:"
+    assert run_json(invoke, model, "-n", "0", "", input="a\n")["prompt"] == "a"
+
+
+def test_escapes_are_those_of_the_option(invoke, model) -> None:
+    assert run_json(invoke, model, "-n", "0", "-p", r"a\nb")["prompt"] == "a\nb"
+    assert run_json(invoke, model, "-n", "0", "-p", r"a\nb", "--no-escape")["prompt"] == r"a\nb"
+    assert run_json(invoke, model, "-n", "0", r"a\nb")["prompt"] == r"a\nb"
+
+
+def test_stop_string_ends_the_text(invoke, model, greedy) -> None:
+    _, text = greedy(PROMPT, 20)
+    stop = text[7:9]
+    for option in ("--stop", "-r"):
+        record = run_json(invoke, model, PROMPT, *GREEDY, "-n", "20", option, "never", option, stop)
+        assert (record["text"], record["stop"]) == (text.partition(stop)[0], "stop")
+    escaped = "".join(f"\\x{byte:02x}" for byte in stop.encode())
+    assert run_json(invoke, model, PROMPT, *GREEDY, "-n", "20", "-r", escaped)["stop"] == "stop"
+    assert run_json(invoke, model, PROMPT, *GREEDY, "-n", "20", "-r", escaped, "--no-escape")["stop"] == "length"
+
+
+def test_empty_stop_string_is_a_usage_error(invoke, model) -> None:
+    result = invoke("run", model, PROMPT, "--stop", "")
+    assert result.exit_code == 2
+    assert "Invalid value for '--stop': it is empty" in result.stderr
 
 
 def test_one_final_newline_is_removed_from_the_prompt(invoke, model) -> None:

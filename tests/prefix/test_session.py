@@ -252,3 +252,14 @@ class TestErrors:
         assert (params.temp, params.top_p, params.top_k, params.min_p) == (0.8, 0.9, 40, 0.05)
         assert (DecodeConfig(temperature=0.0, top_k=0).params().temp, DecodeConfig(top_k=0).params().top_k) == (0, 0)
         assert DecodeConfig(max_tokens=0).max_tokens == 256
+
+
+def test_stop_strings_end_the_text(session: PrefixSession) -> None:
+    session.ensure_prefix(PREFIX)
+    whole = text_of(session)
+    stop = whole[3:5]
+    session.ensure_prefix(PREFIX)
+    assert text_of(session, attrs.evolve(GREEDY, stop=stop)) == whole.partition(stop)[0]
+    assert len(session.tokens) < len(session.model.encode(PREFIX)) + GREEDY.max_tokens
+    session.prefill_suffix(SUFFIX)
+    assert text_of(session)

@@ -37,6 +37,17 @@ def test_sequences_of_strings(name: str, value: object) -> None:
     assert getattr(SamplingParams(**{name: "a"}), name) == ("a",)
 
 
+@pytest.mark.parametrize("value", [5, (5,), ["a", ""], "", b"a"])
+def test_stop_strings_are_not_empty(value: object) -> None:
+    with pytest.raises(InvalidRequestError, match="stop must be a string or several, none of them empty"):
+        SamplingParams(stop=value)
+
+
+@pytest.mark.parametrize(("value", "stop"), [("a", ("a",)), (["a", "b"], ("a", "b")), (None, ()), ((), ())])
+def test_stop_is_a_string_or_several(value: object, stop: tuple[str, ...]) -> None:
+    assert SamplingParams(stop=value).stop == stop
+
+
 def test_numpy_numbers_are_converted() -> None:
     numpys = SamplingParams(temp=np.float32(0.5), top_p=np.float64(0.9), top_k=np.int8(40), penalty_last_n=np.uint8(64))
     assert numpys == SamplingParams(temp=0.5, top_p=0.9, top_k=40, penalty_last_n=64)

@@ -10,6 +10,7 @@ from llamacli import (
     SamplingParams,
     Session,
     Stats,
+    Token,
     Tokenizer,
 )
 from llamacli.session import generate
@@ -206,3 +207,65 @@ class TestText:
     def test_incomplete_character_comes_with_the_last_token(self, text_model: Model) -> None:
         bos, *ids = text_model.encode("a€")
         assert self.pieces(text_model, [bos], ids[:-1])[-1] == "\ufffd"
+
+
+class TestStopStrings:
+    """Text ends before a stop string, and the context with it."""
+
+    def run(self, model: Model, text: str, stop: str | list[str], n_extra: int = 0) -> tuple[list[Token], Session]:
+        """Tokens of a generation that draws those of `text`, and its session."""
+        session, ids = model.create_session(), model.encode(text)[1:]
+        wanted = iter([*ids, *[model.tokenizer.eos_id] * n_extra])
+        session.draw = lambda _: next(wanted)
+        tokens = list(session.generate([1], SamplingParams(stop=stop), max_tokens=len(ids) + n_extra))
+        return tokens, session
+
+    def test_text_ends_before_a_stop_string(self, text_model: Model) -> None:
+        whole = "once upon a time there"
+        for stop in ("upon", "on a", "e", " ", "time there", "o"):
+            tokens, session = self.run(text_model, whole, ["nothing", stop])
+            assert "".join(token.piece for token in tokens) == whole.partition(stop)[0]
+            assert session.stop_string == stop
+            assert text_model.decode(session.tokens) == whole[: len(text_model.decode(session.tokens))]
+            assert len(text_model.decode(session.tokens)) <= whole.index(stop)
+            assert len(session.tokens) >= len(tokens)
+
+    def test_a_stop_string_that_does_not_come_changes_nothing(self, text_model: Model) -> None:
+        for n_extra in (0, 1):
+            tokens, session = self.run(text_model, "once upon a", "upon a time", n_extra)
+            assert "".join(token.piece for token in tokens) == "once upon a"
+            assert [token.id for token in tokens] == text_model.encode("once upon a")[1:]
+            assert (session.stop_string, session.tokens) == ("", tuple(text_model.encode("once upon a")))
+
+    def test_bytes_of_a_stop_string_leave_the_context(self, text_model: Model) -> None:
+        tokens, session = self.run(text_model, "a é€😀 a", "€")
+        assert "".join(token.piece for token in tokens) == "a é"
+        assert text_model.decode(session.tokens) == "a é"
+
+    def test_leaving_the_loop_drops_tokens_held_back(self, text_model: Model) -> None:
+        session, ids = text_model.create_session(), text_model.encode("once upon a time")[1:]
+        wanted = iter(ids)
+        session.draw = lambda _: next(wanted)
+        tokens = session.generate([1], SamplingParams(stop="once upon a dog"), max_tokens=len(ids))
+        assert next(tokens).id == ids[0]
+        assert session.n_past > 1
+        tokens.close()
+        assert session.tokens == (1,)
+
+    def test_a_loop_left_late_changes_no_later_tokens(self, text_model: Model) -> None:
+        session, ids = text_model.create_session(), text_model.encode("once upon a time")[1:]
+        wanted = iter(ids)
+        session.draw = lambda _: next(wanted)
+        tokens = session.generate([1], SamplingParams(stop="once upon a dog"), max_tokens=len(ids))
+        next(tokens)
+        session.eval(ids)
+        expected = session.tokens
+        tokens.close()
+        assert session.tokens == expected
+
+    def test_closed_session_ends_quietly(self, text_model: Model) -> None:
+        session = text_model.create_session()
+        tokens = session.generate(PROMPT, SamplingParams(stop="once upon a dog"))
+        next(tokens)
+        session.close()
+        tokens.close()

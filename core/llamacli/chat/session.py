@@ -35,8 +35,9 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
     - `max_new`: maximum number of tokens of a reply.
     - `tools`: functions that the model may call, as JSON objects; some templates tell an empty list from None.
       `variables`: further variables of the template.
-    - `stop`: stop reason of the last reply: "eos" (the model ended it), "length" (`max_new`), "context" (the context
-      is full), "interrupt" (the caller left the loop). `reply_tokens`: its tokens.
+    - `stop`: stop reason of the last reply: "eos" (the model ended it), "stop" (a stop string of the parameters),
+      "length" (`max_new`), "context" (the context is full), "interrupt" (the caller left the loop). `reply_tokens`: its
+      tokens.
 
     Only new messages are evaluated: earlier ones keep the tokens that they were evaluated with. If a template renders
     them differently later on (some drop old reasoning, some move the system message to the last message), the session
@@ -198,7 +199,9 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
                 if reply.ended:
                     break
                 stop = "length" if n == self.max_new else "eos"
-            if stop == "eos" and self.session.n_past == self.session.seq_len:
+            if self.session.stop_string:
+                stop = "stop"
+            elif stop == "eos" and self.session.n_past == self.session.seq_len:
                 stop = "context"
             yield from _pieces(reply.flush())
             self.stop = stop
@@ -208,7 +211,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
             self._held = truncated(extended(wanted.parts, generated[:n_accepted]), self.session.n_past)
             if self.stop != "interrupt" or not reply.is_empty:
                 self.history.append(reply.message())
-        if self.stop == "eos":
+        if self.stop in ("eos", "stop"):
             self._evaluate_closing()
 
     def _rewind(self, wanted: Plan) -> list[int]:

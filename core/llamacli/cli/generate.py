@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Completion:
     """Generated tokens, text, stop reason, and log-probabilities if requested.
 
-    `stop` is "eos" (end-of-generation token), "length" (`max_tokens` reached), "context" (context full) or "interrupt"
-    (Ctrl-C).
+    `stop` is "eos" (end-of-generation token), "stop" (a stop string), "length" (`max_tokens` reached), "context"
+    (context full) or "interrupt" (Ctrl-C).
     """
 
     tokens: list[int]
@@ -102,8 +102,15 @@ def complete(
     except KeyboardInterrupt:
         stop = "interrupt"
     else:
-        full = session.n_past == session.seq_len
-        stop = "length" if len(tokens) == max_tokens else "context" if full else "eos"
+        stop = _stop_reason(session, len(tokens), max_tokens)
     if writer is not None:
         writer.end()
     return Completion(tokens, "".join(pieces), stop, logprobs)
+
+
+def _stop_reason(session: Session, n_generated: int, max_tokens: int) -> str:
+    if session.stop_string:
+        return "stop"
+    if n_generated == max_tokens:
+        return "length"
+    return "context" if session.n_past == session.seq_len else "eos"

@@ -18,7 +18,7 @@ from llamacli.cli.chat import replying
 from llamacli.cli.interrupts import clear, raise_if_interrupted
 from llamacli.cli.output import note, one_line, write
 from llamacli.cli.sampling import FIELDS
-from llamacli.cli.text import read_file, redecoded
+from llamacli.cli.text import read_file, redecoded, unescaped, words
 from llamacli.errors import ContextOverflowError, InvalidRequestError, LlamaCliError
 from llamacli.util.files import replacing
 from llamacli.util.folders import user_folder
@@ -164,6 +164,8 @@ class Repl:
             self._chat.variables["enable_thinking"] = _SWITCHES[value]
         elif key == "system":
             self._chat.system = value
+        elif key == "stop":
+            self._params = attrs.evolve(self._params, stop=stop_strings(value))
         elif key == "effort":
             self._chat.variables["reasoning_effort"] = value
         elif key in FIELDS:
@@ -171,7 +173,7 @@ class Repl:
             number: Any = _integer(name, value) if is_integer(self._numbers()[field]) else _number(name, value)
             self._params = attrs.evolve(self._params, **{field: number})
         else:
-            names = ", ".join(["seed", "max_tokens", "think", "effort", "system", *self._numbers()])
+            names = ", ".join(["seed", "max_tokens", "stop", "think", "effort", "system", *self._numbers()])
             raise InvalidRequestError(f"unknown setting {name!r}; known are {names}")
         return None
 
@@ -307,6 +309,11 @@ def _path(command: str, argument: str) -> Path:
     if not argument:
         raise InvalidRequestError(f"/{command} needs a file name")
     return Path(argument).expanduser()
+
+
+def stop_strings(value: str) -> tuple[str, ...]:
+    """Stop strings of `/set stop`, quoted as in a shell; `""` is none."""
+    return tuple(filter(None, map(unescaped, words(value))))
 
 
 def _integer(name: str, value: str) -> int:

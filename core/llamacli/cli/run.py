@@ -13,7 +13,7 @@ from llamacli.cli.hub import REFERENCE, model_from_hub
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.options import PATH, global_options, kv_type_options, mode_option, threads_option
 from llamacli.cli.sampling import sampling_options
-from llamacli.cli.text import argument, read_file, read_stdin, without_final_newline
+from llamacli.cli.text import argument, read_file, read_stdin, unescaped, without_final_newline
 from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.tools.demo import demo_path
 from llamacli.util.files import check_target
@@ -28,8 +28,8 @@ from llamacli.util.settings import MAX_CONTEXT
     "-hf", "--hf-repo", metavar=REFERENCE, allow_from_autoenv=False,
     help="Model of the Hugging Face hub, instead of MODEL; downloaded unless cached.",
 )  # fmt: skip
-@click.option("-p", "--prompt", metavar="TEXT", allow_from_autoenv=False, help="Prompt text.")
-@click.option("-f", "--file", type=PATH, allow_from_autoenv=False, help="Read the prompt from a file.")
+@click.option("-p", "--prompt", metavar="TEXT", allow_from_autoenv=False, help="Prompt text; see --escape.")
+@click.option("-f", "--file", type=PATH, allow_from_autoenv=False, help="Read the prompt from a file; -: from stdin.")
 @click.option(
     "-n",
     "--max-tokens",
@@ -95,9 +95,9 @@ def run(
     """Chat with MODEL, or continue PROMPT.
 
     A model whose file has a chat template replies to PROMPT; at a terminal without a prompt it starts a chat, in which
-    /help lists the commands. Other models, and all with --raw, continue PROMPT, or generate text without one. The
-    prompt is read from stdin if that is a pipe. Without MODEL, a small demo model runs. Text goes to stdout, everything
-    else, such as reasoning, to stderr.
+    /help lists the commands. Other models, and all with --raw, continue PROMPT, or generate text without one. Text from
+    a pipe or a file at stdin comes before PROMPT, with an empty line between them. Without MODEL, a small demo model
+    runs. Text goes to stdout, everything else, such as reasoning, to stderr.
 
     Special tokens in the prompt are parsed with --raw and are plain text in a chat. A final newline of a file or of
     stdin is not part of the prompt.
@@ -115,7 +115,7 @@ def run(
         model = first
     if model is None:  # but "" is a name, of a file that cannot be opened
         model = str(demo_path())
-    text = _prompt(second, prompt, file)
+    text = _prompt(second, prompt, file, escape=given["escape"])
     if hf_repo is not None:
         model = model_from_hub(hf_repo)
 
@@ -135,17 +135,23 @@ def _check_outputs(*, html: str | None, logprobs: int, save_session: str | None,
         check_target(Path(save_session), overwrite=True)
 
 
-def _prompt(positional: str | None, option: str | None, file: str | None) -> str:
-    """The prompt of the argument, option, file or stdin.
+def _prompt(positional: str | None, option: str | None, file: str | None, *, escape: bool) -> str:
+    """The prompt of the argument, option or file, after that of stdin.
 
-    Returns "" without one. Raises UsageError for several.
+    Returns "" without any. Raises UsageError for several.
     """
     given = [text for text in (positional, option, file) if text is not None]
     if len(given) > 1:
         raise click.UsageError("Give one prompt only: PROMPT, -p or -f.")
-    if not given:
-        return without_final_newline(read_stdin() or "")
-    text = argument(given[0]) if file is None else without_final_newline(read_file(Path(file)))
-    if not text:
+    piped = without_final_newline(read_stdin() or "")
+    if not given or file == "-":
+        return piped
+    if file is not None:
+        text = without_final_newline(read_file(Path(file)))
+    elif option is not None and escape:
+        text = unescaped(argument(option))
+    else:
+        text = argument(given[0])
+    if not text and not piped:
         raise InvalidRequestError("the prompt is empty; leave it out to generate text without a prompt")
-    return text
+    return "\n\n".join(filter(None, (piped, text)))

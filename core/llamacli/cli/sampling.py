@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from llamacli.cli.options import PATH, FiniteRange
-from llamacli.cli.text import argument, read_file
+from llamacli.cli.text import argument, read_file, unescaped
 
 if TYPE_CHECKING:
     from llamacli import SamplingParams
@@ -125,6 +125,14 @@ _OTHERS = (
         help="Bias added to a token's logit, as in 15043+1 or 15043-1; 15043-inf bans it. May be given several times.",
     ),
     click.option(
+        "-r", "--stop", "--reverse-prompt", "stop", multiple=True, metavar="TEXT",
+        help="Stop string: the text ends before it. May be given several times.",
+    ),
+    click.option(
+        "-e", "--escape/--no-escape", default=True,
+        help="Process escapes such as \\n in -p, --stop and --dry-sequence-breaker; default: on.",
+    ),
+    click.option(
         "--samplers", metavar="NAMES",
         help=f"Samplers in order; others are off. Default: the model's, else {';'.join(_ORDER)}.",
     ),
@@ -174,7 +182,8 @@ def sampling_params(
     for name in ("penalty_last_n", "dry_penalty_last_n"):
         if values[name] < 0:
             values[name] = seq_len
-    breakers = given.get("dry_sequence_breaker")
+    process = unescaped if given.get("escape") else str
+    breakers = [process(argument(text)) for text in given.get("dry_sequence_breaker") or ()]
     if breakers:
         values["dry_sequence_breakers"] = () if "none" in breakers else breakers
     known = {_SEQUENCE, *(_KEYS + setting.key for setting in _SETTINGS if setting.key)}
@@ -185,6 +194,7 @@ def sampling_params(
         samplers=_samplers(given.get("samplers"), metadata, find),
         logit_bias=given.get("logit_bias") or {},
         n_probs=given.get("logprobs") or 0,
+        stop=stop_strings(given),
         **values,
     )
 
@@ -197,6 +207,14 @@ def _value(setting: _Setting, given: Mapping[str, Any], metadata: Metadata) -> A
         return setting.default
     get: Any = metadata.get_int if isinstance(setting.type, click.IntRange) else metadata.get_float
     return get(_KEYS + setting.key, setting.default, minimum=setting.type.min, maximum=setting.type.max)
+
+
+def stop_strings(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Stop strings of the options; raises UsageError for an empty one."""
+    texts = tuple(map(argument, given.get("stop") or ()))
+    if "" in texts:
+        raise click.UsageError("Invalid value for '--stop': it is empty. Give the text to stop at, as in --stop '\\n'.")
+    return tuple(map(unescaped, texts)) if given.get("escape") else texts
 
 
 def _constraint(given: Mapping[str, Any]) -> dict[str, str]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 import re
+import select
+import shlex
 import sys
 from pathlib import Path
 
+from llamacli.cli.output import note
 from llamacli.errors import InvalidRequestError
 
-_log = logging.getLogger(__name__)
+_PATIENCE_S = 1.0
+"""Seconds without any text from stdin until the user is asked for it."""
 
 _UNDECODED = re.compile("[\udc80-\udcff]")
 
@@ -21,10 +25,15 @@ def read_file(path: Path) -> str:
 
 
 def read_stdin() -> str | None:
-    """Read all of stdin; None if it is a terminal or closed."""
+    """Read all of stdin; None if it is a terminal or closed.
+
+    A note asks for text if none comes for a second.
+    """
     if sys.stdin is None or sys.stdin.isatty():
         return None
-    _log.info("reading stdin")  # a hint for users who wait at an open pipe
+    with contextlib.suppress(OSError, ValueError):  # not a file that can be waited for
+        if not select.select([sys.stdin], [], [], _PATIENCE_S)[0]:
+            note("llamacli: reading text from stdin until it ends; to read none, add </dev/null")
     return decoded(sys.stdin.buffer.read(), "stdin")
 
 
@@ -39,6 +48,38 @@ def redecoded(text: str, source: str) -> str:
     It has them where the locale's encoding could not decode it.
     """
     return decoded(os.fsencode(text), source) if _UNDECODED.search(text) else text
+
+
+_ESCAPE = re.compile(r"""(?:\\x[0-9a-fA-F]{2})+|\\[nrt'"\\]""")
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t"}
+
+
+def unescaped(text: str) -> str:
+    r"""Replace backslash escapes by their characters.
+
+    They are `\n`, `\r`, `\t`, `\'`, `\"`, `\\` and `\x41`; other backslashes stay. As llama.cpp's `string_process_escapes`: `\xe2\x82\xac` are the UTF-8 bytes of one character. Raises
+    InvalidRequestError if they are not UTF-8.
+    """
+
+    def replaced(found: re.Match[str]) -> str:
+        if found[0].startswith(r"\x"):
+            return decoded(bytes.fromhex(found[0].replace(r"\x", "")), found[0])
+        return _ESCAPED.get(found[0][1], found[0][1])
+
+    return _ESCAPE.sub(replaced, text)
+
+
+def words(text: str) -> list[str]:
+    """Split a line into words, which may be quoted; backslashes stay.
+
+    Raises InvalidRequestError for a quotation mark without its second.
+    """
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
+    lexer.whitespace_split, lexer.escape, lexer.commenters = True, "", ""
+    try:
+        return list(lexer)
+    except ValueError:
+        raise InvalidRequestError(f"{text} has a quotation mark without its second") from None
 
 
 def without_final_newline(text: str) -> str:

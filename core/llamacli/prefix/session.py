@@ -94,7 +94,7 @@ class PrefixConfig:
 class DecodeConfig:
     """Generation options of a prefix session.
 
-    Up to `max_tokens` (256) are generated. None means the default, 0 means 0.
+    Up to `max_tokens` (256) are generated, up to the first of the strings `stop`. None means the default, 0 means 0.
     """
 
     max_tokens: int = attrs.field(default=0, converter=_max_tokens)
@@ -102,6 +102,7 @@ class DecodeConfig:
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
+    stop: str | Sequence[str] = ()
 
     def params(self) -> SamplingParams:
         """Convert to sampling parameters."""
@@ -110,7 +111,11 @@ class DecodeConfig:
             return default if value is None else value
 
         return SamplingParams(
-            temp=given(self.temperature, 0.8), top_p=given(self.top_p, 0.9), top_k=given(self.top_k, 40), min_p=0.05
+            temp=given(self.temperature, 0.8),
+            top_p=given(self.top_p, 0.9),
+            top_k=given(self.top_k, 40),
+            min_p=0.05,
+            stop=self.stop,
         )
 
 
@@ -278,9 +283,9 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
     def decode(self, config: DecodeConfig | None = None, *, cancel: Cancel | None = None) -> Iterator[StreamChunk]:
         """Generate text as a stream of chunks.
 
-        Generated tokens become part of the context. Generation ends at an end-of-generation token, which is neither
-        returned nor kept, or when the context is full. An error during generation is the last chunk. Raises
-        ContextOverflowError at once if the context is empty or full.
+        Generated tokens become part of the context. Generation ends at an end-of-generation token or a stop string,
+        which are neither returned nor kept, or when the context is full. An error during generation is the last chunk.
+        Raises ContextOverflowError at once if the context is empty or full.
         """
         self._expect_open(cancel)
         n = len(self.tokens)

@@ -11,6 +11,7 @@ from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressToken
 from llamacli.sampling.registry import BUILT_IN, FindSampler, SamplerType, build_chain, sampler_type, simplified
 from llamacli.sampling.sampler import Sampler, SamplerChain
 from llamacli.sampling.state import SamplerState
+from llamacli.sampling.stop_strings import StopStrings
 from llamacli.sampling.temperature import DynamicTemperature, Temperature
 from llamacli.sampling.triggers import LazyGrammar
 from llamacli.sampling.truncation import MinP, TopK, TopNSigma, TopP, TypicalP, Xtc
@@ -40,6 +41,7 @@ __all__ = [
     "SamplerState",
     "SamplerType",
     "SamplingParams",
+    "StopStrings",
     "SuppressTokens",
     "Temperature",
     "TopK",

@@ -31,6 +31,10 @@ def _texts(values: Any) -> Any:
     return tuple(values) if isinstance(values, Iterable) else values
 
 
+def _optional_texts(values: Any) -> Any:
+    return () if values is None else _texts(values)
+
+
 def _schema(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
@@ -43,6 +47,11 @@ def _schema(value: Any) -> str | None:
 def _only_texts(_: object, attribute: attrs.Attribute[tuple[str, ...]], value: Any) -> None:
     if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
         raise InvalidRequestError(f"{attribute.name} must be strings, not {value!r}")
+
+
+def _no_empty_texts(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, tuple) or not all(isinstance(each, str) and each for each in value):
+        raise InvalidRequestError(f"{attribute.name} must be a string or several, none of them empty, not {value!r}")
 
 
 def _text(_: object, attribute: attrs.Attribute[str | None], value: Any) -> None:
@@ -78,6 +87,7 @@ class SamplingParams:
     - `grammar`: a grammar in GBNF that constrains the text; `json_schema`: a JSON Schema, as a dict or JSON text.
     - `grammar_triggers`: the grammar or schema applies from the first of these texts on, which is part of it;
       without any it applies from the start.
+    - `stop`: a string or several; the text of `generate` ends before the first that comes, also within a token.
     - `samplers`: the order of samplers by name; others are off.
     - `options`: settings of plugins' samplers.
     - `n_probs`: report log-probabilities of the drawn token and the `n_probs` most probable ones; 0 reports none.
@@ -114,6 +124,7 @@ class SamplingParams:
     grammar: str | None = attrs.field(default=None, validator=_text)
     json_schema: str | None = attrs.field(converter=_schema, default=None)
     grammar_triggers: tuple[str, ...] = attrs.field(converter=_texts, validator=_only_texts, default=())
+    stop: tuple[str, ...] = attrs.field(converter=_optional_texts, validator=_no_empty_texts, default=())
     samplers: tuple[str, ...] = attrs.field(converter=_texts, validator=_only_texts, default=DEFAULT_ORDER)
     options: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
     n_probs: int = integer(0, low=0)

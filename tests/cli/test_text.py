@@ -1,0 +1,42 @@
+import pytest
+
+from llamacli import InvalidRequestError
+from llamacli.cli.text import unescaped, words
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        (r"a\nb", "a\nb"),
+        (r"a\\nb", r"a\nb"),
+        (r"\t\r\'\"", "\t\r'\""),
+        (r"\x41\xe2\x82\xac", "A€"),
+        (r"C:\dir\x4", r"C:\dir\x4"),
+        ("a\\", "a\\"),
+    ],
+)
+def test_escapes_as_in_llama_cpp(text: str, meant: str) -> None:
+    assert unescaped(text) == meant
+
+
+def test_escapes_that_are_not_utf8() -> None:
+    with pytest.raises(InvalidRequestError, match=r"\\xff is not UTF-8"):
+        unescaped(r"a\xff")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("a b", ["a", "b"]),
+        ("'User: ' \"\\n\"", ["User: ", "\\n"]),
+        ('""', [""]),
+        ("#a it;s", ["#a", "it;s"]),
+    ],
+)
+def test_words_may_be_quoted(line: str, expected: list[str]) -> None:
+    assert words(line) == expected
+
+
+def test_open_quotation_mark() -> None:
+    with pytest.raises(InvalidRequestError, match="it's has a quotation mark without its second"):
+        words("it's")
