@@ -57,8 +57,8 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t"}
 def unescaped(text: str) -> str:
     r"""Replace backslash escapes by their characters.
 
-    They are `\n`, `\r`, `\t`, `\'`, `\"`, `\\` and `\x41`; other backslashes stay. As llama.cpp's `string_process_escapes`: `\xe2\x82\xac` are the UTF-8 bytes of one character. Raises
-    InvalidRequestError if they are not UTF-8.
+    They are `\n`, `\r`, `\t`, `\'`, `\"`, `\\` and `\x41`; other backslashes stay. As in llama.cpp, `\xe2\x82\xac` are
+    the bytes of one character in UTF-8. Raises InvalidRequestError if they are not UTF-8.
     """
 
     def replaced(found: re.Match[str]) -> str:
