@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from llamacli.cli.options import PATH, global_options, kv_type_options, mode_option, threads_option
+from llamacli.cli.command import Command
+from llamacli.cli.numbers import Integer, IntList
+from llamacli.cli.options import PATH, global_options, kv_type_options, mode_option, option, threads_option
 from llamacli.cli.output import print_json
 from llamacli.cli.plot import ImagePath
 from llamacli.cli.progress import load
@@ -22,52 +24,37 @@ if TYPE_CHECKING:
 _MAX = 1_000_000
 
 
-class IntList(click.ParamType[tuple[int, ...]]):
-    """Parameter type for integers from 0 to _MAX, separated by commas."""
-
-    name = "N,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Parse the list."""
-        if isinstance(value, tuple):
-            return value
-        numbers = [part.strip() for part in value.split(",")]
-        if not all(number.isdecimal() and len(number) < 10 and int(number) <= _MAX for number in numbers):
-            self.fail(f"{value!r} is not a list of integers from 0 to {_MAX}.", param, ctx)
-        return tuple(map(int, numbers))
-
-
-@click.command()
-@click.option("-m", "--model", type=PATH, help="Model file; default: the demo model.")
-@click.option(
+@click.command(cls=Command)
+@option("-m", "--model", type=PATH, help="Model file; default: the demo model.")
+@option(
     "-p",
     "--n-prompt",
-    type=IntList(),
+    type=IntList(_MAX),
     default="512",
     show_default=True,
     help=f"Prompt lengths in tokens, each from 0 to {_MAX}; 0: no test.",
 )
-@click.option(
+@option(
     "-n",
     "--n-gen",
-    type=IntList(),
+    type=IntList(_MAX),
     default="128",
     show_default=True,
     help=f"Numbers of tokens to generate, each from 0 to {_MAX}; 0: no test.",
 )
-@click.option(
+@option(
     "-d",
     "--n-depth",
-    type=IntList(),
+    type=IntList(_MAX),
     default="0",
     show_default=True,
     help=f"Numbers of tokens in the cache before each test, each from 0 to {_MAX}.",
 )
-@click.option(
+@option(
     "-r",
     "--repetitions",
     metavar="N",
-    type=click.IntRange(1),
+    type=Integer(1),
     default=5,
     show_default=True,
     help="Repetitions of each test.",
@@ -75,11 +62,11 @@ class IntList(click.ParamType[tuple[int, ...]]):
 @threads_option
 @mode_option
 @kv_type_options("f16")
-@click.option(
+@option(
     "-o", "--output", type=click.Choice(["md", "json", "jsonl", "csv"]), default="md", show_default=True,
     help="Output format.",
 )  # fmt: skip
-@click.option("--plot", type=ImagePath(), help="Also plot the results to a PNG, SVG or PDF file. Needs matplotlib.")
+@option("--plot", type=ImagePath(), help="Also plot the results to a PNG, SVG or PDF file. Needs matplotlib.")
 @global_options
 def bench(
     model: str | None,

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
+from llamacli.cli.command import in_group
 from llamacli.cli.interrupts import raise_if_interrupted
-from llamacli.cli.options import PATH
+from llamacli.cli.options import PATH, option
 from llamacli.cli.output import write
 from llamacli.cli.text import argument, read_file
 from llamacli.errors import ContextOverflowError, InvalidRequestError
@@ -26,24 +27,22 @@ Decorated = TypeVar("Decorated")
 _log = logging.getLogger(__name__)
 
 _OPTIONS = (
-    click.option("-sys", "--system-prompt", metavar="TEXT", help="System prompt of the chat."),
-    click.option("--raw", "--no-chat", is_flag=True, help="Continue the prompt as it is, without a chat template."),
-    click.option(
+    option("-sys", "--system-prompt", metavar="TEXT", help="System prompt of the chat."),
+    option("--raw", "--no-chat", is_flag=True, help="Continue the prompt as it is, without a chat template."),
+    option(
         "--chat-template", metavar="NAME",
         help="Use this chat template instead of the file's own: a name, or Jinja source.",
     ),
-    click.option("--chat-template-file", type=PATH, help="Read the chat template from a file."),
-    click.option("--think/--no-think", default=None, help="Turn reasoning on or off, for templates that know it."),
-    click.option("--reasoning-effort", metavar="LEVEL", help="Reasoning effort: for most models low, medium or high."),
-    click.option("--context-shift", is_flag=True, help="Drop the oldest messages when the context is full."),
+    option("--chat-template-file", type=PATH, help="Read the chat template from a file."),
+    option("--think/--no-think", default=None, help="Turn reasoning on or off, for templates that know it."),
+    option("--reasoning-effort", metavar="LEVEL", help="Reasoning effort: for most models low, medium or high."),
+    option("--context-shift", is_flag=True, help="Drop the oldest messages when the context is full."),
 )  # fmt: skip
 
 
 def chat_options(command: Decorated) -> Decorated:
     """Add the options that `ChatOptions.pop_from` reads to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)  # type: ignore[type-var]
-    return command
+    return in_group("Chat", *_OPTIONS)(command)
 
 
 class ChatOptions(NamedTuple):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import click
 
 from llamacli.cli.app import app
+from llamacli.cli.command import grouped
 
 _INTRODUCTION = """\
 # Command-line reference
@@ -42,11 +43,13 @@ def _section(command: click.Command, ctx: click.Context) -> Iterator[str]:
     yield f"{inspect.cleandoc(command.help or '')}\n"
     if command.epilog:
         yield f"{command.epilog}\n"
-    yield "| option | meaning | environment |\n|---|---|---|"
-    for param in command.params:
-        if isinstance(param, click.Option):
-            yield _row(param, ctx)
-    yield ""
+    groups = grouped(command.params)
+    for name, options in groups.items():
+        if len(groups) > 1:
+            yield f"{name}:\n"
+        yield "| option | meaning | environment |\n|---|---|---|"
+        yield from (_row(option, ctx) for option in options)
+        yield ""
 
 
 def _argument(argument: click.Argument) -> str:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacli.cli.options import PATH, global_options
+from llamacli.cli.command import Command
+from llamacli.cli.options import PATH, global_options, option
 from llamacli.cli.output import human_bytes, print_json, printable
 from llamacli.cli.progress import load
 from llamacli.errors import LlamaCliError
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
     from llamacli.tools.doctor import Cpu, KernelCache, Memory, Report, Trial
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("model", type=PATH, required=False)
-@click.option(
+@option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True,
     help="Output format.",
 )  # fmt: skip

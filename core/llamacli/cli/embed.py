@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamacli.cli.options import PATH, global_options, mode_option, threads_option
+from llamacli.cli.command import Command
+from llamacli.cli.options import PATH, global_options, mode_option, option, threads_option
 from llamacli.cli.output import human_bytes, print_json
 from llamacli.cli.progress import bar, compiling
 from llamacli.cli.text import argument, read_stdin
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
     from llamacli import Embedder
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("model", type=PATH)
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option(
+@option(
     "--pooling", type=click.Choice(["mean", "cls", "last", "none"]),
     help="Pooling of token vectors: mean, first (cls), last, or all (none). Default: the model's, else mean.",
 )  # fmt: skip
-@click.option("--normalize/--no-normalize", default=True, help="Scale vectors to length 1; default: on.")
+@option("--normalize/--no-normalize", default=True, help="Scale vectors to length 1; default: on.")
 @mode_option
 @threads_option
 @global_options

@@ -6,13 +6,14 @@ import time
 
 import click
 
-from llamacli.cli.options import global_options
+from llamacli.cli.command import Command
+from llamacli.cli.options import global_options, option
 from llamacli.cli.output import human_bytes, note, print_json, print_table
 
 REFERENCE = "USER/REPO[:QUANT]"
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("reference", metavar=REFERENCE)
 @global_options
 def pull(reference: str) -> None:
@@ -26,8 +27,8 @@ def pull(reference: str) -> None:
     click.echo(fetch(Reference.parse(reference)))
 
 
-@click.command("list")
-@click.option("--json", is_flag=True, help="Print JSON.")
+@click.command("list", cls=Command)
+@option("--json", is_flag=True, help="Print JSON.")
 @global_options
 def list_models(json: bool) -> None:
     """List the models in the Hugging Face cache.
@@ -66,7 +67,7 @@ def list_models(json: bool) -> None:
         note("the cache has no GGUF files; llamacli pull downloads one")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("references", metavar=f"{REFERENCE}...", nargs=-1, required=True)
 @global_options
 def rm(references: tuple[str, ...]) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamacli.cli.options import PATH, global_options
+from llamacli.cli.command import Command
+from llamacli.cli.options import PATH, global_options, option
 from llamacli.cli.output import human_bytes, human_count, print_json, print_table, printable
 from llamacli.cli.plot import ImagePath, plot_sizes
 
@@ -33,14 +34,12 @@ _SIZES = {
 }
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("model", type=PATH)
-@click.option("--tensors", is_flag=True, help="List all tensors; shapes as in NumPy, rows first.")
-@click.option("--full", is_flag=True, help="Print long strings and arrays in full.")
-@click.option("--json", is_flag=True, help="Print JSON.")
-@click.option(
-    "--plot", type=ImagePath(), help="Plot sizes by type and layer to a PNG, SVG or PDF file. Needs matplotlib."
-)
+@option("--tensors", is_flag=True, help="List all tensors; shapes as in NumPy, rows first.")
+@option("--full", is_flag=True, help="Print long strings and arrays in full.")
+@option("--json", is_flag=True, help="Print JSON.")
+@option("--plot", type=ImagePath(), help="Plot sizes by type and layer to a PNG, SVG or PDF file. Needs matplotlib.")
 @global_options
 def inspect(model: str, tensors: bool, full: bool, json: bool, plot: str | None) -> None:
     """Show metadata, tensors and plugin of a model file.

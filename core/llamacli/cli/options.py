@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from llamacli.cli.command import Option
+from llamacli.cli.numbers import Integer
 from llamacli.cli.output import note
 from llamacli.util.settings import MAX_THREADS, KVTypeName, QuantMode
 
@@ -23,17 +24,20 @@ PATH = click.Path()
 
 _log = logging.getLogger(__name__)
 
+option = functools.partial(click.option, cls=Option)
+"""Decorator that adds an option to a command."""
+
 DEBUG = "llamacli.debug"
 """Key in `Context.meta` of the flag that errors show their traceback."""
 
 
 def threads_option(command: Decorated) -> Decorated:
     """Add the option `-t` to a command; its default is None."""
-    decorate = click.option(
+    decorate = option(
         "-t",
         "--threads",
         metavar="N",
-        type=click.IntRange(1, MAX_THREADS),
+        type=Integer(1, MAX_THREADS),
         help="Number of threads; default: one per usable core.",
     )
     return decorate(command)  # type: ignore[type-var]
@@ -41,7 +45,7 @@ def threads_option(command: Decorated) -> Decorated:
 
 def mode_option(command: Decorated) -> Decorated:
     """Add the option `--mode` to a command: a `llamacli.QuantMode` by name."""
-    decorate = click.option(
+    decorate = option(
         "--mode",
         type=click.Choice([mode.value for mode in QuantMode]),
         default=QuantMode.AUTO.value,
@@ -71,27 +75,16 @@ def kv_type_options(default: str) -> Callable[[Callable[..., Any]], Callable[...
 
         choice = click.Choice([name.value for name in KVTypeName])
         options = (
-            click.option("--kv-type", type=choice, help=f"Type of cached keys and values. Default: {default}."),
-            click.option("-ctk", "--cache-type-k", type=choice, help="Type of cached keys only."),
-            click.option("-ctv", "--cache-type-v", type=choice, help="Type of cached values only."),
+            option("--kv-type", type=choice, help=f"Type of cached keys and values. Default: {default}."),
+            option("-ctk", "--cache-type-k", type=choice, metavar="TYPE", help="Type of cached keys only."),
+            option("-ctv", "--cache-type-v", type=choice, metavar="TYPE", help="Type of cached values only."),
         )
         decorated: Callable[..., Any] = run
-        for option in reversed(options):
-            decorated = option(decorated)
+        for add in reversed(options):
+            decorated = add(decorated)
         return decorated
 
     return decorate
-
-
-class FiniteRange(click.FloatRange):
-    """Range of finite floats: refuses NaN and infinities."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse a number."""
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a number from {self.min:.15g} to {self.max:.15g}.", param, ctx)
-        return number
 
 
 def global_options(command: Decorated, *, env: bool = False) -> Decorated:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacli.cli.command import Command
+from llamacli.cli.numbers import Integer
 from llamacli.cli.options import (
     PATH,
     global_options,
     kv_type_options,
     mode_option,
+    option,
     threads_option,
     warn_of_long_context,
 )
@@ -27,22 +30,22 @@ if TYPE_CHECKING:
     from llamacli.tools.perplexity import Estimate
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("text", required=False, type=PATH, metavar="[TEXT_FILE]")
-@click.option("-m", "--model", type=PATH, help="Model file; default: the demo model.")
-@click.option("-f", "--file", type=PATH, allow_from_autoenv=False, help="Text file, instead of TEXT_FILE.")
-@click.option(
-    "-c", "--ctx-size", metavar="N", type=click.IntRange(4, MAX_CONTEXT), default=512, show_default=True,
+@option("-m", "--model", type=PATH, help="Model file; default: the demo model.")
+@option("-f", "--file", type=PATH, allow_from_autoenv=False, help="Text file, instead of TEXT_FILE.")
+@option(
+    "-c", "--ctx-size", metavar="N", type=Integer(4, MAX_CONTEXT), default=512, show_default=True,
     help="Chunk length in tokens.",
 )  # fmt: skip
-@click.option(
-    "--chunks", metavar="N", type=click.IntRange(-1), default=-1, show_default=True,
+@option(
+    "--chunks", metavar="N", type=Integer(-1), default=-1, show_default=True,
     help="Maximum number of chunks; -1: all.",
 )  # fmt: skip
 @threads_option
 @mode_option
 @kv_type_options("f32 in mode fp32, else f16")
-@click.option(
+@option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True,
     help="Output format.",
 )  # fmt: skip

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacli.cli.options import PATH, global_options, threads_option
+from llamacli.cli.command import Command
+from llamacli.cli.options import PATH, global_options, option, threads_option
 from llamacli.cli.output import human_bytes, print_table, printable
 from llamacli.cli.progress import bar, compiling
 from llamacli.errors import InvalidRequestError
@@ -21,16 +22,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("model", type=PATH)
 @click.argument("out", type=PATH)
 @click.argument("kind", metavar="TYPE")
-@click.option("--pure", is_flag=True, help="Use one type for all weights, instead of a mixture.")
-@click.option(
-    "--allow-requantize", is_flag=True, help="Quantise weights that are already quantised, which loses precision."
-)
-@click.option("--force", is_flag=True, help="Overwrite OUT if it exists.")
-@click.option("--dry-run", is_flag=True, help="Show the resulting types and sizes without writing.")
+@option("--pure", is_flag=True, help="Use one type for all weights, instead of a mixture.")
+@option("--allow-requantize", is_flag=True, help="Quantise weights that are already quantised, which loses precision.")
+@option("--force", is_flag=True, help="Overwrite OUT if it exists.")
+@option("--dry-run", is_flag=True, help="Show the resulting types and sizes without writing.")
 @threads_option
 @global_options
 def quantize(

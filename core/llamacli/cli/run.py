@@ -9,9 +9,11 @@ import click
 from click.core import ParameterSource
 
 from llamacli.cli.chat import ChatOptions, chat_options
+from llamacli.cli.command import Command, in_group
 from llamacli.cli.hub import REFERENCE, model_from_hub
 from llamacli.cli.interrupts import EXIT_CODE
-from llamacli.cli.options import PATH, global_options, kv_type_options, mode_option, threads_option
+from llamacli.cli.numbers import Integer
+from llamacli.cli.options import PATH, global_options, kv_type_options, mode_option, option, threads_option
 from llamacli.cli.sampling import sampling_options
 from llamacli.cli.text import argument, read_file, read_stdin, unescaped, without_final_newline
 from llamacli.errors import InvalidRequestError, ModelFormatError
@@ -20,65 +22,67 @@ from llamacli.util.files import check_target
 from llamacli.util.settings import MAX_CONTEXT
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("first", required=False, metavar="[MODEL]", type=PATH)
 @click.argument("second", required=False, metavar="[PROMPT]")
-@click.option("-m", "--model", type=PATH, help="Model file, instead of MODEL.")
-@click.option(
-    "-hf", "--hf-repo", metavar=REFERENCE, allow_from_autoenv=False,
-    help="Model of the Hugging Face hub, instead of MODEL; downloaded unless cached.",
+@in_group(
+    "Model and prompt",
+    option("-m", "--model", type=PATH, help="Model file or short name, instead of MODEL."),
+    option(
+        "-hf", "--hf-repo", metavar=REFERENCE, allow_from_autoenv=False,
+        help="Model of the Hugging Face hub, instead of MODEL; downloaded unless cached.",
+    ),
+    option("-p", "--prompt", metavar="TEXT", allow_from_autoenv=False, help="Prompt text; see --escape."),
+    option("-f", "--file", type=PATH, allow_from_autoenv=False, help="Read the prompt from a file; -: from stdin."),
+    option(
+        "-e", "--escape/--no-escape", default=True,
+        help="Process escapes such as \\n in -p, --stop and --dry-sequence-breaker; default: on.",
+    ),
 )  # fmt: skip
-@click.option("-p", "--prompt", metavar="TEXT", allow_from_autoenv=False, help="Prompt text; see --escape.")
-@click.option("-f", "--file", type=PATH, allow_from_autoenv=False, help="Read the prompt from a file; -: from stdin.")
-@click.option(
-    "-n",
-    "--max-tokens",
-    "--n-predict",
-    metavar="N",
-    type=click.IntRange(-1),
-    default=-1,
-    show_default=True,
-    help="Maximum number of tokens to generate; -1: until the text ends or the context is full.",
-)
-@click.option(
-    "-c",
-    "--ctx-size",
-    metavar="N",
-    type=click.IntRange(0, MAX_CONTEXT),
-    default=0,
-    show_default=True,
-    help="Context length in tokens, prompt included; 0: that of the model.",
-)
-@threads_option
-@click.option(
-    "-s",
-    "--seed",
-    metavar="N",
-    type=click.IntRange(-1, (1 << 32) - 1),
-    default=-1,
-    show_default=True,
-    help="Random seed for sampling; -1: a new one each time.",
-)
+@in_group(
+    "Context and length",
+    option(
+        "-n", "--max-tokens", "--n-predict", metavar="N", type=Integer(-1), default=-1, show_default=True,
+        help="Maximum number of tokens to generate; -1: until the text ends or the context is full.",
+    ),
+    option(
+        "-c", "--ctx-size", metavar="N", type=Integer(0, MAX_CONTEXT), default=0, show_default=True,
+        help="Context length in tokens, prompt included; 0: that of the model.",
+    ),
+    option("--ignore-eos", is_flag=True, help="Ignore end-of-generation tokens and continue."),
+    option(
+        "--load-session", type=PATH,
+        help="Continue a session file of --save-session without evaluating its tokens again.",
+    ),
+    option("--save-session", type=PATH, help="Save the session to a file at the end, for --load-session."),
+)  # fmt: skip
+@in_group(
+    "Sampling",
+    option(
+        "-s", "--seed", metavar="N", type=Integer(-1, (1 << 32) - 1), default=-1, show_default=True,
+        help="Random seed for sampling; -1: a new one each time.",
+    ),
+)  # fmt: skip
 @sampling_options
-@click.option("--ignore-eos", is_flag=True, help="Ignore end-of-generation tokens and continue.")
 @chat_options
-@click.option(
-    "--display-prompt/--no-display-prompt",
-    default=True,
-    help="Print the prompt before its continuation; default: on.",
-)
-@mode_option
-@kv_type_options("f32 in mode fp32, else f16")
-@click.option(
-    "--load-session", type=PATH, help="Continue a session file of --save-session without evaluating its tokens again."
-)
-@click.option("--save-session", type=PATH, help="Save the session to a file at the end, for --load-session.")
-@click.option("--stats", is_flag=True, help="Print times, speeds, memory and the seed to stderr at the end.")
-@click.option("--json", is_flag=True, help="Print one JSON object at the end instead of text.")
-@click.option(
-    "--html", type=PATH, allow_from_autoenv=False, metavar="OUT.html",
-    help="With --logprobs: write an HTML page with tokens coloured by probability, alternatives on hover.",
+@in_group(
+    "Output",
+    option(
+        "--display-prompt/--no-display-prompt", default=True,
+        help="Print the prompt before its continuation; default: on.",
+    ),
+    option("--stats", is_flag=True, help="Print times, speeds, memory and the seed to stderr at the end."),
+    option("--json", is_flag=True, help="Print one JSON object at the end instead of text."),
+    option(
+        "--logprobs", type=Integer(0), default=0, show_default=True, metavar="N",
+        help="Print the log-probabilities of each token and of the N most likely ones; 0: off.",
+    ),
+    option(
+        "--html", type=PATH, allow_from_autoenv=False, metavar="OUT.html",
+        help="With --logprobs: write an HTML page with tokens coloured by probability, alternatives on hover.",
+    ),
 )  # fmt: skip
+@in_group("Computing", threads_option, mode_option, kv_type_options("f32 in mode fp32, else f16"))
 @global_options
 @click.pass_context
 def run(

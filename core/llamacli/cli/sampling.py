@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from llamacli.cli.options import PATH, FiniteRange
+from llamacli.cli.command import in_group
+from llamacli.cli.numbers import Integer, Number
+from llamacli.cli.options import PATH, option
 from llamacli.cli.text import argument, read_file, unescaped
 
 if TYPE_CHECKING:
@@ -26,8 +28,8 @@ _log = logging.getLogger(__name__)
 _KEYS = "general.sampling."
 _SEQUENCE = _KEYS + "sequence"
 _ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-_NUMBER, _COUNT = FiniteRange(-1_000_000, 1_000_000), click.IntRange(0)
-_AT_LEAST_0, _SHARE = FiniteRange(0, 1_000_000), FiniteRange(0, 1)
+_NUMBER, _COUNT = Number(-1_000_000, 1_000_000), Integer(0)
+_AT_LEAST_0, _SHARE = Number(0, 1_000_000), Number(0, 1)
 
 
 class _Setting(NamedTuple):
@@ -39,7 +41,7 @@ class _Setting(NamedTuple):
     field: str
     default: float
     flags: tuple[str, ...]
-    type: click.FloatRange | click.IntRange
+    type: Integer | Number
     help: str
     key: str | None = None
 
@@ -71,25 +73,25 @@ _SETTINGS = (
              "Penalty subtracted from a token's logit for each repetition; 0: off."),
     _Setting("penalty_present", 0.0, ("--presence-penalty",), _NUMBER,
              "Penalty subtracted once from the logits of repeated tokens; 0: off."),
-    _Setting("penalty_last_n", 64, ("--repeat-last-n",), click.IntRange(-1),
+    _Setting("penalty_last_n", 64, ("--repeat-last-n",), Integer(-1),
              "Number of last tokens to consider for penalties; 0: none, -1: all.", "penalty_last_n"),
     _Setting("dry_multiplier", 0.0, ("--dry-multiplier",), _AT_LEAST_0,
              "DRY: multiplier of the penalty for tokens that extend a repeated sequence; 0: off."),
-    _Setting("dry_base", 1.75, ("--dry-base",), FiniteRange(1, 1_000_000),
+    _Setting("dry_base", 1.75, ("--dry-base",), Number(1, 1_000_000),
              "DRY: base of the penalty, which grows exponentially with the repetition."),
     _Setting("dry_allowed_length", 2, ("--dry-allowed-length",), _COUNT,
              "DRY: length of repetitions without penalty."),
-    _Setting("dry_penalty_last_n", 64, ("--dry-penalty-last-n",), click.IntRange(-1),
+    _Setting("dry_penalty_last_n", 64, ("--dry-penalty-last-n",), Integer(-1),
              "DRY: number of last tokens to search for repetitions; 0: none, -1: all."),
-    _Setting("mirostat", 0, ("--mirostat",), click.IntRange(0, 2),
+    _Setting("mirostat", 0, ("--mirostat",), Integer(0, 2),
              "Mirostat version 1 or 2, which replaces the other samplers; 0: off.", "mirostat"),
     _Setting("mirostat_tau", 5.0, ("--mirostat-ent",), _AT_LEAST_0,
              "Mirostat: target entropy (tau), in bits.", "mirostat_tau"),
     _Setting("mirostat_eta", 0.1, ("--mirostat-lr",), _AT_LEAST_0,
              "Mirostat: learning rate (eta).", "mirostat_eta"),
-    _Setting("adaptive_target", -1.0, ("--adaptive-target",), FiniteRange(-1, 1),
+    _Setting("adaptive_target", -1.0, ("--adaptive-target",), Number(-1, 1),
              "Adaptive-p: target probability of the selected tokens; below 0: off."),
-    _Setting("adaptive_decay", 0.9, ("--adaptive-decay",), FiniteRange(0, 0.99),
+    _Setting("adaptive_decay", 0.9, ("--adaptive-decay",), Number(0, 0.99),
              "Adaptive-p: decay of the moving average, over about 1 / (1 - X) tokens."),
 )  # fmt: skip
 
@@ -115,38 +117,33 @@ def _biases(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -
 
 
 _OTHERS = (
-    click.option(
+    option(
         "--dry-sequence-breaker", multiple=True, metavar="TEXT",
         help="DRY: text that ends a repetition; may be given several times. Default: a newline, a colon, a quote, an "
         "asterisk; none: no breakers.",
     ),
-    click.option(
+    option(
         "-l", "--logit-bias", multiple=True, metavar="ID+BIAS", callback=_biases,
         help="Bias added to a token's logit, as in 15043+1 or 15043-1; 15043-inf bans it. May be given several times.",
     ),
-    click.option(
+    option(
         "-r", "--stop", "--reverse-prompt", "stop", multiple=True, metavar="TEXT",
         help="Stop string: the text ends before it. May be given several times.",
     ),
-    click.option(
-        "-e", "--escape/--no-escape", default=True,
-        help="Process escapes such as \\n in -p, --stop and --dry-sequence-breaker; default: on.",
-    ),
-    click.option(
+    option(
         "--samplers", metavar="NAMES",
-        help=f"Samplers in order; others are off. Default: the model's, else {';'.join(_ORDER)}.",
+        help=f"Samplers in order; others are off. Default: the model's, else {'; '.join(_ORDER)}.",
     ),
-    click.option(
+)  # fmt: skip
+
+_CONSTRAINTS = (
+    option(
         "--grammar", metavar="TEXT",
         help="Constrain generation to a grammar in GBNF. Needs the extra `grammar`, like the next three options.",
     ),
-    click.option("--grammar-file", type=PATH, help="Read the grammar from a file."),
-    click.option("-j", "--json-schema", metavar="JSON", help="Constrain generation to JSON valid under a JSON Schema."),
-    click.option("-jf", "--json-schema-file", type=PATH, help="Read the JSON Schema from a file."),
-    click.option(
-        "--logprobs", type=_COUNT, default=0, show_default=True, metavar="N",
-        help="Print the log-probabilities of each token and of the N most likely ones; 0: off.",
-    ),
+    option("--grammar-file", type=PATH, help="Read the grammar from a file."),
+    option("-j", "--json-schema", metavar="JSON", help="Constrain generation to JSON valid under a JSON Schema."),
+    option("-jf", "--json-schema-file", type=PATH, help="Read the JSON Schema from a file."),
 )  # fmt: skip
 
 
@@ -155,16 +152,15 @@ def sampling_options(command: Decorated) -> Decorated:
 
     The values of those not given are None.
     """
-    for option in reversed((*map(_option, _SETTINGS), *_OTHERS)):
-        command = option(command)
-    return command
+    command = in_group("Grammar", *_CONSTRAINTS)(command)
+    return in_group("Sampling", *map(_option, _SETTINGS), *_OTHERS)(command)
 
 
 def _option(setting: _Setting) -> Callable[[Any], Any]:
-    metavar = "N" if isinstance(setting.type, click.IntRange) else "X"
+    metavar = "N" if isinstance(setting.type, Integer) else "X"
     source = "the model's, else " if setting.key else ""
     text = f"{setting.help} Default: {source}{setting.default:g}."
-    return click.option(*setting.flags, type=setting.type, metavar=metavar, help=text)
+    return option(*setting.flags, type=setting.type, metavar=metavar, help=text)
 
 
 def sampling_params(
@@ -205,7 +201,7 @@ def _value(setting: _Setting, given: Mapping[str, Any], metadata: Metadata) -> A
         return value
     if setting.key is None:
         return setting.default
-    get: Any = metadata.get_int if isinstance(setting.type, click.IntRange) else metadata.get_float
+    get: Any = metadata.get_int if isinstance(setting.type, Integer) else metadata.get_float
     return get(_KEYS + setting.key, setting.default, minimum=setting.type.min, maximum=setting.type.max)
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import click
 
-from llamacli.cli.options import PATH, global_options
+from llamacli.cli.command import Command
+from llamacli.cli.options import PATH, global_options, option
 from llamacli.cli.output import print_json, printable
 from llamacli.cli.text import argument, read_stdin
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("model", type=PATH)
 @click.argument("text", required=False)
-@click.option("--ids", is_flag=True, help="Print only the ids, as a list in one line.")
-@click.option("--no-bos", "--no-special", "no_special", is_flag=True, help="Add no BOS and no EOS.")
-@click.option(
+@option("--ids", is_flag=True, help="Print only the ids, as a list in one line.")
+@option("--no-bos", "--no-special", "no_special", is_flag=True, help="Add no BOS and no EOS.")
+@option(
     "--parse-special", is_flag=True, help="Parse special tokens in the text instead of encoding them as plain text."
 )
-@click.option("--json", is_flag=True, help="Print JSON.")
+@option("--json", is_flag=True, help="Print JSON.")
 @global_options
 def tokenize(model: str, text: str | None, ids: bool, no_special: bool, parse_special: bool, json: bool) -> None:
     """Print the id and the piece of each token of TEXT.

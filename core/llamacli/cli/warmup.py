@@ -6,13 +6,14 @@ import time
 
 import click
 
+from llamacli.cli.command import Command
 from llamacli.cli.options import global_options
 from llamacli.cli.output import note
 from llamacli.cli.progress import bar
 from llamacli.errors import InvalidRequestError, plugin_errors
 
 
-@click.command()
+@click.command(cls=Command)
 @global_options
 def warmup() -> None:
     """Compile all kernels for this CPU, those of plugins too.

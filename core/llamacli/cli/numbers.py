@@ -1,0 +1,69 @@
+"""Parameter types for numbers, whose messages name the range."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+
+class Integer(click.IntRange):
+    """Integer from `min` to `max`, or of at least `min`."""
+
+    name = "integer"
+
+    @property
+    def bounds(self) -> str:
+        """The range in words."""
+        return _bounds(self.min, self.max)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse an integer."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is not an integer {self.bounds}.", param, ctx)
+
+
+class Number(click.FloatRange):
+    """Finite number from `min` to `max`."""
+
+    name = "number"
+
+    @property
+    def bounds(self) -> str:
+        """The range in words."""
+        return _bounds(self.min, self.max)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse a number."""
+        try:
+            number = super().convert(value, param, ctx)
+        except click.BadParameter:
+            number = math.nan
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number {self.bounds}.", param, ctx)
+        return number
+
+
+class IntList(click.ParamType[tuple[int, ...]]):
+    """Integers from 0 to `largest`, separated by commas."""
+
+    name = "N,..."
+
+    def __init__(self, largest: int):
+        self.largest = largest
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Parse the list."""
+        if isinstance(value, tuple):
+            return value
+        numbers = [part.strip() for part in value.split(",")]
+        if not all(number.isdecimal() and len(number) < 10 and int(number) <= self.largest for number in numbers):
+            self.fail(f"{value!r} is not a list of integers from 0 to {self.largest}, such as 128,512.", param, ctx)
+        return tuple(map(int, numbers))
+
+
+def _bounds(low: float | None, high: float | None) -> str:
+    return f"of at least {low:.15g}" if high is None else f"from {low:.15g} to {high:.15g}"
