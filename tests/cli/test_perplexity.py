@@ -44,8 +44,8 @@ def test_no_result_without_chunks(invoke, model, text) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("-c", "3"), 2, "3 is not in the range 4<=x<=2147483647"),
-        (("--chunks", "-2"), 2, "-2 is not in the range x>=-1"),
+        (("-c", "3"), 2, "'3' is not an integer from 4 to 2147483647"),
+        (("--chunks", "-2"), 2, "'-2' is not an integer of at least -1"),
         (("-c", "500"), 1, "chunks of 500 need at least 1000"),
         (("-f", "other.txt"), 2, "TEXT_FILE and -f exclude each other."),
     ],

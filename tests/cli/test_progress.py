@@ -3,11 +3,14 @@
 import os
 import pty
 import re
+import threading
+import types
 from pathlib import Path
 
 import pytest
 
 import tiny_llama
+from llamacli import Stats
 from llamacli.cli import progress
 from llamacli.cli.output import human_bytes, note, status
 
@@ -27,6 +30,21 @@ def what_a_terminal_shows(user: int) -> str:
         data += more
 
 
+class Clock:
+    """Clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
 @pytest.fixture
 def terminal(monkeypatch, capsys):
     """Make stderr of this process look like a terminal.
@@ -35,32 +53,102 @@ def terminal(monkeypatch, capsys):
     """
     monkeypatch.setattr(progress, "has_status", lambda: True)
     monkeypatch.setattr(progress, "_DELAY_S", 0)
-    monkeypatch.setattr(progress, "_INTERVAL_S", 0)
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(progress, "_INTERVAL_S", 0.01)
+    monkeypatch.setenv("COLUMNS", "120")
 
 
-def test_progress_bar(terminal, capsys) -> None:
-    with progress.bar("loading x", human_bytes) as draw:
-        draw(0, 2048)
-        draw(512, 2048)
-        draw(2048, 2048)
-    lines = capsys.readouterr().err.split("\r\x1b[K")[1:]
-    assert lines == [
-        "loading x [........................]   0 %  0 B of 2.00 KiB",
-        "loading x [######..................]  25 %  512 B of 2.00 KiB",
-        "",
-    ]
+def test_line_without_reports_has_the_time(clock: Clock) -> None:
+    task = progress.Task("thinking", clock=clock)
+    assert task.line() == "| thinking, 0 s"
+    clock.now += 65
+    assert task.line() == "/ thinking, 1 min 5 s"
 
 
-def test_note_removes_the_bar(terminal, capsys) -> None:
+def test_line_has_bar_and_time_left(clock: Clock) -> None:
+    task = progress.Task("loading x", human_bytes, clock=clock)
+    task.report(0, 2048)
+    assert task.line() == "| loading x [................]   0 %  ...  0 B of 2.00 KiB"
+    clock.now += 2
+    task.report(512, 2048)
+    assert task.line() == "/ loading x [####............]  25 %  6 s left  512 B of 2.00 KiB"
+    task.report(2048, 2048)
+    assert task.line() == "- loading x, 2 s"
+
+
+def test_progress_between_reports_is_interpolated(clock: Clock) -> None:
+    task = progress.Task("reading", unit=" tokens", clock=clock)
+    task.report(0, 2000)
+    clock.now += 5
+    task.report(500, 2000)
+    shares = []
+    for _ in range(8):
+        clock.now += 1
+        shares.append(re.search(r"(\d+) %  (\d+) s left  500 of 2000 tokens", task.line()).groups())
+    assert shares[:3] == [("30", "14"), ("35", "13"), ("40", "12")]
+    assert shares[-1] == ("48", "10"), "but not beyond the next report"
+
+
+def test_known_rate_gives_the_time_left_at_once(clock: Clock) -> None:
+    task = progress.Task("reading", rate=100.0, clock=clock)
+    task.report(0, 1000)
+    clock.now += 3
+    assert "30 %  7 s left" in task.line()
+
+
+def test_detail_is_shown_until_the_next_report(clock: Clock) -> None:
+    task = progress.Task("loading", clock=clock)
+    task.detail = "compiling kernel 1: add"
+    assert task.line() == "| compiling kernel 1: add"
+    task.report(0, 0)
+    assert task.line() == "/ loading, 0 s"
+
+
+def test_bar_moves_by_itself_and_is_removed(terminal, capsys) -> None:
+    shown = ""
     with progress.bar("b") as draw:
         draw(1, 2)
-        note("a warning")
-        draw(1, 2)
-        draw(2, 2)
-    assert re.sub(r"b \[.*?\] ", "", capsys.readouterr().err) == (
-        "\r\x1b[K 50 %  1 of 2\r\x1b[Ka warning\n\r\x1b[K 50 %  1 of 2\r\x1b[K"
-    )
+        while len(set(re.findall(r"([-|/\\]) b ", shown))) < 3:
+            shown += capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("\r\x1b[K")
+
+
+def test_note_removes_the_bar(terminal, capsys, monkeypatch) -> None:
+    with progress.bar("b"):
+        shown = ""
+        while "b, " not in shown:
+            shown += capsys.readouterr().err
+        for _ in range(50):
+            note("a warning")
+    *lines, last = (shown + capsys.readouterr().err).split("\n")
+    assert len(lines) == 50
+    assert all(line == "a warning" or line.endswith("\r\x1b[Ka warning") for line in lines)
+    assert "warning" not in last
+
+
+def test_waiting_ends_with_the_first_item(terminal, capsys) -> None:
+    with progress.shown(progress.Task("reading")) as end:
+        wait, seen = progress.Waiting(progress.Task("reading"), end), []
+        for item in wait.watch([1, 2]):
+            seen.append(item)
+            capsys.readouterr()
+            assert "llamacli-status" not in [thread.name for thread in threading.enumerate()]
+    assert seen == [1, 2]
+
+
+def test_quiet_waiting_counts_the_items(clock: Clock) -> None:
+    task, lines, ended = progress.Task("reading", clock=clock), [], []
+    for _ in progress.Waiting(task, lambda: ended.append(True)).watch("abc", quiet=True):
+        lines.append(task.line())
+        assert not ended
+    assert lines == ["| writing, 1 tokens, 0 s", "/ writing, 2 tokens, 0 s", "- writing, 3 tokens, 0 s"]
+    assert ended
+
+
+def test_waiting_restores_the_progress_of_a_session(terminal) -> None:
+    session = types.SimpleNamespace(progress=None, stats=Stats())
+    with progress.waiting(session):
+        session.progress(1, 2)
+    assert session.progress is None
 
 
 def test_status_is_cut_to_terminal_width(capsys, monkeypatch) -> None:
@@ -70,15 +158,12 @@ def test_status_is_cut_to_terminal_width(capsys, monkeypatch) -> None:
     assert capsys.readouterr().err == f"\r\x1b[K{'x' * 19}\r\x1b[K"
 
 
-def test_bar_with_total_of_zero(terminal) -> None:
-    with progress.bar("b") as draw:
-        draw(0, 0)
-
-
 def test_exception_removes_the_bar(terminal, capsys) -> None:
     def fail() -> None:
         with progress.bar("b") as draw:
             draw(1, 2)
+            while "b [" not in capsys.readouterr().err:
+                pass
             raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
@@ -146,7 +231,8 @@ def test_long_prompt_has_a_bar_on_a_terminal(long_prompt) -> None:
     shown = what_a_terminal_shows(user)
     os.close(user)
     assert process.wait(TIMEOUT_S) == 0
-    assert re.search(r"\r\x1b\[Kreading the prompt \[#+\.*\]  ?\d+ %  \d+ of \d{4}\r\x1b\[K", shown)
+    moves = re.findall(r"\r\x1b\[K. reading the prompt \[#*\.*\] +\d+ %  \d+ s left  \d+ of \d{4} tokens", shown)
+    assert len(set(moves)) > 2
     assert shown[shown.rindex("\r\x1b[K") :].startswith("\r\x1b[Konce upon a time once"), "then comes the text"
 
 

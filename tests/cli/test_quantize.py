@@ -102,7 +102,7 @@ def test_block_types_need_kernels(invoke, wide: Path, out: Path) -> None:
     ("args", "message"),
     [
         (["Q9_K"], "unknown type 'Q9_K'; known are F32, F16, BF16, Q8_0"),
-        (["Q8_0", "-t", "0"], "0 is not in the range"),
+        (["Q8_0", "-t", "0"], "'0' is not an integer from 1 to 1024"),
         ([], "Missing argument 'TYPE'"),
     ],
 )

@@ -14,7 +14,7 @@ from llamacli.cli.numbers import Integer, IntList
 from llamacli.cli.options import PATH, global_options, kv_type_options, mode_option, option, threads_option
 from llamacli.cli.output import print_json
 from llamacli.cli.plot import ImagePath
-from llamacli.cli.progress import load
+from llamacli.cli.progress import Task, load, shown
 from llamacli.tools.demo import demo_path
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 
 _MAX = 1_000_000
+
+_INTERVAL_S = 0.5
+"""Seconds between two updates of the status line, which take time of the cores that are measured."""
 
 
 @click.command(cls=Command)
@@ -91,18 +94,30 @@ def bench(
     path, n_threads = model or str(demo_path()), check_threads(threads)
     measured: list[Row] = []
     with load(path, mode, n_threads) as loaded:
+        task = Task("", unit=" runs")
+
+        def report(test: str, done: int, total: int) -> None:
+            task.label = test
+            task.report(done, total)
+
         rows = measure(
-            path, loaded, n_prompt, n_gen, n_depth, repetitions=repetitions, threads=n_threads, kv_type=kv_type or "f16"
+            path, loaded, n_prompt, n_gen, n_depth, repetitions=repetitions, threads=n_threads,
+            kv_type=kv_type or "f16", progress=report,
         )  # fmt: skip
-        _PRINTERS[output](_recorded(rows, measured))
+        _PRINTERS[output](_recorded(rows, measured, task))
     if plot is not None:
         from llamacli.cli.plot import plot_rates
 
         plot_rates(measured, plot)
 
 
-def _recorded(rows: Iterable[Row], measured: list[Row]) -> Iterator[Row]:
-    for row in rows:
+def _recorded(rows: Iterator[Row], measured: list[Row], task: Task) -> Iterator[Row]:
+    """Rows as they are measured, with a status line meanwhile."""
+    while True:
+        with shown(task, interval_s=_INTERVAL_S):
+            row = next(rows, None)
+        if row is None:
+            return
         measured.append(row)
         yield row
 

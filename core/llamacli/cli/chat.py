@@ -15,6 +15,7 @@ from llamacli.cli.command import in_group
 from llamacli.cli.interrupts import raise_if_interrupted
 from llamacli.cli.options import PATH, option
 from llamacli.cli.output import write
+from llamacli.cli.progress import waiting
 from llamacli.cli.text import argument, read_file
 from llamacli.errors import ContextOverflowError, InvalidRequestError
 
@@ -135,10 +136,10 @@ def reply_once(
     chat.add_user(prompt)
     content: list[str] = []
     try:
-        with replying(chat, params) as pieces:
+        with replying(chat, params) as pieces, waiting(chat.session) as wait:
             on_start()
             raise_if_interrupted()
-            for piece in pieces:
+            for piece in wait.watch(pieces, quiet=on_piece is None):
                 if not piece.reasoning:
                     content.append(piece.text)
                 if on_piece is not None:

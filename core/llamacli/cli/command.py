@@ -24,7 +24,7 @@ class Option(click.Option):
     group = ""
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """Further facts for the help; a range in words where it is narrow."""
+        """Further facts for the help; narrow ranges in words."""
         extra = super().get_help_extra(ctx)
         extra.pop("range", None)
         if isinstance(self.type, Integer | Number) and self.type.max is not None and self.type.max < _WIDE:
@@ -83,7 +83,7 @@ def grouped(params: Iterable[click.Parameter]) -> dict[str, list[click.Option]]:
 def _supported(
     ctx: click.Context, args: list[str], known: dict[str, click.Option], ignored: dict[str, str]
 ) -> Iterator[str]:
-    """Arguments that are not llama.cpp's; those without an effect are added to `ignored`.
+    """Arguments without those of llama.cpp, which go to `ignored`.
 
     Raises UsageError for options that would have one, NoSuchOption for unknown ones.
     """

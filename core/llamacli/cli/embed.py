@@ -10,7 +10,7 @@ import click
 from llamacli.cli.command import Command
 from llamacli.cli.options import PATH, global_options, mode_option, option, threads_option
 from llamacli.cli.output import human_bytes, print_json
-from llamacli.cli.progress import bar, compiling
+from llamacli.cli.progress import bar
 from llamacli.cli.text import argument, read_stdin
 from llamacli.errors import InvalidRequestError
 
@@ -53,7 +53,7 @@ def embed(
 def _load(model: str, mode: str, threads: int | None) -> Embedder:
     from llamacli.tools.embedding import load_embedder
 
-    with bar(f"loading {Path(model).name}", human_bytes) as progress, compiling():
+    with bar(f"loading {Path(model).name}", human_bytes) as progress:
         return load_embedder(model, mode, threads=threads, progress=progress)
 
 

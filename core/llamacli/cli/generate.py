@@ -9,8 +9,8 @@ import attrs
 
 from llamacli.cli.interrupts import raise_if_interrupted
 from llamacli.cli.output import has_status, write
+from llamacli.cli.progress import waiting
 from llamacli.errors import ContextOverflowError, InvalidRequestError
-from llamacli.kv import N_BATCH
 
 if TYPE_CHECKING:
     from llamacli import SamplingParams, Session
@@ -34,16 +34,15 @@ class Completion:
 class CompletionWriter:
     """Writes a prompt and its continuation to stdout.
 
-    The prompt is written at once, or with the first piece if a progress bar of reading a long prompt (`n_prompt`
-    tokens) would overwrite it.
+    The prompt is written at once, or with the first piece if there is a status line, which would overwrite it.
     """
 
-    def __init__(self, prompt: str, n_prompt: int):
-        self._prompt, self._n_prompt = prompt, n_prompt
+    def __init__(self, prompt: str):
+        self._prompt = prompt
 
     def begin(self) -> None:
-        """Write the prompt, unless a progress bar follows."""
-        if not (has_status() and self._n_prompt > N_BATCH):
+        """Write the prompt, unless there is a status line."""
+        if not has_status():
             self.feed("")
 
     def feed(self, piece: str) -> None:
@@ -91,14 +90,15 @@ def complete(
         if writer is not None:
             writer.begin()
         raise_if_interrupted()
-        for token in stream:
-            tokens.append(token.id)
-            pieces.append(token.piece)
-            if token.logprobs is not None:
-                logprobs.append(token.logprobs)
-            if writer is not None:
-                writer.feed(token.piece)
-            raise_if_interrupted()
+        with waiting(session) as wait:
+            for token in wait.watch(stream, quiet=writer is None):
+                tokens.append(token.id)
+                pieces.append(token.piece)
+                if token.logprobs is not None:
+                    logprobs.append(token.logprobs)
+                if writer is not None:
+                    writer.feed(token.piece)
+                raise_if_interrupted()
     except KeyboardInterrupt:
         stop = "interrupt"
     else:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -38,11 +39,14 @@ def write(text: str, *, err: bool = False, dim: bool = False) -> None:
 
 def note(text: str) -> None:
     """Write one line to stderr."""
-    status("")
-    click.echo(printable(text), err=True)
+    with _lock:
+        status("")
+        click.echo(printable(text), err=True)
 
 
 _status = ""
+_lock = threading.RLock()
+"""Held while stderr is written to, as a thread updates the status line."""
 
 
 def status(text: str) -> None:
@@ -51,11 +55,12 @@ def status(text: str) -> None:
     An empty text removes it.
     """
     global _status
-    if text == _status:
-        return
-    _status = text
-    columns = shutil.get_terminal_size().columns
-    click.echo(f"\r\x1b[K{printable(text)[: columns - 1]}", err=True, nl=False, color=True)
+    with _lock:
+        if text == _status:
+            return
+        _status = text
+        columns = shutil.get_terminal_size().columns
+        click.echo(f"\r\x1b[K{printable(text)[: columns - 1]}", err=True, nl=False, color=True)
 
 
 def has_status() -> bool:
@@ -112,6 +117,15 @@ def human_bytes(n: int) -> str:
             break
         size, unit = size / 1024, larger
     return f"{n} B" if unit == "B" else f"{size:.2f} {unit}"
+
+
+def human_duration(seconds: float) -> str:
+    """Format a duration, as in `45 s`, `3 min 20 s` or `2 h 5 min`."""
+    minutes, rest = divmod(round(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def human_count(n: int) -> str:

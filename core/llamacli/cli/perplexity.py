@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,8 @@ from llamacli.cli.options import (
     threads_option,
     warn_of_long_context,
 )
-from llamacli.cli.output import print_json, write
-from llamacli.cli.progress import load
+from llamacli.cli.output import has_status, print_json, write
+from llamacli.cli.progress import Task, load, shown
 from llamacli.cli.text import read_file, read_stdin
 from llamacli.errors import InvalidRequestError
 from llamacli.tools.demo import demo_path
@@ -64,26 +65,29 @@ def perplexity(
     """Measure the perplexity of a text, as llama.cpp does.
 
     Lower is better. The text is evaluated in independent chunks that begin with BOS; tokens of the second half of each
-    are scored. Prints the estimate after each chunk, and finally the result with its standard error. Without TEXT_FILE,
-    the text is read from stdin.
+    are scored. Prints the estimate after each chunk, at a terminal in the status line, and finally the result with its
+    standard error. Without TEXT_FILE, the text is read from stdin.
     """
     content = _read_text(text, file)
 
+    from llamacli.tools.perplexity import number_of_chunks, perplexity_tokens
     from llamacli.tools.perplexity import perplexity as measure
-    from llamacli.tools.perplexity import perplexity_tokens
 
     with load(model or str(demo_path()), mode, threads) as loaded:
         tokens = perplexity_tokens(loaded, content)
         warn_of_long_context(loaded, ctx_size)
         max_chunks = None if chunks < 0 else chunks
         estimates = measure(loaded, tokens, n_ctx=ctx_size, max_chunks=max_chunks, kv_type=kv_type)
-        results = list(estimates if output == "json" else _printed(estimates))
+        n_chunks = number_of_chunks(tokens, ctx_size, max_chunks)
+        results = list(_watched(estimates, n_chunks, output == "text"))
     if results and output == "json":
         _print_json(results, ctx_size, len(tokens))
     elif results:
         last = results[-1]
         note = f"{last.n_chunks} chunks of {ctx_size} tokens, {last.n_scored} of them scored"
-        click.echo(f"\nperplexity {last.value:.4f} ± {last.error:.5f} ({note})")
+        if not _in_status_line():
+            click.echo()
+        click.echo(f"perplexity {last.value:.4f} ± {last.error:.5f} ({note})")
 
 
 def _read_text(argument: str | None, option: str | None) -> str:
@@ -104,11 +108,22 @@ def _read_text(argument: str | None, option: str | None) -> str:
     return read_file(Path(name))
 
 
-def _printed(estimates: Iterable[Estimate]) -> Iterable[Estimate]:
-    """Print each estimate as it comes."""
-    for estimate in estimates:
-        write(f"[{estimate.n_chunks}]{estimate.value:.4f},")
-        yield estimate
+def _in_status_line() -> bool:
+    """Test that estimates are in the status line only, as stdout is the same terminal."""
+    return has_status() and sys.stdout is not None and sys.stdout.isatty()
+
+
+def _watched(estimates: Iterable[Estimate], n_chunks: int, printed: bool) -> Iterator[Estimate]:
+    """Show each estimate as it comes, printed or in the status line."""
+    task = Task("perplexity", unit=" chunks")
+    task.report(0, n_chunks)
+    with shown(task):
+        for estimate in estimates:
+            task.report(estimate.n_chunks, n_chunks)
+            task.label = f"perplexity {estimate.value:.4f}"
+            if printed and not _in_status_line():
+                write(f"[{estimate.n_chunks}]{estimate.value:.4f},")
+            yield estimate
 
 
 def _print_json(results: Sequence[Estimate], n_ctx: int, n_tokens: int) -> None:

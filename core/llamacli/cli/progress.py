@@ -1,79 +1,183 @@
-"""Progress bars on a terminal; nothing is written to pipes."""
+"""Progress on a terminal: bars with the time left, spinners; nothing in pipes."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from llamacli.cli.output import has_status, human_bytes, status
+from llamacli.cli.output import has_status, human_bytes, human_duration, status
 
 if TYPE_CHECKING:
-    from llamacli import Model
+    from llamacli import Model, Session
 
-_DELAY_S, _INTERVAL_S = 0.3, 0.05
-"""Seconds before a bar appears, and between two updates of it."""
+Item = TypeVar("Item")
 
-_WIDTH = 24
+_DELAY_S, _INTERVAL_S = 0.3, 0.2
+"""Seconds before the status line appears, and between two updates of it."""
+
+_MIN_S = 0.5
+"""Seconds from which on a rate is measured well enough for an estimate of the time left."""
+
+_WIDTH = 16
+_SPINNER = "|/-\\"
 
 Progress = Callable[[int, int], None]
 
 
-@contextlib.contextmanager
-def bar(label: str, show: Callable[[int], str] = str) -> Iterator[Progress]:
-    """Show a progress bar.
+class Task:
+    """Task whose progress is shown, with its status line as text.
 
-    The context is a function to call with (done, total), which `show` formats.
+    Between two reports progress is interpolated by the mean rate. `rate` is that to begin with, in units per second, if
+    one is known. `show` formats a number of units, whose name is `unit`. `detail` replaces the label until the next
+    report.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        show: Callable[[int], str] = str,
+        *,
+        unit: str = "",
+        rate: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.label, self.detail = label, ""
+        self._show, self._unit, self._rate, self._clock = show, unit, rate, clock
+        self._done = self._step = self._total = 0
+        self._started = self._reported = clock()
+        self._frames = itertools.cycle(_SPINNER)
+
+    def report(self, done: int, total: int) -> None:
+        """Set the units done and those in all."""
+        now, self.detail = self._clock(), ""
+        if total != self._total or done < self._done:
+            self._started, self._done = now, 0
+        elapsed = now - self._started
+        if done and elapsed >= _MIN_S:
+            self._rate = done / elapsed
+        self._step, self._done, self._total, self._reported = done - self._done, done, total, now
+
+    def line(self) -> str:
+        """Status line of this moment."""
+        frame, now = next(self._frames), self._clock()
+        if self.detail:
+            return f"{frame} {self.detail}"
+        if self._done >= self._total:
+            return f"{frame} {self.label}, {human_duration(now - self._started)}"
+        done = self._done + (now - self._reported) * self._rate
+        if self._step:  # not beyond the next report, which is about a step away
+            done = min(done, self._done + 0.95 * self._step)
+        done = min(done, 0.99 * self._total)
+        share = done / self._total
+        bar = "#" * int(_WIDTH * share)
+        left = f"{human_duration((self._total - done) / self._rate)} left" if self._rate else "..."
+        counts = f"{self._show(self._done)} of {self._show(self._total)}{self._unit}"
+        return f"{frame} {self.label} [{bar:.<{_WIDTH}}] {int(100 * share):3} %  {left}  {counts}"
+
+
+@contextlib.contextmanager
+def shown(task: Task, interval_s: float | None = None) -> Iterator[Callable[[], None]]:
+    """Show a task in the status line, which a thread updates.
+
+    The context is a function that removes it for good.
     """
     if not has_status():
-        yield lambda done, total: None
+        yield lambda: None
         return
-    drawn = time.monotonic() + _DELAY_S - _INTERVAL_S
+    ended = threading.Event()
 
-    def draw(done: int, total: int) -> None:
-        nonlocal drawn
-        if done >= total:
+    def update() -> None:
+        if not ended.wait(_DELAY_S):
+            status(task.line())
+            while not ended.wait(interval_s or _INTERVAL_S):
+                status(task.line())
+
+    thread = threading.Thread(target=update, name="llamacli-status", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        if not ended.is_set():
+            ended.set()
+            thread.join()
             status("")
-        elif time.monotonic() - drawn >= _INTERVAL_S:
-            drawn = time.monotonic()
-            filled = _WIDTH * done // max(1, total)
-            part = f"{100 * done // max(1, total):3} %"
-            status(f"{label} [{'#' * filled}{'.' * (_WIDTH - filled)}] {part}  {show(done)} of {show(total)}")
 
     try:
-        yield draw
+        with _compiling(task):
+            yield end
     finally:
-        status("")
+        end()
+
+
+@contextlib.contextmanager
+def bar(label: str, show: Callable[[int], str] = str, *, unit: str = "") -> Iterator[Progress]:
+    """Show a progress bar with the time left; see `Task`.
+
+    The context is a function to call with (done, total).
+    """
+    task = Task(label, show, unit=unit)
+    with shown(task):
+        yield task.report
+
+
+class Waiting:
+    """Status line of a session until its first token."""
+
+    def __init__(self, task: Task, end: Callable[[], None]):
+        self._task, self._end = task, end
+
+    def watch(self, items: Iterable[Item], *, quiet: bool = False) -> Iterator[Item]:
+        """Iterate, without the status line from the first item on.
+
+        With `quiet` nothing is written meanwhile, so the line stays and counts the items.
+        """
+        for n, item in enumerate(items, start=1):
+            if quiet:
+                self._task.report(0, 0)
+                self._task.label = f"writing, {n} tokens"
+            else:
+                self._end()
+            yield item
+        self._end()
+
+
+@contextlib.contextmanager
+def waiting(session: Session) -> Iterator[Waiting]:
+    """Show the reading of a prompt until the first token comes."""
+    task = Task("reading the prompt", unit=" tokens", rate=session.stats.prefill_tps)
+    with shown(task) as end:
+        before, session.progress = session.progress, task.report
+        try:
+            yield Waiting(task, end)
+        finally:
+            session.progress = before
 
 
 def load(path: str, mode: str, threads: int | None) -> Model:
     """Load a model, with a progress bar."""
     from llamacli import load_model
 
-    with bar(f"loading {Path(path).name}", human_bytes) as progress, compiling():
+    with bar(f"loading {Path(path).name}", human_bytes) as progress:
         return load_model(path, mode, threads=threads, progress=progress)
 
 
 @contextlib.contextmanager
-def compiling() -> Iterator[None]:
+def _compiling(task: Task) -> Iterator[None]:
     """Show the name of each kernel while it is compiled."""
-    if not has_status():
-        yield
-        return
     from llamacli.kernels import jit
 
-    n_compiled = 0
+    numbers = itertools.count(1)
 
     def show(name: str) -> None:
-        nonlocal n_compiled
-        n_compiled += 1
-        status(f"compiling kernel {n_compiled}: {name}")
+        task.detail = f"compiling kernel {next(numbers)}: {name} (once for this CPU)"
+        status(task.line())
 
     jit.listeners.append(show)
     try:
         yield
     finally:
         jit.listeners.remove(show)
-        status("")

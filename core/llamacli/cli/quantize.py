@@ -13,7 +13,7 @@ import click
 from llamacli.cli.command import Command
 from llamacli.cli.options import PATH, global_options, option, threads_option
 from llamacli.cli.output import human_bytes, print_table, printable
-from llamacli.cli.progress import bar, compiling
+from llamacli.cli.progress import bar
 from llamacli.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _write(planned: Plan, path: Path, threads: int | None, overwrite: bool) -> N
 
     if jit_disabled() and planned.needs_kernels:
         raise InvalidRequestError("NUMBA_DISABLE_JIT is set, so the kernels that quantise cannot be compiled")
-    with bar(f"writing {path.name}", human_bytes) as progress, compiling():
+    with bar(f"writing {path.name}", human_bytes) as progress:
         write(planned, path, threads=threads, overwrite=overwrite, progress=progress)
 
 

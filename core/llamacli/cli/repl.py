@@ -17,6 +17,7 @@ from llamacli.chat.messages import Message
 from llamacli.cli.chat import replying
 from llamacli.cli.interrupts import clear, raise_if_interrupted
 from llamacli.cli.output import note, one_line, write
+from llamacli.cli.progress import waiting
 from llamacli.cli.sampling import FIELDS
 from llamacli.cli.text import read_file, redecoded, unescaped, words
 from llamacli.errors import ContextOverflowError, InvalidRequestError, LlamaCliError
@@ -104,8 +105,8 @@ class Repl:
         chat = self._chat
         reasoning = False
         try:
-            with replying(chat, self._params, shift=self._shift) as pieces:
-                for piece in pieces:
+            with replying(chat, self._params, shift=self._shift) as pieces, waiting(chat.session) as wait:
+                for piece in wait.watch(pieces):
                     if piece.reasoning != reasoning:
                         reasoning = piece.reasoning
                         write("" if reasoning else "\n\n")

@@ -17,7 +17,7 @@ from llamacli.cli.heat import write_heat
 from llamacli.cli.logprobs import logprobs_as_json, print_logprobs
 from llamacli.cli.options import warn_of_long_context
 from llamacli.cli.output import note, print_json, write
-from llamacli.cli.progress import bar, load
+from llamacli.cli.progress import load
 from llamacli.cli.sampling import sampling_params
 from llamacli.cli.stats import RunStats
 from llamacli.errors import InvalidRequestError
@@ -98,10 +98,7 @@ def _generate(options: RunOptions, model: Model, load_s: float) -> Result | None
     ids = [] if chats else _encode(model, options.prompt, continues=options.load_session is not None)
     seed = int.from_bytes(os.urandom(4)) if options.seed < 0 else options.seed
     warn_of_long_context(model, options.ctx_size)
-    with (
-        model.create_session(seq_len=options.ctx_size or None, kv_type=options.kv_type, seed=seed) as session,
-        bar("reading the prompt") as session.progress,
-    ):
+    with model.create_session(seq_len=options.ctx_size or None, kv_type=options.kv_type, seed=seed) as session:
         params = sampling_params(options.sampling, model.metadata, session.seq_len, model.find_sampler)
         chat = options.chat.create_chat(model, session, options.max_tokens) if chats else None
         saved = session if chat is None else chat
@@ -113,7 +110,7 @@ def _generate(options: RunOptions, model: Model, load_s: float) -> Result | None
 
         completion, fields = None, {}
         if chat is None:
-            writer = CompletionWriter(options.prompt if options.display_prompt else "", len(ids))
+            writer = CompletionWriter(options.prompt if options.display_prompt else "")
             completion = complete(
                 session,
                 ids,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,7 @@ class Row:
     @property
     def test(self) -> str:
         """Name of the test: pp512, tg128, tg128 @ d4096."""
-        name = f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}"
-        return f"{name} @ d{self.n_depth}" if self.n_depth else name
+        return _name(self.n_prompt, self.n_gen, self.n_depth)
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as a dict, for JSON and CSV."""
@@ -67,18 +66,25 @@ def measure(
     repetitions: int,
     threads: int,
     kv_type: KVTypes,
+    progress: Callable[[str, int, int], None] = lambda test, done, total: None,
 ) -> Iterator[Row]:
     """Run a test for every prompt and generation length at every depth.
 
     A length of 0 means no test.
 
     `model` was loaded from `path` with `threads` threads. Each test runs once to warm up, then `repetitions` times.
+    `progress` is called between runs with the test's name, the runs done and those in all.
     """
     about = _describe(path)
     for depth in depths:
         for n_prompt, n_gen in [*((n, 0) for n in prompts if n), *((0, n) for n in generations if n)]:
             started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            samples = _samples(model, n_prompt, n_gen, depth, repetitions, kv_type)
+            name, samples = _name(n_prompt, n_gen, depth), list[int]()
+            progress(name, 0, repetitions + 1)
+            for ns in _samples(model, n_prompt, n_gen, depth, repetitions, kv_type):
+                samples.append(ns)
+                progress(name, len(samples), repetitions + 1)
+            del samples[0]
             n = n_prompt + n_gen
             rates = [n * 1e9 / ns for ns in samples]
             yield Row(
@@ -100,6 +106,11 @@ def measure(
             )
 
 
+def _name(n_prompt: int, n_gen: int, n_depth: int) -> str:
+    name = f"pp{n_prompt}" if n_prompt else f"tg{n_gen}"
+    return f"{name} @ d{n_depth}" if n_depth else name
+
+
 def _describe(path: str) -> tuple[str, str, int, int]:
     """File name, model type, bytes of all tensors, number of parameters."""
     file = open_model_file(path, installed_plugins().loaders())
@@ -115,10 +126,9 @@ def _describe(path: str) -> tuple[str, str, int, int]:
         file.close()
 
 
-def _samples(model: Model, n_prompt: int, n_gen: int, depth: int, repetitions: int, kv_type: KVTypes) -> list[int]:
-    """Measure the nanoseconds of each repetition."""
+def _samples(model: Model, n_prompt: int, n_gen: int, depth: int, repetitions: int, kv_type: KVTypes) -> Iterator[int]:
+    """Measure the nanoseconds of each run; the first one warms up."""
     tokens = np.random.default_rng(0).integers(0, model.config.n_vocab, max(n_prompt, n_gen, depth)).tolist()
-    samples = []
     with model.create_session(seq_len=depth + n_prompt + n_gen, kv_type=kv_type, reuse=False) as session:
         session.eval(tokens[:depth])
         for _ in range(repetitions + 1):
@@ -131,8 +141,7 @@ def _samples(model: Model, n_prompt: int, n_gen: int, depth: int, repetitions: i
                 session.eval(tokens[:n_prompt])
             for i in range(n_gen):
                 session.eval(tokens[i : i + 1])
-            samples.append(time.perf_counter_ns() - started)
-    return samples[1:]
+            yield time.perf_counter_ns() - started
 
 
 def _spread(samples: Sequence[float]) -> float:

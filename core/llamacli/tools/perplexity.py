@@ -60,8 +60,13 @@ def perplexity(
             f"the text has {len(tokens)} tokens, and chunks of {n_ctx} need at least {2 * n_ctx}: "
             "use a longer text or a smaller context"
         )
+    return _estimates(model, tokens, n_ctx, number_of_chunks(tokens, n_ctx, max_chunks), kv_type)
+
+
+def number_of_chunks(tokens: Sequence[int], n_ctx: int, max_chunks: int | None = None) -> int:
+    """Number of chunks that `perplexity` scores."""
     n_chunks = len(tokens) // n_ctx
-    return _estimates(model, tokens, n_ctx, n_chunks if max_chunks is None else min(max_chunks, n_chunks), kv_type)
+    return n_chunks if max_chunks is None else min(max_chunks, n_chunks)
 
 
 def _estimates(
