@@ -16,6 +16,7 @@ from llamacli.cli.embed import embed
 from llamacli.cli.hub import list_models, pull, rm
 from llamacli.cli.inspect import inspect
 from llamacli.cli.interrupts import EXIT_CODE
+from llamacli.cli.logs import logs
 from llamacli.cli.options import DEBUG, global_options, log_to_stderr
 from llamacli.cli.output import discard_stdout, note, one_line
 from llamacli.cli.perplexity import perplexity
@@ -95,7 +96,7 @@ def app() -> None:
 
 
 for command in (
-    run, inspect, tokenize, embed, quantize, bench, perplexity, pull, list_models, rm, plugins, warmup, doctor,
+    run, inspect, tokenize, embed, quantize, bench, perplexity, pull, list_models, rm, logs, plugins, warmup, doctor,
     completion,
 ):  # fmt: skip
     app.add_command(command)

@@ -13,6 +13,7 @@ import click
 
 from llamacli.cli.command import in_group
 from llamacli.cli.interrupts import raise_if_interrupted
+from llamacli.cli.numbers import Integer
 from llamacli.cli.options import PATH, option
 from llamacli.cli.output import write
 from llamacli.cli.progress import waiting
@@ -21,6 +22,7 @@ from llamacli.errors import ContextOverflowError, InvalidRequestError
 
 if TYPE_CHECKING:
     from llamacli import ChatSession, Model, Piece, SamplingParams, Session
+    from llamacli.cli.functions import Functions
     from llamacli.cli.generate import Completion
 
 Decorated = TypeVar("Decorated")
@@ -38,6 +40,12 @@ _OPTIONS = (
     option("--think/--no-think", default=None, help="Turn reasoning on or off, for templates that know it."),
     option("--reasoning-effort", metavar="LEVEL", help="Reasoning effort: for most models low, medium or high."),
     option("--context-shift", is_flag=True, help="Drop the oldest messages when the context is full."),
+    option("--tools", type=PATH, help="Let the model call the functions of this Python file."),
+    option("--log/--no-log", default=False, help="Record the chat for `llamacli logs`; default: off."),
+    option(
+        "--resume", metavar="ID", type=Integer(0), allow_from_autoenv=False,
+        help="Continue a recorded chat, see `llamacli logs`; 0: the last one.",
+    ),
 )  # fmt: skip
 
 
@@ -57,6 +65,9 @@ class ChatOptions(NamedTuple):
     template: str | None
     variables: dict[str, Any]
     context_shift: bool
+    tools: str | None
+    log: bool
+    resume: int | None
     requested: bool
 
     @classmethod
@@ -72,10 +83,13 @@ class ChatOptions(NamedTuple):
             raise click.UsageError("--chat-template and --chat-template-file exclude each other.")
         if file is not None:
             template = read_file(Path(file))
+        tools, log, resume = given.pop("tools"), given.pop("log"), given.pop("resume")
         variables = {"enable_thinking": think, "reasoning_effort": effort}
-        requested = shift or any(value is not None for value in (system, template, think, effort))
+        requested = shift or any(value is not None for value in (system, template, think, effort, tools, resume))
         given_variables = {name: value for name, value in variables.items() if value is not None}
-        return cls(argument(system or ""), raw, template, given_variables, shift, requested)
+        return cls(
+            argument(system or ""), raw, template, given_variables, shift, tools, log, resume, requested
+        )  # fmt: skip
 
     def should_chat(self, model: Model) -> bool:
         """Decide between chat and completion.
@@ -92,10 +106,23 @@ class ChatOptions(NamedTuple):
             _log.warning("the model's file has no chat template, so it continues the prompt; --chat-template names one")
         return False
 
-    def create_chat(self, model: Model, session: Session, max_tokens: int) -> ChatSession:
+    def create_chat(self, model: Model, session: Session, max_tokens: int, functions: Functions) -> ChatSession:
         """Create the chat session; a negative `max_tokens` means no limit."""
+        from llamacli.cli.functions import describe
+
         max_new = session.seq_len if max_tokens < 0 else max_tokens
-        return model.create_chat(self.system, max_new, session=session, template=self.template, **self.variables)
+        tools = [describe(function) for function in functions.values()]
+        return model.create_chat(
+            self.system, max_new, session=session, template=self.template, tools=tools, **self.variables
+        )
+
+    def about_template(self, model: Model) -> str:
+        """Description of the chat template in use."""
+        from llamacli.chat.formats import own_templates
+
+        if self.template is not None:
+            return f"{self.template}, of --chat-template" if len(self.template) < 40 else "of --chat-template"
+        return "of the model's file" if own_templates(model.metadata) else "of a plugin"
 
 
 def show(piece: Piece) -> None:
@@ -122,20 +149,25 @@ def reply_once(
     prompt: str,
     params: SamplingParams,
     *,
+    functions: Functions,
     on_start: Callable[[], None],
     on_piece: Callable[[Piece], None] | None,
 ) -> Completion:
     """Reply to a prompt, passing each piece to `on_piece`.
 
+    Calls of `functions` are answered until there is a reply without any.
+
     `on_start` is called once the prompt is known to fit. Raises InvalidRequestError if it does not, or is empty.
     """
+    from llamacli.cli.functions import MAX_ROUNDS, answer_calls
     from llamacli.cli.generate import Completion, prompt_too_long
 
     if not prompt:
         raise InvalidRequestError("there is no prompt to reply to (with --raw the model generates text without one)")
     chat.add_user(prompt)
     content: list[str] = []
-    try:
+
+    def reply() -> str:
         with replying(chat, params) as pieces, waiting(chat.session) as wait:
             on_start()
             raise_if_interrupted()
@@ -145,12 +177,18 @@ def reply_once(
                 if on_piece is not None:
                     on_piece(piece)
                 raise_if_interrupted()
+        return chat.stop
+
+    try:
+        stop = reply()
+        for _ in range(MAX_ROUNDS):
+            if not answer_calls(chat, functions):
+                break
+            stop = reply()
     except ContextOverflowError as error:
         raise prompt_too_long(error) from error
     except KeyboardInterrupt:
         stop = "interrupt"
-    else:
-        stop = chat.stop
     tokens = chat.reply_tokens
     logprobs = [token.logprobs for token in tokens if token.logprobs is not None]
     return Completion([token.id for token in tokens], "".join(content), stop, logprobs)

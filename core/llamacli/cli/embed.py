@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamacli.cli.command import Command
+from llamacli.cli.hub import resolve_model
 from llamacli.cli.options import PATH, global_options, mode_option, option, threads_option
 from llamacli.cli.output import human_bytes, print_json
 from llamacli.cli.progress import bar
@@ -53,6 +54,7 @@ def embed(
 def _load(model: str, mode: str, threads: int | None) -> Embedder:
     from llamacli.tools.embedding import load_embedder
 
+    model = resolve_model(model)
     with bar(f"loading {Path(model).name}", human_bytes) as progress:
         return load_embedder(model, mode, threads=threads, progress=progress)
 

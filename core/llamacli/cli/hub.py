@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import click
 
 from llamacli.cli.command import Command
 from llamacli.cli.options import global_options, option
 from llamacli.cli.output import human_bytes, note, print_json, print_table
+from llamacli.errors import ModelFormatError
 
 REFERENCE = "USER/REPO[:QUANT]"
 
@@ -17,24 +19,32 @@ REFERENCE = "USER/REPO[:QUANT]"
 @click.argument("reference", metavar=REFERENCE)
 @global_options
 def pull(reference: str) -> None:
-    """Download a model from the Hugging Face hub and print its path.
+    """Download a model from the Hugging Face hub.
 
-    QUANT selects one of several files, as in user/repo:Q5_K_M; default: Q4_K_M, else Q8_0, else the first file.
+    Prints its path. A short name, such as `family:8b`, may be given instead; `list --names` prints them. QUANT selects
+    one of several files, as in user/repo:Q5_K_M; default: Q4_K_M, else Q8_0, else the first file.
     Cached files are not downloaded again unless there is a newer revision. Needs the extra `hub`.
     """
-    from llamacli.tools.hub import Reference, fetch
+    from llamacli.tools.hub import fetch
+    from llamacli.tools.names import reference as named
 
-    click.echo(fetch(Reference.parse(reference)))
+    click.echo(fetch(named(reference)))
 
 
 @click.command("list", cls=Command)
+@option("--names", is_flag=True, help="List the short names of models instead, your own first.")
 @option("--json", is_flag=True, help="Print JSON.")
 @global_options
-def list_models(json: bool) -> None:
+def list_models(names: bool, json: bool) -> None:
     """List the models in the Hugging Face cache.
 
-    `run -hf` and `rm` accept the names. Needs the extra `hub`.
+    `run -hf` and `rm` accept the names. Short names, for `run` and other commands, are those of a list in the package
+    and your own, a line `name = "user/repo:Q4_K_M"` each in the file aliases.toml of the configuration folder
+    (~/.config/llamacli on Linux). Needs the extra `hub`.
     """
+    if names:
+        _print_names(json)
+        return
     from llamacli.tools.hub import cached_models
 
     models = cached_models()
@@ -67,6 +77,16 @@ def list_models(json: bool) -> None:
         note("the cache has no GGUF files; llamacli pull downloads one")
 
 
+def _print_names(json: bool) -> None:
+    from llamacli.tools.names import aliases, shipped_names
+
+    known = aliases() | {name: repo for name, repo in shipped_names().items() if name not in aliases()}
+    if json:
+        print_json(known)
+    else:
+        print_table(("name", "model"), list(known.items()))
+
+
 @click.command(cls=Command)
 @click.argument("references", metavar=f"{REFERENCE}...", nargs=-1, required=True)
 @global_options
@@ -75,15 +95,37 @@ def rm(references: tuple[str, ...]) -> None:
 
     Without QUANT all GGUF files of the repository are deleted; its other files stay. Needs the extra `hub`.
     """
-    from llamacli.tools.hub import Reference, remove
+    from llamacli.tools.hub import remove
+    from llamacli.tools.names import reference as named
 
-    for reference in [Reference.parse(text) for text in references]:
+    for reference in list(map(named, references)):
         note(f"{reference}: {human_bytes(remove(reference))} freed")
 
 
 def model_from_hub(text: str) -> str:
     """Path of a hub model's file, downloaded unless cached."""
-    from llamacli.tools.hub import Reference, cached, fetch
+    from llamacli.tools.hub import cached, fetch
+    from llamacli.tools.names import reference as named
 
-    reference = Reference.parse(text)
+    reference = named(text)
     return str(cached(reference) or fetch(reference))
+
+
+def resolve_model(name: str) -> str:
+    """Path of a model's file, given as it is or by a short name.
+
+    A model of the hub is downloaded unless cached. Raises ModelFormatError for a name that is neither a file nor known.
+    """
+    if not name or "\\" in name or name.lower().endswith((".gguf", ".bin")) or Path(name).exists():
+        return name
+    from llamacli.tools.hub import cached, fetch
+    from llamacli.tools.names import lookup, similar
+
+    found = lookup(name)
+    if found is None:
+        names = similar(name)
+        hint = f"similar names: {', '.join(names)}" if names else "llamacli list --names prints the short names"
+        raise ModelFormatError(f"{name}: no such file, and no short name of a model; {hint}")
+    if isinstance(found, Path):
+        return str(found)
+    return str(cached(found) or fetch(found))

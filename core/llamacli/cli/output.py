@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
@@ -23,15 +23,15 @@ def _escaped(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()
 
 
-def write(text: str, *, err: bool = False, dim: bool = False) -> None:
+def write(text: str, *, err: bool = False, dim: bool = False, wrap: Callable[[str], str] = str) -> None:
     """Write generated text to stdout or stderr and flush.
 
-    On a terminal control characters are escaped, so that a model cannot send terminal commands, and text is dimmed
-    with `dim`, unless NO_COLOR is set. Files and pipes get the text unchanged.
+    On a terminal control characters are escaped, so that a model cannot send terminal commands, lines are broken by
+    `wrap`, and text is dimmed with `dim`, unless NO_COLOR is set. Files and pipes get the text unchanged.
     """
     stream = sys.stderr if err else sys.stdout
     if stream is not None and stream.isatty():
-        text = _CONTROLS.sub(_escaped, text)
+        text = wrap(_CONTROLS.sub(_escaped, text))
         if dim and not os.environ.get("NO_COLOR"):
             text = click.style(text, dim=True)
     click.echo(text, nl=False, err=err, color=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from llamacli.cli.hub import resolve_model
 from llamacli.cli.output import has_status, human_bytes, human_duration, status
 
 if TYPE_CHECKING:
@@ -158,9 +159,10 @@ def waiting(session: Session) -> Iterator[Waiting]:
 
 
 def load(path: str, mode: str, threads: int | None) -> Model:
-    """Load a model, with a progress bar."""
+    """Load a model, given by its file or a short name, with a progress bar."""
     from llamacli import load_model
 
+    path = resolve_model(path)
     with bar(f"loading {Path(path).name}", human_bytes) as progress:
         return load_model(path, mode, threads=threads, progress=progress)
 

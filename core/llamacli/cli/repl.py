@@ -2,71 +2,96 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
-from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import Completer, Completion
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+import click
 
 from llamacli.chat.codec import GIVEN
 from llamacli.chat.messages import Message
 from llamacli.cli.chat import replying
+from llamacli.cli.conversations import Conversation, conversation_log
+from llamacli.cli.functions import MAX_ROUNDS, Functions, answer_calls, describe, load_functions
 from llamacli.cli.interrupts import clear, raise_if_interrupted
 from llamacli.cli.output import note, one_line, write
 from llamacli.cli.progress import waiting
-from llamacli.cli.sampling import FIELDS
-from llamacli.cli.text import read_file, redecoded, unescaped, words
+from llamacli.cli.repl_input import QUOTES, Input
+from llamacli.cli.repl_settings import NAMES, Settings
+from llamacli.cli.text import read_file
+from llamacli.cli.wrap import WordWrap
 from llamacli.errors import ContextOverflowError, InvalidRequestError, LlamaCliError
 from llamacli.util.files import replacing
-from llamacli.util.folders import user_folder
-from llamacli.util.numbers import is_integer
 
 if TYPE_CHECKING:
-    from prompt_toolkit.completion import CompleteEvent
-    from prompt_toolkit.document import Document
-
     from llamacli import ChatSession, SamplingParams
-
-QUOTES = '"""'
-PROMPT, MORE = ">>> ", "... "
 
 _NEARLY_FULL = 0.85
 """Fraction of the context from which on every reply is followed by a note about it."""
 
-_SWITCHES = {"on": True, "off": False, "true": True, "false": False}
+_COLUMN = 28
+"""Width of the commands in /help."""
 
 
 class _Exit(Exception):  # noqa: N818 - not an error
     """Raised by the command /exit."""
 
 
+class _SwitchModel(Exception):  # noqa: N818 - not an error
+    """Raised by the command /model."""
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.name = name
+
+
 class Repl:
     """Interactive chat at a terminal.
 
     Ctrl-C stops a reply or discards the typed line; Ctrl-D exits. Lines between triple quotes are one message. Lines
-    that begin with a slash are commands. `shift` drops the oldest messages when the context is full; `stats` prints
-    the speed of each reply.
+    that begin with a slash are commands. A message that is stopped before its reply, or does not fit, comes back to the
+    prompt.
+
+    `shift` drops the oldest messages when the context is full. `functions` are tools that the model may call. `logged`
+    is the conversation of the log that is continued.
     """
 
-    def __init__(self, chat: ChatSession, params: SamplingParams, *, shift: bool, stats: bool, model: str):
-        self._chat, self._params, self._shift, self._stats, self._model = chat, params, shift, stats, model
-        self._attached: list[str] = []
-        self._input: PromptSession[str] = PromptSession(
-            history=_history(), completer=_CommandCompleter(), complete_while_typing=False, reserve_space_for_menu=0
-        )
+    def __init__(self, settings: Settings, *, shift: bool, functions: Functions, logged: Conversation | None):
+        self._chat, self._settings, self._shift, self._functions = settings.chat, settings, shift, functions
+        self._number = None if logged is None else logged.id
+        self._model, self._about = "", dict[str, str]()
+        self._attached: list[tuple[Path, str]] = []
+        self._draft = ""
+        self._input = Input(_COMMANDS, _FILES, NAMES)
 
-    def run(self) -> None:
-        """Read and answer messages until the user exits."""
-        note(f"{Path(self._model).name}, a context of {self._chat.session.seq_len} tokens. /help lists the commands.")
+    def run(self, chat: ChatSession, params: SamplingParams, model: str, about: dict[str, str]) -> str | None:
+        """Read and answer messages until the user exits.
+
+        `about` describes the model, for `/show`. A chat other than before continues the conversation. Returns the model
+        to continue with, after `/model`.
+        """
+        if chat is not self._chat:
+            chat.system, chat.history, chat.variables = self._chat.system, self._chat.history, self._chat.variables
+            self._settings.use(chat, params)
+            self._chat = chat
+            self._use_functions(self._functions)
+        self._model, self._about = model, about
+        note(f"{Path(model).name}, a context of {chat.session.seq_len} tokens. /help lists the commands.")
+        if chat.history:
+            note(f"({len(chat.history)} messages so far)")
         while True:
             try:
-                self._handle(self._read())
+                draft, self._draft = self._draft, ""
+                self._input.keep(self._settings.history)
+                self._handle(self._input.read(draft))
             except (EOFError, _Exit):
-                return
+                return None
+            except _SwitchModel as switch:
+                return switch.name
             except KeyboardInterrupt:
                 clear()
                 note("(Ctrl-D exits)")
@@ -75,19 +100,7 @@ class Repl:
             except MemoryError:
                 note("error: not enough memory")
 
-    def _read(self) -> str:
-        """Read one line, or all lines between triple quotes."""
-        line = self._line(PROMPT)
-        if not line.lstrip().startswith(QUOTES):
-            return line.strip()
-        lines = [line.lstrip().removeprefix(QUOTES)]
-        while QUOTES not in lines[-1]:
-            lines.append(self._line(MORE))
-        lines[-1] = lines[-1][: lines[-1].rindex(QUOTES)]
-        return "\n".join(lines).strip("\n")
-
-    def _line(self, prompt: str) -> str:
-        return redecoded(self._input.prompt(prompt), "the input")
+    # --- messages and replies
 
     def _handle(self, text: str) -> None:
         if text.startswith("/"):
@@ -95,27 +108,66 @@ class Repl:
             if name not in _COMMANDS:
                 raise InvalidRequestError(f"unknown command /{name}; /help lists the commands")
             _COMMANDS[name].run(self, argument.strip())
+        elif text in ("exit", "quit"):
+            raise _Exit
         elif text or self._attached:
-            self._chat.add_user("\n\n".join(filter(None, [*self._attached, text])))
-            self._attached.clear()
-            self._reply()
+            attached, self._attached = self._attached, []
+            self._send(text, attached)
 
-    def _reply(self) -> None:
-        """Write the reply, and a note if the context is nearly full."""
+    def _send(self, text: str, attached: Sequence[tuple[Path, str]] = ()) -> None:
+        """Send a message with files; without a reply both come back to the prompt."""
+        self._chat.add_user("\n\n".join(filter(None, [*(content for _, content in attached), text])))
+        try:
+            answered = self._reply()
+        except BaseException:
+            self._attached[:0], self._draft = attached, text
+            raise
+        if not answered:
+            self._attached[:0], self._draft = attached, text
+            files = f" with {', '.join(path.name for path, _ in attached)}" if attached else ""
+            note(f"(stopped before the reply; your message is back at the prompt{files}, Ctrl-C discards it)")
+
+    def _reply(self) -> bool:
+        """Write the reply, those after tool calls too, and notes about it.
+
+        False if it was stopped before its first token; the message is no longer in the history then.
+        """
+        chat = self._chat
+        for _ in range(MAX_ROUNDS + 1):
+            if not self._stream():
+                return False
+            if not answer_calls(chat, self._functions):
+                break
+        if self._settings.verbose:
+            self.stats("")
+        self._note_context()
+        if self._settings.log:
+            saved = Conversation(self._model, chat.system, chat.variables, chat.history, self._number)
+            self._number = conversation_log().save(saved)
+        return True
+
+    def _stream(self) -> bool:
+        """Write one reply; False if it was stopped before it began."""
         chat = self._chat
         reasoning = False
+        wrap = WordWrap(lambda: shutil.get_terminal_size().columns)
+        feed: Callable[[str], str] = wrap.feed if self._settings.wordwrap else str
         try:
-            with replying(chat, self._params, shift=self._shift) as pieces, waiting(chat.session) as wait:
+            with replying(chat, self._settings.params, shift=self._shift) as pieces, waiting(chat.session) as wait:
                 for piece in wait.watch(pieces):
                     if piece.reasoning != reasoning:
                         reasoning = piece.reasoning
-                        write("" if reasoning else "\n\n")
-                    write(piece.text, dim=reasoning)
+                        write("" if reasoning else "\n\n", wrap=feed)
+                    write(piece.text, dim=reasoning, wrap=feed)
                     raise_if_interrupted()
         except KeyboardInterrupt:
             clear()
+            if chat.pending:
+                write("\n")
+                self._take_back()
+                return False
         except ContextOverflowError as error:
-            chat.history.pop()
+            self._take_back()
             needed = error.n_past + error.n_tokens
             raise InvalidRequestError(
                 f"the chat has {needed} tokens with this message, and the context only {error.seq_len}: shorten it, "
@@ -123,15 +175,22 @@ class Repl:
             ) from error
         except BaseException:
             if chat.pending:
-                chat.history.pop()
+                self._take_back()
             raise
         write("\n")
-        if self._stats:
-            s = chat.session.stats
-            note(f"(read {s.n_prompt} tokens, {s.prefill_tps:.1f} tok/s; wrote {s.n_gen}, {s.gen_tps:.1f} tok/s)")
-        n_past, seq_len = chat.session.n_past, chat.session.seq_len
-        if chat.stop == "context" or n_past >= _NEARLY_FULL * seq_len:
-            state = "full" if chat.stop == "context" else "nearly full"
+        return True
+
+    def _take_back(self) -> None:
+        """Remove the last user message, and what tools have answered since."""
+        history = self._chat.history
+        while history and history.pop().role != "user":
+            pass
+
+    def _note_context(self) -> None:
+        """Print a note if the context is nearly full."""
+        n_past, seq_len = self._chat.session.n_past, self._chat.session.seq_len
+        if self._chat.stop == "context" or n_past >= _NEARLY_FULL * seq_len:
+            state = "full" if self._chat.stop == "context" else "nearly full"
             remedy = "the oldest messages will be dropped" if self._shift else "/clear it, or run with a larger -c"
             note(f"(the context is {state}: {n_past} of {seq_len} tokens; {remedy})")
 
@@ -142,64 +201,80 @@ class Repl:
         for name, command in _COMMANDS.items():
             if name == command.names[0]:
                 usage = f"/{' /'.join(command.names)} {command.argument}".rstrip()
-                note(f"  {usage:<28} {command.help}")
-        note(f"  {QUOTES:<28} Begin or end a message of several lines.")
-        note("  Ctrl-C stops a reply, Ctrl-D exits.")
+                note(f"  {usage:<{_COLUMN}} {command.help}")
+        note(f"  {QUOTES:<{_COLUMN}} Begin or end a message of several lines.")
+        note("  Ctrl-C stops a reply, Ctrl-D exits, Tab completes.")
 
     def set(self, argument: str) -> None:
-        """Change a setting."""
-        name, _, value = argument.removeprefix("parameter ").lstrip().partition(" ")
-        key, value = name.replace("-", "_"), value.strip()
-        if not key:
-            return self.show("")
-        if not value:
-            raise InvalidRequestError(f"/set {name} needs a value")
-        if key == "seed":
-            self._chat.session.set_seed(_integer(name, value))
-        elif key == "max_tokens":
-            n = _integer(name, value)
-            self._chat.max_new = n if n >= 0 else self._chat.session.seq_len
-        elif key == "think":
-            if value not in _SWITCHES:
-                raise InvalidRequestError(f"/set think takes on or off, not {value!r}")
-            self._chat.variables["enable_thinking"] = _SWITCHES[value]
-        elif key == "system":
-            self._chat.system = value
-        elif key == "stop":
-            self._params = attrs.evolve(self._params, stop=stop_strings(value))
-        elif key == "effort":
-            self._chat.variables["reasoning_effort"] = value
-        elif key in FIELDS:
-            field = FIELDS[key]
-            number: Any = _integer(name, value) if is_integer(self._numbers()[field]) else _number(name, value)
-            self._params = attrs.evolve(self._params, **{field: number})
+        """Change a setting; without a name, list them."""
+        if argument:
+            self._settings.set(argument)
         else:
-            names = ", ".join(["seed", "max_tokens", "stop", "think", "effort", "system", *self._numbers()])
-            raise InvalidRequestError(f"unknown setting {name!r}; known are {names}")
-        return None
+            _print_pairs(self._settings.values().items())
 
-    def show(self, _: str) -> None:
-        """Show the settings and the state of the chat."""
-        chat = self._chat
-        note(f"model       {self._model}")
-        note(f"template    {chat.format.name}")
-        note(f"system      {chat.system or '(none)'}")
-        note(f"context     {chat.session.n_past} of {chat.session.seq_len} tokens, {len(chat.history)} messages")
-        note(f"max_tokens  {chat.max_new}")
-        for name, value in {**chat.variables, **self._numbers()}.items():
-            note(f"{name:<11} {value}")
+    def show(self, argument: str) -> None:
+        """Show model, context and settings."""
+        chat, session = self._chat, self._chat.session
+        n_used = session.n_past if chat.history else 0
+        match argument:
+            case "system":
+                note(chat.system or "(none)")
+            case "template":
+                write(chat.format.template.rstrip() + "\n" if chat.format.template else "(none)\n")
+            case "parameters":
+                _print_pairs(self._settings.values().items())
+            case "" | "info":
+                about = {
+                    "model": self._model,
+                    **self._about,
+                    "replies": f"read as {chat.format.name}",
+                    "context": f"{n_used} of {session.seq_len} tokens, {len(chat.history)} messages",
+                    "attached": ", ".join(path.name for path, _ in self._attached) or "(none)",
+                    "tools": ", ".join(self._functions) or "(none)",
+                }
+                _print_pairs((about | ({} if argument else self._settings.values())).items())
+            case _:
+                raise InvalidRequestError(f"/show takes info, parameters, system or template, not {argument!r}")
+
+    def stats(self, _: str) -> None:
+        """Show tokens and speeds of the last reply."""
+        s = self._chat.session.stats
+        note(f"(read {s.n_prompt} tokens, {s.prefill_tps:.1f} tok/s; wrote {s.n_gen}, {s.gen_tps:.1f} tok/s)")
 
     def clear(self, _: str) -> None:
         """Delete all messages."""
         self._chat.clear()
         self._attached.clear()
+        self._number = None
         note("(all messages deleted)")
 
     def regen(self, _: str) -> None:
         """Replace the last reply with a new one."""
-        if self._chat.retract() is None:
+        text = self._retract()
+        if text is None:
             raise InvalidRequestError("there is no reply to replace")
-        self._reply()
+        self._send(text)
+
+    def edit(self, _: str) -> None:
+        """Edit the last message in $EDITOR and send it again."""
+        last = next((message.content for message in reversed(self._chat.history) if message.role == "user"), "")
+        try:
+            text = click.edit(last, extension=".md", require_save=True)
+        except click.ClickException as error:
+            raise InvalidRequestError(f"{error.message}: set EDITOR to your editor") from error
+        if text is None or not text.strip():
+            note("(not changed)")
+            return
+        self._retract()
+        self._send(text.strip("\n"))
+
+    def copy(self, _: str) -> None:
+        """Copy the last reply to the clipboard (OSC 52)."""
+        reply = next((message.content for message in reversed(self._chat.history) if message.role == "assistant"), None)
+        if reply is None:
+            raise InvalidRequestError("there is no reply to copy")
+        click.echo(f"\x1b]52;c;{base64.b64encode(reply.encode()).decode()}\a", nl=False, color=True)
+        note(f"({len(reply)} characters copied, if this terminal allows it)")
 
     def system(self, argument: str) -> None:
         """Set the system prompt; without a text, show it."""
@@ -207,6 +282,21 @@ class Repl:
             self._chat.system = argument
         else:
             note(self._chat.system or "(none)")
+
+    def model(self, argument: str) -> None:
+        """Continue the conversation with another model."""
+        if not argument:
+            note(self._model)
+            return
+        raise _SwitchModel(str(Path(argument).expanduser()) if argument.startswith("~") else argument)
+
+    def tools(self, argument: str) -> None:
+        """Let the model call the functions of a Python file."""
+        if not argument:
+            note(", ".join(self._functions) or "(none)")
+            return
+        self._use_functions({} if argument in ("none", "off") else load_functions(str(_path("tools", argument))))
+        note(f"({', '.join(self._functions) or 'no'} tools)")
 
     def save(self, argument: str) -> None:
         """Save the chat to a file."""
@@ -233,21 +323,54 @@ class Repl:
         if not isinstance(system, str) or GIVEN & variables.keys():
             raise InvalidRequestError(f"{path}: not a chat file of /save")
         self._chat.system, self._chat.history[:], self._chat.variables = system, messages, variables
+        self._number = None
         note(f"({path}: {len(messages)} messages)")
 
     def read(self, argument: str) -> None:
         """Attach a file's text to the next message."""
         path = _path("read", argument)
-        self._attached.append(read_file(path))
+        self._attached.append((path, read_file(path)))
         note(f"({path}: attached to the next message)")
+
+    def logs(self, argument: str) -> None:
+        """List logged conversations, those with TEXT."""
+        found = conversation_log().search(argument)
+        for conversation in found:
+            note(f"  {conversation.id:>5}  {len(conversation.messages):>4} messages  {conversation.title[:50]}")
+        if not found:
+            note("(no conversation has this text)" if argument else "(no conversations; /set log on records them)")
+
+    def log_resume(self, argument: str) -> None:
+        """Continue a logged conversation, by default the last."""
+        if argument and not argument.isdecimal():
+            raise InvalidRequestError(f"/resume takes the number of a conversation in /logs, not {argument!r}")
+        conversation, chat = conversation_log().load(int(argument) if argument else None), self._chat
+        chat.system, chat.variables, chat.history[:] = (
+            conversation.system,
+            conversation.variables,
+            conversation.messages,
+        )
+        self._number, self._settings.log = conversation.id, True
+        note(f"(conversation {conversation.id}: {len(chat.history)} messages, {conversation.title!r})")
 
     def exit(self, _: str) -> None:
         """Exit."""
         raise _Exit
 
-    def _numbers(self) -> dict[str, Any]:
-        """The numeric sampling parameters."""
-        return {field: getattr(self._params, field) for field in dict.fromkeys(FIELDS.values())}
+    def _retract(self) -> str | None:
+        """Remove the last message of the user and what follows; returns its text."""
+        history = self._chat.history
+        if not any(message.role == "assistant" for message in history):
+            return None
+        while history:
+            message = history.pop()
+            if message.role == "user":
+                return message.content
+        return None
+
+    def _use_functions(self, functions: Functions) -> None:
+        self._functions = functions
+        self._chat.tools = tuple(map(describe, functions.values()))
 
 
 @attrs.frozen
@@ -255,77 +378,45 @@ class _Command:
     names: tuple[str, ...]
     argument: str
     run: Callable[[Repl, str], None]
+    takes_file: bool = False
 
     @property
     def help(self) -> str:
         return str(self.run.__doc__)
 
 
-_COMMANDS = {
-    name: command
-    for command in (
-        _Command(("help", "?"), "", Repl.help),
-        _Command(("set",), "NAME VALUE", Repl.set),
-        _Command(("show",), "", Repl.show),
-        _Command(("clear",), "", Repl.clear),
-        _Command(("regen",), "", Repl.regen),
-        _Command(("system",), "TEXT", Repl.system),
-        _Command(("save",), "FILE", Repl.save),
-        _Command(("load",), "FILE", Repl.load),
-        _Command(("read",), "FILE", Repl.read),
-        _Command(("exit", "bye"), "", Repl.exit),
-    )
-    for name in command.names
-}
+_ALL = (
+    _Command(("help", "?"), "", Repl.help),
+    _Command(("set",), "[NAME VALUE]", Repl.set),
+    _Command(("show",), "[info|system|...]", Repl.show),
+    _Command(("stats",), "", Repl.stats),
+    _Command(("clear",), "", Repl.clear),
+    _Command(("regen", "retry"), "", Repl.regen),
+    _Command(("edit",), "", Repl.edit),
+    _Command(("copy",), "", Repl.copy),
+    _Command(("system",), "[TEXT]", Repl.system),
+    _Command(("model",), "[FILE or NAME]", Repl.model, takes_file=True),
+    _Command(("tools",), "[FILE.py]", Repl.tools, takes_file=True),
+    _Command(("save",), "FILE", Repl.save, takes_file=True),
+    _Command(("load",), "FILE", Repl.load, takes_file=True),
+    _Command(("read",), "FILE", Repl.read, takes_file=True),
+    _Command(("logs",), "[TEXT]", Repl.logs),
+    _Command(("resume",), "[NUMBER]", Repl.log_resume),
+    _Command(("exit", "quit", "bye"), "", Repl.exit),
+)
+_COMMANDS = {name: command for command in _ALL for name in command.names}
+_FILES = frozenset(name for name, command in _COMMANDS.items() if command.takes_file)
 
 
-class _CommandCompleter(Completer):
-    """Tab completion of command names."""
-
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
-        """The commands that start with the typed text."""
-        typed = document.text_before_cursor
-        if typed.startswith("/"):
-            for name in _COMMANDS:
-                if name.startswith(typed[1:]):
-                    yield Completion(f"/{name}", start_position=-len(typed))
-
-
-def _history() -> History:
-    """History of typed lines, in the state directory or in memory."""
-    folder = user_folder("state")
-    if folder is None:
-        return InMemoryHistory()
-    path = folder / "history"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.touch(mode=0o600)
-    except OSError as error:
-        note(f"llamacli: warning: the history is not saved: {one_line(error)}")
-        return InMemoryHistory()
-    return FileHistory(path)
+def _print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    """Print names and values in two columns."""
+    rows = list(pairs)
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        note(f"{name:<{width}}  {value}")
 
 
 def _path(command: str, argument: str) -> Path:
     if not argument:
         raise InvalidRequestError(f"/{command} needs a file name")
     return Path(argument).expanduser()
-
-
-def stop_strings(value: str) -> tuple[str, ...]:
-    """Stop strings of `/set stop`, quoted as in a shell; `""` is none."""
-    return tuple(filter(None, map(unescaped, words(value))))
-
-
-def _integer(name: str, value: str) -> int:
-    try:
-        return int(value)
-    except ValueError:
-        raise InvalidRequestError(f"/set {name} takes an integer, not {value!r}") from None
-
-
-def _number(name: str, value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise InvalidRequestError(f"/set {name} takes a number, not {value!r}") from None

@@ -98,6 +98,9 @@ def run(
 ) -> None:
     """Chat with MODEL, or continue PROMPT.
 
+    MODEL is a GGUF file, or a short name such as `family:8b` of a model of the Hugging Face hub, which is downloaded
+    unless cached; `llamacli list --names` prints the names.
+
     A model whose file has a chat template replies to PROMPT; at a terminal without a prompt it starts a chat, in which
     /help lists the commands. Other models, and all with --raw, continue PROMPT, or generate text without one. Text from
     a pipe or a file at stdin comes before PROMPT, with an empty line between them. Without MODEL, a small demo model
@@ -114,7 +117,7 @@ def run(
             raise click.UsageError("MODEL, -m and -hf exclude each other.")
         second = first
     elif first is not None:
-        if second is prompt is file is None and not Path(first).exists():
+        if second is prompt is file is None and " " in first and not Path(first).exists():
             raise ModelFormatError(f"{first}: no such file (a prompt for the demo model is given with -p)")
         model = first
     if model is None:  # but "" is a name, of a file that cannot be opened

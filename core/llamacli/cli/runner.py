@@ -12,18 +12,21 @@ import attrs
 import click
 
 from llamacli.cli.chat import ChatOptions, at_terminal, reply_as_json, reply_once, show
+from llamacli.cli.conversations import Conversation, conversation_log
+from llamacli.cli.functions import Functions, load_functions
 from llamacli.cli.generate import Completion, CompletionWriter, complete
 from llamacli.cli.heat import write_heat
 from llamacli.cli.logprobs import logprobs_as_json, print_logprobs
 from llamacli.cli.options import warn_of_long_context
-from llamacli.cli.output import note, print_json, write
+from llamacli.cli.output import note, one_line, print_json, write
 from llamacli.cli.progress import load
 from llamacli.cli.sampling import sampling_params
 from llamacli.cli.stats import RunStats
-from llamacli.errors import InvalidRequestError
+from llamacli.errors import InvalidRequestError, LlamaCliError
 
 if TYPE_CHECKING:
-    from llamacli import ChatSession, Model, SamplingParams
+    from llamacli import ChatSession, Model, SamplingParams, Session
+    from llamacli.cli.repl import Repl
 
 _log = logging.getLogger(__name__)
 
@@ -76,23 +79,51 @@ class Result:
     stats: RunStats
 
 
+@attrs.frozen
+class Switch:
+    """Chat with `model` that continues with the one `wanted`."""
+
+    repl: Repl
+    model: str
+    wanted: str
+
+
 def execute(options: RunOptions) -> str | None:
     """Load the model, generate, and report.
 
     Returns the stop reason, None after a chat at the terminal.
     """
+    result = _run(options, None)
+    while isinstance(result, Switch):
+        result = _switched(options, result)
+    return result
+
+
+def _run(options: RunOptions, repl: Repl | None) -> str | Switch | None:
+    """Load the model, and generate or chat with it; `repl` continues a chat."""
     started = time.perf_counter()
     with load(options.model, options.mode, options.threads) as model:
-        result = _generate(options, model, time.perf_counter() - started)
-    if result is None:
-        return None
+        result = _generate(options, model, time.perf_counter() - started, repl)
+    if not isinstance(result, Result):
+        return result
     _report(options, model, result)
     return result.completion.stop
 
 
-def _generate(options: RunOptions, model: Model, load_s: float) -> Result | None:
+def _switched(options: RunOptions, switch: Switch) -> str | Switch | None:
+    """Continue a chat with the model it wants, or with its own if that fails."""
+    try:
+        return _run(attrs.evolve(options, model=switch.wanted), switch.repl)
+    except (LlamaCliError, OSError) as error:
+        note(f"error: {one_line(error)}")
+        return _run(attrs.evolve(options, model=switch.model), switch.repl)
+
+
+def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | None) -> Result | Switch | None:
     """Run a completion, one reply, or a chat at the terminal (None)."""
     chats = options.chat.should_chat(model)
+    if repl is not None and not chats:
+        raise InvalidRequestError(f"{options.model} has no chat template")
     if chats and options.ignore_eos:
         raise click.UsageError("--ignore-eos is for text completion: add --raw.")
     ids = [] if chats else _encode(model, options.prompt, continues=options.load_session is not None)
@@ -100,10 +131,12 @@ def _generate(options: RunOptions, model: Model, load_s: float) -> Result | None
     warn_of_long_context(model, options.ctx_size)
     with model.create_session(seq_len=options.ctx_size or None, kv_type=options.kv_type, seed=seed) as session:
         params = sampling_params(options.sampling, model.metadata, session.seq_len, model.find_sampler)
-        chat = options.chat.create_chat(model, session, options.max_tokens) if chats else None
+        functions = load_functions(options.chat.tools) if chats and options.chat.tools is not None else {}
+        chat = options.chat.create_chat(model, session, options.max_tokens, functions) if chats else None
         saved = session if chat is None else chat
-        if options.load_session is not None:
+        if options.load_session is not None and repl is None:
             saved.load(options.load_session)
+        logged = _resumed(options, chat) if chat is not None and repl is None else None
 
         def log_start() -> None:
             _log.info("%s loaded in %.2f s; seed %d, %s", model, load_s, seed, params)
@@ -122,11 +155,18 @@ def _generate(options: RunOptions, model: Model, load_s: float) -> Result | None
             )
         elif options.prompt or options.json or not at_terminal():
             completion = reply_once(
-                chat, options.prompt, params, on_start=log_start, on_piece=None if options.json else show
-            )
+                chat, options.prompt, params, functions=functions, on_start=log_start,
+                on_piece=None if options.json else show,
+            )  # fmt: skip
             fields = reply_as_json(chat)
+            if options.chat.log or logged is not None:
+                number = None if logged is None else logged.id
+                conversation_log().save(Conversation(options.model, chat.system, chat.variables, chat.history, number))
         else:
-            _converse(options, chat, params)
+            repl = repl or _create_repl(options, chat, params, functions, seed, logged)
+            wanted = repl.run(chat, params, options.model, _about(options, model, session))
+            if wanted is not None:
+                return Switch(repl, options.model, wanted)
         if options.save_session is not None:
             saved.save(options.save_session)
         if completion is None:
@@ -136,13 +176,43 @@ def _generate(options: RunOptions, model: Model, load_s: float) -> Result | None
         return Result(completion, chats, fields, session.seq_len, is_longest, stats)
 
 
-def _converse(options: RunOptions, chat: ChatSession, params: SamplingParams) -> None:
-    """Chat at the terminal."""
+def _create_repl(
+    options: RunOptions,
+    chat: ChatSession,
+    params: SamplingParams,
+    functions: Functions,
+    seed: int,
+    logged: Conversation | None,
+) -> Repl:
+    """Create the chat at the terminal."""
     if params.n_probs:
         raise click.UsageError("--logprobs is for one reply: give a prompt.")
     from llamacli.cli.repl import Repl
+    from llamacli.cli.repl_settings import Settings
 
-    Repl(chat, params, shift=options.chat.context_shift, stats=options.stats, model=options.model).run()
+    log = options.chat.log or logged is not None
+    settings = Settings(chat, params, seed=seed, verbose=options.stats, log=log)
+    return Repl(settings, shift=options.chat.context_shift, functions=functions, logged=logged)
+
+
+def _resumed(options: RunOptions, chat: ChatSession) -> Conversation | None:
+    """Continue a conversation of the log in a chat, if the options name one."""
+    if options.chat.resume is None:
+        return None
+    conversation = conversation_log().load(options.chat.resume or None)
+    chat.system, chat.history[:] = chat.system or conversation.system, conversation.messages
+    chat.variables = {**conversation.variables, **chat.variables}
+    return conversation
+
+
+def _about(options: RunOptions, model: Model, session: Session) -> dict[str, str]:
+    """Description of the model for `/show`."""
+    names = (model.metadata.get(f"general.{key}") for key in ("name", "size_label"))
+    return {
+        "name": ", ".join(str(name) for name in names if name) or "(none)",
+        "type": f"{model.arch}, {model.config.n_layer} layers, mode {model.mode.value}, cache {session.cache.kv_type}",
+        "template": options.chat.about_template(model),
+    }
 
 
 def _encode(model: Model, text: str, *, continues: bool) -> list[int]:

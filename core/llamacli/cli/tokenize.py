@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from llamacli.cli.command import Command
+from llamacli.cli.hub import resolve_model
 from llamacli.cli.options import PATH, global_options, option
 from llamacli.cli.output import print_json, printable
 from llamacli.cli.text import argument, read_stdin
@@ -32,7 +33,7 @@ def tokenize(model: str, text: str | None, ids: bool, no_special: bool, parse_sp
         raise click.UsageError("Give TEXT, or pipe it in.")
     from llamacli import load_tokenizer
 
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_tokenizer(resolve_model(model))
     tokens = tokenizer.encode(text, add_special=not no_special, parse_special=parse_special)
     if ids:
         click.echo(f"[{', '.join(map(str, tokens))}]")

@@ -1,4 +1,4 @@
-"""Per-user cache and state directories."""
+"""Per-user cache, state and configuration directories."""
 
 import os
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Literal
 import platformdirs
 
 
-def user_folder(kind: Literal["cache", "state"]) -> Path | None:
-    """The user's cache or state directory for llamacli.
+def user_folder(kind: Literal["cache", "state", "config"]) -> Path | None:
+    """The user's cache, state or configuration directory for llamacli.
 
     None for a user without a home.
     XDG variables count on all platforms; empty and relative ones are ignored, as their specification demands.
@@ -18,6 +18,6 @@ def user_folder(kind: Literal["cache", "state"]) -> Path | None:
         return None  # versions of platformdirs differ in what they make of a relative HOME
     folders = platformdirs.PlatformDirs("llamacli", appauthor=False)
     try:
-        return folders.user_cache_path if kind == "cache" else folders.user_state_path
+        return Path(getattr(folders, f"user_{kind}_path"))
     except RuntimeError:  # HOME is empty and the user is not in the password database
         return None

@@ -1,0 +1,210 @@
+"""Settings of the interactive chat: `/set` and what `/show` prints of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from llamacli.cli.sampling import FIELDS
+from llamacli.cli.text import read_file, unescaped, words
+from llamacli.errors import InvalidRequestError
+from llamacli.util.numbers import is_integer
+
+if TYPE_CHECKING:
+    from llamacli import ChatSession, SamplingParams
+
+_SWITCHES = {"on": True, "off": False, "true": True, "false": False}
+_EFFORTS = ("low", "medium", "high")
+_NONE = ("none", "off")
+_ANY_JSON = '{"type": "object"}'
+
+_ALIASES = {
+    "n": "max_tokens", "n_predict": "max_tokens", "num_predict": "max_tokens", "reasoning_effort": "effort",
+    "enable_thinking": "think", "json_schema": "schema", "stats": "verbose",
+}  # fmt: skip
+"""Other names of settings: llama.cpp's, ollama's."""
+
+_WORDS = {
+    "nothink": ("think", "off"), "quiet": ("verbose", "off"), "nohistory": ("history", "off"),
+    "nowordwrap": ("wordwrap", "off"), "noformat": ("format", "off"),
+    "think": ("think", "on"), "verbose": ("verbose", "on"), "history": ("history", "on"),
+    "wordwrap": ("wordwrap", "on"), "log": ("log", "on"),
+}  # fmt: skip
+"""Settings that may be named without a value, as ollama's are."""
+
+_AT_START = {
+    "num_ctx": "-c N", "ctx_size": "-c N", "c": "-c N", "num_thread": "-t N", "threads": "-t N", "mode": "--mode",
+    "kv_type": "--kv-type",
+}  # fmt: skip
+"""Settings that only the command line has, and their options."""
+
+
+class Settings:
+    """Settings of a chat, which `/set` changes.
+
+    - `params`: sampling parameters. `seed`: the last one set.
+    - `verbose`: print speeds after each reply. `wordwrap`: wrap lines at words. `history`: keep typed lines in a file.
+      `log`: record the conversation.
+    """
+
+    def __init__(self, chat: ChatSession, params: SamplingParams, *, seed: int, verbose: bool, log: bool):
+        self.chat, self.params, self.seed = chat, params, seed
+        self.verbose, self.log, self.wordwrap, self.history = verbose, log, True, True
+        self._changed: dict[str, Any] = {}
+
+    def use(self, chat: ChatSession, params: SamplingParams) -> None:
+        """Take over another model's chat; what was set stays set."""
+        chat.max_new = min(self.chat.max_new, chat.session.seq_len)
+        chat.session.set_seed(self.seed)
+        self.chat, self.params = chat, attrs.evolve(params, **self._changed)
+
+    def set(self, text: str) -> None:
+        """Change a setting: `NAME VALUE`, or a name alone for those that need no value.
+
+        Raises InvalidRequestError for an unknown name or a wrong value; nothing has changed then.
+        """
+        name, _, value = text.removeprefix("parameter ").strip().partition(" ")
+        key, value = name.replace("-", "_").lower(), value.strip()
+        if not value and key in _WORDS:
+            key, value = _WORDS[key]
+        key = _ALIASES.get(key, key)
+        if key in _AT_START:
+            raise InvalidRequestError(
+                f"{name} is fixed while a model is loaded: start llamacli run with {_AT_START[key]}"
+            )
+        if key not in _SETTERS and key not in FIELDS:
+            similar = difflib.get_close_matches(key, [*_SETTERS, *FIELDS, *_ALIASES, *_WORDS])
+            hint = f" similar: {', '.join(similar)};" if similar else ""
+            raise InvalidRequestError(f"unknown setting {name!r};{hint} /set lists all")
+        if not value:
+            raise InvalidRequestError(f"/set {name} needs a value; now it is {self.values()[FIELDS.get(key, key)]}")
+        if key in _SETTERS:
+            _SETTERS[key](self, value)
+        else:
+            field = FIELDS[key]
+            integral = is_integer(getattr(self.params, field))
+            self._sample(**{field: _integer(name, value) if integral else _number(name, value)})
+
+    def values(self) -> dict[str, str]:
+        """All settings as text, by name."""
+        variables, params = self.chat.variables, self.params
+        think = variables.get("enable_thinking")
+        return {
+            "system": self.chat.system or "(none)",
+            "max_tokens": str(self.chat.max_new),
+            "seed": str(self.seed),
+            "stop": " ".join(map(repr, params.stop)) or "(none)",
+            "grammar": params.grammar or "(none)",
+            "schema": params.json_schema or "(none)",
+            "think": "(the template's)" if think is None else _on_off(bool(think)),
+            "effort": str(variables.get("reasoning_effort", "(the template's)")),
+            "verbose": _on_off(self.verbose),
+            "wordwrap": _on_off(self.wordwrap),
+            "history": _on_off(self.history),
+            "log": _on_off(self.log),
+            **{field: f"{getattr(params, field):.6g}" for field in dict.fromkeys(FIELDS.values())},
+        }
+
+    def _sample(self, **changed: Any) -> None:
+        """Change sampling parameters, checked by a session."""
+        params = attrs.evolve(self.params, **changed)
+        self.chat.session.params = params
+        self.params = params
+        self._changed |= changed
+
+    def _set_seed(self, value: str) -> None:
+        seed = _integer("seed", value)
+        self.chat.session.set_seed(seed)
+        self.seed = seed
+
+    def _set_max_tokens(self, value: str) -> None:
+        n = _integer("max_tokens", value)
+        self.chat.max_new = n if n >= 0 else self.chat.session.seq_len
+
+    def _set_system(self, value: str) -> None:
+        self.chat.system = value
+
+    def _set_stop(self, value: str) -> None:
+        texts = () if value in _NONE else tuple(map(unescaped, words(value)))
+        self._sample(stop=tuple(filter(None, texts)))
+
+    def _set_think(self, value: str) -> None:
+        if value not in _SWITCHES and value not in _EFFORTS:
+            raise InvalidRequestError(f"/set think takes on, off, {', '.join(_EFFORTS)}, not {value!r}")
+        if value in _EFFORTS:
+            self.chat.variables["reasoning_effort"] = value
+        self.chat.variables["enable_thinking"] = _SWITCHES.get(value, True)
+
+    def _set_effort(self, value: str) -> None:
+        self.chat.variables["reasoning_effort"] = value
+
+    def _set_grammar(self, value: str) -> None:
+        self._sample(grammar=_text_or_file(value), json_schema=None)
+
+    def _set_schema(self, value: str) -> None:
+        self._sample(grammar=None, json_schema=_text_or_file(value))
+
+    def _set_format(self, value: str) -> None:
+        if value != "json" and value not in _NONE:
+            raise InvalidRequestError(f"/set format takes json or off, not {value!r}; /set schema takes a JSON Schema")
+        self._sample(grammar=None, json_schema=_ANY_JSON if value == "json" else None)
+
+
+def _switch(name: str) -> Callable[[Settings, str], None]:
+    def change(settings: Settings, value: str) -> None:
+        if value not in _SWITCHES:
+            raise InvalidRequestError(f"/set {name} takes on or off, not {value!r}")
+        setattr(settings, name, _SWITCHES[value])
+
+    return change
+
+
+_SETTERS: Mapping[str, Callable[[Settings, str], None]] = {
+    "system": Settings._set_system,
+    "max_tokens": Settings._set_max_tokens,
+    "seed": Settings._set_seed,
+    "stop": Settings._set_stop,
+    "grammar": Settings._set_grammar,
+    "schema": Settings._set_schema,
+    "format": Settings._set_format,
+    "think": Settings._set_think,
+    "effort": Settings._set_effort,
+    **{name: _switch(name) for name in ("verbose", "wordwrap", "history", "log")},
+}
+
+NAMES = (*_SETTERS, *dict.fromkeys(FIELDS.values()))
+"""All settings by name."""
+
+
+def _on_off(value: bool) -> str:
+    return "on" if value else "off"
+
+
+def _text_or_file(value: str) -> str | None:
+    """A text, or that of the file with this name; None for `none`."""
+    if value in _NONE:
+        return None
+    path = Path(value).expanduser()
+    try:
+        is_file = path.is_file()
+    except OSError:  # too long for a name
+        is_file = False
+    return read_file(path) if is_file else value
+
+
+def _integer(name: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise InvalidRequestError(f"/set {name} takes an integer, not {value!r}") from None
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise InvalidRequestError(f"/set {name} takes a number, not {value!r}") from None

@@ -1,0 +1,52 @@
+"""Word wrap of text that is streamed to a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prompt_toolkit.utils import get_cwidth
+
+_TAB = 8
+
+
+class WordWrap:
+    """Word wrap of streamed text.
+
+    A word that reaches the edge is erased and written again in the next line, so that no text has to be held back.
+    `columns` returns the width of the terminal.
+    """
+
+    def __init__(self, columns: Callable[[], int]):
+        self._columns = columns
+        self._column = 0
+        self._word = ""
+
+    def feed(self, text: str) -> str:
+        """Text to write for the next piece, with control sequences."""
+        edge = self._columns() - 1  # at the very edge terminals differ in where the cursor is
+        return "".join(self._place(character, edge) for character in text)
+
+    def _place(self, character: str, edge: int) -> str:
+        if character == "\n":
+            self._column, self._word = 0, ""
+            return character
+        width = get_cwidth(character)
+        if character.isspace():
+            self._word = ""
+            self._column += _TAB - self._column % _TAB if character == "\t" else width
+            if self._column <= edge:
+                return character
+            self._column = 0
+            return "\n"
+        moved, n_cells = "", get_cwidth(self._word)
+        if self._column + width > edge:
+            moved = "\n"
+            if n_cells == self._column:  # the word is as long as the line
+                self._column, self._word = 0, ""
+            else:
+                if n_cells:
+                    moved = f"\x1b[{n_cells}D\x1b[K\n{self._word}"
+                self._column = n_cells
+        self._column += width
+        self._word = "" if width == 2 else self._word + character  # lines may break after each wide character
+        return moved + character

@@ -1,0 +1,93 @@
+"""Short names of models, such as `family:8b`, for repositories of the Hugging Face hub.
+
+The package ships a list, `data/models.toml`. A user's own names are in `aliases.toml` in the configuration folder
+(~/.config/llamacli on Linux), a name and a repository or a file in each line: `mine = "user/repo:Q5_K_M"`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from llamacli.errors import InvalidRequestError
+from llamacli.tools.hub import Reference
+from llamacli.util.folders import user_folder
+
+LATEST = "latest"
+_QUANT = re.compile(r"(?P<tag>.+?)-(?P<quant>(?:i?q\d|b?f16|f32|mxfp4)\w*)", re.IGNORECASE)
+
+
+@functools.cache
+def shipped_names() -> dict[str, str]:
+    """Names of the shipped list with their repositories."""
+    families = tomllib.loads(files("llamacli").joinpath("data/models.toml").read_text("utf-8"))
+    names = {
+        f"{family}:{tag}": repo for family, tags in families.items() for tag, repo in tags.items() if tag != LATEST
+    }
+    latest = {family: names[f"{family}:{tags[LATEST]}"] for family, tags in families.items()}
+    return names | latest
+
+
+def aliases() -> dict[str, str]:
+    """The user's own names; raises InvalidRequestError for a file that is not a table of strings."""
+    path = aliases_path()
+    if path is None or not path.is_file():
+        return {}
+    try:
+        found: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{path}: not a file of names: {error}") from None
+    wrong = next((name for name, value in found.items() if not isinstance(value, str)), None)
+    if wrong is not None:
+        raise InvalidRequestError(f'{path}: {wrong} must be a string, as in {wrong} = "user/repo:Q4_K_M"')
+    return found
+
+
+def aliases_path() -> Path | None:
+    """Path of the file with the user's own names, None without a home."""
+    folder = user_folder("config")
+    return None if folder is None else folder / "aliases.toml"
+
+
+def lookup(name: str) -> Reference | Path | None:
+    """Repository or file of a short name; None for an unknown one.
+
+    A tag may end in a type, as in `family:8b-q8_0`, and hf.co/user/repo is a repository, as in ollama.
+    """
+    if name.startswith(("hf.co/", "huggingface.co/")):
+        return Reference.parse(name)
+    own = aliases().get(name)
+    if own is not None:
+        path = Path(own).expanduser()
+        return path if path.is_file() or own.endswith(".gguf") else Reference.parse(own)
+    key = name.lower().removesuffix(f":{LATEST}")
+    repo = shipped_names().get(key)
+    if repo is not None:
+        return Reference.parse(repo)
+    found = _QUANT.fullmatch(key)
+    if found is not None and found["tag"] in shipped_names():
+        return attrs.evolve(Reference.parse(shipped_names()[found["tag"]]), quant=found["quant"].upper())
+    return None
+
+
+def reference(name: str) -> Reference:
+    """Repository of a short name or of `user/repo[:quant]`. Raises InvalidRequestError."""
+    found = lookup(name)
+    if isinstance(found, Path):
+        raise InvalidRequestError(f"{name} is a file, {found}, not a model of the hub")
+    return Reference.parse(name) if found is None else found
+
+
+def similar(name: str) -> list[str]:
+    """Known names that are spelled like this one."""
+    known = [*aliases(), *shipped_names()]
+    family = name.partition(":")[0].lower()
+    tags = [known_name for known_name in known if known_name.startswith(f"{family}:")]
+    return tags or difflib.get_close_matches(name.lower(), known, n=5)
