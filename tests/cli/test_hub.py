@@ -117,3 +117,25 @@ def test_invalid_references(args: list[str], code: int, message: str, hub, serve
     assert done.returncode == code
     assert message in done.stderr
     assert server.requests == []
+
+
+def test_short_name_of_the_user_is_downloaded_and_run(hub, tmp_path: Path) -> None:
+    config = tmp_path / "config" / "llamacli"
+    config.mkdir(parents=True)
+    (config / "aliases.toml").write_text(f'tiny = "{REPO}:Q8_0"\n')
+    env = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    said = hub("run", "tiny", "once", "-n", "4", "--temp", "0", **env)
+    assert (said.returncode, said.stdout[:4]) == (0, "once"), said.stderr
+    assert hub("pull", "tiny", **env).stdout.strip().endswith("tiny-Q8_0.gguf")
+    listed = hub("list", "--names", **env).stdout.splitlines()
+    assert listed[1].split() == ["tiny", f"{REPO}:Q8_0"]
+    assert json.loads(hub("list", "--names", "--json", **env).stdout)["tiny"] == f"{REPO}:Q8_0"
+    assert hub("rm", "tiny", **env).returncode == 0
+
+
+@pytest.mark.parametrize(("name", "said"), [("qwen3:7b", "similar names: qwen3:0.6b"), ("zzz", "list --names prints")])
+def test_unknown_short_name_names_similar_ones(name: str, said: str, invoke) -> None:
+    result = invoke("run", name, "once")
+    assert result.exit_code == 1
+    assert f"{name}: no such file, and no short name of a model; " in result.stderr
+    assert said in result.stderr

@@ -1,5 +1,6 @@
 """Chat at a terminal, driven through a pseudo-terminal."""
 
+import base64
 import fcntl
 import json
 import os
@@ -182,7 +183,7 @@ def test_ctrl_c_stops_reply_and_typed_line(talk) -> None:
     assert terminal.exit() == 0
 
 
-@pytest.mark.parametrize("command", ["/exit", "/bye"])
+@pytest.mark.parametrize("command", ["/exit", "/bye", "/quit", "exit", "quit"])
 def test_exit_commands(command: str, talk) -> None:
     terminal = talk()
     terminal.press(f"{command}\r")
@@ -191,8 +192,12 @@ def test_exit_commands(command: str, talk) -> None:
 
 def test_all_commands(talk, tmp_path: Path) -> None:
     terminal = talk("the dog", "she saw", "big", "little", "a ball")
-    for name in ("/help", "/set", "/show", "/clear", "/regen", "/system", "/save", "/load", "/read", "/exit"):
-        assert name in terminal.say("/help").split("/help", 1)[1] or name == "/help"
+    listed = terminal.say("/help").split("/help", 1)[1]
+    for name in (
+        "/help", "/set", "/show", "/stats", "/clear", "/regen", "/edit", "/copy", "/system", "/model", "/tools",
+        "/save", "/load", "/read", "/logs", "/resume", "/exit", "/quit",
+    ):  # fmt: skip
+        assert name in listed
     assert "unknown command /nonsense" in terminal.say("/nonsense")
     assert "there is no reply to replace" in terminal.say("/regen")
     assert "the dog\n" in terminal.say("once")
@@ -237,9 +242,8 @@ def test_settings(talk) -> None:
         ("/set temp x", "/set temp takes a number, not 'x'"),
         ("/set parameter temperature 0.25", ""),
         ("/set repeat-penalty 1.5", ""),
-        ("/set temp", "/set temp needs a value"),
-        ("/set think maybe", "/set think takes on or off, not 'maybe'"),
-        ("/set nonsense 1", "unknown setting 'nonsense'; known are seed"),
+        ("/set temp", "/set temp needs a value; now it is 0.25"),
+        ("/set nonsense 1", "unknown setting 'nonsense'; /set lists all"),
     ]:
         assert answer in terminal.say(command)
     shown = terminal.say("/show")
@@ -249,8 +253,12 @@ def test_settings(talk) -> None:
         r"top_k +7",
         "system +be brief",
         r"max_tokens +20",
-        r"enable_thinking +True",
-        r"reasoning_effort +low",
+        r"think +on",
+        r"effort +low",
+        r"seed +1\n",
+        r"top_p +0\.95\n",
+        r"template +of the model's file",
+        r"type +llama, 2 layers, mode auto, cache f16",
     ):
         assert re.search(line, shown)
     assert re.search(r"a ball\n+the dog\n", terminal.say("once"))
@@ -282,6 +290,9 @@ def test_full_context(talk) -> None:
     answer = terminal.say("0123456789" * 4)
     assert "and the context only 64: shorten it, /clear the chat" in answer
     assert re.search(r"the chat has \d+ tokens", answer)
+    assert "(no reply; your message is back at the prompt, Ctrl-C discards it)" in answer
+    terminal.press("\x03")
+    terminal.ready()
     assert "she\n" in terminal.say("x")
     terminal.say("/clear")
     assert "(the context is full: 64 of 64 tokens; /clear it" in terminal.say("y")
@@ -293,4 +304,162 @@ def test_context_shift_drops_oldest_messages(talk) -> None:
     assert re.search(r"\(read \d+ tokens, .* tok/s; wrote 4, .* tok/s\)", terminal.say("once"))
     assert "she\n" in terminal.say("0123456789" * 2)
     assert "2 messages" in terminal.say("/show")
+    assert terminal.exit() == 0
+
+
+def test_refused_message_and_its_files_come_back(talk, tmp_path: Path) -> None:
+    terminal = talk("the dog", context_length=64)
+    (tmp_path / "notes.txt").write_text("0123456789" * 4)
+    terminal.say(f"/read {tmp_path / 'notes.txt'}")
+    answer = terminal.say("sum up")
+    assert "your message is back at the prompt with notes.txt" in answer
+    terminal.wait("sum up")
+    terminal.press("\x03")
+    terminal.ready()
+    assert re.search(r"attached +notes.txt", terminal.say("/show"))
+    terminal.say("/clear")
+    assert re.search(r"attached +\(none\)", terminal.say("/show"))
+    assert "the dog\n" in terminal.say("once")
+    assert terminal.exit() == 0
+
+
+def test_interrupted_message_comes_back(talk, install, site: Path) -> None:
+    slow = """
+import time
+from llamacli import Session, hookimpl
+LLAMACLI_API = 1
+
+@hookimpl
+def model_loaded(model):
+    evaluate = Session.eval
+    def slowly(session, tokens, **options):
+        if len(tokens) > 40:
+            time.sleep(60)
+        return evaluate(session, tokens, **options)
+    Session.eval = slowly
+"""
+    install(site, "llamacli-slow", "[llamacli]\nslow = slow_plugin\n", slow_plugin=slow)
+    terminal = talk("the dog")
+    terminal.press("0123456789" * 5 + "\r")
+    terminal.wait("reading the prompt")
+    terminal.press("\x03")
+    assert "(no reply; your message is back at the prompt, Ctrl-C discards it)" in terminal.ready()
+    terminal.wait("0123456789" * 5)
+    terminal.press("\x03")
+    terminal.ready()
+    assert "0 of 512 tokens, 0 messages" in terminal.say("/show")
+    assert "the dog\n" in terminal.say("once")
+    assert terminal.exit() == 0
+
+
+def test_clear_frees_the_context(talk) -> None:
+    terminal = talk("the dog")
+    terminal.say("once")
+    assert re.search(r"context +[1-9]\d* of 512 tokens, 2 messages", terminal.say("/show"))
+    terminal.say("/clear")
+    assert re.search(r"context +0 of 512 tokens, 0 messages", terminal.say("/show"))
+    assert terminal.exit() == 0
+
+
+def test_stop_string_ends_a_reply(talk) -> None:
+    terminal = talk("the dog saw", "she")
+    terminal.say('/set stop " dog" "never"')
+    assert re.search(r"stop +' dog' 'never'", terminal.say("/set"))
+    answer = terminal.say("once")
+    assert "the\n" in answer
+    assert "dog" not in answer
+    assert terminal.exit() == 0
+
+
+def test_speeds_are_shown_on_demand(talk) -> None:
+    terminal = talk("the dog", "she", "a")
+    assert "tok/s" not in terminal.say("once")
+    assert "tok/s" in terminal.say("/stats")
+    terminal.say("/set verbose")
+    assert "tok/s" in terminal.say("x")
+    terminal.say("/set quiet")
+    assert "tok/s" not in terminal.say("y")
+    assert terminal.exit() == 0
+
+
+def test_last_message_is_edited_and_sent_again(talk, tmp_path: Path) -> None:
+    terminal = talk("the dog", "she saw", env={"EDITOR": "sed -i s/once/twice/"})
+    terminal.say("once upon")
+    assert "she saw\n" in terminal.say("/edit")
+    terminal.say(f"/save {tmp_path / 'talk.json'}")
+    messages = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert [message["content"] for message in messages] == ["twice upon", "she saw"]
+    assert terminal.exit() == 0
+
+
+def test_last_reply_is_copied(talk) -> None:
+    terminal = talk("the dog")
+    assert "there is no reply to copy" in terminal.say("/copy")
+    terminal.say("once")
+    terminal.press("/copy\r")
+    terminal.wait(b"\x1b]52;c;" + base64.b64encode(b"the dog") + b"\x07")
+    terminal.ready()
+    assert terminal.exit() == 0
+
+
+def test_other_model_continues_the_chat(talk, tiny_gguf) -> None:
+    terminal = talk("the dog", "she saw")
+    terminal.say("/set temp 0.5")
+    terminal.say("once")
+    assert "nowhere.gguf: cannot read the file" in terminal.say("/model nowhere.gguf")
+    plain_model = tiny_gguf("gqa", tokenizer="spm", context_length=512)
+    assert "has no chat template" in terminal.say(f"/model {plain_model}")
+    other = tiny_gguf("rope_base", tokenizer="spm", context_length=256, metadata=chat_keys(CHATML))
+    assert "(2 messages so far)" in terminal.say(f"/model {other}")
+    shown = terminal.say("/show")
+    assert re.search(r"temp +0\.5", shown)
+    assert "of 256 tokens, 2 messages" in shown
+    assert terminal.exit() == 0
+
+
+def test_tools_of_a_python_file(talk, tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text('def where(name: str) -> str:\n    """Place."""\n    return f"{name} is here"\n')
+    terminal = talk("the dog")
+    assert "error: /tools needs" not in terminal.say("/tools")
+    assert "(where tools)" in terminal.say(f"/tools {tmp_path / 'tools.py'}")
+    assert re.search(r"tools +where", terminal.say("/show"))
+    assert "(no tools)" in terminal.say("/tools off")
+    assert "the dog\n" in terminal.say("once")
+    assert terminal.exit() == 0
+
+
+def test_conversations_are_logged_and_resumed(talk) -> None:
+    terminal = talk("the dog", "she saw", "a ball", args=("--log",))
+    assert "(no conversations; /set log on records them)" in terminal.say("/logs")
+    terminal.say("once upon")
+    terminal.say("and?")
+    terminal.say("/clear")
+    terminal.say("another")
+    assert "1     4 messages  once upon" in terminal.say("/logs dog")
+    assert "another" in terminal.say("/logs")
+    assert "(conversation 1: 4 messages, 'once upon')" in terminal.say("/resume 1")
+    assert "4 messages" in terminal.say("/show")
+    assert "there is no conversation 9 in the log" in terminal.say("/resume 9")
+    assert terminal.exit() == 0
+
+
+def test_completion_of_commands_settings_and_files(talk, tmp_path: Path) -> None:
+    terminal = talk("the dog")
+    (tmp_path / "notes_of_today.txt").write_text("my notes")
+    for typed, completed in [
+        ("/reg\t", "/regen"),
+        ("/set wordw\t", "/set wordwrap"),
+        (f"/read {tmp_path}/notes\t", "notes_of_today.txt"),
+    ]:
+        terminal.press(typed)
+        terminal.wait(completed)
+        terminal.press("\x03")
+        terminal.ready()
+    assert terminal.exit() == 0
+
+
+def test_replies_are_wrapped_at_words(talk) -> None:
+    terminal = talk("once upon a time " * 20)
+    answer = terminal.say("tell").replace("\n", " ")
+    assert len(re.findall(r"time", answer)) >= 20
     assert terminal.exit() == 0

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -37,11 +38,18 @@ def write(text: str, *, err: bool = False, dim: bool = False, wrap: Callable[[st
     click.echo(text, nl=False, err=err, color=True)
 
 
-def note(text: str) -> None:
-    """Write one line to stderr."""
+def note(text: str, *, hang: int = 0) -> None:
+    """Write one line to stderr.
+
+    A terminal gets lines broken at words; those after the first are indented by `hang`.
+    """
+    line = printable(text)
+    if has_status():
+        width, indent = max(20, shutil.get_terminal_size().columns - 1), " " * hang
+        line = textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     with _lock:
         status("")
-        click.echo(printable(text), err=True)
+        click.echo(line, err=True)
 
 
 _status = ""

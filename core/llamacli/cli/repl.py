@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _NEARLY_FULL = 0.85
 """Fraction of the context from which on every reply is followed by a note about it."""
 
-_COLUMN = 28
+_COLUMN = 24
 """Width of the commands in /help."""
 
 
@@ -117,15 +117,15 @@ class Repl:
     def _send(self, text: str, attached: Sequence[tuple[Path, str]] = ()) -> None:
         """Send a message with files; without a reply both come back to the prompt."""
         self._chat.add_user("\n\n".join(filter(None, [*(content for _, content in attached), text])))
+        answered = False
         try:
             answered = self._reply()
-        except BaseException:
-            self._attached[:0], self._draft = attached, text
-            raise
+        except (LlamaCliError, OSError, MemoryError) as error:
+            note(f"error: {one_line(error)}")
         if not answered:
             self._attached[:0], self._draft = attached, text
             files = f" with {', '.join(path.name for path, _ in attached)}" if attached else ""
-            note(f"(stopped before the reply; your message is back at the prompt{files}, Ctrl-C discards it)")
+            note(f"(no reply; your message is back at the prompt{files}, Ctrl-C discards it)")
 
     def _reply(self) -> bool:
         """Write the reply, those after tool calls too, and notes about it.
@@ -201,8 +201,8 @@ class Repl:
         for name, command in _COMMANDS.items():
             if name == command.names[0]:
                 usage = f"/{' /'.join(command.names)} {command.argument}".rstrip()
-                note(f"  {usage:<{_COLUMN}} {command.help}")
-        note(f"  {QUOTES:<{_COLUMN}} Begin or end a message of several lines.")
+                note(f"  {usage:<{_COLUMN}} {command.help}", hang=_COLUMN + 3)
+        note(f"  {QUOTES:<{_COLUMN}} Begin or end a message of several lines.", hang=_COLUMN + 3)
         note("  Ctrl-C stops a reply, Ctrl-D exits, Tab completes.")
 
     def set(self, argument: str) -> None:
@@ -413,7 +413,7 @@ def _print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     rows = list(pairs)
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        note(f"{name:<{width}}  {value}")
+        note(f"{name:<{width}}  {value}", hang=width + 2)
 
 
 def _path(command: str, argument: str) -> Path:

@@ -176,8 +176,8 @@ _SETTERS: Mapping[str, Callable[[Settings, str], None]] = {
     **{name: _switch(name) for name in ("verbose", "wordwrap", "history", "log")},
 }
 
-NAMES = (*_SETTERS, *dict.fromkeys(FIELDS.values()))
-"""All settings by name."""
+NAMES = tuple(dict.fromkeys((*_SETTERS, *_WORDS, *FIELDS, *_ALIASES)))
+"""Names of settings, for completion."""
 
 
 def _on_off(value: bool) -> str:

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_EXAMPLES = {
+    "grammar": """, such as --grammar 'root ::= "yes" | "no"'""",
+    "json_schema": """, such as --json-schema '{"type": "object"}'""",
+}
+"""Ends of the messages for wrong parameters."""
+
 
 @attrs.frozen(kw_only=True)
 class RunOptions:
@@ -131,7 +137,8 @@ def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | Non
     warn_of_long_context(model, options.ctx_size)
     with model.create_session(seq_len=options.ctx_size or None, kv_type=options.kv_type, seed=seed) as session:
         params = sampling_params(options.sampling, model.metadata, session.seq_len, model.find_sampler)
-        functions = load_functions(options.chat.tools) if chats and options.chat.tools is not None else {}
+        _check(session, params)
+        functions = load_functions(options.chat.tools) if options.chat.tools is not None else {}
         chat = options.chat.create_chat(model, session, options.max_tokens, functions) if chats else None
         saved = session if chat is None else chat
         if options.load_session is not None and repl is None:
@@ -193,6 +200,18 @@ def _create_repl(
     log = options.chat.log or logged is not None
     settings = Settings(chat, params, seed=seed, verbose=options.stats, log=log)
     return Repl(settings, shift=options.chat.context_shift, functions=functions, logged=logged)
+
+
+def _check(session: Session, params: SamplingParams) -> None:
+    """Check sampling parameters before anything is computed.
+
+    Raises InvalidRequestError with an example for a wrong grammar or schema.
+    """
+    try:
+        session.params = params
+    except InvalidRequestError as error:
+        example = next((text for name, text in _EXAMPLES.items() if str(error).startswith(f"{name}:")), "")
+        raise InvalidRequestError(f"{error}{example}") from error
 
 
 def _resumed(options: RunOptions, chat: ChatSession) -> Conversation | None:

@@ -235,12 +235,13 @@ def _samplers(given: str | None, metadata: Metadata, find: FindSampler | None) -
 
     Unknown ones in the file are skipped, as in llama.cpp.
     """
-    from llamacli.sampling import sampler_type
+    from llamacli.sampling import BUILT_IN, sampler_type
 
     names = _names(metadata.get_str(_SEQUENCE, "") if given is None else given)
     missing = [name for name in names if sampler_type(name, find) is None]
     if missing and given is not None:
-        raise click.UsageError(f"Invalid value for '--samplers': unknown sampler {missing[0]!r}.")
+        known = "; ".join(sorted(kind.name for kind in BUILT_IN))
+        raise click.UsageError(f"Invalid value for '--samplers': unknown sampler {missing[0]!r}; known are {known}.")
     if missing:
         _log.warning("%s has unknown samplers: %s", _SEQUENCE, ", ".join(missing))
     return tuple(name for name in names if name not in missing) or (_ORDER if given is None else ())

@@ -1,0 +1,109 @@
+"""Wrong values of every option of every command.
+
+Each message has the value, what is allowed, and what to type next: a similar name, an example, or the way to the help.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from llamacli.cli.app import app
+from llamacli.cli.numbers import Integer, IntList, Number
+from llamacli.cli.plot import ImagePath
+
+Wrong = tuple[list[str], tuple[str, ...]]
+
+ARGUMENTS = {
+    "tokenize": ["text"], "embed": ["text"], "quantize": ["out.gguf", "Q8_0"], "rm": ["user/repo"],
+    "pull": ["user/repo"], "completion": ["bash"],
+}  # fmt: skip
+"""Further arguments of commands; those with MODEL have it first."""
+
+ANY = {"prompt", "system_prompt", "reasoning_effort", "dry_sequence_breaker"}
+"""Options that take any text."""
+
+TEXTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "hf_repo": (["nonsense"], ("'nonsense' is not a model of the hub", "expected user/repo or user/repo:quant")),
+    "samplers": (["top_k;nonsense"], ("unknown sampler 'nonsense'", "known are", "min_p", "--help")),
+    "logit_bias": (["5"], ("'5' is not a token id and a number", "as in 15043-1.5", "--help")),
+    "stop": ([""], ("'--stop': it is empty", "Give the text to stop at, as in --stop", "--help")),
+    "grammar": (["root"], ("grammar: line 1, column 5: expected ::=", "such as --grammar 'root ::=")),
+    "json_schema": (["[]"], ("json_schema: line 1: a schema must be an object", "such as --json-schema '{")),
+    "chat_template": (["nonsense"], ("chat template 'nonsense' is not one of chatml",)),
+}
+"""Wrong texts, and parts of their messages."""
+
+NEEDS = {"html": ["--logprobs", "1"]}
+"""Options that another one needs."""
+
+
+def options() -> Iterator[tuple[str, click.Option]]:
+    for name, command in sorted(app.commands.items()):
+        for param in command.params:
+            if isinstance(param, click.Option) and param.name not in ANY:
+                yield name, param
+
+
+ALL = [pytest.param(name, option, id=f"{name} {option.opts[-1]}") for name, option in options()]
+
+
+def wrong(option: click.Option, folder: Path) -> Wrong:
+    """Wrong values of an option, and parts of the message."""
+    flag, kind = option.opts[0], option.type
+    if option.is_flag:
+        return [f"{option.opts[-1]}=x"], (f"Option '{option.opts[-1]}' does not take a value",)
+    if isinstance(kind, Integer | Number):
+        noun = "an integer" if isinstance(kind, Integer) else "a number"
+        return [flag, "many"], (f"'many' is not {noun} {kind.bounds}", flag, "--help")
+    if isinstance(kind, IntList):
+        return [flag, "1,x"], ("'1,x' is not a list of integers from 0 to", "such as 128,512", flag, "--help")
+    if isinstance(kind, click.Choice):
+        return [flag, "nonsense"], ("'nonsense' is not one of", str(kind.choices[-1]), flag, "--help")
+    if isinstance(kind, ImagePath):
+        return [flag, "x.txt"], ("'x.txt' does not end in .png, .svg or .pdf", flag, "--help")
+    if isinstance(kind, click.Path):
+        path = str(folder / "nowhere" / "file.gguf")
+        return [flag, path, *NEEDS.get(str(option.name), [])], (path, "o such file")
+    assert option.name in TEXTS, f"add a wrong value of {flag} to TEXTS, or its name to ANY"
+    values, said = TEXTS[str(option.name)]
+    return [flag, *values], said
+
+
+@pytest.mark.parametrize(("command", "option"), ALL)
+def test_wrong_value(
+    command: str, option: click.Option, invoke: Callable[..., click.testing.Result], model: Path, tmp_path: Path
+) -> None:
+    args, said = wrong(option, tmp_path)
+    takes_model = any(param.name in ("model", "first") for param in app.commands[command].params)
+    names = {param.name for param in app.commands[command].params if isinstance(param, click.Argument)}
+    given = (
+        [str(model)] if takes_model and names & {"model", "first"} and option.name not in ("model", "hf_repo") else []
+    )
+    result = invoke(command, *given, *ARGUMENTS.get(command, []), *args, input="")
+    message = " ".join(result.stderr.split())
+    assert result.exit_code in (1, 2), message
+    assert result.stdout == ""
+    for part in said:
+        assert part in message
+    assert "Traceback" not in message
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["quantize", "a", "b", "Q9"], ("unknown type 'Q9'; known are F32, F16", "--help")),
+        (["completion", "tcsh"], ("'tcsh' is not one of 'bash', 'zsh', 'fish'", "--help")),
+        (["runn"], ("No such command 'runn'", "Did you mean 'run'", "--help")),
+        (["run", "--temprature", "1"], ("No such option '--temprature'", "'--temperature'", "--help")),
+        (["pull", "nonsense"], ("'nonsense' is not a model of the hub", "expected user/repo or user/repo:quant")),
+        (["logs", "--show", "1", "--rm", "1"], ("--show, --rm and --path exclude each other", "--help")),
+    ],
+)
+def test_wrong_arguments(args: list[str], said: tuple[str, ...], invoke: Callable[..., click.testing.Result]) -> None:
+    result = invoke(*args)
+    message = " ".join(result.stderr.split())
+    assert result.exit_code in (1, 2)
+    for part in said:
+        assert part in message

@@ -1,0 +1,74 @@
+from pathlib import Path
+
+import pytest
+
+from llamacli import InvalidRequestError
+from llamacli.tools.hub import Reference
+from llamacli.tools.names import aliases_path, lookup, reference, shipped_names, similar
+
+
+@pytest.fixture(autouse=True)
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = aliases_path()
+    assert path is not None
+    path.parent.mkdir()
+    return path
+
+
+def test_shipped_names_are_repositories() -> None:
+    names = shipped_names()
+    assert len(names) > 40
+    for name, repo in names.items():
+        assert name == name.lower()
+        assert str(Reference.parse(repo)) == repo
+        assert repo.endswith("-GGUF")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("qwen3:0.6b", "unsloth/Qwen3-0.6B-GGUF"),
+        ("Qwen3:0.6B", "unsloth/Qwen3-0.6B-GGUF"),
+        ("qwen3", "unsloth/Qwen3-8B-GGUF"),
+        ("qwen3:latest", "unsloth/Qwen3-8B-GGUF"),
+        ("qwen3:0.6b-q8_0", "unsloth/Qwen3-0.6B-GGUF:Q8_0"),
+        ("qwen3:0.6b-bf16", "unsloth/Qwen3-0.6B-GGUF:BF16"),
+        ("hf.co/user/repo:Q4_0", "user/repo:Q4_0"),
+        ("qwen3:7b", "None"),
+        ("user/repo", "None"),
+    ],
+)
+def test_names_as_ollama_spells_them(name: str, found: str) -> None:
+    assert str(lookup(name)) == found
+
+
+def test_own_names_come_first(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").touch()
+    config.write_text(f'qwen3 = "user/repo:Q5_K_M"\nmine = "{tmp_path}/tiny.gguf"\n')
+    assert lookup("qwen3") == Reference("user/repo", "Q5_K_M")
+    assert lookup("mine") == tmp_path / "tiny.gguf"
+    assert reference("qwen3") == Reference("user/repo", "Q5_K_M")
+    with pytest.raises(InvalidRequestError, match="mine is a file"):
+        reference("mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("a = 1", 'a must be a string, as in a = "'), ("a b", "not a file of names")]
+)
+def test_wrong_file_of_names(text: str, said: str, config: Path) -> None:
+    config.write_text(text)
+    with pytest.raises(InvalidRequestError, match=said):
+        lookup("qwen3")
+
+
+def test_repository_or_short_name() -> None:
+    assert reference("user/repo") == Reference("user/repo")
+    with pytest.raises(InvalidRequestError, match="expected user/repo"):
+        reference("nonsense")
+
+
+def test_similar_names() -> None:
+    assert "qwen3:8b" in similar("qwen3:7b")
+    assert "qwen3" in similar("qwen")
+    assert similar("zzzzzz") == []
