@@ -139,3 +139,14 @@ def test_unknown_short_name_names_similar_ones(name: str, said: str, invoke) -> 
     assert result.exit_code == 1
     assert f"{name}: no such file, and no short name of a model; " in result.stderr
     assert said in result.stderr
+
+
+def test_missing_file_names_similar_ones(invoke, tmp_path: Path) -> None:
+    (tmp_path / "story-Q8_0.gguf").touch()
+    for name in ("story-Q4_0.gguf", "other/x.gguf", "qwen2.5-7b.gguf"):
+        result = invoke("inspect", tmp_path / name)
+        assert result.exit_code == 1
+        assert "o such file" in result.stderr
+    assert "similar in its folder: story-Q8_0.gguf" in invoke("run", tmp_path / "story-Q4_0.gguf").stderr
+    assert "unsloth" not in invoke("run", "qwen2.5:9b").stderr
+    assert "qwen2.5:7b" in invoke("run", "qwen2.5:9b").stderr

@@ -61,7 +61,10 @@ class ConversationLog:
         self.path = path
 
     def save(self, conversation: Conversation) -> int:
-        """Write a conversation, in place of that of the same number; returns the number."""
+        """Write a conversation and return its number.
+
+        It replaces that of the same number.
+        """
         now = time.time()
         values = conversation.model, conversation.system, json.dumps(conversation.variables), now
         with self._open() as database:

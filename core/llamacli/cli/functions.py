@@ -51,7 +51,7 @@ def load_functions(path: str) -> dict[str, Callable[..., Any]]:
 
 
 def describe(function: Callable[..., Any]) -> dict[str, Any]:
-    """Description of a function as chat templates take it, from its signature and docstring."""
+    """JSON description of a function, from its signature and docstring."""
     hints = typing.get_type_hints(function)
     parameters = inspect.signature(function).parameters.values()
     schema: dict[str, Any] = {
@@ -67,7 +67,7 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def call(functions: Functions, wanted: ToolCall) -> Any:
-    """Result of a tool call, or its error as text for the model."""
+    """Result of a tool call, or its error for the model."""
     function = functions.get(wanted.name)
     if function is None:
         return {"error": f"there is no function {wanted.name}; known are {', '.join(functions)}"}

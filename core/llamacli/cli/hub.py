@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from pathlib import Path
 
@@ -112,20 +113,32 @@ def model_from_hub(text: str) -> str:
 
 
 def resolve_model(name: str) -> str:
-    """Path of a model's file, given as it is or by a short name.
+    """Path of a model's file, from its path or a short name.
 
     A model of the hub is downloaded unless cached. Raises ModelFormatError for a name that is neither a file nor known.
     """
-    if not name or "\\" in name or name.lower().endswith((".gguf", ".bin")) or Path(name).exists():
+    if not name or Path(name).exists():
         return name
     from llamacli.tools.hub import cached, fetch
-    from llamacli.tools.names import lookup, similar
+    from llamacli.tools.names import lookup
 
     found = lookup(name)
     if found is None:
-        names = similar(name)
-        hint = f"similar names: {', '.join(names)}" if names else "llamacli list --names prints the short names"
-        raise ModelFormatError(f"{name}: no such file, and no short name of a model; {hint}")
+        raise ModelFormatError(_no_model(name))
     if isinstance(found, Path):
         return str(found)
     return str(cached(found) or fetch(found))
+
+
+def _no_model(name: str) -> str:
+    """Message for a name that is neither a file nor known."""
+    from llamacli.tools.names import similar
+
+    path = Path(name)
+    if path.suffix.lower() in (".gguf", ".bin") or path.parent != Path():
+        siblings = [other.name for other in path.parent.glob("*") if other.suffix == path.suffix]
+        files = difflib.get_close_matches(path.name, siblings)
+        return f"{name}: no such file" + (f"; similar in its folder: {', '.join(files)}" if files else "")
+    names = similar(name)
+    hint = f"similar names: {', '.join(names)}" if names else "llamacli list --names prints the short names"
+    return f"{name}: no such file, and no short name of a model; {hint}"

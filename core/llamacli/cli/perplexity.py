@@ -109,7 +109,7 @@ def _read_text(argument: str | None, option: str | None) -> str:
 
 
 def _in_status_line() -> bool:
-    """Test that estimates are in the status line only, as stdout is the same terminal."""
+    """Test that stdout is the terminal with the status line."""
     return has_status() and sys.stdout is not None and sys.stdout.isatty()
 
 

@@ -1,4 +1,4 @@
-"""Progress on a terminal: bars with the time left, spinners; nothing in pipes."""
+"""Progress bars and spinners on a terminal; nothing in pipes."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def waiting(session: Session) -> Iterator[Waiting]:
 
 
 def load(path: str, mode: str, threads: int | None) -> Model:
-    """Load a model, given by its file or a short name, with a progress bar."""
+    """Load a model by file or short name, with a progress bar."""
     from llamacli import load_model
 
     path = resolve_model(path)

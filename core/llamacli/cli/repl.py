@@ -115,7 +115,10 @@ class Repl:
             self._send(text, attached)
 
     def _send(self, text: str, attached: Sequence[tuple[Path, str]] = ()) -> None:
-        """Send a message with files; without a reply both come back to the prompt."""
+        """Send a message with files.
+
+        Without a reply both come back to the prompt.
+        """
         self._chat.add_user("\n\n".join(filter(None, [*(content for _, content in attached), text])))
         answered = False
         try:
@@ -291,7 +294,7 @@ class Repl:
         raise _SwitchModel(str(Path(argument).expanduser()) if argument.startswith("~") else argument)
 
     def tools(self, argument: str) -> None:
-        """Let the model call the functions of a Python file."""
+        """Use functions of a Python file as tools."""
         if not argument:
             note(", ".join(self._functions) or "(none)")
             return
@@ -358,7 +361,7 @@ class Repl:
         raise _Exit
 
     def _retract(self) -> str | None:
-        """Remove the last message of the user and what follows; returns its text."""
+        """Remove the last message of the user, and return its text."""
         history = self._chat.history
         if not any(message.role == "assistant" for message in history):
             return None

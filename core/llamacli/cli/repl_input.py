@@ -50,9 +50,10 @@ class Input:
             self._history.enabled = wanted
 
     def read(self, draft: str = "") -> str:
-        """Read one line, or all lines between triple quotes; `draft` is there already.
+        """Read one line, or all lines between triple quotes.
 
-        Raises KeyboardInterrupt, EOFError; InvalidRequestError for text that is not UTF-8.
+        `draft` is there to be edited. Raises KeyboardInterrupt; EOFError; InvalidRequestError for text that is not
+        UTF-8.
         """
         line = self._line(PROMPT, draft)
         if not line.lstrip().startswith(QUOTES):

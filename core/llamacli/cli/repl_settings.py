@@ -63,7 +63,7 @@ class Settings:
         self.chat, self.params = chat, attrs.evolve(params, **self._changed)
 
     def set(self, text: str) -> None:
-        """Change a setting: `NAME VALUE`, or a name alone for those that need no value.
+        """Change a setting: `NAME VALUE`, or a name alone.
 
         Raises InvalidRequestError for an unknown name or a wrong value; nothing has changed then.
         """
@@ -185,7 +185,7 @@ def _on_off(value: bool) -> str:
 
 
 def _text_or_file(value: str) -> str | None:
-    """A text, or that of the file with this name; None for `none`."""
+    """Text, or that of the file it names; None for `none`."""
     if value in _NONE:
         return None
     path = Path(value).expanduser()

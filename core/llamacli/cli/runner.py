@@ -106,7 +106,7 @@ def execute(options: RunOptions) -> str | None:
 
 
 def _run(options: RunOptions, repl: Repl | None) -> str | Switch | None:
-    """Load the model, and generate or chat with it; `repl` continues a chat."""
+    """Load the model and use it; `repl` continues a chat."""
     started = time.perf_counter()
     with load(options.model, options.mode, options.threads) as model:
         result = _generate(options, model, time.perf_counter() - started, repl)
@@ -117,7 +117,7 @@ def _run(options: RunOptions, repl: Repl | None) -> str | Switch | None:
 
 
 def _switched(options: RunOptions, switch: Switch) -> str | Switch | None:
-    """Continue a chat with the model it wants, or with its own if that fails."""
+    """Continue a chat with another model, or its own after an error."""
     try:
         return _run(attrs.evolve(options, model=switch.wanted), switch.repl)
     except (LlamaCliError, OSError) as error:
@@ -215,7 +215,7 @@ def _check(session: Session, params: SamplingParams) -> None:
 
 
 def _resumed(options: RunOptions, chat: ChatSession) -> Conversation | None:
-    """Continue a conversation of the log in a chat, if the options name one."""
+    """Put the conversation that the options name into a chat."""
     if options.chat.resume is None:
         return None
     conversation = conversation_log().load(options.chat.resume or None)

@@ -1,4 +1,4 @@
-"""Short names of models, such as `family:8b`, for repositories of the Hugging Face hub.
+"""Short names of models of the Hugging Face hub, such as `family:8b`.
 
 The package ships a list, `data/models.toml`. A user's own names are in `aliases.toml` in the configuration folder
 (~/.config/llamacli on Linux), a name and a repository or a file in each line: `mine = "user/repo:Q5_K_M"`.
@@ -36,7 +36,10 @@ def shipped_names() -> dict[str, str]:
 
 
 def aliases() -> dict[str, str]:
-    """The user's own names; raises InvalidRequestError for a file that is not a table of strings."""
+    """Names of the user's own file.
+
+    Raises InvalidRequestError if it is not a table of strings.
+    """
     path = aliases_path()
     if path is None or not path.is_file():
         return {}
@@ -51,7 +54,7 @@ def aliases() -> dict[str, str]:
 
 
 def aliases_path() -> Path | None:
-    """Path of the file with the user's own names, None without a home."""
+    """Path of the user's own file, None without a home."""
     folder = user_folder("config")
     return None if folder is None else folder / "aliases.toml"
 
