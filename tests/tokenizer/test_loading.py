@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from llamacli.errors import LlamaCliError, ModelFormatError, TokenizerError
 from llamacli.gguf import Metadata
-from llamacli.testing.vocabularies import byte_level, english, english_scores, ranked, scored
+from llamacli.testing.vocabularies import byte_level, english, english_scores, ranked, scored, word_piece
 from llamacli.tokenizer import tokenizer_from_metadata
 
-SCHEMES = [scored(english_scores()), byte_level(english("Ġ")), ranked(english("▁"))]
+SCHEMES = [scored(english_scores()), byte_level(english("Ġ")), ranked(english("▁")), word_piece(["▁a", "b"])]
 
 
-@pytest.mark.parametrize("model", ["bert", "t5", "rwkv", ""])
+@pytest.mark.parametrize("model", ["rwkv", "plamo2", ""])
 def test_unknown_model_error_lists_supported_ones(model: str) -> None:
-    with pytest.raises(TokenizerError, match=rf"file: tokenizer.ggml.model = '{model}' .* gemma4, gpt2, llama"):
+    with pytest.raises(TokenizerError, match=rf"file: tokenizer.ggml.model = '{model}' .* bert, gemma4, gpt2, llama"):
         tokenizer_from_metadata(Metadata({"tokenizer.ggml.model": model}, "file"))
 
 

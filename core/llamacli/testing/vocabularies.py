@@ -102,6 +102,27 @@ def byte_level(merges: Sequence[str], kinds: Mapping[str, int] | None = None, **
     }
 
 
+BERT_HEAD = {"[PAD]": CONTROL, "[UNK]": UNKNOWN, "[CLS]": CONTROL, "[SEP]": CONTROL, "[MASK]": CONTROL}
+"""Types of the first tokens of a WordPiece vocabulary of this module."""
+
+
+def word_piece(pieces: Sequence[str], kinds: Mapping[str, int] | None = None, **keys: Any) -> dict[str, Any]:
+    """Metadata of a WordPiece vocabulary.
+
+    Ids 0 to 4 are `BERT_HEAD`; the pieces follow, those that begin a word with U+2581 before them, then those of
+    `kinds`, by token type.
+    """
+    types = {**BERT_HEAD, **dict.fromkeys(pieces, NORMAL), **(kinds or {})}
+    ids = {f"{name}_token_id": i for i, name in enumerate(("padding", "unknown", "bos", "seperator", "mask"))}
+    return {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": list(types),
+        "tokenizer.ggml.token_type": np.array(list(types.values()), np.int32),
+        **tokenizer_keys(ids),
+        **tokenizer_keys(keys),
+    }
+
+
 def english(space: str) -> list[str]:
     """Merges of some English words, their spaces written as `space`."""
     words = ["the", "cat", "sat", "mat", "on", "hello", "world", f"{space}the", f"{space}cat", f"{space}on", "12", "!!"]

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import attrs
 import numpy as np
 
 from llamacli.errors import TokenizerError
@@ -22,12 +23,15 @@ from llamacli.tokenizer.vocabulary import (
     special_ids,
     strings,
 )
+from llamacli.tokenizer.word_piece import BertNormalizer, WordPiece
 
 _MODEL = "tokenizer.ggml.model"
 _PRE = "tokenizer.ggml.pre"
 _ADD_BOS = "tokenizer.ggml.add_bos_token"
 _ADD_EOS = "tokenizer.ggml.add_eos_token"
 _ADD_SPACE_PREFIX = "tokenizer.ggml.add_space_prefix"
+_LOWERCASE = "tokenizer.ggml.normalizer.lowercase"
+_STRIP_ACCENTS = "tokenizer.ggml.normalizer.strip_accents"
 
 _log = logging.getLogger(__name__)
 _Entry = TypeVar("_Entry")
@@ -44,8 +48,8 @@ def tokenizer_from_metadata(
     """
     metadata = metadata if isinstance(metadata, Metadata) else Metadata(metadata)
     make = _look_up(metadata, _MODEL, metadata.get_str(_MODEL, "none"), _MAKERS)
-    vocabulary, scheme, add_bos = make(metadata)
-    return Tokenizer(vocabulary, scheme, add_bos, metadata.get_bool(_ADD_EOS, False), strips_after)
+    made = make(metadata)
+    return Tokenizer(made.vocabulary, made.scheme, made.add_bos, made.add_eos, strips_after, made.add_sep)
 
 
 def _look_up(metadata: Metadata, key: str, value: str, table: Mapping[str, _Entry]) -> _Entry:
@@ -56,32 +60,49 @@ def _look_up(metadata: Metadata, key: str, value: str, table: Mapping[str, _Entr
     return table[value]
 
 
-def _score_merging(metadata: Metadata) -> tuple[Vocabulary, Scheme, bool]:
+@attrs.frozen
+class _Made:
+    """Parts of a tokenizer."""
+
+    vocabulary: Vocabulary
+    scheme: Scheme
+    add_bos: bool
+    add_eos: bool
+    add_sep: bool = False
+
+
+def _score_merging(metadata: Metadata) -> _Made:
     vocabulary = read_vocabulary(metadata, {"bos": 1, "eos": 2, "unknown": 0})
     n_vocab = len(vocabulary.tokens)
     scores = numbers(metadata, SCORES, n_vocab, "iuf")
     scores = np.zeros(n_vocab, np.float32) if scores is None else scores.astype(np.float32)
     scheme = ScoreMerging(vocabulary, scores, metadata.get_bool(_ADD_SPACE_PREFIX, True))
-    return vocabulary, scheme, metadata.get_bool(_ADD_BOS, True)
+    return _Made(vocabulary, scheme, metadata.get_bool(_ADD_BOS, True), metadata.get_bool(_ADD_EOS, False))
 
 
-def _rank_merging(metadata: Metadata) -> tuple[Vocabulary, Scheme, bool]:
+def _rank_merging(metadata: Metadata) -> _Made:
     vocabulary = read_vocabulary(metadata, {})
-    return (
-        vocabulary,
-        RankMerging(vocabulary, strings(metadata, MERGES)),
-        True,
-    )  # add_bos is fixed, as in llama.cpp
+    scheme = RankMerging(vocabulary, strings(metadata, MERGES))
+    return _Made(vocabulary, scheme, True, metadata.get_bool(_ADD_EOS, False))  # add_bos is fixed, as in llama.cpp
 
 
-def _byte_level(metadata: Metadata) -> tuple[Vocabulary, Scheme, bool]:
+def _word_piece(metadata: Metadata) -> _Made:
+    vocabulary = read_vocabulary(metadata, {"bos": 101, "unknown": 100, "separator": 102, "padding": 0, "mask": 103})
+    lowercase = metadata.get_bool(_LOWERCASE, True)
+    normalizer = BertNormalizer(lowercase, metadata.get_bool(_STRIP_ACCENTS, lowercase))
+    scheme = WordPiece(vocabulary, normalizer, metadata.get_bool(_ADD_SPACE_PREFIX, False))
+    return _Made(vocabulary, scheme, add_bos=True, add_eos=False, add_sep=True)  # fixed, as in llama.cpp
+
+
+def _byte_level(metadata: Metadata) -> _Made:
     pre = metadata.get_str(_PRE, "")
     if not pre:
         _log.warning("%s: %s is missing, using 'default': tokens may be wrong", metadata.source, _PRE)
     pre_tokenizer = _look_up(metadata, _PRE, pre or "default", PRE_TOKENIZERS)
     vocabulary = read_vocabulary(metadata, {})
     scheme = ByteLevelBPE(vocabulary, strings(metadata, MERGES), pre_tokenizer)
-    return vocabulary, scheme, metadata.get_bool(_ADD_BOS, pre_tokenizer.add_bos)
+    add_bos = metadata.get_bool(_ADD_BOS, pre_tokenizer.add_bos)
+    return _Made(vocabulary, scheme, add_bos, metadata.get_bool(_ADD_EOS, False))
 
 
 class _IdsOnly:
@@ -115,7 +136,7 @@ class _HexNames(Sequence[str]):
         return [f"{token:x}" for token in found] if isinstance(found, range) else f"{found:x}"
 
 
-def _ids_only(metadata: Metadata) -> tuple[Vocabulary, Scheme, bool]:
+def _ids_only(metadata: Metadata) -> _Made:
     if TOKENS in metadata:
         n_vocab = len(strings(metadata, TOKENS))
     else:
@@ -123,13 +144,15 @@ def _ids_only(metadata: Metadata) -> tuple[Vocabulary, Scheme, bool]:
     special = special_ids(metadata, n_vocab, {})
     ends = frozenset(special[name] for name in ("eos", "eot", "eom") if name in special)
     vocabulary = Vocabulary(_HexNames(n_vocab), {}, {}, special, ends)
-    return vocabulary, _IdsOnly(metadata.source), metadata.get_bool(_ADD_BOS, False)
+    scheme = _IdsOnly(metadata.source)
+    return _Made(vocabulary, scheme, metadata.get_bool(_ADD_BOS, False), metadata.get_bool(_ADD_EOS, False))
 
 
 _MAKERS = {
     "llama": _score_merging,
     "gpt2": _byte_level,
     "gemma4": _rank_merging,
+    "bert": _word_piece,
     "test": _ids_only,
     "none": _ids_only,
     "no_vocab": _ids_only,

@@ -34,10 +34,10 @@ class Scheme(Protocol):
 class Tokenizer:
     """Tokenizer of a model.
 
-    Attributes: `n_vocab`; the ids `bos_id`, `eos_id`, `eot_id`, `eom_id`, `unk_id`, `pad_id`, each None where the
-    model has none; `eog_ids`, the ids that end generation; `suppressed`, ids that must not be generated; `add_bos` and
-    `add_eos`, true if encoding adds these tokens with `add_special`; `special_ids`, the special and user-defined tokens
-    that encoding can find in text, the longest first.
+    Attributes: `n_vocab`; the ids `bos_id`, `eos_id`, `eot_id`, `eom_id`, `unk_id`, `pad_id`, `sep_id`, `mask_id`, each
+    None where the model has none; `eog_ids`, the ids that end generation; `suppressed`, ids that must not be generated;
+    `add_bos`, `add_eos` and `add_sep`, true if encoding adds these tokens with `add_special`; `special_ids`, the special
+    and user-defined tokens that encoding can find in text, the longest first.
 
     Methods that take an id raise InvalidRequestError when it is not in the vocabulary.
     """
@@ -49,14 +49,18 @@ class Tokenizer:
         add_bos: bool = False,
         add_eos: bool = False,
         strips_after: Callable[[str], bool] = lambda _: False,
+        add_sep: bool = False,
     ):
         special = vocabulary.special
         self.bos_id, self.eos_id = special.get("bos"), special.get("eos")
         self.eot_id, self.eom_id = special.get("eot"), special.get("eom")
         self.unk_id, self.pad_id = special.get("unknown"), special.get("padding")
+        self.sep_id, self.mask_id = special.get("separator"), special.get("mask")
         self._bos = [self.bos_id] if add_bos and self.bos_id is not None else []
-        self._eos = [self.eos_id] if add_eos and self.eos_id is not None else []
-        self.add_bos, self.add_eos = bool(self._bos), bool(self._eos)
+        eos = [self.eos_id] if add_eos and self.eos_id is not None else []
+        sep = [self.sep_id] if add_sep and self.sep_id is not None else []
+        self._end = eos or sep
+        self.add_bos, self.add_eos, self.add_sep = bool(self._bos), bool(eos), bool(sep)
         self.n_vocab = len(vocabulary.tokens)
         self.eog_ids, self.suppressed = vocabulary.eog_ids, vocabulary.suppressed
         self._vocabulary, self._scheme = vocabulary, scheme
@@ -70,7 +74,8 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the ids of a text.
 
-        With `add_special` BOS and EOS are added if the model expects them, unless the text spells them there already.
+        With `add_special` BOS and EOS, in BERT's models [CLS] and [SEP], are added if the model expects them, unless
+        the text spells them there already.
         With `parse_special` control tokens spelled in the text become their ids, otherwise they stay text. Lone
         surrogates are read as U+FFFD. TokenizerError when the vocabulary cannot express the text.
         """
@@ -79,8 +84,8 @@ class Tokenizer:
         if not add_special:
             return ids
         bos = self._bos if parts[:1] != self._bos else []
-        eos = self._eos if parts[-1:] != self._eos else []
-        return [*bos, *ids, *eos]
+        end = self._end if parts[-1:] != self._end else []
+        return [*bos, *ids, *end]
 
     def encode_prompt(self, text: str, parse_special: bool = False) -> list[int]:
         """Return the ids of a prompt: BOS if expected, never EOS.

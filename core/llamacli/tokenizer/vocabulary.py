@@ -59,6 +59,8 @@ _TEXTS = {
     "eos": (),
     "unknown": (),
     "padding": (),
+    "separator": (),
+    "mask": (),
     "eot": (
         "<|eot_id|>",
         "<|im_end|>",
@@ -107,7 +109,7 @@ _TEXTS = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-_OLD_NAMES = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
+_OTHER_NAMES = {"separator": "seperator", "fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 _NO_TOKEN = (None, -1, 0xFFFFFFFF)
 
 # Tokens that end generation in addition to those of metadata keys.
@@ -153,7 +155,7 @@ def special_ids(metadata: Metadata, n_vocab: int, default_ids: Mapping[str, int]
     """
     special = {name: token for name, token in default_ids.items() if token < n_vocab}
     for name in _TEXTS:
-        for key in (f"tokenizer.ggml.{name}_token_id", f"tokenizer.ggml.{_OLD_NAMES.get(name, name)}_token_id"):
+        for key in (f"tokenizer.ggml.{name}_token_id", f"tokenizer.ggml.{_OTHER_NAMES.get(name, name)}_token_id"):
             if metadata.get_int(key, None) not in _NO_TOKEN:
                 special[name] = metadata.get_int(key, minimum=0, maximum=n_vocab - 1)
     return special

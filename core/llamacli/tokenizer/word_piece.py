@@ -1,0 +1,95 @@
+"""WordPiece, BERT's scheme: the longest tokens that make up each word.
+
+GGUF files write a token that begins a word with U+2581 before it, and one that continues a word without "##".
+"""
+
+import unicodedata
+from functools import cached_property
+
+from llamacli.errors import TokenizerError
+from llamacli.tokenizer.vocabulary import Vocabulary
+
+_SPACE = "▁"
+# Ideographs, each of which is a word, as in llama.cpp and Hugging Face's tokenizers.
+_CHINESE = (
+    range(0x4E00, 0xA000),
+    range(0x3400, 0x4DC0),
+    range(0x20000, 0x2A6E0),
+    range(0x2A700, 0x2B740),
+    range(0x2B740, 0x2B820),
+    range(0x2B920, 0x2CEB0),
+    range(0xF900, 0xFB00),
+    range(0x2F800, 0x2FA20),
+)
+_REMOVED = {"Cc", "Cf", "Co", "Cs"}
+
+
+class BertNormalizer(dict[int, str]):
+    """Table for `str.translate`: replacements of characters before words are split at spaces.
+
+    White space becomes a space, control characters vanish, punctuation and ideographs stand apart. With `strip_accents`
+    a character becomes the first of its canonical decomposition (NFD), and marks vanish. Entries are made when needed.
+    """
+
+    def __init__(self, lowercase: bool, strip_accents: bool):
+        super().__init__()
+        self._lowercase, self._strip_accents = lowercase, strip_accents
+
+    def __missing__(self, code: int) -> str:
+        self[code] = replacement = self._replacement(chr(code))
+        return replacement
+
+    def _replacement(self, char: str) -> str:
+        if self._strip_accents:
+            char = unicodedata.normalize("NFD", char)[0]
+        category, code = unicodedata.category(char), ord(char)
+        if char.isspace() and not 0x1C <= code < 0x20:
+            return " "
+        if category in _REMOVED or char == "\ufffd" or (self._strip_accents and category[0] == "M"):
+            return ""
+        written = char.lower()[0] if self._lowercase else char
+        apart = category[0] == "P" or (code < 0x7F and category[0] == "S") or any(code in block for block in _CHINESE)
+        return f" {written} " if apart else written
+
+
+class WordPiece:
+    """WordPiece with a vocabulary in GGUF's form.
+
+    A word that tokens cannot make up becomes the unknown token. `add_space_prefix`: decoding removes the first space.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, normalizer: BertNormalizer, add_space_prefix: bool):
+        self._vocabulary, self._normalizer = vocabulary, normalizer
+        self.add_space_prefix = add_space_prefix
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of text without special tokens."""
+        words = text.translate(self._normalizer).split()
+        ids = {word: self._word_ids(_SPACE + word) for word in dict.fromkeys(words)}
+        return [token for word in words for token in ids[word]]
+
+    def decode(self, text: str) -> bytes:
+        """Return the bytes that a token's text encodes."""
+        return text.replace(_SPACE, " ").encode()
+
+    def _word_ids(self, word: str) -> list[int]:
+        ids, start = [], 0
+        while start < len(word):
+            for stop in range(min(len(word), start + self._longest), start, -1):
+                if (token := self._vocabulary.ids.get(word[start:stop])) is not None:
+                    ids.append(token)
+                    start = stop
+                    break
+            else:
+                return [self._unknown(word)]
+        return ids
+
+    def _unknown(self, word: str) -> int:
+        unknown = self._vocabulary.special.get("unknown")
+        if unknown is None:
+            raise TokenizerError(f"the vocabulary has neither tokens for {word[1:41]!r} nor an unknown token")
+        return unknown
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._vocabulary.tokens), default=0)
