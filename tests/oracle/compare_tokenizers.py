@@ -162,7 +162,7 @@ def random_pieces(rng: random.Random, count: int) -> list[str]:
 
 
 def write_word_piece(path: str, seed: int) -> None:
-    """Write a random WordPiece vocabulary in lower case, and options of its normalizer."""
+    """Write a random WordPiece vocabulary with random options of its normalizer."""
     rng = random.Random(seed)
     pieces = random_pieces(rng, 3000)
     tokens = dict.fromkeys(rng.choice(("", "\u2581")) + rng.choice((piece, piece.lower())) for piece in pieces)

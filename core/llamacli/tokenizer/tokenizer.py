@@ -36,8 +36,8 @@ class Tokenizer:
 
     Attributes: `n_vocab`; the ids `bos_id`, `eos_id`, `eot_id`, `eom_id`, `unk_id`, `pad_id`, `sep_id`, `mask_id`, each
     None where the model has none; `eog_ids`, the ids that end generation; `suppressed`, ids that must not be generated;
-    `add_bos`, `add_eos` and `add_sep`, true if encoding adds these tokens with `add_special`; `special_ids`, the special
-    and user-defined tokens that encoding can find in text, the longest first.
+    `add_bos`, `add_eos` and `add_sep`, true if encoding adds these tokens with `add_special`; `special_ids`, the
+    special and user-defined tokens that encoding can find in text, the longest first.
 
     Methods that take an id raise InvalidRequestError when it is not in the vocabulary.
     """
