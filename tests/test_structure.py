@@ -24,8 +24,8 @@ LAYERS = [
     {"util"},
     {"quantization"},
     {"gguf"},
-    {"tokenizer"},
     {"kernels"},
+    {"tokenizer"},
     {"kv"},
     {"ops"},
     {"graph"},
@@ -179,7 +179,7 @@ def test_every_distribution_brings_its_licence_and_its_types() -> None:
 
 
 def test_importing_the_package_is_cheap() -> None:
-    heavy = {"numpy", "numba", "gguf", "tokenizers", "click", "jinja2"}
+    heavy = {"numpy", "numba", "gguf", "regex", "click", "jinja2"}
     code = f"import sys, llamacli; print(sorted({heavy} & sys.modules.keys()))"
     path = f"import sys; sys.path.insert(0, {str(CORE.parent)!r}); "
     done = subprocess.run([sys.executable, "-c", path + code], capture_output=True, text=True, check=True)

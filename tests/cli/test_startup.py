@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 HEAVY = {
-    *("numpy", "numba", "tokenizers", "gguf", "pluggy", "attrs", "jinja2", "prompt_toolkit"),
+    *("numpy", "numba", "regex", "gguf", "pluggy", "attrs", "jinja2", "prompt_toolkit"),
     *("importlib.metadata", "llamacli.plugins"),
 }
 LOADED = (

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli.errors import TokenizerError
+from llamacli.kernels.switch import jit_disabled
 from llamacli.testing.vocabularies import byte_level, english
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 from llamacli.tokenizer.byte_level import BYTE_OF_CHAR
@@ -133,6 +134,7 @@ def test_round_trip(every_pre: list[Tokenizer], text: str) -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.skipif(jit_disabled(), reason="plain Python is slow")
 @pytest.mark.parametrize("pre", ["default", "llama-bpe", "qwen2", "gpt-4o", "deepseek-llm"])
 def test_long_runs_take_linear_time(pre: str) -> None:
     tokenizer = bpe(["A A", "AA AA"], pre=pre)

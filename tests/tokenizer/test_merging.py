@@ -1,3 +1,4 @@
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -6,50 +7,75 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli.errors import TokenizerError
+from llamacli.kernels.switch import jit_disabled
 from llamacli.testing.vocabularies import english, english_scores, ranked, scored
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
-from llamacli.tokenizer.merging import merge
 
 
-def merge_plainly(text: str, ranks: dict[str, float]) -> list[str]:
+def merge_plainly(text: str, ranks: dict[tuple[str, str], float]) -> list[str]:
     """Definition of merging by rank, in quadratic time."""
     pieces = list(text)
     while True:
-        pairs = [(ranks[a + b], i) for i, (a, b) in enumerate(pairwise(pieces)) if a + b in ranks]
+        pairs = [(ranks[pair], i) for i, pair in enumerate(pairwise(pieces)) if pair in ranks]
         if not pairs:
             return pieces
         _, i = min(pairs)
         pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
 
 
+def splits(piece: str) -> list[tuple[str, str]]:
+    return [(piece[:i], piece[i:]) for i in range(1, len(piece))]
+
+
+LETTERS = "abé東▁"
+
+
 @given(
-    text=st.text("ab▁", max_size=40),
-    ranks=st.dictionaries(st.text("ab▁", min_size=2, max_size=5), st.integers(0, 4)),
+    text=st.text(LETTERS, max_size=40),
+    scores=st.dictionaries(st.text(LETTERS, min_size=2, max_size=9), st.integers(0, 4)),
 )
-def test_merges_match_the_definition(text: str, ranks: dict[str, float]) -> None:
-    assert list(merge(text, lambda a, b: ranks.get(a + b))) == merge_plainly(text, ranks)
+def test_merges_by_score_match_the_definition(text: str, scores: dict[str, float]) -> None:
+    tokenizer = spm(dict.fromkeys(LETTERS, 0.0) | scores, add_space_prefix=False)
+    ranks = {pair: -score for piece, score in scores.items() for pair in splits(piece)}
+    assert texts(tokenizer, text.replace("▁", " ")) == merge_plainly(text, ranks)
 
 
-def test_equal_ranks_merge_leftmost_first() -> None:
-    assert list(merge("aaaaa", lambda a, b: {"aa": 1.0}.get(a + b))) == ["aa", "aa", "a"]
-    assert list(merge("abab", lambda a, b: {"ab": 1.0, "ba": 1.0}.get(a + b))) == ["ab", "ab"]
+@given(
+    text=st.text(LETTERS, max_size=40),
+    merges=st.lists(st.tuples(*[st.text(LETTERS, min_size=1, max_size=4)] * 2), unique=True, max_size=30),
+)
+def test_ranked_merges_match_the_definition(text: str, merges: list[tuple[str, str]]) -> None:
+    kinds = dict.fromkeys(LETTERS, 1)
+    tokenizer = tokenizer_from_metadata(ranked([" ".join(pair) for pair in merges], kinds))
+    expected = merge_plainly(text, {pair: rank for rank, pair in enumerate(merges)})
+    assert texts(tokenizer, text.replace("▁", " ")) == expected
 
 
-@pytest.mark.parametrize("unit", ["A", "AB", "▁", "ABCDEFGH"])
-def test_number_of_pairs_looked_up_is_linear(unit: str) -> None:
-    ranks = {unit[:1] * n: 1.0 / n for n in range(2, 65)} | {
-        unit * n: 1.0 / n for n in range(1, 9) if len(unit * n) > 1
-    }
-    looked_up = 0
+def test_equal_scores_merge_leftmost_first() -> None:
+    assert texts(spm({"a": 0, "aa": 1}, add_space_prefix=False), "aaaaa") == ["aa", "aa", "a"]
+    assert texts(spm({"a": 0, "b": 0, "ab": 1, "ba": 1}, add_space_prefix=False), "abab") == ["ab", "ab"]
 
-    def rank(left: str, right: str) -> float | None:
-        nonlocal looked_up
-        looked_up += 1
-        return ranks.get(left + right)
 
-    text = unit * (43_000 // len(unit))
-    assert "".join(merge(text, rank)) == text
-    assert looked_up < 3 * len(text)
+@pytest.mark.skipif(jit_disabled(), reason="plain Python is slow")
+@pytest.mark.parametrize("unit", ["A", "AB", " ", "ABCDEFGH", "東京"])
+def test_long_text_that_merges_everywhere_takes_linear_time(unit: str) -> None:
+    pieces = {unit[:1] * n: 1.0 / n for n in range(1, 65)} | {unit * n: 1.0 / n for n in range(1, 9)}
+    tokenizer = spm({piece.replace(" ", "▁"): score for piece, score in pieces.items()}, add_space_prefix=False)
+    tokenizer.encode("")
+    text = unit * (200_000 // len(unit))
+    start = time.thread_time()
+    ids = tokenizer.encode(text)
+    assert time.thread_time() - start < 4  # a quadratic loop needs minutes
+    assert tokenizer.decode(ids) == text
+
+
+@given(st.lists(st.text("the cat's\n12!é東 ", max_size=30), max_size=5))
+def test_words_seen_before_are_encoded_alike(parts: list[str]) -> None:
+    for tokenizer in WORDS:
+        once = [tokenizer.encode_run(part + "\n", continues=True) for part in parts]
+        whole = tokenizer.encode_run("".join(part + "\n" for part in parts * 3), continues=True)
+        if all(part[-1:] != "\n" and part[:1] != "\n" for part in parts):
+            assert whole == [token for ids in once for token in ids] * 3
 
 
 def texts(tokenizer: Tokenizer, text: str) -> list[str]:

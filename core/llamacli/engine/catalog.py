@@ -27,6 +27,7 @@ from llamacli.kernels.team import Team
 from llamacli.kv import KV_TYPES, KVType
 from llamacli.loaders import ArrayFile
 from llamacli.quantization import TensorType
+from llamacli.tokenizer import kernels as tokenizer_kernels
 
 _log = logging.getLogger(__name__)
 
@@ -73,5 +74,6 @@ def catalog() -> list[Compiled | ArrayFunction]:
 
     Listing compiles none but those that run a team of threads.
     """
-    kernels = [*shared_kernels(), *_kernels_of_ops(Team(1))]
+    tokenizers = [value for value in vars(tokenizer_kernels).values() if isinstance(value, ArrayFunction)]
+    kernels = [*shared_kernels(), *tokenizers, *_kernels_of_ops(Team(1))]
     return list({kernel.name: kernel for kernel in kernels}.values())

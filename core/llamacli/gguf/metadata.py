@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from llamacli.errors import ModelFormatError
 
@@ -64,6 +65,13 @@ class StringArray(Sequence[str]):
         for end in self._ends:
             yield data[start:end].decode(errors="replace")
             start = end + 8
+
+    def spans(self) -> tuple[bytes, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the data, and the starts and stops of strings, int64 [n]."""
+        stops = np.array(self._ends, np.int64)
+        starts = np.full_like(stops, 8)
+        starts[1:] += stops[:-1]
+        return self._data, starts, stops
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str) or not isinstance(other, Sequence):

@@ -1,15 +1,13 @@
-"""Byte-level BPE, GPT-2's scheme, through the `tokenizers` library."""
+"""Byte-level BPE, GPT-2's scheme: words of a pre-tokenizer, merged as bytes."""
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
-from llamacli.errors import TokenizerError
+import numpy as np
+
+from llamacli.tokenizer.merging import Merger, byte_level_merger
 from llamacli.tokenizer.pretokenizers import PreTokenizer
 from llamacli.tokenizer.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    import tokenizers
 
 # GPT-2 encodes each byte as a printable character: Latin-1's own if printable, else one from U+0100 on.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -31,10 +29,9 @@ class ByteLevelBPE:
     def encode(self, text: str) -> list[int]:
         """Return the ids of text without special tokens.
 
-        Bytes that the vocabulary lacks are dropped.
+        Bytes that the vocabulary lacks are dropped. TokenizerError for merges that do not fit the vocabulary.
         """
-        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
-        return [token for token in ids if token < len(self._vocabulary.tokens)] if self._missing else ids
+        return self._merger.encode(text, self._pre_tokenizer.lengths(text))
 
     def decode(self, text: str) -> bytes:
         """Return the bytes that a token's text encodes.
@@ -44,23 +41,7 @@ class ByteLevelBPE:
         return b"".join(bytes([BYTE_OF_CHAR[c]]) if c in BYTE_OF_CHAR else c.encode() for c in text)
 
     @cached_property
-    def _missing(self) -> list[str]:
-        return sorted(BYTE_OF_CHAR.keys() - self._vocabulary.ids.keys())
-
-    @cached_property
-    def _encoder(self) -> "tokenizers.Tokenizer":
-        from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-
-        ids = self._vocabulary.ids
-        # The library drops a character without an id and joins its neighbours; ids beyond the vocabulary prevent that.
-        beyond = {char: len(self._vocabulary.tokens) + i for i, char in enumerate(self._missing)}
-        merges: list[Any] = list(map(tuple, map(str.split, dict.fromkeys(self._merges))))  # without duplicates
-        try:
-            model = models.BPE(ids | beyond, merges, ignore_merges=self._pre_tokenizer.ignore_merges)
-        except Exception as error:  # the library raises no narrower type
-            raise TokenizerError(f"the merges do not fit the vocabulary: {error}") from error
-        encoder = Tokenizer(model)
-        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self._pre_tokenizer.splits]
-        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        encoder.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
-        return encoder
+    def _merger(self) -> Merger:
+        table = np.full(ord(max(BYTE_OF_CHAR)) + 1, -1, np.int16)
+        table[[ord(char) for char in BYTE_OF_CHAR]] = list(BYTE_OF_CHAR.values())
+        return byte_level_merger(self._vocabulary.tokens, self._merges, table, self._pre_tokenizer.ignore_merges)

@@ -1,86 +1,149 @@
-"""BPE over the characters of the text: SentencePiece's and ranked merges.
+"""Byte pair encoding (BPE) by merges or by scores of tokens, compiled.
 
-Both write a space as U+2581, and a character that is not a token as its UTF-8 bytes, `<0xXX>` each.
+Text is cut where no merge can join its neighbours, and each part is merged with a heap of pairs: O(n log n) for a part
+of n characters, as long as the lengths of mergeable pairs are bounded.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from heapq import heapify, heappop, heappush
+from typing import Any
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import TokenizerError
-from llamacli.tokenizer.vocabulary import Vocabulary
+from llamacli.gguf import StringArray
+from llamacli.tokenizer import kernels
+from llamacli.tokenizer.vocabulary import MERGES, Vocabulary
 
 _SPACE = "▁"
 _NEWLINE_RUNS = re.compile(r"\n+|[^\n]+")
 
-Rank = Callable[[str, str], float | None]
+Table = tuple[
+    npt.NDArray[np.uint8],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int32],
+    npt.NDArray[np.int64],
+]
+"""Hash table of strings, as the kernels take it."""
 
 
-def merge(text: str, rank: Rank) -> Iterator[str]:
-    """Merge adjacent pieces by lowest rank and yield the final pieces.
+def string_table(strings: Sequence[str]) -> Table:
+    """Return a table whose slots are not filled yet."""
+    if isinstance(strings, StringArray):
+        data, starts, stops = strings.spans()
+    else:
+        encoded = [text.encode(errors="surrogatepass") for text in strings]
+        data, stops = b"".join(encoded), np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        starts, stops = stops[:-1].copy(), stops[1:].copy()
+    slots = np.empty((1 << (2 * len(strings) + 1).bit_length(), 2), np.int64)
+    return np.frombuffer(data, np.uint8).copy(), starts, stops, np.zeros(len(strings), np.int32), slots
 
-    Starts from single characters. Of pairs of equal rank the leftmost is merged first. `rank(left, right)` is None for
-    pairs that do not merge. Takes O(n log n) time as long as the lengths of mergeable pairs are bounded.
+
+@attrs.frozen(eq=False)
+class Merger:
+    """Arguments of `kernels.encode_words` that a vocabulary fixes."""
+
+    by_byte: bool
+    unmerged: int
+    merges: Table
+    costs: npt.NDArray[np.float64]
+    paired: bool
+    tokens: Table
+    joints: npt.NDArray[np.uint8]
+    byte_ids: npt.NDArray[np.int32]
+
+    def encode(self, text: str, lengths: Sequence[int]) -> list[int]:
+        """Return the ids of the words of text.
+
+        `lengths`: of the words, in characters. TokenizerError for a byte that the vocabulary cannot express.
+        """
+        data = np.frombuffer(bytearray(text, "utf-8"), np.uint8)
+        ids = np.empty(len(data), np.int32)
+        words = np.fromiter(lengths, np.int64, len(lengths))
+        fixed: tuple[Any, ...] = attrs.astuple(self, recurse=False)
+        count = kernels.encode_words(data, words, *fixed, ids)
+        if count < 0:
+            byte = data[-1 - count]
+            raise TokenizerError(f"the vocabulary has neither the byte token <0x{byte:02X}> nor an unknown token")
+        return ids[:count].tolist()
+
+
+def merger_by_scores(tokens: Sequence[str], scores: npt.NDArray[np.float32], byte_ids: Sequence[int]) -> Merger:
+    """Return a merger of any two pieces whose union is a token.
+
+    The token with the highest score comes first. `scores`: [n_vocab]. `byte_ids`: [256], -2 for a byte that cannot be
+    expressed.
     """
-    n = len(text)
-    end = list(range(1, n + 1))  # end of the piece that starts here; 0 once merged into another
-    before = list(range(-1, n - 1))  # start of the piece before the one that starts here
-    heap = []
-    for i in range(n - 1):
-        cost = rank(text[i], text[i + 1])
-        if cost is not None:
-            heap.append((cost, i, i + 1, i + 2))
-    heapify(heap)
+    table = string_table(tokens)
+    kernels.fill_slots(table, True)
+    costs = -scores.astype(np.float64)
+    return Merger(False, kernels.NO_WORD, table, costs, False, table, _joints(table), np.array(byte_ids, np.int32))
 
-    def push(left: int, middle: int) -> None:
-        stop = end[middle]
-        cost = rank(text[left:middle], text[middle:stop])
-        if cost is not None:
-            heappush(heap, (cost, left, middle, stop))
 
-    while heap:
-        _, left, middle, stop = heappop(heap)
-        if end[left] != middle or end[middle] != stop:
-            continue  # stale: one of the two has merged with another
-        end[left], end[middle] = stop, 0
-        if stop < n:
-            before[stop] = left
-            push(left, stop)
-        if left > 0:
-            push(before[left], left)
-    start = 0
-    while start < n:
-        yield text[start : end[start]]
-        start = end[start]
+def merger_by_rank(tokens: Sequence[str], merges: Sequence[str], byte_ids: Sequence[int], unmerged: int) -> Merger:
+    """Return a merger by "left right" merges of raw UTF-8, best first.
+
+    `unmerged`: one of the kernels' constants. `byte_ids` as in `merger_by_scores`.
+    """
+    table, ranked = string_table(tokens), string_table(merges)
+    kernels.join_merges(*ranked[:4])
+    kernels.fill_slots(table, True)
+    kernels.fill_slots(ranked, False)
+    costs = np.arange(len(merges), dtype=np.float64)
+    return Merger(False, unmerged, ranked, costs, True, table, _joints(ranked), np.array(byte_ids, np.int32))
+
+
+def byte_level_merger(
+    tokens: Sequence[str], merges: Sequence[str], byte_of_char: npt.NDArray[np.int16], ignore_merges: bool
+) -> Merger:
+    """Return a merger of bytes, by merges in GPT-2's printable characters.
+
+    `byte_of_char`: byte of each character, or -1. TokenizerError when a merge is not of two tokens that make a third.
+    """
+    table, ranked = string_table(tokens), string_table(merges)
+    malformed = kernels.join_merges(*ranked[:4])
+    kernels.decode_bytes(*table[:4], byte_of_char)
+    kernels.decode_bytes(*ranked[:4], byte_of_char)
+    kernels.fill_slots(table, True)
+    if malformed < 0:
+        malformed = kernels.foreign_merge(ranked, table)
+    if malformed >= 0:
+        raise TokenizerError(
+            f"{MERGES}: entry {malformed} of {len(merges)}, {merges[malformed]!r}, is not two tokens that make a third"
+        )
+    kernels.fill_slots(ranked, False)
+    costs, unmerged = np.arange(len(merges), dtype=np.float64), kernels.EVERY_WORD if ignore_merges else kernels.NO_WORD
+    return Merger(
+        True, unmerged, ranked, costs, True, table, np.empty(0, np.uint8), np.full(256, -1, np.int32)
+    )  # a byte that is not a token is dropped
+
+
+def _joints(table: Table) -> npt.NDArray[np.uint8]:
+    joints = np.zeros(kernels.N_JOINTS, np.uint8)
+    kernels.mark_joints(table, joints)
+    return joints
 
 
 class _Pieces:
-    """Conversion between pieces and ids."""
+    """Vocabulary in raw UTF-8.
+
+    A space is U+2581, and a character that is not a token its bytes, <0xXX> each.
+    """
 
     def __init__(self, vocabulary: Vocabulary):
-        self._ids = vocabulary.ids
-        self._unknown = vocabulary.special.get("unknown")
+        self._vocabulary = vocabulary
 
     def decode(self, text: str) -> bytes:
         """Return the bytes that a token's text encodes."""
         return text.replace(_SPACE, " ").encode()
 
-    def _to_ids(self, pieces: Iterator[str]) -> Iterator[int]:
-        for piece in pieces:
-            if (token := self._ids.get(piece)) is not None:
-                yield token
-            else:
-                yield from map(self._byte_id, piece.encode())
-
-    def _byte_id(self, byte: int) -> int:
-        token = self._ids.get(f"<0x{byte:02X}>", self._unknown)
-        if token is None:
-            raise TokenizerError(f"the vocabulary has neither the byte token <0x{byte:02X}> nor an unknown token")
-        return token
+    def _byte_ids(self) -> list[int]:
+        unknown = self._vocabulary.special.get("unknown", -2)
+        return [self._vocabulary.ids.get(f"<0x{byte:02X}>", unknown) for byte in range(256)]
 
 
 class ScoreMerging(_Pieces):
@@ -91,16 +154,16 @@ class ScoreMerging(_Pieces):
 
     def __init__(self, vocabulary: Vocabulary, scores: npt.NDArray[np.float32], add_space_prefix: bool):
         super().__init__(vocabulary)
-        self._cost = dict(zip(vocabulary.tokens, (-scores).tolist(), strict=True))
+        self._scores = scores
         self.add_space_prefix = add_space_prefix
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of text without special tokens."""
-        return list(self._to_ids(merge(text.replace(" ", _SPACE), self._rank)))
+        return self._merger.encode(text.replace(" ", _SPACE), [len(text)])
 
-    def _rank(self, left: str, right: str) -> float | None:
-        cost: float | None = self._cost.get(left + right)
-        return cost
+    @cached_property
+    def _merger(self) -> Merger:
+        return merger_by_scores(self._vocabulary.tokens, self._scores, self._byte_ids())
 
 
 class RankMerging(_Pieces):
@@ -118,18 +181,9 @@ class RankMerging(_Pieces):
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of text without special tokens."""
-        ids: list[int] = []
-        for run in _NEWLINE_RUNS.findall(text.replace(" ", _SPACE)):
-            if run[0] == "\n" and run in self._ids:
-                ids.append(self._ids[run])
-            else:
-                ids.extend(self._to_ids(merge(run, self._rank)))
-        return ids
-
-    def _rank(self, left: str, right: str) -> float | None:
-        return self._ranks.get(f"{left} {right}")
+        lengths = list(map(len, _NEWLINE_RUNS.findall(text)))
+        return self._merger.encode(text.replace(" ", _SPACE), lengths)
 
     @cached_property
-    def _ranks(self) -> dict[str, int]:
-        merges = list(self._merges)
-        return dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))  # the first duplicate counts
+    def _merger(self) -> Merger:
+        return merger_by_rank(self._vocabulary.tokens, self._merges, self._byte_ids(), kernels.NEWLINES)

@@ -4,7 +4,10 @@ The patterns match the same text as llama.cpp's (llama-vocab.cpp, unicode.cpp), 
 backtracking regex engine: runs are possessive (`*+`) wherever giving a character back cannot help.
 """
 
+from functools import cache
+
 import attrs
+import regex
 
 _CONTRACTION = r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -27,16 +30,16 @@ _UNPUNCTUATED = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 # Unicode's cased letters at the time of this pattern, without some blocks.
 _DEEPSEEK_LETTERS = (
-    r"\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10C7}\x{10CD}\x{10D0}-\x{10FF}\x{1C80}-\x{1C8A}\x{2D00}-\x{2D2D}"
-    r"\x{A790}-\x{A7FA}\x{AB30}-\x{AB68}\x{10570}-\x{105BC}\x{10D50}-\x{10D85}\x{16E40}-\x{16E7F}\x{1D400}-\x{1D7CB}"
-    r"\x{1DF00}-\x{1DF2A}]"
+    r"\p{Lu}\p{Ll}\p{Lt}&&[^\u0560-\u0588\u10C7\u10CD\u10D0-\u10FF\u1C80-\u1C8A\u2D00-\u2D2D"
+    r"\uA790-\uA7FA\uAB30-\uAB68\U00010570-\U000105BC\U00010D50-\U00010D85\U00016E40-\U00016E7F\U0001D400-\U0001D7CB"
+    r"\U0001DF00-\U0001DF2A]"
 )
-_CJK = r"[一-龥ࠀ-一가-\x{D7FF}&&[^\s]]+"
+_CJK = r"[一-龥ࠀ-一가-\uD7FF&&[^\s]]+"
 _DEEPSEEK_LLM = (
     r"[\r\n]",
     rf"\s?[{_DEEPSEEK_LETTERS}]+",
     r"\s?[!-/:-~！-／：-～‘-‟、-。]+",
-    r"(?<!\s)\s++\z",
+    r"(?<!\s)\s++\Z",
     _CJK,
     r"\p{N}+",
 )
@@ -50,6 +53,11 @@ _DEFAULT = (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9]{3}")
 _FALCON = (r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9]{3}")
 
 
+@cache
+def _compiled(pattern: str) -> "regex.Pattern[str]":
+    return regex.compile(pattern, regex.VERSION1)
+
+
 @attrs.frozen
 class PreTokenizer:
     """Rules that split text into words before merging.
@@ -61,6 +69,18 @@ class PreTokenizer:
     splits: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
+
+    def lengths(self, text: str) -> list[int]:
+        """Return the lengths of the words, which make up the text."""
+        if len(self.splits) == 1:
+            lengths = list(map(len, _compiled(self.splits[0]).findall(text)))  # faster than split
+            if sum(lengths) == len(text):
+                return lengths
+        words = [text]
+        for pattern in self.splits:
+            split = _compiled(f"({pattern})").split
+            words = [part for word in words for part in split(word) if part]
+        return list(map(len, words))
 
 
 _TABLE = (

@@ -21,7 +21,7 @@ from llamacli.plugins import PluginInfo
 from llamacli.util import system
 from llamacli.util.system import ROOT, Cores
 
-PACKAGES = ("llamacli", "numba", "llvmlite", "numpy", "gguf", "tokenizers")
+PACKAGES = ("llamacli", "numba", "llvmlite", "numpy", "gguf", "regex")
 
 _LITTLE_MEMORY = 1 << 30
 
