@@ -3,12 +3,12 @@
 
     python tests/oracle/compare_tokenizers.py FILE [--count 2000] [--seed 0]
     python tests/oracle/compare_tokenizers.py --pre all [--count 2000] [--seed 0]
-    python tests/oracle/compare_tokenizers.py --word-piece 8 [--count 2000] [--seed 0]
+    python tests/oracle/compare_tokenizers.py --word-piece 8 --unigram 8 [--count 2000] [--seed 0]
 
 Compares random texts and every single token. Needs llama-cpp-python, and llamacli with the family's plugin. FILE may be
 any GGUF file; --pre NAME stands for a vocabulary of all pairs of bytes with that pre-tokenizer, which shows every
-difference between word boundaries, --pre all for every pre-tokenizer in turn; --word-piece N for N random vocabularies
-of that scheme. Exits with 1 at the first difference. Two
+difference between word boundaries, --pre all for every pre-tokenizer in turn; --word-piece N and --unigram N for N
+random vocabularies of these schemes. Exits with 1 at the first difference. Two
 differences are intended and ignored: llama.cpp adds a BOS or EOS even where the text spells one already, and it "cleans
 up" spaces of some models' decoded text. Its character tables are those of Unicode 15.1: newer characters are not
 tested.
@@ -29,6 +29,7 @@ import llama_cpp
 
 import gguf
 from llamacli import load_tokenizer
+from llamacli.testing.vocabularies import character_map
 from llamacli.tokenizer import Tokenizer
 from llamacli.tokenizer.byte_level import BYTE_OF_CHAR
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
@@ -184,6 +185,33 @@ def write_word_piece(path: str, seed: int) -> None:
     writer.close()
 
 
+def write_unigram(path: str, seed: int) -> None:
+    """Write a random Unigram vocabulary, a map of characters and options."""
+    rng = random.Random(seed)
+    special = {"<pad>": gguf.TokenType.CONTROL, "</s>": gguf.TokenType.CONTROL, "<unk>": gguf.TokenType.UNKNOWN}
+    types = dict.fromkeys([*"abcdefghijklmnopqrstuvwxyz.,", "\u2581"], gguf.TokenType.NORMAL)
+    for piece in random_pieces(rng, 3000):
+        kind = rng.choices((gguf.TokenType.NORMAL, gguf.TokenType.USER_DEFINED, gguf.TokenType.UNUSED), (300, 1, 3))[0]
+        types.setdefault(rng.choice(("", "\u2581")) + piece, kind)
+    types = {**special, **{text: kind for text, kind in types.items() if text not in special}}
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("t5")
+    writer.add_token_list([*types])
+    writer.add_token_types([*types.values()])
+    writer.add_token_scores([rng.choice((-1.0, -rng.random() * 12, -float(len(text)))) for text in types])
+    for name in ("add_space_prefix", "remove_extra_whitespaces", "add_bos_token", "add_eos_token"):
+        if rng.random() < 0.6 and name != "add_bos_token":
+            writer.add_bool(f"tokenizer.ggml.{name}", rng.random() < 0.6)
+    if rng.random() < 0.8:
+        replacements = {f"{char}": unicodedata.normalize("NFKC", char) for char in map(chr, range(0xA0, 0x2500))}
+        replacements = {key: text for key, text in replacements.items() if text != key}
+        replacements |= {"\t": " ", "\n": " ", "\r": "", "\u3000": " ", "\ufdfa": "x" * 40, "ab": "B", "abc": "C"}
+        writer.add_precompiled_charsmap(character_map(replacements))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
 def drop_doubled(ids: list[int], ours: Tokenizer) -> list[int]:
     if ours.add_bos and ids[:2] == [ours.bos_id] * 2:
         ids = ids[1:]
@@ -241,6 +269,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--word-piece", type=int, default=0, metavar="N")
+    parser.add_argument("--unigram", type=int, default=0, metavar="N")
     parser.add_argument("--pre", action="append", default=[], metavar="NAME")
     options = parser.parse_args()
     llama_cpp.llama_log_set(_quiet, None)
@@ -249,6 +278,7 @@ def main() -> None:
     pre = list(PRE_TOKENIZERS) if options.pre == ["all"] else options.pre
     made: list[tuple[str, Callable[[str], None]]] = [(name, partial(write_pairs, pre=name)) for name in pre]
     made += [(f"word-piece-{i}", partial(write_word_piece, seed=i)) for i in range(options.word_piece)]
+    made += [(f"unigram-{i}", partial(write_unigram, seed=i)) for i in range(options.unigram)]
     for name, write in made:
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, f"{name}.gguf")

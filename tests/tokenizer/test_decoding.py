@@ -49,7 +49,9 @@ def test_first_space_is_removed() -> None:
     the = id_of("▁the")
     assert SPM.decode([the, the]) == "the the"
     assert SPM.decode([1, id_of("▁"), the]) == " the"
-    assert SPM.decode([1, id_of("<|end|>"), the]) == "the"
+    assert SPM.decode([1, id_of("<|end|>"), the]) == SPM.decode([id_of("<|end|>"), the]) == " the"
+    assert SPM.decode([id_of("<|end|>"), the], unparse_special=True) == "<|end|> the"
+    assert SPM.decode([1, 1, the]) == " the"
     assert SPM.decode([id_of("<tool▁>"), the]) == "<tool▁> the"
     assert SPM.decode([]) == ""
 

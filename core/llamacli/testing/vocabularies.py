@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,62 @@ def word_piece(pieces: Sequence[str], kinds: Mapping[str, int] | None = None, **
         **tokenizer_keys(ids),
         **tokenizer_keys(keys),
     }
+
+
+def unigram(scores: Mapping[str, float], kinds: Mapping[str, int] | None = None, **keys: Any) -> dict[str, Any]:
+    """Metadata of a Unigram vocabulary.
+
+    Ids 0 to 2 are padding, EOS and unknown; the scored tokens follow in order, then those of `kinds`, by token type.
+    """
+    head = {"<pad>": CONTROL, "</s>": CONTROL, "<unk>": UNKNOWN}
+    types = {**head, **dict.fromkeys(scores, NORMAL), **(kinds or {})}
+    return {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": list(types),
+        "tokenizer.ggml.scores": np.array([scores.get(text, 0.0) for text in types], np.float32),
+        "tokenizer.ggml.token_type": np.array(list(types.values()), np.int32),
+        **tokenizer_keys(keys),
+    }
+
+
+def character_map(replacements: Mapping[str, str]) -> bytes:
+    """Precompiled map of characters, as SentencePiece stores it.
+
+    A Darts double array of the keys, then the replacements, each ending in a zero. There must be keys, none of them
+    empty or with NUL.
+    """
+    texts = bytearray()
+    children: list[dict[int, int]] = [{}]  # trie of the keys: a node's children by byte; byte 0 leads to an offset
+    for key, text in sorted(replacements.items()):
+        node = 0
+        for byte in key.encode():
+            node = children[node].setdefault(byte, len(children))
+            if node == len(children):
+                children.append({})
+        children[node][0] = len(texts)
+        texts += text.encode() + b"\0"
+    units, free = [0] * 256, 1
+    taken = {0}
+    places = {0: 0}
+    for node, bytes_of in enumerate(children):  # parents come before their children
+        place = places[node]
+        while free in taken:
+            free += 1
+        base = next(base for base in itertools.count(free ^ min(bytes_of)) if _fits(base, place, bytes_of, taken))
+        units += [0] * (max(base | 0xFF, place) + 1 - len(units))
+        units[place] |= (base ^ place) << 10 | (0 in bytes_of) << 8
+        for byte, child in bytes_of.items():
+            taken.add(base ^ byte)
+            units[base ^ byte] = child | 1 << 31 if byte == 0 else byte
+            if byte:
+                places[child] = base ^ byte
+    index = np.array(units, "<u4").tobytes()
+    return len(index).to_bytes(4, "little") + index + bytes(texts)
+
+
+def _fits(base: int, place: int, bytes_of: Iterable[int], taken: Container[int]) -> bool:
+    """Test for free units, and for a distance that fits into 21 bits."""
+    return (base ^ place) < 1 << 21 and not any(base ^ byte in taken for byte in bytes_of)
 
 
 def english(space: str) -> list[str]:

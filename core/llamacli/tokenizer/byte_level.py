@@ -26,7 +26,7 @@ class ByteLevelBPE:
     def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], pre_tokenizer: PreTokenizer):
         self._vocabulary, self._merges, self._pre_tokenizer = vocabulary, merges, pre_tokenizer
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, continues: bool = False) -> list[int]:
         """Return the ids of text without special tokens.
 
         Bytes that the vocabulary lacks are dropped. TokenizerError for merges that do not fit the vocabulary.

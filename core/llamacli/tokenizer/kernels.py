@@ -24,6 +24,9 @@ a string that is not in the table. A slot holds a key and the number of a string
 the string itself, that of a longer one a hash.
 """
 
+TRIE = "Tuple((int64[::1], int32[::1], int32[::1]))"
+"""Signature of a trie: keys, children, values."""
+
 N_JOINTS = 1 << 20
 """Length of an array of joints."""
 
@@ -386,3 +389,195 @@ def encode_words(
             seen[slot, 0], seen[slot, 1], seen[slot, 2], seen[slot, 3] = start, cut - start, first, count - first
             start = cut
     return count
+
+
+@_compiled("int64(uint8[::1], int64[::1], int64[::1], boolean[::1], int64[::1], int32[::1], int32[::1])")
+def fill_trie(data: Any, starts: Any, stops: Any, included: Any, keys: Any, children: Any, values: Any) -> Any:
+    """Enter strings into a trie of bytes; returns the number of nodes.
+
+    `keys`, `children`: hash table of a node's number * 256 + a byte, -1 where free, and of the node that the byte leads
+    to. `values`: number of the string that ends at each node, or -1; one more than the strings have bytes. Node 0 is
+    the root.
+    """
+    keys[:] = -1
+    values[:] = -1
+    n_nodes = 1
+    for number in range(len(starts)):
+        if not included[number] or starts[number] == stops[number]:
+            continue
+        node = 0
+        for i in range(starts[number], stops[number]):
+            key = np.int64(node) << 8 | np.int64(data[i])
+            slot = _trie_slot(keys, key)
+            if keys[slot] < 0:
+                keys[slot], children[slot] = key, n_nodes
+                n_nodes += 1
+            node = np.int64(children[slot])
+        values[node] = number
+    return n_nodes
+
+
+@register_jitable
+def _trie_slot(keys: Any, key: Any) -> Any:
+    mixed = (key & 0x7FFFFFFF) * 0x9E3779B1 ^ (key >> 31) * 0x85EBCA6B
+    slot = (mixed ^ mixed >> 24) & (len(keys) - 1)
+    while keys[slot] >= 0 and keys[slot] != key:
+        slot = (slot + 1) & (len(keys) - 1)
+    return slot
+
+
+@register_jitable
+def _child(trie: Any, node: Any, byte: Any) -> Any:
+    """Node that a byte leads to, or -1."""
+    keys, children, _ = trie
+    slot = _trie_slot(keys, np.int64(node) << 8 | np.int64(byte))
+    return np.int64(children[slot]) if keys[slot] >= 0 else np.int64(-1)
+
+
+@register_jitable
+def _utf8_length(text: Any, position: Any) -> Any:
+    """Length of the character at a position, or 0 where none is valid."""
+    lead = text[position]
+    if lead < 0x80:
+        return 1
+    size = 0 if lead < 0xC0 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4 if lead < 0xF8 else 0
+    if position + size > len(text):
+        return 0
+    for i in range(position + 1, position + size):
+        if text[i] & 0xC0 != 0x80:
+            return 0
+    return size
+
+
+@register_jitable
+def _replacement(text: Any, position: Any, nodes: Any) -> Any:
+    """Longest prefix with a replacement: its length, and the replacement's offset.
+
+    `nodes`: XOR-compressed double array of SentencePiece's normalizer. -1 for an index beyond it.
+    """
+    size, offset = 0, 0
+    node = np.int64(nodes[0]) >> 10 << ((np.int64(nodes[0]) & 0x200) >> 6)
+    for i in range(position, len(text)):
+        byte = np.int64(text[i])
+        if byte == 0:
+            break
+        node ^= byte
+        if node >= len(nodes):
+            return -1, 0
+        unit = np.int64(nodes[node])
+        if unit & 0x800000FF != byte:
+            break
+        node ^= unit >> 10 << ((unit & 0x200) >> 6)
+        if unit & 0x100:
+            if node >= len(nodes):
+                return -1, 0
+            size, offset = i - position + 1, np.int64(nodes[node]) & 0x7FFFFFFF
+    return size, offset
+
+
+@_compiled(f"int64(uint8[::1], {TRIE}, uint32[::1], uint8[::1], uint8[::1], boolean, boolean, uint8[::1])")
+def normalize(
+    text: Any, kept: Any, nodes: Any, replacements: Any, space: Any, prepend: Any, merge_spaces: Any, result: Any
+) -> Any:
+    """Normalise text as SentencePiece does, as llama.cpp reads its rules.
+
+    Prefixes of the strings in `kept` stay as they are. `nodes` and `replacements`: the two parts of the precompiled
+    map of characters, the latter with U+FFFD at its end. `space`: what a space becomes. Returns the length; -1 where
+    the map is damaged, or -2 if `result` is too short.
+    """
+    n_replacements = len(replacements) - 3
+    n = position = 0
+    prepended = in_word = False
+    while position < len(text):
+        size = 0
+        node = _child(kept, 0, text[position])
+        while node >= 0:
+            size += 1
+            node = _child(kept, node, text[position + size]) if position + size < len(text) else np.int64(-1)
+        source, first, last = text, position, position + size
+        if size == 0 and len(nodes) > 0:
+            size, offset = _replacement(text, position, nodes)
+            if size < 0:
+                return -1
+            if size > 0:
+                last = offset
+                while last < n_replacements and replacements[last] != 0:
+                    last += 1
+                if last >= n_replacements:
+                    return -1
+                source, first = replacements, offset
+        if size == 0:
+            size = _utf8_length(text, position)
+            last = position + size
+            if size == 0:
+                source, first, last, size = replacements, n_replacements, len(replacements), 1
+        for i in range(first, last):
+            if n + 2 * len(space) + 1 > len(result):
+                return -2
+            byte = source[i]
+            if byte != _SPACE:
+                if not in_word:
+                    in_word = True
+                    if (prepend and not prepended) or merge_spaces:
+                        for j in range(len(space)):
+                            result[n + j] = space[j]
+                        n += len(space)
+                        prepended = True
+                result[n] = byte
+                n += 1
+            else:
+                in_word = False
+                if not merge_spaces:
+                    for j in range(len(space)):
+                        result[n + j] = space[j]
+                    n += len(space)
+        position += size
+    return n
+
+
+@_compiled(f"int64(uint8[::1], {TRIE}, float64[::1], float64, int64, int32[::1])")
+def encode_unigram(text: Any, tokens: Any, scores: Any, unknown_score: Any, unknown: Any, ids: Any) -> Any:
+    """Encode text as the tokens with the best sum of scores; returns the number of ids.
+
+    A character without a token of its own may also be `unknown`, with its score; neighbouring ones become one. The ids
+    stand at the end of `ids`, which is as long as the text.
+    """
+    n = len(text)
+    best = np.full(n + 1, -np.finfo(np.float64).max)
+    token_of, start_of = np.full(n + 1, unknown, np.int32), np.zeros(n + 1, np.int32)
+    best[0] = 0.0
+    values = tokens[2]
+    position = 0
+    while position < n:
+        lead = text[position]
+        size = min(1 if lead < 0xC0 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4, n - position)
+        single = False
+        node, stop = np.int64(0), position
+        while stop < n:
+            node = _child(tokens, node, text[stop])
+            if node < 0:
+                break
+            stop += 1
+            token = np.int64(values[node])
+            if token >= 0:
+                single = single or stop - position == size
+                score = best[position] + scores[token]
+                if score > best[stop]:
+                    best[stop], token_of[stop], start_of[stop] = score, token, position
+        if not single:
+            score = best[position] + unknown_score
+            if score > best[position + size]:
+                best[position + size], token_of[position + size] = score, unknown
+                start_of[position + size] = position
+        position += size
+    count, position = 0, n
+    was_unknown = False
+    while True:
+        token = np.int64(token_of[position])
+        if not (was_unknown and token == unknown):
+            count += 1
+            ids[n - count] = token
+        position = np.int64(start_of[position])
+        if position == 0:
+            return count
+        was_unknown = token == unknown

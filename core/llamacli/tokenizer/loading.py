@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from llamacli.errors import TokenizerError
 from llamacli.gguf import Metadata
@@ -13,10 +14,13 @@ from llamacli.tokenizer.byte_level import ByteLevelBPE
 from llamacli.tokenizer.merging import RankMerging, ScoreMerging
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
 from llamacli.tokenizer.tokenizer import Scheme, Tokenizer
+from llamacli.tokenizer.unigram import CharacterMap, Unigram
 from llamacli.tokenizer.vocabulary import (
     MERGES,
     SCORES,
+    TOKEN_TYPE,
     TOKENS,
+    TokenKind,
     Vocabulary,
     numbers,
     read_vocabulary,
@@ -30,6 +34,7 @@ _PRE = "tokenizer.ggml.pre"
 _ADD_BOS = "tokenizer.ggml.add_bos_token"
 _ADD_EOS = "tokenizer.ggml.add_eos_token"
 _ADD_SPACE_PREFIX = "tokenizer.ggml.add_space_prefix"
+_REMOVE_EXTRA_WHITESPACES = "tokenizer.ggml.remove_extra_whitespaces"
 _LOWERCASE = "tokenizer.ggml.normalizer.lowercase"
 _STRIP_ACCENTS = "tokenizer.ggml.normalizer.strip_accents"
 
@@ -73,9 +78,7 @@ class _Made:
 
 def _score_merging(metadata: Metadata) -> _Made:
     vocabulary = read_vocabulary(metadata, {"bos": 1, "eos": 2, "unknown": 0})
-    n_vocab = len(vocabulary.tokens)
-    scores = numbers(metadata, SCORES, n_vocab, "iuf")
-    scores = np.zeros(n_vocab, np.float32) if scores is None else scores.astype(np.float32)
+    scores = _scores(metadata, len(vocabulary.tokens))
     scheme = ScoreMerging(vocabulary, scores, metadata.get_bool(_ADD_SPACE_PREFIX, True))
     return _Made(vocabulary, scheme, metadata.get_bool(_ADD_BOS, True), metadata.get_bool(_ADD_EOS, False))
 
@@ -92,6 +95,26 @@ def _word_piece(metadata: Metadata) -> _Made:
     normalizer = BertNormalizer(lowercase, metadata.get_bool(_STRIP_ACCENTS, lowercase))
     scheme = WordPiece(vocabulary, normalizer, metadata.get_bool(_ADD_SPACE_PREFIX, False))
     return _Made(vocabulary, scheme, add_bos=True, add_eos=False, add_sep=True)  # fixed, as in llama.cpp
+
+
+def _unigram(metadata: Metadata) -> _Made:
+    vocabulary = read_vocabulary(metadata, {"eos": 1, "unknown": 2, "padding": 0})
+    n_vocab = len(vocabulary.tokens)
+    types = numbers(metadata, TOKEN_TYPE, n_vocab, "iu")
+    scheme = Unigram(
+        vocabulary,
+        np.full(n_vocab, TokenKind.NORMAL) if types is None else types,
+        _scores(metadata, n_vocab),
+        CharacterMap.from_bytes(metadata),
+        metadata.get_bool(_ADD_SPACE_PREFIX, False),
+        metadata.get_bool(_REMOVE_EXTRA_WHITESPACES, False),
+    )
+    return _Made(vocabulary, scheme, metadata.get_bool(_ADD_BOS, False), metadata.get_bool(_ADD_EOS, True))
+
+
+def _scores(metadata: Metadata, n_vocab: int) -> npt.NDArray[np.float32]:
+    scores = numbers(metadata, SCORES, n_vocab, "iuf")
+    return np.zeros(n_vocab, np.float32) if scores is None else scores.astype(np.float32)
 
 
 def _byte_level(metadata: Metadata) -> _Made:
@@ -113,7 +136,7 @@ class _IdsOnly:
     def __init__(self, source: str):
         self._source = source
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, continues: bool = False) -> list[int]:
         """Raise TokenizerError."""
         raise TokenizerError(f"{self._source}: the file has no vocabulary: use token ids instead of text {text[:40]!r}")
 
@@ -153,6 +176,7 @@ _MAKERS = {
     "gpt2": _byte_level,
     "gemma4": _rank_merging,
     "bert": _word_piece,
+    "t5": _unigram,
     "test": _ids_only,
     "none": _ids_only,
     "no_vocab": _ids_only,

@@ -157,8 +157,9 @@ class ScoreMerging(_Pieces):
         self._scores = scores
         self.add_space_prefix = add_space_prefix
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, continues: bool = False) -> list[int]:
         """Return the ids of text without special tokens."""
+        text = text if continues or not self.add_space_prefix else " " + text
         return self._merger.encode(text.replace(" ", _SPACE), [len(text)])
 
     @cached_property
@@ -179,7 +180,7 @@ class RankMerging(_Pieces):
         super().__init__(vocabulary)
         self._merges = merges
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, continues: bool = False) -> list[int]:
         """Return the ids of text without special tokens."""
         lengths = list(map(len, _NEWLINE_RUNS.findall(text)))
         return self._merger.encode(text.replace(" ", _SPACE), lengths)

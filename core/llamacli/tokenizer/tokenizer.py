@@ -24,8 +24,11 @@ class Scheme(Protocol):
     def add_space_prefix(self) -> bool:
         """True if a space is put before each run of text."""
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of text without special tokens, its prefix space included."""
+    def encode(self, text: str, continues: bool = False) -> list[int]:
+        """Return the ids of text without special tokens.
+
+        A prefix space is put before it if it is expected and the text does not continue other text.
+        """
 
     def decode(self, text: str) -> bytes:
         """Return the bytes that a token's text encodes."""
@@ -109,8 +112,8 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], unparse_special: bool = False) -> str:
         """Return the text of tokens; invalid UTF-8 becomes U+FFFD.
 
-        The space that encoding put first is removed. Control and unknown tokens are left out, or spelled with
-        `unparse_special`.
+        The space that encoding put first is removed, also after BOS; llama.cpp keeps it after any other special token.
+        Control and unknown tokens are left out, or spelled with `unparse_special`.
         """
         stream = self.stream(unparse_special=unparse_special)
         return "".join([*map(stream.feed, ids), stream.flush()])
@@ -168,8 +171,7 @@ class Tokenizer:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                prefix = " " if self._scheme.add_space_prefix and not continues else ""
-                ids += self._scheme.encode(prefix + part)
+                ids += self._scheme.encode(part, continues)
             continues = False
         return ids
 
@@ -209,7 +211,7 @@ class StreamDecoder:
 
     def __init__(self, tokenizer: Tokenizer, unparse_special: bool):
         self._tokenizer, self._unparse_special = tokenizer, unparse_special
-        self._strip = tokenizer._scheme.add_space_prefix
+        self._strip, self._at_start = tokenizer._scheme.add_space_prefix, True
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> str:
@@ -218,9 +220,10 @@ class StreamDecoder:
         Bytes of an incomplete character are held back.
         """
         piece = self._tokenizer.piece_bytes(token, self._unparse_special)
-        if self._strip and self._tokenizer.piece_bytes(token):
+        if self._strip:
             piece = piece.removeprefix(b" ")
-            self._strip = False
+            self._strip = self._at_start and token == self._tokenizer.bos_id
+        self._at_start = False
         return self._utf8.decode(piece)
 
     def flush(self) -> str:

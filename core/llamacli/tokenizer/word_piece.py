@@ -62,7 +62,7 @@ class WordPiece:
         self._vocabulary, self._normalizer = vocabulary, normalizer
         self.add_space_prefix = add_space_prefix
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, continues: bool = False) -> list[int]:
         """Return the ids of text without special tokens."""
         words = text.translate(self._normalizer).split()
         ids = {word: self._word_ids(_SPACE + word) for word in dict.fromkeys(words)}
