@@ -185,6 +185,35 @@ def write_word_piece(path: str, seed: int) -> None:
     writer.close()
 
 
+def write_raw(path: str, model: str, pre: str) -> None:
+    """Write a random vocabulary with merges of raw UTF-8."""
+    rng = random.Random(0)
+    words = [word.replace(" ", "\u2581") for word in random_pieces(rng, 1500)]
+    words += ["\u2581" * n for n in range(2, 9)] + ["\n" * n for n in range(2, 9)] + ["\u2581the", "\u2581a"]
+    chars = dict.fromkeys([*"\u2581\nabcdefghijklmnopqrstuvwxyz.,", *"".join(words)])
+    merges = list(dict.fromkeys(f"{word[:i]} {word[i]}" for word in words for i in range(1, len(word))))
+    rng.shuffle(merges)
+    byte_tokens = dict.fromkeys(f"<0x{byte:02X}>" for byte in range(256))
+    tokens = {"<pad>": None, "<s>": None, "</s>": None, **byte_tokens, **chars}
+    tokens |= dict.fromkeys(merge.replace(" ", "") for merge in merges)
+    kinds = [gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.BYTE] * 256
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model(model)
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list([*tokens])
+    writer.add_token_types(kinds + [gguf.TokenType.NORMAL] * (len(tokens) - len(kinds)))
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
+RAW = (("gemma4", "gemma4"), ("gpt2", "granite-embed-multi-311m"), ("gpt2", "sarvam-moe"), ("whitespace", "whitespace"))
+"""Models and pre-tokenizers with merges of raw UTF-8."""
+
+
 def write_unigram(path: str, seed: int) -> None:
     """Write a random Unigram vocabulary, a map of characters and options."""
     rng = random.Random(seed)
@@ -220,8 +249,8 @@ def drop_doubled(ids: list[int], ours: Tokenizer) -> list[int]:
     return ids
 
 
-def compare(path: str, count: int, seed: int) -> None:
-    """Compare everything; AssertionError at the first difference."""
+def compare(path: str, count: int, seed: int, decoding: bool = True) -> None:
+    """Compare everything, or all but decoding; AssertionError at the first difference."""
     ours, peer = load_tokenizer(path), Peer(path)
 
     def same(what: str, mine: object, theirs: object) -> None:
@@ -236,7 +265,7 @@ def compare(path: str, count: int, seed: int) -> None:
         what = f"token {token} {ours.token_text(token)!r}"
         same(f"{what} is an end", token in ours.eog_ids, llama_cpp.llama_vocab_is_eog(peer.vocab, token))
         same(f"{what} is control", ours.is_control(token), llama_cpp.llama_vocab_is_control(peer.vocab, token))
-        for special in (False, True):
+        for special in (False, True) if decoding else ():
             same(f"piece of {what}", ours.piece_bytes(token, special), peer.piece(token, special))
 
     probe = ours.encode("a .", add_special=False)
@@ -256,7 +285,7 @@ def compare(path: str, count: int, seed: int) -> None:
             stream = ours.stream()
             streamed = "".join([stream.feed(token) for token in ids] + [stream.flush()])
             same(f"stream of {ids}", streamed, ours.decode(ids))
-            if ids[:1] != [ours.bos_id]:  # past BOS llama.cpp keeps the space put before text
+            if decoding and ids[:1] != [ours.bos_id]:  # past BOS llama.cpp keeps the space put before text
                 same(f"decode({ids})", clean(ours.decode(ids).encode()), replaced(peer.decode(ids, False)))
     peer.close()
     print(f"{path}: {count} texts, {n_tokens} tokens, {ours.n_vocab} pieces: no difference")
@@ -269,6 +298,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--word-piece", type=int, default=0, metavar="N")
+    parser.add_argument("--raw", action="store_true", help="compare vocabularies with merges of raw UTF-8")
     parser.add_argument("--unigram", type=int, default=0, metavar="N")
     parser.add_argument("--pre", action="append", default=[], metavar="NAME")
     options = parser.parse_args()
@@ -278,12 +308,13 @@ def main() -> None:
     pre = list(PRE_TOKENIZERS) if options.pre == ["all"] else options.pre
     made: list[tuple[str, Callable[[str], None]]] = [(name, partial(write_pairs, pre=name)) for name in pre]
     made += [(f"word-piece-{i}", partial(write_word_piece, seed=i)) for i in range(options.word_piece)]
+    made += [(f"raw-{name}", partial(write_raw, model=model, pre=name)) for model, name in RAW if options.raw]
     made += [(f"unigram-{i}", partial(write_unigram, seed=i)) for i in range(options.unigram)]
     for name, write in made:
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, f"{name}.gguf")
             write(path)
-            compare(path, options.count, options.seed)
+            compare(path, options.count, options.seed, decoding=name != "raw-whitespace")  # the peer reads it as bytes
 
 
 if __name__ == "__main__":

@@ -143,8 +143,7 @@ def unigram(scores: Mapping[str, float], kinds: Mapping[str, int] | None = None,
 def character_map(replacements: Mapping[str, str]) -> bytes:
     """Precompiled map of characters, as SentencePiece stores it.
 
-    A Darts double array of the keys, then the replacements, each ending in a zero. There must be keys, none of them
-    empty or with NUL.
+    A Darts double array of the keys, none of them empty or with NUL, then the replacements, each ending in a zero.
     """
     texts = bytearray()
     children: list[dict[int, int]] = [{}]  # trie of the keys: a node's children by byte; byte 0 leads to an offset
@@ -163,7 +162,9 @@ def character_map(replacements: Mapping[str, str]) -> bytes:
         place = places[node]
         while free in taken:
             free += 1
-        base = next(base for base in itertools.count(free ^ min(bytes_of)) if _fits(base, place, bytes_of, taken))
+        base = next(
+            base for base in itertools.count(free ^ min(bytes_of, default=0)) if _fits(base, place, bytes_of, taken)
+        )
         units += [0] * (max(base | 0xFF, place) + 1 - len(units))
         units[place] |= (base ^ place) << 10 | (0 in bytes_of) << 8
         for byte, child in bytes_of.items():
@@ -176,7 +177,7 @@ def character_map(replacements: Mapping[str, str]) -> bytes:
 
 
 def _fits(base: int, place: int, bytes_of: Iterable[int], taken: Container[int]) -> bool:
-    """Test for free units, and for a distance that fits into 21 bits."""
+    """Test for free units at a distance of up to 21 bits."""
     return (base ^ place) < 1 << 21 and not any(base ^ byte in taken for byte in bytes_of)
 
 

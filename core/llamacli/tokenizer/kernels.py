@@ -436,7 +436,7 @@ def _child(trie: Any, node: Any, byte: Any) -> Any:
 
 @register_jitable
 def _utf8_length(text: Any, position: Any) -> Any:
-    """Length of the character at a position, or 0 where none is valid."""
+    """Length of the character at a position, 0 if invalid."""
     lead = text[position]
     if lead < 0x80:
         return 1
@@ -537,10 +537,10 @@ def normalize(
 
 @_compiled(f"int64(uint8[::1], {TRIE}, float64[::1], float64, int64, int32[::1])")
 def encode_unigram(text: Any, tokens: Any, scores: Any, unknown_score: Any, unknown: Any, ids: Any) -> Any:
-    """Encode text as the tokens with the best sum of scores; returns the number of ids.
+    """Encode text as the tokens with the best sum of scores.
 
-    A character without a token of its own may also be `unknown`, with its score; neighbouring ones become one. The ids
-    stand at the end of `ids`, which is as long as the text.
+    Returns the number of ids. A character without a token of its own may also be `unknown`, with its score;
+    neighbouring ones become one. The ids stand at the end of `ids`, which is as long as the text.
     """
     n = len(text)
     best = np.full(n + 1, -np.finfo(np.float64).max)

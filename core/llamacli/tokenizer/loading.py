@@ -11,7 +11,7 @@ import numpy.typing as npt
 from llamacli.errors import TokenizerError
 from llamacli.gguf import Metadata
 from llamacli.tokenizer.byte_level import ByteLevelBPE
-from llamacli.tokenizer.merging import RankMerging, ScoreMerging
+from llamacli.tokenizer.merging import RankMerging, ScoreMerging, WhitespaceMerging
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
 from llamacli.tokenizer.tokenizer import Scheme, Tokenizer
 from llamacli.tokenizer.unigram import CharacterMap, Unigram
@@ -121,11 +121,25 @@ def _byte_level(metadata: Metadata) -> _Made:
     pre = metadata.get_str(_PRE, "")
     if not pre:
         _log.warning("%s: %s is missing, using 'default': tokens may be wrong", metadata.source, _PRE)
-    pre_tokenizer = _look_up(metadata, _PRE, pre or "default", PRE_TOKENIZERS)
     vocabulary = read_vocabulary(metadata, {})
-    scheme = ByteLevelBPE(vocabulary, strings(metadata, MERGES), pre_tokenizer)
+    add_eos = metadata.get_bool(_ADD_EOS, False)
+    if pre in _RAW_UTF8:
+        whole_newlines, add_bos = _RAW_UTF8[pre]
+        scheme = RankMerging(vocabulary, strings(metadata, MERGES), whole_newlines)
+        return _Made(vocabulary, scheme, add_bos or metadata.get_bool(_ADD_BOS, False), add_eos)
+    pre_tokenizer = _look_up(metadata, _PRE, pre or "default", PRE_TOKENIZERS)
     add_bos = metadata.get_bool(_ADD_BOS, pre_tokenizer.add_bos)
-    return _Made(vocabulary, scheme, add_bos, metadata.get_bool(_ADD_EOS, False))
+    return _Made(vocabulary, ByteLevelBPE(vocabulary, _merges(metadata, pre), pre_tokenizer), add_bos, add_eos)
+
+
+def _merges(metadata: Metadata, pre: str) -> Sequence[str]:
+    return [] if pre == "kimi-k2" and MERGES not in metadata else strings(metadata, MERGES)
+
+
+def _whitespace(metadata: Metadata) -> _Made:
+    vocabulary = read_vocabulary(metadata, {})
+    scheme = WhitespaceMerging(vocabulary, strings(metadata, MERGES), metadata.get_bool(_LOWERCASE, False))
+    return _Made(vocabulary, scheme, metadata.get_bool(_ADD_BOS, False), metadata.get_bool(_ADD_EOS, False))
 
 
 class _IdsOnly:
@@ -171,12 +185,16 @@ def _ids_only(metadata: Metadata) -> _Made:
     return _Made(vocabulary, scheme, metadata.get_bool(_ADD_BOS, False), metadata.get_bool(_ADD_EOS, False))
 
 
+_RAW_UTF8 = {"gemma4": (True, True), "granite-embed-multi-311m": (True, True), "sarvam-moe": (False, False)}
+"""Values of tokenizer.ggml.pre for merges of raw UTF-8: whole runs of newlines are tokens, BOS is always added."""
+
 _MAKERS = {
     "llama": _score_merging,
     "gpt2": _byte_level,
     "gemma4": _rank_merging,
     "bert": _word_piece,
     "t5": _unigram,
+    "whitespace": _whitespace,
     "test": _ids_only,
     "none": _ids_only,
     "no_vocab": _ids_only,

@@ -20,6 +20,7 @@ from llamacli.tokenizer.vocabulary import MERGES, Vocabulary
 
 _SPACE = "▁"
 _NEWLINE_RUNS = re.compile(r"\n+|[^\n]+")
+_WORDS = re.compile(r"(?:\S|[\x1c-\x1f])+")  # llama.cpp does not count U+001C to U+001F as white space
 
 Table = tuple[
     npt.NDArray[np.uint8],
@@ -170,15 +171,15 @@ class ScoreMerging(_Pieces):
 class RankMerging(_Pieces):
     """BPE with ranked merges, on lines of the text.
 
-    A run of newlines that is a token of its own is not merged. `merges`: "left right" each, best first; parsed at the
-    first encode.
+    `merges`: "left right" each, best first; parsed at the first encode. `whole_newlines`: a run of newlines that is a
+    token of its own is not merged.
     """
 
     add_space_prefix = False
 
-    def __init__(self, vocabulary: Vocabulary, merges: Sequence[str]):
+    def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], whole_newlines: bool = True):
         super().__init__(vocabulary)
-        self._merges = merges
+        self._merges, self._whole_newlines = merges, whole_newlines
 
     def encode(self, text: str, continues: bool = False) -> list[int]:
         """Return the ids of text without special tokens."""
@@ -187,4 +188,31 @@ class RankMerging(_Pieces):
 
     @cached_property
     def _merger(self) -> Merger:
-        return merger_by_rank(self._vocabulary.tokens, self._merges, self._byte_ids(), kernels.NEWLINES)
+        unmerged = kernels.NEWLINES if self._whole_newlines else kernels.NO_WORD
+        return merger_by_rank(self._vocabulary.tokens, self._merges, self._byte_ids(), unmerged)
+
+
+class WhitespaceMerging:
+    """BPE with ranked merges of words between white space, which is dropped.
+
+    A character that is not a token becomes its bytes, <0xXX> each; those that are not tokens are dropped too.
+    """
+
+    add_space_prefix = False
+
+    def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], lowercase: bool):
+        self._vocabulary, self._merges, self._lowercase = vocabulary, merges, lowercase
+
+    def encode(self, text: str, continues: bool = False) -> list[int]:
+        """Return the ids of text without special tokens."""
+        words = _WORDS.findall("".join(char.lower()[0] for char in text) if self._lowercase else text)
+        return self._merger.encode("".join(words), list(map(len, words)))
+
+    def decode(self, text: str) -> bytes:
+        """Return the bytes that a token's text encodes."""
+        return text.encode()
+
+    @cached_property
+    def _merger(self) -> Merger:
+        byte_ids = [self._vocabulary.ids.get(f"<0x{byte:02X}>", -1) for byte in range(256)]
+        return merger_by_rank(self._vocabulary.tokens, self._merges, byte_ids, kernels.NO_WORD)

@@ -5,9 +5,40 @@ backtracking regex engine: runs are possessive (`*+`) wherever giving a characte
 """
 
 from functools import cache
+from itertools import pairwise
 
 import attrs
 import regex
+
+
+@cache
+def _compiled(pattern: str) -> "regex.Pattern[str]":
+    return regex.compile(pattern, regex.VERSION1)
+
+
+@attrs.frozen
+class DigitGroups:
+    """Split of runs of digits into groups of three, counted from their end.
+
+    `runs`: regex of a run, with a group `digits`. Text is cut after each group, so that what precedes the digits in a
+    run stays with the first group; or, with `only_starts`, before each group of three.
+    """
+
+    runs: str
+    only_starts: bool = False
+
+    def split(self, text: str) -> list[str]:
+        """Return the groups and the text between them."""
+        cuts = [0]
+        for run in _compiled(self.runs).finditer(text):
+            start, stop = run.span("digits")
+            first = start + (stop - start) % 3
+            if self.only_starts:
+                cuts += range(first, stop, 3)
+            else:
+                cuts += range(first if first > start else start + 3, stop + 1, 3)
+        return [text[a:b] for a, b in pairwise([*cuts, len(text)])]
+
 
 _CONTRACTION = r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -26,6 +57,40 @@ _SEED_CODER = rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+|{_SPACES}
 _UFAKZEKA = rf"{_WORD}|\p{{N}}|{_SYMBOLS}[\r\n]*|{_SPACES}"
 _TEKKEN = rf"{_CASED_WORD}|\p{{N}}|{_SYMBOLS}[\r\n/]*|{_SPACES}"
 _GPT4O = rf"{_CASED_WORD}(?:{_CONTRACTION})?|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n/]*|{_SPACES}"
+_NUMBERS = DigitGroups(r"\P{N}*+(?P<digits>\p{N}++)")
+
+# Cased letters and marks, the latter by Unicode's categories; llama.cpp takes every letter for both cases here.
+_LETTERED_WORD = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]++"
+_YOUTU_SCRIPTS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+"
+_YOUTU = rf"{_LETTERED_WORD}(?:{_CONTRACTION})?|\p{{N}}|{_SYMBOLS}[\r\n/]*|{_SPACES}"
+_TINY_AYA = rf"{_LETTERED_WORD}(?:{_CONTRACTION})?|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n/]*|{_SPACES}"
+# As _CASED_WORD, with marks.
+_MARKED_CASED_WORD = (
+    r"[^\r\n\p{L}\p{N}]?(?:[\p{L}\p{M}&&[^a-z]]*+[a-z][\p{L}\p{M}&&[^A-Z]]*+"
+    r"|(?:[A-Z]*+[\p{L}\p{M}&&[^A-Za-z]]++)++|[A-Z]++)"
+)
+_GRANITE = rf"{_MARKED_CASED_WORD}(?:{_CONTRACTION})?|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n/]*|{_SPACES}"
+_EXAONE_MOE = (
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*+(?: \p{{L}}\p{{M}}*+)*+)++|\p{{N}}"
+    rf"|{_SYMBOLS}[\r\n/]?|{_SPACES}"
+)
+_SPACE_POWERS = "|".join(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4)) + r"|\s{1,2}(?!\S)|\s"
+_JAIS2 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n]*|(?:[^\S\r\n]*+[\r\n]++)+|{_SPACE_POWERS}"
+_HAN = (
+    r"[\u4E00-\u9FFF\u3400-\u4DBF\U00020000-\U0002A6DF\U0002A700-\U0002EBEF\uF900-\uFAFF"
+    r"\U0002F800-\U0002FA1F]"
+)
+_KIMI_K2 = (
+    rf"{_HAN}++|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}--{_HAN}]++(?:{_CONTRACTION})?|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n]*|{_SPACES}"
+)
+_CHAMELEON = (
+    r"<sentinel:[0-9]+>",
+    r"IMGIMG[A-I]{1,4}Z",
+    r"[\t\n]|    |  ",
+    r"\p{N}",
+    r"[\p{P}!-/:-@\[-`{-~]",
+    _GPT2,
+)
 _UNPUNCTUATED = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 # Unicode's cased letters at the time of this pattern, without some blocks.
@@ -49,13 +114,18 @@ _DEEPSEEK_V3 = (
     "[一-龥぀-ゟ゠-ヿ]+",
     r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES,
 )
+_SPARK = (
+    *_DEEPSEEK_V3[:2],
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+",
+    r"\p{N}",
+)
+_AFMOE = (
+    _NUMBERS,
+    "[一-鿿㐀-䶿豈-\ufaff぀-ゟ゠-ヿ･-ﾟ⼀-\u2fdf\u0e40-\u0e7f\u0e80-\u0effក-\u17ffက-႟ꩠ-ꩿꧠ-\ua9ff가-\ud7afᄀ-ᇿ]+",
+    _DEEPSEEK_V3[2],
+)
 _DEFAULT = (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9]{3}")
 _FALCON = (r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9]{3}")
-
-
-@cache
-def _compiled(pattern: str) -> "regex.Pattern[str]":
-    return regex.compile(pattern, regex.VERSION1)
 
 
 @attrs.frozen
@@ -66,37 +136,42 @@ class PreTokenizer:
     pieces. `ignore_merges`: a word that is a token is not merged. `add_bos`: the default if the metadata has no value.
     """
 
-    splits: tuple[str, ...]
+    splits: tuple[str | DigitGroups, ...]
     ignore_merges: bool = False
     add_bos: bool = False
 
     def lengths(self, text: str) -> list[int]:
         """Return the lengths of the words, which make up the text."""
-        if len(self.splits) == 1:
+        if len(self.splits) == 1 and isinstance(self.splits[0], str):
             lengths = list(map(len, _compiled(self.splits[0]).findall(text)))  # faster than split
             if sum(lengths) == len(text):
                 return lengths
         words = [text]
-        for pattern in self.splits:
-            split = _compiled(f"({pattern})").split
+        for rule in self.splits:
+            split = rule.split if isinstance(rule, DigitGroups) else _compiled(f"({rule})").split
             words = [part for word in words for part in split(word) if part]
         return list(map(len, words))
 
 
 _TABLE = (
     (PreTokenizer(_DEFAULT), "default"),
-    (PreTokenizer((_GPT2,)), "gpt-2 phi-2 gigachat a.x-4.0 mellum mpt olmo jais exaone4 trillion granite-docling"),
+    (
+        PreTokenizer((_GPT2,)),
+        "gpt-2 phi-2 gigachat a.x-4.0 mellum mpt olmo jais exaone4 trillion granite-docling jina-es jina-de jina-v1-en"
+        " jina-v2-es jina-v2-de jina-v2-code roberta-bpe modern-bert",
+    ),
     (PreTokenizer((r"\p{N}", _GPT2)), "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2"),
     (
         PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
-        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2",
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
     ),
     (PreTokenizer((_LLAMA3,)), "dbrx smaug-bpe chatglm-bpe"),
     (PreTokenizer((_LLAMA3,), ignore_merges=True), "glm4 glm5"),
     (PreTokenizer((r"\p{N}{1,3}", _LLAMA3), ignore_merges=True), "minicpm5"),
     (
         PreTokenizer((_QWEN2,)),
-        "qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan solar-open grok-2 bailingmoe bailingmoe2 llada-moe",
+        "qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan solar-open grok-2 bailingmoe bailingmoe2 llada-moe"
+        " f2llmv2",
     ),
     (PreTokenizer((r"\n+|[^\n]+", _QWEN2)), "laguna"),
     (PreTokenizer((_QWEN35,)), "qwen35"),
@@ -108,6 +183,16 @@ _TABLE = (
     (PreTokenizer(_DEEPSEEK_CODER), "deepseek-coder"),
     (PreTokenizer(_DEEPSEEK_V3), "deepseek-v3 hunyuan-dense hy_v4 joyai-llm"),
     (PreTokenizer(_FALCON), "falcon"),
+    (PreTokenizer(_CHAMELEON, add_bos=True), "chameleon"),
+    (PreTokenizer((_JAIS2,)), "jais-2"),
+    (PreTokenizer((_KIMI_K2,)), "kimi-k2"),
+    (PreTokenizer((_EXAONE_MOE,)), "exaone-moe"),
+    (PreTokenizer((_NUMBERS, _TINY_AYA)), "tiny_aya cohere2moe"),
+    (PreTokenizer((r"\p{N}+", DigitGroups("(?P<digits>[0-9]++)", only_starts=True))), "superbpe"),
+    (PreTokenizer((_YOUTU_SCRIPTS, _YOUTU), ignore_merges=True), "youtu"),
+    (PreTokenizer((_GRANITE,), ignore_merges=True), "granite-embed-multi-97m"),
+    (PreTokenizer(_SPARK), "spark2_5"),
+    (PreTokenizer(_AFMOE), "afmoe"),
     (PreTokenizer((_UNPUNCTUATED,)), "poro-chat bloom gpt3-finnish"),
     (PreTokenizer((_UNPUNCTUATED, r"\p{N}")), "viking"),
 )
