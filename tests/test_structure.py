@@ -41,6 +41,7 @@ LAYERS = [
     {"model"},
     {"branches"},
     {"tools"},
+    {"serve"},
     {"testing"},
     {"prefix"},
     {"cli"},

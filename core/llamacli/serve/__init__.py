@@ -1,0 +1,1 @@
+"""Server of the OpenAI API: requests, scheduler, engine thread, HTTP."""

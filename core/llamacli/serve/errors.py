@@ -1,0 +1,81 @@
+"""Errors of the server, with HTTP status, type and code of the OpenAI API."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from llamacli.errors import LlamaCliError
+
+
+class ServeError(LlamaCliError):
+    """Base class of the errors that a client of the server sees.
+
+    - `status`: HTTP status, `type` and `code`: those of the error object of the OpenAI API.
+    - `retry_after`: seconds for the header Retry-After, None for none.
+    - `details`: further fields of the error object.
+    """
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, retry_after: int | None = None):
+        self.retry_after = retry_after
+        self.details: dict[str, int] = {}
+        super().__init__(message)
+
+
+class UnknownModelError(ServeError):
+    """The server has no model of this name."""
+
+    status, type, code = 404, "not_found_error", "model_not_found"
+
+
+class PromptTooLongError(ServeError):
+    """The prompt does not fit into the context, or never into the cache.
+
+    The message has the words by which agents of OpenAI's and of llama.cpp's servers recognise it.
+    """
+
+    status, type, code = 400, "invalid_request_error", "context_length_exceeded"
+
+    def __init__(self, n_prompt: int, n_ctx: int):
+        super().__init__(
+            f"this model's maximum context length is {n_ctx} tokens: the prompt of {n_prompt} tokens, with room for "
+            "one more, exceeds the available context size"
+        )
+        self.details = {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx}
+
+
+class QueueFullError(ServeError):
+    """The queue, or the share of a key in it, is full."""
+
+    status, type, code = 429, "rate_limit_error", "queue_full"
+
+
+class QueueTimeoutError(ServeError):
+    """The request has waited too long and was not begun."""
+
+    status, type, code = 503, "unavailable_error", "queue_timeout"
+
+
+class LoadingError(ServeError):
+    """The model is being loaded."""
+
+    status, type, code = 503, "unavailable_error", "loading"
+
+
+class ShuttingDownError(ServeError):
+    """The server takes no more requests, or ended this one to stop in time."""
+
+    status, type, code = 503, "unavailable_error", "shutting_down"
+
+
+class NotSupportedError(ServeError):
+    """The model cannot do this, such as embeddings of a file without a pooling type."""
+
+    status, type = 501, "not_supported_error"
+
+
+class InternalError(ServeError):
+    """Defect of the server; the log has the traceback under the request's id."""

@@ -1,0 +1,314 @@
+"""Requests, events and the interface between the HTTP layer and the engine.
+
+Plain messages: the engine may run in another thread, or in another process. A request's text is a function of its
+fields and of the model; of nothing else that runs, of no timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.chat.messages import ToolCall
+from llamacli.chat.syntax import Syntax
+from llamacli.sampling import SamplerChain, SamplingParams
+from llamacli.serve.errors import ServeError
+
+if TYPE_CHECKING:
+    from llamacli.model import Model
+    from llamacli.serve.metrics import EngineStats
+
+Ids = tuple[int, ...]
+GREEDY = SamplingParams()
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@attrs.frozen(kw_only=True)
+class ReplyFormat:
+    """Format of a chat reply: its ends, and the syntax that divides it.
+
+    - `syntax`, `prompt`, `tools`: the reader of the reply is `syntax.reader(prompt, tools=tools)`, with `prompt` the
+      rendered text.
+    - `markers`: special tokens that the reader sees as text.
+    - `end_ids`: tokens that end the reply besides the file's own.
+    - `end_text`: text that ends the reply, "" for none.
+    """
+
+    syntax: Syntax
+    prompt: str = ""
+    tools: bool = False
+    markers: Mapping[int, str] = attrs.field(factory=dict, hash=False)
+    end_ids: frozenset[int] = frozenset()
+    end_text: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class GenerationRequest:
+    """Request of `n` texts after each of some prompts.
+
+    Choice k of prompt i has the index i * n + k.
+
+    - `id`: for the log.
+    - `model`: name of the model.
+    - `prompts`: token ids of each, at least one prompt of at least one token.
+    - `params`: sampling parameters. Give those with a grammar as a chain that a pool's thread has built
+      (`llamacli.sampling.build_chain`), because `Engine.submit` builds other ones at once. `n_probs` above 0 asks
+      for the tokens in `TextDelta`.
+    - `seed`: of choice 0; others draw from seeds derived of it.
+    - `max_tokens`: maximum tokens of each text, None for the rest of the context; 0 evaluates the prompt only.
+    - `stop`: strings that end a text, and are not part of it. They are not searched in reasoning.
+    - `ignore_eos`: go on after end-of-generation tokens.
+    - `reply`: format of a chat reply; None leaves the text whole.
+    - `prompt_logprobs`: number of most probable tokens to report at each token of the prompts, None for no report.
+    - `progress`: send `PromptProgress`.
+    - `key`: the API key, or what else separates clients: keys take turns.
+    """
+
+    id: str
+    model: str
+    prompts: tuple[Ids, ...]
+    params: SamplingParams | SamplerChain = GREEDY
+    seed: int = 0
+    n: int = 1
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    reply: ReplyFormat | None = None
+    prompt_logprobs: int | None = None
+    progress: bool = False
+    key: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class EmbeddingRequest:
+    """Request of a vector for each of some texts; fields as in GenerationRequest."""
+
+    id: str
+    model: str
+    prompts: tuple[Ids, ...]
+    key: str = ""
+
+
+Request = GenerationRequest | EmbeddingRequest
+
+
+# --- events
+
+
+@attrs.frozen
+class Admitted:
+    """The request has left the queue: the first event of each that is not refused.
+
+    `queue_s`: seconds in the queue.
+    """
+
+    queue_s: float
+
+
+@attrs.frozen
+class PromptProgress:
+    """Tokens of all prompts so far: `total`, of these `cached` and `processed` (cached ones too), after `seconds`."""
+
+    total: int
+    cached: int
+    processed: int
+    seconds: float
+
+
+@attrs.frozen
+class TokenLogprob:
+    """Log-probability of a token by the model's unmodified logits.
+
+    - `piece`: its bytes, which may be a part of a character; those of all tokens joined are the text.
+    - `logprob`: None for the first token of a prompt, which nothing predicts.
+    - `top`: the most probable tokens in descending order: id, bytes, log-probability.
+    """
+
+    id: int
+    piece: bytes
+    logprob: float | None
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+@attrs.frozen
+class TextDelta:
+    """Text of a choice that follows the text sent before.
+
+    Characters and stop strings that are not certain yet are held back. `tokens`, where `n_probs` asks for them, are
+    those that the text ends; they come with empty text if it is the reply's end.
+    """
+
+    index: int
+    text: str
+    reasoning: bool = False
+    tokens: tuple[TokenLogprob, ...] = ()
+
+
+@attrs.frozen
+class ToolCallDelta:
+    """Complete tool call of a choice; `number` counts the choice's calls from 0."""
+
+    index: int
+    number: int
+    call: ToolCall
+
+
+@attrs.frozen
+class PromptLogprobs:
+    """Log-probabilities of the tokens of prompt `prompt`."""
+
+    prompt: int
+    tokens: tuple[TokenLogprob, ...]
+
+
+@attrs.frozen
+class Embedding:
+    """Vector of prompt `prompt`, float32 [n_embd], of length 1."""
+
+    prompt: int
+    vector: npt.NDArray[np.float32] = attrs.field(eq=False)
+
+
+@attrs.frozen
+class Finished:
+    """End of a choice.
+
+    `stop_string` is the stop string that ended it, `timed_out` is true where a time limit did.
+    """
+
+    index: int
+    reason: FinishReason
+    stop_string: str | None = None
+    timed_out: bool = False
+
+
+@attrs.frozen
+class Usage:
+    """Numbers of tokens of a request: of prompts, of these cached, generated, of these reasoning."""
+
+    prompt: int
+    cached: int = 0
+    generated: int = 0
+    reasoning: int = 0
+
+
+@attrs.frozen
+class Timings:
+    """Seconds of a request: in the queue, in its prompts, in generation; and the times that it was preempted."""
+
+    queue_s: float
+    prompt_s: float
+    generate_s: float
+    n_preempted: int = 0
+
+
+@attrs.frozen
+class Done:
+    """Last event of a request that has succeeded."""
+
+    usage: Usage
+    timings: Timings
+
+
+@attrs.frozen
+class Failed:
+    """Last event of a request that has not."""
+
+    error: ServeError
+
+
+Event = Admitted | PromptProgress | TextDelta | ToolCallDelta | PromptLogprobs | Embedding | Finished | Done | Failed
+
+
+# --- interface
+
+
+class Stream(Protocol):
+    """Events of one request, to be iterated once.
+
+    The first is `Admitted` or `Failed`, the last `Done` or `Failed`. Events that the reader has not taken are merged:
+    text of a choice is joined, of progress only the last remains, so memory stays within the size of the texts.
+    Closing it early needs `cancel`, best in a `finally`.
+    """
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """The events; waits for new ones."""
+
+    def cancel(self) -> None:
+        """End the request at the next step, whatever its state; no event follows.
+
+        Cancelling twice, or after the end, does nothing.
+        """
+
+
+@attrs.frozen
+class ModelInfo:
+    """Model that the server has; None where it is not known before the model is loaded.
+
+    - `name`: the served name; `aliases`: other names for it.
+    - `path`: its file.
+    - `loaded`: true if it can run at once.
+    - `created`: time of the file's last change, in seconds since 1970.
+    - `n_ctx`: tokens of a context; `n_ctx_train`: those it was trained for.
+    - `n_params`, `n_bytes`: parameters, and bytes of the file.
+    - `fingerprint`: `system_fingerprint` of the OpenAI API: equal ones give equal texts.
+    - `embeds`: true if it answers EmbeddingRequest.
+    """
+
+    name: str
+    path: str
+    loaded: bool
+    created: int
+    aliases: tuple[str, ...] = ()
+    n_ctx: int | None = None
+    n_ctx_train: int | None = None
+    n_vocab: int | None = None
+    n_embd: int | None = None
+    n_params: int | None = None
+    n_bytes: int = 0
+    fingerprint: str = ""
+    embeds: bool = False
+
+
+class Engine(Protocol):
+    """Engine that the HTTP layer uses, from the thread of its event loop.
+
+    No call waits for a step of the engine.
+    """
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """Models by name, loaded or not."""
+
+    async def model(self, name: str) -> Model:
+        """Loaded model, for its tokenizer and templates; loads it if need be.
+
+        Raises UnknownModelError, LoadingError if that takes longer than the server's limit.
+        """
+
+    def submit(self, request: Request) -> Stream:
+        """Enqueue a request.
+
+        Raises, with nothing changed: UnknownModelError, LoadingError, PromptTooLongError, QueueFullError,
+        ShuttingDownError, NotSupportedError, and InvalidRequestError for a value that the model does not allow.
+        """
+
+    def stats(self) -> EngineStats:
+        """Numbers for `/metrics`, `/health` and `/slots`."""
+
+    async def drain(self, timeout: float) -> None:
+        """Refuse new requests, fail waiting ones, and let running ones end for `timeout` seconds.
+
+        Those that are still running then fail with ShuttingDownError. A second call with a shorter limit shortens it.
+        """
+
+    def close(self) -> None:
+        """End all requests and the engine's thread, and free the models; waits for the present step."""

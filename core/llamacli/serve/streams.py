@@ -1,0 +1,76 @@
+"""Streams of events that merge what a slow reader has not taken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import attrs
+
+from llamacli.serve.requests import Done, Event, Failed, PromptProgress, TextDelta
+
+
+class EventStream:
+    """Stream of one request, in the thread of an event loop.
+
+    `put` adds events, an asynchronous iterator takes them. `on_cancel` is called at most once, with the stream's id,
+    when it is cancelled before its end.
+    """
+
+    def __init__(self, request_id: str, on_cancel: Callable[[str], None] = lambda _: None):
+        self._id, self._on_cancel = request_id, on_cancel
+        self._events: list[Event] = []
+        self._ended = False
+        self._arrived = asyncio.Event()
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+        return self._id
+
+    def put(self, events: Iterable[Event]) -> None:
+        """Add events, merged with those not taken yet; none after the end."""
+        for event in events:
+            if self._ended:
+                return
+            self._add(event)
+            self._ended = isinstance(event, Done | Failed)
+        self._arrived.set()
+
+    def cancel(self) -> None:
+        """End the stream; see `llamacli.serve.requests.Stream.cancel`."""
+        if not self._ended:
+            self._ended = True
+            self._events.clear()
+            self._arrived.set()
+            self._on_cancel(self._id)
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """The events; ends after Done or Failed, or when cancelled."""
+        while True:
+            await self._arrived.wait()
+            if not self._events:
+                return
+            event = self._events.pop(0)
+            if not self._events and not self._ended:
+                self._arrived.clear()
+            yield event
+
+    def _add(self, event: Event) -> None:
+        """Append an event, or merge it with an earlier one that says the same of its choice."""
+        if isinstance(event, PromptProgress):
+            for i, other in enumerate(self._events):
+                if isinstance(other, PromptProgress):
+                    self._events[i] = event
+                    return
+        if isinstance(event, TextDelta):
+            for i in range(len(self._events) - 1, -1, -1):
+                other = self._events[i]
+                if getattr(other, "index", event.index) != event.index:
+                    continue  # of another choice
+                if isinstance(other, TextDelta) and other.reasoning == event.reasoning:
+                    tokens = (*other.tokens, *event.tokens)
+                    self._events[i] = attrs.evolve(other, text=other.text + event.text, tokens=tokens)
+                    return
+                break
+        self._events.append(event)

@@ -1,0 +1,124 @@
+"""Fake engine for tests of the HTTP layer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from llamacli.serve.errors import ServeError, ShuttingDownError, UnknownModelError
+from llamacli.serve.metrics import EngineStats, ModelStats
+from llamacli.serve.requests import (
+    Admitted,
+    Done,
+    Event,
+    Failed,
+    Finished,
+    GenerationRequest,
+    ModelInfo,
+    Request,
+    TextDelta,
+    Timings,
+    Usage,
+)
+from llamacli.serve.streams import EventStream
+
+if TYPE_CHECKING:
+    from llamacli.model import Model
+
+Script = Callable[[Request], Sequence[Event | ServeError]]
+"""Events of a request; an error first is raised by `submit`."""
+
+
+def words(request: Request) -> list[Event | ServeError]:
+    """Events of the text "one two three" for each choice, whatever the prompt."""
+    texts = ("one", " two", " three")
+    n = request.n * len(request.prompts) if isinstance(request, GenerationRequest) else 0
+    n_prompt = sum(map(len, request.prompts))
+    deltas = [TextDelta(index, text) for text in texts for index in range(n)]
+    ends = [Finished(index, "stop") for index in range(n)]
+    return [Admitted(0.0), *deltas, *ends, Done(Usage(n_prompt, 0, n * len(texts)), Timings(0.0, 0.1, 0.1))]
+
+
+class FakeEngine:
+    """Engine that plays a script for each request, an event at each turn of the event loop.
+
+    - `requests`: all that were submitted; `cancelled`: ids of those that were cancelled.
+    - `script`: may be replaced between requests.
+    - `gate`: while cleared, no event follows.
+    """
+
+    def __init__(self, model: Model, name: str = "demo", script: Script = words):
+        self._model, self.name, self.script = model, name, script
+        self.requests: list[Request] = []
+        self.cancelled: list[str] = []
+        self.draining = self.closed = False
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """The model, loaded."""
+        config = self._model.config
+        return (
+            ModelInfo(
+                name=self.name,
+                path="/models/demo.gguf",
+                loaded=True,
+                created=1_790_000_000,
+                n_ctx=config.seq_len,
+                n_ctx_train=config.seq_len,
+                n_vocab=config.n_vocab,
+                n_embd=config.n_embd,
+                fingerprint="llamacli-fake",
+            ),
+        )
+
+    async def model(self, name: str) -> Model:
+        """The model, or UnknownModelError."""
+        self._check(name)
+        return self._model
+
+    def submit(self, request: Request) -> EventStream:
+        """Play the script."""
+        self._check(request.model)
+        if self.draining:
+            raise ShuttingDownError("the server is shutting down", retry_after=1)
+        events = list(self.script(request))
+        if isinstance(events[0], ServeError):
+            raise events[0]
+        self.requests.append(request)
+        stream = EventStream(request.id, self.cancelled.append)
+        task = asyncio.get_running_loop().create_task(self._play(stream, events))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return stream
+
+    def stats(self) -> EngineStats:
+        """The number of running requests."""
+        status = "draining" if self.draining else "ok"
+        return EngineStats(status, {self.name: ModelStats(running=len(self._tasks))})
+
+    async def drain(self, timeout: float) -> None:
+        """Wait for the scripts to end."""
+        self.draining = True
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout)
+
+    def close(self) -> None:
+        """End all scripts."""
+        self.closed = True
+        for task in self._tasks:
+            task.cancel()
+
+    def _check(self, name: str) -> None:
+        if name != self.name:
+            raise UnknownModelError(f"the model {name!r} does not exist: the server has {self.name!r}")
+
+    async def _play(self, stream: EventStream, events: Iterable[Event | ServeError]) -> None:
+        for event in events:
+            await self.gate.wait()
+            await asyncio.sleep(0)
+            if stream.id in self.cancelled:
+                return
+            stream.put([Failed(event) if isinstance(event, ServeError) else event])
