@@ -116,17 +116,26 @@ class Graph(Recorder):
         graph.states, graph.recurrent, graph.ops = self.states, self.recurrent, ops
         return graph
 
-    def without_output(self) -> Graph:
-        """Graph without the output layer, the last matrix product.
+    @property
+    def hidden(self) -> Value | None:
+        """Value that the output layer, the last matrix product, reads.
 
-        Its last op computes the value that the output layer reads. A graph that needs its whole input has none.
+        None if no matrix product computes the logits. That of a graph that needs its whole input is its result.
         """
         if self.needs_whole_input:
-            return self
+            return self.ops[-1].out
         makers = {op.out: op for op in self.ops}
         op = self.ops[-1]
         while not op.matrices() and op.inputs():
             op = makers[op.inputs()[0]]
-        if not op.matrices() or not op.inputs():
+        return op.inputs()[0] if op.matrices() and op.inputs() else None
+
+    def without_output(self) -> Graph:
+        """Graph without the output layer, the last matrix product.
+
+        Its last op computes the value that the output layer reads.
+        """
+        hidden = self.hidden
+        if hidden is None:
             raise PluginError("the forward pass has no output layer: no matrix product computes its logits")
-        return self.with_ops(self.ops[: self.ops.index(makers[op.inputs()[0]]) + 1])
+        return self.with_ops(self.ops[: [op.out for op in self.ops].index(hidden) + 1])

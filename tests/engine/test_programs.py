@@ -99,3 +99,30 @@ def test_attention_may_come_last(engine: Engine) -> None:
     whole = program.forward(tokens, [span(program, len(tokens))], all_logits=True)
     last = program.forward(tokens, [span(program, len(tokens))], all_logits=False)
     np.testing.assert_array_equal(last, whole[-1:])
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("n_last", [(1, 0, 1), (0, 12, 0), (0, 0, 0), (3, 12, 1), (0, 1, 1)])
+def test_chosen_rows_equal_those_of_a_whole_evaluation(n_last: tuple[int, ...], hidden: bool, engine: Engine) -> None:
+    def build(g: Graph, param: Params, x: Value) -> Value:
+        q, k, v = (g.linear(x, param(name, 64, WIDTH)) for name in "qkv")
+        x = x + g.attention(q, g.store(k, v, head_dim=16), scale=0.3)
+        return x + g.linear(
+            g.swiglu(g.linear(x, param("gate", 96, WIDTH)), g.linear(x, param("up", 96, WIDTH))),
+            param("down", WIDTH, 96),
+        )
+
+    run = Run(engine, build, mode="q8")
+    assert run.program.has_hidden
+    tokens, lengths = np.array(TOKENS, np.int32)[:16], (3, 12, 1)
+
+    def spans() -> list[Span]:
+        return [span(run.program, n, 32) for n in lengths]
+
+    whole = run.program.forward(tokens, spans(), all_logits=True, hidden=hidden)
+    ends = np.cumsum(lengths)
+    wanted = [row for end, n in zip(ends, n_last, strict=True) for row in range(end - n, end)]
+    chosen = run.program.forward(tokens, spans(), n_last=n_last, hidden=hidden)
+    assert whole.shape == (16, WIDTH if hidden else run.logits.shape[1])
+    np.testing.assert_array_equal(chosen, whole[wanted])
+    np.testing.assert_array_equal(run.program.forward(tokens, spans(), all_logits=True, hidden=hidden), whole)

@@ -59,15 +59,26 @@ class Program(Protocol):
     def needs_whole_input(self) -> bool:
         """True if a token's result depends on tokens behind it."""
 
+    @property
+    def has_hidden(self) -> bool:
+        """True if `forward` can return hidden states."""
+
     def forward(
-        self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], *, all_logits: bool
+        self,
+        tokens: npt.NDArray[np.int32],
+        spans: Sequence[Span],
+        *,
+        all_logits: bool = False,
+        n_last: Sequence[int] | None = None,
+        hidden: bool = False,
     ) -> npt.NDArray[np.float32]:
         """Run a batch of tokens and write their keys and values.
 
         `tokens` is int32 [n]; `spans` divide it among sequences, in order. Returns new float32 [n, n_vocab] with
-        `all_logits`, else [len(spans), n_vocab], of the last token of each span. A token's logits do not depend on
-        which tokens are evaluated in the same call. The caller has checked bounds, reserved the cells and lets no
-        sequence occur twice.
+        `all_logits`, else [len(spans), n_vocab], of the last token of each span; with `n_last`, of that many last
+        tokens of each, which may be 0. With `hidden`, the rows are those that the output layer reads, [.., n_embd]. A
+        token's logits do not depend on which tokens are evaluated in the same call. The caller has checked bounds,
+        reserved the cells and lets no sequence occur twice.
         """
 
     def shift_keys(self, layer: int, keys: npt.NDArray[np.float32], by: int, seq_len: int) -> npt.NDArray[np.float32]:
@@ -82,6 +93,16 @@ class Program(Protocol):
 
         Sequences of different variants cannot share cells.
         """
+
+
+def wanted_rows(spans: Sequence[Span], all_logits: bool, n_last: Sequence[int] | None) -> npt.NDArray[np.intp]:
+    """Rows of a batch whose results `Program.forward` returns, ascending."""
+    ends = np.cumsum([span.n for span in spans])
+    if all_logits:
+        return np.arange(ends[-1])
+    if n_last is None:
+        return ends - 1
+    return np.concatenate([np.arange(end - n, end) for end, n in zip(ends, n_last, strict=True)])
 
 
 class Engine(Protocol):

@@ -28,15 +28,18 @@ def evaluate(
     work: Sequence[tuple[KVSequence, Ids]],
     *,
     all_logits: bool = False,
+    n_last: Sequence[int] | None = None,
+    hidden: bool = False,
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> list[Logits]:
     """Evaluate the next tokens of many sequences in the same batches.
 
-    Tokens are int32 [n]. Returns for each sequence its logits, float32 [n, n_vocab], or without `all_logits` [1,
-    n_vocab] of its last token; for no tokens, [0, n_vocab or 0]. A token's logits do not depend on what else is in a
-    batch. Each sequence is there once and has room; those of different pools go into different batches. `progress` is
-    called with the tokens done and those in all, where they take more than one batch.
+    Tokens are int32 [n]. Returns for each sequence its logits, float32 [n, n_vocab] with `all_logits`, else [1,
+    n_vocab] of its last token, or of as many last tokens as `n_last` says; for no tokens, [0, n_vocab or 0]. With
+    `hidden`, rows are those that the output layer reads, [.., n_embd]. A token's logits do not depend on what else is
+    in a batch. Each sequence is there once and has room; those of different pools go into different batches. `progress`
+    is called with the tokens done and those in all, where they take more than one batch.
 
     Sequences with recurrent states can be truncated to no token before their last. `checkpoint` is called with forks of
     them within long prompts, and with one that lacks only the last token.
@@ -46,6 +49,7 @@ def evaluate(
     """
     starts = [len(sequence.tokens) for sequence, _ in work]
     rows: list[list[Logits]] = [[] for _ in work]
+    wanted = [len(ids) for _, ids in work] if all_logits else [1] * len(work) if n_last is None else n_last
     n_done, n_tokens = 0, 0 if progress is None else sum(len(ids) for _, ids in work)
     if progress is not None and n_tokens > N_BATCH:
         progress(0, n_tokens)
@@ -59,10 +63,10 @@ def evaluate(
                 spans.append(Span(work[i][0], starts[i] + first, n))
                 pieces.append(work[i][1][first : first + n])
             ids = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-            logits = program.forward(ids, spans, all_logits=all_logits)
+            counts = [max(0, min(n, wanted[i] - len(work[i][1]) + first + n)) for i, first, n in batch]
+            logits = program.forward(ids, spans, n_last=counts, hidden=hidden)
             row = 0
-            for i, first, n in batch:
-                n_rows = n if all_logits else 1
+            for (i, first, n), n_rows in zip(batch, counts, strict=True):
                 rows[i].append(logits[row : row + n_rows])
                 row += n_rows
                 if first + n < len(work[i][1]):  # more of it follows: pages behind its windows are free already
@@ -83,7 +87,7 @@ def evaluate(
             if checkpoint is not None and len(ids) > 1:
                 checkpoint(i, sequence.fork_before_last())
             sequence.finish()
-    return [_joined(parts, all_logits) if parts else _no_rows(rows) for parts in rows]
+    return [_joined(parts) if parts else _no_rows(rows) for parts in rows]
 
 
 def _batches(work: Sequence[tuple[KVSequence, Ids]]) -> Iterator[list[tuple[int, int, int]]]:
@@ -111,8 +115,9 @@ def _batches(work: Sequence[tuple[KVSequence, Ids]]) -> Iterator[list[tuple[int,
             yield batch
 
 
-def _joined(parts: list[Logits], all_logits: bool) -> Logits:
-    return np.concatenate(parts) if all_logits and len(parts) > 1 else parts[-1]
+def _joined(parts: list[Logits]) -> Logits:
+    filled = [part for part in parts if len(part)]
+    return np.concatenate(filled) if len(filled) > 1 else filled[0] if filled else parts[-1]
 
 
 def _no_rows(rows: list[list[Logits]]) -> Logits:

@@ -35,8 +35,9 @@ HOST = np.dtype([])
 class StepTable(Lowering):
     """Step table of a graph.
 
-    `tail` is the first step whose rows depend on no other rows. `prepares` are called before each run; `host_ops` are
-    the ops that run in NumPy, described, by their step.
+    `tail` is the first step whose rows depend on no other rows. `hidden` is the value that the output layer reads, None
+    if there is no such layer, and `output` the first step after it. `prepares` are called before each run; `host_ops`
+    are the ops that run in NumPy, described, by their step.
     """
 
     def __init__(self, graph: Graph, file: ModelFile, modes: Mapping[Tensor, QuantMode], team: Team):
@@ -58,8 +59,12 @@ class StepTable(Lowering):
         for op in graph.ops[:n_body]:
             self._lower(op)
         self.tail = len(self.steps)
+        self.hidden = graph.hidden
+        self.output = 0
         for op in graph.ops[n_body:]:
             self._lower(op)
+            if op.out == self.hidden:
+                self.output = len(self.steps)
 
     def _lower(self, op: Op) -> None:
         self._op = op

@@ -12,12 +12,12 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.engine.base import QuantMode, Timings
+from llamacli.engine.base import QuantMode, Timings, wanted_rows
 from llamacli.engine.floats import modes_of
 from llamacli.engine.lowering import StepTable
 from llamacli.engine.steps import assign_buffers, bind, place_barriers
@@ -100,7 +100,11 @@ class NativeProgram:
             with table.errors_of(step):
                 self._alive.append(bind(step, self.buffers))
         place_barriers(self._steps, self.buffers)
-        self._segments = [_segments(self._steps, *part) for part in ((0, self._tail), (self._tail, len(self._steps)))]
+        self._body = _segments(self._steps, 0, self._tail)
+        self._to_logits = _segments(self._steps, self._tail, len(self._steps))
+        self._crossing = _crossing(self._steps, self._tail, self.buffers)
+        self._result_is_hidden = table.hidden == graph.ops[-1].out
+        self._to_hidden, self._hidden, self._hidden_width = self._find_hidden(table)
         # The rows of a last step that mixes tokens are more than those that logits are wanted of.
         in_tail = self._tail < len(self._steps)
         self._writes_logits = _only_writer(self._steps, logits, self._logits) if in_tail else None
@@ -112,6 +116,24 @@ class NativeProgram:
         self._tables: dict[KVType, Array] = {}
         self._table(KVType("f16", "f16"))
 
+    def _find_hidden(self, table: StepTable) -> tuple[Sequence[tuple[int, int]], Array, int]:
+        """Segments of the tail up to the output layer; the buffer and width of what that reads.
+
+        No segment, and a width of 0, if the output layer does not lie in the tail. Without an output layer they are
+        those of the logits.
+        """
+        slot = None if table.hidden is None else f32(table.hidden)
+        if self._result_is_hidden:
+            return self._to_logits, self._logits, self._n_vocab
+        if slot is None or slot not in self.buffers or table.output < self._tail:
+            return [], self._logits, 0
+        return _segments(self._steps, self._tail, table.output), self.buffers[slot], slot.width
+
+    @property
+    def has_hidden(self) -> bool:
+        """See `llamacli.engine.base.Program.has_hidden`."""
+        return self._hidden_width > 0
+
     def shift_keys(self, layer: int, keys: Array, by: int, seq_len: int) -> Array:
         """See `llamacli.engine.base.Program.shift_keys`."""
         return self._shifts.shift(layer, keys, by, seq_len)
@@ -121,31 +143,73 @@ class NativeProgram:
         return self._shifts.rope_variant(seq_len)
 
     def forward(
-        self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], *, all_logits: bool
+        self,
+        tokens: npt.NDArray[np.int32],
+        spans: Sequence[Span],
+        *,
+        all_logits: bool = False,
+        n_last: Sequence[int] | None = None,
+        hidden: bool = False,
     ) -> npt.NDArray[np.float32]:
         """See `llamacli.engine.base.Program.forward`; at most N_BATCH tokens."""
         n = len(tokens)
         if n > N_BATCH:
             raise ValueError(f"{n} tokens are more than the {N_BATCH} of a batch")
-        last = np.cumsum([span.n for span in spans]) - 1
-        # The last part is computed for a range of rows: those that are wanted, and any between them.
-        first = 0 if all_logits else int(last[0])
+        wanted = wanted_rows(spans, all_logits, n_last)
+        hidden = hidden and not self._result_is_hidden
         with self._team.lock:
             table = self._table(spans[0].sequence.kv_type)
             started = time.perf_counter()
             self._place(spans)
-            logits = self._new_logits(first, n)
             n_seen = max(span.start + span.n for span in spans)
-            for segments, first_row in zip(self._segments, (0, first), strict=True):
-                for start, stop in segments:
-                    if self._steps[start].host is None:
-                        self._walk(table, start, stop, first_row, n, n_seen)
-                    else:
-                        self._run_host(self._steps[start], HostRows(tokens[first_row:], first_row, n, spans))
-            if self._writes_logits is None:
-                logits[:] = self._logits[first:n]
+            self._run_steps(table, self._body, HostRows(tokens, 0, n, spans), n_seen)
+            rows = self._run_tail(table, HostRows(tokens, 0, n, spans), wanted, n_seen, hidden=hidden)
             self._add_time(started, n)
-        return logits[:, : self._n_vocab] if all_logits else logits[last - first, : self._n_vocab]
+        return rows
+
+    def _run_tail(
+        self, table: Array, batch: HostRows, wanted: npt.NDArray[np.intp], n_seen: int, *, hidden: bool
+    ) -> npt.NDArray[np.float32]:
+        """Run the last part for the rows wanted; its results of these, in order."""
+        tail, width = (self._to_hidden, self._hidden_width) if hidden else (self._to_logits, self._n_vocab)
+        if not len(wanted):
+            return np.empty((0, width), np.float32)
+        rows = self._gather(batch, wanted)
+        logits = np.empty((0, width), np.float32) if hidden else self._new_logits(rows.first, rows.stop)
+        self._run_steps(table, tail, rows, n_seen)
+        if hidden:
+            logits = self._hidden[rows.first : rows.stop].copy()
+        elif self._writes_logits is None:
+            logits[:] = self._logits[rows.first : rows.stop]
+        logits = logits[:, :width]
+        return logits if len(logits) == len(wanted) else logits[wanted - rows.first]
+
+    def _gather(self, batch: HostRows, wanted: npt.NDArray[np.intp]) -> HostRows:
+        """Move the rows wanted to the front, unless they are the batch's last ones.
+
+        The rows that the last part shall compute; where rows of a slot cannot be moved, those between them too.
+        """
+        n, first = batch.stop, int(wanted[0])
+        if len(wanted) == n - first or self._crossing is None:
+            return HostRows(batch.tokens[first:], first, n, batch.spans)
+        for buffer in self._crossing:
+            buffer[: len(wanted)] = buffer[wanted]
+        self._rows[: len(wanted)] = self._rows[wanted]
+        ends = np.cumsum([span.n for span in batch.spans])
+        spans = []
+        for row in wanted.tolist():
+            i = int(np.searchsorted(ends, row, side="right"))
+            span = batch.spans[i]
+            spans.append(Span(span.sequence, span.start + row - int(ends[i]) + span.n, 1))
+        return HostRows(batch.tokens[wanted], 0, len(wanted), spans)
+
+    def _run_steps(self, table: Array, segments: Sequence[tuple[int, int]], rows: HostRows, n_seen: int) -> None:
+        """Run segments of the table for some rows."""
+        for start, stop in segments:
+            if self._steps[start].host is None:
+                self._walk(table, start, stop, rows.first, rows.stop, n_seen)
+            else:
+                self._run_host(self._steps[start], rows)
 
     def _new_logits(self, first: int, n: int) -> npt.NDArray[np.float32]:
         """Allocate the logits of rows `first` to n - 1.
@@ -259,6 +323,24 @@ def _segments(steps: Sequence[Step], start: int, stop: int) -> list[tuple[int, i
         else:
             ranges.append((i, i + 1))
     return ranges
+
+
+def _crossing(steps: Sequence[Step], tail: int, buffers: Mapping[Slot, Array]) -> list[Array] | None:
+    """Buffers that the steps from `tail` on read and earlier ones write.
+
+    None if rows of one of them cannot be moved, or if there is no step from `tail` on.
+    """
+    if tail == len(steps):
+        return None
+    written, found = set[Slot](), dict[int, Array]()
+    for step in steps[tail:]:
+        for slot in step.reads:
+            if slot in buffers and slot not in written:
+                if slot.slots:
+                    return None
+                found[id(buffers[slot])] = buffers[slot]
+        written |= {*step.writes}
+    return list(found.values())
 
 
 def _only_writer(steps: Sequence[Step], slot: Slot, buffer: Array) -> Step | None:

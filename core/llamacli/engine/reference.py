@@ -73,22 +73,43 @@ class ReferenceProgram:
         """See `llamacli.engine.base.Program.rope_variant`."""
         return self._shifts.rope_variant(seq_len)
 
-    def forward(self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], *, all_logits: bool) -> Array:
+    @property
+    def has_hidden(self) -> bool:
+        """See `llamacli.engine.base.Program.has_hidden`."""
+        return self._graph.hidden is not None
+
+    def forward(
+        self,
+        tokens: npt.NDArray[np.int32],
+        spans: Sequence[Span],
+        *,
+        all_logits: bool = False,
+        n_last: Sequence[int] | None = None,
+        hidden: bool = False,
+    ) -> Array:
         """See `llamacli.engine.base.Program.forward`."""
         parts, start = [], 0
-        for span in spans:
-            parts.append(self._forward(tokens[start : start + span.n], span, all_logits))
+        for i, span in enumerate(spans):
+            n_rows = span.n if all_logits else 1 if n_last is None else n_last[i]
+            parts.append(self._forward(tokens[start : start + span.n], span, n_rows, hidden))
             start += span.n
         return np.concatenate(parts)
 
-    def _forward(self, tokens: npt.NDArray[np.int32], span: Span, all_logits: bool) -> Array:
+    def _forward(self, tokens: npt.NDArray[np.int32], span: Span, n_rows: int, hidden: bool) -> Array:
         values: dict[Value, Array] = {}
         run = Run(tokens, span.start, span.sequence, self.states, values, self._weights.__getitem__)
+        out = self._graph.hidden if hidden else self._graph.ops[-1].out
+        assert out is not None
         for i, op in enumerate(self._graph.ops):
-            if i == self._tail and not all_logits:
-                values = {value: rows[-1:] for value, rows in values.items()}
-                last = span.start + span.n - 1
-                run = Run(tokens[-1:], last, span.sequence, self.states, values, self._weights.__getitem__)
+            if i == self._tail:
+                values = {value: rows[span.n - n_rows :] for value, rows in values.items()}
+                first = span.start + span.n - n_rows
+                last = tokens[span.n - n_rows :]
+                run = Run(last, first, span.sequence, self.states, values, self._weights.__getitem__)
+            if i >= self._tail and not n_rows:
+                return np.empty((0, out.width), np.float32)
             values[op.out] = compute(op, run, self._plugin_ops.get(op))
-        logits = values[self._graph.ops[-1].out]
-        return logits if all_logits else logits[-1:]
+            if op.out == out:
+                break
+        rows = values[out]
+        return rows[len(rows) - n_rows :]

@@ -109,8 +109,8 @@ class _Tight:
             self._programs[n] = self._make()
         return self._programs[n]
 
-    def forward(self, tokens: np.ndarray, spans: Any, *, all_logits: bool) -> np.ndarray:
-        return self._sized(len(tokens)).forward(tokens, spans, all_logits=all_logits)
+    def forward(self, tokens: np.ndarray, spans: Any, **options: Any) -> np.ndarray:
+        return self._sized(len(tokens)).forward(tokens, spans, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._programs[1], name)
