@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kv_helpers import ONE, InterruptAt, fill, new_sequence
+from llamacli.errors import OutOfMemoryError
 from llamacli.kv import PAGE, KVLayout, KVPool, KVSequence, KVSpec
 from llamacli.kv import pool as pool_module
 from llamacli.util.memory import view
@@ -109,3 +110,35 @@ def test_page_of_an_interrupted_copy_is_zeroed_before_reuse(monkeypatch: pytest.
     assert (pages.n_used, table[0]) == (1, table[1])
     pages.allocate(table, 2)
     assert not view(int(table[2]), pages.page_bytes).any()
+
+
+def test_pool_with_a_limit_refuses_more_pages_and_changes_nothing() -> None:
+    pool = KVPool(KVLayout.of([ONE], "f32"))
+    page_bytes = pool.layout.groups[0].page_bytes
+    assert pool.free_bytes is None
+    pool.max_bytes = 3 * page_bytes
+    first, second = KVSequence(pool, 64), KVSequence(pool, 64)
+    first.reserve(0, 32)
+    with pytest.raises(OutOfMemoryError, match=f"needs {page_bytes} bytes more, and 0 are available"):
+        second.reserve(0, 32)
+    assert (pool.n_used_bytes, pool.free_bytes) == (2 * page_bytes, page_bytes)
+    second.reserve(0, 16)
+    first.close()
+    second.reserve(0, 48)
+
+
+def test_bytes_to_reserve_are_those_that_reserve_allocates() -> None:
+    pool = KVPool(KVLayout.of([ONE, KVSpec(2, 4, window=20)], "f32"))
+    sequence = KVSequence(pool, 256)
+    n = 0
+    for count in (1, 14, 1, 1, 40, 16, 3, 100):
+        expected, before = sequence.bytes_to_reserve(count), pool.n_used_bytes
+        sequence.reserve(n, count)
+        assert pool.n_used_bytes - before == expected
+        sequence.tokens += [0] * count
+        n += count
+        sequence.evict(n)
+    other = sequence.fork()
+    expected, before = other.bytes_to_reserve(1), pool.n_used_bytes
+    other.reserve(n, 1)
+    assert pool.n_used_bytes - before == expected > 0, "the begun page is shared, and copied"

@@ -91,3 +91,19 @@ def test_reuse_skips_sequences_whose_window_moved_past_the_prefix() -> None:
         index.add(sequence)
     assert reused(index, pool, [*range(60), 7]) == 30
     assert reused(index, pool, list(range(101))) == 100
+
+
+def test_evictable_bytes_are_those_that_evictions_free() -> None:
+    pool = KVPool(KVLayout.of([ONE], "f32"))
+    index = PrefixIndex(pool)
+    assert (index.evictable_bytes, index.evict_oldest()) == (0, False)
+    shared = cached(pool, [7] * 2 * PAGE)
+    index.keep(shared, 1 << 20)
+    for first in (1, 2):
+        alone = cached(pool, [first] * 3 * PAGE)
+        index.keep(alone, 1 << 20)
+        alone.close()
+    assert index.evictable_bytes == 6 * PAGE_BYTES, "pages of the open sequence stay"
+    assert pool.n_used_bytes == 8 * PAGE_BYTES
+    assert [index.evict_oldest() for _ in range(4)] == [True, True, True, False]
+    assert (index.evictable_bytes, pool.n_used_bytes) == (0, 2 * PAGE_BYTES)

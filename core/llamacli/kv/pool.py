@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import functools
 import threading
+import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
@@ -57,12 +59,13 @@ class Pages:
     """Page allocator with reference counts, for pages of one size.
 
     Pages are identified by address. Memory is requested from the system in slabs as needed, and returned when a slab is
-    empty. Allocated pages are zeroed. The owners of a page are the table slots that hold it. Methods may be called from
-    any thread and are interrupt-safe (see the module).
+    empty. Allocated pages are zeroed. The owners of a page are the table slots that hold it. `expect_room` is called
+    with the bytes of a page before it is allocated, and raises OutOfMemoryError if a limit forbids that. Methods may be
+    called from any thread and are interrupt-safe (see the module).
     """
 
-    def __init__(self, page_bytes: int):
-        self.page_bytes = page_bytes
+    def __init__(self, page_bytes: int, expect_room: Callable[[int], None] = lambda n_bytes: None):
+        self.page_bytes, self._expect_room = page_bytes, expect_room
         self._stride = -(-page_bytes // 4096) * 4096 + _PAGE_PADDING
         self._slab_pages = max(1, min(64, _SLAB_BYTES // self._stride))
         self._slabs: list[_Slab] = []  # sorted by address
@@ -133,6 +136,7 @@ class Pages:
 
     def _find_free(self) -> tuple[_Slab, int]:
         """Find a free page and its slab, or allocate a slab."""
+        self._expect_room(self.page_bytes)
         slab = next((slab for slab in self._slabs if slab.free or slab.fresh < slab.n_pages), None)
         if slab is None:
             slab = _Slab(_memory(self._slab_pages * self._stride), self._slab_pages)
@@ -174,13 +178,16 @@ class KVPool:
     - `lock`: held while a sequence changes its page tables, because other sequences may share the pages.
     - `abandoned`: page tables of garbage-collected sequences. Finalizers can run at any point, so they only queue the
       tables here; `collect` releases the pages.
+    - `max_bytes`: limit of the bytes of pages in use, None for the system's memory; may be set.
     """
 
     def __init__(self, layout: KVLayout, identity: str = ""):
         self.layout, self.identity = layout, identity
         self.lock = threading.RLock()
         self.abandoned: deque[list[Table]] = deque()
-        self.groups = [Pages(group.page_bytes) for group in layout.groups]
+        self.max_bytes: int | None = None
+        expect_room = functools.partial(_expect_room, weakref.ref(self))
+        self.groups = [Pages(group.page_bytes, expect_room) for group in layout.groups]
 
     def release(self, tables: Sequence[Table]) -> None:
         """Release all pages in a sequence's page tables, one a group."""
@@ -207,3 +214,17 @@ class KVPool:
         """Bytes of the pages in use; shared pages count once."""
         self.collect()
         return sum(pages.n_used * pages.page_bytes for pages in self.groups)
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Bytes that pages may still take, None without a limit."""
+        return None if self.max_bytes is None else max(0, self.max_bytes - self.n_used_bytes)
+
+
+def _expect_room(pool: weakref.ref[KVPool], n_bytes: int) -> None:
+    """Raise OutOfMemoryError if that many bytes more exceed the pool's limit."""
+    owner = pool()
+    if owner is not None and owner.max_bytes is not None:
+        n_used = sum(pages.n_used * pages.page_bytes for pages in owner.groups)
+        if n_used + n_bytes > owner.max_bytes:
+            raise OutOfMemoryError(n_bytes, max(0, owner.max_bytes - n_used))

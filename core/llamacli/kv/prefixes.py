@@ -27,7 +27,7 @@ class PrefixIndex:
     """
 
     def __init__(self, pool: KVPool):
-        self.lock = pool.lock
+        self._pool, self.lock = pool, pool.lock
         self._live: weakref.WeakSet[KVSequence] = weakref.WeakSet()
         self._kept: list[KVSequence] = []  # the most recently used last
 
@@ -74,6 +74,23 @@ class PrefixIndex:
     def n_bytes(self) -> int:
         """Bytes of the kept copies' pages; shared pages count once."""
         return _n_bytes(self._kept) if self._kept else 0
+
+    @property
+    @locked
+    def evictable_bytes(self) -> int:
+        """Bytes of the pages that only kept copies hold."""
+        return sum(
+            pages.page_bytes * sum(pages.ref_count(page) == n for page, n in _held_pages(self._kept, g))
+            for g, pages in enumerate(self._pool.groups)
+        )
+
+    @locked
+    def evict_oldest(self) -> bool:
+        """Evict the least recently used copy; False if there are none."""
+        if not self._kept:
+            return False
+        self._evict(self._kept[0])
+        return True
 
     @locked
     def clear(self) -> None:
@@ -127,6 +144,14 @@ def _n_bytes(sequences: Sequence[KVSequence]) -> int:
         held = np.unique(np.concatenate([sequence.tables[g] for sequence in sequences]))
         total += pages.page_bytes * int(np.count_nonzero(held))
     return total
+
+
+def _held_pages(sequences: Sequence[KVSequence], group: int) -> Iterator[tuple[int, int]]:
+    """Pages of a group that sequences hold, and how many of them hold each."""
+    tables = [sequence.tables[group] for sequence in sequences]
+    if tables:
+        pages, counts = np.unique(np.concatenate(tables), return_counts=True)
+        yield from ((page, n) for page, n in zip(pages.tolist(), counts.tolist(), strict=True) if page)
 
 
 def _n_shared(sequence: KVSequence, tokens: Sequence[int]) -> int:

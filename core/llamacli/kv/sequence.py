@@ -103,6 +103,17 @@ class KVSequence:
             raise
 
     @locked
+    def bytes_to_reserve(self, n: int) -> int:
+        """Bytes of the pages that `reserve` would allocate for the next n tokens."""
+        start = len(self.tokens)
+        return sum(
+            pages.page_bytes
+            for pages, table in zip(self.pool.groups, self.tables, strict=True)
+            for page in table[start // PAGE : -(-(start + n) // PAGE)].tolist()
+            if not page or pages.ref_count(page) > 1
+        )
+
+    @locked
     def evict(self, n_past: int, *, since: int | None = None) -> None:
         """Release pages that lie before the sliding windows.
 
