@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import collections
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
@@ -111,3 +113,33 @@ class EngineStats:
 
     status: str
     models: Mapping[str, ModelStats]
+
+
+class Counters:
+    """Counters and histograms of one model; the names are those of ModelStats."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = self.generation_tokens = self.preemptions = 0
+        self.prefix_tokens: collections.Counter[str] = collections.Counter(true=0, false=0)
+        self.cancelled: collections.Counter[str] = collections.Counter()
+        self.refused: collections.Counter[str] = collections.Counter()
+        self.finished: collections.Counter[str] = collections.Counter()
+        self._histograms = {name: Histogram(bounds) for name, bounds in HISTOGRAMS.items()}
+
+    def observe(self, name: str, value: float) -> None:
+        """Count a value in a histogram of HISTOGRAMS."""
+        self._histograms[name].observe(value)
+
+    def snapshot(self, **gauges: Any) -> ModelStats:
+        """The present numbers, with the gauges given."""
+        return ModelStats(
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generation_tokens,
+            preemptions=self.preemptions,
+            prefix_tokens=dict(self.prefix_tokens),
+            cancelled=dict(self.cancelled),
+            refused=dict(self.refused),
+            finished=dict(self.finished),
+            histograms={name: histogram.snapshot() for name, histogram in self._histograms.items()},
+            **gauges,
+        )

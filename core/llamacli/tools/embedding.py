@@ -32,6 +32,38 @@ _BY_NUMBER = (Pooling.NONE, Pooling.MEAN, Pooling.CLS, Pooling.LAST)
 """Values of the metadata key `{arch}.pooling_type`, by number."""
 
 
+def pooling_of(model: Model) -> Pooling:
+    """Pooling of a model's file, else the mean. Raises ModelFormatError for ranking models."""
+    key = f"{model.arch}.pooling_type"
+    number = model.metadata.get_int(key, 1, minimum=0)
+    if number >= len(_BY_NUMBER):
+        raise ModelFormatError(f"{model.metadata.source}: {key} = {number}: ranking models are not supported")
+    return _BY_NUMBER[number]
+
+
+def pool_states(
+    states: npt.NDArray[np.float32], pooling: Pooling, *, normalize: bool = True
+) -> npt.NDArray[np.float32]:
+    """Pool the hidden states of a text's tokens, float32 [n_tokens, n_embd].
+
+    The last one's are enough for the last token's vector. Returns float32 [n_embd], without pooling [n_tokens, n_embd];
+    `normalize` scales vectors to length 1. Raises InvalidRequestError for states that are not finite.
+    """
+    if not np.isfinite(states).all():
+        raise InvalidRequestError("the model's hidden states are not finite numbers")
+    rows = states
+    if pooling is Pooling.MEAN:
+        rows = states.mean(axis=0, dtype=np.float64, keepdims=True)
+    elif pooling is Pooling.CLS:
+        rows = states[:1]
+    elif pooling is Pooling.LAST:
+        rows = states[-1:]
+    if normalize:
+        rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    vectors: npt.NDArray[np.float32] = np.asarray(rows, np.float32)
+    return vectors if pooling is Pooling.NONE else vectors[0]
+
+
 class Embedder(contextlib.AbstractContextManager["Embedder"]):
     """A model loaded for embeddings by `load_embedder`.
 
@@ -40,11 +72,7 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
     """
 
     def __init__(self, model: Model, n_embd: int):
-        key = f"{model.arch}.pooling_type"
-        number = model.metadata.get_int(key, 1, minimum=0)
-        if number >= len(_BY_NUMBER):
-            raise ModelFormatError(f"{model.metadata.source}: {key} = {number}: ranking models are not supported")
-        self._model, self.pooling, self.tokenizer = model, _BY_NUMBER[number], model.tokenizer
+        self._model, self.pooling, self.tokenizer = model, pooling_of(model), model.tokenizer
         self.n_embd = n_embd
         n = model.context_size(min(model.config.seq_len, model.program.max_positions or model.config.seq_len))
         self.max_tokens = min(n, N_BATCH) if model.program.needs_whole_input else n
@@ -66,16 +94,7 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
         if not len(tokens):
             raise InvalidRequestError("the text has no tokens")
         states = self._states(tokens, only_last=pooling is Pooling.LAST)
-        if not np.isfinite(states).all():
-            raise InvalidRequestError("the model's hidden states are not finite numbers")
-        if pooling is Pooling.MEAN:
-            states = states.mean(axis=0, dtype=np.float64, keepdims=True)
-        elif pooling is Pooling.CLS:
-            states = states[:1]
-        if normalize:
-            states = states / np.maximum(np.linalg.norm(states, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-        vectors: npt.NDArray[np.float32] = np.asarray(states, np.float32)
-        return vectors if pooling is Pooling.NONE else vectors[0]
+        return pool_states(states, pooling, normalize=normalize)
 
     def _states(self, tokens: Sequence[int], *, only_last: bool) -> npt.NDArray[np.float32]:
         """Hidden states of all tokens or the last, float32 [n, n_embd]."""

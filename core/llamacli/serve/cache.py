@@ -1,0 +1,109 @@
+"""Memory of a model's KV cache: its limit, and prefixes that give way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llamacli.engine.compiled_model import CompiledModel
+from llamacli.errors import InvalidRequestError, OutOfMemoryError
+from llamacli.kv import KVSequence
+from llamacli.serve.settings import EngineSettings
+from llamacli.util.system import available_memory
+
+_SHARE = 0.4
+"""Share of the available memory that a model's cache takes by default."""
+
+
+class CacheMemory:
+    """KV cache of a server's model under one limit, with its prefix cache.
+
+    Kept prefixes use what running texts leave, and are evicted when they need it.
+
+    - `n_ctx`: tokens of every sequence; a single one always fits.
+    """
+
+    def __init__(self, model: CompiledModel, settings: EngineSettings):
+        """Set the limit of the model's pool.
+
+        Raises InvalidRequestError if a context does not fit into the memory once, with both numbers.
+        """
+        self._program = model.program
+        self.pool = model.kv_pool(settings.kv_type)
+        layout = self.pool.layout
+        wanted = model.context_size(settings.n_ctx)
+        limit = settings.kv_memory
+        if limit is None:
+            free = available_memory()
+            limit = layout.n_bytes(wanted) if free is None else int(_SHARE * free)
+        self.n_ctx = wanted if settings.n_ctx is not None else _largest(self, wanted, limit)
+        one = layout.n_bytes(self.n_ctx)
+        if one > limit:
+            raise InvalidRequestError(
+                f"a context of {self.n_ctx} tokens takes {one} bytes of KV cache, and {limit} are allowed: "
+                "give fewer tokens or more memory"
+            )
+        self.max_bytes = limit if settings.kv_memory is not None else min(limit, settings.max_running * one)
+        self.pool.max_bytes = model.prefix_cache_bytes = self.max_bytes
+        self.prefixes = model.prefixes(self.pool.layout.kv_type, self.n_ctx)
+        self._rope_variant = model.program.rope_variant(self.n_ctx)
+
+    @property
+    def shares_anywhere(self) -> bool:
+        """True if prefixes of any length can be shared with a sequence that goes on."""
+        return not self.pool.layout.has_windows
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page of every group together."""
+        return sum(pages.page_bytes for pages in self.pool.groups)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that are free, or can be made so by evicting prefixes."""
+        return (self.pool.free_bytes or 0) + self.prefixes.evictable_bytes
+
+    def n_bytes(self, n_tokens: int) -> int:
+        """Bytes of a sequence of that many tokens; 0 for none."""
+        return self.pool.layout.n_bytes(min(n_tokens, self.n_ctx)) if n_tokens > 0 else 0
+
+    def new_sequence(self) -> KVSequence:
+        """Empty sequence, which the prefix cache finds from now on."""
+        sequence = KVSequence(self.pool, self.n_ctx, self._rope_variant)
+        self.prefixes.add(sequence)
+        return sequence
+
+    def fork(self, sequence: KVSequence) -> KVSequence:
+        """Copy of a sequence that shares its pages."""
+        child = sequence.fork()
+        self.prefixes.add(child)
+        return child
+
+    def reuse(self, sequence: KVSequence, tokens: Sequence[int]) -> int:
+        """Extend a sequence by what the cache holds of `tokens`, a list; the number of tokens gained."""
+        try:
+            return self.prefixes.reuse(sequence, tokens)
+        except OutOfMemoryError:  # for the rest of a page that it has begun; without it the tokens are evaluated
+            return 0
+
+    def evict(self, n_bytes: int) -> bool:
+        """Evict prefixes until that many bytes are free; False if that is not enough."""
+        while (self.pool.free_bytes or 0) < n_bytes:
+            if not self.prefixes.evict_oldest():
+                return False
+        return True
+
+    def keep(self, sequence: KVSequence) -> None:
+        """Keep a sequence's tokens for later prompts."""
+        self.prefixes.keep(sequence, self.max_bytes)
+
+
+def _largest(memory: CacheMemory, n_ctx: int, limit: int) -> int:
+    """Largest context up to n_ctx tokens that takes at most `limit` bytes; at least one token."""
+    low, high = 1, n_ctx
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory.pool.layout.n_bytes(middle) <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    return low

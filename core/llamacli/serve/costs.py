@@ -1,0 +1,81 @@
+"""Cost of a step: seconds as a linear function of its rows, fitted online."""
+
+from __future__ import annotations
+
+import attrs
+
+from llamacli.kv import N_BATCH
+
+MIN_CHUNK = 32
+"""Minimum number of tokens of a prompt in a step."""
+TILE = 12
+"""Rows that kernels compute together: other numbers of rows cost as much as the next multiple."""
+
+_NEWEST = 0.2
+"""Weight of the newest step in the mean of its bucket."""
+
+
+@attrs.define
+class _Bucket:
+    """Mean rows and seconds of steps of similar size."""
+
+    rows: float
+    seconds: float
+
+
+class StepCost:
+    """Model of a step's time: `base` + `per_row` * rows, in seconds.
+
+    Steps are divided into buckets by the power of two of their rows. Each has a moving mean, and a line of least
+    squares of the relative error goes through the means. So long runs of equal steps do not make the fit forget others.
+    Until there are two buckets, all time counts as that of rows, which makes the next chunk small.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, _Bucket] = {}
+        self.base = self.per_row = 0.0
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Add a step that took some seconds."""
+        bucket = self._buckets.setdefault(rows.bit_length(), _Bucket(rows, seconds))
+        bucket.rows += _NEWEST * (rows - bucket.rows)
+        bucket.seconds += _NEWEST * (seconds - bucket.seconds)
+        self._fit()
+
+    def seconds(self, rows: int) -> float:
+        """Expected seconds of a step; 0 before the first."""
+        return self.base + self.per_row * rows
+
+    def rows_within(self, seconds: float) -> int:
+        """Largest number of rows of a step that is expected to take at most this long; N_BATCH if unknown."""
+        if self.per_row <= 0:
+            return N_BATCH
+        return max(0, min(N_BATCH, int((seconds - self.base) / self.per_row)))
+
+    def _fit(self) -> None:
+        points = [(one.rows, one.seconds, 1 / max(one.seconds, 1e-9) ** 2) for one in self._buckets.values()]
+        total = sum(weight for *_, weight in points)
+        x = sum(rows * weight for rows, _, weight in points) / total
+        y = sum(seconds * weight for _, seconds, weight in points) / total
+        spread = sum(weight * (rows - x) ** 2 for rows, _, weight in points)
+        slope = sum(weight * (rows - x) * (seconds - y) for rows, seconds, weight in points)
+        if len(points) < 2 or slope <= 0 or spread <= 0:
+            self.base, self.per_row = 0.0, y / x
+            return
+        self.per_row = min(slope / spread, y / x)  # a base below 0 would allow steps that are too long
+        self.base = y - self.per_row * x
+
+
+def chunk_rows(cost: StepCost, n_decode: int, step_s: float, *, passes: int = 1) -> int:
+    """Tokens of prompts that fit into a step beside `n_decode` rows, from 0 to N_BATCH.
+
+    Without decoding rows, or a `step_s` of 0, a whole batch. Otherwise so many that the step takes `step_s` seconds,
+    at least MIN_CHUNK, and so that all rows are whole tiles. `passes` is 2 where prompts and decoding rows cannot be
+    computed in one pass over the weights.
+    """
+    room = max(0, N_BATCH - n_decode)
+    if not n_decode or not step_s:
+        return room
+    n_rows = cost.rows_within(step_s - (passes - 1) * cost.base)
+    n_rows -= n_rows % TILE
+    return min(room, max(MIN_CHUNK, n_rows - n_decode))

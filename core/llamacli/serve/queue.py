@@ -1,0 +1,125 @@
+"""Bounded queue of requests that is fair between keys."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from llamacli.serve.errors import QueueFullError
+from llamacli.util.locking import locked
+
+
+class Entry(Protocol):
+    """Entry of the queue: whose it is, what it weighs, since when it waits."""
+
+    @property
+    def key(self) -> str:
+        """What separates clients."""
+
+    @property
+    def n_requests(self) -> int:
+        """Requests that the entry counts as: 0 for further prompts of one."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of its prompt."""
+
+
+Item = TypeVar("Item", bound=Entry)
+
+
+class FairQueue(Generic[Item]):
+    """Queue whose keys take turns; first come, first served within a key.
+
+    Usable from any thread. At most `max_requests` requests and `max_tokens` tokens of prompts wait, but a single
+    request may have more tokens. At most `max_per_key` requests of a key are open, that is wait or run: `closed` tells
+    that one has ended. `retry_after` gives the seconds after which a refused client should come again.
+    """
+
+    def __init__(
+        self,
+        max_requests: int,
+        max_tokens: int,
+        max_per_key: int | None = None,
+        retry_after: Callable[[], int] = lambda: 1,
+    ):
+        self.lock = threading.RLock()
+        self.max_requests, self.max_tokens, self.max_per_key = max_requests, max_tokens, max_per_key
+        self._retry_after = retry_after
+        self._keys: dict[str, collections.deque[Item]] = {}  # in the order of their turns
+        self._open: collections.Counter[str] = collections.Counter()
+        self.n_requests = self.n_tokens = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._keys.values()))
+
+    @locked
+    def put(self, items: list[Item]) -> None:
+        """Append the entries of one request.
+
+        Raises QueueFullError, changing nothing, if a limit would be exceeded.
+        """
+        n_requests, n_tokens = sum(item.n_requests for item in items), sum(item.n_tokens for item in items)
+        key = items[0].key
+        if self.max_per_key is not None and self._open[key] + n_requests > self.max_per_key:
+            self._refuse(f"{self._open[key]} requests of this key wait or run already", f"{self.max_per_key}")
+        if self.n_requests + n_requests > self.max_requests:
+            self._refuse(f"{self.n_requests} requests wait already", f"{self.max_requests}")
+        if self.n_requests and self.n_tokens + n_tokens > self.max_tokens:
+            self._refuse(f"prompts of {self.n_tokens} tokens wait already", f"{self.max_tokens} tokens")
+        self._keys.setdefault(key, collections.deque()).extend(items)
+        self._open[key] += n_requests
+        self.n_requests += n_requests
+        self.n_tokens += n_tokens
+
+    @locked
+    def peek(self) -> Item | None:
+        """Entry whose turn it is; None if the queue is empty."""
+        return next((items[0] for items in self._keys.values()), None)
+
+    @locked
+    def take(self) -> Item:
+        """Remove the entry whose turn it is; the next key has its turn then."""
+        key = next(iter(self._keys))
+        items = self._keys.pop(key)
+        item = items.popleft()
+        if items:
+            self._keys[key] = items
+        self._forget(item)
+        return item
+
+    @locked
+    def remove_where(self, leaves: Callable[[Item], bool]) -> list[Item]:
+        """Remove and return the entries for which `leaves` is true."""
+        found = [item for items in self._keys.values() for item in items if leaves(item)]
+        if found:
+            for key, items in list(self._keys.items()):
+                left = collections.deque(item for item in items if not any(item is other for other in found))
+                if left:
+                    self._keys[key] = left
+                else:
+                    del self._keys[key]
+            for item in found:
+                self._forget(item)
+        return found
+
+    @locked
+    def closed(self, key: str) -> None:
+        """Count a request of the key as ended."""
+        self._open[key] -= 1
+        if self._open[key] <= 0:
+            del self._open[key]
+
+    @locked
+    def entries(self) -> Iterator[Item]:
+        """The entries that wait."""
+        return iter([item for items in self._keys.values() for item in items])
+
+    def _forget(self, item: Item) -> None:
+        self.n_requests -= item.n_requests
+        self.n_tokens -= item.n_tokens
+
+    def _refuse(self, found: str, limit: str) -> None:
+        raise QueueFullError(f"too many requests: {found}, {limit} are allowed", retry_after=self._retry_after())

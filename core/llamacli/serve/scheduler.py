@@ -1,0 +1,632 @@
+"""Continuous batching: steps of bounded time for many requests of one model.
+
+A step evaluates one token of every text that is being generated and, in the time that is left, pieces of prompts. All
+methods but `submit`, `cancel`, `stats` and the properties are for one thread. Which tokens are drawn depends on the
+request, its seed and the model only: results of the engine do not depend on what shares a step, so that pieces, cached
+prefixes, preemption and the order of requests change times alone.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from llamacli.engine.compiled_model import CompiledModel
+from llamacli.errors import InvalidRequestError, OutOfMemoryError
+from llamacli.kv import N_BATCH
+from llamacli.kv.prefixes import n_common
+from llamacli.sampling import Candidates, SamplerChain, SamplerState, build_chain
+from llamacli.sampling.logprobs import log_probabilities
+from llamacli.serve.batches import Rows, Work, evaluate_each
+from llamacli.serve.cache import CacheMemory
+from llamacli.serve.costs import StepCost, chunk_rows
+from llamacli.serve.errors import (
+    InternalError,
+    NotSupportedError,
+    PromptTooLongError,
+    QueueTimeoutError,
+    ServeError,
+)
+from llamacli.serve.lanes import Job, Lane, Ticket, seed_of_choice
+from llamacli.serve.metrics import Counters, ModelStats, SlotStats
+from llamacli.serve.queue import FairQueue
+from llamacli.serve.requests import (
+    Admitted,
+    Done,
+    Embedding,
+    Event,
+    Failed,
+    GenerationRequest,
+    PromptLogprobs,
+    PromptProgress,
+    Request,
+    Timings,
+)
+from llamacli.serve.settings import EngineSettings
+from llamacli.serve.texts import ChoiceText, token_logprob
+from llamacli.tools.embedding import Pooling, pool_states
+from llamacli.util.numbers import is_integer
+
+_log = logging.getLogger(__name__)
+
+GROWTH = 64
+"""Tokens of each running text for which pages are left at admission."""
+MAX_PREEMPTIONS = 3
+"""Times that a text gives way to others than the oldest."""
+QUANTUM = 512
+"""Tokens of prompts after which another prompt has its turn."""
+OLDEST_EVERY = 4
+"""Of so many pieces of prompts, one goes to the oldest."""
+MAX_CHOICES = 16
+MAX_PROMPTS = 64
+
+_ROW_BYTES = 64 << 20
+"""Bytes of logits of a piece of a prompt whose log-probabilities are wanted."""
+_MAX_RETRY = 60
+
+
+class Scheduler:
+    """Scheduler of one model's requests.
+
+    - `memory`: its cache. `cost`: the time of its steps.
+    - `queue`: prompts that wait.
+
+    - `pooling`: that of embeddings; None refuses them.
+
+    `clock` gives seconds, and may be a fake one.
+    """
+
+    def __init__(
+        self,
+        model: CompiledModel,
+        settings: EngineSettings,
+        *,
+        pooling: Pooling | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self.model, self.settings, self.pooling, self._clock = model, settings, pooling, clock
+        self.memory, self.cost, self.counters = CacheMemory(model, settings), StepCost(), Counters()
+        self.queue: FairQueue[Job] = FairQueue(
+            settings.max_queue, settings.max_queue_tokens, settings.max_per_key, self._retry_after
+        )
+        self._lanes: list[Lane] = []  # the oldest first
+        self._preempted: list[Lane] = []
+        self._events: list[tuple[Ticket, Event]] = []
+        self._orders = itertools.count()
+        self._n_pieces = self._n_steps = 0
+
+    # --- from any thread
+
+    def submit(self, request: Request) -> Ticket:
+        """Put a request into the queue.
+
+        Raises what `llamacli.serve.requests.Engine.submit` raises for it.
+        """
+        n_vocab, n_ctx = self.model.config.n_vocab, self.memory.n_ctx
+        generation = request if isinstance(request, GenerationRequest) else None
+        max_tokens, n = (generation.max_tokens, generation.n) if generation else (0, 1)
+        _expect(0 < len(request.prompts) <= MAX_PROMPTS, f"{len(request.prompts)} prompts", f"1 to {MAX_PROMPTS}")
+        most = min(MAX_CHOICES, self.settings.max_running)
+        _expect(is_integer(n) and 1 <= n <= most, f"n = {n!r}", f"1 to {most}")
+        _expect(max_tokens is None or (is_integer(max_tokens) and max_tokens >= 0), "max_tokens", "at least 0")
+        for prompt in request.prompts:
+            _expect(len(prompt) > 0, "an empty prompt", "at least one token")
+            wrong = next((token for token in prompt if not is_integer(token) or not 0 <= token < n_vocab), None)
+            _expect(wrong is None, f"token {wrong!r}", f"ids from 0 to {n_vocab - 1}")
+            if len(prompt) + (max_tokens != 0) > n_ctx:
+                raise PromptTooLongError(len(prompt), n_ctx)
+        if generation is None and not self.embeds:
+            raise NotSupportedError(f"the model {request.model!r} has no embeddings")
+        chain = self._chain(generation) if generation else None
+        ticket = Ticket(
+            request,
+            self._clock(),
+            n_prompt=sum(map(len, request.prompts)),
+            n_open=n * len(request.prompts),
+            n_unprompted=len(request.prompts),
+        )
+        limits = [limit for limit in (max_tokens, self.settings.max_tokens) if limit is not None]
+        with self.queue.lock:
+            jobs = [
+                Job(ticket, i, next(self._orders), prompt, n, min([*limits, n_ctx - len(prompt)]), chain)
+                for i, prompt in enumerate(request.prompts)
+            ]
+            try:
+                self.queue.put(jobs)
+            except ServeError as error:
+                self.counters.refused[str(error.code)] += 1
+                raise
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """End a request at the next step; no event of it follows."""
+        ticket.cancelled = True
+
+    @property
+    def embeds(self) -> bool:
+        """True if the model has embeddings."""
+        return self.pooling is not None and self.model.program.has_hidden
+
+    @property
+    def busy(self) -> bool:
+        """True if a step would do something."""
+        return bool(self._lanes or self._preempted or len(self.queue))
+
+    @property
+    def n_running(self) -> int:
+        """Texts and prompts that run or are preempted."""
+        return len(self._lanes) + len(self._preempted)
+
+    def stats(self) -> ModelStats:
+        """Present numbers."""
+        memory, now = self.memory, self._clock()
+        lanes = [*((lane, lane.state) for lane in list(self._lanes)), *((one, "preempted") for one in self._preempted)]
+        return self.counters.snapshot(
+            running=len(lanes),
+            waiting=self.queue.n_requests,
+            prompt_tokens_waiting=self.queue.n_tokens,
+            kv_pages_used=memory.pool.n_used_bytes // memory.page_bytes,
+            kv_pages_total=memory.max_bytes // memory.page_bytes,
+            kv_pages_cached=memory.prefixes.evictable_bytes // memory.page_bytes,
+            slots=tuple(
+                SlotStats(
+                    lane.ticket.request.id,
+                    state,
+                    len(lane.job.prompt),
+                    lane.ticket.n_cached,
+                    0 if lane.text is None else lane.text.n_tokens,
+                    now - lane.ticket.submitted_at,
+                )
+                for lane, state in lanes
+            ),
+        )
+
+    def _chain(self, request: GenerationRequest) -> SamplerChain:
+        if isinstance(request.params, SamplerChain):
+            return request.params
+        return build_chain(request.params, self.model.tokenizer, self.model.find_sampler)
+
+    def _retry_after(self) -> int:
+        """Seconds until the queue is about half as long, from 1 to 60."""
+        seconds = self.cost.seconds(N_BATCH) / N_BATCH * self.queue.n_tokens / 2
+        return max(1, min(_MAX_RETRY, math.ceil(seconds)))
+
+    # --- steps
+
+    def step(self) -> list[tuple[Ticket, Event]]:
+        """Run one step; the events of it, in order."""
+        now = self._clock()
+        self._drop(now)
+        self._admit(now)
+        plan = self._plan()
+        if plan:
+            self._n_steps += 1
+            for embeds in (False, True):
+                part = [(lane, n) for lane, n in plan if lane.embeds == embeds and lane in self._lanes]
+                if part:
+                    self._run(part, hidden=embeds)
+        events, self._events = self._events, []
+        return events
+
+    def fail(self, error: ServeError, *, waiting_only: bool = False) -> list[tuple[Ticket, Event]]:
+        """End all requests with an error, or those that wait; the events of it."""
+        for job in self.queue.remove_where(lambda job: not waiting_only or job.ticket.admitted_at is None):
+            self._fail(job.ticket, error)
+        if not waiting_only:
+            for lane in [*self._lanes, *self._preempted]:
+                self._fail(lane.ticket, error)
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """Free the cache; the model stays open."""
+        for lane in [*self._lanes, *self._preempted]:
+            lane.sequence.close()
+        self._lanes, self._preempted = [], []
+        self.memory.prefixes.clear()
+
+    # --- leaving and entering
+
+    def _drop(self, now: float) -> None:
+        """End requests that were cancelled, or whose time is over."""
+        settings = self.settings
+
+        def leaves(job: Job) -> bool:
+            waited = job.ticket.admitted_at is None and now - job.ticket.submitted_at > settings.queue_timeout
+            return job.ticket.cancelled or waited
+
+        for job in self.queue.remove_where(leaves):
+            if job.ticket.cancelled:
+                self._cancel(job.ticket, "waiting")
+            else:
+                seconds = f"{settings.queue_timeout:g} seconds"
+                error = QueueTimeoutError(f"the request waited for {seconds}", retry_after=self._retry_after())
+                self._fail(job.ticket, error)
+        for lane in list(self._lanes):
+            if lane.ticket.cancelled:
+                self._cancel(lane.ticket, lane.state)
+        for lane in list(self._preempted):
+            if lane.ticket.cancelled:
+                self._cancel(lane.ticket, "preempted")
+        if settings.request_timeout is not None:
+            late = [lane for lane in (*self._lanes, *self._preempted) if self._is_late(lane, now)]
+            for lane in late:
+                self._time_out(lane)
+
+    def _is_late(self, lane: Lane, now: float) -> bool:
+        limit = self.settings.request_timeout
+        return limit is not None and now - (lane.ticket.admitted_at or now) > limit
+
+    def _time_out(self, lane: Lane) -> None:
+        """End a text by time; a prompt that is not whole yet, all texts after it."""
+        generation = lane.job.generation
+        if generation is None:
+            self._fail(lane.ticket, QueueTimeoutError("the request took too long"))
+            return
+        texts = [lane.text] if lane.text else [self._text(lane.job, k) for k in range(lane.job.n_choices)]
+        for text in texts:
+            self._emit(lane.ticket, *text.finish("length", timed_out=True))
+            self._end_choice(lane, text)
+        self._leave(lane)
+
+    def _admit(self, now: float) -> None:
+        """Start preempted lanes again, then waiting prompts, as far as slots and pages allow."""
+        while self._preempted and self._fits(len(self._preempted[0].tokens)):
+            self._enter(self._preempted.pop(0))
+        while not self._preempted and (job := self.queue.peek()) is not None:
+            if self._n_slots + job.n_choices > self.settings.max_running:
+                return
+            sequence = self.memory.new_sequence()
+            lane = Lane(job, list(job.prompt), sequence)
+            if not lane.wants_rows:
+                lane.n_served = self.memory.reuse(sequence, lane.tokens)
+            if not self._fits(lane.n_missing):
+                sequence.close()
+                return
+            self.queue.take()
+            self._enter(lane)
+            self._count_cached(lane, lane.n_served)
+            lane.n_served = 0
+            if job.ticket.admitted_at is None:
+                job.ticket.admitted_at = now
+                queued = now - job.ticket.submitted_at
+                self.counters.observe("queue_seconds", queued)
+                self.counters.observe("prompt_tokens", job.ticket.n_prompt)
+                self._emit(job.ticket, Admitted(queued))
+
+    @property
+    def _n_slots(self) -> int:
+        """Texts that run, and those that will after prompts that run."""
+        return sum(1 + (lane.job.n_slots if lane.text is None else 0) for lane in (*self._lanes, *self._preempted))
+
+    def _fits(self, n_tokens: int) -> bool:
+        """True if there are pages for a lane of so many tokens beside what others will need soon."""
+        if not self._lanes:
+            return True
+        memory = self.memory
+        promised = sum(memory.n_bytes(lane.n_missing + min(lane.n_left, GROWTH)) for lane in self._lanes)
+        return memory.n_bytes(n_tokens) + promised <= memory.free_bytes
+
+    def _enter(self, lane: Lane) -> None:
+        bisect.insort(self._lanes, lane, key=lambda one: one.order)
+
+    def _leave(self, lane: Lane, *, keep: bool = True) -> None:
+        """Remove a lane, and keep what it has computed for later prompts."""
+        for lanes in (self._lanes, self._preempted):
+            if lane in lanes:
+                lanes.remove(lane)
+        if keep and not lane.wants_rows:
+            self.memory.keep(lane.sequence)
+        lane.sequence.close()
+
+    def _preempt(self, lane: Lane) -> None:
+        """Take a lane's pages; it is evaluated again later, with the same results."""
+        self._lanes.remove(lane)
+        lane.sequence.truncate(0)
+        lane.logprobs.clear()
+        lane.rows.clear()
+        lane.n_preempted += 1
+        lane.ticket.n_preempted += 1
+        self.counters.preemptions += 1
+        bisect.insort(self._preempted, lane, key=lambda one: one.order)
+
+    # --- what a step evaluates
+
+    def _plan(self) -> list[tuple[Lane, int]]:
+        """Lanes of the step, with the number of their tokens; their pages are free."""
+        plan: list[tuple[Lane, int]] = []
+        need = 0
+        for lane in [lane for lane in self._lanes if lane.text is not None and lane.n_missing == 1]:
+            more = lane.sequence.bytes_to_reserve(1) if lane in self._lanes else 0
+            if lane in self._lanes and self._make_room(lane, need + more):
+                plan.append((lane, 1))
+                need += more
+        n_decode, step_s = len(plan), self.settings.step_ms / 1000
+        prompts = self._prompts_in_turn()
+        room = chunk_rows(self.cost, n_decode, step_s, passes=2 if prompts and prompts[0].embeds else 1)
+        if n_decode and step_s and self.cost.seconds(n_decode) > step_s and self._n_steps % 2:
+            room = 0  # generation alone takes too long: prompts go on in every second step
+        for lane in prompts:
+            if not room:
+                break
+            if lane not in self._lanes or lane.embeds != prompts[0].embeds:
+                continue
+            if not lane.wants_rows:
+                gained = self.memory.reuse(lane.sequence, lane.tokens)
+                self._count_cached(lane, gained)
+            n, more = self._piece(lane, room, need)
+            if n:
+                plan.append((lane, n))
+                need, room = need + more, room - n
+                self._n_pieces += 1
+        return [(lane, n) for lane, n in plan if lane in self._lanes]
+
+    def _prompts_in_turn(self) -> list[Lane]:
+        """Lanes with tokens to evaluate before their next draw, whose turn comes first at the front.
+
+        The least served first, in quanta; every fourth piece goes to the oldest. A prompt waits while an older one
+        computes tokens that both begin with.
+        """
+        lanes = [lane for lane in self._lanes if lane.text is None or lane.n_missing > 1]
+        if self.memory.shares_anywhere:
+            lanes = [lane for i, lane in enumerate(lanes) if not any(_leads(other, lane) for other in lanes[:i])]
+        oldest = lanes[:1] if self._n_pieces % OLDEST_EVERY == OLDEST_EVERY - 1 else []
+        return sorted(lanes, key=lambda lane: (lane not in oldest, lane.n_served // QUANTUM, lane.order))
+
+    def _piece(self, lane: Lane, room: int, reserved: int) -> tuple[int, int]:
+        """Next tokens of a prompt: as many as fit into the step and into memory, and the bytes that they take."""
+        n = min(room, lane.n_missing)
+        if lane.wants_rows and not lane.embeds:
+            n = min(n, max(1, _ROW_BYTES // (4 * self.model.config.n_vocab)))
+        while n:
+            more = lane.sequence.bytes_to_reserve(n)
+            if self._make_room(lane, reserved + more):
+                return n, more
+            n //= 2
+        return 0, 0
+
+    def _make_room(self, lane: Lane, n_bytes: int) -> bool:
+        """Free pages for a lane: evict prefixes, then preempt later lanes; False if that is not enough.
+
+        The oldest lane can take the pages of all others, so that progress is certain.
+        """
+        while not self.memory.evict(n_bytes):
+            later = [other for other in self._lanes if other.order > lane.order]
+            if lane is not self._lanes[0]:
+                later = [other for other in later if other.n_preempted < MAX_PREEMPTIONS]
+            if not later:
+                return False
+            self._preempt(later[-1])
+        return True
+
+    # --- evaluation
+
+    def _run(self, plan: Sequence[tuple[Lane, int]], *, hidden: bool) -> None:
+        """Evaluate pieces of lanes, and go on with each."""
+        work = []
+        for lane, n in plan:
+            start = lane.n_cached
+            work.append(Work(lane.sequence, lane.tokens[start : start + n], self._n_wanted(lane, n)))
+        n_rows, started = sum(n for _, n in plan), self._clock()
+        results = evaluate_each(self.model.program, work, hidden=hidden)
+        seconds = self._clock() - started
+        self.cost.observe(n_rows, seconds)
+        self.counters.observe("step_seconds", seconds)
+        self.counters.observe("step_rows", n_rows)
+        for (lane, n), rows in zip(plan, results, strict=True):
+            if lane.ticket.closed or lane not in self._lanes:
+                continue  # another choice of the request has failed
+            if isinstance(rows, OutOfMemoryError) and len(self._lanes) > 1:
+                self._preempt(lane)  # the system has less memory than the limit allows
+            elif isinstance(rows, Exception):
+                self._fail_unexpectedly(lane.ticket, rows)
+            else:
+                self._advance(lane, n, rows)
+
+    def _n_wanted(self, lane: Lane, n: int) -> int:
+        """Number of last tokens of a piece whose rows are wanted."""
+        if lane.wants_rows:
+            return n
+        return int(n == lane.n_missing and lane.n_left > 0)
+
+    def _advance(self, lane: Lane, n: int, rows: Rows) -> None:
+        """Go on with a lane after a piece: progress, rows of the prompt, the next draw."""
+        if lane.text is None or n > 1:
+            lane.n_served += n
+        if lane.text is None and not lane.n_preempted:
+            lane.ticket.n_processed += n
+            self.counters.prompt_tokens += n
+            self.counters.prefix_tokens["false"] += n
+            self._report_progress(lane.ticket)
+        try:
+            if lane.embeds:
+                self._add_vector_rows(lane, rows)
+            elif lane.text is not None:
+                if not lane.n_missing:
+                    self._draw(lane, rows[-1])
+            else:
+                self._add_prompt_logprobs(lane, n, rows)
+                if not lane.n_missing:
+                    self._begin_texts(lane, rows)
+        except Exception as error:
+            self._fail_unexpectedly(lane.ticket, error)
+
+    def _report_progress(self, ticket: Ticket) -> None:
+        request = ticket.request
+        if isinstance(request, GenerationRequest) and request.progress:
+            seconds = self._clock() - (ticket.admitted_at or 0.0)
+            self._emit(ticket, PromptProgress(ticket.n_prompt, ticket.n_cached, ticket.n_processed, seconds))
+
+    def _count_cached(self, lane: Lane, n: int) -> None:
+        """Count tokens of a prompt that came from the prefix cache."""
+        if n and lane.text is None and not lane.n_preempted:
+            lane.ticket.n_cached += n
+            lane.ticket.n_processed += n
+            self.counters.prefix_tokens["true"] += n
+
+    def _add_prompt_logprobs(self, lane: Lane, n: int, rows: Rows) -> None:
+        """Add the log-probabilities that a piece's rows give to the tokens after each."""
+        generation = lane.job.generation
+        if generation is None or generation.prompt_logprobs is None:
+            return
+        tokenizer, stop = self.model.tokenizer, lane.n_cached
+        if not lane.logprobs:
+            lane.logprobs.append(token_logprob(tokenizer, lane.tokens[0], None))
+        candidates = Candidates(np.random.default_rng(0))
+        for row, token in zip(rows, lane.tokens[stop - n + 1 : stop + 1], strict=False):
+            candidates.start(row.copy())
+            found = log_probabilities(candidates, token, max(1, generation.prompt_logprobs))
+            lane.logprobs.append(token_logprob(tokenizer, token, found))
+
+    def _begin_texts(self, lane: Lane, rows: Rows) -> None:
+        """Begin the texts after a prompt that is whole: fork the lane, draw the first tokens."""
+        job, generation = lane.job, lane.job.generation
+        assert generation is not None
+        if lane.logprobs:
+            self._emit(job.ticket, PromptLogprobs(job.number, tuple(lane.logprobs)))
+        self._end_prompt(job.ticket)
+        if not job.max_new:
+            for k in range(job.n_choices):
+                text = self._text(job, k)
+                self._emit(job.ticket, *text.finish("length"))
+                self._end_choice(lane, text)
+            self._leave(lane)
+            return
+        if not self.memory.shares_anywhere:
+            self.memory.keep(lane.sequence)  # a checkpoint: the window before the prompt's end will move on
+        lanes = [lane]
+        for k in range(1, job.n_choices):
+            lanes.append(Lane(job, list(lane.tokens), self.memory.fork(lane.sequence), k, n_served=lane.n_served))
+        for k, one in enumerate(lanes):
+            one.sampler = SamplerState(
+                seed_of_choice(generation.seed, k), self.model.tokenizer, self.model.find_sampler
+            )
+            one.text = self._text(job, k)
+            if one is not lane:
+                self._enter(one)
+        logits = rows[-1]
+        for one in lanes:
+            if not job.ticket.closed:
+                self._draw(one, logits if one is lanes[-1] else logits.copy())
+
+    def _text(self, job: Job, choice: int) -> ChoiceText:
+        assert job.generation is not None
+        index = job.number * job.n_choices + choice
+        return ChoiceText(job.generation, index, self.model.tokenizer, job.prompt, job.max_new)
+
+    def _draw(self, lane: Lane, logits: Rows) -> None:
+        """Draw the next token of a text from logits, which are changed."""
+        sampler, text, job = lane.sampler, lane.text, lane.job
+        assert sampler is not None and text is not None and job.chain is not None
+        token = sampler.sample(logits, job.chain)
+        if not text.is_end(token):
+            sampler.accept(token)
+            self.counters.generation_tokens += 1
+        now = self._clock()
+        if lane.last_at is None:
+            if not lane.ticket.n_generated:
+                self.counters.observe("time_to_first_token_seconds", now - lane.ticket.submitted_at)
+        else:
+            self.counters.observe("inter_token_seconds", now - lane.last_at)
+        lane.last_at = now
+        n_reasoning, n_tokens = text.n_reasoning, text.n_tokens
+        events = text.feed(token, sampler.logprobs)
+        lane.ticket.n_generated += text.n_tokens - n_tokens
+        lane.ticket.n_reasoning += text.n_reasoning - n_reasoning
+        self._emit(lane.ticket, *events)
+        if text.finished is None:
+            lane.tokens.append(token)
+            return
+        self._leave(lane)
+        self._end_choice(lane, text)
+
+    def _add_vector_rows(self, lane: Lane, rows: Rows) -> None:
+        """Collect the hidden states of an embedding, and pool them at its end."""
+        lane.rows.append(rows)
+        if lane.n_missing:
+            return
+        assert self.pooling is not None
+        pooling = Pooling.MEAN if self.pooling is Pooling.NONE else self.pooling
+        vector = pool_states(np.concatenate(lane.rows), pooling)
+        self._emit(lane.ticket, Embedding(lane.job.number, vector))
+        self._end_prompt(lane.ticket)
+        self._leave(lane, keep=False)
+        self._end_part(lane.ticket)
+
+    # --- ends
+
+    def _end_prompt(self, ticket: Ticket) -> None:
+        ticket.n_unprompted -= 1
+        if not ticket.n_unprompted:
+            ticket.prompted_at = self._clock()
+            self.counters.observe("prefill_seconds", ticket.prompted_at - (ticket.admitted_at or ticket.prompted_at))
+
+    def _end_choice(self, lane: Lane, text: ChoiceText) -> None:
+        assert text.finished is not None
+        self.counters.finished[text.finished.reason] += 1
+        self.counters.observe("output_tokens", text.n_tokens)
+        self._end_part(lane.ticket)
+
+    def _end_part(self, ticket: Ticket) -> None:
+        """Count a choice or vector as ended, and the request with its last one."""
+        ticket.n_open -= 1
+        if ticket.n_open:
+            return
+        now, admitted = self._clock(), ticket.admitted_at or ticket.submitted_at
+        prompted = now if ticket.prompted_at is None else ticket.prompted_at
+        timings = Timings(admitted - ticket.submitted_at, prompted - admitted, now - prompted, ticket.n_preempted)
+        self.counters.observe("decode_seconds", now - prompted)
+        self.counters.observe("e2e_seconds", now - ticket.submitted_at)
+        if ticket.n_generated > 1:
+            per_token = (now - prompted) / (ticket.n_generated - 1)
+            self.counters.observe("request_time_per_output_token_seconds", per_token)
+        self._emit(ticket, Done(ticket.usage, timings))
+        self._close(ticket)
+
+    def _fail(self, ticket: Ticket, error: ServeError) -> None:
+        """End a request with an error."""
+        if not ticket.closed:
+            self._emit(ticket, Failed(error))
+            self.counters.finished["error"] += 1
+            self._close(ticket, keep=False)
+
+    def _fail_unexpectedly(self, ticket: Ticket, error: Exception) -> None:
+        request = ticket.request
+        _log.error("request %s failed", request.id, exc_info=error)
+        self._fail(ticket, InternalError(f"the request {request.id} failed: the server's log says why"))
+
+    def _cancel(self, ticket: Ticket, phase: str) -> None:
+        if not ticket.closed:
+            self.counters.cancelled[phase] += 1
+            self._close(ticket)
+
+    def _close(self, ticket: Ticket, *, keep: bool = True) -> None:
+        """Remove all that is left of a request."""
+        ticket.closed = True
+        for lane in [lane for lane in (*self._lanes, *self._preempted) if lane.ticket is ticket]:
+            self._leave(lane, keep=keep)
+        self.queue.remove_where(lambda job: job.ticket is ticket)
+        self.queue.closed(ticket.request.key)
+
+    def _emit(self, ticket: Ticket, *events: Event) -> None:
+        if not ticket.cancelled:
+            self._events += [(ticket, event) for event in events]
+
+
+def _leads(other: Lane, lane: Lane) -> bool:
+    """True if another prompt computes next what a lane could share afterwards."""
+    if other.embeds or lane.wants_rows or not other.n_missing:
+        return False
+    common = min(n_common(other.tokens, lane.tokens), len(lane.tokens) - 1)
+    return other.n_cached < common and lane.n_cached < common
+
+
+def _expect(holds: bool, found: str, allowed: str) -> None:
+    if not holds:
+        raise InvalidRequestError(f"{found} is not allowed: {allowed}")

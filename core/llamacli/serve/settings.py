@@ -1,0 +1,73 @@
+"""Settings of the engine side of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from llamacli.engine.compiled_model import KVTypes
+from llamacli.errors import InvalidRequestError
+from llamacli.kv import N_BATCH
+from llamacli.util.system import usable_cores
+
+_FEW_CORES = 4
+
+
+def default_max_running() -> int:
+    """Default number of texts that are generated at once: 8, or 32 on many cores."""
+    return 8 if usable_cores().threads <= _FEW_CORES else 32
+
+
+def _at_least(low: float) -> Callable[[object, attrs.Attribute[Any], Any], None]:
+    def check(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value is not None and not value >= low:
+            raise InvalidRequestError(f"{attribute.name} must be at least {low:g}, not {value!r}")
+
+    return check
+
+
+def _at_most_a_batch(_: object, attribute: attrs.Attribute[int], value: int) -> None:
+    if not 1 <= value <= N_BATCH:
+        raise InvalidRequestError(f"{attribute.name} must be from 1 to {N_BATCH}, not {value!r}")
+
+
+@attrs.frozen(kw_only=True)
+class EngineSettings:
+    """Limits of the engine; each model has its own queue, cache and running texts.
+
+    - `n_ctx`: tokens of a context, None for the model's own length, or what the cache's memory holds.
+    - `kv_type`: type of cached keys and values, as for `Model.create_session`.
+    - `kv_memory`: bytes of a model's cache, None for a share of the memory that is free after loading.
+    - `max_running`: texts that are generated at once.
+    - `max_queue`, `max_queue_tokens`: requests that wait, and tokens of their prompts.
+    - `max_per_key`: requests of one key that wait or run, None for no limit.
+    - `step_ms`: time of a step that running texts wait for at most, in milliseconds; 0 for the greatest throughput.
+    - `max_tokens`: limit of the tokens of a text, None for the rest of the context.
+    - `queue_timeout`: seconds after which a waiting request fails.
+    - `request_timeout`: seconds after which a text ends with the reason "length", None for no limit.
+    - `models_max`: models loaded at once.
+    - `idle_unload`: seconds without a request after which a model is unloaded, None for never.
+    - `load_timeout`: seconds that a request waits for its model to be loaded.
+    - `stuck_after`: seconds without a step, while requests run, after which the engine counts as stuck.
+    - `mode`, `threads`: as for `load_model`.
+    """
+
+    n_ctx: int | None = attrs.field(default=None, validator=_at_least(1))
+    kv_type: KVTypes | None = None
+    kv_memory: int | None = attrs.field(default=None, validator=_at_least(1))
+    max_running: int = attrs.field(factory=default_max_running, validator=_at_most_a_batch)
+    max_queue: int = attrs.field(default=64, validator=_at_least(0))
+    max_queue_tokens: int = attrs.field(default=65_536, validator=_at_least(0))
+    max_per_key: int | None = attrs.field(default=None, validator=_at_least(1))
+    step_ms: float = attrs.field(default=150.0, validator=_at_least(0))
+    max_tokens: int | None = attrs.field(default=None, validator=_at_least(1))
+    queue_timeout: float = attrs.field(default=300.0, validator=_at_least(0))
+    request_timeout: float | None = attrs.field(default=None, validator=_at_least(0))
+    models_max: int = attrs.field(default=1, validator=_at_least(1))
+    idle_unload: float | None = attrs.field(default=None, validator=_at_least(0))
+    load_timeout: float = attrs.field(default=120.0, validator=_at_least(0))
+    stuck_after: float = attrs.field(default=30.0, validator=_at_least(0))
+    mode: str = "auto"
+    threads: int | None = None
