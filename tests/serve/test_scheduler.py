@@ -1,0 +1,501 @@
+"""Scheduler over a fake program: steps, fairness, memory, determinism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fake_serving import EOS, NAN, PAGE_BYTES, POISON, Simulation, alone
+from llamacli.errors import InvalidRequestError
+from llamacli.sampling import SamplingParams
+from llamacli.serve.errors import (
+    InternalError,
+    NotSupportedError,
+    PromptTooLongError,
+    QueueFullError,
+    QueueTimeoutError,
+)
+from llamacli.serve.requests import (
+    Admitted,
+    Done,
+    Embedding,
+    EmbeddingRequest,
+    Failed,
+    Finished,
+    GenerationRequest,
+    PromptLogprobs,
+    PromptProgress,
+    TextDelta,
+)
+from llamacli.tools.embedding import Pooling, pool_states
+
+DRAWN = SamplingParams(temp=1.0, top_k=40)
+
+
+def prompt_of(seed: int, n: int) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(seed).integers(300, 330, n).tolist())
+
+
+def request(id: str, n_prompt: int = 20, *, seed: int = 0, **fields: Any) -> GenerationRequest:
+    given = {"params": DRAWN, "max_tokens": 20, "seed": seed, "prompts": (prompt_of(seed, n_prompt),)}
+    return GenerationRequest(id=id, model="m", **{**given, **fields})
+
+
+def last(simulation: Simulation, id: str) -> Any:
+    return simulation.events[id][-1]
+
+
+def kinds(simulation: Simulation, id: str) -> list[type]:
+    return [type(event) for event in simulation.events[id]]
+
+
+# --- one request
+
+
+def test_events_of_one_request() -> None:
+    simulation = Simulation()
+    simulation.submit(request("a", progress=True))
+    simulation.run()
+    events = kinds(simulation, "a")
+    assert events[0] is Admitted
+    assert events[1] is PromptProgress
+    assert set(events[2:-2]) == {TextDelta}
+    assert events[-2:] == [Finished, Done]
+    done = last(simulation, "a")
+    assert (done.usage.prompt, done.usage.cached) == (20, 0)
+    assert simulation.program.calls[0] == [20]
+    assert all(call == [1] for call in simulation.program.calls[1:])
+    assert done.usage.generated in (len(simulation.program.calls), len(simulation.program.calls) - 1)
+
+
+def test_long_prompt_comes_in_pieces_with_progress() -> None:
+    simulation = Simulation()
+    simulation.submit(request("other", max_tokens=400, params=SamplingParams(), ignore_eos=True))
+    simulation.run(until=lambda: TextDelta in kinds(simulation, "other"))
+    simulation.submit(request("a", 400, seed=1, progress=True, max_tokens=1))
+    simulation.run(until=lambda: "a" in simulation.events and Done in kinds(simulation, "a"))
+    seen = [event.processed for event in simulation.events["a"] if isinstance(event, PromptProgress)]
+    assert seen == sorted(set(seen))
+    assert len(seen) > 2
+    assert seen[-1] == 400
+
+
+def test_zero_tokens_evaluate_the_prompt_only() -> None:
+    simulation = Simulation()
+    simulation.submit(request("a", max_tokens=0, prompt_logprobs=3, n=2))
+    simulation.run()
+    assert kinds(simulation, "a") == [Admitted, PromptLogprobs, Finished, Finished, Done]
+    tokens = simulation.events["a"][1].tokens
+    assert len(tokens) == 20
+    assert tokens[0].logprob is None
+    assert all(len(token.top) == 3 and token.logprob <= token.top[0][2] <= 0 for token in tokens[1:])
+
+
+def test_prompt_logprobs_do_not_depend_on_pieces_or_cached_prefixes() -> None:
+    wanted = request("a", 300, max_tokens=2, prompt_logprobs=2)
+    expected = alone(wanted)
+    simulation = Simulation()
+    simulation.submit(request("before", 300, max_tokens=1))
+    simulation.submit(request("running", seed=3, max_tokens=100, ignore_eos=True))
+    simulation.run(until=lambda: Done in kinds(simulation, "before"))
+    simulation.submit(wanted)
+    simulation.run()
+    assert simulation.result("a") == expected
+
+
+def test_choices_share_the_prompt_and_choice_0_is_that_of_one() -> None:
+    simulation = Simulation()
+    simulation.submit(request("three", n=3))
+    simulation.run()
+    assert simulation.program.calls[0] == [20]
+    assert max(len(call) for call in simulation.program.calls) == 3
+    texts = simulation.texts("three")
+    assert len(set(texts.values())) == 3
+    simulation.submit(request("one"))
+    simulation.run()
+    assert simulation.texts("one")[0] == texts[0]
+    assert last(simulation, "three").usage.prompt == 20
+
+
+def test_several_prompts_are_independent_and_numbered_in_order() -> None:
+    simulation = Simulation()
+    prompts = (prompt_of(1, 5), prompt_of(2, 9))
+    simulation.submit(request("both", prompts=prompts, n=2))
+    for name, prompt in (("first", prompts[0]), ("second", prompts[1])):
+        simulation.submit(request(name, prompts=(prompt,), n=2))
+    simulation.run()
+    first, second = simulation.texts("first"), simulation.texts("second")
+    assert simulation.texts("both") == {0: first[0], 1: first[1], 2: second[0], 3: second[1]}
+    assert last(simulation, "both").usage.prompt == 14
+
+
+def test_text_ends_at_the_end_of_the_context() -> None:
+    simulation = Simulation(n_ctx=64)
+    simulation.submit(request("a", 60, max_tokens=None, ignore_eos=True))
+    simulation.run()
+    assert simulation.events["a"][-2].reason == "length"
+    assert last(simulation, "a").usage.generated == 4
+
+
+def test_limit_of_tokens() -> None:
+    simulation = Simulation(max_tokens=3)
+    simulation.submit(request("a", max_tokens=None, ignore_eos=True))
+    simulation.submit(request("b", max_tokens=2, ignore_eos=True))
+    simulation.run()
+    assert [last(simulation, id).usage.generated for id in "ab"] == [3, 2]
+
+
+@pytest.mark.parametrize("pooling", [Pooling.MEAN, Pooling.LAST, Pooling.CLS, Pooling.NONE])
+def test_embeddings_are_the_pooled_states(pooling: Pooling) -> None:
+    simulation = Simulation(pooling=pooling)
+    prompts = (prompt_of(1, 30), prompt_of(2, 4))
+    simulation.submit(request("text", max_tokens=30, ignore_eos=True))
+    simulation.submit(EmbeddingRequest(id="a", model="m", prompts=prompts))
+    simulation.run()
+    vectors = {event.prompt: event.vector for event in simulation.events["a"] if isinstance(event, Embedding)}
+    expected = Pooling.MEAN if pooling is Pooling.NONE else pooling
+    for i, prompt in enumerate(prompts):
+        rows = [simulation.program._row(list(prompt[: n + 1]), True) for n in range(len(prompt))]
+        np.testing.assert_array_equal(vectors[i], pool_states(np.array(rows, np.float32), expected))
+    assert last(simulation, "a").usage.prompt == 34
+
+
+# --- refusals
+
+
+def test_what_a_model_does_not_allow_is_refused() -> None:
+    simulation = Simulation(max_running=4)
+    for wrong in (
+        {"prompts": ()},
+        {"prompts": ((),)},
+        {"prompts": ((1, 100_000),)},
+        {"prompts": ((-1,),)},
+        {"n": 0},
+        {"n": 5},
+        {"max_tokens": -1},
+        {"params": SamplingParams(samplers=("nonsense",))},
+    ):
+        with pytest.raises(InvalidRequestError):
+            simulation.submit(request("a", **wrong))
+    with pytest.raises(PromptTooLongError, match="maximum context length is 512 tokens.*512") as error:
+        simulation.submit(request("a", 512))
+    assert error.value.details == {"n_prompt_tokens": 512, "n_ctx": 512}
+    simulation.submit(request("b", 512, max_tokens=0))
+    assert simulation.scheduler.queue.n_requests == 1
+
+
+def test_queue_limits() -> None:
+    simulation = Simulation(max_queue=2, max_queue_tokens=100, max_running=1)
+    simulation.submit(request("a", 90))
+    with pytest.raises(QueueFullError, match="100 tokens are allowed"):
+        simulation.submit(request("b", 11))
+    simulation.submit(request("b", 10))
+    with pytest.raises(QueueFullError, match="2 requests wait already, 2 are allowed") as error:
+        simulation.submit(request("c", 1))
+    assert 1 <= (error.value.retry_after or 0) <= 60
+    simulation.step()
+    simulation.submit(request("c", 1))
+    simulation.run()
+    assert all(Done in kinds(simulation, id) for id in "abc")
+    assert simulation.scheduler.stats().refused == {"queue_full": 2}
+
+
+def test_a_lone_request_may_exceed_the_queue_tokens() -> None:
+    simulation = Simulation(max_queue_tokens=10)
+    simulation.submit(request("a", 50))
+    simulation.run()
+    assert Done in kinds(simulation, "a")
+
+
+def test_share_of_a_key() -> None:
+    simulation = Simulation(max_per_key=2)
+    for id in "ab":
+        simulation.submit(request(id, key="k"))
+    with pytest.raises(QueueFullError, match="of this key"):
+        simulation.submit(request("c", key="k"))
+    simulation.submit(request("d", key="other"))
+    simulation.run()
+    simulation.submit(request("c", key="k"))
+    simulation.run()
+    assert Done in kinds(simulation, "c")
+
+
+def test_waiting_too_long_fails() -> None:
+    simulation = Simulation(max_running=1, queue_timeout=0.5)
+    simulation.submit(request("a", max_tokens=100, ignore_eos=True))
+    simulation.step()
+    simulation.submit(request("b"))
+    simulation.run()
+    (failed,) = simulation.events["b"]
+    assert isinstance(failed.error, QueueTimeoutError)
+    assert failed.error.retry_after >= 1
+    assert Done in kinds(simulation, "a")
+
+
+def test_running_too_long_ends_the_text() -> None:
+    simulation = Simulation(request_timeout=1.0)
+    simulation.submit(request("a", max_tokens=400, ignore_eos=True, n=2))
+    simulation.run()
+    ends = [event for event in simulation.events["a"] if isinstance(event, Finished)]
+    assert [(end.reason, end.timed_out) for end in ends] == [("length", True)] * 2
+    assert isinstance(last(simulation, "a"), Done)
+    slow = Simulation(request_timeout=0.01, step_ms=100)
+    slow.submit(request("running", max_tokens=5, ignore_eos=True))
+    slow.submit(request("long", 400, seed=1, n=2))
+    slow.submit(EmbeddingRequest(id="vector", model="m", prompts=(prompt_of(1, 300),)))
+    slow.run()
+    assert kinds(slow, "long")[-3:] == [Finished, Finished, Done]
+    assert isinstance(last(slow, "vector"), Failed)
+
+
+def test_models_without_embeddings() -> None:
+    simulation = Simulation()
+    simulation.scheduler.pooling = None
+    with pytest.raises(NotSupportedError):
+        simulation.scheduler.submit(EmbeddingRequest(id="a", model="m", prompts=((1, 2),)))
+
+
+# --- faults
+
+
+@pytest.mark.parametrize("token", [POISON, NAN])
+def test_one_bad_request_does_not_fail_others(token: int, caplog: pytest.LogCaptureFixture) -> None:
+    simulation = Simulation()
+    for i in range(3):
+        simulation.submit(request(f"good {i}", seed=i + 1, n=2))
+    simulation.submit(request("bad", prompts=((*prompt_of(9, 5), token),), n=2))
+    for i in range(3, 5):
+        simulation.submit(request(f"good {i}", seed=i + 1))
+    simulation.run()
+    assert isinstance(last(simulation, "bad").error, InternalError)
+    assert "request bad failed" in caplog.text
+    for i in range(5):
+        assert simulation.result(f"good {i}") == alone(request(f"good {i}", seed=i + 1, n=2 if i < 3 else 1))
+    simulation.scheduler.memory.prefixes.clear()
+    assert simulation.pool.n_used_bytes == 0
+
+
+def test_fail_ends_all_requests_or_those_that_wait() -> None:
+    simulation = Simulation(max_running=1)
+    for id in "abc":
+        simulation.submit(request(id, seed=ord(id)))
+    simulation.step()
+    error = QueueTimeoutError("over")
+    assert [ticket.request.id for ticket, _ in simulation.scheduler.fail(error, waiting_only=True)] == ["b", "c"]
+    assert [(ticket.request.id, event) for ticket, event in simulation.scheduler.fail(error)] == [("a", Failed(error))]
+    assert not simulation.scheduler.busy
+    simulation.scheduler.close()
+    assert simulation.pool.n_used_bytes == 0
+
+
+@pytest.mark.parametrize("phase", ["waiting", "prefill", "decode", "preempted"])
+def test_cancelled_in_any_phase(phase: str) -> None:
+    simulation = Simulation(max_running=2)
+    if phase == "prefill":
+        simulation.submit(request("other", seed=4, max_tokens=30, ignore_eos=True))
+        simulation.step()
+    ticket = simulation.submit(request("a", 400 if phase == "prefill" else 20, max_tokens=50, ignore_eos=True))
+    if phase == "prefill":
+        simulation.step()
+        assert 0 < ticket.n_processed < 400
+    elif phase != "waiting":
+        simulation.run(until=lambda: ticket.n_generated > 3)
+    if phase == "preempted":
+        simulation.scheduler._preempt(simulation.scheduler._lanes[0])
+    n_events = len(simulation.events["a"])
+    simulation.scheduler.cancel(ticket)
+    simulation.step()
+    assert simulation.scheduler.stats().cancelled == {phase: 1}
+    simulation.run()
+    assert len(simulation.events["a"]) == n_events
+    simulation.scheduler.memory.prefixes.clear()
+    assert simulation.pool.n_used_bytes == 0
+
+
+# --- steps
+
+
+def test_steps_stay_within_their_time_while_texts_run() -> None:
+    simulation = Simulation(step_ms=150, max_running=8)
+    for i in range(4):
+        simulation.submit(request(f"stream {i}", seed=i, max_tokens=200, ignore_eos=True))
+    simulation.run(until=lambda: all(len(simulation.events[f"stream {i}"]) > 5 for i in range(4)))
+    started, n_steps = simulation.clock.now, len(simulation.step_seconds)
+    simulation.submit(request("long", 480, seed=9, max_tokens=1))
+    simulation.run(until=lambda: Done in kinds(simulation, "long"))
+    assert max(simulation.step_seconds[n_steps:]) <= 0.15
+    assert all(call[:4] == [1] * 4 for call in simulation.program.calls[n_steps:])
+    whole = 0.025 + 0.002 * 480
+    assert simulation.clock.now - started <= 2 * whole
+
+
+def test_prompt_alone_takes_whole_batches() -> None:
+    simulation = Simulation(step_ms=50)
+    simulation.submit(request("a", 500, max_tokens=1))
+    simulation.run()
+    assert simulation.program.calls == [[500]]
+
+
+def test_prompts_go_on_when_texts_alone_exceed_the_time() -> None:
+    simulation = Simulation(step_ms=20, max_running=8)
+    for i in range(4):
+        simulation.submit(request(f"stream {i}", seed=i, max_tokens=300, ignore_eos=True))
+    simulation.run(until=lambda: all(len(simulation.events[f"stream {i}"]) > 9 for i in range(4)))
+    simulation.submit(request("long", 320, seed=9, max_tokens=1))
+    before = len(simulation.program.calls)
+    simulation.run(until=lambda: Done in kinds(simulation, "long"))
+    calls = simulation.program.calls[before:]
+    assert len(calls) <= 2 * (320 // 32) + 2
+    assert max(map(max, calls)) == 32
+
+
+def test_short_prompts_pass_a_long_one_which_is_not_starved() -> None:
+    simulation = Simulation(step_ms=60, max_running=8, max_queue=1000)
+    simulation.submit(request("stream", max_tokens=400, ignore_eos=True))
+    simulation.run(until=lambda: len(simulation.events["stream"]) > 9)
+    simulation.submit(request("long", 500, seed=1, max_tokens=1))
+    simulation.step()
+    finished: list[int] = []
+    for i in range(60):
+        simulation.submit(request(f"short {i}", 30, seed=100 + i, max_tokens=1))
+        simulation.run(until=lambda i=i: Done in kinds(simulation, f"short {i}"))
+        if Done in kinds(simulation, "long"):
+            finished.append(i)
+            break
+    assert finished, "the long prompt made no progress beside new short ones"
+    assert Done in kinds(simulation, "short 0")
+
+
+def test_keys_take_turns() -> None:
+    simulation = Simulation(max_running=1, max_queue=100)
+    for i in range(10):
+        simulation.submit(request(f"greedy {i}", seed=i, key="greedy", max_tokens=2))
+    simulation.submit(request("modest", seed=99, key="modest", max_tokens=2))
+    simulation.run()
+    order = sorted(simulation.times, key=lambda id: simulation.times[id][0])
+    assert order.index("modest") <= 1
+
+
+def test_prompts_that_begin_alike_are_evaluated_once() -> None:
+    simulation = Simulation()
+    begin = prompt_of(5, 300)
+    for i in range(6):
+        simulation.submit(request(str(i), prompts=((*begin, 301 + i, 305),), max_tokens=5))
+    simulation.run()
+    assert sum(map(sum, simulation.program.calls)) < 300 + 6 * (16 + 2 + 5)
+    assert sum(last(simulation, str(i)).usage.cached for i in range(6)) >= 5 * 299
+    for i in range(6):
+        expected = alone(request(str(i), prompts=((*begin, 301 + i, 305),), max_tokens=5))
+        assert simulation.result(str(i)) == expected
+
+
+def test_second_turn_of_a_conversation_shares_the_first() -> None:
+    simulation = Simulation()
+    simulation.submit(request("first", 300, max_tokens=5, ignore_eos=True))
+    simulation.run()
+    simulation.submit(request("second", prompts=((*prompt_of(0, 300), *prompt_of(1, 10)),), max_tokens=5))
+    simulation.run()
+    assert last(simulation, "second").usage.cached >= 300
+
+
+# --- memory
+
+
+def test_memory_for_few_requests_serves_many_with_equal_texts() -> None:
+    wanted = [request(str(i), 100, seed=i, max_tokens=100, ignore_eos=True) for i in range(8)]
+    simulation = Simulation(n_ctx=256, kv_memory=PAGE_BYTES * 32)  # two and a half of 200 tokens
+    for one in wanted:
+        simulation.submit(one)
+    simulation.run()
+    assert simulation.scheduler.stats().preemptions > 0
+    assert sum(last(simulation, one.id).timings.n_preempted for one in wanted) > 0
+    for one in wanted:
+        assert simulation.result(one.id) == alone(one)
+    assert simulation.pool.n_used_bytes <= PAGE_BYTES * 32
+
+
+def test_context_that_does_not_fit_is_refused_with_both_numbers() -> None:
+    with pytest.raises(InvalidRequestError, match=f"{32 * PAGE_BYTES} bytes of KV cache, and {PAGE_BYTES} are"):
+        Simulation(n_ctx=512, kv_memory=PAGE_BYTES)
+    assert Simulation(kv_memory=PAGE_BYTES * 3).scheduler.memory.n_ctx == 48
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Settings of a scheduler, and requests with the step at which they come or are cancelled."""
+    given = {
+        "step_ms": draw(st.sampled_from([0, 20, 60, 150])),
+        "max_running": draw(st.sampled_from([2, 4, 8])),
+        "n_ctx": 128,
+        "kv_memory": PAGE_BYTES * draw(st.sampled_from([8, 10, 17, 40, 200])),
+        "max_queue": 100,
+    }
+    requests = []
+    for i in range(draw(st.integers(1, 12))):
+        n = draw(st.integers(1, 2))
+        requests.append(
+            {
+                "id": str(i),
+                "seed": draw(st.integers(0, 3)),
+                "prompts": tuple(
+                    prompt_of(draw(st.integers(0, 1)), 8 * draw(st.integers(0, 9))) + (draw(st.integers(300, 303)),)
+                    for _ in range(draw(st.sampled_from([1, 1, 2])))
+                ),
+                "n": n,
+                "max_tokens": draw(st.sampled_from([0, 1, 5, 30, 55])),
+                "ignore_eos": draw(st.booleans()),
+                "key": draw(st.sampled_from("kl")),
+                "params": attrs_params(draw(st.sampled_from([0.0, 1.0])), draw(st.sampled_from([0, 2]))),
+                "prompt_logprobs": draw(st.sampled_from([None, None, 1])),
+                "stop": draw(st.sampled_from([(), ("a",), ("th", "o")])),
+                "arrives": draw(st.integers(0, 12)),
+                "cancelled": draw(st.sampled_from([None, None, None, 1, 5, 20])),
+            }
+        )
+    return given, requests
+
+
+def attrs_params(temp: float, n_probs: int) -> SamplingParams:
+    return SamplingParams(temp=temp, n_probs=n_probs, penalty=1.1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(loads())
+def test_any_load_gives_each_request_its_own_result_and_returns_all_pages(
+    load: tuple[dict[str, Any], list[dict[str, Any]]],
+) -> None:
+    given, specs = load
+    simulation = Simulation(**given)
+    requests = {spec["id"]: request(**{k: v for k, v in spec.items() if k not in ("arrives", "cancelled")})
+                for spec in specs}  # fmt: skip
+    tickets: dict[str, Any] = {}
+    for step in range(60):
+        for spec in specs:
+            if spec["arrives"] == step:
+                tickets[spec["id"]] = simulation.submit(requests[spec["id"]])
+            if spec["cancelled"] is not None and spec["arrives"] + spec["cancelled"] == step:
+                simulation.scheduler.cancel(tickets[spec["id"]])
+        simulation.step()
+        assert simulation.pool.n_used_bytes <= given["kv_memory"]
+    simulation.run(limit=5000)
+    for spec in specs:
+        if isinstance(last_or_none(simulation, spec["id"]), Done):
+            assert simulation.result(spec["id"]) == alone(requests[spec["id"]])
+        else:
+            assert spec["cancelled"] is not None, "a request that nobody cancelled did not end"
+    assert simulation.scheduler.queue.n_requests == simulation.scheduler.queue.n_tokens == 0
+    simulation.scheduler.memory.prefixes.clear()
+    assert simulation.pool.n_used_bytes == 0
+
+
+def last_or_none(simulation: Simulation, id: str) -> Any:
+    return simulation.events[id][-1] if simulation.events[id] else None
+
+
+def test_end_tokens_are_not_drawn_from_the_fake_vocabulary_only() -> None:
+    """The fake vocabulary has an end token, so that texts of all lengths occur."""
+    assert EOS in Simulation().model.tokenizer.eog_ids
