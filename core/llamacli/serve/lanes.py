@@ -18,6 +18,7 @@ from llamacli.serve.texts import ChoiceText
 class Ticket:
     """Request that the scheduler has taken.
 
+    - `target`: where its events go; the scheduler does not look at it.
     - `submitted_at`, `admitted_at`, `prompted_at`: times at which it came, left the queue, and had all of its prompts
       evaluated; None before.
     - `n_open`: choices and vectors that have not ended.
@@ -31,6 +32,7 @@ class Ticket:
     n_prompt: int
     n_open: int
     n_unprompted: int
+    target: Any = None
     admitted_at: float | None = None
     prompted_at: float | None = None
     n_cached: int = 0

@@ -14,6 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -103,8 +104,8 @@ class Scheduler:
 
     # --- from any thread
 
-    def submit(self, request: Request) -> Ticket:
-        """Put a request into the queue.
+    def submit(self, request: Request, target: Any = None) -> Ticket:
+        """Put a request into the queue; its ticket has the target.
 
         Raises what `llamacli.serve.requests.Engine.submit` raises for it.
         """
@@ -130,6 +131,7 @@ class Scheduler:
             n_prompt=sum(map(len, request.prompts)),
             n_open=n * len(request.prompts),
             n_unprompted=len(request.prompts),
+            target=target,
         )
         limits = [limit for limit in (max_tokens, self.settings.max_tokens) if limit is not None]
         with self.queue.lock:
@@ -523,7 +525,9 @@ class Scheduler:
     def _draw(self, lane: Lane, logits: Rows) -> None:
         """Draw the next token of a text from logits, which are changed."""
         sampler, text, job = lane.sampler, lane.text, lane.job
-        assert sampler is not None and text is not None and job.chain is not None
+        assert sampler is not None
+        assert text is not None
+        assert job.chain is not None
         token = sampler.sample(logits, job.chain)
         if not text.is_end(token):
             sampler.accept(token)

@@ -13,12 +13,12 @@ from llamacli.serve.requests import Done, Event, Failed, PromptProgress, TextDel
 class EventStream:
     """Stream of one request, in the thread of an event loop.
 
-    `put` adds events, an asynchronous iterator takes them. `on_cancel` is called at most once, with the stream's id,
-    when it is cancelled before its end.
+    `put` adds events, an asynchronous iterator takes them. `on_cancel`, which may be set, is called at most once, with
+    the stream's id, when it is cancelled before its end.
     """
 
     def __init__(self, request_id: str, on_cancel: Callable[[str], None] = lambda _: None):
-        self._id, self._on_cancel = request_id, on_cancel
+        self._id, self.on_cancel = request_id, on_cancel
         self._events: list[Event] = []
         self._ended = False
         self._arrived = asyncio.Event()
@@ -43,7 +43,7 @@ class EventStream:
             self._ended = True
             self._events.clear()
             self._arrived.set()
-            self._on_cancel(self._id)
+            self.on_cancel(self._id)
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         """The events; ends after Done or Failed, or when cancelled."""

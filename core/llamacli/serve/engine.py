@@ -1,0 +1,340 @@
+"""Engine thread: runs the schedulers of all models, between event loops and compiled code."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import functools
+import logging
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import attrs
+
+from llamacli.errors import LlamaCliError
+from llamacli.model import Model, load_model
+from llamacli.serve import models as served
+from llamacli.serve.errors import (
+    InternalError,
+    LoadingError,
+    ServeError,
+    ShuttingDownError,
+    UnknownModelError,
+)
+from llamacli.serve.lanes import Ticket
+from llamacli.serve.metrics import EngineStats
+from llamacli.serve.models import Entry, Load, LoadedModel, ModelSource
+from llamacli.serve.requests import Event, ModelInfo, Request
+from llamacli.serve.settings import EngineSettings
+from llamacli.serve.streams import EventStream
+
+_log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL = 0.001
+"""Seconds after which Python's threads change; by default the engine's would wait 5 ms after each call."""
+
+_IDLE = 1.0
+"""Seconds between looks for idle models."""
+_POLL = 0.01
+_RETRY = 5
+
+
+@attrs.frozen(eq=False)
+class _Target:
+    """Where the events of a request go."""
+
+    stream: EventStream
+    loop: asyncio.AbstractEventLoop
+
+
+class LocalEngine:
+    """Engine in a thread of this process; see `llamacli.serve.requests.Engine`.
+
+    One thread computes, whatever the number of models, which take turns by time. Models are loaded by another, when
+    they are first asked for; to have room, the model that was not used for longest is unloaded, if it is idle.
+    """
+
+    def __init__(self, sources: Sequence[ModelSource], settings: EngineSettings, load: Load = load_model):
+        self.settings, self._load = settings, load
+        self._entries = {source.name: Entry(source) for source in sources}
+        self._names = {alias: source.name for source in sources for alias in (source.name, *source.aliases)}
+        self._lock = threading.RLock()
+        self._wake = threading.Condition(self._lock)
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._loader = ThreadPoolExecutor(1, "llamacli-load")
+        self._draining = self._stopping = False
+        self._stopped = threading.Event()
+        self._drain_until = float("inf")
+        self._stepped_at, self._reported = time.monotonic(), False
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        self._thread = threading.Thread(target=self._run, name="llamacli-engine", daemon=True)
+        self._watchdog = threading.Thread(target=self._watch, name="llamacli-watchdog", daemon=True)
+        self._thread.start()
+        self._watchdog.start()
+
+    # --- from the event loop
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """See Engine."""
+        return tuple(entry.info for entry in self._entries.values())
+
+    async def model(self, name: str) -> Model:
+        """See Engine."""
+        future = asyncio.wrap_future(self.load(name))
+        try:
+            loaded = await asyncio.wait_for(asyncio.shield(future), self.settings.load_timeout)
+        except TimeoutError:
+            raise LoadingError(f"the model {name!r} is being loaded", retry_after=_RETRY) from None
+        except ServeError:
+            raise
+        except (LlamaCliError, MemoryError, OSError) as error:
+            _log.error("the model %r cannot be loaded", name, exc_info=error)
+            raise InternalError(f"the model {name!r} cannot be loaded: the server's log says why") from error
+        return loaded.model
+
+    def submit(self, request: Request) -> EventStream:
+        """See Engine."""
+        entry = self._entry(request.model)
+        with self._lock:
+            if self._draining or self._stopping:
+                raise ShuttingDownError("the server is shutting down", retry_after=_RETRY)
+            if entry.loaded is None:
+                self.load(request.model)
+                raise LoadingError(f"the model {request.model!r} is being loaded", retry_after=_RETRY)
+            scheduler = entry.loaded.scheduler
+            entry.n_pins += 1  # it is not unloaded before the request is in its queue
+        stream = EventStream(request.id)
+        try:
+            if not self._is_busy():
+                self._stepped_at = time.monotonic()  # the watchdog's time begins with the work
+            ticket = scheduler.submit(request, _Target(stream, asyncio.get_running_loop()))
+        finally:
+            with self._wake:
+                entry.n_pins -= 1
+                entry.touched_at = time.monotonic()
+                self._wake.notify_all()
+
+        def cancel(_: str) -> None:
+            scheduler.cancel(ticket)
+            with self._wake:
+                self._wake.notify_all()
+
+        stream.on_cancel = cancel
+        return stream
+
+    def stats(self) -> EngineStats:
+        """See Engine."""
+        loaded = {entry.source.name: entry.loaded for entry in self._entries.values() if entry.loaded}
+        if self._draining or self._stopping:
+            status = "draining"
+        elif self._is_stuck():
+            status = "stuck"
+        else:
+            status = "ok" if loaded or not any(entry.loading for entry in self._entries.values()) else "loading"
+        return EngineStats(status, {name: one.scheduler.stats() for name, one in loaded.items()})
+
+    async def drain(self, timeout: float) -> None:
+        """See Engine."""
+        error = ShuttingDownError("the server is shutting down", retry_after=_RETRY)
+        self._draining = True
+        self._drain_until = min(self._drain_until, time.monotonic() + timeout)
+        self._command(lambda: self._fail_all(error, waiting_only=True))
+        while self._is_busy() and time.monotonic() < self._drain_until:
+            await asyncio.sleep(_POLL)
+        ended = asyncio.wrap_future(self._command(lambda: self._fail_all(error)))
+        await asyncio.wait([ended], timeout=self.settings.stuck_after)  # an engine that is stuck must not hold the exit
+
+    # --- from any thread
+
+    def load(self, name: str) -> Future[LoadedModel]:
+        """Load a model unless it is loaded; its future.
+
+        Raises UnknownModelError. The future raises what `load_model` raises, and LoadingError if no other model can be
+        unloaded to have room.
+        """
+        entry = self._entry(name)
+        with self._lock:
+            entry.touched_at = time.monotonic()
+            if entry.loaded is not None:
+                done: Future[LoadedModel] = Future()
+                done.set_result(entry.loaded)
+                return done
+            if entry.loading is None:
+                entry.loading = self._loader.submit(self._load_entry, entry)
+            return entry.loading
+
+    def close(self) -> None:
+        """See Engine."""
+        with self._wake:
+            if self._stopping:
+                return
+            self._stopping = True
+            self._wake.notify_all()
+        self._loader.shutdown(cancel_futures=True)
+        self._thread.join()
+        self._stopped.set()
+        self._watchdog.join()
+        for entry in self._entries.values():
+            loaded, entry.loaded = entry.loaded, None
+            if loaded is not None:
+                _close(loaded)
+        sys.setswitchinterval(self._interval)
+
+    def _entry(self, name: str) -> Entry:
+        found = self._names.get(name)
+        if found is None:
+            raise UnknownModelError(f"the model {name!r} does not exist: the server has {', '.join(self._entries)}")
+        return self._entries[found]
+
+    def _command(self, command: Callable[[], None]) -> Future[None]:
+        """Have the engine's thread call a function before its next step; a future of its end."""
+        done: Future[None] = Future()
+
+        def run() -> None:
+            command()
+            done.set_result(None)
+
+        self._commands.put(run)
+        with self._wake:
+            self._wake.notify_all()
+        return done
+
+    def _is_busy(self) -> bool:
+        return any(one.scheduler.busy for one in self._loaded())
+
+    def _loaded(self) -> list[LoadedModel]:
+        return [entry.loaded for entry in self._entries.values() if entry.loaded]
+
+    def _is_stuck(self) -> bool:
+        return self._is_busy() and time.monotonic() - self._stepped_at > self.settings.stuck_after
+
+    # --- the loader's thread
+
+    def _load_entry(self, entry: Entry) -> LoadedModel:
+        try:
+            self._make_room()
+            started = time.monotonic()
+            loaded = served.load(entry.source, self.settings, self._load)
+            _log.info("model %s loaded in %.1f seconds", entry.source.name, time.monotonic() - started)
+            with self._wake:
+                busy = [one.used for one in self._loaded() if one.scheduler.busy]
+                loaded.used = max(busy, default=0.0)
+                entry.loaded, entry.touched_at = loaded, time.monotonic()
+            return loaded
+        finally:
+            with self._lock:  # `load` holds it until the future is set
+                entry.loading = None
+
+    def _make_room(self) -> None:
+        """Unload idle models, the least recently used first, until there is room for one more."""
+        while True:
+            with self._lock:
+                entries = [entry for entry in self._entries.values() if entry.loaded]
+                if len(entries) < self.settings.models_max:
+                    return
+                idle = [entry for entry in entries if entry.loaded and not entry.loaded.scheduler.busy]
+                if not idle:
+                    raise LoadingError("all models that fit are in use", retry_after=_RETRY)
+            oldest = min(idle, key=lambda entry: entry.touched_at)
+            done = self._command(functools.partial(self._unload, oldest))
+            while not wait([done], _IDLE).done:
+                if self._stopping:
+                    raise ShuttingDownError("the server is shutting down")
+
+    # --- the engine's thread
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                if self._commands.empty() and not self._is_busy() and not self._stopping:
+                    self._wake.wait(_IDLE)
+                if self._stopping:
+                    break
+            while not self._commands.empty():
+                self._commands.get()()
+            self._unload_idle()
+            busy = [one for one in self._loaded() if one.scheduler.busy]
+            if busy:
+                self._step(min(busy, key=lambda one: one.used), busy)
+        while not self._commands.empty():
+            self._commands.get()()
+        self._fail_all(ShuttingDownError("the server is shutting down"))
+
+    def _step(self, loaded: LoadedModel, busy: Sequence[LoadedModel]) -> None:
+        """Run a step of a model."""
+        # A model that was idle has no claim on the time that others used meanwhile.
+        floor = min((one.used for one in busy if one.scheduler.n_running), default=loaded.used)
+        started = time.monotonic()
+        try:
+            events = loaded.scheduler.step()
+        except Exception as error:
+            _log.critical("a step failed", exc_info=error)
+            events = loaded.scheduler.fail(InternalError("the engine failed: the server's log says why"))
+        now = time.monotonic()
+        loaded.used = max(loaded.used, floor) + now - started
+        self._stepped_at, self._reported = now, False
+        _deliver(events)
+
+    def _fail_all(self, error: ServeError, *, waiting_only: bool = False) -> None:
+        for loaded in self._loaded():
+            _deliver(loaded.scheduler.fail(error, waiting_only=waiting_only))
+
+    def _unload_idle(self) -> None:
+        limit, now = self.settings.idle_unload, time.monotonic()
+        if limit is not None:
+            for entry in self._entries.values():
+                if entry.loaded and entry.loaded.scheduler.busy:
+                    entry.touched_at = now
+                elif entry.loaded and now - entry.touched_at > limit:
+                    self._unload(entry)
+
+    def _unload(self, entry: Entry) -> None:
+        """Unload a model if it is idle."""
+        with self._lock:
+            loaded = entry.loaded
+            if loaded is None or loaded.scheduler.busy or entry.n_pins:
+                return
+            entry.loaded = None
+        _close(loaded)
+        _log.info("model %s unloaded", entry.source.name)
+
+    # --- the watchdog's thread
+
+    def _watch(self) -> None:
+        """Log the engine thread's stack once it is stuck."""
+        while not self._stopping:
+            if self._is_stuck() and not self._reported:
+                self._reported = True
+                frame = sys._current_frames().get(self._thread.ident or 0)
+                stack = "".join(traceback.format_stack(frame)) if frame else "the thread has ended\n"
+                _log.critical("no step for %g seconds; the engine is at\n%s", self.settings.stuck_after, stack)
+            self._stopped.wait(min(_IDLE, max(_POLL, self.settings.stuck_after / 4)))
+
+
+def _close(loaded: LoadedModel) -> None:
+    loaded.scheduler.close()
+    loaded.model.close()
+
+
+def _deliver(events: Sequence[tuple[Ticket, Event]]) -> None:
+    """Hand events to their streams, with one call for each event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, dict[EventStream, list[Event]]] = collections.defaultdict(dict)
+    for ticket, event in events:
+        target: _Target = ticket.target
+        by_loop[target.loop].setdefault(target.stream, []).append(event)
+    for loop, streams in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_put, streams)
+        except RuntimeError:  # the loop is closed: nobody reads any more
+            _log.debug("events of %d requests have no reader", len(streams))
+
+
+def _put(streams: dict[EventStream, list[Event]]) -> None:
+    for stream, events in streams.items():
+        stream.put(events)

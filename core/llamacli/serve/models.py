@@ -1,0 +1,131 @@
+"""Models of the server: their files, and what is loaded of them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import math
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import attrs
+
+from llamacli.errors import ModelFormatError
+from llamacli.loaders import open_model_file
+from llamacli.model import Model, load_model
+from llamacli.plugins import installed_plugins
+from llamacli.serve.requests import ModelInfo
+from llamacli.serve.scheduler import Scheduler
+from llamacli.serve.settings import EngineSettings
+from llamacli.tools.embedding import Pooling, pooling_of
+
+Load = Callable[..., Model]
+
+
+@attrs.frozen
+class ModelSource:
+    """Model file that the server offers under a name, and under aliases."""
+
+    name: str
+    path: Path
+    aliases: tuple[str, ...] = ()
+
+
+@attrs.define(eq=False)
+class LoadedModel:
+    """Model in memory, with its scheduler.
+
+    `info` describes it. `used` are the seconds that its steps have taken, by which models take turns.
+    """
+
+    model: Model
+    scheduler: Scheduler
+    info: ModelInfo
+    used: float = 0.0
+
+
+@attrs.define(eq=False)
+class Entry:
+    """Model that the server has, loaded or not.
+
+    - `loading`: the load that is under way, None if none is.
+    - `touched_at`: time of its last use. `n_pins`: calls that need it loaded.
+    """
+
+    source: ModelSource
+    loaded: LoadedModel | None = None
+    loading: Future[LoadedModel] | None = None
+    touched_at: float = 0.0
+    n_pins: int = 0
+
+    @property
+    def info(self) -> ModelInfo:
+        """Description of the model."""
+        return self.loaded.info if self.loaded else unloaded_info(self.source)
+
+
+def unloaded_info(source: ModelSource) -> ModelInfo:
+    """Description of a model that is not loaded: what its file says of itself."""
+    try:
+        status = source.path.stat()
+        created, n_bytes = int(status.st_mtime), status.st_size
+    except OSError:
+        created = n_bytes = 0
+    return ModelInfo(
+        name=source.name,
+        path=str(source.path),
+        loaded=False,
+        created=created,
+        aliases=source.aliases,
+        n_bytes=n_bytes,
+    )
+
+
+def load(source: ModelSource, settings: EngineSettings, load: Load = load_model) -> LoadedModel:
+    """Load a model and make its scheduler. Raises what `load_model` raises."""
+    model = load(source.path, settings.mode, threads=settings.threads)
+    try:
+        scheduler = Scheduler(model, settings, pooling=_pooling(model))
+        return LoadedModel(model, scheduler, _info(source, model, scheduler))
+    except BaseException:
+        model.close()
+        raise
+
+
+def _pooling(model: Model) -> Pooling | None:
+    try:
+        return pooling_of(model)
+    except ModelFormatError:  # a ranking model
+        return None
+
+
+def _info(source: ModelSource, model: Model, scheduler: Scheduler) -> ModelInfo:
+    config, kv_type = model.config, scheduler.memory.pool.layout.kv_type
+    digest = hashlib.sha256(f"{model.identity} {model.mode.value} {kv_type}".encode()).hexdigest()
+    return attrs.evolve(
+        unloaded_info(source),
+        loaded=True,
+        n_ctx=scheduler.memory.n_ctx,
+        n_ctx_train=config.context_length,
+        n_vocab=config.n_vocab,
+        n_embd=config.n_embd,
+        n_params=_n_params(source),
+        fingerprint=f"llamacli-{_version()}-{digest[:8]}",
+        embeds=scheduler.embeds,
+    )
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("llamacli")
+    except importlib.metadata.PackageNotFoundError:  # run from its sources
+        return "0"
+
+
+def _n_params(source: ModelSource) -> int:
+    file = open_model_file(source.path, installed_plugins().loaders())
+    try:
+        return sum(math.prod(tensor.shape) for tensor in file.tensors.values())
+    finally:
+        file.close()
