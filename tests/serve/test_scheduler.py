@@ -40,17 +40,17 @@ def prompt_of(seed: int, n: int) -> tuple[int, ...]:
     return tuple(np.random.default_rng(seed).integers(300, 330, n).tolist())
 
 
-def request(id: str, n_prompt: int = 20, *, seed: int = 0, **fields: Any) -> GenerationRequest:
+def request(name: str, n_prompt: int = 20, *, seed: int = 0, **fields: Any) -> GenerationRequest:
     given = {"params": DRAWN, "max_tokens": 20, "seed": seed, "prompts": (prompt_of(seed, n_prompt),)}
-    return GenerationRequest(id=id, model="m", **{**given, **fields})
+    return GenerationRequest(id=name, model="m", **{**given, **fields})
 
 
-def last(simulation: Simulation, id: str) -> Any:
-    return simulation.events[id][-1]
+def last(simulation: Simulation, name: str) -> Any:
+    return simulation.events[name][-1]
 
 
-def kinds(simulation: Simulation, id: str) -> list[type]:
-    return [type(event) for event in simulation.events[id]]
+def kinds(simulation: Simulation, name: str) -> list[type]:
+    return [type(event) for event in simulation.events[name]]
 
 
 # --- one request
@@ -146,7 +146,7 @@ def test_limit_of_tokens() -> None:
     simulation.submit(request("a", max_tokens=None, ignore_eos=True))
     simulation.submit(request("b", max_tokens=2, ignore_eos=True))
     simulation.run()
-    assert [last(simulation, id).usage.generated for id in "ab"] == [3, 2]
+    assert [last(simulation, name).usage.generated for name in "ab"] == [3, 2]
 
 
 @pytest.mark.parametrize("pooling", [Pooling.MEAN, Pooling.LAST, Pooling.CLS, Pooling.NONE])
@@ -181,7 +181,7 @@ def test_what_a_model_does_not_allow_is_refused() -> None:
     ):
         with pytest.raises(InvalidRequestError):
             simulation.submit(request("a", **wrong))
-    with pytest.raises(PromptTooLongError, match="maximum context length is 512 tokens.*512") as error:
+    with pytest.raises(PromptTooLongError, match=r"maximum context length is 512 tokens.*512") as error:
         simulation.submit(request("a", 512))
     assert error.value.details == {"n_prompt_tokens": 512, "n_ctx": 512}
     simulation.submit(request("b", 512, max_tokens=0))
@@ -200,7 +200,7 @@ def test_queue_limits() -> None:
     simulation.step()
     simulation.submit(request("c", 1))
     simulation.run()
-    assert all(Done in kinds(simulation, id) for id in "abc")
+    assert all(Done in kinds(simulation, name) for name in "abc")
     assert simulation.scheduler.stats().refused == {"queue_full": 2}
 
 
@@ -213,8 +213,8 @@ def test_a_lone_request_may_exceed_the_queue_tokens() -> None:
 
 def test_share_of_a_key() -> None:
     simulation = Simulation(max_per_key=2)
-    for id in "ab":
-        simulation.submit(request(id, key="k"))
+    for name in "ab":
+        simulation.submit(request(name, key="k"))
     with pytest.raises(QueueFullError, match="of this key"):
         simulation.submit(request("c", key="k"))
     simulation.submit(request("d", key="other"))
@@ -281,8 +281,8 @@ def test_one_bad_request_does_not_fail_others(token: int, caplog: pytest.LogCapt
 
 def test_fail_ends_all_requests_or_those_that_wait() -> None:
     simulation = Simulation(max_running=1)
-    for id in "abc":
-        simulation.submit(request(id, seed=ord(id)))
+    for name in "abc":
+        simulation.submit(request(name, seed=ord(name)))
     simulation.step()
     error = QueueTimeoutError("over")
     assert [ticket.request.id for ticket, _ in simulation.scheduler.fail(error, waiting_only=True)] == ["b", "c"]
@@ -376,7 +376,7 @@ def test_keys_take_turns() -> None:
         simulation.submit(request(f"greedy {i}", seed=i, key="greedy", max_tokens=2))
     simulation.submit(request("modest", seed=99, key="modest", max_tokens=2))
     simulation.run()
-    order = sorted(simulation.times, key=lambda id: simulation.times[id][0])
+    order = sorted(simulation.times, key=lambda name: simulation.times[name][0])
     assert order.index("modest") <= 1
 
 
@@ -442,7 +442,7 @@ def loads(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
                 "id": str(i),
                 "seed": draw(st.integers(0, 3)),
                 "prompts": tuple(
-                    prompt_of(draw(st.integers(0, 1)), 8 * draw(st.integers(0, 9))) + (draw(st.integers(300, 303)),)
+                    (*prompt_of(draw(st.integers(0, 1)), 8 * draw(st.integers(0, 9))), draw(st.integers(300, 303)))
                     for _ in range(draw(st.sampled_from([1, 1, 2])))
                 ),
                 "n": n,
@@ -459,6 +459,11 @@ def loads(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return given, requests
 
 
+def built(spec: dict[str, Any]) -> GenerationRequest:
+    fields = {name: value for name, value in spec.items() if name not in ("id", "arrives", "cancelled")}
+    return request(spec["id"], **fields)
+
+
 def attrs_params(temp: float, n_probs: int) -> SamplingParams:
     return SamplingParams(temp=temp, n_probs=n_probs, penalty=1.1)
 
@@ -470,8 +475,7 @@ def test_any_load_gives_each_request_its_own_result_and_returns_all_pages(
 ) -> None:
     given, specs = load
     simulation = Simulation(**given)
-    requests = {spec["id"]: request(**{k: v for k, v in spec.items() if k not in ("arrives", "cancelled")})
-                for spec in specs}  # fmt: skip
+    requests = {spec["id"]: built(spec) for spec in specs}
     tickets: dict[str, Any] = {}
     for step in range(60):
         for spec in specs:
@@ -492,8 +496,8 @@ def test_any_load_gives_each_request_its_own_result_and_returns_all_pages(
     assert simulation.pool.n_used_bytes == 0
 
 
-def last_or_none(simulation: Simulation, id: str) -> Any:
-    return simulation.events[id][-1] if simulation.events[id] else None
+def last_or_none(simulation: Simulation, name: str) -> Any:
+    return simulation.events[name][-1] if simulation.events[name] else None
 
 
 def test_end_tokens_are_not_drawn_from_the_fake_vocabulary_only() -> None:

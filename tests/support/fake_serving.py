@@ -99,7 +99,8 @@ def fake_model(clock: FakeClock, **costs: float) -> CompiledModel:
     """Model of 512 tokens of context over a fake program."""
     tokenizer = tokenizer_from_metadata(Metadata(vocabulary("spm")))
     n = tokenizer.n_vocab
-    config = Config(architecture="fake", n_vocab=n, context_length=512, n_embd=8, n_layer=1, n_head=1, n_head_kv=1, head_dim=4, n_ff=8)
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 1, "n_head_kv": 1, "head_dim": 4, "n_ff": 8}
+    config = Config(architecture="fake", n_vocab=n, context_length=512, **sizes)
     program: Any = FakeProgram(clock, n, **costs)
     return CompiledModel(config, tokenizer, program, QuantMode.FP32)
 
@@ -146,24 +147,27 @@ class Simulation:
             self.step()
         raise AssertionError(f"requests are still running after {limit} steps")
 
-    def texts(self, id: str) -> dict[int, str]:
+    def texts(self, name: str) -> dict[int, str]:
         """Texts of a request by choice."""
         found: dict[int, str] = {}
-        for event in self.events[id]:
+        for event in self.events[name]:
             if isinstance(event, TextDelta):
                 found[event.index] = found.get(event.index, "") + event.text
         return found
 
-    def result(self, id: str) -> list[Any]:
+    def result(self, name: str) -> list[Any]:
         """All of a request that must not depend on other requests: texts, ends, logprobs, numbers of tokens."""
-        kept: list[Any] = [sorted(self.texts(id).items())]
+        kept: list[Any] = [sorted(self.texts(name).items())]
         tokens = [
-            (event.index, token) for event in self.events[id] if isinstance(event, TextDelta) for token in event.tokens
+            (event.index, token)
+            for event in self.events[name]
+            if isinstance(event, TextDelta)
+            for token in event.tokens
         ]
         kept.append(sorted(tokens, key=lambda pair: pair[0]))
-        others = [e for e in self.events[id] if type(e).__name__ in ("Finished", "PromptLogprobs", "ToolCallDelta")]
+        others = [e for e in self.events[name] if type(e).__name__ in ("Finished", "PromptLogprobs", "ToolCallDelta")]
         kept.append(sorted(others, key=repr))
-        last = self.events[id][-1] if self.events[id] else None
+        last = self.events[name][-1] if self.events[name] else None
         if isinstance(last, Done):
             kept.append((last.usage.prompt, last.usage.generated))
         elif isinstance(last, Failed):

@@ -31,10 +31,9 @@ class EventStream:
     def put(self, events: Iterable[Event]) -> None:
         """Add events, merged with those not taken yet; none after the end."""
         for event in events:
-            if self._ended:
-                return
-            self._add(event)
-            self._ended = isinstance(event, Done | Failed)
+            if not self._ended:
+                self._add(event)
+                self._ended = isinstance(event, Done | Failed)
         self._arrived.set()
 
     def cancel(self) -> None:
