@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from fake_serving import EOS, NAN, PAGE_BYTES, POISON, Simulation, alone
 from llamacli.errors import InvalidRequestError
 from llamacli.sampling import SamplingParams
+from llamacli.serve import scheduler
 from llamacli.serve.errors import (
     InternalError,
     NotSupportedError,
@@ -32,6 +34,7 @@ from llamacli.serve.requests import (
     TextDelta,
 )
 from llamacli.tools.embedding import Pooling, pool_states
+from suite import examples
 
 DRAWN = SamplingParams(temp=1.0, top_k=40)
 
@@ -427,27 +430,32 @@ def test_context_that_does_not_fit_is_refused_with_both_numbers() -> None:
 @st.composite
 def loads(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Settings of a scheduler, and requests with the step at which they come or are cancelled."""
+    pressed = draw(st.booleans())  # memory for a single context, and long texts
     given = {
         "step_ms": draw(st.sampled_from([0, 20, 60, 150])),
-        "max_running": draw(st.sampled_from([2, 4, 8])),
+        "max_running": 8 if pressed else draw(st.sampled_from([2, 4, 8])),
         "n_ctx": 128,
-        "kv_memory": PAGE_BYTES * draw(st.sampled_from([8, 10, 17, 40, 200])),
+        "kv_memory": PAGE_BYTES * (8 if pressed else draw(st.sampled_from([8, 10, 17, 40, 200]))),
         "max_queue": 100,
+        "growth": 0 if pressed else 64,
     }
     requests = []
-    for i in range(draw(st.integers(1, 12))):
+    for i in range(draw(st.integers(5 if pressed else 1, 12))):
         n = draw(st.integers(1, 2))
         requests.append(
             {
                 "id": str(i),
                 "seed": draw(st.integers(0, 3)),
                 "prompts": tuple(
-                    (*prompt_of(draw(st.integers(0, 1)), 8 * draw(st.integers(0, 9))), draw(st.integers(300, 303)))
+                    (
+                        *prompt_of(draw(st.integers(0, 5 if pressed else 1)), 8 * draw(st.integers(0, 9))),
+                        draw(st.integers(300, 303)),
+                    )
                     for _ in range(draw(st.sampled_from([1, 1, 2])))
                 ),
                 "n": n,
-                "max_tokens": draw(st.sampled_from([0, 1, 5, 30, 55])),
-                "ignore_eos": draw(st.booleans()),
+                "max_tokens": draw(st.sampled_from([40, 55] if pressed else [0, 1, 5, 30, 55])),
+                "ignore_eos": pressed or draw(st.booleans()),
                 "key": draw(st.sampled_from("kl")),
                 "params": attrs_params(draw(st.sampled_from([0.0, 1.0])), draw(st.sampled_from([0, 2]))),
                 "prompt_logprobs": draw(st.sampled_from([None, None, 1])),
@@ -468,24 +476,27 @@ def attrs_params(temp: float, n_probs: int) -> SamplingParams:
     return SamplingParams(temp=temp, n_probs=n_probs, penalty=1.1)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(100)
 @given(loads())
 def test_any_load_gives_each_request_its_own_result_and_returns_all_pages(
     load: tuple[dict[str, Any], list[dict[str, Any]]],
 ) -> None:
     given, specs = load
-    simulation = Simulation(**given)
-    requests = {spec["id"]: built(spec) for spec in specs}
-    tickets: dict[str, Any] = {}
-    for step in range(60):
-        for spec in specs:
-            if spec["arrives"] == step:
-                tickets[spec["id"]] = simulation.submit(requests[spec["id"]])
-            if spec["cancelled"] is not None and spec["arrives"] + spec["cancelled"] == step:
-                simulation.scheduler.cancel(tickets[spec["id"]])
-        simulation.step()
-        assert simulation.pool.n_used_bytes <= given["kv_memory"]
-    simulation.run(limit=5000)
+    growth = given.pop("growth")
+    with patch.object(scheduler, "GROWTH", growth):
+        simulation = Simulation(**given)
+        requests = {spec["id"]: built(spec) for spec in specs}
+        tickets: dict[str, Any] = {}
+        for step in range(60):
+            for spec in specs:
+                if spec["arrives"] == step:
+                    tickets[spec["id"]] = simulation.submit(requests[spec["id"]])
+                if spec["cancelled"] is not None and spec["arrives"] + spec["cancelled"] == step:
+                    simulation.scheduler.cancel(tickets[spec["id"]])
+            simulation.step()
+            assert simulation.pool.n_used_bytes <= given["kv_memory"]
+        simulation.run(limit=5000)
+    event(f"preemptions: {min(2, simulation.scheduler.counters.preemptions)}")
     for spec in specs:
         if isinstance(last_or_none(simulation, spec["id"]), Done):
             assert simulation.result(spec["id"]) == alone(requests[spec["id"]])

@@ -1,0 +1,463 @@
+"""Engine thread with the demo model: determinism under load, ends, several models."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llamacli
+from llamacli import Model, load_model
+from llamacli.errors import ModelFormatError
+from llamacli.sampling import SamplingParams
+from llamacli.serve import scheduler
+from llamacli.serve.engine import LocalEngine
+from llamacli.serve.errors import InternalError, LoadingError, ShuttingDownError, UnknownModelError
+from llamacli.serve.models import ModelSource
+from llamacli.serve.requests import (
+    Admitted,
+    Done,
+    Embedding,
+    EmbeddingRequest,
+    Event,
+    Failed,
+    Finished,
+    GenerationRequest,
+    TextDelta,
+)
+from llamacli.serve.settings import EngineSettings
+from llamacli.tools.embedding import load_embedder
+
+DEMO = Path(llamacli.__file__).parent / "data" / "demo.gguf"
+PROMPTS = (
+    "Once upon a time",
+    "The fox",
+    "One day a small bear went to the",
+    "Once upon a time there was a cat",
+    "Wind",
+)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Model]:
+    with load_model(DEMO, threads=1) as model:
+        yield model
+
+
+class Shared:
+    """Loader that gives models of one program, so that tests load the file once."""
+
+    def __init__(self, model: Model):
+        self.model = model
+        self.paths: list[str] = []
+        self.closed: list[str] = []
+
+    def __call__(self, path: Path, mode: str, **options: Any) -> Model:
+        self.paths.append(path.name)
+        one = self.model
+        model = Model(one.config, one.tokenizer, one.metadata, one.program, one.mode, identity=one.identity)
+        close = model.close
+
+        def closed() -> None:
+            self.closed.append(path.name)
+            close()
+
+        model.close = closed  # type: ignore[method-assign]
+        return model
+
+
+def run(
+    demo: Model,
+    use: Callable[[LocalEngine], Awaitable[Any]],
+    sources: tuple[ModelSource, ...] = (ModelSource("demo", DEMO),),
+    load: Any = None,
+    **settings: Any,
+) -> Any:
+    """Run a coroutine with an engine of the demo model, which is loaded."""
+
+    async def main() -> Any:
+        engine = LocalEngine(sources, EngineSettings(**{"threads": 1, **settings}), load or Shared(demo))
+        try:
+            if load is None:
+                await engine.model(sources[0].name)
+            return await asyncio.wait_for(use(engine), 60)
+        finally:
+            engine.close()
+
+    return asyncio.run(main())
+
+
+def request(demo: Model, name: str, text: str = PROMPTS[0], **fields: Any) -> GenerationRequest:
+    given = {"params": SamplingParams(temp=0.9, top_p=0.95), "max_tokens": 24, "seed": 1, "model": "demo"}
+    return GenerationRequest(id=name, prompts=(tuple(demo.tokenizer.encode_prompt(text)),), **{**given, **fields})
+
+
+async def events_of(engine: LocalEngine, wanted: Any) -> list[Event]:
+    return [event async for event in engine.submit(wanted)]
+
+
+def result(events: list[Event]) -> tuple[Any, ...]:
+    """All of a reply that must not depend on the load: texts, tokens with log-probabilities, ends."""
+    texts: dict[int, str] = {}
+    tokens: dict[int, tuple[Any, ...]] = {}
+    for event in events:
+        if isinstance(event, TextDelta):
+            texts[event.index] = texts.get(event.index, "") + event.text
+            tokens[event.index] = tokens.get(event.index, ()) + event.tokens
+    ends = sorted(repr(event) for event in events if isinstance(event, Finished))
+    assert isinstance(events[0], Admitted)
+    assert isinstance(events[-1], Done)
+    return texts, tokens, ends, events[-1].usage.generated
+
+
+def mixed(model: Model) -> list[GenerationRequest]:
+    """Requests with samplers of all kinds, lengths and shared beginnings."""
+    schema = '{"type": "object", "properties": {"n": {"type": "integer", "maximum": 99}}, "required": ["n"]}'
+    params = [
+        SamplingParams(),
+        SamplingParams(temp=0.9, top_p=0.95, n_probs=2),
+        SamplingParams(temp=1.1, penalty=1.2, min_p=0.05),
+        SamplingParams(temp=0.8, json_schema=schema),
+        SamplingParams(temp=1.0, mirostat=2),
+    ]
+    stories = [model.tokenizer.encode_prompt(text) for text in PROMPTS]
+    long = (stories[0] + stories[2] * 12)[:150]
+    prompts = [*stories, long, [*long, *stories[4]], long[:70]]
+    return [
+        GenerationRequest(
+            id=str(i),
+            model="demo",
+            prompts=(tuple(prompts[i % len(prompts)]),),
+            params=params[i % len(params)],
+            seed=i % 3,
+            n=1 + (i % 4 == 1),
+            max_tokens=(8, 40, 60)[i % 3],
+            ignore_eos=i % 5 != 3,
+            stop=((), ("the ", "\n"))[i % 2],
+            key="ab"[i % 2],
+        )
+        for i in range(20)
+    ]
+
+
+def test_replies_are_the_same_alone_and_under_any_load(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llguidance")
+    monkeypatch.setattr(scheduler, "GROWTH", 0)  # admits more texts than there are pages for, so that some give way
+    requests = mixed(demo)
+
+    async def one_by_one(engine: LocalEngine) -> list[Any]:
+        return [result(await events_of(engine, one)) for one in requests]
+
+    async def together(engine: LocalEngine) -> list[Any]:
+        found = await asyncio.gather(*(events_of(engine, one) for one in requests))
+        stats = engine.stats().models["demo"]
+        return [*map(result, found), stats]
+
+    expected = run(demo, one_by_one, max_running=2)
+    page = demo.kv_pool().layout.n_bytes(16)
+    loads: list[dict[str, Any]] = [
+        {"step_ms": 0, "max_running": 16},
+        {"step_ms": 0.5, "max_running": 8},
+        {"step_ms": 20, "max_running": 12, "n_ctx": 224, "kv_memory": 14 * page},
+    ]
+    for load in loads:
+        *found, stats = run(demo, together, max_queue=100, **load)
+        assert found == expected, load
+        assert stats.running == stats.waiting == 0
+        assert sum(stats.finished.values()) == sum(one.n for one in requests)
+    assert stats.preemptions > 0
+    assert stats.prefix_tokens["true"] > 0
+
+
+def test_text_equals_that_of_a_session(demo: Model) -> None:
+    params = SamplingParams(temp=0.9, top_p=0.95)
+    with demo.create_session(seed=5) as session:
+        prompt = demo.tokenizer.encode_prompt(PROMPTS[1])
+        expected = "".join(token.piece for token in session.generate(prompt, params, max_tokens=40))
+
+    async def use(engine: LocalEngine) -> str:
+        wanted = request(demo, "a", PROMPTS[1], params=params, max_tokens=40, seed=5)
+        return result(await events_of(engine, wanted))[0][0]
+
+    assert run(demo, use) == expected
+
+
+def test_embeddings_equal_those_of_a_model_loaded_for_them(demo: Model) -> None:
+    prompts = tuple(tuple(demo.tokenizer.encode_prompt(text)) for text in PROMPTS)
+    with load_embedder(DEMO, threads=1) as embedder:
+        expected = [embedder.embed(prompt).tolist() for prompt in prompts]
+
+    async def use(engine: LocalEngine) -> list[Any]:
+        text = asyncio.create_task(events_of(engine, request(demo, "text")))
+        events = await events_of(engine, EmbeddingRequest(id="a", model="demo", prompts=prompts))
+        await text
+        return [event.vector.tolist() for event in events if isinstance(event, Embedding)]
+
+    assert run(demo, use, step_ms=0.5) == expected
+
+
+def test_cancelled_requests_leave_at_once_and_others_go_on(demo: Model) -> None:
+    async def use(engine: LocalEngine) -> None:
+        kept = asyncio.create_task(events_of(engine, request(demo, "kept", max_tokens=100)))
+        streams = [engine.submit(request(demo, f"cancelled {i}", seed=i, max_tokens=400)) for i in range(10)]
+        for i, stream in enumerate(streams):
+            if i % 2:
+                async for event in stream:
+                    if isinstance(event, TextDelta):
+                        break
+            stream.cancel()
+            assert [event async for event in stream] == []
+        await kept
+        while engine.stats().models["demo"].running:
+            await asyncio.sleep(0.005)
+        assert sum(engine.stats().models["demo"].cancelled.values()) == 10
+
+    run(demo, use, max_running=4)
+
+
+def test_unknown_models_and_names(demo: Model) -> None:
+    async def use(engine: LocalEngine) -> None:
+        with pytest.raises(UnknownModelError, match="'nothing' does not exist: the server has demo"):
+            engine.submit(request(demo, "a", model="nothing"))
+        with pytest.raises(UnknownModelError):
+            await engine.model("nothing")
+        assert result(await events_of(engine, request(demo, "a", model="other name")))
+        (info,) = engine.models()
+        assert (info.name, info.aliases, info.loaded, info.embeds) == ("demo", ("other name",), True, True)
+        assert info.n_params == 2_755_008
+        assert info.fingerprint.startswith("llamacli-")
+
+    run(demo, use, (ModelSource("demo", DEMO, ("other name",)),))
+
+
+def test_drain_ends_what_runs_and_refuses_the_rest(demo: Model) -> None:
+    async def use(engine: LocalEngine) -> None:
+        running = asyncio.create_task(events_of(engine, request(demo, "running", max_tokens=30)))
+        waiting = asyncio.create_task(events_of(engine, request(demo, "waiting", seed=2)))
+        while not engine.stats().models["demo"].running:
+            await asyncio.sleep(0.001)
+        await engine.drain(20)
+        assert result(await running)
+        (failed,) = await waiting
+        assert isinstance(failed, Failed)
+        assert isinstance(failed.error, ShuttingDownError)
+        assert engine.stats().status == "draining"
+        with pytest.raises(ShuttingDownError):
+            engine.submit(request(demo, "late"))
+
+    run(demo, use, max_running=1)
+
+
+def test_drain_without_time_ends_running_texts_with_an_error(demo: Model) -> None:
+    async def use(engine: LocalEngine) -> None:
+        stream = engine.submit(request(demo, "running", max_tokens=480, ignore_eos=True))
+        events = []
+        async for event in stream:
+            events.append(event)
+            if len(events) == 2:
+                await engine.drain(0)
+        assert isinstance(events[-1], Failed)
+        assert isinstance(events[-1].error, ShuttingDownError)
+
+    run(demo, use)
+
+
+def test_close_fails_what_is_left(demo: Model) -> None:
+    async def use(engine: LocalEngine) -> None:
+        task = asyncio.create_task(events_of(engine, request(demo, "a", max_tokens=480, ignore_eos=True)))
+        await asyncio.sleep(0.01)
+        engine.close()
+        assert isinstance((await task)[-1], Failed)
+        with pytest.raises(ShuttingDownError):
+            engine.submit(request(demo, "late"))
+
+    run(demo, use)
+    names = {thread.name for thread in threading.enumerate()}
+    assert not {name for name in names if name.startswith(("llamacli-engine", "llamacli-watchdog", "llamacli-load"))}
+
+
+def test_reader_that_does_not_read_delays_nobody(demo: Model) -> None:
+    async def use(engine: LocalEngine) -> None:
+        slow = engine.submit(request(demo, "slow", max_tokens=60, ignore_eos=True))
+        await events_of(engine, request(demo, "fast", max_tokens=100, ignore_eos=True))
+        while engine.stats().models["demo"].running:
+            await asyncio.sleep(0.005)
+        events = [event async for event in slow]
+        assert [type(event) for event in events] == [Admitted, TextDelta, Finished, Done]
+
+    run(demo, use)
+
+
+# --- several models
+
+
+def two(names: str = "ab") -> tuple[ModelSource, ...]:
+    return tuple(ModelSource(name, DEMO.with_name(name)) for name in names)
+
+
+@pytest.fixture(autouse=True)
+def no_file_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of these tests have no files of their own."""
+    monkeypatch.setattr("llamacli.serve.models._n_params", lambda source: 2_755_008)
+
+
+def test_models_take_turns_and_their_replies_stay_their_own(demo: Model) -> None:
+    async def use(engine: LocalEngine) -> None:
+        for name in "ab":
+            await engine.model(name)
+        wanted = [request(demo, f"{i}", seed=i, model="ab"[i % 2], max_tokens=40) for i in range(8)]
+        found = await asyncio.gather(*(events_of(engine, one) for one in wanted))
+        alone = [await events_of(engine, one) for one in wanted]
+        assert list(map(result, found)) == list(map(result, alone))
+        steps = [sum(engine.stats().models[name].histograms["step_rows"].counts) for name in "ab"]
+        assert min(steps) > 0
+
+    run(demo, use, two(), models_max=2)
+
+
+def test_least_recently_used_model_gives_way_when_idle(demo: Model) -> None:
+    shared = Shared(demo)
+
+    async def use(engine: LocalEngine) -> None:
+        for name in "abac":
+            await engine.model(name)
+        assert shared.paths == ["a", "b", "c"]
+        assert shared.closed == ["b"]
+        assert [info.loaded for info in engine.models()] == [True, False, True]
+        with pytest.raises(LoadingError) as error:
+            engine.submit(request(demo, "late", model="b"))
+        assert error.value.retry_after
+        await engine.model("b")
+        assert result(await events_of(engine, request(demo, "later", model="b")))
+
+    run(demo, use, two("abc"), shared, models_max=2)
+
+
+def test_busy_models_are_not_unloaded(demo: Model) -> None:
+    async def use(engine: LocalEngine) -> None:
+        stream = engine.submit(request(demo, "a", model="a", max_tokens=480, ignore_eos=True))
+        with pytest.raises(LoadingError, match="in use"):
+            await engine.model("b")
+        stream.cancel()
+        while not engine.models()[1].loaded:
+            try:
+                await engine.model("b")
+            except LoadingError:
+                await asyncio.sleep(0.005)
+
+    run(demo, use, two(), models_max=1)
+
+
+def test_idle_models_are_unloaded(demo: Model) -> None:
+    shared = Shared(demo)
+
+    async def use(engine: LocalEngine) -> None:
+        await engine.model("a")
+        while engine.models()[0].loaded:
+            await asyncio.sleep(0.01)
+        assert shared.closed == ["a"]
+
+    run(demo, use, two("a"), shared, idle_unload=0.05)
+
+
+def test_slow_load_is_told_and_goes_on(demo: Model) -> None:
+    gate = threading.Event()
+    shared = Shared(demo)
+
+    def load(path: Path, mode: str, **options: Any) -> Model:
+        gate.wait(30)
+        return shared(path, mode)
+
+    async def use(engine: LocalEngine) -> None:
+        with pytest.raises(LoadingError, match="'a' is being loaded"):
+            await engine.model("a")
+        assert engine.stats().status == "loading"
+        with pytest.raises(LoadingError):
+            engine.submit(request(demo, "early", model="a"))
+        gate.set()
+        while not engine.models()[0].loaded:
+            await asyncio.sleep(0.005)
+        assert engine.stats().status == "ok"
+        assert shared.paths == ["a"]
+
+    run(demo, use, two("a"), load, load_timeout=0.02)
+
+
+def test_failed_load_is_an_error_and_is_tried_again(demo: Model, caplog: pytest.LogCaptureFixture) -> None:
+    shared, broken = Shared(demo), [True]
+
+    def load(path: Path, mode: str, **options: Any) -> Model:
+        if broken.pop():
+            raise ModelFormatError("secret details")
+        return shared(path, mode)
+
+    async def use(engine: LocalEngine) -> None:
+        with pytest.raises(InternalError, match="the server's log says why"):
+            await engine.model("a")
+        broken.append(False)
+        await engine.model("a")
+
+    run(demo, use, two("a"), load)
+    assert "secret details" in caplog.text
+
+
+# --- faults
+
+
+def test_watchdog_reports_a_stuck_step_once(demo: Model, caplog: pytest.LogCaptureFixture) -> None:
+    gate, shared = threading.Event(), Shared(demo)
+
+    def load(path: Path, mode: str, **options: Any) -> Model:
+        model = shared(path, mode)
+        program: Any = model.program
+
+        class Waiting:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(program, name)
+
+            def forward(self, *args: Any, **options: Any) -> Any:
+                gate.wait(30)
+                return program.forward(*args, **options)
+
+        model._program = Waiting()
+        return model
+
+    async def use(engine: LocalEngine) -> None:
+        await engine.model("a")
+        task = asyncio.create_task(events_of(engine, request(demo, "a", model="a")))
+        while engine.stats().status != "stuck":
+            await asyncio.sleep(0.01)
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:
+            await asyncio.sleep(0.01)
+        gate.set()
+        await task
+        assert engine.stats().status == "ok"
+
+    with caplog.at_level(logging.CRITICAL):
+        run(demo, use, two("a"), load, stuck_after=0.1)
+    assert caplog.text.count("no step for 0.1 seconds") == 1
+    assert "gate.wait" in caplog.text
+
+
+def test_defect_of_the_scheduler_fails_its_requests_and_the_engine_goes_on(
+    demo: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use(engine: LocalEngine) -> None:
+        broken: Any = engine._entries["demo"].loaded.scheduler  # type: ignore[union-attr]
+        plan = broken._plan
+        broken._plan = lambda: 1 / 0
+        (*_, failed) = await events_of(engine, request(demo, "a"))
+        assert isinstance(failed, Failed)
+        assert isinstance(failed.error, InternalError)
+        broken._plan = plan
+        assert result(await events_of(engine, request(demo, "b")))
+
+    run(demo, use)
+    assert "a step failed" in caplog.text
