@@ -96,7 +96,7 @@ def test_reuse_skips_sequences_whose_window_moved_past_the_prefix() -> None:
 def test_evictable_bytes_are_those_that_evictions_free() -> None:
     pool = KVPool(KVLayout.of([ONE], "f32"))
     index = PrefixIndex(pool)
-    assert (index.evictable_bytes, index.evict_oldest()) == (0, False)
+    assert (index.evictable_bytes, index.evict_one()) == (0, False)
     shared = cached(pool, [7] * 2 * PAGE)
     index.keep(shared, 1 << 20)
     for first in (1, 2):
@@ -105,5 +105,5 @@ def test_evictable_bytes_are_those_that_evictions_free() -> None:
         alone.close()
     assert index.evictable_bytes == 6 * PAGE_BYTES, "pages of the open sequence stay"
     assert pool.n_used_bytes == 8 * PAGE_BYTES
-    assert [index.evict_oldest() for _ in range(4)] == [True, True, True, False]
+    assert [index.evict_one() for _ in range(4)] == [True, True, True, False]
     assert (index.evictable_bytes, pool.n_used_bytes) == (0, 2 * PAGE_BYTES)

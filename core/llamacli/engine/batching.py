@@ -49,7 +49,7 @@ def evaluate(
     """
     starts = [len(sequence.tokens) for sequence, _ in work]
     rows: list[list[Logits]] = [[] for _ in work]
-    wanted = [len(ids) for _, ids in work] if all_logits else [1] * len(work) if n_last is None else n_last
+    n_wanted = [len(ids) for _, ids in work] if all_logits else [1] * len(work) if n_last is None else n_last
     n_done, n_tokens = 0, 0 if progress is None else sum(len(ids) for _, ids in work)
     if progress is not None and n_tokens > N_BATCH:
         progress(0, n_tokens)
@@ -63,7 +63,7 @@ def evaluate(
                 spans.append(Span(work[i][0], starts[i] + first, n))
                 pieces.append(work[i][1][first : first + n])
             ids = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-            counts = [max(0, min(n, wanted[i] - len(work[i][1]) + first + n)) for i, first, n in batch]
+            counts = [max(0, min(n, n_wanted[i] - len(work[i][1]) + first + n)) for i, first, n in batch]
             logits = program.forward(ids, spans, n_last=counts, hidden=hidden)
             row = 0
             for (i, first, n), n_rows in zip(batch, counts, strict=True):

@@ -85,11 +85,11 @@ class PrefixIndex:
         )
 
     @locked
-    def evict_oldest(self) -> bool:
-        """Evict the least recently used copy; False if there are none."""
+    def evict_one(self) -> bool:
+        """Evict the copy that is least useful; False if there are none."""
         if not self._kept:
             return False
-        self._evict(self._kept[0])
+        self._evict(self._least_useful())
         return True
 
     @locked

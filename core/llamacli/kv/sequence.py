@@ -104,14 +104,22 @@ class KVSequence:
 
     @locked
     def bytes_to_reserve(self, n: int) -> int:
-        """Bytes of the pages that `reserve` would allocate for the next n tokens."""
+        """Bytes of the pages that `reserve` allocates for the next n tokens, at most.
+
+        Exact without recurrent states.
+        """
         start = len(self.tokens)
-        return sum(
+        n_bytes = sum(
             pages.page_bytes
-            for pages, table in zip(self.pool.groups, self.tables, strict=True)
+            for pages, table in self._cell_tables()
             for page in table[start // PAGE : -(-(start + n) // PAGE)].tolist()
             if not page or pages.ref_count(page) > 1
         )
+        if self._recurrent is None:
+            return n_bytes
+        spare = int(self.tables[-1][TARGET])
+        n_states = (self.pool.groups[-1].ref_count(spare) != 1) + (n > 1)
+        return n_bytes + n_states * self.pool.groups[-1].page_bytes
 
     @locked
     def evict(self, n_past: int, *, since: int | None = None) -> None:

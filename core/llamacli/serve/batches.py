@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
@@ -16,11 +16,15 @@ Rows = npt.NDArray[np.float32]
 
 @attrs.frozen(eq=False)
 class Work:
-    """Next tokens of a sequence, and of how many last ones results are wanted."""
+    """Next tokens of a sequence, and of how many last ones results are wanted.
+
+    `keep` is called with checkpoints of recurrent states, which it may fork.
+    """
 
     sequence: KVSequence
     tokens: Sequence[int]
     n_last: int
+    keep: Callable[[KVSequence], None] | None = None
 
 
 def evaluate_each(program: Program, work: Sequence[Work], *, hidden: bool = False) -> list[Rows | Exception]:
@@ -45,4 +49,13 @@ def evaluate_each(program: Program, work: Sequence[Work], *, hidden: bool = Fals
 
 def _evaluate(program: Program, work: Sequence[Work], hidden: bool) -> list[Rows]:
     pairs = [(one.sequence, np.array(one.tokens, np.int32)) for one in work]
-    return evaluate(program, pairs, n_last=[one.n_last for one in work], hidden=hidden)
+
+    def checkpoint(i: int, sequence: KVSequence) -> None:
+        keep = work[i].keep
+        if keep is not None:
+            keep(sequence)
+        sequence.close()
+
+    wanted = any(one.keep for one in work) and bool(work[0].sequence.pool.layout.recurrent)
+    counts = [one.n_last for one in work]
+    return evaluate(program, pairs, n_last=counts, hidden=hidden, checkpoint=checkpoint if wanted else None)

@@ -50,7 +50,7 @@ class CacheMemory:
     @property
     def shares_anywhere(self) -> bool:
         """True if prefixes of any length can be shared with a sequence that goes on."""
-        return not self.pool.layout.has_windows
+        return not (self.pool.layout.has_windows or self.pool.layout.recurrent)
 
     @property
     def page_bytes(self) -> int:
@@ -88,7 +88,7 @@ class CacheMemory:
     def evict(self, n_bytes: int) -> bool:
         """Evict prefixes until that many bytes are free; False if that is not enough."""
         while (self.pool.free_bytes or 0) < n_bytes:
-            if not self.prefixes.evict_oldest():
+            if not self.prefixes.evict_one():
                 return False
         return True
 

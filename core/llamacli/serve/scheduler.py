@@ -122,8 +122,12 @@ class Scheduler:
             _expect(wrong is None, f"token {wrong!r}", f"ids from 0 to {n_vocab - 1}")
             if len(prompt) + (max_tokens != 0) > n_ctx:
                 raise PromptTooLongError(len(prompt), n_ctx)
+            if self._is_encoder and len(prompt) > N_BATCH:
+                raise PromptTooLongError(len(prompt), N_BATCH)
         if generation is None and not self.embeds:
             raise NotSupportedError(f"the model {request.model!r} has no embeddings")
+        if generation is not None and self._is_encoder:
+            raise NotSupportedError(f"the model {request.model!r} generates no text: it has embeddings only")
         chain = self._chain(generation) if generation else None
         ticket = Ticket(
             request,
@@ -154,6 +158,11 @@ class Scheduler:
     def embeds(self) -> bool:
         """True if the model has embeddings."""
         return self.pooling is not None and self.model.program.has_hidden
+
+    @property
+    def _is_encoder(self) -> bool:
+        """True if a prompt must be evaluated at once, because tokens attend to later ones."""
+        return self.model.program.needs_whole_input
 
     @property
     def busy(self) -> bool:
@@ -384,13 +393,15 @@ class Scheduler:
     def _piece(self, lane: Lane, room: int, reserved: int) -> tuple[int, int]:
         """Next tokens of a prompt: as many as fit into the step and into memory, and the bytes that they take."""
         n = min(room, lane.n_missing)
+        if self._is_encoder and n < lane.n_missing:
+            return 0, 0
         if lane.wants_rows and not lane.embeds:
             n = min(n, max(1, _ROW_BYTES // (4 * self.model.config.n_vocab)))
         while n:
             more = lane.sequence.bytes_to_reserve(n)
             if self._make_room(lane, reserved + more):
                 return n, more
-            n //= 2
+            n = 0 if self._is_encoder else n // 2
         return 0, 0
 
     def _make_room(self, lane: Lane, n_bytes: int) -> bool:
@@ -414,7 +425,8 @@ class Scheduler:
         work = []
         for lane, n in plan:
             start = lane.n_cached
-            work.append(Work(lane.sequence, lane.tokens[start : start + n], self._n_wanted(lane, n)))
+            keep = self.memory.keep if n > 1 and n == lane.n_missing and not lane.wants_rows else None
+            work.append(Work(lane.sequence, lane.tokens[start : start + n], self._n_wanted(lane, n), keep))
         n_rows, started = sum(n for _, n in plan), self._clock()
         results = evaluate_each(self.model.program, work, hidden=hidden)
         seconds = self._clock() - started
@@ -500,7 +512,7 @@ class Scheduler:
                 self._end_choice(lane, text)
             self._leave(lane)
             return
-        if not self.memory.shares_anywhere:
+        if self.memory.pool.layout.has_windows:
             self.memory.keep(lane.sequence)  # a checkpoint: the window before the prompt's end will move on
         lanes = [lane]
         for k in range(1, job.n_choices):
