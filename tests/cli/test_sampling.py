@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli import SamplingParams
-from llamacli.cli.sampling import _ORDER, _SETTINGS, sampling_params
+from llamacli.cli.sampling import _SETTINGS, sampling_params
 from llamacli.gguf import Metadata
+from llamacli.util.sampling_defaults import ORDER
 
 PROMPT = "once upon a time"
 DEFAULTS = SamplingParams(
@@ -129,7 +130,7 @@ def test_unknown_samplers_in_a_file_are_skipped(caplog: pytest.LogCaptureFixture
     metadata = Metadata({"general.sampling.sequence": "top_k;infill;temperature"})
     assert sampling_params(parse(), metadata, 512).samplers == ("top_k", "temperature")
     assert "general.sampling.sequence has unknown samplers: infill" in caplog.text
-    assert sampling_params(parse(), Metadata({"general.sampling.sequence": "infill"}), 512).samplers == _ORDER
+    assert sampling_params(parse(), Metadata({"general.sampling.sequence": "infill"}), 512).samplers == ORDER
 
 
 def test_settings_of_the_file_are_used(invoke, tiny_gguf) -> None:

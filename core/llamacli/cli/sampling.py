@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from llamacli.cli.command import in_group
 from llamacli.cli.numbers import Integer, Number
 from llamacli.cli.options import PATH, option
 from llamacli.cli.text import argument, read_file, unescaped
+from llamacli.util.sampling_defaults import DEFAULTS, ORDER, Default
 
 if TYPE_CHECKING:
     from llamacli import SamplingParams
@@ -23,75 +23,74 @@ if TYPE_CHECKING:
 
 Decorated = TypeVar("Decorated")
 
-_log = logging.getLogger(__name__)
-
-_KEYS = "general.sampling."
-_SEQUENCE = _KEYS + "sequence"
-_ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-_NUMBER, _COUNT = Number(-1_000_000, 1_000_000), Integer(0)
-_AT_LEAST_0, _SHARE = Number(0, 1_000_000), Number(0, 1)
+_COUNT = Integer(0)
 
 
 class _Setting(NamedTuple):
-    """A sampling option.
-
-    `default` is llama.cpp's, `key` the metadata key below `general.sampling.`, if there is one.
-    """
+    """Option of a sampling parameter; `field` is its name in SamplingParams."""
 
     field: str
-    default: float
     flags: tuple[str, ...]
-    type: Integer | Number
     help: str
-    key: str | None = None
+
+    @property
+    def default(self) -> Default:
+        """Default value, range, and metadata key."""
+        return DEFAULTS[self.field]
+
+    @property
+    def type(self) -> Integer | Number:
+        """Parameter type for click."""
+        default = self.default
+        return (Integer if isinstance(default.value, int) else Number)(default.low, default.high)
 
 
 _SETTINGS = (
-    _Setting("temp", 0.8, ("--temp", "--temperature"), _AT_LEAST_0,
-             "Temperature; 0: greedy decoding.", "temp"),
-    _Setting("dynatemp_range", 0.0, ("--dynatemp-range",), _AT_LEAST_0,
+    _Setting("temp", ("--temp", "--temperature"),
+             "Temperature; 0: greedy decoding."),
+    _Setting("dynatemp_range", ("--dynatemp-range",),
              "Range of the dynamic temperature; 0: off."),
-    _Setting("dynatemp_exponent", 1.0, ("--dynatemp-exp",), _AT_LEAST_0,
+    _Setting("dynatemp_exponent", ("--dynatemp-exp",),
              "Exponent of the entropy in the dynamic temperature."),
-    _Setting("top_k", 40, ("--top-k",), _COUNT,
-             "Keep the k most likely tokens; 0: off.", "top_k"),
-    _Setting("top_p", 0.95, ("--top-p",), _SHARE,
-             "Nucleus sampling: keep the most likely tokens with a total probability of p; 1: off.", "top_p"),
-    _Setting("min_p", 0.05, ("--min-p",), _SHARE,
-             "Drop tokens with less than p times the probability of the most likely one; 0: off.", "min_p"),
-    _Setting("typ_p", 1.0, ("--typical", "--typical-p"), _SHARE,
+    _Setting("top_k", ("--top-k",),
+             "Keep the k most likely tokens; 0: off."),
+    _Setting("top_p", ("--top-p",),
+             "Nucleus sampling: keep the most likely tokens with a total probability of p; 1: off."),
+    _Setting("min_p", ("--min-p",),
+             "Drop tokens with less than p times the probability of the most likely one; 0: off."),
+    _Setting("typ_p", ("--typical", "--typical-p"),
              "Locally typical sampling with a total probability of p; 1: off."),
-    _Setting("top_n_sigma", -1.0, ("--top-n-sigma", "--top-nsigma"), _NUMBER,
+    _Setting("top_n_sigma", ("--top-n-sigma", "--top-nsigma"),
              "Drop tokens with logits more than n standard deviations below the maximum; 0 or less: off."),
-    _Setting("xtc_probability", 0.0, ("--xtc-probability",), _SHARE,
-             "XTC: chance to drop all tokens above --xtc-threshold but the least likely; 0: off.", "xtc_probability"),
-    _Setting("xtc_threshold", 0.1, ("--xtc-threshold",), _SHARE,
-             "XTC: probability from which tokens are dropped; above 0.5: off.", "xtc_threshold"),
-    _Setting("penalty", 1.0, ("--repeat-penalty",), _AT_LEAST_0,
-             "Penalty for repeated tokens; 1: off.", "penalty_repeat"),
-    _Setting("penalty_freq", 0.0, ("--frequency-penalty",), _NUMBER,
+    _Setting("xtc_probability", ("--xtc-probability",),
+             "XTC: chance to drop all tokens above --xtc-threshold but the least likely; 0: off."),
+    _Setting("xtc_threshold", ("--xtc-threshold",),
+             "XTC: probability from which tokens are dropped; above 0.5: off."),
+    _Setting("penalty", ("--repeat-penalty",),
+             "Penalty for repeated tokens; 1: off."),
+    _Setting("penalty_freq", ("--frequency-penalty",),
              "Penalty subtracted from a token's logit for each repetition; 0: off."),
-    _Setting("penalty_present", 0.0, ("--presence-penalty",), _NUMBER,
+    _Setting("penalty_present", ("--presence-penalty",),
              "Penalty subtracted once from the logits of repeated tokens; 0: off."),
-    _Setting("penalty_last_n", 64, ("--repeat-last-n",), Integer(-1),
-             "Number of last tokens to consider for penalties; 0: none, -1: all.", "penalty_last_n"),
-    _Setting("dry_multiplier", 0.0, ("--dry-multiplier",), _AT_LEAST_0,
+    _Setting("penalty_last_n", ("--repeat-last-n",),
+             "Number of last tokens to consider for penalties; 0: none, -1: all."),
+    _Setting("dry_multiplier", ("--dry-multiplier",),
              "DRY: multiplier of the penalty for tokens that extend a repeated sequence; 0: off."),
-    _Setting("dry_base", 1.75, ("--dry-base",), Number(1, 1_000_000),
+    _Setting("dry_base", ("--dry-base",),
              "DRY: base of the penalty, which grows exponentially with the repetition."),
-    _Setting("dry_allowed_length", 2, ("--dry-allowed-length",), _COUNT,
+    _Setting("dry_allowed_length", ("--dry-allowed-length",),
              "DRY: length of repetitions without penalty."),
-    _Setting("dry_penalty_last_n", 64, ("--dry-penalty-last-n",), Integer(-1),
+    _Setting("dry_penalty_last_n", ("--dry-penalty-last-n",),
              "DRY: number of last tokens to search for repetitions; 0: none, -1: all."),
-    _Setting("mirostat", 0, ("--mirostat",), Integer(0, 2),
-             "Mirostat version 1 or 2, which replaces the other samplers; 0: off.", "mirostat"),
-    _Setting("mirostat_tau", 5.0, ("--mirostat-ent",), _AT_LEAST_0,
-             "Mirostat: target entropy (tau), in bits.", "mirostat_tau"),
-    _Setting("mirostat_eta", 0.1, ("--mirostat-lr",), _AT_LEAST_0,
-             "Mirostat: learning rate (eta).", "mirostat_eta"),
-    _Setting("adaptive_target", -1.0, ("--adaptive-target",), Number(-1, 1),
+    _Setting("mirostat", ("--mirostat",),
+             "Mirostat version 1 or 2, which replaces the other samplers; 0: off."),
+    _Setting("mirostat_tau", ("--mirostat-ent",),
+             "Mirostat: target entropy (tau), in bits."),
+    _Setting("mirostat_eta", ("--mirostat-lr",),
+             "Mirostat: learning rate (eta)."),
+    _Setting("adaptive_target", ("--adaptive-target",),
              "Adaptive-p: target probability of the selected tokens; below 0: off."),
-    _Setting("adaptive_decay", 0.9, ("--adaptive-decay",), Number(0, 0.99),
+    _Setting("adaptive_decay", ("--adaptive-decay",),
              "Adaptive-p: decay of the moving average, over about 1 / (1 - X) tokens."),
 )  # fmt: skip
 
@@ -132,7 +131,7 @@ _OTHERS = (
     ),
     option(
         "--samplers", metavar="NAMES",
-        help=f"Samplers in order; others are off. Default: the model's, else {'; '.join(_ORDER)}.",
+        help=f"Samplers in order; others are off. Default: the model's, else {'; '.join(ORDER)}.",
     ),
 )  # fmt: skip
 
@@ -158,8 +157,8 @@ def sampling_options(command: Decorated) -> Decorated:
 
 def _option(setting: _Setting) -> Callable[[Any], Any]:
     metavar = "N" if isinstance(setting.type, Integer) else "X"
-    source = "the model's, else " if setting.key else ""
-    text = f"{setting.help} Default: {source}{setting.default:g}."
+    source = "the model's, else " if setting.default.key else ""
+    text = f"{setting.help} Default: {source}{setting.default.value:g}."
     return option(*setting.flags, type=setting.type, metavar=metavar, help=text)
 
 
@@ -171,38 +170,26 @@ def sampling_params(
     `find` looks up samplers of plugins. Raises ModelFormatError for metadata outside of an option's range, UsageError
     for an unknown sampler.
     """
-    from llamacli import SamplingParams
+    from llamacli.sampling.defaults import params_with_defaults
 
-    values = {setting.field: _value(setting, given, metadata) for setting in _SETTINGS}
-    values |= _constraint(given)
-    for name in ("penalty_last_n", "dry_penalty_last_n"):
-        if values[name] < 0:
-            values[name] = seq_len
+    values = {setting.field: given.get(setting.flags[0].removeprefix("--").replace("-", "_")) for setting in _SETTINGS}
     process = unescaped if given.get("escape") else str
     breakers = [process(argument(text)) for text in given.get("dry_sequence_breaker") or ()]
     if breakers:
         values["dry_sequence_breakers"] = () if "none" in breakers else breakers
-    known = {_SEQUENCE, *(_KEYS + setting.key for setting in _SETTINGS if setting.key)}
-    ignored = sorted(key for key in metadata if key.startswith(_KEYS) and key not in known)
-    if ignored:
-        _log.warning("the model's file has sampling settings without an option: %s", ", ".join(ignored))
-    return SamplingParams(
-        samplers=_samplers(given.get("samplers"), metadata, find),
-        logit_bias=given.get("logit_bias") or {},
-        n_probs=given.get("logprobs") or 0,
-        stop=stop_strings(given),
-        **values,
+    return params_with_defaults(
+        {
+            **values,
+            **_constraint(given),
+            "samplers": _samplers(given.get("samplers"), find),
+            "logit_bias": given.get("logit_bias") or {},
+            "n_probs": given.get("logprobs") or 0,
+            "stop": stop_strings(given),
+        },
+        metadata,
+        seq_len,
+        find,
     )
-
-
-def _value(setting: _Setting, given: Mapping[str, Any], metadata: Metadata) -> Any:
-    value = given.get(setting.flags[0].removeprefix("--").replace("-", "_"))
-    if value is not None:
-        return value
-    if setting.key is None:
-        return setting.default
-    get: Any = metadata.get_int if isinstance(setting.type, Integer) else metadata.get_float
-    return get(_KEYS + setting.key, setting.default, minimum=setting.type.min, maximum=setting.type.max)
 
 
 def stop_strings(given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -226,22 +213,16 @@ def _constraint(given: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, map(str.strip, text.split(";"))))
-
-
-def _samplers(given: str | None, metadata: Metadata, find: FindSampler | None) -> tuple[str, ...]:
-    """Samplers in order.
-
-    Unknown ones in the file are skipped, as in llama.cpp.
-    """
+def _samplers(given: str | None, find: FindSampler | None) -> tuple[str, ...] | None:
+    """Samplers of the option in order, None without it."""
+    if given is None:
+        return None
     from llamacli.sampling import BUILT_IN, sampler_type
+    from llamacli.sampling.defaults import sampler_names
 
-    names = _names(metadata.get_str(_SEQUENCE, "") if given is None else given)
+    names = sampler_names(given)
     missing = [name for name in names if sampler_type(name, find) is None]
-    if missing and given is not None:
+    if missing:
         known = "; ".join(sorted(kind.name for kind in BUILT_IN))
         raise click.UsageError(f"Invalid value for '--samplers': unknown sampler {missing[0]!r}; known are {known}.")
-    if missing:
-        _log.warning("%s has unknown samplers: %s", _SEQUENCE, ", ".join(missing))
-    return tuple(name for name in names if name not in missing) or (_ORDER if given is None else ())
+    return names

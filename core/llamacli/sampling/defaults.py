@@ -1,0 +1,64 @@
+"""Sampling parameters with defaults of the model's file and of llama.cpp."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from llamacli.gguf import Metadata
+from llamacli.sampling.params import SamplingParams
+from llamacli.sampling.registry import FindSampler, sampler_type
+from llamacli.util.sampling_defaults import DEFAULTS, KEYS, ORDER, SEQUENCE_KEY
+
+_log = logging.getLogger(__name__)
+
+_KNOWN = frozenset({SEQUENCE_KEY, *(KEYS + default.key for default in DEFAULTS.values() if default.key)})
+
+
+def params_with_defaults(
+    given: Mapping[str, Any], metadata: Metadata, seq_len: int, find: FindSampler | None = None
+) -> SamplingParams:
+    """Sampling parameters: those `given` by field name, else the file's, else llama.cpp's.
+
+    `None` counts as not given. A `penalty_last_n` or `dry_penalty_last_n` of -1 is `seq_len`. `find` looks up samplers
+    of plugins; unknown ones in the file are skipped with a warning, as in llama.cpp. Raises ModelFormatError for
+    metadata outside of a parameter's range, InvalidRequestError for a value that is not valid.
+    """
+    values = {field: value for field, value in given.items() if value is not None}
+    for field, default in DEFAULTS.items():
+        if field not in values:
+            values[field] = file_default(field, metadata) if default.key else default.value
+    for field in ("penalty_last_n", "dry_penalty_last_n"):
+        if values[field] < 0:
+            values[field] = seq_len
+    if "samplers" not in values:
+        values["samplers"] = _order(metadata, find)
+    ignored = sorted(key for key in metadata if key.startswith(KEYS) and key not in _KNOWN)
+    if ignored:
+        _log.warning("the model's file has sampling settings without an option: %s", ", ".join(ignored))
+    return SamplingParams(**values)
+
+
+def file_default(field: str, metadata: Metadata) -> Any:
+    """Default of a parameter in a model's file, else llama.cpp's.
+
+    Raises ModelFormatError if the file's is out of range.
+    """
+    default = DEFAULTS[field]
+    get: Any = metadata.get_int if isinstance(default.value, int) else metadata.get_float
+    return get(f"{KEYS}{default.key}", default.value, minimum=default.low, maximum=default.high)
+
+
+def sampler_names(text: str) -> tuple[str, ...]:
+    """Names of samplers in a text with semicolons between."""
+    return tuple(filter(None, map(str.strip, text.split(";"))))
+
+
+def _order(metadata: Metadata, find: FindSampler | None) -> tuple[str, ...]:
+    """Samplers of the file in its order, else `ORDER`."""
+    names = sampler_names(metadata.get_str(SEQUENCE_KEY, ""))
+    missing = [name for name in names if sampler_type(name, find) is None]
+    if missing:
+        _log.warning("%s has unknown samplers: %s", SEQUENCE_KEY, ", ".join(missing))
+    return tuple(name for name in names if name not in missing) or ORDER
