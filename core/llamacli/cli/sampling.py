@@ -42,7 +42,8 @@ class _Setting(NamedTuple):
     def type(self) -> Integer | Number:
         """Parameter type for click."""
         default = self.default
-        return (Integer if isinstance(default.value, int) else Number)(default.low, default.high)
+        make: Callable[..., Integer | Number] = Integer if isinstance(default.value, int) else Number
+        return make(default.low, default.high)
 
 
 _SETTINGS = (

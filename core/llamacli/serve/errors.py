@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any
 
 from llamacli.errors import LlamaCliError
 
@@ -11,17 +11,19 @@ class ServeError(LlamaCliError):
     """Base class of the errors that a client of the server sees.
 
     - `status`: HTTP status, `type` and `code`: those of the error object of the OpenAI API.
+    - `param`: the field of the request at fault, such as `messages[0].role`, None for none.
     - `retry_after`: seconds for the header Retry-After, None for none.
     - `details`: further fields of the error object.
     """
 
-    status: ClassVar[int] = 500
-    type: ClassVar[str] = "server_error"
-    code: ClassVar[str | None] = None
+    status: int = 500
+    type: str = "server_error"
+    code: str | None = None
+    param: str | None = None
 
     def __init__(self, message: str, *, retry_after: int | None = None):
         self.retry_after = retry_after
-        self.details: dict[str, int] = {}
+        self.details: dict[str, Any] = {}
         super().__init__(message)
 
 
