@@ -42,8 +42,9 @@ class _Setting(NamedTuple):
     def type(self) -> Integer | Number:
         """Parameter type for click."""
         default = self.default
-        make: Callable[..., Integer | Number] = Integer if isinstance(default.value, int) else Number
-        return make(default.low, default.high)
+        if isinstance(default.value, int):
+            return Integer(int(default.low), None if default.high is None else int(default.high))
+        return Number(default.low, default.high)
 
 
 _SETTINGS = (

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from llamacli.errors import ChatTemplateError, ContextOverflowError, LlamaCliError
-from llamacli.serve.errors import InternalError, PromptTooLongError, ServeError
+from llamacli.serve.errors import InternalError, PromptTooLongError, ServeError, ShuttingDownError
 
 _log = logging.getLogger(__name__)
 
@@ -104,6 +104,8 @@ def ollama_body(error: ServeError) -> dict[str, Any]:
 def headers_of(error: ServeError) -> dict[str, str]:
     """Headers of a response with this error."""
     headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    if isinstance(error, BodyTooLargeError | BodyTimeoutError | ShuttingDownError):
+        headers["connection"] = "close"
     if isinstance(error, ApiKeyError):
         headers["www-authenticate"] = "Bearer"
     return headers

@@ -16,7 +16,7 @@ class HttpSettings:
     - `cors_origins`: origins whose web pages may read responses; "*" is any.
     - `allowed_hosts`: names accepted in the header Host on loopback, besides the loopback's own.
     - `max_body`: size limit of a request's body, in bytes.
-    - `max_tokens`: limit of the tokens of a reply, None for the rest of the context.
+    - `total_slots`: number of texts that the engine generates at once, for `/props`.
     - `body_timeout`, `write_timeout`: seconds for a body to arrive, and for a client to take what was written.
     - `shutdown_timeout`: seconds that running requests have to end after SIGTERM.
     - `schema_timeout`: seconds for compiling a grammar or schema.
@@ -35,7 +35,7 @@ class HttpSettings:
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     max_body: int = 10 << 20
-    max_tokens: int | None = None
+    total_slots: int = 1
     body_timeout: float = 60.0
     write_timeout: float = 60.0
     shutdown_timeout: float = 30.0

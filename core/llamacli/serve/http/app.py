@@ -1,0 +1,110 @@
+"""Starlette app of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llamacli.serve.errors import ServeError
+from llamacli.serve.http import local
+from llamacli.serve.http.call import Call, Endpoint, Server
+from llamacli.serve.http.errors import MethodError, NotFoundError, headers_of, ollama_body, openai_body
+from llamacli.serve.http.middleware import wrap
+from llamacli.serve.http.openapi import description
+from llamacli.serve.http.routes import ROUTES
+from llamacli.serve.http.settings import HttpSettings
+from llamacli.serve.http.sse import to_json
+from llamacli.serve.requests import Engine
+
+LAG_INTERVAL_S = 0.5
+PAGE_POLICY = "default-src 'self'; connect-src 'self'; frame-ancestors 'none'"
+"""Content-security policy of the static files."""
+
+
+def create_app(engine: Engine, settings: HttpSettings | None = None) -> ASGIApp:
+    """ASGI app that serves an engine; the engine's owner closes it."""
+    server = Server(engine, settings or HttpSettings())
+    starlette = Starlette(
+        routes=list(_routes(server)),
+        lifespan=lambda _: _lifespan(server),
+        exception_handlers={HTTPException: _http_error},  # type: ignore[dict-item]
+    )
+    starlette.router.redirect_slashes = False
+    return wrap(starlette, server.settings)
+
+
+def _routes(server: Server) -> Iterator[BaseRoute]:
+    for route in ROUTES:
+        endpoint = Endpoint(route.handler, server, route.name, public=route.public)
+        for path in route.paths:
+            yield Route(path, endpoint, methods=[route.method])
+    document = description(ROUTES)
+
+    async def openapi(call: Call) -> None:
+        await call.respond(document)
+
+    yield Route("/openapi.json", Endpoint(openapi, server, "/openapi.json", public=True), methods=["GET"])
+    if server.settings.page is None:
+        yield Route("/", Endpoint(local.root, server, "/", public=True), methods=["GET"])
+    else:
+        yield Mount("/", Page(StaticFiles(directory=server.settings.page, html=True)))
+
+
+class Page:
+    """Static files, with a strict content-security policy."""
+
+    def __init__(self, files: ASGIApp):
+        self._files = files
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+
+        async def send_with_policy(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["content-security-policy"] = PAGE_POLICY
+                headers["x-content-type-options"] = "nosniff"
+            await send(message)
+
+        await self._files(scope, receive, send_with_policy)
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(server: Server) -> AsyncIterator[None]:
+    """Measure the delay of the event loop while the app runs."""
+    lag = asyncio.create_task(_measure_lag(server))
+    try:
+        yield
+    finally:
+        lag.cancel()
+        server.close()
+
+
+async def _measure_lag(server: Server) -> None:
+    while True:
+        before = time.monotonic()
+        await asyncio.sleep(LAG_INTERVAL_S)
+        server.metrics.observe_lag(max(0.0, time.monotonic() - before - LAG_INTERVAL_S))
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    """Response to a path or method that there is not, or a static file that cannot be read."""
+    path = request.url.path
+    if error.status_code == 405:
+        failure: ServeError = MethodError(f"{path} does not take {request.method}")
+    else:
+        failure = NotFoundError(f"there is no {path}")
+    body = ollama_body(failure) if path.startswith("/api/") else openai_body(failure)
+    headers = {**(error.headers or {}), **headers_of(failure)}
+    return Response(to_json(body), failure.status, headers, "application/json")

@@ -1,0 +1,328 @@
+"""Calls of endpoints: bodies in, JSON or streams out, runs of the engine between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+import attrs
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from llamacli.model import Model
+from llamacli.serve.errors import ServeError, UnknownModelError
+from llamacli.serve.http.access_log import AccessLine
+from llamacli.serve.http.bodies import convert, parse
+from llamacli.serve.http.errors import (
+    ApiKeyError,
+    BodyTimeoutError,
+    BodyTooLargeError,
+    MediaTypeError,
+    as_serve_error,
+)
+from llamacli.serve.http.exposition import HttpMetrics
+from llamacli.serve.http.middleware import has_key, send_error, send_response
+from llamacli.serve.http.settings import HttpSettings
+from llamacli.serve.http.sse import PING, SSE_HEADERS, to_json
+from llamacli.serve.requests import Admitted, Done, Engine, Event, Failed, Finished, ModelInfo, Request, TextDelta
+
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+P = ParamSpec("P")
+
+LARGE_BODY = 64 << 10
+"""Bytes of a body above which it is parsed in the pool, so that the event loop stays free."""
+
+_log = logging.getLogger(__name__)
+
+
+class DisconnectedError(Exception):
+    """The client has closed the connection."""
+
+
+@attrs.frozen
+class Server:
+    """What endpoints work with: the engine, the settings, and threads.
+
+    `pool` runs short work on texts (templates, tokenizing), `compilers` grammars and schemas, which may take longer.
+    """
+
+    engine: Engine
+    settings: HttpSettings
+    pool: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(2, "llamacli-text"))
+    compilers: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(2, "llamacli-grammar"))
+    metrics: HttpMetrics = attrs.field(factory=HttpMetrics)
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function in the pool."""
+        call = functools.partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self.pool, call)
+
+    def find_model(self, name: str | None) -> ModelInfo:
+        """Model of a name or alias; the first one for no name. Raises UnknownModelError."""
+        models = self.engine.models()
+        wanted = (name or "").removesuffix(":latest")
+        for info in models:
+            if wanted in (info.name, *info.aliases, *(alias.removesuffix(":latest") for alias in info.aliases)):
+                return info
+        if models and (not name or self.settings.any_model):
+            return models[0]
+        known = ", ".join(repr(info.name) for info in models)
+        raise UnknownModelError(f"the model {name!r} does not exist; the server has {known}")
+
+    def close(self) -> None:
+        """End the threads."""
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.compilers.shutdown(wait=False, cancel_futures=True)
+
+
+class Call:
+    """Call of an endpoint: one HTTP request and its response."""
+
+    def __init__(self, server: Server, scope: Scope, receive: Receive, send: Send):
+        self.server, self.scope = server, scope
+        self.headers = Headers(scope=scope)
+        self.request_id: str = scope["state"]["request_id"]
+        self.access: AccessLine = scope["state"]["access"]
+        self.key = ""
+        self.path_params: dict[str, str] = scope.get("path_params", {})
+        self._receive, self._send = receive, send
+        self._writing = asyncio.Lock()
+        self._last_write = 0.0
+
+    @property
+    def settings(self) -> HttpSettings:
+        """Settings of the server."""
+        return self.server.settings
+
+    @property
+    def started(self) -> bool:
+        """True once the response has begun."""
+        return self.access.status is not None
+
+    # --- request
+
+    def check_key(self) -> None:
+        """Check the API key, and note which client it is. Raises ApiKeyError."""
+        keys = self.settings.api_keys
+        if not keys:
+            client = self.scope.get("client")
+            self.key = client[0] if client else ""
+            return
+        found = has_key(self.headers, keys)
+        if found is None:
+            raise ApiKeyError("the API key is missing or wrong: send the header Authorization: Bearer KEY")
+        self.key = hashlib.sha256(found.encode()).hexdigest()[:12]
+        self.access.fields["key"] = self.key
+
+    async def raw_body(self) -> dict[str, Any]:
+        """JSON object of the request's body.
+
+        Raises MediaTypeError, BodyTooLargeError, BodyTimeoutError, BadRequestError.
+        """
+        declared = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        # A web page of another origin can send a body without a type and without asking first.
+        if declared not in ("application/json", "") or (not declared and "origin" in self.headers):
+            raise MediaTypeError(f"the body is {declared or 'without a type'}; it must be application/json")
+        try:
+            async with asyncio.timeout(self.settings.body_timeout):
+                data = await self._read()
+        except TimeoutError:
+            seconds = self.settings.body_timeout
+            raise BodyTimeoutError(f"the body did not arrive within {seconds:g} seconds") from None
+        if self.settings.log_texts:
+            _log.info("request %s: %s", self.request_id, data.decode("utf-8", "replace"))
+        return await self.server.run(parse, data) if len(data) > LARGE_BODY else parse(data)
+
+    async def body(self, kind: type[S]) -> S:
+        """Body of the request, checked against a schema."""
+        return convert(await self.raw_body(), kind)
+
+    async def model(self, name: str | None) -> tuple[ModelInfo, Model]:
+        """Loaded model of a name, and what the engine knows of it."""
+        info = self.server.find_model(name)
+        model = await self.server.engine.model(info.name)
+        self.access.fields["model"] = info.name
+        return self.server.find_model(info.name), model
+
+    async def _read(self) -> bytes:
+        limit = self.settings.max_body
+        too_large = BodyTooLargeError(f"the body is larger than the limit of {limit} bytes")
+        length = self.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > limit:
+            raise too_large
+        chunks, n_bytes = [], 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise DisconnectedError
+            chunk = message.get("body", b"")
+            n_bytes += len(chunk)
+            if n_bytes > limit:
+                raise too_large
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(chunks)
+
+    # --- engine
+
+    @contextlib.asynccontextmanager
+    async def run(self, request: Request) -> AsyncGenerator[AsyncIterator[Event]]:
+        """Submit a request; its events after admission.
+
+        Raises what `Engine.submit` raises, and the error of a request that fails before it is admitted. The request is
+        cancelled when the context ends before it, and when the client disconnects: then events end with
+        DisconnectedError.
+        """
+        stream = self.server.engine.submit(request)
+        gone = asyncio.create_task(self._wait_for_disconnect())
+        gone.add_done_callback(lambda task: None if task.cancelled() else stream.cancel())
+        events = aiter(stream)
+        try:
+            first = await anext(events, None)
+            if first is None:
+                raise DisconnectedError
+            if isinstance(first, Failed):
+                raise first.error
+            assert isinstance(first, Admitted)
+            self.access.fields["queue"] = first.queue_s
+            yield self._noted(events)
+        finally:
+            stream.cancel()
+            gone.cancel()
+
+    async def _noted(self, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
+        """Events with errors raised, and numbers noted for the log."""
+        fields, reasons = self.access.fields, []
+        async for event in events:
+            match event:
+                case Failed():
+                    raise event.error
+                case TextDelta() if "ttft" not in fields:
+                    fields["ttft"] = self.access.seconds
+                case Finished():
+                    reasons.append(event.reason)
+                case Done():
+                    usage = event.usage
+                    fields |= {"prompt": usage.prompt, "cached": usage.cached, "generated": usage.generated}
+                    fields |= {"finish": ",".join(dict.fromkeys(reasons))} if reasons else {}
+                    if event.timings.n_preempted:
+                        fields["preempted"] = event.timings.n_preempted
+            yield event
+            if isinstance(event, Done):
+                return
+        raise DisconnectedError
+
+    async def _wait_for_disconnect(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    # --- response
+
+    async def respond(self, value: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        """Send a response of JSON."""
+        await self.respond_bytes(to_json(value), "application/json", status, headers)
+
+    async def respond_bytes(
+        self, body: bytes, content_type: str, status: int = 200, headers: dict[str, str] | None = None
+    ) -> None:
+        """Send a response."""
+        await self._guard(send_response(self._send, status, {"content-type": content_type, **(headers or {})}, body))
+
+    async def fail(self, error: ServeError) -> None:
+        """Send a response with an error."""
+        await send_error(self.scope, self._send, error)
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, headers: dict[str, str] = SSE_HEADERS, error_event: Callable[[ServeError], bytes] | None = None
+    ) -> AsyncGenerator[Callable[[bytes], Awaitable[None]]]:
+        """Send a response piece by piece, by the function that this context gives.
+
+        After some seconds of silence a comment is sent, where the stream is of server-sent events. An error that comes
+        now is sent as `error_event` formats it, and the connection is cut: the response does not end properly, so that
+        no client takes it for whole.
+        """
+        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await self._guard(self._send({"type": "http.response.start", "status": 200, "headers": encoded}))
+        pings = asyncio.create_task(self._ping()) if headers is SSE_HEADERS else None
+        try:
+            yield self._write
+            await self._guard(self._send({"type": "http.response.body", "body": b""}))
+        except DisconnectedError:
+            raise
+        except Exception as error:
+            failure = as_serve_error(error, self.request_id)
+            self.access.fields["error"] = failure.code or failure.type
+            if error_event is not None:
+                await self._write(error_event(failure))
+            raise DisconnectedError from None
+        finally:
+            if pings is not None:
+                pings.cancel()
+
+    async def _write(self, data: bytes) -> None:
+        async with self._writing:
+            await self._guard(self._send({"type": "http.response.body", "body": data, "more_body": True}))
+            self._last_write = time.monotonic()
+
+    async def _ping(self) -> None:
+        interval = self.settings.ping_interval
+        self._last_write = time.monotonic()
+        with contextlib.suppress(DisconnectedError):
+            while True:
+                silent = time.monotonic() - self._last_write
+                if silent >= interval:
+                    await self._write(PING)
+                    silent = 0.0
+                await asyncio.sleep(interval - silent)
+
+    async def _guard(self, sending: Awaitable[None]) -> None:
+        """Cut the connection of a client that reads nothing for `write_timeout`."""
+        try:
+            async with asyncio.timeout(self.settings.write_timeout):
+                await sending
+        except TimeoutError:
+            abort = self.scope["state"].get("abort")
+            if abort is not None:
+                abort()
+            self.access.fields["error"] = "write_timeout"
+            raise DisconnectedError from None
+
+
+Handler = Callable[[Call], Awaitable[None]]
+
+
+class Endpoint:
+    """ASGI app of one endpoint.
+
+    Checks the key, unless it is `public`, and turns exceptions of its handler into responses.
+    """
+
+    def __init__(self, handler: Handler, server: Server, name: str, *, public: bool = False):
+        self._handler, self._server, self._name, self._public = handler, server, name, public
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        call = Call(self._server, scope, receive, send)
+        try:
+            if not self._public:
+                call.check_key()
+            await self._handler(call)
+        except DisconnectedError:
+            return
+        except Exception as error:
+            failure = as_serve_error(error, call.request_id)
+            call.access.fields["error"] = failure.code or failure.type
+            if not call.started:
+                await call.fail(failure)
+        finally:
+            self._server.metrics.count(self._name, call.access.status)

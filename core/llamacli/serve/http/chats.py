@@ -1,0 +1,213 @@
+"""Chat requests of the API to requests of the engine."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from llamacli.chat.codec import ChatCodec
+from llamacli.chat.template import Rendering
+from llamacli.errors import ChatTemplateError, InvalidRequestError
+from llamacli.model import Model
+from llamacli.serve.http.constraints import Constraint, ToolUse, reply_constraint, schema_of
+from llamacli.serve.http.errors import BadRequestError
+from llamacli.serve.http.schemas.chat import UNSUPPORTED, ChatMessage, ChatRequest, Tool, ToolChoice
+from llamacli.serve.requests import ReplyFormat
+
+_ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_codecs: weakref.WeakKeyDictionary[Model, dict[tuple[str | None, bool], ChatCodec]] = weakref.WeakKeyDictionary()
+
+
+@attrs.frozen
+class Prompt:
+    """Rendered conversation: its text, token ids, format of the reply, and the grammar of the reply."""
+
+    text: str
+    ids: tuple[int, ...]
+    reply: ReplyFormat
+    constraint: Constraint
+
+
+def check_supported(body: dict[str, Any]) -> None:
+    """Refuse fields that would change the reply and are not supported. Raises BadRequestError."""
+    for name in UNSUPPORTED:
+        if body.get(name):
+            raise BadRequestError(f"{name}: it is not supported", name, "unsupported_parameter")
+    modalities = body.get("modalities")
+    if modalities and modalities != ["text"]:
+        raise BadRequestError(f"modalities: only ['text'] is supported, not {modalities}", "modalities",
+                              "unsupported_parameter")  # fmt: skip
+
+
+def chat_prompt(request: ChatRequest, model: Model, template: str | None) -> Prompt:
+    """Render and tokenize a chat request.
+
+    Raises BadRequestError for what the model's template or its syntax cannot express.
+    """
+    schema, grammar = schema_of(request.response_format, request.json_schema, request.grammar)
+    tools = tool_use(request)
+    if tools is not None and tools.required and (schema is not None or grammar is not None):
+        raise BadRequestError("tool_choice: a required call excludes response_format and grammar", "tool_choice")
+    messages = as_dicts(request.messages)
+    variables = template_variables(request)
+    described = None if tools is None else tools_as_dicts(request.tools or ())
+    continues = bool(request.continue_final_message)
+    if continues and (messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls")):
+        raise BadRequestError("continue_final_message: the last message must be text of the assistant", "messages")
+    codec = codec_of(model, template, tools is not None)
+    begun = messages.pop()["content"] if continues else ""
+    try:
+        rendering = codec.render(messages, tools=described, variables=variables)
+    except ChatTemplateError as error:
+        raise BadRequestError(str(error), "messages", "chat_template_error") from None
+    except InvalidRequestError as error:
+        raise BadRequestError(str(error), "chat_template_kwargs") from None
+    rendering = _continued(rendering, begun) if begun else rendering
+    ids = tuple(codec.encode(rendering))
+    if not ids:
+        raise BadRequestError("the chat template renders an empty prompt", "messages", "chat_template_error")
+    constraint = reply_constraint(codec, rendering.text, schema, grammar, tools)
+    return Prompt(rendering.text, ids, reply_format(codec, rendering, tools is not None, variables), constraint)
+
+
+def codec_of(model: Model, template: str | None, tools: bool) -> ChatCodec:
+    """Codec of a model's chat template, kept with the model. Raises BadRequestError if it has no template."""
+    kept = _codecs.setdefault(model, {})
+    codec = kept.get((template, tools))
+    if codec is None:
+        try:
+            codec = model.create_chat_codec(template, tools=tools)
+        except ChatTemplateError as error:
+            raise BadRequestError(str(error), None, "chat_template_error") from None
+        kept[template, tools] = codec
+    return codec
+
+
+def reply_format(codec: ChatCodec, rendering: Rendering, tools: bool, variables: dict[str, Any]) -> ReplyFormat:
+    """Format of the reply to a rendering."""
+    ends = codec.ends(variables)
+    markers = {token: codec.spelled(token) for token in codec.template.structure}
+    return ReplyFormat(
+        syntax=codec.format.syntax,
+        prompt=rendering.text,
+        tools=tools,
+        markers={token: text for token, text in markers.items() if text},
+        end_ids=ends.tokens,
+        end_text=ends.text,
+    )
+
+
+def as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages as chat templates take them. Raises BadRequestError, naming the message."""
+    return [_as_dict(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def tool_use(request: ChatRequest) -> ToolUse | None:
+    """Tools that the reply may or must call, None for none. Raises BadRequestError."""
+    choice = request.tool_choice
+    tools = tools_as_dicts(request.tools or ())
+    if isinstance(choice, ToolChoice):
+        named = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
+        if not named:
+            raise BadRequestError(f"tool_choice: there is no tool {choice.function.name!r}", "tool_choice")
+        return ToolUse(named, required=True, parallel=False)
+    if choice not in (None, "none", "auto", "required"):
+        raise BadRequestError(
+            f"tool_choice is {choice!r}; it must be none, auto, required or a function's name in an object",
+            "tool_choice",
+        )
+    if choice == "required" and not tools:
+        raise BadRequestError("tool_choice: required needs tools", "tool_choice")
+    if not tools or choice == "none":
+        return None
+    return ToolUse(tools, choice == "required", request.parallel_tool_calls is not False)
+
+
+def template_variables(request: ChatRequest) -> dict[str, Any]:
+    """Variables of the chat template that a request sets."""
+    variables = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort == "none":
+        variables["enable_thinking"] = False
+    elif request.reasoning_effort is not None:
+        variables["reasoning_effort"] = request.reasoning_effort
+    if request.enable_thinking is not None:
+        variables["enable_thinking"] = request.enable_thinking
+    return variables
+
+
+def _as_dict(message: ChatMessage, path: str) -> dict[str, Any]:
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise BadRequestError(f"{path}.role is {message.role!r}; it must be one of {', '.join(_ROLES)}", f"{path}.role")
+    if message.content is None and role != "assistant":
+        raise BadRequestError(f"{path}.content: it is required", f"{path}.content", "missing_required_parameter")
+    result: dict[str, Any] = {"role": role, "content": _text(message, path)}
+    reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+    if reasoning:
+        result["reasoning_content"] = reasoning
+    if message.tool_calls:
+        result["tool_calls"] = [
+            {
+                "id": call.id or "",
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.name is not None:
+        result["name"] = message.name
+    if message.tool_call_id is not None:
+        result["tool_call_id"] = message.tool_call_id
+    return result
+
+
+def _text(message: ChatMessage, path: str) -> str:
+    if isinstance(message.content, str) or message.content is None:
+        return message.content or ""
+    texts = []
+    for i, part in enumerate(message.content):
+        if part.type != "text" or part.text is None:
+            raise BadRequestError(
+                f"{path}.content[{i}]: parts of type {part.type!r} are not supported, only text",
+                f"{path}.content[{i}].type",
+                "unsupported_content",
+            )
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def _arguments(arguments: str | dict[str, Any] | None) -> Any:
+    """Arguments for the template: an object where the text is one, else the text as it is."""
+    if not isinstance(arguments, str):
+        return arguments or {}
+    try:
+        parsed = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
+
+
+def tools_as_dicts(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Tools as chat templates take them."""
+    described = []
+    for tool in tools:
+        function: dict[str, Any] = {"name": tool.function.name}
+        if tool.function.description is not None:
+            function["description"] = tool.function.description
+        function["parameters"] = tool.function.parameters or {"type": "object", "properties": {}}
+        described.append({"type": "function", "function": function})
+    return described
+
+
+def _continued(rendering: Rendering, text: str) -> Rendering:
+    """Rendering with the beginning of the reply."""
+    parts = list(rendering.parts)
+    if parts and isinstance(parts[-1], str):
+        parts[-1] += text
+    else:
+        parts.append(text)
+    return Rendering(rendering.text + text, parts)

@@ -1,0 +1,299 @@
+"""Grammars of replies: JSON Schemas, tool calls, and reasoning before them."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from llamacli.chat.codec import ChatCodec
+from llamacli.chat.syntax import Channels, Spans, json_calls
+from llamacli.errors import InvalidRequestError
+from llamacli.model import Model
+from llamacli.sampling import SamplerChain, SamplingParams, build_chain
+from llamacli.serve.http.errors import BadRequestError
+from llamacli.serve.http.schemas.common import MAX_SCHEMA, ResponseFormat
+from llamacli.tokenizer import Tokenizer
+
+_SPACE = r"/[ \t\r\n]{0,16}/"
+_JSON_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
+_MAX_KEPT = 64
+
+_chains: weakref.WeakKeyDictionary[Model, dict[SamplingParams, SamplerChain]] = weakref.WeakKeyDictionary()
+
+
+@attrs.frozen
+class Constraint:
+    """Grammar of a reply, as fields of SamplingParams; all None leaves it free."""
+
+    grammar: str | None = None
+    json_schema: str | None = None
+    triggers: tuple[str, ...] = ()
+
+    @property
+    def is_free(self) -> bool:
+        """True without a grammar."""
+        return self.grammar is None and self.json_schema is None
+
+
+FREE = Constraint()
+
+
+@attrs.frozen
+class ToolUse:
+    """Tools that a reply may call, or must with `required`; one call at most unless `parallel`."""
+
+    tools: Sequence[Mapping[str, Any]]
+    required: bool = False
+    parallel: bool = True
+
+
+def schema_of(
+    response_format: ResponseFormat | None, json_schema: Any, grammar: str | None
+) -> tuple[dict[str, Any] | bool | None, str | None]:
+    """JSON Schema and GBNF grammar that a request asks for; at most one of them. Raises BadRequestError."""
+    kind = "text" if response_format is None else response_format.type
+    schema: Any = json_schema
+    if kind not in ("text", "json_object", "json_schema"):
+        raise BadRequestError(
+            f"response_format.type is {kind!r}; it must be text, json_object or json_schema", "response_format.type"
+        )
+    if sum([kind != "text", json_schema is not None, grammar is not None]) > 1:
+        raise BadRequestError("response_format, json_schema and grammar exclude each other", "response_format")
+    if response_format is not None and kind == "json_object":
+        schema = {"type": "object"} if response_format.schema is None else response_format.schema
+    if response_format is not None and kind == "json_schema":
+        if response_format.json_schema is None:
+            raise BadRequestError(
+                "response_format.json_schema: it is required",
+                "response_format.json_schema",
+                "missing_required_parameter",
+            )
+        schema = response_format.json_schema.schema
+    if schema is not None and not isinstance(schema, dict | bool):
+        raise BadRequestError("a JSON Schema must be an object or a boolean", "response_format", "invalid_schema")
+    size = len(grammar.encode()) if grammar is not None else len(json.dumps(schema)) if schema is not None else 0
+    if size > MAX_SCHEMA:
+        raise BadRequestError(f"the schema has {size} bytes; {MAX_SCHEMA} are allowed", None, "invalid_schema")
+    return schema, grammar
+
+
+def completion_constraint(schema: dict[str, Any] | bool | None, grammar: str | None) -> Constraint:
+    """Constraint of a text without a chat format."""
+    return Constraint(grammar, None if schema is None else json.dumps(schema))
+
+
+def reply_constraint(
+    codec: ChatCodec, prompt: str, schema: dict[str, Any] | bool | None, grammar: str | None, tools: ToolUse | None
+) -> Constraint:
+    """Constraint of a chat reply to a rendered prompt.
+
+    A JSON Schema applies to the text for the user, after any reasoning; a GBNF grammar to all of the reply. Tool calls
+    follow their schemas from the opening marker on. Raises BadRequestError if calls are required in a syntax that has
+    no grammar here.
+    """
+    if grammar is not None:
+        return Constraint(grammar)
+    syntax = codec.format.syntax
+    writer: _Writer | None = None
+    if isinstance(syntax, Spans):
+        writer = _SpansWriter(codec.tokenizer, syntax, prompt)
+    elif isinstance(syntax, Channels):
+        writer = _ChannelsWriter(codec.tokenizer, syntax, prompt)
+    calls = None if writer is None or tools is None else writer.calls(tools)
+    if tools is not None and tools.required and calls is None:
+        name = codec.format.name
+        raise BadRequestError(f"tool_choice: chat format {name!r} cannot be made to call tools", "tool_choice")
+    if tools is not None and tools.required:
+        assert writer is not None
+        assert calls is not None
+        return writer.constraint(calls)
+    if schema is not None:
+        if writer is None:
+            return Constraint(json_schema=json.dumps(schema))
+        if calls is None and writer.begins_at_once:
+            return Constraint(json_schema=json.dumps(schema))
+        text = writer.json_text(schema)
+        return writer.constraint(text if calls is None else f"{text} | {calls}")
+    if calls is not None and writer is not None:
+        return writer.lazy_constraint(calls)
+    return FREE
+
+
+def chain(model: Model, params: SamplingParams) -> SamplerChain:
+    """Sampler chain of parameters with a grammar, which takes time to compile.
+
+    The latest are kept with the model. Raises BadRequestError.
+    """
+    kept = _chains.setdefault(model, {})
+    found = kept.get(params)
+    if found is None:
+        try:
+            found = build_chain(params, model.tokenizer, model.find_sampler)
+        except InvalidRequestError as error:
+            is_grammar = str(error).startswith(("grammar", "json_schema"))
+            param = "response_format" if is_grammar else None
+            raise BadRequestError(str(error), param, "invalid_schema" if is_grammar else None) from None
+        if len(kept) >= _MAX_KEPT:
+            kept.clear()
+        kept[params] = found
+    return found
+
+
+class _Writer:
+    """Writer of llguidance's Lark for one syntax; `rules` are added as they are needed."""
+
+    begins_at_once = False
+    triggers: tuple[str, ...] = ()
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._rules: dict[str, str] = {}
+
+    def calls(self, tools: ToolUse) -> str | None:
+        """Expression of the tool calls, None if their grammar is not known."""
+        raise NotImplementedError
+
+    def json_text(self, schema: dict[str, Any] | bool) -> str:
+        """Expression of a text for the user by a JSON Schema."""
+        raise NotImplementedError
+
+    def reasoning(self) -> str:
+        """Expression of the reasoning before the text, "" for none."""
+        raise NotImplementedError
+
+    def constraint(self, body: str) -> Constraint:
+        """Constraint from the reply's beginning."""
+        self._rules["body"] = body
+        return self._made(f"{self.reasoning()} body".strip())
+
+    def lazy_constraint(self, calls: str) -> Constraint:
+        """Constraint from the opening marker of a tool call on."""
+        return Constraint(self._made(calls).grammar, triggers=self.triggers) if self.triggers else FREE
+
+    def marker(self, text: str) -> str:
+        """Expression of a marker: its special token, or its text."""
+        token = self._tokenizer.token_id(text)
+        if token is not None and not self._tokenizer.piece_bytes(token):
+            return f"<[{token}]>"
+        return json.dumps(text)
+
+    def until(self, name: str, closes: str) -> str:
+        """Name of a rule for any text up to a marker, which is part of it."""
+        marker = self.marker(closes)
+        if marker.startswith("<"):
+            self._rules["ANY"] = r"/(.|\n)*/"
+            self._rules[name] = f"ANY {marker}"
+        else:
+            self._rules[f"{name}[suffix={marker}]"] = r"/(.|\n)*/"
+        return name
+
+    def json(self, name: str, schema: dict[str, Any] | bool) -> str:
+        """Name of a rule for JSON valid under a schema."""
+        options = {"whitespace_pattern": _JSON_SPACE, "coerce_one_of": True}
+        given = {} if schema is True else {"not": {}} if schema is False else schema
+        self._rules[name] = f"%json {json.dumps({**given, 'x-guidance': options})}"
+        return name
+
+    def _made(self, start: str) -> Constraint:
+        rules = "\n".join(f"{name}: {rule}" for name, rule in self._rules.items())
+        return Constraint(f"%llguidance {{}}\nstart: {start}\n{rules}\n")
+
+
+class _SpansWriter(_Writer):
+    def __init__(self, tokenizer: Tokenizer, syntax: Spans, prompt: str):
+        super().__init__(tokenizer)
+        self._syntax = syntax
+        reasoning = syntax.reasoning
+        self._is_open = reasoning is not None and prompt.rstrip().endswith(reasoning.opens.rstrip())
+        self.begins_at_once = reasoning is None
+        if syntax.calls is not None and syntax.calls.opens:
+            self.triggers = (syntax.calls.opens,)
+
+    def calls(self, tools: ToolUse) -> str | None:
+        syntax = self._syntax.calls
+        if syntax is None or syntax.parse is not json_calls:
+            return None
+        rules = []
+        for i, tool in enumerate(tools.tools):
+            function = tool["function"]
+            arguments = function.get("parameters") or {"type": "object"}
+            rules.append(self.json(f"call_{i}", _call_schema(function["name"], arguments)))
+        opens = self.marker(syntax.opens) if syntax.opens else ""
+        closes = self.marker(syntax.closes) if syntax.closes else ""
+        self._rules["call"] = f"{opens} {_SPACE} ({' | '.join(rules)}) {_SPACE} {closes}"
+        if not tools.parallel:
+            return "call"
+        self._rules["calls"] = f"call ({_SPACE} call)*"
+        return "calls"
+
+    def json_text(self, schema: dict[str, Any] | bool) -> str:
+        return self.json("text", schema)
+
+    def reasoning(self) -> str:
+        span = self._syntax.reasoning
+        if span is None:
+            return ""
+        rest = self.until("thoughts", span.closes)
+        if self._is_open:
+            return f"{rest} {_SPACE}"
+        self._rules["reasoning"] = f"{self.marker(span.opens)} {rest} {_SPACE}"
+        return "reasoning?"
+
+
+class _ChannelsWriter(_Writer):
+    """Writer for messages with channel headers, after a prompt that has begun the first header."""
+
+    def __init__(self, tokenizer: Tokenizer, syntax: Channels, prompt: str):
+        super().__init__(tokenizer)
+        self._syntax = syntax
+        self._role = prompt.rpartition(syntax.starts)[2]
+
+    def calls(self, tools: ToolUse) -> str | None:
+        alternatives = []
+        for i, tool in enumerate(tools.tools):
+            function = tool["function"]
+            arguments = self.json(f"arguments_{i}", function.get("parameters") or {"type": "object"})
+            to = json.dumps(f" to={self._syntax.recipient}{function['name']}")
+            header = f'({to} {self._channel} "commentary" | {self._channel} "commentary" {to})'
+            alternatives.append(f'{header} " "? {self._json_type} {self.marker(self._syntax.begins)} {arguments}')
+        return " | ".join(alternatives)
+
+    def json_text(self, schema: dict[str, Any] | bool) -> str:
+        text = self.json("text", schema)
+        return f"{self._channel} {json.dumps(self._syntax.final)} {self.marker(self._syntax.begins)} {text}"
+
+    def reasoning(self) -> str:
+        thoughts = self.until("thoughts", self._syntax.ends[0])
+        begins, starts = self.marker(self._syntax.begins), self.marker(self._syntax.starts)
+        self._rules["reasoning"] = f'{self._channel} "analysis" {begins} {thoughts} {starts} {json.dumps(self._role)}'
+        return "reasoning?"
+
+    @property
+    def _channel(self) -> str:
+        return self.marker(self._syntax.channel)
+
+    @property
+    def _json_type(self) -> str:
+        """The note that the text is JSON, if the vocabulary has its marker."""
+        note = "<|constrain|>"
+        return "" if self._tokenizer.token_id(note) is None else f'({self.marker(note)} "json")?'
+
+
+def _call_schema(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Schema of a call with a name and arguments, under either of the two usual keys."""
+    definitions = {key: arguments[key] for key in ("$defs", "definitions") if key in arguments}
+    own = {key: value for key, value in arguments.items() if key not in definitions}
+
+    def call(key: str) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {"name": {"const": name}, key: own},
+            "required": ["name", key],
+            "additionalProperties": False,
+        }
+
+    return {"anyOf": [call("arguments"), call("parameters")], **definitions}

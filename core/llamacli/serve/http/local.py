@@ -1,0 +1,160 @@
+"""Endpoints of llama.cpp's and vLLM's servers: tokens, templates, properties, state."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import PurePath
+from typing import Any
+
+import attrs
+
+from llamacli.chat.formats import own_templates
+from llamacli.errors import ChatTemplateError, InvalidRequestError, TokenizerError
+from llamacli.model import Model
+from llamacli.serve.http.bodies import convert
+from llamacli.serve.http.call import Call
+from llamacli.serve.http.chats import as_dicts, chat_prompt, check_supported, codec_of, tools_as_dicts
+from llamacli.serve.http.constraints import FREE
+from llamacli.serve.http.errors import BadRequestError, DisabledError
+from llamacli.serve.http.exposition import CONTENT_TYPE, exposition
+from llamacli.serve.http.generation import sampling_params
+from llamacli.serve.http.schemas.chat import ChatRequest
+from llamacli.serve.http.schemas.common import Sampling
+from llamacli.serve.http.schemas.local import DetokenizeRequest, TokenizeRequest
+
+
+async def tokenize(call: Call) -> None:
+    """Token ids of a text or of a conversation."""
+    request = await call.body(TokenizeRequest)
+    info, model = await call.model(request.model)
+    ids = await call.server.run(_tokenized, request, model, call.settings.template)
+    result: dict[str, Any] = {"tokens": ids}
+    if request.with_pieces:
+        result["tokens"] = [{"id": token, "piece": _piece(model, token)} for token in ids]
+    if request.content is None:
+        result |= {"count": len(ids), "max_model_len": info.n_ctx}
+    await call.respond(result)
+
+
+async def detokenize(call: Call) -> None:
+    """Text of token ids, special tokens spelled; `prompt` is vLLM's name of it."""
+    request = await call.body(DetokenizeRequest)
+    _, model = await call.model(request.model)
+    try:
+        text = await call.server.run(model.tokenizer.decode, request.tokens, unparse_special=True)
+    except InvalidRequestError as error:
+        raise BadRequestError(f"tokens: {error}", "tokens") from None
+    await call.respond({"content": text, "prompt": text})
+
+
+async def apply_template(call: Call) -> None:
+    """Prompt of a conversation, rendered and not evaluated."""
+    body = await call.raw_body()
+    check_supported(body)
+    request = convert(body, ChatRequest)
+    _, model = await call.model(request.model)
+    prompt = await call.server.run(chat_prompt, request, model, call.settings.template)
+    await call.respond({"prompt": prompt.text, "n_tokens": len(prompt.ids)})
+
+
+async def props(call: Call) -> None:
+    """Properties of the server and its first model, as llama-server's."""
+    info, model = await call.model(None)
+    n_ctx = info.n_ctx or model.config.seq_len
+    params = attrs.asdict(sampling_params(Sampling(), model, n_ctx, FREE))
+    template = call.settings.template or own_templates(model.metadata).get("default", "")
+    await call.respond(
+        {
+            "default_generation_settings": {"n_ctx": n_ctx, "params": params},
+            "total_slots": call.settings.total_slots,
+            "model_alias": info.name,
+            "model_path": PurePath(info.path).name,
+            "chat_template": template,
+            "n_ctx": n_ctx,
+            "build_info": f"llamacli {version()}",
+        }
+    )
+
+
+async def health(call: Call) -> None:
+    """State of the server: 200 while it can serve, else 503."""
+    status = call.server.engine.stats().status
+    if status == "ok":
+        await call.respond({"status": "ok"})
+        return
+    messages = {"loading": "Loading model", "draining": "Shutting down", "stuck": "The engine does not advance"}
+    error = {"message": messages[status], "type": "unavailable_error", "param": None, "code": status}
+    await call.respond({"error": error}, 503, {"retry-after": "1"})
+
+
+async def metrics(call: Call) -> None:
+    """Metrics for Prometheus."""
+    server = call.server
+    text = exposition(server.engine.stats(), server.metrics, llamacpp=call.settings.llamacpp_metrics)
+    await call.respond_bytes(text, CONTENT_TYPE)
+
+
+async def slots(call: Call) -> None:
+    """Requests that run, with counts and without texts; off unless `--slots` is given."""
+    if not call.settings.slots:
+        raise DisabledError("this server does not show its slots; start it with --slots")
+    stats = call.server.engine.stats()
+    await call.respond(
+        [
+            {"model": name, **attrs.asdict(slot), "is_processing": True}
+            for name, one in stats.models.items()
+            for slot in one.slots
+        ]
+    )
+
+
+async def root(call: Call) -> None:
+    """Greeting at `/`, where there is no page."""
+    await call.respond_bytes(
+        b"llamacli is running; its API is described in /openapi.json\n", "text/plain; charset=utf-8"
+    )
+
+
+def version() -> str:
+    """Version of this package, "unknown" if it is not installed."""
+    try:
+        return importlib.metadata.version("llamacli")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _tokenized(request: TokenizeRequest, model: Model, template: str | None) -> list[int]:
+    given = [text for text in (request.content, request.prompt, request.messages) if text is not None]
+    if len(given) != 1:
+        raise BadRequestError("give one of content, prompt and messages", "content", "missing_required_parameter")
+    try:
+        if request.messages is not None:
+            return _conversation(request, model, template)
+        text = request.prompt if request.content is None else request.content
+        assert text is not None
+        add_special = request.add_special if request.content is not None else request.add_special_tokens is not False
+        parse_special = request.parse_special if request.parse_special is not None else request.content is not None
+        return model.tokenizer.encode(text, add_special=bool(add_special), parse_special=parse_special)
+    except TokenizerError as error:
+        raise BadRequestError(str(error), "content") from None
+
+
+def _conversation(request: TokenizeRequest, model: Model, template: str | None) -> list[int]:
+    codec = codec_of(model, template, bool(request.tools))
+    try:
+        rendering = codec.render(
+            as_dicts(request.messages or ()),
+            tools=tools_as_dicts(request.tools or ()),
+            add_generation_prompt=request.add_generation_prompt is not False,
+        )
+    except ChatTemplateError as error:
+        raise BadRequestError(str(error), "messages", "chat_template_error") from None
+    return codec.encode(rendering)
+
+
+def _piece(model: Model, token: int) -> str | list[int]:
+    piece = model.tokenizer.piece_bytes(token, unparse_special=True)
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)

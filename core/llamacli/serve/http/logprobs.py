@@ -1,0 +1,73 @@
+"""Log-probabilities in the shapes of OpenAI's API."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Any
+
+from llamacli.serve.requests import TokenLogprob
+
+MIN_LOGPROB = -9999.0
+"""Log-probability in place of minus infinity, which JSON does not have."""
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprob], n_top: int) -> dict[str, Any]:
+    """Log-probabilities of a chat's tokens, with the `n_top` most probable of each."""
+    content = [
+        {
+            **_entry(token.piece, token.logprob),
+            "top_logprobs": [_entry(piece, logprob) for _, piece, logprob in token.top[:n_top]],
+        }
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+class CompletionLogprobs:
+    """Log-probabilities of a completion; `offset` counts the characters of the text so far."""
+
+    def __init__(self, n_top: int, offset: int = 0):
+        self._n_top, self._offset = n_top, offset
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Log-probabilities of the next tokens.
+
+        `top_logprobs` have each token itself too, as OpenAI's have.
+        """
+        result: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for token in tokens:
+            text = _name(token.piece)
+            result["tokens"].append(text)
+            result["text_offset"].append(self._offset)
+            self._offset += len(self._decoder.decode(token.piece))
+            if token.logprob is None:
+                result["token_logprobs"].append(None)
+                result["top_logprobs"].append(None)
+                continue
+            top = {_name(piece): finite(logprob) for _, piece, logprob in reversed(token.top[: self._n_top])}
+            result["token_logprobs"].append(finite(token.logprob))
+            result["top_logprobs"].append({**dict(reversed(top.items())), text: finite(token.logprob)})
+        return result
+
+
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can hold."""
+    return max(logprob, MIN_LOGPROB)
+
+
+def _entry(piece: bytes, logprob: float | None) -> dict[str, Any]:
+    return {
+        "token": piece.decode("utf-8", "replace"),
+        "logprob": finite(MIN_LOGPROB if logprob is None else logprob),
+        "bytes": list(piece),
+    }
+
+
+def _name(piece: bytes) -> str:
+    """Text of a token; of a part of a character its bytes, so that names differ."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

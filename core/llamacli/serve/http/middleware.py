@@ -1,0 +1,164 @@
+"""ASGI middleware: request ids, Host check, CORS, access log, last line of defence."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llamacli.serve.http.access_log import AccessLine
+from llamacli.serve.http.errors import HostError, as_serve_error, headers_of, ollama_body, openai_body
+from llamacli.serve.http.settings import HttpSettings
+from llamacli.serve.http.sse import to_json
+
+MAX_REQUEST_ID = 128
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+_EXPOSED = "x-request-id, retry-after"
+_PREFLIGHT_S = "600"
+
+
+class RequestContext:
+    """Outermost middleware.
+
+    Gives each request an id (the client's own if it is short and printable) and a line in the access log, in the
+    scope's state under `request_id` and `access`. An exception that gets here is answered with 500, without its text;
+    after the response has begun the connection is cut.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(Headers(scope=scope).get("x-request-id"))
+        access = AccessLine(scope["method"], scope["path"], request_id)
+        state = scope.setdefault("state", {})
+        state["request_id"], state["access"] = request_id, access
+        state["abort"] = getattr(getattr(getattr(send, "__self__", None), "transport", None), "abort", None)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                access.status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            failure = as_serve_error(error, request_id)
+            if access.status is None:
+                await send_error(scope, send_with_id, failure)
+        finally:
+            access.write()
+
+
+class HostCheck:
+    """Refusal of requests whose header Host is not a name of this machine.
+
+    On loopback, this keeps web pages from reaching the server under a name of theirs (DNS rebinding).
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Iterable[str]):
+        self._app, self._allowed = app, frozenset(name.lower() for name in allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] == "http":
+            host = host_name(Headers(scope=scope).get("host", ""))
+            if host not in self._allowed and not host.endswith(".localhost"):
+                error = HostError(f"the header Host names {host!r}; --allowed-host accepts further names")
+                await send_error(scope, send, error)
+                return
+        await self._app(scope, receive, send)
+
+
+class Cors:
+    """Cross-origin resource sharing for listed origins; "*" is any."""
+
+    def __init__(self, app: ASGIApp, origins: Iterable[str]):
+        self._app, self._origins = app, frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        origin = headers.get("origin")
+        if origin is None or not ("*" in self._origins or origin in self._origins):
+            await self._app(scope, receive, send)
+            return
+        given = {"access-control-allow-origin": origin, "vary": "Origin", "access-control-expose-headers": _EXPOSED}
+        if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+            given |= {
+                "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
+                "access-control-allow-headers": headers.get("access-control-request-headers", "*"),
+                "access-control-max-age": _PREFLIGHT_S,
+            }
+            await send_response(send, 204, given, b"")
+            return
+
+        async def send_with_origin(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(given)
+            await send(message)
+
+        await self._app(scope, receive, send_with_origin)
+
+
+def wrap(app: ASGIApp, settings: HttpSettings) -> ASGIApp:
+    """Put the middleware that the settings ask for around an app."""
+    app = Cors(app, settings.cors_origins) if settings.cors_origins else app
+    if is_loopback(settings.host):
+        app = HostCheck(app, {*LOOPBACK_NAMES, settings.host, *settings.allowed_hosts})
+    return RequestContext(app)
+
+
+def is_loopback(host: str) -> bool:
+    """True for a host name or address that only this machine can reach."""
+    return host in LOOPBACK_NAMES or host.startswith("127.") or host.endswith(".localhost")
+
+
+def host_name(header: str) -> str:
+    """Host name of the header Host, without a port, in lower case."""
+    header = header.strip().lower()
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0]
+
+
+def has_key(headers: Headers, keys: Iterable[str]) -> str | None:
+    """API key of `keys` that a request sends, None if it sends none; takes the same time for all."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    found = None
+    for key in keys:
+        if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode()):
+            found = key
+    return found
+
+
+async def send_response(send: Send, status: int, headers: dict[str, str], body: bytes) -> None:
+    """Send a whole response."""
+    encoded = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
+    encoded.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(scope: Scope, send: Send, error: Any) -> None:
+    """Send an error in the dialect of the path."""
+    body = ollama_body(error) if scope["path"].startswith("/api/") else openai_body(error)
+    headers = {"content-type": "application/json", **headers_of(error)}
+    await send_response(send, error.status, headers, to_json(body))
+
+
+def _request_id(given: str | None) -> str:
+    if given and len(given) <= MAX_REQUEST_ID and given.isascii() and given.isprintable():
+        return given
+    return secrets.token_hex(8)

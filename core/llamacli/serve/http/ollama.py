@@ -1,0 +1,383 @@
+"""Endpoints of ollama's API, `/api/*`, for its official clients."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Any
+
+from llamacli.chat.formats import own_templates
+from llamacli.serve.http import local
+from llamacli.serve.http.call import Call
+from llamacli.serve.http.chats import codec_of
+from llamacli.serve.http.constraints import Constraint, completion_constraint
+from llamacli.serve.http.errors import BadRequestError, DisabledError, ollama_body
+from llamacli.serve.http.generation import generation_request
+from llamacli.serve.http.logprobs import chat_logprobs
+from llamacli.serve.http.openai.chat import prepared
+from llamacli.serve.http.openai.completions import encoded_prompts
+from llamacli.serve.http.openai.embeddings import embedded
+from llamacli.serve.http.replies import joined
+from llamacli.serve.http.schemas.chat import CallOfTool, ChatMessage, ChatRequest, FunctionCall
+from llamacli.serve.http.schemas.common import Generation, ResponseFormat, SchemaFormat
+from llamacli.serve.http.schemas.completions import CompletionRequest, Prompt
+from llamacli.serve.http.schemas.ollama import (
+    OllamaBase,
+    OllamaChat,
+    OllamaEmbed,
+    OllamaGenerate,
+    OllamaMessage,
+    OllamaName,
+    OllamaOptions,
+)
+from llamacli.serve.http.sse import NDJSON_HEADERS, line
+from llamacli.serve.requests import (
+    Done,
+    Event,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    ModelInfo,
+    TextDelta,
+    ToolCallDelta,
+)
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "stop", "repeat_penalty", "repeat_last_n",
+             "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta")  # fmt: skip
+_QUANTIZATION = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
+                 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K",
+                 25: "IQ4_NL", 30: "IQ4_XS", 32: "BF16"}  # fmt: skip
+"""Names of llama.cpp's file types by `general.file_type`."""
+
+
+async def chat(call: Call) -> None:
+    """Reply to a conversation, as JSON lines or whole."""
+    request = await call.body(OllamaChat)
+    if not request.messages:
+        await _load(call, request, "message")
+        return
+    chat = ChatRequest(
+        messages=[_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)],
+        tools=request.tools,
+        **_parameters(request),
+        **_thinking(request),
+    )
+    await _check_context(call, request)
+    generation, info = await prepared(call, _with_limit(chat, request), _n_probs(request))
+    await _reply(call, request, generation, info, "message")
+
+
+async def generate(call: Call) -> None:
+    """Continue a text, or reply to it by the model's chat template."""
+    request = await call.body(OllamaGenerate)
+    if request.context:
+        raise BadRequestError("context: it is not supported; use /api/chat", "context")
+    if request.images:
+        raise BadRequestError("images: they are not supported", "images")
+    if request.template:
+        raise BadRequestError("template: it is not supported; start the server with --chat-template", "template")
+    if not request.prompt:
+        await _load(call, request, "response")
+        return
+    await _check_context(call, request)
+    if request.raw or request.suffix or not await _has_template(call, request.model):
+        generation, info = await _completion(call, request)
+    else:
+        messages = [ChatMessage(role="user", content=request.prompt)]
+        if request.system:
+            messages.insert(0, ChatMessage(role="system", content=request.system))
+        chat = ChatRequest(messages=messages, **_parameters(request), **_thinking(request))
+        generation, info = await prepared(call, _with_limit(chat, request), _n_probs(request))
+    await _reply(call, request, generation, info, "response")
+
+
+async def embed(call: Call) -> None:
+    """Vectors of texts."""
+    request = await call.body(OllamaEmbed)
+    if request.dimensions is not None:
+        raise BadRequestError("dimensions: the size of vectors is the model's", "dimensions")
+    started = time.monotonic_ns()
+    texts: Prompt = request.input if isinstance(request.input, str) else list(request.input)
+    reply, info = await embedded(call, request.model, texts)
+    await call.respond(
+        {
+            "model": info.name,
+            "embeddings": [reply.vectors[i].tolist() for i in sorted(reply.vectors)],
+            "total_duration": time.monotonic_ns() - started,
+            "load_duration": 0,
+            "prompt_eval_count": reply.usage.prompt,
+        }
+    )
+
+
+async def tags(call: Call) -> None:
+    """All models that the server has."""
+    await call.respond({"models": [_tag(info) for info in call.server.engine.models()]})
+
+
+async def running(call: Call) -> None:
+    """Models that are loaded."""
+    models = [
+        {**_tag(info), "expires_at": _timestamp(2**31), "size_vram": 0, "context_length": info.n_ctx or 0}
+        for info in call.server.engine.models()
+        if info.loaded
+    ]
+    await call.respond({"models": models})
+
+
+async def show(call: Call) -> None:
+    """Metadata and template of a model."""
+    request = await call.body(OllamaName)
+    info, model = await call.model(request.model or request.name)
+    metadata = {
+        key: value
+        for key in model.metadata
+        if isinstance(value := model.metadata.get(key), str | int | float) and key != "tokenizer.chat_template"
+    }
+    capabilities = ["completion", *(["embedding"] if info.embeds else [])]
+    template = call.settings.template or own_templates(model.metadata).get("default", "")
+    if template and (await call.server.run(codec_of, model, call.settings.template, False)).template.takes_tools:
+        capabilities.append("tools")
+    await call.respond(
+        {
+            "modelfile": "",
+            "parameters": "",
+            "template": template,
+            "details": {
+                **_details(info),
+                "family": model.arch,
+                "families": [model.arch],
+                "quantization_level": _QUANTIZATION.get(model.metadata.get_int("general.file_type", -1), ""),
+            },
+            "model_info": metadata,
+            "capabilities": capabilities,
+            "modified_at": _timestamp(info.created),
+        }
+    )
+
+
+async def version(call: Call) -> None:
+    """Version of the server."""
+    await call.respond({"version": local.version()})
+
+
+async def not_supported(call: Call) -> None:
+    """Changes of the store of models, which this server does not have."""
+    raise DisabledError("this server has no store of models; name them when it is started")
+
+
+# --- requests
+
+
+def _message(message: OllamaMessage, path: str) -> ChatMessage:
+    if message.images:
+        raise BadRequestError(f"{path}.images: they are not supported", f"{path}.images", "unsupported_content")
+    return ChatMessage(
+        role=message.role,
+        content=message.content or "",
+        reasoning_content=message.thinking,
+        tool_calls=[
+            CallOfTool(function=FunctionCall(name=one.function.name, arguments=one.function.arguments), id=one.id)
+            for one in message.tool_calls or ()
+        ]
+        or None,
+        name=message.tool_name,
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _parameters(request: OllamaBase) -> dict[str, Any]:
+    options = request.options or OllamaOptions()
+    given = {name: getattr(options, name) for name in _SAMPLING}
+    seed = options.seed if options.seed is not None and options.seed >= 0 else None
+    return {**given, "seed": seed, "model": request.model, "response_format": _format(request.format)}
+
+
+def _format(given: str | dict[str, Any] | None) -> ResponseFormat | None:
+    if isinstance(given, dict):
+        return ResponseFormat(type="json_schema", json_schema=SchemaFormat(schema=given))
+    if given not in (None, "", "json"):
+        raise BadRequestError(f"format is {given!r}; it must be json or a JSON Schema", "format")
+    return ResponseFormat(type="json_object") if given else None
+
+
+def _thinking(request: OllamaBase) -> dict[str, Any]:
+    if isinstance(request.think, bool):
+        return {"enable_thinking": request.think}
+    return {"reasoning_effort": request.think} if request.think else {}
+
+
+def _max_tokens(request: OllamaBase) -> int | None:
+    n = request.options.num_predict if request.options is not None else None
+    return n if n is not None and n > 0 else None
+
+
+def _with_limit(chat: ChatRequest, request: OllamaBase) -> ChatRequest:
+    chat.max_completion_tokens = _max_tokens(request)
+    return chat
+
+
+def _n_probs(request: OllamaBase) -> int:
+    return max(1, request.top_logprobs or 0) if request.logprobs else 0
+
+
+async def _check_context(call: Call, request: OllamaBase) -> None:
+    """Refuse a context longer than the server's: a shorter one would cut prompts."""
+    n_ctx = request.options.num_ctx if request.options is not None else None
+    if n_ctx is None:
+        return
+    info, _ = await call.model(request.model)
+    if info.n_ctx is not None and n_ctx > info.n_ctx:
+        raise BadRequestError(f"num_ctx is {n_ctx}; this server's context has {info.n_ctx} tokens", "options.num_ctx")
+
+
+async def _has_template(call: Call, name: str) -> bool:
+    _, model = await call.model(name)
+    try:
+        await call.server.run(codec_of, model, call.settings.template, False)
+    except BadRequestError:
+        return False
+    return True
+
+
+async def _completion(call: Call, request: OllamaGenerate) -> tuple[GenerationRequest, ModelInfo]:
+    prompt = request.prompt or ""
+    completion = CompletionRequest(prompt=prompt, suffix=request.suffix, parse_special=request.raw)
+    info, model = await call.model(request.model)
+    prompts = await call.server.run(encoded_prompts, completion, model)
+    parameters = _parameters(request)
+    wanted: ResponseFormat | None = parameters.pop("response_format")
+    constraint = Constraint()
+    if wanted is not None:
+        constraint = completion_constraint(
+            {"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema, None
+        )
+    generation = await generation_request(
+        call,
+        Generation(**parameters),
+        info,
+        model,
+        [ids for _, ids in prompts],
+        constraint=constraint,
+        n_probs=_n_probs(request),
+        max_tokens=_max_tokens(request),
+    )
+    return generation, info
+
+
+async def _load(call: Call, request: OllamaBase, kind: str) -> None:
+    """Load a model: what a request without text asks for."""
+    info, _ = await call.model(request.model)
+    empty = {"message": {"role": "assistant", "content": ""}} if kind == "message" else {"response": ""}
+    await call.respond({"model": info.name, "created_at": _now(), **empty, "done": True, "done_reason": "load"})
+
+
+# --- responses
+
+
+async def _reply(call: Call, request: OllamaBase, generation: GenerationRequest, info: ModelInfo, kind: str) -> None:
+    async with call.run(generation) as events:
+        shapes = _Shapes(request, info, kind)
+        if request.stream is False:
+            await call.respond(shapes.whole(await joined(events, generation, 1)))
+            return
+        async with call.stream(NDJSON_HEADERS, lambda error: line(ollama_body(error))) as write:
+            async for one in events:
+                data = b"".join(map(line, shapes.lines(one)))
+                if data:
+                    await write(data)
+
+
+class _Shapes:
+    """Responses of a request: whole, and as lines of a stream."""
+
+    def __init__(self, request: OllamaBase, info: ModelInfo, kind: str):
+        self._info, self._kind = info, kind
+        self._n_top = request.top_logprobs or 0 if request.logprobs else None
+        self._started = time.monotonic_ns()
+        self._finish: FinishReason = "stop"
+
+    def whole(self, reply: Any) -> dict[str, Any]:
+        """The response without a stream."""
+        choice = reply.choices[0]
+        self._finish = choice.finish
+        calls = [{"function": {"name": one.name, "arguments": one.arguments}} for _, one in choice.calls]
+        logprobs = {} if self._n_top is None else {"logprobs": self._logprobs(choice.tokens)}
+        content = self._content("".join(choice.text), "".join(choice.reasoning), calls)
+        return {**self._head(), **content, **logprobs, **self._end(Done(reply.usage, reply.timings))}
+
+    def lines(self, one: Event) -> Iterator[dict[str, Any]]:
+        """Lines of an event."""
+        match one:
+            case TextDelta(reasoning=True):
+                yield {**self._head(), **self._content("", one.text, []), "done": False}
+            case TextDelta():
+                logprobs = {} if self._n_top is None else {"logprobs": self._logprobs(one.tokens)}
+                yield {**self._head(), **self._content(one.text, "", []), **logprobs, "done": False}
+            case ToolCallDelta():
+                calls = [{"function": {"name": one.call.name, "arguments": one.call.arguments}}]
+                yield {**self._head(), **self._content("", "", calls), "done": False}
+            case Finished():
+                self._finish = one.reason
+            case Done():
+                yield {**self._head(), **self._content("", "", []), **self._end(one)}
+
+    def _head(self) -> dict[str, Any]:
+        return {"model": self._info.name, "created_at": _now()}
+
+    def _content(self, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        thought = {"thinking": thinking} if thinking else {}
+        if self._kind == "response":
+            return {"response": text, **thought}
+        called = {"tool_calls": calls} if calls else {}
+        return {"message": {"role": "assistant", "content": text, **thought, **called}}
+
+    def _logprobs(self, tokens: Any) -> list[dict[str, Any]]:
+        content: list[dict[str, Any]] = chat_logprobs(tokens, self._n_top or 0)["content"]
+        return content
+
+    def _end(self, done: Done) -> dict[str, Any]:
+        usage, timings = done.usage, done.timings
+        return {
+            "done": True,
+            "done_reason": "length" if self._finish == "length" else "stop",
+            "total_duration": time.monotonic_ns() - self._started,
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt,
+            "prompt_eval_duration": int(timings.prompt_s * 1e9),
+            "eval_count": usage.generated,
+            "eval_duration": int(timings.generate_s * 1e9),
+        }
+
+
+def _tag(info: ModelInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "model": info.name,
+        "modified_at": _timestamp(info.created),
+        "size": info.n_bytes,
+        "digest": info.fingerprint,
+        "details": _details(info),
+    }
+
+
+def _details(info: ModelInfo) -> dict[str, Any]:
+    parameters = f"{info.n_params / 1e9:.1f}B" if info.n_params else ""
+    return {
+        "parent_model": "",
+        "format": PurePath(info.path).suffix.removeprefix("."),
+        "family": "",
+        "families": [],
+        "parameter_size": parameters,
+        "quantization_level": "",
+    }
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
+
+
+def _timestamp(seconds: int) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,227 @@
+"""Endpoint `/v1/completions`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from llamacli.errors import TokenizerError
+from llamacli.model import Model
+from llamacli.serve.http.call import Call
+from llamacli.serve.http.constraints import completion_constraint, schema_of
+from llamacli.serve.http.errors import BadRequestError, openai_body
+from llamacli.serve.http.generation import generation_request
+from llamacli.serve.http.logprobs import CompletionLogprobs
+from llamacli.serve.http.replies import joined, llamacpp_progress, llamacpp_timings, openai_usage
+from llamacli.serve.http.schemas.completions import MAX_PROMPTS, CompletionRequest, Prompt
+from llamacli.serve.http.sse import DONE, event
+from llamacli.serve.requests import (
+    Done,
+    Event,
+    Finished,
+    GenerationRequest,
+    ModelInfo,
+    PromptLogprobs,
+    PromptProgress,
+    TextDelta,
+    TokenLogprob,
+)
+
+DEFAULT_MAX_TOKENS = 16
+
+_FIM = {
+    "prefix": ("tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id"),
+    "suffix": ("tokenizer.ggml.fim_suf_token_id", "tokenizer.ggml.suffix_token_id"),
+    "middle": ("tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id"),
+}
+"""Metadata keys of the tokens for infilling, newer names first."""
+
+
+async def completions(call: Call) -> None:
+    """Continue texts, whole or as a stream."""
+    request = await call.body(CompletionRequest)
+    _check(request)
+    info, model = await call.model(request.model)
+    prompts = await call.server.run(encoded_prompts, request, model)
+    schema, grammar = schema_of(request.response_format, request.json_schema, request.grammar)
+    n_top = request.logprobs
+    generation = await generation_request(
+        call,
+        request,
+        info,
+        model,
+        [ids for _, ids in prompts],
+        constraint=completion_constraint(schema, grammar),
+        n_probs=0 if n_top is None else max(1, n_top),
+        max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
+        prompt_logprobs=n_top if request.echo else None,
+    )
+    async with call.run(generation) as events:
+        shapes = CompletionShapes(request, generation, info, [text for text, _ in prompts])
+        if not request.stream:
+            await call.respond(await shapes.whole(events))
+            return
+        async with call.stream(error_event=lambda error: event(openai_body(error))) as write:
+            for chunk in shapes.first_chunks():
+                await write(event(chunk))
+            async for one in events:
+                data = b"".join(map(event, shapes.chunks(one)))
+                if data:
+                    await write(data)
+            await write(DONE)
+
+
+def encoded_prompts(request: CompletionRequest, model: Model) -> list[tuple[str, list[int]]]:
+    """Text and token ids of each prompt. Raises BadRequestError."""
+    prompts = as_prompts(request.prompt, "prompt", MAX_PROMPTS)
+    if request.suffix is not None:
+        return [_infilled(prompt, request.suffix, model) for prompt in prompts]
+    return [_encoded(prompt, model, bool(request.parse_special)) for prompt in prompts]
+
+
+def as_prompts(prompt: Prompt, name: str, limit: int) -> list[str | list[int]]:
+    """Prompts, or other inputs, one by one. Raises BadRequestError."""
+    if isinstance(prompt, str):
+        return [prompt]
+    prompts: list[str | list[int]] = []
+    if prompt and all(isinstance(item, int) for item in prompt):
+        prompts = [[item for item in prompt if isinstance(item, int)]]
+    else:
+        for i, item in enumerate(prompt):
+            if isinstance(item, int):
+                raise BadRequestError(f"{name}[{i}]: token ids and texts cannot be mixed in one list", name)
+            prompts.append(item)
+    if not 1 <= len(prompts) <= limit:
+        raise BadRequestError(f"{name}: it has {len(prompts)} elements; 1 to {limit} are allowed", name)
+    return prompts
+
+
+def checked_ids(ids: list[int], model: Model, name: str) -> list[int]:
+    """Token ids that are in the vocabulary, at least one. Raises BadRequestError."""
+    n_vocab = model.tokenizer.n_vocab
+    if not ids:
+        raise BadRequestError(f"{name}: it is empty", name)
+    if max(ids) >= n_vocab:
+        raise BadRequestError(f"{name}: token {max(ids)} is not an id from 0 to {n_vocab - 1}", name)
+    return ids
+
+
+def _encoded(prompt: str | list[int], model: Model, parse_special: bool) -> tuple[str, list[int]]:
+    if isinstance(prompt, str):
+        try:
+            ids = model.tokenizer.encode_prompt(prompt, parse_special=parse_special)
+        except TokenizerError as error:
+            raise BadRequestError(f"prompt: {error}", "prompt") from None
+        return prompt, checked_ids(ids, model, "prompt")
+    ids = checked_ids(prompt, model, "prompt")
+    return model.tokenizer.decode(ids), ids
+
+
+def _infilled(prompt: str | list[int], suffix: str, model: Model) -> tuple[str, list[int]]:
+    """Prompt for the text between a prefix and a suffix (FIM, prefix first)."""
+    tokens = {part: _fim_token(model, keys) for part, keys in _FIM.items()}
+    if None in tokens.values():
+        raise BadRequestError("suffix: this model's file names no tokens for infilling", "suffix", "not_supported")
+    encode = model.tokenizer.encode_run
+    before = encode(prompt, continues=True) if isinstance(prompt, str) else checked_ids(prompt, model, "prompt")
+    bos = [model.tokenizer.bos_id] if model.tokenizer.add_bos else []
+    ids = [*bos, tokens["prefix"], *before, tokens["suffix"], *encode(suffix, continues=True), tokens["middle"]]
+    text = prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt)
+    return text, [token for token in ids if token is not None]
+
+
+def _fim_token(model: Model, keys: Sequence[str]) -> int | None:
+    token = next((model.metadata.get_int(key) for key in keys if key in model.metadata), None)
+    return token if token is not None and 0 <= token < model.tokenizer.n_vocab else None
+
+
+def _check(request: CompletionRequest) -> None:
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise BadRequestError("best_of: it must equal n", "best_of", "unsupported_parameter")
+    if request.max_tokens == 0 and not request.echo:
+        raise BadRequestError("max_tokens: 0 is for echo only", "max_tokens")
+    if request.suffix is not None and request.echo:
+        raise BadRequestError("suffix and echo exclude each other", "suffix")
+
+
+class CompletionShapes:
+    """Responses of one completion request: whole, and as chunks of a stream."""
+
+    def __init__(
+        self, request: CompletionRequest, generation: GenerationRequest, info: ModelInfo, prompts: Sequence[str]
+    ):
+        self._generation, self._prompts = generation, prompts
+        self._echo, self._n_top = bool(request.echo), request.logprobs
+        self._has_usage = bool(request.stream_options is not None and request.stream_options.include_usage)
+        self._has_timings = bool(request.timings_per_token)
+        self._logprobs: dict[int, CompletionLogprobs] = {}
+        self._timed_out = False
+        self._head = {
+            "id": f"cmpl-{generation.id}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": info.name,
+            "system_fingerprint": info.fingerprint,
+        }
+
+    @property
+    def _n_choices(self) -> int:
+        return self._generation.n * len(self._prompts)
+
+    async def whole(self, events: AsyncIterator[Event]) -> dict[str, Any]:
+        """The response without a stream."""
+        reply = await joined(events, self._generation, self._n_choices)
+        choices = []
+        for i, choice in enumerate(reply.choices):
+            tokens = [*reply.prompt_logprobs.get(i // self._generation.n, ()), *choice.tokens]
+            text = self._prompt(i) + "".join(choice.text)
+            choices.append(
+                {"index": i, "text": text, "logprobs": self._shape(i, tokens), "finish_reason": choice.finish}
+            )
+        timed_out = any(choice.timed_out for choice in reply.choices)
+        timings = llamacpp_timings(reply.usage, reply.timings, timed_out=timed_out)
+        return {**self._head, "choices": choices, "usage": openai_usage(reply.usage), "timings": timings}
+
+    def first_chunks(self) -> Iterator[dict[str, Any]]:
+        """Chunks with the prompts, with `echo`; their log-probabilities follow."""
+        if self._echo and self._n_top is None:
+            for i in range(self._n_choices):
+                yield self._chunk(i, self._prompt(i))
+
+    def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
+        """Chunks of an event."""
+        match event:
+            case PromptLogprobs():
+                for k in range(self._generation.n):
+                    i = event.prompt * self._generation.n + k
+                    yield self._chunk(i, self._prompt(i), self._shape(i, event.tokens))
+            case TextDelta():
+                yield self._chunk(event.index, event.text, self._shape(event.index, event.tokens))
+            case PromptProgress():
+                yield self._object(choices=[], prompt_progress=llamacpp_progress(event))
+            case Finished():
+                self._timed_out |= event.timed_out
+                yield self._chunk(event.index, "", finish_reason=event.reason)
+            case Done() if self._has_usage or self._has_timings:
+                last = self._object(choices=[], usage=openai_usage(event.usage))
+                last["timings"] = llamacpp_timings(event.usage, event.timings, timed_out=self._timed_out)
+                yield last
+
+    def _prompt(self, index: int) -> str:
+        return self._prompts[index // self._generation.n] if self._echo else ""
+
+    def _shape(self, index: int, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        if self._n_top is None:
+            return None
+        if index not in self._logprobs:
+            self._logprobs[index] = CompletionLogprobs(self._n_top)
+        return self._logprobs[index].add(tokens)
+
+    def _chunk(self, index: int, text: str, logprobs: Any = None, finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+        return self._object(choices=[choice])
+
+    def _object(self, **fields: Any) -> dict[str, Any]:
+        usage = {"usage": None} if self._has_usage else {}
+        return {**self._head, **usage, **fields}

@@ -1,0 +1,326 @@
+"""Endpoint `/v1/responses`: translated to a chat."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from llamacli.serve.errors import ServeError
+from llamacli.serve.http.bodies import convert
+from llamacli.serve.http.call import Call
+from llamacli.serve.http.errors import BadRequestError
+from llamacli.serve.http.openai.chat import arguments_text, prepared
+from llamacli.serve.http.replies import call_id
+from llamacli.serve.http.schemas.chat import (
+    CallOfTool,
+    ChatMessage,
+    ChatRequest,
+    Function,
+    FunctionCall,
+    FunctionName,
+    Tool,
+    ToolChoice,
+)
+from llamacli.serve.http.schemas.common import ResponseFormat, SchemaFormat
+from llamacli.serve.http.schemas.responses import (
+    UNSUPPORTED,
+    InputItem,
+    InputPart,
+    ResponsesRequest,
+)
+from llamacli.serve.http.sse import event
+from llamacli.serve.requests import (
+    Done,
+    Event,
+    Finished,
+    GenerationRequest,
+    ModelInfo,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
+
+
+async def responses(call: Call) -> None:
+    """Reply to a conversation of items, whole or as a stream of typed events."""
+    body = await call.raw_body()
+    for name in UNSUPPORTED:
+        if body.get(name):
+            raise BadRequestError(f"{name}: this server keeps no conversations", name, "unsupported_parameter")
+    request = convert(body, ResponsesRequest)
+    generation, info = await prepared(call, as_chat(request))
+    async with call.run(generation) as events:
+        shapes = ResponseShapes(request, generation, info)
+        if not request.stream:
+            async for one in events:
+                for _ in shapes.events(one):
+                    pass
+            await call.respond(shapes.response())
+            return
+
+        async with call.stream(error_event=lambda error: _formatted(shapes.error(error))) as write:
+            for first in shapes.first_events():
+                await write(_formatted(first))
+            async for one in events:
+                data = b"".join(map(_formatted, shapes.events(one)))
+                if data:
+                    await write(data)
+
+
+def as_chat(request: ResponsesRequest) -> ChatRequest:
+    """The chat request that means the same. Raises BadRequestError."""
+    items = [InputItem(role="user", content=request.input)] if isinstance(request.input, str) else request.input
+    messages = _messages(items)
+    if request.instructions:
+        messages.insert(0, ChatMessage(role="system", content=request.instructions))
+    choice = request.tool_choice
+    return ChatRequest(
+        messages=messages,
+        model=request.model,
+        max_completion_tokens=request.max_output_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        seed=request.seed,
+        response_format=_format(request),
+        tools=_tools(request),
+        tool_choice=choice if choice is None or isinstance(choice, str) else ToolChoice(function=_name(choice.name)),
+        parallel_tool_calls=request.parallel_tool_calls,
+        reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
+    )
+
+
+def _name(name: str | None) -> FunctionName:
+    if name is None:
+        raise BadRequestError("tool_choice.name: it is required", "tool_choice.name", "missing_required_parameter")
+    return FunctionName(name=name)
+
+
+def _format(request: ResponsesRequest) -> ResponseFormat | None:
+    if request.text is None or request.text.format is None:
+        return None
+    given = request.text.format
+    named = SchemaFormat(schema=given.schema, name=given.name) if given.type == "json_schema" else None
+    return ResponseFormat(type=given.type, json_schema=named)
+
+
+def _tools(request: ResponsesRequest) -> list[Tool] | None:
+    tools = []
+    for i, tool in enumerate(request.tools or ()):
+        if tool.type != "function" or not tool.name:
+            raise BadRequestError(f"tools[{i}]: only functions with a name are supported", f"tools[{i}]",
+                                  "unsupported_parameter")  # fmt: skip
+        tools.append(Tool(function=Function(name=tool.name, description=tool.description, parameters=tool.parameters)))
+    return tools or None
+
+
+def _messages(items: list[InputItem]) -> list[ChatMessage]:
+    """Messages of a chat; reasoning and calls belong to the assistant's message beside them."""
+    messages: list[ChatMessage] = []
+    reasoning: str | None = None
+    for i, item in enumerate(items):
+        path = f"input[{i}]"
+        match item.type:
+            case "message":
+                if item.role is None:
+                    raise BadRequestError(f"{path}.role: it is required", f"{path}.role", "missing_required_parameter")
+                message = ChatMessage(role=item.role, content=_text(item.content, f"{path}.content"))
+                if item.role == "assistant":
+                    message.reasoning_content, reasoning = reasoning, None
+                messages.append(message)
+            case "function_call":
+                if item.name is None:
+                    raise BadRequestError(f"{path}.name: it is required", f"{path}.name", "missing_required_parameter")
+                call = CallOfTool(function=FunctionCall(name=item.name, arguments=item.arguments), id=item.call_id)
+                if not messages or messages[-1].role != "assistant":
+                    messages.append(ChatMessage(role="assistant", reasoning_content=reasoning))
+                    reasoning = None
+                messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), call]
+            case "function_call_output":
+                text = _text(item.output, f"{path}.output")
+                messages.append(ChatMessage(role="tool", content=text, tool_call_id=item.call_id))
+            case "reasoning":
+                reasoning = _text(item.content or item.summary, path) or None
+            case _:
+                raise BadRequestError(
+                    f"{path}.type is {item.type!r}; it must be message, function_call, function_call_output or reasoning",
+                    f"{path}.type",
+                    "unsupported_content",
+                )
+    if not messages:
+        raise BadRequestError("input: it has no message", "input")
+    return messages
+
+
+def _text(content: str | list[InputPart] | None, path: str) -> str:
+    if isinstance(content, str) or content is None:
+        return content or ""
+    texts = []
+    for i, part in enumerate(content):
+        text = part.refusal if part.type == "refusal" else part.text
+        if text is None:
+            raise BadRequestError(
+                f"{path}[{i}]: parts of type {part.type!r} are not supported, only text",
+                f"{path}[{i}].type",
+                "unsupported_content",
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _formatted(value: dict[str, Any]) -> bytes:
+    return event(value, value["type"])
+
+
+class ResponseShapes:
+    """Response object of one request, as it grows, and the events of its stream.
+
+    Items of the output are the reasoning, the message and the function calls, in the order in which they come. One is
+    open at a time: text for another one closes it.
+    """
+
+    def __init__(self, request: ResponsesRequest, generation: GenerationRequest, info: ModelInfo):
+        self._request, self._generation, self._info = request, generation, info
+        self._created = int(time.time())
+        self._output: list[dict[str, Any]] = []
+        self._text: list[str] = []
+        self._is_open = False
+        self._number = 0
+        self._status = "in_progress"
+        self._usage: Usage | None = None
+
+    def response(self) -> dict[str, Any]:
+        """The response object as it is now."""
+        request, usage = self._request, self._usage
+        incomplete = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
+        return {
+            "id": f"resp_{self._generation.id}",
+            "object": "response",
+            "created_at": self._created,
+            "status": self._status,
+            "background": False,
+            "error": None,
+            "incomplete_details": incomplete,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": request.metadata or {},
+            "model": self._info.name,
+            "output": self._output,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+            "store": False,
+            "temperature": request.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": request.tool_choice if isinstance(request.tool_choice, str) else "auto",
+            "tools": [],
+            "top_p": request.top_p,
+            "truncation": "disabled",
+            "usage": None if usage is None else {
+                "input_tokens": usage.prompt,
+                "input_tokens_details": {"cached_tokens": usage.cached},
+                "output_tokens": usage.generated,
+                "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+                "total_tokens": usage.prompt + usage.generated,
+            },
+        }  # fmt: skip
+
+    def first_events(self) -> Iterator[dict[str, Any]]:
+        """Events that begin the response."""
+        yield self._event("response.created", response=self.response())
+        yield self._event("response.in_progress", response=self.response())
+
+    def events(self, one: Event) -> Iterator[dict[str, Any]]:
+        """Events of an event of the engine."""
+        match one:
+            case TextDelta() if one.text:
+                kind = "reasoning" if one.reasoning else "message"
+                if not self._is_open or self._output[-1]["type"] != kind:
+                    yield from self._close()
+                    yield from self._open(kind)
+                self._text.append(one.text)
+                yield self._part_event(f"{self._part_name}.delta", delta=one.text)
+            case ToolCallDelta():
+                yield from self._close()
+                yield from self._function_call(one)
+            case Finished():
+                if one.reason == "length":
+                    self._status = "incomplete"
+                yield from self._close()
+            case Done():
+                self._usage = one.usage
+                if self._status == "in_progress":
+                    self._status = "completed"
+                yield self._event(f"response.{self._status}", response=self.response())
+
+    def error(self, error: ServeError) -> dict[str, Any]:
+        """Event of an error."""
+        return self._event("error", code=error.code, message=str(error), param=error.param)
+
+    @property
+    def _part_name(self) -> str:
+        return "response.reasoning_text" if self._output[-1]["type"] == "reasoning" else "response.output_text"
+
+    def _open(self, kind: str) -> Iterator[dict[str, Any]]:
+        prefix = "rs" if kind == "reasoning" else "msg"
+        item: dict[str, Any] = {
+            "type": kind,
+            "id": f"{prefix}_{self._generation.id}_{len(self._output)}",
+            "status": "in_progress",
+            "content": [],
+        }
+        if kind == "reasoning":
+            item["summary"] = []
+        else:
+            item["role"] = "assistant"
+        self._output.append(item)
+        self._text, self._is_open = [], True
+        yield self._item_event("response.output_item.added", item={**item})
+        yield self._part_event("response.content_part.added", part=self._part(""))
+
+    def _close(self) -> Iterator[dict[str, Any]]:
+        if not self._is_open:
+            return
+        item, text = self._output[-1], "".join(self._text)
+        item["content"], item["status"] = [self._part(text)], "completed"
+        self._is_open = False
+        yield self._part_event(f"{self._part_name}.done", text=text)
+        yield self._part_event("response.content_part.done", part=self._part(text))
+        yield self._item_event("response.output_item.done", item=item)
+
+    def _part(self, text: str) -> dict[str, Any]:
+        if self._output[-1]["type"] == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+    def _function_call(self, one: ToolCallDelta) -> Iterator[dict[str, Any]]:
+        identifier, arguments = call_id(self._generation, one), arguments_text(one.call.arguments)
+        item = {
+            "type": "function_call",
+            "id": f"fc_{identifier}",
+            "call_id": identifier,
+            "name": one.call.name,
+            "arguments": arguments,
+            "status": "completed",
+        }
+        self._output.append(item)
+        yield self._item_event("response.output_item.added", item={**item, "arguments": "", "status": "in_progress"})
+        yield self._item_event("response.function_call_arguments.delta", item_id=item["id"], delta=arguments)
+        yield self._item_event(
+            "response.function_call_arguments.done", item_id=item["id"], name=one.call.name, arguments=arguments
+        )
+        yield self._item_event("response.output_item.done", item=item)
+
+    def _item_event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        return self._event(kind, output_index=len(self._output) - 1, **fields)
+
+    def _part_event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        if kind.startswith("response.output_text"):
+            fields["logprobs"] = []
+        return self._item_event(kind, item_id=self._output[-1]["id"], content_index=0, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        self._number += 1
+        return {"type": kind, "sequence_number": self._number - 1, **fields}

@@ -1,0 +1,69 @@
+"""Routes of the API, as data: the app and its OpenAPI description are made of them."""
+
+from __future__ import annotations
+
+import attrs
+import msgspec
+
+from llamacli.serve.http import local, ollama
+from llamacli.serve.http.call import Handler
+from llamacli.serve.http.openai import chat, completions, embeddings, models, responses
+from llamacli.serve.http.schemas.chat import ChatRequest
+from llamacli.serve.http.schemas.completions import CompletionRequest, EmbeddingsRequest
+from llamacli.serve.http.schemas.local import DetokenizeRequest, TokenizeRequest
+from llamacli.serve.http.schemas.ollama import OllamaChat, OllamaEmbed, OllamaGenerate, OllamaName
+from llamacli.serve.http.schemas.responses import ResponsesRequest
+
+
+@attrs.frozen
+class ApiRoute:
+    """Route of the API.
+
+    `paths` are equal to each other. `schema` is that of the body. `streams` is true if the response may be a stream of
+    events. `public` ones need no key.
+    """
+
+    method: str
+    paths: tuple[str, ...]
+    handler: Handler
+    schema: type[msgspec.Struct] | None = None
+    streams: bool = False
+    public: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name for metrics."""
+        return self.paths[0]
+
+
+def _versioned(path: str) -> tuple[str, ...]:
+    return f"/v1{path}", path
+
+
+ROUTES = (
+    ApiRoute("POST", _versioned("/chat/completions"), chat.chat_completions, ChatRequest, streams=True),
+    ApiRoute("POST", _versioned("/completions"), completions.completions, CompletionRequest, streams=True),
+    ApiRoute("POST", _versioned("/responses"), responses.responses, ResponsesRequest, streams=True),
+    ApiRoute("POST", _versioned("/embeddings"), embeddings.embeddings, EmbeddingsRequest),
+    ApiRoute("GET", _versioned("/models"), models.models),
+    ApiRoute("GET", _versioned("/models/{name:path}"), models.model),
+    ApiRoute("POST", ("/tokenize",), local.tokenize, TokenizeRequest),
+    ApiRoute("POST", ("/detokenize",), local.detokenize, DetokenizeRequest),
+    ApiRoute("POST", ("/apply-template",), local.apply_template, ChatRequest),
+    ApiRoute("GET", ("/props",), local.props),
+    ApiRoute("GET", ("/slots",), local.slots),
+    ApiRoute("GET", ("/metrics",), local.metrics),
+    ApiRoute("GET", ("/health", "/v1/health"), local.health, public=True),
+    ApiRoute("POST", ("/api/chat",), ollama.chat, OllamaChat, streams=True),
+    ApiRoute("POST", ("/api/generate",), ollama.generate, OllamaGenerate, streams=True),
+    ApiRoute("POST", ("/api/embed",), ollama.embed, OllamaEmbed),
+    ApiRoute("GET", ("/api/tags",), ollama.tags),
+    ApiRoute("POST", ("/api/show",), ollama.show, OllamaName),
+    ApiRoute("GET", ("/api/ps",), ollama.running),
+    ApiRoute("GET", ("/api/version",), ollama.version),
+    ApiRoute("POST", ("/api/create",), ollama.not_supported),
+    ApiRoute("POST", ("/api/copy",), ollama.not_supported),
+    ApiRoute("POST", ("/api/pull",), ollama.not_supported),
+    ApiRoute("POST", ("/api/push",), ollama.not_supported),
+    ApiRoute("DELETE", ("/api/delete",), ollama.not_supported),
+)

@@ -1,0 +1,107 @@
+"""Schemas of ollama's API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from llamacli.serve.http.schemas.chat import MAX_MESSAGES, Tool
+from llamacli.serve.http.schemas.common import MAX_STOPS, MAX_TOOLS, MAX_TOP_LOGPROBS, Number, Positive, Share, Text
+from llamacli.serve.http.schemas.completions import MAX_INPUTS
+
+
+class OllamaOptions(msgspec.Struct, kw_only=True):
+    """Parameters of a model; others of ollama's are ignored."""
+
+    num_predict: Annotated[int, Meta(ge=-2)] | None = None
+    num_ctx: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Positive | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_p: Share | None = None
+    min_p: Share | None = None
+    typical_p: Share | None = None
+    seed: int | None = None
+    stop: Text | Annotated[list[Text], Meta(max_length=MAX_STOPS)] | None = None
+    repeat_penalty: Positive | None = None
+    repeat_last_n: Annotated[int, Meta(ge=-1)] | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    mirostat: Annotated[int, Meta(ge=0, le=2)] | None = None
+    mirostat_tau: Positive | None = None
+    mirostat_eta: Positive | None = None
+
+
+class OllamaFunctionCall(msgspec.Struct, kw_only=True):
+    """Function that was called, with its arguments."""
+
+    name: str
+    arguments: dict[str, Any] | str | None = None
+
+
+class OllamaToolCall(msgspec.Struct, kw_only=True):
+    """Tool call of an assistant's message."""
+
+    function: OllamaFunctionCall
+    id: str | None = None
+
+
+class OllamaMessage(msgspec.Struct, kw_only=True):
+    """Message of a conversation."""
+
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[OllamaToolCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaBase(msgspec.Struct, kw_only=True):
+    """Fields that `/api/chat` and `/api/generate` share."""
+
+    model: str
+    format: str | dict[str, Any] | None = None
+    options: OllamaOptions | None = None
+    stream: bool | None = None
+    think: bool | str | None = None
+    keep_alive: str | float | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+
+class OllamaChat(OllamaBase, kw_only=True):
+    """Request of `/api/chat`."""
+
+    messages: Annotated[list[OllamaMessage], Meta(max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+
+
+class OllamaGenerate(OllamaBase, kw_only=True):
+    """Request of `/api/generate`."""
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    images: list[str] | None = None
+    template: str | None = None
+    context: list[int] | None = None
+
+
+class OllamaEmbed(msgspec.Struct, kw_only=True):
+    """Request of `/api/embed`."""
+
+    model: str
+    input: str | Annotated[list[str], Meta(max_length=MAX_INPUTS)]
+    dimensions: int | None = None
+    truncate: bool | None = None
+
+
+class OllamaName(msgspec.Struct, kw_only=True):
+    """Request of `/api/show`; `name` is an older name of `model`."""
+
+    model: str | None = None
+    name: str | None = None
