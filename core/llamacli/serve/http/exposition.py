@@ -67,7 +67,7 @@ class HttpMetrics:
             "llamacli_loop_lag_seconds", "Delay of the event loop.", buckets=LAG_SECONDS, registry=self.registry
         )
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self.registry)  # type: ignore[no-untyped-call]
+            collector(registry=self.registry)
 
     def count(self, endpoint: str, status: int | None) -> None:
         """Count a request; a status of None is a client that left before its response."""

@@ -49,8 +49,8 @@ class Reply:
     choices: list[Choice]
     prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = attrs.field(factory=dict)
     vectors: dict[int, Any] = attrs.field(factory=dict)
-    usage: Usage = Usage(0)
-    timings: Timings = Timings(0.0, 0.0, 0.0)
+    usage: Usage = attrs.field(factory=lambda: Usage(0))
+    timings: Timings = attrs.field(factory=lambda: Timings(0.0, 0.0, 0.0))
 
 
 async def joined(events: AsyncIterator[Event], request: GenerationRequest | None, n_choices: int) -> Reply:

@@ -145,7 +145,7 @@ def _messages(items: list[InputItem]) -> list[ChatMessage]:
                 reasoning = _text(item.content or item.summary, path) or None
             case _:
                 raise BadRequestError(
-                    f"{path}.type is {item.type!r}; it must be message, function_call, function_call_output or reasoning",
+                    f"{path}.type is {item.type!r}; allowed: message, function_call, function_call_output, reasoning",
                     f"{path}.type",
                     "unsupported_content",
                 )

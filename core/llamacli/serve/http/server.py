@@ -1,0 +1,121 @@
+"""Process of the server: listening, readiness, draining on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from llamacli.errors import InvalidRequestError
+from llamacli.serve.http.app import create_app
+from llamacli.serve.http.settings import HttpSettings
+from llamacli.serve.requests import Engine
+
+SWITCH_INTERVAL_S = 0.001
+"""Seconds after which a thread gives up the GIL: the engine's thread needs it briefly after each step."""
+
+KEEP_ALIVE_S = 75
+CLOSE_TIMEOUT_S = 5
+"""Seconds that connections have to end after the engine has drained."""
+
+BACKLOG = 2048
+
+_log = logging.getLogger(__name__)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Socket that is bound to an address and listens.
+
+    Raises InvalidRequestError with the address if that is not possible.
+    """
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family = infos[0][0]
+        return socket.create_server(infos[0][4][:2], family=family, backlog=BACKLOG, reuse_port=False)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InvalidRequestError(f"cannot listen on {host}:{port}: {reason}") from None
+
+
+class HttpServer(uvicorn.Server):
+    """Uvicorn server that drains its engine before it closes connections.
+
+    SIGTERM, SIGINT and `stop` drain: new requests are refused, running ones have `shutdown_timeout` seconds. A second
+    signal ends them at once. `on_ready` is called when connections are accepted. The engine is closed in the end.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: HttpSettings,
+        listening: socket.socket,
+        on_ready: Callable[[], None] = lambda: None,
+    ):
+        super().__init__(
+            uvicorn.Config(
+                create_app(engine, settings),
+                log_config=None,
+                log_level=logging.WARNING,
+                access_log=False,
+                ws="none",
+                lifespan="on",
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+            )
+        )
+        self._engine, self._timeout, self._on_ready = engine, settings.shutdown_timeout, on_ready
+        self._listening = listening
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self._n_signals = 0
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal comes, or `stop`."""
+        # Uvicorn calls a response that was cut on purpose an error.
+        logging.getLogger("uvicorn.error").addFilter(_is_no_cut)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        try:
+            super().run(sockets or [self._listening])
+        finally:
+            self._engine.close()
+
+    def stop(self) -> None:
+        """Do what a signal does; from any thread."""
+        self._n_signals += 1
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._drain)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if self._n_signals:
+            self._drain()
+        self._on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Handle SIGTERM or SIGINT."""
+        self.stop()
+
+    def _drain(self) -> None:
+        if self._draining is None:
+            _log.info("shutting down: running requests have %g seconds", self._timeout)
+            self._draining = asyncio.create_task(self._drain_for(self._timeout))
+        elif self._n_signals > 1:
+            self._draining.cancel()
+            self._draining = asyncio.create_task(self._drain_for(0.0))
+
+    async def _drain_for(self, seconds: float) -> None:
+        await self._engine.drain(seconds)
+        self.should_exit = True
+
+
+def _is_no_cut(record: logging.LogRecord) -> bool:
+    return "without completing response" not in str(record.msg)

@@ -1,0 +1,60 @@
+"""Fixtures of the HTTP layer: a fake engine, served on the loopback."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from http_server import Served, served
+from llamacli import Model, load_model
+from llamacli.engine import ReferenceEngine
+from llamacli.plugins import Plugins
+from llamacli.testing.serving import FakeEngine
+from llamacli.tools.demo import demo_path
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture(scope="session")
+def demo(plugins: Plugins) -> Model:
+    """The demo model: a byte-level vocabulary of 2048 tokens, no chat template."""
+    return load_model(demo_path(), plugins=plugins, engine=ReferenceEngine())
+
+
+@pytest.fixture(scope="session")
+def shared_engine(demo: Model) -> FakeEngine:
+    """A fake engine for all tests, because starting a server takes some tenths of a second."""
+    return FakeEngine(demo)
+
+
+@pytest.fixture(scope="session")
+def shared_server(shared_engine: FakeEngine) -> Iterator[Served]:
+    """The fake engine, served with default settings."""
+    with served(shared_engine) as server:
+        yield server
+
+
+@pytest.fixture
+def fake(shared_engine: FakeEngine, demo: Model) -> FakeEngine:
+    """The fake engine in its first state; its `script` plays the events of each request."""
+    shared_engine.__init__(demo)  # type: ignore[misc]
+    return shared_engine
+
+
+@pytest.fixture
+def serve(demo: Model, fake: FakeEngine) -> Iterator[Serve]:
+    """Serve the fake engine, with further settings."""
+    with ExitStack() as stack:
+
+        def start(**settings: Any) -> Served:
+            return stack.enter_context(served(fake, **settings))
+
+        yield start
+    fake.__init__(demo)  # type: ignore[misc]
+
+
+@pytest.fixture
+def http(fake: FakeEngine, shared_server: Served) -> Served:
+    """The fake engine, served with default settings."""
+    return shared_server

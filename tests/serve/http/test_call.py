@@ -1,0 +1,174 @@
+"""Connections: disconnects, slow readers, limits of bodies, pings, errors after the 200."""
+
+import contextlib
+import http.client
+import json
+import socket
+import time
+
+import pytest
+
+from http_server import Served
+from llamacli.serve.errors import InternalError
+from llamacli.serve.requests import Admitted, Done, Finished, TextDelta, Timings, Usage
+from llamacli.testing.serving import words
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def wait_for(condition, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def begin(http: Served, **fields) -> http.client.HTTPConnection:
+    """Send a chat request and return the connection, with no response read."""
+    connection = http.connect()
+    body = json.dumps({"messages": MESSAGES, **fields})
+    connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n_events", [0, 1, 3])
+def test_disconnect_cancels_in_every_phase(stream: bool, n_events: int, http, fake) -> None:
+    fake.script = lambda request: words(request)[: max(1, n_events)]  # no end comes
+    if not n_events:
+        fake.gate.clear()
+    connection = begin(http, stream=stream)
+    wait_for(lambda: fake.requests)
+    connection.close()
+    wait_for(lambda: fake.cancelled)
+    assert fake.cancelled == [fake.requests[0].id]
+    http.server._loop.call_soon_threadsafe(fake.gate.set)
+    wait_for(lambda: not fake._tasks)
+
+
+def test_a_whole_response_cancels_nothing(http, fake) -> None:
+    http.chat()
+    http.chat(stream=True)
+    assert fake.cancelled == []
+
+
+def test_error_after_the_200_is_an_event_and_a_cut(http, fake) -> None:
+    fake.script = lambda _: [Admitted(0.0), TextDelta(0, "one"), InternalError("the step failed")]
+    reply = http.chat(stream=True)
+    assert reply.status == 200
+    assert reply.headers["x-test-incomplete"] == "yes"
+    assert reply.events[-1]["error"]["message"] == "the step failed"
+    assert b"[DONE]" not in reply.body
+
+
+def test_error_after_admission_without_stream_has_its_status(http, fake) -> None:
+    fake.script = lambda _: [Admitted(0.0), TextDelta(0, "one"), InternalError("the step failed")]
+    assert http.chat().status == 500
+
+
+def test_stream_headers_and_end(http) -> None:
+    reply = http.chat(stream=True)
+    assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert reply.headers["cache-control"] == "no-cache"
+    assert reply.headers["x-accel-buffering"] == "no"
+    assert reply.body.endswith(b"data: [DONE]\n\n")
+    assert "x-test-incomplete" not in reply.headers
+
+
+def test_pings_in_silence(serve, fake) -> None:
+    http = serve(ping_interval=0.02)
+    fake.script = lambda _: [Admitted(0.0)]
+    connection = begin(http, stream=True)
+    response = connection.getresponse()
+    lines = [response.readline() for _ in range(6)]
+    assert lines[2:4] == [b": ping\n", b"\n"]
+    response.close()
+    connection.close()
+    wait_for(lambda: fake.cancelled)
+
+
+def test_large_body_is_refused_by_its_length_and_while_it_comes(serve) -> None:
+    http = serve(max_body=1000)
+    reply = http.send("/v1/chat/completions", b" " * 1001)
+    assert (reply.status, reply.json["error"]["code"], reply.headers["connection"]) == (413, "body_too_large", "close")
+    connection = http.connect()
+    chunks = (b" " * 100 for _ in range(20))
+    connection.request("POST", "/v1/completions", chunks, {"content-type": "application/json"}, encode_chunked=True)
+    with contextlib.closing(connection), connection.getresponse() as response:
+        assert response.status == 413
+    assert http.send("/v1/chat/completions", b" " * 999).status == 400
+
+
+def test_slow_body_times_out(serve) -> None:
+    http = serve(body_timeout=0.05)
+    with socket.create_connection(("127.0.0.1", http.port), timeout=10) as client:
+        client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{")
+        assert client.recv(1000).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_other_media_types_are_refused(content_type: str, http) -> None:
+    reply = http.send("/v1/chat/completions", {"messages": MESSAGES}, {"Content-Type": content_type})
+    assert reply.status == 415
+
+
+def test_missing_media_type_is_json_except_from_web_pages(http) -> None:
+    def send(headers: dict) -> int:
+        connection = http.connect()
+        connection.request("POST", "/v1/chat/completions", json.dumps({"messages": MESSAGES}), headers)
+        with contextlib.closing(connection), connection.getresponse() as response:
+            return response.status
+
+    assert send({}) == 200
+    assert send({"Origin": "https://page.example"}) == 415
+    assert send({"Content-Type": "application/json; charset=utf-8"}) == 200
+
+
+def test_slow_reader_is_cut_and_slows_nobody(serve, fake) -> None:
+    http = serve(write_timeout=0.5)
+    text = "x" * 100_000
+    fake.script = lambda _: [
+        Admitted(0.0), *[TextDelta(0, text)] * 300, Finished(0, "stop"), Done(Usage(1), Timings(0.0, 0.0, 0.0)),
+    ]  # fmt: skip
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", http.port))
+        body = json.dumps({"messages": MESSAGES, "stream": True}).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+        slow.sendall(head + body)
+        wait_for(lambda: fake.requests)
+        fake.script = words
+        started = time.monotonic()
+        assert http.chat().status == 200
+        assert time.monotonic() - started < 5
+        wait_for(lambda: fake.cancelled or not fake._tasks)
+        with pytest.raises(ConnectionError):
+            while slow.recv(1 << 20):
+                pass
+            raise ConnectionResetError  # an orderly end, without the last chunk, is a cut too
+
+
+def test_access_log_has_numbers_and_no_texts(http, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "llamacli.serve")
+    http.chat("a very private question", seed=7)
+    wait_for(lambda: "POST" in caplog.text)
+    line = next(record.getMessage() for record in caplog.records if record.name.endswith(".access"))
+    assert line.startswith("POST /v1/chat/completions 200 ")
+    assert {"seed=7", "finish=stop", "generated=3", "model=demo"} <= set(line.split())
+    assert "private" not in caplog.text
+
+
+def test_texts_are_logged_if_asked_for(serve, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "llamacli.serve")
+    serve(log_texts=True).chat("a very private question")
+    assert "a very private question" in caplog.text
+
+
+def test_keys_separate_clients_and_are_not_logged(serve, fake, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    http = serve(api_keys=("secret-one", "secret-two"))
+    for key in ("secret-one", "secret-two"):
+        http.send("/v1/chat/completions", {"messages": MESSAGES}, {"Authorization": f"Bearer {key}"})
+    assert len({request.key for request in fake.requests}) == 2
+    assert "secret-" not in caplog.text
+    assert not any("secret-" in request.key for request in fake.requests)
