@@ -1,3 +1,5 @@
+import math
+
 import attrs
 import pytest
 
@@ -18,7 +20,7 @@ def test_defaults_are_valid_parameters_within_their_ranges() -> None:
     fields = {field.name for field in attrs.fields(SamplingParams)}
     assert DEFAULTS.keys() <= fields
     for default in DEFAULTS.values():
-        assert default.low <= default.value and (default.high is None or default.value <= default.high)
+        assert default.low <= default.value <= (math.inf if default.high is None else default.high)
 
 
 def test_minus_one_is_the_whole_context() -> None:
@@ -29,5 +31,5 @@ def test_minus_one_is_the_whole_context() -> None:
 def test_invalid_values_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="top_p"):
         params_with_defaults({"top_p": 2.0}, Metadata({}), 512)
-    with pytest.raises(ModelFormatError, match="general.sampling.temp"):
+    with pytest.raises(ModelFormatError, match=r"general\.sampling\.temp"):
         params_with_defaults({}, Metadata({"general.sampling.temp": -1.0}), 512)

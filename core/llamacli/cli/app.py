@@ -23,6 +23,7 @@ from llamacli.cli.perplexity import perplexity
 from llamacli.cli.plugins import plugin_commands, plugins
 from llamacli.cli.quantize import quantize
 from llamacli.cli.run import run
+from llamacli.cli.serve import serve
 from llamacli.cli.tokenize import tokenize
 from llamacli.cli.warmup import warmup
 from llamacli.errors import LlamaCliError
@@ -96,7 +97,8 @@ def app() -> None:
 
 
 for command in (
-    run, inspect, tokenize, embed, quantize, bench, perplexity, pull, list_models, rm, logs, plugins, warmup, doctor,
+    run, serve, inspect, tokenize, embed, quantize, bench, perplexity, pull, list_models, rm, logs, plugins, warmup,
+    doctor,
     completion,
 ):  # fmt: skip
     app.add_command(command)

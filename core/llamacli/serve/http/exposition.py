@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import Counter, Histogram, generate_latest
 from prometheus_client.core import (
@@ -41,7 +41,7 @@ _LABELLED = {
     "refused": ("refused", "code", "Requests refused, by error code."),
     "finished": ("finished", "finish_reason", "Choices that ended, by reason."),
 }
-_LLAMACPP = {
+_LLAMACPP: dict[str, Callable[[ModelStats], float]] = {
     "prompt_tokens_total": lambda one: one.prompt_tokens,
     "tokens_predicted_total": lambda one: one.generation_tokens,
     "prompt_seconds_total": lambda one: _sum(one, "prefill_seconds"),
@@ -119,9 +119,9 @@ class EngineCollector(Collector):
 
     def _llamacpp_metrics(self) -> Iterator[Metric]:
         for name, value in _LLAMACPP.items():
-            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            family = kind(f"llamacpp:{name}", "As llama-server's.", labels=[])
-            family.add_metric([], sum(value(one) for one in self._stats.models.values()))
+            kind = "counter" if name.endswith("_total") else "gauge"
+            family = Metric(f"llamacpp:{name.removesuffix('_total')}", "As llama-server's.", kind)
+            family.add_sample(f"llamacpp:{name}", {}, sum(value(one) for one in self._stats.models.values()))
             yield family
 
 

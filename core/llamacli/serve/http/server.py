@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import sys
 from collections.abc import Callable
 from types import FrameType
 
@@ -15,9 +14,6 @@ from llamacli.errors import InvalidRequestError
 from llamacli.serve.http.app import create_app
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.requests import Engine
-
-SWITCH_INTERVAL_S = 0.001
-"""Seconds after which a thread gives up the GIL: the engine's thread needs it briefly after each step."""
 
 KEEP_ALIVE_S = 75
 CLOSE_TIMEOUT_S = 5
@@ -80,7 +76,6 @@ class HttpServer(uvicorn.Server):
         """Serve until a signal comes, or `stop`."""
         # Uvicorn calls a response that was cut on purpose an error.
         logging.getLogger("uvicorn.error").addFilter(_is_no_cut)
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
         try:
             super().run(sockets or [self._listening])
         finally:

@@ -1,0 +1,307 @@
+"""`llamacli serve`: a server of OpenAI's and ollama's APIs."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llamacli.cli.hub import REFERENCE, model_from_hub
+from llamacli.cli.options import (
+    PATH,
+    FiniteRange,
+    StderrHandler,
+    global_options,
+    kv_type_options,
+    mode_option,
+    threads_option,
+)
+from llamacli.cli.output import human_bytes, note
+from llamacli.cli.text import argument, read_file
+from llamacli.errors import InvalidRequestError, ModelFormatError
+from llamacli.tools.demo import demo_path
+from llamacli.util.settings import MAX_CONTEXT
+
+if TYPE_CHECKING:
+    from llamacli.serve.http.settings import HttpSettings
+    from llamacli.serve.models import LoadedModel, ModelSource
+    from llamacli.serve.settings import EngineSettings
+
+_COUNT, _COUNT_OR_0 = click.IntRange(1), click.IntRange(0)
+_SECONDS = FiniteRange(0, 1_000_000)
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_NEEDED = ("starlette", "uvicorn", "msgspec", "prometheus_client")
+
+
+class ByteSize(click.ParamType[int]):
+    """Number of bytes, with a unit such as 512M or 2GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse a size."""
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", str(value).strip(), re.ASCII | re.IGNORECASE)
+        n_bytes = int(float(found[1]) * _UNITS[found[2].lower()]) if found else 0
+        if n_bytes < 1:
+            self.fail(f"{value!r} is not a size such as 512M or 2G.", param, ctx)
+        return n_bytes
+
+
+_OPTIONS = (
+    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
+    click.option(
+        "--port", metavar="N", type=click.IntRange(0, 65535), default=8080, show_default=True,
+        help="Port to listen on; 0: a free one.",
+    ),
+    click.option(
+        "--api-key", "api_keys", metavar="KEY", multiple=True,
+        help="Key that clients must send; may be given several times. Default: none is asked for.",
+    ),
+    click.option("--api-key-file", type=PATH, help="Read keys from a file, one a line; # begins a comment."),
+    click.option(
+        "--alias", "aliases", metavar="NAME", multiple=True,
+        help="Further name of the first model; may be given several times.",
+    ),
+    click.option("--any-model", is_flag=True, help="Answer requests for unknown models with the first one."),
+    click.option(
+        "-hf", "--hf-repo", "hf_repos", metavar=REFERENCE, multiple=True, allow_from_autoenv=False,
+        help="Model of the Hugging Face hub; downloaded unless cached. May be given several times.",
+    ),
+    click.option(
+        "-c", "--ctx-size", metavar="N", type=click.IntRange(0, MAX_CONTEXT), default=0, show_default=True,
+        help="Context length in tokens; 0: that of the model, or what the KV cache's memory holds.",
+    ),
+    click.option(
+        "--max-running", metavar="N", type=_COUNT, help="Texts generated at once. Default: 8, with many cores 32.",
+    ),
+    click.option(
+        "--max-queue", metavar="N", type=_COUNT_OR_0, default=64, show_default=True,
+        help="Requests that may wait; others are refused with 429.",
+    ),
+    click.option(
+        "--max-queue-tokens", metavar="N", type=_COUNT_OR_0, default=65_536, show_default=True,
+        help="Prompt tokens of the requests that may wait.",
+    ),
+    click.option("--max-per-key", metavar="N", type=_COUNT, help="Requests of one key that may wait or run."),
+    click.option(
+        "--kv-memory", metavar="SIZE", type=ByteSize(),
+        help="Memory of a model's KV cache, such as 4G. Default: 40 % of what is free after loading.",
+    ),
+    click.option(
+        "--step-ms", metavar="X", type=_SECONDS, default=150.0, show_default=True,
+        help="Longest step in milliseconds while texts are generated: prompts are evaluated in pieces that fit. "
+        "0: the greatest throughput.",
+    ),
+    click.option("-n", "--max-tokens", metavar="N", type=_COUNT, help="Limit of the tokens of a reply."),
+    click.option(
+        "--queue-timeout", metavar="S", type=_SECONDS, default=300.0, show_default=True,
+        help="Seconds after which a waiting request fails with 503.",
+    ),
+    click.option(
+        "--request-timeout", metavar="S", type=_SECONDS,
+        help="Seconds after which a reply ends, with the finish reason length. Default: no limit.",
+    ),
+    click.option(
+        "--shutdown-timeout", metavar="S", type=_SECONDS, default=30.0, show_default=True,
+        help="Seconds that running requests have after SIGTERM.",
+    ),
+    click.option(
+        "--write-timeout", metavar="S", type=_SECONDS, default=60.0, show_default=True,
+        help="Seconds after which a client that reads nothing is cut off.",
+    ),
+    click.option(
+        "--models-max", metavar="N", type=_COUNT, default=1, show_default=True, help="Models in memory at once.",
+    ),
+    click.option(
+        "--idle-unload", metavar="S", type=_SECONDS,
+        help="Seconds without requests after which a model is unloaded. Default: never.",
+    ),
+    click.option(
+        "--load-timeout", metavar="S", type=_SECONDS, default=120.0, show_default=True,
+        help="Seconds that a request waits for its model to be loaded.",
+    ),
+    click.option(
+        "--max-body", metavar="SIZE", type=ByteSize(), default="10M", show_default=True,
+        help="Largest body of a request.",
+    ),
+    click.option(
+        "--cors-origin", "cors_origins", metavar="ORIGIN", multiple=True,
+        help="Origin whose web pages may use the API, as https://page.example; may be given several times. "
+        "*: any, without keys only.",
+    ),
+    click.option(
+        "--allowed-host", "allowed_hosts", metavar="NAME", multiple=True,
+        help="Further name that the header Host may have when listening on loopback; may be given several times.",
+    ),
+    click.option(
+        "--chat-template", metavar="NAME",
+        help="Use this chat template instead of the models' own: a name, or Jinja source.",
+    ),
+    click.option("--chat-template-file", type=PATH, help="Read the chat template from a file."),
+    click.option("--slots", is_flag=True, help="Show running requests at /slots, without texts."),
+    click.option("--llamacpp-metrics", is_flag=True, help="Repeat metrics under llama-server's names."),
+    click.option("--log-texts", is_flag=True, help="Log the bodies of requests."),
+)  # fmt: skip
+
+
+def _serve_options(command: Any) -> Any:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@_serve_options
+@mode_option
+@kv_type_options("f32 in mode fp32, else f16")
+@threads_option
+@global_options
+def serve(models: tuple[str, ...], **given: Any) -> None:
+    """Serve each MODEL on the API of OpenAI and of ollama.
+
+    A MODEL is a file, or a name for it and the file, as in small=model.gguf; without one, a small demo model is served.
+    The first is loaded at the start, others when they are asked for. SIGTERM lets running requests end. Needs the extra
+    `serve`.
+    """
+    _expect_packages()
+    from llamacli.serve.engine import LocalEngine
+    from llamacli.serve.http.server import HttpServer, listen
+
+    sources = model_sources([*models, *map(model_from_hub, given["hf_repos"])], given["aliases"])
+    http, limits = http_settings(given), engine_settings(given)
+    with listen(http.host, http.port) as listening:
+        port = listening.getsockname()[1]
+        _log_requests()
+        _warn_of_open_server(http)
+        engine = LocalEngine(sources, limits)
+        failures: list[BaseException] = []
+
+        def begin() -> None:
+            engine.load(sources[0].name).add_done_callback(announce)
+
+        def announce(future: Any) -> None:
+            error = future.exception()
+            if error is None:
+                note(_greeting(future.result(), http.host, port, limits))
+            else:
+                failures.append(error)
+                server.stop()
+
+        server = HttpServer(engine, http, listening, begin)
+        server.run()
+        if failures:
+            raise failures[0]
+
+
+def model_sources(models: Sequence[str], aliases: Sequence[str]) -> list[ModelSource]:
+    """Models of the arguments: files, or names and files with a = between; the demo model for none.
+
+    Raises ModelFormatError for a file that does not exist, UsageError for a name that is there twice.
+    """
+    from llamacli.serve.models import ModelSource
+
+    sources: list[ModelSource] = []
+    for text in models or [f"demo={demo_path()}"]:
+        name, separator, file = text.partition("=")
+        if not separator or Path(text).exists():
+            name, file = Path(text).stem, text
+        if not Path(file).exists():
+            raise ModelFormatError(f"{file}: no such file")
+        sources.append(ModelSource(name, Path(file), () if sources else tuple(aliases)))
+    names = [name for source in sources for name in (source.name, *source.aliases)]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise click.UsageError(f"Two models are called {twice!r}; give another name, as in NAME={twice}.gguf.")
+    return sources
+
+
+def http_settings(given: dict[str, Any]) -> HttpSettings:
+    """Settings of the HTTP layer; raises UsageError for options that exclude each other."""
+    from llamacli.serve.http.settings import HttpSettings
+    from llamacli.serve.settings import default_max_running
+
+    template, file, key_file = given["chat_template"], given["chat_template_file"], given["api_key_file"]
+    if template is not None and file is not None:
+        raise click.UsageError("--chat-template and --chat-template-file exclude each other.")
+    keys = [argument(key) for key in given["api_keys"]]
+    if key_file is not None:
+        lines = [line.partition("#")[0].strip() for line in read_file(Path(key_file)).splitlines()]
+        keys += filter(None, lines)
+        if not any(lines):
+            raise InvalidRequestError(f"{key_file}: it has no key")
+    if "" in keys:
+        raise click.UsageError("Invalid value for '--api-key': it is empty.")
+    if keys and "*" in given["cors_origins"]:
+        raise click.UsageError("--cors-origin '*' is for servers without keys: list the origins.")
+    names = ("host", "port", "cors_origins", "allowed_hosts", "max_body", "write_timeout", "shutdown_timeout",
+             "any_model", "slots", "llamacpp_metrics", "log_texts")  # fmt: skip
+    return HttpSettings(
+        **{name: given[name] for name in names},
+        api_keys=tuple(keys),
+        template=template if file is None else read_file(Path(file)),
+        total_slots=given["max_running"] or default_max_running(),
+    )
+
+
+def engine_settings(given: dict[str, Any]) -> EngineSettings:
+    """Limits of the engine; raises InvalidRequestError for a value out of range."""
+    from llamacli.serve.settings import EngineSettings
+
+    names = ("kv_type", "kv_memory", "max_queue", "max_queue_tokens", "max_per_key", "step_ms", "max_tokens",
+             "queue_timeout", "request_timeout", "models_max", "idle_unload", "load_timeout", "mode",
+             "threads")  # fmt: skip
+    more = {} if given["max_running"] is None else {"max_running": given["max_running"]}
+    return EngineSettings(n_ctx=given["ctx_size"] or None, **{name: given[name] for name in names}, **more)
+
+
+def _expect_packages() -> None:
+    import importlib.util
+
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InvalidRequestError(f"serve needs {', '.join(missing)}: pip install 'llamacli[serve]'")
+
+
+def _log_requests() -> None:
+    """Log requests to stderr, with the time."""
+    logger = logging.getLogger("llamacli.serve")
+    if logger.getEffectiveLevel() > logging.INFO:
+        logger.setLevel(logging.INFO)
+    for handler in logging.getLogger("llamacli").handlers:
+        if isinstance(handler, StderrHandler):
+            handler.addFilter(_with_time)
+
+
+def _with_time(record: logging.LogRecord) -> bool:
+    if record.name.startswith("llamacli.serve"):
+        import time
+
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        record.msg, record.args = f"{stamp} {record.getMessage()}", ()
+    return True
+
+
+def _warn_of_open_server(http: HttpSettings) -> None:
+    from llamacli.serve.http.middleware import is_loopback
+
+    if not http.api_keys and not is_loopback(http.host):
+        logging.getLogger("llamacli.serve").warning(
+            "%s can be reached from other machines, and no key is asked for: see --api-key", http.host
+        )
+
+
+def _greeting(loaded: LoadedModel, host: str, port: int, limits: EngineSettings) -> str:
+    """Line that names the address, the model and the limits."""
+    name = f"[{host}]" if ":" in host else host
+    memory = human_bytes(loaded.scheduler.memory.max_bytes)
+    return (
+        f"llamacli: serving {loaded.info.name} on http://{name}:{port} (context of {loaded.info.n_ctx} tokens, "
+        f"{limits.max_running} texts at once, KV cache of {memory})"
+    )
