@@ -129,8 +129,12 @@ class Call:
         Raises MediaTypeError, BodyTooLargeError, BodyTimeoutError, BadRequestError.
         """
         declared = self.headers.get("content-type", "").partition(";")[0].strip().lower()
-        # A web page of another origin can send a body without a type and without asking first.
-        if declared not in ("application/json", "") or (not declared and "origin" in self.headers):
+        # A web page of another origin can send a body without a type, or a form, and without asking first. The examples
+        # of ollama's documentation send what curl calls a form.
+        usual = {"application/json", *([] if "origin" in self.headers else [""])}
+        if self.scope["path"].startswith("/api/") and "origin" not in self.headers:
+            usual.add("application/x-www-form-urlencoded")
+        if declared not in usual:
             raise MediaTypeError(f"the body is {declared or 'without a type'}; it must be application/json")
         try:
             async with asyncio.timeout(self.settings.body_timeout):

@@ -224,7 +224,10 @@ class _SpansWriter(_Writer):
             rules.append(self.json(f"call_{i}", _call_schema(function["name"], arguments)))
         opens = self.marker(syntax.opens) if syntax.opens else ""
         closes = self.marker(syntax.closes) if syntax.closes else ""
-        self._rules["call"] = f"{opens} {_SPACE} ({' | '.join(rules)}) {_SPACE} {closes}"
+        self._rules["one"] = " | ".join(rules)
+        more = f'({_SPACE} "," {_SPACE} one)*' if tools.parallel else ""
+        self._rules["several"] = f'one | "[" {_SPACE} one {more} {_SPACE} "]"'
+        self._rules["call"] = f"{opens} {_SPACE} several {_SPACE} {closes}".strip()
         if not tools.parallel:
             return "call"
         self._rules["calls"] = f"call ({_SPACE} call)*"

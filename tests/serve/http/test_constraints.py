@@ -1,0 +1,196 @@
+"""Grammars of replies, walked through with texts that they must or must not allow."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+import tiny_chat
+from llamacli import Model, load_model
+from llamacli.chat.codec import ChatCodec
+from llamacli.chat.formats import ChatFormat
+from llamacli.chat.syntax import HARMONY, HERMES, PLAIN, THINKING, Calls, Span, Spans, json_calls
+from llamacli.engine import ReferenceEngine
+from llamacli.errors import InvalidRequestError
+from llamacli.sampling import SamplingParams, build_chain
+from llamacli.serve.http.constraints import FREE, Constraint, ToolUse, chain, reply_constraint, schema_of
+from llamacli.serve.http.errors import BadRequestError
+from llamacli.serve.http.schemas.common import ResponseFormat, SchemaFormat
+
+pytest.importorskip("llguidance")
+
+COLOUR = {"enum": ["red", "blue"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "paint", "parameters": {"type": "object", "properties": {"c": COLOUR},
+                                                                      "required": ["c"], "additionalProperties": False}}},
+    {"type": "function", "function": {"name": "stop"}},
+]  # fmt: skip
+CALL = '{"name": "paint", "arguments": {"c": "red"}}'
+
+
+@pytest.fixture(scope="module")
+def chat_model(tiny_gguf, plugins) -> Model:
+    """A tiny model whose special tokens are those of `tiny_chat`."""
+    keys = tiny_chat.chat_keys("{{ messages }}{{ tools }}")
+    path = tiny_gguf("gqa", tokenizer="spm", metadata=keys)
+    return load_model(path, plugins=plugins, engine=ReferenceEngine())
+
+
+@pytest.fixture(scope="module")
+def allows(chat_model: Model) -> Callable[[Constraint, str], bool]:
+    """Whether a whole reply is allowed by a constraint."""
+
+    def check(constraint: Constraint, text: str) -> bool:
+        params = SamplingParams(
+            grammar=constraint.grammar, json_schema=constraint.json_schema, grammar_triggers=constraint.triggers
+        )
+        sampler = build_chain(params, chat_model.tokenizer)
+        ids = chat_model.tokenizer.encode(text, add_special=False, parse_special=True)
+        try:
+            for token in [*ids, min(chat_model.tokenizer.eog_ids)]:
+                sampler.accept(token)
+        except InvalidRequestError:
+            return False
+        return True
+
+    return check
+
+
+@pytest.fixture(scope="module")
+def codec_with(chat_model: Model) -> Callable[..., ChatCodec]:
+    """A codec with this syntax."""
+
+    def make(syntax) -> ChatCodec:
+        fmt = ChatFormat(name="test", matches=lambda info: True, syntax=syntax)
+        return ChatCodec(chat_model.tokenizer, chat_model.metadata, [fmt])
+
+    return make
+
+
+def test_schema_alone(codec_with, allows) -> None:
+    made = reply_constraint(codec_with(PLAIN), "", COLOUR, None, None)
+    assert made == Constraint(json_schema=json.dumps(COLOUR))
+    assert allows(made, '"red"')
+    assert not allows(made, '"green"')
+
+
+@pytest.mark.parametrize("syntax", [THINKING, Spans(Span("<|im_start|>", "<|im_end|>"))], ids=["text", "control"])
+def test_schema_after_reasoning(syntax, codec_with, allows, chat_model) -> None:
+    span = syntax.reasoning
+    made = reply_constraint(codec_with(syntax), "", COLOUR, None, None)
+    is_open = reply_constraint(codec_with(syntax), f"assistant{span.opens}\n", COLOUR, None, None)
+
+    thought = "the sky {is} blue </tag>\n"
+    assert allows(made, f'{span.opens}{thought}{span.closes}\n\n"blue"')
+    assert allows(is_open, f'{thought}{span.closes}"red"')
+    assert not allows(is_open, '"red"')
+    assert not allows(made, f'{thought}{span.closes}"red"')
+    assert not allows(made, f'{span.opens}{thought}{span.closes}"green"')
+    assert allows(made, '"red"')
+    assert not allows(made, '"green"')
+
+
+def test_required_calls(codec_with, allows) -> None:
+    made = reply_constraint(codec_with(HERMES), "", None, None, ToolUse(TOOLS, required=True))
+    call = f"<tool_call>\n{CALL}\n</tool_call>"
+    assert allows(made, call)
+    assert allows(made, f"<think>which one?</think>\n{call}\n{call}")
+    assert allows(made, '<tool_call>{"name": "stop", "parameters": {"any": 1}}</tool_call>')
+    for wrong in (
+        "hello",
+        "",
+        '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
+        call.replace("red", "pink"),
+    ):
+        assert not allows(made, wrong), wrong
+    single = reply_constraint(codec_with(HERMES), "", None, None, ToolUse(TOOLS, required=True, parallel=False))
+    assert allows(single, call)
+    assert not allows(single, f"{call}\n{call}")
+
+
+def test_free_calls_are_constrained_from_their_marker_on(codec_with, allows) -> None:
+    made = reply_constraint(codec_with(HERMES), "", None, None, ToolUse(TOOLS))
+    assert made.triggers == ("<tool_call>",)
+    assert allows(made, "hello, <tool> is a word")
+    assert allows(made, f"let me see <tool_call>{CALL}</tool_call>")
+    assert not allows(made, '<tool_call>{"name": "other", "arguments": {}}</tool_call>')
+
+
+def test_calls_without_markers(codec_with, allows) -> None:
+    syntax = Spans(calls=Calls("[CALLS]", "", json_calls))
+    made = reply_constraint(codec_with(syntax), "", None, None, ToolUse(TOOLS, required=True))
+    assert allows(made, f"[CALLS]{CALL}")
+    assert allows(made, f"[CALLS][{CALL}]")
+
+
+def test_schema_or_calls(codec_with, allows) -> None:
+    made = reply_constraint(codec_with(HERMES), "", COLOUR, None, ToolUse(TOOLS))
+    assert allows(made, '"red"')
+    assert allows(made, f"<tool_call>{CALL}</tool_call>")
+    assert not allows(made, "hello")
+
+
+def test_channels(codec_with, allows) -> None:
+    prompt = "<|start|>assistant"
+    made = reply_constraint(codec_with(HARMONY), prompt, COLOUR, None, None)
+    final = '<|channel|>final<|message|>"red"'
+    thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    assert allows(made, final)
+    assert allows(made, thought + final)
+    assert not allows(made, thought + final.replace("red", "pink"))
+    calls = reply_constraint(codec_with(HARMONY), prompt, None, None, ToolUse(TOOLS, required=True))
+    assert allows(calls, thought + ' to=functions.paint<|channel|>commentary<|message|>{"c": "red"}')
+    assert allows(calls, '<|channel|>commentary to=functions.paint<|message|>{"c": "red"}')
+    assert not allows(calls, thought + final)
+
+
+def test_syntax_without_a_grammar_of_calls(codec_with) -> None:
+    syntax = Spans(calls=Calls("<a>", "</a>", lambda text: []))
+    assert reply_constraint(codec_with(syntax), "", None, None, ToolUse(TOOLS)) == FREE
+    with pytest.raises(BadRequestError, match="cannot be made to call tools"):
+        reply_constraint(codec_with(syntax), "", None, None, ToolUse(TOOLS, required=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((None, None, None), (None, None)),
+        ((ResponseFormat(type="text"), None, None), (None, None)),
+        ((ResponseFormat(type="json_object"), None, None), ({"type": "object"}, None)),
+        ((ResponseFormat(type="json_object", schema=COLOUR), None, None), (COLOUR, None)),
+        ((ResponseFormat(type="json_schema", json_schema=SchemaFormat(schema=COLOUR)), None, None), (COLOUR, None)),
+        ((None, COLOUR, None), (COLOUR, None)),
+        ((None, None, "root ::= [a]"), (None, "root ::= [a]")),
+    ],
+)
+def test_schemas_of_requests(given, expected) -> None:
+    assert schema_of(*given) == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (ResponseFormat(type="yaml"), None, None),
+        (ResponseFormat(type="json_schema"), None, None),
+        (ResponseFormat(type="json_object"), COLOUR, None),
+        (None, COLOUR, "root ::= [a]"),
+        (None, "{}", None),
+        (None, {"description": "x" * (1 << 20)}, None),
+        (None, None, "x" * ((1 << 20) + 1)),
+    ],
+)
+def test_schemas_that_are_refused(given) -> None:
+    with pytest.raises(BadRequestError):
+        schema_of(*given)
+
+
+def test_broken_grammars_are_client_errors(chat_model) -> None:
+    for params in (SamplingParams(json_schema='{"type": "text"}'), SamplingParams(grammar="root ::= (")):
+        with pytest.raises(BadRequestError) as error:
+            chain(chat_model, params)
+        assert error.value.code == "invalid_schema"
+
+
+def test_chains_are_kept(chat_model) -> None:
+    params = SamplingParams(json_schema=json.dumps(COLOUR))
+    assert chain(chat_model, params) is chain(chat_model, SamplingParams(json_schema=json.dumps(COLOUR)))
