@@ -42,6 +42,25 @@ class HttpReply:
         return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
+def request_json(
+    port: int, path: str, body: Any = None, headers: dict[str, str] | None = None, method: str | None = None
+) -> HttpReply:
+    """Send a request to the loopback; `body` is bytes, or becomes JSON."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        given = {"content-type": "application/json"} if data is not None else {}
+        given |= {name.lower(): value for name, value in (headers or {}).items()}
+        connection.request(method or ("GET" if data is None else "POST"), path, data, given)
+        response = connection.getresponse()
+        names = {name.lower(): value for name, value in response.getheaders()}
+        try:
+            content = response.read()
+        except http.client.IncompleteRead as error:
+            content = error.partial
+            names["x-test-incomplete"] = "yes"
+        return HttpReply(response.status, names, content)
+
+
 @attrs.frozen
 class Served:
     """Server that listens on a port of the loopback."""
@@ -55,20 +74,7 @@ class Served:
     def send(
         self, path: str, body: Any = None, headers: dict[str, str] | None = None, method: str | None = None
     ) -> HttpReply:
-        """Send a request; `body` is bytes, or becomes JSON."""
-        with contextlib.closing(self.connect()) as connection:
-            data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-            given = {"content-type": "application/json"} if data is not None else {}
-            given |= {name.lower(): value for name, value in (headers or {}).items()}
-            connection.request(method or ("GET" if data is None else "POST"), path, data, given)
-            response = connection.getresponse()
-            names = {name.lower(): value for name, value in response.getheaders()}
-            try:
-                content = response.read()
-            except http.client.IncompleteRead as error:
-                content = error.partial
-                names["x-test-incomplete"] = "yes"
-            return HttpReply(response.status, names, content)
+        return request_json(self.port, path, body, headers, method)
 
     def chat(self, text: str = "hi", **fields: Any) -> HttpReply:
         return self.send("/v1/chat/completions", {"messages": [{"role": "user", "content": text}], **fields})

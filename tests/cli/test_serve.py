@@ -1,0 +1,343 @@
+"""The server as a program, with the demo model and the official client of OpenAI's API."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import openai
+import pytest
+
+from http_server import TEMPLATE, HttpReply, request_json
+from llamacli import load_model
+from llamacli.cli.serve import ByteSize, engine_settings, http_settings, model_sources, serve
+from llamacli.tools.demo import demo_path
+
+PROMPT = "Once upon a time there was a fox"
+HI = [{"role": "user", "content": "Tell me of a small fox."}]
+READY = re.compile(r"serving (\S+) on http://127\.0\.0\.1:(\d+) ")
+START_S = 60
+
+ROOT = Path(__file__).parents[2]
+PLUGIN = ROOT / "plugins" / "llama"
+
+
+class Program:
+    """Running `llamacli serve`; `lines` are those of stderr so far."""
+
+    def __init__(self, process: subprocess.Popen[str]):
+        self.process, self.lines = process, list[str]()
+        self._ready = threading.Event()
+        self.port = 0
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if found := READY.search(line):
+                self.port = int(found[2])
+                self._ready.set()
+        self._ready.set()
+
+    def wait_ready(self) -> None:
+        assert self._ready.wait(START_S)
+        assert self.port, "".join(self.lines)
+
+    def send(self, path: str, body: object = None, **options) -> HttpReply:
+        return request_json(self.port, path, body, **options)
+
+    def client(self, **options) -> openai.OpenAI:
+        return openai.OpenAI(
+            base_url=f"http://127.0.0.1:{self.port}/v1", **{"api_key": "unused", "max_retries": 0, **options}
+        )
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        code = self.process.wait(60)
+        self._reader.join()
+        return code
+
+
+@pytest.fixture(scope="module")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Program]]:
+    """Start a server with the demo model on a free port."""
+    site = tmp_path_factory.mktemp("site")
+    info = site / "llamacli_llama-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llamacli-llama\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[llamacli.architectures]\nllama = llamacli_llama\n")
+    template = site / "template.jinja"
+    template.write_text(TEMPLATE)
+    path = os.pathsep.join(map(str, [site, ROOT / "core", PLUGIN]))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment |= {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    with contextlib.ExitStack() as stack:
+
+        def begin(*options: str, **variables: str) -> Program:
+            command = [sys.executable, "-m", "llamacli", "serve", "--port", "0"]
+            command += ["--chat-template-file", str(template), *options]
+            process = subprocess.Popen(command, env=environment | variables, stderr=subprocess.PIPE, text=True)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            program = Program(process)
+            program.wait_ready()
+            return program
+
+        yield begin
+
+
+@pytest.fixture(scope="module")
+def server(start_server: Callable[..., Program]) -> Iterator[Program]:
+    """A server for several tests; it ends in order."""
+    program = start_server("--alias", "story", "--slots", "--max-running", "4")
+    yield program
+    assert program.end() == 0, "".join(program.lines)
+
+
+def test_texts_are_those_of_run(server: Program) -> None:
+    with server.client() as client:
+        served = client.completions.create(model="demo", prompt=PROMPT, max_tokens=24, temperature=0).choices[0].text
+    with load_model(demo_path()) as model, model.create_session() as session:
+        tokens = session.generate(model.tokenizer.encode_prompt(PROMPT), max_tokens=24)
+        assert served == "".join(token.piece for token in tokens)
+
+
+def test_same_bytes_alone_and_under_load(server: Program) -> None:
+    def text(seed: int, stream: bool = False) -> str:
+        with server.client() as client:
+            options = {"model": "story", "messages": HI, "max_tokens": 24, "seed": seed, "temperature": 1.0}
+            if not stream:
+                return client.chat.completions.create(**options).choices[0].message.content
+            return "".join(
+                chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(stream=True, **options)
+            )
+
+    alone = [text(seed) for seed in range(6)]
+    assert len(set(alone)) > 1
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        loaded = list(pool.map(text, [*range(6), *range(6)], [False] * 6 + [True] * 6))
+    assert loaded == alone * 2
+
+
+def test_choice_0_is_that_of_one_choice(server: Program) -> None:
+    with server.client() as client:
+        options = {"model": "demo", "messages": HI, "max_tokens": 16, "seed": 5, "temperature": 1.0}
+        one = client.chat.completions.create(**options).choices[0].message.content
+        several = [choice.message.content for choice in client.chat.completions.create(n=3, **options).choices]
+    assert several[0] == one
+    assert len(set(several)) > 1
+
+
+def test_scores_as_lm_eval_reads_them(server: Program) -> None:
+    with load_model(demo_path()) as model, model.create_session() as session:
+        ids = model.tokenizer.encode_prompt(PROMPT)
+        logits = session.eval(ids, all_logits=True)
+        expected = [
+            float(row[token] - row.max() - math.log(sum(map(math.exp, row - row.max()))))
+            for row, token in zip(logits[:-1], ids[1:], strict=True)
+        ]
+    body = {"prompt": [ids], "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+    logprobs = server.send("/v1/completions", body).json["choices"][0]["logprobs"]
+    assert logprobs["token_logprobs"][1:-1] == pytest.approx(expected, abs=1e-4)
+    body["max_tokens"] = 0
+    choice = server.send("/v1/completions", body).json["choices"][0]
+    assert choice["logprobs"]["token_logprobs"] == logprobs["token_logprobs"][:-1]
+    assert choice["text"] == PROMPT
+
+
+def test_logprobs_join_to_the_text(server: Program) -> None:
+    with server.client() as client:
+        choice = client.chat.completions.create(
+            model="demo", messages=HI, max_tokens=12, logprobs=True, top_logprobs=2, seed=1
+        ).choices[0]
+    joined = bytes(byte for token in choice.logprobs.content for byte in token.bytes).decode()
+    assert joined == choice.message.content
+    assert all(len(token.top_logprobs) == 2 for token in choice.logprobs.content)
+
+
+def test_json_schema(server: Program) -> None:
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"fox": {"enum": ["red", "grey"]}}, "required": ["fox"],
+              "additionalProperties": False}  # fmt: skip
+    with server.client() as client:
+        reply = client.chat.completions.create(
+            model="demo", messages=HI, max_tokens=60,
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        )  # fmt: skip
+    assert json.loads(reply.choices[0].message.content)["fox"] in ("red", "grey")
+    assert reply.choices[0].finish_reason == "stop"
+
+
+def test_prompts_are_cached(server: Program) -> None:
+    text = "There was a fox, and the fox had a friend. " * 8
+    with server.client() as client:
+        used = [
+            client.chat.completions.create(
+                model="demo", messages=[{"role": "user", "content": text + more}], max_tokens=2
+            ).usage
+            for more in ("One.", "Two.")
+        ]
+    assert used[1].prompt_tokens_details.cached_tokens > 50
+    assert used[1].prompt_tokens >= used[1].prompt_tokens_details.cached_tokens
+
+
+def test_stop_strings(server: Program) -> None:
+    with server.client() as client:
+        full = client.completions.create(model="demo", prompt=PROMPT, max_tokens=24, temperature=0).choices[0]
+        word = full.text.split()[4]
+        cut = client.completions.create(model="demo", prompt=PROMPT, max_tokens=24, temperature=0, stop=word).choices[0]
+    assert cut.text == full.text[: full.text.index(word)]
+    assert cut.finish_reason == "stop"
+
+
+def test_context_overflow(server: Program) -> None:
+    with server.client() as client, pytest.raises(openai.BadRequestError) as error:
+        client.completions.create(model="demo", prompt=[5] * 600)
+    assert error.value.code == "context_length_exceeded"
+    assert error.value.body["n_ctx"] == 512
+
+
+def test_invalid_samplers_are_client_errors(server: Program) -> None:
+    assert server.send("/v1/completions", {"prompt": "x", "samplers": ["magic"]}).status == 400
+
+
+def test_embeddings(server: Program) -> None:
+    with server.client() as client:
+        vectors = client.embeddings.create(model="demo", input=["a fox", "a fox", "the moon"]).data
+    assert vectors[0].embedding == vectors[1].embedding != vectors[2].embedding
+    assert sum(x * x for x in vectors[0].embedding) == pytest.approx(1, abs=1e-5)
+
+
+def test_disconnects_leave_nothing_behind(server: Program) -> None:
+    with server.client() as client:
+        for _ in range(4):
+            stream = client.chat.completions.create(
+                model="demo", messages=HI, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+            )
+            next(iter(stream))
+            stream.close()
+    deadline = time.monotonic() + 10
+    while server.send("/slots").json:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert 'llamacli_cancelled_total{model="demo",phase="decode"}' in server.send("/metrics").body.decode()
+
+
+def test_log_names_requests_without_texts(server: Program) -> None:
+    server.send(
+        "/v1/completions", {"prompt": "a very private text", "max_tokens": 1}, headers={"X-Request-Id": "abc-1"}
+    )
+    deadline = time.monotonic() + 10
+    while not any("id=abc-1" in line for line in server.lines):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert "private" not in "".join(server.lines)
+
+
+def test_draining(start_server: Callable[..., Program]) -> None:
+    """SIGTERM lets running requests end, or cuts them with an error."""
+    program = start_server("--shutdown-timeout", "0.3", "--api-key", "secret", LLAMACLI_SERVE_MAX_TOKENS="400")
+    assert program.send("/v1/models").status == 401
+    client = program.client(api_key="secret")
+    short = client.chat.completions.create(model="demo", messages=HI, max_tokens=2, stream=True)
+    long = client.chat.completions.create(model="demo", messages=HI, stream=True, n=8, extra_body={"ignore_eos": True})
+    next(iter(long))
+    program.process.send_signal(signal.SIGTERM)
+    list(short)
+    with pytest.raises(openai.APIError, match="shutting down"):
+        list(long)
+    client.close()
+    assert program.end() == 0, "".join(program.lines)
+
+
+@pytest.mark.slow
+def test_killed_server_leaves_nothing(start_server: Callable[..., Program]) -> None:
+    program = start_server()
+    assert program.end(signal.SIGKILL) == -signal.SIGKILL
+    again = start_server("--port", str(program.port))
+    assert again.send("/health").status == 200
+    assert again.end(signal.SIGINT) == 0
+
+
+# --- options
+
+
+def test_wrong_models_end_the_program(start_server, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    command = [sys.executable, "-m", "llamacli", "serve", str(broken), "--port", "0"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "core")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "broken.gguf" in done.stderr
+    assert "Traceback" not in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [("1", 1), ("10M", 10 << 20), ("1.5G", 3 << 29), ("2GiB", 2 << 30), ("7 kB", None), ("0", None), ("x", None)],
+)
+def test_sizes(text: str, n_bytes: int | None) -> None:
+    if n_bytes is None:
+        with pytest.raises(click.BadParameter):
+            ByteSize().convert(text, None, None)
+    else:
+        assert ByteSize().convert(text, None, None) == n_bytes
+
+
+def given(*arguments: str) -> dict:
+    with serve.make_context("serve", list(arguments)) as context:
+        return context.params
+
+
+def test_names_of_models(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b=c.gguf"):
+        (tmp_path / name).write_bytes(b"")
+    sources = model_sources(
+        [str(tmp_path / "a.gguf"), f"x={tmp_path / 'a.gguf'}", str(tmp_path / "b=c.gguf")], ["alias"]
+    )
+    assert [(source.name, source.aliases) for source in sources] == [("a", ("alias",)), ("x", ()), ("b=c", ())]
+    assert model_sources([], [])[0].name == "demo"
+    with pytest.raises(click.UsageError, match="Two models are called 'a'"):
+        model_sources([str(tmp_path / "a.gguf")] * 2, [])
+
+
+def test_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# mine\none\n\ntwo # laptop\n")
+    assert http_settings(given("--api-key", "zero", "--api-key-file", str(file))).api_keys == ("zero", "one", "two")
+    with pytest.raises(click.UsageError):
+        http_settings(given("--api-key", ""))
+    with pytest.raises(click.UsageError):
+        http_settings(given("--api-key", "x", "--cors-origin", "*"))
+    with pytest.raises(click.UsageError):
+        http_settings(given("--chat-template", "x", "--chat-template-file", "y"))
+
+
+def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {
+        "HOST": "::1", "PORT": "9", "API_KEYS": "one two", "MAX_RUNNING": "3", "KV_MEMORY": "1M", "STEP_MS": "20",
+        "MAX_TOKENS": "7", "CORS_ORIGINS": "https://a.example https://b.example", "SLOTS": "1", "CTX_SIZE": "64",
+    }  # fmt: skip
+    for name, value in variables.items():
+        monkeypatch.setenv(f"LLAMACLI_SERVE_{name}", value)
+    with serve.make_context("serve", [], auto_envvar_prefix="LLAMACLI_SERVE") as context:
+        http, limits = http_settings(context.params), engine_settings(context.params)
+    assert (http.host, http.port, http.api_keys, http.slots) == ("::1", 9, ("one", "two"), True)
+    assert http.cors_origins == ("https://a.example", "https://b.example")
+    assert (limits.max_running, limits.kv_memory, limits.step_ms, limits.max_tokens) == (3, 1 << 20, 20.0, 7)
+    assert limits.n_ctx == 64
