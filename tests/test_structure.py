@@ -17,7 +17,7 @@ SOURCES = sorted(CORE.rglob("*.py"))
 
 FAMILIES = r"llama|qwen|phi[-_]?\d|gemma|gpt[-_]?oss|mistral|mixtral|smollm|tinyllama|falcon|deepseek|mamba"
 NAMES = re.compile(rf"(?<![a-z])(?:{FAMILIES})", re.IGNORECASE)
-OURS_AND_THE_PEER = re.compile(r"llama_?cli|llama\.cpp|llama-cpp-python", re.IGNORECASE)
+OURS_AND_THE_PEER = re.compile(r"llama_?cli|llama[.-]?cpp(?:-python)?|llama-server", re.IGNORECASE)
 
 LAYERS = [
     {"errors"},

@@ -201,8 +201,9 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
 
 
 def model_sources(models: Sequence[str], aliases: Sequence[str]) -> list[ModelSource]:
-    """Models of the arguments: files, or names and files with a = between; the demo model for none.
+    """Models of the arguments: files, or names and files with a = between.
 
+    The demo model for none.
     Raises ModelFormatError for a file that does not exist, UsageError for a name that is there twice.
     """
     from llamacli.serve.models import ModelSource
@@ -223,7 +224,10 @@ def model_sources(models: Sequence[str], aliases: Sequence[str]) -> list[ModelSo
 
 
 def http_settings(given: dict[str, Any]) -> HttpSettings:
-    """Settings of the HTTP layer; raises UsageError for options that exclude each other."""
+    """Settings of the HTTP layer.
+
+    Raises UsageError for options that exclude each other.
+    """
     from llamacli.serve.http.settings import HttpSettings
     from llamacli.serve.settings import default_max_running
 

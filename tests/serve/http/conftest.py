@@ -24,7 +24,7 @@ def demo(plugins: Plugins) -> Model:
 
 @pytest.fixture(scope="session")
 def shared_engine(demo: Model) -> FakeEngine:
-    """A fake engine for all tests, because starting a server takes some tenths of a second."""
+    """A fake engine for all tests: starting a server takes time."""
     return FakeEngine(demo)
 
 
@@ -37,7 +37,10 @@ def shared_server(shared_engine: FakeEngine) -> Iterator[Served]:
 
 @pytest.fixture
 def fake(shared_engine: FakeEngine, demo: Model) -> FakeEngine:
-    """The fake engine in its first state; its `script` plays the events of each request."""
+    """The fake engine in its first state.
+
+    Its `script` plays the events of each request.
+    """
     shared_engine.__init__(demo)  # type: ignore[misc]
     return shared_engine
 

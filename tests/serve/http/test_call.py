@@ -146,7 +146,7 @@ def test_slow_reader_is_cut_and_slows_nobody(serve, fake) -> None:
 
 
 def _received(client: socket.socket) -> bytes:
-    """What comes until the connection ends or is reset."""
+    """Receive until the connection ends or is reset."""
     received = b""
     with contextlib.suppress(ConnectionError):
         while chunk := client.recv(1 << 20):

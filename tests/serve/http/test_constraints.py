@@ -1,4 +1,4 @@
-"""Grammars of replies, walked through with texts that they must or must not allow."""
+"""Grammars of replies, walked through with texts."""
 
 import json
 from collections.abc import Callable
@@ -20,11 +20,11 @@ from llamacli.serve.http.schemas.common import ResponseFormat, SchemaFormat
 pytest.importorskip("llguidance")
 
 COLOUR = {"enum": ["red", "blue"]}
+PARAMETERS = {"type": "object", "properties": {"c": COLOUR}, "required": ["c"], "additionalProperties": False}
 TOOLS = [
-    {"type": "function", "function": {"name": "paint", "parameters": {"type": "object", "properties": {"c": COLOUR},
-                                                                      "required": ["c"], "additionalProperties": False}}},
+    {"type": "function", "function": {"name": "paint", "parameters": PARAMETERS}},
     {"type": "function", "function": {"name": "stop"}},
-]  # fmt: skip
+]
 CALL = '{"name": "paint", "arguments": {"c": "red"}}'
 
 
@@ -38,7 +38,7 @@ def chat_model(tiny_gguf, plugins) -> Model:
 
 @pytest.fixture(scope="module")
 def allows(chat_model: Model) -> Callable[[Constraint, str], bool]:
-    """Whether a whole reply is allowed by a constraint."""
+    """Check if a constraint allows a whole reply."""
 
     def check(constraint: Constraint, text: str) -> bool:
         params = SamplingParams(
@@ -96,12 +96,8 @@ def test_required_calls(codec_with, allows) -> None:
     assert allows(made, call)
     assert allows(made, f"<think>which one?</think>\n{call}\n{call}")
     assert allows(made, '<tool_call>{"name": "stop", "parameters": {"any": 1}}</tool_call>')
-    for wrong in (
-        "hello",
-        "",
-        '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
-        call.replace("red", "pink"),
-    ):
+    other = '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
+    for wrong in ("hello", "", other, call.replace("red", "pink")):
         assert not allows(made, wrong), wrong
     single = reply_constraint(codec_with(HERMES), "", None, None, ToolUse(TOOLS, required=True, parallel=False))
     assert allows(single, call)

@@ -99,7 +99,7 @@ async def _measure_lag(server: Server) -> None:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    """Response to a path or method that there is not, or a static file that cannot be read."""
+    """Response to an unknown path, method or static file."""
     path = request.url.path
     if error.status_code == 405:
         failure: ServeError = MethodError(f"{path} does not take {request.method}")

@@ -1,4 +1,7 @@
-"""Calls of endpoints: bodies in, JSON or streams out, runs of the engine between."""
+"""Calls of endpoints.
+
+Bodies in, JSON or streams out, runs of the engine between.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ class DisconnectedError(Exception):
 
 @attrs.frozen
 class Server:
-    """What endpoints work with: the engine, the settings, and threads.
+    """Engine, settings and threads of the endpoints.
 
     `pool` runs short work on texts (templates, tokenizing), `compilers` grammars and schemas, which may take longer.
     """
@@ -67,7 +70,10 @@ class Server:
         return await asyncio.get_running_loop().run_in_executor(self.pool, call)
 
     def find_model(self, name: str | None) -> ModelInfo:
-        """Model of a name or alias; the first one for no name. Raises UnknownModelError."""
+        """Model of a name or alias; the first one for no name.
+
+        Raises UnknownModelError.
+        """
         models = self.engine.models()
         wanted = (name or "").removesuffix(":latest")
         for info in models:
@@ -249,7 +255,7 @@ class Call:
     async def stream(
         self, headers: dict[str, str] = SSE_HEADERS, error_event: Callable[[ServeError], bytes] | None = None
     ) -> AsyncGenerator[Callable[[bytes], Awaitable[None]]]:
-        """Send a response piece by piece, by the function that this context gives.
+        """Send a response piece by piece, by the function of this context.
 
         After some seconds of silence a comment is sent, where the stream is of server-sent events. An error that comes
         now is sent as `error_event` formats it, and the connection is cut: the response does not end properly, so that

@@ -24,7 +24,10 @@ _codecs: weakref.WeakKeyDictionary[Model, dict[tuple[str | None, bool], ChatCode
 
 @attrs.frozen
 class Prompt:
-    """Rendered conversation: its text, token ids, format of the reply, and the grammar of the reply."""
+    """Rendered conversation.
+
+    Its text, token ids, format of the reply, and the grammar of the reply.
+    """
 
     text: str
     ids: tuple[int, ...]
@@ -33,7 +36,10 @@ class Prompt:
 
 
 def check_supported(body: dict[str, Any]) -> None:
-    """Refuse fields that would change the reply and are not supported. Raises BadRequestError."""
+    """Refuse fields that would change the reply and are not supported.
+
+    Raises BadRequestError.
+    """
     for name in UNSUPPORTED:
         if body.get(name):
             raise BadRequestError(f"{name}: it is not supported", name, "unsupported_parameter")
@@ -75,7 +81,10 @@ def chat_prompt(request: ChatRequest, model: Model, template: str | None) -> Pro
 
 
 def codec_of(model: Model, template: str | None, tools: bool) -> ChatCodec:
-    """Codec of a model's chat template, kept with the model. Raises BadRequestError if it has no template."""
+    """Codec of a model's chat template, kept with the model.
+
+    Raises BadRequestError if it has no template.
+    """
     kept = _codecs.setdefault(model, {})
     codec = kept.get((template, tools))
     if codec is None:
@@ -107,7 +116,10 @@ def as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def tool_use(request: ChatRequest) -> ToolUse | None:
-    """Tools that the reply may or must call, None for none. Raises BadRequestError."""
+    """Tools that the reply may or must call, None for none.
+
+    Raises BadRequestError.
+    """
     choice = request.tool_choice
     tools = tools_as_dicts(request.tools or ())
     if isinstance(choice, ToolChoice):
@@ -181,7 +193,10 @@ def _text(message: ChatMessage, path: str) -> str:
 
 
 def _arguments(arguments: str | dict[str, Any] | None) -> Any:
-    """Arguments for the template: an object where the text is one, else the text as it is."""
+    """Arguments for the template.
+
+    An object where the text is one, else the text as it is.
+    """
     if not isinstance(arguments, str):
         return arguments or {}
     try:

@@ -27,7 +27,10 @@ _chains: weakref.WeakKeyDictionary[Model, dict[SamplingParams, SamplerChain]] = 
 
 @attrs.frozen
 class Constraint:
-    """Grammar of a reply, as fields of SamplingParams; all None leaves it free."""
+    """Grammar of a reply, as fields of SamplingParams.
+
+    All None leaves it free.
+    """
 
     grammar: str | None = None
     json_schema: str | None = None
@@ -44,7 +47,10 @@ FREE = Constraint()
 
 @attrs.frozen
 class ToolUse:
-    """Tools that a reply may call, or must with `required`; one call at most unless `parallel`."""
+    """Tools that a reply may call, or must with `required`.
+
+    One call at most unless `parallel`.
+    """
 
     tools: Sequence[Mapping[str, Any]]
     required: bool = False
@@ -54,7 +60,10 @@ class ToolUse:
 def schema_of(
     response_format: ResponseFormat | None, json_schema: Any, grammar: str | None
 ) -> tuple[dict[str, Any] | bool | None, str | None]:
-    """JSON Schema and GBNF grammar that a request asks for; at most one of them. Raises BadRequestError."""
+    """JSON Schema and GBNF grammar that a request asks for.
+
+    At most one of them. Raises BadRequestError.
+    """
     kind = "text" if response_format is None else response_format.type
     schema: Any = json_schema
     if kind not in ("text", "json_object", "json_schema"):
@@ -144,7 +153,10 @@ def chain(model: Model, params: SamplingParams) -> SamplerChain:
 
 
 class _Writer:
-    """Writer of llguidance's Lark for one syntax; `rules` are added as they are needed."""
+    """Writer of llguidance's Lark for one syntax.
+
+    `rules` are added as they are needed.
+    """
 
     begins_at_once = False
     triggers: tuple[str, ...] = ()
@@ -182,7 +194,7 @@ class _Writer:
         return json.dumps(text)
 
     def until(self, name: str, closes: str) -> str:
-        """Name of a rule for any text up to a marker, which is part of it."""
+        """Name of a rule for text up to and including a marker."""
         marker = self.marker(closes)
         if marker.startswith("<"):
             self._rules["ANY"] = r"/(.|\n)*/"
@@ -248,7 +260,7 @@ class _SpansWriter(_Writer):
 
 
 class _ChannelsWriter(_Writer):
-    """Writer for messages with channel headers, after a prompt that has begun the first header."""
+    """Writer for messages with channel headers, the first begun already."""
 
     def __init__(self, tokenizer: Tokenizer, syntax: Channels, prompt: str):
         super().__init__(tokenizer)
@@ -281,13 +293,13 @@ class _ChannelsWriter(_Writer):
 
     @property
     def _json_type(self) -> str:
-        """The note that the text is JSON, if the vocabulary has its marker."""
+        """Expression of the note that the text is JSON, optional."""
         note = "<|constrain|>"
         return "" if self._tokenizer.token_id(note) is None else f'({self.marker(note)} "json")?'
 
 
 def _call_schema(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Schema of a call with a name and arguments, under either of the two usual keys."""
+    """JSON Schema of a call, with its arguments under either usual key."""
     definitions = {key: arguments[key] for key in ("$defs", "definitions") if key in arguments}
     own = {key: value for key, value in arguments.items() if key not in definitions}
 

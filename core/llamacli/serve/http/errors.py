@@ -1,4 +1,4 @@
-"""Errors of HTTP requests, and their JSON in the dialects of the APIs."""
+"""Errors of HTTP requests, and their JSON in each API."""
 
 from __future__ import annotations
 

@@ -56,7 +56,10 @@ _LLAMACPP: dict[str, Callable[[ModelStats], float]] = {
 
 
 class HttpMetrics:
-    """Metrics of the HTTP layer: requests by endpoint and status, and the delay of the event loop."""
+    """Metrics of the HTTP layer.
+
+    Requests by endpoint and status, and the delay of the event loop.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -70,7 +73,10 @@ class HttpMetrics:
             collector(registry=self.registry)
 
     def count(self, endpoint: str, status: int | None) -> None:
-        """Count a request; a status of None is a client that left before its response."""
+        """Count a request.
+
+        A status of None is a client that left before its response.
+        """
         self._requests.labels(endpoint, "disconnected" if status is None else str(status)).inc()
 
     def observe_lag(self, seconds: float) -> None:

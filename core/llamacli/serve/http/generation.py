@@ -61,7 +61,10 @@ async def generation_request(
 def sampling_params(
     request: Sampling, model: Model, n_ctx: int, constraint: Constraint, n_probs: int = 0
 ) -> SamplingParams:
-    """Sampling parameters of a request, with the file's defaults, else llama.cpp's. Raises BadRequestError."""
+    """Sampling parameters of a request, with the file's defaults, else llama.cpp's.
+
+    Raises BadRequestError.
+    """
     given: dict[str, Any] = {}
     for name, field in SAMPLING_FIELDS.items():
         value = getattr(request, name)
@@ -79,7 +82,10 @@ def sampling_params(
 
 
 async def compiled(call: Call, model: Model, params: SamplingParams) -> SamplerChain:
-    """Sampler chain with a compiled grammar. Raises BadRequestError, also if it takes too long."""
+    """Sampler chain with a compiled grammar.
+
+    Raises BadRequestError, also if it takes too long.
+    """
     seconds = call.settings.schema_timeout
     work = asyncio.get_running_loop().run_in_executor(call.server.compilers, chain, model, params)
     try:

@@ -37,7 +37,10 @@ async def tokenize(call: Call) -> None:
 
 
 async def detokenize(call: Call) -> None:
-    """Text of token ids, special tokens spelled; `prompt` is vLLM's name of it."""
+    """Text of token ids, special tokens spelled.
+
+    `prompt` is vLLM's name of it.
+    """
     request = await call.body(DetokenizeRequest)
     _, model = await call.model(request.model)
     try:
@@ -95,7 +98,10 @@ async def metrics(call: Call) -> None:
 
 
 async def slots(call: Call) -> None:
-    """Requests that run, with counts and without texts; off unless `--slots` is given."""
+    """Requests that run, with counts and without texts.
+
+    Off unless `--slots` is given.
+    """
     if not call.settings.slots:
         raise DisabledError("this server does not show its slots; start it with --slots")
     stats = call.server.engine.stats()
@@ -109,7 +115,7 @@ async def slots(call: Call) -> None:
 
 
 async def root(call: Call) -> None:
-    """Greeting at `/`, where there is no page."""
+    """Greeting at `/` of a server without a page."""
     await call.respond_bytes(
         b"llamacli is running; its API is described in /openapi.json\n", "text/plain; charset=utf-8"
     )

@@ -25,7 +25,10 @@ def chat_logprobs(tokens: Sequence[TokenLogprob], n_top: int) -> dict[str, Any]:
 
 
 class CompletionLogprobs:
-    """Log-probabilities of a completion; `offset` counts the characters of the text so far."""
+    """Log-probabilities of a completion.
+
+    `offset` counts the characters of the text so far.
+    """
 
     def __init__(self, n_top: int, offset: int = 0):
         self._n_top, self._offset = n_top, offset
@@ -66,7 +69,10 @@ def _entry(piece: bytes, logprob: float | None) -> dict[str, Any]:
 
 
 def _name(piece: bytes) -> str:
-    """Text of a token; of a part of a character its bytes, so that names differ."""
+    """Text of a token.
+
+    Of a part of a character its bytes, so that names differ.
+    """
     try:
         return piece.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,7 @@
-"""ASGI middleware: request ids, Host check, CORS, access log, last line of defence."""
+"""ASGI middleware.
+
+Request ids, Host check, CORS, access log, last line of defence.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ class RequestContext:
 
 
 class HostCheck:
-    """Refusal of requests whose header Host is not a name of this machine.
+    """Refusal of requests with a header Host of another machine.
 
     On loopback, this keeps web pages from reaching the server under a name of theirs (DNS rebinding).
     """
@@ -120,7 +123,7 @@ def wrap(app: ASGIApp, settings: HttpSettings) -> ASGIApp:
 
 
 def is_loopback(host: str) -> bool:
-    """True for a host name or address that only this machine can reach."""
+    """True for a name or address of the loopback."""
     return host in LOOPBACK_NAMES or host.startswith("127.") or host.endswith(".localhost")
 
 
@@ -133,7 +136,7 @@ def host_name(header: str) -> str:
 
 
 def has_key(headers: Headers, keys: Iterable[str]) -> str | None:
-    """API key of `keys` that a request sends, None if it sends none; takes the same time for all."""
+    """API key that a request sends, compared in constant time, or None."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
     found = None

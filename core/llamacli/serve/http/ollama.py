@@ -224,7 +224,10 @@ def _n_probs(request: OllamaBase) -> int:
 
 
 async def _check_context(call: Call, request: OllamaBase) -> None:
-    """Refuse a context longer than the server's: a shorter one would cut prompts."""
+    """Refuse a context longer than the server's.
+
+    A shorter one would cut prompts.
+    """
     n_ctx = request.options.num_ctx if request.options is not None else None
     if n_ctx is None:
         return

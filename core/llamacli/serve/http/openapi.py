@@ -1,4 +1,4 @@
-"""OpenAPI description of the API, made from the routes and the schemas of their bodies."""
+"""OpenAPI description, made from the routes and their schemas."""
 
 from __future__ import annotations
 

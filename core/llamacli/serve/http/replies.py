@@ -1,4 +1,7 @@
-"""Replies of the engine: whole choices for plain responses, and numbers of tokens and times."""
+"""Replies of the engine.
+
+Whole choices for plain responses, and numbers of tokens and times.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ _ID_LENGTH = 9
 
 @attrs.define
 class Choice:
-    """Text of one choice, as it was joined; `tokens` are those of its text, without reasoning."""
+    """Text of one choice, as it was joined.
+
+    `tokens` are those of its text, without reasoning.
+    """
 
     text: list[str] = attrs.field(factory=list)
     reasoning: list[str] = attrs.field(factory=list)
@@ -79,8 +85,9 @@ async def joined(events: AsyncIterator[Event], request: GenerationRequest | None
 
 
 def call_id(request: GenerationRequest, event: ToolCallDelta) -> str:
-    """Id of a tool call: nine letters and digits, as some templates insist on.
+    """Id of a tool call.
 
+    Nine letters and digits, as some templates insist on.
     A function of the request, so that equal requests give equal replies, and different in each turn of a conversation.
     """
     ids = b"".join(token.to_bytes(4) for prompt in request.prompts for token in prompt)

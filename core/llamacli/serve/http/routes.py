@@ -1,4 +1,7 @@
-"""Routes of the API, as data: the app and its OpenAPI description are made of them."""
+"""Routes of the API, as data.
+
+The app and its OpenAPI description are made of them.
+"""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _encoded(prompt: str | list[int], model: Model, parse_special: bool) -> tupl
 
 
 def _infilled(prompt: str | list[int], suffix: str, model: Model) -> tuple[str, list[int]]:
-    """Prompt for the text between a prefix and a suffix (FIM, prefix first)."""
+    """Prompt for infilling (FIM, prefix before suffix)."""
     tokens = {part: _fim_token(model, keys) for part, keys in _FIM.items()}
     if None in tokens.values():
         raise BadRequestError("suffix: this model's file names no tokens for infilling", "suffix", "not_supported")

@@ -15,7 +15,7 @@ async def models(call: Call) -> None:
 
 
 async def model(call: Call) -> None:
-    """One model."""
+    """Model of a name or alias."""
     name = call.path_params["name"]
     info = call.server.find_model(name)
     if name not in (info.name, *info.aliases):

@@ -43,7 +43,7 @@ from llamacli.serve.requests import (
 
 
 async def responses(call: Call) -> None:
-    """Reply to a conversation of items, whole or as a stream of typed events."""
+    """Reply to a conversation of items, whole or as a stream."""
     body = await call.raw_body()
     for name in UNSUPPORTED:
         if body.get(name):
@@ -117,7 +117,10 @@ def _tools(request: ResponsesRequest) -> list[Tool] | None:
 
 
 def _messages(items: list[InputItem]) -> list[ChatMessage]:
-    """Messages of a chat; reasoning and calls belong to the assistant's message beside them."""
+    """Messages of a chat.
+
+    Reasoning and calls belong to the assistant's message beside them.
+    """
     messages: list[ChatMessage] = []
     reasoning: str | None = None
     for i, item in enumerate(items):
@@ -175,7 +178,7 @@ def _formatted(value: dict[str, Any]) -> bytes:
 
 
 class ResponseShapes:
-    """Response object of one request, as it grows, and the events of its stream.
+    """Response object of one request, and the events of its stream.
 
     Items of the output are the reasoning, the message and the function calls, in the order in which they come. One is
     open at a time: text for another one closes it.

@@ -1,4 +1,5 @@
-"""Schemas of requests, as msgspec structs: they check bodies and make the OpenAPI page.
+"""Schemas of requests, as msgspec structs.
 
+They check bodies and make the OpenAPI page.
 All fields without a default are required; `null` counts as absent. Unknown fields are ignored.
 """

@@ -20,7 +20,7 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
-    """Function that was called, with its arguments as JSON text or as an object."""
+    """Function that was called; its arguments are JSON text or an object."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -47,7 +47,10 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 class Function(msgspec.Struct, kw_only=True):
-    """Description of a function: its name, and the JSON Schema of its arguments."""
+    """Description of a function.
+
+    Its name, and the JSON Schema of its arguments.
+    """
 
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     description: str | None = None

@@ -20,7 +20,10 @@ class InputPart(msgspec.Struct, kw_only=True):
 
 
 class InputItem(msgspec.Struct, kw_only=True):
-    """Item of a conversation: a message, a function call, the call's output, or reasoning."""
+    """Item of a conversation.
+
+    A message, a function call, the call's output, or reasoning.
+    """
 
     type: str = "message"
     role: str | None = None

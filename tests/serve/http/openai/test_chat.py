@@ -1,0 +1,297 @@
+"""Chat completions, by the official client of OpenAI's API."""
+
+import json
+import time
+
+import openai
+import pytest
+
+from llamacli.chat.messages import ToolCall
+from llamacli.serve.errors import QueueFullError
+from llamacli.serve.http import generation
+from llamacli.serve.requests import (
+    Admitted,
+    Done,
+    Finished,
+    PromptProgress,
+    TextDelta,
+    Timings,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
+from llamacli.testing.serving import words
+
+HI = [{"role": "user", "content": "hi"}]
+PAINT = {"type": "function", "function": {"name": "paint", "parameters": {"type": "object", "properties": {}}}}
+OTHER = {"type": "function", "function": {"name": "other"}}
+IMAGE = [{"role": "user", "content": [{"type": "image_url"}]}]
+DONE = Done(Usage(9, 4, 5, 2), Timings(0.5, 0.25, 0.5, 1))
+
+
+def events(*middle, n: int = 1, reason: str = "stop"):
+    return [Admitted(0.5), *middle, *[Finished(i, reason) for i in range(n)], DONE]
+
+
+@pytest.fixture
+def client(http) -> openai.OpenAI:
+    with http.openai() as client:
+        yield client
+
+
+def test_reply(client, fake) -> None:
+    reply = client.chat.completions.create(model="demo", messages=HI, temperature=0.5, seed=7, max_tokens=5, stop="x")
+    choice = reply.choices[0]
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "one two three", "stop")
+    assert reply.id.startswith("chatcmpl-")
+    assert (reply.object, reply.model, reply.system_fingerprint) == ("chat.completion", "demo", "llamacli-fake")
+    request = fake.requests[0]
+    assert (request.seed, request.max_tokens, request.stop, request.n) == (7, 5, ("x",), 1)
+    assert request.params.temp == 0.5
+    assert request.params.top_k == 40  # the file's
+
+
+def test_usage_and_timings(http, fake) -> None:
+    fake.script = lambda _: events(TextDelta(0, "a"))
+    body = http.chat().json
+    assert body["usage"] == {
+        "prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14,
+        "prompt_tokens_details": {"cached_tokens": 4}, "completion_tokens_details": {"reasoning_tokens": 2},
+    }  # fmt: skip
+    assert body["timings"] == {
+        "cache_n": 4, "prompt_n": 5, "prompt_ms": 250.0, "prompt_per_second": 20.0, "predicted_n": 5,
+        "predicted_ms": 500.0, "predicted_per_second": 10.0, "queue_ms": 500.0, "preempted_n": 1,
+    }  # fmt: skip
+
+
+def test_stream_joins_to_the_reply(client) -> None:
+    chunks = list(client.chat.completions.create(model="demo", messages=HI, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "one two three"
+    assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant", *[None] * (len(chunks) - 1)]
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [*[None] * (len(chunks) - 1), "stop"]
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_stream_with_usage(http) -> None:
+    chunks = http.chat(stream=True, stream_options={"include_usage": True}).events
+    assert [chunk["usage"] is None for chunk in chunks] == [*[True] * (len(chunks) - 1), False]
+    assert (chunks[-1]["choices"], chunks[-1]["usage"]["total_tokens"]) == (
+        [],
+        chunks[-1]["usage"]["prompt_tokens"] + 3,
+    )
+    assert not any("usage" in chunk for chunk in http.chat(stream=True).events)
+
+
+def test_choices(client) -> None:
+    reply = client.chat.completions.create(model="demo", messages=HI, n=3)
+    assert [(choice.index, choice.message.content) for choice in reply.choices] == [
+        (i, "one two three") for i in range(3)
+    ]
+    texts = ["", "", ""]
+    for chunk in client.chat.completions.create(model="demo", messages=HI, n=3, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts == ["one two three"] * 3
+
+
+def test_reasoning_is_apart(http, fake) -> None:
+    fake.script = lambda _: events(TextDelta(0, "hm", reasoning=True), TextDelta(0, "yes"))
+    message = http.chat().json["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "yes", "refusal": None, "reasoning_content": "hm"}
+    deltas = [chunk["choices"][0]["delta"] for chunk in http.chat(stream=True).events]
+    assert deltas[1:3] == [{"reasoning_content": "hm"}, {"content": "yes"}]
+
+
+def test_tool_calls(client, fake) -> None:
+    call = ToolCall("paint", {"c": "r\xe9d"})
+    fake.script = lambda _: events(ToolCallDelta(0, 0, call), ToolCallDelta(0, 1, call), reason="tool_calls")
+    reply = client.chat.completions.create(model="demo", messages=HI, tools=[PAINT], seed=1)
+    message = reply.choices[0].message
+    assert (message.content, reply.choices[0].finish_reason) == (None, "tool_calls")
+    assert [one.function.name for one in message.tool_calls] == ["paint", "paint"]
+    assert json.loads(message.tool_calls[0].function.arguments) == call.arguments
+    ids = [one.id for one in message.tool_calls]
+    assert len(set(ids)) == 2
+    assert all(len(one) == 9 and one.isalnum() for one in ids)
+    with client.chat.completions.stream(model="demo", messages=HI, tools=[PAINT], seed=1) as stream:
+        final = stream.get_final_completion()
+    assert [one.id for one in final.choices[0].message.tool_calls] == ids
+    assert final.choices[0].message.tool_calls[1].function.arguments == message.tool_calls[1].function.arguments
+
+
+def test_conversation_with_tools_is_rendered(client, fake) -> None:
+    history = [
+        *HI,
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "paint", "arguments": '{"c": 1}'}},
+            {"id": "b", "type": "function", "function": {"name": "paint", "arguments": "{broken"}},
+        ]},
+        {"role": "tool", "tool_call_id": "a", "content": "done"},
+    ]  # fmt: skip
+    client.chat.completions.create(model="demo", messages=history, tools=[PAINT])
+    text = fake._model.decode(fake.requests[0].prompts[0])
+    assert "{'c': 1}" in text
+    assert "{broken" in text
+
+
+def test_logprobs(client, fake) -> None:
+    token = TokenLogprob(5, b"\xc3", -0.5, ((5, b"\xc3", -0.5), (6, b"x", -1.5)))
+    rest = TokenLogprob(6, b"\xa9", -float("inf"), ((7, b"y", -0.25),))
+    fake.script = lambda _: events(
+        TextDelta(0, "hm", reasoning=True, tokens=(rest,)), TextDelta(0, "\xe9", tokens=(token, rest))
+    )
+    reply = client.chat.completions.create(model="demo", messages=HI, logprobs=True, top_logprobs=1)
+    content = reply.choices[0].logprobs.content
+    assert bytes(byte for one in content for byte in one.bytes).decode() == reply.choices[0].message.content
+    assert [one.logprob for one in content] == [-0.5, -9999.0]
+    assert [[top.token for top in one.top_logprobs] for one in content] == [["\ufffd"], ["y"]]
+    assert fake.requests[0].params.n_probs == 1
+    assert client.chat.completions.create(model="demo", messages=HI).choices[0].logprobs is None
+    streamed = client.chat.completions.create(model="demo", messages=HI, logprobs=True, stream=True)
+    tokens = [one for chunk in streamed if chunk.choices[0].logprobs for one in chunk.choices[0].logprobs.content]
+    assert len(tokens) == 2
+
+
+def test_progress(http, fake) -> None:
+    fake.script = lambda _: events(PromptProgress(10, 2, 6, 0.25), TextDelta(0, "a"))
+    chunks = http.chat(stream=True, return_progress=True).events
+    assert chunks[1]["choices"] == []
+    assert chunks[1]["prompt_progress"] == {"total": 10, "cache": 2, "processed": 6, "time_ms": 250.0}
+    assert fake.requests[0].progress
+    http.chat(return_progress=True)
+    assert not fake.requests[1].progress
+
+
+def test_seeds(http, fake) -> None:
+    for seed in (3, None, -1):
+        http.chat(seed=seed)
+    seeds = [request.seed for request in fake.requests]
+    assert seeds[0] == 3
+    assert len(set(seeds)) == 3
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_sampling_parameters_of_both_apis(http, fake) -> None:
+    http.chat(
+        top_p=0.5, top_k=7, min_p=0.1, typical_p=0.9, repetition_penalty=1.5, repeat_last_n=-1, frequency_penalty=0.25,
+        presence_penalty=0.75, logit_bias={"5": -100, "6": 1.5}, samplers=["top_k", "temperature"], mirostat=2,
+        ignore_eos=True, max_completion_tokens=9, max_tokens=8,
+    )  # fmt: skip
+    request = fake.requests[0]
+    params = request.params
+    assert (params.top_p, params.top_k, params.min_p, params.typ_p, params.penalty) == (0.5, 7, 0.1, 0.9, 1.5)
+    assert (params.penalty_last_n, params.penalty_freq, params.penalty_present) == (512, 0.25, 0.75)
+    assert (params.logit_bias, params.samplers, params.mirostat) == (((5, -100), (6, 1.5)), ("top_k", "temperature"), 2)
+    assert (request.ignore_eos, request.max_tokens) == (True, 9)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"messages": IMAGE}, "messages[0].content[0].type", "unsupported_content"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
+        ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"logit_bias": {"2048": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+        ({"tool_choice": "maybe", "tools": [PAINT]}, "tool_choice", "invalid_value"),
+        ({"tool_choice": OTHER, "tools": [PAINT]}, "tool_choice", "invalid_value"),
+        ({"tool_choice": "required", "tools": [PAINT]}, "tool_choice", "invalid_value"),  # a syntax without calls
+        ({"functions": [{"name": "x"}]}, "functions", "unsupported_parameter"),
+        ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "invalid_value"),
+        ({"continue_final_message": True}, "messages", "invalid_value"),
+        ({"json_schema": {"type": "text"}}, "response_format", "invalid_schema"),
+        ({"grammar": "root ::= ("}, "response_format", "invalid_schema"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_refused_requests(fields: dict, param: str | None, code: str, stream: bool, http, fake) -> None:
+    if stream and "stream_options" in fields:
+        pytest.skip("allowed for streams")
+    reply = http.send("/v1/chat/completions", {"messages": HI, "stream": stream, **fields})
+    assert reply.status == 400
+    error = reply.json["error"]
+    assert (error["param"], error["code"], error["type"]) == (param, code, "invalid_request_error")
+    assert not fake.requests
+
+
+def test_template_errors_are_client_errors(serve) -> None:
+    http = serve(template="{{ raise_exception('no ' + messages[0].content) }}")
+    error = http.chat("way").json["error"]
+    assert error["code"] == "chat_template_error"
+    assert "no way" in error["message"]
+
+
+def test_model_without_template_completes_only(serve) -> None:
+    http = serve(template=None)
+    assert http.chat().json["error"]["code"] == "chat_template_error"
+    assert http.send("/v1/completions", {"prompt": "x"}).status == 200
+
+
+def test_text_of_messages_never_becomes_special_tokens(http, fake) -> None:
+    http.chat("<|endoftext|>")
+    http.chat("x")
+    special = set(fake._model.tokenizer.special_ids) - {fake._model.tokenizer.bos_id}
+    assert special
+    assert special.isdisjoint(fake.requests[0].prompts[0])
+
+
+def test_variables_of_the_template(serve, fake) -> None:
+    http = serve(template="{{ enable_thinking }} {{ reasoning_effort }} {{ colour }} {{ messages[0].content }}")
+    http.chat(reasoning_effort="low", chat_template_kwargs={"colour": "red"})
+    http.chat(reasoning_effort="none")
+    texts = [fake._model.decode(request.prompts[0]) for request in fake.requests]
+    assert texts[0].strip().endswith("low red hi")
+    assert texts[1].strip().startswith("False")
+
+
+def test_continuing_the_last_message(http, fake) -> None:
+    http.send("/v1/chat/completions", {
+        "messages": [*HI, {"role": "assistant", "content": "Once upon"}], "continue_final_message": True,
+    })  # fmt: skip
+    assert fake._model.decode(fake.requests[0].prompts[0]).endswith("<assistant>Once upon")
+
+
+def test_json_schema_becomes_a_grammar(client, fake) -> None:
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    client.chat.completions.create(
+        model="demo", messages=HI,
+        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}},
+    )  # fmt: skip
+    sampler = fake.requests[0].params.clone()
+    ids = fake._model.tokenizer.encode_run('{"a": 5}', continues=True)
+    for token in ids:
+        sampler.accept(token)
+
+
+def test_slow_schema_is_refused(serve, monkeypatch) -> None:
+    monkeypatch.setattr(generation, "chain", lambda *_: time.sleep(0.3))
+    reply = serve(schema_timeout=0.02).chat(response_format={"type": "json_object"})
+    assert (reply.status, reply.json["error"]["code"]) == (400, "invalid_schema")
+    assert "0.02 seconds" in reply.json["error"]["message"]
+
+
+def test_unversioned_path(http) -> None:
+    assert http.send("/chat/completions", {"messages": HI}).status == 200
+
+
+def test_unknown_model(client, http, serve) -> None:
+    with pytest.raises(openai.NotFoundError) as error:
+        client.chat.completions.create(model="other", messages=HI)
+    assert error.value.code == "model_not_found"
+    assert http.chat(model="demo:latest").status == 200
+    assert serve(any_model=True).chat(model="gpt-4o").json["model"] == "demo"
+
+
+def test_retry_of_a_full_queue(http, fake) -> None:
+    answers = [[QueueFullError("full", retry_after=0)]]
+    fake.script = lambda request: answers.pop() if answers else words(request)
+    with http.openai(max_retries=2) as client:
+        assert client.chat.completions.create(model="demo", messages=HI).choices[0].message.content == "one two three"
+    fake.script = lambda _: [QueueFullError("full", retry_after=0)]
+    with http.openai() as client, pytest.raises(openai.RateLimitError):
+        client.chat.completions.create(model="demo", messages=HI)

@@ -1,0 +1,62 @@
+from prometheus_client.parser import text_string_to_metric_families
+
+from llamacli.serve.http.exposition import HttpMetrics, exposition
+from llamacli.serve.metrics import HISTOGRAMS, EngineStats, Histogram, ModelStats
+
+
+def stats() -> EngineStats:
+    histograms = {name: Histogram(bounds) for name, bounds in HISTOGRAMS.items()}
+    for value in (0.01, 0.2, 1000):
+        histograms["decode_seconds"].observe(value)
+    one = ModelStats(
+        running=2, waiting=3, prompt_tokens=40, generation_tokens=50,
+        prefix_tokens={"true": 6}, refused={"queue_full": 7},
+        histograms={name: one.snapshot() for name, one in histograms.items()},
+    )  # fmt: skip
+    return EngineStats("ok", {"demo": one})
+
+
+def samples(text: bytes) -> dict:
+    families = text_string_to_metric_families(text.decode())
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_numbers_of_the_engine() -> None:
+    found = samples(exposition(stats(), HttpMetrics()))
+    model = ("model", "demo")
+    assert found["llamacli_requests_running", (model,)] == 2
+    assert found["llamacli_generation_tokens_total", (model,)] == 50
+    assert found["llamacli_refused_total", (("code", "queue_full"), model)] == 7
+    assert found["llamacli_prefix_tokens_total", (("hit", "true"), model)] == 6
+    assert found["llamacli_decode_seconds_bucket", (("le", "0.05"), model)] == 1
+    assert found["llamacli_decode_seconds_bucket", (("le", "0.25"), model)] == 2
+    assert found["llamacli_decode_seconds_bucket", (("le", "+Inf"), model)] == 3
+    assert found["llamacli_decode_seconds_count", (model,)] == 3
+    assert found["llamacli_decode_seconds_sum", (model,)] == 1000.21
+    for name in HISTOGRAMS:
+        assert (f"llamacli_{name}_count", (model,)) in found
+
+
+def test_names_of_llama_server() -> None:
+    assert b"llamacpp:" not in exposition(stats(), HttpMetrics())
+    text = exposition(stats(), HttpMetrics(), llamacpp=True)
+    found = samples(text)
+    assert found["llamacpp:prompt_tokens_total", ()] == 40
+    assert found["llamacpp:requests_deferred", ()] == 3
+    assert text.count(b"# TYPE llamacpp:") == 9
+
+
+def test_requests_are_counted_by_endpoint_and_status(http) -> None:
+    def count(path: str, status: int) -> float:
+        found = samples(http.send("/metrics").body)
+        return found.get(("llamacli_requests_total", (("endpoint", path), ("status", str(status)))), 0)
+
+    before = count("/v1/models", 200)
+    http.send("/models")
+    http.send("/v1/models")
+    assert count("/v1/models", 200) == before + 2
+    assert any(name.startswith("process_") for name, _ in samples(http.send("/metrics").body))

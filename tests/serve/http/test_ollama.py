@@ -1,0 +1,136 @@
+"""ollama's API, as its clients use it."""
+
+import json
+
+import pytest
+
+from llamacli.chat.messages import ToolCall
+from llamacli.serve.errors import InternalError
+from llamacli.serve.requests import Admitted, Done, Finished, TextDelta, Timings, ToolCallDelta, Usage
+
+HI = [{"role": "user", "content": "hi"}]
+DONE = Done(Usage(9, 4, 5, 2), Timings(0.0, 0.25, 0.5))
+
+
+def lines(reply) -> list:
+    assert reply.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in reply.body.splitlines()]
+
+
+def test_chat_is_a_stream_by_default(http) -> None:
+    found = lines(http.send("/api/chat", {"model": "demo", "messages": HI}))
+    assert "".join(line["message"]["content"] for line in found) == "one two three"
+    assert [line["done"] for line in found] == [*[False] * (len(found) - 1), True]
+    assert found[-1]["done_reason"] == "stop"
+    assert {"created_at", "total_duration", "eval_count"} <= found[-1].keys()
+
+
+def test_whole_chat(http, fake) -> None:
+    call = ToolCallDelta(0, 0, ToolCall("paint", {"c": 1}))
+    fake.script = lambda _: [
+        Admitted(0.0), TextDelta(0, "hm", reasoning=True), TextDelta(0, "yes"), call, Finished(0, "length"), DONE,
+    ]  # fmt: skip
+    body = http.send("/api/chat", {"model": "demo:latest", "messages": HI, "stream": False}).json
+    assert body["message"] == {
+        "role": "assistant", "content": "yes", "thinking": "hm",
+        "tool_calls": [{"function": {"name": "paint", "arguments": {"c": 1}}}],
+    }  # fmt: skip
+    assert (body["done"], body["done_reason"], body["prompt_eval_count"]) == (True, "length", 9)
+    assert (body["prompt_eval_duration"], body["eval_duration"]) == (250_000_000, 500_000_000)
+    streamed = lines(http.send("/api/chat", {"model": "demo", "messages": HI}))
+    assert [line["message"].get("thinking") for line in streamed] == ["hm", None, None, None]
+    assert streamed[2]["message"]["tool_calls"] == body["message"]["tool_calls"]
+
+
+def test_options(http, fake) -> None:
+    options = {"num_predict": 5, "temperature": 0.5, "top_k": 3, "seed": 7, "stop": ["x"], "num_ctx": 100, "numa": True}
+    http.send("/api/chat", {"model": "demo", "messages": HI, "options": options, "think": False})
+    request = fake.requests[0]
+    assert (request.max_tokens, request.seed, request.stop) == (5, 7, ("x",))
+    assert (request.params.temp, request.params.top_k) == (0.5, 3)
+    http.send("/api/chat", {"model": "demo", "messages": HI, "options": {"num_predict": -1}})
+    assert fake.requests[1].max_tokens is None
+
+
+def test_generate_uses_the_template_unless_raw(http, fake) -> None:
+    found = lines(http.send("/api/generate", {"model": "demo", "prompt": "Once", "system": "Be brief."}))
+    assert "".join(line["response"] for line in found) == "one two three"
+    http.send("/api/generate", {"model": "demo", "prompt": "Once", "raw": True, "stream": False})
+    texts = [fake._model.decode(request.prompts[0]) for request in fake.requests]
+    assert texts[0].endswith("<system>Be brief.\n<user>Once\n<assistant>")
+    assert texts[1] == "Once"
+
+
+def test_generate_without_a_template_completes(serve, fake) -> None:
+    serve(template=None).send("/api/generate", {"model": "demo", "prompt": "Once"})
+    assert fake._model.decode(fake.requests[0].prompts[0]) == "Once"
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/api/chat", "message"), ("/api/generate", "response")])
+def test_request_without_text_loads(path: str, kind: str, http, fake) -> None:
+    body = http.send(path, {"model": "demo"}).json
+    assert (body["done"], body["done_reason"]) == (True, "load")
+    assert kind in body
+    assert not fake.requests
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_formats(raw: bool, http, fake) -> None:
+    pytest.importorskip("llguidance")
+    for given in ("json", {"type": "object", "properties": {}}):
+        http.send("/api/generate", {"model": "demo", "prompt": "x", "format": given, "raw": raw})
+        sampler = fake.requests[-1].params.clone()
+        for token in fake._model.tokenizer.encode_run("{", continues=True):
+            sampler.accept(token)
+    assert http.send("/api/generate", {"model": "demo", "prompt": "x", "format": "yaml"}).status == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/api/chat", {"messages": HI, "options": {"num_ctx": 1024}}),
+        ("/api/chat", {"messages": [{"role": "user", "images": ["x"]}]}),
+        ("/api/chat", {"messages": [{"role": "robot", "content": "x"}]}),
+        ("/api/generate", {"prompt": "x", "context": [1]}),
+        ("/api/generate", {"prompt": "x", "images": ["x"]}),
+        ("/api/generate", {"prompt": "x", "template": "x"}),
+        ("/api/embed", {"input": "x", "dimensions": 3}),
+    ],
+)
+def test_refused_requests(path: str, fields: dict, http, fake) -> None:
+    reply = http.send(path, {"model": "demo", **fields})
+    assert reply.status == 400
+    assert isinstance(reply.json["error"], str)
+    assert not fake.requests
+
+
+def test_error_in_a_stream_is_a_line(http, fake) -> None:
+    fake.script = lambda _: [Admitted(0.0), TextDelta(0, "one"), InternalError("the step failed")]
+    reply = http.send("/api/chat", {"model": "demo", "messages": HI})
+    assert json.loads(reply.body.splitlines()[-1]) == {"error": "the step failed"}
+    assert reply.headers["x-test-incomplete"] == "yes"
+
+
+def test_models(http) -> None:
+    assert [one["name"] for one in http.send("/api/tags").json["models"]] == ["demo"]
+    assert http.send("/api/ps").json["models"][0]["context_length"] == 512
+    shown = http.send("/api/show", {"model": "demo"}).json
+    assert shown["details"]["family"] == "llama"
+    assert shown["details"]["quantization_level"] == "Q8_0"
+    assert shown["model_info"]["general.architecture"] == "llama"
+    assert shown["capabilities"] == ["completion", "tools"]
+    assert http.send("/api/show", {"model": "other"}).status == 404
+    assert "version" in http.send("/api/version").json
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/api/pull"), ("POST", "/api/create"), ("DELETE", "/api/delete")]
+)
+def test_changes_of_the_store_are_not_supported(method: str, path: str, http) -> None:
+    assert http.send(path, {"model": "x"}, method=method).status == 501
+
+
+def test_curl_of_ollamas_documentation(http) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    assert http.send("/api/chat", {"model": "demo", "messages": HI}, form).status == 200
+    assert http.send("/api/chat", {"model": "demo", "messages": HI}, {**form, "origin": "https://x"}).status == 415
