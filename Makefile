@@ -18,8 +18,9 @@ PYTEST  := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow"
 
-# The rest: what is slow, and what tries more examples in the full profile.
+# The rest: what is slow, and what tries more examples in the full profile. Tests of clients that cannot be installed skip.
 test-all: test-bounds
+	-$(BIN)/python -m pip install --quiet -e '.[clients]'
 	LLAMACLI_TEST_PROFILE=full $(PYTEST) -m "slow or deep or hypothesis"
 
 # Every kernel's memory between forbidden pages; functions of arrays with Numba's own checks.
