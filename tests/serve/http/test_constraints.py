@@ -181,7 +181,14 @@ def test_schemas_that_are_refused(given) -> None:
 
 
 def test_broken_grammars_are_client_errors(chat_model) -> None:
-    for params in (SamplingParams(json_schema='{"type": "text"}'), SamplingParams(grammar="root ::= (")):
+    endless = '{"$ref": "#"}'
+    for params in (
+        SamplingParams(json_schema='{"type": "text"}'),
+        SamplingParams(json_schema=endless),
+        SamplingParams(json_schema="false"),
+        SamplingParams(grammar="root ::= ("),
+        SamplingParams(grammar="root ::= root"),
+    ):
         with pytest.raises(BadRequestError) as error:
             chain(chat_model, params)
         assert error.value.code == "invalid_schema"

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 
 from llamacli.chat.codec import ChatCodec
 from llamacli.chat.syntax import Channels, Spans, json_calls
 from llamacli.errors import InvalidRequestError
 from llamacli.model import Model
-from llamacli.sampling import SamplerChain, SamplingParams, build_chain
+from llamacli.sampling import SamplerChain, SamplerState, SamplingParams, build_chain
 from llamacli.serve.http.errors import BadRequestError
 from llamacli.serve.http.schemas.common import MAX_SCHEMA, ResponseFormat
 from llamacli.tokenizer import Tokenizer
@@ -135,7 +136,8 @@ def reply_constraint(
 def chain(model: Model, params: SamplingParams) -> SamplerChain:
     """Sampler chain of parameters with a grammar, which takes time to compile.
 
-    The latest are kept with the model. Raises BadRequestError.
+    The latest are kept with the model. Raises BadRequestError, also for a grammar that allows no beginning of a text,
+    such as one that refers to itself without an end.
     """
     kept = _chains.setdefault(model, {})
     found = kept.get(params)
@@ -146,6 +148,11 @@ def chain(model: Model, params: SamplingParams) -> SamplerChain:
             is_grammar = str(error).startswith(("grammar", "json_schema"))
             param = "response_format" if is_grammar else None
             raise BadRequestError(str(error), param, "invalid_schema" if is_grammar else None) from None
+        try:
+            SamplerState(0, model.tokenizer).legal(np.zeros(model.tokenizer.n_vocab, np.float32), found)
+        except InvalidRequestError as error:
+            reason = f"the grammar or schema allows no text: {error}"
+            raise BadRequestError(reason, "response_format", "invalid_schema") from None
         if len(kept) >= _MAX_KEPT:
             kept.clear()
         kept[params] = found
