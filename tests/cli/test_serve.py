@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import http.client
 import json
 import math
 import os
+import random
 import re
 import signal
 import subprocess
@@ -81,7 +83,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llamacli-llama\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[llamacli.architectures]\nllama = llamacli_llama\n")
     template = site / "template.jinja"
-    template.write_text(TEMPLATE)
+    template.write_text(TEMPLATE + "{# Calls are between <tool_call> and </tool_call>. #}")
     path = os.pathsep.join(map(str, [site, ROOT / "core", PLUGIN]))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment |= {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
@@ -182,6 +184,21 @@ def test_json_schema(server: Program) -> None:
     assert reply.choices[0].finish_reason == "stop"
 
 
+def test_required_tool_calls(server: Program) -> None:
+    pytest.importorskip("llguidance")
+    parameters = {"type": "object", "properties": {"animal": {"enum": ["fox", "owl"]}}, "required": ["animal"],
+                  "additionalProperties": False}  # fmt: skip
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("find", "feed")]
+    with server.client() as client:
+        for choice in ("required", {"type": "function", "function": {"name": "feed"}}):
+            options = {"model": "demo", "messages": HI, "max_tokens": 200, "seed": 1, "parallel_tool_calls": False}
+            reply = client.chat.completions.create(**options, tools=tools, tool_choice=choice).choices[0]
+            (call,) = reply.message.tool_calls
+            assert reply.finish_reason == "tool_calls"
+            assert call.function.name in (("find", "feed") if choice == "required" else ("feed",))
+            assert json.loads(call.function.arguments)["animal"] in ("fox", "owl")
+
+
 def test_prompts_are_cached(server: Program) -> None:
     text = "There was a fox, and the fox had a friend. " * 8
     with server.client() as client:
@@ -271,6 +288,88 @@ def test_killed_server_leaves_nothing(start_server: Callable[..., Program]) -> N
     again = start_server("--port", str(program.port))
     assert again.send("/health").status == 200
     assert again.end(signal.SIGINT) == 0
+
+
+@pytest.mark.slow
+def test_preempted_requests_end_with_the_same_bytes(start_server: Callable[..., Program]) -> None:
+    """Eight long texts with memory for about two."""
+    options = {"max_tokens": 380, "ignore_eos": True, "temperature": 1.0}
+
+    def texts(program: Program, n_threads: int) -> list[str]:
+        def text(seed: int) -> str:
+            body = {"prompt": f"Story {seed}: once upon a time", "seed": seed, **options}
+            return program.send("/v1/completions", body).json["choices"][0]["text"]
+
+        with concurrent.futures.ThreadPoolExecutor(n_threads) as pool:
+            return list(pool.map(text, range(8)))
+
+    program = start_server("--kv-memory", "2M")
+    together = texts(program, 8)
+    metrics = program.send("/metrics").body.decode()
+    alone = texts(program, 1)
+    assert together == alone
+    assert len(set(alone)) == 8
+    assert float(re.search(r"^llamacli_preemptions_total\{.*\} (\S+)", metrics, re.M)[1]) > 0
+    assert program.end() == 0
+
+
+@pytest.mark.slow
+def test_random_disconnects_lose_and_mix_nothing(start_server: Callable[..., Program]) -> None:
+    """Each reply is forced by a grammar to carry its own number."""
+    pytest.importorskip("llguidance")
+    program = start_server("--max-running", "4")
+
+    def one(number: int) -> bool:
+        draw = random.Random(number)
+        wanted = f"[{number}]" + f"{number:05d}" * 8
+        body = {"messages": HI, "grammar": f'root ::= "{wanted}"', "stream": draw.random() < 0.5, "max_tokens": 300}
+        data = json.dumps(body).encode()
+        connection = http.client.HTTPConnection("127.0.0.1", program.port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request("POST", "/v1/chat/completions", data, {"content-type": "application/json"})
+            if draw.random() < 0.5:
+                time.sleep(draw.random() * 0.2)
+                return False
+            with connection.getresponse() as response:
+                reply = HttpReply(response.status, {}, response.read())
+        assert reply.status == 200, reply.body
+        if body["stream"]:
+            text = "".join(choice["delta"].get("content", "") for event in reply.events for choice in event["choices"])
+        else:
+            text = reply.json["choices"][0]["message"]["content"]
+        assert text == wanted
+        return True
+
+    def pages() -> list[str]:
+        return re.findall(
+            r"^llamacli_kv_pages_(?:used|cached)\{.*\} (\S+)", program.send("/metrics").body.decode(), re.M
+        )
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        whole = list(pool.map(one, range(200)))
+    assert 50 < sum(whole) < 150
+    deadline = time.monotonic() + 10
+    while len(set(pages())) > 1:  # all pages in use are those of kept prefixes
+        assert time.monotonic() < deadline, pages()
+        time.sleep(0.05)
+    assert program.end() == 0
+
+
+@pytest.mark.slow
+def test_models_are_loaded_on_demand(start_server: Callable[..., Program]) -> None:
+    program = start_server(f"one={demo_path()}", f"two={demo_path()}", "--models-max", "1")
+
+    def loaded() -> list[str]:
+        return [model["id"] for model in program.send("/v1/models").json["data"] if model["meta"]["loaded"]]
+
+    assert loaded() == ["one"]
+    texts = {
+        program.send("/v1/completions", {"model": name, "prompt": PROMPT, "temperature": 0}).json["choices"][0]["text"]
+        for name in ("one", "two", "one", "two")
+    }
+    assert len(texts) == 1
+    assert loaded() == ["two"]
+    assert program.end() == 0
 
 
 # --- options

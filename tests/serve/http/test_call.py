@@ -99,6 +99,12 @@ def test_large_body_is_refused_by_its_length_and_while_it_comes(serve) -> None:
     assert http.send("/v1/chat/completions", b" " * 999).status == 400
 
 
+def test_refusals_are_read_by_clients_that_send_on(serve) -> None:
+    http = serve(max_body=1000, api_keys=("secret",))
+    for headers, status in (({}, 401), ({"authorization": "Bearer secret"}, 413)):
+        assert http.send("/v1/chat/completions", b" " * 3_000_000, headers).status == status
+
+
 def test_slow_body_times_out(serve) -> None:
     http = serve(body_timeout=0.05)
     with socket.create_connection(("127.0.0.1", http.port), timeout=10) as client:

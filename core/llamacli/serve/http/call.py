@@ -41,6 +41,9 @@ T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 P = ParamSpec("P")
 
+DISCARD_S, DISCARD_BYTES = 2.0, 64 << 20
+"""Limits up to which the rest of a refused body is read, so that its sender gets to read the response."""
+
 LARGE_BODY = 64 << 10
 """Bytes of a body above which it is parsed in the pool, so that the event loop stays free."""
 
@@ -101,6 +104,7 @@ class Call:
         self.key = ""
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self._receive, self._send = receive, send
+        self._body_read = False
         self._writing = asyncio.Lock()
         self._last_write = 0.0
 
@@ -146,6 +150,7 @@ class Call:
             async with asyncio.timeout(self.settings.body_timeout):
                 data = await self._read()
         except TimeoutError:
+            self._body_read = True  # no more of it is waited for
             seconds = self.settings.body_timeout
             raise BodyTimeoutError(f"the body did not arrive within {seconds:g} seconds") from None
         if self.settings.log_texts:
@@ -180,7 +185,23 @@ class Call:
                 raise too_large
             chunks.append(chunk)
             if not message.get("more_body", False):
+                self._body_read = True
                 return b"".join(chunks)
+
+    async def discard_body(self) -> None:
+        """Read what is left of the body, for a while and up to a limit.
+
+        A connection that is closed with data unread is reset, and the client may lose the response.
+        """
+        if "expect" in self.headers:
+            return  # its sender waits for a sign before it sends the body
+        n_bytes = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_S):
+                while not self._body_read and n_bytes <= DISCARD_BYTES:
+                    message = await self._receive()
+                    n_bytes += len(message.get("body", b""))
+                    self._body_read = not message.get("more_body", False)
 
     # --- engine
 
@@ -333,6 +354,7 @@ class Endpoint:
             failure = as_serve_error(error, call.request_id)
             call.access.fields["error"] = failure.code or failure.type
             if not call.started:
+                await call.discard_body()
                 await call.fail(failure)
         finally:
             self._server.metrics.count(self._name, call.access.status)
