@@ -239,6 +239,18 @@ def test_embeddings(server: Program) -> None:
     assert sum(x * x for x in vectors[0].embedding) == pytest.approx(1, abs=1e-5)
 
 
+def test_documented_client(server: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "serving.md").read_text()
+    code = re.search(r"^```python\n(.*?)^```", page, re.M | re.S)[1]
+    assert 'base_url="http://127.0.0.1:8080/v1"' in code
+    code = code.replace(":8080", f":{server.port}").replace('model="model"', 'model="demo", max_tokens=4')
+    names: dict = {}
+    exec(code, names)
+    names["stream"].close()
+    names["client"].close()
+    assert capsys.readouterr().out
+
+
 def test_disconnects_leave_nothing_behind(server: Program) -> None:
     with server.client() as client:
         for _ in range(4):

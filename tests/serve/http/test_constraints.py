@@ -104,6 +104,25 @@ def test_required_calls(codec_with, allows) -> None:
     assert not allows(single, f"{call}\n{call}")
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"$defs": {"c": COLOUR}, "type": "object", "properties": {"c": {"$ref": "#/$defs/c"}}, "required": ["c"]},
+        {"definitions": {"c": COLOUR}, "properties": {"c": {"$ref": "#/definitions/c"}}, "required": ["c"]},
+        {"type": "object", "properties": {"c": COLOUR, "next": {"$ref": "#"}}, "required": ["c"]},
+    ],
+)
+def test_references_in_schemas_of_tools(parameters: dict, codec_with, allows) -> None:
+    tool = {"type": "function", "function": {"name": "paint", "parameters": parameters}}
+    made = reply_constraint(codec_with(HERMES), "", None, None, ToolUse([tool], required=True))
+    assert allows(made, f"<tool_call>{CALL}</tool_call>")
+    assert not allows(made, f"<tool_call>{CALL.replace('red', 'pink')}</tool_call>")
+    if "next" in parameters["properties"]:
+        nested = '{"name": "paint", "arguments": {"c": "red", "next": {"c": "%s"}}}'
+        assert allows(made, f"<tool_call>{nested % 'blue'}</tool_call>")
+        assert not allows(made, f"<tool_call>{nested % 'pink'}</tool_call>")
+
+
 def test_free_calls_are_constrained_from_their_marker_on(codec_with, allows) -> None:
     made = reply_constraint(codec_with(HERMES), "", None, None, ToolUse(TOOLS))
     assert made.triggers == ("<tool_call>",)

@@ -21,6 +21,7 @@ from llamacli.tokenizer import Tokenizer
 
 _SPACE = r"/[ \t\r\n]{0,16}/"
 _JSON_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
+_ARGUMENTS = "arguments"
 _MAX_KEPT = 64
 
 _chains: weakref.WeakKeyDictionary[Model, dict[SamplingParams, SamplerChain]] = weakref.WeakKeyDictionary()
@@ -307,15 +308,26 @@ class _ChannelsWriter(_Writer):
 
 def _call_schema(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """JSON Schema of a call, with its arguments under either usual key."""
-    definitions = {key: arguments[key] for key in ("$defs", "definitions") if key in arguments}
-    own = {key: value for key, value in arguments.items() if key not in definitions}
 
     def call(key: str) -> dict[str, Any]:
         return {
             "type": "object",
-            "properties": {"name": {"const": name}, key: own},
+            "properties": {"name": {"const": name}, key: {"$ref": f"#/$defs/{_ARGUMENTS}"}},
             "required": ["name", key],
             "additionalProperties": False,
         }
 
-    return {"anyOf": [call("arguments"), call("parameters")], **definitions}
+    return {"anyOf": [call("arguments"), call("parameters")], "$defs": {_ARGUMENTS: _moved(arguments)}}
+
+
+def _moved(schema: Any) -> Any:
+    """Copy of a schema in which references to its root lead to its new place."""
+    if isinstance(schema, list):
+        return [_moved(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved = {key: _moved(value) for key, value in schema.items()}
+    reference = moved.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = f"#/$defs/{_ARGUMENTS}{reference[1:]}"
+    return moved
