@@ -179,13 +179,12 @@ class Call:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise DisconnectedError
-            chunk = message.get("body", b"")
-            n_bytes += len(chunk)
+            chunks.append(message.get("body", b""))
+            n_bytes += len(chunks[-1])
+            self._body_read = not message.get("more_body", False)
             if n_bytes > limit:
                 raise too_large
-            chunks.append(chunk)
-            if not message.get("more_body", False):
-                self._body_read = True
+            if self._body_read:
                 return b"".join(chunks)
 
     async def discard_body(self) -> None:

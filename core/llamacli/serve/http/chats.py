@@ -15,8 +15,9 @@ from llamacli.errors import ChatTemplateError, InvalidRequestError
 from llamacli.model import Model
 from llamacli.serve.http.constraints import Constraint, ToolUse, reply_constraint, schema_of
 from llamacli.serve.http.errors import BadRequestError
+from llamacli.serve.http.limits import expect_room
 from llamacli.serve.http.schemas.chat import UNSUPPORTED, ChatMessage, ChatRequest, Tool, ToolChoice
-from llamacli.serve.requests import ReplyFormat
+from llamacli.serve.requests import ModelInfo, ReplyFormat
 
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _codecs: weakref.WeakKeyDictionary[Model, dict[tuple[str | None, bool], ChatCodec]] = weakref.WeakKeyDictionary()
@@ -49,10 +50,11 @@ def check_supported(body: dict[str, Any]) -> None:
                               "unsupported_parameter")  # fmt: skip
 
 
-def chat_prompt(request: ChatRequest, model: Model, template: str | None) -> Prompt:
+def chat_prompt(request: ChatRequest, model: Model, info: ModelInfo, template: str | None) -> Prompt:
     """Render and tokenize a chat request.
 
-    Raises BadRequestError for what the model's template or its syntax cannot express.
+    Raises BadRequestError for what the model's template or its syntax cannot express, PromptTooLongError for texts that
+    cannot fit.
     """
     schema, grammar = schema_of(request.response_format, request.json_schema, request.grammar)
     tools = tool_use(request)
@@ -73,6 +75,7 @@ def chat_prompt(request: ChatRequest, model: Model, template: str | None) -> Pro
     except InvalidRequestError as error:
         raise BadRequestError(str(error), "chat_template_kwargs") from None
     rendering = _continued(rendering, begun) if begun else rendering
+    expect_room((part for part in rendering.parts if isinstance(part, str)), model, info)
     ids = tuple(codec.encode(rendering))
     if not ids:
         raise BadRequestError("the chat template renders an empty prompt", "messages", "chat_template_error")

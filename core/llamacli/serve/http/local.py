@@ -55,8 +55,8 @@ async def apply_template(call: Call) -> None:
     body = await call.raw_body()
     check_supported(body)
     request = convert(body, ChatRequest)
-    _, model = await call.model(request.model)
-    prompt = await call.server.run(chat_prompt, request, model, call.settings.template)
+    info, model = await call.model(request.model)
+    prompt = await call.server.run(chat_prompt, request, model, info, call.settings.template)
     await call.respond({"prompt": prompt.text, "n_tokens": len(prompt.ids)})
 
 

@@ -4,6 +4,7 @@ import json
 import time
 
 import openai
+import pydantic
 import pytest
 
 from llamacli.chat.messages import ToolCall
@@ -266,6 +267,15 @@ def test_json_schema_becomes_a_grammar(client, fake) -> None:
     ids = fake._model.tokenizer.encode_run('{"a": 5}', continues=True)
     for token in ids:
         sampler.accept(token)
+
+
+def test_parsed_replies(client, fake) -> None:
+    class Town(pydantic.BaseModel):
+        name: str
+
+    fake.script = lambda _: events(TextDelta(0, '{"name": "Bern"}'))
+    reply = client.chat.completions.parse(model="demo", messages=HI, response_format=Town)
+    assert reply.choices[0].message.parsed == Town(name="Bern")
 
 
 def test_slow_schema_is_refused(serve, monkeypatch) -> None:

@@ -60,7 +60,7 @@ async def chat_completions(call: Call) -> None:
 async def prepared(call: Call, request: ChatRequest, n_probs: int = 0) -> tuple[GenerationRequest, ModelInfo]:
     """Request of the engine for a chat request, and its model."""
     info, model = await call.model(request.model)
-    prompt = await call.server.run(chat_prompt, request, model, call.settings.template)
+    prompt = await call.server.run(chat_prompt, request, model, info, call.settings.template)
     max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     generation = await generation_request(
         call,

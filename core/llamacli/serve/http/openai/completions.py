@@ -12,6 +12,7 @@ from llamacli.serve.http.call import Call
 from llamacli.serve.http.constraints import completion_constraint, schema_of
 from llamacli.serve.http.errors import BadRequestError, openai_body
 from llamacli.serve.http.generation import generation_request
+from llamacli.serve.http.limits import expect_room
 from llamacli.serve.http.logprobs import CompletionLogprobs
 from llamacli.serve.http.replies import joined, llamacpp_progress, llamacpp_timings, openai_usage
 from llamacli.serve.http.schemas.completions import MAX_PROMPTS, CompletionRequest, Prompt
@@ -43,7 +44,7 @@ async def completions(call: Call) -> None:
     request = await call.body(CompletionRequest)
     _check(request)
     info, model = await call.model(request.model)
-    prompts = await call.server.run(encoded_prompts, request, model)
+    prompts = await call.server.run(encoded_prompts, request, model, info)
     schema, grammar = schema_of(request.response_format, request.json_schema, request.grammar)
     n_top = request.logprobs
     generation = await generation_request(
@@ -72,9 +73,11 @@ async def completions(call: Call) -> None:
             await write(DONE)
 
 
-def encoded_prompts(request: CompletionRequest, model: Model) -> list[tuple[str, list[int]]]:
-    """Text and token ids of each prompt. Raises BadRequestError."""
+def encoded_prompts(request: CompletionRequest, model: Model, info: ModelInfo) -> list[tuple[str, list[int]]]:
+    """Text and token ids of each prompt. Raises BadRequestError, PromptTooLongError."""
     prompts = as_prompts(request.prompt, "prompt", MAX_PROMPTS)
+    for prompt in prompts:
+        expect_room([text for text in (prompt, request.suffix) if isinstance(text, str)], model, info)
     if request.suffix is not None:
         return [_infilled(prompt, request.suffix, model) for prompt in prompts]
     return [_encoded(prompt, model, bool(request.parse_special)) for prompt in prompts]

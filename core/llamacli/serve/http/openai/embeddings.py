@@ -12,6 +12,7 @@ from llamacli.model import Model
 from llamacli.serve.errors import NotSupportedError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.errors import BadRequestError
+from llamacli.serve.http.limits import expect_room
 from llamacli.serve.http.openai.completions import as_prompts, checked_ids
 from llamacli.serve.http.replies import Reply, joined
 from llamacli.serve.http.schemas.completions import MAX_INPUTS, EmbeddingsRequest, Prompt
@@ -44,14 +45,17 @@ async def embedded(call: Call, name: str | None, texts: Prompt) -> tuple[Reply, 
     info, model = await call.model(name)
     if not info.embeds:
         raise NotSupportedError(f"the model {info.name!r} has no embeddings")
-    inputs = await call.server.run(_ids, texts, model)
+    inputs = await call.server.run(_ids, texts, model, info)
     request = EmbeddingRequest(id=call.request_id, model=info.name, prompts=tuple(map(tuple, inputs)), key=call.key)
     async with call.run(request) as events:
         return await joined(events, None, 0), info
 
 
-def _ids(texts: Prompt, model: Model) -> list[list[int]]:
-    return [_encode(text, model) for text in as_prompts(texts, "input", MAX_INPUTS)]
+def _ids(texts: Prompt, model: Model, info: ModelInfo) -> list[list[int]]:
+    inputs = as_prompts(texts, "input", MAX_INPUTS)
+    for text in inputs:
+        expect_room([text] if isinstance(text, str) else [], model, info)
+    return [_encode(text, model) for text in inputs]
 
 
 def _encode(text: str | list[int], model: Model) -> list[int]:

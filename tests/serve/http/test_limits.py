@@ -1,0 +1,32 @@
+import time
+
+import pytest
+
+from llamacli.serve.errors import PromptTooLongError
+from llamacli.serve.http.limits import expect_room, longest_piece
+
+
+def test_texts_that_may_fit_are_passed_on(fake) -> None:
+    model, info = fake._model, fake.models()[0]
+    longest = longest_piece(model)
+    assert longest == 12
+    expect_room(["x" * (512 * longest - 1)], model, info)
+    with pytest.raises(PromptTooLongError) as error:
+        expect_room(["x" * 256 * longest, "\u20ac" * 86 * longest], model, info)
+    assert error.value.details["n_ctx"] == 512
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/api/generate"])
+def test_megabytes_are_refused_at_once(path: str, http) -> None:
+    text = "Once upon a time. " * 150_000
+    body = {"model": "demo", "prompt": text, "input": text, "messages": [{"role": "user", "content": text}]}
+    started = time.monotonic()
+    reply = http.send(path, body)
+    assert reply.status == 400
+    assert time.monotonic() - started < 5
+
+
+def test_refusal_has_its_code(http) -> None:
+    error = http.send("/v1/completions", {"prompt": "x" * 100_000}).json["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["n_prompt_tokens"] >= 8000
