@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamacli.cli.hub import REFERENCE, model_from_hub
+from llamacli.cli.numbers import Integer, Number
 from llamacli.cli.options import (
     PATH,
-    FiniteRange,
     StderrHandler,
     global_options,
     kv_type_options,
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from llamacli.serve.models import LoadedModel, ModelSource
     from llamacli.serve.settings import EngineSettings
 
-_COUNT, _COUNT_OR_0 = click.IntRange(1), click.IntRange(0)
-_SECONDS = FiniteRange(0, 1_000_000)
+_COUNT, _COUNT_OR_0 = Integer(1), Integer(0)
+_SECONDS = Number(0, 1_000_000)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _NEEDED = ("starlette", "uvicorn", "msgspec", "prometheus_client")
 
@@ -56,7 +56,7 @@ class ByteSize(click.ParamType[int]):
 _OPTIONS = (
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
     click.option(
-        "--port", metavar="N", type=click.IntRange(0, 65535), default=8080, show_default=True,
+        "--port", metavar="N", type=Integer(0, 65535), default=8080, show_default=True,
         help="Port to listen on; 0: a free one.",
     ),
     click.option(
@@ -74,7 +74,7 @@ _OPTIONS = (
         help="Model of the Hugging Face hub; downloaded unless cached. May be given several times.",
     ),
     click.option(
-        "-c", "--ctx-size", metavar="N", type=click.IntRange(0, MAX_CONTEXT), default=0, show_default=True,
+        "-c", "--ctx-size", metavar="N", type=Integer(0, MAX_CONTEXT), default=0, show_default=True,
         help="Context length in tokens; 0: that of the model, or what the KV cache's memory holds.",
     ),
     click.option(

@@ -138,7 +138,7 @@ async def show(call: Call) -> None:
     }
     capabilities = ["completion", *(["embedding"] if info.embeds else [])]
     template = call.settings.template or own_templates(model.metadata).get("default", "")
-    if template and (await call.server.run(codec_of, model, call.settings.template, False)).template.takes_tools:
+    if template and (await call.server.run(codec_of, model, call.settings.template, False)).template.takes_tools():
         capabilities.append("tools")
     await call.respond(
         {
