@@ -2,8 +2,9 @@
 
 import pytest
 
-from llamacli import Graph, Value
+from llamacli import Graph, PluginError, Value
 from llamacli.engine import Engine
+from llamacli.graph import Param, Tensor
 from llamacli.testing import formulas
 from verbs import WIDTH, Params, Run
 
@@ -33,6 +34,26 @@ def test_rows_of_a_fused_weight(engine: Engine) -> None:
     run = Run(engine, build)
     whole = formulas.linear(run.x, run["fused"]) + run["fused.bias"]
     run.check(whole[:, 23:] + whole[:, 3:20])
+
+
+@pytest.mark.parametrize("mode", ["fp32", "q8"])
+def test_single_matrices_of_a_weight_with_several(mode: str, engine: Engine) -> None:
+    def build(g: Graph, param: Params, x: Value) -> Value:
+        groups = param("groups", 3, 24, WIDTH, bias=True)
+        return g.linear(x, groups.matrix(2)) + g.scale(g.linear(x, groups.matrix(0)), 2.0)
+
+    run = Run(engine, build, mode=mode)
+    first, _, last = (formulas.linear(run.x, run["groups"][i]) + run["groups.bias"][i] for i in range(3))
+    run.check(2 * first + last, 1e-12 if mode == "fp32" else 2e-3)
+
+
+def test_matrices_that_do_not_exist_are_refused() -> None:
+    groups = Param(Tensor("w.weight", (3, 8, 16)))
+    for param, group in ((groups, 3), (groups, -1), (Param(Tensor("w.weight", (8, 16))), 0)):
+        with pytest.raises(PluginError, match=rf"w\.weight .* has no matrix {group}"):
+            param.matrix(group)
+    with pytest.raises(PluginError, match="or it has a scale"):
+        Param(groups.weight, scale=Tensor("w.scale", (3,))).matrix(0)
 
 
 def test_rows_of_partial_blocks_can_be_requantized(engine: Engine) -> None:

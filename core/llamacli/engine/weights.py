@@ -53,7 +53,8 @@ def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) ->
     n_tiles, n_blocks = -(-n_out // ROWS), -(-n_in // packing.block)
     data = file.data(tensor.name)
     stored_rows = (1, *file.tensors[tensor.name].shape)[-2]
-    raw = data.reshape(-1, stored_rows, data.shape[1])[:, tensor.first_row : tensor.first_row + n_out]
+    groups = slice(None) if tensor.group is None else slice(tensor.group, tensor.group + 1)
+    raw = data.reshape(-1, stored_rows, data.shape[1])[groups, tensor.first_row : tensor.first_row + n_out]
     shape = (len(raw), n_tiles, n_blocks, packing.n_bytes)
     packed = anonymous(math.prod(shape)).reshape(shape)
     tiles_at_once = max(1, _CHUNK_BYTES // (4 * ROWS * n_in))

@@ -19,16 +19,19 @@ class Tensor:
     """Tensor of the model file, or a range of its rows.
 
     Its full name, and its shape with rows first, (n_out, n_in). `first_row` is where the rows begin in the stored
-    tensor; `row_axis` is the axis that counts rows, the last but one in weights and the last in biases.
+    tensor; `row_axis` is the axis that counts rows, the last but one in weights and the last in biases. `group` is the
+    index of one matrix, or its bias, where the stored tensor has several.
     """
 
     name: str
     shape: tuple[int, ...]
     first_row: int = 0
     row_axis: int = -2
+    group: int | None = None
 
     def rows_of(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Select this tensor's rows of the whole stored array."""
+        array = array if self.group is None else array[self.group]
         if array.size == math.prod(self.shape):
             return array.reshape(self.shape)
         rows = slice(self.first_row, self.first_row + self.shape[self.row_axis])
@@ -73,6 +76,18 @@ class Param:
             )
             for first, n in zip(firsts, n_rows, strict=True)
         ]
+
+    def matrix(self, group: int) -> Param:
+        """Single matrix, with its bias, of a parameter that has several.
+
+        The parameter is (n_groups, n_out, n_in). Raises PluginError if there is no such matrix, or if the parameter has
+        a scale.
+        """
+        shape = self.weight.shape
+        if len(shape) != 3 or not 0 <= group < shape[0] or self.scale:
+            raise PluginError(f"{self.weight.name} {shape} has no matrix {group}, or it has a scale")
+        bias = self.bias and attrs.evolve(self.bias, shape=self.bias.shape[1:], group=group)
+        return Param(attrs.evolve(self.weight, shape=shape[1:], group=group), bias)
 
 
 class Adds(Protocol):
