@@ -118,14 +118,14 @@ def reference() -> str:
 
 def _sections() -> Iterator[str]:
     used = users()
-    n_architectures = len(set().union(*used.values()))
+    everyone = set().union(*used.values())
     for name, verb in verbs().items():
         prose, fields = described(verb)
         module = verb.__module__.rpartition(".")[2]
         yield f"## {name}\n\n```python\n{_call(name, verb)}\n```\n\n{prose}\n"
         for field, text in fields.items():
             yield f"- {field}: {text}".replace("\n", "\n  ")
-        yield f"- Used by: {_listed(used[name], n_architectures)}"
+        yield f"- Used by: {_listed(used[name], everyone)}"
         yield f"- Source: [{module}.py](../core/llamacli/ops/{module}.py)\n"
 
 
@@ -150,12 +150,13 @@ class _Code(str):
     __repr__ = str.__str__
 
 
-def _listed(architectures: set[str], n_architectures: int) -> str:
-    if not architectures:
-        return "none of them"
-    if len(architectures) == n_architectures:
-        return "all of them"
-    return ", ".join(f"`{name}`" for name in sorted(architectures))
+def _listed(architectures: set[str], everyone: set[str]) -> str:
+    """Names of architectures, or of the others where these are fewer."""
+    others = everyone - architectures
+    named = ", ".join(f"`{name}`" for name in sorted(min(architectures, others, key=len)))
+    if len(architectures) <= len(others):
+        return named or "none of them"
+    return f"all but {named}" if others else "all of them"
 
 
 def _activations() -> Iterator[str]:
