@@ -5,15 +5,17 @@ from llamacli_gemma.chat import FORMATS
 from llamacli_gemma.gemma1 import Gemma1
 from llamacli_gemma.gemma2 import Gemma2
 from llamacli_gemma.gemma3 import Gemma3
+from llamacli_gemma.gemma3n import Gemma3n
 from llamacli_gemma.gemma4 import Gemma4
 
 LLAMACLI_API = 1
+LLAMACLI_KERNEL_API = 1
 
 
 @hookimpl
 def register_architectures(register):  # type: ignore[no-untyped-def]
     """Register the architectures of this family."""
-    for architecture in (Gemma1(), Gemma2(), Gemma3(), Gemma4()):
+    for architecture in (Gemma1(), Gemma2(), Gemma3(), Gemma3n(), Gemma4()):
         register(architecture)
 
 

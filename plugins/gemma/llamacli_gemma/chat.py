@@ -178,7 +178,7 @@ FORMATS = (
     ),
     ChatFormat(
         name="gemma",
-        matches=lambda info: _is(info, "gemma", "gemma2", "gemma3") and info.mentions("<start_of_turn>"),
+        matches=lambda info: _is(info, "gemma", "gemma2", "gemma3", "gemma3n") and info.mentions("<start_of_turn>"),
         template=TURNS,
         tokens=("<start_of_turn>", "<end_of_turn>"),
     ),

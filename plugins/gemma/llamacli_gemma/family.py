@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from llamacli import Config, Graph, Rope, TensorTable, Value, Weights
+from llamacli import Config, Graph, ModelFormatError, Rope, TensorTable, Value, Weights
 from llamacli.architecture import Params
 from llamacli.gguf import Metadata
 from llamacli.graph import Param
@@ -62,11 +62,53 @@ def add_attention(block: TensorTable, n_embd: int, n_q: int, n_kv: int) -> None:
     block.add("attn_output", n_embd, n_q)
 
 
+def add_unused_keys_and_values(block: TensorTable, n_embd: int, n_kv: int, head_dim: int) -> None:
+    """Tensors of keys and values that a layer does not read."""
+    block.add_unused("attn_k", n_kv, n_embd)
+    block.add_unused("attn_v", n_kv, n_embd)
+    block.add_unused("attn_k_norm", head_dim)
+
+
+def add_per_layer_inputs(table: TensorTable, c: Config, width: int) -> None:
+    """Per-layer embeddings, and the projection added to them."""
+    table.add("per_layer_token_embd", c.n_vocab, c.n_layer * width)
+    table.add("per_layer_model_proj", c.n_layer * width, c.n_embd)
+    table.add("per_layer_proj_norm", width)
+
+
+def add_per_layer_input(block: TensorTable, c: Config, width: int) -> None:
+    """Matrices of one layer's input."""
+    block.add("inp_gate", width, c.n_embd)
+    block.add("proj", c.n_embd, width)
+    block.add("post_norm", c.n_embd)
+
+
 def add_feed_forward(block: TensorTable, n_embd: int, n_ff: int) -> None:
     """Matrices of a feed-forward network."""
     block.add("ffn_gate", n_ff, n_embd)
     block.add("ffn_up", n_ff, n_embd)
     block.add("ffn_down", n_embd, n_ff)
+
+
+def kv_layers(
+    metadata: Metadata, name: str, slides: tuple[bool, ...], n_head_kv: tuple[int, ...], n_shared: int = 0
+) -> list[int]:
+    """The layer whose keys and values each layer reads.
+
+    The last `shared_kv_layers`, by default `n_shared`, have none of their own. They read those of the last two layers
+    before them, of which the first slides and the second does not.
+    """
+    key = f"{name}.attention.shared_kv_layers"
+    n_shared = metadata.get_int(key, default=n_shared, minimum=0, maximum=len(slides) - 1)
+    first = len(slides) - n_shared
+    layers = list(range(first)) + [first - (2 if sliding else 1) for sliding in slides[first:]]
+    for i, source in enumerate(layers):
+        if source < 0 or (slides[i], n_head_kv[i]) != (slides[source], n_head_kv[source]):
+            raise ModelFormatError(
+                f"{metadata.source}: {key} = {n_shared} makes layer {i} read the keys and values of layer {source}, "
+                f"but the layers differ in {name}.attention.sliding_window_pattern or {name}.attention.head_count_kv"
+            )
+    return layers
 
 
 def embed(g: Graph, c: Config, w: Weights) -> Value:
@@ -77,6 +119,14 @@ def embed(g: Graph, c: Config, w: Weights) -> Value:
 def feed_forward(g: Graph, h: Value, block: Params) -> Value:
     """GeGLU feed-forward network."""
     return g.linear(g.geglu(g.linear(h, block.ffn_gate), g.linear(h, block.ffn_up)), block.ffn_down)
+
+
+def per_layer_inputs(g: Graph, x: Value, c: Config, w: Weights, width: int) -> Value:
+    """Inputs of all layers, concatenated: projected plus per-layer embeddings."""
+    projected = g.scale(g.linear(x, w.per_layer_model_proj), c.n_embd**-0.5)
+    projected = g.rms_norm(projected, w.per_layer_proj_norm, c.rms_eps, width)
+    looked_up = g.scale(g.embed(w.per_layer_token_embd), width**0.5)
+    return g.scale(projected + looked_up, 2**-0.5)
 
 
 def logits(g: Graph, x: Value, output: Param, c: GemmaConfig, w: Weights) -> Value:

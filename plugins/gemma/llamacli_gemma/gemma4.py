@@ -74,7 +74,7 @@ class Gemma4(Architecture):
                 n_ff=n_ff[i],
                 kv_layer=kv_layer,
             )
-            for i, kv_layer in enumerate(_kv_layers(metadata, slides, n_head_kv))
+            for i, kv_layer in enumerate(family.kv_layers(metadata, self.name, slides, n_head_kv))
         )
         return Gemma4Config.from_gguf(
             metadata,
@@ -94,9 +94,7 @@ class Gemma4(Architecture):
         if not all(layer.window for layer in c.layers):
             table.add("rope_freqs", next(layer.rope.n_dims for layer in c.layers if not layer.window) // 2)
         if c.n_embd_per_layer:
-            table.add("per_layer_token_embd", c.n_vocab, c.n_layer * c.n_embd_per_layer)
-            table.add("per_layer_model_proj", c.n_layer * c.n_embd_per_layer, c.n_embd)
-            table.add("per_layer_proj_norm", c.n_embd_per_layer)
+            family.add_per_layer_inputs(table, c, c.n_embd_per_layer)
         for i, layer in enumerate(c.layers):
             block, n_q, n_kv = table.block(), c.n_head * layer.head_dim, layer.n_head_kv * layer.head_dim
             for norm in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
@@ -107,16 +105,12 @@ class Gemma4(Architecture):
                 block.add("attn_v", n_kv, c.n_embd, optional=not layer.window)
                 block.add("attn_k_norm", layer.head_dim)
             else:
-                block.add_unused("attn_k", n_kv, c.n_embd)
-                block.add_unused("attn_v", n_kv, c.n_embd)
-                block.add_unused("attn_k_norm", layer.head_dim)
+                family.add_unused_keys_and_values(block, c.n_embd, n_kv, layer.head_dim)
             family.add_feed_forward(block, c.n_embd, layer.n_ff)
             if c.n_expert:
                 _add_experts(block, c)
             if c.n_embd_per_layer:
-                block.add("inp_gate", c.n_embd_per_layer, c.n_embd)
-                block.add("proj", c.n_embd, c.n_embd_per_layer)
-                block.add("post_norm", c.n_embd)
+                family.add_per_layer_input(block, c, c.n_embd_per_layer)
             block.add("layer_output_scale", 1, optional=True)
         return table
 
@@ -125,7 +119,7 @@ class Gemma4(Architecture):
         c, w, stored = config, weights, {}
         x = family.embed(g, c, w)
         if c.n_embd_per_layer:
-            inputs = _per_layer_inputs(g, x, c, w)
+            inputs = family.per_layer_inputs(g, x, c, w, c.n_embd_per_layer)
         for i, (layer, block) in enumerate(zip(c.layers, w.blk, strict=True)):
             factors = None if layer.window else w.rope_freqs
             h = g.rms_norm(x, block.attn_norm, c.rms_eps)
@@ -173,25 +167,6 @@ def _sliding(metadata: Metadata, rope: Rope) -> tuple[int, Layer]:
     return head_dim, Layer(rope, metadata.get_int("gemma4.attention.sliding_window", minimum=1))
 
 
-def _kv_layers(metadata: Metadata, slides: tuple[bool, ...], n_head_kv: tuple[int, ...]) -> list[int]:
-    """The layer whose keys and values each layer reads.
-
-    The last `shared_kv_layers` have none of their own. They read those of the last two layers before them, of which the
-    first slides and the second does not.
-    """
-    n_shared = metadata.get_int("gemma4.attention.shared_kv_layers", default=0, minimum=0, maximum=len(slides) - 1)
-    first = len(slides) - n_shared
-    layers = list(range(first)) + [first - (2 if sliding else 1) for sliding in slides[first:]]
-    for i, source in enumerate(layers):
-        if source < 0 or (slides[i], n_head_kv[i]) != (slides[source], n_head_kv[source]):
-            raise ModelFormatError(
-                f"{metadata.source}: gemma4.attention.shared_kv_layers = {n_shared} makes layer {i} read the keys and "
-                f"values of layer {source}, but the layers differ in gemma4.attention.sliding_window_pattern or "
-                "gemma4.attention.head_count_kv"
-            )
-    return layers
-
-
 def _add_experts(block: TensorTable, c: Gemma4Config) -> None:
     """Routed experts with their norms, and the norm of the dense network."""
     for norm in ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"):
@@ -215,11 +190,3 @@ def _experts(g: Graph, x: Value, c: Gemma4Config, block: Params) -> Value:
         activation=Activation.GEGLU,
     )
     return g.rms_norm(h, block.post_ffw_norm_2, c.rms_eps)
-
-
-def _per_layer_inputs(g: Graph, x: Value, c: Gemma4Config, w: Weights) -> Value:
-    """Inputs of all layers, concatenated: projected plus per-layer embeddings."""
-    projected = g.scale(g.linear(x, w.per_layer_model_proj), c.n_embd**-0.5)
-    projected = g.rms_norm(projected, w.per_layer_proj_norm, c.rms_eps, c.n_embd_per_layer)
-    looked_up = g.scale(g.embed(w.per_layer_token_embd), c.n_embd_per_layer**0.5)
-    return g.scale(projected + looked_up, 2**-0.5)
