@@ -150,7 +150,7 @@ def correct(g: Recorder, predicted: tuple[Value, ...], coefs: Value, computed: V
 
 
 def match_magnitude(g: Recorder, x: Value, like: Value) -> Value:
-    """Scale each row of x to the magnitude of a row of `like`.
+    """Scale rows of x to the magnitudes of those of `like`.
 
     Magnitudes are sqrt(sum(x^2)).
     """
