@@ -1,4 +1,4 @@
-"""xIELU, an activation with trained parameters (Huang and Schlag 2025)."""
+"""xIELU, an activation with trained parameters (Huang and Schlag 2024)."""
 
 from __future__ import annotations
 

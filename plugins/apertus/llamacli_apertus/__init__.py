@@ -1,7 +1,7 @@
 """Apertus: pre-norm decoder with xIELU and norms of queries and keys.
 
 Hernández-Cano et al. 2025 (arXiv:2509.14233). The feed-forward network has no gate; the activation has four trained
-numbers in each layer (Huang and Schlag 2025, arXiv:2411.13010).
+numbers in each layer (Huang and Schlag 2024, arXiv:2411.13010).
 """
 
 import attrs

@@ -1,4 +1,4 @@
-"""Decoders with latent attention whose keys and values are cached whole: MiniCPM3, PLM.
+"""MiniCPM3 and PLM: latent attention, cached as keys and values.
 
 Hu et al. 2024 (arXiv:2404.06395), Deng et al. 2025 (arXiv:2503.12167). Keys and values of all heads are computed from
 one compressed vector (Liu et al. 2024, arXiv:2405.04434), beside a key that RoPE rotates and all heads share.
@@ -136,7 +136,7 @@ class Latent(Architecture):
         return g.embed(w.token_embd)
 
     def branch(self, g: Graph, c: LatentConfig, h: Value) -> Value:
-        """What is added to the residual stream."""
+        """Result of a branch, to be added to the residual stream."""
         return h
 
     def feed_forward(self, g: Graph, block: Params, h: Value) -> Value:
