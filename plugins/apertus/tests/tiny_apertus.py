@@ -98,7 +98,6 @@ _YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.
 APERTUS: dict[str, dict[str, Any]] = {
     "apertus": {"rope_freqs": True},
     "apertus_mqa": {"n_head_kv": 1},
-    "apertus_mha": {"n_head_kv": 4},
     "apertus_biases": {"biases": ("attn_q", "attn_k", "attn_v", "attn_output")},
     "apertus_fused": {"fused": True},
     "apertus_head_dim": {"head_dim": 32},

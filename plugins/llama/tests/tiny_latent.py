@@ -95,7 +95,6 @@ LATENT: dict[str, dict[str, dict[str, Any]]] = {
     "plm": {
         "": {},
         "wide_values": {"value_dim": 48},
-        "linear": {"metadata": {"plm.rope.scaling.type": "linear", "plm.rope.scaling.factor": 2.0}},
         "q8_0": {"rank_kv": 64, "type": "Q8_0"},
         "q4_k": _WIDE,
     },

@@ -66,11 +66,9 @@ def write_nemotron(
 NEMOTRON: dict[str, dict[str, Any]] = {
     "nemotron": {},
     "nemotron_mqa": {"n_head_kv": 1},
-    "nemotron_mha": {"n_head_kv": 4},
     "nemotron_biases": {"biases": MATRICES},
     "nemotron_fused": {"fused": True, "biases": ("attn_qkv",)},
     "nemotron_full_rope": {"n_rot": 16},
-    "nemotron_linear": {"metadata": {"nemotron.rope.scaling.type": "linear", "nemotron.rope.scaling.factor": 2.0}},
     "nemotron_q8_0": {"type": "Q8_0"},
     "nemotron_q4_k": {"n_embd": 256, "n_ff": 512, "type": "Q4_K"},
 }
