@@ -32,6 +32,7 @@ class Add(Lanewise):
         """See Op."""
         yield add(g, x, x)
         yield add(g, x, param("vector", x.width))
+        yield add(g, x, param("rows", 2, x.width).split(1, 1)[1])
 
 
 def add(g: Recorder, a: Value, b: Value | Param) -> Value:
@@ -40,11 +41,11 @@ def add(g: Recorder, a: Value, b: Value | Param) -> Value:
     Values can also be added with the operator +.
 
     Formula: `out = a + b`
-    Shapes: a [n, width]; b [n, width] or a parameter (width,); out [n, width]
+    Shapes: a [n, width]; b [n, width] or a parameter (width,) or (1, width); out [n, width]
     Limits: equal widths
     Example: `x = x + g.linear(attended, block.attn_output)`
     """
     other = b.weight if isinstance(b, Param) else b
     shape = other.shape if isinstance(other, Tensor) else (other.width,)
-    expect("add", shape == (a.width,), f"width {a.width} and shape {shape}")
+    expect("add", shape in ((a.width,), (1, a.width)), f"width {a.width} and shape {shape}")
     return g.record(Add(g.value(a.width), a, other))

@@ -46,6 +46,15 @@ def _attention(graph: Graph) -> Iterator[str]:
     for window, n in windows.items():
         if window is not None:
             yield f"window {window} in {n} of {len(layers)} layers"
+    for chunk, n in Counter(graph.states[op.layer].chunk for op in layers).items():
+        if chunk is not None:
+            yield f"chunks of {chunk} in {n} of {len(layers)} layers"
+    if any(state.values_in_keys for state in graph.states):
+        yield "latent attention (MLA)"
+    for alibi in sorted({op.alibi for op in layers if op.alibi}):
+        yield f"ALiBi up to {alibi:g}"
+    if graph.needs_whole_input:
+        yield "attention in both directions"
     if len(layers) > len(graph.states):
         yield f"{len(layers) - len(graph.states)} layers share keys and values"
     if any(op.sinks for op in layers):
