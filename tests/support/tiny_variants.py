@@ -1,7 +1,8 @@
 """Tiny models that goldens are recorded of, by name.
 
-Each family's plugin has a module `tests/tiny_*.py` with `VARIANTS`: by name, a writer, its options, and the bound of
-the NMSE of fp32 mode against the peer, which rounds within some functions even in float32.
+Each family's plugin has modules `tests/tiny_*.py` with `VARIANTS`: by name, a writer, its options, and the bound of the
+NMSE of fp32 mode against the peer, which rounds within some functions even in float32. `ENCODERS` are those of models
+without logits.
 """
 
 import importlib
@@ -24,15 +25,19 @@ class Variant:
     exact: float
 
 
-VARIANTS: dict[str, Variant] = {
-    name: Variant(*variant)
-    for path in sorted(PLUGINS.glob("*/tests/tiny_*.py"))
-    for name, variant in importlib.import_module(path.stem).VARIANTS.items()
-}
+_MODULES = [importlib.import_module(path.stem) for path in sorted(PLUGINS.glob("*/tests/tiny_*.py"))]
+
+
+def _variants(kind: str) -> dict[str, Variant]:
+    return {name: Variant(*variant) for module in _MODULES for name, variant in getattr(module, kind, {}).items()}
+
+
+VARIANTS = _variants("VARIANTS")
+ENCODERS = _variants("ENCODERS")
 
 
 def write(path: Path, variant: str, **options: Any) -> Path:
     """Write a variant, with other options on top; `metadata` is merged."""
-    made = VARIANTS[variant]
+    made = (VARIANTS | ENCODERS)[variant]
     metadata = made.options.get("metadata", {}) | options.get("metadata", {})
     return made.write(path, **made.options | options | {"metadata": metadata})

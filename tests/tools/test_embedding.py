@@ -5,7 +5,7 @@ import pytest
 
 import tiny_variants
 from llamacli.engine import ReferenceEngine, default_engine
-from llamacli.errors import ClosedError, InvalidRequestError, ModelFormatError, PluginError
+from llamacli.errors import ClosedError, EmbeddingModelError, InvalidRequestError, ModelFormatError, PluginError
 from llamacli.graph import Graph, Param, Tensor
 from llamacli.ops.linear import Linear
 from llamacli.ops.rms_norm import RmsNorm
@@ -33,6 +33,49 @@ def test_vectors_match_llama_cpp(load, variant: str, pooling: str) -> None:
     found = load(variant).embed(TOKENS, pooling=pooling, normalize=False)
     assert (found.dtype, found.shape) == (np.float32, expected.shape)
     assert formulas.nmse(found, expected) < tiny_variants.VARIANTS[variant].exact
+
+
+@pytest.mark.parametrize("variant", tiny_variants.ENCODERS)
+@pytest.mark.parametrize("pooling", embeddings.POOLINGS)
+def test_vectors_of_encoders_match_llama_cpp(load, variant: str, pooling: str) -> None:
+    expected = np.load(embeddings.ENCODERS_GOLDEN)[f"{variant}-{pooling}"]
+    made = tiny_variants.ENCODERS[variant]
+    if "type" not in made.options:
+        found = load(variant).embed(TOKENS, pooling=pooling, normalize=False)
+        assert (found.dtype, found.shape) == (np.float32, expected.shape)
+        assert formulas.nmse(found, expected) < made.exact
+    assert formulas.nmse(load(variant, "auto").embed(TOKENS, pooling=pooling, normalize=False), expected) < 5e-3
+
+
+class TestEncoders:
+    """Models that attend in both directions."""
+
+    def test_sessions_and_caches_are_refused(self, load_tiny) -> None:
+        model = load_tiny("bert")
+        with pytest.raises(EmbeddingModelError, match="attend to later ones, so it cannot generate text"):
+            model.create_session()
+
+    def test_later_tokens_change_earlier_vectors(self, load) -> None:
+        embedder = load("bert")
+        first, second = (embedder.embed(tokens, pooling="cls") for tokens in ([5, 9, 1], [5, 9, 2]))
+        assert np.abs(first - second).max() > 1e-3
+
+    def test_longer_texts_than_a_batch_are_refused(self, load) -> None:
+        short, long = load("bert"), load("nomic_bert", context_length=2048)
+        assert (short.max_tokens, long.max_tokens) == (64, 512)
+        assert long.embed([3] * 512).shape == (64,)
+        for embedder, n in ((short, 65), (long, 513)):
+            with pytest.raises(InvalidRequestError, match=f"the text has {n} tokens; .* at most {n - 1} at once"):
+                embedder.embed([3] * n)
+
+    def test_tokens_outside_of_the_vocabulary_are_refused(self, load) -> None:
+        with pytest.raises(InvalidRequestError, match="token 128 at index 1 is not an id from 0 to 127"):
+            load("bert").embed([1, 128])
+
+    def test_no_memory_is_kept(self, load) -> None:
+        embedder = load("gemma_embedding")
+        embedder.embed(TOKENS)
+        assert embedder._model.kv_pool("f32").n_bytes == 0
 
 
 def test_poolings(load) -> None:
