@@ -373,6 +373,13 @@ class Architecture(abc.ABC):
         """
         return False
 
+    def strips_before(self, metadata: Metadata, special: str) -> bool:
+        """True if encoding strips white space before a special token (`lstrip`).
+
+        `special` is the text of the token; GGUF files have no key for this.
+        """
+        return False
+
 
 def trace(architecture: Architecture, config: Config, weights: Weights) -> Graph:
     """Record the forward pass of a model.

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llamacli.architecture import Architecture, Config, trace
@@ -214,13 +215,14 @@ def load_tokenizer(path: str | os.PathLike[str], *, plugins: Plugins | None = No
 def _tokenizer_of(metadata: Metadata, architecture: Architecture | None) -> Tokenizer:
     if architecture is None:
         return tokenizer_from_metadata(metadata)
-    strips_after, part = architecture.strips_after, f"architecture {architecture.name!r}"
+    part = f"architecture {architecture.name!r}"
 
-    def guarded(special: str) -> bool:
+    def guarded(strips: Callable[[Metadata, str], bool], special: str) -> bool:
         with plugin_errors(part):
-            return strips_after(metadata, special)
+            return strips(metadata, special)
 
-    return tokenizer_from_metadata(metadata, guarded)
+    after, before = partial(guarded, architecture.strips_after), partial(guarded, architecture.strips_before)
+    return tokenizer_from_metadata(metadata, after, before)
 
 
 def _check_vocabulary(file: ModelFile, config: Config, tokenizer: Tokenizer) -> None:

@@ -107,6 +107,17 @@ def test_white_space_after_rstrip_tokens_is_dropped() -> None:
     assert tokenizer.encode("<|a|> ") == list(b"<|a|> ")
 
 
+def test_white_space_before_lstrip_tokens_is_dropped() -> None:
+    metadata = byte_level([], {"<mask>": CONTROL, "<|b|>": CONTROL})
+    stripping = tokenizer_from_metadata(metadata, strips_before=lambda text: text == "<mask>")
+    by_name = tokenizer_from_metadata(metadata | {"tokenizer.ggml.pre": "jina-v2-code"})
+    for tokenizer in (stripping, by_name):
+        text = " \t<mask>x\n\n <mask> <|b|> \u00a0 <mask> <mask>"
+        expected = [256, ord("x"), 256, ord(" "), 257, ord(" "), 0xC2, 0xA0, 256, 256]
+        assert tokenizer.encode(text, parse_special=True) == expected
+        assert tokenizer.encode(" <mask>") == list(b" <mask>")
+
+
 def test_bos_and_eos_are_added_once() -> None:
     kinds = {"<s>": CONTROL, "</s>": CONTROL}
     ids = {"bos_token_id": 256, "eos_token_id": 257}

@@ -100,7 +100,7 @@ def test_signed_map_is_the_same() -> None:
 
 @given(
     replacements=st.dictionaries(
-        st.text(LETTERS + "東😀", min_size=1, max_size=4), st.text("xy", max_size=3), max_size=20
+        st.text(LETTERS + "東😀", min_size=1, max_size=4), st.text("xy", max_size=3), min_size=1, max_size=20
     ),
     text=st.text(LETTERS + "東😀", max_size=20),
 )

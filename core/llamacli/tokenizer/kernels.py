@@ -166,20 +166,11 @@ def decode_bytes(data: Any, starts: Any, stops: Any, middles: Any, byte_of_char:
 
 @_compiled(f"int64({TABLE}, {TABLE})")
 def foreign_merge(merges: Any, tokens: Any) -> Any:
-    """Number of the first merge with strings that are not tokens.
-
-    Or -1: the parts and the result of each merge are to be tokens.
-    """
+    """First merge whose result is not a token, or -1."""
     data, starts, stops, middles, _ = merges
     for i in range(len(starts)):
-        if middles[i] >= 0:
-            middle = starts[i] + middles[i]
-            if (
-                _lookup(tokens, data, starts[i], middle, 0) < 0
-                or _lookup(tokens, data, middle, stops[i], 0) < 0
-                or _lookup(tokens, data, starts[i], stops[i], 0) < 0
-            ):
-                return i
+        if middles[i] >= 0 and _lookup(tokens, data, starts[i], stops[i], 0) < 0:
+            return i
     return -1
 
 

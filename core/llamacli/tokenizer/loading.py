@@ -43,18 +43,25 @@ _Entry = TypeVar("_Entry")
 
 
 def tokenizer_from_metadata(
-    metadata: Mapping[str, Any], strips_after: Callable[[str], bool] = lambda _: False
+    metadata: Mapping[str, Any],
+    strips_after: Callable[[str], bool] = lambda _: False,
+    strips_before: Callable[[str], bool] = lambda _: False,
 ) -> Tokenizer:
     """Make the tokenizer that a GGUF file's `tokenizer.ggml.*` keys describe.
 
-    `strips_after` is a predicate on a special token's text: encoding drops the white space after such a token, as
-    Hugging Face's `rstrip` does; no GGUF key stores it. TokenizerError for an unknown scheme, ModelFormatError when a
-    key is missing, of the wrong type or length, or out of range.
+    `strips_after` and `strips_before` are predicates on a special token's text: encoding drops the white space after or
+    before such a token, as Hugging Face's `rstrip` and `lstrip` do; no GGUF key stores them. TokenizerError for an
+    unknown scheme, ModelFormatError when a key is missing, of the wrong type or length, or out of range.
     """
     metadata = metadata if isinstance(metadata, Metadata) else Metadata(metadata)
     make = _look_up(metadata, _MODEL, metadata.get_str(_MODEL, "none"), _MAKERS)
     made = make(metadata)
-    return Tokenizer(made.vocabulary, made.scheme, made.add_bos, made.add_eos, strips_after, made.add_sep)
+    strips_mask = metadata.get_str(_PRE, "") in _STRIPS_BEFORE_MASK
+
+    def before(special: str) -> bool:
+        return (strips_mask and special == "<mask>") or strips_before(special)
+
+    return Tokenizer(made.vocabulary, made.scheme, made.add_bos, made.add_eos, strips_after, before, made.add_sep)
 
 
 def _look_up(metadata: Metadata, key: str, value: str, table: Mapping[str, _Entry]) -> _Entry:
@@ -184,6 +191,9 @@ def _ids_only(metadata: Metadata) -> _Made:
     scheme = _IdsOnly(metadata.source)
     return _Made(vocabulary, scheme, metadata.get_bool(_ADD_BOS, False), metadata.get_bool(_ADD_EOS, False))
 
+
+_STRIPS_BEFORE_MASK = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
+"""Values of tokenizer.ggml.pre with which white space before <mask> is dropped."""
 
 _RAW_UTF8 = {"gemma4": (True, True), "granite-embed-multi-311m": (True, True), "sarvam-moe": (False, False)}
 """Values of tokenizer.ggml.pre for merges of raw UTF-8: whole runs of newlines are tokens, BOS is always added."""

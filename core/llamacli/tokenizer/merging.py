@@ -103,7 +103,7 @@ def byte_level_merger(
 ) -> Merger:
     """Return a merger of bytes, by merges in GPT-2's printable characters.
 
-    `byte_of_char`: byte of each character, or -1. TokenizerError when a merge is not of two tokens that make a third.
+    `byte_of_char`: byte of each character, or -1. TokenizerError when a merge is not of two parts that make a token.
     """
     table, ranked = string_table(tokens), string_table(merges)
     malformed = kernels.join_merges(*ranked[:4])
@@ -114,7 +114,7 @@ def byte_level_merger(
         malformed = kernels.foreign_merge(ranked, table)
     if malformed >= 0:
         raise TokenizerError(
-            f"{MERGES}: entry {malformed} of {len(merges)}, {merges[malformed]!r}, is not two tokens that make a third"
+            f"{MERGES}: entry {malformed} of {len(merges)}, {merges[malformed]!r}, is not two parts that make a token"
         )
     kernels.fill_slots(ranked, False)
     costs, unmerged = np.arange(len(merges), dtype=np.float64), kernels.EVERY_WORD if ignore_merges else kernels.NO_WORD

@@ -18,10 +18,10 @@ def _compiled(pattern: str) -> "regex.Pattern[str]":
 
 @attrs.frozen
 class DigitGroups:
-    """Split of runs of digits into groups of three, counted from their end.
+    """Split of runs of digits into groups of three.
 
-    `runs`: regex of a run, with a group `digits`. Text is cut after each group, so that what precedes the digits in a
-    run stays with the first group; or, with `only_starts`, before each group of three.
+    They are counted from the end of a run. `runs`: regex of a run. Text is cut after each group, so that what precedes
+    a run stays with its first group; or, with `only_starts`, before each group of three.
     """
 
     runs: str
@@ -31,7 +31,7 @@ class DigitGroups:
         """Return the groups and the text between them."""
         cuts = [0]
         for run in _compiled(self.runs).finditer(text):
-            start, stop = run.span("digits")
+            start, stop = run.span()
             first = start + (stop - start) % 3
             if self.only_starts:
                 cuts += range(first, stop, 3)
@@ -57,7 +57,7 @@ _SEED_CODER = rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+|{_SPACES}
 _UFAKZEKA = rf"{_WORD}|\p{{N}}|{_SYMBOLS}[\r\n]*|{_SPACES}"
 _TEKKEN = rf"{_CASED_WORD}|\p{{N}}|{_SYMBOLS}[\r\n/]*|{_SPACES}"
 _GPT4O = rf"{_CASED_WORD}(?:{_CONTRACTION})?|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n/]*|{_SPACES}"
-_NUMBERS = DigitGroups(r"\P{N}*+(?P<digits>\p{N}++)")
+_NUMBERS = DigitGroups(r"\p{N}++")
 
 # Cased letters and marks, the latter by Unicode's categories; llama.cpp takes every letter for both cases here.
 _LETTERED_WORD = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]++"
@@ -188,7 +188,7 @@ _TABLE = (
     (PreTokenizer((_KIMI_K2,)), "kimi-k2"),
     (PreTokenizer((_EXAONE_MOE,)), "exaone-moe"),
     (PreTokenizer((_NUMBERS, _TINY_AYA)), "tiny_aya cohere2moe"),
-    (PreTokenizer((r"\p{N}+", DigitGroups("(?P<digits>[0-9]++)", only_starts=True))), "superbpe"),
+    (PreTokenizer((r"\p{N}+", DigitGroups("[0-9]++", only_starts=True))), "superbpe"),
     (PreTokenizer((_YOUTU_SCRIPTS, _YOUTU), ignore_merges=True), "youtu"),
     (PreTokenizer((_GRANITE,), ignore_merges=True), "granite-embed-multi-97m"),
     (PreTokenizer(_SPARK), "spark2_5"),

@@ -13,6 +13,7 @@ from llamacli.tokenizer.vocabulary import TokenKind, Vocabulary
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+_C_SPACES = " \t\n\v\f\r"
 _C_SPACE = re.compile(r"[ \t\n\v\f\r]*")
 _HIDDEN = (TokenKind.CONTROL, TokenKind.UNKNOWN)
 
@@ -52,6 +53,7 @@ class Tokenizer:
         add_bos: bool = False,
         add_eos: bool = False,
         strips_after: Callable[[str], bool] = lambda _: False,
+        strips_before: Callable[[str], bool] = lambda _: False,
         add_sep: bool = False,
     ):
         special = vocabulary.special
@@ -70,7 +72,9 @@ class Tokenizer:
         kinds = {*_HIDDEN, TokenKind.USER_DEFINED}
         texts = {token: vocabulary.tokens[token] for token, kind in sorted(vocabulary.kinds.items()) if kind in kinds}
         longest_first = sorted(filter(texts.get, texts), key=lambda token: -len(texts[token].encode()))
-        self._special = [(texts[token], token, strips_after(texts[token])) for token in longest_first]
+        self._special = [
+            (texts[token], token, strips_before(texts[token]), strips_after(texts[token])) for token in longest_first
+        ]
         self._user_defined = [entry for entry in self._special if vocabulary.kind(entry[1]) not in _HIDDEN]
         self.special_ids = tuple(longest_first)
 
@@ -175,7 +179,7 @@ class Tokenizer:
             continues = False
         return ids
 
-    def _partition(self, text: str, specials: Iterable[tuple[str, int, bool]]) -> list[int | str]:
+    def _partition(self, text: str, specials: Iterable[tuple[str, int, bool, bool]]) -> list[int | str]:
         """Split text at special tokens: ids, and the text between them.
 
         Longer special tokens are found first, each from left to right, even where that breaks up shorter ones.
@@ -183,13 +187,17 @@ class Tokenizer:
         text = _LONE_SURROGATE.sub("\ufffd", text)
         taken = bytearray(len(text))
         found = []
-        for special, token, strips in specials:
+        for special, token, strips_before, strips_after in specials:
             start = text.find(special)
             while start >= 0:
                 stop = start + len(special)
                 clash = taken.find(1, start, stop)
                 if clash < 0:
-                    if strips and (spaces := _C_SPACE.match(text, stop)):
+                    if strips_before:
+                        first = taken.rfind(1, 0, start) + 1
+                        while start > first and text[start - 1] in _C_SPACES:
+                            start -= 1
+                    if strips_after and (spaces := _C_SPACE.match(text, stop)):
                         next_taken = taken.find(1, stop)
                         stop = min(spaces.end(), next_taken if next_taken >= 0 else len(text))
                     taken[start:stop] = b"\1" * (stop - start)
