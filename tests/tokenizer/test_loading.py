@@ -149,3 +149,27 @@ def test_damaged_metadata_gives_a_tokenizer_or_a_typed_error(
     with contextlib.suppress(LlamaCliError):
         tokenizer = tokenizer_from_metadata(metadata | changes)
         tokenizer.decode(tokenizer.encode(text, parse_special=True))
+
+
+SCORES = st.lists(st.floats(width=32) | st.sampled_from([0.0, -1.0]), min_size=8, max_size=8)
+
+
+@given(scores=SCORES, text=st.text("abc ", max_size=30))
+def test_any_scores_give_all_of_the_text(scores: list[float], text: str) -> None:
+    pieces = dict(zip(["a", "b", "c", "ab", "bc", "abc", "▁a", "▁"], scores, strict=True))
+    tokenizer = tokenizer_from_metadata(scored(pieces, add_space_prefix=False))
+    ids = tokenizer.encode(text, add_special=False)
+    assert b"".join(map(tokenizer.piece_bytes, ids)).decode() == text
+    ids = tokenizer_from_metadata(unigram(pieces)).encode(text)
+    assert all(0 <= token < 11 for token in ids)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES[:3])
+@given(text=st.text() | st.text("thecatsomwld 12!\n", max_size=60))
+def test_pieces_make_up_the_whole(scheme: dict[str, Any], text: str) -> None:
+    tokenizer = tokenizer_from_metadata(scheme)
+    ids = tokenizer.encode(text, add_special=False)
+    pieces = b"".join(map(tokenizer.piece_bytes, ids)).decode()
+    expected = text if scheme is SCHEMES[1] else text.replace("▁", " ")  # others write a space as U+2581
+    assert pieces.removeprefix(" " if scheme is SCHEMES[0] else "") == expected
+    assert tokenizer.decode(ids) == expected

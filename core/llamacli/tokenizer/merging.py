@@ -16,7 +16,7 @@ import numpy.typing as npt
 from llamacli.errors import TokenizerError
 from llamacli.gguf import StringArray
 from llamacli.tokenizer import kernels
-from llamacli.tokenizer.vocabulary import MERGES, Vocabulary
+from llamacli.tokenizer.vocabulary import MERGES, TOKENS, Vocabulary
 
 _SPACE = "▁"
 _NEWLINE_RUNS = re.compile(r"\n+|[^\n]+")
@@ -69,7 +69,7 @@ class Merger:
         count = kernels.encode_words(data, words, *fixed, ids)
         if count < 0:
             byte = data[-1 - count]
-            raise TokenizerError(f"the vocabulary has neither the byte token <0x{byte:02X}> nor an unknown token")
+            raise TokenizerError(f"{TOKENS} has neither the byte token <0x{byte:02X}> nor an unknown token")
         return ids[:count].tolist()
 
 

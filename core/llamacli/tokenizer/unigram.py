@@ -15,7 +15,7 @@ from llamacli.errors import ModelFormatError, TokenizerError
 from llamacli.gguf import Metadata
 from llamacli.tokenizer import kernels
 from llamacli.tokenizer.merging import string_table
-from llamacli.tokenizer.vocabulary import TokenKind, Vocabulary
+from llamacli.tokenizer.vocabulary import TOKENS, TokenKind, Vocabulary
 
 CHARACTER_MAP = "tokenizer.ggml.precompiled_charsmap"
 _SPACE = "▁"
@@ -95,7 +95,7 @@ class Unigram:
         count = kernels.encode_unigram(data, self._tokens, self._scores, self._unknown_score, unknown, ids)
         found: list[int] = ids[len(data) - count :].tolist()
         if unknown < 0 and -1 in found:
-            raise TokenizerError(f"the vocabulary has neither tokens for {text[:40]!r} nor an unknown token")
+            raise TokenizerError(f"{TOKENS} has neither tokens for {text[:40]!r} nor an unknown token")
         return found
 
     def decode(self, text: str) -> bytes:

@@ -7,7 +7,7 @@ import unicodedata
 from functools import cached_property
 
 from llamacli.errors import TokenizerError
-from llamacli.tokenizer.vocabulary import Vocabulary
+from llamacli.tokenizer.vocabulary import TOKENS, Vocabulary
 
 _SPACE = "▁"
 # Ideographs, each of which is a word, as in llama.cpp and Hugging Face's tokenizers.
@@ -87,7 +87,7 @@ class WordPiece:
     def _unknown(self, word: str) -> int:
         unknown = self._vocabulary.special.get("unknown")
         if unknown is None:
-            raise TokenizerError(f"the vocabulary has neither tokens for {word[1:41]!r} nor an unknown token")
+            raise TokenizerError(f"{TOKENS} has neither tokens for {word[1:41]!r} nor an unknown token")
         return unknown
 
     @cached_property
