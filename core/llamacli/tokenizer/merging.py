@@ -57,14 +57,14 @@ class Merger:
     joints: npt.NDArray[np.uint8]
     byte_ids: npt.NDArray[np.int32]
 
-    def encode(self, text: str, lengths: Sequence[int]) -> list[int]:
+    def encode(self, text: str, lengths: npt.ArrayLike) -> list[int]:
         """Return the ids of the words of text.
 
         `lengths`: of the words, in characters. TokenizerError for a byte that the vocabulary cannot express.
         """
         data = np.frombuffer(bytearray(text, "utf-8"), np.uint8)
         ids = np.empty(len(data), np.int32)
-        words = np.fromiter(lengths, np.int64, len(lengths))
+        words = np.asarray(lengths, np.int64)
         fixed: tuple[Any, ...] = attrs.astuple(self, recurse=False)
         count = kernels.encode_words(data, words, *fixed, ids)
         if count < 0:

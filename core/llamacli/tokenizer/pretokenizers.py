@@ -8,12 +8,18 @@ from functools import cache
 from itertools import pairwise
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 import regex
 
 
 @cache
 def _compiled(pattern: str) -> "regex.Pattern[str]":
     return regex.compile(pattern, regex.VERSION1)
+
+
+def _lengths(words: list[str]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(len, words), np.int64, len(words))
 
 
 @attrs.frozen
@@ -140,17 +146,17 @@ class PreTokenizer:
     ignore_merges: bool = False
     add_bos: bool = False
 
-    def lengths(self, text: str) -> list[int]:
-        """Return the lengths of the words, which make up the text."""
+    def lengths(self, text: str) -> npt.NDArray[np.int64]:
+        """Return the lengths of the words that make up the text, int64."""
         if len(self.splits) == 1 and isinstance(self.splits[0], str):
-            lengths = list(map(len, _compiled(self.splits[0]).findall(text)))  # faster than split
-            if sum(lengths) == len(text):
+            lengths = _lengths(_compiled(self.splits[0]).findall(text))  # faster than split
+            if lengths.sum() == len(text):
                 return lengths
         words = [text]
         for rule in self.splits:
             split = rule.split if isinstance(rule, DigitGroups) else _compiled(f"({rule})").split
             words = [part for word in words for part in split(word) if part]
-        return list(map(len, words))
+        return _lengths(words)
 
 
 _TABLE = (

@@ -184,7 +184,10 @@ class Tokenizer:
 
         Longer special tokens are found first, each from left to right, even where that breaks up shorter ones.
         """
-        text = _LONE_SURROGATE.sub("\ufffd", text)
+        try:
+            text.encode()  # faster than a search
+        except UnicodeEncodeError:
+            text = _LONE_SURROGATE.sub("\ufffd", text)
         taken = bytearray(len(text))
         found = []
         for special, token, strips_before, strips_after in specials:
