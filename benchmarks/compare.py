@@ -55,7 +55,7 @@ class Ours:
 class Peer:
     """llama.cpp through llama-cpp-python's low-level API."""
 
-    def __init__(self, path: str, threads: int, n_ctx: int, flash_attention: int):
+    def __init__(self, path: str, threads: int, n_ctx: int, flash_attention: int, *, repack: bool = True):
         import llama_cpp as lib
 
         self.name = f"llama.cpp, flash attention {'on' if flash_attention else 'off'}"
@@ -65,6 +65,7 @@ class Peer:
         lib.llama_backend_init()
         params = lib.llama_model_default_params()
         params.n_gpu_layers = 0
+        params.use_extra_bufts = repack
         self._model = lib.llama_model_load_from_file(path.encode(), params)
         if not self._model:
             raise SystemExit(f"llama.cpp refused {path}")
@@ -154,7 +155,7 @@ def rows(path: str, options: argparse.Namespace) -> Iterator[tuple[str, str, flo
     """Rows of a file: name, test, medians, ratio and its quartiles."""
     n_ctx = max(options.n_prompt, options.n_gen) + options.depth + 64
     engines: list[Ours | Peer] = [Ours(path, options.threads, n_ctx)]
-    engines += [Peer(path, options.threads, n_ctx, flash) for flash in (0, 1)]
+    engines += [Peer(path, options.threads, n_ctx, flash, repack=not options.no_repack) for flash in (0, 1)]
     results = measure(engines, options.n_prompt, options.n_gen, options.depth, options.repetitions)
     for engine in engines:
         engine.close()
@@ -232,6 +233,7 @@ def main() -> None:
     parser.add_argument("-d", "--depth", type=int, default=0)
     parser.add_argument("-r", "--repetitions", type=int, default=5)
     parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("--no-repack", action="store_true", help="the peer keeps weights as stored (some builds crash)")
     parser.add_argument("--plot", metavar="OUT.png")
     options = parser.parse_args()
     if options.start:

@@ -41,8 +41,11 @@ def spm_vocabulary() -> tuple[list[str], list[float], list[int]]:
 def vocabulary(tokenizer: str) -> dict[str, Any]:
     """Metadata of the vocabulary that a tiny model has.
 
-    "test" is 128 tokens without text, "spm" is `spm_vocabulary`.
+    "test" is 128 tokens without text, "spm" is `spm_vocabulary`; a number is that of tokens of a model without any
+    vocabulary.
     """
+    if tokenizer.isdecimal():
+        return {"tokenizer.ggml.model": "no_vocab"}
     if tokenizer == "spm":
         tokens, scores, types = spm_vocabulary()
         return tokenizer_keys({"model": "llama", "tokens": tokens, "scores": scores, "token_type": types})
@@ -52,7 +55,7 @@ def vocabulary(tokenizer: str) -> dict[str, Any]:
 
 def vocabulary_size(tokenizer: str) -> int:
     """Number of tokens of `vocabulary(tokenizer)`."""
-    return len(vocabulary(tokenizer)["tokenizer.ggml.tokens"])
+    return int(tokenizer) if tokenizer.isdecimal() else len(vocabulary(tokenizer)["tokenizer.ggml.tokens"])
 
 
 def scored(scores: Mapping[str, float], kinds: Mapping[str, int] | None = None, **keys: Any) -> dict[str, Any]:

@@ -28,6 +28,9 @@ def write_granite(
     rope_freqs: bool = False,
     longrope: bool = False,
     recurrent: tuple[int, ...] = (),
+    n_head_state: int = 4,
+    n_group: int = 2,
+    d_state: int = 16,
     metadata: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
     **rest: Any,
@@ -35,7 +38,7 @@ def write_granite(
     """Write a model of one of the architectures; return its path.
 
     `longrope` writes factors for contexts up to 32 tokens and beyond. The layers `recurrent` of a hybrid have a state
-    space of 4 heads in 2 groups. The rest is as in `write_model`.
+    space of `n_head_state` heads in `n_group` groups. The rest is as in `write_model`.
     """
     n_vocab, width = vocabulary_size(tokenizer), n_embd // n_head
     keys: dict[str, Any] = {
@@ -82,13 +85,15 @@ def write_granite(
         linears |= _network(n_ff, n_embd)
     if architecture == "granitehybrid":
         keys["attention.head_count_kv"] = [0 if i in recurrent else n_head_kv for i in range(n_layer)]
-        sizes = {"conv_kernel": 4, "inner_size": 2 * n_embd, "state_size": 16, "time_step_rank": 4, "group_count": 2}
+        sizes = {"conv_kernel": 4, "inner_size": 2 * n_embd, "state_size": d_state, "group_count": n_group}
+        keys["ssm.time_step_rank"] = n_head_state
         keys |= {f"ssm.{key}": value for key, value in sizes.items()}
+    state_space = _state_space(n_embd, n_head_state, n_group, d_state)
     for i in range(n_layer):
         kept = {name: shape for name, shape in linears.items() if i not in recurrent or not name.startswith("attn")}
         shapes |= {f"blk.{i}.{name}.weight": shape for name, shape in (kept | plain).items()}
         if i in recurrent:
-            shapes |= {f"blk.{i}.{name}": shape for name, shape in _state_space(n_embd).items()}
+            shapes |= {f"blk.{i}.{name}": shape for name, shape in state_space.items()}
         if biases:
             shapes |= {f"blk.{i}.{name}.bias": shape[:1] for name, shape in linears.items()}
     prefixed = {f"{architecture}.{key}": value for key, value in keys.items()}
@@ -100,16 +105,16 @@ def _network(n_ff: int, n_embd: int) -> dict[str, tuple[int, int]]:
     return {"ffn_gate": (n_ff, n_embd), "ffn_up": (n_ff, n_embd), "ffn_down": (n_embd, n_ff)}
 
 
-def _state_space(n_embd: int) -> dict[str, tuple[int, ...]]:
-    d_inner, d_conv = 2 * n_embd, 2 * n_embd + 2 * 2 * 16
+def _state_space(n_embd: int, n_head: int, n_group: int, d_state: int) -> dict[str, tuple[int, ...]]:
+    d_inner, d_conv = 2 * n_embd, 2 * n_embd + 2 * n_group * d_state
     return {
-        "ssm_in.weight": (d_inner + d_conv + 4, n_embd),
+        "ssm_in.weight": (d_inner + d_conv + n_head, n_embd),
         "ssm_conv1d.weight": (d_conv, 4),
         "ssm_conv1d.bias": (d_conv,),
-        "ssm_dt.bias": (4,),
-        "ssm_a": (4, 1),
-        "ssm_d": (4, 1),
-        "ssm_norm.weight": (2, n_embd),
+        "ssm_dt.bias": (n_head,),
+        "ssm_a": (n_head, 1),
+        "ssm_d": (n_head, 1),
+        "ssm_norm.weight": (n_group, d_inner // n_group),
         "ssm_out.weight": (n_embd, d_inner),
     }
 
