@@ -41,12 +41,18 @@ class Latent(Architecture):
     interleaved = False
 
     def configure(self, metadata: Metadata) -> LatentConfig:
-        """Read the hyperparameters."""
+        """Read the hyperparameters.
 
-        def count(key: str, minimum: int = 1, maximum: int = 1 << 14) -> int:
-            return metadata.get_int(f"{self.name}.attention.{key}", minimum=minimum, maximum=maximum)
+        Files of MiniCPM3 lack the width of values, which is that of the embedding divided by the heads.
+        """
 
-        head_dim, value_dim, n_head = count("key_length", minimum=3), count("value_length"), count("head_count")
+        def count(key: str, **limits: int) -> int:
+            return metadata.get_int(f"{self.name}.{key}", **{"minimum": 1, "maximum": 1 << 20} | limits)
+
+        n_embd, n_head, head_dim = (
+            count(key) for key in ("embedding_length", "attention.head_count", "attention.key_length")
+        )
+        value_dim = count("attention.value_length", default=max(1, n_embd // n_head))
         rope = Rope.from_gguf(metadata, self.name, head_dim, interleaved=self.interleaved)
         if rope.n_dims == head_dim:
             raise ModelFormatError(
@@ -56,10 +62,10 @@ class Latent(Architecture):
         return LatentConfig.from_gguf(
             metadata,
             head_dim=head_dim,
-            n_head_kv=count("head_count_kv", minimum=n_head, maximum=n_head),
+            n_head_kv=count("attention.head_count_kv", default=n_head, minimum=n_head, maximum=n_head),
             rope=attrs.evolve(rope, first=head_dim - rope.n_dims),
             rank_q=self.rank_q(metadata),
-            rank_kv=count("kv_lora_rank", maximum=1 << 20),
+            rank_kv=count("attention.kv_lora_rank"),
             nope_dim=head_dim - rope.n_dims,
             value_dim=value_dim,
         )

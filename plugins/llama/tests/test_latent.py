@@ -58,7 +58,7 @@ def test_tokens_can_be_removed_from_the_middle(name: str, load: Any) -> None:
     [
         ("attention.layer_norm_rms_epsilon", None),
         ("attention.key_length", None),
-        ("attention.value_length", None),
+        ("attention.value_length", 0),
         ("attention.value_length", "x"),
         ("attention.kv_lora_rank", None),
         ("attention.kv_lora_rank", 0),

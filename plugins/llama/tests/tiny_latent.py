@@ -20,7 +20,7 @@ def write_latent(
     n_head: int = 4,
     nope_dim: int = 16,
     rope_dim: int = 8,
-    value_dim: int = 16,
+    value_dim: int | None = None,
     rank_q: int = 32,
     rank_kv: int = 48,
     n_ff: int = 96,
@@ -32,7 +32,8 @@ def write_latent(
 ) -> Path:
     """Write a model of one of the architectures; return its path.
 
-    `rank_q`, the width of compressed queries, is minicpm3's only; `longrope` writes factors for contexts up to 32
+    `rank_q`, the width of compressed queries, is minicpm3's only; without `value_dim`, files do not say how wide values
+    are, which is `n_embd` / `n_head` then; `longrope` writes factors for contexts up to 32
     tokens and beyond. The rest is as in `write_model`.
     """
     n_vocab, head_dim, compressed = vocabulary_size(tokenizer), nope_dim + rope_dim, architecture == "minicpm3"
@@ -44,11 +45,13 @@ def write_latent(
         "attention.head_count": n_head,
         "attention.head_count_kv": n_head,
         "attention.key_length": head_dim,
-        "attention.value_length": value_dim,
         "attention.kv_lora_rank": rank_kv,
         "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.dimension_count": rope_dim,
     }
+    if value_dim:
+        keys["attention.value_length"] = value_dim
+    n_v = value_dim or n_embd // n_head
     content = dict(tensors or {})
     if longrope:
         keys |= {"rope.scaling.original_context_length": 32, "rope.scaling.attn_factor": 1.19}
@@ -63,8 +66,8 @@ def write_latent(
         "attn_norm": (n_embd,),
         "attn_kv_a_mqa": (rank_kv + rope_dim, n_embd),
         "attn_kv_a_norm": (rank_kv,),
-        "attn_kv_b": (n_head * (nope_dim + value_dim), rank_kv),
-        "attn_output": (n_embd, n_head * value_dim),
+        "attn_kv_b": (n_head * (nope_dim + n_v), rank_kv),
+        "attn_output": (n_embd, n_head * n_v),
         "ffn_norm": (n_embd,),
         "ffn_up": (n_ff, n_embd),
         "ffn_down": (n_embd, n_ff),
