@@ -36,6 +36,7 @@ class Gemma3nLayer(Layer):
     many standard deviations are 0, None for a dense layer.
     """
 
+    n_ff: int
     kv_layer: int
     sparsity: float | None
 
@@ -44,7 +45,7 @@ class Gemma3nLayer(Layer):
 class Gemma3nConfig(GemmaConfig):
     """Hyperparameters of Gemma 3n.
 
-    `n_embd_per_layer` is the width of per-layer embeddings.
+    `n_embd_per_layer` is the width of per-layer embeddings; `n_ff` is the largest of any layer.
     """
 
     layers: tuple[Gemma3nLayer, ...]
@@ -58,27 +59,31 @@ class Gemma3n(Architecture):
 
     def configure(self, metadata: Metadata) -> Gemma3nConfig:
         """Read the hyperparameters."""
-        common = Config.from_gguf(metadata)
+        n_layer = metadata.get_int("gemma3n.block_count", minimum=1, maximum=1 << 10)
+        n_ff = metadata.get_ints("gemma3n.feed_forward_length", n_layer, minimum=1, maximum=1 << 24)
+        common = Config.from_gguf(metadata, n_ff=max(n_ff))
         rope = Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=False)
         local = family.sliding_rope(
             metadata, "gemma3n.rope.freq_base_swa", attrs.evolve(rope, base=10000.0, freq_scale=1.0)
         )
         window = metadata.get_int("gemma3n.attention.sliding_window", minimum=1)
-        slides = sliding_layers(metadata, self.name, common.n_layer, period=5)
+        slides = sliding_layers(metadata, self.name, n_layer, period=5)
         metadata.get_int("gemma3n.altup.num_inputs", default=N_STREAMS, minimum=N_STREAMS, maximum=N_STREAMS)
         metadata.get_int("gemma3n.altup.active_idx", default=0, minimum=0, maximum=0)
-        n_head_kv = (common.n_head_kv,) * common.n_layer
-        sources = family.kv_layers(metadata, self.name, slides, n_head_kv, max(0, common.n_layer - N_KV_LAYERS))
+        n_head_kv = (common.n_head_kv,) * n_layer
+        sources = family.kv_layers(metadata, self.name, slides, n_head_kv, max(0, n_layer - N_KV_LAYERS))
         return Gemma3nConfig.from_gguf(
             metadata,
+            n_ff=common.n_ff,
             layers=tuple(
                 Gemma3nLayer(
                     rope=local if slides[i] else rope,
                     window=window if slides[i] else None,
+                    n_ff=n_ff[i],
                     kv_layer=sources[i],
                     sparsity=sparsity,
                 )
-                for i, sparsity in enumerate(_sparsity(metadata, common.n_layer))
+                for i, sparsity in enumerate(_sparsity(metadata, n_layer))
             ),
             attention_scale=1.0,
             final_softcap=family.softcap(metadata, "gemma3n.final_logit_softcapping", default=30.0),
@@ -104,7 +109,7 @@ class Gemma3n(Architecture):
                 block.add("attn_k_norm", c.head_dim)
             else:
                 family.add_unused_keys_and_values(block, c.n_embd, n_kv, c.head_dim)
-            family.add_feed_forward(block, c.n_embd, c.n_ff)
+            family.add_feed_forward(block, c.n_embd, layer.n_ff)
             block.add("altup_router", N_STREAMS, c.n_embd)
             block.add("altup_router_norm", c.n_embd)
             block.add("altup_predict_coef", N_STREAMS * N_STREAMS, N_STREAMS)

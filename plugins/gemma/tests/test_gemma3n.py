@@ -79,9 +79,19 @@ def test_layers(load: Any) -> None:
     assert [layer.sparsity for layer in layers] == [None] * 11 + [0.5]
 
 
+def test_layers_of_different_widths(load: Any) -> None:
+    """As models cut out of E4B have (MatFormer)."""
+    model = load(n_ff=[96, 32] * 6)
+    assert [layer.n_ff for layer in model.config.layers] == [96, 32] * 6
+    assert np.isfinite(model.create_session().eval([1, 2], all_logits=True)).all()
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
+        ("block_count", None),
+        ("feed_forward_length", [96] * 11),
+        ("feed_forward_length", 0),
         ("attention.layer_norm_rms_epsilon", None),
         ("attention.sliding_window", None),
         ("attention.sliding_window", 0),

@@ -27,7 +27,7 @@ def write_gemma3n(
     n_head: int = 4,
     n_head_kv: int = 2,
     head_dim: int = 16,
-    n_ff: int = 96,
+    n_ff: int | list[int] = 96,
     window: int = 12,
     n_shared: int = 0,
     slides: list[bool] | None = None,
@@ -79,7 +79,8 @@ def write_gemma3n(
         shapes["output"] = shapes["token_embd"]
     # Alternating signs, so that tied embeddings do not make every token its own most probable successor.
     made: dict[str, np.ndarray] = {"output_norm.weight": np.resize([1.0, -1.0], n_embd)}
-    block = attention_shapes(n_embd, n_head * head_dim, n_head_kv * head_dim, fused) | network_shapes(n_embd, n_ff)
+    widths = n_ff if isinstance(n_ff, list) else [n_ff] * n_layer
+    block = attention_shapes(n_embd, n_head * head_dim, n_head_kv * head_dim, fused) | network_shapes(n_embd, widths[0])
     norms = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "altup_router_norm", "post_norm")
     block |= dict.fromkeys((*norms, "laurel_post_norm", "altup_correct_scale"), (n_embd,))
     block |= {
@@ -93,7 +94,8 @@ def write_gemma3n(
         "proj": (n_embd, N_EMBD_PER_LAYER),
     }
     for i in range(n_layer):
-        shapes |= {f"blk.{i}.{name}": shape for name, shape in block.items()}
+        layer = block | network_shapes(n_embd, widths[i])
+        shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
         made[f"blk.{i}.attn_q_norm.weight"] = np.linspace(0.5, 1.5, head_dim) * head_dim**-0.5  # scores have no scale
         # Little of each network, lest the peer's roundings of GELU add up.
         made |= {f"blk.{i}.{name}.weight": np.full(n_embd, 0.2) for name in ("post_ffw_norm", "post_norm")}
@@ -114,7 +116,7 @@ SHARED = {"n_layer": 25, "n_shared": 5, "n_embd": 32, "n_ff": 64, "head_dim": 8}
 
 GEMMA3N: dict[str, dict[str, Any]] = {
     "gemma3n": {},
-    "gemma3n_keys": {"keys_of_converters": True, "n_head_kv": 1, "slides": [True, True, False] * 4},
+    "gemma3n_keys": {"n_ff": [96] * 12, "keys_of_converters": True, "n_head_kv": 1, "slides": [True, True, False] * 4},
     "gemma3n_shared": {**SHARED, "keys_of_converters": True},
     "gemma3n_unsaid": {**SHARED, "untied": True, "fused": True, "metadata": {"gemma3n.rope.freq_base_swa": 5000.0}},
     "gemma3n_q8_0": {"type": "Q8_0"},
