@@ -32,6 +32,12 @@ class TestMirostat:
             candidates = apply(HALVING, MirostatV2(tau=mu / 2))
             assert len(candidates) == left, mu
 
+    @pytest.mark.parametrize(("tau", "kept"), [(0.3, 100), (6.0, 1000)])
+    def test_version_1_with_equal_largest_logits(self, tau: float, kept: int) -> None:
+        logits = np.full(1000, -3.0, np.float32)
+        logits[:100] = 3
+        assert len(apply(logits, Mirostat(tau=tau))) == kept
+
     def test_version_1_estimates_k_of_a_zipf_distribution(self) -> None:
         n, exponent, mu = 5000, 1.5, 6.0
         zipf = -exponent * np.log(np.arange(1, n + 1, dtype=np.float64)).astype(np.float32)

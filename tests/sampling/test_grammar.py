@@ -257,3 +257,47 @@ def test_real_vocabulary(shared: Callable[[str], Path]) -> None:
     state = SamplerState(1)
     assert len(allowed(Grammar.from_gbnf("root ::= .*", tokenizer), tokenizer.n_vocab)) > 100_000
     assert state.sample(np.zeros(tokenizer.n_vocab, np.float32), SamplerChain([grammar, Draw()])) is not None
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    """True if a text of bytes matches the grammar and may end."""
+    try:
+        for byte in text.encode():
+            grammar.accept(byte)
+    except InvalidRequestError:
+        return False
+    return allowed(grammar, BYTES.n_vocab) >= BYTES.eog_ids
+
+
+NAMED = tokenizer_from_metadata(
+    byte_level([], {END: CONTROL, "<a>": CONTROL, "<b>": CONTROL, "<end_of_turn>": CONTROL}, eos_token_id=256)
+)
+
+
+@pytest.mark.parametrize("text", ["root ::= <a> !<b>* <b>", "root ::= <a> (!<[258]>)* <b>"])
+def test_any_other_token_is_no_end_token(text: str) -> None:
+    grammar = Grammar.from_gbnf(text, NAMED)
+    assert len(NAMED.eog_ids) == 2
+    grammar.accept(257)
+    for _ in range(3):
+        assert allowed(grammar, NAMED.n_vocab) == {*range(NAMED.n_vocab)} - NAMED.eog_ids
+        grammar.accept(97)
+    grammar.accept(258)
+    assert allowed(grammar, NAMED.n_vocab) == NAMED.eog_ids
+
+
+def test_thousands_of_repetitions() -> None:
+    grammar = Grammar.from_gbnf('root ::= "a"{3,5000} "b"', BYTES)
+    for _ in range(5000):
+        grammar.accept(97)
+    assert allowed(grammar, BYTES.n_vocab) == {98}
+
+
+def test_objects_take_listed_properties_only_unless_told() -> None:
+    listed: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    for schema, expected in ((listed, False), ({**listed, "additionalProperties": True}, True)):
+        grammar = Grammar.from_json_schema(json.dumps(schema), BYTES)
+        assert accepts(grammar.clone(), '{"a":1}')
+        assert accepts(grammar, '{"a":1,"b":2}') is expected
+    both = {"allOf": [listed, {"type": "object", "properties": {"b": {"type": "integer"}}}]}
+    assert accepts(Grammar.from_json_schema(json.dumps(both), BYTES), '{"a":1,"b":2}')

@@ -99,7 +99,10 @@ def _zipf_k(slope: float, mu: float, n_vocab: int) -> int:
     try:
         # For an exponent of 1 the fraction has the natural logarithm as its limit.
         denominator = (1 - n_vocab**-excess) / excess if excess else math.log(n_vocab)
-        return int(min((2**mu / denominator) ** (1 / slope), n_vocab))
+        base = 2**mu / denominator
+        if not slope:  # equal logits: the limit of the power
+            return 0 if base < 1 else n_vocab
+        return int(min(base ** (1 / slope), n_vocab))
     except (OverflowError, ZeroDivisionError):
         return n_vocab
 

@@ -22,7 +22,7 @@ _TOKEN_ID = re.compile(r"<\[([0-9]+)\]>")
 _TOKEN_TEXT = re.compile(r"<[^>]*>")
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
-_MAX_REPETITIONS = 2000
+_MAX_REPETITIONS = 1_000_000
 _MAX_DEPTH = 50
 
 TokenId = Callable[[str], int | None]
@@ -95,6 +95,7 @@ class _Parser:
 
     def __init__(self, text: str, token_id: TokenId):
         self.text, self.token_id, self.at, self.depth = text, token_id, 0, 0
+        self.root_at = 0
         self.first_use: dict[str, int] = {}
         self.rules: dict[str, Node] = {}
 
@@ -107,10 +108,15 @@ class _Parser:
                 self.fail(f"rule {name!r} is not defined", place)
         if "root" not in self.rules:
             self.fail("rule 'root' is not defined")
+        if "root" not in _finite_rules(self.rules):
+            self.fail("no text matches rule 'root': all its alternatives lead back to themselves", self.root_at)
         return self.rules
 
     def rule(self) -> None:
+        start = self.at
         name = self.match(_NAME) or self.fail("expected the name of a rule")
+        if name == "root":
+            self.root_at = start
         self.match(_BLANKS)
         if not self.take("::="):
             self.fail("expected ::=")
@@ -239,21 +245,25 @@ class _Parser:
 
     def bounds(self, start: int, space: re.Pattern[str]) -> tuple[int, int | None]:
         self.match(space)
-        low = int(self.match(_NUMBER) or self.fail("expected a number"))
+        low = self.number(start)
         high: int | None = low
         self.match(space)
         if self.take(","):
             self.match(space)
-            digits = self.match(_NUMBER)
-            high = int(digits) if digits else None
+            high = None if self.peek("}") else self.number(start)
             self.match(space)
         if not self.take("}"):
             self.fail("expected }")
         if high is not None and high < low:
             self.fail("the maximum is less than the minimum", start)
-        if max(low, high or 0) > _MAX_REPETITIONS:
-            self.fail(f"more than {_MAX_REPETITIONS} repetitions", start)
         return low, high
+
+    def number(self, start: int) -> int:
+        """Parse a number of the bounds that begin at `start`."""
+        digits = self.match(_NUMBER) or self.fail("expected a number")
+        if len(digits) > len(str(_MAX_REPETITIONS)) or int(digits) > _MAX_REPETITIONS:
+            self.fail(f"more than {_MAX_REPETITIONS} repetitions", start)
+        return int(digits)
 
     def deeper(self, by: int, at: int) -> None:
         self.depth += by
@@ -283,6 +293,27 @@ class _Parser:
 
     def fail(self, reason: str, at: int | None = None) -> NoReturn:
         raise InvalidRequestError(f"grammar: {self.place(self.at if at is None else at)}: {reason}")
+
+
+def _finite_rules(rules: Rules) -> set[str]:
+    """Rules that match some text of finite length."""
+    found = set[str]()
+
+    def is_finite(node: Node) -> bool:
+        match node:
+            case Ref(name):
+                return name in found
+            case Sequence(items):
+                return all(map(is_finite, items))
+            case Choice(items):
+                return any(map(is_finite, items))
+            case Repeat(item, low, _):
+                return low == 0 or is_finite(item)
+        return True
+
+    while more := {name for name, node in rules.items() if name not in found and is_finite(node)}:
+        found |= more
+    return found
 
 
 def _others(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -14,6 +14,7 @@ import numpy as np
 from llamacli.errors import InvalidRequestError, TokenizerError
 from llamacli.sampling.candidates import Candidates
 from llamacli.sampling.sampler import Sampler
+from llamacli.sampling.schemas import close_objects
 from llamacli.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Grammar(Sampler):
 
         engine = _engine()
         try:
-            lark = text if text.startswith(_LARK) else to_lark(parse_gbnf(text, tokenizer.token_id))
+            lark = text if text.startswith(_LARK) else to_lark(parse_gbnf(text, tokenizer.token_id), tokenizer.eog_ids)
         except RecursionError:
             raise InvalidRequestError("grammar: its rules are nested too deeply") from None
         return cls(tokenizer, _matcher(tokenizer, engine.grammar_from_lark(lark), "grammar"))
@@ -62,7 +63,8 @@ class Grammar(Sampler):
     def from_json_schema(cls, schema: str, tokenizer: Tokenizer) -> Self:
         """Compile a JSON Schema, given as JSON text.
 
-        `oneOf` is treated as `anyOf`. Raises InvalidRequestError with line and reason if the schema is not valid, or
+        `oneOf` is treated as `anyOf`; objects that list properties take no others unless `additionalProperties` says
+        so, as llama.cpp's. Raises InvalidRequestError with line and reason if the schema is not valid, or
         uses a feature that is not supported.
         """
         engine = _engine()
@@ -74,7 +76,8 @@ class Grammar(Sampler):
             raise InvalidRequestError("json_schema: line 1: nested too deeply") from None
         if not isinstance(parsed, dict) and parsed is not True:
             raise InvalidRequestError("json_schema: line 1: a schema must be an object or true")
-        grammar = engine.grammar_from_json_schema("{}" if parsed is True else schema, overrides=_SCHEMA_OPTIONS)
+        closed = {} if parsed is True else close_objects(parsed)
+        grammar = engine.grammar_from_json_schema(json.dumps(closed), overrides=_SCHEMA_OPTIONS)
         reason = engine.validate_grammar(grammar)
         if reason:
             raise InvalidRequestError(f"json_schema: line {_line_of(schema, reason)}: {_first_line(reason)}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
 import attrs
 
@@ -29,16 +29,19 @@ class Lexeme(Node):
     node: Node
 
 
-def to_lark(rules: Rules) -> str:
-    """Translate GBNF rules to llguidance's Lark."""
-    return _Translator(rules).translate()
+def to_lark(rules: Rules, ends: Collection[int] = ()) -> str:
+    """Translate GBNF rules to llguidance's Lark.
+
+    The tokens `ends`, which end generation, are no "other token": they may come where the text is complete only.
+    """
+    return _Translator(rules, ends).translate()
 
 
 class _Translator:
     """Sets of characters are bit masks, as in `automata`."""
 
-    def __init__(self, rules: Rules):
-        self.rules = rules
+    def __init__(self, rules: Rules, ends: Collection[int]):
+        self.rules, self.ends = rules, ends
         chars = (part for node in rules.values() for part in _walk(node) if isinstance(part, Chars))
         self.starts = sorted({edge for part in chars for low, high in part.ranges for edge in (low, high + 1)})
         self.nullable_rules = _nullable_rules(rules)
@@ -227,7 +230,8 @@ class _Translator:
             case Lexeme(inner):
                 return f"/{self.regex(inner)}/"
             case Token(token, inverse):
-                return f"<[{'^' if inverse else ''}{token}]>"
+                others = sorted({token, *self.ends})
+                return f"<[^{','.join(map(str, others))}]>" if inverse else f"<[{token}]>"
             case Ref(name):
                 return names[name]
             case Choice(items):
