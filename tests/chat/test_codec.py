@@ -140,3 +140,13 @@ def test_one_codec_in_several_threads() -> None:
         thread.join()
     for n in range(8):
         assert found[n] == [codec.encode(codec.render([{"role": "user", "content": f"<s>{n}"}] * 5))] * 5
+
+
+def test_markers_of_reasoning() -> None:
+    thinking = CHATML + "{# </think> #}"
+    opening, plain = make(OPENING + "{# </think> #}"), make("{{ messages[0].content }}")
+    assert make(thinking).reasoning_markers(make(thinking).render([USER])) == ("<think>", "</think>")
+    assert opening.reasoning_markers(opening.render([USER])) == ("", "</think>")
+    assert plain.reasoning_markers(plain.render([USER])) == ()
+    harmony = make("<|start|><|channel|><|message|>")
+    assert harmony.reasoning_markers(harmony.render([USER])) == ("", "<|channel|>final", "<|message|>")

@@ -67,7 +67,7 @@ def test_precedence_of_options_file_and_defaults(in_file: set[str], given_: set)
 
 def test_every_parameter_has_an_option() -> None:
     others = {"logit_bias", "dry_sequence_breakers", "samplers", "n_probs", "grammar", "json_schema", "stop"}
-    by_program_only = {"suppress_tokens", "options", "grammar_triggers"}
+    by_program_only = {"suppress_tokens", "options", "grammar_triggers", "grammar_after"}
     fields = {field.name for field in attrs.fields(SamplingParams)}
     assert fields == {setting.field for setting in _SETTINGS} | others | by_program_only
 

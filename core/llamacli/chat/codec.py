@@ -124,6 +124,13 @@ class ChatCodec:
         parser = self.format.syntax.reader(rendering.text, tools=tools)
         return ReplyReader(self, parser, self.ends(variables), n_calls)
 
+    def reasoning_markers(self, rendering: Rendering) -> tuple[str, ...]:
+        """Markers of reasoning for `SamplingParams.grammar_after`.
+
+        With them a grammar or schema constrains the reply's text only. Empty if the format has no reasoning.
+        """
+        return self.format.syntax.reasoning_markers(rendering.text)
+
     def spelled(self, token: int) -> str:
         """Text of a special token that is a marker in replies, else ""."""
         if token not in self.template.structure:

@@ -55,6 +55,12 @@ class Syntax(Protocol):
         Tool calls are parsed only if there are `tools`.
         """
 
+    def reasoning_markers(self, prompt: str) -> tuple[str, ...]:
+        """Markers of reasoning before a reply's text, empty if there is none.
+
+        The first opens it, "" if the prompt has opened it; the others end it, one after the other.
+        """
+
 
 @attrs.frozen
 class Span:
@@ -98,6 +104,13 @@ class Spans:
         It begins inside the reasoning if the prompt has opened it.
         """
         return _SpanReader(self.reasoning, self.calls if tools else None, prompt.rstrip())
+
+    def reasoning_markers(self, prompt: str) -> tuple[str, ...]:
+        """Markers of reasoning before a reply's text."""
+        if self.reasoning is None:
+            return ()
+        is_open = prompt.rstrip().endswith(self.reasoning.opens.rstrip())
+        return "" if is_open else self.reasoning.opens, self.reasoning.closes
 
 
 class _SpanReader(Reader):
@@ -207,6 +220,10 @@ class Channels:
         """
         at = prompt.rfind(self.starts)
         return _ChannelReader(self, prompt[at:] if at >= 0 else "")
+
+    def reasoning_markers(self, prompt: str) -> tuple[str, ...]:
+        """Headers before a reply's text: that of the final channel ends reasoning."""
+        return "", self.channel + self.final, self.begins
 
 
 class _ChannelReader(Reader):

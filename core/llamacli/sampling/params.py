@@ -87,6 +87,8 @@ class SamplingParams:
     - `grammar`: a grammar in GBNF that constrains the text; `json_schema`: a JSON Schema, as a dict or JSON text.
     - `grammar_triggers`: the grammar or schema applies from the first of these texts on, which is part of it;
       without any it applies from the start.
+    - `grammar_after`: the markers of reasoning before the grammar's text: one that opens it ("" if the prompt has), and
+      those that close it, which come in this order, as `ChatCodec.reasoning_markers` returns; none by default.
     - `stop`: a string or several; the text of `generate` ends before the first that comes, also within a token.
     - `samplers`: the order of samplers by name; others are off.
     - `options`: settings of plugins' samplers.
@@ -124,6 +126,7 @@ class SamplingParams:
     grammar: str | None = attrs.field(default=None, validator=_text)
     json_schema: str | None = attrs.field(converter=_schema, default=None)
     grammar_triggers: tuple[str, ...] = attrs.field(converter=_texts, validator=_only_texts, default=())
+    grammar_after: tuple[str, ...] = attrs.field(converter=_texts, validator=_only_texts, default=())
     stop: tuple[str, ...] = attrs.field(converter=_optional_texts, validator=_no_empty_texts, default=())
     samplers: tuple[str, ...] = attrs.field(converter=_texts, validator=_only_texts, default=DEFAULT_ORDER)
     options: Mapping[str, Any] = attrs.field(factory=dict, hash=False)

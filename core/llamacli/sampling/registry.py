@@ -11,6 +11,7 @@ from llamacli.sampling.choice import AdaptiveP, Draw, Greedy, Mirostat, Mirostat
 from llamacli.sampling.grammar import Grammar
 from llamacli.sampling.params import SamplingParams
 from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressTokens, expect_tokens, sequence_breakers
+from llamacli.sampling.reasoning import GrammarAfter
 from llamacli.sampling.sampler import Sampler, SamplerChain
 from llamacli.sampling.temperature import DynamicTemperature, Temperature
 from llamacli.sampling.triggers import LazyGrammar
@@ -86,17 +87,22 @@ def _named(name: str, find: FindSampler | None) -> SamplerType:
 
 def _grammar(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
     if params.grammar is params.json_schema is None:
-        if params.grammar_triggers:
-            raise InvalidRequestError("grammar_triggers need a grammar or a json_schema")
+        for name in ("grammar_triggers", "grammar_after"):
+            if getattr(params, name):
+                raise InvalidRequestError(f"{name} need a grammar or a json_schema")
         return None
     if params.grammar is not None and params.json_schema is not None:
         raise InvalidRequestError("grammar and json_schema exclude each other")
+    if params.grammar_triggers and params.grammar_after:
+        raise InvalidRequestError("grammar_triggers and grammar_after exclude each other")
     if tokenizer is None:
         raise InvalidRequestError("a grammar or JSON Schema needs a tokenizer")
     if params.grammar is not None:
         grammar = Grammar.from_gbnf(params.grammar, tokenizer)
     else:
         grammar = Grammar.from_json_schema(str(params.json_schema), tokenizer)
+    if params.grammar_after:
+        return GrammarAfter(grammar, params.grammar_after[0], params.grammar_after[1:])
     return LazyGrammar(grammar, params.grammar_triggers) if params.grammar_triggers else grammar
 
 

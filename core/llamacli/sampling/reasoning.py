@@ -1,0 +1,127 @@
+"""Grammars that apply after a reply's reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.errors import InvalidRequestError
+from llamacli.sampling.candidates import Candidates
+from llamacli.sampling.grammar import Grammar
+from llamacli.sampling.sampler import Sampler
+
+_BLANKS = ("\n\n", "\n", " ")
+
+
+class GrammarAfter(Sampler):
+    """Grammar of the text after reasoning and its markers.
+
+    - `opens`: text with which the model may open its reasoning; it is optional. "" if the prompt has opened it.
+    - `closes`: texts that end the reasoning, which must come in this order, anything between them.
+
+    Markers may be spelled by characters or by special tokens. Reasoning is free, but for tokens that end generation.
+    After it one token of white space may come before the grammar's text.
+    """
+
+    def __init__(self, grammar: Grammar, opens: str, closes: Sequence[str]):
+        if isinstance(closes, str) or not closes or not all(isinstance(text, str) and text for text in closes):
+            raise InvalidRequestError(f"the ends of reasoning must be non-empty strings, not {closes!r}")
+        self._grammar, self._opens, self._closes = grammar, opens, tuple(closes)
+        tokenizer = grammar.tokenizer
+        self._tokenizer = tokenizer
+        self._opening = tokenizer.encode(opens, add_special=False, parse_special=True) if opens else []
+        blanks = (tokenizer.encode_run(text, continues=True) for text in _BLANKS)
+        self._blanks = frozenset(ids[0] for ids in blanks if len(ids) == 1)
+        self._ends = np.isin(np.arange(tokenizer.n_vocab), list(tokenizer.eog_ids))
+        self._is_inside, self._n_opened = not self._opening, 0
+        self._besides = frozenset(self._opening[:1])
+        """Tokens that may come beside those that the grammar allows."""
+        self._n_closed, self._recent = 0, b""
+
+    def apply(self, candidates: Candidates) -> None:
+        """Apply the token mask."""
+        self.restrict(candidates)
+
+    def restrict(self, candidates: Candidates) -> None:
+        """Apply the token mask, as `apply`."""
+        if self._is_inside:
+            candidates.keep_where(~self._ends[candidates.ids])
+        elif self._n_opened:
+            candidates.keep_where(candidates.ids == self._opening[self._n_opened])
+        elif self._besides:
+            allowed = self._allowed(candidates)
+            allowed[list(self._besides)] = True
+            candidates.keep_where(allowed[candidates.ids])
+        else:
+            self._grammar.restrict(candidates)
+            return
+        candidates.check_drawable()
+
+    def accept(self, token: int) -> None:
+        """Advance by a token.
+
+        Raises InvalidRequestError if neither the grammar nor the markers allow it.
+        """
+        if self._is_inside:
+            self._accept_reasoning(token)
+        elif self._n_opened:
+            if token != self._opening[self._n_opened]:
+                raise InvalidRequestError(f"grammar: token {token} does not continue {self._opens!r}")
+            self._accept_opening()
+        else:
+            is_beside, self._besides = token in self._besides, frozenset()
+            if is_beside and token in self._opening[:1]:
+                self._accept_opening()
+                return
+            try:
+                self._grammar.accept(token)
+            except InvalidRequestError:
+                if not is_beside:
+                    raise
+
+    def reset(self) -> None:
+        """Reset to the begin of the reply."""
+        self._grammar.reset()
+        self._is_inside, self._n_opened = not self._opening, 0
+        self._besides = frozenset(self._opening[:1])
+        self._n_closed, self._recent = 0, b""
+
+    def clone(self) -> GrammarAfter:
+        """An independent copy in the same state."""
+        other = GrammarAfter(self._grammar.clone(), self._opens, self._closes)
+        other._is_inside, other._n_opened, other._besides = self._is_inside, self._n_opened, self._besides
+        other._n_closed, other._recent = self._n_closed, self._recent
+        return other
+
+    def _allowed(self, candidates: Candidates) -> npt.NDArray[np.bool_]:
+        """Flags of the tokens that the grammar allows."""
+        own = Candidates(candidates.random)
+        own.start(np.zeros(self._tokenizer.n_vocab, np.float32))
+        allowed = np.zeros(self._tokenizer.n_vocab, np.bool_)
+        self._grammar.restrict(own)
+        allowed[own.ids] = True
+        return allowed
+
+    def _accept_opening(self) -> None:
+        self._n_opened += 1
+        if self._n_opened == len(self._opening):
+            self._is_inside, self._n_opened = True, 0
+
+    def _accept_reasoning(self, token: int) -> None:
+        """Look for the ends of reasoning; start the grammar after the last."""
+        self._recent += self._tokenizer.piece_bytes(token, unparse_special=True)
+        while self._n_closed < len(self._closes):
+            wanted = self._closes[self._n_closed].encode()
+            at = self._recent.find(wanted)
+            if at < 0:
+                self._recent = self._recent[-len(wanted) :]
+                return
+            self._recent = self._recent[at + len(wanted) :]
+            self._n_closed += 1
+        rest, self._recent = self._recent.lstrip(), b""
+        self._is_inside = False
+        self._besides = frozenset() if rest else self._blanks
+        if rest:
+            self._grammar.accept_bytes(rest)
