@@ -18,6 +18,7 @@ from llamacli.chat.syntax import (
     StopText,
     Syntax,
     json_calls,
+    tagged_calls,
 )
 
 LISTED = Spans(calls=Calls("[CALLS]", "", json_calls))
@@ -203,3 +204,11 @@ def test_json_calls_round_trip(calls: list[tuple[str, dict]]) -> None:
     nested = [{"type": "function", "function": {"name": n, "arguments": json.dumps(a)}} for n, a in calls]
     for text in (json.dumps(plain), json.dumps(nested), "\n".join(map(json.dumps, plain))):
         assert json_calls(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "f", "<f><a=1>", "<f>x</f>", "<f></f>y"])
+def test_calls_in_tags_that_are_not_whole(text: str) -> None:
+    parse = tagged_calls(r"<(?P<name>\w+)>(?P<arguments>.*?)</(?P=name)>", r"<(?P<name>\w)=(?P<value>[^>]*)>")
+    assert parse(' <f><a=1> <b="x"></f>\n<g></g>') == [ToolCall("f", {"a": 1, "b": '"x"'}), ToolCall("g")]
+    with pytest.raises(ValueError, match="tool call"):
+        parse(text)

@@ -75,35 +75,38 @@ class Calls(Span):
     """Span of tool calls, parsed by `parse`.
 
     It raises ValueError for invalid text. With `bare`, a reply may also be a call without markers: one that begins with
-    a brace is tried.
+    a brace is tried. `inner` are marker texts within calls, which may be special tokens too.
     """
 
     parse: Callable[[str], list[ToolCall]]
     bare: bool = False
+    inner: tuple[str, ...] = ()
 
 
 @attrs.frozen
 class Spans:
     """Syntax in which markers enclose reasoning and tool calls.
 
-    Text outside is for the user. White space around enclosed text is dropped. A call that cannot be parsed is left as
-    text.
+    Text outside is for the user, without the markers `dropped`. White space around enclosed text is dropped. A call
+    that cannot be parsed is left as text.
     """
 
     reasoning: Span | None = None
     calls: Calls | None = None
+    dropped: tuple[str, ...] = ()
 
     @property
     def markers(self) -> Sequence[str]:
         """Marker texts between the parts of a reply."""
-        return [text for span in (self.reasoning, self.calls) if span for text in (span.opens, span.closes) if text]
+        texts = [text for span in (self.reasoning, self.calls) if span for text in (span.opens, span.closes) if text]
+        return [*texts, *self.dropped, *(self.calls.inner if self.calls else ())]
 
     def reader(self, prompt: str, *, tools: bool) -> Reader:
         """Reader of a reply.
 
         It begins inside the reasoning if the prompt has opened it.
         """
-        return _SpanReader(self.reasoning, self.calls if tools else None, prompt.rstrip())
+        return _SpanReader(self.reasoning, self.calls if tools else None, self.dropped, prompt.rstrip())
 
     def reasoning_markers(self, prompt: str) -> tuple[str, ...]:
         """Markers of reasoning before a reply's text."""
@@ -114,9 +117,9 @@ class Spans:
 
 
 class _SpanReader(Reader):
-    def __init__(self, reasoning: Span | None, calls: Calls | None, prompt: str):
+    def __init__(self, reasoning: Span | None, calls: Calls | None, dropped: Sequence[str], prompt: str):
         super().__init__()
-        self._reasoning, self._calls = reasoning, calls
+        self._reasoning, self._calls, self._dropped = reasoning, calls, dropped
         self._at_start, self._skips_space = True, False
         self._inside: Span | None = None
         if reasoning and prompt.endswith(reasoning.opens.rstrip()):
@@ -142,6 +145,7 @@ class _SpanReader(Reader):
             if not begin and not final:
                 return False
         spans: dict[str, Span | None] = {span.opens: span for span in (self._reasoning, self._calls) if span}
+        spans |= dict.fromkeys(self._dropped)
         if self._inside:
             spans = {self._inside.closes: None}
         at, marker = _first(self._held, [text for text in spans if text])
@@ -352,6 +356,52 @@ def json_calls(text: str) -> list[ToolCall]:
     if not values:
         raise ValueError("no tool call")
     return [_call(value) for value in values]
+
+
+def tagged_calls(call: str, argument: str) -> Callable[[str], list[ToolCall]]:
+    """Make a parser of tool calls in tags, one or several.
+
+    `call` and `argument` are regular expressions with the groups `name` and `arguments`, and `name` and `value`. Values
+    that are JSON, but no strings, are decoded, others are text. The parser raises ValueError for anything else.
+    """
+    one_call, one_argument = re.compile(rf"\s*{call}\s*", re.DOTALL), re.compile(rf"\s*{argument}\s*", re.DOTALL)
+
+    def parse(text: str) -> list[ToolCall]:
+        calls = []
+        for found in _consecutive(one_call, text):
+            arguments = _consecutive(one_argument, found["arguments"].strip())
+            calls.append(ToolCall(found["name"], {each["name"]: _value(each["value"]) for each in arguments}))
+        if not calls:
+            raise ValueError("no tool call")
+        return calls
+
+    return parse
+
+
+def _consecutive(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
+    """Matches that together are the whole text. Raises ValueError."""
+    found, at = [], 0
+    while at < len(text):
+        match = pattern.match(text, at)
+        if match is None or match.end() == at:
+            raise ValueError(f"{text[at : at + 80]!r} is not part of a tool call")
+        found.append(match)
+        at = match.end()
+    return found
+
+
+def _value(text: str) -> Any:
+    if text in _WORDS:
+        return _WORDS[text]
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return text if isinstance(value, str) else value
+
+
+_WORDS = {"True": True, "False": False, "None": None}
+"""Values as templates write them that convert arguments with Python's `str`."""
 
 
 def _call(value: Any) -> ToolCall:

@@ -13,6 +13,7 @@ from llamacli.architecture import Params
 from llamacli.blocks.state_space import Duality
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
+from llamacli_granite.chat import FORMAT
 
 LLAMACLI_API = 1
 
@@ -191,3 +192,9 @@ def register_architectures(register):  # type: ignore[no-untyped-def]
     register(Granite())
     register(GraniteMoe())
     register(GraniteHybrid())
+
+
+@hookimpl
+def register_chat_formats(register):  # type: ignore[no-untyped-def]
+    """Register the chat format of this family."""
+    register(FORMAT)

@@ -5,7 +5,7 @@ import re
 
 from llamacli.chat.formats import ChatFormat, TemplateInfo
 from llamacli.chat.messages import ToolCall
-from llamacli.chat.syntax import Calls, Span, Spans, json_calls
+from llamacli.chat.syntax import Calls, Span, Spans, json_calls, tagged_calls
 
 HEADERS = """\
 {{- bos_token -}}
@@ -116,6 +116,21 @@ FORMATS = (
         template=SYSTEM_PROMPTS,
         tokens=("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[INST]", "[/INST]"),
         syntax=Spans(reasoning=Span("[THINK]", "[/THINK]"), calls=Calls("[TOOL_CALLS]", "", named_calls)),
+    ),
+    ChatFormat(
+        name="seed-oss",
+        matches=lambda info: info.mentions("<seed:think>", "<seed:tool_call>"),
+        syntax=Spans(
+            reasoning=Span("<seed:think>", "</seed:think>"),
+            calls=Calls(
+                "<seed:tool_call>",
+                "</seed:tool_call>",
+                tagged_calls(
+                    r"<function=(?P<name>[^\s<>]+)>(?P<arguments>.*?)</function>",
+                    r"<parameter=(?P<name>[^<>]+)>(?P<value>.*?)</parameter>",
+                ),
+            ),
+        ),
     ),
     ChatFormat(name="zephyr", matches=_is_sentencepiece, template=ZEPHYR, tokens=("</s>",)),
 )

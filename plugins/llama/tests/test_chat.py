@@ -1,7 +1,7 @@
 import pytest
 
 from llamacli.chat.formats import choose
-from llamacli.chat.messages import ToolCall
+from llamacli.chat.messages import Piece, ToolCall
 from llamacli.chat.template import ChatTemplate
 from llamacli.gguf import Metadata
 from llamacli.testing.vocabularies import CONTROL, byte_level, scored
@@ -116,3 +116,15 @@ def test_what_is_not_a_call_is_text(text: str) -> None:
     reader = fmt.syntax.reader("", tools=True)
     events = reader.feed(f"[TOOL_CALLS]{text}") + reader.flush()
     assert "".join(event.text for event in events) == f"[TOOL_CALLS]{text}"
+
+
+def test_seed_oss_reasoning_and_calls() -> None:
+    fmt, _ = found(template="{# <seed:think> <seed:tool_call> #}", architecture="seed_oss")
+    assert fmt.name == "seed-oss"
+    reader = fmt.syntax.reader("", tools=True)
+    text = (
+        "<seed:think>\nHm.\n</seed:think>So:\n<seed:tool_call>\n<function=f>\n<parameter=a>two\nlines</parameter>\n"
+        "<parameter=b>True</parameter>\n<parameter=c>3</parameter>\n</function>\n<function=g>\n</function>\n</seed:tool_call>"
+    )
+    calls = [ToolCall("f", {"a": "two\nlines", "b": True, "c": 3}), ToolCall("g")]
+    assert [*reader.feed(text), *reader.flush()] == [Piece("Hm.", reasoning=True), Piece("So:"), *calls]
