@@ -15,6 +15,7 @@ from llamacli.chat.syntax import Channels, Spans, json_calls
 from llamacli.errors import InvalidRequestError
 from llamacli.model import Model
 from llamacli.sampling import SamplerChain, SamplerState, SamplingParams, build_chain
+from llamacli.sampling.schemas import close_objects
 from llamacli.serve.http.errors import BadRequestError
 from llamacli.serve.http.schemas.common import MAX_SCHEMA, ResponseFormat
 from llamacli.tokenizer import Tokenizer
@@ -214,7 +215,7 @@ class _Writer:
     def json(self, name: str, schema: dict[str, Any] | bool) -> str:
         """Name of a rule for JSON valid under a schema."""
         options = {"whitespace_pattern": _JSON_SPACE, "coerce_one_of": True}
-        given = {} if schema is True else {"not": {}} if schema is False else schema
+        given = {} if schema is True else {"not": {}} if schema is False else close_objects(schema)
         self._rules[name] = f"%json {json.dumps({**given, 'x-guidance': options})}"
         return name
 
