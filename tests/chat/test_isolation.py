@@ -75,7 +75,7 @@ def helpers() -> list[int]:
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("source", [SLOW[0], SLOW[5], SLOW[18], SLOW[20]])
 def test_time_in_c_code_is_limited(source: str) -> None:
-    with pytest.raises(ChatTemplateError, match=r"cannot be rendered: it takes more than 0\.2 s"):
+    with pytest.raises(ChatTemplateError, match=r"cannot be rendered: it takes more than (0\.2 s$|10 s on)"):
         render(SHARED + source)
 
 

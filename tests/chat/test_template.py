@@ -323,3 +323,11 @@ def test_real_vocabularies(vocabulary: str, name: str, shared) -> None:
             rendering = template.render(**case)
             ids = [token for part in rendering.parts for token in encoded(template, part)]
             assert ids == tokenizer.encode(rendering.text, add_special=False, parse_special=True), label
+
+
+def test_lists_of_types_in_the_tools_of_a_real_template(shared) -> None:
+    source = shared("templates/google-gemma-4-31B-it.jinja").read_text()
+    parameters = {"type": "object", "properties": {"x": {"type": ["string", "null"], "description": "Where."}}}
+    tools = [{"type": "function", "function": {"name": "f", "description": "Find.", "parameters": parameters}}]
+    text = ChatTemplate(source, TOKENIZER).render([USER], tools=tools).text
+    assert "['STRING', 'NULL']" in text

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 MAX_WAIT = 10.0
 """Seconds on the clock that a rendering may take; CPU time is limited in the helper."""
 
-_MAX_START = 60.0
+_MAX_START = 20.0
 """Seconds on the clock until a helper must have started."""
 
 _SLICE = 0.1
@@ -189,7 +189,8 @@ class _Pool:
         self.slots = threading.BoundedSemaphore(_MAX_HELPERS)
         self._lock = threading.Lock()
         self._idle: list[_Helper] = []
-        self._works = os.name == "posix" and bool(sys.executable)
+        is_frozen = getattr(sys, "frozen", False)  # then the executable is no Python
+        self._works = os.name == "posix" and bool(sys.executable) and not is_frozen
         self._has_warned = False
 
     def take(self) -> _Helper | None:
