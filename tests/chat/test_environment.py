@@ -47,6 +47,39 @@ ESCAPES = [
     "{{ lipsum.__globals__ }}",
 ]
 
+LEAKS = [
+    "{{ messages.__class__ }}",
+    "{{ messages['__class__'] }}",
+    "{{ messages[0].content['__class__'] }}",
+    "{{ ''['__cl' + 'ass__'] }}",
+    "{{ self }}{{ self.__class__ }}",
+    "{{ self._TemplateReference__context }}",
+    "{{ joiner.__globals__ }}",
+    "{{ cycler('a').__init__ }}",
+    "{{ namespace(x=1)._Namespace__attrs }}",
+    "{{ messages | map(attribute='__class__') | list }}",
+    "{{ [messages] | map(attribute='__class__.__mro__') | list }}",
+    "{{ [''] | map('attr', '__class__') | list }}",
+    "{{ messages | selectattr('__class__') | list }}",
+    "{{ messages | groupby('__class__') | list }}",
+    "{{ [[]] | sort(attribute='__class__') | map('attr', '__doc__') | list }}",
+    "{{ '{0.__class__}'.format(messages) }}",
+    "{{ '{a.__init__.__globals__}'.format(a=cycler) }}",
+    "{{ '{0.__class__}'.format_map({'0': ''}) }}",
+    "{{ ('%s' | attr('format'))('x').__class__ }}",
+    "{{ (messages | attr('append')) }}",
+    "{{ raise_exception.__code__ }}",
+    "{{ strftime_now.__globals__ }}",
+    "{{ range.__base__ }}",
+    "{{ dict.fromkeys.__self__.__mro__ }}",
+    "{{ 'x'.encode().__class__ }}",
+    "{{ (1).__class__.__base__ }}",
+    "{{ environment }}{{ context }}{{ loop }}{{ caller }}{{ __builtins__ }}",
+    "{% macro f() %}{% endmacro %}{{ f._func }}{{ f.__globals__ }}",
+    "{% for m in messages %}{{ loop.__class__ }}{{ loop._iterator }}{% endfor %}",
+    "{% set x = cycler %}{{ x.next.__func__ }}",
+]
+
 BOMBS = [
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a * b %}{% endfor %}{% endfor %}",
@@ -110,6 +143,15 @@ def test_escapes_and_bombs_are_refused_in_time(source: str) -> None:
     with pytest.raises(ChatTemplateError):
         ChatTemplate(source, TOKENIZER).render([USER])
     assert time.process_time() - before < 5
+
+
+@pytest.mark.parametrize("source", LEAKS)
+def test_nothing_of_the_interpreter_is_rendered(source: str) -> None:
+    try:
+        text = ChatTemplate(source, TOKENIZER).render([USER]).text
+    except ChatTemplateError:
+        return
+    assert not re.search(r"<class|<module|<function|<code|<built-in|'__|subclass|<TemplateRef.*class", text), text
 
 
 @pytest.mark.usefixtures("short")
