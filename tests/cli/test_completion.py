@@ -40,6 +40,7 @@ def completions(program, shell: str, line: str) -> list[str]:
         ("llamacli run --temp", ["--temp", "--temperature"]),
         ("llamacli run --mode q", ["q8", "q4"]),
         ("llamacli completion z", ["zsh"]),
+        ("llamacli quantize in.gguf out.gguf q4_k", ["Q4_K_S", "Q4_K_M"]),
     ],
 )
 def test_completion_of_words(shell: str, line: str, expected: list[str], program) -> None:

@@ -39,6 +39,19 @@ def test_dry_run_writes_nothing(invoke, wide: Path, out: Path) -> None:
     result = invoke("quantize", wide, out, "Q4_K_M", "--dry-run")
     assert result.exit_code == 0
     assert {line.split()[0] for line in result.stdout.splitlines()[1:-1]} == {"Q4_K", "Q6_K", "F32"}
+    assert result.stdout.splitlines()[-1].startswith(f"{out} would be: Q4_K_M, ")
+    assert not out.exists()
+
+
+def test_interrupt_says_that_nothing_is_written(invoke, wide: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("llamacli.conversion.write", interrupt)
+    monkeypatch.setattr("llamacli.engine.jit_disabled", lambda: False)
+    result = invoke("quantize", wide, out, "Q4_0")
+    assert result.exit_code == 130
+    assert f"interrupted: {out} is not written" in result.stderr
     assert not out.exists()
 
 
@@ -121,7 +134,7 @@ def test_output_must_be_a_file_name(name: str, invoke, wide: Path) -> None:
 
 def test_unreadable_and_unwritable_files(invoke, wide: Path, out: Path, tmp_path: Path) -> None:
     for model, target, message in (
-        (tmp_path / "none.gguf", out, "none.gguf: cannot read the file: No such file or directory"),
+        (tmp_path / "none.gguf", out, "none.gguf: no such file"),
         (wide, tmp_path / "none" / "out.gguf", "out.gguf: No such file or directory"),
         (wide, tmp_path, "exists and is not a regular file"),
     ):

@@ -57,3 +57,29 @@ def test_version(program, site: Path, install) -> None:
     install(site, "llamacli", "")
     result = program("--version")
     assert (result.returncode, result.stdout) == (0, "llamacli, version 1.0\n")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["run", "-p", "x"], ["bench"], ["perplexity", "README.md"], ["embed", "README.md", "x"], ["doctor"],
+        ["quantize", "README.md", "x.gguf", "Q8_0"], ["warmup"],
+    ],
+    ids=lambda args: args[0],
+)  # fmt: skip
+def test_progress_begins_before_slow_imports(args: list[str], environment: dict[str, str]) -> None:
+    code = """
+import sys
+from llamacli.cli import app, progress
+
+def shown(task, interval_s=None):
+    print("slow" if {"numpy", "numba"} & sys.modules.keys() else "fast")
+    raise SystemExit
+
+progress.shown = shown
+app.app(sys.argv[1:], prog_name="llamacli")
+"""
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", code, *args]
+    result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
+    assert result.stdout == "fast\n", result.stderr

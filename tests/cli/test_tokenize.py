@@ -54,6 +54,11 @@ def test_backslashes_and_newlines_are_escaped(invoke, model: Path) -> None:
     assert r"'\n'" in shown
 
 
+def test_bytes_of_a_character_are_hexadecimal(invoke, model: Path) -> None:
+    shown = invoke("tokenize", model, "--no-bos", "😀").stdout.splitlines()
+    assert [line.partition(" -> ")[2] for line in shown][-4:] == ["'<0xF0>'", "'<0x9F>'", "'<0x98>'", "'<0x80>'"]
+
+
 def test_vocabulary_only_file(invoke, shared) -> None:
     vocabulary = shared("vocab/ggml-vocab-llama-spm.gguf")
     assert invoke("tokenize", vocabulary, "Hello world", "--ids").stdout == "[1, 15043, 3186]\n"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacli.cli.command import Command
+from llamacli.cli.hub import resolve_model
 from llamacli.cli.numbers import Integer, IntList
 from llamacli.cli.options import PATH, global_options, kv_type_options, mode_option, option, threads_option
 from llamacli.cli.output import print_json
@@ -88,12 +89,13 @@ def bench(
     `pp512` evaluates a prompt of 512 tokens at once, `tg128` generates 128 tokens one by one. Tokens are random, and
     the output has the columns of llama.cpp's benchmark.
     """
-    from llamacli.kernels.team import check_threads
-    from llamacli.tools.bench import measure
-
-    path, n_threads = model or str(demo_path()), check_threads(threads)
+    path = resolve_model(model) if model is not None else str(demo_path())
     measured: list[Row] = []
-    with load(path, mode, n_threads) as loaded:
+    with load(path, mode, threads) as loaded:
+        from llamacli.kernels.team import check_threads
+        from llamacli.tools.bench import measure
+
+        n_threads = check_threads(threads)
         task = Task("", unit=" runs")
 
         def report(test: str, done: int, total: int) -> None:

@@ -10,7 +10,7 @@ import click
 from llamacli.cli.command import Command
 from llamacli.cli.options import PATH, global_options, option
 from llamacli.cli.output import human_bytes, print_json, printable
-from llamacli.cli.progress import load
+from llamacli.cli.progress import bar, load
 from llamacli.errors import LlamaCliError
 
 if TYPE_CHECKING:
@@ -32,17 +32,20 @@ def doctor(model: str | None, output: str) -> None:
     Prints what was found, the reasons why models would run slowly or fail, and remedies. With MODEL, loads it and
     measures a short prompt.
     """
-    from llamacli.plugins import installed_plugins
-    from llamacli.tools.doctor import examine, try_model
-
     trial = failure = None
     if model is not None:
         try:
             with load(model, "auto", None) as loaded:
+                from llamacli.tools.doctor import try_model
+
                 trial = try_model(loaded, model)
         except LlamaCliError as error:
             failure = f"{model}: {error}"
-    report = examine(tuple(installed_plugins().infos()), trial=trial, failure=failure)
+    with bar("examining the machine"):
+        from llamacli.plugins import installed_plugins
+        from llamacli.tools.doctor import examine
+
+        report = examine(tuple(installed_plugins().infos()), trial=trial, failure=failure)
     if output == "json":
         print_json(json.loads(json.dumps(report.as_dict())))
         return

@@ -52,10 +52,10 @@ def embed(
 
 
 def _load(model: str, mode: str, threads: int | None) -> Embedder:
-    from llamacli.tools.embedding import load_embedder
-
     model = resolve_model(model)
     with bar(f"loading {Path(model).name}", human_bytes) as progress:
+        from llamacli.tools.embedding import load_embedder
+
         return load_embedder(model, mode, threads=threads, progress=progress)
 
 

@@ -1,4 +1,4 @@
-"""Output of `--html`: tokens coloured by probability, alternatives on hover."""
+"""Output of `--html`: tokens coloured by probability, alternatives on hover or touch."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ body {{ font: 18px/1.7 Georgia, serif; max-width: 45em; margin: 3em auto; paddin
 h1 {{ font-size: 1em; color: #777; font-weight: normal; }}
 .text {{ white-space: pre-wrap; }}
 .token {{ position: relative; border-radius: 3px; cursor: default; }}
-.token:hover {{ outline: 1px solid #555; }}
+.token:hover, .token:focus {{ outline: 1px solid #555; }}
 .others {{ display: none; position: absolute; z-index: 1; left: 0; top: 1.7em; background: #fff; padding: .4em .8em;
   border: 1px solid #bbb; box-shadow: 0 2px 8px #0003; font: 13px/1.4 monospace; white-space: pre;
   pointer-events: none; }}
-.token:hover .others {{ display: block; }}
+.token:hover .others, .token:focus .others {{ display: block; }}
 .scale {{ color: #777; }}
 .scale span {{ padding: .1em .7em; font: 13px monospace; color: #222; }}
 </style>
@@ -74,7 +74,10 @@ def _token(model: Model, token: int, text: str, logprobs: LogProbs) -> str:
         line = f"{math.exp(value):6.1%}  {html.escape(repr(model.tokenizer.piece(other, unparse_special=True)))}"
         lines.append(f"<b>{line}</b>" if other == token else line)
     others = '<span class="others">' + "\n".join(lines) + "</span>"
-    return f'<span class="token" style="{_colour(math.exp(logprobs.chosen))}">{html.escape(text)}{others}</span>'
+    word = text.lstrip(" ") or text  # a space at the end of a line would show its colour there
+    space = text[: len(text) - len(word)]
+    colour = _colour(math.exp(logprobs.chosen))
+    return f'{space}<span class="token" tabindex="0" style="{colour}">{html.escape(word)}{others}</span>'
 
 
 def _colour(p: float) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamacli.cli.command import Command
+from llamacli.cli.hub import resolve_model
 from llamacli.cli.options import PATH, global_options, option
 from llamacli.cli.output import human_bytes, human_count, print_json, print_table, printable
 from llamacli.cli.plot import ImagePath, plot_sizes
@@ -50,7 +51,7 @@ def inspect(model: str, tensors: bool, full: bool, json: bool, plot: str | None)
     from llamacli.plugins import installed_plugins
 
     installed = installed_plugins()
-    file = open_model_file(model, installed.loaders())
+    file = open_model_file(resolve_model(model), installed.loaders())
     try:
         if plot is not None:
             plot_sizes(f"{file.path.name}: {human_bytes(_n_bytes(file))}", file.tensors.values(), plot)

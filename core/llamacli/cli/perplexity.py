@@ -22,7 +22,7 @@ from llamacli.cli.options import (
 )
 from llamacli.cli.output import has_status, print_json, write
 from llamacli.cli.progress import Task, load, shown
-from llamacli.cli.text import read_file, read_stdin
+from llamacli.cli.text import decoded, read_stdin
 from llamacli.errors import InvalidRequestError
 from llamacli.tools.demo import demo_path
 from llamacli.util.settings import MAX_CONTEXT
@@ -70,10 +70,10 @@ def perplexity(
     """
     content = _read_text(text, file)
 
-    from llamacli.tools.perplexity import number_of_chunks, perplexity_tokens
-    from llamacli.tools.perplexity import perplexity as measure
-
     with load(model or str(demo_path()), mode, threads) as loaded:
+        from llamacli.tools.perplexity import number_of_chunks, perplexity_tokens
+        from llamacli.tools.perplexity import perplexity as measure
+
         tokens = perplexity_tokens(loaded, content)
         warn_of_long_context(loaded, ctx_size)
         max_chunks = None if chunks < 0 else chunks
@@ -100,12 +100,10 @@ def _read_text(argument: str | None, option: str | None) -> str:
         if content is None:
             raise click.UsageError("Give TEXT_FILE, or pipe a text in.")
         return content
-
-    from llamacli.gguf import is_gguf
-
-    if is_gguf(name):
+    data = Path(name).read_bytes()
+    if data.startswith(b"GGUF"):
         raise InvalidRequestError(f"{name} is a model file, not a text: use -m for the model")
-    return read_file(Path(name))
+    return decoded(data, name)
 
 
 def _in_status_line() -> bool:

@@ -160,10 +160,10 @@ def waiting(session: Session) -> Iterator[Waiting]:
 
 def load(path: str, mode: str, threads: int | None) -> Model:
     """Load a model by file or short name, with a progress bar."""
-    from llamacli import load_model
-
     path = resolve_model(path)
     with bar(f"loading {Path(path).name}", human_bytes) as progress:
+        from llamacli import load_model
+
         return load_model(path, mode, threads=threads, progress=progress)
 
 

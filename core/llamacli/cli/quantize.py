@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacli.cli.command import Command
+from llamacli.cli.hub import resolve_model
 from llamacli.cli.options import PATH, global_options, option, threads_option
-from llamacli.cli.output import human_bytes, print_table, printable
+from llamacli.cli.output import human_bytes, note, print_table, printable
 from llamacli.cli.progress import bar
 from llamacli.errors import InvalidRequestError
 
@@ -22,10 +23,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+def _complete_type(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[str]:
+    """Complete TYPE in a shell."""
+    from llamacli.conversion import FILE_TYPES
+
+    return [name for name in FILE_TYPES if name.startswith(typed.upper())]
+
+
 @click.command(cls=Command)
 @click.argument("model", type=PATH)
 @click.argument("out", type=PATH)
-@click.argument("kind", metavar="TYPE")
+@click.argument("kind", metavar="TYPE", shell_complete=_complete_type)
 @option("--pure", is_flag=True, help="Use one type for all weights, instead of a mixture.")
 @option("--allow-requantize", is_flag=True, help="Quantise weights that are already quantised, which loses precision.")
 @option("--force", is_flag=True, help="Overwrite OUT if it exists.")
@@ -55,14 +63,16 @@ def quantize(
     """
     if not os.path.basename(out):
         raise click.BadParameter(f"{out!r} is not a file name.", param_hint="OUT")
-    from llamacli.conversion import file_type, plan
-    from llamacli.gguf import open_gguf
-    from llamacli.util.files import check_target
+    with bar(f"reading {os.path.basename(model)}"):
+        from llamacli.conversion import file_type, plan
+        from llamacli.gguf import open_gguf
+        from llamacli.util.files import check_target
 
     try:
         wanted = file_type(kind)
     except InvalidRequestError as error:
         raise click.BadParameter(f"{error}.", param_hint="TYPE") from None
+    model = resolve_model(model)
     if not dry_run:
         if Path(out).is_file() and not force:
             raise InvalidRequestError(f"{out} exists: --force overwrites it")
@@ -72,8 +82,12 @@ def quantize(
         _check_requantizing(planned, allow_requantize)
         _warn_of_fallbacks(planned)
         if not dry_run:
-            _write(planned, Path(out), threads, force)
-        _print_types(planned, out)
+            try:
+                _write(planned, Path(out), threads, force)
+            except KeyboardInterrupt:
+                note(f"interrupted: {out} is not written")
+                raise
+        _print_types(planned, f"{out} would be" if dry_run else out)
 
 
 def _write(planned: Plan, path: Path, threads: int | None, overwrite: bool) -> None:
@@ -118,7 +132,7 @@ def _warn_of_fallbacks(planned: Plan) -> None:
         )
 
 
-def _print_types(planned: Plan, out: str) -> None:
+def _print_types(planned: Plan, subject: str) -> None:
     """Print tensors and bytes by type, the largest first, and the total."""
     n_tensors: Counter[str] = Counter()
     n_bytes: Counter[str] = Counter()
@@ -132,5 +146,5 @@ def _print_types(planned: Plan, out: str) -> None:
     before = sum(tensor.source.n_bytes for tensor in planned.tensors)
     bits = f", {8 * planned.n_bytes / planned.n_params:.2f} bits per weight" if planned.n_params else ""
     click.echo(
-        printable(f"{out}: {planned.file_type.name}, {human_bytes(planned.n_bytes)} of {human_bytes(before)}{bits}")
+        printable(f"{subject}: {planned.file_type.name}, {human_bytes(planned.n_bytes)} of {human_bytes(before)}{bits}")
     )

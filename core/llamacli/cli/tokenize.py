@@ -43,5 +43,8 @@ def tokenize(model: str, text: str | None, ids: bool, no_special: bool, parse_sp
         print_json([{"id": token, "piece": piece} for token, piece in zip(tokens, pieces, strict=True)])
         return
     for token, piece in zip(tokens, pieces, strict=True):
+        part = tokenizer.piece_bytes(token, unparse_special=True)
         shown = printable(piece.replace("\\", "\\\\"))
+        if "\ufffd" in piece and part != piece.encode():  # bytes of a character that others complete
+            shown = "".join(f"<0x{byte:02X}>" for byte in part)
         click.echo(f"{token:>6} -> '{shown}'")

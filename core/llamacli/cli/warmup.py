@@ -20,23 +20,24 @@ def warmup() -> None:
 
     They are cached on disk, so that no later run has to compile them; cached kernels are not compiled again.
     """
-    from llamacli.engine import jit_disabled
-    from llamacli.engine.catalog import catalog
-    from llamacli.kernels import jit
-    from llamacli.plugins import ARCHITECTURES, GENERAL, installed_plugins
+    compiled, started = list[str](), time.monotonic()
+    with bar("compiling kernels") as progress:
+        from llamacli.engine import jit_disabled
+        from llamacli.engine.catalog import catalog
+        from llamacli.kernels import jit
+        from llamacli.plugins import ARCHITECTURES, GENERAL, installed_plugins
 
-    if jit_disabled():
-        raise InvalidRequestError("NUMBA_DISABLE_JIT is set, so kernels cannot be compiled")
-    for group in (GENERAL, ARCHITECTURES):  # they register tensor types and define verbs
-        installed_plugins().load_group(group)
-    kernels, compiled, started = catalog(), list[str](), time.monotonic()
-    jit.listeners.append(compiled.append)
-    try:
-        with bar("compiling kernels") as progress:
+        if jit_disabled():
+            raise InvalidRequestError("NUMBA_DISABLE_JIT is set, so kernels cannot be compiled")
+        for group in (GENERAL, ARCHITECTURES):  # they register tensor types and define verbs
+            installed_plugins().load_group(group)
+        kernels = catalog()
+        jit.listeners.append(compiled.append)
+        try:
             for done, kernel in enumerate(kernels):
                 progress(done, len(kernels))
                 with plugin_errors(f"compiling {kernel.name}"):
                     kernel.compile()
-    finally:
-        jit.listeners.remove(compiled.append)
+        finally:
+            jit.listeners.remove(compiled.append)
     note(f"{len(kernels)} kernels are ready: {len(compiled)} compiled in {time.monotonic() - started:.1f} s")
