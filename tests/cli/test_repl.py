@@ -406,7 +406,7 @@ def test_other_model_continues_the_chat(talk, tiny_gguf) -> None:
     terminal = talk("the dog", "she saw")
     terminal.say("/set temp 0.5")
     terminal.say("once")
-    assert "nowhere.gguf: cannot read the file" in terminal.say("/model nowhere.gguf")
+    assert "nowhere.gguf: no such file" in terminal.say("/model nowhere.gguf")
     plain_model = tiny_gguf("gqa", tokenizer="spm", context_length=512)
     assert "has no chat template" in terminal.say(f"/model {plain_model}")
     other = tiny_gguf("rope_base", tokenizer="spm", context_length=256, metadata=chat_keys(CHATML))
