@@ -13,6 +13,7 @@ import tiny_llama
 from llamacli import Stats
 from llamacli.cli import progress
 from llamacli.cli.output import human_bytes, note, status
+from llamacli.engine.base import Timings
 
 TIMEOUT_S = 120
 
@@ -95,6 +96,23 @@ def test_known_rate_gives_the_time_left_at_once(clock: Clock) -> None:
     assert "30 %  7 s left" in task.line()
 
 
+def test_progress_within_a_step_is_that_of_the_task(clock: Clock) -> None:
+    share = [0.0]
+    task = progress.Task("reading", unit=" tokens", step=512, share=lambda: share[0], clock=clock)
+    task.report(0, 1000)
+    clock.now += 2
+    share[0] = 0.5
+    assert task.line() == "| reading [####............]  25 %  6 s left  0 of 1000 tokens"
+    task.report(512, 1000)
+    assert "75 %" in task.line()
+
+
+def test_share_of_a_task_without_reports(clock: Clock) -> None:
+    task = progress.Task("reading", share=lambda: 0.25, clock=clock)
+    clock.now += 2
+    assert task.line() == "| reading [####............]  25 %  6 s left"
+
+
 def test_detail_is_shown_until_the_next_report(clock: Clock) -> None:
     task = progress.Task("loading", clock=clock)
     task.detail = "compiling kernel 1: add"
@@ -145,7 +163,8 @@ def test_quiet_waiting_counts_the_items(clock: Clock) -> None:
 
 
 def test_waiting_restores_the_progress_of_a_session(terminal) -> None:
-    session = types.SimpleNamespace(progress=None, stats=Stats())
+    program = types.SimpleNamespace(timings=Timings())
+    session = types.SimpleNamespace(progress=None, stats=Stats(), model=types.SimpleNamespace(program=program))
     with progress.waiting(session):
         session.progress(1, 2)
     assert session.progress is None

@@ -22,3 +22,22 @@ def test_logits_do_not_depend_on_slices(
     monkeypatch.setattr(native, "_SLICE_WORK", slice_work)
     with model.create_session() as session:
         np.testing.assert_array_equal(session.eval(TOKENS, all_logits=True), expected)
+
+
+def test_share_of_a_batch_grows_between_slices(
+    tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(tiny_gguf("gqa"), "auto", plugins=plugins, engine=native.NativeEngine())
+    monkeypatch.setattr(native, "_SLICE_WORK", 1.0)
+    timings, shares, run = model.program.timings, [], model.program._team.run
+
+    def watched(*args: object) -> None:
+        shares.append(timings.batch_share)
+        run(*args)
+
+    monkeypatch.setattr(model.program._team, "run", watched)
+    with model.create_session() as session:
+        session.eval(TOKENS)
+    assert shares == sorted(shares)
+    assert 0.0 == shares[0] < shares[-1] < 1.0
+    assert timings.batch_share == 0.0

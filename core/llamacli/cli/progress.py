@@ -36,6 +36,8 @@ class Task:
     Between two reports progress is interpolated by the mean rate. `rate` is that to begin with, in units per second, if
     one is known. `show` formats a number of units, whose name is `unit`. `detail` replaces the label until the next
     report.
+
+    Where the task tells its progress within `step` units that follow a report, `share` returns it, 0 to 1.
     """
 
     def __init__(
@@ -45,10 +47,13 @@ class Task:
         *,
         unit: str = "",
         rate: float = 0.0,
+        step: int = 0,
+        share: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.label, self.detail = label, ""
         self._show, self._unit, self._rate, self._clock = show, unit, rate, clock
+        self._size, self._share = step, share
         self._done = self._step = self._total = 0
         self._started = self._reported = clock()
         self._frames = itertools.cycle(_SPINNER)
@@ -68,17 +73,30 @@ class Task:
         frame, now = next(self._frames), self._clock()
         if self.detail:
             return f"{frame} {self.detail}"
+        elapsed, within = now - self._started, self._share()
         if self._done >= self._total:
-            return f"{frame} {self.label}, {human_duration(now - self._started)}"
-        done = self._done + (now - self._reported) * self._rate
-        if self._step:  # not beyond the next report, which is about a step away
-            done = min(done, self._done + 0.95 * self._step)
+            if not within:
+                return f"{frame} {self.label}, {human_duration(elapsed)}"
+            return f"{frame} {self.label} {_bar(within, elapsed / within * (1 - within))}"
+        if within:
+            done = self._done + within * min(self._size, self._total - self._done)
+            rate = done / elapsed if elapsed >= _MIN_S else self._rate
+        else:
+            done, rate = self._done + (now - self._reported) * self._rate, self._rate
+            if self._step:  # not beyond the next report, which is about a step away
+                done = min(done, self._done + 0.95 * self._step)
         done = min(done, 0.99 * self._total)
-        share = done / self._total
-        bar = "#" * int(_WIDTH * share)
-        left = f"{human_duration((self._total - done) / self._rate)} left" if self._rate else "..."
         counts = f"{self._show(self._done)} of {self._show(self._total)}{self._unit}"
-        return f"{frame} {self.label} [{bar:.<{_WIDTH}}] {int(100 * share):3} %  {left}  {counts}"
+        return (
+            f"{frame} {self.label} {_bar(done / self._total, (self._total - done) / rate if rate else None)}  {counts}"
+        )
+
+
+def _bar(share: float, left_s: float | None) -> str:
+    """Bar, percentage and time left."""
+    filled = "#" * int(_WIDTH * share)
+    left = "..." if left_s is None else f"{human_duration(left_s)} left"
+    return f"[{filled:.<{_WIDTH}}] {int(100 * share):3} %  {left}"
 
 
 @contextlib.contextmanager
@@ -149,7 +167,13 @@ class Waiting:
 @contextlib.contextmanager
 def waiting(session: Session) -> Iterator[Waiting]:
     """Show the reading of a prompt until the first token comes."""
-    task = Task("reading the prompt", unit=" tokens", rate=session.stats.prefill_tps)
+    from llamacli.kv import N_BATCH
+
+    timings = session.model.program.timings
+    task = Task(
+        "reading the prompt", unit=" tokens", rate=session.stats.prefill_tps, step=N_BATCH,
+        share=lambda: timings.batch_share,
+    )  # fmt: skip
     with shown(task) as end:
         before, session.progress = session.progress, task.report
         try:

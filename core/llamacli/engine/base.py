@@ -21,11 +21,13 @@ from llamacli.util.settings import QuantMode as QuantMode
 class Timings:
     """Time that a program has spent, in seconds.
 
-    `total`, and `host`: the part in ops without kernels, by the op's description.
+    `total`, and `host`: the part in ops without kernels, by the op's description. `batch_share`: how much of a batch
+    under way is done, 0 to 1; 0 for short ones. Other threads may read it.
     """
 
     total: float = 0.0
     host: dict[str, float] = attrs.field(factory=dict)
+    batch_share: float = 0.0
 
     def shares(self) -> dict[str, float]:
         """Share of time of each op without a kernel, 0 to 1."""

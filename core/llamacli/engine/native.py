@@ -159,7 +159,7 @@ class NativeProgram:
         hidden = hidden and not self._result_is_hidden
         with self._team.lock:
             table = self._table(spans[0].sequence.kv_type)
-            started = time.perf_counter()
+            started, self.timings.batch_share = time.perf_counter(), 0.0
             self._place(spans)
             n_seen = max(span.start + span.n for span in spans)
             self._run_steps(table, self._body, HostRows(tokens, 0, n, spans), n_seen)
@@ -255,7 +255,7 @@ class NativeProgram:
 
         The first run with ops that have no kernel logs their share of the time.
         """
-        seconds = time.perf_counter() - started
+        seconds, self.timings.batch_share = time.perf_counter() - started, 0.0
         is_first = not self.timings.total
         self.timings.total += seconds
         if is_first and self.timings.host:
@@ -294,6 +294,7 @@ class NativeProgram:
             else:
                 self._team.run(table, start, i + 1, run)
             start, done = i + 1, 0.0
+            self.timings.batch_share = start / len(self._steps)
         if start < stop:
             self._team.run(table, start, stop, run)
 
