@@ -84,9 +84,9 @@ def test_progress_between_reports_is_interpolated(clock: Clock) -> None:
     shares = []
     for _ in range(8):
         clock.now += 1
-        shares.append(re.search(r"(\d+) %  (\d+) s left  500 of 2000 tokens", task.line()).groups())
-    assert shares[:3] == [("30", "14"), ("35", "13"), ("40", "12")]
-    assert shares[-1] == ("48", "10"), "but not beyond the next report"
+        shares.append(re.search(r"(\d+) %  (\d+) s left  (\d+) of 2000 tokens", task.line()).groups())
+    assert shares[:3] == [("30", "14", "600"), ("35", "13", "700"), ("40", "12", "800")]
+    assert shares[-1] == ("48", "10", "975"), "but not beyond the next report"
 
 
 def test_known_rate_gives_the_time_left_at_once(clock: Clock) -> None:
@@ -102,7 +102,7 @@ def test_progress_within_a_step_is_that_of_the_task(clock: Clock) -> None:
     task.report(0, 1000)
     clock.now += 2
     share[0] = 0.5
-    assert task.line() == "| reading [####............]  25 %  6 s left  0 of 1000 tokens"
+    assert task.line() == "| reading [####............]  25 %  6 s left  256 of 1000 tokens"
     task.report(512, 1000)
     assert "75 %" in task.line()
 

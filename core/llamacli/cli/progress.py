@@ -86,7 +86,7 @@ class Task:
             if self._step:  # not beyond the next report, which is about a step away
                 done = min(done, self._done + 0.95 * self._step)
         done = min(done, 0.99 * self._total)
-        counts = f"{self._show(self._done)} of {self._show(self._total)}{self._unit}"
+        counts = f"{self._show(int(done))} of {self._show(self._total)}{self._unit}"
         return (
             f"{frame} {self.label} {_bar(done / self._total, (self._total - done) / rate if rate else None)}  {counts}"
         )
