@@ -1,7 +1,8 @@
-"""Gemma family: Gemma 1 to 4, one module per generation."""
+"""Gemma family: Gemma 1 to 4 and EmbeddingGemma, a module each."""
 
 from llamacli import hookimpl
 from llamacli_gemma.chat import FORMATS
+from llamacli_gemma.embedding import GemmaEmbedding
 from llamacli_gemma.gemma1 import Gemma1
 from llamacli_gemma.gemma2 import Gemma2
 from llamacli_gemma.gemma3 import Gemma3
@@ -15,7 +16,7 @@ LLAMACLI_KERNEL_API = 1
 @hookimpl
 def register_architectures(register):  # type: ignore[no-untyped-def]
     """Register the architectures of this family."""
-    for architecture in (Gemma1(), Gemma2(), Gemma3(), Gemma3n(), Gemma4()):
+    for architecture in (Gemma1(), Gemma2(), Gemma3(), Gemma3n(), Gemma4(), GemmaEmbedding()):
         register(architecture)
 
 

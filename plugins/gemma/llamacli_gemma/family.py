@@ -129,6 +129,33 @@ def per_layer_inputs(g: Graph, x: Value, c: Config, w: Weights, width: int) -> V
     return g.scale(projected + looked_up, 2**-0.5)
 
 
+def add_normed_blocks(table: TensorTable, c: GemmaConfig) -> None:
+    """Blocks with norms of queries and keys, before and after each part."""
+    for _ in c.layers:
+        block = table.block()
+        block.add("attn_norm", c.n_embd)
+        add_attention(block, c.n_embd, c.n_head * c.head_dim, c.n_head_kv * c.head_dim)
+        block.add("attn_q_norm", c.head_dim)
+        block.add("attn_k_norm", c.head_dim)
+        block.add("post_attention_norm", c.n_embd)
+        block.add("ffn_norm", c.n_embd)
+        add_feed_forward(block, c.n_embd, c.n_ff)
+        block.add("post_ffw_norm", c.n_embd)
+
+
+def normed_block(g: Graph, c: GemmaConfig, layer: Layer, block: Params, x: Value, *, causal: bool = True) -> Value:
+    """Block of `add_normed_blocks`: attention and feed-forward network."""
+    h = g.rms_norm(x, block.attn_norm, c.rms_eps)
+    q = g.rms_norm(g.linear(h, block.attn_q), block.attn_q_norm, c.rms_eps, c.head_dim)
+    k = g.rms_norm(g.linear(h, block.attn_k), block.attn_k_norm, c.rms_eps, c.head_dim)
+    q, k = (g.rope(value, layer.rope, c.head_dim) for value in (q, k))
+    kv = g.store(k, g.linear(h, block.attn_v), head_dim=c.head_dim, window=layer.window)
+    a = g.attention(q, kv, scale=c.attention_scale, causal=causal)
+    x = x + g.rms_norm(g.linear(a, block.attn_output), block.post_attention_norm, c.rms_eps)
+    h = feed_forward(g, g.rms_norm(x, block.ffn_norm, c.rms_eps), block)
+    return x + g.rms_norm(h, block.post_ffw_norm, c.rms_eps)
+
+
 def logits(g: Graph, x: Value, output: Param, c: GemmaConfig, w: Weights) -> Value:
     """Final norm, output matrix and, if the model has one, softcap."""
     x = g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), output)

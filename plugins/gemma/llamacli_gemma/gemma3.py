@@ -44,16 +44,7 @@ class Gemma3(Architecture):
         c, table = config, TensorTable()
         family.add_vocabulary(table, c)
         table.add("output", c.n_vocab, c.n_embd, optional=True)
-        for _ in c.layers:
-            block = table.block()
-            block.add("attn_norm", c.n_embd)
-            family.add_attention(block, c.n_embd, c.n_head * c.head_dim, c.n_head_kv * c.head_dim)
-            block.add("attn_q_norm", c.head_dim)
-            block.add("attn_k_norm", c.head_dim)
-            block.add("post_attention_norm", c.n_embd)
-            block.add("ffn_norm", c.n_embd)
-            family.add_feed_forward(block, c.n_embd, c.n_ff)
-            block.add("post_ffw_norm", c.n_embd)
+        family.add_normed_blocks(table, c)
         return table
 
     def forward(self, g: Graph, config: GemmaConfig, weights: Weights) -> Value:
@@ -61,14 +52,5 @@ class Gemma3(Architecture):
         c, w = config, weights
         x = family.embed(g, c, w)
         for layer, block in zip(c.layers, w.blk, strict=True):
-            h = g.rms_norm(x, block.attn_norm, c.rms_eps)
-            q = g.rms_norm(g.linear(h, block.attn_q), block.attn_q_norm, c.rms_eps, c.head_dim)
-            k = g.rms_norm(g.linear(h, block.attn_k), block.attn_k_norm, c.rms_eps, c.head_dim)
-            q, k = (g.rope(value, layer.rope, c.head_dim) for value in (q, k))
-            kv = g.store(k, g.linear(h, block.attn_v), head_dim=c.head_dim, window=layer.window)
-            a = g.attention(q, kv, scale=c.attention_scale)
-            x = x + g.rms_norm(g.linear(a, block.attn_output), block.post_attention_norm, c.rms_eps)
-
-            h = family.feed_forward(g, g.rms_norm(x, block.ffn_norm, c.rms_eps), block)
-            x = x + g.rms_norm(h, block.post_ffw_norm, c.rms_eps)
+            x = family.normed_block(g, c, layer, block, x)
         return family.logits(g, x, w.output or w.token_embd, c, w)
