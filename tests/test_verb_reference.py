@@ -36,6 +36,6 @@ def test_docstrings_without_fields_are_named() -> None:
 def test_users_are_found() -> None:
     found = users()
     assert found["xielu"] == {"apertus"}
-    assert found["positions"] == {"gpt2"}
+    assert found["positions"] == {"bert", "gpt2"}
     assert "llama" in found["rms_norm"]
     assert "gpt2" not in found["rms_norm"]

@@ -23,7 +23,7 @@ from llamacli.ops import activations
 from llamacli.plugins import Plugins
 from llamacli.testing import models
 from paths import entry_points
-from tiny_variants import VARIANTS
+from tiny_variants import ENCODERS, VARIANTS
 
 FIELDS = ("Formula", "Shapes", "Limits", "Example")
 """Last part of a verb's docstring: each once, in this order, further lines indented."""
@@ -101,7 +101,7 @@ def users() -> dict[str, set[str]]:
         return np.broadcast_to(np.float32(0), shape), GGMLQuantizationType.F32
 
     with mock.patch.object(models, "write_gguf", record), mock.patch.object(models, "random_tensor", empty):
-        for variant in VARIANTS.values():
+        for variant in (VARIANTS | ENCODERS).values():
             variant.write(Path("tiny"), **variant.options)
     return found
 

@@ -1,4 +1,4 @@
-"""Bailing MoE 2: a decoder with fine-grained experts, of which the best groups are chosen.
+"""Bailing MoE 2: a decoder with fine-grained experts in groups.
 
 Ling Team 2025 (arXiv:2510.22115): Ling 2.0 and Ring 2.0. RMSNorm, rotary attention with grouped heads and queries and
 keys normalised per head; the first blocks have a SwiGLU feed-forward network, the others routed experts and shared
