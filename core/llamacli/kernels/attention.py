@@ -145,52 +145,60 @@ def _stored_weights(typingctx: Any, kind: Any, p: Any) -> Any:
 
 
 @intrinsic(prefer_literal=True)
-def _accumulate_keys(typingctx: Any, kind: Any, p: Any, pages: Any, keys: Any, begin: Any, n_pages: Any, n_cells: Any,
-           unit: Any, head_dim: Any, out: Any) -> Any:  # fmt: skip
-    """Add a tile's keys, weighted by probabilities, to one output row.
+def _accumulate_keys(typingctx: Any, kind: Any, n: Any, p: Any, pages: Any, keys: Any, begin: Any, n_pages: Any,
+           n_cells: Any, unit: Any, head_dim: Any, out: Any, out_stride: Any) -> Any:  # fmt: skip
+    """Add a tile's keys, weighted by probabilities, to n output rows.
 
-    Accumulates 16 dimensions from 16 * `unit` on. `pages` is the address of the tile's page table, `keys` an offset in
-    each page; pages `begin` to `n_pages` - 1 are read, and of these the first `n_cells` cells.
+    Accumulates 16 dimensions from 16 * `unit` on; n is 1 or, for floats, 4. `pages` is the address of the tile's page
+    table, `keys` an offset in each page; pages `begin` to `n_pages` - 1 are read, and of these the first `n_cells`
+    cells. The sums of a row do not depend on n.
     """
-    number = kind.literal_value
-    step = cells.dims_at_once(number)
-    n_loads = UNIT // step
+    number, n_rows = kind.literal_value, n.literal_value
+    step, n_dims = cells.dims_at_once(number), UNIT // n_rows
 
     def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
-        _, p, pages, keys, begin, n_pages, n_cells, unit, head_dim, out = args
+        _, _, p, pages, keys, begin, n_pages, n_cells, unit, head_dim, out, out_stride = args
         lanes = ir.ir.Constant(ir.I32X16, list(range(PAGE)))
         none = ir.constant(ir.F32X16, 0.0)
-        first_load = b.mul(unit, ir.I64(n_loads))
         last_load = b.sub(b.sdiv(b.add(head_dim, ir.I64(step - 1)), ir.I64(step)), ir.I64(1))
 
-        def body(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
-            page = b.add(begin, i)
-            part = b.add(ir.load(b, b.add(pages, b.mul(page, ir.I64(8))), ir.I64), keys)
-            weights = ir.load(b, b.add(p, b.mul(page, ir.I64(4 * PAGE))), ir.F32X16)
-            left = b.trunc(b.sub(n_cells, b.mul(page, ir.I64(PAGE))), ir.I32)
-            stored = b.icmp_signed("<", lanes, ir.splat(b, left))
+        def load_keys(part: ir.Value, first_dim: int) -> list[ir.Value]:
             loaded: list[ir.Value] = []
-            for j in range(n_loads):
-                at = b.add(first_load, ir.I64(j))
+            for dim in range(first_dim, first_dim + n_dims, step):
+                at = b.add(b.mul(unit, ir.I64(UNIT // step)), ir.I64(dim // step))
                 at = b.select(b.icmp_signed("<", at, last_load), at, last_load)  # no dimensions beyond the head
                 loaded += cells.load_keys(b, number, part, at)
-            return [
-                ir.fma(b, b.select(stored, key, none), weights, total)  # cells beyond may hold NaN
-                for key, total in zip(loaded, totals, strict=True)
-            ]
+            return loaded
 
-        totals = ir.loop(b, b.sub(n_pages, begin), [none] * UNIT, body)
-        for half in (8, 4, 2, 1):  # lane i becomes the sum of the lanes of vector i
-            pairs = zip(totals[:half], totals[half:], strict=True)
-            low = [lane & ~half | (PAGE if lane & half else 0) for lane in range(PAGE)]
-            totals = [
-                b.fadd(ir.shuffle(b, x, y, low), ir.shuffle(b, x, y, [lane | half for lane in low])) for x, y in pairs
-            ]
-        place = b.add(out, b.mul(unit, ir.I64(4 * UNIT)))
-        ir.store(b, place, b.fadd(ir.load(b, place, ir.F32X16), totals[0]))
+        for first_dim in range(0, UNIT, n_dims):
+
+            def body(i: ir.Value, totals: list[ir.Value], first_dim: int = first_dim) -> list[ir.Value]:
+                page = b.add(begin, i)
+                part = b.add(ir.load(b, b.add(pages, b.mul(page, ir.I64(8))), ir.I64), keys)
+                left = b.trunc(b.sub(n_cells, b.mul(page, ir.I64(PAGE))), ir.I32)
+                stored = b.icmp_signed("<", lanes, ir.splat(b, left))
+                # Cells beyond may hold NaN.
+                loaded = [b.select(stored, key, none) for key in load_keys(part, first_dim)]
+                at = b.add(p, b.mul(page, ir.I64(4 * PAGE)))
+                weights = [ir.load(b, ir.offset(b, at, 4 * TILE * row), ir.F32X16) for row in range(n_rows)]
+                return [ir.fma(b, loaded[i % n_dims], weights[i // n_dims], total) for i, total in enumerate(totals)]
+
+            totals = ir.loop(b, b.sub(n_pages, begin), [none] * UNIT, body)
+            for half in (8, 4, 2, 1):  # lane i becomes the sum of the lanes of vector i
+                pairs = zip(totals[:half], totals[half:], strict=True)
+                low = [lane & ~half | (PAGE if lane & half else 0) for lane in range(PAGE)]
+                totals = [
+                    b.fadd(ir.shuffle(b, x, y, low), ir.shuffle(b, x, y, [lane | half for lane in low]))
+                    for x, y in pairs
+                ]
+            for row in range(n_rows):
+                place = b.add(out, b.mul(out_stride, ir.I64(row)))
+                place = b.add(place, b.add(b.mul(unit, ir.I64(4 * UNIT)), ir.I64(4 * first_dim)))
+                own = ir.shuffle(b, totals[0], totals[0], list(range(row * n_dims, (row + 1) * n_dims)))
+                ir.store(b, place, b.fadd(ir.load(b, place, own.type), own))
         return context.get_dummy_value()
 
-    return types.void(kind, *[_i64] * 9), codegen
+    return types.void(kind, n, *[_i64] * 10), codegen
 
 
 @njit(inline="always")
@@ -263,6 +271,7 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
     k_type, v_type = cells.NUMBERS[kv_type.k], cells.NUMBERS[kv_type.v]
     rotates_k, rotates_v = (isinstance(KV_TYPES[name], IntegerType) for name in (kv_type.k, kv_type.v))
     rotates_out = rotates_k if values_in_keys else rotates_v
+    together = 1 if rotates_k else 4  # rows whose sums over keys are accumulated together
     key_bytes, value_bytes = _part_bytes(kv_type.k), _part_bytes(kv_type.v)
 
     def attention(args: int, run: int, thread: int, n_threads: int) -> None:
@@ -381,11 +390,21 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
                     if values_in_keys:
                         pages = table + 8 * (start // PAGE)
                         for unit_of_dims in range(-(-n_dims // UNIT)):
-                            for i in range(n):
-                                _accumulate_keys(
-                                    k_type, scores + 4 * TILE * i, pages, keys, begin, n_pages, n_seen - start,
-                                    unit_of_dims, a.head_dim, out + i * out_stride,
-                                )  # fmt: skip
+                            i = 0
+                            while i < n:
+                                p, sums = scores + 4 * TILE * i, out + i * out_stride
+                                if n - i > 1 and not rotates_k:
+                                    _accumulate_keys(
+                                        k_type, together, p, pages, keys, begin, n_pages, n_seen - start,
+                                        unit_of_dims, a.head_dim, sums, out_stride,
+                                    )  # fmt: skip
+                                    i += together
+                                else:
+                                    _accumulate_keys(
+                                        k_type, 1, p, pages, keys, begin, n_pages, n_seen - start, unit_of_dims,
+                                        a.head_dim, sums, out_stride,
+                                    )  # fmt: skip
+                                    i += 1
                         continue
                     for page in range(begin, n_pages):
                         page_ptr = simd.read_i64(table + 8 * (start // PAGE + page)) + values
