@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write a GGUF file with the sizes of a real hybrid or mixture.
+"""Write a GGUF file with a real hybrid's or mixture's sizes.
 
     python benchmarks/make_hybrid.py qwen35-0.8b Q8_0 model.gguf
 
