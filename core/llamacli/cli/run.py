@@ -21,6 +21,9 @@ from llamacli.tools.demo import demo_path
 from llamacli.util.files import check_target
 from llamacli.util.settings import MAX_CONTEXT
 
+_INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
+"""Options with files that are read once the model is loaded."""
+
 
 @click.command(cls=Command)
 @click.argument("first", required=False, metavar="[MODEL]", type=PATH)
@@ -110,6 +113,9 @@ def run(
     stdin is not part of the prompt.
     """
     _check_outputs(**given)
+    for name in _INPUTS:
+        if given[name] is not None:
+            Path(given[name]).open("rb").close()  # an error now, and not once the model is loaded
     chat = ChatOptions.pop_from(given)
     named = model is not None and ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
     if named or hf_repo is not None:
