@@ -1,0 +1,80 @@
+"""Cache memory under a scheduler: pages, sliding windows, recurrent states."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from conftest import LoadTiny
+from llamacli import Model
+from llamacli.engine import default_engine
+from llamacli.sampling import SamplingParams
+from llamacli.serve import scheduler
+from llamacli.serve.requests import Done, Event, GenerationRequest, TextDelta
+from llamacli.serve.scheduler import Scheduler
+from llamacli.serve.settings import EngineSettings
+from sessions import LONG
+
+PARAMS = SamplingParams(temp=1.5, n_probs=1)
+
+
+def requests() -> list[GenerationRequest]:
+    """Requests some of which begin alike, or continue others."""
+    prompts = [LONG[:70], LONG[:40], LONG[7:60], LONG[:70] + LONG[:9], LONG[20:21], LONG[3:90]]
+    return [
+        GenerationRequest(
+            id=str(i), model="m", prompts=(tuple(prompts[i % 6]),), params=PARAMS, seed=i % 4, n=1 + i % 2,
+            max_tokens=12 + 6 * (i % 3), ignore_eos=True,
+        )
+        for i in range(10)
+    ]  # fmt: skip
+
+
+def run(model: Model, wanted: list[GenerationRequest], **settings: Any) -> tuple[Scheduler, dict[str, list[Event]]]:
+    one = Scheduler(model, EngineSettings(n_ctx=128, max_queue=100, **settings))
+    events: dict[str, list[Event]] = {request.id: [] for request in wanted}
+    for request in wanted:
+        one.submit(request)
+    for _ in range(3000):
+        if not one.busy:
+            return one, events
+        for ticket, event in one.step():
+            events[ticket.request.id].append(event)
+    raise AssertionError("requests are still running")
+
+
+def tokens(events: list[Event]) -> dict[int, list[Any]]:
+    """Tokens of each choice with their log-probabilities, bit for bit."""
+    assert isinstance(events[-1], Done), events[-1]
+    found: dict[int, list[Any]] = {}
+    for event in events:
+        if isinstance(event, TextDelta):
+            found.setdefault(event.index, []).extend((token.id, token.logprob) for token in event.tokens)
+    return found
+
+
+@pytest.mark.parametrize("variant", ["gqa", "gemma3", "olmo2_sliding", "qwen35", "mamba2", "jamba", "moe_4_1"])
+@pytest.mark.parametrize("engine", [pytest.param(default_engine, id="default")], indirect=True)
+def test_texts_are_the_same_alone_together_and_short_of_memory(variant: str, load_tiny: LoadTiny) -> None:
+    wanted = requests()
+    model, alone = load_tiny(variant), {}
+    for request in wanted:
+        one, events = run(model, [request], step_ms=0)
+        alone[request.id] = tokens(events[request.id])
+        one.close()
+    layout = model.kv_pool().layout
+    for settings in (
+        {"step_ms": 0, "max_running": 16},
+        {"step_ms": 0.2, "max_running": 6},
+        {"step_ms": 0.2, "max_running": 16, "kv_memory": 2 * layout.n_bytes(128)},
+    ):
+        with patch.object(scheduler, "GROWTH", 0):
+            one, events = run(model, wanted, **settings)
+        assert {name: tokens(found) for name, found in events.items()} == alone, settings
+        pool = one.memory.pool
+        assert pool.n_used_bytes <= (pool.max_bytes or 0)
+        assert one.counters.prefix_tokens["true"] > 0 or not one.memory.shares_anywhere
+        one.close()
+        assert pool.n_used_bytes == 0
