@@ -19,6 +19,7 @@ import attrs
 from llamacli.errors import LlamaCliError
 from llamacli.model import Model, load_model
 from llamacli.serve import models as served
+from llamacli.serve.draws import Drawer
 from llamacli.serve.errors import (
     InternalError,
     LoadingError,
@@ -32,6 +33,7 @@ from llamacli.serve.models import Entry, Load, LoadedModel, ModelSource
 from llamacli.serve.requests import Event, ModelInfo, Request
 from llamacli.serve.settings import EngineSettings
 from llamacli.serve.streams import EventStream
+from llamacli.util.system import usable_cores
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class LocalEngine:
         self._wake = threading.Condition(self._lock)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._loader = ThreadPoolExecutor(1, "llamacli-load")
+        self._drawer = Drawer(settings.threads or usable_cores().threads)
         self._draining = self._stopping = False
         self._stopped = threading.Event()
         self._drain_until = float("inf")
@@ -184,6 +187,7 @@ class LocalEngine:
             loaded, entry.loaded = entry.loaded, None
             if loaded is not None:
                 _close(loaded)
+        self._drawer.close()
         sys.setswitchinterval(self._interval)
 
     def _entry(self, name: str) -> Entry:
@@ -220,7 +224,7 @@ class LocalEngine:
         try:
             self._make_room()
             started = time.monotonic()
-            loaded = served.load(entry.source, self.settings, self._load)
+            loaded = served.load(entry.source, self.settings, self._load, self._drawer)
             _log.info("model %s loaded in %.1f seconds", entry.source.name, time.monotonic() - started)
             with self._wake:
                 busy = [one.used for one in self._loaded() if one.scheduler.busy]

@@ -15,6 +15,7 @@ from llamacli.errors import ModelFormatError
 from llamacli.loaders import open_model_file
 from llamacli.model import Model, load_model
 from llamacli.plugins import installed_plugins
+from llamacli.serve.draws import Drawer
 from llamacli.serve.requests import ModelInfo
 from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
@@ -82,11 +83,13 @@ def unloaded_info(source: ModelSource) -> ModelInfo:
     )
 
 
-def load(source: ModelSource, settings: EngineSettings, load: Load = load_model) -> LoadedModel:
+def load(
+    source: ModelSource, settings: EngineSettings, load: Load = load_model, drawer: Drawer | None = None
+) -> LoadedModel:
     """Load a model and make its scheduler. Raises what `load_model` raises."""
     model = load(source.path, settings.mode, threads=settings.threads)
     try:
-        scheduler = Scheduler(model, settings, pooling=_pooling(model))
+        scheduler = Scheduler(model, settings, pooling=_pooling(model), drawer=drawer)
         return LoadedModel(model, scheduler, _info(source, model, scheduler))
     except BaseException:
         model.close()

@@ -27,6 +27,7 @@ from llamacli.sampling.logprobs import log_probabilities
 from llamacli.serve.batches import Rows, Work, evaluate_each
 from llamacli.serve.cache import CacheMemory
 from llamacli.serve.costs import StepCost, chunk_rows
+from llamacli.serve.draws import Draw, Drawer
 from llamacli.serve.errors import (
     InternalError,
     NotSupportedError,
@@ -70,6 +71,8 @@ MAX_PROMPTS = 64
 _ROW_BYTES = 64 << 20
 """Bytes of logits of a piece of a prompt whose log-probabilities are wanted."""
 _MAX_RETRY = 60
+_NEWEST = 0.1
+"""Weight of the newest step in the mean of the time that steps spend outside of evaluation."""
 
 
 class Scheduler:
@@ -78,7 +81,7 @@ class Scheduler:
     - `memory`: its cache. `cost`: the time of its steps.
     - `queue`: prompts that wait.
 
-    - `pooling`: that of embeddings; None refuses them.
+    - `pooling`: that of embeddings; None refuses them. `drawer`: draws the tokens of a step.
 
     `clock` gives seconds, and may be a fake one.
     """
@@ -89,6 +92,7 @@ class Scheduler:
         settings: EngineSettings,
         *,
         pooling: Pooling | None = None,
+        drawer: Drawer | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.model, self.settings, self.pooling, self._clock = model, settings, pooling, clock
@@ -99,6 +103,9 @@ class Scheduler:
         self._lanes: list[Lane] = []  # the oldest first
         self._preempted: list[Lane] = []
         self._events: list[tuple[Ticket, Event]] = []
+        self._drawer = drawer or Drawer()
+        self._ready: list[tuple[Lane, Rows]] = []  # lanes whose next token is drawn in this step, and their logits
+        self._evaluated_s = self._other_s = 0.0
         self._orders = itertools.count()
         self._n_pieces = self._n_steps = 0
 
@@ -218,10 +225,14 @@ class Scheduler:
         plan = self._plan()
         if plan:
             self._n_steps += 1
+            self._evaluated_s = 0.0
             for embeds in (False, True):
                 part = [(lane, n) for lane, n in plan if lane.embeds == embeds and lane in self._lanes]
                 if part:
                     self._run(part, hidden=embeds)
+            self._draw_ready()
+            other = self._clock() - now - self._evaluated_s
+            self._other_s += _NEWEST * (other - self._other_s)
         events, self._events = self._events, []
         return events
 
@@ -358,7 +369,7 @@ class Scheduler:
             if lane in self._lanes and self._make_room(lane, need + more):
                 plan.append((lane, 1))
                 need += more
-        n_decode, step_s = len(plan), self.settings.step_ms / 1000
+        n_decode, step_s = len(plan), self._step_s
         prompts = self._prompts_in_turn()
         room = chunk_rows(self.cost, n_decode, step_s, passes=2 if prompts and prompts[0].embeds else 1)
         if n_decode and step_s and self.cost.seconds(n_decode) > step_s and self._n_steps % 2:
@@ -377,6 +388,13 @@ class Scheduler:
                 need, room = need + more, room - n
                 self._n_pieces += 1
         return [(lane, n) for lane, n in plan if lane in self._lanes]
+
+    @property
+    def _step_s(self) -> float:
+        """Seconds that a step may spend in evaluation; 0 for no limit."""
+        if not self.settings.step_ms:
+            return 0.0
+        return max(1e-6, self.settings.step_ms / 1000 - self._other_s)
 
     def _prompts_in_turn(self) -> list[Lane]:
         """Lanes with tokens to evaluate before their next draw, whose turn comes first at the front.
@@ -430,6 +448,7 @@ class Scheduler:
         n_rows, started = sum(n for _, n in plan), self._clock()
         results = evaluate_each(self.model.program, work, hidden=hidden)
         seconds = self._clock() - started
+        self._evaluated_s += seconds
         self.cost.observe(n_rows, seconds)
         self.counters.observe("step_seconds", seconds)
         self.counters.observe("step_rows", n_rows)
@@ -463,7 +482,7 @@ class Scheduler:
                 self._add_vector_rows(lane, rows)
             elif lane.text is not None:
                 if not lane.n_missing:
-                    self._draw(lane, rows[-1])
+                    self._ready.append((lane, rows[-1]))
             else:
                 self._add_prompt_logprobs(lane, n, rows)
                 if not lane.n_missing:
@@ -524,26 +543,40 @@ class Scheduler:
             one.text = self._text(job, k)
             if one is not lane:
                 self._enter(one)
-        logits = rows[-1]
-        for one in lanes:
-            if not job.ticket.closed:
-                self._draw(one, logits if one is lanes[-1] else logits.copy())
+        self._ready += [(one, rows[-1].copy()) for one in lanes[1:]]
+        self._ready.append((lane, rows[-1]))
 
     def _text(self, job: Job, choice: int) -> ChoiceText:
         assert job.generation is not None
         index = job.number * job.n_choices + choice
         return ChoiceText(job.generation, index, self.model.tokenizer, job.prompt, job.max_new)
 
-    def _draw(self, lane: Lane, logits: Rows) -> None:
-        """Draw the next token of a text from logits, which are changed."""
-        sampler, text, job = lane.sampler, lane.text, lane.job
+    def _draw_ready(self) -> None:
+        """Draw the next tokens of all texts that have logits, and go on with each."""
+        ready, self._ready = [pair for pair in self._ready if not pair[0].ticket.closed], []
+        draws: list[Draw] = []
+        for lane, logits in ready:
+            assert lane.sampler is not None
+            assert lane.text is not None
+            assert lane.job.chain is not None
+            draws.append((lane.sampler, lane.job.chain, lane.text, logits))
+        for (lane, _), token in zip(ready, self._drawer.draw(draws), strict=True):
+            if lane.ticket.closed:
+                continue  # another choice of the request has failed
+            if isinstance(token, Exception):
+                self._fail_unexpectedly(lane.ticket, token)
+                continue
+            try:
+                self._take(lane, token)
+            except Exception as error:
+                self._fail_unexpectedly(lane.ticket, error)
+
+    def _take(self, lane: Lane, token: int) -> None:
+        """Go on with a text after a token that was drawn for it."""
+        sampler, text = lane.sampler, lane.text
         assert sampler is not None
         assert text is not None
-        assert job.chain is not None
-        token = sampler.sample(logits, job.chain)
-        if not text.is_end(token):
-            sampler.accept(token)
-            self.counters.generation_tokens += 1
+        self.counters.generation_tokens += not text.is_end(token)
         now = self._clock()
         if lane.last_at is None:
             if not lane.ticket.n_generated:
