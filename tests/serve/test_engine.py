@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import llamacli
@@ -18,7 +19,7 @@ from llamacli.errors import ModelFormatError
 from llamacli.sampling import SamplingParams
 from llamacli.serve import scheduler
 from llamacli.serve.engine import LocalEngine
-from llamacli.serve.errors import InternalError, LoadingError, ShuttingDownError, UnknownModelError
+from llamacli.serve.errors import InternalError, LoadingError, QueueFullError, ShuttingDownError, UnknownModelError
 from llamacli.serve.models import ModelSource
 from llamacli.serve.requests import (
     Admitted,
@@ -86,7 +87,7 @@ def run(
         try:
             if load is None:
                 await engine.model(sources[0].name)
-            return await asyncio.wait_for(use(engine), 60)
+            return await asyncio.wait_for(use(engine), 120)
         finally:
             engine.close()
 
@@ -219,6 +220,59 @@ def test_cancelled_requests_leave_at_once_and_others_go_on(demo: Model) -> None:
         assert sum(engine.stats().models["demo"].cancelled.values()) == 10
 
     run(demo, use, max_running=4)
+
+
+@pytest.mark.parametrize("n", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_random_disconnects_lose_no_reply_mix_up_none_and_leave_no_page(n: int, demo: Model) -> None:
+    """Each reply carries its own number, which its grammar demands."""
+    pytest.importorskip("llguidance")
+    random = np.random.default_rng(n)
+
+    async def client(engine: LocalEngine, i: int, delay: float | None) -> str | None:
+        """Text of a request, None if it was cancelled after a delay."""
+        params = SamplingParams(temp=1.0, grammar=f'root ::= "number {i} of many" [a-z ]+')
+        wanted = request(demo, str(i), PROMPTS[i % 5] * (1 + i % 7), params=params, seed=i, key=str(i % 3))
+        while True:
+            try:
+                stream = engine.submit(wanted)
+                break
+            except QueueFullError:
+                await asyncio.sleep(0.01)
+        text = ""
+
+        async def read() -> None:
+            nonlocal text
+            async for event in stream:
+                assert not isinstance(event, Failed), event
+                text += event.text if isinstance(event, TextDelta) else ""
+
+        try:
+            await asyncio.wait_for(read(), delay)
+        except TimeoutError:
+            stream.cancel()
+            return None
+        return text
+
+    async def use(engine: LocalEngine) -> None:
+        delays = [float(random.uniform(0, 0.2)) if random.random() < 0.4 else None for _ in range(n)]
+        texts = []
+        for start in range(0, n, 50):
+            batch = range(start, min(n, start + 50))
+            texts += await asyncio.gather(*(client(engine, i, delays[i]) for i in batch))
+        for i, (text, delay) in enumerate(zip(texts, delays, strict=True)):
+            assert text is not None or delay is not None
+            assert text is None or text.startswith(f"number {i} of many")
+        while engine.stats().models["demo"].running:
+            await asyncio.sleep(0.005)
+        stats = engine.stats().models["demo"]
+        n_cancelled, n_finished = sum(stats.cancelled.values()), sum(stats.finished.values())
+        assert n_cancelled + n_finished == n
+        assert 0 < n_cancelled <= sum(text is None for text in texts)
+        loaded: Any = engine._entries["demo"].loaded
+        loaded.scheduler.memory.prefixes.clear()
+        assert loaded.scheduler.memory.pool.n_used_bytes == 0
+
+    run(demo, use, max_running=8, max_queue=30)
 
 
 def test_unknown_models_and_names(demo: Model) -> None:
