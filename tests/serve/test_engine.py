@@ -52,7 +52,7 @@ def demo() -> Iterator[Model]:
 
 
 class Shared:
-    """Loader that gives models of one program, so that tests load the file once."""
+    """Loader of models that share one program."""
 
     def __init__(self, model: Model):
         self.model = model
@@ -80,7 +80,7 @@ def run(
     load: Any = None,
     **settings: Any,
 ) -> Any:
-    """Run a coroutine with an engine of the demo model, which is loaded."""
+    """Run a coroutine with an engine that has loaded the demo model."""
 
     async def main() -> Any:
         engine = LocalEngine(sources, EngineSettings(**{"threads": 1, **settings}), load or Shared(demo))
@@ -104,7 +104,7 @@ async def events_of(engine: LocalEngine, wanted: Any) -> list[Event]:
 
 
 def result(events: list[Event]) -> tuple[Any, ...]:
-    """All of a reply that must not depend on the load: texts, tokens with log-probabilities, ends."""
+    """Parts of a reply that must not depend on the load."""
     texts: dict[int, str] = {}
     tokens: dict[int, tuple[Any, ...]] = {}
     for event in events:

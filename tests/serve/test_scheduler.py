@@ -429,7 +429,7 @@ def test_context_that_does_not_fit_is_refused_with_both_numbers() -> None:
 
 @st.composite
 def loads(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Settings of a scheduler, and requests with the step at which they come or are cancelled."""
+    """Settings of a scheduler, and requests that come and are cancelled."""
     pressed = draw(st.booleans())  # memory for a single context, and long texts
     given = {
         "step_ms": draw(st.sampled_from([0, 20, 60, 150])),
@@ -512,5 +512,5 @@ def last_or_none(simulation: Simulation, name: str) -> Any:
 
 
 def test_end_tokens_are_not_drawn_from_the_fake_vocabulary_only() -> None:
-    """The fake vocabulary has an end token, so that texts of all lengths occur."""
+    """Texts of all lengths occur."""
     assert EOS in Simulation().model.tokenizer.eog_ids

@@ -39,7 +39,7 @@ class FakeClock:
 
 
 class FakeProgram:
-    """Program whose logits are a hash of the tokens in the cache's pages.
+    """Program whose logits are a hash of the tokens in the pages.
 
     - `calls`: rows of each call. A call takes `base` + `per_row` * rows seconds of the clock.
     """
@@ -158,7 +158,7 @@ class Simulation:
         return found
 
     def result(self, name: str) -> list[Any]:
-        """All of a request that must not depend on other requests: texts, ends, logprobs, numbers of tokens."""
+        """Parts of a reply that must not depend on other requests."""
         kept: list[Any] = [sorted(self.texts(name).items())]
         tokens = [
             (event.index, token)

@@ -104,7 +104,7 @@ class KVSequence:
 
     @locked
     def bytes_to_reserve(self, n: int) -> int:
-        """Bytes of the pages that `reserve` allocates for the next n tokens, at most.
+        """Maximum bytes that `reserve` allocates for the next n tokens.
 
         Exact without recurrent states.
         """

@@ -1,4 +1,4 @@
-"""Evaluation of a step, in which an error of one sequence spares the others."""
+"""Evaluation of a step, with errors confined to their sequences."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ Rows = npt.NDArray[np.float32]
 
 @attrs.frozen(eq=False)
 class Work:
-    """Next tokens of a sequence, and of how many last ones results are wanted.
+    """Next tokens of a sequence, to be evaluated.
 
-    `keep` is called with checkpoints of recurrent states, which it may fork.
+    Results of the `n_last` last ones are wanted. `keep` is called with checkpoints of recurrent states, which it may
+    fork.
     """
 
     sequence: KVSequence
@@ -28,10 +29,10 @@ class Work:
 
 
 def evaluate_each(program: Program, work: Sequence[Work], *, hidden: bool = False) -> list[Rows | Exception]:
-    """Evaluate pieces of sequences in one pass; float32 [n_last, n_vocab or n_embd] of each.
+    """Evaluate pieces of sequences in one pass.
 
-    If that fails, each piece is evaluated alone, and those that fail again give their error; their sequences are as
-    they were.
+    The results of each, float32 [n_last, n_vocab or n_embd]. If that fails, each piece is evaluated alone, and those
+    that fail again give their error; their sequences are as they were.
     """
     try:
         return [*_evaluate(program, work, hidden)]

@@ -1,4 +1,4 @@
-"""Memory of a model's KV cache: its limit, and prefixes that give way."""
+"""Memory limit of a model's KV cache, and eviction of prefixes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHARE = 0.4
 
 
 class CacheMemory:
-    """KV cache of a server's model under one limit, with its prefix cache.
+    """KV cache and prefix cache of a model under one limit.
 
     Kept prefixes use what running texts leave, and are evicted when they need it.
 
@@ -49,7 +49,10 @@ class CacheMemory:
 
     @property
     def shares_anywhere(self) -> bool:
-        """True if prefixes of any length can be shared with a sequence that goes on."""
+        """True if a sequence that goes on can share any prefix.
+
+        Sliding windows and recurrent states exist for the last tokens only.
+        """
         return not (self.pool.layout.has_windows or self.pool.layout.recurrent)
 
     @property
@@ -79,14 +82,14 @@ class CacheMemory:
         return child
 
     def reuse(self, sequence: KVSequence, tokens: Sequence[int]) -> int:
-        """Extend a sequence by what the cache holds of `tokens`, a list; the number of tokens gained."""
+        """Extend a sequence by cached tokens of `tokens`, a list; their number."""
         try:
             return self.prefixes.reuse(sequence, tokens)
         except OutOfMemoryError:  # for the rest of a page that it has begun; without it the tokens are evaluated
             return 0
 
     def evict(self, n_bytes: int) -> bool:
-        """Evict prefixes until that many bytes are free; False if that is not enough."""
+        """Evict prefixes until so many bytes are free; False if impossible."""
         while (self.pool.free_bytes or 0) < n_bytes:
             if not self.prefixes.evict_one():
                 return False
@@ -98,7 +101,10 @@ class CacheMemory:
 
 
 def _largest(memory: CacheMemory, n_ctx: int, limit: int) -> int:
-    """Largest context up to n_ctx tokens that takes at most `limit` bytes; at least one token."""
+    """Largest context within a limit of bytes.
+
+    From one to `n_ctx` tokens.
+    """
     low, high = 1, n_ctx
     while low < high:
         middle = (low + high + 1) // 2

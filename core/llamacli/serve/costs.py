@@ -1,4 +1,4 @@
-"""Cost of a step: seconds as a linear function of its rows, fitted online."""
+"""Cost model of steps: seconds by rows, fitted online."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class StepCost:
         return self.base + self.per_row * rows
 
     def rows_within(self, seconds: float) -> int:
-        """Largest number of rows of a step that is expected to take at most this long; N_BATCH if unknown."""
+        """Largest number of rows that a step can compute in this time.
+
+        N_BATCH before the first step.
+        """
         if self.per_row <= 0:
             return N_BATCH
         return max(0, min(N_BATCH, int((seconds - self.base) / self.per_row)))
@@ -67,11 +70,11 @@ class StepCost:
 
 
 def chunk_rows(cost: StepCost, n_decode: int, step_s: float, *, passes: int = 1) -> int:
-    """Tokens of prompts that fit into a step beside `n_decode` rows, from 0 to N_BATCH.
+    """Tokens of prompts that fit into a step beside `n_decode` rows.
 
-    Without decoding rows, or a `step_s` of 0, a whole batch. Otherwise so many that the step takes `step_s` seconds,
-    at least MIN_CHUNK, and so that all rows are whole tiles. `passes` is 2 where prompts and decoding rows cannot be
-    computed in one pass over the weights.
+    From 0 to N_BATCH. Without decoding rows, or a `step_s` of 0, a whole batch. Otherwise so many that the step takes
+    `step_s` seconds, at least MIN_CHUNK, and so that all rows are whole tiles. `passes` is 2 where prompts and decoding
+    rows cannot be computed in one pass over the weights.
     """
     room = max(0, N_BATCH - n_decode)
     if not n_decode or not step_s:

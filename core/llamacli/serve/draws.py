@@ -17,9 +17,10 @@ Draw = tuple[SamplerState, SamplerChain, ChoiceText, Logits]
 
 
 class Drawer:
-    """Draws tokens in several threads; texts are independent, so results do not depend on their number.
+    """Thread pool that draws tokens.
 
-    Samplers spend most of their time in compiled code and NumPy, which run without Python's lock.
+    Texts are independent, so results do not depend on the number of threads. Samplers spend most of their time in
+    compiled code and NumPy, which run without Python's lock.
     """
 
     def __init__(self, n_threads: int = 1):
@@ -27,7 +28,10 @@ class Drawer:
         self._pool = ThreadPoolExecutor(n_threads - 1, "llamacli-draw") if n_threads > 1 else None
 
     def draw(self, draws: Sequence[Draw]) -> list[int | Exception]:
-        """Token of each draw, accepted by its sampler unless it ends the text; or the error of the draw."""
+        """Token of each draw, or its error.
+
+        Samplers accept their tokens, but for those that end texts.
+        """
         n_parts = min(self._n_threads, len(draws))
         if self._pool is None or n_parts < 2 or sum(len(logits) for *_, logits in draws) < MIN_LOGITS:
             return _draw_each(draws)

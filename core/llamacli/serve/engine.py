@@ -1,4 +1,4 @@
-"""Engine thread: runs the schedulers of all models, between event loops and compiled code."""
+"""Engine thread, which runs the schedulers of all models."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class LocalEngine:
         return self._entries[found]
 
     def _command(self, command: Callable[[], None]) -> Future[None]:
-        """Have the engine's thread call a function before its next step; a future of its end."""
+        """Call a function in the engine's thread before its next step."""
         done: Future[None] = Future()
 
         def run() -> None:
@@ -236,7 +236,7 @@ class LocalEngine:
                 entry.loading = None
 
     def _make_room(self) -> None:
-        """Unload idle models, the least recently used first, until there is room for one more."""
+        """Unload idle models, the least recently used first, for one more."""
         while True:
             with self._lock:
                 entries = [entry for entry in self._entries.values() if entry.loaded]

@@ -1,4 +1,4 @@
-"""Errors of the server, with HTTP status, type and code of the OpenAI API."""
+"""Errors of the server, with OpenAI's status, type and code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class UnknownModelError(ServeError):
 
 
 class PromptTooLongError(ServeError):
-    """The prompt does not fit into the context, or never into the cache.
+    """The prompt does not fit into the context.
 
     The message has the words by which agents of OpenAI's and of llama.cpp's servers recognise it.
     """
@@ -68,16 +68,16 @@ class LoadingError(ServeError):
 
 
 class ShuttingDownError(ServeError):
-    """The server takes no more requests, or ended this one to stop in time."""
+    """The server is shutting down."""
 
     status, type, code = 503, "unavailable_error", "shutting_down"
 
 
 class NotSupportedError(ServeError):
-    """The model cannot do this, such as embeddings of a file without a pooling type."""
+    """The model does not support this endpoint."""
 
     status, type = 501, "not_supported_error"
 
 
 class InternalError(ServeError):
-    """Defect of the server; the log has the traceback under the request's id."""
+    """Defect of the server, which the log describes."""

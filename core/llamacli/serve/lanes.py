@@ -136,7 +136,7 @@ class Lane:
 
     @property
     def n_left(self) -> int:
-        """Tokens that may still be drawn, of all choices that the lane stands for."""
+        """Tokens that may still be drawn, for all choices of the lane."""
         if self.text is None:
             return self.job.max_new * self.job.n_choices
         return self.job.max_new - self.text.n_tokens
@@ -148,7 +148,10 @@ class Lane:
 
     @property
     def wants_rows(self) -> bool:
-        """True if results of all tokens of the prompt are wanted, so that none can come from the prefix cache."""
+        """True if results of all tokens of the prompt are wanted.
+
+        Then none of them can come from the prefix cache.
+        """
         request = self.job.generation
         return request is None or (request.prompt_logprobs is not None and self.text is None)
 
@@ -159,7 +162,10 @@ class Lane:
 
 
 def seed_of_choice(seed: int, choice: int) -> int:
-    """Seed of a choice: the request's own of choice 0, else one derived of it."""
+    """Seed of a choice.
+
+    The request's own for choice 0, else one derived from it.
+    """
     if not choice:
         return seed
     state: Any = np.random.SeedSequence(seed, spawn_key=(choice,)).generate_state(2, np.uint64)

@@ -33,7 +33,7 @@ HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
 
 
 class Histogram:
-    """Histogram with fixed buckets: counts of values at most each bound, and above all."""
+    """Histogram with fixed buckets; a value at a bound is below it."""
 
     def __init__(self, bounds: tuple[float, ...]):
         self.bounds = bounds

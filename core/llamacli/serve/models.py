@@ -67,7 +67,7 @@ class Entry:
 
 
 def unloaded_info(source: ModelSource) -> ModelInfo:
-    """Description of a model that is not loaded: what its file says of itself."""
+    """Description of a model that is not loaded, from its file."""
     try:
         status = source.path.stat()
         created, n_bytes = int(status.st_mtime), status.st_size

@@ -12,11 +12,11 @@ from llamacli.util.locking import locked
 
 
 class Entry(Protocol):
-    """Entry of the queue: whose it is, what it weighs, since when it waits."""
+    """Entry of the queue: its key and its weight."""
 
     @property
     def key(self) -> str:
-        """What separates clients."""
+        """Key of the client."""
 
     @property
     def n_requests(self) -> int:
@@ -81,7 +81,7 @@ class FairQueue(Generic[Item]):
 
     @locked
     def take(self) -> Item:
-        """Remove the entry whose turn it is; the next key has its turn then."""
+        """Remove the entry whose turn it is; turn to the next key."""
         key = next(iter(self._keys))
         items = self._keys.pop(key)
         item = items.popleft()

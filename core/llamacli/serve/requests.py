@@ -30,7 +30,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @attrs.frozen(kw_only=True)
 class ReplyFormat:
-    """Format of a chat reply: its ends, and the syntax that divides it.
+    """Format of a chat reply: its ends and its syntax.
 
     - `syntax`, `prompt`, `tools`: the reader of the reply is `syntax.reader(prompt, tools=tools)`, with `prompt` the
       rendered text.
@@ -86,7 +86,7 @@ class GenerationRequest:
 
 @attrs.frozen(kw_only=True)
 class EmbeddingRequest:
-    """Request of a vector for each of some texts; fields as in GenerationRequest."""
+    """Request of embeddings; fields as in GenerationRequest."""
 
     id: str
     model: str
@@ -102,7 +102,7 @@ Request = GenerationRequest | EmbeddingRequest
 
 @attrs.frozen
 class Admitted:
-    """The request has left the queue: the first event of each that is not refused.
+    """First event of a request: it has left the queue.
 
     `queue_s`: seconds in the queue.
     """
@@ -112,7 +112,10 @@ class Admitted:
 
 @attrs.frozen
 class PromptProgress:
-    """Tokens of all prompts so far: `total`, of these `cached` and `processed` (cached ones too), after `seconds`."""
+    """Progress of the prompts of a request, in tokens.
+
+    Of `total` tokens, `cached` came from the prefix cache and `processed` are done, cached ones too, after `seconds`.
+    """
 
     total: int
     cached: int
@@ -151,7 +154,7 @@ class TextDelta:
 
 @attrs.frozen
 class ToolCallDelta:
-    """Complete tool call of a choice; `number` counts the choice's calls from 0."""
+    """Complete tool call of a choice, its `number` counted from 0."""
 
     index: int
     number: int
@@ -189,7 +192,10 @@ class Finished:
 
 @attrs.frozen
 class Usage:
-    """Numbers of tokens of a request: of prompts, of these cached, generated, of these reasoning."""
+    """Numbers of tokens of a request.
+
+    Those of prompts, of these from the cache; generated ones, of these reasoning.
+    """
 
     prompt: int
     cached: int = 0
@@ -199,7 +205,10 @@ class Usage:
 
 @attrs.frozen
 class Timings:
-    """Seconds of a request: in the queue, in its prompts, in generation; and the times that it was preempted."""
+    """Times of a request, in seconds.
+
+    In the queue, in its prompts, in generation. `n_preempted`: how often it gave way to others.
+    """
 
     queue_s: float
     prompt_s: float
@@ -244,7 +253,7 @@ class Stream(Protocol):
         """The events; waits for new ones."""
 
     def cancel(self) -> None:
-        """End the request at the next step, whatever its state; no event follows.
+        """End the request at the next step; no event follows.
 
         Cancelling twice, or after the end, does nothing.
         """
@@ -252,7 +261,7 @@ class Stream(Protocol):
 
 @attrs.frozen
 class ModelInfo:
-    """Model that the server has; None where it is not known before the model is loaded.
+    """Description of a model; None where unknown before it is loaded.
 
     - `name`: the served name; `aliases`: other names for it.
     - `path`: its file.
@@ -280,7 +289,7 @@ class ModelInfo:
 
 
 class Engine(Protocol):
-    """Engine that the HTTP layer uses, from the thread of its event loop.
+    """Interface of the engine, for the thread of an event loop.
 
     No call waits for a step of the engine.
     """
@@ -305,10 +314,14 @@ class Engine(Protocol):
         """Numbers for `/metrics`, `/health` and `/slots`."""
 
     async def drain(self, timeout: float) -> None:
-        """Refuse new requests, fail waiting ones, and let running ones end for `timeout` seconds.
+        """Shut down: refuse new requests, and fail waiting ones.
 
-        Those that are still running then fail with ShuttingDownError. A second call with a shorter limit shortens it.
+        Running ones have `timeout` seconds to end. Those that are still running then fail with ShuttingDownError. A
+        second call with a shorter limit shortens it.
         """
 
     def close(self) -> None:
-        """End all requests and the engine's thread, and free the models; waits for the present step."""
+        """End all requests and the engine's thread, and free the models.
+
+        Waits for the present step.
+        """

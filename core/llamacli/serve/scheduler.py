@@ -168,7 +168,7 @@ class Scheduler:
 
     @property
     def _is_encoder(self) -> bool:
-        """True if a prompt must be evaluated at once, because tokens attend to later ones."""
+        """True if prompts must be evaluated at once, as encoders do."""
         return self.model.program.needs_whole_input
 
     @property
@@ -211,7 +211,7 @@ class Scheduler:
         return build_chain(request.params, self.model.tokenizer, self.model.find_sampler)
 
     def _retry_after(self) -> int:
-        """Seconds until the queue is about half as long, from 1 to 60."""
+        """Seconds until the queue is about half as long, 1 to 60."""
         seconds = self.cost.seconds(N_BATCH) / N_BATCH * self.queue.n_tokens / 2
         return max(1, min(_MAX_RETRY, math.ceil(seconds)))
 
@@ -237,7 +237,7 @@ class Scheduler:
         return events
 
     def fail(self, error: ServeError, *, waiting_only: bool = False) -> list[tuple[Ticket, Event]]:
-        """End all requests with an error, or those that wait; the events of it."""
+        """End all requests with an error, or those that wait; the events."""
         for job in self.queue.remove_where(lambda job: not waiting_only or job.ticket.admitted_at is None):
             self._fail(job.ticket, error)
         if not waiting_only:
@@ -286,7 +286,7 @@ class Scheduler:
         return limit is not None and now - (lane.ticket.admitted_at or now) > limit
 
     def _time_out(self, lane: Lane) -> None:
-        """End a text by time; a prompt that is not whole yet, all texts after it."""
+        """End a text by time, or all texts after an unfinished prompt."""
         generation = lane.job.generation
         if generation is None:
             self._fail(lane.ticket, QueueTimeoutError("the request took too long"))
@@ -298,7 +298,7 @@ class Scheduler:
         self._leave(lane)
 
     def _admit(self, now: float) -> None:
-        """Start preempted lanes again, then waiting prompts, as far as slots and pages allow."""
+        """Start preempted lanes, then waiting prompts, as memory allows."""
         while self._preempted and self._fits(len(self._preempted[0].tokens)):
             self._enter(self._preempted.pop(0))
         while not self._preempted and (job := self.queue.peek()) is not None:
@@ -328,7 +328,10 @@ class Scheduler:
         return sum(1 + (lane.job.n_slots if lane.text is None else 0) for lane in (*self._lanes, *self._preempted))
 
     def _fits(self, n_tokens: int) -> bool:
-        """True if there are pages for a lane of so many tokens beside what others will need soon."""
+        """True if there are pages for a lane of so many tokens.
+
+        Beside those that the others will need soon.
+        """
         if not self._lanes:
             return True
         memory = self.memory
@@ -348,7 +351,7 @@ class Scheduler:
         lane.sequence.close()
 
     def _preempt(self, lane: Lane) -> None:
-        """Take a lane's pages; it is evaluated again later, with the same results."""
+        """Take a lane's pages; it is evaluated again later."""
         self._lanes.remove(lane)
         lane.sequence.truncate(0)
         lane.logprobs.clear()
@@ -361,7 +364,10 @@ class Scheduler:
     # --- what a step evaluates
 
     def _plan(self) -> list[tuple[Lane, int]]:
-        """Lanes of the step, with the number of their tokens; their pages are free."""
+        """Lanes of the step, and how many tokens of each.
+
+        There are free pages for these.
+        """
         plan: list[tuple[Lane, int]] = []
         need = 0
         for lane in [lane for lane in self._lanes if lane.text is not None and lane.n_missing == 1]:
@@ -397,7 +403,7 @@ class Scheduler:
         return max(1e-6, self.settings.step_ms / 1000 - self._other_s)
 
     def _prompts_in_turn(self) -> list[Lane]:
-        """Lanes with tokens to evaluate before their next draw, whose turn comes first at the front.
+        """Lanes with prompts, or other tokens before their next draw, in turn.
 
         The least served first, in quanta; every fourth piece goes to the oldest. A prompt waits while an older one
         computes tokens that both begin with.
@@ -409,7 +415,10 @@ class Scheduler:
         return sorted(lanes, key=lambda lane: (lane not in oldest, lane.n_served // QUANTUM, lane.order))
 
     def _piece(self, lane: Lane, room: int, reserved: int) -> tuple[int, int]:
-        """Next tokens of a prompt: as many as fit into the step and into memory, and the bytes that they take."""
+        """Tokens of a prompt's next piece, and the bytes of its pages.
+
+        As many as fit into the `room` of the step and, beside the bytes `reserved`, into memory.
+        """
         n = min(room, lane.n_missing)
         if self._is_encoder and n < lane.n_missing:
             return 0, 0
@@ -423,9 +432,10 @@ class Scheduler:
         return 0, 0
 
     def _make_room(self, lane: Lane, n_bytes: int) -> bool:
-        """Free pages for a lane: evict prefixes, then preempt later lanes; False if that is not enough.
+        """Free pages for a lane; False if there are not enough.
 
-        The oldest lane can take the pages of all others, so that progress is certain.
+        Prefixes are evicted first, then later lanes are preempted. The oldest lane can take the pages of all others, so
+        that progress is certain.
         """
         while not self.memory.evict(n_bytes):
             later = [other for other in self._lanes if other.order > lane.order]
@@ -469,7 +479,7 @@ class Scheduler:
         return int(n == lane.n_missing and lane.n_left > 0)
 
     def _advance(self, lane: Lane, n: int, rows: Rows) -> None:
-        """Go on with a lane after a piece: progress, rows of the prompt, the next draw."""
+        """Go on with a lane after a piece of it was evaluated."""
         if lane.text is None or n > 1:
             lane.n_served += n
         if lane.text is None and not lane.n_preempted:
@@ -504,7 +514,7 @@ class Scheduler:
             self.counters.prefix_tokens["true"] += n
 
     def _add_prompt_logprobs(self, lane: Lane, n: int, rows: Rows) -> None:
-        """Add the log-probabilities that a piece's rows give to the tokens after each."""
+        """Add the log-probabilities that rows give to the next tokens."""
         generation = lane.job.generation
         if generation is None or generation.prompt_logprobs is None:
             return
@@ -518,7 +528,7 @@ class Scheduler:
             lane.logprobs.append(token_logprob(tokenizer, token, found))
 
     def _begin_texts(self, lane: Lane, rows: Rows) -> None:
-        """Begin the texts after a prompt that is whole: fork the lane, draw the first tokens."""
+        """Begin the texts after a whole prompt: fork the lane."""
         job, generation = lane.job, lane.job.generation
         assert generation is not None
         if lane.logprobs:
@@ -552,7 +562,7 @@ class Scheduler:
         return ChoiceText(job.generation, index, self.model.tokenizer, job.prompt, job.max_new)
 
     def _draw_ready(self) -> None:
-        """Draw the next tokens of all texts that have logits, and go on with each."""
+        """Draw the next tokens of all texts that have logits."""
         ready, self._ready = [pair for pair in self._ready if not pair[0].ticket.closed], []
         draws: list[Draw] = []
         for lane, logits in ready:
@@ -572,7 +582,7 @@ class Scheduler:
                 self._fail_unexpectedly(lane.ticket, error)
 
     def _take(self, lane: Lane, token: int) -> None:
-        """Go on with a text after a token that was drawn for it."""
+        """Go on with a text after a token was drawn for it."""
         sampler, text = lane.sampler, lane.text
         assert sampler is not None
         assert text is not None
@@ -596,7 +606,7 @@ class Scheduler:
         self._end_choice(lane, text)
 
     def _add_vector_rows(self, lane: Lane, rows: Rows) -> None:
-        """Collect the hidden states of an embedding, and pool them at its end."""
+        """Collect hidden states of an embedding, and pool them at its end."""
         lane.rows.append(rows)
         if lane.n_missing:
             return
@@ -623,7 +633,7 @@ class Scheduler:
         self._end_part(lane.ticket)
 
     def _end_part(self, ticket: Ticket) -> None:
-        """Count a choice or vector as ended, and the request with its last one."""
+        """Count a choice or vector as ended, with the last the request."""
         ticket.n_open -= 1
         if ticket.n_open:
             return

@@ -16,7 +16,7 @@ _FEW_CORES = 4
 
 
 def default_max_running() -> int:
-    """Default number of texts that are generated at once: 8, or 32 on many cores."""
+    """Default number of running texts: 8, or 32 on many cores."""
     return 8 if usable_cores().threads <= _FEW_CORES else 32
 
 
@@ -35,7 +35,9 @@ def _at_most_a_batch(_: object, attribute: attrs.Attribute[int], value: int) -> 
 
 @attrs.frozen(kw_only=True)
 class EngineSettings:
-    """Limits of the engine; each model has its own queue, cache and running texts.
+    """Limits of the engine.
+
+    Each model has its own queue, cache and running texts.
 
     - `n_ctx`: tokens of a context, None for the model's own length, or what the cache's memory holds.
     - `kv_type`: type of cached keys and values, as for `Model.create_session`.

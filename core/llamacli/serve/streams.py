@@ -56,7 +56,7 @@ class EventStream:
             yield event
 
     def _add(self, event: Event) -> None:
-        """Append an event, or merge it with an earlier one that says the same of its choice."""
+        """Append an event, or merge it with one of its kind."""
         if isinstance(event, PromptProgress):
             for i, other in enumerate(self._events):
                 if isinstance(other, PromptProgress):

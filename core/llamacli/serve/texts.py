@@ -47,11 +47,14 @@ class ChoiceText:
         self.finished: Finished | None = None
 
     def is_end(self, token: int) -> bool:
-        """True for a token that ends the text; it is no part of it."""
+        """True for a token that ends the text."""
         return token in self._ends
 
     def feed(self, token: int, logprobs: LogProbs | None = None) -> list[Event]:
-        """Add a token that was drawn; the events that are certain now, at the text's end with `Finished`."""
+        """Add a token that was drawn.
+
+        Returns the events that are certain now. At the text's end the last is `Finished`.
+        """
         if self.is_end(token):
             return self._finish("stop")
         self.n_tokens += 1
@@ -70,7 +73,7 @@ class ChoiceText:
         return events
 
     def finish(self, reason: FinishReason, *, timed_out: bool = False) -> list[Event]:
-        """End the text here; the events of what is held back, then `Finished`."""
+        """End the text here; the last events of it."""
         return self._finish(reason, timed_out=timed_out)
 
     @property
@@ -124,7 +127,7 @@ class ChoiceText:
         return self._delta(self._stops.feed(text), reasoning=False) if text else []
 
     def _delta(self, text: str, *, reasoning: bool) -> list[Event]:
-        """Event of text, with the tokens that begin in it; none for no text."""
+        """Event of text, with the tokens that begin in it."""
         if not text:
             return []
         self._n_sent += len(text)
@@ -136,7 +139,7 @@ class ChoiceText:
 
 
 def token_logprob(tokenizer: Tokenizer, token: int, logprobs: LogProbs | None) -> TokenLogprob:
-    """Log-probability of a token, with the bytes of it and of the most probable ones."""
+    """Log-probability of a token, with bytes instead of ids alone."""
     piece = tokenizer.piece_bytes(token)
     if logprobs is None:
         return TokenLogprob(token, piece, None)

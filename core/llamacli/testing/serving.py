@@ -31,7 +31,7 @@ Script = Callable[[Request], Sequence[Event | ServeError]]
 
 
 def words(request: Request) -> list[Event | ServeError]:
-    """Events of the text "one two three" for each choice, whatever the prompt."""
+    """Events of the text "one two three" for each choice."""
     texts = ("one", " two", " three")
     n = request.n * len(request.prompts) if isinstance(request, GenerationRequest) else 0
     n_prompt = sum(map(len, request.prompts))
@@ -41,7 +41,9 @@ def words(request: Request) -> list[Event | ServeError]:
 
 
 class FakeEngine:
-    """Engine that plays a script for each request, an event at each turn of the event loop.
+    """Engine that plays a script for each request.
+
+    One event follows at each turn of the event loop.
 
     - `requests`: all that were submitted; `cancelled`: ids of those that were cancelled.
     - `script`: may be replaced between requests.

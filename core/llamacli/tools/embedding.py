@@ -33,7 +33,10 @@ _BY_NUMBER = (Pooling.NONE, Pooling.MEAN, Pooling.CLS, Pooling.LAST)
 
 
 def pooling_of(model: Model) -> Pooling:
-    """Pooling of a model's file, else the mean. Raises ModelFormatError for ranking models."""
+    """Pooling that a model's file names, else the mean.
+
+    Raises ModelFormatError for ranking models.
+    """
     key = f"{model.arch}.pooling_type"
     number = model.metadata.get_int(key, 1, minimum=0)
     if number >= len(_BY_NUMBER):
