@@ -77,3 +77,17 @@ def test_numbers_agree_with_the_entries(specs: list[tuple[str, int]], limit: int
         names = [item.name for item in taken if item.key == key]
         assert names == sorted(names)
     assert queue.n_requests == queue.n_tokens == 0
+
+
+def test_free_places_do_not_count_as_waiting() -> None:
+    free = [2]
+    queue: FairQueue[Item] = FairQueue(1, 100, n_free=lambda: free[0])
+    for name in range(3):
+        queue.put([Item("a", name)])
+    with pytest.raises(QueueFullError):
+        queue.put([Item("a", 3)])
+    drained(queue)
+    free[0] = 0
+    queue.put([Item("a", 4)])
+    with pytest.raises(QueueFullError):
+        queue.put([Item("a", 5)])

@@ -192,19 +192,22 @@ def test_what_a_model_does_not_allow_is_refused() -> None:
 
 
 def test_queue_limits() -> None:
-    simulation = Simulation(max_queue=2, max_queue_tokens=100, max_running=1)
+    simulation = Simulation(max_queue=1, max_queue_tokens=100, max_running=1)
     simulation.submit(request("a", 90))
     with pytest.raises(QueueFullError, match="100 tokens are allowed"):
         simulation.submit(request("b", 11))
-    simulation.submit(request("b", 10))
-    with pytest.raises(QueueFullError, match="2 requests wait already, 2 are allowed") as error:
+    simulation.submit(request("b", 9))
+    with pytest.raises(QueueFullError, match="2 requests wait already, 1 are allowed") as error:
         simulation.submit(request("c", 1))
     assert 1 <= (error.value.retry_after or 0) <= 60
     simulation.step()
+    with pytest.raises(QueueFullError, match="1 requests wait already"):
+        simulation.submit(request("c", 1))
+    simulation.run()
     simulation.submit(request("c", 1))
     simulation.run()
     assert all(Done in kinds(simulation, name) for name in "abc")
-    assert simulation.scheduler.stats().refused == {"queue_full": 2}
+    assert simulation.scheduler.stats().refused == {"queue_full": 3}
 
 
 def test_a_lone_request_may_exceed_the_queue_tokens() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from llamacli.sampling import SamplerChain, SamplerState
 from llamacli.sampling.candidates import Logits
@@ -14,6 +15,10 @@ MIN_LOGITS = 1 << 18
 
 Draw = tuple[SamplerState, SamplerChain, ChoiceText, Logits]
 """Sampler, its chain, the text that the token is for, and the logits, which are changed."""
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Drawer:
@@ -32,16 +37,16 @@ class Drawer:
 
         Samplers accept their tokens, but for those that end texts.
         """
-        n_parts = min(self._n_threads, len(draws))
-        if self._pool is None or n_parts < 2 or sum(len(logits) for *_, logits in draws) < MIN_LOGITS:
-            return _draw_each(draws)
-        parts = [draws[i::n_parts] for i in range(n_parts)]
-        others = [self._pool.submit(_draw_each, part) for part in parts[1:]]
-        tokens: list[int | Exception] = [0] * len(draws)
-        tokens[::n_parts] = _draw_each(parts[0])
-        for i, other in enumerate(others, start=1):
-            tokens[i::n_parts] = other.result()
-        return tokens
+        return self.map(_draw, draws, sum(len(logits) for *_, logits in draws))
+
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item], n_logits: int) -> list[Result]:
+        """Results of a function of each item; threads share them if they read many logits."""
+        n_parts = min(self._n_threads, len(items))
+        if self._pool is None or n_parts < 2 or n_logits < MIN_LOGITS:
+            return list(map(function, items))
+        others = [self._pool.submit(_map, function, items[i::n_parts]) for i in range(1, n_parts)]
+        parts = [_map(function, items[::n_parts]), *(other.result() for other in others)]
+        return [parts[i % n_parts][i // n_parts] for i in range(len(items))]
 
     def close(self) -> None:
         """End the threads."""
@@ -49,11 +54,12 @@ class Drawer:
             self._pool.shutdown()
 
 
-def _draw_each(draws: Sequence[Draw]) -> list[int | Exception]:
-    return [_draw(*one) for one in draws]
+def _map(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    return list(map(function, items))
 
 
-def _draw(sampler: SamplerState, chain: SamplerChain, text: ChoiceText, logits: Logits) -> int | Exception:
+def _draw(draw: Draw) -> int | Exception:
+    sampler, chain, text, logits = draw
     try:
         token = sampler.sample(logits, chain)
         if not text.is_end(token):

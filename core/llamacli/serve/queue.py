@@ -35,7 +35,8 @@ class FairQueue(Generic[Item]):
 
     Usable from any thread. At most `max_requests` requests and `max_tokens` tokens of prompts wait, but a single
     request may have more tokens. At most `max_per_key` requests of a key are open, that is wait or run: `closed` tells
-    that one has ended. `retry_after` gives the seconds after which a refused client should come again.
+    that one has ended. `retry_after` gives the seconds after which a refused client should come again, `n_free` the
+    requests that wait for the next step only, because there is a free place for them.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class FairQueue(Generic[Item]):
         max_requests: int,
         max_tokens: int,
         max_per_key: int | None = None,
+        *,
         retry_after: Callable[[], int] = lambda: 1,
+        n_free: Callable[[], int] = lambda: 0,
     ):
         self.lock = threading.RLock()
         self.max_requests, self.max_tokens, self.max_per_key = max_requests, max_tokens, max_per_key
-        self._retry_after = retry_after
+        self._retry_after, self._n_free = retry_after, n_free
         self._keys: dict[str, collections.deque[Item]] = {}  # in the order of their turns
         self._open: collections.Counter[str] = collections.Counter()
         self.n_requests = self.n_tokens = 0
@@ -65,7 +68,7 @@ class FairQueue(Generic[Item]):
         key = items[0].key
         if self.max_per_key is not None and self._open[key] + n_requests > self.max_per_key:
             self._refuse(f"{self._open[key]} requests of this key wait or run already", f"{self.max_per_key}")
-        if self.n_requests + n_requests > self.max_requests:
+        if self.n_requests + n_requests > self.max_requests + self._n_free():
             self._refuse(f"{self.n_requests} requests wait already", f"{self.max_requests}")
         if self.n_requests and self.n_tokens + n_tokens > self.max_tokens:
             self._refuse(f"prompts of {self.n_tokens} tokens wait already", f"{self.max_tokens} tokens")

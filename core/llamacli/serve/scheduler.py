@@ -26,7 +26,7 @@ from llamacli.sampling import Candidates, SamplerChain, SamplerState, build_chai
 from llamacli.sampling.logprobs import log_probabilities
 from llamacli.serve.batches import Rows, Work, evaluate_each
 from llamacli.serve.cache import CacheMemory
-from llamacli.serve.costs import StepCost, chunk_rows
+from llamacli.serve.costs import MIN_CHUNK, StepCost, chunk_rows
 from llamacli.serve.draws import Draw, Drawer
 from llamacli.serve.errors import (
     InternalError,
@@ -49,6 +49,7 @@ from llamacli.serve.requests import (
     PromptProgress,
     Request,
     Timings,
+    TokenLogprob,
 )
 from llamacli.serve.settings import EngineSettings
 from llamacli.serve.texts import ChoiceText, token_logprob
@@ -98,7 +99,11 @@ class Scheduler:
         self.model, self.settings, self.pooling, self._clock = model, settings, pooling, clock
         self.memory, self.cost, self.counters = CacheMemory(model, settings), StepCost(), Counters()
         self.queue: FairQueue[Job] = FairQueue(
-            settings.max_queue, settings.max_queue_tokens, settings.max_per_key, self._retry_after
+            settings.max_queue,
+            settings.max_queue_tokens,
+            settings.max_per_key,
+            retry_after=self._retry_after,
+            n_free=lambda: max(0, settings.max_running - self._n_slots),
         )
         self._lanes: list[Lane] = []  # the oldest first
         self._preempted: list[Lane] = []
@@ -388,7 +393,8 @@ class Scheduler:
             if not lane.wants_rows:
                 gained = self.memory.reuse(lane.sequence, lane.tokens)
                 self._count_cached(lane, gained)
-            n, more = self._piece(lane, room, need)
+            most = MIN_CHUNK if n_decode and lane.wants_rows and not lane.embeds else room
+            n, more = self._piece(lane, min(room, most), need)
             if n:
                 plan.append((lane, n))
                 need, room = need + more, room - n
@@ -521,11 +527,15 @@ class Scheduler:
         tokenizer, stop = self.model.tokenizer, lane.n_cached
         if not lane.logprobs:
             lane.logprobs.append(token_logprob(tokenizer, lane.tokens[0], None))
-        candidates = Candidates(np.random.default_rng(0))
-        for row, token in zip(rows, lane.tokens[stop - n + 1 : stop + 1], strict=False):
-            candidates.start(row.copy())
-            found = log_probabilities(candidates, token, max(1, generation.prompt_logprobs))
-            lane.logprobs.append(token_logprob(tokenizer, token, found))
+        n_top = max(1, generation.prompt_logprobs)
+
+        def logprob(pair: tuple[Rows, int]) -> TokenLogprob:
+            candidates = Candidates(np.random.default_rng(0))
+            candidates.start(pair[0])
+            return token_logprob(tokenizer, pair[1], log_probabilities(candidates, pair[1], n_top))
+
+        pairs = list(zip(rows, lane.tokens[stop - n + 1 : stop + 1], strict=False))  # none follows the prompt's last
+        lane.logprobs += self._drawer.map(logprob, pairs, rows.size)
 
     def _begin_texts(self, lane: Lane, rows: Rows) -> None:
         """Begin the texts after a whole prompt: fork the lane."""
