@@ -162,7 +162,7 @@ def test_embeddings_are_the_pooled_states(pooling: Pooling) -> None:
     vectors = {event.prompt: event.vector for event in simulation.events["a"] if isinstance(event, Embedding)}
     expected = Pooling.MEAN if pooling is Pooling.NONE else pooling
     for i, prompt in enumerate(prompts):
-        rows = [simulation.program._row(list(prompt[: n + 1]), True) for n in range(len(prompt))]
+        rows = [simulation.program.row(prompt[: n + 1], True) for n in range(len(prompt))]
         np.testing.assert_array_equal(vectors[i], pool_states(np.array(rows, np.float32), expected))
     assert last(simulation, "a").usage.prompt == 34
 
@@ -479,7 +479,7 @@ def attrs_params(temp: float, n_probs: int) -> SamplingParams:
     return SamplingParams(temp=temp, n_probs=n_probs, penalty=1.1)
 
 
-@examples(100)
+@examples(60)
 @given(loads())
 def test_any_load_gives_each_request_its_own_result_and_returns_all_pages(
     load: tuple[dict[str, Any], list[dict[str, Any]]],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -77,24 +78,29 @@ class FakeProgram:
             held = span.sequence.read(0, span.start + span.n)[0][0, 0].astype(np.int64).tolist()
             for i in range(span.n):
                 if first + i in wanted:
-                    rows.append(self._row(held[: span.start + i + 1], hidden))
+                    rows.append(self.row(held[: span.start + i + 1], hidden))
             first += span.n
         return np.array(rows, np.float32).reshape(len(rows), 8 if hidden else self.n_vocab)
 
-    def _row(self, prefix: list[int], hidden: bool) -> np.ndarray:
-        random = np.random.default_rng(hash(tuple(prefix)) & 0xFFFFFFFF)
-        row = random.normal(0, 2, 8 if hidden else self.n_vocab)
-        if not hidden:
-            row[:EOS] = row[EOS + 1 : _N_SPECIAL] = -np.inf  # letters only, and the end
-        if prefix[-1] == NAN:
-            row[:] = np.nan
-        return row
+    def row(self, prefix: Sequence[int], hidden: bool) -> np.ndarray:
+        """Result after a prefix."""
+        return _row(tuple(prefix), 8 if hidden else self.n_vocab, hidden)
 
     def rope_variant(self, seq_len: int) -> int:
         return 0
 
     def shift_keys(self, layer: int, keys: np.ndarray, by: int, seq_len: int) -> np.ndarray:
         raise NotImplementedError
+
+
+@functools.lru_cache(maxsize=5000)
+def _row(prefix: tuple[int, ...], width: int, hidden: bool) -> np.ndarray:
+    row = np.random.default_rng(hash(prefix) & 0xFFFFFFFF).normal(0, 2, width)
+    if not hidden:
+        row[:EOS] = row[EOS + 1 : _N_SPECIAL] = -np.inf  # letters only, and the end
+    if prefix[-1] == NAN:
+        row[:] = np.nan
+    return row.astype(np.float32)
 
 
 def fake_model(clock: FakeClock, **costs: float) -> CompiledModel:
