@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamacli.serve.costs import MIN_CHUNK, TILE, StepCost, chunk_rows
+from llamacli.serve.costs import ALONE_S, FIRST_CHUNK, MIN_CHUNK, TILE, StepCost, chunk_rows
 
 rates = st.tuples(st.floats(1e-4, 0.5), st.floats(1e-6, 0.05))
 
@@ -60,6 +60,7 @@ def test_chunks_fill_the_time_with_whole_tiles() -> None:
     assert chunk_rows(cost, 4, 0.15, passes=2) < n
     assert chunk_rows(cost, 100, 0.15) == MIN_CHUNK
     assert chunk_rows(cost, 0, 0.15) == 512
+    assert chunk_rows(cost, 0, 3.0) == 512
     assert chunk_rows(cost, 10, 0.0) == 502
     assert chunk_rows(cost, 500, 0.0) == 12
 
@@ -68,3 +69,14 @@ def test_first_chunk_is_small_beside_running_texts() -> None:
     cost = StepCost()
     cost.observe(1, 0.027)
     assert chunk_rows(cost, 1, 0.15) == MIN_CHUNK
+
+
+def test_prompts_alone_take_bounded_time_too() -> None:
+    cost = StepCost()
+    assert chunk_rows(cost, 0, 0.15) == FIRST_CHUNK
+    assert chunk_rows(cost, 0, 0.0) == 512
+    for rows in (1, 64):
+        cost.observe(rows, 0.5 + 0.02 * rows)
+    n = chunk_rows(cost, 0, 0.15)
+    assert cost.seconds(n) <= ALONE_S < cost.seconds(n + TILE)
+    assert chunk_rows(cost, 0, 4.0) > n

@@ -343,7 +343,11 @@ def test_prompt_alone_takes_whole_batches() -> None:
     simulation = Simulation(step_ms=50)
     simulation.submit(request("a", 500, max_tokens=1))
     simulation.run()
-    assert simulation.program.calls == [[500]]
+    assert simulation.program.calls == [[64], [436]]
+    slow = Simulation(step_ms=50, costs={"base": 0.5, "per_row": 0.02})
+    slow.submit(request("a", 500, max_tokens=1))
+    slow.run()
+    assert max(slow.step_seconds) <= 2.0
 
 
 def test_prompts_go_on_when_texts_alone_exceed_the_time() -> None:

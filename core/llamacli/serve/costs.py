@@ -11,6 +11,11 @@ MIN_CHUNK = 32
 TILE = 12
 """Rows that kernels compute together: other numbers of rows cost as much as the next multiple."""
 
+ALONE_S = 2.0
+"""Seconds of a step of prompts that no text waits for: cancelling takes as long."""
+FIRST_CHUNK = 64
+"""Tokens of a step of prompts before anything is known of its time."""
+
 _NEWEST = 0.2
 """Weight of the newest step in the mean of its bucket."""
 
@@ -72,13 +77,18 @@ class StepCost:
 def chunk_rows(cost: StepCost, n_decode: int, step_s: float, *, passes: int = 1) -> int:
     """Tokens of prompts that fit into a step beside `n_decode` rows.
 
-    From 0 to N_BATCH. Without decoding rows, or a `step_s` of 0, a whole batch. Otherwise so many that the step takes
-    `step_s` seconds, at least MIN_CHUNK, and so that all rows are whole tiles. `passes` is 2 where prompts and decoding
-    rows cannot be computed in one pass over the weights.
+    From 0 to N_BATCH: so many that the step takes `step_s` seconds, or ALONE_S without decoding rows; at least
+    MIN_CHUNK; and so that all rows are whole tiles. A `step_s` of 0 is no limit. `passes` is 2 where prompts and
+    decoding rows cannot be computed in one pass over the weights.
     """
     room = max(0, N_BATCH - n_decode)
-    if not n_decode or not step_s:
+    if not step_s:
         return room
+    if not n_decode:
+        if cost.per_row <= 0:
+            return FIRST_CHUNK
+        step_s = max(step_s, ALONE_S)
     n_rows = cost.rows_within(step_s - (passes - 1) * cost.base)
-    n_rows -= n_rows % TILE
+    if n_rows < N_BATCH:
+        n_rows -= n_rows % TILE
     return min(room, max(MIN_CHUNK, n_rows - n_decode))
