@@ -7,17 +7,32 @@ from unittest.mock import patch
 
 import pytest
 
-from conftest import LoadTiny
+from conftest import LoadTiny, TinyGguf
 from llamacli import Model
-from llamacli.engine import default_engine
+from llamacli.engine import Engine, default_engine
+from llamacli.kv import N_BATCH
+from llamacli.plugins import Plugins
 from llamacli.sampling import SamplingParams
 from llamacli.serve import scheduler
-from llamacli.serve.requests import Done, Event, GenerationRequest, TextDelta
+from llamacli.serve.errors import NotSupportedError, PromptTooLongError
+from llamacli.serve.requests import Done, Embedding, EmbeddingRequest, Event, GenerationRequest, TextDelta
 from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
+from llamacli.tools.embedding import load_embedder, pooling_of
 from sessions import LONG
 
 PARAMS = SamplingParams(temp=1.5, n_probs=1)
+
+
+def vectors(one: Scheduler, prompts: list[list[int]]) -> list[list[float]]:
+    """Embeddings of prompts, which come in one request."""
+    one.submit(EmbeddingRequest(id="a", model="m", prompts=tuple(map(tuple, prompts))))
+    found = {}
+    while one.busy:
+        for _, event in one.step():
+            if isinstance(event, Embedding):
+                found[event.prompt] = event.vector.tolist()
+    return [found[i] for i in range(len(prompts))]
 
 
 def requests() -> list[GenerationRequest]:
@@ -78,3 +93,28 @@ def test_texts_are_the_same_alone_together_and_short_of_memory(variant: str, loa
         assert one.counters.prefix_tokens["true"] > 0 or not one.memory.shares_anywhere
         one.close()
         assert pool.n_used_bytes == 0
+
+
+@pytest.mark.parametrize("variant", ["bert", "nomic_bert", "gqa", "qwen35"])
+@pytest.mark.parametrize("engine", [pytest.param(default_engine, id="default")], indirect=True)
+def test_embeddings_equal_those_of_a_model_loaded_for_them(
+    variant: str, load_tiny: LoadTiny, tiny_gguf: TinyGguf, plugins: Plugins, engine: Engine
+) -> None:
+    prompts = [LONG[:n] for n in (1, 30, 17, 60)]
+    with load_embedder(tiny_gguf(variant), "fp32", plugins=plugins, engine=engine) as embedder:
+        expected = [embedder.embed(prompt).tolist() for prompt in prompts]
+    model = load_tiny(variant)
+    one = Scheduler(model, EngineSettings(step_ms=0.2), pooling=pooling_of(model))
+    assert vectors(one, prompts) == expected
+    one.close()
+    assert one.memory.pool.n_used_bytes == 0
+
+
+@pytest.mark.parametrize("engine", [pytest.param(default_engine, id="default")], indirect=True)
+def test_encoders_generate_no_text_and_take_a_batch_at_most(load_tiny: LoadTiny) -> None:
+    model = load_tiny("bert")
+    one = Scheduler(model, EngineSettings(), pooling=pooling_of(model))
+    with pytest.raises(NotSupportedError, match="generates no text"):
+        one.submit(GenerationRequest(id="a", model="m", prompts=((1, 2),)))
+    with pytest.raises(PromptTooLongError):
+        one.submit(EmbeddingRequest(id="a", model="m", prompts=((1,) * (N_BATCH + 1),)))

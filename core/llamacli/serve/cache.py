@@ -27,10 +27,13 @@ class CacheMemory:
 
         Raises InvalidRequestError if a context does not fit into the memory once, with both numbers.
         """
-        self._program = model.program
-        self.pool = model.kv_pool(settings.kv_type)
+        program, n_ctx = model.program, settings.n_ctx
+        # An encoder's keys and values are read in the step that writes them: rounding them saves nothing.
+        self.pool = model.kv_pool(settings.kv_type or ("f32" if program.needs_whole_input else None))
         layout = self.pool.layout
-        wanted = model.context_size(settings.n_ctx)
+        if n_ctx is None:
+            n_ctx = min(model.config.seq_len, program.max_positions or model.config.seq_len)
+        wanted = model.context_size(n_ctx)
         limit = settings.kv_memory
         if limit is None:
             free = available_memory()
@@ -45,7 +48,7 @@ class CacheMemory:
         self.max_bytes = limit if settings.kv_memory is not None else min(limit, settings.max_running * one)
         self.pool.max_bytes = model.prefix_cache_bytes = self.max_bytes
         self.prefixes = model.prefixes(self.pool.layout.kv_type, self.n_ctx)
-        self._rope_variant = model.program.rope_variant(self.n_ctx)
+        self._rope_variant = program.rope_variant(self.n_ctx)
 
     @property
     def shares_anywhere(self) -> bool:
