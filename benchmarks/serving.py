@@ -1,0 +1,298 @@
+#!/usr/bin/env python3
+"""Compare `llamacli serve` and llama-server over HTTP, alternating within one run.
+
+    python benchmarks/serving.py FILE.gguf [--peer PATH_TO_LLAMA_SERVER] [-t 2] [-r 5] [--plot OUT.png]
+
+Both serve the same file with the same number of threads, and get the same requests: prompts of token ids, greedy, with
+`ignore_eos`. Without `--peer` only llamacli is measured. Prints a row per test: medians of both, and the median ratio
+of neighbouring runs with its interquartile range. Speeds are better above 1, times below.
+
+- `output of N streams`: tokens a second of N requests at once, prompts included.
+- `longest gap`: longest time between two events of four streams while a prompt of 2,000 tokens arrives.
+- `first token beside streams`, `alone`, `second turn`: seconds to the first token of that prompt beside the streams, by
+  itself, and of a prompt that continues it.
+- `health, p99`: seconds of `/health` meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+
+STREAMS = (1, 4, 16)
+LONG = 2000
+N_BESIDE = 4
+START_S = 300
+
+
+@dataclass
+class Reply:
+    """Times of the events of a reply, in seconds since the request was sent, and its number of tokens."""
+
+    started: float = field(default_factory=time.perf_counter)
+    times: list[float] = field(default_factory=list)
+    n_tokens: int = 0
+
+
+class Server:
+    """Server process, and requests to it."""
+
+    def __init__(self, name: str, command: Sequence[str], port: int, n_vocab: int):
+        self.name, self.port, self.n_vocab = name, port, n_vocab
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    async def ready(self) -> None:
+        """Wait until the model is loaded."""
+        for _ in range(START_S * 10):
+            if self._process.poll() is not None:
+                raise SystemExit(f"{self.name} ended with status {self._process.returncode}")
+            with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError):
+                if await self.health():
+                    return
+            await asyncio.sleep(0.1)
+        raise SystemExit(f"{self.name} did not start within {START_S} seconds")
+
+    async def health(self) -> bool:
+        """True if the server says that it is well."""
+        async with self._request("GET", "/health", b"") as (status, body):
+            async for _ in body:
+                pass
+            return status == 200
+
+    async def complete(self, prompt: Sequence[int], n: int, reply: Reply | None = None) -> Reply:
+        """Stream a completion of n tokens."""
+        reply = reply or Reply()
+        fields = {"prompt": list(prompt), "max_tokens": n, "ignore_eos": True, "temperature": 0, "stream": True}
+        data = json.dumps({**fields, "stream_options": {"include_usage": True}}).encode()
+        async with self._request("POST", "/v1/completions", data) as (status, body):
+            if status != 200:
+                raise SystemExit(f"{self.name} refused a request with status {status}")
+            async for line in body:
+                if line.startswith(b"data: {"):
+                    event = json.loads(line[6:])
+                    if event["choices"]:
+                        reply.times.append(time.perf_counter())
+                    if event.get("usage"):
+                        reply.n_tokens = event["usage"]["completion_tokens"]
+        return reply
+
+    @contextlib.asynccontextmanager
+    async def _request(self, method: str, path: str, data: bytes) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
+        """Status and lines of the body of a response."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nContent-Type: application/json\r\n"
+            writer.write(head.encode() + f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
+            lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
+            yield int(lines[0].split()[1]), _lines(reader, chunked="transfer-encoding: chunked" in lines)
+        finally:
+            writer.close()
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.wait(60)
+
+
+async def _lines(reader: asyncio.StreamReader, *, chunked: bool) -> AsyncIterator[bytes]:
+    """Lines of a body."""
+    held = b""
+    while True:
+        if chunked:
+            size = int(await reader.readuntil(b"\r\n"), 16)
+            part = (await reader.readexactly(size + 2))[:-2]
+        else:
+            part = await reader.read(1 << 16)
+        *lines, held = (held + part).split(b"\n")
+        for line in lines:
+            yield line
+        if not part:
+            return
+
+
+class Prompts:
+    """Random prompts, each a new one, the same for both servers."""
+
+    def __init__(self, seed: int, n_vocab: int):
+        self._random, self._n_vocab = random.Random(seed), n_vocab
+
+    def new(self, n: int) -> list[int]:
+        """Prompt of n tokens."""
+        return self._random.choices(range(min(300, self._n_vocab // 2), self._n_vocab), k=n)
+
+
+async def output_speed(server: Server, prompts: Prompts, n_streams: int, n_prompt: int, n_gen: int) -> float:
+    """Tokens a second of streams at once."""
+    started = time.perf_counter()
+    replies = await asyncio.gather(*(server.complete(prompts.new(n_prompt), n_gen) for _ in range(n_streams)))
+    return sum(reply.n_tokens for reply in replies) / (time.perf_counter() - started)
+
+
+async def long_prompt(server: Server, prompts: Prompts, n_long: int) -> dict[str, float]:
+    """Times of a long prompt: alone, continued, and beside streams."""
+    prompt = prompts.new(n_long)
+    alone = await server.complete(prompt, 1)
+    second = await server.complete([*prompt, *prompts.new(50)], 1)
+    replies = [Reply() for _ in range(N_BESIDE)]
+    streams = [asyncio.create_task(server.complete(prompts.new(32), 400, reply)) for reply in replies]
+    while any(len(reply.times) < 8 for reply in replies):
+        await asyncio.sleep(0.01)
+    health: list[float] = []
+
+    async def poll() -> None:
+        while True:
+            started = time.perf_counter()
+            await server.health()
+            health.append(time.perf_counter() - started)
+            await asyncio.sleep(0.02)
+
+    polling = asyncio.create_task(poll())
+    beside = await server.complete(prompts.new(n_long), 1)
+    polling.cancel()
+    ended = beside.times[0]
+    for stream in streams:
+        stream.cancel()
+    await asyncio.gather(*streams, polling, return_exceptions=True)
+    gaps = []
+    for reply in replies:
+        times = [time for time in reply.times if time <= ended]
+        times = [*times, min([time for time in reply.times if time > ended], default=ended)]
+        gaps += [b - a for a, b in itertools.pairwise(times) if b >= beside.started]
+    return {
+        "longest gap": max(gaps),
+        "first token alone": alone.times[0] - alone.started,
+        "first token beside streams": ended - beside.started,
+        "second turn": second.times[0] - second.started,
+        "health, p99": sorted(health)[int(0.99 * (len(health) - 1))],
+    }
+
+
+async def measure(servers: Sequence[Server], options: argparse.Namespace) -> dict[str, list[list[float]]]:
+    """Figures: test -> server -> repetition; servers alternate, after a warm-up repetition."""
+    results: dict[str, list[list[float]]] = {}
+    for repetition in range(options.repetitions + 1):
+        for i, server in enumerate(servers):
+            prompts = Prompts(repetition, server.n_vocab)
+            figures = {}
+            for n in options.streams:
+                figures[f"output of {n} stream{'s' * (n > 1)}"] = await output_speed(
+                    server, prompts, n, options.n_prompt, options.n_gen
+                )
+            figures |= await long_prompt(server, prompts, options.long)
+            for name, figure in figures.items() if repetition else ():
+                results.setdefault(name, [[] for _ in servers])[i].append(figure)
+    return results
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def start(path: str, options: argparse.Namespace) -> Iterator[Server]:
+    """Start the servers with room for all streams."""
+    import llamacli
+
+    n_vocab = llamacli.load_tokenizer(path).n_vocab
+    most, n_ctx = max(*options.streams, N_BESIDE + 1), max(options.long + 128, options.n_prompt + options.n_gen + 64)
+    threads, port = str(options.threads), free_port()
+    common = ["--port", str(port), "--threads", threads]
+    ours = ["serve", path, *common, "--ctx-size", str(n_ctx), "--max-running", str(most)]
+    yield Server(
+        "llamacli", [sys.executable, "-m", "llamacli", *ours, "--step-ms", str(options.step_ms)], port, n_vocab
+    )
+    if options.peer:
+        port = free_port()
+        sizes = ["-np", str(most), "-c", str(most * n_ctx), *options.peer_options.split()]
+        command = [options.peer, "-m", path, "--port", str(port), "-t", threads, "-ngl", "0", *sizes]
+        yield Server("llama-server", command, port, n_vocab)
+
+
+def rows(results: dict[str, list[list[float]]]) -> Iterator[tuple[str, list[float]]]:
+    """Rows of the table: the test, medians of each server, ratio and its quartiles."""
+    for test, (ours, *peers) in results.items():
+        figures = [statistics.median(ours), *map(statistics.median, peers)]
+        if peers:
+            ratios = sorted(a / b for a, b in zip(ours, peers[0], strict=True))
+            low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+            figures += [statistics.median(ratios), low, high]
+        yield test, figures
+
+
+def plot(table: Sequence[tuple[str, list[float]]], out: str) -> None:
+    """Plot ratios as bars; those of times are turned, so that longer is better."""
+    import matplotlib.pyplot as plt
+
+    names, bars, errors = [], [], [[], []]
+    for test, (*_, ratio, low, high) in table:
+        values = (ratio, low, high) if test.startswith("output") else (1 / ratio, 1 / high, 1 / low)
+        names.append(test.replace(" ", "\n"))
+        bars.append(values[0])
+        errors[0].append(values[0] - values[1])
+        errors[1].append(values[2] - values[0])
+    figure, axes = plt.subplots(figsize=(1 + 1.1 * len(table), 4), layout="constrained")
+    axes.bar(names, bars, yerr=errors, capsize=4, color=["#4c78a8" if bar >= 1 else "#e45756" for bar in bars])
+    axes.axhline(1, color="black", linewidth=1)
+    axes.set_yscale("log")
+    axes.set_ylabel("speed, llama-server = 1")
+    axes.tick_params(axis="x", labelsize=7)
+    figure.savefig(out, dpi=150)
+
+
+async def run(options: argparse.Namespace) -> list[tuple[str, list[float]]]:
+    """Start the servers, measure, and print the table."""
+    servers: list[Server] = []
+    try:
+        servers += start(options.file, options)
+        for server in servers:
+            await server.ready()
+        table = list(rows(await measure(servers, options)))
+    finally:
+        for server in servers:
+            server.stop()
+    names = [server.name for server in servers]
+    heads = ["test", *names, *(["ratio", "middle half"] if len(names) > 1 else [])]
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    for test, figures in table:
+        cells = [f"{figure:.3g}" for figure in figures[: len(names) + 1]]
+        if len(figures) > len(names):
+            cells.append(f"{figures[-2]:.2f} to {figures[-1]:.2f}")
+        print(f"| {test} | {' | '.join(cells)} |", flush=True)
+    return table
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file")
+    parser.add_argument("--peer", metavar="LLAMA_SERVER")
+    parser.add_argument("--peer-options", default="-fa on", help="further options of llama-server, as -b 512")
+    parser.add_argument("-p", "--n-prompt", type=int, default=128)
+    parser.add_argument("-n", "--n-gen", type=int, default=128)
+    parser.add_argument("--long", type=int, default=LONG)
+    parser.add_argument("--streams", type=int, nargs="+", default=STREAMS)
+    parser.add_argument("--step-ms", type=float, default=150.0)
+    parser.add_argument("-r", "--repetitions", type=int, default=5)
+    parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("--plot", metavar="OUT.png")
+    options = parser.parse_args()
+    table = asyncio.run(run(options))
+    if options.plot and options.peer:
+        plot(table, options.plot)
+
+
+if __name__ == "__main__":
+    main()
