@@ -38,7 +38,7 @@ START_S = 300
 
 @dataclass
 class Reply:
-    """Times of the events of a reply, in seconds since the request was sent, and its number of tokens."""
+    """Times of a reply's events, and its number of tokens."""
 
     started: float = field(default_factory=time.perf_counter)
     times: list[float] = field(default_factory=list)
@@ -222,7 +222,7 @@ def start(path: str, options: argparse.Namespace) -> Iterator[Server]:
 
 
 def rows(results: dict[str, list[list[float]]]) -> Iterator[tuple[str, list[float]]]:
-    """Rows of the table: the test, medians of each server, ratio and its quartiles."""
+    """Rows of the table: test, medians, ratio and its quartiles."""
     for test, (ours, *peers) in results.items():
         figures = [statistics.median(ours), *map(statistics.median, peers)]
         if peers:
@@ -233,7 +233,7 @@ def rows(results: dict[str, list[list[float]]]) -> Iterator[tuple[str, list[floa
 
 
 def plot(table: Sequence[tuple[str, list[float]]], out: str) -> None:
-    """Plot ratios as bars; those of times are turned, so that longer is better."""
+    """Plot ratios of speed as bars; times are inverted."""
     import matplotlib.pyplot as plt
 
     names, bars, errors = [], [], [[], []]

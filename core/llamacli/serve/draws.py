@@ -40,7 +40,7 @@ class Drawer:
         return self.map(_draw, draws, sum(len(logits) for *_, logits in draws))
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item], n_logits: int) -> list[Result]:
-        """Results of a function of each item; threads share them if they read many logits."""
+        """Apply a function to items, in threads if they read many logits."""
         n_parts = min(self._n_threads, len(items))
         if self._pool is None or n_parts < 2 or n_logits < MIN_LOGITS:
             return list(map(function, items))
