@@ -91,3 +91,24 @@ def test_free_places_do_not_count_as_waiting() -> None:
     queue.put([Item("a", 4)])
     with pytest.raises(QueueFullError):
         queue.put([Item("a", 5)])
+
+
+@given(st.lists(st.one_of(st.sampled_from("abcd"), st.none()), max_size=80))
+def test_a_key_that_waits_sees_no_other_served_twice(actions: list[str | None]) -> None:
+    """Random arrivals by key, and departures (None)."""
+    queue: FairQueue[Item] = FairQueue(1000, 1000)
+    served: dict[str, list[str]] = {}  # by key that waits: the keys served since its last turn
+    waiting: dict[str, int] = {}
+    for key in [*actions, *[None] * len(actions)]:
+        if key is not None:
+            queue.put([Item(key)])
+            waiting[key] = waiting.get(key, 0) + 1
+            served.setdefault(key, [])
+        elif len(queue):
+            taken = queue.take().key
+            waiting[taken] -= 1
+            for other in [other for other, n in waiting.items() if n and other != taken]:
+                served[other].append(taken)
+                assert len(served[other]) == len(set(served[other])), "another key was served twice meanwhile"
+            served[taken] = []
+    assert not len(queue)

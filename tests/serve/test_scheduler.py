@@ -14,6 +14,7 @@ from fake_serving import EOS, NAN, PAGE_BYTES, POISON, Simulation, alone
 from llamacli.errors import InvalidRequestError
 from llamacli.sampling import SamplingParams
 from llamacli.serve import scheduler
+from llamacli.serve.costs import MIN_CHUNK
 from llamacli.serve.errors import (
     InternalError,
     NotSupportedError,
@@ -33,6 +34,7 @@ from llamacli.serve.requests import (
     PromptProgress,
     TextDelta,
 )
+from llamacli.serve.scheduler import OLDEST_EVERY
 from llamacli.tools.embedding import Pooling, pool_states
 from suite import examples
 
@@ -378,6 +380,24 @@ def test_short_prompts_pass_a_long_one_which_is_not_starved() -> None:
             break
     assert finished, "the long prompt made no progress beside new short ones"
     assert Done in kinds(simulation, "short 0")
+
+
+@examples(50)
+@given(st.lists(st.tuples(st.integers(1, 120), st.integers(0, 3)), max_size=120), st.sampled_from([20, 40, 150]))
+def test_no_arrivals_starve_a_prompt(arrivals: list[tuple[int, int]], step_ms: int) -> None:
+    """Prompts of any length come at any rate beside a long one; a quarter of the pieces is the oldest's."""
+    simulation = Simulation(step_ms=step_ms, max_running=12, max_queue=1000, n_ctx=512)
+    simulation.submit(request("stream", 1, max_tokens=500, ignore_eos=True))
+    simulation.step()
+    simulation.submit(request("long", 500, seed=1, max_tokens=1))
+    left, n_steps = [*arrivals], 0
+    while Done not in kinds(simulation, "long"):
+        for _ in range(left[0][1] if left else 0):
+            simulation.submit(request(f"short {len(simulation.events)}", left[0][0], seed=len(simulation.events)))
+        left = left[1:]
+        simulation.step()
+        n_steps += 1
+        assert n_steps <= 2 * OLDEST_EVERY * -(-500 // MIN_CHUNK) + 12
 
 
 def test_keys_take_turns() -> None:
