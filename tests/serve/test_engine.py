@@ -20,6 +20,7 @@ from llamacli.sampling import SamplingParams
 from llamacli.serve import scheduler
 from llamacli.serve.engine import LocalEngine
 from llamacli.serve.errors import InternalError, LoadingError, QueueFullError, ShuttingDownError, UnknownModelError
+from llamacli.serve.lanes import Lane
 from llamacli.serve.models import ModelSource
 from llamacli.serve.requests import (
     Admitted,
@@ -161,13 +162,24 @@ def test_replies_are_the_same_alone_and_under_any_load(demo: Model, monkeypatch:
         return [*map(result, found), stats]
 
     expected = run(demo, one_by_one, max_running=2)
+    plan = scheduler.Scheduler._plan
+
+    def preempting(self: scheduler.Scheduler) -> list[tuple[Lane, int]]:
+        """Plan a step, and every fifth time preempt the latest lane first."""
+        if self._n_steps % 5 == 4 and len(self._lanes) > 1:
+            self._preempt(self._lanes[-1])
+        return plan(self)
+
     page = demo.kv_pool().layout.n_bytes(16)
     loads: list[dict[str, Any]] = [
         {"step_ms": 0, "max_running": 16},
         {"step_ms": 0.5, "max_running": 8},
         {"step_ms": 20, "max_running": 12, "n_ctx": 224, "kv_memory": 14 * page},
+        {"step_ms": 20, "max_running": 12},
     ]
     for load in loads:
+        if load is loads[-1]:
+            monkeypatch.setattr(scheduler.Scheduler, "_plan", preempting)
         *found, stats = run(demo, together, max_queue=100, **load)
         assert found == expected, load
         assert stats.running == stats.waiting == 0

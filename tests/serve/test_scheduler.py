@@ -385,7 +385,7 @@ def test_short_prompts_pass_a_long_one_which_is_not_starved() -> None:
 @examples(50)
 @given(st.lists(st.tuples(st.integers(1, 120), st.integers(0, 3)), max_size=120), st.sampled_from([20, 40, 150]))
 def test_no_arrivals_starve_a_prompt(arrivals: list[tuple[int, int]], step_ms: int) -> None:
-    """Prompts of any length come at any rate beside a long one; a quarter of the pieces is the oldest's."""
+    """Prompts of any length come at any rate beside a long one."""
     simulation = Simulation(step_ms=step_ms, max_running=12, max_queue=1000, n_ctx=512)
     simulation.submit(request("stream", 1, max_tokens=500, ignore_eos=True))
     simulation.step()

@@ -117,10 +117,10 @@ class NativeProgram:
         self._table(KVType("f16", "f16"))
 
     def _find_hidden(self, table: StepTable) -> tuple[Sequence[tuple[int, int]], Array, int]:
-        """Segments of the tail up to the output layer; the buffer and width of what that reads.
+        """Segments of the tail up to the output layer.
 
-        No segment, and a width of 0, if the output layer does not lie in the tail. Without an output layer they are
-        those of the logits.
+        With the buffer and width of its input. No segment, and a width of 0, if the output layer does not lie in the
+        tail. Without an output layer they are those of the logits.
         """
         slot = None if table.hidden is None else f32(table.hidden)
         if self._result_is_hidden:
@@ -170,7 +170,7 @@ class NativeProgram:
     def _run_tail(
         self, table: Array, batch: HostRows, wanted: npt.NDArray[np.intp], n_seen: int, *, hidden: bool
     ) -> npt.NDArray[np.float32]:
-        """Run the last part for the rows wanted; its results of these, in order."""
+        """Run the last part for the rows wanted; their results."""
         tail, width = (self._to_hidden, self._hidden_width) if hidden else (self._to_logits, self._n_vocab)
         if not len(wanted):
             return np.empty((0, width), np.float32)
@@ -185,9 +185,10 @@ class NativeProgram:
         return logits if len(logits) == len(wanted) else logits[wanted - rows.first]
 
     def _gather(self, batch: HostRows, wanted: npt.NDArray[np.intp]) -> HostRows:
-        """Move the rows wanted to the front, unless they are the batch's last ones.
+        """Move the rows wanted to the front of the batch.
 
-        The rows that the last part shall compute; where rows of a slot cannot be moved, those between them too.
+        Unless they are its last ones. The rows that the last part shall compute; where rows of a slot cannot be moved,
+        those between them too.
         """
         n, first = batch.stop, int(wanted[0])
         if len(wanted) == n - first or self._crossing is None:

@@ -147,7 +147,7 @@ def _n_bytes(sequences: Sequence[KVSequence]) -> int:
 
 
 def _held_pages(sequences: Sequence[KVSequence], group: int) -> Iterator[tuple[int, int]]:
-    """Pages of a group that sequences hold, and how many of them hold each."""
+    """Pages of a group that sequences hold, and how many hold each."""
     tables = [sequence.tables[group] for sequence in sequences]
     if tables:
         pages, counts = np.unique(np.concatenate(tables), return_counts=True)
