@@ -381,6 +381,16 @@ def test_models_are_loaded_on_demand(start_server: Callable[..., Program]) -> No
     }
     assert len(texts) == 1
     assert loaded() == ["two"]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:  # who asks for a model gets it, however often others do
+        bodies = [{"model": name, "prompt": PROMPT, "max_tokens": 2} for name in ("one", "two") * 6]
+        replies = list(pool.map(lambda body: program.send("/v1/completions", body), bodies))
+    assert [reply.status for reply in replies] == [200] * 12
+    name = loaded()[0]
+    assert program.send("/api/generate", {"model": name, "keep_alive": 0}).json["done_reason"] == "unload"
+    deadline = time.monotonic() + 10
+    while loaded():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     assert program.end() == 0
 
 

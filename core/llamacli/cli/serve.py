@@ -244,8 +244,8 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         raise click.UsageError("Invalid value for '--api-key': it is empty.")
     if keys and "*" in given["cors_origins"]:
         raise click.UsageError("--cors-origin '*' is for servers without keys: list the origins.")
-    names = ("host", "port", "cors_origins", "allowed_hosts", "max_body", "write_timeout", "shutdown_timeout",
-             "any_model", "slots", "llamacpp_metrics", "log_texts")  # fmt: skip
+    names = ("host", "port", "cors_origins", "allowed_hosts", "max_body", "write_timeout", "load_timeout",
+             "shutdown_timeout", "any_model", "slots", "llamacpp_metrics", "log_texts")  # fmt: skip
     return HttpSettings(
         **{name: given[name] for name in names},
         api_keys=tuple(keys),

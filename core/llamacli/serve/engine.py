@@ -101,6 +101,10 @@ class LocalEngine:
             raise InternalError(f"the model {name!r} cannot be loaded: the server's log says why") from error
         return loaded.model
 
+    def unload(self, name: str) -> None:
+        """See Engine."""
+        self._command(functools.partial(self._unload, self._entry(name)))
+
     def submit(self, request: Request) -> EventStream:
         """See Engine."""
         entry = self._entry(request.model)

@@ -303,6 +303,9 @@ class Engine(Protocol):
         Raises UnknownModelError, LoadingError if that takes longer than the server's limit.
         """
 
+    def unload(self, name: str) -> None:
+        """Unload a model at the next step, unless it is in use. Raises UnknownModelError."""
+
     def submit(self, request: Request) -> Stream:
         """Enqueue a request.
 

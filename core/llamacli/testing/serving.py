@@ -45,7 +45,7 @@ class FakeEngine:
 
     One event follows at each turn of the event loop.
 
-    - `requests`: all that were submitted; `cancelled`: ids of those that were cancelled.
+    - `requests`: all that were submitted; `cancelled`: ids of those that were cancelled; `unloaded`: names of models.
     - `script`: may be replaced between requests.
     - `gate`: while cleared, no event follows.
     """
@@ -54,6 +54,7 @@ class FakeEngine:
         self._model, self.name, self.script = model, name, script
         self.requests: list[Request] = []
         self.cancelled: list[str] = []
+        self.unloaded: list[str] = []
         self.draining = self.closed = False
         self.gate = asyncio.Event()
         self.gate.set()
@@ -80,6 +81,11 @@ class FakeEngine:
         """The model, or UnknownModelError."""
         self._check(name)
         return self._model
+
+    def unload(self, name: str) -> None:
+        """Note the name in `unloaded`."""
+        self._check(name)
+        self.unloaded.append(name)
 
     def submit(self, request: Request) -> EventStream:
         """Play the script."""

@@ -5,6 +5,7 @@ from llamacli.serve import errors
 from llamacli.serve.http.errors import as_serve_error, openai_body
 from llamacli.serve.requests import Failed
 from llamacli.serve.streams import EventStream
+from llamacli.testing.serving import words
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,30 @@ def test_errors_of_the_engine_come_before_the_200(error, status, type_, code, st
     assert (reply.status, body["type"], body["code"]) == (status, type_, code)
     assert reply.headers.get("retry-after") == (None if error.retry_after is None else "7")
     assert set(body) >= {"message", "type", "param", "code"}
+
+
+def test_request_waits_for_room_and_then_gives_up(serve, fake) -> None:
+    busy = [errors.LoadingError("in use", retry_after=5)] * 2
+
+    async def model(name: str):
+        if busy:
+            raise busy.pop()
+        return fake._model
+
+    fake.model = model
+    try:
+        assert serve().chat().status == 200
+        busy += [errors.LoadingError("in use", retry_after=5)] * 100
+        reply = serve(load_timeout=0.2).chat()
+        assert (reply.status, reply.headers["retry-after"]) == (503, "5")
+    finally:
+        del fake.model
+
+
+def test_model_that_was_unloaded_meanwhile_is_loaded_again(http, fake) -> None:
+    answers = [[errors.LoadingError("soon")], [errors.LoadingError("soon")]]
+    fake.script = lambda request: answers.pop() if answers else words(request)
+    assert http.chat().status == 200
 
 
 def test_failure_in_the_queue_comes_before_the_200(http, fake) -> None:

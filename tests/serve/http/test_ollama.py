@@ -74,6 +74,13 @@ def test_request_without_text_loads(path: str, kind: str, http, fake) -> None:
     assert not fake.requests
 
 
+def test_request_with_keep_alive_0_unloads(http, fake) -> None:
+    body = http.send("/api/generate", {"model": "demo:latest", "keep_alive": 0}).json
+    assert body["done_reason"] == "unload"
+    assert fake.unloaded == ["demo"]
+    assert http.send("/api/chat", {"model": "other", "keep_alive": 0}).status == 404
+
+
 @pytest.mark.parametrize("raw", [False, True])
 def test_formats(raw: bool, http, fake) -> None:
     pytest.importorskip("llguidance")

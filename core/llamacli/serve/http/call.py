@@ -11,7 +11,7 @@ import functools
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
@@ -21,7 +21,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from llamacli.model import Model
-from llamacli.serve.errors import ServeError, UnknownModelError
+from llamacli.serve.errors import LoadingError, ServeError, UnknownModelError
 from llamacli.serve.http.access_log import AccessLine
 from llamacli.serve.http.bodies import convert, parse
 from llamacli.serve.http.errors import (
@@ -35,7 +35,18 @@ from llamacli.serve.http.exposition import HttpMetrics
 from llamacli.serve.http.middleware import has_key, send_error, send_response
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.http.sse import PING, SSE_HEADERS, to_json
-from llamacli.serve.requests import Admitted, Done, Engine, Event, Failed, Finished, ModelInfo, Request, TextDelta
+from llamacli.serve.requests import (
+    Admitted,
+    Done,
+    Engine,
+    Event,
+    Failed,
+    Finished,
+    ModelInfo,
+    Request,
+    Stream,
+    TextDelta,
+)
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -43,6 +54,12 @@ P = ParamSpec("P")
 
 DISCARD_S, DISCARD_BYTES = 2.0, 64 << 20
 """Limits up to which the rest of a refused body is read, so that its sender gets to read the response."""
+
+ROOM_INTERVAL_S = 0.1
+"""Seconds between looks for room, while other models are in use."""
+
+SUBMISSIONS = 3
+"""Times that a request is submitted, where others have its model unloaded each time."""
 
 LARGE_BODY = 64 << 10
 """Bytes of a body above which it is parsed in the pool, so that the event loop stays free."""
@@ -162,11 +179,25 @@ class Call:
         return convert(await self.raw_body(), kind)
 
     async def model(self, name: str | None) -> tuple[ModelInfo, Model]:
-        """Loaded model of a name, and what the engine knows of it."""
+        """Loaded model of a name, and what the engine knows of it.
+
+        Waits for the load, and for room where other models are in use, up to `load_timeout`. Raises UnknownModelError,
+        LoadingError, DisconnectedError.
+        """
         info = self.server.find_model(name)
-        model = await self.server.engine.model(info.name)
+        model = await self._unless_gone(self._loaded(info.name))
         self.access.fields["model"] = info.name
         return self.server.find_model(info.name), model
+
+    async def _loaded(self, name: str) -> Model:
+        deadline = time.monotonic() + self.settings.load_timeout
+        while True:
+            try:
+                return await self.server.engine.model(name)
+            except LoadingError:
+                if time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(ROOM_INTERVAL_S)
 
     async def _read(self) -> bytes:
         limit = self.settings.max_body
@@ -212,9 +243,9 @@ class Call:
         cancelled when the context ends before it, and when the client disconnects: then events end with
         DisconnectedError.
         """
-        stream = self.server.engine.submit(request)
-        gone = asyncio.create_task(self._wait_for_disconnect())
-        gone.add_done_callback(lambda task: None if task.cancelled() else stream.cancel())
+        stream = await self._submit(request)
+        cancel = functools.partial(_cancel, stream)
+        self._gone.add_done_callback(cancel)
         events = aiter(stream)
         try:
             first = await anext(events, None)
@@ -227,7 +258,16 @@ class Call:
             yield self._noted(events)
         finally:
             stream.cancel()
-            gone.cancel()
+            self._gone.remove_done_callback(cancel)
+
+    async def _submit(self, request: Request) -> Stream:
+        """Submit a request; loads its model again if it was unloaded since it was prepared."""
+        for _ in range(SUBMISSIONS - 1):
+            try:
+                return self.server.engine.submit(request)
+            except LoadingError:
+                await self._unless_gone(self._loaded(request.model))
+        return self.server.engine.submit(request)
 
     async def _noted(self, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
         """Events with errors raised, and numbers noted for the log."""
@@ -251,9 +291,30 @@ class Call:
                 return
         raise DisconnectedError
 
+    @functools.cached_property
+    def _gone(self) -> asyncio.Task[None]:
+        """Task that ends when the client disconnects, after the body has been read."""
+        return asyncio.create_task(self._wait_for_disconnect())
+
     async def _wait_for_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+    async def _unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
+        """Result of work, or DisconnectedError if the client leaves before it is done."""
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait({task, self._gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise DisconnectedError
+            return task.result()
+        finally:
+            task.cancel()
+
+    def close(self) -> None:
+        """End what runs for this call."""
+        if "_gone" in self.__dict__:
+            self._gone.cancel()
 
     # --- response
 
@@ -328,6 +389,11 @@ class Call:
             raise DisconnectedError from None
 
 
+def _cancel(stream: Stream, gone: asyncio.Task[None]) -> None:
+    if not gone.cancelled():
+        stream.cancel()
+
+
 Handler = Callable[[Call], Awaitable[None]]
 
 
@@ -356,4 +422,5 @@ class Endpoint:
                 await call.discard_body()
                 await call.fail(failure)
         finally:
+            call.close()
             self._server.metrics.count(self._name, call.access.status)

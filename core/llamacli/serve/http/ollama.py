@@ -44,6 +44,9 @@ from llamacli.serve.requests import (
     ToolCallDelta,
 )
 
+_AT_ONCE = (0, "0", "0s", "0m", "0h")
+"""Values of `keep_alive` that unload a model."""
+
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "stop", "repeat_penalty", "repeat_last_n",
              "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta")  # fmt: skip
 _QUANTIZATION = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
@@ -271,10 +274,23 @@ async def _completion(call: Call, request: OllamaGenerate) -> tuple[GenerationRe
 
 
 async def _load(call: Call, request: OllamaBase, kind: str) -> None:
-    """Load a model: what a request without text asks for."""
-    info, _ = await call.model(request.model)
+    """Load a model, or unload it with `keep_alive` 0: the meaning of requests without text."""
+    unloads = request.keep_alive in _AT_ONCE
+    if unloads:
+        info = call.server.find_model(request.model)
+        call.server.engine.unload(info.name)
+    else:
+        info, _ = await call.model(request.model)
     empty = {"message": {"role": "assistant", "content": ""}} if kind == "message" else {"response": ""}
-    await call.respond({"model": info.name, "created_at": _now(), **empty, "done": True, "done_reason": "load"})
+    await call.respond(
+        {
+            "model": info.name,
+            "created_at": _now(),
+            **empty,
+            "done": True,
+            "done_reason": "unload" if unloads else "load",
+        }
+    )
 
 
 # --- responses

@@ -18,6 +18,7 @@ class HttpSettings:
     - `max_body`: size limit of a request's body, in bytes.
     - `total_slots`: number of texts that the engine generates at once, for `/props`.
     - `body_timeout`, `write_timeout`: seconds for a body to arrive, and for a client to take what was written.
+    - `load_timeout`: seconds that a request waits for its model.
     - `shutdown_timeout`: seconds that running requests have to end after SIGTERM.
     - `schema_timeout`: seconds for compiling a grammar or schema.
     - `ping_interval`: seconds of silence after which a stream of events gets a comment.
@@ -38,6 +39,7 @@ class HttpSettings:
     total_slots: int = 1
     body_timeout: float = 60.0
     write_timeout: float = 60.0
+    load_timeout: float = 120.0
     shutdown_timeout: float = 30.0
     schema_timeout: float = 5.0
     ping_interval: float = 15.0
