@@ -90,6 +90,12 @@ def test_schema_after_reasoning(syntax, codec_with, allows, chat_model) -> None:
     assert not allows(made, '"green"')
 
 
+def test_no_reasoning_where_the_model_has_none(codec_with, allows) -> None:
+    off = reply_constraint(codec_with(THINKING), "assistant<think>\n\n</think>\n\n", COLOUR, None, None)
+    unknown = reply_constraint(codec_with(Spans(Span("<muse>", "</muse>"))), "", COLOUR, None, None)
+    assert off == unknown == Constraint(json_schema=json.dumps(COLOUR))
+
+
 def test_required_calls(codec_with, allows) -> None:
     made = reply_constraint(codec_with(HERMES), "", None, None, ToolUse(TOOLS, required=True))
     call = f"<tool_call>\n{CALL}\n</tool_call>"

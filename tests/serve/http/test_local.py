@@ -57,6 +57,11 @@ def test_slots_are_off_by_default(http, serve) -> None:
     assert serve(slots=True).send("/slots").json == []
 
 
+def test_head(http) -> None:
+    reply = http.send("/health", method="HEAD")
+    assert (reply.status, reply.body) == (200, b"")
+
+
 def test_health(http, fake) -> None:
     assert http.send("/health").json == {"status": "ok"}
     fake.draining = True

@@ -45,11 +45,13 @@ def test_cors_for_listed_origins(serve) -> None:
         "Origin": "https://page.example",
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization,content-type",
+        "Access-Control-Request-Private-Network": "true",
     }
     reply = http.send("/v1/chat/completions", headers=preflight, method="OPTIONS")
     assert reply.status == 204
     assert reply.headers["access-control-allow-origin"] == "https://page.example"
     assert reply.headers["access-control-allow-headers"] == "authorization,content-type"
+    assert reply.headers["access-control-allow-private-network"] == "true"
     refused = http.send("/v1/models", headers={"Origin": "https://page.example"})
     assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, "https://page.example")
     other = http.send("/health", headers={"Origin": "https://other.example"})

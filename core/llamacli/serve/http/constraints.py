@@ -112,7 +112,7 @@ def reply_constraint(
     syntax = codec.format.syntax
     writer: _Writer | None = None
     if isinstance(syntax, Spans):
-        writer = _SpansWriter(codec.tokenizer, syntax, prompt)
+        writer = _SpansWriter(codec, syntax, prompt)
     elif isinstance(syntax, Channels):
         writer = _ChannelsWriter(codec.tokenizer, syntax, prompt)
     calls = None if writer is None or tools is None else writer.calls(tools)
@@ -225,12 +225,18 @@ class _Writer:
 
 
 class _SpansWriter(_Writer):
-    def __init__(self, tokenizer: Tokenizer, syntax: Spans, prompt: str):
-        super().__init__(tokenizer)
+    def __init__(self, codec: ChatCodec, syntax: Spans, prompt: str):
+        super().__init__(codec.tokenizer)
         self._syntax = syntax
-        reasoning = syntax.reasoning
-        self._is_open = reasoning is not None and prompt.rstrip().endswith(reasoning.opens.rstrip())
-        self.begins_at_once = reasoning is None
+        span, end = syntax.reasoning, prompt.rstrip()
+        self._is_open = span is not None and end.endswith(span.opens.rstrip())
+        # A model that does not know the marker could begin with it by chance, and never come to the text.
+        known = span is not None and (
+            codec.tokenizer.token_id(span.opens) is not None or span.opens in codec.template.source
+        )
+        closed = span is not None and end.endswith(span.closes.rstrip())
+        self._reasoning = span if self._is_open or (known and not closed) else None
+        self.begins_at_once = self._reasoning is None
         if syntax.calls is not None and syntax.calls.opens:
             self.triggers = (syntax.calls.opens,)
 
@@ -258,7 +264,7 @@ class _SpansWriter(_Writer):
         return self.json("text", schema)
 
     def reasoning(self) -> str:
-        span = self._syntax.reasoning
+        span = self._reasoning
         if span is None:
             return ""
         rest = self.until("thoughts", span.closes)

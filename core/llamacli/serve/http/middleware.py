@@ -103,6 +103,8 @@ class Cors:
                 "access-control-allow-headers": headers.get("access-control-request-headers", "*"),
                 "access-control-max-age": _PREFLIGHT_S,
             }
+            if "access-control-request-private-network" in headers:  # Chrome asks before a page reaches the loopback
+                given["access-control-allow-private-network"] = "true"
             await send_response(send, 204, given, b"")
             return
 

@@ -59,6 +59,7 @@ def test_function_calls(client, fake) -> None:
     call = ToolCallDelta(0, 0, ToolCall("paint", {"c": 1}))
     fake.script = lambda _: [Admitted(0.0), call, Finished(0, "tool_calls"), DONE]
     reply = client.responses.create(model="demo", input="hi", tools=[PAINT])
+    assert (reply.tools[0].name, reply.tool_choice) == ("paint", "auto")
     item = reply.output[0]
     assert (item.type, item.name, item.arguments) == ("function_call", "paint", '{"c": 1}')
     history = [

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from llamacli.serve.errors import ServeError
 from llamacli.serve.http.bodies import convert
 from llamacli.serve.http.call import Call
@@ -173,6 +175,11 @@ def _text(content: str | list[InputPart] | None, path: str) -> str:
     return "\n".join(texts)
 
 
+def _shown(value: Any) -> Any:
+    """Part of a request as JSON data, for the response."""
+    return msgspec.to_builtins(value)
+
+
 def _formatted(value: dict[str, Any]) -> bytes:
     return event(value, value["type"])
 
@@ -216,9 +223,9 @@ class ResponseShapes:
             "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
             "store": False,
             "temperature": request.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": request.tool_choice if isinstance(request.tool_choice, str) else "auto",
-            "tools": [],
+            "text": _shown(request.text) or {"format": {"type": "text"}},
+            "tool_choice": _shown(request.tool_choice) or "auto",
+            "tools": _shown(request.tools) or [],
             "top_p": request.top_p,
             "truncation": "disabled",
             "usage": None if usage is None else {
