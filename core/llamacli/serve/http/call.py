@@ -61,6 +61,9 @@ ROOM_INTERVAL_S = 0.1
 SUBMISSIONS = 3
 """Times that a request is submitted, where others have its model unloaded each time."""
 
+WATCHES = 8
+"""Looks at a stream in the time after which it is silent, or its client too slow."""
+
 LARGE_BODY = 64 << 10
 """Bytes of a body above which it is parsed in the pool, so that the event loop stays free."""
 
@@ -122,8 +125,8 @@ class Call:
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self._receive, self._send = receive, send
         self._body_read = False
-        self._writing = asyncio.Lock()
-        self._last_write = 0.0
+        self._write_began: float | None = None
+        self._write_ended = 0.0
 
     @property
     def settings(self) -> HttpSettings:
@@ -344,7 +347,7 @@ class Call:
         """
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         await self._guard(self._send({"type": "http.response.start", "status": 200, "headers": encoded}))
-        pings = asyncio.create_task(self._ping()) if headers is SSE_HEADERS else None
+        watch = asyncio.create_task(self._watch(pings=headers is SSE_HEADERS))
         try:
             yield self._write
             await self._guard(self._send({"type": "http.response.body", "body": b""}))
@@ -357,24 +360,28 @@ class Call:
                 await self._write(error_event(failure))
             raise DisconnectedError from None
         finally:
-            if pings is not None:
-                pings.cancel()
+            watch.cancel()
 
     async def _write(self, data: bytes) -> None:
-        async with self._writing:
-            await self._guard(self._send({"type": "http.response.body", "body": data, "more_body": True}))
-            self._last_write = time.monotonic()
+        """Send a piece of a stream; waits while the client is slow."""
+        self._write_began = time.monotonic()
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._write_began, self._write_ended = None, time.monotonic()
 
-    async def _ping(self) -> None:
-        interval = self.settings.ping_interval
-        self._last_write = time.monotonic()
-        with contextlib.suppress(DisconnectedError):
-            while True:
-                silent = time.monotonic() - self._last_write
-                if silent >= interval:
-                    await self._write(PING)
-                    silent = 0.0
-                await asyncio.sleep(interval - silent)
+    async def _watch(self, *, pings: bool) -> None:
+        """Send comments in silence, and cut off a client that reads nothing.
+
+        One task for a stream: a timer for each piece would take a third of its time.
+        """
+        interval, limit = self.settings.ping_interval, self.settings.write_timeout
+        self._write_ended = time.monotonic()
+        while True:
+            await asyncio.sleep(min(interval, limit) / WATCHES)
+            now = time.monotonic()
+            if self._write_began is not None and now - self._write_began >= limit:
+                self._abort()
+            elif pings and self._write_began is None and now - self._write_ended >= interval:
+                await self._write(PING)
 
     async def _guard(self, sending: Awaitable[None]) -> None:
         """Cut the connection of a client that reads nothing for `write_timeout`."""
@@ -382,11 +389,15 @@ class Call:
             async with asyncio.timeout(self.settings.write_timeout):
                 await sending
         except TimeoutError:
-            abort = self.scope["state"].get("abort")
-            if abort is not None:
-                abort()
-            self.access.fields["error"] = "write_timeout"
+            self._abort()
             raise DisconnectedError from None
+
+    def _abort(self) -> None:
+        """Cut the connection, with what is not sent yet."""
+        self.access.fields["error"] = "write_timeout"
+        abort = self.scope["state"].get("abort")
+        if abort is not None:
+            abort()
 
 
 def _cancel(stream: Stream, gone: asyncio.Task[None]) -> None:
