@@ -20,7 +20,9 @@ from llamacli.serve.http.errors import BadRequestError
 from llamacli.serve.http.schemas.common import MAX_SCHEMA, ResponseFormat
 from llamacli.tokenizer import Tokenizer
 
-_SPACE = r"/[ \t\r\n]{0,16}/"
+_SPACE = r"/[ \r\n]{0,2}/"
+_CALL_SPACE = "[ \n]?"
+_MORE_CALLS = "{0,31}"
 _JSON_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
 _ARGUMENTS = "arguments"
 _MAX_KEPT = 64
@@ -212,9 +214,9 @@ class _Writer:
             self._rules[f"{name}[suffix={marker}]"] = r"/(.|\n)*/"
         return name
 
-    def json(self, name: str, schema: dict[str, Any] | bool) -> str:
+    def json(self, name: str, schema: dict[str, Any] | bool, space: str = _JSON_SPACE) -> str:
         """Name of a rule for JSON valid under a schema."""
-        options = {"whitespace_pattern": _JSON_SPACE, "coerce_one_of": True}
+        options = {"whitespace_pattern": space, "coerce_one_of": True}
         given = {} if schema is True else {"not": {}} if schema is False else close_objects(schema)
         self._rules[name] = f"%json {json.dumps({**given, 'x-guidance': options})}"
         return name
@@ -248,16 +250,16 @@ class _SpansWriter(_Writer):
         for i, tool in enumerate(tools.tools):
             function = tool["function"]
             arguments = function.get("parameters") or {"type": "object"}
-            rules.append(self.json(f"call_{i}", _call_schema(function["name"], arguments)))
+            rules.append(self.json(f"call_{i}", _call_schema(function["name"], arguments), _CALL_SPACE))
         opens = self.marker(syntax.opens) if syntax.opens else ""
         closes = self.marker(syntax.closes) if syntax.closes else ""
         self._rules["one"] = " | ".join(rules)
-        more = f'({_SPACE} "," {_SPACE} one)*' if tools.parallel else ""
+        more = f'({_SPACE} "," {_SPACE} one){_MORE_CALLS}' if tools.parallel else ""
         self._rules["several"] = f'one | "[" {_SPACE} one {more} {_SPACE} "]"'
         self._rules["call"] = f"{opens} {_SPACE} several {_SPACE} {closes}".strip()
         if not tools.parallel:
             return "call"
-        self._rules["calls"] = f"call ({_SPACE} call)*"
+        self._rules["calls"] = f"call ({_SPACE} call){_MORE_CALLS}"
         return "calls"
 
     def json_text(self, schema: dict[str, Any] | bool) -> str:
@@ -286,7 +288,8 @@ class _ChannelsWriter(_Writer):
         alternatives = []
         for i, tool in enumerate(tools.tools):
             function = tool["function"]
-            arguments = self.json(f"arguments_{i}", function.get("parameters") or {"type": "object"})
+            schema = function.get("parameters") or {"type": "object"}
+            arguments = self.json(f"arguments_{i}", schema, _CALL_SPACE)
             to = json.dumps(f" to={self._syntax.recipient}{function['name']}")
             header = f'({to} {self._channel} "commentary" | {self._channel} "commentary" {to})'
             alternatives.append(f'{header} " "? {self._json_type} {self.marker(self._syntax.begins)} {arguments}')
