@@ -19,28 +19,28 @@ SHAPES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "qwen35-0.8b": (
         "qwen", "tiny_qwen_hybrid", "write_qwen_hybrid",
         {"n_layer": 24, "n_embd": 1024, "n_head": 8, "n_head_kv": 2, "head_dim": 256, "n_rot": 64, "n_ff": 3584,
-         "n_head_k": 16, "n_head_v": 16, "state": 128, "interval": 4, "tied": True, "tokenizer": "248320"},
+         "n_head_k": 16, "n_head_v": 16, "state": 128, "interval": 4, "tied": True, "tokenizer": "test:248320"},
     ),
     "granitehybrid-micro": (  # 10 of 40 layers
         "granite", "tiny_granite", "write_granite",
         {"architecture": "granitehybrid", "n_layer": 10, "recurrent": (0, 1, 2, 3, 4, 6, 7, 8, 9), "n_embd": 2048,
          "n_head": 32, "n_head_kv": 8, "n_ff": 8192, "n_head_state": 64, "n_group": 1, "d_state": 128, "tied": True,
-         "tokenizer": "100352"},
+         "tokenizer": "test:100352"},
     ),
     "deepseek2-lite": (  # 4 of 27 layers
         "deepseek", "tiny_deepseek2", "write_deepseek2",
         {"n_layer": 4, "n_embd": 2048, "n_head": 16, "rank_q": 0, "rank_kv": 512, "nope_dim": 128, "rope_dim": 64,
          "value_dim": 128, "n_ff": 10944, "n_ff_expert": 1408, "n_shared": 2, "n_expert": 64, "n_expert_used": 6,
-         "scoring": None, "biased": False, "tokenizer": "102400"},
+         "scoring": None, "biased": False, "tokenizer": "test:102400"},
     ),
     "glm4moe": (  # GLM-4.5-Air, 2 of 46 layers
         "glm", "tiny_glm", "write_glm",
         {"architecture": "glm4moe", "n_layer": 2, "n_embd": 4096, "n_head": 96, "n_head_kv": 8, "head_dim": 128,
-         "n_ff": 10944, "tokenizer": "151552"},
+         "n_ff": 10944, "tokenizer": "test:151552"},
     ),
     "lfm2-1.2b": (
         "lfm", "tiny_lfm", "write_lfm",
-        {"n_layer": 16, "n_embd": 2048, "n_head": 32, "n_head_kv": 8, "n_ff": 8192, "tokenizer": "65536"},
+        {"n_layer": 16, "n_embd": 2048, "n_head": 32, "n_head_kv": 8, "n_ff": 8192, "tokenizer": "test:65536"},
     ),
 }  # fmt: skip
 """Plugin, module and function that writes a model, and its options."""

@@ -36,6 +36,13 @@ def test_tensors_without_the_suffix_weight() -> None:
         table.bind(file(blk__0__ssm_a=(5,), blk__0__ssm_dt__bias=(4,)))
 
 
+def test_dots_in_names() -> None:
+    table = TensorTable()
+    table.add("shortconv.in_proj", 8, 4)
+    params = table.bind(file(shortconv__in_proj__weight=(8, 4)))
+    assert params.shortconv_in_proj.weight.name == "shortconv.in_proj.weight"
+
+
 def test_norms_may_have_a_bias() -> None:
     table = TensorTable()
     table.add("output_norm", 8, bias=True)

@@ -212,7 +212,7 @@ class TensorTable:
         scale: tuple[int, ...] | None = None,
         needs_scale: bool = False,
     ) -> None:
-        """Add the parameter of `{name}.weight`.
+        """Add the parameter of `{name}.weight`; its attribute has `_` for dots.
 
         With `bias`, the file may also have `{name}.bias`, one float a row of the weight, or as many as a weight of one
         dimension has; it must have it if the parameter `needs_bias`. Any matrix may have `{name}.scale`, one number
@@ -326,7 +326,8 @@ class TensorTable:
             name, kind = key.rsplit(".", 1)
             if kind == "weight":
                 weight = tensor(key)
-                found[name] = Param(weight, tensor(f"{name}.bias"), tensor(f"{name}.scale")) if weight else None
+                param = Param(weight, tensor(f"{name}.bias"), tensor(f"{name}.scale")) if weight else None
+                found[name.replace(".", "_")] = param
         for whole, parts in self._fused.items():
             if fused := found.pop(whole):
                 n_rows = [self._specs[f"{part}.weight"].shape[-2] for part in parts]

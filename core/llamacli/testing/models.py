@@ -76,7 +76,8 @@ def random_tensor(seed: str, name: str, shape: tuple[int, ...], matrix_type: str
         return (1 + SIGMA * random.standard_normal(shape)).astype(np.float32), Type.F32
     if name.endswith("ssm_a"):
         return -np.exp(0.5 * random.standard_normal(shape)).astype(np.float32), Type.F32
-    if len(shape) == 1 or "ffn_gate_inp" in name or "conv" in name or not name.endswith(".weight"):
+    kept = ("ffn_gate_inp", "conv1d", "conv.weight")
+    if len(shape) == 1 or any(part in name for part in kept) or not name.endswith(".weight"):
         return (SIGMA * random.standard_normal(shape)).astype(np.float32), Type.F32
     stored = Type[matrix_type]
     if stored is Type.MXFP4:

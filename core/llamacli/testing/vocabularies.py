@@ -41,21 +41,19 @@ def spm_vocabulary() -> tuple[list[str], list[float], list[int]]:
 def vocabulary(tokenizer: str) -> dict[str, Any]:
     """Metadata of the vocabulary that a tiny model has.
 
-    "test" is 128 tokens without text, "spm" is `spm_vocabulary`; a number is that of tokens of a model without any
-    vocabulary.
+    "test" is 128 tokens without text, "test:65536" has another number of them, "spm" is `spm_vocabulary`.
     """
-    if tokenizer.isdecimal():
-        return {"tokenizer.ggml.model": "no_vocab"}
     if tokenizer == "spm":
         tokens, scores, types = spm_vocabulary()
         return tokenizer_keys({"model": "llama", "tokens": tokens, "scores": scores, "token_type": types})
-    tokens = [f"tok_{i}" for i in range(128)]
-    return tokenizer_keys({"model": tokenizer, "tokens": tokens, "scores": [0.0] * 128, "token_type": None})
+    model, _, n_vocab = tokenizer.partition(":")
+    tokens = [f"tok_{i}" for i in range(int(n_vocab or 128))]
+    return tokenizer_keys({"model": model, "tokens": tokens, "scores": [0.0] * len(tokens), "token_type": None})
 
 
 def vocabulary_size(tokenizer: str) -> int:
     """Number of tokens of `vocabulary(tokenizer)`."""
-    return int(tokenizer) if tokenizer.isdecimal() else len(vocabulary(tokenizer)["tokenizer.ggml.tokens"])
+    return len(vocabulary(tokenizer)["tokenizer.ggml.tokens"])
 
 
 def scored(scores: Mapping[str, float], kinds: Mapping[str, int] | None = None, **keys: Any) -> dict[str, Any]:
