@@ -57,7 +57,15 @@ def run(team: Team, kernel: object, record: np.dtype, state: KVSpec, rows: np.nd
 
 def store(team: Team, rows: np.ndarray, state: KVSpec, kv_type, k: np.ndarray, v: np.ndarray) -> None:
     run(
-        team, store_kv(KVType.of(kv_type)), STORE, state, rows, k=k, k_stride=4 * k[0].size, v=v, v_stride=4 * v[0].size
+        team,
+        store_kv(KVType.of(kv_type)),
+        STORE,
+        state,
+        rows,
+        k=k,
+        k_stride=4 * k[0].size,
+        v=0 if state.values_in_keys else v,
+        v_stride=4 * v[0].size,
     )
 
 
