@@ -26,6 +26,8 @@ ANY = {"prompt", "system_prompt", "reasoning_effort", "dry_sequence_breaker"}
 
 TEXTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "hf_repo": (["nonsense"], ("'nonsense' is not a model of the hub", "expected user/repo or user/repo:quant")),
+    "kv_memory": (["nonsense"], ("'nonsense' is not a size such as 512M or 2G", "--kv-memory", "--help")),
+    "max_body": (["nonsense"], ("'nonsense' is not a size such as 512M or 2G", "--max-body", "--help")),
     "samplers": (["top_k;nonsense"], ("unknown sampler 'nonsense'", "known are", "min_p", "--help")),
     "logit_bias": (["5"], ("'5' is not a token id and a number", "as in 15043-1.5", "--help")),
     "stop": ([""], ("'--stop': it is empty", "Give the text to stop at, as in --stop", "--help")),
@@ -42,8 +44,11 @@ NEEDS = {"html": ["--logprobs", "1"]}
 def options() -> Iterator[tuple[str, click.Option]]:
     for name, command in sorted(app.commands.items()):
         for param in command.params:
-            if isinstance(param, click.Option) and param.name not in ANY:
-                yield name, param
+            if not isinstance(param, click.Option) or param.name in ANY:
+                continue
+            if name == "serve" and param.type is click.STRING:
+                continue  # tests/cli/test_serve.py has these: a server that accepts a text does not end
+            yield name, param
 
 
 ALL = [pytest.param(name, option, id=f"{name} {option.opts[-1]}") for name, option in options()]

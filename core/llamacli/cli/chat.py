@@ -43,7 +43,7 @@ _OPTIONS = (
     option("--tools", type=PATH, help="Let the model call the functions of this Python file."),
     option("--log/--no-log", default=False, help="Record the chat for `llamacli logs`; default: off."),
     option(
-        "--resume", metavar="ID", type=Integer(0), allow_from_autoenv=False,
+        "--resume", metavar="ID", type=Integer(0),
         help="Continue a recorded chat, see `llamacli logs`; 0: the last one.",
     ),
 )  # fmt: skip
