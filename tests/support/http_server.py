@@ -6,7 +6,8 @@ import contextlib
 import http.client
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -82,6 +83,14 @@ class Served:
     def openai(self, **options: Any) -> openai.OpenAI:
         given = {"api_key": "unused", "max_retries": 0, "timeout": 60, **options}
         return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", **given)
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 @contextlib.contextmanager

@@ -1,26 +1,21 @@
 """Connections: disconnects, slow readers, limits of bodies, pings, errors after the 200."""
 
+import asyncio
 import contextlib
 import http.client
 import json
 import socket
+import threading
 import time
 
 import pytest
 
-from http_server import Served
+from http_server import Served, wait_for
 from llamacli.serve.errors import InternalError
 from llamacli.serve.requests import Admitted, Done, Finished, TextDelta, Timings, Usage
 from llamacli.testing.serving import words
 
 MESSAGES = [{"role": "user", "content": "hi"}]
-
-
-def wait_for(condition, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def begin(http: Served, **fields) -> http.client.HTTPConnection:
@@ -44,6 +39,25 @@ def test_disconnect_cancels_in_every_phase(stream: bool, n_events: int, http, fa
     assert fake.cancelled == [fake.requests[0].id]
     http.server._loop.call_soon_threadsafe(fake.gate.set)
     wait_for(lambda: not fake._tasks)
+
+
+def test_disconnect_ends_the_wait_for_a_model(http, fake, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "llamacli.serve")
+    waiting = threading.Event()
+
+    async def model(name: str) -> None:
+        waiting.set()
+        await asyncio.sleep(60)
+
+    fake.model = model
+    try:
+        connection = begin(http)
+        assert waiting.wait(10)
+        connection.close()
+        wait_for(lambda: "POST /v1/chat/completions disconnected" in caplog.text)
+    finally:
+        del fake.model
+    assert not fake.requests
 
 
 def test_a_whole_response_cancels_nothing(http, fake) -> None:

@@ -1,5 +1,6 @@
 from prometheus_client.parser import text_string_to_metric_families
 
+from http_server import wait_for
 from llamacli.serve.http.exposition import HttpMetrics, exposition
 from llamacli.serve.metrics import HISTOGRAMS, EngineStats, Histogram, ModelStats
 
@@ -51,12 +52,16 @@ def test_names_of_llama_server() -> None:
 
 
 def test_requests_are_counted_by_endpoint_and_status(http) -> None:
-    def count(path: str, status: int) -> float:
+    def count(path: str, status: int, reason: str = "") -> float:
         found = samples(http.send("/metrics").body)
-        return found.get(("llamacli_requests_total", (("endpoint", path), ("status", str(status)))), 0)
+        labels = (("endpoint", path), ("finish_reason", reason), ("status", str(status)))
+        return found.get(("llamacli_requests_total", labels), 0)
 
     before = count("/v1/models", 200)
     http.send("/models")
     http.send("/v1/models")
-    assert count("/v1/models", 200) == before + 2
+    wait_for(lambda: count("/v1/models", 200) == before + 2)
+    before = count("/v1/chat/completions", 200, "stop")
+    http.chat()
+    wait_for(lambda: count("/v1/chat/completions", 200, "stop") == before + 1)
     assert any(name.startswith("process_") for name, _ in samples(http.send("/metrics").body))

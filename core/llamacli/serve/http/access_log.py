@@ -30,7 +30,8 @@ class AccessLine:
         """Log the line."""
         details = "".join(f" {name}={_shown(value)}" for name, value in self.fields.items())
         status = self.status or "disconnected"
-        _log.info("%s %s %s %.3fs id=%s%s", self.method, self.path, status, self.seconds, self.request_id, details)
+        name = _shown(self.request_id)
+        _log.info("%s %s %s %.3fs id=%s%s", self.method, _shown(self.path), status, self.seconds, name, details)
 
 
 def _shown(value: Any) -> str:

@@ -434,4 +434,4 @@ class Endpoint:
                 await call.fail(failure)
         finally:
             call.close()
-            self._server.metrics.count(self._name, call.access.status)
+            self._server.metrics.count(self._name, call.access.status, call.access.fields.get("finish", ""))

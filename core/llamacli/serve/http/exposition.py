@@ -63,21 +63,21 @@ class HttpMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "llamacli_requests", "Requests by endpoint and status.", ["endpoint", "status"], registry=self.registry
-        )
+        labels = ["endpoint", "status", "finish_reason"]
+        self._requests = Counter("llamacli_requests", "Requests by outcome.", labels, registry=self.registry)
         self._lag = Histogram(
             "llamacli_loop_lag_seconds", "Delay of the event loop.", buckets=LAG_SECONDS, registry=self.registry
         )
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
 
-    def count(self, endpoint: str, status: int | None) -> None:
+    def count(self, endpoint: str, status: int | None, finish_reason: str) -> None:
         """Count a request.
 
-        A status of None is a client that left before its response.
+        A status of None is a client that left before its response; `finish_reason` is "" where no text was generated.
         """
-        self._requests.labels(endpoint, "disconnected" if status is None else str(status)).inc()
+        shown = "disconnected" if status is None else str(status)
+        self._requests.labels(endpoint, shown, finish_reason).inc()
 
     def observe_lag(self, seconds: float) -> None:
         """Count a delay of the event loop."""
