@@ -1,3 +1,5 @@
+import socket
+
 import pytest
 from starlette.datastructures import Headers
 
@@ -25,6 +27,12 @@ def test_host_of_others_is_refused_on_loopback(host: str, http) -> None:
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:99", "LOCALHOST:8080", "[::1]:80", "chat.localhost"])
 def test_host_of_the_loopback_is_accepted(host: str, http) -> None:
     assert http.send("/health", headers={"Host": host}).status == 200
+
+
+def test_probe_of_http_1_0_needs_no_host(http) -> None:
+    with socket.create_connection(("127.0.0.1", http.port), timeout=10) as client:
+        client.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 def test_allowed_hosts(serve) -> None:

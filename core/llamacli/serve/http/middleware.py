@@ -74,8 +74,9 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] == "http":
-            host = host_name(Headers(scope=scope).get("host", ""))
+        given = Headers(scope=scope).get("host") if scope["type"] == "http" else None
+        if given is not None:  # clients of HTTP/1.0 may leave it out, browsers never do
+            host = host_name(given)
             if host not in self._allowed and not host.endswith(".localhost"):
                 error = HostError(f"the header Host names {host!r}; --allowed-host accepts further names")
                 await send_error(scope, send, error)
