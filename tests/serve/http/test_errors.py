@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError
@@ -45,6 +47,9 @@ def test_request_waits_for_room_and_then_gives_up(serve, fake) -> None:
         busy += [errors.LoadingError("in use", retry_after=5)] * 100
         reply = serve(load_timeout=0.2).chat()
         assert (reply.status, reply.headers["retry-after"]) == (503, "5")
+        started = time.monotonic()
+        assert serve(load_timeout=0).send("/props").status == 503
+        assert time.monotonic() - started < 1.5
     finally:
         del fake.model
 

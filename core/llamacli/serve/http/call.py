@@ -226,8 +226,8 @@ class Call:
 
         A connection that is closed with data unread is reset, and the client may lose the response.
         """
-        if "expect" in self.headers:
-            return  # its sender waits for a sign before it sends the body
+        if "expect" in self.headers or "_gone" in self.__dict__:
+            return  # its sender waits for a sign before it sends the body, or it was read
         n_bytes = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_S):
