@@ -279,7 +279,7 @@ class TestResolving:
             ("phi3", "llamacli-phi"),
             ("gemma3", "llamacli-gemma"),
             ("gpt-oss", "llamacli-gptoss"),
-            ("mamba", None),
+            ("rwkv4", None),
             ("all-minilm", None),
             ("testing", None),
             ("grammarian", None),

@@ -515,6 +515,7 @@ class BranchMachine(RuleBasedStateMachine):
 def machine(request: pytest.FixtureRequest, tmp_path_factory, plugins) -> type[RuleBasedStateMachine]:
     path = request.param(tmp_path_factory.mktemp("branches") / "m.gguf")
     BranchMachine.model = load_model(path, "fp32", plugins=plugins, engine=ReferenceEngine())
+    BranchMachine.model.prefix_cache_bytes = 0  # all pages are those of branches
     return BranchMachine
 
 
