@@ -397,6 +397,28 @@ def test_replies_are_valid_by_their_schemas(start_server: Callable[..., Program]
 
 
 @pytest.mark.slow
+def test_overload_is_refused_and_the_rest_is_served(start_server: Callable[..., Program]) -> None:
+    program = start_server("--max-running", "2", "--max-queue", "2")
+
+    def one(number: int) -> HttpReply:
+        body = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True, "seed": number, "stream": number % 2 == 0}
+        return program.send("/v1/completions", body)
+
+    with concurrent.futures.ThreadPoolExecutor(24) as pool:
+        replies = list(pool.map(one, range(24)))
+    refused = [reply for reply in replies if reply.status == 429]
+    assert {reply.status for reply in replies} == {200, 429}
+    assert len(replies) - len(refused) >= 4
+    for reply in refused:
+        assert 1 <= int(reply.headers["retry-after"]) <= 60
+        assert reply.json["error"]["code"] == "queue_full"
+    assert not any("x-test-incomplete" in reply.headers for reply in replies)
+    metrics = program.send("/metrics").body.decode()
+    assert float(re.search(r'^llamacli_refused_total\{code="queue_full".*\} (\S+)', metrics, re.M)[1]) == len(refused)
+    assert program.end() == 0
+
+
+@pytest.mark.slow
 def test_models_are_loaded_on_demand(start_server: Callable[..., Program]) -> None:
     program = start_server(f"one={demo_path()}", f"two={demo_path()}", "--models-max", "1")
 
