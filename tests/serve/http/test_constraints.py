@@ -42,7 +42,10 @@ def allows(chat_model: Model) -> Callable[[Constraint, str], bool]:
 
     def check(constraint: Constraint, text: str) -> bool:
         params = SamplingParams(
-            grammar=constraint.grammar, json_schema=constraint.json_schema, grammar_triggers=constraint.triggers
+            grammar=constraint.grammar,
+            json_schema=constraint.json_schema,
+            grammar_triggers=constraint.triggers,
+            grammar_after=constraint.after,
         )
         sampler = build_chain(params, chat_model.tokenizer)
         ids = chat_model.tokenizer.encode(text, add_special=False, parse_special=True)
@@ -94,6 +97,17 @@ def test_no_reasoning_where_the_model_has_none(codec_with, allows) -> None:
     off = reply_constraint(codec_with(THINKING), "assistant<think>\n\n</think>\n\n", COLOUR, None, None)
     unknown = reply_constraint(codec_with(Spans(Span("<muse>", "</muse>"))), "", COLOUR, None, None)
     assert off == unknown == Constraint(json_schema=json.dumps(COLOUR))
+
+
+def test_grammar_after_reasoning(codec_with, allows) -> None:
+    grammar = 'root ::= "red" | "blue"'
+    made = reply_constraint(codec_with(THINKING), "", None, grammar, None)
+    is_open = reply_constraint(codec_with(THINKING), "assistant<think>\n", None, grammar, None)
+    assert allows(made, "red")
+    assert allows(made, "<think>hm</think>blue")
+    assert allows(is_open, "hm</think>blue")
+    assert not allows(made, "<think>hm</think>green")
+    assert reply_constraint(codec_with(PLAIN), "", None, grammar, None) == Constraint(grammar)
 
 
 def test_required_calls(codec_with, allows) -> None:

@@ -40,6 +40,7 @@ class Constraint:
     grammar: str | None = None
     json_schema: str | None = None
     triggers: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
     @property
     def is_free(self) -> bool:
@@ -105,18 +106,19 @@ def reply_constraint(
 ) -> Constraint:
     """Constraint of a chat reply to a rendered prompt.
 
-    A JSON Schema applies to the text for the user, after any reasoning; a GBNF grammar to all of the reply. Tool calls
+    A JSON Schema or a GBNF grammar applies to the text for the user, after any reasoning. Tool calls
     follow their schemas from the opening marker on. Raises BadRequestError if calls are required in a syntax that has
     no grammar here.
     """
-    if grammar is not None:
-        return Constraint(grammar)
     syntax = codec.format.syntax
     writer: _Writer | None = None
     if isinstance(syntax, Spans):
         writer = _SpansWriter(codec, syntax, prompt)
     elif isinstance(syntax, Channels):
         writer = _ChannelsWriter(codec.tokenizer, syntax, prompt)
+    if grammar is not None:
+        begins = writer is None or writer.begins_at_once
+        return Constraint(grammar, after=() if begins else syntax.reasoning_markers(prompt))
     calls = None if writer is None or tools is None else writer.calls(tools)
     if tools is not None and tools.required and calls is None:
         name = codec.format.name
