@@ -11,6 +11,7 @@ import numpy.typing as npt
 from llamacli.errors import TokenizerError
 from llamacli.gguf import Metadata
 from llamacli.tokenizer.byte_level import ByteLevelBPE
+from llamacli.tokenizer.longest_match import LongestMatch
 from llamacli.tokenizer.merging import RankMerging, ScoreMerging, WhitespaceMerging
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
 from llamacli.tokenizer.tokenizer import Scheme, Tokenizer
@@ -149,6 +150,11 @@ def _whitespace(metadata: Metadata) -> _Made:
     return _Made(vocabulary, scheme, metadata.get_bool(_ADD_BOS, False), metadata.get_bool(_ADD_EOS, False))
 
 
+def _longest_match(metadata: Metadata) -> _Made:
+    vocabulary = read_vocabulary(metadata, {})
+    return _Made(vocabulary, LongestMatch(vocabulary), add_bos=False, add_eos=False)  # fixed, as in llama.cpp
+
+
 class _IdsOnly:
     """Scheme for files without a vocabulary; `source` names the file."""
 
@@ -205,6 +211,7 @@ _MAKERS = {
     "bert": _word_piece,
     "t5": _unigram,
     "whitespace": _whitespace,
+    "rwkv": _longest_match,
     "test": _ids_only,
     "none": _ids_only,
     "no_vocab": _ids_only,

@@ -1,0 +1,78 @@
+r"""Greedy longest match over bytes (RWKV's world tokenizer).
+
+Tokens are byte strings, stored with Python's escapes (`\n`, `\x80`). Text is cut from the left into the longest
+tokens that fit.
+"""
+
+import re
+from collections import defaultdict
+from functools import cached_property
+
+from llamacli.errors import TokenizerError
+from llamacli.tokenizer.vocabulary import TOKENS, Vocabulary
+
+_ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(.))", re.DOTALL)
+_CHARACTERS = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
+
+
+def unescape(text: str) -> bytes:
+    """Return the bytes of a token's text; escapes without a meaning stand for themselves."""
+    return _ESCAPE.sub(_unescaped, text.encode())
+
+
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    """Byte of one escape."""
+    return bytes.fromhex(found[1].decode()) if found[1] else _CHARACTERS.get(found[2], found[2])
+
+
+class LongestMatch:
+    """Greedy longest match with a vocabulary of escaped byte strings.
+
+    Control tokens are matched too, as in llama.cpp. Of tokens of the same bytes, the last one counts.
+    """
+
+    add_space_prefix = False
+
+    def __init__(self, vocabulary: Vocabulary):
+        self._vocabulary = vocabulary
+
+    def encode(self, text: str, continues: bool = False) -> list[int]:
+        """Return the ids of text without special tokens.
+
+        TokenizerError when no token fits a byte, and there is no unknown token.
+        """
+        data, ids, at = text.encode(), [], 0
+        while at < len(data):
+            for length in self._lengths.get(data[at : at + 2], (1,)):
+                if (token := self._ids.get(data[at : at + length])) is not None:
+                    ids.append(token)
+                    at += min(length, len(data) - at)
+                    break
+            else:
+                ids.append(self._unknown(text))
+                at += 1
+        return ids
+
+    def decode(self, text: str) -> bytes:
+        """Return the bytes that a token's text encodes."""
+        return unescape(text)
+
+    def _unknown(self, text: str) -> int:
+        unknown = self._vocabulary.special.get("unknown")
+        if unknown is None:
+            raise TokenizerError(f"{TOKENS} has neither tokens for {text[:40]!r} nor an unknown token")
+        return unknown
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        """Ids by bytes."""
+        return {data: token for token, text in enumerate(self._vocabulary.tokens) if (data := unescape(text))}
+
+    @cached_property
+    def _lengths(self) -> dict[bytes, list[int]]:
+        """Lengths of the tokens that begin with two bytes, the longest first, and 1."""
+        found: dict[bytes, set[int]] = defaultdict(lambda: {1})
+        for data in self._ids:
+            if len(data) > 1:
+                found[data[:2]].add(len(data))
+        return {start: sorted(lengths, reverse=True) for start, lengths in found.items()}
