@@ -1,4 +1,4 @@
-"""The server as a program, with the demo model and the official client of OpenAI's API."""
+"""The server as a program, with the demo model and OpenAI's client."""
 
 from __future__ import annotations
 

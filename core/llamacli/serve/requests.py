@@ -304,7 +304,10 @@ class Engine(Protocol):
         """
 
     def unload(self, name: str) -> None:
-        """Unload a model at the next step, unless it is in use. Raises UnknownModelError."""
+        """Unload a model at the next step, unless it is in use.
+
+        Raises UnknownModelError.
+        """
 
     def submit(self, request: Request) -> Stream:
         """Enqueue a request.

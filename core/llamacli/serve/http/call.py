@@ -222,7 +222,7 @@ class Call:
                 return b"".join(chunks)
 
     async def discard_body(self) -> None:
-        """Read what is left of the body, for a while and up to a limit.
+        """Read the rest of the body, within limits.
 
         A connection that is closed with data unread is reset, and the client may lose the response.
         """
@@ -264,7 +264,10 @@ class Call:
             self._gone.remove_done_callback(cancel)
 
     async def _submit(self, request: Request) -> Stream:
-        """Submit a request; loads its model again if it was unloaded since it was prepared."""
+        """Submit a request.
+
+        Its model is loaded again if it was unloaded since the request was prepared.
+        """
         for _ in range(SUBMISSIONS - 1):
             try:
                 return self.server.engine.submit(request)
@@ -296,7 +299,7 @@ class Call:
 
     @functools.cached_property
     def _gone(self) -> asyncio.Task[None]:
-        """Task that ends when the client disconnects, after the body has been read."""
+        """Task that ends when the client disconnects; the body has been read."""
         return asyncio.create_task(self._wait_for_disconnect())
 
     async def _wait_for_disconnect(self) -> None:
@@ -304,7 +307,10 @@ class Call:
             pass
 
     async def _unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
-        """Result of work, or DisconnectedError if the client leaves before it is done."""
+        """Result of work.
+
+        Raises DisconnectedError if the client leaves before it is done.
+        """
         task = asyncio.create_task(work)
         try:
             await asyncio.wait({task, self._gone}, return_when=asyncio.FIRST_COMPLETED)

@@ -333,7 +333,7 @@ def _call_schema(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _moved(schema: Any) -> Any:
-    """Copy of a schema in which references to its root lead to its new place."""
+    """Copy of a schema with its references to the root moved."""
     if isinstance(schema, list):
         return [_moved(item) for item in schema]
     if not isinstance(schema, Mapping):

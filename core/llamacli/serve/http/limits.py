@@ -13,7 +13,7 @@ _longest: weakref.WeakKeyDictionary[Model, int] = weakref.WeakKeyDictionary()
 
 
 def expect_room(texts: Iterable[str], model: Model, info: ModelInfo) -> None:
-    """Refuse a prompt whose texts have more bytes than the context's tokens can have.
+    """Refuse a prompt with more bytes than the context's tokens can have.
 
     Tokenizing many megabytes takes seconds of a thread. Raises PromptTooLongError, with the fewest tokens that the
     texts may have.

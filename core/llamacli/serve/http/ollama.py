@@ -274,7 +274,10 @@ async def _completion(call: Call, request: OllamaGenerate) -> tuple[GenerationRe
 
 
 async def _load(call: Call, request: OllamaBase, kind: str) -> None:
-    """Load a model, or unload it with `keep_alive` 0: the meaning of requests without text."""
+    """Load a model, or unload it with `keep_alive` 0.
+
+    That is the meaning of requests without text.
+    """
     unloads = request.keep_alive in _AT_ONCE
     if unloads:
         info = call.server.find_model(request.model)
