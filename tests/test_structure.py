@@ -192,4 +192,4 @@ def test_every_public_name_is_there() -> None:
         assert getattr(llamacli, name).__doc__, name
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = llamacli.no_such_name
-    assert set(llamacli.__all__) <= set(dir(llamacli))
+    assert {name for name in dir(llamacli) if not name.startswith("__")} == set(llamacli.__all__)

@@ -34,4 +34,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULE_OF})
+    return sorted({*_MODULE_OF, *(name for name in globals() if name.startswith("__") and name.endswith("__"))})

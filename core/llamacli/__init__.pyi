@@ -16,11 +16,15 @@ from llamacli.errors import CacheFull as CacheFull
 from llamacli.errors import ChatTemplateError as ChatTemplateError
 from llamacli.errors import ClosedError as ClosedError
 from llamacli.errors import ContextOverflowError as ContextOverflowError
+from llamacli.errors import EmbeddingModelError as EmbeddingModelError
+from llamacli.errors import HubError as HubError
 from llamacli.errors import InvalidRequestError as InvalidRequestError
 from llamacli.errors import LlamaCliError as LlamaCliError
 from llamacli.errors import ModelFormatError as ModelFormatError
+from llamacli.errors import ModelNotFoundError as ModelNotFoundError
 from llamacli.errors import OutOfMemoryError as OutOfMemoryError
 from llamacli.errors import PluginError as PluginError
+from llamacli.errors import SessionBusyError as SessionBusyError
 from llamacli.errors import StateError as StateError
 from llamacli.errors import TokenizerError as TokenizerError
 from llamacli.errors import UnknownArchitectureError as UnknownArchitectureError

@@ -1,30 +1,58 @@
 """Exceptions of llamacli and its plugins.
 
 `LlamaCliError` is the base class. Messages name the input at fault (file, metadata key, tensor, flag, token) and what
-is allowed. Errors that only prefix sessions raise are in `llamacli.prefix.errors`.
+is allowed. Where Python has a builtin error for the same fault (ValueError, FileNotFoundError, MemoryError), errors are
+of that class too. All can be pickled. Errors that only prefix sessions raise are in `llamacli.prefix.errors`.
 """
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator
+from typing import Any
 
 
 class LlamaCliError(Exception):
     """Base class of all errors raised by llamacli and its plugins."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception.__reduce__ would call the class with the message, but constructors of subclasses take other arguments.
+        return _unpickled, (type(self), self.args, dict(self.__dict__))
 
-class ModelFormatError(LlamaCliError):
+
+def _unpickled(kind: type[LlamaCliError], args: tuple[Any, ...], attributes: dict[str, Any]) -> LlamaCliError:
+    error = Exception.__new__(kind)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
+
+class ModelFormatError(LlamaCliError, ValueError):
     """A model file is unreadable, malformed or inconsistent."""
 
 
-class TokenizerError(LlamaCliError):
+class ModelNotFoundError(ModelFormatError, FileNotFoundError):
+    """A model file does not exist: `errno`, `strerror` and `filename` are those of a FileNotFoundError."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        FileNotFoundError.__init__(self, errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+
+    def __str__(self) -> str:
+        return f"{self.filename}: cannot read the file: {self.strerror}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.filename,)
+
+
+class TokenizerError(LlamaCliError, ValueError):
     """A tokenizer cannot be built, or cannot encode or decode."""
 
 
-class ChatTemplateError(LlamaCliError):
+class ChatTemplateError(LlamaCliError, ValueError):
     """A chat template is missing, broken, or cannot render the conversation."""
 
 
-class PluginError(LlamaCliError):
+class PluginError(LlamaCliError, RuntimeError):
     """A plugin failed, broke the contract, or conflicts with another."""
 
 
@@ -60,7 +88,7 @@ class HubError(LlamaCliError):
     """A model cannot be downloaded, or is not in the cache."""
 
 
-class ContextOverflowError(LlamaCliError):
+class ContextOverflowError(LlamaCliError, ValueError):
     """The tokens do not fit into the session's context; nothing was evaluated.
 
     Attributes: `n_past`, tokens already in the context; `n_tokens`, tokens to add; `seq_len`, the context's length;
@@ -90,9 +118,13 @@ class OutOfMemoryError(LlamaCliError, MemoryError):
         super().__init__(f"out of memory: the KV cache needs {asked} bytes more, and {available} are available")
 
 
-class StateError(LlamaCliError):
+class StateError(LlamaCliError, ValueError):
     """A saved state is damaged or incompatible; nothing was restored."""
 
 
-class ClosedError(LlamaCliError):
+class ClosedError(LlamaCliError, RuntimeError):
     """A model, session or cache was used after close()."""
+
+
+class SessionBusyError(LlamaCliError, RuntimeError):
+    """A session is in a `generate` that has not ended; nothing was evaluated."""

@@ -75,7 +75,7 @@ class App(click.Group):
             if ctx.meta.get(DEBUG):
                 click.echo(traceback.format_exc(), err=True, nl=False)
             note(f"llamacli: error: {one_line(error)}")
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and not isinstance(error, LlamaCliError):
                 discard_stdout()  # it may be stdout itself that failed
             raise Exit(1) from None
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import click
 
+from llamacli.errors import LlamaCliError
+
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 """Control characters except tabs and line ends."""
 
@@ -110,7 +112,7 @@ def one_line(error: Exception) -> str:
 
     Of an OSError the file and the reason.
     """
-    if isinstance(error, OSError) and error.strerror:
+    if isinstance(error, OSError) and error.strerror and not isinstance(error, LlamaCliError):
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, MemoryError):
         return f"not enough memory: {error}".removesuffix(": ")

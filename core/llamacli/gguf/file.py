@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.errors import ClosedError, ModelFormatError
+from llamacli.errors import ClosedError, ModelFormatError, ModelNotFoundError
 from llamacli.gguf.header import MAGIC, Header, TensorInfo, parse_header
 from llamacli.quantization import dequantize, nbytes
 
@@ -53,13 +53,18 @@ class _Shard:
     @classmethod
     def open(cls, path: Path) -> "_Shard":
         try:
-            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
-                raise ModelFormatError(f"{path}: not a regular file")
+            is_regular = stat.S_ISREG(os.stat(path).st_mode)
+        except FileNotFoundError:
+            raise ModelNotFoundError(path) from None
+        except (OSError, ValueError) as error:
+            raise _unreadable(path, error) from error
+        if not is_regular:  # opening a pipe would block
+            raise ModelFormatError(f"{path}: not a regular file")
+        try:
             with open(path, "rb") as file:
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ModelFormatError(f"{path}: cannot read the file: {reason}") from error
+            raise _unreadable(path, error) from error
         header = parse_header(mapping, str(path))
         for info in header.tensors.values():
             if info.offset + info.n_bytes > len(mapping):
@@ -78,6 +83,10 @@ class _Shard:
         """Return this shard's number, counted from 0, and the number of shards."""
         metadata = self.header.metadata
         return metadata.get_int("split.no"), metadata.get_int("split.count")
+
+
+def _unreadable(path: Path, error: Exception) -> ModelFormatError:
+    return ModelFormatError(f"{path}: cannot read the file: {getattr(error, 'strerror', None) or error}")
 
 
 def _open_split(named: _Shard) -> list[_Shard]:

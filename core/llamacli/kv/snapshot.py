@@ -168,6 +168,8 @@ def load(data: bytes, pool: KVPool) -> Snapshot:
         header = json.loads(data[_FIXED.size : min(len(data) - _DIGEST, _FIXED.size + n_header)])
         _check_compatible(header, pool)
         return _parse(header, payload, pool)
+    except StateError:
+        raise
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise StateError(f"the state is inconsistent: {type(error).__name__}: {error}") from None
 
