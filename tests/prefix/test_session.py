@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conftest import LoadTiny
-from llamacli import ContextOverflowError, InvalidRequestError, Model
+from llamacli import ContextOverflowError, InvalidRequestError, Model, OutOfMemoryError
 from llamacli.prefix import (
     CancelledError,
     DecodeConfig,
@@ -218,11 +218,48 @@ class TestErrors:
         n = len(session.tokens)
         session.close()
         session.close()
-        for call in (lambda: session.ensure_prefix(PREFIX), lambda: session.prefill_suffix("a"), session.decode):
+        for call in (
+            lambda: session.ensure_prefix(PREFIX),
+            lambda: session.prefill_suffix("a"),
+            session.decode,
+            session.identity,
+            lambda: session.tokens,
+            lambda: session.tokenize("a", True),
+        ):
             with pytest.raises(SessionClosedError):
                 call()
         report = session.explain_context()
         assert (report.closed, report.resident, report.prefix) == (True, n, n)
+
+    @pytest.mark.parametrize("n_before", [0, 3])
+    def test_close_interrupts_a_stream(self, session: PrefixSession, n_before: int) -> None:
+        session.ensure_prefix(PREFIX)
+        stream = session.decode(GREEDY)
+        before = [next(stream).error for _ in range(n_before)]
+        session.close()
+        (last,) = stream
+        assert before == [None] * n_before
+        assert isinstance(last.error, SessionClosedError)
+
+    def test_memory_that_ends_while_generating_is_fatal(
+        self, session: PrefixSession, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        session.ensure_prefix(PREFIX)
+
+        def fail(*_: object, **__: object) -> None:
+            raise OutOfMemoryError(5, 1)
+
+        monkeypatch.setattr("llamacli.session.evaluate", fail)
+        *_, last = session.decode(GREEDY)
+        monkeypatch.undo()
+        assert isinstance(last.error, SessionFatalError)
+        assert isinstance(last.error.cause, OutOfMemoryError)
+        with pytest.raises(SessionFatalError, match="needs 5 bytes"):
+            session.ensure_prefix(PREFIX)
+
+    def test_prompt_formats_are_found_without_hyphens_and_case(self, model: Model) -> None:
+        spelled = [PrefixSession(model, PrefixConfig(prompt_format=name)) for name in ("llama-3", "llama3", "Llama3")]
+        assert {session.identity().prompt_format for session in spelled} == {"llama-3"}
 
     def test_unsupported_features_and_types_are_refused(self, model: Model) -> None:
         for options in ({"num_gpu_layers": 1}, {"tensor_split": (0.5,)}):

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import attrs
 
-from llamacli.errors import ContextOverflowError, InvalidRequestError, LlamaCliError
+from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError, LlamaCliError
 from llamacli.kv import KVSequence
 from llamacli.kv.prefixes import n_common
 from llamacli.model import Model
@@ -184,9 +184,7 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
 
     def __init__(self, model: Model, config: PrefixConfig | None = None):
         self.model, self.config = model, config or PrefixConfig()
-        formats = {fmt.name for fmt in model.chat_formats()}
-        if self.config.prompt_format and self.config.prompt_format not in formats:
-            raise UnsupportedFeatureError(f"prompt format {self.config.prompt_format!r}")
+        self._prompt_format = _format_name(model, self.config.prompt_format)
         self._session = model.create_session(
             seq_len=self.config.num_ctx, kv_type=self.config.kv_cache_type or None, seed=0
         )
@@ -203,12 +201,14 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
 
         `add_special` adds BOS if the model expects it, never EOS.
         """
+        self._expect_open()
         if add_special:
             return self.model.tokenizer.encode_prompt(text, parse_special=True)
         return self.model.encode(text, add_special=False, parse_special=True)
 
     def identity(self, profile_id: str = "") -> ContextManifest:
         """Manifest with this session's identity fields, for `build_manifest`."""
+        self._expect_open()
         config = self.config
         runtime = f"{self.model.mode.value} {self._session.cache.kv_type}"
         return ContextManifest(
@@ -216,7 +216,7 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
             backend="llamacli",
             backend_version=importlib.metadata.version("llamacli"),
             model_digest=self.model.identity,
-            prompt_format=config.prompt_format,
+            prompt_format=self._prompt_format,
             prompt_template_digest=config.prompt_template_digest,
             runtime_digest=hash_bytes(runtime),
             add_bos=self.model.tokenizer.add_bos and not config.disable_bos,
@@ -225,6 +225,7 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
     @property
     def tokens(self) -> tuple[int, ...]:
         """Tokens of the resident context."""
+        self._expect_open()
         return self._session.tokens
 
     def ensure_prefix(
@@ -284,8 +285,9 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
         """Generate text as a stream of chunks.
 
         Generated tokens become part of the context. Generation ends at an end-of-generation token or a stop string,
-        which are neither returned nor kept, or when the context is full. An error during generation is the last chunk.
-        Raises ContextOverflowError at once if the context is empty or full.
+        which are neither returned nor kept, or when the context is full. An error during generation is the last chunk:
+        SessionClosedError after `close`, SessionFatalError if memory ends or the engine fails. Raises
+        ContextOverflowError at once if the context is empty or full.
         """
         self._expect_open(cancel)
         n = len(self.tokens)
@@ -314,8 +316,9 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
 
     def _decode(self, config: DecodeConfig, params: SamplingParams, cancel: Cancel | None) -> Iterator[StreamChunk]:
         session = self._session
-        self._text = None
         try:
+            self._expect_open()
+            self._text = None
             if not session.has_logits:  # the whole prefix was reused, so nothing was evaluated
                 self._evaluate_last_again()
             session.set_seed(int.from_bytes(os.urandom(4)) if config.seed is None else config.seed)
@@ -323,6 +326,13 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
                 if cancel is not None and cancel.is_set():
                     raise CancelledError("cancelled while generating")
                 yield StreamChunk(token.piece)
+                self._expect_open()
+        except MemoryError as error:
+            self._fatal = SessionFatalError(error)
+            yield StreamChunk(error=self._fatal)
+        except ClosedError as error:  # another thread may have closed the session during an evaluation
+            is_own = self._report is None or isinstance(error, SessionClosedError)
+            yield StreamChunk(error=error if is_own else _closed())
         except LlamaCliError as error:
             yield StreamChunk(error=error)
         except Exception as error:
@@ -330,7 +340,7 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
             yield StreamChunk(error=self._fatal)
 
     def _evaluate_last_again(self) -> None:
-        *rest, last = self.tokens
+        *rest, last = self._session.tokens
         self._session.rewind(len(rest))
         self._session.eval([last])
 
@@ -393,21 +403,40 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
 
     @property
     def _available(self) -> int:
-        return self.config.num_ctx - len(self.tokens)
+        return self.config.num_ctx - self._session.n_past
 
     def _describe(self, *, closed: bool) -> ContextReport:
         return ContextReport(
-            len(self.tokens), len(self._prefix), self.config.num_ctx, self._available, hash_bytes(self._prefix_text),
+            self._session.n_past, len(self._prefix), self.config.num_ctx, self._available, hash_bytes(self._prefix_text),
             hash_token_ids(self._prefix), self._manifest.digest, self._manifest, closed,
         )  # fmt: skip
 
-    def _expect_open(self, cancel: Cancel | None) -> None:
+    def _expect_open(self, cancel: Cancel | None = None) -> None:
         if self._report is not None:
-            raise SessionClosedError("the prefix session is closed")
+            raise _closed()
         if self._fatal is not None:
             raise self._fatal
         if cancel is not None and not isinstance(cancel, Cancel):
             raise InvalidRequestError(f"cancel must have an is_set method, like threading.Event: {cancel!r}")
+
+
+def _closed() -> SessionClosedError:
+    return SessionClosedError("the prefix session is closed")
+
+
+def _format_name(model: Model, name: str) -> str:
+    """Name of a prompt format as its plugin spells it.
+
+    Hyphens and case do not count: "llama3" is "llama-3". Raises UnsupportedFeatureError if there is none.
+    """
+
+    def key(text: str) -> str:
+        return text.replace("-", "").lower()
+
+    found = next((fmt.name for fmt in model.chat_formats() if key(fmt.name) == key(name)), None)
+    if name and found is None:
+        raise UnsupportedFeatureError(f"prompt format {name!r}")
+    return found or ""
 
 
 def checked_threads(config: PrefixConfig) -> int | None:
