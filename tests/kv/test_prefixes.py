@@ -107,3 +107,19 @@ def test_evictable_bytes_are_those_that_evictions_free() -> None:
     assert pool.n_used_bytes == 8 * PAGE_BYTES
     assert [index.evict_one() for _ in range(4)] == [True, True, True, False]
     assert (index.evictable_bytes, pool.n_used_bytes) == (0, 2 * PAGE_BYTES)
+
+
+def test_keeping_does_not_look_at_unused_slots_of_page_tables() -> None:
+    pool = KVPool(KVLayout.of([ONE], "f32"))
+    index = PrefixIndex(pool)
+    for seq_len in (PAGE * 8, PAGE << 20):
+        sequence = KVSequence(pool, seq_len)
+        sequence.reserve(0, 2 * PAGE)
+        sequence.commit(list(range(2 * PAGE)))
+        assert sequence.extent[0] < 8
+        assert len(sequence.held_pages(0)) == 2
+        index.keep(sequence, 1 << 30)
+        sequence.tables[0][-1] = 1 << 40  # no page: an access to it would fail
+        index.keep(sequence, 1 << 30)
+        sequence.close()
+    assert index.n_bytes == index.evictable_bytes == 2 * PAGE_BYTES

@@ -15,7 +15,7 @@ import pytest
 
 from conftest import LoadTiny
 from llamacli import Model, OutOfMemoryError, SamplingParams, StateError
-from llamacli.kv import KVLayout, KVPool, KVSequence, KVSpec, snapshot
+from llamacli.kv import FileData, KVLayout, KVPool, KVSequence, KVSpec, snapshot
 from llamacli.session import Session
 
 LONG = np.random.RandomState(7).randint(0, 128, 100).tolist()
@@ -107,8 +107,9 @@ class TestKVCache:
     def test_sequence_is_written_to_a_file_and_read(self, model: Model, tmp_path: Path) -> None:
         with model.kv_cache(2, seq_len=128) as cache:
             Session(model, sequence=cache.sequence(0), reuse=False).eval(LONG[:48])
-            assert cache.write_file(0, tmp_path / "s") == cache.state_size(0) == len(cache.state_save(0))
-            assert cache.read_file(1, tmp_path / "s") == LONG[:48]
+            n_bytes = cache.write_file(0, tmp_path / "s")
+            assert n_bytes == cache.state_size(0) == len(cache.state_save(0)) == (tmp_path / "s").stat().st_size
+            assert cache.read_file(1, tmp_path / "s") == FileData(LONG[:48], n_bytes)
             assert (cache.state_size(1), cache.pos_max(1)) == (cache.state_size(0), 47)
             state = cache.state_save(0)
             cache.clear_all()
@@ -117,10 +118,13 @@ class TestKVCache:
             with pytest.raises(StateError, match="damaged"):
                 cache.state_load(0, state[:-1])
             cache.state_load(1, cache.state_save(0))
-            assert cache.pos_max(1) == -1
+            assert cache.pos_max(1) == 47, "the state of an empty sequence changes nothing"
             assert (cache.state_size(0), cache.state_save(0)) == (0, b"")
-            with pytest.raises(ValueError, match="empty"):
+            with pytest.raises(ValueError, match="sequence 0 is empty"):
                 cache.write_file(0, tmp_path / "s")
+            for call in (cache.write_file, cache.read_file):
+                with pytest.raises(ValueError, match="the path of the state file is empty"):
+                    call(1, "")
             with pytest.raises(OSError, match="none"):
                 cache.read_file(0, tmp_path / "none")
 

@@ -10,7 +10,7 @@
 
 from llamacli.errors import CacheFull, OutOfMemoryError
 from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, KVType
-from llamacli.kv.cache import KVCache
+from llamacli.kv.cache import FileData, KVCache, log_build_info
 from llamacli.kv.entries import (
     KVCacheEntry,
     LayerKVCache,
@@ -32,6 +32,7 @@ __all__ = [
     "PAGE",
     "CacheFull",
     "CacheStrategy",
+    "FileData",
     "KVCache",
     "KVCacheEntry",
     "KVLayout",
@@ -47,4 +48,5 @@ __all__ = [
     "RecurrentSpec",
     "SequencePool",
     "SlidingWindowKVCache",
+    "log_build_info",
 ]

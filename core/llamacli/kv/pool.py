@@ -176,7 +176,7 @@ class KVPool:
 
     - `identity`: hash of the model and mode; sequences of another identity cannot be restored here.
     - `lock`: held while a sequence changes its page tables, because other sequences may share the pages.
-    - `abandoned`: page tables of garbage-collected sequences. Finalizers can run at any point, so they only queue the
+    - `abandoned`: page tables of garbage-collected sequences, and their extents. Finalizers can run at any point, so they only queue the
       tables here; `collect` releases the pages.
     - `max_bytes`: limit of the bytes of pages in use, None for the system's memory; may be set.
     """
@@ -184,15 +184,15 @@ class KVPool:
     def __init__(self, layout: KVLayout, identity: str = ""):
         self.layout, self.identity = layout, identity
         self.lock = threading.RLock()
-        self.abandoned: deque[list[Table]] = deque()
+        self.abandoned: deque[tuple[list[Table], list[int]]] = deque()
         self.max_bytes: int | None = None
         expect_room = functools.partial(_expect_room, weakref.ref(self))
         self.groups = [Pages(group.page_bytes, expect_room) for group in layout.groups]
 
-    def release(self, tables: Sequence[Table]) -> None:
-        """Release all pages in a sequence's page tables, one a group."""
+    def release(self, tables: Sequence[Table], extent: int) -> None:
+        """Release all pages in the first slots of page tables, one a group."""
         for pages, table in zip(self.groups, tables, strict=True):
-            for i in np.flatnonzero(table):
+            for i in np.flatnonzero(table[:extent]):
                 pages.release(table, int(i))
 
     def collect(self) -> None:
@@ -200,7 +200,8 @@ class KVPool:
         while self.abandoned:
             with self.lock:
                 if self.abandoned:  # another thread may have been faster
-                    self.release(self.abandoned[0])
+                    tables, (extent,) = self.abandoned[0]
+                    self.release(tables, extent)
                     self.abandoned.popleft()
 
     @property

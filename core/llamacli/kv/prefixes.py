@@ -9,7 +9,7 @@ import numpy as np
 
 from llamacli.errors import InvalidRequestError
 from llamacli.kv.pool import KVPool
-from llamacli.kv.sequence import KVSequence
+from llamacli.kv.sequence import KVSequence, held_bytes
 from llamacli.util.locking import locked
 
 MAX_KEPT = 64
@@ -57,7 +57,7 @@ class PrefixIndex:
     @locked
     def keep(self, sequence: KVSequence, max_bytes: int) -> None:
         """Keep a copy of a sequence; evict others beyond `max_bytes`."""
-        if not sequence.tokens or _n_bytes([sequence]) > max_bytes:
+        if not sequence.tokens or held_bytes(self._pool, [sequence]) > max_bytes:
             return
         for other in list(self._kept):
             n = min(_n_shared(other, sequence.tokens), _n_shared(sequence, other.tokens))
@@ -73,7 +73,7 @@ class PrefixIndex:
     @property
     def n_bytes(self) -> int:
         """Bytes of the kept copies' pages; shared pages count once."""
-        return _n_bytes(self._kept) if self._kept else 0
+        return held_bytes(self._pool, self._kept)
 
     @property
     @locked
@@ -137,21 +137,12 @@ class PrefixIndex:
         kept.close()
 
 
-def _n_bytes(sequences: Sequence[KVSequence]) -> int:
-    """Bytes of the pages of sequences; shared pages count once."""
-    total = 0
-    for g, pages in enumerate(sequences[0].pool.groups):
-        held = np.unique(np.concatenate([sequence.tables[g] for sequence in sequences]))
-        total += pages.page_bytes * int(np.count_nonzero(held))
-    return total
-
-
 def _held_pages(sequences: Sequence[KVSequence], group: int) -> Iterator[tuple[int, int]]:
     """Pages of a group that sequences hold, and how many hold each."""
-    tables = [sequence.tables[group] for sequence in sequences]
-    if tables:
-        pages, counts = np.unique(np.concatenate(tables), return_counts=True)
-        yield from ((page, n) for page, n in zip(pages.tolist(), counts.tolist(), strict=True) if page)
+    held = [sequence.held_pages(group) for sequence in sequences]
+    if held:
+        pages, counts = np.unique(np.concatenate(held), return_counts=True)
+        yield from zip(pages.tolist(), counts.tolist(), strict=True)
 
 
 def _n_shared(sequence: KVSequence, tokens: Sequence[int]) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from llamacli.errors import ClosedError, InvalidRequestError
 from llamacli.kernels.kv_types.rounding import Bytes, Floats
 from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, FloatType, IntegerType, KVType
-from llamacli.kernels.layout import BEFORE_LAST, SOURCE, STATE, TARGET
+from llamacli.kernels.layout import BEFORE_LAST, RECURRENT_SLOTS, SOURCE, STATE, TARGET
 from llamacli.kv.pool import KVPool, Pages, Table
 from llamacli.kv.recurrent import RecurrentTable, new_table
 from llamacli.util.locking import locked
@@ -43,6 +43,8 @@ class KVSequence:
     - `first_stale_cell`: cells from here on were computed with a different prefix (after `remove`); None if there are
       no such cells.
     - `tables`: for each group of layers, the page table, int64 [n_pages].
+    - `extent`: the number of slots of a table that have been used so far, in a list of one. Tables are as long as the
+      context, which may be huge: nothing looks at the slots from there on.
     - `addresses`: the index that kernels read, int64 [n_layer, 3]: the address of the layer's page table, and byte
       offsets of the layer's keys and values in a page. Recurrent states follow the layers: the address of their page
       table, the byte offset of the state in a page, and its size in bytes.
@@ -63,7 +65,8 @@ class KVSequence:
         self.addresses = np.array(entries, np.int64).reshape(-1, 3)
         self.first_cells = [0] * len(self.tables)
         self.first_stale_cell: int | None = None
-        self._finalizer = weakref.finalize(self, pool.abandoned.append, self.tables)
+        self.extent = [len(RECURRENT_SLOTS)]
+        self._finalizer = weakref.finalize(self, pool.abandoned.append, (self.tables, self.extent))
         self._finalizer.atexit = False
 
     @property
@@ -87,6 +90,7 @@ class KVSequence:
             raise ClosedError("the sequence is closed")
         self.pool.collect()
         span = range(start // PAGE, -(-(start + n) // PAGE))
+        self.extend(span.stop)
         try:
             for pages, table in self._cell_tables():
                 for i in span:
@@ -101,6 +105,25 @@ class KVSequence:
         except MemoryError:
             self._release_from(-(-start // PAGE))
             raise
+
+    def extend(self, n_pages: int) -> None:
+        """Count the first slots of all tables as used; before they are filled."""
+        self.extent[0] = max(self.extent[0], n_pages)
+
+    def held_pages(self, group: int) -> Table:
+        """Addresses of the pages that the sequence holds of a group, int64 [n]."""
+        table = self.tables[group][: self.extent[0]]
+        return table[table != 0]
+
+    def has_cells_of(self, other: KVSequence, n: int) -> bool:
+        """Check that the first n cells are the same as another sequence's."""
+        if self.tokens[:n] != other.tokens[:n]:
+            return False
+        if all(sequence.first_stale_cell is None or sequence.first_stale_cell >= n for sequence in (self, other)):
+            return True
+        stop = -(-n // PAGE)
+        tables = zip(self.tables[: self._n_cell_groups], other.tables[: self._n_cell_groups], strict=True)
+        return all(np.array_equal(own[:stop], theirs[:stop]) for own, theirs in tables)
 
     @locked
     def bytes_to_reserve(self, n: int) -> int:
@@ -231,8 +254,9 @@ class KVSequence:
     def _fork(self, tokens: Sequence[int], slot: int) -> KVSequence:
         """Create a sequence that shares all pages and a slot's states."""
         child = KVSequence(self.pool, self.seq_len, self.rope_variant)
+        child.extend(self.extent[0])
         for (pages, table), (_, other) in zip(self._cell_tables(), child._cell_tables(), strict=True):
-            for i in np.flatnonzero(table).tolist():
+            for i in np.flatnonzero(table[: self.extent[0]]).tolist():
                 pages.share(int(table[i]), other, i)
         if self._recurrent is not None:
             self._recurrent.share(slot, child.tables[-1], STATE)
@@ -499,6 +523,7 @@ class KVSequence:
 
     def _share(self, source: KVSequence, first: int, stop: int) -> None:
         """Share pages `first` to `stop` - 1 of another sequence."""
+        self.extend(stop)
         for (pages, table), (_, other) in zip(self._cell_tables(), source._cell_tables(), strict=True):
             for i in range(first, stop):
                 if table[i]:
@@ -513,9 +538,18 @@ class KVSequence:
     def _release_from(self, first: int) -> None:
         """Release the pages of all cells from page `first` on."""
         for pages, table in self._cell_tables():
-            for i in np.flatnonzero(table[first:]).tolist():
+            for i in np.flatnonzero(table[first : self.extent[0]]).tolist():
                 pages.release(table, first + i)
 
     def _release_page(self, group: int, i: int) -> None:
         if self.tables[group][i]:
             self.pool.groups[group].release(self.tables[group], i)
+
+
+def held_bytes(pool: KVPool, sequences: Sequence[KVSequence]) -> int:
+    """Bytes of the pages that sequences of a pool hold; shared pages count once."""
+    total = 0
+    for g, pages in enumerate(pool.groups):
+        held = [sequence.held_pages(g) for sequence in sequences]
+        total += pages.page_bytes * (len(np.unique(np.concatenate(held))) if held else 0)
+    return total

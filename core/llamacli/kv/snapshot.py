@@ -61,12 +61,14 @@ class Snapshot:
     - `sequences`: saved sequences by number.
     - `pages`: for each group, uint8 [n_pages, page_bytes].
     - `arrays`, `extra`: data that the caller of `dump` added; `extra` is JSON.
+    - `n_bytes`: size of the whole state in bytes.
     """
 
     sequences: dict[int, SavedSequence]
     pages: list[npt.NDArray[np.uint8]]
     arrays: dict[str, npt.NDArray[np.float32]]
     extra: dict[str, Any]
+    n_bytes: int
 
     def check(self, targets: Mapping[int, KVSequence]) -> None:
         """Raise StateError unless each target can hold its saved sequence."""
@@ -98,6 +100,7 @@ class Snapshot:
         with target.pool.lock:
             for g, pages in enumerate(target.pool.groups):
                 table = target.tables[g]
+                target.extend(saved.first_cells[g] // PAGE + len(saved.pages[g]))
                 for i, number in enumerate(saved.pages[g], start=saved.first_cells[g] // PAGE):
                     if number in restored[g]:
                         pages.share(restored[g][number], table, i)
@@ -167,7 +170,7 @@ def load(data: bytes, pool: KVPool) -> Snapshot:
     try:
         header = json.loads(data[_FIXED.size : min(len(data) - _DIGEST, _FIXED.size + n_header)])
         _check_compatible(header, pool)
-        return _parse(header, payload, pool)
+        return _parse(header, payload, pool, len(data))
     except StateError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -255,7 +258,7 @@ def _check_compatible(header: dict[str, Any], pool: KVPool) -> None:
         raise StateError("the state's layers differ from this model's")
 
 
-def _parse(header: dict[str, Any], payload: memoryview, pool: KVPool) -> Snapshot:
+def _parse(header: dict[str, Any], payload: memoryview, pool: KVPool, n_bytes: int) -> Snapshot:
     n_pages = [_checked_count(n) for n in header["n_pages"]]
     shapes = {str(name): [_checked_count(n) for n in shape] for name, shape in header["arrays"].items()}
     lengths = [_checked_count(saved["n_tokens"]) for saved in header["sequences"]]
@@ -294,6 +297,7 @@ def _parse(header: dict[str, Any], payload: memoryview, pool: KVPool) -> Snapsho
         [next(parts).reshape(n, group.page_bytes) for n, group in zip(n_pages, pool.groups, strict=True)],
         {name: next(parts).view("<f4").reshape(shape) for name, shape in shapes.items()},
         header["extra"],
+        n_bytes,
     )
 
 
