@@ -1,9 +1,12 @@
+import re
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
 from llamacli import Graph, PluginError, Rope, Value
-from llamacli.graph import Param, Tensor
+from llamacli.graph import Activation, Param, Tensor, verbs
 from llamacli.kv.layout import KVSpec
 from llamacli.ops.add import Add
 from llamacli.ops.embed import Embed
@@ -93,7 +96,6 @@ def test_experts(g: Graph, x: Value) -> None:
         ("attention", lambda g, x: attention(g, x, g.linear(x, param("q", 12, 8)))),
         ("attention", lambda g, x: attention(g, x, x, sinks=param("sinks", 4))),
         ("scale", lambda g, x: g.scale(x, param("factor", 2))),
-        ("softcap", lambda g, x: g.softcap(x, 0.0)),
         ("columns", lambda g, x: g.columns(x, 4, 5)),
         ("columns", lambda g, x: g.columns(x, 4, 0)),
         ("sigmoid_gate", lambda g, x: g.sigmoid_gate(x, x)),
@@ -109,7 +111,6 @@ def test_experts(g: Graph, x: Value) -> None:
         ("positions", lambda g, x: g.positions(param("table", 8))),
         ("rope", lambda g, x: g.rope(x, Rope(4, True), 0)),
         ("store", lambda g, x: g.store(x, x, head_dim=0)),
-        ("attention", lambda g, x: g.attention(x, g.store(x, x, head_dim=4), scale=1.0, softcap=0.0)),
         ("moe", lambda g, x: moe(g, x, down=param("down", 4, 6, 8))),
         ("moe", lambda g, x: moe(g, x, n_used=5)),
         ("moe", lambda g, x: moe(g, x, n_used=0)),
@@ -123,8 +124,82 @@ def test_operands_that_do_not_fit_raise_plugin_errors(
         call(g, x)
 
 
-def attention(g: Graph, x: Value, q: Value, **options: Param) -> Value:
-    return g.attention(q, g.store(x, x, head_dim=4), scale=1.0, **options)
+NAN, VECTOR = float("nan"), np.ones(8, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    [
+        (r"scale: factor must be a number from .* not an array of shape \(8,\)", lambda g, x: g.scale(x, VECTOR)),
+        ("scale: factor must be .* not nan", lambda g, x: g.scale(x, NAN)),
+        ("scale: factor must be .* not None", lambda g, x: g.scale(x, None)),
+        ("scale: factor must be .* not True", lambda g, x: g.scale(x, True)),
+        ("scale: factor must be .* not inf", lambda g, x: g.scale(x, float("inf"))),
+        ("attention: scale must be .* not an array", lambda g, x: attention(g, x, x, scale=VECTOR)),
+        ("attention: scale must be .* not None", lambda g, x: attention(g, x, x, scale=None)),
+        ("attention: softcap must be .* not -1", lambda g, x: attention(g, x, x, softcap=-1)),
+        ("attention: softcap must be .* not 0", lambda g, x: attention(g, x, x, softcap=0.0)),
+        ("softcap: cap must be .* not 0", lambda g, x: g.softcap(x, 0.0)),
+        ("rms_norm: eps must be a number from 0 to 1, not None", lambda g, x: g.rms_norm(x, None, None)),
+        ("rms_norm: eps must be a number from 0 to 1, not -1", lambda g, x: g.rms_norm(x, None, -1)),
+        ("rms_norm: eps must be a number from 0 to 1, not 64", lambda g, x: g.rms_norm(x, None, 64, 8)),
+        ("layer_norm: eps must be .* not 'x'", lambda g, x: g.layer_norm(x, None, "x")),
+        ("gated: activation must be one of swiglu, geglu, .* not 'relu'", lambda g, x: g.gated(x, x, "relu")),
+        ("moe: activation must be one of swiglu, .* not 'relu'", lambda g, x: moe(g, x, activation="relu")),
+        ("map: function must be one of .* not 'gelu'", lambda g, x: g.map(x, "gelu")),
+        ("scale: a value of width 4 belongs to another forward pass", lambda g, x: g.scale(Value(Graph(), 4), 2.0)),
+    ],
+)
+def test_operands_of_wrong_types_raise_plugin_errors(
+    message: str, call: Callable[[Graph, Value], Value], g: Graph, x: Value
+) -> None:
+    with pytest.raises(PluginError, match=message):
+        call(g, x)
+
+
+@pytest.mark.parametrize("name", ["swiglu", Activation.SWIGLU])
+def test_activations_by_name(name: str, g: Graph, x: Value) -> None:
+    g.gated(x, x, name)
+    assert g.ops[-1].activation is Activation.SWIGLU
+
+
+def test_numbers_of_every_type_are_floats_of_the_op(g: Graph, x: Value) -> None:
+    for factor in (2, np.float32(2), np.int64(2)):
+        g.scale(x, factor)
+        assert (g.ops[-1].factor, type(g.ops[-1].factor)) == (2.0, float)
+
+
+def test_unknown_verbs_list_those_that_exist(g: Graph, x: Value) -> None:
+    with pytest.raises(PluginError, match=r"unknown verb g\.rmsnorm; did you mean g\.rms_norm\?") as raised:
+        g.rmsnorm(x)
+    assert all(verb in str(raised.value) for verb in ("attention", "embed", "linear", "map", "store"))
+    with pytest.raises(PluginError, match=r"g\.silu: it is a function, g\.map\(x, llamacli\.ops\.activations\.silu\)"):
+        g.silu(x)
+    assert not hasattr(g, "rmsnorm")
+    assert {"swiglu", "linear", "map"} <= set(verbs())
+    assert "tail" not in verbs()
+
+
+@pytest.mark.parametrize(
+    ("build", "unread"),
+    [
+        (lambda g, x: g.scale(x, 2.0), r"scale \(op 2 of 3, width 8\)"),
+        (lambda g, x: g.store(x, x, head_dim=4), r"store \(op 2 of 3, width 0\)"),
+    ],
+)
+def test_results_that_nothing_reads(build: Callable[[Graph, Value], object], unread: str, g: Graph, x: Value) -> None:
+    build(g, x)
+    g.scale(x, 3.0)
+    assert [re.fullmatch(unread, text) is not None for text in g.unread()] == [True]
+
+
+def test_results_that_are_read(g: Graph, x: Value) -> None:
+    attention(g, x, x)
+    assert g.unread() == []
+
+
+def attention(g: Graph, x: Value, q: Value, **options: Any) -> Value:
+    return g.attention(q, g.store(x, x, head_dim=4), **{"scale": 1.0} | options)
 
 
 def moe(g: Graph, x: Value, *, n_expert: int = 4, n_used: int = 2, **changed: Param) -> Value:

@@ -276,6 +276,33 @@ class TensorTable:
             for name, spec in block.items():
                 yield f"blk.{i}.{name}", spec
 
+    def fused(self) -> dict[str, tuple[str, ...]]:
+        """Parts of parameters that files may store fused, by full names."""
+        found = dict(self._fused)
+        for i, block in enumerate(self._blocks):
+            for whole, parts in block.fused().items():
+                found[f"blk.{i}.{whole}"] = tuple(f"blk.{i}.{part}" for part in parts)
+        return found
+
+    def shapes(self, *, optional: bool = True, fused: bool = False) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors of a tiny file, by full name.
+
+        With or without `optional` tensors; parameters that may be `fused` are either so or apart. Scales and unused
+        tensors are left out.
+        """
+        parts = [part for names in self._fused.values() for part in names] if fused else [*self._fused]
+        left_out = {f"{name}.{kind}" for name in parts for kind in ("weight", "bias", "scale")}
+        found = {
+            name: spec.shape
+            for name, spec in self._specs.items()
+            if name not in left_out and not (spec.unused or self._unused)
+            if (optional and not name.endswith(".scale")) or not spec.optional
+        }
+        for i, block in enumerate(self._blocks):
+            shapes = block.shapes(optional=optional, fused=fused)
+            found |= {f"blk.{i}.{name}": shape for name, shape in shapes.items()}
+        return found
+
     def bind(self, file: ModelFile) -> Weights:
         """Match the table with the tensors of a file.
 
@@ -395,4 +422,6 @@ def trace(architecture: Architecture, config: Config, weights: Weights) -> Graph
         raise PluginError(
             f"forward of {architecture.name!r} must end in the op that computes its logits, {config.n_vocab} wide"
         )
+    if unread := graph.unread():
+        raise PluginError(f"forward of {architecture.name!r} computes what nothing reads: {', '.join(unread)}")
     return graph

@@ -8,7 +8,9 @@ of that class too. All can be pickled. Errors that only prefix sessions raise ar
 import contextlib
 import errno
 import os
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 
@@ -53,23 +55,66 @@ class ChatTemplateError(LlamaCliError, ValueError):
 
 
 class PluginError(LlamaCliError, RuntimeError):
-    """A plugin failed, broke the contract, or conflicts with another."""
+    """A plugin failed, broke the contract, or conflicts with another.
+
+    `line` is the file and line of the plugin's code that caused it, "FILE:LINE", where that is known.
+    """
+
+    line: str | None = None
 
 
 @contextlib.contextmanager
 def plugin_errors(part: str) -> Iterator[None]:
     """Convert unexpected exceptions of a plugin to PluginError.
 
-    The message names the `part` of the plugin that failed. LlamaCliError and MemoryError pass unchanged.
+    The message names the `part` of the plugin that failed, and the file and line. A PluginError gets the line only;
+    other LlamaCliErrors and MemoryError pass unchanged.
     """
     try:
         yield
+    except PluginError as error:
+        if error.line is None and (line := line_of(error)):
+            error.line = line
+            error.args = (f"{error}, at {line}",)
+        raise
     except (LlamaCliError, MemoryError):
         raise
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         text = " | ".join(lines[:4]) + (" ... (--debug shows all)" if len(lines) > 4 else "")
-        raise PluginError(f"{part} failed: {type(error).__name__}: {text}") from error
+        place = line_of(error)
+        raised = PluginError(f"{part} failed: {type(error).__name__}: {text}{f', at {place}' if place else ''}")
+        raised.line = place
+        raise raised from error
+
+
+_MACHINERY = frozenset({"attr", "contextlib", "functools", "importlib", "pluggy"})
+"""Packages that call plugins for the core."""
+
+_CORE = str(Path(__file__).parent) + os.sep
+
+
+def line_of(error: BaseException) -> str | None:
+    """File and line of the plugin's code that raised an error.
+
+    None where it was the core alone. It is the last frame in the package of the first frame outside the core: libraries
+    that the plugin calls are left out.
+    """
+    frames = [
+        (frame.f_globals.get("__name__", ""), frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    outside = [
+        (name.partition(".")[0], file, line)
+        for name, file, line in frames
+        if not file.startswith((_CORE, "<")) and name.partition(".")[0] not in _MACHINERY
+    ]
+    own = [(file, line) for package, file, line in outside if package == outside[0][0]]
+    return f"{own[-1][0]}:{own[-1][1]}" if own else None
+
+
+class PluginWarning(UserWarning):
+    """A plugin failed, and was left out."""
 
 
 class UnknownArchitectureError(PluginError):

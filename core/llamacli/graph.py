@@ -9,12 +9,16 @@ Every value is a matrix [n_tokens, width] of float32 whose number of rows is kno
 
 from __future__ import annotations
 
+import difflib
+from typing import NoReturn
+
 from llamacli.errors import PluginError
+from llamacli.ops import activations
 from llamacli.ops.activations import Activation
 from llamacli.ops.add import add
 from llamacli.ops.attention import attention
 from llamacli.ops.attention_temperature import attention_temperature
-from llamacli.ops.base import Op, Recorder
+from llamacli.ops.base import Op, Recorder, verb_of
 from llamacli.ops.batched_linear import batched_linear
 from llamacli.ops.clamp import clamp
 from llamacli.ops.columns import columns
@@ -35,11 +39,15 @@ from llamacli.ops.scale import scale
 from llamacli.ops.short_conv import short_conv
 from llamacli.ops.sigmoid_gate import sigmoid_gate
 from llamacli.ops.softcap import softcap
-from llamacli.ops.store import KeyValues, store
+from llamacli.ops.store import KeyValues, Store, store
 from llamacli.ops.values import Param, Tensor, Value
 from llamacli.ops.xielu import xielu
 
 __all__ = ["Activation", "Graph", "KeyValues", "Op", "Param", "Tensor", "Value"]
+
+
+class UnknownVerbError(PluginError, AttributeError):
+    """A forward pass used a verb that the graph does not have."""
 
 
 class Graph(Recorder):
@@ -76,6 +84,12 @@ class Graph(Recorder):
     swiglu = swiglu
     xielu = xielu
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raise UnknownVerbError, which lists the verbs."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise UnknownVerbError(_unknown_verb(name))
+
     @property
     def tail(self) -> int:
         """Index of the first op after all that mix tokens.
@@ -110,6 +124,19 @@ class Graph(Recorder):
             pending += [] if op.matrices() else op.inputs()  # through a scale, or a sum, to the products
         return names
 
+    def unread(self) -> list[str]:
+        """Describe the ops whose results no op reads, the last one excepted.
+
+        Such as keys and values that are stored and never attended to: parts of the forward pass that were forgotten.
+        """
+        read = {value for op in self.ops for value in op.inputs()}
+        attended = {getattr(op, "layer", None) for op in self.ops if not isinstance(op, Store)}
+        return [
+            f"{verb_of(op)} (op {number} of {len(self.ops)}, width {op.out.width})"
+            for number, op in enumerate(self.ops[:-1], start=1)
+            if (op.layer not in attended if isinstance(op, Store) else op.out.width > 0 and op.out not in read)
+        ]
+
     def with_ops(self, ops: list[Op]) -> Graph:
         """Graph of other ops with the same caches."""
         graph = Graph()
@@ -139,3 +166,22 @@ class Graph(Recorder):
         if hidden is None:
             raise PluginError("the forward pass has no output layer: no matrix product computes its logits")
         return self.with_ops(self.ops[: [op.out for op in self.ops].index(hidden) + 1])
+
+
+def verbs() -> list[str]:
+    """Names of the verbs: methods of a graph defined in `llamacli.ops`."""
+    return sorted(
+        name
+        for name, method in vars(Graph).items()
+        if getattr(method, "__module__", "").startswith("llamacli.ops.") and not name.startswith("_")
+    )
+
+
+def _unknown_verb(name: str) -> str:
+    if callable(getattr(activations, name, None)):
+        return f"unknown verb g.{name}: it is a function, g.map(x, llamacli.ops.activations.{name})"
+    similar = difflib.get_close_matches(name, verbs(), 1, 0.5)
+    hint = f"; did you mean g.{similar[0]}?" if similar else ""
+    return (
+        f"unknown verb g.{name}{hint}; the graph has {', '.join(verbs())}; docs/plugins.md shows how to write another"
+    )

@@ -5,7 +5,7 @@ distribution names it in one of two entry-point groups:
 
 - `llamacli.architectures`: the entry's *name* is the exact `general.architecture` string of the files that it runs, so
   that loading a model imports only the family it needs. Several names may point at one module.
-- `llamacli`: everything else (loaders, quantization formats, chat formats, commands).
+- `llamacli`: everything else (loaders, tensor types, chat formats, tokenizers, samplers, commands).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from llamacli.quantization import QuantFormat
     from llamacli.sampling import SamplerType
     from llamacli.tokenizer import Tokenizer
+    from llamacli.tokenizer.added import NamedPreTokenizer, TokenizerModel
 
 API_VERSION = 1
 
@@ -76,6 +77,16 @@ def register_samplers(register: Callable[[SamplerType], None]) -> None:
 
 
 @hookspec
+def register_pre_tokenizers(register: Callable[[NamedPreTokenizer], None]) -> None:
+    """Call `register` once for every value of `tokenizer.ggml.pre` that this plugin adds."""
+
+
+@hookspec
+def register_tokenizers(register: Callable[[TokenizerModel], None]) -> None:
+    """Call `register` once for every value of `tokenizer.ggml.model` that this plugin adds."""
+
+
+@hookspec
 def register_commands(cli: click.Group) -> None:
     """Add commands to the command line, with `cli.add_command` or `@cli.command`."""
 
@@ -92,5 +103,5 @@ def match_architecture(metadata: Metadata) -> Architecture | None:
 def model_loaded(model: LoadedModel) -> None:
     """Inspect a model that has just been loaded.
 
-    It is a `llamacli.Model`. An error is logged and changes nothing.
+    It is a `llamacli.Model`. An error is a PluginWarning and changes nothing.
     """

@@ -23,6 +23,7 @@ from llamacli.gguf import Metadata
 from llamacli.graph import Graph
 from llamacli.kv import CacheStrategy
 from llamacli.loaders import ModelFile, Progress, WatchedFile, identity, open_model_file
+from llamacli.parts import describe_parts
 from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 
@@ -175,7 +176,7 @@ def load_model(
     try:
         if not file.tensors:
             raise ModelFormatError(f"{file.path}: it has no tensors: a vocabulary only")
-        architecture = plugins.resolve(file.metadata)
+        architecture = _resolve(plugins, file)
         with plugin_errors(f"architecture {architecture.name!r}"):
             config = architecture.configure(file.metadata)
             table = architecture.tensors(config)
@@ -185,7 +186,9 @@ def load_model(
         _check_vocabulary(file, config, tokenizer)
         _check_all_read(file, graph, table.unused)
         watched = WatchedFile(file, progress or (lambda done, n_bytes: None))
-        program = (engine or default_engine(threads)).compile(transform(graph), watched, mode)
+        graph, compiler = transform(graph), engine or default_engine(threads)
+        with plugin_errors(f"architecture {architecture.name!r}"):
+            program = compiler.compile(graph, watched, mode)
         watched.done()
         _warn_of_unread_keys(file.metadata, config.architecture)
         model_id = identity(file)
@@ -194,6 +197,18 @@ def load_model(
     model = Model(config, tokenizer, file.metadata, program, mode, plugins, model_id)
     plugins.call_each("model_loaded", model=model)
     return model
+
+
+def _resolve(plugins: Plugins, file: ModelFile) -> Architecture:
+    """Find the architecture of a file.
+
+    The error for an unknown one says which parts it has.
+    """
+    try:
+        return plugins.resolve(file.metadata)
+    except UnknownArchitectureError as error:
+        shapes = {name: info.shape for name, info in file.tensors.items()}
+        raise UnknownArchitectureError(f"{error}; {describe_parts(file.metadata, shapes)}") from error
 
 
 def load_tokenizer(path: str | os.PathLike[str], *, plugins: Plugins | None = None) -> Tokenizer:
@@ -248,7 +263,11 @@ def _warn_of_unread_keys(metadata: Metadata, architecture: str) -> None:
 
     They may mean a variant that is computed wrongly.
     """
-    known = metadata.consumed | {f"{architecture}.pooling_type"}  # it matters after the forward pass
-    unread = sorted(key for key in metadata if key.startswith(f"{architecture}.") and key not in known)
-    if unread:
+    if unread := unread_keys(metadata, architecture):
         _log.warning("%s: metadata keys that the architecture does not use: %s", metadata.source, ", ".join(unread))
+
+
+def unread_keys(metadata: Metadata, architecture: str) -> list[str]:
+    """Keys of the architecture that nothing has read so far."""
+    known = metadata.consumed | {f"{architecture}.pooling_type"}  # it matters after the forward pass
+    return sorted(key for key in metadata if key.startswith(f"{architecture}.") and key not in known)

@@ -6,20 +6,26 @@ second name points at the same module, and lets one broken import abort all the 
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib.metadata
+import importlib.resources
+import json
 import logging
-import re
-from collections.abc import Callable, Iterable
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 import pluggy
 
 from llamacli import hookspecs
-from llamacli.errors import PluginError, UnknownArchitectureError
+from llamacli.errors import PluginError, PluginWarning, UnknownArchitectureError, line_of
 from llamacli.util.settings import KERNEL_API
 
 if TYPE_CHECKING:
@@ -27,7 +33,6 @@ if TYPE_CHECKING:
     from llamacli.chat.formats import ChatFormat
     from llamacli.gguf import Metadata
     from llamacli.loaders import Loader
-    from llamacli.quantization import QuantFormat
     from llamacli.sampling import SamplerType
 
 ARCHITECTURES = "llamacli.architectures"
@@ -40,7 +45,8 @@ _log = logging.getLogger(__name__)
 class PluginInfo:
     """Installed plugin module, as shown by `llamacli plugins`.
 
-    `architectures` are the names that it claims by entry point; `error` is why it could not be loaded, else None.
+    `architectures` are the names that it claims by entry point, `brings` the names of all that it registers, by kind;
+    `error` is why it cannot be loaded or used, else None.
     """
 
     module: str
@@ -48,6 +54,78 @@ class PluginInfo:
     version: str
     architectures: tuple[str, ...]
     error: str | None
+    brings: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Kind:
+    """Kind of object that plugins register.
+
+    `hook` registers objects of the class `type` in `module`, which is imported when a plugin registers the first.
+    `names` are those that no two may share; `core` returns the core's table of them, to which `value` of an object is
+    added.
+    """
+
+    name: str
+    hook: str
+    module: str
+    type: str
+    names: Callable[[Any], Iterable[Any]] = lambda thing: (thing.name,)
+    core: Callable[[], dict[Any, Any]] = dict
+    value: Callable[[Any], Any] = lambda thing: thing
+
+    def check(self, thing: Any) -> None:
+        """Raise PluginError for an object of another class."""
+        if not isinstance(thing, getattr(importlib.import_module(self.module), self.type)):
+            raise PluginError(f"it registers {thing!r}: `register` takes {self.type} objects")
+
+
+def _tensor_types() -> dict[Any, Any]:
+    from llamacli.quantization import FORMATS
+
+    return FORMATS
+
+
+def _samplers() -> dict[Any, Any]:
+    from llamacli.sampling import BUILT_IN
+
+    return {name: kind for kind in BUILT_IN for name in kind.names}
+
+
+def _pre_tokenizers() -> dict[Any, Any]:
+    from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
+
+    return PRE_TOKENIZERS
+
+
+def _tokenizers() -> dict[Any, Any]:
+    from llamacli.tokenizer.loading import TOKENIZER_MODELS
+
+    return TOKENIZER_MODELS
+
+
+KINDS = (
+    Kind("architectures", "register_architectures", "llamacli.architecture", "Architecture"),
+    Kind("loaders", "register_loaders", "llamacli.loaders", "Loader"),
+    Kind(
+        "tensor types", "register_quant_formats", "llamacli.quantization", "QuantFormat",
+        lambda fmt: (fmt.type,), _tensor_types,
+    ),
+    Kind("chat formats", "register_chat_formats", "llamacli.chat.formats", "ChatFormat"),
+    Kind(
+        "samplers", "register_samplers", "llamacli.sampling", "SamplerType",
+        lambda sampler: sampler.names, _samplers,
+    ),
+    Kind(
+        "pre-tokenizers", "register_pre_tokenizers", "llamacli.tokenizer.added", "NamedPreTokenizer",
+        core=_pre_tokenizers, value=lambda named: named.scheme,
+    ),
+    Kind(
+        "tokenizers", "register_tokenizers", "llamacli.tokenizer.added", "TokenizerModel",
+        core=_tokenizers, value=lambda model: model.make,
+    ),
+)  # fmt: skip
+"""Kinds of objects that plugins register by hooks named `register_*`."""
 
 
 class Plugins:
@@ -64,10 +142,15 @@ class Plugins:
         self._manager = pluggy.PluginManager("llamacli")
         self._manager.add_hookspecs(hookspecs)
         self._errors: dict[str, PluginError] = {}
-        self._architectures: dict[str, Architecture] = {}
-        self._loaders: list[Loader] = []
-        self._chat_formats: list[ChatFormat] = []
-        self._samplers: dict[str, SamplerType] = {}
+        self._registered: dict[str, dict[str, Any]] = {kind.name: {} for kind in KINDS}
+        self._brings: dict[str, dict[str, list[Any]]] = {}
+
+    @classmethod
+    def of(cls, *architectures: Architecture) -> Self:
+        """Plugins that have these architectures and nothing else, for tests."""
+        plugins = cls([])
+        plugins._registered["architectures"] = {architecture.name: architecture for architecture in architectures}
+        return plugins
 
     @property
     def hook(self) -> pluggy.HookRelay:
@@ -95,7 +178,7 @@ class Plugins:
             self._register(entry)
         except (Exception, SystemExit) as cause:
             # An error while one plugin loads must not affect the others.
-            error = PluginError(f"plugin {_describe(entry)} cannot be loaded: {type(cause).__name__}: {cause}")
+            error = PluginError(f"plugin {_describe(entry)} cannot be loaded: {_reason(cause)}")
             error.__cause__ = cause
             self._errors[entry.module] = error
             if self._manager.has_plugin(entry.module):
@@ -105,14 +188,14 @@ class Plugins:
     def load_group(self, group: str) -> None:
         """Load all plugins of a group.
 
-        One that fails is logged, listed in `infos()` and left out.
+        One that fails is reported as a PluginWarning, listed in `infos()` and left out.
         """
         for entry in self._entry_points:
             if entry.group == group and entry.module not in self._errors:
                 try:
                     self.load(entry)
                 except PluginError as error:
-                    _log.warning("%s", error)
+                    warn(str(error))
 
     def resolve(self, metadata: Metadata) -> Architecture:
         """Find the architecture that runs a file with this metadata.
@@ -120,56 +203,54 @@ class Plugins:
         Raises UnknownArchitectureError when no plugin does, PluginError when several claim it or the plugin is broken.
         """
         name = metadata.get_str("general.architecture")
-        claimants = self.claimed_architectures().get(name, [])
-        if len({entry.module for entry in claimants}) > 1:
-            raise PluginError(
-                f"architecture {name!r} is claimed by {' and by '.join(map(_describe, claimants))}; uninstall one"
-            )
-        if claimants:
+        known: dict[str, Architecture] = self._registered["architectures"]
+        if claimants := self.claimed_architectures().get(name, []):
+            if contest := self._contest(name):
+                raise PluginError(contest)
             self.load(claimants[0])
-            if name not in self._architectures:
-                raise PluginError(f"plugin {_describe(claimants[0])} claims architecture {name!r} but registers none")
-            return self._architectures[name]
+            if name not in known:
+                raise PluginError(f"plugin {_describe(claimants[0])} {_unregistered(name)}")
+            return known[name]
         self.load_group(GENERAL)
         self.load_group(ARCHITECTURES)
-        if name in self._architectures:
-            return self._architectures[name]
-        matches = [found for found in self.call_each("match_architecture", metadata=metadata) if found is not None]
-        if not matches:
-            raise UnknownArchitectureError(f"{metadata.source}: {self._unknown(name)}")
-        architecture: Architecture = matches[0]
-        return architecture
+        if name in known:
+            return known[name]
+        return self._match(metadata)
+
+    def architecture(self, name: str) -> Architecture:
+        """Architecture of this `general.architecture`, without a file. Raises what `resolve` raises."""
+        from llamacli.gguf import Metadata
+
+        return self.resolve(Metadata({"general.architecture": name}, name))
 
     def loaders(self) -> list[Loader]:
         """Loaders of the general plugins; registers their tensor types too."""
         self.load_group(GENERAL)
-        return list(self._loaders)
+        return list(self._registered["loaders"].values())
 
     def chat_formats(self) -> list[ChatFormat]:
         """Chat formats of the general plugins and of loaded architectures."""
         self.load_group(GENERAL)
-        return list(self._chat_formats)
+        return list(self._registered["chat formats"].values())
 
     def sampler(self, name: str) -> SamplerType | None:
         """Sampler of this name in the general plugins, or None."""
         from llamacli.sampling import simplified
 
         self.load_group(GENERAL)
-        return self._samplers.get(simplified(name))
+        return self._registered["samplers"].get(simplified(name))
 
-    def call_each(self, hook: str, **arguments: Any) -> list[Any]:
+    def call_each(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
         """Call a hook of each plugin loaded so far.
 
-        Returns the results, without those of plugins that fail.
+        Returns results with the names of the plugins. One that fails is reported as a PluginWarning and left out.
         """
         answers = []
-        plugins = self._manager.list_name_plugin()
-        for name, plugin in plugins:
-            others = [other for _, other in plugins if other is not plugin]
+        for name, plugin in self._manager.list_name_plugin():
             try:
-                answers.append(self._manager.subset_hook_caller(hook, others)(**arguments))
+                answers.append((name, self._call(plugin, hook, **arguments)))
             except Exception as error:
-                _log.warning("%s of plugin %s failed: %s: %s", hook, name, type(error).__name__, error)
+                warn(f"{hook} of plugin {name} failed: {_reason(error)}")
         return answers
 
     def infos(self) -> list[PluginInfo]:
@@ -179,16 +260,50 @@ class Plugins:
             by_module.setdefault(entry.module, []).append(entry)
         infos = []
         for module, entries in sorted(by_module.items()):
+            claimed = tuple(sorted(entry.name for entry in entries if entry.group == ARCHITECTURES))
             try:
                 self.load(entries[0])
             except PluginError as failure:
-                error: str | None = str(failure)
+                problems = [str(failure)]
             else:
-                error = None
-            claimed = tuple(sorted(entry.name for entry in entries if entry.group == ARCHITECTURES))
+                problems = self._problems(module, claimed)
             distribution, version = _origin(entries[0])
-            infos.append(PluginInfo(module, distribution, version, claimed, error))
+            error = "; ".join(problems) or None
+            infos.append(PluginInfo(module, distribution, version, claimed, error, self._names(module)))
         return infos
+
+    def _problems(self, module: str, claimed: Iterable[str]) -> list[str]:
+        """Claims of a loaded module that cannot be met, as text."""
+        own = [architecture.name for architecture in self._brings[module]["architectures"]]
+        contests = [contest for name in claimed if (contest := self._contest(name))]
+        return contests + [f"it {_unregistered(name)}" for name in claimed if name not in own]
+
+    def _names(self, module: str) -> dict[str, tuple[str, ...]]:
+        """Names of all that a loaded module brings, by kind."""
+        brings = self._brings.get(module, {})
+        names = {kind: tuple(str(getattr(thing, "name", thing)) for thing in found) for kind, found in brings.items()}
+        return {kind: found for kind, found in names.items() if found}
+
+    def _contest(self, name: str) -> str | None:
+        """Error message where several modules claim an architecture, else None."""
+        claimants = self.claimed_architectures().get(name, [])
+        if len({entry.module for entry in claimants}) < 2:
+            return None
+        return f"architecture {name!r} is claimed by {' and by '.join(map(_describe, claimants))}; uninstall one"
+
+    def _match(self, metadata: Metadata) -> Architecture:
+        from llamacli.architecture import Architecture
+
+        answers = self.call_each("match_architecture", metadata=metadata)
+        for plugin, found in answers:
+            if isinstance(found, Architecture):
+                return found
+            if found is not None:
+                raise PluginError(
+                    f"match_architecture of plugin {plugin} returned {found!r}, expected an Architecture or None"
+                )
+        name = metadata.get_str("general.architecture")
+        raise UnknownArchitectureError(f"{metadata.source}: {self._unknown(name)}")
 
     def _register(self, entry: EntryPoint) -> None:
         module = entry.load()
@@ -199,100 +314,122 @@ class Plugins:
         if kernel_version != KERNEL_API:
             raise PluginError(f"it declares LLAMACLI_KERNEL_API = {kernel_version!r}; this core has {KERNEL_API}")
         self._manager.register(module, name=entry.module)
-        self._manager.check_pending()
-        self._collect(module)
+        if not self._manager.get_hookcallers(module):
+            raise PluginError(f"it implements no hook; decorate its functions with @hookimpl ({', '.join(_HOOKS)})")
+        self._check_hooks(module)
+        self._collect(module, entry.module)
 
-    def _collect(self, module: ModuleType) -> None:
+    def _check_hooks(self, module: ModuleType) -> None:
+        """Raise PluginError for a hook that does not exist."""
+        try:
+            self._manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            misspelt = [hook.name for hook in self._manager.get_hookcallers(module) or [] if not hook.has_spec()]
+            similar = difflib.get_close_matches(misspelt[0], _HOOKS, 1) if misspelt else []
+            raise PluginError(f"{error}{f'; did you mean {similar[0]!r}?' if similar else ''}") from error
+
+    def _collect(self, module: ModuleType, name: str) -> None:
         """Run the registration hooks of one module.
 
         Keep their results only if all succeed.
         """
-        from llamacli.architecture import Architecture  # deferred: NumPy is not needed to name what is installed
-        from llamacli.chat.formats import ChatFormat
-        from llamacli.loaders import Loader
-        from llamacli.quantization import FORMATS, QuantFormat
-
-        only = self._manager.subset_hook_caller
-        others = [plugin for plugin in self._manager.get_plugins() if plugin is not module]
-        architectures: list[Architecture] = []
-        loaders: list[Loader] = []
-        added: list[QuantFormat] = []
-        chat_formats: list[ChatFormat] = []
-        samplers: list[SamplerType] = []
-        only("register_architectures", others)(register=_collector(architectures, Architecture))
-        only("register_loaders", others)(register=_collector(loaders, Loader))
-        only("register_quant_formats", others)(register=_collector(added, QuantFormat))
-        only("register_chat_formats", others)(register=_collector(chat_formats, ChatFormat))
-        only("register_samplers", others)(register=lambda sampler: _collector(samplers, _sampler_type())(sampler))
-        formats: dict[int, QuantFormat] = {fmt.type: fmt for fmt in added}
-        chat_names = {fmt.name for fmt in self._chat_formats}
-        taken = [
-            *(str(key) for key, fmt in formats.items() if FORMATS.get(key, fmt) != fmt),
-            *(architecture.name for architecture in architectures if architecture.name in self._architectures),
-            *(fmt.name for fmt in chat_formats if fmt.name in chat_names),
-            *(sampler.name for sampler in samplers if self._is_taken(sampler)),
-        ]
-        if taken:
+        brings: dict[str, list[Any]] = {}
+        for kind in KINDS:
+            found: list[Any] = []
+            self._call(module, kind.hook, register=_collector(found, kind))
+            brings[kind.name] = found
+        if taken := [text for kind in KINDS for text in self._taken(kind, brings[kind.name], name)]:
             raise PluginError(f"it registers what is registered already: {', '.join(taken)}")
-        FORMATS.update(formats)
-        self._architectures.update({architecture.name: architecture for architecture in architectures})
-        self._loaders += loaders
-        self._chat_formats += chat_formats
-        self._samplers.update((name, sampler) for sampler in samplers for name in sampler.names)
+        hooks = {caller.name for caller in self._manager.get_hookcallers(module) or []}
+        brings["hooks"] = sorted(hooks - {kind.hook for kind in KINDS} - {"register_commands"})
+        for kind in filter(lambda kind: brings[kind.name], KINDS):
+            added = {key: thing for thing in brings[kind.name] for key in kind.names(thing)}
+            self._registered[kind.name] |= added
+            kind.core().update({key: kind.value(thing) for key, thing in added.items()})
+        self._brings[name] = brings
 
-    def _is_taken(self, sampler: SamplerType) -> bool:
-        from llamacli.sampling import BUILT_IN
+    def _call(self, plugin: object, hook: str, **arguments: Any) -> Any:
+        """Call a hook of one plugin; TRACE prints the call."""
+        others = [other for other in self._manager.get_plugins() if other is not plugin]
+        caller = self._manager.subset_hook_caller(hook, others)
+        if not os.environ.get(TRACE) or not caller.get_hookimpls():
+            return caller(**arguments)
+        call, start = f"{hook} of {self._manager.get_name(plugin)}({', '.join(arguments)})", time.perf_counter()
+        try:
+            answer = caller(**arguments)
+        except BaseException as error:
+            print(f"llamacli: {call} raised {_reason(error)}", file=sys.stderr)
+            raise
+        print(f"llamacli: {call} = {answer!r} in {1e3 * (time.perf_counter() - start):.1f} ms", file=sys.stderr)
+        return answer
 
-        taken = {*self._samplers, *(name for kind in BUILT_IN for name in kind.names)}
-        return not taken.isdisjoint(sampler.names)
+    def _taken(self, kind: Kind, found: list[Any], module: str) -> Iterator[str]:
+        """Names of new objects that others have or claim."""
+        core = kind.core() if found else {}
+        claims = self.claimed_architectures() if kind.name == "architectures" else {}
+        for thing in found:
+            claimants = {entry.module: entry for name in kind.names(thing) for entry in claims.get(name, [])}
+            if claimants and module not in claimants:
+                yield f"{thing.name}, which {_describe(next(iter(claimants.values())))} claims"
+            elif any(
+                (name in self._registered[kind.name] and len(claimants) < 2)
+                or (name in core and core[name] != kind.value(thing))
+                for name in kind.names(thing)
+            ):
+                yield str(thing.name)
 
     def _unknown(self, name: str) -> str:
         installed = sorted(self.claimed_architectures()) or ["none"]
         message = f"no installed plugin runs architecture {name!r} (installed: {', '.join(installed)})"
-        distribution = known_distribution(name)
-        if distribution not in (None, *(_origin(entry)[0] for entry in self._entry_points)):
+        if distribution := known_distribution(name):
             return f"{message}; try: pip install {distribution}"
-        return f"{message}; docs/plugins.md shows how to write a plugin for it"
+        return f"{message}; to write a plugin for it: llamacli plugins new NAME --from FILE, see docs/plugins.md"
 
 
-def _sampler_type() -> type:
-    """Import SamplerType late: only plugins with samplers need that module."""
-    from llamacli.sampling import SamplerType
+TRACE = "LLAMACLI_TRACE_PLUGINS"
+"""Environment variable: if set, each call of a hook is printed to stderr with its result and time."""
 
-    return SamplerType
+_HOOKS = sorted(name for name, value in vars(hookspecs).items() if hasattr(value, "llamacli_spec"))
 
 
-def _collector(into: list[Any], kind: type) -> Callable[[Any], None]:
-    """Make a `register` function that accepts objects of one type."""
+def warn(message: str) -> None:
+    """Report the failure of a plugin as PluginWarning, and in the log."""
+    _log.warning("%s", message)
+    warnings.warn(message, PluginWarning, stacklevel=3)
+
+
+def _collector(into: list[Any], kind: Kind) -> Callable[[Any], None]:
+    """Make a `register` function that accepts objects of one kind."""
 
     def register(thing: Any) -> None:
-        if not isinstance(thing, kind):
-            raise PluginError(f"it registers {thing!r}: `register` takes {kind.__name__} objects")
+        kind.check(thing)
         into.append(thing)
 
     return register
 
 
+def _reason(cause: BaseException) -> str:
+    """Type and text of an error, with the plugin's file and line."""
+    line = line_of(cause)
+    return f"{type(cause).__name__}: {cause}{f', at {line}' if line else ''}"
+
+
+def _unregistered(name: str) -> str:
+    return f"claims architecture {name!r} but registers none of this name; is @hookimpl missing?"
+
+
 def known_distribution(architecture: str) -> str | None:
-    """Find the distribution for `architecture` among the core's extras."""
-    try:
-        extras = importlib.metadata.metadata("llamacli").get_all("Provides-Extra") or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    plain = re.sub(r"[^a-z0-9]", "", architecture.lower())
-    families = [
-        extra
-        for extra in extras
-        if plain.startswith(extra) and extra not in ("all", "grammar", "test", "testing", "lint")
-    ]
-    return f"llamacli-{max(families, key=len)}" if families else None
+    """Distribution of this project that runs an architecture, None where none does."""
+    text = importlib.resources.files("llamacli").joinpath("data/architectures.json").read_text("utf-8")
+    distributions: dict[str, str] = json.loads(text)
+    return distributions.get(architecture)
 
 
 def _names_a_module(entry: EntryPoint) -> bool:
     """Check an entry point, which installers do not."""
     well_formed = EntryPoint.pattern.match(entry.value) is not None
     if not well_formed:
-        _log.warning("entry point %s = %r of %s names no module", entry.name, entry.value, _origin(entry)[0])
+        warn(f"entry point {entry.name} = {entry.value!r} of {_origin(entry)[0]} names no module")
     return well_formed
 
 

@@ -3,18 +3,20 @@
 import os
 import shutil
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gguf_builder as b
+from example_formats import Added, dequantize_q3, quantize_q3
 from gguf_builder import Kind, Tensor
 from llamacli import load_model
 from llamacli.conversion import FILE_TYPES, Plan, file_type, plan, write
-from llamacli.errors import InvalidRequestError, ModelFormatError
+from llamacli.errors import InvalidRequestError, ModelFormatError, PluginError
 from llamacli.gguf import GGUFFile, open_gguf
-from llamacli.quantization import TensorType
+from llamacli.quantization import FORMATS, QuantFormat, TensorType
 from llamacli.testing import formulas
 
 OWN_KEYS = {"general.file_type", "general.quantization_version"}
@@ -226,3 +228,49 @@ def test_sums_of_a_plan(model: Path, tmp_path: Path) -> None:
     with open_gguf(tmp_path / "out.gguf") as file:
         assert planned.n_bytes == sum(info.n_bytes for info in file.tensors.values())
         assert {info.type for info in file.tensors.values()} == {TensorType.Q4_0, TensorType.F32}
+
+
+class TestAddedTypes:
+    """Tensor types of plugins, with quantisers of their own."""
+
+    @pytest.fixture
+    def add(self, monkeypatch: pytest.MonkeyPatch):
+        def add(quantize: Callable[[np.ndarray], np.ndarray] = quantize_q3) -> None:
+            monkeypatch.setitem(FORMATS, Added.Q3_S, QuantFormat(Added.Q3_S, 32, 14, dequantize_q3, quantize))
+
+        return add
+
+    def test_file_is_written_and_read(self, add, model: Path, tmp_path: Path) -> None:
+        with pytest.raises(InvalidRequestError, match=r"unknown type .q3_s.; known are F32, .*Q6_K, Q3_K"):
+            file_type("q3_s")
+        add()
+        with open_gguf(model) as before, converted(model, tmp_path / "out.gguf", "q3_s") as after:
+            assert after.metadata["general.file_type"] == Added.Q3_S
+            changed = [name for name, info in after.tensors.items() if info.type == Added.Q3_S]
+            assert "blk.0.attn_q.weight" in changed
+            assert "blk.0.attn_norm.weight" not in changed
+            for name in changed:
+                assert formulas.nmse(after.tensor(name), before.tensor(name)) < 0.05
+
+    def test_rows_that_fit_no_block_fall_back(self, add, tiny_gguf, tmp_path: Path) -> None:
+        add()
+        with converted(tiny_gguf("gqa", n_ff=80), tmp_path / "out.gguf", "Q3_S") as after:
+            assert after.tensors["blk.0.ffn_down.weight"].type.name == "F16"
+
+    @pytest.mark.parametrize(
+        ("quantize", "message"),
+        [
+            (lambda x: quantize_q3(x)[:, :-1], r"quantize returned uint8 \(.*\), expected uint8"),
+            (lambda x: quantize_q3(x).astype(np.int16), "quantize returned int16"),
+            (lambda x: x.missing, "tensor type Q3_S failed: AttributeError: .*, at .*test_convert.py"),
+        ],
+    )
+    def test_faulty_quantisers(self, quantize, message: str, add, model: Path, tmp_path: Path) -> None:
+        add(quantize)
+        with pytest.raises(PluginError, match=message):
+            converted(model, tmp_path / "out.gguf", "Q3_S")
+
+    def test_numbers_out_of_range(self, add, model: Path, tmp_path: Path) -> None:
+        add(lambda x: np.full((len(x), x.shape[1] // 32 * 14), 0x7C, np.uint8))
+        with pytest.raises(InvalidRequestError, match="is out of range of Q3_S"):
+            converted(model, tmp_path / "out.gguf", "Q3_S")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.conversion.mixtures import Choice, FileType, choose
-from llamacli.errors import InvalidRequestError, ModelFormatError
+from llamacli.errors import InvalidRequestError, ModelFormatError, PluginError, plugin_errors
 from llamacli.gguf import GGUFFile, TensorInfo, uint32_pair, write_gguf
 from llamacli.kernels.encoding import encode
 from llamacli.kernels.team import Team, check_threads
@@ -175,11 +175,13 @@ def _data(
 
 
 def _converted(raw: npt.NDArray[np.uint8], file: GGUFFile, tensor: PlannedTensor, team: Team) -> npt.NDArray[Any]:
-    source, kind = tensor.source, TensorType(tensor.target.type)
+    source, kind = tensor.source, tensor.target.type
     x = dequantize(raw, source.type)
     largest = max(abs(float(x.max(initial=0))), abs(float(x.min(initial=0))))
     if not math.isfinite(largest):
         raise ModelFormatError(f"{file.path}: tensor {source.name!r} has NaN or infinity")
+    if not isinstance(kind, TensorType):
+        return _converted_by_plugin(x, file, tensor)
     if largest > _LARGEST.get(kind, _LARGEST_HALF):
         raise InvalidRequestError(
             f"{file.path}: tensor {source.name!r} has {largest:g}, out of range of {kind.name}: use BF16 or F32"
@@ -188,3 +190,21 @@ def _converted(raw: npt.NDArray[np.uint8], file: GGUFFile, tensor: PlannedTensor
         fmt = BLOCK_FORMATS[kind]
         return fmt.pack(encode(team, fmt, x))
     return quantize(x, kind)
+
+
+def _converted_by_plugin(x: npt.NDArray[np.float32], file: GGUFFile, tensor: PlannedTensor) -> npt.NDArray[Any]:
+    """Quantise with a plugin's quantiser, and check what it returns."""
+    target = tensor.target
+    part = f"tensor type {target.type.name}"
+    with plugin_errors(part):
+        raw = np.asarray(quantize(x, target.type))
+    shape = len(x), nbytes(target.type, x.shape[-1:])
+    if raw.dtype != np.uint8 or raw.shape != shape:
+        raise PluginError(f"{part}: quantize returned {raw.dtype} {raw.shape}, expected uint8 {shape}")
+    with plugin_errors(part):
+        back = dequantize(raw, target.type)
+    if not np.isfinite(back).all():
+        raise InvalidRequestError(
+            f"{file.path}: tensor {target.name!r} is out of range of {target.type.name}: dequantised, it is not finite"
+        )
+    return raw

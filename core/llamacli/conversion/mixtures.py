@@ -13,7 +13,7 @@ import attrs
 
 from llamacli.errors import InvalidRequestError
 from llamacli.gguf import Metadata, TensorInfo
-from llamacli.quantization import BLOCK_FORMATS, TensorType, block_size
+from llamacli.quantization import BLOCK_FORMATS, FORMATS, TensorType, block_size
 
 T = TensorType
 
@@ -24,7 +24,7 @@ class FileType:
 
     name: str
     number: int
-    type: TensorType
+    type: IntEnum
 
 
 FILE_TYPES = {
@@ -55,12 +55,22 @@ ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 
 
 def file_type(name: str) -> FileType:
-    """Look up a file type by name, case-insensitively. Raises InvalidRequestError."""
+    """Look up a file type by name, case-insensitively.
+
+    A tensor type that a plugin adds with a quantiser is a file type too, whose number is the tensor type's. Raises
+    InvalidRequestError.
+    """
     upper = name.upper()
+    added = {
+        fmt.name: FileType(fmt.name, int(fmt.type), fmt.type)
+        for fmt in FORMATS.values()
+        if fmt.quantize is not None and not isinstance(fmt.type, TensorType)
+    }
+    known = FILE_TYPES | added
     try:
-        return FILE_TYPES[ALIASES.get(upper, upper)]
+        return known[ALIASES.get(upper, upper)]
     except KeyError:
-        raise InvalidRequestError(f"unknown type {name!r}; known are {', '.join([*FILE_TYPES, *ALIASES])}") from None
+        raise InvalidRequestError(f"unknown type {name!r}; known are {', '.join([*known, *ALIASES])}") from None
 
 
 @attrs.frozen
@@ -81,8 +91,8 @@ def choose(
     # llama.cpp counts layers in this order, whatever the file's is.
     ordered = sorted(filter(is_quantizable, tensors), key=lambda info: (_layer(info.name), info.name.encode()))
     if kind.type not in BLOCK_FORMATS:
-        return {info.name: Choice(kind.type, kind.type) for info in ordered}
-    types = dict.fromkeys((info.name for info in ordered), kind.type)
+        return {info.name: Choice(_fitting(kind.type, info.shape[-1]), kind.type) for info in ordered}
+    types: dict[str, IntEnum] = dict.fromkeys((info.name for info in ordered), kind.type)
     if not pure:
         types = _mixed(ordered, {info.name for info in tensors}, _Model.of(metadata), kind)
     return {info.name: Choice(_fitting(types[info.name], info.shape[-1]), types[info.name]) for info in ordered}
@@ -222,11 +232,11 @@ _EIGHT_EXPERTS_OUTPUT = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M")
 _MANY_LAYERS = 80
 
 
-def _mixed(ordered: Iterable[TensorInfo], names: set[str], model: _Model, kind: FileType) -> dict[str, TensorType]:
+def _mixed(ordered: Iterable[TensorInfo], names: set[str], model: _Model, kind: FileType) -> dict[str, IntEnum]:
     tied = "output.weight" not in names
     n_value = sum(_role(name) is _Role.VALUE for name in names)
     seen = dict.fromkeys(_Role, 0)
-    types: dict[str, TensorType] = {}
+    types: dict[str, IntEnum] = {}
     for info in ordered:
         role = _role(info.name)
         if role is _Role.OUTPUT or (tied and role is _Role.EMBEDDING):
@@ -241,12 +251,12 @@ def _mixed(ordered: Iterable[TensorInfo], names: set[str], model: _Model, kind: 
     return types
 
 
-def _output_type(kind: TensorType, width: int) -> TensorType:
+def _output_type(kind: IntEnum, width: int) -> TensorType:
     """Type of the output matrix, or of a tied embedding."""
     return T.Q8_0 if kind is T.Q8_0 or width % block_size(kind) else T.Q6_K
 
 
-def _by_role(role: _Role, place: _Place, kind: FileType) -> TensorType:
+def _by_role(role: _Role, place: _Place, kind: FileType) -> IntEnum:
     model = place.model
     if model.n_expert == _EIGHT_EXPERTS and role in (_Role.VALUE, _Role.KEY):
         return T.Q8_0
@@ -268,10 +278,10 @@ def _layer(name: str) -> int:
 
 # --- fallbacks -------------------------------------------------------------------------------------------------------
 
-_FALLBACK = {T.Q2_K: T.Q4_0, T.Q3_K: T.Q4_0, T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q6_K: T.Q8_0}
+_FALLBACK: dict[IntEnum, IntEnum] = {T.Q2_K: T.Q4_0, T.Q3_K: T.Q4_0, T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q6_K: T.Q8_0}
 
 
-def _fitting(kind: TensorType, width: int) -> TensorType:
+def _fitting(kind: IntEnum, width: int) -> IntEnum:
     """The type itself, or its fallback for rows of incomplete blocks."""
     for candidate in (kind, _FALLBACK.get(kind, kind)):
         if width % block_size(candidate) == 0:

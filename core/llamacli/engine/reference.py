@@ -36,10 +36,10 @@ class ReferenceEngine:
 
 
 class ReferenceProgram:
-    """A graph and its weights in float64."""
+    """A graph and its `weights` in float64."""
 
     def __init__(self, graph: Graph, weights: dict[Tensor, npt.NDArray[np.float64]]):
-        self._graph, self._weights = graph, weights
+        self._graph, self.weights = graph, weights
         self._shifts = ShiftPlan(graph.ops, weights.__getitem__)
         self._tail = graph.tail
         self._plugin_ops = {op: text for op, text in describe_ops(graph).items() if is_plugin_op(op)}
@@ -97,7 +97,7 @@ class ReferenceProgram:
 
     def _forward(self, tokens: npt.NDArray[np.int32], span: Span, n_rows: int, hidden: bool) -> Array:
         values: dict[Value, Array] = {}
-        run = Run(tokens, span.start, span.sequence, self.states, values, self._weights.__getitem__)
+        run = Run(tokens, span.start, span.sequence, self.states, values, self.weights.__getitem__)
         out = self._graph.hidden if hidden else self._graph.ops[-1].out
         assert out is not None
         for i, op in enumerate(self._graph.ops):
@@ -105,7 +105,7 @@ class ReferenceProgram:
                 values = {value: rows[span.n - n_rows :] for value, rows in values.items()}
                 first = span.start + span.n - n_rows
                 last = tokens[span.n - n_rows :]
-                run = Run(last, first, span.sequence, self.states, values, self._weights.__getitem__)
+                run = Run(last, first, span.sequence, self.states, values, self.weights.__getitem__)
             if i >= self._tail and not n_rows:
                 return np.empty((0, out.width), np.float32)
             values[op.out] = compute(op, run, self._plugin_ops.get(op))

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from llamacli.errors import PluginError
 from llamacli.ops.lanewise import Vocabulary
 
 Formula = Callable[..., Any]
@@ -131,6 +132,17 @@ _GATED = {
     Activation.REGLU: reglu,
     Activation.SWIGLU_OAI: swiglu_oai,
 }
+
+
+def checked_activation(verb: str, activation: Activation | Formula | str) -> Activation | Formula:
+    """Gated activation of a name or function. Raises PluginError listing the names."""
+    if callable(activation):
+        return activation
+    try:
+        return Activation(activation)
+    except ValueError:
+        names = ", ".join(Activation)
+        raise PluginError(f"{verb}: activation must be one of {names} or a function, not {activation!r}") from None
 
 
 def formula_of(activation: Activation | Formula) -> Formula:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 
-from llamacli.ops.base import MakeParam, Op, Recorder, expect
+from llamacli.ops.base import LARGEST, SMALLEST, MakeParam, Op, Recorder, expect, expect_number
 from llamacli.ops.columns import columns
 from llamacli.ops.lowering import NO_LIMIT, Lowering, f32, stride
 from llamacli.ops.run import Run
@@ -156,8 +156,11 @@ def attention(
     state = kv.state
     fits = q.width % (state.n_head_kv * state.head_dim) == 0
     expect("attention", fits, f"q of width {q.width} and {state.n_head_kv} heads of {state.head_dim}")
-    expect("attention", softcap is None or softcap > 0, f"softcap {softcap} and a bound")
-    expect("attention", alibi is None or alibi > 0, f"alibi {alibi} and a largest bias")
+    expect_number("attention", "scale", scale, -LARGEST, LARGEST)
+    if softcap is not None:
+        expect_number("attention", "softcap", softcap, SMALLEST, LARGEST)
+    if alibi is not None:
+        expect_number("attention", "alibi", alibi, SMALLEST, LARGEST)
     expect("attention", causal or state.chunk is None, f"chunk {state.chunk} and attention in both directions")
     n_head = q.width // state.head_dim
     if sinks:

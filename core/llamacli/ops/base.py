@@ -8,6 +8,8 @@ records an operation, an `Op`. Engines run ops without knowing their classes: an
 from __future__ import annotations
 
 import abc
+import numbers
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol
 
@@ -39,7 +41,14 @@ class Recorder(abc.ABC):
         return Value(self, width)
 
     def record(self, op: Op) -> Value:
-        """Append an op; returns its `out`."""
+        """Append an op; returns its `out`.
+
+        Raises PluginError naming the field of the op that has a wrong type, or a value of another graph.
+        """
+        op = _checked(op)
+        for value in op.inputs():
+            if value.graph is not self and all(value is not other.out for other in self.ops):
+                raise PluginError(f"{verb_of(op)}: a value of width {value.width} belongs to another forward pass")
         self.ops.append(op)
         return op.out
 
@@ -151,6 +160,65 @@ class Op(abc.ABC):
             value = getattr(self, field.name)
             if field.name != "out":
                 yield from value if isinstance(value, tuple) else (value,)
+
+
+LARGEST = float(np.finfo(np.float32).max)
+"""Largest number that kernels can compute with."""
+
+SMALLEST = float(np.finfo(np.float32).tiny)
+"""Smallest positive number whose inverse kernels can compute."""
+
+_FIELD_TYPES: dict[str, tuple[type, ...]] = {
+    "float": (numbers.Real,),
+    "int": (numbers.Integral,),
+    "bool": (bool, np.bool_),
+    "Tensor": (Tensor,),
+    "Value": (Value,),
+    "None": (type(None),),
+}
+"""Types that the fields of ops are checked for, by the name that their annotation has."""
+
+
+def _checked(op: Op) -> Op:
+    """Check the types of an op's fields.
+
+    Returns it with integers made float where a float is declared. Kernels get addresses of arrays and the bits of
+    numbers, so that a wrong type would compute something else.
+    """
+    floats: dict[str, Any] = {}
+    for field in attrs.fields(type(op)):
+        value: Any = getattr(op, field.name)
+        names = str(getattr(field.type, "__name__", field.type)).replace(" ", "").split("|")
+        known = [kind for name in names for kind in _FIELD_TYPES.get(name, ())]
+        complete = all(name in _FIELD_TYPES for name in names)
+        if isinstance(value, np.ndarray) or (complete and not isinstance(value, tuple(known))):
+            raise PluginError(f"{verb_of(op)}: {field.name} must be {_listed(names)}, not {_shown(value)}")
+        if isinstance(value, numbers.Real) and value != value:
+            raise PluginError(f"{verb_of(op)}: {field.name} must be a number, not NaN")
+        if "float" in names and value is not None and type(value) is not float and not isinstance(value, Tensor):
+            floats[field.name] = float(value)
+    return attrs.evolve(op, **floats) if floats else op
+
+
+def _listed(names: list[str]) -> str:
+    plain = {"float": "a number", "int": "an integer", "Tensor": "a tensor of the file", "Value": "a value"}
+    return " or ".join(plain.get(name, name) for name in names)
+
+
+def _shown(value: object) -> str:
+    return f"an array of shape {value.shape}" if isinstance(value, np.ndarray) else repr(value)
+
+
+def verb_of(op: Op) -> str:
+    """Name of the verb that records an op: `rms_norm` for RmsNorm."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", type(op).__name__).lower()
+
+
+def expect_number(verb: str, name: str, value: object, minimum: float, maximum: float) -> None:
+    """Raise PluginError unless an argument is a number from `minimum` to `maximum`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not minimum <= float(value) <= maximum:
+        limits = f"from {minimum:g} to {maximum:g}"
+        raise PluginError(f"{verb}: {name} must be a number {limits}, not {_shown(value)}")
 
 
 def expect(verb: str, holds: bool, found: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from llamacli.ops.activations import Activation, Formula, formula_of
+from llamacli.ops.activations import Activation, Formula, checked_activation, formula_of
 from llamacli.ops.base import MakeParam, Recorder, expect
 from llamacli.ops.lanewise import Lanewise, Vocabulary
 from llamacli.ops.values import Value
@@ -45,7 +45,7 @@ def gated(g: Recorder, gate: Value, up: Value, activation: Activation | Formula 
     Example: `hidden = g.gated(gate, up, Activation.REGLU)`
     """
     expect("gated", gate.width == up.width, f"widths {gate.width} and {up.width}")
-    return g.record(Gated(g.value(gate.width), gate, up, activation))
+    return g.record(Gated(g.value(gate.width), gate, up, checked_activation("gated", activation)))
 
 
 def swiglu(g: Recorder, gate: Value, up: Value) -> Value:

@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from llamacli.kernels.layout import RUN
-from llamacli.ops.base import MakeParam, Op, Recorder
+from llamacli.ops.base import MakeParam, Op, Recorder, expect_number
 from llamacli.ops.lowering import Lowering
 from llamacli.ops.norms import NORM, check_norm, lower_norm, per_head
 from llamacli.ops.run import Run
@@ -68,6 +68,7 @@ def layer_norm(g: Recorder, x: Value, norm: Param | Tensor | None, eps: float, h
     Example: `x = g.layer_norm(x, block.attn_norm, config.layer_norm_eps)`
     """
     head_dim, weight, bias = check_norm("layer_norm", x, norm, head_dim)
+    expect_number("layer_norm", "eps", eps, 0, 1)
     return g.record(LayerNorm(g.value(x.width), x, weight, bias, eps, head_dim))
 
 

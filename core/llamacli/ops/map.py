@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from llamacli.errors import PluginError
 from llamacli.ops import activations
 from llamacli.ops.activations import Formula
 from llamacli.ops.base import MakeParam, Recorder
@@ -47,4 +48,6 @@ def map_(g: Recorder, x: Value, function: Formula) -> Value:
     Limits: `gelu` is the form by tanh; exp is bounded at -87 and 88; softplus is x above 20
     Example: `up = g.map(g.linear(x, block.ffn_up), relu_squared)`
     """
+    if not callable(function):
+        raise PluginError(f"map: function must be one of llamacli.ops.activations, not {function!r}")
     return g.record(Map(g.value(x.width), x, function))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from llamacli.kv import N_BATCH
 from llamacli.ops import activations
-from llamacli.ops.activations import Activation, Formula, formula_of
+from llamacli.ops.activations import Activation, Formula, checked_activation, formula_of
 from llamacli.ops.base import MakeParam, Op, Recorder, expect
 from llamacli.ops.lanewise import lower_lanewise, on_arrays
 from llamacli.ops.linear import linear, lower_linear, product
@@ -373,4 +373,5 @@ def moe(
     expect("moe", bias is None or bias.shape == (n_expert,), f"a selection bias and {n_expert} experts")
     routing = Routing(n_used, renormalize, scoring, bias, groups, weight_scale)
     parts = Expert.of(gate) if gate else None, Expert.of(up), Expert.of(down)
+    activation = checked_activation("moe", activation)
     return g.record(MoE(g.value(x.width), x, router, *parts, routing, activation, weigh_input))

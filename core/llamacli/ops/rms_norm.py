@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from llamacli.kernels.layout import RUN
-from llamacli.ops.base import MakeParam, Op, Recorder
+from llamacli.ops.base import MakeParam, Op, Recorder, expect_number
 from llamacli.ops.key_shift import Keys, KeyShift
 from llamacli.ops.lowering import Lowering
 from llamacli.ops.norms import NORM, check_norm, lower_norm, per_head
@@ -84,6 +84,7 @@ def rms_norm(g: Recorder, x: Value, norm: Param | Tensor | None, eps: float, hea
     Example: `q = g.rms_norm(q, block.attn_q_norm, config.rms_eps, config.head_dim)`
     """
     head_dim, weight, bias = check_norm("rms_norm", x, norm, head_dim)
+    expect_number("rms_norm", "eps", eps, 0, 1)
     return g.record(RmsNorm(g.value(x.width), x, weight, bias, eps, head_dim))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from llamacli.ops.base import MakeParam, Recorder, expect
+from llamacli.ops.base import LARGEST, MakeParam, Recorder, expect, expect_number
 from llamacli.ops.key_shift import Keys, KeyShift
 from llamacli.ops.lanewise import Lanewise, Vocabulary
 from llamacli.ops.values import Param, Tensor, Value
@@ -52,4 +52,5 @@ def scale(g: Recorder, x: Value, factor: float | Param) -> Value:
         weight = factor.weight
         expect("scale", math.prod(weight.shape) == 1, f"{weight.name} of shape {weight.shape} and a single factor")
         return g.record(Scale(g.value(x.width), x, weight))
-    return g.record(Scale(g.value(x.width), x, float(factor)))
+    expect_number("scale", "factor", factor, -LARGEST, LARGEST)
+    return g.record(Scale(g.value(x.width), x, factor))

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from llamacli.ops.base import MakeParam, Recorder, expect
+from llamacli.ops.base import LARGEST, SMALLEST, MakeParam, Recorder, expect_number
 from llamacli.ops.lanewise import Lanewise, Vocabulary
 from llamacli.ops.values import Value
 
@@ -41,5 +41,5 @@ def softcap(g: Recorder, x: Value, cap: float) -> Value:
     Limits: cap > 0
     Example: `logits = g.softcap(logits, 30.0)`
     """
-    expect("softcap", cap > 0, f"cap {cap} and a bound")
-    return g.record(Softcap(g.value(x.width), x, float(cap)))
+    expect_number("softcap", "cap", cap, SMALLEST, LARGEST)
+    return g.record(Softcap(g.value(x.width), x, cap))

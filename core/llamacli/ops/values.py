@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import attrs
@@ -108,4 +109,55 @@ class Value:
     width: int
 
     def __add__(self, other: Value) -> Value:
+        if not isinstance(other, Value):
+            raise PluginError(_advice("+", self, other))
         return self.graph.add(self, other)
+
+
+_VERBS: dict[str, tuple[tuple[str, str], ...]] = {
+    "+": (("add", "g.add(x, param) adds a vector of the file"),),
+    "-": (("scale", "a - b is a + g.scale(b, -1)"),),
+    "*": (
+        ("scale", "g.scale(x, number) multiplies by a number"),
+        ("mul", "g.mul(x, y) multiplies element by element"),
+        ("linear", "g.linear(x, param) is the product with a matrix"),
+    ),
+    "/": (("scale", "g.scale(x, 1 / number) divides by a number"),),
+    "@": (("linear", "g.linear(x, param) computes x @ weight.T"),),
+    "[]": (("columns", "g.columns(x, first, width) selects columns"),),
+    "a function": (("map", "g.map(x, function) applies a function of llamacli.ops.activations"),),
+}
+"""Verbs that do what an operator of Python does with arrays, with their uses."""
+
+_OPERATORS = {
+    "+": ("__radd__",),
+    "-": ("__sub__", "__rsub__", "__neg__"),
+    "*": ("__mul__", "__rmul__"),
+    "/": ("__truediv__", "__rtruediv__"),
+    "@": ("__matmul__", "__rmatmul__"),
+    "[]": ("__getitem__", "__setitem__", "__iter__"),
+    "a function": (
+        "__pow__", "__rpow__", "__abs__", "__float__", "__int__", "__array__", "__array_ufunc__",
+        "__lt__", "__le__", "__gt__", "__ge__",
+    ),
+}  # fmt: skip
+
+
+def _advice(operator: str, value: Value, *operands: object) -> str:
+    """Error message: verbs of the graph instead of an operator."""
+    known = [use for verb, use in _VERBS[operator] if hasattr(value.graph, verb)]
+    found = " and ".join(type(operand).__name__ for operand in operands)
+    return f"{operator} of a value{f' and {found}' if found else ''} is not recorded: {'; '.join(known)}"
+
+
+def _refuse(operator: str) -> Callable[..., Any]:
+    def method(self: Value, *operands: object) -> Any:
+        raise PluginError(_advice(operator, self, *operands[:1]))
+
+    return method
+
+
+for _operator, _methods in _OPERATORS.items():
+    for _method in _methods:
+        if _method not in vars(Value):
+            setattr(Value, _method, _refuse(_operator))

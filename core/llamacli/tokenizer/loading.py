@@ -55,7 +55,7 @@ def tokenizer_from_metadata(
     unknown scheme, ModelFormatError when a key is missing, of the wrong type or length, or out of range.
     """
     metadata = metadata if isinstance(metadata, Metadata) else Metadata(metadata)
-    make = _look_up(metadata, _MODEL, metadata.get_str(_MODEL, "none"), _MAKERS)
+    make = _look_up(metadata, _MODEL, metadata.get_str(_MODEL, "none"), TOKENIZER_MODELS)
     made = make(metadata)
     strips_mask = metadata.get_str(_PRE, "") in _STRIPS_BEFORE_MASK
 
@@ -74,8 +74,8 @@ def _look_up(metadata: Metadata, key: str, value: str, table: Mapping[str, _Entr
 
 
 @attrs.frozen
-class _Made:
-    """Parts of a tokenizer."""
+class TokenizerParts:
+    """Parts of a tokenizer: vocabulary, scheme, and the special tokens that are added."""
 
     vocabulary: Vocabulary
     scheme: Scheme
@@ -84,28 +84,30 @@ class _Made:
     add_sep: bool = False
 
 
-def _score_merging(metadata: Metadata) -> _Made:
+def _score_merging(metadata: Metadata) -> TokenizerParts:
     vocabulary = read_vocabulary(metadata, {"bos": 1, "eos": 2, "unknown": 0})
     scores = _scores(metadata, len(vocabulary.tokens))
     scheme = ScoreMerging(vocabulary, scores, metadata.get_bool(_ADD_SPACE_PREFIX, True))
-    return _Made(vocabulary, scheme, metadata.get_bool(_ADD_BOS, True), metadata.get_bool(_ADD_EOS, False))
+    return TokenizerParts(vocabulary, scheme, metadata.get_bool(_ADD_BOS, True), metadata.get_bool(_ADD_EOS, False))
 
 
-def _rank_merging(metadata: Metadata) -> _Made:
+def _rank_merging(metadata: Metadata) -> TokenizerParts:
     vocabulary = read_vocabulary(metadata, {})
     scheme = RankMerging(vocabulary, strings(metadata, MERGES))
-    return _Made(vocabulary, scheme, True, metadata.get_bool(_ADD_EOS, False))  # add_bos is fixed, as in llama.cpp
+    return TokenizerParts(
+        vocabulary, scheme, True, metadata.get_bool(_ADD_EOS, False)
+    )  # add_bos is fixed, as in llama.cpp
 
 
-def _word_piece(metadata: Metadata) -> _Made:
+def _word_piece(metadata: Metadata) -> TokenizerParts:
     vocabulary = read_vocabulary(metadata, {"bos": 101, "unknown": 100, "separator": 102, "padding": 0, "mask": 103})
     lowercase = metadata.get_bool(_LOWERCASE, True)
     normalizer = BertNormalizer(lowercase, metadata.get_bool(_STRIP_ACCENTS, lowercase))
     scheme = WordPiece(vocabulary, normalizer, metadata.get_bool(_ADD_SPACE_PREFIX, False))
-    return _Made(vocabulary, scheme, add_bos=True, add_eos=False, add_sep=True)  # fixed, as in llama.cpp
+    return TokenizerParts(vocabulary, scheme, add_bos=True, add_eos=False, add_sep=True)  # fixed, as in llama.cpp
 
 
-def _unigram(metadata: Metadata) -> _Made:
+def _unigram(metadata: Metadata) -> TokenizerParts:
     vocabulary = read_vocabulary(metadata, {"eos": 1, "unknown": 2, "padding": 0})
     n_vocab = len(vocabulary.tokens)
     types = numbers(metadata, TOKEN_TYPE, n_vocab, "iu")
@@ -117,7 +119,7 @@ def _unigram(metadata: Metadata) -> _Made:
         metadata.get_bool(_ADD_SPACE_PREFIX, False),
         metadata.get_bool(_REMOVE_EXTRA_WHITESPACES, False),
     )
-    return _Made(vocabulary, scheme, metadata.get_bool(_ADD_BOS, False), metadata.get_bool(_ADD_EOS, True))
+    return TokenizerParts(vocabulary, scheme, metadata.get_bool(_ADD_BOS, False), metadata.get_bool(_ADD_EOS, True))
 
 
 def _scores(metadata: Metadata, n_vocab: int) -> npt.NDArray[np.float32]:
@@ -125,7 +127,7 @@ def _scores(metadata: Metadata, n_vocab: int) -> npt.NDArray[np.float32]:
     return np.zeros(n_vocab, np.float32) if scores is None else scores.astype(np.float32)
 
 
-def _byte_level(metadata: Metadata) -> _Made:
+def _byte_level(metadata: Metadata) -> TokenizerParts:
     pre = metadata.get_str(_PRE, "")
     if not pre:
         _log.warning("%s: %s is missing, using 'default': tokens may be wrong", metadata.source, _PRE)
@@ -134,20 +136,20 @@ def _byte_level(metadata: Metadata) -> _Made:
     if pre in _RAW_UTF8:
         whole_newlines, add_bos = _RAW_UTF8[pre]
         scheme = RankMerging(vocabulary, strings(metadata, MERGES), whole_newlines)
-        return _Made(vocabulary, scheme, add_bos or metadata.get_bool(_ADD_BOS, False), add_eos)
+        return TokenizerParts(vocabulary, scheme, add_bos or metadata.get_bool(_ADD_BOS, False), add_eos)
     pre_tokenizer = _look_up(metadata, _PRE, pre or "default", PRE_TOKENIZERS)
     add_bos = metadata.get_bool(_ADD_BOS, pre_tokenizer.add_bos)
-    return _Made(vocabulary, ByteLevelBPE(vocabulary, _merges(metadata, pre), pre_tokenizer), add_bos, add_eos)
+    return TokenizerParts(vocabulary, ByteLevelBPE(vocabulary, _merges(metadata, pre), pre_tokenizer), add_bos, add_eos)
 
 
 def _merges(metadata: Metadata, pre: str) -> Sequence[str]:
     return [] if pre == "kimi-k2" and MERGES not in metadata else strings(metadata, MERGES)
 
 
-def _whitespace(metadata: Metadata) -> _Made:
+def _whitespace(metadata: Metadata) -> TokenizerParts:
     vocabulary = read_vocabulary(metadata, {})
     scheme = WhitespaceMerging(vocabulary, strings(metadata, MERGES), metadata.get_bool(_LOWERCASE, False))
-    return _Made(vocabulary, scheme, metadata.get_bool(_ADD_BOS, False), metadata.get_bool(_ADD_EOS, False))
+    return TokenizerParts(vocabulary, scheme, metadata.get_bool(_ADD_BOS, False), metadata.get_bool(_ADD_EOS, False))
 
 
 def _longest_match(metadata: Metadata) -> _Made:
@@ -186,7 +188,7 @@ class _HexNames(Sequence[str]):
         return [f"{token:x}" for token in found] if isinstance(found, range) else f"{found:x}"
 
 
-def _ids_only(metadata: Metadata) -> _Made:
+def _ids_only(metadata: Metadata) -> TokenizerParts:
     if TOKENS in metadata:
         n_vocab = len(strings(metadata, TOKENS))
     else:
@@ -195,7 +197,7 @@ def _ids_only(metadata: Metadata) -> _Made:
     ends = frozenset(special[name] for name in ("eos", "eot", "eom") if name in special)
     vocabulary = Vocabulary(_HexNames(n_vocab), {}, {}, special, ends)
     scheme = _IdsOnly(metadata.source)
-    return _Made(vocabulary, scheme, metadata.get_bool(_ADD_BOS, False), metadata.get_bool(_ADD_EOS, False))
+    return TokenizerParts(vocabulary, scheme, metadata.get_bool(_ADD_BOS, False), metadata.get_bool(_ADD_EOS, False))
 
 
 _STRIPS_BEFORE_MASK = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
@@ -204,7 +206,7 @@ _STRIPS_BEFORE_MASK = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
 _RAW_UTF8 = {"gemma4": (True, True), "granite-embed-multi-311m": (True, True), "sarvam-moe": (False, False)}
 """Values of tokenizer.ggml.pre for merges of raw UTF-8: whole runs of newlines are tokens, BOS is always added."""
 
-_MAKERS = {
+TOKENIZER_MODELS: dict[str, Callable[[Metadata], TokenizerParts]] = {
     "llama": _score_merging,
     "gpt2": _byte_level,
     "gemma4": _rank_merging,
@@ -216,3 +218,4 @@ _MAKERS = {
     "none": _ids_only,
     "no_vocab": _ids_only,
 }
+"""Functions that make a tokenizer, by `tokenizer.ggml.model`; plugins add more."""
