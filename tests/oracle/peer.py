@@ -7,86 +7,18 @@ file gives llama.cpp's most exact numbers.
 from __future__ import annotations
 
 import argparse
-import ctypes
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-_GGML_TYPE_F32 = 0
-_BATCH = 512
+sys.path.append(str(Path(__file__).resolve().parents[2] / "core"))  # llama.cpp may be in another interpreter
+from llamacli.testing.peer import Peer
 
-
-class Peer:
-    """llama.cpp with one model and one context.
-
-    With `default_precision`, KV cache and attention have llama.cpp's default types.
-    """
-
-    def __init__(self, path: Path, n_ctx: int, *, default_precision: bool = False):
-        llama_cpp.llama_backend_init()
-        model_params = llama_cpp.llama_model_default_params()
-        model_params.n_gpu_layers = 0
-        model_params.use_extra_bufts = False  # repacking for AMX ends in SIGILL where a hypervisor forbids AMX
-        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
-        if not self._model:
-            raise SystemExit(f"the peer refuses {path}")
-        params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, min(n_ctx, _BATCH), min(n_ctx, _BATCH)
-        params.n_threads = params.n_threads_batch = 2
-        if not default_precision:
-            params.type_k = params.type_v = _GGML_TYPE_F32
-            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        self._context = llama_cpp.llama_init_from_model(self._model, params)
-        self._vocabulary = llama_cpp.llama_model_get_vocab(self._model)
-        self.bos = llama_cpp.llama_vocab_bos(self._vocabulary)
-        self.add_bos = llama_cpp.llama_vocab_get_add_bos(self._vocabulary)
-        self.n_vocab = llama_cpp.llama_vocab_n_tokens(self._vocabulary)
-        self._n_past = 0
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with BOS if the model expects it."""
-        data = text.encode()
-        ids = (llama_cpp.llama_token * (len(data) + 2))()
-        n = llama_cpp.llama_tokenize(self._vocabulary, data, len(data), ids, len(ids), True, False)
-        return list(ids[:n])
-
-    def clear(self) -> None:
-        """Clear the context."""
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
-        self._n_past = 0
-
-    def eval(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Evaluate further tokens; float32 [len(tokens), n_vocab] logits."""
-        return np.concatenate([self._decode(tokens[i : i + _BATCH]) for i in range(0, len(tokens), _BATCH)])
-
-    def _decode(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        n = len(tokens)
-        batch = llama_cpp.llama_batch_init(n, 0, 1)
-        batch.n_tokens = n
-        for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.logits[i] = int(token), self._n_past + i, 1
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-        status = llama_cpp.llama_decode(self._context, batch)
-        llama_cpp.llama_batch_free(batch)
-        if status:
-            raise SystemExit(f"the peer's decode failed with status {status}")
-        self._n_past += n
-        logits: Any = ctypes.cast(llama_cpp.llama_get_logits(self._context), ctypes.POINTER(ctypes.c_float))
-        return np.ctypeslib.as_array(logits, shape=(n, self.n_vocab)).copy()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        llama_cpp.llama_free(self._context)
-        llama_cpp.llama_model_free(self._model)
+__all__ = ["Peer", "run"]
 
 
 def run(path: Path, tokens: Sequence[int], n_prompt: int, n_greedy: int, n_ctx: int) -> dict[str, npt.NDArray[Any]]:
@@ -99,14 +31,8 @@ def run(path: Path, tokens: Sequence[int], n_prompt: int, n_greedy: int, n_ctx: 
     with Peer(path, n_ctx) as peer:
         tokens = tokens if len(tokens) else [peer.bos]
         logits = peer.eval(tokens)
-    greedy, gaps = [], []
     with Peer(path, n_ctx) as peer:
-        row = peer.eval(tokens[: n_prompt or len(tokens)])[-1]
-        for _ in range(n_greedy):
-            second, first = np.sort(row)[-2:]
-            greedy.append(int(row.argmax()))
-            gaps.append(first - second)
-            row = peer.eval(greedy[-1:])[-1]
+        greedy, gaps = peer.greedy(tokens[: n_prompt or len(tokens)], n_greedy)
     return {"logits": logits, "greedy": np.array(greedy, np.int32), "gaps": np.array(gaps, np.float32)}
 
 

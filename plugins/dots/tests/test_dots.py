@@ -13,7 +13,10 @@ import pytest
 from llamacli import Model, ModelFormatError, load_model
 from llamacli.engine import ReferenceEngine
 from llamacli.plugins import ARCHITECTURES, Plugins
-from tiny_dots import write_dots
+from llamacli.testing import parametrize_with_checks
+from llamacli.testing.parametrize import Check
+from llamacli_dots import Dots
+from tiny_dots import VARIANTS, write_dots
 
 
 @pytest.fixture
@@ -24,6 +27,11 @@ def load(tmp_path: Path) -> Any:
         return load_model(path, "fp32", plugins=plugins, engine=ReferenceEngine())
 
     return write_and_load
+
+
+@parametrize_with_checks([Dots()], VARIANTS, slow=pytest.mark.slow)
+def test_architecture(check: Check) -> None:
+    check()
 
 
 def test_widths_of_experts(load: Any) -> None:
@@ -60,18 +68,6 @@ def test_factor_of_the_routed_experts(value: float | None, factor: float, load: 
 def test_keys_are_named(key: str, value: object, load: Any) -> None:
     with pytest.raises(ModelFormatError, match=rf"dots1\.{key}"):
         load(metadata={f"dots1.{key}": value})
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    ["output", "blk.0.attn_q", "blk.0.attn_k_norm", "blk.0.ffn_down", "blk.1.ffn_up_exps", "blk.1.ffn_up_shexp"],
-)
-def test_tensors_are_named(tensor: str, load: Any) -> None:
-    full = f"{tensor}.weight"
-    with pytest.raises(ModelFormatError, match=f"tensor {full} is missing"):
-        load(without=[full])
-    with pytest.raises(ModelFormatError, match=rf"tensor {full} has shape \(3,\)"):
-        load(tensors={full: np.ones(3)})
 
 
 @pytest.mark.parametrize("tensor", ["blk.0.exp_probs_b.bias", "blk.0.attn_output.bias", "rope_freqs.weight"])

@@ -3,7 +3,6 @@
 `tests/test_goldens.py` of the core compares results with llama.cpp's.
 """
 
-import logging
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,13 @@ import pytest
 from llamacli import Model, ModelFormatError, load_model
 from llamacli.engine import ReferenceEngine
 from llamacli.plugins import ARCHITECTURES, Plugins
-from tiny_gemma import E_SERIES, EXPERTS, write_gemma, write_gemma4
+from llamacli.testing import parametrize_with_checks
+from llamacli.testing.parametrize import Check
+from llamacli_gemma.gemma1 import Gemma1
+from llamacli_gemma.gemma2 import Gemma2
+from llamacli_gemma.gemma3 import Gemma3
+from llamacli_gemma.gemma4 import Gemma4
+from tiny_gemma import E_SERIES, EXPERTS, VARIANTS, write_gemma, write_gemma4
 
 NAMES = {1: "gemma", 2: "gemma2", 3: "gemma3", 4: "gemma4"}
 PLUGINS = Plugins([EntryPoint(name, "llamacli_gemma", ARCHITECTURES) for name in NAMES.values()])
@@ -32,13 +37,11 @@ def load(folder: Path, generation: int, **options: Any) -> Model:
 WHOLE = [(1, {}), (2, {"window": 8}), (3, {"window": 8}), (4, {**E_SERIES, **EXPERTS})]
 
 
-@pytest.mark.parametrize(("generation", "options"), WHOLE)
-def test_every_key_is_read(
-    generation: int, options: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert load(tmp_path, generation, **options).arch == NAMES[generation]
-    assert caplog.messages == []
+@parametrize_with_checks(
+    [Gemma1(), Gemma2(), Gemma3(), Gemma4()], VARIANTS, inert=["blk.2.layer_output_scale.weight"], slow=pytest.mark.slow
+)
+def test_architecture(check: Check) -> None:
+    check()
 
 
 def test_gemma_2_alternates_sliding_and_global_layers(tmp_path: Path) -> None:
@@ -144,12 +147,6 @@ def test_key_that_contradicts_the_tensors(
 
 
 MISSING = ["rope_freqs.weight", "blk.0.attn_v.weight", "blk.1.ffn_gate_inp.scale", "blk.2.pre_ffw_norm_2.weight"]
-
-
-@pytest.mark.parametrize("name", MISSING)
-def test_missing_tensor(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelFormatError, match=rf"tensor {name} is missing"):
-        load(tmp_path, 4, **EXPERTS, without=[name])
 
 
 def test_optional_expert_scale_and_global_v(tmp_path: Path) -> None:

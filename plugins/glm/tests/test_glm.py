@@ -14,7 +14,11 @@ import pytest
 from llamacli import Model, ModelFormatError, load_model
 from llamacli.engine import ReferenceEngine
 from llamacli.plugins import ARCHITECTURES, Plugins
-from tiny_glm import write_glm
+from llamacli.testing import parametrize_with_checks
+from llamacli.testing.parametrize import Check
+from llamacli_glm.dense import ChatGlm, Glm4
+from llamacli_glm.mixture import Glm4Moe
+from tiny_glm import VARIANTS, write_glm
 
 NAMES = ("chatglm", "glm4", "glm4moe")
 
@@ -30,6 +34,11 @@ def load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Any:
         return model
 
     return write_and_load
+
+
+@parametrize_with_checks([ChatGlm(), Glm4(), Glm4Moe()], VARIANTS, slow=pytest.mark.slow)
+def test_architecture(check: Check) -> None:
+    check()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -83,26 +92,6 @@ def test_invalid_keys_are_named(name: str, key: str, value: Any, problem: str, l
     key = f"{name}.{key}"
     with pytest.raises(ModelFormatError, match=re.escape(problem.format(key=key))):
         load(name, metadata={key: value})
-
-
-@pytest.mark.parametrize(
-    ("name", "tensor"),
-    [
-        ("chatglm", "blk.1.ffn_up.weight"),
-        ("glm4", "output_norm.weight"),
-        ("glm4", "blk.1.post_attention_norm.weight"),
-        ("glm4", "blk.1.post_ffw_norm.weight"),
-        ("glm4moe", "blk.0.ffn_gate.weight"),
-        ("glm4moe", "blk.1.exp_probs_b.bias"),
-        ("glm4moe", "blk.1.ffn_gate_inp.weight"),
-        ("glm4moe", "blk.1.ffn_down_shexp.weight"),
-    ],
-)
-def test_missing_and_misshapen_tensors_are_named(name: str, tensor: str, load: Any) -> None:
-    with pytest.raises(ModelFormatError, match=f"tensor {re.escape(tensor)} is missing"):
-        load(name, without=[tensor])
-    with pytest.raises(ModelFormatError, match=rf"tensor {re.escape(tensor)} has shape \(3,\), expected"):
-        load(name, tensors={tensor: np.zeros(3)})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,11 @@ import pytest
 from llamacli import Model, ModelFormatError, load_model
 from llamacli.engine import ReferenceEngine
 from llamacli.plugins import ARCHITECTURES, Plugins
-from tiny_neox import write_neox
+from llamacli.testing import parametrize_with_checks
+from llamacli.testing.parametrize import Check
+from llamacli_gpt.gptneox import GptNeoX
+from llamacli_gpt.stablelm import StableLm
+from tiny_neox import VARIANTS, write_neox
 
 NAMES = ("gptneox", "stablelm")
 TOKENS = list(range(3, 23))
@@ -33,12 +37,11 @@ def logits(model: Model) -> np.ndarray:
     return model.create_session().eval(TOKENS, all_logits=True)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("value", [None, "x", -1.0])
-def test_epsilon(name: str, value: object, load: Any) -> None:
-    key = f"{name}.attention.layer_norm_epsilon"
-    with pytest.raises(ModelFormatError, match=key):
-        load(name, metadata={key: value})
+@parametrize_with_checks(
+    [GptNeoX(), StableLm()], VARIANTS, unread=["stablelm.use_parallel_residual"], slow=pytest.mark.slow
+)
+def test_architecture(check: Check) -> None:
+    check()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,23 +71,6 @@ def test_blocks_of_stablelm_are_parallel_where_the_norm_is_missing(load: Any) ->
         logits(load("stablelm", parallel=True, metadata={"stablelm.use_parallel_residual": False})), expected
     )
     assert np.abs(logits(load("stablelm", parallel=False)) - expected).max() > 0.01
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"without": ["output.weight"]}, r"tensor output\.weight is missing"),
-        ({"without": ["output_norm.bias"]}, r"tensor output_norm\.bias is missing, expected \(64,\)"),
-        ({"without": ["blk.1.attn_norm.bias"]}, r"tensor blk\.1\.attn_norm\.bias is missing, expected \(64,\)"),
-        ({"without": ["blk.0.ffn_up.weight"]}, r"tensor blk\.0\.ffn_up\.weight is missing, expected \(96, 64\)"),
-        ({"tensors": {"output_norm.bias": np.zeros(63)}}, r"tensor output_norm\.bias has shape \(63,\), expected"),
-        ({"tensors": {"blk.0.extra.weight": np.zeros(3)}}, r"tensor blk\.0\.extra\.weight \(3,\) is not one that"),
-    ],
-)
-def test_mismatches_are_named(name: str, options: dict[str, Any], message: str, load: Any) -> None:
-    with pytest.raises(ModelFormatError, match=message):
-        load(name, **options)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ import pytest
 from llamacli import Model, ModelFormatError, load_model
 from llamacli.engine import ReferenceEngine, default_engine
 from llamacli.plugins import ARCHITECTURES, Plugins
-from llamacli.testing import formulas
-from tiny_hunyuan import write_hunyuan
+from llamacli.testing import formulas, parametrize_with_checks
+from llamacli.testing.parametrize import Check
+from llamacli_hunyuan import HunyuanDense, HunyuanMoe
+from tiny_hunyuan import VARIANTS, write_hunyuan
 
 NAMES = ("hunyuan-dense", "hunyuan-moe")
 TOKENS = list(range(3, 43))
@@ -29,6 +31,11 @@ def load(tmp_path: Path) -> Any:
         return load_model(path, "fp32", plugins=plugins, engine=engine())
 
     return write_and_load
+
+
+@parametrize_with_checks([HunyuanDense(), HunyuanMoe()], VARIANTS, slow=pytest.mark.slow)
+def test_architecture(check: Check) -> None:
+    check()
 
 
 @pytest.mark.parametrize("engine", [ReferenceEngine, default_engine])
@@ -91,22 +98,6 @@ def test_keys_are_named(name: str, key: str, value: object, load: Any) -> None:
 def test_alpha_needs_heads_wider_than_two(load: Any) -> None:
     with pytest.raises(ModelFormatError, match=r"hunyuan-dense\.rope\.scaling\.alpha"):
         load("hunyuan-dense", head_dim=2, metadata={"hunyuan-dense.rope.scaling.alpha": 1000.0})
-
-
-@pytest.mark.parametrize(
-    ("name", "tensor"),
-    [
-        *((name, tensor) for name in NAMES for tensor in ("attn_q", "attn_q_norm", "attn_k_norm", "attn_output")),
-        *(("hunyuan-dense", tensor) for tensor in ("ffn_gate", "ffn_up", "ffn_down")),
-        *(("hunyuan-moe", tensor) for tensor in ("ffn_gate_inp", "ffn_up_exps", "ffn_gate_shexp", "ffn_down_shexp")),
-    ],
-)
-def test_tensors_are_named(name: str, tensor: str, load: Any) -> None:
-    full = f"blk.1.{tensor}.weight"
-    with pytest.raises(ModelFormatError, match=f"tensor {full} is missing"):
-        load(name, without=[full])
-    with pytest.raises(ModelFormatError, match=rf"tensor {full} has shape \(3,\)"):
-        load(name, tensors={full: np.ones(3)})
 
 
 @pytest.mark.parametrize("name", NAMES)

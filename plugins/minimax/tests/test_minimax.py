@@ -13,7 +13,10 @@ import pytest
 from llamacli import Model, ModelFormatError, load_model
 from llamacli.engine import ReferenceEngine
 from llamacli.plugins import ARCHITECTURES, Plugins
-from tiny_minimax import write_minimax
+from llamacli.testing import parametrize_with_checks
+from llamacli.testing.parametrize import Check
+from llamacli_minimax import MiniMaxM2
+from tiny_minimax import VARIANTS, write_minimax
 
 
 @pytest.fixture
@@ -24,6 +27,11 @@ def load(tmp_path: Path) -> Any:
         return load_model(path, "fp32", plugins=plugins, engine=ReferenceEngine())
 
     return write_and_load
+
+
+@parametrize_with_checks([MiniMaxM2()], VARIANTS, slow=pytest.mark.slow)
+def test_architecture(check: Check) -> None:
+    check()
 
 
 @pytest.mark.parametrize(("n_rot", "n_dims"), [(None, 16), (8, 8)])
@@ -51,25 +59,6 @@ def test_rope_may_rotate_a_part_of_each_head(n_rot: int | None, n_dims: int, loa
 def test_keys_are_named(key: str, value: object, load: Any) -> None:
     with pytest.raises(ModelFormatError, match=rf"minimax-m2\.{key}"):
         load(metadata={f"minimax-m2.{key}": value})
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        "output.weight",
-        "blk.0.attn_v.weight",
-        "blk.0.attn_q_norm.weight",
-        "blk.1.attn_k_norm.weight",
-        "blk.1.ffn_gate_inp.weight",
-        "blk.1.exp_probs_b.bias",
-        "blk.1.ffn_down_exps.weight",
-    ],
-)
-def test_tensors_are_named(tensor: str, load: Any) -> None:
-    with pytest.raises(ModelFormatError, match=f"tensor {tensor} is missing"):
-        load(without=[tensor])
-    with pytest.raises(ModelFormatError, match=rf"tensor {tensor} has shape \(3,\)"):
-        load(tensors={tensor: np.ones(3)})
 
 
 def test_norms_of_queries_and_keys_have_the_whole_width(load: Any) -> None:

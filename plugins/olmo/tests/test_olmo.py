@@ -14,7 +14,10 @@ import pytest
 from llamacli import Model, ModelFormatError, load_model
 from llamacli.engine import ReferenceEngine
 from llamacli.plugins import ARCHITECTURES, Plugins
-from tiny_olmo import write_olmo
+from llamacli.testing import parametrize_with_checks
+from llamacli.testing.parametrize import Check
+from llamacli_olmo import Olmo2, Olmoe
+from tiny_olmo import VARIANTS, write_olmo
 
 NAMES = ("olmo2", "olmoe")
 
@@ -30,6 +33,11 @@ def load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Any:
         return model
 
     return write_and_load
+
+
+@parametrize_with_checks([Olmo2(), Olmoe()], VARIANTS, slow=pytest.mark.slow)
+def test_architecture(check: Check) -> None:
+    check()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,25 +83,6 @@ def test_invalid_keys_are_named(name: str, key: str, value: Any, problem: str, l
     window = {"olmo2.attention.sliding_window": 8} if name == "olmo2" else {}
     with pytest.raises(ModelFormatError, match=re.escape(problem.format(key=key))):
         load(name, metadata=window | {key: value})
-
-
-@pytest.mark.parametrize(
-    ("name", "tensor"),
-    [
-        ("olmo2", "output.weight"),
-        ("olmo2", "blk.1.attn_q_norm.weight"),
-        ("olmo2", "blk.1.post_ffw_norm.weight"),
-        ("olmo2", "blk.1.ffn_gate.weight"),
-        ("olmoe", "blk.1.attn_k_norm.weight"),
-        ("olmoe", "blk.1.attn_norm.weight"),
-        ("olmoe", "blk.1.ffn_down_exps.weight"),
-    ],
-)
-def test_missing_and_misshapen_tensors_are_named(name: str, tensor: str, load: Any) -> None:
-    with pytest.raises(ModelFormatError, match=f"tensor {re.escape(tensor)} is missing"):
-        load(name, without=[tensor])
-    with pytest.raises(ModelFormatError, match=rf"tensor {re.escape(tensor)} has shape \(3,\), expected"):
-        load(name, tensors={tensor: np.zeros(3)})
 
 
 @pytest.mark.parametrize(

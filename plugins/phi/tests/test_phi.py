@@ -14,7 +14,10 @@ import pytest
 from llamacli import Model, ModelFormatError, load_model, load_tokenizer
 from llamacli.engine import ReferenceEngine
 from llamacli.plugins import ARCHITECTURES, Plugins
-from tiny_phi import write_phi
+from llamacli.testing import parametrize_with_checks
+from llamacli.testing.parametrize import Check
+from llamacli_phi import Phi3
+from tiny_phi import VARIANTS, write_phi
 
 VOCABULARY = Path(__file__).resolve().parents[4] / "shared" / "vocab" / "ggml-vocab-phi-3.gguf"
 
@@ -31,6 +34,11 @@ def load(plugins: Plugins, tmp_path: Path) -> Any:
         return load_model(path, "fp32", plugins=plugins, engine=ReferenceEngine())
 
     return write_and_load
+
+
+@parametrize_with_checks([Phi3()], VARIANTS, slow=pytest.mark.slow)
+def test_architecture(check: Check) -> None:
+    check()
 
 
 def test_separate_projections_are_equivalent(load: Any) -> None:

@@ -1,0 +1,175 @@
+"""Checks of an architecture: files, and invalid files.
+
+Each takes a tiny model and raises ConformanceError with the model, and the input or number at fault.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from llamacli.architecture import Architecture, trace
+from llamacli.errors import ModelFormatError
+from llamacli.gguf import Metadata, TensorInfo
+from llamacli.model import unread_keys
+from llamacli.quantization import TensorType
+from llamacli.testing.conformance import ConformanceError
+from llamacli.testing.tiny import TinyModel
+
+
+def check_tables(tiny: TinyModel) -> None:
+    """Tables: every tensor and every key of a file is read."""
+    metadata = tiny.metadata
+    _, table, _, graph = tiny.recorded(metadata)
+    read = {tensor.name for op in graph.ops for tensor in op.tensors()} | table.unused
+    if unread := sorted(set(tiny.file.tensors) - read):
+        raise ConformanceError(f"{tiny}: the forward pass leaves out {', '.join(unread)}")
+    unread_names = unread_keys(metadata, tiny.architecture.name)
+    if keys := [key for key in unread_names if not any(fnmatch.fnmatch(key, pattern) for pattern in tiny.unread)]:
+        raise ConformanceError(f"{tiny}: configure does not read {', '.join(keys)}")
+
+
+def check_keys(tiny: TinyModel) -> None:
+    """Keys: a missing or invalid one is named."""
+    metadata, values = tiny.metadata, dict(tiny.metadata)
+    tiny.architecture.tensors(tiny.architecture.configure(metadata))
+    prefix = f"{tiny.architecture.name}."
+    for key in sorted(key for key in metadata.consumed if key.startswith(prefix) and key in values):
+        _configure(tiny, key, "without it", {name: value for name, value in values.items() if name != key})
+        for wrong, must_fail in _wrong_values(values[key]):
+            found = f"with the value {wrong!r}"
+            if not _configure(tiny, key, found, values | {key: wrong}) and must_fail:
+                raise ConformanceError(f"{tiny}: {key} {found} is accepted")
+
+
+def _wrong_values(value: object) -> Iterator[tuple[object, bool]]:
+    """Values of other types and ranges, and whether they must be refused."""
+    yield ("text" if not isinstance(value, str) else 3), True
+    if isinstance(value, bool):
+        yield 2, True
+    elif isinstance(value, int):
+        yield -1, True
+        yield 1 << 40, False
+    elif isinstance(value, float):
+        yield float("nan"), True
+        yield float("inf"), True
+        yield -1.0, False
+        yield 0.0, False
+
+
+def _configure(tiny: TinyModel, key: str, found: str, values: Mapping[str, Any]) -> bool:
+    """True if a configuration is refused; the error must name the key."""
+    metadata = Metadata(values, "model.gguf")
+    try:
+        tiny.architecture.tensors(tiny.architecture.configure(metadata))
+    except ModelFormatError as error:
+        if key not in str(error):
+            raise ConformanceError(f"{tiny}: {key} {found} is not named in the error: {error}") from error
+        return True
+    except Exception as error:
+        raise ConformanceError(
+            f"{tiny}: {key} {found} raises {type(error).__name__}: {error}; expected a ModelFormatError that names it"
+        ) from error
+    return False
+
+
+@attrs.frozen
+class _Shapes:
+    """Model file that has names and shapes only."""
+
+    path: Path
+    metadata: Metadata
+    tensors: Mapping[str, TensorInfo]
+
+    def data(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Nothing: no tensor is read."""
+        raise NotImplementedError(name)
+
+    def release(self, name: str) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def check_shapes(architecture: Architecture, keys: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Compare an architecture's table with the tensor shapes of a file.
+
+    `keys` are without the architecture's name in front; no weight is needed. Raises ModelFormatError naming what does
+    not fit.
+    """
+    values = {f"{architecture.name}.{key}": np.array(x) if isinstance(x, list) else x for key, x in keys.items()}
+    values |= {"general.architecture": architecture.name}
+    values.setdefault(f"{architecture.name}.vocab_size", shapes["token_embd.weight"][0])
+    metadata = Metadata(values, "file")
+    tensors = {
+        name: TensorInfo(name=name, shape=tuple(shape), type=TensorType.F32, n_bytes=0, offset=0)
+        for name, shape in shapes.items()
+    }
+    table = architecture.tensors(architecture.configure(metadata))
+    table.bind(_Shapes(Path("file"), metadata, tensors))
+
+
+def check_tensors(tiny: TinyModel) -> None:
+    """Tensors: one that is missing, misshapen or unknown is named."""
+    tensors = dict(tiny.file.tensors)
+    _bind(tiny, tensors)
+    for name, info in tensors.items():
+        if block_of(name) not in TRIED_BLOCKS:
+            continue
+        _bind(tiny, {other: tensors[other] for other in tensors if other != name}, name, "is left out")
+        larger = attrs.evolve(info, shape=(info.shape[0] + 1, *info.shape[1:]))
+        if not _bind(tiny, tensors | {name: larger}, name, f"has the shape {larger.shape}"):
+            raise ConformanceError(f"{tiny}: tensor {name} of shape {larger.shape} is accepted, not only {info.shape}")
+    for name in ("surplus.weight", "blk.0.surplus.weight", "blk.0.surplus", "blk.99.attn_norm.weight"):
+        info = TensorInfo(name=name, shape=(3,), type=next(iter(tensors.values())).type, n_bytes=12, offset=0)
+        if not _bind(tiny, tensors | {name: info}, name, "is added"):
+            raise ConformanceError(f"{tiny}: tensor {name}, which no table has, is accepted")
+
+
+def _bind(tiny: TinyModel, tensors: Mapping[str, TensorInfo], name: str = "", what: str = "") -> bool:
+    """True if tensors are refused.
+
+    The error must name the one at fault. Where they are not, the forward pass must be recorded without error.
+    """
+    config = tiny.architecture.configure(tiny.metadata)
+    file = _Shapes(Path("model.gguf"), tiny.metadata, tensors)
+    try:
+        weights = tiny.architecture.tensors(config).bind(file)
+    except ModelFormatError as error:
+        if not name or not any(scope in str(error) for scope in _scopes(tiny, name)):
+            raise ConformanceError(f"{tiny}: tensor {name} {what} is not named in the error: {error}") from error
+        return True
+    try:
+        trace(tiny.architecture, config, weights)
+    except Exception as error:
+        raise ConformanceError(
+            f"{tiny}: tensor {name} {what}, and forward raises {type(error).__name__}: {error}"
+        ) from error
+    return False
+
+
+def _scopes(tiny: TinyModel, name: str) -> tuple[str, ...]:
+    """Names that an error may say.
+
+    The tensor's without its kind, and those of its parts where it is fused.
+    """
+    table = tiny.architecture.tensors(tiny.architecture.configure(tiny.metadata))
+    scope = re.sub(r"\.(weight|bias|scale)$", "", name)
+    return scope, *table.fused().get(scope, ())
+
+
+TRIED_BLOCKS = (None, 0, 1, 2, 3)
+"""Blocks whose tensors are tried; deep models repeat them."""
+
+
+def block_of(name: str) -> int | None:
+    """Block number of a tensor, None outside of blocks."""
+    found = re.match(r"blk\.(\d+)\.", name)
+    return int(found[1]) if found else None

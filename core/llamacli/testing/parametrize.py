@@ -1,0 +1,131 @@
+"""Test parameters for plugins: every check of an architecture, as pytest parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import pytest
+
+from llamacli.architecture import Architecture
+from llamacli.engine import QuantMode
+from llamacli.testing import checks, result_checks
+from llamacli.testing.tiny import Family, TinyModel, Variant
+
+CheckFunction = Callable[[TinyModel], None]
+
+FILES: dict[str, CheckFunction] = {
+    "tables": checks.check_tables,
+    "keys": checks.check_keys,
+    "tensors": checks.check_tensors,
+}
+"""Checks that load no model. The table is checked with all variants, errors with those of different structure."""
+
+RESULTS: dict[str, CheckFunction] = {
+    "declarations": result_checks.check_declarations,
+    "parameters": result_checks.check_parameters,
+    "pieces": result_checks.check_pieces,
+    "last_rows": result_checks.check_last_rows,
+    "batches": result_checks.check_batches,
+    "threads": result_checks.check_threads,
+    **{f"mode_{mode.value}": result_checks.mode_check(mode) for mode in QuantMode},
+    "fork": result_checks.check_fork,
+    "rewind": result_checks.check_rewind,
+    "cut": result_checks.check_cut,
+    "saved_state": result_checks.check_saved_state,
+    "cache_types": result_checks.check_cache_types,
+}
+"""Checks that run a model: the first variant, and the others of other structure."""
+
+PROCESSES: dict[str, CheckFunction] = {"memory": result_checks.check_memory}
+"""Checks that start a process."""
+
+
+PEER: dict[str, CheckFunction] = {"peer": result_checks.check_peer}
+"""Checks that need llama-cpp-python, for all variants."""
+
+
+@attrs.frozen
+class Check:
+    """Check of an architecture over some of its tiny models.
+
+    `scope` is "all", "distinct" for one of each structure, "first" of these, or "others" for the rest of these.
+    """
+
+    name: str
+    family: Family
+    function: CheckFunction
+    scope: str
+
+    @property
+    def id(self) -> str:
+        """Name of the architecture, of the check and, for the others, that."""
+        return f"{self.family.architecture.name}-{self.name}{'-others' if self.scope == 'others' else ''}"
+
+    def models(self) -> list[TinyModel]:
+        """Tiny models that the check runs over."""
+        if self.scope == "all":
+            return self.family.models
+        if self.scope == "distinct":
+            return self.family.distinct
+        return self.family.distinct[:1] if self.scope == "first" else self.family.distinct[1:]
+
+    def __call__(self) -> None:
+        """Run the check. Raises ConformanceError."""
+        for model in self.models():
+            self.function(model)
+
+
+def checks_of(
+    architecture: Architecture,
+    variants: Mapping[str, Variant] | None = None,
+    *,
+    inert: Sequence[str] = (),
+    unread: Sequence[str] = (),
+    peer: bool = False,
+) -> list[Check]:
+    """All checks of an architecture over its variants; see `parametrize_with_checks`.
+
+    With `peer`, results are compared with llama.cpp's too.
+    """
+    family = Family(architecture, variants, inert, unread)
+    return [
+        Check("tables", family, checks.check_tables, "all"),
+        *(Check(name, family, function, "distinct") for name, function in FILES.items() if name != "tables"),
+        *(Check(name, family, function, "first") for name, function in RESULTS.items()),
+        *(Check(name, family, function, "first") for name, function in PROCESSES.items()),
+        *(Check(name, family, function, "others") for name, function in RESULTS.items()),
+        *(Check(name, family, function, "all") for name, function in PEER.items() if peer),
+    ]
+
+
+def parametrize_with_checks(
+    architectures: Iterable[Architecture],
+    variants: Mapping[str, Variant] | None = None,
+    *,
+    inert: Sequence[str] = (),
+    unread: Sequence[str] = (),
+    slow: Any = (),
+) -> pytest.MarkDecorator:
+    """Parametrize a test with the checks of architectures.
+
+        @parametrize_with_checks([MyArchitecture()])
+        def test_architecture(check):
+            check()
+
+    `variants` are tiny models, see `llamacli.testing.tiny`; each architecture is checked with those that are files of
+    it. Without them, files are made from the architecture's own table.
+
+    `inert` are patterns of tensors that cannot change the logits, such as `*.attn_k.bias` without RoPE, which cancels
+    out in softmax. `unread` are patterns of keys that files have and the architecture does not depend on.
+
+    `slow` is a mark, or several, for checks that take longer: those of variants of other structure than the first, and
+    those that start a process.
+    """
+    params = [
+        pytest.param(check, id=check.id, marks=slow if check.scope == "others" or check.name in PROCESSES else ())
+        for architecture in architectures
+        for check in checks_of(architecture, variants, inert=inert, unread=unread)
+    ]
+    return pytest.mark.parametrize("check", params)

@@ -1,0 +1,129 @@
+"""llama.cpp through llama-cpp-python, as the reference of results.
+
+llama-cpp-python is not a dependency: whoever compares with it installs it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+_GGML_TYPE_F32 = 0
+_BATCH = 512
+
+Logits = npt.NDArray[np.float32]
+
+
+class Peer:
+    """llama.cpp with one model and one context.
+
+    The keys and values are kept in float32 and flash attention is off, so that a float32 file gives its most exact
+    numbers; with `default_precision` they have llama.cpp's default types. `on_tensor(address)` is called with the
+    address of each `ggml_tensor` that has been computed. Raises ImportError without llama-cpp-python, OSError for a
+    file that llama.cpp refuses.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        n_ctx: int,
+        *,
+        default_precision: bool = False,
+        on_tensor: Callable[[int], None] | None = None,
+    ):
+        import llama_cpp
+
+        self._api: Any = llama_cpp
+        llama_cpp.llama_backend_init()
+        model_params = llama_cpp.llama_model_default_params()
+        model_params.n_gpu_layers = 0
+        model_params.use_extra_bufts = False  # repacking for AMX ends in SIGILL where a hypervisor forbids AMX
+        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
+        if not self._model:
+            raise OSError(f"llama.cpp refuses {path}")
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, min(n_ctx, _BATCH), min(n_ctx, _BATCH)
+        params.n_threads = params.n_threads_batch = 2
+        if not default_precision:
+            params.type_k = params.type_v = _GGML_TYPE_F32
+            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        if on_tensor is not None:
+            self._callback = _eval_callback(on_tensor)  # kept alive as long as the context
+            params.cb_eval = self._callback
+        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        self._vocabulary = llama_cpp.llama_model_get_vocab(self._model)
+        self.bos = llama_cpp.llama_vocab_bos(self._vocabulary)
+        self.add_bos = llama_cpp.llama_vocab_get_add_bos(self._vocabulary)
+        self.n_vocab = llama_cpp.llama_vocab_n_tokens(self._vocabulary)
+        self._n_past = 0
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, with BOS if the model expects it."""
+        data = text.encode()
+        ids = (self._api.llama_token * (len(data) + 2))()
+        n = self._api.llama_tokenize(self._vocabulary, data, len(data), ids, len(ids), True, False)
+        return list(ids[:n])
+
+    def clear(self) -> None:
+        """Clear the context."""
+        self._api.llama_memory_clear(self._api.llama_get_memory(self._context), True)
+        self._n_past = 0
+
+    def eval(self, tokens: Sequence[int]) -> Logits:
+        """Evaluate further tokens; float32 [len(tokens), n_vocab] logits."""
+        return np.concatenate([self._decode(tokens[i : i + _BATCH]) for i in range(0, len(tokens), _BATCH)])
+
+    def greedy(self, tokens: Sequence[int], n: int) -> tuple[list[int], list[float]]:
+        """Evaluate tokens, then decode n greedily.
+
+        Returns their ids, and by how much the logit of each was larger than the next best.
+        """
+        ids, gaps, row = [], [], self.eval(tokens)[-1]
+        for _ in range(n):
+            second, first = np.sort(row)[-2:]
+            ids.append(int(row.argmax()))
+            gaps.append(float(first - second))
+            row = self.eval(ids[-1:])[-1]
+        return ids, gaps
+
+    def _decode(self, tokens: Sequence[int]) -> Logits:
+        n, api = len(tokens), self._api
+        batch = api.llama_batch_init(n, 0, 1)
+        batch.n_tokens = n
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.logits[i] = int(token), self._n_past + i, 1
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+        status = api.llama_decode(self._context, batch)
+        api.llama_batch_free(batch)
+        if status:
+            raise OSError(f"decoding of llama.cpp failed with status {status}")
+        self._n_past += n
+        logits: Any = ctypes.cast(api.llama_get_logits(self._context), ctypes.POINTER(ctypes.c_float))
+        return np.ctypeslib.as_array(logits, shape=(n, self.n_vocab)).copy()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._api.llama_free(self._context)
+        self._api.llama_model_free(self._model)
+
+
+def _eval_callback(on_tensor: Callable[[int], None]) -> Any:
+    """Make a callback that is called with each computed tensor."""
+    import llama_cpp
+
+    def call(tensor: int, ask: bool, _data: object) -> bool:
+        if not ask:
+            on_tensor(tensor)
+        return True
+
+    return llama_cpp.ggml_backend_sched_eval_callback(call)

@@ -1,0 +1,364 @@
+"""Checks of an architecture's results, on kernels and in NumPy."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.engine import QuantMode, ReferenceEngine, Span
+from llamacli.engine.reference import ReferenceProgram
+from llamacli.errors import InvalidRequestError
+from llamacli.graph import Tensor
+from llamacli.kv import KV_TYPES, KVLayout, KVPool, KVSequence
+from llamacli.ops.run import Run
+from llamacli.session import Session, eval_batch
+from llamacli.testing.checks import TRIED_BLOCKS, block_of
+from llamacli.testing.conformance import ConformanceError
+from llamacli.testing.formulas import nmse
+from llamacli.testing.peer import Peer
+from llamacli.testing.tiny import TinyModel
+
+Logits = npt.NDArray[np.float32]
+
+N_TOKENS = 40
+
+MODES = {QuantMode.FP32: 1e-9, QuantMode.AUTO: 1e-2, QuantMode.Q8: 1e-2, QuantMode.Q4: 1e-2}
+"""Bound of the NMSE of kernels against NumPy: but for fp32, kernels round activations to 8 bits."""
+
+_WITH_EXPERTS = 20
+"""Factor of these bounds where there are experts: rounding changes some of the choices."""
+
+KV_BOUNDS = {
+    "f32": 0.0, "f16": 1e-4, "bf16": 1e-2, "q8_0": 1e-2, "q5_0": 0.2, "q5_1": 0.2, "q4_0": 0.5, "q4_1": 0.5,
+    "iq4_nl": 0.5,
+}  # fmt: skip
+"""Bound of the NMSE of logits with a rounded cache against those with f32."""
+
+
+def _tokens(tiny: TinyModel, n: int = N_TOKENS) -> list[int]:
+    n_vocab = tiny.architecture.configure(tiny.metadata).n_vocab
+    return [int(token) for token in np.random.default_rng(1).integers(0, n_vocab, n)]
+
+
+def _session(tiny: TinyModel, mode: str = "fp32", **options: Any) -> Session:
+    load = {name: options.pop(name) for name in ("threads", "reference") if name in options}
+    model = tiny.load(mode, **load)
+    return model.create_session(**{"seq_len": min(256, model.config.context_length), "reuse": False} | options)
+
+
+def _logits(session: Session, tokens: list[int]) -> Logits:
+    found = session.eval(tokens, all_logits=True)
+    assert found is not None
+    return found
+
+
+def _expect_equal(tiny: TinyModel, what: str, expected: Logits, actual: Logits) -> None:
+    differing = np.argwhere(expected != actual)
+    if len(differing):
+        *row, column = (int(i) for i in differing[0])
+        place = f"{f'position {row[0]}, ' if row else ''}token {column}"
+        found = f"{actual[tuple(differing[0])]!s} at {place}, expected {expected[tuple(differing[0])]!s}"
+        raise ConformanceError(f"{tiny}: {what}: the logit is {found}; {len(differing)} logits differ")
+
+
+def _expect_close(tiny: TinyModel, what: str, expected: Logits, actual: Logits, bound: float) -> None:
+    error = nmse(actual, expected)
+    if not error <= bound:
+        raise ConformanceError(f"{tiny}: {what}: NMSE {error:.2g}, at most {bound:g} is allowed")
+
+
+def check_pieces(tiny: TinyModel) -> None:
+    """Pieces: a prompt gives the same bits whole and in pieces."""
+    tokens = _tokens(tiny)
+    with _session(tiny) as whole:
+        expected = _logits(whole, tokens)
+    for sizes in ([1, 1, 7, 16, 15], [1] * N_TOKENS):
+        with _session(tiny) as session:
+            ends = np.cumsum(sizes)
+            parts = [_logits(session, tokens[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+        _expect_equal(tiny, f"in pieces of {sizes[:5]} tokens", expected, np.concatenate(parts))
+
+
+def check_last_rows(tiny: TinyModel) -> None:
+    """Last rows: computing the last logits alone gives the same bits.
+
+    Behind the last op that mixes tokens only the last row is computed, so an op there that is not declared to mix them
+    is found.
+    """
+    tokens = _tokens(tiny)
+    for reference in (False, True):
+        with _session(tiny, reference=reference) as session, _session(tiny, reference=reference) as last:
+            expected = _logits(session, tokens)[-1]
+            last.eval(tokens)
+            engine = "in NumPy" if reference else "on kernels"
+            _expect_equal(tiny, f"the last row alone, {engine}", expected, last.logits)
+
+
+def check_batches(tiny: TinyModel) -> None:
+    """Batches: sequences evaluated together give the same bits as alone."""
+    tokens, lengths = _tokens(tiny), (17, 1, 9)
+    expected = []
+    for n in lengths:
+        with _session(tiny) as alone:
+            alone.eval(tokens[:n])
+            alone.eval(tokens[n : n + 1])
+            expected.append(alone.logits.copy())
+    together = [_session(tiny) for _ in lengths]
+    eval_batch([(session, tokens[:n]) for session, n in zip(together, lengths, strict=True)])
+    eval_batch([(session, tokens[n : n + 1]) for session, n in zip(together, lengths, strict=True)])
+    for session, n, logits in zip(together, lengths, expected, strict=True):
+        _expect_equal(tiny, f"a sequence of {n} tokens in a batch of {len(lengths)}", logits, session.logits)
+        session.close()
+
+
+def check_threads(tiny: TinyModel) -> None:
+    """Threads: their number changes no bit."""
+    tokens = _tokens(tiny)
+    logits = []
+    for threads in (1, 3):
+        with _session(tiny, threads=threads) as session:
+            logits.append(_logits(session, tokens))
+    _expect_equal(tiny, "on 3 threads", *logits)
+
+
+def mode_check(mode: QuantMode) -> Callable[[TinyModel], None]:
+    """Make the check of a mode: kernels against NumPy."""
+
+    def check_mode(tiny: TinyModel) -> None:
+        tokens = _tokens(tiny)
+        with _session(tiny, mode) as native, _session(tiny, mode, reference=True) as reference:
+            expected = _logits(reference, tokens)
+            mixed = mode is not QuantMode.FP32 and bool(tiny.recorded()[3].exact_tensors())
+            bound = MODES[mode] * (_WITH_EXPERTS if mixed else 1)
+            _expect_close(tiny, f"kernels in mode {mode}, against NumPy", expected, _logits(native, tokens), bound)
+
+    return check_mode
+
+
+def check_parameters(tiny: TinyModel) -> None:
+    """Parameters: each tensor changes the logits.
+
+    One that does not is read and forgotten. Of deep models the first blocks are tried. Contexts of all lengths are
+    tried at which other factors of RoPE apply.
+    """
+    model = tiny.load(reference=True)
+    program = model.program
+    assert isinstance(program, ReferenceProgram)
+    _, _, _, graph = tiny.recorded()
+    limits = [length for op in graph.ops for length in op.context_lengths()]
+    lengths = {N_TOKENS, *limits, *(length + 1 for length in limits)}
+    tokens = np.array(_tokens(tiny), np.int32)
+    weights = program.weights
+
+    def logits(changed: dict[Tensor, npt.NDArray[np.float64]]) -> list[Logits]:
+        other = ReferenceProgram(graph, changed)
+        found = []
+        for length in sorted(lengths):
+            n = min(length, N_TOKENS)
+            pool = KVPool(KVLayout.of(other.states, "f32", other.recurrent))
+            sequence = KVSequence(pool, length, other.rope_variant(length))
+            sequence.reserve(0, n)
+            found.append(other.forward(tokens[:n], [Span(sequence, 0, n)], all_logits=True))
+        return found
+
+    expected = logits(weights)
+    names = dict.fromkeys(tensor.name for op in graph.ops for tensor in op.tensors())
+    for name in names:
+        if block_of(name) not in TRIED_BLOCKS or any(fnmatch.fnmatch(name, pattern) for pattern in tiny.inert):
+            continue
+        random = np.random.default_rng(len(name))
+        changed = {
+            tensor: array * (1 + 0.5 * random.standard_normal(array.shape)) if tensor.name == name else array
+            for tensor, array in weights.items()
+        }
+        if all(nmse(new, old) < 1e-13 for new, old in zip(logits(changed), expected, strict=True)):
+            raise ConformanceError(f"{tiny}: tensor {name} changes no logit")
+
+
+def check_fork(tiny: TinyModel) -> None:
+    """Fork: a fork goes on as a session that began alike."""
+    tokens = _tokens(tiny)
+    ends = [[*tokens[30:35], 1], [*tokens[35:38], 2]]
+    with _session(tiny) as session, _session(tiny) as first, _session(tiny) as second:
+        session.eval(tokens[:30])
+        with session.fork() as fork:
+            for own, alone, end in ((session, first, ends[0]), (fork, second, ends[1])):
+                own.eval(end)
+                alone.eval([*tokens[:30], *end])
+                _expect_equal(tiny, f"a {'fork' if own is fork else 'forked session'}", alone.logits, own.logits)
+
+
+def check_rewind(tiny: TinyModel) -> None:
+    """Rewind: going back and on gives the same bits as going on."""
+    tokens = _tokens(tiny)
+    with _session(tiny) as session, _session(tiny) as expected:
+        session.eval(tokens)
+        for n_past in (30, 13, 0):
+            session.rewind(n_past)
+            session.eval(tokens[n_past : n_past + 6])
+            expected.rewind(0)
+            expected.eval(tokens[: n_past + 6])
+            _expect_equal(tiny, f"after going back to token {n_past}", expected.logits, session.logits)
+
+
+def check_cut(tiny: TinyModel) -> None:
+    """Cut: tokens are removed from the middle, or refused with the reason.
+
+    Kernels are compared with NumPy.
+    """
+    tokens = _tokens(tiny)
+    results: list[Logits | str] = []
+    for reference in (True, False):
+        with _session(tiny, reference=reference) as session:
+            session.eval(tokens[:30])
+            before = session.tokens
+            try:
+                session.remove_range(5, 11)
+            except InvalidRequestError as error:
+                if session.tokens != before:
+                    raise ConformanceError(f"{tiny}: a refused removal changed the session: {error}") from error
+                results.append(str(error))
+                continue
+            session.eval(tokens[30:])
+            results.append(session.logits.copy())
+    expected, actual = results
+    if isinstance(expected, str) or isinstance(actual, str):
+        if not (isinstance(expected, str) and isinstance(actual, str)):
+            raise ConformanceError(f"{tiny}: removing tokens is refused by one engine only: {expected}, {actual}")
+        return
+    _expect_close(tiny, "after removing tokens, against NumPy", expected, actual, 1e-8)
+
+
+def check_saved_state(tiny: TinyModel) -> None:
+    """Saved state: a loaded session goes on as the saved one."""
+    tokens = _tokens(tiny)
+    with _session(tiny) as session, _session(tiny) as loaded:
+        session.eval(tokens[:30])
+        loaded.load_state(session.save_state())
+        for continued in (session, loaded):
+            continued.eval(tokens[30:])
+        _expect_equal(tiny, "after saving and loading", session.logits, loaded.logits)
+
+
+def check_cache_types(tiny: TinyModel) -> None:
+    """Cache types: each gives logits close to those of f32.
+
+    In pieces they are the same. Models with experts are compared with NumPy on a cache of the same type: rounding
+    changes the choice of experts.
+    """
+    tokens, mixed = _tokens(tiny), bool(tiny.recorded()[3].exact_tensors())
+    with _session(tiny, kv_type="f32") as exact:
+        expected = _logits(exact, tokens)
+    for kv_type in KV_TYPES:
+        with _session(tiny, kv_type=kv_type) as whole, _session(tiny, kv_type=kv_type) as pieces:
+            logits = _logits(whole, tokens)
+            if mixed:
+                with _session(tiny, kv_type=kv_type, reference=True) as reference:
+                    expected = _logits(reference, tokens)
+            bound = 2e-2 if mixed else KV_BOUNDS[kv_type]
+            _expect_close(tiny, f"with a {kv_type} cache", expected, logits, bound)
+            parts = [_logits(pieces, part) for part in (tokens[:9], tokens[9:10], tokens[10:])]
+            _expect_equal(tiny, f"in pieces, with a {kv_type} cache", logits, np.concatenate(parts))
+
+
+def check_peer(tiny: TinyModel) -> None:
+    """Peer: logits and greedy tokens of llama.cpp.
+
+    Greedy tokens must be equal up to the first that llama.cpp chooses by a small margin. Raises ImportError without
+    llama-cpp-python.
+    """
+    tokens = _tokens(tiny)
+    try:
+        with Peer(tiny.path, 256) as peer:
+            expected = peer.eval(tokens)
+            peer.clear()
+            ids, gaps = peer.greedy(tokens[:20], _N_GREEDY)
+    except OSError as error:
+        raise ConformanceError(f"{tiny}: {error}") from error
+    with _session(tiny, seq_len=256) as session:
+        _expect_close(tiny, "against llama.cpp", expected, _logits(session, tokens), tiny.exact)
+        session.rewind(0)
+        actual = [token.id for token in session.generate(tokens[:20], max_tokens=_N_GREEDY, ignore_eos=True)]
+    n_sure = next((i for i, gap in enumerate(gaps) if gap < _NARROW), len(gaps))
+    if actual[:n_sure] != ids[:n_sure]:
+        raise ConformanceError(f"{tiny}: greedy tokens {actual[:n_sure]}, of llama.cpp {ids[:n_sure]}")
+
+
+_N_GREEDY = 20
+_NARROW = 1e-3
+
+
+def check_declarations(tiny: TinyModel) -> None:
+    """Declarations: ops that mix tokens or use positions say so.
+
+    Every other op computes a row that depends neither on the other rows nor on its position.
+    """
+    _, _, _, graph = tiny.recorded()
+    program = ReferenceEngine().compile(graph, tiny.file, QuantMode.FP32)
+    tokens = np.array(_tokens(tiny, 9), np.int32)
+    sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32", program.recurrent)), 64, program.rope_variant(64))
+    sequence.reserve(0, len(tokens))
+    values: dict[Any, Any] = {}
+    whole = Run(tokens, 0, sequence, program.states, values, program.weights.__getitem__)
+    for op in graph.ops:
+        values[op.out] = np.asarray(op.compute(whole), np.float32)
+        if op.mixes_tokens:
+            continue
+        for row in (3, len(tokens) - 1):
+            alone = {value: values[value][row : row + 1] for value in op.inputs()}
+            for start in {row} if op.uses_position else {row, row + 1}:
+                run = attrs.evolve(whole, tokens=tokens[row : row + 1], start=start, values=alone)
+                got = np.asarray(op.compute(run), np.float32)[0]
+                expected = values[op.out][row]
+                if not np.allclose(got, expected, rtol=1e-5, atol=1e-6 * (1 + np.abs(expected).max(initial=0))):
+                    cause = ("other tokens", "mixes_tokens") if start == row else ("its position", "uses_position")
+                    verb = type(op).__name__
+                    raise ConformanceError(
+                        f"{tiny}: {verb} depends on {cause[0]}, but {cause[1]} of its class is False"
+                    )
+
+
+_GUARDED = """
+import importlib, sys
+from llamacli.testing import guarded
+side, path, module, name = sys.argv[1:]
+guarded.install(side)
+from llamacli import load_model
+from llamacli.plugins import Plugins
+for part in name.split("."):
+    architecture = getattr(importlib.import_module(module) if part == name.split(".")[0] else architecture, part)
+for mode in ("fp32", "auto"):
+    with load_model(path, mode, plugins=Plugins.of(architecture()), threads=2) as model:
+        with model.create_session(seq_len=64) as session:
+            session.eval([3, 1, 2, 0, 5, 4, 7])
+            session.eval([6])
+"""
+
+
+def check_memory(tiny: TinyModel) -> None:
+    """Memory: kernels stay within theirs.
+
+    In a process of its own, every array ends or begins at a page that ends the process when touched. The class of the
+    architecture must be one that its module has, with a constructor without arguments.
+    """
+    kind = type(tiny.architecture)
+    paths = os.pathsep.join(filter(None, sys.path))
+    for side in ("end", "start"):
+        done = subprocess.run(
+            [sys.executable, "-c", _GUARDED, side, str(tiny.path), kind.__module__, kind.__qualname__],
+            env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            last = done.stderr.strip().splitlines()[-1:]
+            place = "behind the end" if side == "end" else "before the start"
+            raise ConformanceError(
+                f"{tiny}: with a forbidden page {place} of arrays, the process ended with {done.returncode}: {last}"
+            )

@@ -1,0 +1,219 @@
+"""Tiny model files of an architecture, one for each variant.
+
+A variant is a writer `write(path, **options)`, its options, and the bound of the NMSE of fp32 mode against llama.cpp:
+tests of plugins have a dict of them by name, `VARIANTS`.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import tempfile
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from llamacli.architecture import Architecture, Config, TensorTable, Weights, trace
+from llamacli.engine import QuantMode, ReferenceEngine
+from llamacli.engine.native import NativeEngine
+from llamacli.errors import PluginError
+from llamacli.gguf import Metadata
+from llamacli.graph import Graph
+from llamacli.loaders import ModelFile, open_model_file
+from llamacli.model import Model, load_model
+from llamacli.plugins import Plugins
+from llamacli.testing.models import write_model
+from llamacli.testing.vocabularies import vocabulary, vocabulary_size
+
+Variant = tuple[Callable[..., Path], Mapping[str, Any], float]
+"""Writer, options, and bound of the NMSE of fp32 mode against llama.cpp."""
+
+KEYS: Mapping[str, Any] = {
+    "context_length": 256,
+    "embedding_length": 64,
+    "block_count": 2,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "attention.layer_norm_epsilon": 1e-5,
+}
+"""Keys of a tiny decoder, without the architecture's name in front."""
+
+_KEPT_MODELS = 6
+
+
+def write_architecture(
+    path: str | Path,
+    *,
+    architecture: Architecture,
+    keys: Mapping[str, Any] | None = None,
+    optional: bool = True,
+    fused: bool = False,
+    tokenizer: str = "test",
+    metadata: Mapping[str, Any] | None = None,
+    **rest: Any,
+) -> Path:
+    """Write a random file with the tensors of an architecture's own table.
+
+    Returns its path. `keys` are added to `KEYS`, both without the architecture's name in front; None leaves one out.
+    With or without `optional` tensors, and with parameters `fused` that may be. The rest is as in `write_model`. Raises
+    ModelFormatError if the architecture cannot be configured with these keys.
+    """
+    prefixed = {f"{architecture.name}.{key}": value for key, value in {**KEYS, **(keys or {})}.items()}
+    known = {key: value for key, value in {**prefixed, **(metadata or {})}.items() if value is not None}
+    common = {"general.architecture": architecture.name, f"{architecture.name}.vocab_size": vocabulary_size(tokenizer)}
+    values = Metadata({**common, **vocabulary(tokenizer), **known}, str(path))
+    shapes = architecture.tensors(architecture.configure(values)).shapes(optional=optional, fused=fused)
+    used = {
+        key: value for key, value in prefixed.items() if key in values.consumed or key.split(".", 1)[1] in (keys or {})
+    }
+    options = {"tokenizer": tokenizer, "metadata": metadata, "seed": architecture.name} | rest
+    return write_model(path, architecture.name, used, shapes, **options)
+
+
+def own_variants(architecture: Architecture) -> dict[str, Variant]:
+    """Variants of an architecture's own table: all tensors, required ones, fused."""
+    choices = {"all": {}, "required": {"optional": False}, "fused": {"fused": True}}
+    return {
+        name: (write_architecture, {"architecture": architecture} | options, 1e-8) for name, options in choices.items()
+    }
+
+
+@attrs.frozen(eq=False)
+class TinyModel:
+    """Tiny model file of an architecture.
+
+    `exact` is the bound of the NMSE of fp32 mode against llama.cpp. `inert` are patterns of tensors that cancel out,
+    `unread` patterns of keys that are not read.
+    """
+
+    architecture: Architecture
+    name: str
+    path: Path
+    exact: float
+    inert: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    @property
+    def metadata(self) -> Metadata:
+        """Metadata of the file, of which nothing has been read."""
+        return Metadata(dict(self.file.metadata), str(self.path))
+
+    @functools.cached_property
+    def file(self) -> ModelFile:
+        """The open file."""
+        return open_model_file(self.path, [])
+
+    def recorded(self, metadata: Metadata | None = None) -> tuple[Config, TensorTable, Weights, Graph]:
+        """Configuration, table, weights and graph of the file."""
+        config = self.architecture.configure(metadata or self.metadata)
+        table = self.architecture.tensors(config)
+        weights = table.bind(self.file)
+        return config, table, weights, trace(self.architecture, config, weights)
+
+    def load(self, mode: str = "fp32", *, threads: int = 1, reference: bool = False) -> Model:
+        """Load the file with kernels or, for `reference`, in NumPy.
+
+        The last few models are kept.
+        """
+        key = self.path, mode, threads, reference
+        if key not in _models:
+            engine = ReferenceEngine() if reference else NativeEngine(threads)
+            _models[key] = load_model(self.path, QuantMode(mode), plugins=Plugins.of(self.architecture), engine=engine)
+            if len(_models) > _KEPT_MODELS:
+                _models.popitem(last=False)[1].close()
+        _models.move_to_end(key)
+        return _models[key]
+
+    def __str__(self) -> str:
+        return f"{self.architecture.name}, variant {self.name}"
+
+
+_models: OrderedDict[tuple[Path, str, int, bool], Model] = OrderedDict()
+
+
+class Family:
+    """Tiny models of an architecture, written when they are first needed."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        variants: Mapping[str, Variant] | None = None,
+        inert: Sequence[str] = (),
+        unread: Sequence[str] = (),
+    ):
+        self.architecture, self._inert, self._unread = architecture, tuple(inert), tuple(unread)
+        self._variants = own_variants(architecture) if variants is None else variants
+
+    @functools.cached_property
+    def models(self) -> list[TinyModel]:
+        """Tiny models of all variants that are files of this architecture.
+
+        Raises PluginError if there are none.
+        """
+        found = [model for name, variant in self._variants.items() for model in self._written(name, variant)]
+        if not found:
+            raise PluginError(f"none of the variants is a file of architecture {self.architecture.name!r}")
+        return found
+
+    @functools.cached_property
+    def distinct(self) -> list[TinyModel]:
+        """Models of different structure: other ops, or other tensors."""
+        return list({_structure(model): model for model in reversed(self.models)}.values())[::-1]
+
+    def _written(self, name: str, variant: Variant) -> Iterator[TinyModel]:
+        write, options, exact = variant
+        if isinstance(other := options.get("architecture"), str) and other != self.architecture.name:
+            return
+        path = _write(write, name, tuple(sorted((key, _Same(value)) for key, value in options.items())))
+        model = TinyModel(self.architecture, name, path, exact, self._inert, self._unread)
+        if model.file.metadata.get("general.architecture") == self.architecture.name:
+            yield model
+
+
+@attrs.frozen
+class _Same:
+    """Any object as a key: equal to itself."""
+
+    thing: Any = attrs.field(eq=id)
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+
+@functools.cache
+def _folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="llamacli-tiny-"))
+    weakref.finalize(write_model, shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@functools.cache
+def _write(write: Callable[..., Path], name: str, options: Sequence[tuple[str, _Same]]) -> Path:
+    """Write a variant once in this process."""
+    path = _folder() / f"{len(list(_folder().iterdir()))}-{name}.gguf"
+    write(path, **{key: same.thing for key, same in options})
+    return path
+
+
+def _structure(model: TinyModel) -> object:
+    """Key that models of the same ops and tensor shapes share."""
+    try:
+        _, _, _, graph = model.recorded()
+    except Exception:
+        return model.path  # a check will say why
+    tensors = tuple(sorted((name, info.shape) for name, info in model.file.tensors.items()))
+    numbers = tuple(
+        repr([getattr(op, field.name) for field in attrs.fields(type(op)) if _plain(op, field)]) for op in graph.ops
+    )
+    return tensors, tuple(type(op) for op in graph.ops), numbers
+
+
+def _plain(op: object, field: Any) -> bool:
+    """True for fields that are numbers or constants."""
+    return not hasattr(getattr(op, field.name), "graph")
