@@ -1,9 +1,11 @@
 import json
+import sys
 from importlib.metadata import EntryPoint
 
 import pytest
 
 from llamacli.plugins import ARCHITECTURES, GENERAL, Plugins
+from llamacli.testing import parametrize
 
 BROKEN = EntryPoint("broken", "no_such_plugin_module", GENERAL)
 
@@ -11,9 +13,12 @@ BROKEN = EntryPoint("broken", "no_such_plugin_module", GENERAL)
 def test_line_per_plugin(invoke) -> None:
     header, *rows = invoke("plugins").stdout.splitlines()
     llama, llama2c = (row for row in rows if row.split()[0] in ("llamacli_llama", "llamacli_llama.llama2c"))
-    assert header.split() == ["module", "distribution", "version", "architectures", "commands", "status"]
-    assert (llama.split()[0], llama.split()[-3:]) == ("llamacli_llama", ["llama", "-", "ok"])
-    assert (llama2c.split()[0], llama2c.split()[-3:]) == ("llamacli_llama.llama2c", ["-", "-", "ok"])
+    assert header.split() == ["module", "distribution", "version", "architectures", "commands", "brings", "status"]
+    assert llama.split()[:3] == ["llamacli_llama", "(unknown)", "llama"]
+    assert "chat formats: llama-3" in llama
+    assert llama2c.split()[:2] == ["llamacli_llama.llama2c", "(unknown)"]
+    assert "loaders: llama2.c" in llama2c
+    assert llama.split()[-1] == llama2c.split()[-1] == "ok"
 
 
 def test_broken_plugin_is_listed(invoke, use_plugins) -> None:
@@ -35,9 +40,49 @@ def test_json(invoke, use_plugins) -> None:
         "version": "",
         "architectures": ["llama"],
         "commands": [],
+        "brings": llama["brings"],
         "error": None,
     }
+    assert "llama-3" in llama["brings"]["chat formats"]
     assert "No module named" in broken["error"]
+
+
+COMMANDS = """
+from llamacli import hookimpl
+LLAMACLI_API = 1
+@hookimpl
+def register_commands(cli):
+    cli.command("run")(lambda: print("mine"))
+    cli.command("hello")(lambda: print("hello of {name}"))
+"""
+
+
+@pytest.fixture
+def commands(invoke, use_plugins, tmp_path, monkeypatch):
+    """Install two plugins with the commands `run` and `hello`."""
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ("dummy_first", "dummy_second")
+    for name in names:
+        (tmp_path / f"{name}.py").write_text(COMMANDS.replace("{name}", name))
+    use_plugins(Plugins([EntryPoint(name, name, GENERAL) for name in names]))
+    yield
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("commands")
+def test_commands_that_are_ignored_are_listed(invoke) -> None:
+    first, second = json.loads(invoke("plugins", "--json").stdout)
+    assert (first["commands"], second["commands"]) == (["hello"], [])
+    assert first["error"] == "command 'run' of plugin dummy_first is ignored: llamacli has a command of this name"
+    assert "'hello' of plugin dummy_second is ignored: plugin dummy_first has a command of" in second["error"]
+
+
+@pytest.mark.usefixtures("commands")
+def test_commands_that_are_ignored_are_warned_of(invoke) -> None:
+    result = invoke("hello")
+    assert result.stdout == "hello of dummy_first\n"
+    assert "command 'run' of plugin dummy_second is ignored: llamacli has a command of this name" in result.stderr
 
 
 @pytest.mark.usefixtures("broken_plugin")
@@ -52,3 +97,62 @@ def test_hint_without_plugins(invoke, use_plugins) -> None:
     use_plugins(Plugins([]))
     assert "pip install 'llamacli[all]'" in invoke("plugins").stdout
     assert json.loads(invoke("plugins", "--json").stdout) == []
+
+
+class TestNew:
+    def test_like_a_kind(self, invoke, tmp_path) -> None:
+        folder = tmp_path / "made"
+        result = invoke("plugins", "new", "mine", "--like", "dense", "--folder", folder)
+        assert f"{folder}/llamacli_mine/__init__.py" in result.stdout
+        assert result.stdout.splitlines()[-1] == f"next: pip install -e '{folder}[test]' && pytest {folder}"
+        assert 'mine = "llamacli_mine"' in (folder / "pyproject.toml").read_text().replace('"mine" =', "mine =")
+
+    def test_from_a_model(self, invoke, model, tmp_path) -> None:
+        assert invoke("plugins", "new", "mine", "--from", model, "--folder", tmp_path / "made").exit_code == 0
+        assert 'name = "llama"' in (tmp_path / "made/llamacli_mine/__init__.py").read_text()
+
+    @pytest.mark.parametrize("options", [[], ["--like", "dense", "--from", "a.gguf"]])
+    def test_one_source_is_needed(self, options, invoke) -> None:
+        result = invoke("plugins", "new", "mine", *options)
+        assert result.exit_code == 2
+        assert "Give either --from MODEL.gguf or --like KIND." in result.stderr
+
+
+class TestCheck:
+    @pytest.fixture(autouse=True)
+    def few_checks(self, monkeypatch) -> None:
+        """Leave out the checks that run models."""
+        for kind in (parametrize.RESULTS, parametrize.PROCESSES):
+            for name in list(kind):
+                monkeypatch.delitem(kind, name)
+
+    @pytest.mark.parametrize("name", ["llama", "llamacli_llama"])
+    def test_report(self, name, invoke) -> None:
+        result = invoke("plugins", "check", name)
+        lines = result.stdout.splitlines()
+        assert result.exit_code == 0
+        assert [line.split()[-1] for line in lines[:3]] == ["llama-tables", "llama-keys", "llama-tensors"]
+        assert lines[-1] == "3 of 3 checks passed"
+
+    def test_failures_are_named(self, invoke, tmp_path) -> None:
+        tiny = tmp_path / "tiny.py"
+        tiny.write_text(
+            "from llamacli.testing import write_architecture\n"
+            "from llamacli_llama import Llama\n"
+            "VARIANTS = {'odd': (write_architecture, {'architecture': Llama(), 'keys': {'odd': 1}}, 1e-8)}\n"
+        )
+        result = invoke("plugins", "check", "llama", "--variants", tiny, "--json")
+        assert result.exit_code == 1
+        tables, keys, _ = json.loads(result.stdout)
+        assert tables["error"] == "llama, variant odd: configure does not read llama.odd"
+        assert keys["error"] is None
+
+    def test_unknown_name(self, invoke) -> None:
+        result = invoke("plugins", "check", "unheard")
+        assert result.exit_code == 1
+        assert "no installed plugin runs architecture 'unheard'" in result.stderr
+
+    def test_peer(self, invoke) -> None:
+        pytest.importorskip("llama_cpp")
+        result = invoke("plugins", "check", "llama", "--peer", "--json")
+        assert json.loads(result.stdout)[-1] | {"seconds": 0} == {"check": "llama-peer", "seconds": 0, "error": None}

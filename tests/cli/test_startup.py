@@ -43,6 +43,56 @@ def test_help_is_fast(program) -> None:
     assert min(cpu_s() for _ in range(5)) < BUDGET_S  # processor time: the machine may be busy
 
 
+PLUGIN = """
+from llamacli import hookimpl
+LLAMACLI_API = 1
+@hookimpl
+def register_commands(cli):
+    cli.command("{name}")(lambda: print("{name}"))
+"""
+
+
+@pytest.fixture
+def thirty_plugins(site: Path, install) -> None:
+    """Install 30 plugins, each with an architecture and a command."""
+    for number in range(30):
+        name = f"dummy{number}"
+        entries = f"[llamacli.architectures]\n{name} = {name}\n[llamacli]\n{name} = {name}\n"
+        install(site, f"llamacli-{name}", entries, **{name: PLUGIN.replace("{name}", name)})
+
+
+@pytest.mark.parametrize("arguments", ["--help", "run --help", "plugins --help", "trace --help"])
+def test_help_imports_no_plugin_and_no_more_modules(
+    arguments: str, environment: dict[str, str], thirty_plugins: None
+) -> None:
+    """Count the imports: time says more about what else the machine does."""
+
+    def loaded(**changes: str) -> set[str]:
+        command = [sys.executable, "-c", LOADED, *arguments.split()]
+        result = subprocess.run(command, env=environment | changes, capture_output=True, text=True, check=True)
+        return set(result.stdout.splitlines()[-1].split())
+
+    packages = environment["PYTHONPATH"].split(os.pathsep)[1:]
+    assert loaded() == loaded(PYTHONPATH=os.pathsep.join(packages))
+
+
+def test_command_of_a_plugin_imports_no_model_code(environment: dict[str, str], thirty_plugins: None) -> None:
+    command = [sys.executable, "-c", LOADED, "dummy7"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[0] == "dummy7"
+    assert {"numba", "gguf", "tokenizers"} & set(result.stdout.splitlines()[-1].split()) == set()
+
+
+def test_running_a_model_imports_no_other_architecture(
+    environment: dict[str, str], model: Path, site: Path, install
+) -> None:
+    install(site, "llamacli-other", "[llamacli.architectures]\nother = other_plugin\n", other_plugin="raise OSError")
+    command = [sys.executable, "-c", LOADED, "run", str(model), "once", "-n", "1"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "other_plugin" not in result.stdout.splitlines()[-1].split()
+    assert result.stderr.count("OSError") == 0
+
+
 @pytest.mark.usefixtures("broken_plugin")
 def test_broken_plugin_affects_neither_help_nor_run(program, model: Path) -> None:
     result = program("--help")

@@ -25,6 +25,7 @@ from llamacli.cli.quantize import quantize
 from llamacli.cli.run import run
 from llamacli.cli.serve import serve
 from llamacli.cli.tokenize import tokenize
+from llamacli.cli.trace import trace
 from llamacli.cli.warmup import warmup
 from llamacli.errors import LlamaCliError
 
@@ -99,6 +100,6 @@ def app() -> None:
 for command in (
     run, serve, inspect, tokenize, embed, quantize, bench, perplexity, pull, list_models, rm, logs, plugins, warmup,
     doctor,
-    completion,
+    completion, trace,
 ):  # fmt: skip
     app.add_command(command)

@@ -26,11 +26,16 @@ def reference() -> str:
     """Generate the page in Markdown."""
     with click.Context(app, info_name="llamacli", **app.context_settings) as root:
         sections = [_INTRODUCTION, *_section(app, root)]
-        for name in app.list_commands(root):
-            command = app.commands[name]
-            with click.Context(command, parent=root, info_name=name) as ctx:
-                sections += _section(command, ctx)
+        sections += _subcommands(app, root)
     return "\n".join(sections)
+
+
+def _subcommands(group: click.Group, parent: click.Context) -> Iterator[str]:
+    for name, command in sorted(group.commands.items()):
+        with click.Context(command, parent=parent, info_name=name) as ctx:
+            yield from _section(command, ctx)
+            if isinstance(command, click.Group):
+                yield from _subcommands(command, ctx)
 
 
 def _section(command: click.Command, ctx: click.Context) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,6 +13,7 @@ import click
 from llamacli.cli.command import Option
 from llamacli.cli.numbers import Integer
 from llamacli.cli.output import note
+from llamacli.errors import PluginWarning
 from llamacli.util.settings import MAX_THREADS, KVTypeName, QuantMode
 
 if TYPE_CHECKING:
@@ -131,5 +133,6 @@ def log_to_stderr() -> None:
     """
     logger = logging.getLogger("llamacli")
     logger.setLevel(logging.WARNING)
+    warnings.simplefilter("ignore", PluginWarning)  # each is logged too
     if not any(isinstance(handler, StderrHandler) for handler in logger.handlers):
         logger.addHandler(StderrHandler())

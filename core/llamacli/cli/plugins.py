@@ -3,70 +3,120 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+import runpy
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.exceptions import Exit
 
-from llamacli.cli.options import global_options
+from llamacli.cli.command import Command
+from llamacli.cli.options import PATH, global_options
 from llamacli.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from llamacli.architecture import Architecture
 
 _log = logging.getLogger(__name__)
 
 
 def plugin_commands() -> dict[str, click.Command]:
-    """Load the plugins and return their commands by name."""
-    return {name: command for group in _commands_by_module().values() for name, command in group.commands.items()}
+    """Load the plugins and return their commands by name.
 
-
-def _commands_by_module() -> dict[str, click.Group]:
-    """Commands by plugin module.
-
-    A plugin that fails is skipped with a warning.
+    A command that cannot be used is left out with a warning.
     """
+    groups, problems = _commands_by_module()
+    for problem in (text for texts in problems.values() for text in texts):
+        _log.warning("%s", problem)
+    return {name: command for group in groups.values() for name, command in group.commands.items()}
+
+
+def _commands_by_module() -> tuple[dict[str, click.Group], dict[str, list[str]]]:
+    """Commands by plugin module, and messages on those that cannot be used.
+
+    These are commands named as those of the core or of another plugin, and all of a plugin that fails.
+    """
+    from llamacli.errors import line_of
     from llamacli.plugins import GENERAL, installed_plugins
 
     installed = installed_plugins()
     installed.load_group(GENERAL)
+    root = click.get_current_context().find_root().command
+    owners = dict.fromkeys(root.commands, "llamacli") if isinstance(root, click.Group) else {}
     found: dict[str, click.Group] = {}
+    problems: dict[str, list[str]] = {}
     for hook in installed.hook.register_commands.get_hookimpls():
-        group = click.Group()
+        group, module = click.Group(), hook.plugin_name
         try:
             hook.function(*(group for _ in hook.argnames))
         except Exception as error:
-            _log.warning("plugin %s cannot add its commands: %s: %s", hook.plugin_name, type(error).__name__, error)
-        else:
-            found[hook.plugin_name] = group
+            reason = f"{type(error).__name__}: {error}, at {line_of(error)}"
+            problems[module] = [f"plugin {module} cannot add its commands: {reason}"]
+            continue
+        for name in [name for name in group.commands if name in owners]:
+            del group.commands[name]
+            problem = f"command {name!r} of plugin {module} is ignored: {owners[name]} has a command of this name"
+            problems.setdefault(module, []).append(problem)
+        owners |= dict.fromkeys(group.commands, f"plugin {module}")
+        found[module] = group
+    return found, problems
+
+
+def _brings() -> dict[str, dict[str, list[str]]]:
+    """Verbs and RoPE variants of the loaded plugins, by package."""
+    from llamacli.ops.base import Op
+    from llamacli.ops.lanewise import Lanewise
+    from llamacli.ops.rope import Rope
+
+    found: dict[str, dict[str, list[str]]] = {}
+    for kind, bases in (("verbs", (Op, Lanewise)), ("RoPE variants", (Rope,))):
+        for made in {made for base in bases for made in base.__subclasses__()} - {Lanewise}:
+            package = made.__module__.partition(".")[0]
+            found.setdefault(package, {}).setdefault(kind, []).append(made.__name__)
     return found
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--json", is_flag=True, help="Print JSON.")
+@click.pass_context
 @global_options
-def plugins(json: bool) -> None:
-    """List the installed plugins and their status.
+def plugins(context: click.Context, json: bool) -> None:
+    """List the installed plugins and what they bring.
 
-    A plugin that cannot be loaded is listed with the reason; others still work.
+    A plugin that cannot be loaded is listed with the reason; others still work. LLAMACLI_TRACE_PLUGINS=1 prints each
+    call of a plugin's hook to stderr.
     """
+    if context.invoked_subcommand is None:
+        _list(json)
+
+
+def _list(json: bool) -> None:
     from llamacli.plugins import installed_plugins
 
     infos = installed_plugins().infos()  # first, so that a broken plugin is listed without a warning
-    groups = _commands_by_module()
-    rows: list[dict[str, Any]] = [
-        {
-            "module": info.module,
-            "distribution": info.distribution,
-            "version": info.version,
-            "architectures": list(info.architectures),
-            "commands": sorted(groups[info.module].commands) if info.module in groups else [],
-            "error": info.error,
-        }
-        for info in infos
-    ]
+    groups, problems = _commands_by_module()
+    defined = _brings()
+    rows: list[dict[str, Any]] = []
+    for info in infos:
+        brings = {kind: list(names) for kind, names in info.brings.items() if kind != "architectures"}
+        commands = sorted(groups[info.module].commands) if info.module in groups else []
+        own = defined.get(info.module, {})  # of a package that several modules share, the first one brings them
+        errors = [*filter(None, [info.error]), *problems.get(info.module, [])]
+        rows.append(
+            {
+                "module": info.module,
+                "distribution": info.distribution,
+                "version": info.version,
+                "architectures": list(info.architectures),
+                "commands": commands,
+                "brings": brings | {kind: sorted(names) for kind, names in own.items()},
+                "error": "; ".join(errors) or None,
+            }
+        )
     if json:
         print_json(rows)
     elif rows:
         print_table(
-            ("module", "distribution", "version", "architectures", "commands", "status"),
+            ("module", "distribution", "version", "architectures", "commands", "brings", "status"),
             [
                 (
                     row["module"],
@@ -74,6 +124,7 @@ def plugins(json: bool) -> None:
                     row["version"],
                     " ".join(row["architectures"]) or "-",
                     " ".join(row["commands"]) or "-",
+                    "; ".join(f"{kind}: {', '.join(names)}" for kind, names in row["brings"].items()) or "-",
                     row["error"] or "ok",
                 )
                 for row in rows
@@ -81,3 +132,91 @@ def plugins(json: bool) -> None:
         )
     else:
         click.echo("no plugins are installed; model families are plugins: pip install 'llamacli[all]'")
+
+
+@plugins.command(cls=Command)
+@click.argument("name")
+@click.option("--from", "source", metavar="MODEL.gguf", type=PATH, help="Model file whose keys and tensors are taken.")
+@click.option("--like", "kind", type=click.Choice(["dense", "moe", "hybrid", "encoder"]), help="Kind of model instead.")
+@click.option("--folder", metavar="FOLDER", type=PATH, help="Folder to write; default: llamacli-NAME.")
+@global_options
+def new(name: str, source: str | None, kind: str | None, folder: str | None) -> None:
+    """Write the skeleton of a plugin: a distribution with tests.
+
+    From a model file it has every key, every tensor with its shape in terms of the configuration, and a forward pass of
+    the parts that are known; the rest is marked as left to do. The plugin can be installed, and its tests say what is
+    left.
+    """
+    from pathlib import Path
+
+    from llamacli.loaders import open_model_file
+    from llamacli.plugins import installed_plugins
+    from llamacli.testing.scaffold import Description, like, write_plugin
+
+    if (source is None) == (kind is None):
+        raise click.UsageError("Give either --from MODEL.gguf or --like KIND.")
+    if source is not None:
+        file = open_model_file(source, installed_plugins().loaders())
+        try:
+            description = Description.of(file)
+        finally:
+            file.close()
+    else:
+        description = like(str(kind), name)
+    target = Path(folder or f"llamacli-{name}")
+    for path in write_plugin(target, name, description, from_file=source is not None):
+        click.echo(path)
+    click.echo(f"next: pip install -e '{target}[test]' && pytest {target}")
+
+
+@plugins.command(cls=Command)
+@click.argument("name")
+@click.option("--variants", metavar="FILE.py", type=PATH, help="Python file with tiny models, VARIANTS.")
+@click.option("--peer", is_flag=True, help="Compare logits and greedy tokens with llama-cpp-python too.")
+@click.option("--json", is_flag=True, help="Print JSON.")
+@global_options
+def check(name: str, variants: str | None, peer: bool, json: bool) -> None:
+    """Check the architectures of a plugin on tiny random models.
+
+    NAME is an architecture, or a plugin's module or distribution. The models are those of VARIANTS in a Python file
+    such as the plugin's tests have, or made from the architecture's own table. These checks are those of
+    `llamacli.testing.parametrize_with_checks`. The exit code is 1 if one fails.
+    """
+    import time
+
+    from llamacli.errors import LlamaCliError
+    from llamacli.testing.conformance import ConformanceError
+    from llamacli.testing.parametrize import checks_of
+
+    tiny = runpy.run_path(variants)["VARIANTS"] if variants else None
+    rows: list[dict[str, Any]] = []
+    for architecture in _architectures(name):
+        for one in checks_of(architecture, tiny, peer=peer):
+            start, error = time.perf_counter(), None
+            try:
+                if not one.models():
+                    continue
+                one()
+            except (ConformanceError, LlamaCliError, ImportError) as found:
+                error = str(found)
+            seconds = time.perf_counter() - start
+            rows.append({"check": one.id, "seconds": round(seconds, 3), "error": error})
+            if not json:
+                click.echo(f"{'FAILED' if error else 'ok':6} {seconds:6.1f} s  {one.id}{f': {error}' if error else ''}")
+    n_failed = sum(row["error"] is not None for row in rows)
+    if json:
+        print_json(rows)
+    else:
+        click.echo(f"{len(rows) - n_failed} of {len(rows)} checks passed")
+    if n_failed:
+        raise Exit(1)
+
+
+def _architectures(name: str) -> list[Architecture]:
+    """Architectures of a module or distribution, or the one so named."""
+    from llamacli.plugins import installed_plugins
+
+    installed = installed_plugins()
+    infos = [info for info in installed.infos() if name in (info.module, info.distribution)]
+    names = [architecture for info in infos for architecture in info.architectures]
+    return [installed.architecture(architecture) for architecture in names or [name]]

@@ -56,7 +56,7 @@ def quantize(
 
     TYPE is F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q6_K, or one of llama.cpp's mixtures Q3_K_S, Q3_K_M,
     Q3_K_L, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M; Q3_K, Q4_K and Q5_K are aliases for those that end in M. Q4_K_M is a good
-    default. Importance matrices are not supported.
+    default. Importance matrices are not supported. Tensor types that plugins add with a quantiser are TYPEs too.
 
     For a split model, MODEL is any of its files, and OUT is one file. Norms, routers and metadata other than the file
     type are copied. OUT is written atomically: an interrupted run leaves nothing behind.
@@ -66,8 +66,10 @@ def quantize(
     with bar(f"reading {os.path.basename(model)}"):
         from llamacli.conversion import file_type, plan
         from llamacli.gguf import open_gguf
+        from llamacli.plugins import installed_plugins
         from llamacli.util.files import check_target
 
+    installed_plugins().loaders()  # the tensor types of plugins
     try:
         wanted = file_type(kind)
     except InvalidRequestError as error:

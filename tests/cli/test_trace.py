@@ -1,0 +1,61 @@
+"""`llamacli trace`."""
+
+import json
+
+import pytest
+
+
+def test_ops_are_listed(invoke, model) -> None:
+    header, first, *rows = invoke("trace", model).stdout.splitlines()
+    assert header.split() == ["op", "layer", "verb", "width", "tensors"]
+    assert first.split() == ["0", "-", "embed", "64", "token_embd.weight"]
+    assert any(row.split()[1:3] == ["1", "attention"] for row in rows)
+
+
+@pytest.mark.parametrize("options", [["--tokens", "5,1"], ["-p", "once upon"]])
+def test_values(options, invoke, model) -> None:
+    rows = json.loads(invoke("trace", model, "--values", "--json", *options).stdout)
+    assert rows[0]["verb"] == "embed"
+    assert len(rows[0]["first"]) == 3
+    assert all(row["norm"] > 0 for row in rows)
+
+
+DUMP = """ggml_debug: embd = (f32) GET_ROWS(token_embd.weight{64, 1, 1, 1}, inp{1, 1, 1, 1}}) = {64, 1, 1, 1}
+[ %.4f, %.4f, %.4f, ..., %.4f, %.4f, %.4f],
+sum = 0.0
+"""
+
+
+@pytest.fixture
+def embedding(invoke, model):
+    """Printed numbers of a token's embedding."""
+    from llamacli.tools.op_values import Recorded
+
+    row = Recorded.of(model, _plugins()).values([5])[0].rows[0]
+    return [*row[:3], *row[-3:]]
+
+
+def _plugins():
+    import llamacli.plugins
+
+    return llamacli.plugins.installed_plugins()
+
+
+def test_equal_dump(invoke, model, embedding, tmp_path) -> None:
+    (tmp_path / "dump").write_text(DUMP % tuple(embedding))
+    lines = invoke("trace", model, "--tokens", "5", "--against", tmp_path / "dump").stdout.splitlines()
+    assert "=       embd " in lines[1]
+    assert lines[-1] == "no op differs"
+
+
+def test_first_difference_is_marked(invoke, model, embedding, tmp_path) -> None:
+    (tmp_path / "dump").write_text(DUMP % (embedding[0] + 1, *embedding[1:]))
+    lines = invoke("trace", model, "--tokens", "5", "--against", tmp_path / "dump").stdout.splitlines()
+    assert "! <- first difference" in lines[1]
+    assert lines[-1] == "first difference: op 0, embed of token_embd.weight"
+
+
+def test_invalid_ids(invoke, model) -> None:
+    result = invoke("trace", model, "--values", "--tokens", "a,b")
+    assert result.exit_code == 2
+    assert "'a,b' is not a list of integers" in result.stderr
