@@ -6,7 +6,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(addprefix -e ,$(PLUGINS))
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: run test test-all test-bounds lint clean
+.PHONY: run test test-all test-bounds test-examples lint clean
 
 run: $(VENV)/.installed
 	$(BIN)/llamacli run < /dev/null
@@ -32,6 +32,14 @@ test-bounds: $(VENV)/.installed-test
 	$(PYTEST) -p llamacli.testing.guarded --guard=end -m "not slow" -k "not reference and not conformance" $(GUARDED)
 	$(PYTEST) -p llamacli.testing.guarded --guard=start -m "not slow" -k "not reference and not conformance" $(GUARDED)
 	NUMBA_BOUNDSCHECK=1 $(PYTEST) -m "not slow" tests/sampling tests/kernels/test_sampling_kernels.py
+
+# The plugins of examples/ in an environment of their own, as an outside author installs them.
+test-examples:
+	rm -rf $(VENV)-examples
+	$(PYTHON) -m venv $(VENV)-examples
+	$(VENV)-examples/bin/python -m pip install --quiet '.[testing]' $(wildcard examples/*/)
+	$(VENV)-examples/bin/llamacli plugins
+	for folder in $(wildcard examples/*/); do (cd $$folder && ../../$(VENV)-examples/bin/python -m pytest -q) || exit 1; done
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .
