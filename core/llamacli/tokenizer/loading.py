@@ -75,7 +75,7 @@ def _look_up(metadata: Metadata, key: str, value: str, table: Mapping[str, _Entr
 
 @attrs.frozen
 class TokenizerParts:
-    """Parts of a tokenizer: vocabulary, scheme, and the special tokens that are added."""
+    """Vocabulary, scheme, and the special tokens that are added to texts."""
 
     vocabulary: Vocabulary
     scheme: Scheme
@@ -152,9 +152,9 @@ def _whitespace(metadata: Metadata) -> TokenizerParts:
     return TokenizerParts(vocabulary, scheme, metadata.get_bool(_ADD_BOS, False), metadata.get_bool(_ADD_EOS, False))
 
 
-def _longest_match(metadata: Metadata) -> _Made:
+def _longest_match(metadata: Metadata) -> TokenizerParts:
     vocabulary = read_vocabulary(metadata, {})
-    return _Made(vocabulary, LongestMatch(vocabulary), add_bos=False, add_eos=False)  # fixed, as in llama.cpp
+    return TokenizerParts(vocabulary, LongestMatch(vocabulary), add_bos=False, add_eos=False)  # fixed, as in llama.cpp
 
 
 class _IdsOnly:
