@@ -102,7 +102,9 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.seq_cp(src, dst, p0, p1)
         except InvalidRequestError:
             n_moved = max(0, start - len(target))
-            is_other = source[: both.stop] != target[: both.stop] or self.cache.sequence(src).first_stale_cell is not None
+            is_other = (
+                source[: both.stop] != target[: both.stop] or self.cache.sequence(src).first_stale_cell is not None
+            )
             assert (
                 not is_range(p0, p1)
                 or is_evicted(stop, len(source))

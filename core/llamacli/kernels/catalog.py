@@ -24,6 +24,7 @@ _FAMILIES: tuple[tuple[Callable[[Any], Kernel], Callable[[], Iterable[Any]]], ..
     (activation_rounding.round_activations, lambda: activation_rounding.FORMS),
     (attention.store_kv, lambda: _CACHES),
     (attention.attention, lambda: _CACHES),
+    (attention.latent_attention, lambda: _CACHES),
 )
 """Functions that make a kernel for a variant, and functions that list the variants."""
 
