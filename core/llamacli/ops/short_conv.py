@@ -24,7 +24,7 @@ SHORT_CONV = record("x", "stride", "weight", "weight_stride", "bias", "out", "en
 
 @attrs.frozen(eq=False)
 class ShortConv(Op):
-    """Causal convolution op, with weights (width, n_taps).
+    """Causal convolution op, with weights (width, n_taps) or one number a tap.
 
     out[t] = sum over j of weight[:, j] * x[t - n_taps + 1 + j], and the bias. Tokens before the first are zeros.
     """
@@ -32,13 +32,14 @@ class ShortConv(Op):
     mixes_tokens = True
 
     x: Value
-    weight: Tensor
+    weight: Tensor | tuple[float, ...]
     bias: Tensor | None
     state: int
 
     def compute(self, run: Run) -> Array:
         """See Op."""
-        weight, width = run[self.weight], self.x.width
+        width = self.x.width
+        weight = run[self.weight] if isinstance(self.weight, Tensor) else np.array([self.weight])
         n_before = weight.shape[1] - 1
         state = run.sequence.read_state(self.state, SOURCE)
         x = np.concatenate([state[:, :width].astype(np.float64), run[self.x]])
@@ -50,9 +51,14 @@ class ShortConv(Op):
 
     def lower(self, to: Lowering) -> None:
         """See Op."""
-        x, out, n_taps = f32(self.x), f32(self.out), self.weight.shape[1]
+        x, out = f32(self.x), f32(self.out)
+        if isinstance(self.weight, Tensor):
+            taps = to.vector(self.weight)[: x.width, : self.weight.shape[1]].T
+        else:
+            taps = np.array(self.weight, np.float32)[:, None]
+        n_taps = len(taps)
         weight = np.zeros((n_taps, -(-x.width // LANES) * LANES), np.float32)
-        weight[:, : x.width] = to.vector(self.weight)[: x.width, :n_taps].T
+        weight[:, : x.width] = taps
         params = {
             "weight": to.memory(weight), "weight_stride": stride(weight), "width": x.width, "n_taps": n_taps,
             "bias": to.vector(self.bias) if self.bias else 0, "entry": RECURRENT_ENTRY * (len(to.states) + self.state),
@@ -71,24 +77,31 @@ class ShortConv(Op):
         """See Op."""
         yield short_conv(g, x, param("conv", x.width, 4, bias=True))
         yield short_conv(g, x, param("two", x.width, 2))
+        yield short_conv(g, x, (1.0, -1.0))
 
 
-def short_conv(g: Recorder, x: Value, weight: Param) -> Value:
+def short_conv(g: Recorder, x: Value, weight: Param | tuple[float, ...]) -> Value:
     """Record a causal convolution (conv1d) with weights (width, n_taps).
 
-    The `n_taps` - 1 last rows of x are a recurrent state. It comes before most linear recurrences; with weights (1, 0)
-    it is the token shift of RWKV.
+    The `n_taps` - 1 last rows of x are a recurrent state. It comes before most linear recurrences. A tuple has one
+    number for each tap: with (1.0, 0.0) it is the token shift of RWKV.
 
     Formula: `out[t, c] = bias[c] + sum(weight[c, j] * x[t - n_taps + 1 + j, c])` over the taps j
-    Shapes: x [n, width]; weight (width, n_taps), bias (width,); out [n, width]
+    Shapes: x [n, width]; weight (width, n_taps) or a tuple of n_taps numbers, bias (width,); out [n, width]
     Limits: n_taps > 1; x is 0 before the first token
     Example: `h = g.map(g.short_conv(h, block.ssm_conv1d), silu)`
     """
-    shape = weight.weight.shape
-    fits = len(shape) == 2 and shape[0] == x.width and shape[1] > 1
-    expect("short_conv", fits, f"{weight.weight.name} {shape} and width {x.width}")
-    state = g.recurrent_state(weight.weight.name, shape[1] - 1, -(-x.width // LANES) * LANES)
-    return g.record(ShortConv(g.value(x.width), x, weight.weight, weight.bias, state))
+    taps, bias = (weight.weight, weight.bias) if isinstance(weight, Param) else (weight, None)
+    name, shape = (
+        (taps.name, taps.shape)
+        if isinstance(taps, Tensor)
+        else (f"short_conv.{len(g.recurrent)}", (x.width, len(taps)))
+    )
+    expect(
+        "short_conv", len(shape) == 2 and shape[0] == x.width and shape[1] > 1, f"{name} {shape} and width {x.width}"
+    )
+    state = g.recurrent_state(name, shape[1] - 1, -(-x.width // LANES) * LANES)
+    return g.record(ShortConv(g.value(x.width), x, taps, bias, state))
 
 
 @functools.cache
