@@ -43,6 +43,15 @@ def test_dots_in_names() -> None:
     assert params.shortconv_in_proj.weight.name == "shortconv.in_proj.weight"
 
 
+def test_leading_ones_of_shapes_may_be_missing() -> None:
+    table = TensorTable()
+    table.add_tensor("lerp.weight", 1, 1, 4)
+    for shape in ((4,), (1, 4), (1, 1, 4)):
+        assert table.bind(file(lerp__weight=shape)).lerp_weight.weight.shape == (1, 1, 4)
+    with pytest.raises(ModelFormatError, match=r"tensor lerp\.weight has shape \(4, 1\), expected \(1, 1, 4\)"):
+        table.bind(file(lerp__weight=(4, 1)))
+
+
 def test_norms_may_have_a_bias() -> None:
     table = TensorTable()
     table.add("output_norm", 8, bias=True)

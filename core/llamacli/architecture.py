@@ -165,6 +165,12 @@ class TensorSpec:
     unused: bool = False
 
 
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape without its leading ones, which GGUF files may leave out."""
+    first = next((i for i, n in enumerate(shape) if n != 1), len(shape))
+    return shape[first:]
+
+
 class Params:
     """Parameters of a scope as attributes named as in GGUF.
 
@@ -319,7 +325,7 @@ class TensorTable:
         for name, info in file.tensors.items():
             if name not in expected:
                 problems.append(f"tensor {name} {info.shape} is not one that the architecture reads")
-            elif info.shape != expected[name].shape:
+            elif _without_ones(info.shape) != _without_ones(expected[name].shape):
                 problems.append(f"tensor {name} has shape {info.shape}, expected {expected[name].shape}")
         if problems:
             more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
@@ -342,7 +348,7 @@ class TensorTable:
     def _params(self, file: ModelFile, prefix: str) -> dict[str, Param | None]:
         def tensor(name: str) -> Tensor | None:
             full = prefix + name
-            return Tensor(full, file.tensors[full].shape) if full in file.tensors else None
+            return Tensor(full, self._specs[name].shape) if full in file.tensors else None
 
         found: dict[str, Param | None] = {}
         for key in self._specs:
