@@ -66,7 +66,8 @@ def write_model(
 def random_tensor(seed: str, name: str, shape: tuple[int, ...], matrix_type: str) -> tuple[np.ndarray, Type]:
     """A random tensor as it is stored, and its type.
 
-    Matrices are of `matrix_type`; vectors, routers, convolutions and what is not named `.weight` are float32. Norms lie
+    Matrices are of `matrix_type`; vectors, routers, convolutions, token shifts and what is not named `.weight` are
+    float32. Norms lie
     around 1, all else around 0, with deviation SIGMA; rates of decay (`ssm_a`) around -1.
     """
     random = np.random.RandomState(int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "little"))
@@ -76,7 +77,7 @@ def random_tensor(seed: str, name: str, shape: tuple[int, ...], matrix_type: str
         return (1 + SIGMA * random.standard_normal(shape)).astype(np.float32), Type.F32
     if name.endswith("ssm_a"):
         return -np.exp(0.5 * random.standard_normal(shape)).astype(np.float32), Type.F32
-    kept = ("ffn_gate_inp", "conv1d", "conv.weight")
+    kept = ("ffn_gate_inp", "conv1d", "conv.weight", "_lerp_")
     if len(shape) == 1 or any(part in name for part in kept) or not name.endswith(".weight"):
         return (SIGMA * random.standard_normal(shape)).astype(np.float32), Type.F32
     stored = Type[matrix_type]
