@@ -94,8 +94,9 @@ def choose(
 ) -> ChatFormat:
     """Choose the chat format of a file.
 
-    Its `template` becomes the file's own if it has one. `formats` are tried in order, and then `CORE_FORMATS`. `wanted`
-    selects another template: the name of one in the file or of a format that has one, or Jinja source.
+    Its `template` becomes the file's own if it has one; a file may have the name of a format there. `formats` are tried
+    in order, and then `CORE_FORMATS`. `wanted` selects another template: the name of one in the file or of a format
+    that has one, or Jinja source.
 
     Raises ChatTemplateError if there is none, or if the vocabulary lacks a token that its template needs.
     """
@@ -104,6 +105,8 @@ def choose(
     template = own.get(wanted or "default")
     if wanted and template is None and "{" in wanted:
         template = wanted
+    elif any(fmt.name == template and fmt.template for fmt in known):  # files may name one of llama.cpp's formats
+        wanted, template = template, None
     info = TemplateInfo(metadata, template or None, tokenizer)
     if wanted and not template:
         named = next((fmt for fmt in known if fmt.name == wanted and fmt.template), None)

@@ -12,6 +12,7 @@ from llamacli.architecture import Params
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
 from llamacli.ops.activations import exp, relu_squared, sigmoid, tanh
+from llamacli_rwkv.chat import FORMATS
 from llamacli_rwkv.dot import dot
 
 LLAMACLI_API = 1
@@ -168,3 +169,10 @@ class Rwkv7(Architecture):
 def register_architectures(register):  # type: ignore[no-untyped-def]
     """Register the architecture of this family."""
     register(Rwkv7())
+
+
+@hookimpl
+def register_chat_formats(register):  # type: ignore[no-untyped-def]
+    """Register the chat format of this family."""
+    for chat_format in FORMATS:
+        register(chat_format)

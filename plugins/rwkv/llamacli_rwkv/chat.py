@@ -1,0 +1,21 @@
+"""Chat format of RWKV World models, in plain words and blank lines."""
+
+from llamacli.chat.formats import ChatFormat
+from llamacli.chat.syntax import THINKING
+
+WORLD = """\
+{%- for message in messages if message.role in ('system', 'user', 'assistant') -%}
+    {{- message.role | capitalize + ': ' + (message.content or '') | trim + '\\n\\n' -}}
+{%- endfor -%}
+{{- 'Assistant:' if add_generation_prompt -}}
+"""
+
+FORMATS = (
+    ChatFormat(
+        name="rwkv-world",
+        matches=lambda info: info.template is None and info.metadata.get_str("tokenizer.ggml.model", "") == "rwkv",
+        template=WORLD,
+        syntax=THINKING,
+    ),
+)
+"""The blank line after a reply, a token, ends it: files name it as `eot_token_id`."""
