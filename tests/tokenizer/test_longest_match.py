@@ -14,7 +14,7 @@ WORDS = [b"th", b"the", b"there", b" a", b"\n\n", b"\xc3\xbc", b"\xbcb", b"ab'",
 
 
 def tokenizer(tokens: list[bytes] = BYTES + WORDS, **keys: Any) -> Tokenizer:
-    """Tokenizer of a control token and these; files hold them as `repr` writes them."""
+    """Tokenizer of a control token and these, escaped as by `repr`."""
     texts = ["<s>", *(repr(token)[2:-1] for token in tokens)]
     types = [CONTROL] + [NORMAL] * len(tokens)
     return tokenizer_from_metadata(tokenizer_keys({"model": "rwkv", "tokens": texts, "token_type": types} | keys))

@@ -16,7 +16,7 @@ _CHARACTERS = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
 
 def unescape(text: str) -> bytes:
-    """Return the bytes of a token's text; escapes without a meaning stand for themselves."""
+    """Return the bytes of a token's text; unknown escapes stand for themselves."""
     return _ESCAPE.sub(_unescaped, text.encode())
 
 
@@ -70,7 +70,7 @@ class LongestMatch:
 
     @cached_property
     def _lengths(self) -> dict[bytes, list[int]]:
-        """Lengths of the tokens that begin with two bytes, the longest first, and 1."""
+        """Lengths of tokens by their first two bytes, longest first, and 1."""
         found: dict[bytes, set[int]] = defaultdict(lambda: {1})
         for data in self._ids:
             if len(data) > 1:

@@ -76,7 +76,7 @@ class Rwkv7(Architecture):
         )
 
     def tensors(self, config: RwkvConfig) -> TensorTable:
-        """The tensors of a file; the first layer's mix of values is not used."""
+        """The tensors of a file; the first layer mixes no values."""
         c, table = config, TensorTable()
         n, ranks = c.n_embd, c.ranks
         table.add("token_embd", c.n_vocab, n)
@@ -127,7 +127,7 @@ class Rwkv7(Architecture):
 
         For each head, S = diag(w) S + (a kappa) (S^T -kappa)^T + k v^T, y = S^T r, with kappa the direction of k * k_k.
         """
-        shift = g.short_conv(h, (1.0, -1.0))  # what the token before was more
+        shift = g.short_conv(h, (1.0, -1.0))  # the token before, minus this one
         mixes = block.time_mix_lerp_fused_weight.reshaped(_N_MIXES, 1, c.n_embd)
         x_r, x_w, x_k, x_v, x_a, x_g = (h + g.mul(shift, mixes.matrix(i).reshaped(c.n_embd)) for i in range(_N_MIXES))
 
@@ -159,7 +159,7 @@ class Rwkv7(Architecture):
         return g.linear(g.mul(y, gate), block.time_mix_output), first or v
 
     def channel_mix(self, g: Graph, c: RwkvConfig, block: Params, h: Value) -> Value:
-        """Network with squared ReLU on a mix of the token and the one before."""
+        """Network with squared ReLU behind a token shift."""
         mix = block.channel_mix_lerp_k_weight.reshaped(c.n_embd)
         x = h + g.mul(g.short_conv(h, (1.0, -1.0)), mix)
         return g.linear(g.map(g.linear(x, block.channel_mix_key), relu_squared), block.channel_mix_value)

@@ -59,9 +59,9 @@ class Dot(Op):
 
 
 def dot(g: Recorder, a: Value, b: Value, head_dim: int) -> Value:
-    """Record the dot product of each head of a with the same of b, [n, n_heads].
+    """Record the dot product of each head of a with that of b.
 
-    Raises PluginError if widths differ or are not whole heads.
+    The result is [n, n_heads]. Raises PluginError if widths differ or are not whole heads.
     """
     fits = a.width == b.width and head_dim > 0 and a.width % head_dim == 0
     expect("dot", fits, f"widths {a.width} and {b.width}, heads of {head_dim}")

@@ -22,7 +22,7 @@ def metadata(template: str | None) -> Metadata:
 
 @pytest.mark.parametrize("template", [None, "rwkv-world"])
 def test_turns(template: str | None) -> None:
-    """Older files have the name of llama.cpp's format in the place of a template."""
+    """Older files have the format's name in the place of a template."""
     found = metadata(template)
     tokenizer = tokenizer_from_metadata(found)
     fmt = choose(found, tokenizer, FORMATS)
