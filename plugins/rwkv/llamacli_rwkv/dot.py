@@ -59,7 +59,7 @@ class Dot(Op):
 
 
 def dot(g: Recorder, a: Value, b: Value, head_dim: int) -> Value:
-    """Record the dot product of each head of a with that of b.
+    """Record the dot product of a and b for each head.
 
     The result is [n, n_heads]. Raises PluginError if widths differ or are not whole heads.
     """
