@@ -1,7 +1,10 @@
 """Atomic replacement of files."""
 
 import os
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,3 +112,21 @@ def test_errors_of_other_files_keep_their_name(path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught, replacing(path, overwrite=False):
         Path("/no/such/file").read_bytes()
     assert caught.value.filename == "/no/such/file"
+
+
+def test_leftovers_of_killed_writers_are_removed(path: Path) -> None:
+    script = (
+        "import os, signal, sys; from pathlib import Path; from llamacli.util.files import replacing\n"
+        "with replacing(Path(sys.argv[1]), overwrite=True) as file:\n"
+        "    file.write(b'partial'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(path)]).returncode == -signal.SIGKILL
+    others = [".other.bin.01234567.part", f".{path.name}.0123456.part", f".{path.name}.01234567.part2"]
+    for name in others:
+        (path.parent / name).touch()
+    assert len(os.listdir(path.parent)) == 4
+    with replacing(path, overwrite=True) as file:
+        file.write(b"first")
+        write(path, b"second", overwrite=True)  # the temporary file of a writer at work stays
+    assert path.read_bytes() == b"first"
+    assert sorted(os.listdir(path.parent)) == sorted([path.name, *others])

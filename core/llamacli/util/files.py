@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -10,6 +11,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llamacli.errors import InvalidRequestError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
@@ -37,14 +43,16 @@ def replacing(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` when the block ends.
 
     An exception removes it instead.
-    It is written in the same directory and synced to disk before it is renamed. Raises what `check_target` raises;
-    an OSError names `path`.
+    It is written in the same directory and synced to disk before it is renamed. Temporary files of `path` that killed
+    processes left are removed. Raises what `check_target` raises; an OSError names `path`.
     """
     check_target(path, overwrite=overwrite)
     target = Path(os.path.realpath(path))
+    _remove_leftovers(target)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
         with open(temporary, "xb") as file:
+            _lock(file.fileno())
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -58,6 +66,31 @@ def replacing(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
     if os.name == "posix":
         _sync_folder(target.parent)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove temporary files of `target` whose writers no longer run.
+
+    Writers hold a lock (flock) on theirs. Where there are no such locks, nothing is removed.
+    """
+    name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.part")
+    with contextlib.suppress(OSError):
+        for leftover in [entry for entry in os.scandir(target.parent) if name.fullmatch(entry.name)]:
+            if leftover.is_file(follow_symlinks=False):
+                with contextlib.suppress(OSError), open(leftover.path, "rb") as file:
+                    if _lock(file.fileno()):
+                        os.unlink(leftover.path)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock a file until it is closed or its process ends; False if it cannot be."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # locked by another process, or the file system has no locks
+        return False
+    return True
 
 
 def _sync_folder(folder: Path) -> None:
