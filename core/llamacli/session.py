@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -298,6 +298,20 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self._params = params
 
     @property
+    def steer(self) -> Callable[[Candidates], None] | None:
+        """Function that changes the candidates of each draw; None for none; may be set.
+
+        It is called after grammars, bans and the logit bias, before all other samplers. Forks do not inherit it.
+        """
+        return self._sampler.steer
+
+    @steer.setter
+    def steer(self, steer: Callable[[Candidates], None] | None) -> None:
+        if steer is not None and not callable(steer):
+            raise InvalidRequestError(f"steer must be a function of candidates or None, not {steer!r}")
+        self._sampler.steer = steer
+
+    @property
     def candidates(self) -> Candidates:
         """Candidates of the last draw, as the samplers left them.
 
@@ -574,6 +588,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             draws.draws = sampler or {}
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise StateError(f"the random generator of the saved state cannot be restored: {error}") from None
+        draws.steer = self.steer
         state.check({0: self.cache})
         self._logits, self._tokens, self.n_reused = None, [], 0
         state.restore({0: self.cache})

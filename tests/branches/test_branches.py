@@ -14,7 +14,7 @@ from conftest import LoadTiny
 from llamacli import CacheFull, ClosedError, InvalidRequestError, Model, SamplingParams, load_model
 from llamacli.branches import Branches
 from llamacli.engine import ReferenceEngine
-from llamacli.sampling import Draw, Grammar, SamplerChain, merge_logits
+from llamacli.sampling import Candidates, Draw, Grammar, SamplerChain, merge_logits
 from suite import examples
 
 LONG = np.random.RandomState(7).randint(0, 128, 100).tolist()
@@ -140,6 +140,40 @@ def test_legal_priors_are_the_softmax_of_tokens_that_the_grammar_allows(load_tin
     ids, p = branches.legal_priors(free)
     np.testing.assert_allclose(p, exact_softmax(branches.logits(free)), rtol=1e-9)
     assert len(ids) == model.config.n_vocab
+
+
+@pytest.mark.parametrize("params", [SamplingParams(grammar="root ::= [ab]"), SamplingParams(logit_bias={5: 1e9})])
+def test_steer_is_called_between_grammar_and_chain(load_tiny: LoadTiny, params: SamplingParams) -> None:
+    branches = Branches(load_tiny("gqa", tokenizer="spm"), n_leases=3, seq_len=64, measure=True)
+    root = branches.create([3, 4], params)
+    free = branches.sample(root)
+    seen = []
+
+    def steer(candidates: Candidates) -> None:
+        seen.append(candidates.ids.tolist())
+        candidates.keep_where(candidates.ids != free)
+
+    branches.set_steer(root, steer)
+    logits = branches.logits(root).copy()
+    child = branches.fork(root)
+    assert branches.sample(root) != free == branches.sample(child), "forks do not inherit it"
+    legal = branches.legal_priors(root)[0].tolist()
+    assert seen == [legal], "the grammar has been applied, and the steering is no part of it"
+    np.testing.assert_array_equal(branches.logits(root), logits)
+    branches.set_steer(root, None)
+    assert branches.sample(root) == free
+    with pytest.raises(InvalidRequestError, match="steer must be a function of candidates or None, not 5"):
+        branches.set_steer(root, 5)
+
+
+def test_steer_that_leaves_nothing_is_refused(branches: Branches) -> None:
+    root = branches.create([1])
+    for fault in (-np.inf, np.nan):
+        branches.set_steer(root, lambda candidates, fault=fault: candidates.logits.fill(fault))
+        with pytest.raises(InvalidRequestError, match="cannot sample: the largest logit is"):
+            branches.sample(root)
+    branches.set_steer(root, None)
+    assert branches.sample(root) >= 0
 
 
 def test_merge_logits_is_contrastive_decoding(branches: Branches) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -15,7 +15,7 @@ from llamacli.engine.compiled_model import KVTypes
 from llamacli.errors import CacheFull, ClosedError, InvalidRequestError
 from llamacli.kv import NO_LEASE, SequencePool
 from llamacli.model import Model
-from llamacli.sampling import Metrics, SamplerChain, SamplingParams, entropy, merge_logits, surprisal
+from llamacli.sampling import Candidates, Metrics, SamplerChain, SamplingParams, entropy, merge_logits, surprisal
 from llamacli.session import Session, eval_batch
 from llamacli.util.numbers import is_integer
 
@@ -57,7 +57,7 @@ class Branches:
     """Store of branches, addressed by handles.
 
     Handles are never reused, and 0 is never valid. A branch has tokens, logits, a sampler with its random generator, a
-    grammar and metrics; a fork copies them and shares the KV cache pages. `n_leases` limits the number of branches (up
+    grammar and metrics; a fork copies them and shares the KV cache pages, but has no `steer` function. `n_leases` limits the number of branches (up
     to 65536), `n_ctx` the number of cells, where cells shared with a parent count once (default: as many as all leases
     can hold). `measure` computes metrics of accepted tokens, at the cost of some passes over the logits of each.
 
@@ -128,6 +128,15 @@ class Branches:
         Forks of a branch otherwise draw the same tokens.
         """
         self._branch(handle).session.set_seed(seed)
+
+    def set_steer(self, handle: int, steer: Callable[[Candidates], None] | None) -> None:
+        """Set a function that changes the candidates of each draw of a branch; None for none.
+
+        `steer(candidates)` changes `candidates.logits` in place or removes candidates. It is called after grammars,
+        bans and the logit bias, before all other samplers. Forks do not inherit it. Raises InvalidRequestError if it
+        cannot be called.
+        """
+        self._branch(handle).session.steer = steer
 
     def decode(self, work: Mapping[int, Sequence[int]]) -> None:
         """Evaluate tokens of several branches in one batch, {handle: tokens}.

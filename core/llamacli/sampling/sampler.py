@@ -81,6 +81,32 @@ class SamplerChain(Sampler):
         return f"SamplerChain([{', '.join(map(repr, self.samplers))}])"
 
 
+class Steer(Sampler):
+    """Sampler that calls a function with the candidates.
+
+    The function changes their logits, or removes some.
+    """
+
+    def __init__(self, function: Callable[[Candidates], None]):
+        self.function = function
+
+    def apply(self, candidates: Candidates) -> None:
+        """Call the function; NaN and minus infinity alone are refused afterwards."""
+        self.function(candidates)
+        candidates.check_drawable()
+
+
+def steered(chain: SamplerChain, steer: Callable[[Candidates], None]) -> SamplerChain:
+    """Chain of the same samplers that calls `steer` after those that forbid tokens.
+
+    These are the grammar, banned tokens and the logit bias, as far as they are at the beginning of the chain.
+    """
+    samplers = chain.samplers
+    free = (i for i, sampler in enumerate(samplers) if type(sampler).restrict is Sampler.restrict)
+    first = next(free, len(samplers))
+    return SamplerChain([*samplers[:first], Steer(steer), *samplers[first:]], chain.n_probs)
+
+
 def _run(sampler: Sampler, step: Callable[[Candidates], None], candidates: Candidates) -> None:
     """Run a sampler, which may be a plugin's, and validate the result."""
     name = type(sampler).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +13,7 @@ from llamacli.sampling.candidates import Candidates, Logits
 from llamacli.sampling.logprobs import LogProbs, log_probabilities
 from llamacli.sampling.params import SamplingParams
 from llamacli.sampling.registry import FindSampler, build_chain
-from llamacli.sampling.sampler import SamplerChain
+from llamacli.sampling.sampler import SamplerChain, steered
 from llamacli.tokenizer import Tokenizer
 
 
@@ -21,6 +22,8 @@ class SamplerState:
 
     - `history`: the tokens accepted since the last `reset`, oldest first.
     - `logprobs`: of the last draw if `n_probs` asks for them, else None.
+    - `steer`: called with the candidates of each draw after grammars, bans and the logit bias, before all other
+      samplers; None for none. Clones do not have it.
     """
 
     def __init__(self, seed: int, tokenizer: Tokenizer | None = None, find: FindSampler | None = None):
@@ -29,6 +32,7 @@ class SamplerState:
         self._params: SamplingParams | SamplerChain = self._chain
         self.history: list[int] = []
         self.logprobs: LogProbs | None = None
+        self.steer: Callable[[Candidates], None] | None = None
         self._candidates = Candidates(np.random.default_rng(), self.history)
         self._unmodified = Candidates(self._candidates.random)
         self.set_seed(seed)
@@ -48,7 +52,8 @@ class SamplerState:
         candidates.start(logits)
         if n_probs:
             self._unmodified.start(logits.copy())
-        self._chain.apply(candidates)
+        chain = self._chain if self.steer is None else steered(self._chain, self.steer)
+        chain.apply(candidates)
         if candidates.chosen is None:
             raise InvalidRequestError("the last sampler of the chain must draw a token, as Greedy and Draw do")
         self.logprobs = log_probabilities(self._unmodified, candidates.chosen, n_probs) if n_probs else None
