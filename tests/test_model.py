@@ -54,6 +54,8 @@ class TestLoading:
         )
         assert model.metadata["general.name"] == "tiny llama"
         assert repr(model) == "<Model llama, 2 layers, mode auto>"
+        model.close()
+        assert repr(model) == "<Model llama, 2 layers, mode auto, closed>"
 
     def test_only_seq_len_can_be_set(self, load_tiny: LoadTiny) -> None:
         config = load_tiny().config

@@ -18,7 +18,7 @@ class LlamaCliError(Exception):
     """Base class of all errors raised by llamacli and its plugins."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exception.__reduce__ would call the class with the message, but constructors of subclasses take other arguments.
+        # Exception.__reduce__ would call the class with the message, but some constructors take other arguments.
         return _unpickled, (type(self), self.args, dict(self.__dict__))
 
 

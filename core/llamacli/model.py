@@ -143,7 +143,11 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Model {self.arch}, {self.config.n_layer} layers, mode {self.mode.value}>"
+        state = ", closed" if self.closed else ""
+        return f"<Model {self.arch}, {self.config.n_layer} layers, mode {self.mode.value}{state}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a model cannot be copied or pickled: share it, or load its file again")
 
 
 def load_model(

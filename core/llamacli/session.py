@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -21,6 +21,7 @@ from llamacli.errors import (
     ContextOverflowError,
     EmbeddingModelError,
     InvalidRequestError,
+    SessionBusyError,
     StateError,
 )
 from llamacli.kv import CacheStrategy, KVSequence, snapshot
@@ -28,6 +29,7 @@ from llamacli.kv.prefixes import n_common
 from llamacli.loaders import Progress
 from llamacli.sampling import Candidates, LogProbs, SamplerChain, SamplerState, SamplingParams, StopStrings, as_logits
 from llamacli.tokenizer import StreamDecoder
+from llamacli.util.asynchronous import in_threads
 from llamacli.util.locking import locked
 from llamacli.util.numbers import is_integer
 
@@ -36,6 +38,8 @@ Logits = npt.NDArray[np.float32]
 
 MIN_CHECKPOINT = 64
 """Minimum length of a prompt at whose end sliding windows are checkpointed; recurrent states are after any prompt."""
+
+_BUSY = "the session is in another generate that has not ended: go through its tokens, or close() it"
 
 _UTF8_STATE = 3
 """Bytes that a UTF-8 decoder can hold back: all but the last of the longest character."""
@@ -172,7 +176,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
     """Token stream over a model, with its KV cache, sampler and logits.
 
     Sessions of one model never affect each other's results. Calls from several threads wait for one another; `close`
-    too waits for the evaluation that another thread is in.
+    too waits for the evaluation that another thread is in. `copy.copy` and `copy.deepcopy` fork.
 
     - `n_past`: tokens evaluated so far, which is the next token's position.
     - `logits`: float32 [n_vocab], of the last token evaluated.
@@ -223,6 +227,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self._logits: Logits | None = None
         self._sampler = SamplerState(_checked_seed(seed), model.tokenizer, model.find_sampler)
         self._params: SamplingParams | SamplerChain = SamplingParams()
+        self._generation: object | None = None
 
     @property
     def cache(self) -> KVSequence:
@@ -416,6 +421,22 @@ class Session(contextlib.AbstractContextManager["Session"]):
         child.n_reused = self.n_reused
         return child
 
+    def __copy__(self) -> Session:
+        """Fork: a session's cache cannot be shared by two sessions."""
+        return self.fork()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Session:
+        """Fork, with the same model."""
+        return self.fork()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a session belongs to a model in memory and cannot be pickled: use save_state and load_state")
+
+    def __repr__(self) -> str:
+        if self._cache is None or self._cache.closed:
+            return "<Session, closed>"
+        return f"<Session, {self.n_past} of {self.seq_len} tokens, cache {self._cache.kv_type}>"
+
     @locked
     def draw(self, params: SamplingParams | SamplerChain | None = None) -> int:
         """Draw the next token from a copy of `logits`.
@@ -501,15 +522,34 @@ class Session(contextlib.AbstractContextManager["Session"]):
             self.n_reused += n
         return n
 
+    def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
+        """Token ids of text that is to follow the session's tokens.
+
+        At the beginning that is a prompt, with BOS where the model expects it; later on it is neither given BOS nor the
+        space that some tokenizers put first. With `parse_special`, spelled special tokens become their ids. Raises
+        TokenizerError if the vocabulary cannot express the text.
+        """
+        tokenizer = self.model.tokenizer
+        if not self._tokens:
+            return tokenizer.encode_prompt(text, parse_special=parse_special)
+        if not parse_special:
+            return tokenizer.encode_run(text, continues=True)
+        ids: list[int] = []
+        for part in tokenizer.split(text, tokenizer.special_ids):
+            ids += [part] if isinstance(part, int) else tokenizer.encode_run(part, continues=True)
+        return ids
+
     def generate(
         self,
-        prompt: Sequence[int],
+        prompt: str | Sequence[int],
         params: SamplingParams | SamplerChain | None = None,
         *,
         max_tokens: int = 64,
         ignore_eos: bool = False,
-    ) -> Iterator[Token]:
+    ) -> Generator[Token, None, None]:
         """Evaluate `prompt`, then yield up to `max_tokens` tokens as they are drawn.
+
+        The prompt is token ids, or text, which is tokenized as `encode` does: special tokens in it stay text.
 
         A token is accepted when the next one is asked for: only then is it counted, remembered for penalties and
         evaluated, the last one too. Leaving the loop therefore drops the token in hand. Generation ends at an
@@ -521,17 +561,50 @@ class Session(contextlib.AbstractContextManager["Session"]):
         stop string, so a few later ones may have been evaluated by then.
 
         Raises what `eval` raises for the prompt, and what is wrong with `params`, at once; an empty prompt continues
-        from `logits`. The loop itself is `llamacli.session.generate`.
+        from `logits`. SessionBusyError if another `generate` of this session has begun and not ended: go through it, or
+        `close` it. The loop itself is `llamacli.session.generate`.
         """
+        if self._generation is not None:
+            raise SessionBusyError(_BUSY)
         params = self.params if params is None else params
         if not is_integer(max_tokens) or max_tokens < 0:
             raise InvalidRequestError(f"max_tokens must be an integer of at least 0, not {max_tokens!r}")
-        ids = self._checked(prompt).tolist()
+        ids = self._checked(self.encode(prompt) if isinstance(prompt, str) else prompt).tolist()
         self._sampler.use(params)
         tokens = generate(self, ids, params, max_tokens=int(max_tokens), ignore_eos=ignore_eos)
         self.stop_string = ""
         stops = params.stop if isinstance(params, SamplingParams) else ()
-        return _until_stop(self, tokens, StopStrings(stops), len(ids)) if stops else tokens
+        if stops:
+            tokens = _until_stop(self, tokens, StopStrings(stops), len(ids))
+        return self._exclusively(tokens)
+
+    def generate_async(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | SamplerChain | None = None,
+        *,
+        max_tokens: int = 64,
+        ignore_eos: bool = False,
+    ) -> AsyncGenerator[Token, None]:
+        """Generate tokens for `async for`, computing in threads.
+
+        Arguments, results and errors are those of `generate`; the event loop goes on meanwhile. When the task is
+        cancelled, what a thread is computing (the prompt, or a token) is finished first.
+        """
+        return in_threads(self.generate(prompt, params, max_tokens=max_tokens, ignore_eos=ignore_eos))
+
+    def _exclusively(self, tokens: Iterator[Token]) -> Generator[Token, None, None]:
+        """Generated tokens, while no other `generate` of this session may begin."""
+        generation = object()
+        try:
+            with self.lock:
+                if self._generation is not None:
+                    raise SessionBusyError(_BUSY)
+                self._generation = generation
+            yield from tokens
+        finally:
+            if self._generation is generation:
+                self._generation = None
 
     @locked
     def save(self, path: str | os.PathLike[str], **extra: Any) -> int:
@@ -669,6 +742,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
             ids = list(tokens)
         except TypeError:
             raise InvalidRequestError(f"tokens are a sequence of ids, not {tokens!r}") from None
+        if isinstance(tokens, str):
+            raise InvalidRequestError(f"tokens are a sequence of ids, not the text {tokens[:40]!r}: use encode(text)")
         for i, token in enumerate(ids):
             if not is_integer(token) or not 0 <= token < n_vocab:
                 raise InvalidRequestError(f"token {token!r} at index {i} is not an id from 0 to {n_vocab - 1}")

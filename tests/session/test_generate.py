@@ -5,10 +5,12 @@ import pytest
 
 from conftest import LoadTiny
 from llamacli import (
+    ContextOverflowError,
     InvalidRequestError,
     Model,
     SamplingParams,
     Session,
+    SessionBusyError,
     Stats,
     Token,
     Tokenizer,
@@ -269,3 +271,72 @@ class TestStopStrings:
         next(tokens)
         session.close()
         tokens.close()
+
+
+class TestTextPrompt:
+    def test_text_is_the_prompt_with_bos(self, text_model: Model) -> None:
+        with text_model.create_session() as session, text_model.create_session() as other:
+            ids = text_model.tokenizer.encode_prompt("a b")
+            assert ids[0] == text_model.tokenizer.bos_id
+            expected = list(other.generate(ids, max_tokens=4))
+            assert list(session.generate("a b", max_tokens=4)) == expected
+            assert session.tokens == other.tokens
+
+    def test_later_text_continues(self, text_model: Model) -> None:
+        with text_model.create_session() as session:
+            session.eval(session.encode("a b"))
+            assert session.encode("a") == text_model.tokenizer.encode_run("a", continues=True)
+            n_past = session.n_past
+            list(session.generate("a b", max_tokens=0))
+            assert session.tokens[n_past:] == tuple(session.encode("a b"))
+            assert text_model.decode(session.tokens) == "a ba b"
+
+    def test_special_tokens_stay_text_unless_asked(self, text_model: Model) -> None:
+        bos = text_model.tokenizer.bos_id
+        spelled = text_model.tokenizer.token_text(bos)
+        with text_model.create_session() as session:
+            for _ in range(2):
+                assert session.encode(spelled).count(bos) == (0 if session.n_past else 1)
+                assert session.encode(f"a{spelled}b", parse_special=True)[1:].count(bos) == 1
+                session.eval([5])
+
+    def test_eval_refuses_text(self, session: Session) -> None:
+        with pytest.raises(InvalidRequestError, match="not the text 'Once': use encode"):
+            session.eval("Once")
+
+
+class TestBusy:
+    def test_second_generate_is_refused(self, session: Session) -> None:
+        tokens = session.generate(PROMPT, max_tokens=5)
+        later = session.generate(PROMPT, max_tokens=5)  # has not begun, so neither is busy yet
+        next(tokens)
+        for begin in (lambda: session.generate(PROMPT), lambda: next(later)):
+            with pytest.raises(SessionBusyError, match="another generate that has not ended"):
+                begin()
+        assert len(list(tokens)) == 4
+        assert session.n_past == len(PROMPT) + 5
+        assert len(list(session.generate([], max_tokens=2))) == 2
+
+    @pytest.mark.parametrize("params", [None, SamplingParams(stop="zzz")])
+    def test_closing_frees_it(self, session: Session, params: SamplingParams | None) -> None:
+        tokens = session.generate(PROMPT, params, max_tokens=5)
+        next(tokens)
+        tokens.close()
+        assert len(list(session.generate([], max_tokens=2))) == 2
+
+    def test_errors_free_it(self, model: Model) -> None:
+        with model.create_session(seq_len=len(PROMPT)) as session:
+            tokens, later = session.generate(PROMPT), session.generate(PROMPT)
+            assert list(tokens) == []
+            with pytest.raises(ContextOverflowError):
+                next(later)
+            session.rewind(0)
+            assert list(session.generate(PROMPT)) == []
+
+
+def test_repr(model: Model) -> None:
+    session = model.create_session(seq_len=32)
+    session.eval(PROMPT)
+    assert repr(session) == "<Session, 8 of 32 tokens, cache f32>"
+    session.close()
+    assert repr(session) == "<Session, closed>"

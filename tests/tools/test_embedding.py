@@ -177,3 +177,23 @@ def test_close(load) -> None:
 def test_error_for_nan(load) -> None:
     with pytest.raises(InvalidRequestError, match="the model's hidden states are not finite numbers"):
         load(metadata={"llama.rope.scaling.attn_factor": 3e38}).embed(TOKENS)
+
+
+class TestText:
+    def test_text_is_tokenized(self, load) -> None:
+        embedder = load(tokenizer="spm")
+        np.testing.assert_array_equal(embedder.embed("a b"), embedder.embed(embedder.tokenizer.encode("a b")))
+
+    def test_several_texts_are_rows(self, load) -> None:
+        embedder = load(tokenizer="spm")
+        rows = embedder.embed(["a b", "b", "a b"], normalize=False)
+        assert rows.shape == (3, embedder.n_embd)
+        for row, text in zip(rows, ["a b", "b", "a b"], strict=True):
+            np.testing.assert_array_equal(row, embedder.embed(text, normalize=False))
+
+    def test_what_is_refused(self, load) -> None:
+        embedder = load(tokenizer="spm")
+        with pytest.raises(InvalidRequestError, match="several texts need a pooling"):
+            embedder.embed(["a"], pooling="none")
+        with pytest.raises(InvalidRequestError, match="cannot be mixed"):
+            embedder.embed(["a", 3])

@@ -206,7 +206,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
             yield from _pieces(reply.flush())
             self.stop = stop
         finally:
-            tokens.close()  # type: ignore[attr-defined]
+            tokens.close()
             n_accepted = max(0, self.session.n_past - len(wanted.ids))
             self._held = truncated(extended(wanted.parts, generated[:n_accepted]), self.session.n_past)
             if self.stop != "interrupt" or not reply.is_empty:

@@ -53,6 +53,11 @@ class CompiledModel:
             raise ClosedError("the model is closed")
         return self._program
 
+    @property
+    def closed(self) -> bool:
+        """True after close()."""
+        return self._program is None
+
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of `text`.
 

@@ -81,19 +81,35 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
         self.max_tokens = min(n, N_BATCH) if model.program.needs_whole_input else n
 
     def embed(
-        self, tokens: Sequence[int], *, pooling: Pooling | str | None = None, normalize: bool = True
+        self,
+        text: str | Sequence[int] | Sequence[str],
+        *,
+        pooling: Pooling | str | None = None,
+        normalize: bool = True,
     ) -> npt.NDArray[np.float32]:
-        """Embed `tokens` as one vector, float32 [n_embd].
+        """Embed a text, given as text or token ids, as one vector, float32 [n_embd].
 
-        Without pooling ("none") as [n_tokens, n_embd].
-        `pooling` overrides the file's. `normalize` scales vectors to length 1. Raises InvalidRequestError for an empty
-        text, more than `max_tokens` tokens, ids outside of the vocabulary, an unknown pooling, or states that are not
-        finite.
+        Without pooling ("none") as [n_tokens, n_embd]. Several texts, given as a list of strings, are float32 [n_texts,
+        n_embd], and need a pooling. `pooling` overrides the file's. `normalize` scales vectors to length 1. Raises
+        InvalidRequestError for an empty text, more than `max_tokens` tokens, ids outside of the vocabulary, an unknown
+        pooling, or states that are not finite; TokenizerError if the vocabulary cannot express a text.
         """
         try:
             pooling = Pooling(pooling or self.pooling)
         except ValueError:
             raise InvalidRequestError(f"pooling {pooling!r} is not one of {', '.join(Pooling)}") from None
+        if isinstance(text, str):
+            return self._embed(self.tokenizer.encode(text), pooling, normalize)
+        texts = [one for one in text if isinstance(one, str)]
+        if not texts:
+            return self._embed([token for token in text if not isinstance(token, str)], pooling, normalize)
+        if len(texts) < len(text):
+            raise InvalidRequestError("texts and token ids cannot be mixed in one list")
+        if pooling is Pooling.NONE:
+            raise InvalidRequestError("several texts need a pooling: their sizes differ without")
+        return np.stack([self._embed(self.tokenizer.encode(one), pooling, normalize) for one in texts])
+
+    def _embed(self, tokens: Sequence[int], pooling: Pooling, normalize: bool) -> npt.NDArray[np.float32]:
         if not len(tokens):
             raise InvalidRequestError("the text has no tokens")
         states = self._states(tokens, only_last=pooling is Pooling.LAST)
