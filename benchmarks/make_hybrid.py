@@ -40,7 +40,8 @@ SHAPES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     ),
     "lfm2-1.2b": (
         "lfm", "tiny_lfm", "write_lfm",
-        {"n_layer": 16, "n_embd": 2048, "n_head": 32, "n_head_kv": 8, "n_ff": 8192, "tokenizer": "test:65536"},
+        {"heads_kv": tuple(8 if i in (2, 5, 8, 10, 12, 14) else 0 for i in range(16)), "n_embd": 2048, "n_head": 32,
+         "n_ff": 8192, "tokenizer": "test:65536"},
     ),
 }  # fmt: skip
 """Plugin, module and function that writes a model, and its options."""
