@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llamacli.architecture import Architecture, Config, trace
 from llamacli.engine import Engine, Program, QuantMode, default_engine
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
+from llamacli.engine.sharing import file_key, shared_program
 from llamacli.errors import (
     InvalidRequestError,
     ModelFormatError,
@@ -19,7 +20,7 @@ from llamacli.errors import (
     UnknownArchitectureError,
     plugin_errors,
 )
-from llamacli.gguf import Metadata
+from llamacli.gguf import GGUFFile, Metadata
 from llamacli.graph import Graph
 from llamacli.kv import CacheStrategy
 from llamacli.loaders import ModelFile, Progress, WatchedFile, identity, open_model_file
@@ -158,7 +159,7 @@ def load_model(
     progress: Progress | None = None,
     plugins: Plugins | None = None,
     engine: Engine | None = None,
-    transform: Callable[[Graph], Graph] = lambda graph: graph,
+    transform: Callable[[Graph], Graph] | None = None,
 ) -> Model:
     """Load a model file, with the plugin of its architecture.
 
@@ -166,7 +167,8 @@ def load_model(
     is how many cores compute, by default every one that this process may use; results do not depend on it. `progress`
     is called with the bytes of tensors that have been read so far, and the bytes of all. `plugins` and `engine` default
     to the installed plugins and the fastest engine that runs here. `transform` rewrites the recorded forward pass
-    before it is compiled; what that outputs takes the place of logits.
+    before it is compiled; what that outputs takes the place of logits. Without `engine` and `transform`, loading a GGUF
+    file that is loaded already, with the same `mode` and `threads`, shares its weights; each model is closed by itself.
 
     Raises ModelFormatError if the file is unreadable, malformed or does not fit its architecture,
     UnknownArchitectureError if no plugin runs it, PluginError if the plugin is broken.
@@ -190,12 +192,19 @@ def load_model(
         _check_vocabulary(file, config, tokenizer)
         _check_all_read(file, graph, table.unused)
         watched = WatchedFile(file, progress or (lambda done, n_bytes: None))
-        graph, compiler = transform(graph), engine or default_engine(threads)
-        with plugin_errors(f"architecture {architecture.name!r}"):
-            program = compiler.compile(graph, watched, mode)
-        watched.done()
         _warn_of_unread_keys(file.metadata, config.architecture)
-        model_id = identity(file)
+        compiler, model_id = engine or default_engine(threads), identity(file)
+
+        def compiled() -> Program:
+            with plugin_errors(f"architecture {architecture.name!r}"):
+                return compiler.compile(graph if transform is None else transform(graph), watched, mode)
+
+        if engine is None and transform is None and isinstance(file, GGUFFile):
+            key = file_key(file.paths), model_id, mode, threads, type(compiler), architecture
+            program = shared_program(key, compiled)
+        else:
+            program = compiled()
+        watched.done()
     finally:
         file.close()
     model = Model(config, tokenizer, file.metadata, program, mode, plugins, model_id)
