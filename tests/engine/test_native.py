@@ -1,10 +1,12 @@
 """Slices of a step table, between which Ctrl-C is handled."""
 
+import threading
+
 import numpy as np
 import pytest
 
 from conftest import TinyGguf
-from llamacli import load_model
+from llamacli import InvalidRequestError, load_model
 from llamacli.engine import native
 from llamacli.plugins import Plugins
 
@@ -41,3 +43,14 @@ def test_share_of_a_batch_grows_between_slices(
     assert shares == sorted(shares)
     assert 0.0 == shares[0] < shares[-1] < 1.0
     assert timings.batch_share == 0.0
+
+
+def test_threads_that_cannot_be_started_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(InvalidRequestError, match=r"cannot start 63 threads: can't start.*a smaller number"):
+        native._shared_team(63)
+    monkeypatch.undo()
+    assert native._shared_team(1).n_threads == 1

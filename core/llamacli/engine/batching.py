@@ -64,7 +64,8 @@ def evaluate(
                 pieces.append(work[i][1][first : first + n])
             ids = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
             counts = [max(0, min(n, n_wanted[i] - len(work[i][1]) + first + n)) for i, first, n in batch]
-            logits = program.forward(ids, spans, n_last=counts, hidden=hidden)
+            with np.errstate(all="ignore"):  # what overflows reaches the logits, and is refused when drawing
+                logits = program.forward(ids, spans, n_last=counts, hidden=hidden)
             row = 0
             for (i, first, n), n_rows in zip(batch, counts, strict=True):
                 rows[i].append(logits[row : row + n_rows])

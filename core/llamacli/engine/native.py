@@ -21,6 +21,7 @@ from llamacli.engine.base import QuantMode, Timings, wanted_rows
 from llamacli.engine.floats import modes_of
 from llamacli.engine.lowering import StepTable
 from llamacli.engine.steps import assign_buffers, bind, place_barriers
+from llamacli.errors import InvalidRequestError
 from llamacli.graph import Graph
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import ROW, RUN
@@ -67,7 +68,12 @@ def _shared_team(n_threads: int) -> Team:
     """
     with _teams_lock:
         if n_threads not in _teams:
-            _teams[n_threads] = Team(n_threads)
+            try:
+                _teams[n_threads] = Team(n_threads)
+            except RuntimeError as error:  # a limit of processes or memory; those started sleep, and are not used
+                raise InvalidRequestError(
+                    f"cannot start {n_threads} threads: {error}; give a smaller number of threads"
+                ) from error
         return _teams[n_threads]
 
 
