@@ -139,3 +139,11 @@ def test_vocabulary_size_can_change() -> None:
 
 def test_parameters_are_hashable() -> None:
     assert {SamplingParams(): 1, SamplingParams(options={"a": []}): 2}[SamplingParams()] == 1
+
+
+def test_infinite_logits_are_not_drawn_from() -> None:
+    candidates = Candidates(np.random.default_rng(0))
+    with pytest.raises(InvalidRequestError, match="the largest logit is inf, of token 2: weights or keys"):
+        candidates.start(np.array([0, 1, np.inf, -np.inf], np.float32))
+    candidates.start(np.array([0, 1, 2, -np.inf], np.float32))
+    assert len(candidates) == 4

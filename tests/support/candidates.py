@@ -21,7 +21,7 @@ EXTREME = hnp.arrays(
     np.float32,
     st.integers(1, 40),
     elements=st.one_of(
-        st.sampled_from([np.inf, -np.inf, 0.0, -0.0, 3.4e38, -3.4e38, 1e-45, 7.0]), st.floats(-1e6, 1e6, width=32)
+        st.sampled_from([-np.inf, 0.0, -0.0, 3.4e38, -3.4e38, 1e-45, 7.0]), st.floats(-1e6, 1e6, width=32)
     ),
 ).filter(lambda logits: logits.max() > -np.inf)
 """Logits of which at least one can be drawn."""

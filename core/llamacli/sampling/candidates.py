@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,14 +59,19 @@ class Candidates:
     def start(self, logits: Logits) -> None:
         """Make every token a candidate again, with these logits.
 
-        Raises InvalidRequestError if a logit is NaN or all are minus infinity.
+        Raises InvalidRequestError if a logit is NaN or plus infinity, or all are minus infinity.
         """
         if logits.dtype != np.float32 or logits.ndim != 1 or not logits.flags.carray or not len(logits):
             raise InvalidRequestError("logits must be a contiguous, writable float32 array of one dimension, not empty")
         if len(self._all_ids) != len(logits):
             self._all_ids = np.arange(len(logits), dtype=np.int32)
         self.ids, self.logits, self.chosen = self._all_ids, logits, None
-        self.check_drawable()
+        index = self.best()
+        if not np.isfinite(logits[index]):
+            raise InvalidRequestError(
+                f"cannot sample: the largest logit is {logits[index]}, of token {index}: "
+                "weights or keys of the model's file are out of range"
+            )
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -78,7 +82,7 @@ class Candidates:
         return len(self._all_ids)
 
     def check_drawable(self) -> None:
-        """If a logit is +inf, keep only those, with equal probability.
+        """If a sampler made a logit +inf, keep only those, with equal probability.
 
         Raises InvalidRequestError if a logit is NaN, if all are minus infinity, or if no candidate is left.
         """
@@ -90,8 +94,8 @@ class Candidates:
                 f"cannot sample: the largest logit is {self.logits[index]}, of token {self.ids[index]}"
             )
         if np.isposinf(self.logits[index]):
-            self.keep_from(math.inf)
-            self.logits[:] = 0
+            self.logits[:] = np.where(np.isposinf(self.logits), 0, -np.inf)  # in place: they can be drawn from again
+            self.keep_from(0)
 
     def best(self) -> int:
         """Index of the largest logit, the first of equal ones."""
