@@ -2,6 +2,8 @@ import contextlib
 import io
 import json
 import math
+import subprocess
+import sys
 import unicodedata
 
 import click
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamacli.cli.output import human_bytes, human_count, print_json, print_table, printable, write
+from llamacli.cli.output import human_bytes, human_count, one_line, print_json, print_table, printable, write
 
 
 def output_of(function, *args) -> str:
@@ -85,3 +87,18 @@ def test_json_is_ascii_without_nan_and_infinity() -> None:
     printed = output_of(print_json, {"é": [math.nan, -math.inf, 1.5], "t": (1, "\ud800")})
     assert printed.isascii()
     assert json.loads(printed, parse_constant=pytest.fail) == {"é": ["nan", "-inf", 1.5], "t": [1, "\ud800"]}
+
+
+def test_middle_of_a_long_error_is_left_out() -> None:
+    text = one_line(ValueError("unknown architecture " + 100_000 * "x" + " (installed: llama)"))
+    assert len(text) < 2100
+    assert text.startswith("unknown architecture xxx")
+    assert "(100040 characters)" in text
+    assert text.endswith("xxx (installed: llama)")
+    assert one_line(ValueError("x" * 2000)) == "x" * 2000
+
+
+def test_text_for_a_closed_stdout_is_an_error() -> None:
+    command = f'{sys.executable} -m llamacli plugins "$@" >&-'
+    result = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True)
+    assert (result.returncode, result.stderr) == (1, "llamacli: error: stdout: Bad file descriptor\n")

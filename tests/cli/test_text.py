@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import pytest
 
 from llamacli import InvalidRequestError
-from llamacli.cli.text import unescaped, words
+from llamacli.cli.text import read_file, unescaped, words
 
 
 @pytest.mark.parametrize(
@@ -40,3 +42,14 @@ def test_words_may_be_quoted(line: str, expected: list[str]) -> None:
 def test_open_quotation_mark() -> None:
     with pytest.raises(InvalidRequestError, match="it's has a quotation mark without its second"):
         words("it's")
+
+
+def test_files_without_end_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="^/dev/zero is larger than 256 MiB, the most that is read$"):
+        read_file(Path("/dev/zero"))
+    monkeypatch.setattr("llamacli.cli.text.MAX_TEXT_BYTES", 3)
+    (tmp_path / "fits").write_bytes(b"abc")
+    assert read_file(tmp_path / "fits") == "abc"
+    (tmp_path / "long").write_bytes(b"abcd")
+    with pytest.raises(InvalidRequestError, match="long is larger"):
+        read_file(tmp_path / "long")

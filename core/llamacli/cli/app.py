@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import traceback
 from typing import Any
 
@@ -18,7 +19,7 @@ from llamacli.cli.inspect import inspect
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.logs import logs
 from llamacli.cli.options import DEBUG, global_options, log_to_stderr
-from llamacli.cli.output import discard_stdout, note, one_line
+from llamacli.cli.output import ClosedStdout, discard_stdout, note, one_line
 from llamacli.cli.perplexity import perplexity
 from llamacli.cli.plugins import plugin_commands, plugins
 from llamacli.cli.quantize import quantize
@@ -63,6 +64,8 @@ class App(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command and report errors."""
+        if sys.stdout is None:
+            sys.stdout = ClosedStdout()
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

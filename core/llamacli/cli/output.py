@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import json
 import math
 import os
@@ -20,6 +22,10 @@ from llamacli.errors import LlamaCliError
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 """Control characters except tabs and line ends."""
+
+
+_LONGEST = 2000
+"""Characters of the longest error that is printed whole."""
 
 
 def _escaped(found: re.Match[str]) -> str:
@@ -110,13 +116,18 @@ def printable(text: str) -> str:
 def one_line(error: Exception) -> str:
     """Format an error in one line.
 
-    Of an OSError the file and the reason.
+    Of an OSError the file and the reason. The middle of a text of more than _LONGEST characters is left out: names in
+    files can have any length.
     """
+    text = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror and not isinstance(error, LlamaCliError):
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    if isinstance(error, MemoryError):
-        return f"not enough memory: {error}".removesuffix(": ")
-    return str(error) or type(error).__name__
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    elif isinstance(error, MemoryError):
+        text = f"not enough memory: {error}".removesuffix(": ")
+    if len(text) <= _LONGEST:
+        return text
+    half = _LONGEST // 2
+    return f"{text[:half]} ... ({len(text)} characters) ... {text[-half:]}"
 
 
 def human_bytes(n: int) -> str:
@@ -144,6 +155,19 @@ def human_count(n: int) -> str:
         if n >= factor:
             return f"{n / factor:.2f} {unit}"
     return str(n)
+
+
+class ClosedStdout(io.TextIOBase):
+    """Stream in place of a stdout that was closed before the start.
+
+    Writing raises OSError: otherwise the text would be lost without notice.
+    """
+
+    def write(self, text: str, /) -> int:
+        """Raise OSError, but for no text."""
+        if text:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), "stdout")
+        return 0
 
 
 def discard_stdout() -> None:

@@ -22,7 +22,7 @@ from llamacli.cli.options import (
 )
 from llamacli.cli.output import has_status, print_json, write
 from llamacli.cli.progress import Task, load, shown
-from llamacli.cli.text import decoded, read_stdin
+from llamacli.cli.text import decoded, read_bytes, read_stdin
 from llamacli.errors import InvalidRequestError
 from llamacli.tools.demo import demo_path
 from llamacli.util.settings import MAX_CONTEXT
@@ -100,7 +100,7 @@ def _read_text(argument: str | None, option: str | None) -> str:
         if content is None:
             raise click.UsageError("Give TEXT_FILE, or pipe a text in.")
         return content
-    data = Path(name).read_bytes()
+    data = read_bytes(Path(name))
     if data.startswith(b"GGUF"):
         raise InvalidRequestError(f"{name} is a model file, not a text: use -m for the model")
     return decoded(data, name)

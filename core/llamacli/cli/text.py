@@ -9,6 +9,7 @@ import select
 import shlex
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from llamacli.cli.output import note
 from llamacli.errors import InvalidRequestError
@@ -16,12 +17,31 @@ from llamacli.errors import InvalidRequestError
 _PATIENCE_S = 1.0
 """Seconds without any text from stdin until the user is asked for it."""
 
+MAX_TEXT_BYTES = 256 << 20
+"""Largest text that is read; files such as /dev/zero never end."""
+
 _UNDECODED = re.compile("[\udc80-\udcff]")
 
 
 def read_file(path: Path) -> str:
-    """Read a UTF-8 file."""
-    return decoded(path.read_bytes(), str(path))
+    """Read a UTF-8 file.
+
+    Raises InvalidRequestError if it is larger than MAX_TEXT_BYTES or not UTF-8, OSError.
+    """
+    return decoded(read_bytes(path), str(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file of at most MAX_TEXT_BYTES."""
+    with open(path, "rb") as file:
+        return _read_all(file, str(path))
+
+
+def _read_all(file: BinaryIO, source: str) -> bytes:
+    data = file.read(MAX_TEXT_BYTES + 1)
+    if len(data) > MAX_TEXT_BYTES:
+        raise InvalidRequestError(f"{source} is larger than {MAX_TEXT_BYTES >> 20} MiB, the most that is read")
+    return data
 
 
 def read_stdin() -> str | None:
@@ -34,7 +54,7 @@ def read_stdin() -> str | None:
     with contextlib.suppress(OSError, ValueError):  # not a file that can be waited for
         if not select.select([sys.stdin], [], [], _PATIENCE_S)[0]:
             note("llamacli: reading text from stdin until it ends; to read none, add </dev/null")
-    return decoded(sys.stdin.buffer.read(), "stdin")
+    return decoded(_read_all(sys.stdin.buffer, "stdin"), "stdin")
 
 
 def argument(text: str) -> str:
