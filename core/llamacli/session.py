@@ -304,9 +304,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @property
     def steer(self) -> Callable[[Candidates], None] | None:
-        """Function that changes the candidates of each draw; None for none; may be set.
+        """Function that changes the candidates of each draw, or None.
 
-        It is called after grammars, bans and the logit bias, before all other samplers. Forks do not inherit it.
+        May be set. It is called after grammars, bans and the logit bias, before all other samplers. Forks do not inherit it.
         """
         return self._sampler.steer
 

@@ -45,7 +45,7 @@ def test_open_quotation_mark() -> None:
 
 
 def test_files_without_end_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="^/dev/zero is larger than 256 MiB, the most that is read$"):
+    with pytest.raises(InvalidRequestError, match=r"^/dev/zero is larger than 256 MiB, the most that is read$"):
         read_file(Path("/dev/zero"))
     monkeypatch.setattr("llamacli.cli.text.MAX_TEXT_BYTES", 3)
     (tmp_path / "fits").write_bytes(b"abc")

@@ -1,4 +1,4 @@
-"""One file loaded twice shares its weights."""
+"""Weights that models of one file share."""
 
 import gc
 import os

@@ -40,7 +40,7 @@ def is_evicted(left: int, n: int) -> bool:
 
 
 def is_range(p0: int, p1: int) -> bool:
-    """Check that a range is valid, whatever the length of a sequence is."""
+    """Check that a range is valid for some sequence."""
     return p0 >= 0 and (p1 == -1 or p1 >= p0)
 
 

@@ -22,7 +22,7 @@ _lock = threading.Lock()
 
 
 def file_key(paths: Iterable[Path]) -> Hashable:
-    """Identity of files on disk: device, inode, size and time of the last change.
+    """Identity of files on disk: device, inode, size, times of changes.
 
     A file that was replaced or written to has another one. Raises OSError.
     """

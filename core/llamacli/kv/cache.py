@@ -27,14 +27,14 @@ _log = logging.getLogger(__name__)
 
 
 def log_build_info() -> None:
-    """Log the versions of llamacli, Python, NumPy and Numba, and the CPU, at level INFO."""
+    """Log versions and machine at level INFO."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("llamacli", "numpy", "numba"))
     _log.info("%s, Python %s, %s %s", versions, platform.python_version(), platform.system(), platform.machine())
 
 
 @attrs.frozen
 class FileData:
-    """Result of `KVCache.read_file`: the tokens, and the size of the file in bytes."""
+    """Result of `KVCache.read_file`: tokens, and bytes of the file."""
 
     tokens: list[int]
     bytes_read: int

@@ -176,8 +176,8 @@ class KVPool:
 
     - `identity`: hash of the model and mode; sequences of another identity cannot be restored here.
     - `lock`: held while a sequence changes its page tables, because other sequences may share the pages.
-    - `abandoned`: page tables of garbage-collected sequences, and their extents. Finalizers can run at any point, so they only queue the
-      tables here; `collect` releases the pages.
+    - `abandoned`: page tables of garbage-collected sequences, and their extents. Finalizers can run at any point, so they
+      only queue the tables here; `collect` releases the pages.
     - `max_bytes`: limit of the bytes of pages in use, None for the system's memory; may be set.
     """
 
@@ -190,7 +190,7 @@ class KVPool:
         self.groups = [Pages(group.page_bytes, expect_room) for group in layout.groups]
 
     def release(self, tables: Sequence[Table], extent: int) -> None:
-        """Release all pages in the first slots of page tables, one a group."""
+        """Release the pages in the first `extent` slots of page tables."""
         for pages, table in zip(self.groups, tables, strict=True):
             for i in np.flatnonzero(table[:extent]):
                 pages.release(table, int(i))

@@ -107,11 +107,11 @@ class KVSequence:
             raise
 
     def extend(self, n_pages: int) -> None:
-        """Count the first slots of all tables as used; before they are filled."""
+        """Count the first `n_pages` slots as used, before they are filled."""
         self.extent[0] = max(self.extent[0], n_pages)
 
     def held_pages(self, group: int) -> Table:
-        """Addresses of the pages that the sequence holds of a group, int64 [n]."""
+        """Addresses of the sequence's pages of a group, int64 [n]."""
         table = self.tables[group][: self.extent[0]]
         return table[table != 0]
 
@@ -547,7 +547,7 @@ class KVSequence:
 
 
 def held_bytes(pool: KVPool, sequences: Sequence[KVSequence]) -> int:
-    """Bytes of the pages that sequences of a pool hold; shared pages count once."""
+    """Bytes of the pages that sequences hold; shared pages count once."""
     total = 0
     for g, pages in enumerate(pool.groups):
         held = [sequence.held_pages(g) for sequence in sequences]

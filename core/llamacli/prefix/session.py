@@ -407,8 +407,8 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
 
     def _describe(self, *, closed: bool) -> ContextReport:
         return ContextReport(
-            self._session.n_past, len(self._prefix), self.config.num_ctx, self._available, hash_bytes(self._prefix_text),
-            hash_token_ids(self._prefix), self._manifest.digest, self._manifest, closed,
+            self._session.n_past, len(self._prefix), self.config.num_ctx, self._available,
+            hash_bytes(self._prefix_text), hash_token_ids(self._prefix), self._manifest.digest, self._manifest, closed,
         )  # fmt: skip
 
     def _expect_open(self, cancel: Cancel | None = None) -> None:
@@ -427,7 +427,7 @@ def _closed() -> SessionClosedError:
 def _format_name(model: Model, name: str) -> str:
     """Name of a prompt format as its plugin spells it.
 
-    Hyphens and case do not count: "llama3" is "llama-3". Raises UnsupportedFeatureError if there is none.
+    Hyphens and case do not count: "Chat-ML" is "chatml". Raises UnsupportedFeatureError if there is none.
     """
 
     def key(text: str) -> str:

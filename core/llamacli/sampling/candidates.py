@@ -82,7 +82,7 @@ class Candidates:
         return len(self._all_ids)
 
     def check_drawable(self) -> None:
-        """If a sampler made a logit +inf, keep only those, with equal probability.
+        """Keep only +inf logits, with equal probability, if there are any.
 
         Raises InvalidRequestError if a logit is NaN, if all are minus infinity, or if no candidate is left.
         """

@@ -97,7 +97,7 @@ class Steer(Sampler):
 
 
 def steered(chain: SamplerChain, steer: Callable[[Candidates], None]) -> SamplerChain:
-    """Chain of the same samplers that calls `steer` after those that forbid tokens.
+    """Chain of the same samplers with `steer` after the restricting ones.
 
     These are the grammar, banned tokens and the logit bias, as far as they are at the beginning of the chain.
     """

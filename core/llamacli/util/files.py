@@ -6,16 +6,15 @@ import os
 import re
 import secrets
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from llamacli.errors import InvalidRequestError
 
-try:
+if sys.platform != "win32":
     import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
@@ -83,8 +82,8 @@ def _remove_leftovers(target: Path) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a file until it is closed or its process ends; False if it cannot be."""
-    if fcntl is None:
+    """Lock a file until it is closed; False if it cannot be locked."""
+    if sys.platform == "win32":
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
