@@ -306,7 +306,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def steer(self) -> Callable[[Candidates], None] | None:
         """Function that changes the candidates of each draw, or None.
 
-        May be set. It is called after grammars, bans and the logit bias, before all other samplers. Forks do not inherit it.
+        May be set. It is called after grammars, bans and the logit bias, before all other samplers. Forks do not
+        inherit it.
         """
         return self._sampler.steer
 

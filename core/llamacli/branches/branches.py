@@ -57,10 +57,10 @@ class Branches:
     """Store of branches, addressed by handles.
 
     Handles are never reused, and 0 is never valid. A branch has tokens, logits, a sampler with its random generator, a
-    grammar and metrics; a fork copies them and shares the KV cache pages, but has no `steer` function. `n_leases` limits
-    the number of branches (up to 65536), `n_ctx` the number of cells, where cells shared with a parent count once
-    (default: as many as all leases can hold). `measure` computes metrics of accepted tokens, of the model's distribution
-    and of the one that samplers leave, at the cost of some passes over the logits of each.
+    grammar and metrics; a fork copies them and shares the KV cache pages, but has no `steer` function. `n_leases`
+    limits the number of branches (up to 65536), `n_ctx` the number of cells, where cells shared with a parent count
+    once (default: as many as all leases can hold). `measure` computes metrics of accepted tokens, under the model and
+    under the sampler, at the cost of some passes over the logits of each.
 
     Methods raise InvalidRequestError for the handle of a branch that does not exist, ClosedError after `drain`.
     """
@@ -133,9 +133,9 @@ class Branches:
     def set_steer(self, handle: int, steer: Callable[[Candidates], None] | None) -> None:
         """Set a function that changes the candidates of each draw.
 
-        None removes it. `steer(candidates)` changes `candidates.logits` in place or removes candidates. It is called after grammars,
-        bans and the logit bias, before all other samplers. Forks do not inherit it. Raises InvalidRequestError if it
-        cannot be called.
+        None removes it. `steer(candidates)` changes `candidates.logits` in place or removes candidates. It is called
+        after grammars, bans and the logit bias, before all other samplers. Forks do not inherit it. Raises
+        InvalidRequestError if it cannot be called.
         """
         self._branch(handle).session.steer = steer
 

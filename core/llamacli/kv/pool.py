@@ -176,8 +176,8 @@ class KVPool:
 
     - `identity`: hash of the model and mode; sequences of another identity cannot be restored here.
     - `lock`: held while a sequence changes its page tables, because other sequences may share the pages.
-    - `abandoned`: page tables of garbage-collected sequences, and their extents. Finalizers can run at any point, so they
-      only queue the tables here; `collect` releases the pages.
+    - `abandoned`: page tables of garbage-collected sequences, and their extents. Finalizers can run at any point, so
+      they only queue the tables here; `collect` releases the pages.
     - `max_bytes`: limit of the bytes of pages in use, None for the system's memory; may be set.
     """
 

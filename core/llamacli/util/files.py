@@ -82,7 +82,7 @@ def _remove_leftovers(target: Path) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a file until it is closed; False if it cannot be locked."""
+    """Lock a file until it is closed; False if that fails."""
     if sys.platform == "win32":
         return False
     try:
