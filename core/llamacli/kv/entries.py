@@ -150,7 +150,8 @@ class ModelKVCache:
     def compact(self) -> None:
         """Release pages without entries in any layer."""
         used = set().union(*(layer.pages() for layer in self.layers))
-        self._sequence.release_pages(set(range(len(self._sequence.tables[0]))) - used)
+        n_slots = min(self._sequence.extent[0], len(self._sequence.tables[0]))
+        self._sequence.release_pages(set(range(n_slots)) - used)
 
     def close(self) -> None:
         """Release all memory."""
