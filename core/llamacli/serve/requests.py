@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from llamacli.chat.logprobs import TokenLogprob as TokenLogprob
 from llamacli.chat.messages import ToolCall
 from llamacli.chat.syntax import Syntax
 from llamacli.sampling import SamplerChain, SamplingParams
@@ -121,21 +122,6 @@ class PromptProgress:
     cached: int
     processed: int
     seconds: float
-
-
-@attrs.frozen
-class TokenLogprob:
-    """Log-probability of a token by the model's unmodified logits.
-
-    - `piece`: its bytes, which may be a part of a character; those of all tokens joined are the text.
-    - `logprob`: None for the first token of a prompt, which nothing predicts.
-    - `top`: the most probable tokens in descending order: id, bytes, log-probability.
-    """
-
-    id: int
-    piece: bytes
-    logprob: float | None
-    top: tuple[tuple[int, bytes, float], ...] = ()
 
 
 @attrs.frozen

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from llamacli.chat.logprobs import token_logprob
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import InvalidRequestError, OutOfMemoryError
 from llamacli.kv import N_BATCH
@@ -52,7 +53,7 @@ from llamacli.serve.requests import (
     TokenLogprob,
 )
 from llamacli.serve.settings import EngineSettings
-from llamacli.serve.texts import ChoiceText, token_logprob
+from llamacli.serve.texts import ChoiceText
 from llamacli.tools.embedding import Pooling, pool_states
 from llamacli.util.numbers import is_integer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable
 
+from llamacli.chat.logprobs import token_logprob
 from llamacli.chat.messages import Piece
 from llamacli.chat.syntax import Event as ReplyEvent
 from llamacli.chat.syntax import StopText
@@ -136,12 +137,3 @@ class ChoiceText:
         while self._pending and (self._reader is not None or self._pending[0][0] < self._n_sent):
             tokens.append(self._pending.popleft()[1])
         return [TextDelta(self._index, text, reasoning, tuple(tokens))]
-
-
-def token_logprob(tokenizer: Tokenizer, token: int, logprobs: LogProbs | None) -> TokenLogprob:
-    """Log-probability of a token, with bytes instead of ids alone."""
-    piece = tokenizer.piece_bytes(token)
-    if logprobs is None:
-        return TokenLogprob(token, piece, None)
-    top = tuple((other, tokenizer.piece_bytes(other), value) for other, value in logprobs.top)
-    return TokenLogprob(token, piece, logprobs.chosen, top)

@@ -10,10 +10,11 @@ from typing import Any
 import attrs
 
 from llamacli.chat.codec import ChatCodec
+from llamacli.chat.constraints import Constraint, ToolUse, reply_constraint
 from llamacli.chat.template import Rendering
 from llamacli.errors import ChatTemplateError, InvalidRequestError
 from llamacli.model import Model
-from llamacli.serve.http.constraints import Constraint, ToolUse, reply_constraint, schema_of
+from llamacli.serve.http.constraints import schema_of
 from llamacli.serve.http.errors import BadRequestError
 from llamacli.serve.http.limits import expect_room
 from llamacli.serve.http.schemas.chat import UNSUPPORTED, ChatMessage, ChatRequest, Tool, ToolChoice
@@ -79,7 +80,10 @@ def chat_prompt(request: ChatRequest, model: Model, info: ModelInfo, template: s
     ids = tuple(codec.encode(rendering))
     if not ids:
         raise BadRequestError("the chat template renders an empty prompt", "messages", "chat_template_error")
-    constraint = reply_constraint(codec, rendering.text, schema, grammar, tools)
+    try:
+        constraint = reply_constraint(codec, rendering.text, schema, grammar, tools)
+    except InvalidRequestError as error:
+        raise BadRequestError(str(error), "tool_choice") from None
     return Prompt(rendering.text, ids, reply_format(codec, rendering, tools is not None, variables), constraint)
 
 

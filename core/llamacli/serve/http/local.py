@@ -8,13 +8,13 @@ from typing import Any
 
 import attrs
 
+from llamacli.chat.constraints import FREE
 from llamacli.chat.formats import own_templates
 from llamacli.errors import ChatTemplateError, InvalidRequestError, TokenizerError
 from llamacli.model import Model
 from llamacli.serve.http.bodies import convert
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.chats import as_dicts, chat_prompt, check_supported, codec_of, tools_as_dicts
-from llamacli.serve.http.constraints import FREE
 from llamacli.serve.http.errors import BadRequestError, DisabledError
 from llamacli.serve.http.exposition import CONTENT_TYPE, exposition
 from llamacli.serve.http.generation import sampling_params

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
+from llamacli.chat.constraints import Constraint, completion_constraint
 from llamacli.chat.formats import own_templates
+from llamacli.chat.logprobs import chat_logprobs
 from llamacli.serve.http import local
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.chats import codec_of
-from llamacli.serve.http.constraints import Constraint, completion_constraint
 from llamacli.serve.http.errors import BadRequestError, DisabledError, ollama_body
 from llamacli.serve.http.generation import generation_request
-from llamacli.serve.http.logprobs import chat_logprobs
 from llamacli.serve.http.openai.chat import prepared
 from llamacli.serve.http.openai.completions import encoded_prompts
 from llamacli.serve.http.openai.embeddings import embedded

@@ -6,14 +6,15 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+from llamacli.chat.constraints import completion_constraint
+from llamacli.chat.logprobs import CompletionLogprobs
 from llamacli.errors import TokenizerError
 from llamacli.model import Model
 from llamacli.serve.http.call import Call
-from llamacli.serve.http.constraints import completion_constraint, schema_of
+from llamacli.serve.http.constraints import schema_of
 from llamacli.serve.http.errors import BadRequestError, openai_body
 from llamacli.serve.http.generation import generation_request
 from llamacli.serve.http.limits import expect_room
-from llamacli.serve.http.logprobs import CompletionLogprobs
 from llamacli.serve.http.replies import joined, llamacpp_progress, llamacpp_timings, openai_usage
 from llamacli.serve.http.schemas.completions import MAX_PROMPTS, CompletionRequest, Prompt
 from llamacli.serve.http.sse import DONE, event

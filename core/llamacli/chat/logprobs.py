@@ -6,10 +6,37 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
-from llamacli.serve.requests import TokenLogprob
+import attrs
+
+from llamacli.sampling import LogProbs
+from llamacli.tokenizer import Tokenizer
 
 MIN_LOGPROB = -9999.0
 """Log-probability in place of minus infinity, which JSON does not have."""
+
+
+@attrs.frozen
+class TokenLogprob:
+    """Log-probability of a token by the model's unmodified logits.
+
+    - `piece`: its bytes, which may be a part of a character; those of all tokens joined are the text.
+    - `logprob`: None for the first token of a prompt, which nothing predicts.
+    - `top`: the most probable tokens in descending order: id, bytes, log-probability.
+    """
+
+    id: int
+    piece: bytes
+    logprob: float | None
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+def token_logprob(tokenizer: Tokenizer, token: int, logprobs: LogProbs | None) -> TokenLogprob:
+    """Log-probability of a token, with bytes instead of ids alone."""
+    piece = tokenizer.piece_bytes(token)
+    if logprobs is None:
+        return TokenLogprob(token, piece, None)
+    top = tuple((other, tokenizer.piece_bytes(other), value) for other, value in logprobs.top)
+    return TokenLogprob(token, piece, logprobs.chosen, top)
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob], n_top: int) -> dict[str, Any]:
