@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamacli.architecture import Architecture, Config, trace
 from llamacli.engine import Engine, Program, QuantMode, default_engine
@@ -139,6 +139,91 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         from llamacli.chat.codec import ChatCodec
 
         return ChatCodec(self.tokenizer, self.metadata, self._plugins.chat_formats(), template, tools=tools)
+
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[False] = ..., **arguments: Any
+    ) -> dict[str, Any]: ...
+
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[True], **arguments: Any
+    ) -> Iterator[dict[str, Any]]: ...
+
+    def create_chat_completion(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        stream: bool = False,
+        logprobs: bool | None = None,
+        top_logprobs: int | None = None,
+        template: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+        **arguments: Any,
+    ) -> dict[str, Any] | Iterator[dict[str, Any]]:
+        """Reply to a conversation, with llama-cpp-python's arguments and results.
+
+        `messages` and `tools` are dictionaries as in OpenAI's API, and so is the result, or with `stream` each chunk of
+        it. Without `max_tokens` the context is the limit. `template` and `variables` are as for `create_chat`; further
+        `arguments` are fields of `llamacli.chat.completions.CompletionArguments`. Each call has a session of its own;
+        what earlier calls had in common with it is not evaluated again.
+
+        Raises at once InvalidRequestError for a value that is not valid, ChatTemplateError if there is no template or
+        it cannot render the messages, ContextOverflowError if they do not fit, TypeError for an unknown argument.
+        """
+        from llamacli.chat.completions import CompletionArguments, chat_completion, whole
+
+        chunks = chat_completion(
+            self,
+            self.metadata,
+            self.create_chat_codec(template, tools=bool(tools)),
+            messages,
+            CompletionArguments(**arguments),
+            tools=tools,
+            tool_choice=tool_choice,
+            response_format=response_format,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            top_logprobs=top_logprobs,
+            variables=variables,
+        )
+        return chunks if stream else whole(chunks)
+
+    @overload
+    def create_completion(
+        self, prompt: str | Sequence[int], *, stream: Literal[False] = ..., **arguments: Any
+    ) -> dict[str, Any]: ...
+
+    @overload
+    def create_completion(
+        self, prompt: str | Sequence[int], *, stream: Literal[True], **arguments: Any
+    ) -> Iterator[dict[str, Any]]: ...
+
+    def create_completion(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = 16,
+        echo: bool = False,
+        logprobs: int | None = None,
+        stream: bool = False,
+        **arguments: Any,
+    ) -> dict[str, Any] | Iterator[dict[str, Any]]:
+        """Continue a text, with llama-cpp-python's arguments and results.
+
+        Results are dictionaries as in OpenAI's API, with `stream` one for each chunk. `max_tokens` None, 0 or less is
+        as many as fit into the context; `echo` puts the prompt first. Further `arguments` and errors are as for
+        `create_chat_completion`.
+        """
+        from llamacli.chat.completions import CompletionArguments, completion, whole
+
+        options = CompletionArguments(**arguments)
+        chunks = completion(self, self.metadata, prompt, options, max_tokens=max_tokens, echo=echo, logprobs=logprobs)
+        return chunks if stream else whole(chunks)
 
     def __exit__(self, *_: object) -> None:
         self.close()

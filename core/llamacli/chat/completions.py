@@ -1,0 +1,347 @@
+"""Completions with the arguments and results of llama-cpp-python, after OpenAI's API.
+
+`Model.create_chat_completion` and `Model.create_completion` call these functions. Results are dictionaries of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+import uuid
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import attrs
+
+from llamacli.chat.codec import ChatCodec, ReplyReader
+from llamacli.chat.constraints import FREE, Constraint, ToolUse, completion_constraint, reply_constraint
+from llamacli.chat.logprobs import CompletionLogprobs, TokenLogprob, chat_logprobs, token_logprob
+from llamacli.chat.messages import Piece, ToolCall, checked_tools
+from llamacli.engine.compiled_model import CompiledModel
+from llamacli.errors import InvalidRequestError
+from llamacli.gguf import Metadata
+from llamacli.sampling import SamplingParams
+from llamacli.sampling.defaults import params_with_defaults
+from llamacli.session import Session, Token
+from llamacli.util.numbers import is_integer
+
+Json = dict[str, Any]
+_ROLES = {"developer": "system"}
+
+
+@attrs.frozen(kw_only=True)
+class CompletionArguments:
+    """Arguments that both kinds of completion share.
+
+    The names are llama-cpp-python's. None is the default of the model's file, else llama.cpp's.
+
+    - `temperature`, `top_k`, `top_p`, `min_p`, `typical_p`, `repeat_penalty`, `presence_penalty`, `frequency_penalty`,
+      `mirostat_mode`, `mirostat_tau`, `mirostat_eta`, `logit_bias`: see `llamacli.SamplingParams`.
+    - `seed`: of the draws; None for a random one.
+    - `stop`: a string or several, before which the text ends.
+    - `grammar`: GBNF that constrains the text.
+    - `model`: the name of the model in the result; None for that of its file.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    mirostat_mode: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    grammar: str | None = None
+    model: str | None = None
+
+    def sampling(
+        self, model: CompiledModel, metadata: Metadata, constraint: Constraint, n_probs: int
+    ) -> SamplingParams:
+        """Sampling parameters. Raises InvalidRequestError for a value that is not valid."""
+        given = {
+            "temp": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "typ_p": self.typical_p,
+            "penalty": self.repeat_penalty,
+            "penalty_present": self.presence_penalty,
+            "penalty_freq": self.frequency_penalty,
+            "mirostat": self.mirostat_mode,
+            "mirostat_tau": self.mirostat_tau,
+            "mirostat_eta": self.mirostat_eta,
+            "logit_bias": self.logit_bias,
+            "stop": self.stop,
+            "grammar": constraint.grammar,
+            "json_schema": constraint.json_schema,
+            "grammar_triggers": constraint.triggers,
+            "n_probs": n_probs,
+        }
+        return params_with_defaults(given, metadata, model.config.seq_len, model.find_sampler)
+
+    def head(self, kind: str, metadata: Metadata) -> Json:
+        """Fields that begin every result."""
+        name = self.model or metadata.get_str("general.name", "") or metadata.get_str("general.architecture", "")
+        return {"id": f"{kind}-{uuid.uuid4()}", "created": int(time.time()), "model": name}
+
+    def session(self, model: CompiledModel) -> Session:
+        """New session with the seed."""
+        return Session(model, seed=secrets.randbits(63) if self.seed is None else self.seed)
+
+
+def chat_completion(
+    model: CompiledModel,
+    metadata: Metadata,
+    codec: ChatCodec,
+    messages: Sequence[Mapping[str, Any]],
+    arguments: CompletionArguments,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    tool_choice: str | Mapping[str, Any] | None = None,
+    response_format: Mapping[str, Any] | None = None,
+    max_tokens: int | None = None,
+    logprobs: bool | None = None,
+    top_logprobs: int | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> Generator[Json, None, Json]:
+    """Chunks of the reply to a conversation; the whole result is the generator's return value.
+
+    The first token is computed when the first chunk is asked for. Raises at once what is wrong with the arguments.
+    """
+    use = _tool_use(checked_tools(tools) or (), tool_choice)
+    schema = _schema_of(response_format)
+    if arguments.grammar is not None and schema is not None:
+        raise InvalidRequestError("grammar and response_format exclude each other")
+    if top_logprobs and not logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs=True")
+    described = None if use is None else use.tools
+    rendering = codec.render(_as_messages(messages), tools=described, variables=variables)
+    constraint = FREE
+    if arguments.grammar is not None or schema is not None or use is not None:
+        constraint = reply_constraint(codec, rendering.text, schema, arguments.grammar, use)
+    if constraint.triggers and find_spec("llguidance") is None:
+        constraint = FREE  # calls that the model may make are parsed without a grammar too
+    n_top = (top_logprobs or 0) if logprobs else None
+    params = arguments.sampling(model, metadata, constraint, 0 if n_top is None else max(1, n_top))
+    reader = codec.reader(rendering, tools=use is not None, variables=variables)
+    run = _Run(arguments.session(model), codec.encode(rendering), params, max_tokens)
+    head = {**arguments.head("chatcmpl", metadata), "object": "chat.completion"}
+    return _chat_chunks(run, reader, head, n_top)
+
+
+def _chat_chunks(run: _Run, reader: ReplyReader, head: Json, n_top: int | None) -> Generator[Json, None, Json]:
+    read: list[TokenLogprob] = []
+    pending: list[TokenLogprob] = []
+    n_calls = 0
+
+    def chunk(delta: Json, shape: Json | None = None, finish: str | None = None) -> Json:
+        choice = {"index": 0, "delta": delta, "logprobs": shape, "finish_reason": finish}
+        return {**head, "object": "chat.completion.chunk", "choices": [choice]}
+
+    def chunks(events: Sequence[Piece | ToolCall]) -> Iterator[Json]:
+        nonlocal n_calls
+        for event in events:
+            if isinstance(event, ToolCall):
+                yield chunk({"tool_calls": [{"index": n_calls, **_call(event)}]})
+                n_calls += 1
+            elif event.reasoning:
+                yield chunk({"reasoning_content": event.text})
+            else:
+                yield chunk({"content": event.text}, None if n_top is None else chat_logprobs(pending, n_top))
+                read.extend(pending)
+            pending.clear()
+
+    yield chunk({"role": "assistant"})
+    ended = False
+    with run.session:
+        for token in run.tokens:
+            if token.id in reader.ends.tokens:
+                ended = True
+                break
+            run.n_generated += 1
+            pending.append(token_logprob(run.session.model.tokenizer, token.id, token.logprobs))
+            yield from chunks(reader.feed(token.id, token.piece))
+            if reader.ended:
+                ended = True
+                break
+        yield from chunks(reader.flush())
+        finish = "tool_calls" if n_calls else "stop" if ended else run.finish_reason
+    yield chunk({}, finish=finish)
+    reply = reader.message()
+    message: Json = {"role": "assistant", "content": reply.content if reply.content or not n_calls else None}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if n_calls:
+        message["tool_calls"] = [_call(call) for call in reply.tool_calls]
+    shape = None if n_top is None else chat_logprobs(read, n_top)
+    choice = {"index": 0, "message": message, "logprobs": shape, "finish_reason": finish}
+    return {**head, "choices": [choice], "usage": run.usage}
+
+
+def completion(
+    model: CompiledModel,
+    metadata: Metadata,
+    prompt: str | Sequence[int],
+    arguments: CompletionArguments,
+    *,
+    max_tokens: int | None = 16,
+    echo: bool = False,
+    logprobs: int | None = None,
+) -> Generator[Json, None, Json]:
+    """Chunks of the text after a prompt; the whole result is the generator's return value.
+
+    Raises at once what is wrong with the arguments.
+    """
+    if logprobs is not None and (not is_integer(logprobs) or logprobs < 0):
+        raise InvalidRequestError(f"logprobs must be an integer of at least 0, not {logprobs!r}")
+    constraint = completion_constraint(None, arguments.grammar)
+    params = arguments.sampling(model, metadata, constraint, 0 if logprobs is None else max(1, logprobs))
+    session = arguments.session(model)
+    ids = session.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    before = "" if not echo else prompt if isinstance(prompt, str) else model.decode(ids)
+    run = _Run(session, ids, params, max_tokens)
+    head = {**arguments.head("cmpl", metadata), "object": "text_completion"}
+    return _text_chunks(run, before, head, logprobs)
+
+
+def _text_chunks(run: _Run, before: str, head: Json, n_top: int | None) -> Generator[Json, None, Json]:
+    tokenizer, texts, read = run.session.model.tokenizer, [before], list[TokenLogprob]()
+    shapes = None if n_top is None else CompletionLogprobs(n_top, len(before))
+
+    def chunk(text: str, shape: Json | None = None, finish: str | None = None) -> Json:
+        return {**head, "choices": [{"index": 0, "text": text, "logprobs": shape, "finish_reason": finish}]}
+
+    if before:
+        yield chunk(before)
+    with run.session:
+        for token in run.tokens:
+            run.n_generated += 1
+            texts.append(token.piece)
+            read.append(token_logprob(tokenizer, token.id, token.logprobs))
+            yield chunk(token.piece, None if shapes is None else shapes.add(read[-1:]))
+        finish = run.finish_reason
+    yield chunk("", finish=finish)
+    shape = None if n_top is None else CompletionLogprobs(n_top, len(before)).add(read)
+    choice = {"index": 0, "text": "".join(texts), "logprobs": shape, "finish_reason": finish}
+    return {**head, "choices": [choice], "usage": run.usage}
+
+
+def whole(chunks: Generator[Json, None, Json]) -> Json:
+    """Result of all chunks."""
+    while True:
+        try:
+            next(chunks)
+        except StopIteration as end:
+            result: Json = end.value
+            return result
+
+
+class _Run:
+    """Generation of one completion in a session of its own."""
+
+    def __init__(self, session: Session, ids: Sequence[int], params: SamplingParams, max_tokens: int | None):
+        if max_tokens is not None and not is_integer(max_tokens):
+            raise InvalidRequestError(f"max_tokens must be an integer or None, not {max_tokens!r}")
+        self.session, self._n_prompt, self.n_generated = session, len(ids), 0
+        # llama-cpp-python: no limit but the context for None, 0 and less
+        self._limit = max_tokens if max_tokens is not None and max_tokens > 0 else session.seq_len
+        self.tokens: Iterator[Token] = session.generate(ids, params, max_tokens=self._limit)
+
+    @property
+    def finish_reason(self) -> str:
+        """Reason of the end: "length" for `max_tokens` or a full context, else "stop"."""
+        if self.session.stop_string:
+            return "stop"
+        is_full = self.session.n_past == self.session.seq_len
+        return "length" if is_full or self.n_generated == self._limit else "stop"
+
+    @property
+    def usage(self) -> Json:
+        """Numbers of tokens."""
+        return {
+            "prompt_tokens": self._n_prompt,
+            "completion_tokens": self.n_generated,
+            "total_tokens": self._n_prompt + self.n_generated,
+        }
+
+
+def _call(call: ToolCall) -> Json:
+    function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _schema_of(response_format: Mapping[str, Any] | None) -> Json | bool | None:
+    """JSON Schema of a `response_format`: OpenAI's shape, or llama-cpp-python's `schema` beside the type."""
+    kind = "text" if response_format is None else response_format.get("type")
+    if response_format is None or kind == "text":
+        return None
+    if kind == "json_object":
+        schema = response_format.get("schema", {"type": "object"})
+    elif kind == "json_schema":
+        inner = response_format.get("json_schema")
+        schema = inner.get("schema") if isinstance(inner, Mapping) else None
+    else:
+        raise InvalidRequestError(f"response_format type is {kind!r}; it must be text, json_object or json_schema")
+    if not isinstance(schema, dict | bool):
+        raise InvalidRequestError(f"response_format: the schema must be an object or a boolean, not {schema!r}")
+    return schema
+
+
+def _tool_use(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None) -> ToolUse | None:
+    if isinstance(choice, Mapping):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else None
+        named = [tool for tool in tools if tool["function"]["name"] == name]
+        if not named:
+            raise InvalidRequestError(f"tool_choice: there is no tool {name!r}")
+        return ToolUse(named, required=True, parallel=False)
+    if choice not in (None, "none", "auto", "required"):
+        raise InvalidRequestError(
+            f"tool_choice is {choice!r}; it must be none, auto, required or a function's name in an object"
+        )
+    if choice == "required" and not tools:
+        raise InvalidRequestError("tool_choice: required needs tools")
+    return ToolUse(tools, choice == "required") if tools and choice != "none" else None
+
+
+def _as_messages(messages: Sequence[Mapping[str, Any]]) -> list[Json]:
+    """Messages as chat templates take them: content as text, arguments of calls as objects."""
+    if not messages:
+        raise InvalidRequestError("messages is empty: at least one is needed")
+    return [_as_message(message, i) for i, message in enumerate(messages)]
+
+
+def _as_message(message: Any, i: int) -> Json:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise InvalidRequestError(f'messages[{i}] must be {{"role": ..., "content": ...}}, not {str(message)[:80]}')
+    role, content = message["role"], message.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        parts = [part for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+        if len(parts) < len(content) or any(part.get("type", "text") != "text" for part in parts):
+            raise InvalidRequestError(f"messages[{i}].content: only parts of type text are supported")
+        content = "\n".join(part["text"] for part in parts)
+    if content is not None and not isinstance(content, str):
+        raise InvalidRequestError(f"messages[{i}].content must be a text, not {content!r}")
+    result = {**message, "role": _ROLES.get(role, role), "content": content or ""}
+    if message.get("tool_calls"):
+        result["tool_calls"] = [_parsed_call(call, i) for call in message["tool_calls"]]
+    return result
+
+
+def _parsed_call(call: Any, i: int) -> Json:
+    try:
+        function = dict(call["function"])
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments)
+        return {**call, "function": {"name": function["name"], "arguments": arguments}}
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidRequestError(f"messages[{i}].tool_calls: not a call of a function: {error}") from None

@@ -1,0 +1,234 @@
+"""Chat completions and completions in the shapes of llama-cpp-python."""
+
+import json
+from typing import Any
+
+import pytest
+
+from llamacli import ChatTemplateError, ContextOverflowError, InvalidRequestError, Model
+from llamacli.testing.chats import CHATML
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
+PARAMETERS = {"type": "object", "properties": {"n": {"type": "integer"}}}
+TOOLS = [{"type": "function", "function": {"name": "roll", "parameters": PARAMETERS}}]
+CALL = '<tool_call>\n{"name": "roll", "arguments": {"n": 2}}\n</tool_call>'
+WITH_TOOLS = f"{{% if tools %}}<tool_call></tool_call>{{{{ tools }}}}{{% endif %}}{CHATML}"
+
+
+def joined(chunks: list[dict[str, Any]], field: str) -> str:
+    return "".join(chunk["choices"][0]["delta"].get(field, "") for chunk in chunks)
+
+
+class TestChat:
+    def test_shape_of_the_whole_result(self, talker, script) -> None:
+        model = talker()
+        script(model, "Hello there.")
+        result = model.create_chat_completion(MESSAGES, model="mine")
+        n_prompt = len(model.create_chat_codec().encode(model.create_chat_codec().render(MESSAGES)))
+        n_reply = len(model.encode("Hello there.", False))
+        assert result.pop("id").startswith("chatcmpl-")
+        assert isinstance(result.pop("created"), int)
+        assert result == {
+            "model": "mine",
+            "object": "chat.completion",
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": "Hello there."},
+                    "logprobs": None,
+                    "finish_reason": "stop",
+                }
+            ],
+            "usage": {
+                "prompt_tokens": n_prompt,
+                "completion_tokens": n_reply,
+                "total_tokens": n_prompt + n_reply,
+            },
+        }
+
+    def test_chunks_join_to_the_result(self, talker) -> None:
+        model = talker()
+        options: dict[str, Any] = {"temperature": 1.5, "seed": 7, "max_tokens": 20}
+        result = model.create_chat_completion(MESSAGES, **options)
+        chunks = list(model.create_chat_completion(MESSAGES, stream=True, **options))
+        assert joined(chunks, "content") == result["choices"][0]["message"]["content"]
+        assert chunks[0]["choices"][0]["delta"] == {"role": "assistant"}
+        assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+        assert len({chunk["id"] for chunk in chunks}) == 1
+        finishes = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+        assert finishes == [None] * (len(chunks) - 1) + ["length"]
+        assert result["choices"][0]["finish_reason"] == "length"
+        assert result["usage"]["completion_tokens"] == 20
+        json.dumps([result, chunks])
+
+    def test_draws_differ_without_a_seed(self, talker) -> None:
+        model = talker()
+        replies = [
+            model.create_chat_completion(MESSAGES, temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, max_tokens=12)
+            for _ in range(3)
+        ]
+        assert len({reply["choices"][0]["message"]["content"] for reply in replies}) > 1
+
+    def test_reasoning_and_calls(self, talker, script) -> None:
+        model = talker(WITH_TOOLS)
+        script(model, f"<think>dice</think>Rolling.{CALL}")
+        result = model.create_chat_completion(MESSAGES, tools=TOOLS, tool_choice="auto")
+        choice = result["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["reasoning_content"] == "dice"
+        assert choice["message"]["content"] == "Rolling."
+        (call,) = choice["message"]["tool_calls"]
+        assert (call["type"], call["function"]["name"]) == ("function", "roll")
+        assert json.loads(call["function"]["arguments"]) == {"n": 2}
+
+        script(model, CALL)
+        chunks = list(model.create_chat_completion(MESSAGES, tools=TOOLS, stream=True))
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        (streamed,) = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+        assert streamed == {"index": 0, **call, "id": streamed["id"]}
+
+    def test_result_of_a_call_can_be_sent_back(self, talker, script) -> None:
+        model = talker(WITH_TOOLS)
+        script(model, CALL, "Two.")
+        message = model.create_chat_completion(MESSAGES, tools=TOOLS)["choices"][0]["message"]
+        assert message["content"] is None
+        call = message["tool_calls"][0]
+        more = [*MESSAGES, message, {"role": "tool", "tool_call_id": call["id"], "content": "2"}]
+        reply = model.create_chat_completion(more, tools=TOOLS)
+        assert reply["choices"][0]["message"]["content"] == "Two."
+
+    def test_required_call_follows_its_schema(self, talker) -> None:
+        pytest.importorskip("llguidance")
+        kinds = {"type": "object", "properties": {"n": {"enum": [2]}}, "required": ["n"], "additionalProperties": False}
+        tools = [{"type": "function", "function": {"name": "roll", "parameters": kinds}}]
+        choice = {"type": "function", "function": {"name": "roll"}}
+        model = talker(WITH_TOOLS.replace("assistant\n", "assistant\n<think></think>"))
+        result = model.create_chat_completion(MESSAGES, tools=tools, tool_choice=choice)
+        (call,) = result["choices"][0]["message"]["tool_calls"]
+        assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("roll", {"n": 2})
+        assert result["choices"][0]["finish_reason"] == "tool_calls"
+
+    @pytest.mark.parametrize(
+        "response_format",
+        [
+            {"type": "json_object", "schema": {"enum": ["red"]}},
+            {"type": "json_schema", "json_schema": {"name": "colour", "schema": {"enum": ["red"]}}},
+        ],
+    )
+    def test_response_format(self, talker, response_format: dict[str, Any]) -> None:
+        pytest.importorskip("llguidance")
+        template = CHATML.replace("assistant\n", "assistant\n<think></think>")
+        result = talker(template).create_chat_completion(MESSAGES, response_format=response_format)
+        assert result["choices"][0]["message"]["content"] == '"red"'
+
+    def test_stop_strings(self, talker, script) -> None:
+        model = talker()
+        script(model, "One. Two. Three.")
+        choice = model.create_chat_completion(MESSAGES, stop=[" Two"])["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("One.", "stop")
+
+    def test_logprobs(self, talker) -> None:
+        model = talker()
+        choice = model.create_chat_completion(MESSAGES, logprobs=True, top_logprobs=3, max_tokens=5)["choices"][0]
+        content = choice["logprobs"]["content"]
+        assert all(len(entry["top_logprobs"]) == 3 and entry["logprob"] <= 0 for entry in content)
+        text = bytes(byte for entry in content for byte in entry["bytes"]).decode("utf-8", "replace")
+        assert choice["message"]["content"].strip() in text
+
+    def test_content_may_be_parts(self, talker, script) -> None:
+        model = talker()
+        script(model, "Yes.", "Yes.")
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        usages = [
+            model.create_chat_completion([{"role": "user", "content": content}])["usage"] for content in (parts, "a\nb")
+        ]
+        assert usages[0] == usages[1]
+
+    def test_common_prefix_is_not_evaluated_again(self, talker) -> None:
+        model = talker()
+        model.create_chat_completion(MESSAGES, max_tokens=1, seed=0)
+        with model.create_session() as session:
+            assert session.reuse(model.create_chat_codec().encode(model.create_chat_codec().render(MESSAGES))) > 0
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"tool_choice": "required"}, "required needs tools"),
+            ({"tool_choice": "maybe"}, "'maybe'; it must be none, auto, required"),
+            ({"tools": TOOLS, "tool_choice": {"function": {"name": "no"}}}, "there is no tool 'no'"),
+            ({"response_format": {"type": "xml"}}, "'xml'; it must be text, json_object or json_schema"),
+            ({"response_format": {"type": "json_schema"}}, "must be an object or a boolean, not None"),
+            ({"response_format": {"type": "json_object"}, "grammar": "root ::= [a]"}, "exclude each other"),
+            ({"top_logprobs": 2}, "needs logprobs=True"),
+            ({"max_tokens": 1.5}, "max_tokens must be an integer or None, not 1.5"),
+            ({"top_p": 2}, "top_p"),
+            ({"seed": -1}, "seed"),
+        ],
+    )
+    def test_invalid_arguments_raise_at_once(self, talker, options: dict[str, Any], said: str) -> None:
+        with pytest.raises(InvalidRequestError, match=said):
+            talker().create_chat_completion(MESSAGES, stream=True, **options)
+
+    @pytest.mark.parametrize(
+        ("messages", "said"),
+        [
+            ([], "at least one is needed"),
+            (["Hi."], r"messages\[0\] must be .*not Hi\."),
+            ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\].content: only parts of type text"),
+            ([{"role": "user", "content": 3}], r"messages\[0\].content must be a text, not 3"),
+            ([{"role": "assistant", "tool_calls": [{"id": "a"}]}], r"messages\[0\].tool_calls: not a call"),
+        ],
+    )
+    def test_invalid_messages_raise_at_once(self, talker, messages: list[Any], said: str) -> None:
+        with pytest.raises(InvalidRequestError, match=said):
+            talker().create_chat_completion(messages)
+
+    def test_other_errors(self, talker) -> None:
+        with pytest.raises(TypeError, match="mirostat_alpha"):
+            talker().create_chat_completion(MESSAGES, mirostat_alpha=3)
+        with pytest.raises(ContextOverflowError):
+            talker(context_length=16).create_chat_completion([{"role": "user", "content": "word " * 40}])
+        with pytest.raises(ChatTemplateError):
+            talker(template=None).create_chat_completion(MESSAGES, template="{{ raise_exception('no') }}")
+
+
+class TestText:
+    def test_shape(self, talker: Any) -> None:
+        model: Model = talker()
+        result = model.create_completion("a b", temperature=0, max_tokens=6, echo=True, model="mine")
+        with model.create_session() as session:
+            text = "".join(token.piece for token in session.generate("a b", max_tokens=6))
+        n_prompt = len(model.tokenizer.encode_prompt("a b"))
+        assert result.pop("id").startswith("cmpl-")
+        assert isinstance(result.pop("created"), int)
+        assert result == {
+            "model": "mine",
+            "object": "text_completion",
+            "choices": [{"index": 0, "text": "a b" + text, "logprobs": None, "finish_reason": "length"}],
+            "usage": {"prompt_tokens": n_prompt, "completion_tokens": 6, "total_tokens": n_prompt + 6},
+        }
+
+    def test_chunks_join_to_the_result(self, talker: Any) -> None:
+        model: Model = talker()
+        options: dict[str, Any] = {"temperature": 1.5, "seed": 3, "max_tokens": 10, "logprobs": 2}
+        result = model.create_completion("a b", **options)["choices"][0]
+        choices = [chunk["choices"][0] for chunk in model.create_completion("a b", stream=True, **options)]
+        assert "".join(choice["text"] for choice in choices) == result["text"]
+        assert choices[-1]["finish_reason"] == result["finish_reason"]
+        shapes = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+        assert [name for shape in shapes for name in shape["tokens"]] == result["logprobs"]["tokens"]
+
+    def test_no_limit_is_the_context(self, talker: Any) -> None:
+        for limit in (None, 0, -1):
+            model = talker(context_length=24)
+            result = model.create_completion(
+                [5, 6], max_tokens=limit, logit_bias=dict.fromkeys(model.tokenizer.eog_ids, -1e9)
+            )
+            assert result["choices"][0]["finish_reason"] == "length"
+            assert result["usage"]["total_tokens"] == 24
+
+    def test_invalid_arguments(self, talker: Any) -> None:
+        with pytest.raises(InvalidRequestError, match="logprobs must be an integer of at least 0, not -1"):
+            talker().create_completion("a", logprobs=-1)
+        with pytest.raises(InvalidRequestError, match="token 100000 at index 0"):
+            talker().create_completion([100000])
