@@ -26,8 +26,8 @@ def pull(reference: str) -> None:
     one of several files, as in user/repo:Q5_K_M; default: Q4_K_M, else Q8_0, else the first file.
     Cached files are not downloaded again unless there is a newer revision. Needs the extra `hub`.
     """
-    from llamacli.tools.hub import fetch
-    from llamacli.tools.names import reference as named
+    from llamacli.hub.names import reference as named
+    from llamacli.hub.repositories import fetch
 
     click.echo(fetch(named(reference)))
 
@@ -46,7 +46,7 @@ def list_models(names: bool, json: bool) -> None:
     if names:
         _print_names(json)
         return
-    from llamacli.tools.hub import cached_models
+    from llamacli.hub.repositories import cached_models
 
     models = cached_models()
     if json:
@@ -79,7 +79,7 @@ def list_models(names: bool, json: bool) -> None:
 
 
 def _print_names(json: bool) -> None:
-    from llamacli.tools.names import aliases, shipped_names
+    from llamacli.hub.names import aliases, shipped_names
 
     known = aliases() | {name: repo for name, repo in shipped_names().items() if name not in aliases()}
     if json:
@@ -96,8 +96,8 @@ def rm(references: tuple[str, ...]) -> None:
 
     Without QUANT all GGUF files of the repository are deleted; its other files stay. Needs the extra `hub`.
     """
-    from llamacli.tools.hub import remove
-    from llamacli.tools.names import reference as named
+    from llamacli.hub.names import reference as named
+    from llamacli.hub.repositories import remove
 
     for reference in list(map(named, references)):
         note(f"{reference}: {human_bytes(remove(reference))} freed")
@@ -105,8 +105,8 @@ def rm(references: tuple[str, ...]) -> None:
 
 def model_from_hub(text: str) -> str:
     """Path of a hub model's file, downloaded unless cached."""
-    from llamacli.tools.hub import cached, fetch
-    from llamacli.tools.names import reference as named
+    from llamacli.hub.names import reference as named
+    from llamacli.hub.repositories import cached, fetch
 
     reference = named(text)
     return str(cached(reference) or fetch(reference))
@@ -119,8 +119,8 @@ def resolve_model(name: str) -> str:
     """
     if not name or Path(name).exists():
         return name
-    from llamacli.tools.hub import cached, fetch
-    from llamacli.tools.names import lookup
+    from llamacli.hub.names import lookup
+    from llamacli.hub.repositories import cached, fetch
 
     found = lookup(name)
     if found is None:
@@ -132,7 +132,7 @@ def resolve_model(name: str) -> str:
 
 def _no_model(name: str) -> str:
     """Message for a name that is neither a file nor known."""
-    from llamacli.tools.names import similar
+    from llamacli.hub.names import similar
 
     path = Path(name)
     if path.suffix.lower() in (".gguf", ".bin") or path.parent != Path():

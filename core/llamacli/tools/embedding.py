@@ -87,7 +87,7 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
         pooling: Pooling | str | None = None,
         normalize: bool = True,
     ) -> npt.NDArray[np.float32]:
-        """Embed a text, given as text or token ids, as one vector, float32 [n_embd].
+        """Embed text or token ids as one vector, float32 [n_embd].
 
         Without pooling ("none") as [n_tokens, n_embd]. Several texts, given as a list of strings, are float32 [n_texts,
         n_embd], and need a pooling. `pooling` overrides the file's. `normalize` scales vectors to length 1. Raises

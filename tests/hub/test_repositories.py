@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli.errors import HubError, InvalidRequestError
-from llamacli.tools import hub
-from llamacli.tools.hub import Reference, choose
+from llamacli.hub import repositories as hub
+from llamacli.hub.repositories import Reference, choose
 
 FILES = [
     "README.md",

@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from llamacli import InvalidRequestError
-from llamacli.tools.hub import Reference
-from llamacli.tools.names import aliases_path, lookup, reference, shipped_names, similar
+from llamacli.hub import names
+from llamacli.hub.names import aliases_path, lookup, reference, resolve, shipped_names, similar
+from llamacli.hub.repositories import Reference
 
 
 @pytest.fixture(autouse=True)
@@ -17,9 +18,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_shipped_names_are_repositories() -> None:
-    names = shipped_names()
-    assert len(names) > 40
-    for name, repo in names.items():
+    found = shipped_names()
+    assert len(found) > 40
+    for name, repo in found.items():
         assert name == name.lower()
         assert str(Reference.parse(repo)) == repo
         assert repo.endswith("-GGUF")
@@ -72,3 +73,28 @@ def test_similar_names() -> None:
     assert "qwen3:8b" in similar("qwen3:7b")
     assert "qwen3" in similar("qwen")
     assert similar("zzzzzz") == []
+
+
+def test_resolve_to_a_file(tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def cached(found: Reference) -> Path | None:
+        asked.append(("cached", str(found)))
+        return tmp_path / "cached.gguf" if found.quant == "Q8_0" else None
+
+    def fetch(found: Reference) -> Path:
+        asked.append(("fetch", str(found)))
+        return tmp_path / "fetched.gguf"
+
+    monkeypatch.setattr(names, "cached", cached)
+    monkeypatch.setattr(names, "fetch", fetch)
+    file = tmp_path / "model.gguf"
+    file.touch()
+    config.write_text(f'mine = "{file}"\n')
+    assert resolve(str(file)) == resolve("mine") == file
+    assert asked == []
+    assert resolve("user/repo:Q8_0") == tmp_path / "cached.gguf"
+    assert resolve("user/repo") == tmp_path / "fetched.gguf"
+    assert asked == [("cached", "user/repo:Q8_0"), ("cached", "user/repo"), ("fetch", "user/repo")]
+    with pytest.raises(InvalidRequestError, match="'nothing' is not a model of the hub"):
+        resolve("nothing")

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from llamacli.errors import InvalidRequestError
-from llamacli.tools.hub import Reference
+from llamacli.hub.repositories import Reference, cached, fetch
 from llamacli.util.folders import user_folder
 
 LATEST = "latest"
@@ -86,6 +86,21 @@ def reference(name: str) -> Reference:
     if isinstance(found, Path):
         raise InvalidRequestError(f"{name} is a file, {found}, not a model of the hub")
     return Reference.parse(name) if found is None else found
+
+
+def resolve(name: str) -> Path:
+    """Path of a model's file.
+
+    The name is a path, a short name or `user/repo[:quant]`. A model of the hub is downloaded unless cached. Raises
+    InvalidRequestError for a name that is none of these, HubError if the model cannot be downloaded.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    found = lookup(name)
+    if found is None:
+        found = Reference.parse(name)
+    return found if isinstance(found, Path) else cached(found) or fetch(found)
 
 
 def similar(name: str) -> list[str]:
