@@ -55,7 +55,9 @@ def test_command(folder, command):
 
 
 PROGRAMS = [
-    (page, n) for page in ("README.md", "docs/chat.md", "docs/sampling.md") for n in range(len(blocks("python", page)))
+    (page, n)
+    for page in ("README.md", "docs/api.md", "docs/chat.md", "docs/sampling.md")
+    for n in range(len(blocks("python", page)))
 ]
 
 

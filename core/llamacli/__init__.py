@@ -3,7 +3,7 @@
     import llamacli
 
     with llamacli.load_model("model.gguf") as model, model.create_session() as session:
-        for token in session.generate(model.encode("Once upon a time"), max_tokens=64):
+        for token in session.generate("Once upon a time", max_tokens=64):
             print(token.piece, end="")
 
 Public names are listed in `__init__.pyi` and imported at first use, so that `import llamacli` itself is fast.
