@@ -17,6 +17,7 @@ from conftest import LoadTiny, TinyGguf
 from llamacli import (
     ClosedError,
     InvalidRequestError,
+    Model,
     ModelFormatError,
     PluginError,
     QuantMode,
@@ -56,6 +57,13 @@ class TestLoading:
         assert repr(model) == "<Model llama, 2 layers, mode auto>"
         model.close()
         assert repr(model) == "<Model llama, 2 layers, mode auto, closed>"
+
+    def test_from_pretrained(self, tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tiny_gguf("gqa")
+        monkeypatch.setattr("llamacli.hub.names.cached", lambda found: {"user/repo:Q8_0": path}[str(found)])
+        for name in ("user/repo:Q8_0", str(path)):
+            with Model.from_pretrained(name, "fp32", plugins=plugins, engine=ReferenceEngine()) as model:
+                assert (model.arch, model.mode) == ("llama", QuantMode.FP32)
 
     def test_only_seq_len_can_be_set(self, load_tiny: LoadTiny) -> None:
         config = load_tiny().config

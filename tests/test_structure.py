@@ -22,6 +22,7 @@ OURS_AND_THE_PEER = re.compile(r"llama_?cli|llama[.-]?cpp(?:-python)?|llama-serv
 LAYERS = [
     {"errors"},
     {"util"},
+    {"hub"},
     {"quantization"},
     {"gguf"},
     {"kernels"},
@@ -36,6 +37,7 @@ LAYERS = [
     {"sampling"},
     {"conversion", "engine"},
     {"session"},
+    {"batch"},
     {"chat"},
     {"hookspecs"},
     {"plugins"},

@@ -7,6 +7,7 @@ from llamacli.architecture import Architecture as Architecture
 from llamacli.architecture import Config as Config
 from llamacli.architecture import TensorTable as TensorTable
 from llamacli.architecture import Weights as Weights
+from llamacli.batch import Generated as Generated
 from llamacli.chat.messages import Message as Message
 from llamacli.chat.messages import Piece as Piece
 from llamacli.chat.messages import ToolCall as ToolCall

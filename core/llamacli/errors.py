@@ -34,7 +34,10 @@ class ModelFormatError(LlamaCliError, ValueError):
 
 
 class ModelNotFoundError(ModelFormatError, FileNotFoundError):
-    """A model file does not exist: `errno`, `strerror` and `filename` are those of a FileNotFoundError."""
+    """A model file does not exist.
+
+    `errno`, `strerror` and `filename` are those of a FileNotFoundError.
+    """
 
     def __init__(self, path: str | os.PathLike[str]):
         FileNotFoundError.__init__(self, errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
@@ -172,4 +175,4 @@ class ClosedError(LlamaCliError, RuntimeError):
 
 
 class SessionBusyError(LlamaCliError, RuntimeError):
-    """A session is in a `generate` that has not ended; nothing was evaluated."""
+    """A session is in another `generate`; nothing was evaluated."""

@@ -29,10 +29,11 @@ from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 
 if TYPE_CHECKING:
+    from llamacli.batch import Generated
     from llamacli.chat.codec import ChatCodec
     from llamacli.chat.formats import ChatFormat
     from llamacli.chat.session import ChatSession
-    from llamacli.sampling import SamplerType
+    from llamacli.sampling import SamplerType, SamplingParams
     from llamacli.session import Session
 
 _log = logging.getLogger(__name__)
@@ -65,6 +66,19 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         super().__init__(config, tokenizer, program, mode, identity)
         self.arch, self.metadata = config.architecture, metadata
         self._plugins = plugins or installed_plugins()
+
+    @classmethod
+    def from_pretrained(cls, name: str, mode: str | QuantMode = QuantMode.AUTO, **options: Any) -> Model:
+        """Load a model of the Hugging Face hub, downloaded unless cached.
+
+        `name` is `user/repo` or `user/repo:Q4_K_M` with one of its types, a short name (`llamacli list --names` prints
+        them), or the path of a file. `mode` and `options` are those of `load_model`. Needs the extra `hub`. Raises
+        InvalidRequestError for a name that is none of these, HubError if the model cannot be downloaded, and what
+        `load_model` raises.
+        """
+        from llamacli.hub.names import resolve
+
+        return load_model(resolve(name), mode, **options)
 
     def chat_formats(self) -> list[ChatFormat]:
         """Chat formats of the plugins, then of the core."""
@@ -139,6 +153,26 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         from llamacli.chat.codec import ChatCodec
 
         return ChatCodec(self.tokenizer, self.metadata, self._plugins.chat_formats(), template, tools=tools)
+
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        params: SamplingParams | None = None,
+        *,
+        max_tokens: int = 64,
+        seed: int = 1234,
+        n_parallel: int = 16,
+    ) -> list[Generated]:
+        """Generate the text after each of several prompts.
+
+        These are text or token ids. Up to `n_parallel` are evaluated together (batching), with one pass over the
+        weights for all. Each result is that of `generate` in a new session with this `seed`. Without `params` the most
+        probable tokens are taken. Raises InvalidRequestError for a value out of range, ContextOverflowError for a
+        prompt that does not fit.
+        """
+        from llamacli.batch import generate_batch
+
+        return generate_batch(self, prompts, params, max_tokens=max_tokens, seed=seed, n_parallel=n_parallel)
 
     @overload
     def create_chat_completion(

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -738,13 +738,13 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     def _checked(self, tokens: Sequence[int], n_past: int | None = None) -> npt.NDArray[np.int32]:
         """Check that tokens are in the vocabulary and fit; int32 [n]."""
-        n_vocab = self.model.config.n_vocab
+        n_vocab, given = self.model.config.n_vocab, cast(object, tokens)
+        if isinstance(given, str):
+            raise InvalidRequestError(f"tokens are a sequence of ids, not the text {given[:40]!r}: use encode(text)")
         try:
             ids = list(tokens)
         except TypeError:
             raise InvalidRequestError(f"tokens are a sequence of ids, not {tokens!r}") from None
-        if isinstance(tokens, str):
-            raise InvalidRequestError(f"tokens are a sequence of ids, not the text {tokens[:40]!r}: use encode(text)")
         for i, token in enumerate(ids):
             if not is_integer(token) or not 0 <= token < n_vocab:
                 raise InvalidRequestError(f"token {token!r} at index {i} is not an id from 0 to {n_vocab - 1}")

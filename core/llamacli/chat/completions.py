@@ -83,6 +83,7 @@ class CompletionArguments:
             "grammar": constraint.grammar,
             "json_schema": constraint.json_schema,
             "grammar_triggers": constraint.triggers,
+            "grammar_after": constraint.after,
             "n_probs": n_probs,
         }
         return params_with_defaults(given, metadata, model.config.seq_len, model.find_sampler)
@@ -112,9 +113,10 @@ def chat_completion(
     top_logprobs: int | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> Generator[Json, None, Json]:
-    """Chunks of the reply to a conversation; the whole result is the generator's return value.
+    """Chunks of the reply to a conversation.
 
-    The first token is computed when the first chunk is asked for. Raises at once what is wrong with the arguments.
+    The whole result is the generator's return value. The first token is computed when the first chunk is asked for.
+    Raises at once what is wrong with the arguments.
     """
     use = _tool_use(checked_tools(tools) or (), tool_choice)
     schema = _schema_of(response_format)
@@ -196,9 +198,9 @@ def completion(
     echo: bool = False,
     logprobs: int | None = None,
 ) -> Generator[Json, None, Json]:
-    """Chunks of the text after a prompt; the whole result is the generator's return value.
+    """Chunks of the text after a prompt.
 
-    Raises at once what is wrong with the arguments.
+    The whole result is the generator's return value. Raises at once what is wrong with the arguments.
     """
     if logprobs is not None and (not is_integer(logprobs) or logprobs < 0):
         raise InvalidRequestError(f"logprobs must be an integer of at least 0, not {logprobs!r}")
@@ -257,7 +259,7 @@ class _Run:
 
     @property
     def finish_reason(self) -> str:
-        """Reason of the end: "length" for `max_tokens` or a full context, else "stop"."""
+        """Finish reason: "length" for `max_tokens` or a full context, else "stop"."""
         if self.session.stop_string:
             return "stop"
         is_full = self.session.n_past == self.session.seq_len
@@ -279,7 +281,10 @@ def _call(call: ToolCall) -> Json:
 
 
 def _schema_of(response_format: Mapping[str, Any] | None) -> Json | bool | None:
-    """JSON Schema of a `response_format`: OpenAI's shape, or llama-cpp-python's `schema` beside the type."""
+    """JSON Schema of a `response_format`.
+
+    In OpenAI's shape, or llama-cpp-python's, `schema` beside the type.
+    """
     kind = "text" if response_format is None else response_format.get("type")
     if response_format is None or kind == "text":
         return None
@@ -313,7 +318,10 @@ def _tool_use(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any
 
 
 def _as_messages(messages: Sequence[Mapping[str, Any]]) -> list[Json]:
-    """Messages as chat templates take them: content as text, arguments of calls as objects."""
+    """Messages as chat templates take them.
+
+    Content is text, arguments of calls are objects.
+    """
     if not messages:
         raise InvalidRequestError("messages is empty: at least one is needed")
     return [_as_message(message, i) for i, message in enumerate(messages)]

@@ -10,10 +10,10 @@ Item = TypeVar("Item")
 
 
 async def in_threads(items: Generator[Item, None, None]) -> AsyncGenerator[Item, None]:
-    """Items of a generator, each computed in a thread of the event loop's executor.
+    """Items of a generator, each computed in a thread.
 
-    The generator is closed in the end. When the task is cancelled, the item being computed is finished first: a running
-    generator cannot be closed.
+    Threads are those of the event loop's executor. The generator is closed in the end. When the task is cancelled, the
+    item being computed is finished first: a running generator cannot be closed.
     """
     end = object()
     step: asyncio.Future[Item | object] | None = None
