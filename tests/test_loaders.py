@@ -14,17 +14,15 @@ from llamacli.quantization import TensorType
 
 
 @pytest.fixture
-def dummy() -> Plugins:
-    """Plugins with one loader, of files that begin with "dummy"."""
-    plugins = Plugins([])
-    plugins._loaders.append(
+def dummy() -> list[Loader]:
+    """The loader of files that begin with "dummy"."""
+    return [
         Loader(
             "dummy",
             lambda path: path.read_bytes().startswith(b"dummy"),
             lambda path: ArrayFile(path, Metadata({"a": 1}), {"t": np.arange(6, dtype=np.float32).reshape(2, 3)}),
         )
-    )
-    return plugins
+    ]
 
 
 class TestOpening:
@@ -32,35 +30,37 @@ class TestOpening:
         file = open_model_file(tiny_gguf("gqa"), Plugins([]).loaders())
         assert file.metadata["general.architecture"] == "llama"
 
-    def test_matching_loader_opens_the_file(self, dummy: Plugins, tmp_path: Path) -> None:
+    def test_matching_loader_opens_the_file(self, dummy: list[Loader], tmp_path: Path) -> None:
         (path := tmp_path / "x").write_bytes(b"dummy!")
-        file = open_model_file(str(path), dummy.loaders())
+        file = open_model_file(str(path), dummy)
         assert (file.path, file.metadata["a"]) == (path, 1)
 
-    def test_unknown_format_raises(self, dummy: Plugins, tmp_path: Path) -> None:
+    def test_unknown_format_raises(self, dummy: list[Loader], tmp_path: Path) -> None:
         (path := tmp_path / "x").write_bytes(b"other")
         with pytest.raises(ModelFormatError, match=r"x: not a model file of a known format \(GGUF, dummy\)"):
-            open_model_file(path, dummy.loaders())
+            open_model_file(path, dummy)
 
-    def test_error_in_matches_is_logged(self, dummy: Plugins, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        dummy._loaders.insert(0, Loader("broken", lambda path: {}[path], lambda path: {}[path]))
+    def test_error_in_matches_is_logged(
+        self, dummy: list[Loader], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        dummy.insert(0, Loader("broken", lambda path: {}[path], lambda path: {}[path]))
         (path := tmp_path / "x").write_bytes(b"dummy!")
         with caplog.at_level(logging.WARNING):
-            assert open_model_file(path, dummy.loaders()).metadata["a"] == 1
+            assert open_model_file(path, dummy).metadata["a"] == 1
         assert f"loader 'broken' failed over {path}: KeyError" in caplog.text
 
-    def test_error_in_open_names_the_loader(self, dummy: Plugins, tmp_path: Path) -> None:
-        dummy._loaders.insert(0, Loader("broken", lambda path: True, lambda path: {}["header"]))
+    def test_error_in_open_names_the_loader(self, dummy: list[Loader], tmp_path: Path) -> None:
+        dummy.insert(0, Loader("broken", lambda path: True, lambda path: {}["header"]))
         (path := tmp_path / "x").write_bytes(b"dummy!")
         with pytest.raises(PluginError, match="loader 'broken' failed: KeyError: 'header'"):
-            open_model_file(path, dummy.loaders())
+            open_model_file(path, dummy)
 
     @pytest.mark.parametrize("name", ["missing", "", "a\0b"])
     def test_unreadable_path_raises(
-        self, name: str, dummy: Plugins, tmp_path: Path, caplog: pytest.LogCaptureFixture
+        self, name: str, dummy: list[Loader], tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         with caplog.at_level(logging.WARNING), pytest.raises(ModelFormatError, match=r"cannot read|not a regular file"):
-            open_model_file(tmp_path / name, dummy.loaders())
+            open_model_file(tmp_path / name, dummy)
         assert caplog.text == ""
 
 

@@ -214,5 +214,5 @@ def test_sessions_over_a_numbered_cache(model: Model) -> None:
         for wrong in (-1, 3, True, "0"):
             with pytest.raises(InvalidRequestError, match="is not one of 0 to 2"):
                 cache.pos_max(wrong)
-        with pytest.raises(InvalidRequestError, match="overlap or leave a gap"):
+        with pytest.raises(InvalidRequestError, match="holds other tokens"):
             cache.seq_cp(0, 2)

@@ -14,7 +14,7 @@ from llamacli.cli.hub import REFERENCE, model_from_hub
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.numbers import Integer
 from llamacli.cli.options import PATH, global_options, kv_type_options, mode_option, option, threads_option
-from llamacli.cli.sampling import sampling_options
+from llamacli.cli.sampling import check_constraint, sampling_options
 from llamacli.cli.text import argument, read_file, read_stdin, unescaped, without_final_newline
 from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.tools.demo import demo_path
@@ -113,6 +113,7 @@ def run(
     stdin is not part of the prompt.
     """
     _check_outputs(**given)
+    check_constraint(given)
     for name in _INPUTS:
         if given[name] is not None:
             Path(given[name]).open("rb").close()  # an error now, and not once the model is loaded

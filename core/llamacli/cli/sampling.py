@@ -202,13 +202,22 @@ def stop_strings(given: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(map(unescaped, texts)) if given.get("escape") else texts
 
 
-def _constraint(given: Mapping[str, Any]) -> dict[str, str]:
-    """The grammar or schema, given as text or in a file."""
+def check_constraint(given: Mapping[str, Any]) -> list[str]:
+    """Names of the options that give a grammar or schema: at most 1.
+
+    Raises UsageError for more.
+    """
     names = ("grammar", "grammar_file", "json_schema", "json_schema_file")
     named = [name for name in names if given.get(name) is not None]
     if len(named) > 1:
         flags = " and ".join("--" + name.replace("_", "-") for name in named)
         raise click.UsageError(f"{flags} exclude each other.")
+    return named
+
+
+def _constraint(given: Mapping[str, Any]) -> dict[str, str]:
+    """The grammar or schema, given as text or in a file."""
+    named = check_constraint(given)
     return {
         name.removesuffix("_file"): read_file(Path(given[name])) if name.endswith("_file") else argument(given[name])
         for name in named

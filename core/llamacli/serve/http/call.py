@@ -58,7 +58,7 @@ DISCARD_S, DISCARD_BYTES = 2.0, 64 << 20
 ROOM_INTERVAL_S = 0.1
 """Seconds between looks for room, while other models are in use."""
 
-SUBMISSIONS = 3
+SUBMISSIONS = 20
 """Times that a request is submitted, where others have its model unloaded each time."""
 
 WATCHES = 8
