@@ -21,6 +21,15 @@ QUANTISED = [name for name in VARIANTS if name not in FLOAT32]
 EVERY = [*FLOAT32, *QUANTISED]
 
 
+def quick_first(names: list[str]) -> list[object]:
+    """Parameters for each variant: the first of an architecture quick."""
+    first: dict[object, str] = {}
+    for name in names:
+        first.setdefault((VARIANTS[name].write, VARIANTS[name].options.get("architecture")), name)
+    quick = set(first.values())
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def all_logits(model: Model, tokens: Iterable[int] = TOKENS) -> np.ndarray:
     with model.create_session(seq_len=N_CTX) as session:
         return session.eval(list(tokens), all_logits=True)
@@ -58,13 +67,14 @@ def test_golden_matches_the_file(variant: str, tiny_gguf: TinyGguf) -> None:
     assert sha256(tiny_gguf(variant)) == recorded, "its writer changed: record the goldens again"
 
 
+@SLOW_REFERENCE
 @pytest.mark.parametrize("variant", EVERY)
 def test_fp32_matches_llama_cpp_on_float32_weights(variant: str, load_tiny: LoadTiny) -> None:
     check_exact(Golden.load(variant), all_logits(load_tiny(variant)), VARIANTS[variant].exact)
 
 
 @SLOW_REFERENCE
-@pytest.mark.parametrize("variant", FLOAT32)
+@pytest.mark.parametrize("variant", quick_first(FLOAT32))
 def test_fp32_greedy_tokens_match_llama_cpp(variant: str, load_tiny: LoadTiny) -> None:
     golden, model = Golden.load(variant), load_tiny(variant)
     check_top1(golden, all_logits(model), gap=1e-3)
@@ -80,7 +90,7 @@ def test_auto_is_close_to_llama_cpp(variant: str, load_tiny: LoadTiny) -> None:
 
 
 @SLOW_REFERENCE
-@pytest.mark.parametrize("variant", EVERY)
+@pytest.mark.parametrize("variant", quick_first(EVERY))
 def test_single_tokens_and_batches_are_bit_equal(variant: str, load_tiny: LoadTiny) -> None:
     model = load_tiny(variant, "auto")
     whole = all_logits(model)

@@ -209,6 +209,7 @@ def compiling(start, tmp_path: Path):
     return begin
 
 
+@pytest.mark.slow
 def test_compiled_kernels_are_shown_on_a_terminal(compiling) -> None:
     user, program = pty.openpty()
     process = compiling(stderr=program)
@@ -222,6 +223,7 @@ def test_compiled_kernels_are_shown_on_a_terminal(compiling) -> None:
     assert shown.endswith("\r\x1b[K")
 
 
+@pytest.mark.slow
 def test_compilation_is_one_line_in_a_pipe(compiling) -> None:
     process = compiling()
     _, err = process.communicate(timeout=TIMEOUT_S)

@@ -82,7 +82,9 @@ def special(x: np.ndarray) -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("head_dim", [1, 2, 5, 24, 48, 80, 112, 257])
+@pytest.mark.parametrize(
+    "head_dim", [80, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 5, 24, 48, 112, 257))]
+)
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 def test_stored_bytes_equal_numpy(kv_type: str, head_dim: int, team: Team) -> None:
     state, n, random = KVSpec(3, head_dim), 20, np.random.default_rng(head_dim)

@@ -41,6 +41,7 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["end", "start"])
 def test_ops_stay_in_their_memory(side) -> None:
     done = run(

@@ -86,7 +86,9 @@ def use(model: Model, sessions: list[Session]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # interrupts while a generator is closed
-@pytest.mark.parametrize("variant", ["gqa", "gemma3", "qwen35"])
+@pytest.mark.parametrize(
+    "variant", ["gqa", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "qwen35"))]
+)
 def test_cache_consistent_after_interrupt_anywhere(
     variant: str, load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

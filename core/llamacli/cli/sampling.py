@@ -203,7 +203,7 @@ def stop_strings(given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def check_constraint(given: Mapping[str, Any]) -> list[str]:
-    """Names of the options that give a grammar or schema: at most 1.
+    """Names of the options that give a grammar, at most 1.
 
     Raises UsageError for more.
     """
