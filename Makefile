@@ -1,4 +1,4 @@
-# make run | lint | test | test-all | test-bounds : everything they need is installed into .venv on first use.
+# make run | lint | test | test-all | test-bounds | test-long : everything they need is installed into .venv on first use.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -6,7 +6,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(addprefix -e ,$(PLUGINS))
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: run test test-all test-bounds test-examples lint clean
+.PHONY: run test test-all test-long test-bounds test-examples lint clean
 
 run: $(VENV)/.installed
 	$(BIN)/llamacli run < /dev/null
@@ -22,6 +22,11 @@ test: $(VENV)/.installed-test
 test-all: test-bounds
 	-$(BIN)/python -m pip install --quiet -e '.[clients]'
 	LLAMACLI_TEST_PROFILE=full $(PYTEST) -m "slow or deep or hypothesis"
+
+# Longer runs against the server: 100,000 mutated bodies, 1,000 disconnects and schemas, more schemathesis cases.
+test-long: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet -e '.[clients]'
+	LLAMACLI_TEST_PROFILE=long $(PYTEST) -m slow tests/serve tests/cli/test_serve.py
 
 # Every kernel's memory between forbidden pages; functions of arrays with Numba's own checks.
 GUARDED := tests/ops tests/engine tests/kernels/test_attention.py tests/kernels/test_linear.py \

@@ -35,8 +35,8 @@ PROMPT = "Once upon a time there was a fox"
 HI = [{"role": "user", "content": "Tell me of a small fox."}]
 READY = re.compile(r"serving (\S+) on http://127\.0\.0\.1:(\d+) ")
 START_S = 60
-N_SCHEMAS = 1000 if PROFILE == "full" else 100
-N_DISCONNECTS = 1000 if PROFILE == "full" else 200
+N_SCHEMAS = 1000 if PROFILE == "long" else 100
+N_DISCONNECTS = 1000 if PROFILE == "long" else 200
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "plugins" / "llama"

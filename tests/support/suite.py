@@ -15,23 +15,24 @@ from paths import add_plugin_paths
 add_plugin_paths()
 
 PROFILE = os.environ.get("LLAMACLI_TEST_PROFILE", "quick")
-"""Hypothesis profile: `quick` tries a fifth of the examples of `full`."""
+"""Profile: `quick` tries a fifth of the examples of `full`; `long` is `full` with much longer runs against the server."""
 
 QUICK = 5
 
 # No deadline: how long an example takes says more about what else the machine does.
-hypothesis.settings.register_profile("full", deadline=None)
+for name in ("full", "long"):
+    hypothesis.settings.register_profile(name, deadline=None)
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=100 // QUICK)
 hypothesis.settings.load_profile(PROFILE)
 
 
-STRIDE = 1 if PROFILE == "full" else QUICK
+STRIDE = QUICK if PROFILE == "quick" else 1
 """Step through the instants or offsets of a test marked `deep`."""
 
 
 def examples(n: int, **options: Any) -> hypothesis.settings:
     """Settings of a Hypothesis test with `n` examples in the full profile."""
-    return hypothesis.settings(max_examples=n if PROFILE == "full" else max(1, n // QUICK), **options)
+    return hypothesis.settings(max_examples=max(1, n // QUICK) if PROFILE == "quick" else n, **options)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -147,7 +147,7 @@ def answer(request: Any) -> list:
     return [Admitted(0.0), DONE] if isinstance(request, EmbeddingRequest) else words(request)
 
 
-N_CASES = 20_000 if PROFILE == "full" else 2_000
+N_CASES = 20_000 if PROFILE == "long" else 2_000
 SEEDS: list[tuple[str, dict]] = [
     ("/v1/chat/completions", {"messages": HI, "temperature": 0.5, "stream": False, "n": 1, "stop": ["x"], "seed": 1}),
     ("/v1/chat/completions", {"messages": HI, "tools": [WEATHER], "tool_choice": "auto", "logprobs": True,
@@ -188,7 +188,7 @@ def mutated(value: Any, draw: random.Random) -> Any:
     return draw.choice(VALUES)
 
 
-@pytest.mark.parametrize("seed", range(5 if PROFILE == "full" else 1))
+@pytest.mark.parametrize("seed", range(5 if PROFILE == "long" else 1))
 def test_mutated_bodies_never_fail_the_server(seed: int, http: Served, fake: FakeEngine) -> None:
     fake.script = answer
     draw = random.Random(seed)
@@ -214,7 +214,7 @@ def test_schemathesis(http: Served, fake: FakeEngine) -> None:
     fake.script = answer
     schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{http.port}/openapi.json")
     limits = settings(
-        max_examples=250 if PROFILE == "full" else 20, deadline=None, database=None,
+        max_examples=250 if PROFILE == "long" else 20, deadline=None, database=None,
         phases=[Phase.generate], suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     n_operations = 0
