@@ -15,7 +15,7 @@ from paths import add_plugin_paths
 add_plugin_paths()
 
 PROFILE = os.environ.get("LLAMACLI_TEST_PROFILE", "quick")
-"""Profile: `quick` tries a fifth of the examples of `full`; `long` is `full` with much longer runs against the server."""
+"""Profile: `quick` tries a fifth of the examples of `full`; `long` is `full`, but longer against the server."""
 
 QUICK = 5
 
