@@ -31,6 +31,53 @@ COMPLETE = [
 UNEVEN = ("gemma4", "hunyuan_one_expert")
 """Variants whose layers differ in shape, or whose counts contradict each other: the test of the table says so."""
 
+UNUSUAL = frozenset(
+    [
+        "deepseek2",
+        "deepseek2_groups",
+        "deepseek2_legacy_yarn",
+        "deepseek2_linear",
+        "deepseek2_lite",
+        "deepseek2_nextn",
+        "deepseek2_q4_k",
+        "deepseek2_q8_0",
+        "deepseek2_temperature",
+        "deepseek2_yarn",
+        "deepseek2_yarn_multiplier",
+        "gemma3n_keys",
+        "gemma3n_shared",
+        "jamba",
+        "jamba_experts",
+        "lfm2",
+        "lfm2_q4_k",
+        "lfm2_q8_0",
+        "lfm2_untied_fused",
+        "lfm2_window",
+        "lfm2moe",
+        "lfm2moe_q4_k",
+        "lfm2moe_softmax",
+        "mamba",
+        "mamba2",
+        "mamba2_groups",
+        "mamba2_q4_k",
+        "mamba2_q8_0",
+        "mamba2_wide_heads",
+        "mamba_normed",
+        "mamba_q4_k",
+        "mamba_q8_0",
+        "mamba_tied",
+        "minicpm3_q4_k",
+        "minicpm3_tied",
+        "plm_q4_k",
+        "plm_wide_values",
+        "rwkv7",
+        "rwkv7_q4_k",
+        "rwkv7_q8_0",
+        "rwkv7_wide_heads",
+    ]
+)
+"""Variants without attention or with keys that a skeleton cannot read: values of another width, arrays of floats."""
+
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
@@ -87,7 +134,8 @@ def test_tables_fit_the_file_that_they_are_made_from(variant: str, write: Write,
 def test_every_variant_can_be_described(variant: str, write: Write, tiny_gguf: TinyGguf) -> None:
     architecture, _, folder = write(Description.of(open_model_file(tiny_gguf(variant), [])), from_file=True)
     file = json.loads((folder / "tests" / "file.json").read_text())
-    left = pytest.raises(ModelFormatError) if variant.startswith(UNEVEN) else contextlib.nullcontext()
+    is_left = variant.startswith(UNEVEN) or variant in UNUSUAL
+    left = pytest.raises(ModelFormatError) if is_left else contextlib.nullcontext()
     with left:
         check_shapes(architecture, file["keys"], file["shapes"])
 

@@ -59,7 +59,8 @@ class CharacterMask:
         if isinstance(value, Mapping):
             return {self.taint(key): self.taint(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self.taint(item) for item in value]
+            items = [self.taint(item) for item in value]
+            return items if isinstance(value, list) else tuple(items)
         return value
 
     def covers(self, value: Any) -> bool:

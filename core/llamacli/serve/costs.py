@@ -71,7 +71,7 @@ class StepCost:
             self.base, self.per_row = 0.0, y / x
             return
         self.per_row = min(slope / spread, y / x)  # a base below 0 would allow steps that are too long
-        self.base = y - self.per_row * x
+        self.base = max(0.0, y - self.per_row * x)  # rounding may leave a little less than 0
 
 
 def chunk_rows(cost: StepCost, n_decode: int, step_s: float, *, passes: int = 1) -> int:

@@ -372,8 +372,10 @@ class _Code:
         if self._n_layer:
             numbered = any(condition for condition, _ in self._groups())
             yield f"{indent}{'for i, block in enumerate(w.blk):' if numbered else 'for block in w.blk:'}"
-            for line in self._block():
-                yield f"{indent}    {line}"
+            lines = list(self._block())
+            yield from (f"{indent}    {line}" for line in lines)
+            if all(line.lstrip().startswith("#") for line in lines):  # a loop needs a statement
+                yield f"{indent}    continue"
         if "output_norm.weight" in shapes:
             yield f"{indent}x = {self._norm('x', 'w', 'output_norm')}"
         for text in self._left("w", [name for name in shapes if not name.startswith("blk.")], {"output"}):

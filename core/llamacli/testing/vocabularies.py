@@ -159,13 +159,17 @@ def character_map(replacements: Mapping[str, str]) -> bytes:
     units, free = [0] * 256, 1
     taken = {0}
     places = {0: 0}
+    bases = set[int]()  # two nodes of one base would share their children
     for node, bytes_of in enumerate(children):  # parents come before their children
         place = places[node]
         while free in taken:
             free += 1
         base = next(
-            base for base in itertools.count(free ^ min(bytes_of, default=0)) if _fits(base, place, bytes_of, taken)
+            base
+            for base in itertools.count(free ^ min(bytes_of, default=0))
+            if base not in bases and _fits(base, place, bytes_of, taken)
         )
+        bases.add(base)
         units += [0] * (max(base | 0xFF, place) + 1 - len(units))
         units[place] |= (base ^ place) << 10 | (0 in bytes_of) << 8
         for byte, child in bytes_of.items():
