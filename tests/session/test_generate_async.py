@@ -18,10 +18,7 @@ def test_equals_generate(model: Model, session: Session) -> None:
         assert (session.tokens, session.stats.n_gen) == (other.tokens, 12)
 
 
-def test_sessions_run_at_once(model: Model, request: pytest.FixtureRequest) -> None:
-    if request.config.pluginmanager.hasplugin("llamacli.testing.guarded"):
-        pytest.skip("guarded programs are compiled for each batch size, by one thread at a time")
-
+def test_sessions_run_at_once(model: Model) -> None:
     async def one(seed: int) -> list[int]:
         with model.create_session(seed=seed) as session:
             return [token.id async for token in session.generate_async(PROMPT, RANDOM, max_tokens=8)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -91,6 +92,9 @@ def _on_copies(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+_LOCK = threading.RLock()
+
+
 class _Tight:
     """Program whose buffers just fit the tokens of each call."""
 
@@ -110,7 +114,8 @@ class _Tight:
         return self._programs[n]
 
     def forward(self, tokens: np.ndarray, spans: Any, **options: Any) -> np.ndarray:
-        return self._sized(len(tokens)).forward(tokens, spans, **options)
+        with _LOCK:  # the size of a batch is a constant of modules, for all threads
+            return self._sized(len(tokens)).forward(tokens, spans, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._programs[1], name)
