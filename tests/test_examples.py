@@ -22,8 +22,3 @@ def test_example(folder: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     assert int(re.findall(r"(\d+) passed", done.stdout)[0]) > 20
-
-
-def test_the_example_with_a_verb_is_the_one_of_the_guide() -> None:
-    name = "llamacli_l2/l2_norm.py"
-    assert (ROOT / "examples/verb" / name).read_text() == (ROOT / "tests/outside" / name).read_text()

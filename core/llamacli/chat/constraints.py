@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -97,7 +98,7 @@ def reply_constraint(
     return FREE
 
 
-class _Writer:
+class _Writer(abc.ABC):
     """Writer of llguidance's Lark for one syntax.
 
     `rules` are added as they are needed.
@@ -110,17 +111,17 @@ class _Writer:
         self._tokenizer = tokenizer
         self._rules: dict[str, str] = {}
 
+    @abc.abstractmethod
     def calls(self, tools: ToolUse) -> str | None:
         """Expression of the tool calls, None if their grammar is not known."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def json_text(self, schema: dict[str, Any] | bool) -> str:
         """Expression of a text for the user by a JSON Schema."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def reasoning(self) -> str:
         """Expression of the reasoning before the text, "" for none."""
-        raise NotImplementedError
 
     def constraint(self, body: str) -> Constraint:
         """Constraint from the reply's beginning."""
