@@ -165,8 +165,8 @@ class Environment(ImmutableSandboxedEnvironment):
         self.filters = {name: _charged(name, function) for name, function in self.filters.items()}
         self.tests |= {
             "in": lambda value, container: self.compare("in", value, container),
-            "lower": lambda value: text_of(value).islower(),
-            "upper": lambda value: text_of(value).isupper(),
+            "lower": lambda value: untainted(text_of(value)).islower(),
+            "upper": lambda value: untainted(text_of(value)).isupper(),
             "escaped": lambda value: isinstance(value, markupsafe.Markup),
         }
 
