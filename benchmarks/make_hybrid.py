@@ -4,7 +4,7 @@
     python benchmarks/make_hybrid.py qwen35-0.8b Q8_0 model.gguf
 
 The weights are random, written by the tiny models' functions of the plugins' tests; there is no vocabulary. Models that
-would be too large have fewer layers.
+would be too large have fewer layers or experts.
 """
 
 import argparse
@@ -27,16 +27,18 @@ SHAPES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
          "n_head": 32, "n_head_kv": 8, "n_ff": 8192, "n_head_state": 64, "n_group": 1, "d_state": 128, "tied": True,
          "tokenizer": "test:100352"},
     ),
-    "deepseek2-lite": (  # 4 of 27 layers
+    "deepseek2-lite": (  # 16 of 64 experts; all layers, for llama.cpp knows the Lite models by their number
         "deepseek", "tiny_deepseek2", "write_deepseek2",
-        {"n_layer": 4, "n_embd": 2048, "n_head": 16, "rank_q": 0, "rank_kv": 512, "nope_dim": 128, "rope_dim": 64,
-         "value_dim": 128, "n_ff": 10944, "n_ff_expert": 1408, "n_shared": 2, "n_expert": 64, "n_expert_used": 6,
+        {"n_layer": 27, "n_embd": 2048, "n_head": 16, "rank_q": 0, "rank_kv": 512, "nope_dim": 128, "rope_dim": 64,
+         "value_dim": 128, "n_ff": 10944, "n_ff_expert": 1408, "n_shared": 2, "n_expert": 16, "n_expert_used": 6,
          "scoring": None, "biased": False, "tokenizer": "test:102400"},
     ),
     "glm4moe": (  # GLM-4.5-Air, 2 of 46 layers
         "glm", "tiny_glm", "write_glm",
         {"architecture": "glm4moe", "n_layer": 2, "n_embd": 4096, "n_head": 96, "n_head_kv": 8, "head_dim": 128,
-         "n_ff": 10944, "tokenizer": "test:151552"},
+         "n_ff": 10944, "n_ff_expert": 1408, "n_dense": 1, "qk_norm": False,
+         "n_shared": 1, "n_expert": 128, "n_used": 8,
+         "tokenizer": "test:151552"},
     ),
     "lfm2-1.2b": (
         "lfm", "tiny_lfm", "write_lfm",
