@@ -177,6 +177,7 @@ def write(path: str, name: str, kind: str, vocabulary: str | None = None) -> Non
     shape = SHAPES[name]
     writer, random = gguf.GGUFWriter(path, shape.architecture), np.random.default_rng(0)
     writer.add_name(f"{name} {kind}, random weights")
+    writer.add_file_type(getattr(gguf.LlamaFileType, f"MOSTLY_{kind}", gguf.LlamaFileType.GUESSED))
     writer.add_block_count(shape.n_layer)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.width)
