@@ -22,6 +22,7 @@ test: $(VENV)/.installed-test
 test-all: test-bounds
 	-$(BIN)/python -m pip install --quiet -e '.[clients]'
 	LLAMACLI_TEST_PROFILE=full $(PYTEST) -m "slow or deep or hypothesis"
+	$(MAKE) test-examples
 
 # Longer runs against the server: 100,000 mutated bodies, 1,000 disconnects and schemas, more schemathesis cases.
 test-long: $(VENV)/.installed-test
@@ -40,7 +41,7 @@ test-bounds: $(VENV)/.installed-test
 
 # The plugins of examples/ in an environment of their own, as an outside author installs them.
 test-examples:
-	rm -rf $(VENV)-examples
+	rm -rf $(VENV)-examples build $(wildcard examples/*/build)
 	$(PYTHON) -m venv $(VENV)-examples
 	$(VENV)-examples/bin/python -m pip install --quiet '.[testing]' $(wildcard examples/*/)
 	$(VENV)-examples/bin/llamacli plugins
@@ -52,7 +53,7 @@ lint: $(VENV)/.installed-lint
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-examples
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

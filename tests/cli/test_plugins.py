@@ -147,6 +147,12 @@ class TestCheck:
         assert tables["error"] == "llama, variant odd: configure does not read llama.odd"
         assert keys["error"] is None
 
+    def test_missing_keys_are_asked_for_once(self, invoke) -> None:
+        result = invoke("plugins", "check", "lfm2")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "metadata key 'lfm2.shortconv.l_cache' is missing; tiny models made from the" in result.stderr
+        assert "give others by --variants FILE.py" in result.stderr
+
     def test_unknown_name(self, invoke) -> None:
         result = invoke("plugins", "check", "unheard")
         assert result.exit_code == 1

@@ -152,6 +152,21 @@ def test_shapes_are_in_terms_of_the_configuration(write: Write, tiny_gguf: TinyG
         assert line in code
 
 
+def test_keys_that_nothing_depends_on_are_left_to_do(write: Write, tiny_gguf: TinyGguf) -> None:
+    _, _, folder = write(Description.of(open_model_file(tiny_gguf("granite"), [])))
+    code = (folder / "llamacli_written" / "__init__.py").read_text()
+    assert "# Left to do: c.logit_scale, granite.logit_scale in the file: nothing depends on it" in code
+    assert "# Left to do: c.n_" not in code
+
+
+def test_bound_where_llama_cpp_rounds(write: Write, tiny_gguf: TinyGguf) -> None:
+    _, variants, folder = write(Description.of(open_model_file(tiny_gguf("gpt2"), [])))
+    assert variants["written"][2] == 1e-5
+    tiny = (folder / "tests" / "tiny_written.py").read_text()
+    assert '"attention.layer_norm_epsilon": 1e-05,' in tiny
+    assert 'INERT = ["*.attn_k.bias"]' in tiny
+
+
 @pytest.mark.parametrize("name", ["My", "1x", "a b", "class", ""])
 def test_names_are_checked(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="must be lower-case letters"):

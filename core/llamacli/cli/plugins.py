@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import runpy
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +14,7 @@ from llamacli.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from llamacli.architecture import Architecture
+    from llamacli.testing.parametrize import Check
 
 _log = logging.getLogger(__name__)
 
@@ -69,9 +69,10 @@ def _brings() -> dict[str, dict[str, list[str]]]:
 
     found: dict[str, dict[str, list[str]]] = {}
     for kind, bases in (("verbs", (Op, Lanewise)), ("RoPE variants", (Rope,))):
-        for made in {made for base in bases for made in base.__subclasses__()} - {Lanewise}:
-            package = made.__module__.partition(".")[0]
-            found.setdefault(package, {}).setdefault(kind, []).append(made.__name__)
+        # attrs makes a second class of each one with slots
+        names = {(made.__module__, made.__name__) for base in bases for made in base.__subclasses__()}
+        for module, name in sorted(names - {(Lanewise.__module__, Lanewise.__name__)}):
+            found.setdefault(module.partition(".")[0], {}).setdefault(kind, []).append(name)
     return found
 
 
@@ -178,31 +179,23 @@ def new(name: str, source: str | None, kind: str | None, folder: str | None) -> 
 def check(name: str, variants: str | None, peer: bool, json: bool) -> None:
     """Check the architectures of a plugin on tiny random models.
 
-    NAME is an architecture, or a plugin's module or distribution. The models are those of VARIANTS in a Python file
-    such as the plugin's tests have, or made from the architecture's own table. These checks are those of
-    `llamacli.testing.parametrize_with_checks`. The exit code is 1 if one fails.
+    NAME is an architecture, or a plugin's module or distribution. The models are those of VARIANTS in a Python file, by
+    default `tests/tiny_*.py` of the folder that the plugin was installed from; without either they are made from the
+    architecture's own table. These checks are those of `llamacli.testing.parametrize_with_checks`. The exit code is 1
+    if one fails.
     """
-    import time
+    from pathlib import Path
 
-    from llamacli.errors import LlamaCliError
-    from llamacli.testing.conformance import ConformanceError
+    from llamacli.testing.installed import TinyModels, tiny_models_of
     from llamacli.testing.parametrize import checks_of
 
-    tiny = runpy.run_path(variants)["VARIANTS"] if variants else None
+    given = TinyModels.of(Path(variants)) if variants else None
     rows: list[dict[str, Any]] = []
-    for architecture in _architectures(name):
-        for one in checks_of(architecture, tiny, peer=peer):
-            start, error = time.perf_counter(), None
-            try:
-                if not one.models():
-                    continue
-                one()
-            except (ConformanceError, LlamaCliError, ImportError) as found:
-                error = str(found)
-            seconds = time.perf_counter() - start
-            rows.append({"check": one.id, "seconds": round(seconds, 3), "error": error})
-            if not json:
-                click.echo(f"{'FAILED' if error else 'ok':6} {seconds:6.1f} s  {one.id}{f': {error}' if error else ''}")
+    for architecture, distribution in _architectures(name):
+        tiny = given or tiny_models_of(distribution)
+        checks = checks_of(architecture, tiny.variants, inert=tiny.inert, unread=tiny.unread, peer=peer)
+        _write_models(checks[0], from_table=tiny.variants is None)
+        rows += [row for one in checks if (row := _check_row(one, json))]
     n_failed = sum(row["error"] is not None for row in rows)
     if json:
         print_json(rows)
@@ -212,11 +205,54 @@ def check(name: str, variants: str | None, peer: bool, json: bool) -> None:
         raise Exit(1)
 
 
-def _architectures(name: str) -> list[Architecture]:
-    """Architectures of a module or distribution, or the one so named."""
+def _write_models(check: Check, *, from_table: bool) -> None:
+    """Write the models of a check.
+
+    Raises ModelFormatError, with advice where keys of their own are missing.
+    """
+    from llamacli.errors import ModelFormatError
+
+    try:
+        check.models()
+    except ModelFormatError as error:
+        if not from_table:
+            raise
+        advice = "tiny models made from the architecture's own table lack its keys: give others by --variants FILE.py"
+        raise ModelFormatError(f"{error}; {advice}, or install the plugin from its folder") from error
+
+
+def _check_row(one: Check, json: bool) -> dict[str, Any] | None:
+    """Run a check and print its result.
+
+    Returns None if it has no model.
+    """
+    import time
+
+    from llamacli.errors import LlamaCliError
+    from llamacli.testing.conformance import ConformanceError
+
+    start, error = time.perf_counter(), None
+    try:
+        if not one.models():
+            return None
+        one()
+    except (ConformanceError, LlamaCliError, ImportError) as found:
+        error = str(found)
+    seconds = time.perf_counter() - start
+    if not json:
+        click.echo(f"{'FAILED' if error else 'ok':6} {seconds:6.1f} s  {one.id}{f': {error}' if error else ''}")
+    return {"check": one.id, "seconds": round(seconds, 3), "error": error}
+
+
+def _architectures(name: str) -> list[tuple[Architecture, str]]:
+    """Architectures of a module or distribution, or the one so named.
+
+    Each is returned with the name of its distribution.
+    """
     from llamacli.plugins import installed_plugins
 
     installed = installed_plugins()
-    infos = [info for info in installed.infos() if name in (info.module, info.distribution)]
-    names = [architecture for info in infos for architecture in info.architectures]
-    return [installed.architecture(architecture) for architecture in names or [name]]
+    infos = installed.infos()
+    names = [other for info in infos if name in (info.module, info.distribution) for other in info.architectures]
+    owners = {claimed: info.distribution for info in infos for claimed in info.architectures}
+    return [(installed.architecture(claimed), owners.get(claimed, "")) for claimed in names or [name]]

@@ -6,6 +6,7 @@ llama-cpp-python is not a dependency: whoever compares with it installs it.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 _GGML_TYPE_F32 = 0
+_GGML_LOG_LEVEL_ERROR = 4
 _BATCH = 512
 
 Logits = npt.NDArray[np.float32]
@@ -40,13 +42,15 @@ class Peer:
         import llama_cpp
 
         self._api: Any = llama_cpp
+        errors = _errors_of_log()
+        errors.clear()
         llama_cpp.llama_backend_init()
         model_params = llama_cpp.llama_model_default_params()
         model_params.n_gpu_layers = 0
         model_params.use_extra_bufts = False  # repacking for AMX ends in SIGILL where a hypervisor forbids AMX
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
         if not self._model:
-            raise OSError(f"llama.cpp refuses {path}")
+            raise OSError(f"llama.cpp refuses {path}{_reason(errors)}")
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, min(n_ctx, _BATCH), min(n_ctx, _BATCH)
         params.n_threads = params.n_threads_batch = 2
@@ -57,6 +61,8 @@ class Peer:
             self._callback = _eval_callback(on_tensor)  # kept alive as long as the context
             params.cb_eval = self._callback
         self._context = llama_cpp.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise OSError(f"llama.cpp has no context for {path}{_reason(errors)}")
         self._vocabulary = llama_cpp.llama_model_get_vocab(self._model)
         self.bos = llama_cpp.llama_vocab_bos(self._vocabulary)
         self.add_bos = llama_cpp.llama_vocab_get_add_bos(self._vocabulary)
@@ -115,6 +121,33 @@ class Peer:
     ) -> None:
         self._api.llama_free(self._context)
         self._api.llama_model_free(self._model)
+
+
+def _reason(errors: list[str]) -> str:
+    return f": {'; '.join(errors)}" if errors else ""
+
+
+@functools.cache
+def _errors_of_log() -> list[str]:
+    """Errors in llama.cpp's log.
+
+    The list grows; the rest of the log is dropped.
+    """
+    import llama_cpp
+
+    errors: list[str] = []
+
+    def on_line(level: int, text: bytes, _data: object) -> None:
+        if level == _GGML_LOG_LEVEL_ERROR:
+            errors.append(text.decode(errors="replace").strip())
+
+    _callbacks.append(llama_cpp.llama_log_callback(on_line))
+    llama_cpp.llama_log_set(_callbacks[-1], None)
+    return errors
+
+
+_callbacks: list[Any] = []
+"""Callbacks that llama.cpp keeps by address, so that they must live on."""
 
 
 def _eval_callback(on_tensor: Callable[[int], None]) -> Any:

@@ -141,10 +141,13 @@ def _contents(name: str, module: str, description: Description, from_file: bool)
         "module": module,
         "architecture": description.architecture,
         "class_name": class_name,
-        "options": "" if code.has_rope else ', inert=["*.attn_k.bias"]',  # it cancels out in softmax
+        "inert": "" if code.has_rope else _INERT,
+        "options": "" if code.has_rope else ", inert=INERT",
+        "names": "VARIANTS" if code.has_rope else "INERT, VARIANTS",
         "tiny_keys": _dict(code.tiny_keys()),
         **{part: "\n".join(getattr(code, part)()) for part in ("fields", "configure", "tensors", "forward")},
     }
+    values["bound"] = "1e-5),  # llama.cpp rounds GELU to float16" if "gelu" in values["forward"] else "1e-8),"
 
     def fill(template: str) -> str:
         source = importlib.resources.files("llamacli").joinpath(f"data/plugin/{template}.tmpl").read_text("utf-8")
@@ -360,8 +363,17 @@ class _Code:
 
     def forward(self) -> Iterator[str]:
         """Body of `forward`."""
+        lines = list(self._forward_lines())
+        yield "        c, w = config, weights"
+        code = "\n".join([*self.tensors(), *lines])
+        for key, field in self._own.items():
+            if not re.search(rf"\bc\.{field}\b", code):
+                full = f"{self._of.architecture}.{key}"
+                yield f"        # Left to do: c.{field}, {full} in the file: nothing depends on it"
+        yield from lines
+
+    def _forward_lines(self) -> Iterator[str]:
         indent, shapes = " " * 8, self._of.shapes
-        yield f"{indent}c, w = config, weights"
         if any("attn_qkv" in name for name in shapes):
             yield f"{indent}n_q, n_kv = c.n_head * c.head_dim, c.n_head_kv * c.head_dim"
         yield f"{indent}x = g.embed({self._param('w', 'token_embd')})"
@@ -559,9 +571,23 @@ _PREFERRED: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Sizes to be preferred where several are equal: names, and the expressions for each axis."""
 
 
+_INERT = '''
+INERT = ["*.attn_k.bias"]
+"""Tensors that change no logit: this one cancels out in softmax where there is no RoPE."""
+'''
+
+
 def _dict(values: Mapping[str, Any]) -> str:
     """Source of a dict, a line an item."""
-    return "\n".join(["{", *(f"    {json.dumps(key)}: {value!r}," for key, value in values.items()), "}"])
+    return "\n".join(["{", *(f"    {json.dumps(key)}: {_source(value)}," for key, value in values.items()), "}"])
+
+
+def _source(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_source, value))}]"
+    if isinstance(value, str):
+        return json.dumps(value)
+    return str(np.float32(value)) if isinstance(value, float) else repr(value)
 
 
 def _under(condition: str, lines: list[str]) -> Iterator[str]:

@@ -1,0 +1,75 @@
+"""Tiny models of installed plugins, from the tests of their projects.
+
+A project's modules `tests/tiny_*.py` have `VARIANTS`, and may have `INERT` and `UNREAD`, arguments of
+`parametrize_with_checks`, and `TRANSFORMERS`, models of Hugging Face to compare with.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import runpy
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import attrs
+
+from llamacli.testing.tiny import Variant
+
+
+@attrs.frozen
+class TinyModels:
+    """Tiny models of a project.
+
+    Without `variants` they are made from an architecture's own table.
+    """
+
+    variants: Mapping[str, Variant] | None = None
+    inert: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    transformers: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, *paths: Path) -> TinyModels:
+        """Run Python files and join what they define.
+
+        They can import modules beside them.
+        """
+        modules = [_run(path) for path in paths]
+
+        def joined(name: str) -> dict[str, Any]:
+            return {key: value for module in modules for key, value in module.get(name, {}).items()}
+
+        patterns = {name: tuple(x for module in modules for x in module.get(name, ())) for name in ("INERT", "UNREAD")}
+        return cls(joined("VARIANTS") or None, patterns["INERT"], patterns["UNREAD"], joined("TRANSFORMERS"))
+
+
+def tiny_models_of(distribution: str) -> TinyModels:
+    """Tiny models of an installed distribution.
+
+    Its `direct_url.json` names the folder that it was installed from; without one there are none.
+    """
+    folder = _project_folder(distribution)
+    return TinyModels.of(*sorted(folder.glob("tests/tiny_*.py"))) if folder else TinyModels()
+
+
+def _project_folder(distribution: str) -> Path | None:
+    try:
+        origin = importlib.metadata.distribution(distribution).read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    url = urlsplit(json.loads(origin)["url"]) if origin else None
+    return Path(url2pathname(url.path)) if url and url.scheme == "file" else None
+
+
+def _run(path: Path) -> dict[str, Any]:
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        return runpy.run_path(str(path))
+    finally:
+        sys.path.remove(folder)
