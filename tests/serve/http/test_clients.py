@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -79,7 +81,17 @@ class TestOllama:
 
 class TestLiteLlm:
     @pytest.fixture
-    def complete(self, http: Served) -> Any:
+    def loop(self) -> Iterator[None]:
+        """Event loop of this thread."""
+        # litellm asks for it, and if there is none, asyncio makes one that nobody closes.
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        yield
+        asyncio.set_event_loop(None)
+        loop.close()
+
+    @pytest.fixture
+    def complete(self, http: Served, loop: None) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             litellm = pytest.importorskip("litellm")
