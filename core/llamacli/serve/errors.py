@@ -27,6 +27,60 @@ class ServeError(LlamaCliError):
         super().__init__(message)
 
 
+class BadRequestError(ServeError):
+    """The request is malformed or has an invalid value."""
+
+    status, type, code = 400, "invalid_request_error", "invalid_value"
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class BodyTooLargeError(ServeError):
+    """The body exceeds the server's limit."""
+
+    status, type, code = 413, "invalid_request_error", "body_too_large"
+
+
+class BodyTimeoutError(ServeError):
+    """The body did not arrive in time."""
+
+    status, type, code = 408, "invalid_request_error", "body_timeout"
+
+
+class MediaTypeError(ServeError):
+    """The body is not declared as JSON."""
+
+    status, type, code = 415, "invalid_request_error", "unsupported_media_type"
+
+
+class ApiKeyError(ServeError):
+    """The API key is missing or wrong."""
+
+    status, type, code = 401, "authentication_error", "invalid_api_key"
+
+
+class HostError(ServeError):
+    """The header Host does not name this server."""
+
+    status, type, code = 403, "invalid_request_error", "invalid_host"
+
+
+class NotFoundError(ServeError):
+    """The server has no such path."""
+
+    status, type, code = 404, "not_found_error", "not_found"
+
+
+class MethodError(ServeError):
+    """The path does not take this method."""
+
+    status, type, code = 405, "not_found_error", "method_not_allowed"
+
+
 class UnknownModelError(ServeError):
     """The server has no model of this name."""
 
@@ -74,9 +128,9 @@ class ShuttingDownError(ServeError):
 
 
 class NotSupportedError(ServeError):
-    """The model does not support this endpoint."""
+    """The model does not support this endpoint, or the server has switched it off."""
 
-    status, type = 501, "not_supported_error"
+    status, type, code = 501, "not_supported_error", "not_supported"
 
 
 class InternalError(ServeError):

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.bodies import MAX_DEPTH, convert, parse
-from llamacli.serve.http.errors import BadRequestError
 from llamacli.serve.http.schemas.chat import ChatRequest
 
 

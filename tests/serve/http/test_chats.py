@@ -11,10 +11,10 @@ import pytest
 
 from llamacli import Model, load_model
 from llamacli.chat.messages import Piece, ToolCall
+from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.bodies import convert
 from llamacli.serve.http.chats import Prompt, as_dicts, chat_prompt
 from llamacli.serve.http.constraints import chain
-from llamacli.serve.http.errors import BadRequestError
 from llamacli.serve.http.generation import sampling_params
 from llamacli.serve.http.schemas.chat import ChatMessage, ChatRequest
 from llamacli.serve.requests import ModelInfo

@@ -8,8 +8,8 @@ import tiny_chat
 from llamacli import Model, load_model
 from llamacli.engine import ReferenceEngine
 from llamacli.sampling import SamplingParams
+from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.constraints import chain, schema_of
-from llamacli.serve.http.errors import BadRequestError
 from llamacli.serve.http.schemas.common import ResponseFormat, SchemaFormat
 
 pytest.importorskip("llguidance")

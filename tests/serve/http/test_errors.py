@@ -19,7 +19,7 @@ from llamacli.testing.serving import words
         (errors.QueueTimeoutError("late", retry_after=7), 503, "unavailable_error", "queue_timeout"),
         (errors.LoadingError("soon", retry_after=7), 503, "unavailable_error", "loading"),
         (errors.ShuttingDownError("bye", retry_after=7), 503, "unavailable_error", "shutting_down"),
-        (errors.NotSupportedError("no"), 501, "not_supported_error", None),
+        (errors.NotSupportedError("no"), 501, "not_supported_error", "not_supported"),
         (errors.InternalError("oh"), 500, "server_error", None),
     ],
 )

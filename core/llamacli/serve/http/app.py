@@ -16,10 +16,10 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llamacli.serve.errors import ServeError
+from llamacli.serve.errors import MethodError, NotFoundError, ServeError
 from llamacli.serve.http import local
 from llamacli.serve.http.call import Call, Endpoint, Server
-from llamacli.serve.http.errors import MethodError, NotFoundError, headers_of, ollama_body, openai_body
+from llamacli.serve.http.errors import headers_of, ollama_body, openai_body
 from llamacli.serve.http.middleware import wrap
 from llamacli.serve.http.openapi import description
 from llamacli.serve.http.routes import ROUTES

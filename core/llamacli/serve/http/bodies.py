@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from llamacli.serve.http.errors import BadRequestError
+from llamacli.serve.errors import BadRequestError
 
 _log = logging.getLogger(__name__)
 

@@ -21,16 +21,18 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from llamacli.model import Model
-from llamacli.serve.errors import LoadingError, ServeError, UnknownModelError
-from llamacli.serve.http.access_log import AccessLine
-from llamacli.serve.http.bodies import convert, parse
-from llamacli.serve.http.errors import (
+from llamacli.serve.errors import (
     ApiKeyError,
     BodyTimeoutError,
     BodyTooLargeError,
+    LoadingError,
     MediaTypeError,
-    as_serve_error,
+    ServeError,
+    UnknownModelError,
 )
+from llamacli.serve.http.access_log import AccessLine
+from llamacli.serve.http.bodies import convert, parse
+from llamacli.serve.http.errors import as_serve_error
 from llamacli.serve.http.exposition import HttpMetrics
 from llamacli.serve.http.middleware import has_key, send_error, send_response
 from llamacli.serve.http.settings import HttpSettings

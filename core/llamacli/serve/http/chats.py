@@ -14,8 +14,8 @@ from llamacli.chat.constraints import Constraint, ToolUse, reply_constraint
 from llamacli.chat.template import Rendering
 from llamacli.errors import ChatTemplateError, InvalidRequestError
 from llamacli.model import Model
+from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.constraints import schema_of
-from llamacli.serve.http.errors import BadRequestError
 from llamacli.serve.http.limits import expect_room
 from llamacli.serve.http.schemas.chat import UNSUPPORTED, ChatMessage, ChatRequest, Tool, ToolChoice
 from llamacli.serve.requests import ModelInfo, ReplyFormat

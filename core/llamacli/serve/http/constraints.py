@@ -11,7 +11,7 @@ import numpy as np
 from llamacli.errors import InvalidRequestError
 from llamacli.model import Model
 from llamacli.sampling import SamplerChain, SamplerState, SamplingParams, build_chain
-from llamacli.serve.http.errors import BadRequestError
+from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.schemas.common import MAX_SCHEMA, ResponseFormat
 
 _MAX_KEPT = 64

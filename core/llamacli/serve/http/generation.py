@@ -12,9 +12,9 @@ from llamacli.errors import InvalidRequestError
 from llamacli.model import Model
 from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.sampling.defaults import params_with_defaults
+from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.constraints import chain
-from llamacli.serve.http.errors import BadRequestError
 from llamacli.serve.http.schemas.common import SAMPLING_FIELDS, Generation, Sampling
 from llamacli.serve.requests import GenerationRequest, ModelInfo, ReplyFormat
 

@@ -12,10 +12,10 @@ from llamacli.chat.constraints import FREE
 from llamacli.chat.formats import own_templates
 from llamacli.errors import ChatTemplateError, InvalidRequestError, TokenizerError
 from llamacli.model import Model
+from llamacli.serve.errors import BadRequestError, NotSupportedError
 from llamacli.serve.http.bodies import convert
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.chats import as_dicts, chat_prompt, check_supported, codec_of, tools_as_dicts
-from llamacli.serve.http.errors import BadRequestError, DisabledError
 from llamacli.serve.http.exposition import CONTENT_TYPE, exposition
 from llamacli.serve.http.generation import sampling_params
 from llamacli.serve.http.schemas.chat import ChatRequest
@@ -103,7 +103,7 @@ async def slots(call: Call) -> None:
     Off unless `--slots` is given.
     """
     if not call.settings.slots:
-        raise DisabledError("this server does not show its slots; start it with --slots")
+        raise NotSupportedError("this server does not show its slots; start it with --slots")
     stats = call.server.engine.stats()
     await call.respond(
         [

@@ -13,8 +13,9 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from llamacli.serve.errors import HostError
 from llamacli.serve.http.access_log import AccessLine
-from llamacli.serve.http.errors import HostError, as_serve_error, headers_of, ollama_body, openai_body
+from llamacli.serve.http.errors import as_serve_error, headers_of, ollama_body, openai_body
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.http.sse import to_json
 

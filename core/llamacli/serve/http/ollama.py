@@ -11,10 +11,11 @@ from typing import Any
 from llamacli.chat.constraints import Constraint, completion_constraint
 from llamacli.chat.formats import own_templates
 from llamacli.chat.logprobs import chat_logprobs
+from llamacli.serve.errors import BadRequestError, NotSupportedError
 from llamacli.serve.http import local
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.chats import codec_of
-from llamacli.serve.http.errors import BadRequestError, DisabledError, ollama_body
+from llamacli.serve.http.errors import ollama_body
 from llamacli.serve.http.generation import generation_request
 from llamacli.serve.http.openai.chat import prepared
 from llamacli.serve.http.openai.completions import encoded_prompts
@@ -168,7 +169,7 @@ async def version(call: Call) -> None:
 
 async def not_supported(call: Call) -> None:
     """Changes of the store of models, which this server does not have."""
-    raise DisabledError("this server has no store of models; name them when it is started")
+    raise NotSupportedError("this server has no store of models; name them when it is started")
 
 
 # --- requests

@@ -4,8 +4,7 @@ import openai
 import pytest
 
 from llamacli.chat.messages import ToolCall
-from llamacli.serve.errors import InternalError
-from llamacli.serve.http.errors import BadRequestError
+from llamacli.serve.errors import BadRequestError, InternalError
 from llamacli.serve.http.openai.responses import as_chat
 from llamacli.serve.http.schemas.responses import InputItem, InputPart, ResponsesRequest
 from llamacli.serve.requests import Admitted, Done, Finished, TextDelta, Timings, ToolCallDelta, Usage

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from llamacli.chat.logprobs import chat_logprobs
+from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.bodies import convert
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.chats import chat_prompt, check_supported
-from llamacli.serve.http.errors import BadRequestError, openai_body
+from llamacli.serve.http.errors import openai_body
 from llamacli.serve.http.generation import generation_request
 from llamacli.serve.http.replies import (
     Choice,

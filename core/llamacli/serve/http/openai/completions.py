@@ -10,9 +10,10 @@ from llamacli.chat.constraints import completion_constraint
 from llamacli.chat.logprobs import CompletionLogprobs
 from llamacli.errors import TokenizerError
 from llamacli.model import Model
+from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.constraints import schema_of
-from llamacli.serve.http.errors import BadRequestError, openai_body
+from llamacli.serve.http.errors import openai_body
 from llamacli.serve.http.generation import generation_request
 from llamacli.serve.http.limits import expect_room
 from llamacli.serve.http.replies import joined, llamacpp_progress, llamacpp_timings, openai_usage

@@ -9,9 +9,8 @@ import numpy as np
 
 from llamacli.errors import TokenizerError
 from llamacli.model import Model
-from llamacli.serve.errors import NotSupportedError
+from llamacli.serve.errors import BadRequestError, NotSupportedError
 from llamacli.serve.http.call import Call
-from llamacli.serve.http.errors import BadRequestError
 from llamacli.serve.http.limits import expect_room
 from llamacli.serve.http.openai.completions import as_prompts, checked_ids
 from llamacli.serve.http.replies import Reply, joined

@@ -8,10 +8,9 @@ from typing import Any
 
 import msgspec
 
-from llamacli.serve.errors import ServeError
+from llamacli.serve.errors import BadRequestError, ServeError
 from llamacli.serve.http.bodies import convert
 from llamacli.serve.http.call import Call
-from llamacli.serve.http.errors import BadRequestError
 from llamacli.serve.http.openai.chat import arguments_text, prepared
 from llamacli.serve.http.replies import call_id
 from llamacli.serve.http.schemas.chat import (
