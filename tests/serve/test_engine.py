@@ -87,12 +87,17 @@ def run(
         engine = LocalEngine(sources, EngineSettings(**{"threads": 1, **settings}), load or Shared(demo))
         try:
             if load is None:
-                await engine.model(sources[0].name)
+                await loaded(engine, sources[0].name)
             return await asyncio.wait_for(use(engine), 120)
         finally:
             engine.close()
 
     return asyncio.run(main())
+
+
+async def loaded(engine: LocalEngine, name: str) -> None:
+    """Load a model, and keep no pin of it."""
+    (await engine.pin(name)).release()
 
 
 def request(demo: Model, name: str, text: str = PROMPTS[0], **fields: Any) -> GenerationRequest:
@@ -292,7 +297,7 @@ def test_unknown_models_and_names(demo: Model) -> None:
         with pytest.raises(UnknownModelError, match="'nothing' does not exist: the server has demo"):
             engine.submit(request(demo, "a", model="nothing"))
         with pytest.raises(UnknownModelError):
-            await engine.model("nothing")
+            await loaded(engine, "nothing")
         assert result(await events_of(engine, request(demo, "a", model="other name")))
         (info,) = engine.models()
         assert (info.name, info.aliases, info.loaded, info.embeds) == ("demo", ("other name",), True, True)
@@ -376,7 +381,7 @@ def no_file_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_models_take_turns_and_their_replies_stay_their_own(demo: Model) -> None:
     async def use(engine: LocalEngine) -> None:
         for name in "ab":
-            await engine.model(name)
+            await loaded(engine, name)
         wanted = [request(demo, f"{i}", seed=i, model="ab"[i % 2], max_tokens=40) for i in range(8)]
         found = await asyncio.gather(*(events_of(engine, one) for one in wanted))
         alone = [await events_of(engine, one) for one in wanted]
@@ -392,14 +397,14 @@ def test_least_recently_used_model_gives_way_when_idle(demo: Model) -> None:
 
     async def use(engine: LocalEngine) -> None:
         for name in "abac":
-            await engine.model(name)
+            await loaded(engine, name)
         assert shared.paths == ["a", "b", "c"]
         assert shared.closed == ["b"]
         assert [info.loaded for info in engine.models()] == [True, False, True]
         with pytest.raises(LoadingError) as error:
             engine.submit(request(demo, "late", model="b"))
         assert error.value.retry_after
-        await engine.model("b")
+        await loaded(engine, "b")
         assert result(await events_of(engine, request(demo, "later", model="b")))
 
     run(demo, use, two("abc"), shared, models_max=2)
@@ -409,22 +414,59 @@ def test_busy_models_are_not_unloaded(demo: Model) -> None:
     async def use(engine: LocalEngine) -> None:
         stream = engine.submit(request(demo, "a", model="a", max_tokens=480, ignore_eos=True))
         with pytest.raises(LoadingError, match="in use"):
-            await engine.model("b")
+            await loaded(engine, "b")
         stream.cancel()
         while not engine.models()[1].loaded:
             try:
-                await engine.model("b")
+                await loaded(engine, "b")
             except LoadingError:
                 await asyncio.sleep(0.005)
 
     run(demo, use, two(), models_max=1)
 
 
+def test_pinned_models_are_not_unloaded(demo: Model) -> None:
+    async def use(engine: LocalEngine) -> None:
+        pin = await engine.pin("a")
+        with pytest.raises(LoadingError, match="in use"):
+            await engine.pin("b")
+        engine.unload("a")
+        await asyncio.sleep(0.1)  # twice as long as a model without requests stays
+        assert [info.loaded for info in engine.models()] == [True, False]
+        assert result(await events_of(engine, request(demo, "a", model="a")))
+        pin.release()
+        pin.release()
+        await loaded(engine, "b")
+        assert [entry.n_pins for entry in engine._entries.values()] == [0, 0]
+
+    run(demo, use, two(), models_max=1, idle_unload=0.05)
+
+
+def test_pins_of_failed_and_cancelled_loads_are_released(demo: Model) -> None:
+    gate, shared = threading.Event(), Shared(demo)
+
+    def load(path: Path, mode: str, **options: Any) -> Model:
+        gate.wait(30)
+        return shared(path, mode)
+
+    async def use(engine: LocalEngine) -> None:
+        waiting = asyncio.create_task(engine.pin("a"))
+        await asyncio.sleep(0.01)
+        assert engine._entries["a"].n_pins == 1
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert engine._entries["a"].n_pins == 0
+        gate.set()
+        await loaded(engine, "a")
+
+    run(demo, use, two("a"), load)
+
+
 def test_idle_models_are_unloaded(demo: Model) -> None:
     shared = Shared(demo)
 
     async def use(engine: LocalEngine) -> None:
-        await engine.model("a")
+        await loaded(engine, "a")
         while engine.models()[0].loaded:
             await asyncio.sleep(0.01)
         assert shared.closed == ["a"]
@@ -442,7 +484,7 @@ def test_slow_load_is_told_and_goes_on(demo: Model) -> None:
 
     async def use(engine: LocalEngine) -> None:
         with pytest.raises(LoadingError, match="'a' is being loaded"):
-            await engine.model("a")
+            await loaded(engine, "a")
         assert engine.stats().status == "loading"
         with pytest.raises(LoadingError):
             engine.submit(request(demo, "early", model="a"))
@@ -465,9 +507,9 @@ def test_failed_load_is_an_error_and_is_tried_again(demo: Model, caplog: pytest.
 
     async def use(engine: LocalEngine) -> None:
         with pytest.raises(InternalError, match="the server's log says why"):
-            await engine.model("a")
+            await loaded(engine, "a")
         broken.append(False)
-        await engine.model("a")
+        await loaded(engine, "a")
 
     run(demo, use, two("a"), load)
     assert "secret details" in caplog.text
@@ -495,7 +537,7 @@ def test_watchdog_reports_a_stuck_step_once(demo: Model, caplog: pytest.LogCaptu
         return model
 
     async def use(engine: LocalEngine) -> None:
-        await engine.model("a")
+        await loaded(engine, "a")
         task = asyncio.create_task(events_of(engine, request(demo, "a", model="a")))
         while engine.stats().status != "stuck":
             await asyncio.sleep(0.01)

@@ -54,6 +54,20 @@ class _Target:
     loop: asyncio.AbstractEventLoop
 
 
+class LocalPin:
+    """Pin of a model; see `llamacli.serve.requests.Pin`."""
+
+    def __init__(self, model: Model, release: Callable[[], None]):
+        self.model = model
+        self._release: Callable[[], None] | None = release
+
+    def release(self) -> None:
+        """See Pin."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+
 class LocalEngine:
     """Engine in a thread of this process; see `llamacli.serve.requests.Engine`.
 
@@ -87,19 +101,17 @@ class LocalEngine:
         """See Engine."""
         return tuple(entry.info for entry in self._entries.values())
 
-    async def model(self, name: str) -> Model:
+    async def pin(self, name: str) -> LocalPin:
         """See Engine."""
-        future = asyncio.wrap_future(self.load(name))
+        entry = self._entry(name)
+        release = functools.partial(self._unpin, entry)
+        with self._lock:
+            entry.n_pins += 1  # before the load ends, after which nothing keeps the model
         try:
-            loaded = await asyncio.wait_for(asyncio.shield(future), self.settings.load_timeout)
-        except TimeoutError:
-            raise LoadingError(f"the model {name!r} is being loaded", retry_after=_RETRY) from None
-        except ServeError:
+            return LocalPin((await self._loaded_within(name)).model, release)
+        except BaseException:
+            release()
             raise
-        except (LlamaCliError, MemoryError, OSError) as error:
-            _log.error("the model %r cannot be loaded", name, exc_info=error)
-            raise InternalError(f"the model {name!r} cannot be loaded: the server's log says why") from error
-        return loaded.model
 
     def unload(self, name: str) -> None:
         """See Engine."""
@@ -122,10 +134,7 @@ class LocalEngine:
                 self._stepped_at = time.monotonic()  # the watchdog's time begins with the work
             ticket = scheduler.submit(request, _Target(stream, asyncio.get_running_loop()))
         finally:
-            with self._wake:
-                entry.n_pins -= 1
-                entry.touched_at = time.monotonic()
-                self._wake.notify_all()
+            self._unpin(entry)
 
         def cancel(_: str) -> None:
             scheduler.cancel(ticket)
@@ -194,6 +203,25 @@ class LocalEngine:
         self._drawer.close()
         sys.setswitchinterval(self._interval)
 
+    async def _loaded_within(self, name: str) -> LoadedModel:
+        """Loaded model, after `load_timeout` at the latest."""
+        future = asyncio.wrap_future(self.load(name))
+        try:
+            return await asyncio.wait_for(asyncio.shield(future), self.settings.load_timeout)
+        except TimeoutError:
+            raise LoadingError(f"the model {name!r} is being loaded", retry_after=_RETRY) from None
+        except ServeError:
+            raise
+        except (LlamaCliError, MemoryError, OSError) as error:
+            _log.error("the model %r cannot be loaded", name, exc_info=error)
+            raise InternalError(f"the model {name!r} cannot be loaded: the server's log says why") from error
+
+    def _unpin(self, entry: Entry) -> None:
+        with self._wake:
+            entry.n_pins -= 1
+            entry.touched_at = time.monotonic()
+            self._wake.notify_all()
+
     def _entry(self, name: str) -> Entry:
         found = self._names.get(name)
         if found is None:
@@ -246,10 +274,10 @@ class LocalEngine:
                 entries = [entry for entry in self._entries.values() if entry.loaded]
                 if len(entries) < self.settings.models_max:
                     return
-                idle = [entry for entry in entries if entry.loaded and not entry.loaded.scheduler.busy]
+                idle = [entry for entry in entries if not entry.in_use]
                 if not idle:
                     raise LoadingError("all models that fit are in use", retry_after=_RETRY)
-            oldest = min(idle, key=lambda entry: entry.touched_at)
+                oldest = min(idle, key=lambda entry: entry.touched_at)
             done = self._command(functools.partial(self._unload, oldest))
             while not wait([done], _IDLE).done:
                 if self._stopping:
@@ -297,7 +325,7 @@ class LocalEngine:
         limit, now = self.settings.idle_unload, time.monotonic()
         if limit is not None:
             for entry in self._entries.values():
-                if entry.loaded and entry.loaded.scheduler.busy:
+                if entry.in_use:
                     entry.touched_at = now
                 elif entry.loaded and now - entry.touched_at > limit:
                     self._unload(entry)
@@ -306,7 +334,7 @@ class LocalEngine:
         """Unload a model if it is idle."""
         with self._lock:
             loaded = entry.loaded
-            if loaded is None or loaded.scheduler.busy or entry.n_pins:
+            if loaded is None or entry.in_use:
                 return
             entry.loaded = None
         _close(loaded)

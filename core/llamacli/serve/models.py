@@ -51,7 +51,7 @@ class Entry:
     """Model that the server has, loaded or not.
 
     - `loading`: the load that is under way, None if none is.
-    - `touched_at`: time of its last use. `n_pins`: calls that need it loaded.
+    - `touched_at`: time of its last use. `n_pins`: calls that need it loaded, or wait for that.
     """
 
     source: ModelSource
@@ -59,6 +59,11 @@ class Entry:
     loading: Future[LoadedModel] | None = None
     touched_at: float = 0.0
     n_pins: int = 0
+
+    @property
+    def in_use(self) -> bool:
+        """True if the model must stay loaded."""
+        return self.n_pins > 0 or (self.loaded is not None and self.loaded.scheduler.busy)
 
     @property
     def info(self) -> ModelInfo:

@@ -274,6 +274,17 @@ class ModelInfo:
     embeds: bool = False
 
 
+class Pin(Protocol):
+    """Loaded model that is not unloaded before `release`."""
+
+    @property
+    def model(self) -> Model:
+        """The model, for its tokenizer and templates."""
+
+    def release(self) -> None:
+        """Allow the model to be unloaded; a second call does nothing."""
+
+
 class Engine(Protocol):
     """Interface of the engine, for the thread of an event loop.
 
@@ -283,8 +294,8 @@ class Engine(Protocol):
     def models(self) -> tuple[ModelInfo, ...]:
         """Models by name, loaded or not."""
 
-    async def model(self, name: str) -> Model:
-        """Loaded model, for its tokenizer and templates; loads it if need be.
+    async def pin(self, name: str) -> Pin:
+        """Load a model if need be, and keep it loaded until the pin is released.
 
         Raises UnknownModelError, LoadingError if that takes longer than the server's limit.
         """
@@ -296,7 +307,7 @@ class Engine(Protocol):
         """
 
     def submit(self, request: Request) -> Stream:
-        """Enqueue a request.
+        """Enqueue a request of a loaded model, which stays loaded until the request ends.
 
         Raises, with nothing changed: UnknownModelError, LoadingError, PromptTooLongError, QueueFullError,
         ShuttingDownError, NotSupportedError, and InvalidRequestError for a value that the model does not allow.

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from llamacli.serve.engine import LocalPin
 from llamacli.serve.errors import ServeError, ShuttingDownError, UnknownModelError
 from llamacli.serve.metrics import EngineStats, ModelStats
 from llamacli.serve.requests import (
@@ -46,6 +47,7 @@ class FakeEngine:
     One event follows at each turn of the event loop.
 
     - `requests`: all that were submitted; `cancelled`: ids of those that were cancelled; `unloaded`: names of models.
+    - `n_pins`: pins of the model that are not released.
     - `script`: may be replaced between requests.
     - `gate`: while cleared, no event follows.
     """
@@ -56,6 +58,7 @@ class FakeEngine:
         self.cancelled: list[str] = []
         self.unloaded: list[str] = []
         self.draining = self.closed = False
+        self.n_pins = 0
         self.gate = asyncio.Event()
         self.gate.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -77,10 +80,11 @@ class FakeEngine:
             ),
         )
 
-    async def model(self, name: str) -> Model:
+    async def pin(self, name: str) -> LocalPin:
         """The model, or UnknownModelError."""
         self._check(name)
-        return self._model
+        self.n_pins += 1
+        return LocalPin(self._model, self._unpin)
 
     def unload(self, name: str) -> None:
         """Note the name in `unloaded`."""
@@ -118,6 +122,9 @@ class FakeEngine:
         self.closed = True
         for task in self._tasks:
             task.cancel()
+
+    def _unpin(self) -> None:
+        self.n_pins -= 1
 
     def _check(self, name: str) -> None:
         if name != self.name:

@@ -45,18 +45,18 @@ def test_disconnect_ends_the_wait_for_a_model(http, fake, caplog: pytest.LogCapt
     caplog.set_level("INFO", "llamacli.serve")
     waiting = threading.Event()
 
-    async def model(name: str) -> None:
+    async def pin(name: str) -> None:
         waiting.set()
         await asyncio.sleep(60)
 
-    fake.model = model
+    fake.pin = pin
     try:
         connection = begin(http)
         assert waiting.wait(10)
         connection.close()
         wait_for(lambda: "POST /v1/chat/completions disconnected" in caplog.text)
     finally:
-        del fake.model
+        del fake.pin
     assert not fake.requests
 
 

@@ -1,7 +1,9 @@
+import contextlib
 import time
 
 import pytest
 
+from http_server import wait_for
 from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError
 from llamacli.serve import errors
 from llamacli.serve.http.errors import as_serve_error, openai_body
@@ -36,12 +38,14 @@ def test_errors_of_the_engine_come_before_the_200(error, status, type_, code, st
 def test_request_waits_for_room_and_then_gives_up(serve, fake) -> None:
     busy = [errors.LoadingError("in use", retry_after=5)] * 2
 
-    async def model(name: str):
+    pin = fake.pin
+
+    async def wait(name: str):
         if busy:
             raise busy.pop()
-        return fake._model
+        return await pin(name)
 
-    fake.model = model
+    fake.pin = wait
     try:
         assert serve().chat().status == 200
         busy += [errors.LoadingError("in use", retry_after=5)] * 100
@@ -51,13 +55,28 @@ def test_request_waits_for_room_and_then_gives_up(serve, fake) -> None:
         assert serve(load_timeout=0).send("/props").status == 503
         assert time.monotonic() - started < 1.5
     finally:
-        del fake.model
+        del fake.pin
 
 
-def test_model_that_was_unloaded_meanwhile_is_loaded_again(http, fake) -> None:
-    answers = [[errors.LoadingError("soon")], [errors.LoadingError("soon")]]
-    fake.script = lambda request: answers.pop() if answers else words(request)
-    assert http.chat().status == 200
+def test_model_stays_loaded_until_its_request_is_submitted(http, fake) -> None:
+    n_pins: list[int] = []
+
+    def script(request):
+        n_pins.append(fake.n_pins)
+        return words(request)
+
+    fake.script = script
+    fake.gate.clear()
+    connection = http.connect()
+    connection.request("POST", "/v1/completions", '{"prompt": "a"}', {"content-type": "application/json"})
+    wait_for(lambda: fake.requests)
+    assert (n_pins, fake.n_pins) == ([1], 0)
+    http.server._loop.call_soon_threadsafe(fake.gate.set)
+    with contextlib.closing(connection):
+        assert connection.getresponse().status == 200
+    assert http.send("/tokenize", {"content": "a"}).status == 200
+    assert http.send("/v1/completions", {"prompt": "a", "max_tokens": 0}).status == 400
+    wait_for(lambda: not fake.n_pins)
 
 
 def test_failure_in_the_queue_comes_before_the_200(http, fake) -> None:

@@ -45,6 +45,7 @@ from llamacli.serve.requests import (
     Failed,
     Finished,
     ModelInfo,
+    Pin,
     Request,
     Stream,
     TextDelta,
@@ -59,9 +60,6 @@ DISCARD_S, DISCARD_BYTES = 2.0, 64 << 20
 
 ROOM_INTERVAL_S = 0.1
 """Seconds between looks for room, while other models are in use."""
-
-SUBMISSIONS = 20
-"""Times that a request is submitted, where others have its model unloaded each time."""
 
 WATCHES = 8
 """Looks at a stream in the time after which it is silent, or its client too slow."""
@@ -127,6 +125,7 @@ class Call:
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self._receive, self._send = receive, send
         self._body_read = False
+        self._pins: dict[str, Pin] = {}
         self._write_began: float | None = None
         self._write_ended = 0.0
 
@@ -186,19 +185,21 @@ class Call:
     async def model(self, name: str | None) -> tuple[ModelInfo, Model]:
         """Loaded model of a name, and what the engine knows of it.
 
-        Waits for the load, and for room where other models are in use, up to `load_timeout`. Raises UnknownModelError,
-        LoadingError, DisconnectedError.
+        It stays loaded until the call ends, or `run` has submitted a request. Waits for the load, and for room where
+        other models are in use, up to `load_timeout`. Raises UnknownModelError, LoadingError, DisconnectedError.
         """
         info = self.server.find_model(name)
-        model = await self._unless_gone(self._loaded(info.name))
+        if info.name not in self._pins:
+            await self._unless_gone(self._pin(info.name))
         self.access.fields["model"] = info.name
-        return self.server.find_model(info.name), model
+        return self.server.find_model(info.name), self._pins[info.name].model
 
-    async def _loaded(self, name: str) -> Model:
+    async def _pin(self, name: str) -> None:
         deadline = time.monotonic() + self.settings.load_timeout
         while True:
             try:
-                return await self.server.engine.model(name)
+                self._pins[name] = await self.server.engine.pin(name)
+                return
             except LoadingError:
                 if time.monotonic() >= deadline:
                     raise
@@ -248,7 +249,8 @@ class Call:
         cancelled when the context ends before it, and when the client disconnects: then events end with
         DisconnectedError.
         """
-        stream = await self._submit(request)
+        stream = self.server.engine.submit(request)
+        self._release()  # the request itself keeps its model, and its reader may be slow
         cancel = functools.partial(_cancel, stream)
         self._gone.add_done_callback(cancel)
         events = aiter(stream)
@@ -264,18 +266,6 @@ class Call:
         finally:
             stream.cancel()
             self._gone.remove_done_callback(cancel)
-
-    async def _submit(self, request: Request) -> Stream:
-        """Submit a request.
-
-        Its model is loaded again if it was unloaded since the request was prepared.
-        """
-        for _ in range(SUBMISSIONS - 1):
-            try:
-                return self.server.engine.submit(request)
-            except LoadingError:
-                await self._unless_gone(self._loaded(request.model))
-        return self.server.engine.submit(request)
 
     async def _noted(self, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
         """Events with errors raised, and numbers noted for the log."""
@@ -322,8 +312,14 @@ class Call:
         finally:
             task.cancel()
 
+    def _release(self) -> None:
+        """Release the models that this call has pinned."""
+        while self._pins:
+            self._pins.popitem()[1].release()
+
     def close(self) -> None:
         """End what runs for this call."""
+        self._release()
         if "_gone" in self.__dict__:
             self._gone.cancel()
 
