@@ -112,6 +112,10 @@ _OPTIONS = (
         help="Seconds that running requests have after SIGTERM.",
     ),
     click.option(
+        "--read-timeout", metavar="S", type=_SECONDS, default=60.0, show_default=True,
+        help="Seconds that the head of a request has to arrive, and again its body.",
+    ),
+    click.option(
         "--write-timeout", metavar="S", type=_SECONDS, default=60.0, show_default=True,
         help="Seconds after which a client that reads nothing is cut off.",
     ),
@@ -244,8 +248,8 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         raise click.UsageError("Invalid value for '--api-key': it is empty.")
     if keys and "*" in given["cors_origins"]:
         raise click.UsageError("--cors-origin '*' is for servers without keys: list the origins.")
-    names = ("host", "port", "cors_origins", "allowed_hosts", "max_body", "write_timeout", "load_timeout",
-             "shutdown_timeout", "any_model", "slots", "llamacpp_metrics", "log_texts")  # fmt: skip
+    names = ("host", "port", "cors_origins", "allowed_hosts", "max_body", "read_timeout", "write_timeout",
+             "load_timeout", "shutdown_timeout", "any_model", "slots", "llamacpp_metrics", "log_texts")  # fmt: skip
     return HttpSettings(
         **{name: given[name] for name in names},
         api_keys=tuple(keys),

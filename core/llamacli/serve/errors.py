@@ -45,6 +45,12 @@ class BodyTooLargeError(ServeError):
     status, type, code = 413, "invalid_request_error", "body_too_large"
 
 
+class HeadTimeoutError(ServeError):
+    """The head of the request did not arrive in time."""
+
+    status, type, code = 408, "invalid_request_error", "head_timeout"
+
+
 class BodyTimeoutError(ServeError):
     """The body did not arrive in time."""
 

@@ -120,7 +120,7 @@ def test_refusals_are_read_by_clients_that_send_on(serve) -> None:
 
 
 def test_slow_body_times_out(serve) -> None:
-    http = serve(body_timeout=0.05)
+    http = serve(read_timeout=0.05)
     with socket.create_connection(("127.0.0.1", http.port), timeout=10) as client:
         client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{")
         assert client.recv(1000).startswith(b"HTTP/1.1 408 ")

@@ -168,11 +168,11 @@ class Call:
         if declared not in usual:
             raise MediaTypeError(f"the body is {declared or 'without a type'}; it must be application/json")
         try:
-            async with asyncio.timeout(self.settings.body_timeout):
+            async with asyncio.timeout(self.settings.read_timeout):
                 data = await self._read()
         except TimeoutError:
             self._body_read = True  # no more of it is waited for
-            seconds = self.settings.body_timeout
+            seconds = self.settings.read_timeout
             raise BodyTimeoutError(f"the body did not arrive within {seconds:g} seconds") from None
         if self.settings.log_texts:
             _log.info("request %s: %s", self.request_id, data.decode("utf-8", "replace"))

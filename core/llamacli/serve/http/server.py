@@ -12,6 +12,7 @@ import uvicorn
 
 from llamacli.errors import InvalidRequestError
 from llamacli.serve.http.app import create_app
+from llamacli.serve.http.heads import HeadTimeout
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.requests import Engine
 
@@ -68,6 +69,8 @@ class HttpServer(uvicorn.Server):
         )
         self._engine, self._timeout, self._on_ready = engine, settings.shutdown_timeout, on_ready
         self._listening = listening
+        self._heads = HeadTimeout(lambda: self.server_state.connections, settings.read_timeout)
+        self._watching: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
         self._n_signals = 0
@@ -91,9 +94,16 @@ class HttpServer(uvicorn.Server):
         """Accept connections."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        self._watching = asyncio.create_task(self._heads.watch())
         if self._n_signals:
             self._drain()
         self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close connections, and end."""
+        if self._watching is not None:
+            self._watching.cancel()
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle SIGTERM or SIGINT."""

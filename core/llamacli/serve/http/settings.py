@@ -17,7 +17,8 @@ class HttpSettings:
     - `allowed_hosts`: names accepted in the header Host on loopback, besides the loopback's own.
     - `max_body`: size limit of a request's body, in bytes.
     - `total_slots`: number of texts that the engine generates at once, for `/props`.
-    - `body_timeout`, `write_timeout`: seconds for a body to arrive, and for a client to take what was written.
+    - `read_timeout`: seconds for the head of a request to arrive, and again for its body.
+    - `write_timeout`: seconds for a client to take what was written.
     - `load_timeout`: seconds that a request waits for its model.
     - `shutdown_timeout`: seconds that running requests have to end after SIGTERM.
     - `schema_timeout`: seconds for compiling a grammar or schema.
@@ -37,7 +38,7 @@ class HttpSettings:
     allowed_hosts: tuple[str, ...] = ()
     max_body: int = 10 << 20
     total_slots: int = 1
-    body_timeout: float = 60.0
+    read_timeout: float = 60.0
     write_timeout: float = 60.0
     load_timeout: float = 120.0
     shutdown_timeout: float = 30.0
