@@ -10,15 +10,13 @@ from typing import Any
 import attrs
 
 from llamacli.chat.codec import ChatCodec
-from llamacli.chat.syntax import Channels, Spans, json_calls
+from llamacli.chat.rules import CALL_SPACE, Rules, literal
+from llamacli.chat.syntax import Calls, Channels, Spans, json_calls
 from llamacli.errors import InvalidRequestError
-from llamacli.sampling.schemas import close_objects
 from llamacli.tokenizer import Tokenizer
 
 _SPACE = r"/[ \r\n]{0,2}/"
-_CALL_SPACE = "[ \n]?"
 _MORE_CALLS = "{0,31}"
-_JSON_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
 _ARGUMENTS = "arguments"
 
 
@@ -99,17 +97,13 @@ def reply_constraint(
 
 
 class _Writer(abc.ABC):
-    """Writer of llguidance's Lark for one syntax.
-
-    `rules` are added as they are needed.
-    """
+    """Writer of the grammar of replies in one syntax."""
 
     begins_at_once = False
     triggers: tuple[str, ...] = ()
 
     def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._rules: dict[str, str] = {}
+        self.rules = Rules(tokenizer)
 
     @abc.abstractmethod
     def calls(self, tools: ToolUse) -> str | None:
@@ -125,40 +119,12 @@ class _Writer(abc.ABC):
 
     def constraint(self, body: str) -> Constraint:
         """Constraint from the reply's beginning."""
-        self._rules["body"] = body
-        return self._made(f"{self.reasoning()} body".strip())
+        name = self.rules.add("body", body)
+        return Constraint(self.rules.grammar(f"{self.reasoning()} {name}".strip()))
 
     def lazy_constraint(self, calls: str) -> Constraint:
         """Constraint from the opening marker of a tool call on."""
-        return Constraint(self._made(calls).grammar, triggers=self.triggers) if self.triggers else FREE
-
-    def marker(self, text: str) -> str:
-        """Expression of a marker: its special token, or its text."""
-        token = self._tokenizer.token_id(text)
-        if token is not None and not self._tokenizer.piece_bytes(token):
-            return f"<[{token}]>"
-        return json.dumps(text)
-
-    def until(self, name: str, closes: str) -> str:
-        """Name of a rule for text up to and including a marker."""
-        marker = self.marker(closes)
-        if marker.startswith("<"):
-            self._rules["ANY"] = r"/(.|\n)*/"
-            self._rules[name] = f"ANY {marker}"
-        else:
-            self._rules[f"{name}[suffix={marker}]"] = r"/(.|\n)*/"
-        return name
-
-    def json(self, name: str, schema: dict[str, Any] | bool, space: str = _JSON_SPACE) -> str:
-        """Name of a rule for JSON valid under a schema."""
-        options = {"whitespace_pattern": space, "coerce_one_of": True}
-        given = {} if schema is True else {"not": {}} if schema is False else close_objects(schema)
-        self._rules[name] = f"%json {json.dumps({**given, 'x-guidance': options})}"
-        return name
-
-    def _made(self, start: str) -> Constraint:
-        rules = "\n".join(f"{name}: {rule}" for name, rule in self._rules.items())
-        return Constraint(f"%llguidance {{}}\nstart: {start}\n{rules}\n")
+        return Constraint(self.rules.grammar(calls), triggers=self.triggers) if self.triggers else FREE
 
 
 class _SpansWriter(_Writer):
@@ -178,37 +144,48 @@ class _SpansWriter(_Writer):
             self.triggers = (syntax.calls.opens,)
 
     def calls(self, tools: ToolUse) -> str | None:
-        syntax = self._syntax.calls
-        if syntax is None or syntax.parse is not json_calls:
+        syntax, rules = self._syntax.calls, self.rules
+        if syntax is None or (syntax.grammar is None and syntax.parse is not json_calls):
             return None
-        rules = []
-        for i, tool in enumerate(tools.tools):
+        opens = rules.marker(syntax.opens) if syntax.opens else ""
+        closes = rules.marker(syntax.closes) if syntax.closes else ""
+        space = _SPACE if syntax.grammar is None else ""
+        body = self._json_body(tools) if syntax.grammar is None else self._body(syntax, tools)
+        call = rules.add("call", " ".join(filter(None, (opens, space, body, space, closes))))
+        return rules.add("calls", f"{call} ({space} {call}){_MORE_CALLS}") if tools.parallel else call
+
+    def _body(self, syntax: Calls, tools: ToolUse) -> str:
+        """Name of a rule for one call in the syntax's own notation."""
+        assert syntax.grammar is not None
+        functions = [tool["function"] for tool in tools.tools]
+        calls = [
+            syntax.grammar(self.rules, function["name"], function.get("parameters") or {"type": "object"})
+            for function in functions
+        ]
+        return self.rules.add("one", " | ".join(calls))
+
+    def _json_body(self, tools: ToolUse) -> str:
+        """Name of a rule for one or several calls in JSON."""
+        calls = []
+        for tool in tools.tools:
             function = tool["function"]
-            arguments = function.get("parameters") or {"type": "object"}
-            rules.append(self.json(f"call_{i}", _call_schema(function["name"], arguments), _CALL_SPACE))
-        opens = self.marker(syntax.opens) if syntax.opens else ""
-        closes = self.marker(syntax.closes) if syntax.closes else ""
-        self._rules["one"] = " | ".join(rules)
-        more = f'({_SPACE} "," {_SPACE} one){_MORE_CALLS}' if tools.parallel else ""
-        self._rules["several"] = f'one | "[" {_SPACE} one {more} {_SPACE} "]"'
-        self._rules["call"] = f"{opens} {_SPACE} several {_SPACE} {closes}".strip()
-        if not tools.parallel:
-            return "call"
-        self._rules["calls"] = f"call ({_SPACE} call){_MORE_CALLS}"
-        return "calls"
+            schema = _call_schema(function["name"], function.get("parameters") or {"type": "object"})
+            calls.append(self.rules.json("json_call", schema, CALL_SPACE))
+        one = self.rules.add("one", " | ".join(calls))
+        more = f'({_SPACE} "," {_SPACE} {one}){_MORE_CALLS}' if tools.parallel else ""
+        return self.rules.add("several", f'{one} | "[" {_SPACE} {one} {more} {_SPACE} "]"')
 
     def json_text(self, schema: dict[str, Any] | bool) -> str:
-        return self.json("text", schema)
+        return self.rules.json("text", schema)
 
     def reasoning(self) -> str:
         span = self._reasoning
         if span is None:
             return ""
-        rest = self.until("thoughts", span.closes)
+        rest = self.rules.until(span.closes)
         if self._is_open:
             return f"{rest} {_SPACE}"
-        self._rules["reasoning"] = f"{self.marker(span.opens)} {rest} {_SPACE}"
-        return "reasoning?"
+        return self.rules.add("reasoning", f"{self.rules.marker(span.opens)} {rest} {_SPACE}") + "?"
 
 
 class _ChannelsWriter(_Writer):
@@ -221,34 +198,37 @@ class _ChannelsWriter(_Writer):
 
     def calls(self, tools: ToolUse) -> str | None:
         alternatives = []
-        for i, tool in enumerate(tools.tools):
+        for tool in tools.tools:
             function = tool["function"]
             schema = function.get("parameters") or {"type": "object"}
-            arguments = self.json(f"arguments_{i}", schema, _CALL_SPACE)
-            to = json.dumps(f" to={self._syntax.recipient}{function['name']}")
+            arguments = self.rules.json("arguments", schema, CALL_SPACE)
+            to = literal(f" to={self._syntax.recipient}{function['name']}")
             header = f'({to} {self._channel} "commentary" | {self._channel} "commentary" {to})'
-            alternatives.append(f'{header} " "? {self._json_type} {self.marker(self._syntax.begins)} {arguments}')
+            alternatives.append(f'{header} " "? {self._json_type} {self._begins} {arguments}')
         return " | ".join(alternatives)
 
     def json_text(self, schema: dict[str, Any] | bool) -> str:
-        text = self.json("text", schema)
-        return f"{self._channel} {json.dumps(self._syntax.final)} {self.marker(self._syntax.begins)} {text}"
+        text = self.rules.json("text", schema)
+        return f"{self._channel} {literal(self._syntax.final)} {self._begins} {text}"
 
     def reasoning(self) -> str:
-        thoughts = self.until("thoughts", self._syntax.ends[0])
-        begins, starts = self.marker(self._syntax.begins), self.marker(self._syntax.starts)
-        self._rules["reasoning"] = f'{self._channel} "analysis" {begins} {thoughts} {starts} {json.dumps(self._role)}'
-        return "reasoning?"
+        rest, starts = self.rules.until(self._syntax.ends[0]), self.rules.marker(self._syntax.starts)
+        rule = f'{self._channel} "analysis" {self._begins} {rest} {starts} {literal(self._role)}'
+        return self.rules.add("reasoning", rule) + "?"
 
     @property
     def _channel(self) -> str:
-        return self.marker(self._syntax.channel)
+        return self.rules.marker(self._syntax.channel)
+
+    @property
+    def _begins(self) -> str:
+        return self.rules.marker(self._syntax.begins)
 
     @property
     def _json_type(self) -> str:
         """Expression of the note that the text is JSON, optional."""
         note = "<|constrain|>"
-        return "" if self._tokenizer.token_id(note) is None else f'({self.marker(note)} "json")?'
+        return "" if self.rules.tokenizer.token_id(note) is None else f'({self.rules.marker(note)} "json")?'
 
 
 def _call_schema(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

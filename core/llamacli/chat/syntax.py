@@ -15,8 +15,12 @@ from typing import Any, Protocol
 import attrs
 
 from llamacli.chat.messages import Piece, ToolCall
+from llamacli.chat.rules import Rules
 
 Event = Piece | ToolCall
+
+CallGrammar = Callable[[Rules, str, dict[str, Any]], str]
+"""Writer of the grammar of one call: an expression for the rules, the tool's name and the schema of its arguments."""
 
 
 class Reader(abc.ABC):
@@ -75,12 +79,14 @@ class Calls(Span):
     """Span of tool calls, parsed by `parse`.
 
     It raises ValueError for invalid text. With `bare`, a reply may also be a call without markers: one that begins with
-    a brace is tried. `inner` are marker texts within calls, which may be special tokens too.
+    a brace is tried. `inner` are marker texts within calls, which may be special tokens too. `grammar` writes what a
+    call must look like; `json_calls` needs none, and other notations without one are read, but cannot be forced.
     """
 
     parse: Callable[[str], list[ToolCall]]
     bare: bool = False
     inner: tuple[str, ...] = ()
+    grammar: CallGrammar | None = None
 
 
 @attrs.frozen

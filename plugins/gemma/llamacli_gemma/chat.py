@@ -1,11 +1,8 @@
-"""Chat templates of the family, and Gemma 4's reasoning and tool calls."""
-
-import json
-import re
+"""Chat templates of the family, and Gemma 4's syntax of replies."""
 
 from llamacli.chat.formats import ChatFormat, TemplateInfo
-from llamacli.chat.messages import ToolCall
 from llamacli.chat.syntax import Calls, Span, Spans
+from llamacli_gemma.calls import call_grammar, written_calls
 
 TURNS = """\
 {{- bos_token -}}
@@ -131,35 +128,6 @@ GEMMA_4 = """\
 {%- endif -%}
 """
 
-_WORD = re.compile(
-    r"""<\|"\|>(?P<text>.*?)<\|"\|>|(?P<json>"(?:[^"\\]|\\.)*")|(?P<word>[^\s{}\[\],:"<][^{}\[\],:"<]*)""", re.DOTALL
-)
-"""A string in Gemma 4's quotes or in JSON's, or an unquoted number, name or key."""
-
-
-def written_calls(text: str) -> list[ToolCall]:
-    """Parse a Gemma 4 tool call: `call:name{key:value}`, with unquoted keys.
-
-    Strings have quotes of their own, `<|"|>`. Raises ValueError for anything else.
-    """
-    call = re.fullmatch(r"\s*call:\s*([^\s{}]+)\s*(\{.*\})\s*", text, re.DOTALL)
-    if not call:
-        raise ValueError(f"{text!r} is not a tool call")
-    return [ToolCall(call[1], json.loads(_WORD.sub(_as_json, call[2])))]
-
-
-def _as_json(found: re.Match[str]) -> str:
-    if found["text"] is not None:
-        return json.dumps(found["text"])
-    if found["json"]:
-        return found["json"]
-    word = found["word"].strip()
-    is_key = found.string[found.end() :].startswith(":")
-    if not is_key and word in ("None", "null"):
-        return "null"
-    is_literal = not is_key and re.fullmatch(r"true|false|-?\d+(\.\d+)?([eE][-+]?\d+)?", word)
-    return word if is_literal else json.dumps(word)
-
 
 def _is(info: TemplateInfo, *architectures: str) -> bool:
     return info.metadata.get_str("general.architecture", "") in architectures
@@ -173,7 +141,7 @@ FORMATS = (
         tokens=("<|turn>", "<turn|>", "<|channel>", "<channel|>"),
         syntax=Spans(
             reasoning=Span("<|channel>thought", "<channel|>"),
-            calls=Calls("<|tool_call>", "<tool_call|>", written_calls),
+            calls=Calls("<|tool_call>", "<tool_call|>", written_calls, grammar=call_grammar),
         ),
     ),
     ChatFormat(

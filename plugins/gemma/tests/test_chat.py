@@ -12,7 +12,7 @@ from llamacli.gguf import Metadata
 from llamacli.testing.chats import BOS, CASES, EOS
 from llamacli.testing.vocabularies import CONTROL, USER_DEFINED, byte_level
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
-from llamacli_gemma.chat import FORMATS, written_calls
+from llamacli_gemma.chat import FORMATS
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDENS = json.loads((ROOT / "tests" / "goldens" / "chat_templates.json").read_text())
@@ -135,32 +135,3 @@ def test_closed_channel_in_the_prompt_is_not_reasoning() -> None:
     fmt, template, _ = found("gemma4", GEMMA_4)
     reader = fmt.syntax.reader(template.render(**CASES["generation prompt"]).text, tools=False)
     assert reader.feed("Hi.") + reader.flush() == [Piece("Hi.")]
-
-
-@pytest.mark.parametrize(
-    ("written", "arguments"),
-    [
-        ("{}", {}),
-        ('{a:<|"|><|"|>,b:<|"|>x:"y",\\{<|"|>}', {"a": "", "b": 'x:"y",\\{'}),
-        ("{a:[1,-2.5,1e3],b:[],c:{d:{}}}", {"a": [1, -2.5, 1000.0], "b": [], "c": {"d": {}}}),
-        ("{a: true, b:false, c:None,d:null}", {"a": True, "b": False, "c": None, "d": None}),
-        ('{<|"|>a b<|"|>:1, "c":"d\\n",true:blue sky}', {"a b": 1, "c": "d\n", "true": "blue sky"}),
-        ('{a:[<|"|>x<|"|>,{b:<|"|>\n<|"|>}]}', {"a": ["x", {"b": "\n"}]}),
-    ],
-)
-def test_calls(written: str, arguments: dict[str, Any]) -> None:
-    assert written_calls(f"call:some_tool-1.x{written}") == [ToolCall("some_tool-1.x", arguments)]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "call:", "call:f", "call:f{", "call:f{a}", "call:f{a:}", 'call:f{a:<|"|>x}', "f{}"]
-)
-def test_malformed_calls_are_ignored(text: str) -> None:
-    with pytest.raises(ValueError):
-        written_calls(text)
-
-
-def test_other_formats_are_not_detected() -> None:
-    assert found("gemma3", TURNS, template="{{ messages }}")[0].name == "plain"
-    assert found("llama", TURNS, template="<start_of_turn>")[0].name == "plain"
-    assert found("gemma4", GEMMA_4, template="<|turn><turn|>")[0].name == "gemma-4"

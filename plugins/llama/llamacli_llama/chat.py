@@ -2,9 +2,11 @@
 
 import json
 import re
+from typing import Any
 
 from llamacli.chat.formats import ChatFormat, TemplateInfo
 from llamacli.chat.messages import ToolCall
+from llamacli.chat.rules import CALL_SPACE, Rules, literal
 from llamacli.chat.syntax import Calls, Span, Spans, json_calls, tagged_calls
 
 HEADERS = """\
@@ -76,6 +78,11 @@ def named_calls(text: str) -> list[ToolCall]:
     return calls
 
 
+def named_call(rules: Rules, name: str, schema: dict[str, Any]) -> str:
+    """Grammar of a call `name[ARGS]{...}`; see `llamacli.chat.syntax.CallGrammar`."""
+    return f"{literal(name)} {rules.marker('[ARGS]')} {rules.json('arguments', schema, CALL_SPACE)}"
+
+
 def _is_llama(info: TemplateInfo) -> bool:
     return info.metadata.get_str("general.architecture", "") == "llama"
 
@@ -94,6 +101,8 @@ def _is_sentencepiece(info: TemplateInfo) -> bool:
     pieces = info.metadata.get_str("tokenizer.ggml.model", "") == "llama"
     return _is_llama(info) and pieces and info.template is None and not info.has_tokens("<|im_start|>")
 
+
+_NAMED_CALLS = Calls("[TOOL_CALLS]", "", named_calls, grammar=named_call)
 
 FORMATS = (
     ChatFormat(
@@ -115,7 +124,7 @@ FORMATS = (
         matches=lambda info: _is_mistral3(info) and info.mentions("[INST]", "[SYSTEM_PROMPT]"),
         template=SYSTEM_PROMPTS,
         tokens=("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[INST]", "[/INST]"),
-        syntax=Spans(reasoning=Span("[THINK]", "[/THINK]"), calls=Calls("[TOOL_CALLS]", "", named_calls)),
+        syntax=Spans(reasoning=Span("[THINK]", "[/THINK]"), calls=_NAMED_CALLS),
     ),
     ChatFormat(
         name="seed-oss",

@@ -1,10 +1,14 @@
 import pytest
 
+from llamacli.chat.codec import ChatCodec
+from llamacli.chat.constraints import ToolUse, reply_constraint
 from llamacli.chat.formats import choose
 from llamacli.chat.messages import Piece, ToolCall
 from llamacli.chat.template import ChatTemplate
+from llamacli.errors import InvalidRequestError
 from llamacli.gguf import Metadata
-from llamacli.testing.vocabularies import CONTROL, byte_level, scored
+from llamacli.sampling import SamplingParams, build_chain
+from llamacli.testing.vocabularies import CONTROL, USER_DEFINED, byte_level, scored
 from llamacli.tokenizer import tokenizer_from_metadata
 from llamacli_llama.chat import FORMATS
 
@@ -108,6 +112,32 @@ def test_calls_are_a_name_and_its_arguments(text: str) -> None:
         assert events[-2:] == [ToolCall("f", {"x": {"y": 1}}), ToolCall("g", {})]
         assert "".join(event.text for event in events[:-2] if event.reasoning) == "Hm."
         assert "".join(event.text for event in events[:-2] if not event.reasoning) == "Yes."
+
+
+@pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED], ids=["control", "text"])
+def test_forced_calls_by_name(kind: int) -> None:
+    pytest.importorskip("llguidance")
+    marks = dict.fromkeys(["[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"], kind)
+    kinds = {"</s>": CONTROL, **dict.fromkeys(MISTRAL, CONTROL), **marks}
+    metadata = Metadata({**byte_level([], kinds, eos_token_id=256), "general.architecture": "mistral3"})
+    codec = ChatCodec(tokenizer_from_metadata(metadata), metadata, FORMATS)
+    tool = {"function": {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}}
+    made = reply_constraint(codec, "", None, None, ToolUse([tool, {"function": {"name": "g"}}], required=True))
+
+    def allows(text: str) -> bool:
+        chain = build_chain(SamplingParams(grammar=made.grammar), codec.tokenizer)
+        try:
+            for token in [*codec.tokenizer.encode(text, add_special=False, parse_special=True), codec.tokenizer.eos_id]:
+                chain.accept(token)
+        except InvalidRequestError:
+            return False
+        return True
+
+    call = '[TOOL_CALLS]f[ARGS]{"x": 1}'
+    for good in (call, f"{call}[TOOL_CALLS]g[ARGS]{{}}", f"[THINK]Hm.[/THINK]{call}"):
+        assert allows(good), good
+    for bad in ("Hi.", '[TOOL_CALLS]f{"x": 1}', "[TOOL_CALLS]f[ARGS]{}", "[TOOL_CALLS]h[ARGS]{}", f"{call} and more"):
+        assert not allows(bad), bad
 
 
 @pytest.mark.parametrize("text", ["f", "f[ARGS]x", "[ARGS]{}", 'f{"x": 1} and more', 'f{"x": 1}[TOOL_CALLS]', "f[1]"])
