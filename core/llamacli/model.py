@@ -241,6 +241,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         self,
         prompt: str | Sequence[int],
         *,
+        suffix: str | None = None,
         max_tokens: int | None = 16,
         echo: bool = False,
         logprobs: int | None = None,
@@ -250,13 +251,23 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         """Continue a text, with llama-cpp-python's arguments and results.
 
         Results are dictionaries as in OpenAI's API, with `stream` one for each chunk. `max_tokens` None, 0 or less is
-        as many as fit into the context; `echo` puts the prompt first. Further `arguments` and errors are as for
-        `create_chat_completion`.
+        as many as fit into the context; `echo` puts the prompt first. With a `suffix` the text comes between the prompt
+        and it (fill-in-the-middle). Further `arguments` and errors are as for `create_chat_completion`; TokenizerError
+        if the vocabulary has no tokens for a suffix.
         """
         from llamacli.chat.completions import CompletionArguments, completion, whole
 
         options = CompletionArguments(**arguments)
-        chunks = completion(self, self.metadata, prompt, options, max_tokens=max_tokens, echo=echo, logprobs=logprobs)
+        chunks = completion(
+            self,
+            self.metadata,
+            prompt,
+            options,
+            suffix=suffix,
+            max_tokens=max_tokens,
+            echo=echo,
+            logprobs=logprobs,
+        )
         return chunks if stream else whole(chunks)
 
     def __exit__(self, *_: object) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from llamacli import ChatTemplateError, ContextOverflowError, InvalidRequestError, Model
+from llamacli.errors import TokenizerError
 from llamacli.testing.chats import CHATML
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
@@ -217,6 +218,17 @@ class TestText:
         assert choices[-1]["finish_reason"] == result["finish_reason"]
         shapes = [choice["logprobs"] for choice in choices if choice["logprobs"]]
         assert [name for shape in shapes for name in shape["tokens"]] == result["logprobs"]["tokens"]
+
+    def test_suffix(self, talker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        model: Model = talker()
+        with pytest.raises(TokenizerError, match="fill-in-the-middle"):
+            model.create_completion("a", suffix="b")
+        monkeypatch.setattr(model.tokenizer, "infill_ids", (4, 5, 6))
+        infilled = model.create_completion("a", suffix="b", temperature=0, echo=True)
+        same = model.create_completion(model.tokenizer.encode_infill("a", "b"), temperature=0)
+        text = infilled["choices"][0]["text"]
+        assert text == "a" + same["choices"][0]["text"]
+        assert infilled["usage"] == same["usage"]
 
     def test_no_limit_is_the_context(self, talker: Any) -> None:
         for limit in (None, 0, -1):

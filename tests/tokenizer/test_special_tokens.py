@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli import ModelFormatError
+from llamacli.errors import TokenizerError
 from llamacli.testing.vocabularies import (
     CONTROL,
     NORMAL,
@@ -36,6 +37,26 @@ def test_user_defined_tokens_are_always_found() -> None:
     for parse_special in (False, True):
         assert tokenizer.encode("a<tool>", parse_special=parse_special) == [ord("a"), 256]
     assert tokenizer.decode([256]) == "<tool>"
+
+
+FIM = {"<fim_prefix>": CONTROL, "<fim_suffix>": CONTROL, "<fim_middle>": CONTROL}
+
+
+def test_infilling() -> None:
+    tokenizer = chat({**FIM, "<s>": CONTROL, "<x>": USER_DEFINED}, bos_token_id=259, add_bos_token=True)
+    assert tokenizer.infill_ids == (256, 257, 258)
+    assert tokenizer.encode_infill("a<x>", "<fim_middle>") == [259, 256, ord("a"), 260, 257, *b"<fim_middle>", 258]
+    assert tokenizer.encode_infill([1, 2], "") == [259, 256, 1, 2, 257, 258]
+    named = chat({**FIM, "</pre>": USER_DEFINED}, prefix_token_id=259)
+    assert named.encode_infill("</pre>", "b") == [259, *b"</pre>", 257, ord("b"), 258]
+
+
+def test_infilling_needs_its_tokens() -> None:
+    for name in FIM:
+        tokenizer = chat({text: kind for text, kind in FIM.items() if text != name})
+        assert tokenizer.infill_ids is None
+        with pytest.raises(TokenizerError, match="no tokens for fill-in-the-middle"):
+            tokenizer.encode_infill("a", "b")
 
 
 def test_longer_special_tokens_are_found_first() -> None:

@@ -194,11 +194,12 @@ def completion(
     prompt: str | Sequence[int],
     arguments: CompletionArguments,
     *,
+    suffix: str | None = None,
     max_tokens: int | None = 16,
     echo: bool = False,
     logprobs: int | None = None,
 ) -> Generator[Json, None, Json]:
-    """Chunks of the text after a prompt.
+    """Chunks of the text after a prompt, or before a suffix.
 
     The whole result is the generator's return value. Raises at once what is wrong with the arguments.
     """
@@ -206,8 +207,9 @@ def completion(
         raise InvalidRequestError(f"logprobs must be an integer of at least 0, not {logprobs!r}")
     constraint = completion_constraint(None, arguments.grammar)
     params = arguments.sampling(model, metadata, constraint, 0 if logprobs is None else max(1, logprobs))
+    infill = None if suffix is None else model.tokenizer.encode_infill(prompt, suffix)
     session = arguments.session(model)
-    ids = session.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    ids = infill or (session.encode(prompt) if isinstance(prompt, str) else list(prompt))
     before = "" if not echo else prompt if isinstance(prompt, str) else model.decode(ids)
     run = _Run(session, ids, params, max_tokens)
     head = {**arguments.head("cmpl", metadata), "object": "text_completion"}

@@ -5,10 +5,10 @@ Unlike llama.cpp's, decoding keeps all spaces: there is no `clean_up_tokenizatio
 
 import codecs
 import re
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Protocol
 
-from llamacli.errors import InvalidRequestError
+from llamacli.errors import InvalidRequestError, TokenizerError
 from llamacli.tokenizer.vocabulary import TokenKind, Vocabulary
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -41,7 +41,8 @@ class Tokenizer:
     Attributes: `n_vocab`; the ids `bos_id`, `eos_id`, `eot_id`, `eom_id`, `unk_id`, `pad_id`, `sep_id`, `mask_id`, each
     None where the model has none; `eog_ids`, the ids that end generation; `suppressed`, ids that must not be generated;
     `add_bos`, `add_eos` and `add_sep`, true if encoding adds these tokens with `add_special`; `special_ids`, the
-    special and user-defined tokens that encoding can find in text, the longest first.
+    special and user-defined tokens that encoding can find in text, the longest first; `infill_ids`, the tokens before
+    the text, before its suffix and before what is generated (fill-in-the-middle, FIM), or None.
 
     Methods that take an id raise InvalidRequestError when it is not in the vocabulary.
     """
@@ -61,6 +62,8 @@ class Tokenizer:
         self.eot_id, self.eom_id = special.get("eot"), special.get("eom")
         self.unk_id, self.pad_id = special.get("unknown"), special.get("padding")
         self.sep_id, self.mask_id = special.get("separator"), special.get("mask")
+        infill = [special[name] for name in ("fim_pre", "fim_suf", "fim_mid") if name in special]
+        self.infill_ids = (infill[0], infill[1], infill[2]) if len(infill) == 3 else None
         self._bos = [self.bos_id] if add_bos and self.bos_id is not None else []
         eos = [self.eos_id] if add_eos and self.eos_id is not None else []
         sep = [self.sep_id] if add_sep and self.sep_id is not None else []
@@ -101,6 +104,20 @@ class Tokenizer:
         """
         ids = self.encode(text, parse_special=parse_special)
         return ids[:-1] if self.add_eos else ids
+
+    def encode_infill(self, prefix: str | Sequence[int], suffix: str) -> list[int]:
+        """Return the ids of a prompt for fill-in-the-middle (FIM).
+
+        Prefix first, as llama.cpp's default. TokenizerError when the vocabulary has no tokens for this.
+        """
+        if self.infill_ids is None:
+            raise TokenizerError("this model's vocabulary has no tokens for fill-in-the-middle")
+        before, after, middle = self.infill_ids
+        texts = [
+            self.encode_run(text, self.infill_ids, continues=True) if isinstance(text, str) else text
+            for text in (prefix, suffix)
+        ]
+        return [*self._bos, before, *texts[0], after, *texts[1], middle]
 
     def split(self, text: str, tokens: Container[int]) -> list[int | str]:
         """Split text at these special tokens: ids, and the text between."""

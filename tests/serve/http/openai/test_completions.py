@@ -127,10 +127,7 @@ def test_refused_requests(fields: dict, param: str, http, fake) -> None:
 
 
 def test_infilling_with_the_tokens_of_the_file(fake, http, monkeypatch) -> None:
-    metadata = fake._model.metadata
-    names = {"fim_pre_token_id": 4, "suffix_token_id": 5, "fim_mid_token_id": 6}
-    keys = {key: metadata.get(key) for key in metadata} | {f"tokenizer.ggml.{name}": names[name] for name in names}
-    monkeypatch.setattr(fake._model, "metadata", type(metadata)(keys))
+    monkeypatch.setattr(fake._model.tokenizer, "infill_ids", (4, 5, 6))
     http.send("/v1/completions", {"prompt": "a", "suffix": "b"})
     encode = fake._model.tokenizer.encode_run
     bos = fake._model.tokenizer.bos_id

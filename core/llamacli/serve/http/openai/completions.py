@@ -33,13 +33,6 @@ from llamacli.serve.requests import (
 
 DEFAULT_MAX_TOKENS = 16
 
-_FIM = {
-    "prefix": ("tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id"),
-    "suffix": ("tokenizer.ggml.fim_suf_token_id", "tokenizer.ggml.suffix_token_id"),
-    "middle": ("tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id"),
-}
-"""Metadata keys of the tokens for infilling, newer names first."""
-
 
 async def completions(call: Call) -> None:
     """Continue texts, whole or as a stream."""
@@ -125,20 +118,12 @@ def _encoded(prompt: str | list[int], model: Model, parse_special: bool) -> tupl
 
 def _infilled(prompt: str | list[int], suffix: str, model: Model) -> tuple[str, list[int]]:
     """Prompt for infilling (FIM, prefix before suffix)."""
-    tokens = {part: _fim_token(model, keys) for part, keys in _FIM.items()}
-    if None in tokens.values():
-        raise BadRequestError("suffix: this model's file names no tokens for infilling", "suffix", "not_supported")
-    encode = model.tokenizer.encode_run
-    before = encode(prompt, continues=True) if isinstance(prompt, str) else checked_ids(prompt, model, "prompt")
-    bos = [model.tokenizer.bos_id] if model.tokenizer.add_bos else []
-    ids = [*bos, tokens["prefix"], *before, tokens["suffix"], *encode(suffix, continues=True), tokens["middle"]]
-    text = prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt)
-    return text, [token for token in ids if token is not None]
-
-
-def _fim_token(model: Model, keys: Sequence[str]) -> int | None:
-    token = next((model.metadata.get_int(key) for key in keys if key in model.metadata), None)
-    return token if token is not None and 0 <= token < model.tokenizer.n_vocab else None
+    before = prompt if isinstance(prompt, str) else checked_ids(prompt, model, "prompt")
+    try:
+        ids = model.tokenizer.encode_infill(before, suffix)
+    except TokenizerError as error:
+        raise BadRequestError(f"suffix: {error}", "suffix", "not_supported") from None
+    return prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt), ids
 
 
 def _check(request: CompletionRequest) -> None:
