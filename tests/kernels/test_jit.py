@@ -42,6 +42,30 @@ with llamacli.load_model(sys.argv[1]) as model, model.create_session() as sessio
 """
 
 
+CLOSURES = """
+import sys
+from numba import njit, types
+from llamacli.kernels.jit import Compiled
+
+def compiled(n):
+    @njit
+    def power_sum(x):  # too long to be inlined at every call
+        total = 0
+        for i in range(x):
+            total = (total * n + i) % 1000003
+            if total % 7 == 0:
+                total += n * x
+            if total % 11 == 3:
+                total -= i
+        return total
+    def power_sums(x):
+        return power_sum(x) + power_sum(x + 1) + power_sum(x + 2) * power_sum(x + 3) - power_sum(2 * x)
+    return Compiled(power_sums, types.int64(types.int64), f"_{n}")
+
+print(*(compiled(int(n)).call(50) for n in sys.argv[1:]))
+"""
+
+
 def double(x):
     return 2 * x
 
@@ -96,6 +120,16 @@ def test_a_kernel_is_compiled_once_and_loaded_afterwards(folder, compiled) -> No
     assert (call(double), call(triple), call(double)) == (14, 21, 14)
     assert compiled == ["double", "triple"]
     assert sorted(path.name for path in folder.iterdir()) == ["double.kernel", "triple.kernel"]
+
+
+@pytest.mark.slow
+def test_kernels_of_two_processes_call_their_own_functions(tmp_path) -> None:
+    """Functions that a kernel calls are weak symbols: equal names would bind to the one that was loaded first."""
+    env = {"LLAMACLI_CACHE": str(tmp_path)}
+    apart = [run(CLOSURES, n, env=env).stdout.strip() for n in ("3", "5")]
+    assert apart[0] != apart[1]
+    assert run(CLOSURES, "3", "5", env=env).stdout.split() == apart
+    assert run(CLOSURES, "5", "3", env=env).stdout.split() == apart[::-1]
 
 
 def test_an_interrupt_leaves_no_lock_with_its_thread(folder, monkeypatch) -> None:
@@ -215,6 +249,34 @@ def test_a_damaged_kernel_is_made_anew(folder, compiled, damage) -> None:
     assert compiled == ["double", "double"]
     assert call(double) == 14
     assert compiled == ["double", "double"]
+
+
+def test_a_kernel_that_others_can_write_is_compiled_again(folder, compiled, caplog) -> None:
+    """A kernel's file holds a pickle: whoever writes it runs code in the processes that load it."""
+    call(double)
+    (folder / "double.kernel").chmod(0o666)
+    assert call(double) == 14
+    assert compiled == ["double", "double"]
+    assert f"other users can write to {folder / 'double.kernel'}" in caplog.text
+    assert (folder / "double.kernel").stat().st_mode & 0o777 == 0o600
+    assert call(double) == 14
+    assert compiled == ["double", "double"]
+
+
+@pytest.mark.parametrize("reason", ["mode", "owner"])
+def test_no_kernel_is_loaded_from_a_folder_of_others(folder, compiled, caplog, monkeypatch, reason) -> None:
+    call(double)
+    call(triple)
+    if reason == "mode":
+        folder.chmod(0o777)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder away")
+        os.chown(folder, 54321, -1)
+    assert (call(double), call(triple)) == (14, 21)
+    assert compiled == ["double", "triple", "double", "triple"]
+    assert caplog.text.count(f"other users can write to {folder}") == 1
 
 
 def test_a_folder_in_a_kernels_place_is_not_read(folder, compiled, caplog) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import pickle
@@ -30,6 +31,7 @@ import numba
 import numpy as np
 from numba import njit, types
 from numba.core import config
+from numba.core.bytecode import FunctionIdentity
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 from numba.core.compiler_lock import global_compiler_lock
@@ -96,7 +98,7 @@ class _Entry:
     def load_overload(self, _signature: Any, context: Any) -> CompileResult | None:
         """Load the code, or return None if it must be compiled."""
         with contextlib.suppress(OSError):
-            data = self._path.read_bytes() if self._path else b""
+            data = self._read()
             if data and hashlib.sha256(data[32:]).digest() == data[:32]:
                 _touch(self._path.parent)
                 context.refresh()  # symbols that the code refers to must exist before linking
@@ -109,6 +111,19 @@ class _Entry:
             listener(self._name)
         return None
 
+    def _read(self) -> bytes:
+        """Contents of the file, b"" if others may have written it: it holds a pickle, which is code."""
+        if self._path is None:
+            return b""
+        with open(self._path, "rb") as file:
+            if not _is_own(os.stat(self._path.parent)):
+                _warn_cache_unwritable(f"other users can write to {self._path.parent}")
+            elif not _is_own(os.fstat(file.fileno())):
+                _log.warning("other users can write to %s, so it is compiled again", self._path)
+            else:
+                return file.read()
+        return b""
+
     def save_overload(self, _signature: Any, result: CompileResult) -> None:
         """Write the code; if that fails, this process alone has it."""
         if self._path is None:
@@ -119,18 +134,24 @@ class _Entry:
             code = dumps(result._reduce())
         except RuntimeError:  # an interrupt in LLVM's callback is lost, and the object code with it
             return
-        written = self._path.with_suffix(f".{os.getpid()}")
+        written = self._path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}")
         try:
             if not self._path.parent.exists():
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _prune(self._path.parent.parent)
             try:
+                written.touch(mode=0o600, exist_ok=False)
                 written.write_bytes(hashlib.sha256(code).digest() + code)
                 written.replace(self._path)
             finally:
                 written.unlink(missing_ok=True)
         except OSError as error:
             _warn_cache_unwritable(str(error))
+
+
+def _is_own(status: os.stat_result) -> bool:
+    """Test that only this user and the superuser can write a file."""
+    return sys.platform == "win32" or (status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022)
 
 
 @functools.cache
@@ -173,7 +194,12 @@ def _run_compiler(compile_it: Callable[..., object], *arguments: object) -> None
     """Run Numba's compiler; release its lock after an interrupt.
 
     An interrupt at the wrong moment would otherwise leave the lock with this thread for ever.
+
+    Symbols get names that no other process uses. Numba numbers functions from 1 in every process and puts the number
+    into the symbol, and functions that a kernel calls are weak symbols. Two kernels that two processes compiled would
+    use the same name for different closures, and where both are loaded, the second one would call the first one's.
     """
+    FunctionIdentity._unique_ids = itertools.count(int.from_bytes(os.urandom(7), "little"))
     try:
         compile_it(*arguments)
     except BaseException:
