@@ -1,0 +1,42 @@
+"""Pages of samplers and cache types, made from docstrings and tables."""
+
+import inspect
+from pathlib import Path
+
+import attrs
+import pytest
+
+from llamacli import SamplingParams, sampling
+from llamacli.kernels.kv_types.types import KV_TYPES
+from llamacli.sampling import BUILT_IN, Sampler, SamplerChain
+from reference_pages import PAGES, SECTIONS, cache_types_page
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+OTHERS = {"stop", "samplers", "options", "n_probs"}
+"""Fields that belong to no sampler."""
+
+
+@pytest.mark.parametrize("file", PAGES)
+def test_page_is_up_to_date(file: str) -> None:
+    assert (DOCS / file).read_text(encoding="utf-8") == PAGES[file](), "python tools/reference_pages.py"
+
+
+def test_every_sampler_has_a_section() -> None:
+    described = {name for section in SECTIONS.values() for name in section.classes}
+    exported = {name: getattr(sampling, name) for name in sampling.__all__}
+    samplers = {name for name, kind in exported.items() if inspect.isclass(kind) and issubclass(kind, Sampler)}
+    assert described == samplers - {Sampler.__name__, SamplerChain.__name__}
+    assert {section.name for section in SECTIONS.values()} - {""} == {kind.name for kind in BUILT_IN}
+
+
+def test_every_parameter_has_a_section() -> None:
+    described = {field for section in SECTIONS.values() for field in section.fields}
+    assert described == {field.name for field in attrs.fields(SamplingParams)} - OTHERS
+
+
+def test_every_cache_type_has_a_section_and_a_size() -> None:
+    page = cache_types_page()
+    assert [f"\n## {name}\n" in page for name in KV_TYPES] == [True] * len(KV_TYPES)
+    assert "| [`q5_1`](#q5_1) | 6 | 96 |" in page
+    assert "| [`f16`](#f16) | 16 | 256 |" in page
