@@ -1,4 +1,4 @@
-# make run | lint | test | test-all | test-bounds | test-long : everything they need is installed into .venv on first use.
+# make run | lint | docs | test | test-all | test-bounds | test-long : everything they need is installed into .venv on first use.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -6,7 +6,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(addprefix -e ,$(PLUGINS))
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: run test test-all test-long test-bounds test-examples lint clean
+.PHONY: run test test-all test-long test-bounds test-examples lint docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/llamacli run < /dev/null
@@ -19,10 +19,9 @@ test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow"
 
 # The rest: what is slow, and what tries more examples in the full profile. Tests of clients that cannot be installed skip.
-test-all: test-bounds
+test-all: test-bounds docs test-examples
 	-$(BIN)/python -m pip install --quiet -e '.[clients]'
 	LLAMACLI_TEST_PROFILE=full $(PYTEST) -m "slow or deep or hypothesis"
-	$(MAKE) test-examples
 
 # Longer runs against the server: 100,000 mutated bodies, 1,000 disconnects and schemas, more schemathesis cases.
 test-long: $(VENV)/.installed-test
@@ -52,8 +51,12 @@ lint: $(VENV)/.installed-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The site of the documentation, in site/. Broken links are errors.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 clean:
-	rm -rf $(VENV) $(VENV)-examples
+	rm -rf $(VENV) $(VENV)-examples site
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -68,4 +71,8 @@ $(VENV)/.installed-test: $(VENV)/.installed
 
 $(VENV)/.installed-lint: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet -e '.[lint]'
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
 	touch $@
