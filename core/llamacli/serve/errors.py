@@ -134,7 +134,7 @@ class ShuttingDownError(ServeError):
 
 
 class NotSupportedError(ServeError):
-    """The model does not support this endpoint, or the server has switched it off."""
+    """The model lacks this endpoint, or the server has switched it off."""
 
     status, type, code = 501, "not_supported_error", "not_supported"
 

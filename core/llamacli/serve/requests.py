@@ -295,7 +295,7 @@ class Engine(Protocol):
         """Models by name, loaded or not."""
 
     async def pin(self, name: str) -> Pin:
-        """Load a model if need be, and keep it loaded until the pin is released.
+        """Load a model, and keep it loaded until the pin is released.
 
         Raises UnknownModelError, LoadingError if that takes longer than the server's limit.
         """
@@ -307,7 +307,7 @@ class Engine(Protocol):
         """
 
     def submit(self, request: Request) -> Stream:
-        """Enqueue a request of a loaded model, which stays loaded until the request ends.
+        """Enqueue a request; its model stays loaded until it ends.
 
         Raises, with nothing changed: UnknownModelError, LoadingError, PromptTooLongError, QueueFullError,
         ShuttingDownError, NotSupportedError, and InvalidRequestError for a value that the model does not allow.
