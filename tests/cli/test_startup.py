@@ -30,7 +30,16 @@ def test_help_and_usage_errors_import_nothing_heavy(arguments: str, environment:
 def test_completion_imports_nothing_for_chat(environment: dict[str, str], model: Path) -> None:
     command = [sys.executable, "-c", LOADED, "run", str(model), "once", "-n", "1"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert {"jinja2", "prompt_toolkit"} & set(result.stdout.splitlines()[-1].split()) == set()
+    assert {"jinja2", "prompt_toolkit", "asyncio"} & set(result.stdout.splitlines()[-1].split()) == set()
+
+
+@pytest.mark.parametrize("command", ["inspect", "plugins"])
+def test_commands_without_computing_import_no_compiler(command: str, environment: dict[str, str], model: Path) -> None:
+    arguments = [command, str(model)] if command == "inspect" else [command]
+    result = subprocess.run(
+        [sys.executable, "-c", LOADED, *arguments], env=environment, capture_output=True, text=True, check=True
+    )
+    assert {"numba", "llvmlite.binding"} & set(result.stdout.splitlines()[-1].split()) == set()
 
 
 def test_help_is_fast(program) -> None:

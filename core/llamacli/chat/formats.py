@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import attrs
 
 from llamacli.chat.syntax import HARMONY, HERMES, PLAIN, THINKING, Syntax
 from llamacli.errors import ChatTemplateError, plugin_errors
 from llamacli.gguf import Metadata
-from llamacli.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llamacli.tokenizer import Tokenizer
 
 _TEMPLATE = "tokenizer.chat_template"
 
