@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Generator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 Item = TypeVar("Item")
 
@@ -15,6 +17,8 @@ async def in_threads(items: Generator[Item, None, None]) -> AsyncGenerator[Item,
     Threads are those of the event loop's executor. The generator is closed in the end. When the task is cancelled, the
     item being computed is finished first: a running generator cannot be closed.
     """
+    import asyncio  # only programs that use it wait for its import
+
     end = object()
     step: asyncio.Future[Item | object] | None = None
     try:
