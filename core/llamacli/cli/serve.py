@@ -148,6 +148,7 @@ _OPTIONS = (
         help="Use this chat template instead of the models' own: a name, or Jinja source.",
     ),
     click.option("--chat-template-file", type=PATH, help="Read the chat template from a file."),
+    click.option("--page/--no-page", default=True, show_default=True, help="Serve a web page to chat on, at /."),
     click.option("--slots", is_flag=True, help="Show running requests at /slots, without texts."),
     click.option("--llamacpp-metrics", is_flag=True, help="Repeat metrics under llama-server's names."),
     click.option("--log-texts", is_flag=True, help="Log the bodies of requests."),
@@ -194,6 +195,8 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
             error = future.exception()
             if error is None:
                 note(_greeting(future.result(), http.host, port, limits))
+                if http.page is not None:
+                    note(f"llamacli: page to chat on: {_address(http.host, port)}/")
             else:
                 failures.append(error)
                 server.stop()
@@ -232,6 +235,7 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
 
     Raises UsageError for options that exclude each other.
     """
+    from llamacli.serve.http.page import PAGE
     from llamacli.serve.http.settings import HttpSettings
     from llamacli.serve.settings import default_max_running
 
@@ -255,6 +259,7 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         api_keys=tuple(keys),
         template=template if file is None else read_file(Path(file)),
         total_slots=given["max_running"] or default_max_running(),
+        page=PAGE if given["page"] else None,
     )
 
 
@@ -307,9 +312,14 @@ def _warn_of_open_server(http: HttpSettings) -> None:
 
 def _greeting(loaded: LoadedModel, host: str, port: int, limits: EngineSettings) -> str:
     """Line that names the address, the model and the limits."""
-    name = f"[{host}]" if ":" in host else host
     memory = human_bytes(loaded.scheduler.memory.max_bytes)
     return (
-        f"llamacli: serving {loaded.info.name} on http://{name}:{port} (context of {loaded.info.n_ctx} tokens, "
+        f"llamacli: serving {loaded.info.name} on {_address(host, port)} (context of {loaded.info.n_ctx} tokens, "
         f"{limits.max_running} texts at once, KV cache of {memory})"
     )
+
+
+def _address(host: str, port: int) -> str:
+    """Base URL of the server."""
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{name}:{port}"

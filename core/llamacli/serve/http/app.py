@@ -8,13 +8,11 @@ import time
 from collections.abc import AsyncIterator, Iterator
 
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from llamacli.serve.errors import MethodError, NotFoundError, ServeError
 from llamacli.serve.http import local
@@ -22,14 +20,13 @@ from llamacli.serve.http.call import Call, Endpoint, Server
 from llamacli.serve.http.errors import headers_of, ollama_body, openai_body
 from llamacli.serve.http.middleware import wrap
 from llamacli.serve.http.openapi import description
+from llamacli.serve.http.page import Page
 from llamacli.serve.http.routes import ROUTES
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.http.sse import to_json
 from llamacli.serve.requests import Engine
 
 LAG_INTERVAL_S = 0.5
-PAGE_POLICY = "default-src 'self'; connect-src 'self'; frame-ancestors 'none'"
-"""Content-security policy of the static files."""
 
 
 def create_app(engine: Engine, settings: HttpSettings | None = None) -> ASGIApp:
@@ -58,26 +55,7 @@ def _routes(server: Server) -> Iterator[BaseRoute]:
     if server.settings.page is None:
         yield Route("/", Endpoint(local.root, server, "/", public=True), methods=["GET"])
     else:
-        yield Mount("/", Page(StaticFiles(directory=server.settings.page, html=True)))
-
-
-class Page:
-    """Static files, with a strict content-security policy."""
-
-    def __init__(self, files: ASGIApp):
-        self._files = files
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-
-        async def send_with_policy(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["content-security-policy"] = PAGE_POLICY
-                headers["x-content-type-options"] = "nosniff"
-            await send(message)
-
-        await self._files(scope, receive, send_with_policy)
+        yield Mount("/", Page(server.settings.page))
 
 
 @contextlib.asynccontextmanager
