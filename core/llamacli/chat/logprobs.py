@@ -39,6 +39,22 @@ def token_logprob(tokenizer: Tokenizer, token: int, logprobs: LogProbs | None) -
     return TokenLogprob(token, piece, logprobs.chosen, top)
 
 
+def last_tokens(tokens: Sequence[TokenLogprob], text: bytes) -> list[TokenLogprob]:
+    """Tokens of a text at the end of a prompt.
+
+    Of a token that begins before the text only the part that belongs to it remains, so that the pieces joined are the
+    text.
+    """
+    found: list[TokenLogprob] = []
+    n_bytes = len(text)
+    for token in reversed(tokens):
+        if n_bytes <= 0:
+            break
+        found.append(token if len(token.piece) <= n_bytes else attrs.evolve(token, piece=token.piece[-n_bytes:]))
+        n_bytes -= len(token.piece)
+    return found[::-1]
+
+
 def chat_logprobs(tokens: Sequence[TokenLogprob], n_top: int) -> dict[str, Any]:
     """Log-probabilities of a chat's tokens, with the `n_top` most probable of each."""
     content = [

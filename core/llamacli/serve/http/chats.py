@@ -67,15 +67,16 @@ def chat_prompt(request: ChatRequest, model: Model, info: ModelInfo, template: s
     continues = bool(request.continue_final_message)
     if continues and (messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls")):
         raise BadRequestError("continue_final_message: the last message must be text of the assistant", "messages")
+    if request.echo and not continues:
+        raise BadRequestError("echo: it needs continue_final_message", "echo")
     codec = codec_of(model, template, tools is not None)
-    begun = messages.pop()["content"] if continues else ""
+    final = messages.pop() if continues else None
     try:
-        rendering = codec.render(messages, tools=described, variables=variables)
+        rendering = _rendered(codec, messages, final, described, variables)
     except ChatTemplateError as error:
         raise BadRequestError(str(error), "messages", "chat_template_error") from None
     except InvalidRequestError as error:
         raise BadRequestError(str(error), "chat_template_kwargs") from None
-    rendering = _continued(rendering, begun) if begun else rendering
     expect_room((part for part in rendering.parts if isinstance(part, str)), model, info)
     ids = tuple(codec.encode(rendering))
     if not ids:
@@ -85,6 +86,11 @@ def chat_prompt(request: ChatRequest, model: Model, info: ModelInfo, template: s
     except InvalidRequestError as error:
         raise BadRequestError(str(error), "tool_choice") from None
     return Prompt(rendering.text, ids, reply_format(codec, rendering, tools is not None, variables), constraint)
+
+
+def echoed_text(request: ChatRequest) -> str:
+    """Text of the last message that the reply repeats, "" for none."""
+    return as_dicts(request.messages[-1:])[0]["content"] if request.echo else ""
 
 
 def codec_of(model: Model, template: str | None, tools: bool) -> ChatCodec:
@@ -225,8 +231,41 @@ def tools_as_dicts(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     return described
 
 
+def _rendered(
+    codec: ChatCodec,
+    messages: list[dict[str, Any]],
+    final: dict[str, Any] | None,
+    tools: list[dict[str, Any]] | None,
+    variables: dict[str, Any],
+) -> Rendering:
+    """Rendering of messages, and of the beginning of the reply in `final`.
+
+    Reasoning before its text is written by the template, where that writes it.
+    """
+    if final is not None and final.get("reasoning_content"):
+        whole = codec.render([*messages, final], tools=tools, variables=variables, add_generation_prompt=False)
+        cut = _cut_after(whole, final["content"])
+        if cut is not None:
+            return cut
+    rendering = codec.render(messages, tools=tools, variables=variables)
+    return rendering if final is None else _continued(rendering, final["content"])
+
+
+def _cut_after(rendering: Rendering, text: str) -> Rendering | None:
+    """Rendering up to the end of the last message's text, None if it is not found; templates strip texts."""
+    bare, space = text.strip(), text[len(text.rstrip()) :]
+    for i in reversed(range(len(rendering.parts))):
+        part = rendering.parts[i]
+        if bare and isinstance(part, str) and bare in part:
+            head, tail = part.rpartition(bare)[0], bare + space
+            return Rendering(rendering.text.rpartition(bare)[0] + tail, [*rendering.parts[:i], head + tail])
+    return None
+
+
 def _continued(rendering: Rendering, text: str) -> Rendering:
     """Rendering with the beginning of the reply."""
+    if not text:
+        return rendering
     parts = list(rendering.parts)
     if parts and isinstance(parts[-1], str):
         parts[-1] += text

@@ -102,9 +102,12 @@ export function toApi(nodes, system) {
   return messages;
 }
 
-/** Prompt for a model without a chat template: the texts, one after the other. */
+/** Prompt for a model without a chat template: the texts, of which replies continue the ones before them. */
 export function toText(nodes, system) {
-  return [...(system ? [system] : []), ...nodes.map(fullText)].join("\n");
+  return nodes.reduce((text, node) => {
+    const gap = text && node.role !== "assistant" ? "\n" : "";
+    return text + gap + fullText(node);
+  }, system);
 }
 
 /** Title made of the first message. */

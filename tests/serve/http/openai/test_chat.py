@@ -14,6 +14,7 @@ from llamacli.serve.requests import (
     Admitted,
     Done,
     Finished,
+    PromptLogprobs,
     PromptProgress,
     TextDelta,
     Timings,
@@ -204,6 +205,7 @@ def test_sampling_parameters_of_both_apis(http, fake) -> None:
         ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "invalid_value"),
         ({"continue_final_message": True}, "messages", "invalid_value"),
+        ({"echo": True}, "echo", "invalid_value"),
         ({"json_schema": {"type": "text"}}, "response_format", "invalid_schema"),
         ({"grammar": "root ::= ("}, "response_format", "invalid_schema"),
     ],
@@ -254,6 +256,48 @@ def test_continuing_the_last_message(http, fake) -> None:
         "messages": [*HI, {"role": "assistant", "content": "Once upon"}], "continue_final_message": True,
     })  # fmt: skip
     assert fake._model.decode(fake.requests[0].prompts[0]).endswith("<assistant>Once upon")
+
+
+def test_continuing_after_reasoning(http, fake, serve) -> None:
+    """The template writes the reasoning of the message that is continued."""
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
+        "{% endif %}{{ m.content | trim }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    message = {"role": "assistant", "content": "Once upon ", "reasoning_content": "A story."}
+    serve(template=template).send(
+        "/v1/chat/completions", {"messages": [*HI, message], "continue_final_message": True}
+    )
+    prompt = fake._model.decode(fake.requests[0].prompts[0])
+    assert prompt.endswith("<assistant><think>A story.</think>Once upon ")
+    assert prompt.count("<assistant>") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo(http, fake, stream) -> None:
+    """The reply begins with the message that it continues, and so do its log-probabilities."""
+    prompt = tuple(TokenLogprob(i, piece, -float(i), ((9, b"x", -9.0),)) for i, piece in enumerate((b"<a", b">On", b"ce")))
+    rest = TextDelta(0, " upon", tokens=(TokenLogprob(4, b" upon", -4.0),))
+    fake.script = lambda _: events(PromptLogprobs(0, prompt), rest)
+    body = {
+        "messages": [*HI, {"role": "assistant", "content": "Once"}], "continue_final_message": True, "echo": True,
+        "stream": stream, "logprobs": True, "top_logprobs": 1,
+    }  # fmt: skip
+    reply = http.send("/v1/chat/completions", body)
+    assert fake.requests[0].prompt_logprobs == 1
+    chunks = [choice for event in reply.events for choice in event["choices"]] if stream else reply.json["choices"]
+    content = "".join(one["delta" if stream else "message"].get("content", "") for one in chunks)
+    tokens = [token for one in chunks if one["logprobs"] for token in one["logprobs"]["content"]]
+    assert content == "Once upon"
+    assert [token["token"] for token in tokens] == ["On", "ce", " upon"]
+    assert [token["logprob"] for token in tokens] == [-1.0, -2.0, -4.0]
+
+
+def test_echo_without_log_probabilities(http, fake) -> None:
+    body = {"messages": [*HI, {"role": "assistant", "content": "zero "}], "continue_final_message": True, "echo": True}
+    assert http.send("/v1/chat/completions", body).json["choices"][0]["message"]["content"] == "zero one two three"
+    streamed = http.send("/v1/chat/completions", {**body, "stream": True}).events
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in streamed) == "zero one two three"
 
 
 def test_json_schema_becomes_a_grammar(client, fake) -> None:

@@ -7,11 +7,11 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from llamacli.chat.logprobs import chat_logprobs
+from llamacli.chat.logprobs import chat_logprobs, last_tokens
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.bodies import convert
 from llamacli.serve.http.call import Call
-from llamacli.serve.http.chats import chat_prompt, check_supported
+from llamacli.serve.http.chats import chat_prompt, check_supported, echoed_text
 from llamacli.serve.http.errors import openai_body
 from llamacli.serve.http.generation import generation_request
 from llamacli.serve.http.replies import (
@@ -30,6 +30,7 @@ from llamacli.serve.requests import (
     Finished,
     GenerationRequest,
     ModelInfo,
+    PromptLogprobs,
     PromptProgress,
     TextDelta,
     ToolCallDelta,
@@ -42,9 +43,9 @@ async def chat_completions(call: Call) -> None:
     check_supported(body)
     request = convert(body, ChatRequest)
     n_top = _n_top(request)
-    generation, info = await prepared(call, request, 0 if n_top is None else max(1, n_top))
+    generation, info = await prepared(call, request, 0 if n_top is None else max(1, n_top), n_top)
     async with call.run(generation) as events:
-        shapes = ChatShapes(request, generation, info, n_top)
+        shapes = ChatShapes(request, generation, info, n_top, echoed_text(request))
         if not request.stream:
             await call.respond(await shapes.whole(events))
             return
@@ -58,8 +59,13 @@ async def chat_completions(call: Call) -> None:
             await write(DONE)
 
 
-async def prepared(call: Call, request: ChatRequest, n_probs: int = 0) -> tuple[GenerationRequest, ModelInfo]:
-    """Request of the engine for a chat request, and its model."""
+async def prepared(
+    call: Call, request: ChatRequest, n_probs: int = 0, n_top: int | None = None
+) -> tuple[GenerationRequest, ModelInfo]:
+    """Request of the engine for a chat request, and its model.
+
+    `n_top` is the number of most probable tokens to report of a text that is echoed.
+    """
     info, model = await call.model(request.model)
     prompt = await call.server.run(chat_prompt, request, model, info, call.settings.template)
     max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
@@ -73,6 +79,7 @@ async def prepared(call: Call, request: ChatRequest, n_probs: int = 0) -> tuple[
         n_probs=n_probs,
         max_tokens=max_tokens,
         reply=prompt.reply,
+        prompt_logprobs=n_top if echoed_text(request) else None,
     )
     return generation, info
 
@@ -87,10 +94,15 @@ def _n_top(request: ChatRequest) -> int | None:
 
 
 class ChatShapes:
-    """Responses of one chat request: whole, and as chunks of a stream."""
+    """Responses of one chat request: whole, and as chunks of a stream.
 
-    def __init__(self, request: ChatRequest, generation: GenerationRequest, info: ModelInfo, n_top: int | None):
-        self._generation, self._n_top = generation, n_top
+    `begun` is the text of the last message that the reply repeats.
+    """
+
+    def __init__(
+        self, request: ChatRequest, generation: GenerationRequest, info: ModelInfo, n_top: int | None, begun: str = ""
+    ):
+        self._generation, self._n_top, self._begun = generation, n_top, begun
         self._has_usage = bool(request.stream_options is not None and request.stream_options.include_usage)
         self._has_timings = bool(request.timings_per_token)
         self._timed_out = False
@@ -104,6 +116,9 @@ class ChatShapes:
     async def whole(self, events: AsyncIterator[Event]) -> dict[str, Any]:
         """The response without a stream."""
         reply = await joined(events, self._generation, self._generation.n)
+        for choice in reply.choices:
+            choice.text.insert(0, self._begun)
+            choice.tokens[:0] = last_tokens(reply.prompt_logprobs.get(0, ()), self._begun.encode())
         choices = [
             {
                 "index": i,
@@ -125,16 +140,20 @@ class ChatShapes:
     def first_chunks(self) -> Iterator[dict[str, Any]]:
         """Chunks that begin the choices."""
         for i in range(self._generation.n):
-            yield self._chunk(i, {"role": "assistant", "content": ""})
+            yield self._chunk(i, {"role": "assistant", "content": "" if self._awaits_logprobs else self._begun})
 
     def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
         """Chunks of an event."""
         match event:
+            case PromptLogprobs():
+                logprobs = chat_logprobs(last_tokens(event.tokens, self._begun.encode()), self._n_top or 0)
+                for i in range(self._generation.n):
+                    yield self._chunk(i, {"content": self._begun}, logprobs)
             case TextDelta(reasoning=True):
                 yield self._chunk(event.index, {"reasoning_content": event.text})
             case TextDelta():
-                logprobs = chat_logprobs(event.tokens, self._n_top) if self._n_top is not None else None
-                yield self._chunk(event.index, {"content": event.text}, logprobs)
+                scores = chat_logprobs(event.tokens, self._n_top) if self._n_top is not None else None
+                yield self._chunk(event.index, {"content": event.text}, scores)
             case ToolCallDelta():
                 begin = {
                     "index": event.number,
@@ -154,6 +173,11 @@ class ChatShapes:
                 last = self._object(choices=[], usage=openai_usage(event.usage))
                 last["timings"] = llamacpp_timings(event.usage, event.timings, timed_out=self._timed_out)
                 yield last
+
+    @property
+    def _awaits_logprobs(self) -> bool:
+        """True if the echoed text comes with its log-probabilities, and so not before them."""
+        return self._generation.prompt_logprobs is not None
 
     def _chunk(
         self, index: int, delta: dict[str, Any], logprobs: Any = None, finish_reason: str | None = None

@@ -79,7 +79,10 @@ class ToolChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(Generation, kw_only=True):
-    """Request of `/v1/chat/completions` and `/apply-template`."""
+    """Request of `/v1/chat/completions` and `/apply-template`.
+
+    With `continue_final_message` the reply continues the last message; with `echo` it begins with that message's text.
+    """
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Count | None = None
@@ -93,6 +96,7 @@ class ChatRequest(Generation, kw_only=True):
     enable_thinking: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
+    echo: bool | None = None
 
 
 UNSUPPORTED = ("functions", "function_call", "audio", "web_search_options")

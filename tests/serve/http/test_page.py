@@ -1,0 +1,95 @@
+"""Files of the web page: types, cache rules, content-security policy, what they may contain."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from llamacli.serve.http.page import PAGE, TYPES
+from llamacli.serve.http.schemas.chat import ChatRequest
+from llamacli.serve.http.schemas.common import SAMPLING_FIELDS, Generation, Sampling
+from llamacli.util.sampling_defaults import DEFAULTS
+
+FILES = sorted(path.name for path in PAGE.iterdir() if path.is_file())
+SCRIPTS = [name for name in FILES if name.endswith(".js")]
+MAX_SCRIPT = 200_000
+
+
+@pytest.fixture(scope="module")
+def page(shared_engine):
+    """Server with the page and a key."""
+    from http_server import served
+
+    with served(shared_engine, page=PAGE, api_keys=("secret",)) as server:
+        yield server
+
+
+def test_page_needs_no_key(page) -> None:
+    reply = page.send("/")
+    assert (reply.status, reply.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert b"<title>llamacli</title>" in reply.body
+    error = page.send("/v1/models")
+    assert error.status == 401
+    assert "API key" in error.json["error"]["message"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files(page, name: str) -> None:
+    reply = page.send(f"/{name}")
+    assert reply.status == 200
+    assert reply.headers["content-type"] == TYPES["." + name.rpartition(".")[2]]
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert reply.headers["cache-control"] == "no-cache"
+    again = page.send(f"/{name}", headers={"If-None-Match": reply.headers["etag"]})
+    assert (again.status, again.body) == (304, b"")
+
+
+def test_policy_allows_this_server_only(page) -> None:
+    policy = page.send("/").headers["content-security-policy"]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == rules["connect-src"] == "'self'"
+    assert rules["require-trusted-types-for"] == "'script'"
+    assert rules["trusted-types"] == rules["object-src"] == rules["frame-ancestors"] == "'none'"
+    assert "unsafe" not in policy
+
+
+def test_unknown_files(page) -> None:
+    for path in ("/nothing.js", "/../page.py", "/%2e%2e/http/page.py", "/app.js/"):
+        assert page.send(path).status == 404
+
+
+def test_api_is_not_shadowed(page) -> None:
+    assert page.send("/health").json == {"status": "ok"}
+    assert page.send("/openapi.json").json["openapi"]
+
+
+def test_scripts_are_small() -> None:
+    assert sum((PAGE / name).stat().st_size for name in SCRIPTS) < MAX_SCRIPT
+
+
+def test_index_loads_all_scripts_ahead() -> None:
+    index = (PAGE / "index.html").read_text()
+    assert set(re.findall(r'(?:href|src)="([\w-]+\.js)"', index)) == set(SCRIPTS)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith((".js", ".html", ".css"))])
+def test_nothing_from_other_hosts_and_no_markup_from_text(name: str) -> None:
+    text = (PAGE / name).read_text()
+    assert not re.search(r"""(?:src|href|from|import|url\()\s*=?\s*["'(]?\s*(?:https?:)?//""", text)
+    forbidden = r"\b(?:innerHTML|outerHTML|insertAdjacentHTML|DOMParser|createContextualFragment|eval|Function)\b|srcdoc"
+    assert not re.search(forbidden + r"|document\.write| style=\"| on\w+=\"", text)
+
+
+def test_parameters_are_those_of_the_server() -> None:
+    """The table of parameters has every one of the API, its default and its meaning."""
+    text = (PAGE / "parameters.js").read_text()
+    entries = re.findall(r'\{ name: "(\w+)"(?:, param: "(\w+)")?, label: "([^"]+)".*?\n\s+meaning: "', text)
+    names = {name for name, _, _ in entries}
+    assert {*Sampling.__struct_fields__} - {"repetition_penalty"} <= names  # the second name of repeat_penalty
+    assert names <= {*Generation.__struct_fields__, *ChatRequest.__struct_fields__}
+    for name, param, _ in entries:
+        if param:
+            assert SAMPLING_FIELDS[name] == param
+        else:
+            assert SAMPLING_FIELDS.get(name) not in DEFAULTS
