@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import ModelFormatError
-from llamacli.graph import Graph
+from llamacli.graph import Graph, Tensor
 from llamacli.kv.layout import KVSpec, RecurrentSpec
 from llamacli.loaders import ModelFile
 from llamacli.ops.run import Span
@@ -41,6 +41,20 @@ class Program(Protocol):
     """
 
     timings: Timings
+
+    @property
+    def graph(self) -> Graph:
+        """Graph that was compiled."""
+
+    def load(self, tensors: Iterable[Tensor], file: ModelFile) -> Mapping[Tensor, Any]:
+        """Load further matrices, exactly in a program of mode fp32.
+
+        Returns them as `recompiled` takes them; the file may be closed afterwards. Raises ModelFormatError for numbers
+        that are not finite.
+        """
+
+    def recompiled(self, graph: Graph, matrices: Mapping[Tensor, Any]) -> Program:
+        """Compile another graph of the same weights and of further matrices."""
 
     @property
     def states(self) -> Sequence[KVSpec]:

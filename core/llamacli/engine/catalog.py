@@ -15,6 +15,7 @@ from llamacli.engine.base import QuantMode
 from llamacli.engine.examples import Example, examples_of, op_classes
 from llamacli.engine.floats import modes_of
 from llamacli.engine.lowering import StepTable
+from llamacli.engine.weights import PackedWeights
 from llamacli.errors import PluginError, plugin_errors
 from llamacli.gguf import Metadata
 from llamacli.graph import Tensor
@@ -26,21 +27,22 @@ from llamacli.kernels.registry import packings
 from llamacli.kernels.team import Team
 from llamacli.kv import KV_TYPES, KVType
 from llamacli.loaders import ArrayFile
+from llamacli.ops.lowering import Step
 from llamacli.quantization import TensorType
 from llamacli.tokenizer import kernels as tokenizer_kernels
 
 _log = logging.getLogger(__name__)
 
 
-class _KernelList(StepTable):
-    """Steps of an example without loading weights.
+class _EmptyWeights(PackedWeights):
+    """Weights of an example that are not loaded.
 
     Matrices are empty, so no packing kernel is compiled.
     """
 
     def __init__(self, example: Example, team: Team):
         file = ArrayFile(Path("example"), Metadata({}), example.weights)
-        super().__init__(example.graph, file, modes_of(example.graph, QuantMode.FP32), team)
+        super().__init__(file, modes_of(example.graph, QuantMode.FP32), team)
 
     def _load_matrix(self, tensor: Tensor) -> Matrix:
         packing = packings()[TensorType.F32]
@@ -48,6 +50,10 @@ class _KernelList(StepTable):
         n_groups = tensor.shape[0] if len(tensor.shape) > 2 else 1
         shape = n_groups, -(-n_out // ROWS), -(-n_in // packing.block), packing.n_bytes
         return Matrix(TensorType.F32, np.empty(shape, np.uint8), (n_out, n_in), packing)
+
+
+def _steps_of(example: Example, team: Team) -> list[Step]:
+    return StepTable(example.graph, _EmptyWeights(example, team), team).steps
 
 
 def _kernels_of_ops(team: Team) -> Iterator[Kernel]:
@@ -58,7 +64,7 @@ def _kernels_of_ops(team: Team) -> Iterator[Kernel]:
     for op in op_classes():
         try:
             with plugin_errors(f"listing the kernels of verb {op.__name__} of {op.__module__.partition('.')[0]}"):
-                steps = [step for example in examples_of(op) for step in _KernelList(example, team).steps]
+                steps = [step for example in examples_of(op) for step in _steps_of(example, team)]
         except PluginError as error:
             _log.warning("%s", error)
             continue

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import attrs
 import numpy as np
 
-from llamacli.engine.base import QuantMode
-from llamacli.engine.floats import load_floats
 from llamacli.engine.host import checked, describe_ops, is_plugin_op
-from llamacli.engine.weights import load_matrix, load_rows
+from llamacli.engine.weights import PackedWeights
 from llamacli.errors import plugin_errors
 from llamacli.graph import Graph, Op, Tensor, Value
 from llamacli.kernels.activation_rounding import FORMS, ROUND, round_activations
@@ -23,11 +20,8 @@ from llamacli.kernels.matrix import Matrix
 from llamacli.kernels.packing_formats import ROWS
 from llamacli.kernels.team import Team
 from llamacli.kv import KVType
-from llamacli.loaders import ModelFile
 from llamacli.ops.lowering import Array, Bind, HostRows, Lowering, Resource, Slot, Step, f32, stride
 from llamacli.ops.run import Run
-
-_log = logging.getLogger(__name__)
 
 HOST = np.dtype([])
 
@@ -40,11 +34,8 @@ class StepTable(Lowering):
     are the ops that run in NumPy, described, by their step.
     """
 
-    def __init__(self, graph: Graph, file: ModelFile, modes: Mapping[Tensor, QuantMode], team: Team):
-        self._file, self._team, self._modes = file, team, modes
-        self._repacked: set[int] = set()
-        self._matrices: dict[Tensor, Matrix] = {}
-        self._vectors: dict[Tensor, Array] = {}
+    def __init__(self, graph: Graph, weights: PackedWeights, team: Team):
+        self._weights, self._team = weights, team
         self._resources: dict[object, Any] = {}
         self._made: dict[Slot, Step] = {}
         self._descriptions = describe_ops(graph)
@@ -53,7 +44,7 @@ class StepTable(Lowering):
         self.prepares: list[Callable[[int], None]] = []
         self.host_ops: dict[Step, str] = {}
         self._plugin_steps: dict[Step, str] = {}
-        biases = [(1, *tensor.shape)[-2] for op in graph.ops for tensor in op.matrices()]
+        biases = [(1, *tensor.shape)[-2] for op in graph.ops for tensor in op.tensors()]
         self.zeros = np.zeros(max([*biases, *(op.out.width for op in graph.ops)]) + ROWS, np.float32)
         n_body = graph.tail
         for op in graph.ops[:n_body]:
@@ -87,24 +78,11 @@ class StepTable(Lowering):
 
     def matrix(self, tensor: Tensor) -> Matrix:
         """See Lowering."""
-        if tensor not in self._matrices:
-            self._matrices[tensor] = self._load_matrix(tensor)
-        return self._matrices[tensor]
-
-    def _load_matrix(self, tensor: Tensor) -> Matrix:
-        matrix = load_matrix(tensor, self._file, self._modes[tensor], self._team)
-        self._file.release(tensor.name)
-        source = self._file.tensors[tensor.name].type
-        if self._modes[tensor] is QuantMode.AUTO and matrix.kind != source and source not in self._repacked:
-            self._repacked.add(source)
-            _log.warning("%s has no kernel of its own: such tensors are kept as %s", source.name, matrix.kind.name)
-        return matrix
+        return self._weights.matrix(tensor)
 
     def vector(self, tensor: Tensor) -> Array:
         """See Lowering."""
-        if tensor not in self._vectors:
-            self._vectors[tensor] = load_rows(tensor, self._file)
-        return self._vectors[tensor]
+        return self._weights.vector(tensor)
 
     def step(
         self,
@@ -136,7 +114,7 @@ class StepTable(Lowering):
     def host_op(self, compute: Callable[[Run], Array], inputs: Sequence[Value], out: Value) -> None:
         """See Lowering."""
         op, description, states = self._op, self._descriptions[self._op], self.states
-        weights = {tensor: load_floats(tensor, self._file, self._modes[tensor]) for tensor in op.tensors()}
+        weights = {tensor: self._weights.floats(tensor) for tensor in op.tensors()}
 
         def run_op(rows: HostRows, at: Callable[[Slot], Array]) -> None:
             row = 0

@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,12 @@ from llamacli.engine.base import QuantMode, Timings, wanted_rows
 from llamacli.engine.floats import modes_of
 from llamacli.engine.lowering import StepTable
 from llamacli.engine.steps import assign_buffers, bind, place_barriers
+from llamacli.engine.weights import PackedWeights, load_matrix
 from llamacli.errors import InvalidRequestError
-from llamacli.graph import Graph
+from llamacli.graph import Graph, Tensor
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import ROW, RUN
+from llamacli.kernels.matrix import Matrix
 from llamacli.kernels.team import STEP, Team, check_threads
 from llamacli.kv import N_BATCH, KVType
 from llamacli.kv.layout import KVSpec, RecurrentSpec
@@ -54,7 +56,8 @@ class NativeEngine:
 
         `mode` says how the weights are kept.
         """
-        return NativeProgram(graph, file, mode, _shared_team(self._threads))
+        team = _shared_team(self._threads)
+        return NativeProgram(graph, PackedWeights(file, modes_of(graph, mode), team), mode, team)
 
 
 _teams: dict[int, Team] = {}
@@ -84,10 +87,10 @@ class NativeProgram:
     steps, which a run leaves as it is.
     """
 
-    def __init__(self, graph: Graph, file: ModelFile, mode: QuantMode, team: Team):
-        modes = modes_of(graph, mode)
+    def __init__(self, graph: Graph, weights: PackedWeights, mode: QuantMode, team: Team):
+        self.graph, self._weights, self._mode = graph, weights, mode
         graph = graph.with_ops(fuse_residuals(graph.ops))
-        table = StepTable(graph, file, modes, team)
+        table = StepTable(graph, weights, team)
         self.states: Sequence[KVSpec] = graph.states
         self.recurrent: Sequence[RecurrentSpec] = graph.recurrent
         self.max_positions, self.needs_whole_input = graph.max_positions, graph.needs_whole_input
@@ -121,6 +124,15 @@ class NativeProgram:
         )
         self._tables: dict[KVType, Array] = {}
         self._table(KVType("f16", "f16"))
+
+    def load(self, tensors: Iterable[Tensor], file: ModelFile) -> Mapping[Tensor, Matrix]:
+        """See `llamacli.engine.base.Program.load`."""
+        mode = QuantMode.FP32 if self._mode is QuantMode.FP32 else QuantMode.AUTO
+        return {tensor: load_matrix(tensor, file, mode, self._team) for tensor in tensors}
+
+    def recompiled(self, graph: Graph, matrices: Mapping[Tensor, Matrix]) -> NativeProgram:
+        """See `llamacli.engine.base.Program.recompiled`."""
+        return NativeProgram(graph, self._weights.extended(matrices), self._mode, self._team)
 
     def _find_hidden(self, table: StepTable) -> tuple[Sequence[tuple[int, int]], Array, int]:
         """Segments of the tail up to the output layer.

@@ -6,7 +6,7 @@ a way that does not depend on how many tokens are evaluated together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -39,31 +39,39 @@ class ReferenceProgram:
     """A graph and its `weights` in float64."""
 
     def __init__(self, graph: Graph, weights: dict[Tensor, npt.NDArray[np.float64]]):
-        self._graph, self.weights = graph, weights
+        self.graph, self.weights = graph, weights
         self._shifts = ShiftPlan(graph.ops, weights.__getitem__)
         self._tail = graph.tail
         self._plugin_ops = {op: text for op, text in describe_ops(graph).items() if is_plugin_op(op)}
         self.timings = Timings()
 
+    def load(self, tensors: Iterable[Tensor], file: ModelFile) -> Mapping[Tensor, npt.NDArray[np.float64]]:
+        """See `llamacli.engine.base.Program.load`."""
+        return {tensor: load_floats(tensor, file, QuantMode.FP32) for tensor in tensors}
+
+    def recompiled(self, graph: Graph, matrices: Mapping[Tensor, npt.NDArray[np.float64]]) -> ReferenceProgram:
+        """See `llamacli.engine.base.Program.recompiled`."""
+        return ReferenceProgram(graph, {**self.weights, **matrices})
+
     @property
     def states(self) -> Sequence[KVSpec]:
         """See `llamacli.engine.base.Program.states`."""
-        return self._graph.states
+        return self.graph.states
 
     @property
     def recurrent(self) -> Sequence[RecurrentSpec]:
         """See `llamacli.engine.base.Program.recurrent`."""
-        return self._graph.recurrent
+        return self.graph.recurrent
 
     @property
     def max_positions(self) -> int | None:
         """See `llamacli.engine.base.Program.max_positions`."""
-        return self._graph.max_positions
+        return self.graph.max_positions
 
     @property
     def needs_whole_input(self) -> bool:
         """See `llamacli.engine.base.Program.needs_whole_input`."""
-        return self._graph.needs_whole_input
+        return self.graph.needs_whole_input
 
     def shift_keys(self, layer: int, keys: Array, by: int, seq_len: int) -> Array:
         """See `llamacli.engine.base.Program.shift_keys`."""
@@ -76,7 +84,7 @@ class ReferenceProgram:
     @property
     def has_hidden(self) -> bool:
         """See `llamacli.engine.base.Program.has_hidden`."""
-        return self._graph.hidden is not None
+        return self.graph.hidden is not None
 
     def forward(
         self,
@@ -98,9 +106,9 @@ class ReferenceProgram:
     def _forward(self, tokens: npt.NDArray[np.int32], span: Span, n_rows: int, hidden: bool) -> Array:
         values: dict[Value, Array] = {}
         run = Run(tokens, span.start, span.sequence, self.states, values, self.weights.__getitem__)
-        out = self._graph.hidden if hidden else self._graph.ops[-1].out
+        out = self.graph.hidden if hidden else self.graph.ops[-1].out
         assert out is not None
-        for i, op in enumerate(self._graph.ops):
+        for i, op in enumerate(self.graph.ops):
             if i == self._tail:
                 values = {value: rows[span.n - n_rows :] for value, rows in values.items()}
                 first = span.start + span.n - n_rows

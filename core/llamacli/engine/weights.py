@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Mapping
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from llamacli.engine.base import QuantMode, expect_finite
-from llamacli.engine.floats import REQUANTIZED
+from llamacli.engine.floats import REQUANTIZED, load_floats
 from llamacli.errors import PluginError, plugin_errors
 from llamacli.graph import Tensor
 from llamacli.kernels.matrix import Matrix
@@ -21,10 +23,65 @@ from llamacli.loaders import ModelFile
 from llamacli.quantization import FORMATS, TensorType, dequantize, quantize
 from llamacli.util.memory import anonymous
 
+_log = logging.getLogger(__name__)
+
 _CHUNK_BYTES = 1 << 26
 """Approximate bytes of a tensor, in float32, that are packed at a time; interrupts are handled in between."""
 
 _TARGETS = {QuantMode.FP32: TensorType.F32, **REQUANTIZED}
+
+
+class PackedWeights:
+    """Weights of a model as kernels read them; each tensor is loaded once.
+
+    `file` is read in the `modes` of its tensors. `loaded` are matrices that are not in it.
+    """
+
+    def __init__(
+        self,
+        file: ModelFile,
+        modes: Mapping[Tensor, QuantMode],
+        team: Team,
+        loaded: Mapping[Tensor, Matrix] | None = None,
+    ):
+        self._file, self._modes, self._team = file, modes, team
+        self._repacked: set[int] = set()
+        self._matrices: dict[Tensor, Matrix] = dict(loaded or {})
+        self._vectors: dict[Tensor, npt.NDArray[np.float32]] = {}
+        self._floats: dict[Tensor, npt.NDArray[np.float64]] = {}
+
+    def matrix(self, tensor: Tensor) -> Matrix:
+        """Matrix packed for kernels."""
+        if tensor not in self._matrices:
+            self._matrices[tensor] = self._load_matrix(tensor)
+        return self._matrices[tensor]
+
+    def _load_matrix(self, tensor: Tensor) -> Matrix:
+        matrix = load_matrix(tensor, self._file, self._modes[tensor], self._team)
+        self._file.release(tensor.name)
+        source = self._file.tensors[tensor.name].type
+        if self._modes[tensor] is QuantMode.AUTO and matrix.kind != source and source not in self._repacked:
+            self._repacked.add(source)
+            _log.warning("%s has no kernel of its own: such tensors are kept as %s", source.name, matrix.kind.name)
+        return matrix
+
+    def vector(self, tensor: Tensor) -> npt.NDArray[np.float32]:
+        """Vector or table in float32, see `load_rows`."""
+        if tensor not in self._vectors:
+            self._vectors[tensor] = load_rows(tensor, self._file)
+        return self._vectors[tensor]
+
+    def floats(self, tensor: Tensor) -> npt.NDArray[np.float64]:
+        """Tensor in float64, for ops that run in NumPy."""
+        if tensor not in self._floats:
+            self._floats[tensor] = load_floats(tensor, self._file, self._modes[tensor])
+        return self._floats[tensor]
+
+    def extended(self, matrices: Mapping[Tensor, Matrix]) -> PackedWeights:
+        """The weights loaded so far, and further matrices."""
+        weights = PackedWeights(self._file, self._modes, self._team, {**self._matrices, **matrices})
+        weights._vectors, weights._floats = self._vectors, self._floats
+        return weights
 
 
 def load_rows(tensor: Tensor, file: ModelFile) -> npt.NDArray[np.float32]:

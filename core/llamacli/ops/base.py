@@ -11,7 +11,7 @@ import abc
 import numbers
 import re
 from collections.abc import Iterator
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import attrs
 import numpy as np
@@ -22,7 +22,7 @@ from llamacli.kv.layout import KVSpec, RecurrentSpec
 from llamacli.ops.key_shift import KeyShift
 from llamacli.ops.lowering import Lowering
 from llamacli.ops.run import Run
-from llamacli.ops.values import Param, Tensor, Value
+from llamacli.ops.values import Adapt, LowRank, Param, Tensor, Value
 
 
 class Recorder(abc.ABC):
@@ -109,6 +109,13 @@ class Op(abc.ABC):
         """
         return []
 
+    def adapted(self, adapt: Adapt) -> Self:
+        """The op with low-rank changes of its matrices (LoRA adapters).
+
+        `adapt` is asked for the changes of each tensor that can have some; by default there is none.
+        """
+        return self
+
     def context_lengths(self) -> list[int]:
         """Context lengths beyond which other constants apply (LongRoPE's factors)."""
         return []
@@ -159,7 +166,8 @@ class Op(abc.ABC):
         for field in attrs.fields(type(self)):
             value = getattr(self, field.name)
             if field.name != "out":
-                yield from value if isinstance(value, tuple) else (value,)
+                for part in value if isinstance(value, tuple) else (value,):
+                    yield from (part.a, part.b) if isinstance(part, LowRank) else (part,)
 
 
 LARGEST = float(np.finfo(np.float32).max)

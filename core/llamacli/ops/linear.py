@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -11,34 +12,43 @@ import numpy as np
 from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, INTEGER_FORMS
 from llamacli.ops.add import Add, add
 from llamacli.ops.base import MakeParam, Op, Recorder, expect
+from llamacli.ops.lanewise import Vocabulary, lower_lanewise
 from llamacli.ops.lowering import Lowering, Slot, f32, stride
 from llamacli.ops.run import Run
 from llamacli.ops.scale import scale
-from llamacli.ops.values import Array, Param, Tensor, Value
+from llamacli.ops.values import Adapt, Array, LowRank, LowRanks, Param, Tensor, Value
 
 
 @attrs.frozen(eq=False)
 class Linear(Op):
     """Linear op: out = x @ weight.T + bias + residual.
 
-    A weight of one dimension is one row.
+    A weight of one dimension is one row. The weight has low-rank changes.
     """
 
     x: Value
     weight: Tensor
     bias: Tensor | None
     residual: Value | None = None
+    changes: LowRanks = ()
 
     def matrices(self) -> list[Tensor]:
         """See Op.
 
         A weight of one row is a vector, which modes q8 and q4 do not round.
         """
-        return [self.weight] if len(self.weight.shape) > 1 else []
+        weights = [self.weight] if len(self.weight.shape) > 1 else []
+        return weights + [tensor for change in self.changes for tensor in (change.a, change.b)]
+
+    def adapted(self, adapt: Adapt) -> Linear:
+        """See Op."""
+        return attrs.evolve(self, changes=self.changes + adapt(self.weight))
 
     def compute(self, run: Run) -> Array:
         """See Op."""
         out = product(run[self.x], run[self.weight].reshape(self.out.width, -1))
+        for change in self.changes:
+            out = out + low_rank_product(run[self.x], run[change.a], run[change.b], change.scale)
         out = out + run[self.bias] if self.bias else out
         return out + run[self.residual] if self.residual else out
 
@@ -46,12 +56,18 @@ class Linear(Op):
         """See Op."""
         residual = f32(self.residual) if self.residual else None
         lower_linear(to, f32(self.x), self.weight, f32(self.out), self.bias, residual)
+        for change in self.changes:
+            lower_low_rank(to, f32(self.x), change, f32(self.out))
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
         """See Op."""
         yield linear(g, x, param("square", x.width, x.width, bias=True))
         yield linear(g, x, param("narrow", 24, x.width)) + linear(g, x, param("other", 24, x.width))
+        weight, a, b = (param(name, *shape).weight for name, shape in (
+            ("adapted", (40, x.width)), ("a", (3, x.width)), ("b", (40, 3)),
+        ))  # fmt: skip
+        yield g.record(Linear(g.value(40), x, weight, None, changes=(LowRank(a, b, 0.5), LowRank(a, b, 0.25))))
 
 
 def linear(g: Recorder, x: Value, param: Param, *, scale_last: bool = False) -> Value:
@@ -83,6 +99,11 @@ def product(x: Array, weight: Array) -> Array:
     x is [n, n_in], weight [n_out, n_in]. BLAS sums in another order for each shape, so rows are multiplied singly.
     """
     return np.array([np.dot(weight, row) for row in x]).reshape(len(x), len(weight))
+
+
+def low_rank_product(x: Array, a: Array, b: Array, scale: float) -> Array:
+    """Product with a low-rank matrix: scale * (x @ a.T) @ b.T."""
+    return scale * product(product(x, a), b)
 
 
 def lower_linear(
@@ -125,6 +146,29 @@ def lower_linear(
         },
         work=float(matrix.shape[0] * matrix.shape[1] * max(1, x.slots) * n_heads),
     )  # fmt: skip
+
+
+def lower_low_rank(to: Lowering, x: Slot, change: LowRank, out: Slot, starts: Slot | None = None) -> None:
+    """Append the steps that add the product of x with a low-rank change to `out`.
+
+    `starts` is as for `lower_linear`. Matrices that have their `a` in common compute the product with it once.
+    """
+    narrow = Slot((x, change.a), "f32", change.a.shape[-2], x.slots)
+    if to.maker(narrow) is None:
+        lower_linear(to, x, change.a, narrow, starts=starts)
+    lower_scaled(to, narrow, change, out, starts)
+
+
+def lower_scaled(to: Lowering, narrow: Slot, change: LowRank, out: Slot, starts: Slot | None = None) -> None:
+    """Append the steps that add scale * narrow @ b.T to `out`."""
+    scaled = attrs.evolve(narrow, owner=(narrow.owner, change.scale))
+    if to.maker(scaled) is None:
+        lower_lanewise(to, "scale", _scaled, [narrow], scaled, [change.scale])
+    lower_linear(to, scaled, change.b, out, residual=out, starts=starts)
+
+
+def _scaled(v: Vocabulary, x: Any, factor: Any) -> Any:
+    return x * factor
 
 
 def fuse_residuals(ops: Sequence[Op]) -> list[Op]:

@@ -6,7 +6,7 @@ Each token is computed by its most probable experts.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -18,10 +18,10 @@ from llamacli.ops import activations
 from llamacli.ops.activations import Activation, Formula, checked_activation, formula_of
 from llamacli.ops.base import MakeParam, Op, Recorder, expect
 from llamacli.ops.lanewise import lower_lanewise, on_arrays
-from llamacli.ops.linear import linear, lower_linear, product
+from llamacli.ops.linear import linear, low_rank_product, lower_linear, lower_low_rank, product
 from llamacli.ops.lowering import Lowering, Slot, f32, stride
 from llamacli.ops.run import Run
-from llamacli.ops.values import Array, Param, Tensor, Value
+from llamacli.ops.values import Adapt, Array, LowRank, LowRanks, Param, Tensor, Value
 
 _MIN_SUM = 2.0**-14
 """Lower bound of the sum of chosen probabilities, as GGML has it: the smallest normal float16."""
@@ -94,12 +94,13 @@ def _scores(scoring: Scoring, logits: Array) -> Array:
 class Expert:
     """Stacked matrices of all experts.
 
-    Weight (n_expert, n_out, n_in), bias (n_expert, n_out), scale (n_expert,).
+    Weight (n_expert, n_out, n_in), bias (n_expert, n_out), scale (n_expert,). The weight has low-rank changes.
     """
 
     weight: Tensor
     bias: Tensor | None
     scale: Tensor | None
+    changes: LowRanks = ()
 
     @classmethod
     def of(cls, param: Param) -> Expert:
@@ -108,7 +109,19 @@ class Expert:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Tensors that are present."""
-        return tuple(filter(None, (self.weight, self.bias, self.scale)))
+        return (*self.matrices(), *filter(None, (self.bias, self.scale)))
+
+    def matrices(self) -> tuple[Tensor, ...]:
+        """The weight, and the matrices of its low-rank changes."""
+        return (self.weight, *(tensor for change in self.changes for tensor in (change.a, change.b)))
+
+    def input_matrices(self) -> tuple[Tensor, ...]:
+        """Those of the matrices that multiply the input."""
+        return (self.weight, *(change.a for change in self.changes))
+
+    def adapted(self, adapt: Adapt) -> Expert:
+        """The matrices with low-rank changes, see `Op.adapted`."""
+        return attrs.evolve(self, changes=self.changes + adapt(self.weight))
 
 
 @attrs.frozen(eq=False)
@@ -137,7 +150,12 @@ class MoE(Op):
 
     def matrices(self) -> list[Tensor]:
         """See Op."""
-        return [expert.weight for expert in (self.gate, self.up, self.down) if expert]
+        return [matrix for expert in (self.gate, self.up, self.down) if expert for matrix in expert.matrices()]
+
+    def adapted(self, adapt: Adapt) -> MoE:
+        """See Op."""
+        gate = self.gate and self.gate.adapted(adapt)
+        return attrs.evolve(self, gate=gate, up=self.up.adapted(adapt), down=self.down.adapted(adapt))
 
     def exact_inputs(self) -> list[Value]:
         """See Op."""
@@ -153,6 +171,8 @@ class MoE(Op):
 
         def apply(expert: Expert, e: int, row: Array, *, scaled: bool = True) -> Array:
             result = product(row, weights[expert.weight][e])
+            for change in expert.changes:
+                result = result + low_rank_product(row, weights[change.a][e], weights[change.b][e], change.scale)
             result = result * weights[expert.scale][e] if expert.scale and scaled else result
             return result + weights[expert.bias][e] if expert.bias else result
 
@@ -216,7 +236,8 @@ class MoE(Op):
         if self.weigh_input:
             self._weigh(to, x, gathered, slots, weights)
         else:
-            for form in sorted({to.matrix(expert.weight).packing.activation for expert in inputs}):
+            matrices = [matrix for expert in inputs for matrix in expert.input_matrices()]
+            for form in sorted({to.matrix(matrix).packing.activation for matrix in matrices}):
                 self._gather(to, to.rounded(x, form), attrs.evolve(gathered, form=form), rows)
         products = [scratch(f"product {i}", "f32", n_ff, n_used) for i in range(len(inputs))]
         for expert, product_slot in zip(inputs, products, strict=True):
@@ -228,7 +249,7 @@ class MoE(Op):
         if self.weigh_input:
             self._project(to, hidden, self.down, down, starts)
         else:
-            lower_linear(to, hidden, self.down.weight, down, self.down.bias, starts=starts)
+            self._multiply(to, hidden, self.down, down, starts, self.down.bias)
         to.step(
             experts.combine,
             experts.COMBINE,
@@ -277,10 +298,10 @@ class MoE(Op):
         from llamacli.kernels import experts
 
         if expert.scale is None:
-            lower_linear(to, x, expert.weight, out, expert.bias, starts=starts)
+            self._multiply(to, x, expert, out, starts, expert.bias)
             return
         unscaled = attrs.evolve(out, owner=(out.owner, "unscaled"))
-        lower_linear(to, x, expert.weight, unscaled, starts=starts)
+        self._multiply(to, x, expert, unscaled, starts)
         scale, biases = to.vector(expert.scale), to.vector(expert.bias) if expert.bias else to.zeros
         n_expert = expert.weight.shape[0]
         to.step(
@@ -294,6 +315,14 @@ class MoE(Op):
                 "bias_stride": stride(biases) if biases.ndim > 1 else 0,
             },
         )  # fmt: skip
+
+    def _multiply(
+        self, to: Lowering, x: Slot, expert: Expert, out: Slot, starts: Slot, bias: Tensor | None = None
+    ) -> None:
+        """Append the steps of each expert's product, with its low-rank changes."""
+        lower_linear(to, x, expert.weight, out, bias, starts=starts)
+        for change in expert.changes:
+            lower_low_rank(to, x, change, out, starts)
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
@@ -315,6 +344,27 @@ class MoE(Op):
         six = linear(g, x, param("six", 6, x.width))
         gate, up = (param(f"{name}_6", 6, 40, x.width) for name in ("gate", "up"))
         yield moe(g, x, six, gate=gate, up=up, down=param("down_6", 6, x.width, 40), n_used=2, groups=(3, 2))
+        yield from _adapted_examples(g, x, router, param, scaled)
+
+
+def _adapted_examples(
+    g: Recorder, x: Value, router: Value, param: MakeParam, scaled: Sequence[Param]
+) -> Iterator[Value]:
+    """Record mixtures whose experts have low-rank changes: with scales, without, and with a weighed input."""
+
+    def changes(name: str, n_out: int, n_in: int) -> LowRanks:
+        a, b = param(f"{name}.a", 5, 3, n_in).weight, param(f"{name}.b", 5, n_out, 3).weight
+        return LowRank(a, b, 0.5), LowRank(a, b, 0.25)
+
+    gate, up, down = (Expert.of(one) for one in scaled)
+    plain = Expert.of(param("gate_plain", 5, 40, x.width))
+    routing = Routing(2, True, Scoring.SOFTMAX, None, None, 1.0)
+    up = attrs.evolve(up, changes=changes("up", 40, x.width))
+    down = attrs.evolve(down, changes=changes("down", x.width, 40))
+    for one in (gate, plain):
+        experts = attrs.evolve(one, changes=changes("gate", 40, x.width)), up, down
+        yield g.record(MoE(g.value(x.width), x, router, *experts, routing, Activation.SWIGLU, False))
+    yield g.record(MoE(g.value(x.width), x, router, None, up, down, routing, activations.relu_squared, True))
 
 
 def softmax(x: Array) -> Array:

@@ -91,6 +91,26 @@ class Param:
         return Param(attrs.evolve(self.weight, shape=shape[1:], group=group), bias)
 
 
+@attrs.frozen
+class LowRank:
+    """Low-rank change of a matrix (LoRA, Hu et al. 2021): weight + scale * b @ a.
+
+    `a` is (rank, n_in) and `b` (n_out, rank), with the number of experts in front where the weight has it. In tables of
+    embeddings `a` is (n_vocab, rank) and `b` (n_embd, rank): a token's row changes by scale * b @ a[token].
+    """
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
+LowRanks = tuple[LowRank, ...]
+"""Low-rank changes of one matrix; they are added."""
+
+Adapt = Callable[[Tensor], LowRanks]
+"""Low-rank changes of a tensor of the model, () for none."""
+
+
 class Adds(Protocol):
     """The part of a graph that a value's own operators use."""
 
