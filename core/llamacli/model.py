@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamacli.architecture import Architecture, Config, trace
 from llamacli.engine import Engine, Program, QuantMode, default_engine
+from llamacli.engine.adapters import AdaptersLike, checked_scale
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.engine.sharing import file_key, shared_program
 from llamacli.errors import (
@@ -51,6 +52,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
     - `mode`: how its weights are kept.
     - `identity`: digest of its weights and metadata; saved states of other models are refused.
     - `prefix_cache_bytes`: size limit of the prefix cache, in bytes.
+    - `adapters`: LoRA adapters of new sessions, with their scales.
     """
 
     def __init__(
@@ -62,8 +64,9 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         mode: QuantMode,
         plugins: Plugins | None = None,
         identity: str = "",
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
     ):
-        super().__init__(config, tokenizer, program, mode, identity)
+        super().__init__(config, tokenizer, program, mode, identity, shapes)
         self.arch, self.metadata = config.architecture, metadata
         self._plugins = plugins or installed_plugins()
 
@@ -98,6 +101,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         seed: int = 1234,
         strategy: str | CacheStrategy = CacheStrategy.ALWAYS,
         reuse: bool = True,
+        adapters: AdaptersLike | None = None,
     ) -> Session:
         """Create a session with an empty context of `seq_len` tokens.
 
@@ -105,12 +109,17 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         `llamacli.kv.KV_TYPES` such as "q8_0", or a pair of them; the default is f32 in fp32 mode, else f16. `strategy`
         says when they are cached at all rather than computed again, see `llamacli.kv.CacheStrategy`. With `reuse`, a
         prompt that begins as another session's of this model is not evaluated again that far: the pages are shared
-        (prefix caching); results are the same. Raises InvalidRequestError for a value out of range, EmbeddingModelError
-        if the model only embeds texts, MemoryError if the cache cannot be allocated.
+        (prefix caching); results are the same. `adapters` are LoRA adapters of `load_adapter`, each with its scale,
+        such as `[(adapter, 0.5)]`; the default is those of `load_model`.
+
+        Raises InvalidRequestError for a value out of range, EmbeddingModelError if the model only embeds texts,
+        MemoryError if the cache cannot be allocated.
         """
         from llamacli.session import Session
 
-        return Session(self, seq_len=seq_len, kv_type=kv_type, seed=seed, strategy=strategy, reuse=reuse)
+        return Session(
+            self, seq_len=seq_len, kv_type=kv_type, seed=seed, strategy=strategy, reuse=reuse, adapters=adapters
+        )
 
     def create_chat(
         self,
@@ -290,6 +299,8 @@ def load_model(
     plugins: Plugins | None = None,
     engine: Engine | None = None,
     transform: Callable[[Graph], Graph] | None = None,
+    lora_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    lora_scale: float | Sequence[float] = 1.0,
 ) -> Model:
     """Load a model file, with the plugin of its architecture.
 
@@ -299,10 +310,13 @@ def load_model(
     to the installed plugins and the fastest engine that runs here. `transform` rewrites the recorded forward pass
     before it is compiled; what that outputs takes the place of logits. Without `engine` and `transform`, loading a GGUF
     file that is loaded already, with the same `mode` and `threads`, shares its weights; each model is closed by itself.
+    `lora_path` is a LoRA adapter or several, which all sessions get unless they are created with others; `lora_scale`
+    is the scale of all, or of each.
 
     Raises ModelFormatError if the file is unreadable, malformed or does not fit its architecture,
     UnknownArchitectureError if no plugin runs it, PluginError if the plugin is broken.
     """
+    lora = _lora(lora_path, lora_scale)
     try:
         mode = QuantMode(mode)
     except ValueError:
@@ -337,9 +351,26 @@ def load_model(
         watched.done()
     finally:
         file.close()
-    model = Model(config, tokenizer, file.metadata, program, mode, plugins, model_id)
+    shapes = {name: info.shape for name, info in file.tensors.items()}
+    model = Model(config, tokenizer, file.metadata, program, mode, plugins, model_id, shapes)
+    try:
+        model._adapters = model.check_adapters([(model.load_adapter(one), scale) for one, scale in lora])
+    except BaseException:
+        model.close()
+        raise
     plugins.call_each("model_loaded", model=model)
     return model
+
+
+def _lora(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], scales: float | Sequence[float]
+) -> list[tuple[str | os.PathLike[str], float]]:
+    """Files of adapters, with their scales."""
+    files = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    given = [*scales] if isinstance(scales, list | tuple) else [scales] * len(files)
+    if len(files) != len(given):
+        raise InvalidRequestError(f"lora_scale has {len(given)} numbers for {len(files)} files of lora_path")
+    return [(file, checked_scale(one, f"lora_scale of {file}")) for file, one in zip(files, given, strict=True)]
 
 
 def _resolve(plugins: Plugins, file: ModelFile) -> Architecture:

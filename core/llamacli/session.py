@@ -14,7 +14,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.engine import evaluate
+from llamacli.engine import Program, evaluate
+from llamacli.engine.adapters import Adapter, AdaptersLike, key_of
+from llamacli.engine.batching import Checkpoint
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.errors import (
     ClosedError,
@@ -188,6 +190,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
     - `stats`: counts and rates of the last `generate`.
     - `stop_string`: the stop string that ended the last `generate`, "" if none did.
     - `progress`: called with the tokens evaluated so far, and all, while more than a batch of them is; may be set.
+    - `adapters`: its LoRA adapters, with their scales.
 
     `tokens` is the only record of what has been evaluated, and changes only once all is done. The cache holds the first
     of them: strategies and sliding windows may drop cells, and an interrupt may leave cells of other tokens. So every
@@ -203,16 +206,22 @@ class Session(contextlib.AbstractContextManager["Session"]):
         seed: int = 1234,
         strategy: str | CacheStrategy = CacheStrategy.ALWAYS,
         reuse: bool = True,
+        adapters: AdaptersLike | None = None,
         sequence: KVSequence | None = None,
     ):
-        """Create a session, as `Model.create_session` does, or continue a `sequence`."""
+        """Create a session, as `Model.create_session` does, or continue a `sequence`.
+
+        Its cells must be of the same adapters.
+        """
         if model.program.needs_whole_input:
             raise EmbeddingModelError(
                 "tokens of this model attend to later ones, so it cannot generate text: use it for embeddings"
             )
+        self.adapters = model.adapters if adapters is None else model.check_adapters(adapters)
         if sequence is None:
-            seq_len = model.context_size(seq_len)
-            sequence = KVSequence(model.kv_pool(kv_type), seq_len, model.program.rope_variant(seq_len))
+            seq_len, variant = model.context_size(seq_len), key_of(self.adapters)
+            sequence = KVSequence(model.kv_pool(kv_type), seq_len, model.program.rope_variant(seq_len), variant)
+        model.program_with(self.adapters)  # compiled now, so that errors and waiting come here
         self.model, self.seq_len, self.strategy = model, sequence.seq_len, CacheStrategy.of(strategy)
         self.lock = threading.RLock()
         self._cache: KVSequence | None = sequence
@@ -238,6 +247,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if self._cache is None or self._cache.closed:
             raise ClosedError("the session is closed")
         return self._cache
+
+    @property
+    def program(self) -> Program:
+        """The forward pass of the model with the session's adapters."""
+        return self.model.program_with(self.adapters)
 
     @property
     def n_past(self) -> int:
@@ -387,7 +401,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if stop == self.n_past:
             self.rewind(p0)
             return
-        program, by = self.model.program, stop - p0
+        program, by = self.program, stop - p0
         if len(self.cache.tokens) == self.n_past and not self.cache.pool.layout.recurrent:
             self.cache.remove(p0, stop, lambda layer, keys: program.shift_keys(layer, keys, by, self.seq_len))
         else:
@@ -415,7 +429,13 @@ class Session(contextlib.AbstractContextManager["Session"]):
         Pages are shared. The copy is in `sequence`, which must hold the same tokens already, or in one of its own.
         """
         sequence = self.cache.fork() if sequence is None else sequence
-        child = Session(self.model, sequence=sequence, strategy=self.strategy, reuse=self._prefixes is not None)
+        child = Session(
+            self.model,
+            sequence=sequence,
+            strategy=self.strategy,
+            reuse=self._prefixes is not None,
+            adapters=self.adapters,
+        )
         child._tokens = list(self._tokens)
         child._logits = None if self._logits is None else self._logits.copy()
         child._sampler, child._params = self._sampler.clone(), self._params
@@ -760,7 +780,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
 def eval_batch(work: Iterable[tuple[Session, Sequence[int]]]) -> None:
     """Evaluate the next tokens of many sessions of one model together.
 
-    Each batch of tokens is one pass over the weights.
+    Each batch of tokens is one pass over the weights, for sessions with the same LoRA adapters.
 
     Each session then is as if it had evaluated its tokens by itself. Raises what `Session.eval` raises,
     InvalidRequestError if a session is there twice or the models differ; nothing has changed then.
@@ -794,8 +814,7 @@ def _evaluate(
     try:
         plans = [session._plan(ids, reuse=not all_logits) for session, ids in work]
         checkpoint = keep if plans[0][0].pool.layout.recurrent else None
-        program = work[0][0].model.program
-        results = evaluate(program, plans, all_logits=all_logits, progress=progress, checkpoint=checkpoint)
+        results = _evaluate_plans(work, plans, all_logits=all_logits, progress=progress, checkpoint=checkpoint)
     except BaseException:
         for session, _ in work:
             session._drop_stale_cells()
@@ -803,6 +822,30 @@ def _evaluate(
     for (session, ids), (_, computed), logits in zip(work, plans, results, strict=True):
         session._commit(ids, len(computed), logits)
     return results
+
+
+def _evaluate_plans(
+    work: Sequence[tuple[Session, Ids]],
+    plans: Sequence[tuple[KVSequence, Ids]],
+    *,
+    checkpoint: Checkpoint | None,
+    **options: Any,
+) -> list[Logits]:
+    """Evaluate plans, those of each program together."""
+    members: dict[tuple[tuple[Adapter, float], ...], list[int]] = {}
+    for i, (session, _) in enumerate(work):
+        members.setdefault(session.adapters, []).append(i)
+    results: dict[int, Logits] = {}
+    for group in members.values():
+
+        def keep(i: int, sequence: KVSequence, group: Sequence[int] = group) -> None:
+            assert checkpoint is not None
+            checkpoint(group[i], sequence)
+
+        program, chosen = work[group[0]][0].program, [plans[i] for i in group]
+        found = evaluate(program, chosen, checkpoint=keep if checkpoint else None, **options)
+        results |= zip(group, found, strict=True)
+    return [results[i] for i in range(len(work))]
 
 
 def _rate(n: int, seconds: float) -> float:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from llamacli.architecture import Config, checked_seq_len
+from llamacli.engine.adapters import (
+    Adapter,
+    Adapters,
+    AdaptersLike,
+    adapted_program,
+    checked_adapters,
+    key_of,
+    load_adapter,
+)
 from llamacli.engine.base import Program, QuantMode
 from llamacli.errors import ClosedError, InvalidRequestError
 from llamacli.kv import KVCache, KVLayout, KVPool, KVType, PrefixIndex
@@ -16,6 +29,9 @@ from llamacli.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llamacli.sampling import SamplerType
+
+_KEPT_PROGRAMS = 16
+"""Forward passes with adapters that a model keeps compiled; each has buffers of its own."""
 
 PREFIX_CACHE_BYTES = 256 << 20
 PREFIX_CACHE_STATES = 8
@@ -35,10 +51,24 @@ class CompiledModel:
     - `mode`: how its weights are kept.
     - `identity`: digest of its weights and metadata; saved states of other models are refused.
     - `prefix_cache_bytes`: size limit of the prefix cache, in bytes.
+    - `adapters`: LoRA adapters of new sessions, with their scales.
     """
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, program: Program, mode: QuantMode, identity: str = ""):
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        program: Program,
+        mode: QuantMode,
+        identity: str = "",
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ):
         self.config, self.tokenizer, self.mode = config, tokenizer, mode
+        self._shapes = dict(shapes or {})
+        self._adapters: Adapters = ()
+        self._loaded_adapters: weakref.WeakSet[Adapter] = weakref.WeakSet()
+        self._programs: OrderedDict[str, Program] = OrderedDict()  # the one used last is at the end
+        self._programs_lock = threading.Lock()
         state_bytes = sum(spec.n_bytes for spec in program.recurrent)
         self.identity = identity
         self.prefix_cache_bytes = max(PREFIX_CACHE_BYTES, PREFIX_CACHE_STATES * state_bytes)
@@ -52,6 +82,47 @@ class CompiledModel:
         if self._program is None:
             raise ClosedError("the model is closed")
         return self._program
+
+    @property
+    def adapters(self) -> Adapters:
+        """LoRA adapters of new sessions, with their scales."""
+        return self._adapters
+
+    def load_adapter(self, path: str | os.PathLike[str]) -> Adapter:
+        """Load a LoRA adapter for sessions of this model, see `create_session`.
+
+        It is freed when neither a session nor the caller refers to it. Raises ModelFormatError, naming the key or
+        tensor at fault, for a file that is no LoRA adapter of this model; ClosedError.
+        """
+        adapter = load_adapter(path, self.program, self.config.architecture, self._shapes)
+        self._loaded_adapters.add(adapter)
+        return adapter
+
+    def check_adapters(self, adapters: AdaptersLike) -> Adapters:
+        """Check adapters and their scales, see `llamacli.engine.adapters.checked_adapters`.
+
+        Raises InvalidRequestError, also for an adapter that another model has loaded.
+        """
+        checked = checked_adapters(adapters)
+        if other := next((one for one, _ in checked if one not in self._loaded_adapters), None):
+            raise InvalidRequestError(f"the adapter {other.path} was loaded by another model")
+        return checked
+
+    def program_with(self, adapters: Adapters) -> Program:
+        """The forward pass with adapters, which share its weights.
+
+        Those used last are kept. Raises ClosedError after close().
+        """
+        program, key = self.program, key_of(adapters)
+        if not key:
+            return program
+        with self._programs_lock:
+            found = self._programs.pop(key, None) or adapted_program(program, adapters)
+            if not self.closed:
+                self._programs[key] = found
+            while len(self._programs) > _KEPT_PROGRAMS:
+                self._programs.popitem(last=False)
+        return found
 
     @property
     def closed(self) -> bool:
@@ -114,7 +185,14 @@ class CompiledModel:
         def shifted(layer: int, keys: npt.NDArray[np.float32], by: int) -> npt.NDArray[np.float32]:
             return shift_keys(layer, keys, by, seq_len)
 
-        return KVCache(self.kv_pool(kv_type), seq_len, n_seq_max, shift_keys=shifted, rope_variant=rope_variant)
+        return KVCache(
+            self.kv_pool(kv_type),
+            seq_len,
+            n_seq_max,
+            shift_keys=shifted,
+            rope_variant=rope_variant,
+            adapters=key_of(self.adapters),
+        )
 
     def prefixes(self, kv_type: KVType, seq_len: int) -> PrefixIndex:
         """Prefix cache of a cache type and a length's RoPE variant."""
@@ -129,4 +207,5 @@ class CompiledModel:
         for index in self._prefixes.values():
             index.clear()
         self._program, self.prefix_cache_bytes = None, 0  # sessions closed from now on leave nothing in the cache
-        self._pools, self._prefixes = {}, {}
+        self._pools, self._prefixes, self._adapters = {}, {}, ()
+        self._programs.clear()

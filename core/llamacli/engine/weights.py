@@ -32,9 +32,9 @@ _TARGETS = {QuantMode.FP32: TensorType.F32, **REQUANTIZED}
 
 
 class PackedWeights:
-    """Weights of a model as kernels read them; each tensor is loaded once.
+    """Weights of a model as kernels read them.
 
-    `file` is read in the `modes` of its tensors. `loaded` are matrices that are not in it.
+    Each tensor is loaded once: `file` is read in the `modes` of its tensors. `loaded` are matrices that are not in it.
     """
 
     def __init__(

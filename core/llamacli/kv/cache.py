@@ -62,11 +62,12 @@ class KVCache(contextlib.AbstractContextManager["KVCache"]):
         *,
         shift_keys: ShiftKeys | None = None,
         rope_variant: int = 0,
+        adapters: str = "",
     ):
         if not is_integer(n_seq_max) or n_seq_max < 0:
             raise InvalidRequestError(f"n_seq_max must be an integer of at least 0, not {n_seq_max!r}")
         self.pool, self.seq_len, self.n_seq_max = pool, seq_len, n_seq_max
-        self._shift_keys, self._rope_variant = shift_keys, rope_variant
+        self._shift_keys, self._rope_variant, self._adapters = shift_keys, rope_variant, adapters
         self._sequences: dict[int, KVSequence] | None = {}
 
     def sequence(self, seq: int) -> KVSequence:
@@ -76,7 +77,7 @@ class KVCache(contextlib.AbstractContextManager["KVCache"]):
         """
         sequences = self._checked(seq)
         if seq not in sequences:
-            sequences[seq] = KVSequence(self.pool, self.seq_len, self._rope_variant)
+            sequences[seq] = KVSequence(self.pool, self.seq_len, self._rope_variant, self._adapters)
         return sequences[seq]
 
     @property

@@ -19,11 +19,11 @@ MAX_KEPT = 64
 class PrefixIndex:
     """Prefix cache over sequences of one pool, with LRU eviction.
 
-    All sequences must have the same RoPE variant. It refers weakly to the sequences of open sessions. It keeps copies
-    (forks, which share pages) of the sequences of closed sessions, and of those with sliding windows or recurrent
-    states at the ends of prompts. The least recently used copies are evicted, so that the pages of all copies stay
-    within a size limit. With recurrent states, copies of one text at several lengths are thinned out: the gaps between
-    those that stay grow with their age.
+    Only sequences of the same RoPE variant and LoRA adapters share cells. It refers weakly to the sequences of open
+    sessions. It keeps copies (forks, which share pages) of the sequences of closed sessions, and of those with sliding
+    windows or recurrent states at the ends of prompts. The least recently used copies are evicted, so that the pages of
+    all copies stay within a size limit. With recurrent states, copies of one text at several lengths are thinned out:
+    the gaps between those that stay grow with their age.
     """
 
     def __init__(self, pool: KVPool):
@@ -59,7 +59,7 @@ class PrefixIndex:
         """Keep a copy of a sequence; evict others beyond `max_bytes`."""
         if not sequence.tokens or held_bytes(self._pool, [sequence]) > max_bytes:
             return
-        for other in list(self._kept):
+        for other in filter(sequence.is_like, list(self._kept)):
             n = min(_n_shared(other, sequence.tokens), _n_shared(sequence, other.tokens))
             if n == len(sequence.tokens) and other.can_truncate(n):  # the other contains this one
                 self._touch(other)
@@ -106,7 +106,7 @@ class PrefixIndex:
         if sequence.first_stale_cell is not None:  # its cells saw removed tokens, which cells of others did not see
             return
         held, most = len(sequence.tokens), min(len(tokens) - 1, sequence.seq_len)
-        others = [other for other in (*self._live, *self._kept) if len(other.tokens) > held]
+        others = [other for other in (*self._live, *self._kept) if len(other.tokens) > held and sequence.is_like(other)]
         found = [(other, other.floor(min(most, _n_shared(other, tokens)))) for other in others]
         yield from sorted((match for match in found if match[1] > held), key=lambda match: -match[1])
 
@@ -120,8 +120,9 @@ class PrefixIndex:
             return self._kept[0]
 
         def cost(i: int) -> float:
-            tokens = self._kept[i].tokens
-            shorter = (other.tokens for other in self._kept if len(other.tokens) < len(tokens))
+            kept = self._kept[i]
+            tokens = kept.tokens
+            shorter = (other.tokens for other in self._kept if len(other.tokens) < len(tokens) and kept.is_like(other))
             base = max((len(prefix) for prefix in shorter if tokens[: len(prefix)] == prefix), default=0)
             return (len(tokens) - base) / (len(self._kept) - i)
 

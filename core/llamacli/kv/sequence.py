@@ -38,6 +38,7 @@ class KVSequence:
     all tokens: a sequence that has them cannot be truncated, but for all of its tokens.
 
     - `rope_variant`: the RoPE variant for a context of `seq_len`; only sequences of one variant can share cells.
+    - `adapters`: the LoRA adapters and scales that cells are computed with, "" for none; likewise.
     - `tokens`: the cached tokens; token i is in cell i, at position i.
     - `first_cells`: for each group of layers, the first cell that has not been evicted.
     - `first_stale_cell`: cells from here on were computed with a different prefix (after `remove`); None if there are
@@ -50,8 +51,8 @@ class KVSequence:
       table, the byte offset of the state in a page, and its size in bytes.
     """
 
-    def __init__(self, pool: KVPool, seq_len: int, rope_variant: int = 0):
-        self.pool, self.seq_len, self.rope_variant = pool, seq_len, rope_variant
+    def __init__(self, pool: KVPool, seq_len: int, rope_variant: int = 0, adapters: str = ""):
+        self.pool, self.seq_len, self.rope_variant, self.adapters = pool, seq_len, rope_variant, adapters
         self.lock = pool.lock
         self.tokens: list[int] = []
         layout = pool.layout
@@ -114,6 +115,10 @@ class KVSequence:
         """Addresses of the sequence's pages of a group, int64 [n]."""
         table = self.tables[group][: self.extent[0]]
         return table[table != 0]
+
+    def is_like(self, other: KVSequence) -> bool:
+        """Check that equal tokens have equal cells in another sequence."""
+        return (self.rope_variant, self.adapters) == (other.rope_variant, other.adapters)
 
     def has_cells_of(self, other: KVSequence, n: int) -> bool:
         """Check that the first n cells are the same as another sequence's."""
@@ -253,7 +258,7 @@ class KVSequence:
 
     def _fork(self, tokens: Sequence[int], slot: int) -> KVSequence:
         """Create a sequence that shares all pages and a slot's states."""
-        child = KVSequence(self.pool, self.seq_len, self.rope_variant)
+        child = KVSequence(self.pool, self.seq_len, self.rope_variant, self.adapters)
         child.extend(self.extent[0])
         for (pages, table), (_, other) in zip(self._cell_tables(), child._cell_tables(), strict=True):
             for i in np.flatnonzero(table[: self.extent[0]]).tolist():
@@ -272,8 +277,10 @@ class KVSequence:
         changing nothing, if the range does not follow the tokens here, is not cached in `source`, or does not fit, or
         if it is a part of a sequence with recurrent states; OutOfMemoryError likewise.
         """
-        if source.pool is not self.pool or source.rope_variant != self.rope_variant:
-            raise InvalidRequestError("sequences of different models, types or RoPE variants cannot share cells")
+        if source.pool is not self.pool or not self.is_like(source):
+            raise InvalidRequestError(
+                "sequences of different models, types, RoPE variants or LoRA adapters cannot share cells"
+            )
         if not 0 <= start <= stop <= len(source.tokens) or stop > self.seq_len:
             raise InvalidRequestError(
                 f"cells {start} to {stop} are not within the source's {len(source.tokens)}"

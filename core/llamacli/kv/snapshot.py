@@ -52,6 +52,7 @@ class SavedSequence:
     first_cells: list[int]
     first_stale_cell: int | None
     pages: list[list[int]]
+    adapters: str
 
 
 @attrs.frozen
@@ -78,6 +79,8 @@ class Snapshot:
                 raise StateError(f"the state has {len(saved.tokens)} tokens, and the context is {target.seq_len} long")
             if saved.rope_variant != target.rope_variant:
                 raise StateError("the state was computed for a context of another length, with another RoPE variant")
+            if saved.adapters != target.adapters:
+                raise StateError("the state was computed with other LoRA adapters or scales than the session has")
 
     def restore(self, targets: Mapping[int, KVSequence]) -> None:
         """Restore each target from the saved sequence of its number.
@@ -214,7 +217,8 @@ def _chunks(sequences: Mapping[int, KVSequence], arrays: Arrays, extra: dict[str
                 pages.append([numbers[g].setdefault(page, len(numbers[g])) for page in held])
             saved.append(
                 {"id": number, "n_tokens": len(sequence.tokens), "rope_variant": sequence.rope_variant,
-                 "first_cells": sequence.first_cells, "cut": sequence.first_stale_cell, "pages": pages}
+                 "first_cells": sequence.first_cells, "cut": sequence.first_stale_cell, "pages": pages,
+                 **({"adapters": sequence.adapters} if sequence.adapters else {})}
             )  # fmt: skip
         header = json.dumps(
             {
@@ -278,6 +282,7 @@ def _parse(header: dict[str, Any], payload: memoryview, pool: KVPool, n_bytes: i
             [_checked_count(first) for first in saved["first_cells"]],
             None if saved["cut"] is None else _checked_count(saved["cut"]),
             [[_checked_count(number) for number in group] for group in saved["pages"]],
+            str(saved.get("adapters", "")),
         )
         for group, first, numbers, n in zip(pool.layout.groups, entry.first_cells, entry.pages, n_pages, strict=True):
             if (

@@ -116,7 +116,7 @@ class Expert:
         return (self.weight, *(tensor for change in self.changes for tensor in (change.a, change.b)))
 
     def input_matrices(self) -> tuple[Tensor, ...]:
-        """Those of the matrices that multiply the input."""
+        """Matrices that multiply the input."""
         return (self.weight, *(change.a for change in self.changes))
 
     def adapted(self, adapt: Adapt) -> Expert:
@@ -350,7 +350,10 @@ class MoE(Op):
 def _adapted_examples(
     g: Recorder, x: Value, router: Value, param: MakeParam, scaled: Sequence[Param]
 ) -> Iterator[Value]:
-    """Record mixtures whose experts have low-rank changes: with scales, without, and with a weighed input."""
+    """Record mixtures whose experts have low-rank changes.
+
+    With scales, without, and with a weighed input.
+    """
 
     def changes(name: str, n_out: int, n_in: int) -> LowRanks:
         a, b = param(f"{name}.a", 5, 3, n_in).weight, param(f"{name}.b", 5, n_out, 3).weight

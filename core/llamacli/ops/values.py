@@ -93,9 +93,9 @@ class Param:
 
 @attrs.frozen
 class LowRank:
-    """Low-rank change of a matrix (LoRA, Hu et al. 2021): weight + scale * b @ a.
+    """Low-rank change of a matrix (LoRA, Hu et al. 2021).
 
-    `a` is (rank, n_in) and `b` (n_out, rank), with the number of experts in front where the weight has it. In tables of
+    The matrix becomes weight + scale * b @ a. `a` is (rank, n_in) and `b` (n_out, rank), with the number of experts in front where the weight has it. In tables of
     embeddings `a` is (n_vocab, rank) and `b` (n_embd, rank): a token's row changes by scale * b @ a[token].
     """
 

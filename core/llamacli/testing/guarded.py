@@ -98,12 +98,13 @@ _LOCK = threading.RLock()
 class _Tight:
     """Program whose buffers just fit the tokens of each call."""
 
-    def __init__(self, compile_graph: Callable[..., Any], engine: Any, graph: Any, file: Any, mode: Any):
-        kept = _Kept(file)
-        self.states = graph.states
-        self._make: Callable[[], Any] = lambda: compile_graph(engine, graph, kept, mode)
+    def __init__(self, make: Callable[[], Any]):
+        self._make = make
         self._programs: dict[int, Any] = {}
-        self._sized(1)
+        self.states = self._sized(1).states
+
+    def recompiled(self, *arguments: Any) -> _Tight:
+        return _Tight(lambda: self._make().recompiled(*arguments))
 
     def _sized(self, n: int) -> Any:
         for module in _modules("engine"):
@@ -170,4 +171,9 @@ def install(side: str) -> None:
     pool._SLAB_BYTES = 1
     engine: Any = native.NativeEngine
     compile_graph = engine.compile
-    engine.compile = lambda *args: _Tight(compile_graph, *args)
+
+    def compile_tight(engine: Any, graph: Any, file: Any, mode: Any) -> _Tight:
+        kept = _Kept(file)
+        return _Tight(lambda: compile_graph(engine, graph, kept, mode))
+
+    engine.compile = compile_tight

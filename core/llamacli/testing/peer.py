@@ -69,6 +69,22 @@ class Peer:
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(self._vocabulary)
         self._n_past = 0
 
+    def set_adapters(self, adapters: Sequence[tuple[Path, float]]) -> None:
+        """Set the LoRA adapters, with their scales.
+
+        Raises OSError for a file that llama.cpp refuses.
+        """
+        api, n = self._api, len(adapters)
+        loaded = [api.llama_adapter_lora_init(self._model, str(path).encode()) for path, _ in adapters]
+        if not all(loaded):
+            raise OSError(f"llama.cpp refuses an adapter of {', '.join(str(path) for path, _ in adapters)}")
+        pointers, scales = (
+            (api.llama_adapter_lora_p_ctypes * n)(*loaded),
+            (ctypes.c_float * n)(*(s for _, s in adapters)),
+        )
+        if api.llama_set_adapters_lora(self._context, pointers, n, scales):
+            raise OSError("llama.cpp cannot set the adapters")
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with BOS if the model expects it."""
         data = text.encode()
