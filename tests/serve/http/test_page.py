@@ -77,7 +77,9 @@ def test_index_loads_all_scripts_ahead() -> None:
 def test_nothing_from_other_hosts_and_no_markup_from_text(name: str) -> None:
     text = (PAGE / name).read_text()
     assert not re.search(r"""(?:src|href|from|import|url\()\s*=?\s*["'(]?\s*(?:https?:)?//""", text)
-    forbidden = r"\b(?:innerHTML|outerHTML|insertAdjacentHTML|DOMParser|createContextualFragment|eval|Function)\b|srcdoc"
+    forbidden = (
+        r"\b(?:innerHTML|outerHTML|insertAdjacentHTML|DOMParser|createContextualFragment|eval|Function)\b|srcdoc"
+    )
     assert not re.search(forbidden + r"|document\.write| style=\"| on\w+=\"", text)
 
 

@@ -265,9 +265,7 @@ def test_continuing_after_reasoning(http, fake, serve) -> None:
         "{% endif %}{{ m.content | trim }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     message = {"role": "assistant", "content": "Once upon ", "reasoning_content": "A story."}
-    serve(template=template).send(
-        "/v1/chat/completions", {"messages": [*HI, message], "continue_final_message": True}
-    )
+    serve(template=template).send("/v1/chat/completions", {"messages": [*HI, message], "continue_final_message": True})
     prompt = fake._model.decode(fake.requests[0].prompts[0])
     assert prompt.endswith("<assistant><think>A story.</think>Once upon ")
     assert prompt.count("<assistant>") == 1
@@ -276,7 +274,9 @@ def test_continuing_after_reasoning(http, fake, serve) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo(http, fake, stream) -> None:
     """The reply begins with the message that it continues, and so do its log-probabilities."""
-    prompt = tuple(TokenLogprob(i, piece, -float(i), ((9, b"x", -9.0),)) for i, piece in enumerate((b"<a", b">On", b"ce")))
+    prompt = tuple(
+        TokenLogprob(i, piece, -float(i), ((9, b"x", -9.0),)) for i, piece in enumerate((b"<a", b">On", b"ce"))
+    )
     rest = TextDelta(0, " upon", tokens=(TokenLogprob(4, b" upon", -4.0),))
     fake.script = lambda _: events(PromptLogprobs(0, prompt), rest)
     body = {
