@@ -26,6 +26,7 @@ class App {
   props = {};
 
   async start() {
+    const last = location.hash.slice(1);
     this.chat = new ChatView(find("#chat"), this.#actions(), (id) => this.replies.get(id));
     this.composer = new Composer(find("#composer"), {
       send: (text, files) => this.#send(text, files),
@@ -53,7 +54,6 @@ class App {
     }
     this.store.onChange((id) => this.#changedElsewhere(id));
     await this.#recover();
-    const last = location.hash.slice(1);
     if (last) await this.#open(last, { quiet: true });
     await this.#list();
     await models;

@@ -217,6 +217,7 @@ const ENTITY = /&(?:amp|lt|gt|quot|nbsp|#39);/y;
 const ENTITIES = { "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": "\"", "&nbsp;": "\u00a0", "&#39;": "'" };
 const PUNCTUATION = /[!-/:-@[-`{-~\p{P}\p{S}]/u;
 const MAX_NESTING = 32;
+const MAX_URL = 2000;
 
 /** Address that may become a link, or null. */
 export function safeUrl(text) {
@@ -343,7 +344,8 @@ function closingRun(text, from, n) {
 
 function linkTarget(text, start) {
   let depth = 0;
-  for (let i = start; i < text.length && text[i] !== "\n"; i += 1) {
+  const end = Math.min(text.length, start + MAX_URL);
+  for (let i = start; i < end && text[i] !== "\n" && depth < MAX_NESTING; i += 1) {
     if (text[i] === "(") depth += 1;
     else if (text[i] === ")" && depth === 0) {
       const url = text.slice(start, i).trim().replace(/\s+(?:"[^"]*"|'[^']*')$/, "").replace(/^<(.*)>$/, "$1");
@@ -374,7 +376,8 @@ function resolve(items) {
   const top = () => stack[stack.length - 1];
   const drop = () => {
     const { char, left, children } = stack.pop();
-    top().children.push(char.repeat(left), ...children);
+    top().children.push(char.repeat(left));
+    for (const child of children) top().children.push(child);
   };
   for (const item of items) {
     if (typeof item === "string" || item.type) {

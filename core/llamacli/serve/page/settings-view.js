@@ -132,16 +132,17 @@ export class SettingsView {
     if (kind === "switch") field.classList.add("switch");
     else if (!kind) field.classList.add("number");
     input.addEventListener(kind === "switch" ? "change" : "input", () => {
+      let parsed;
+      field.fail("");
       try {
         if (input.validity.badInput) throw new Error(`${label} must be a number.`);
-        const parsed = parse(parameter, kind === "switch" ? input.checked : input.value);
-        const { [name]: _, ...rest } = this.settings.params;
-        this.#set("params", parsed === undefined ? rest : { ...rest, [name]: parsed });
-        field.dataset.set = String(parsed !== undefined);
-        field.fail("");
+        parsed = parse(parameter, kind === "switch" ? input.checked : input.value);
       } catch (error) {
-        field.fail(error.message);
+        field.fail(`${error.message} The default is used.`);
       }
+      const { [name]: _, ...rest } = this.settings.params;
+      this.#set("params", parsed === undefined ? rest : { ...rest, [name]: parsed });
+      field.dataset.set = String(parsed !== undefined);
     });
     return field;
   }

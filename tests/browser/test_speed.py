@@ -1,0 +1,66 @@
+"""Time to the first paint, requests to other hosts, long tasks while a long reply grows."""
+
+from __future__ import annotations
+
+import random
+
+from scripts import reply
+
+FIRST_PAINT_MS = 1000
+LONG_TASK_MS = 50
+N_TOKENS = 10_000
+
+
+def long_reply(n_words: int) -> str:
+    """Markdown of `n_words` words: prose, lists, code and tables in turn."""
+    rng = random.Random(1)
+    words = ["a", "fox", "in", "the", "snow", "**bold**", "`code`", "_soft_", "[link](https://e.org)", "hill"]
+    parts: list[str] = []
+    total = 0
+    while total < n_words:
+        some = [rng.choice(words) for _ in range(120)]
+        rows = [" ".join(some[i : i + 8]) for i in range(0, 120, 8)]
+        parts += [
+            "## Part\n\n" + " ".join(some),
+            "\n".join(f"- {row}" for row in rows),
+            "```python\n" + "\n".join(f"def f(x):  # {row}" for row in rows) + "\n```",
+            "| a | b |\n|---|---|\n" + "\n".join(f"| {row} | 1 |" for row in rows),
+        ]
+        total += 4 * 130
+    return "\n\n".join(parts)
+
+
+def test_first_paint_needs_this_server_only(site) -> None:
+    """First paint within a second, with an empty cache, and no request to another host."""
+    page = site.page
+    page.driver.execute_cdp_cmd("Network.enable", {})
+    page.driver.execute_cdp_cmd("Network.clearBrowserCache", {})
+    page.open()
+    paint = page.wait(lambda: page.run("return performance.getEntriesByName('first-contentful-paint')[0]?.startTime"))
+    print(f"first contentful paint after {paint:.0f} ms")
+    assert paint < FIRST_PAINT_MS
+    loaded = page.run("return performance.getEntriesByType('resource').map((one) => one.name)")
+    assert len(loaded) > 20
+    assert all(name.startswith(page.url) for name in loaded)
+
+
+def test_long_reply_without_long_tasks(site) -> None:
+    """10,000 words at about 1,000 a second: no task of the page takes 50 ms.
+
+    The observer counts scripts, styles and layout of the main thread. Tasks of an idle page are measured too: a machine
+    that is busy with other work stretches all of them, and then the figure says nothing.
+    """
+    page, engine = site.page, site.engine
+    page.run(
+        "window.tasks = []; new PerformanceObserver((list) => window.tasks.push(...list.getEntries().map((one) => one.duration)))"
+        ".observe({type: 'longtask', buffered: false})"
+    )
+    text = long_reply(N_TOKENS)
+    engine.script, engine.pace = reply(text), 0.0005
+    page.send("write a lot")
+    page.wait_reply(60)
+    words = page.run("return document.querySelector('.markdown').innerText.split(/\\s+/).length")
+    assert words > 0.8 * N_TOKENS
+    tasks = page.run("return window.tasks")
+    print(f"{words} words, tasks above {LONG_TASK_MS} ms: {sorted(map(round, tasks))}")
+    assert max(tasks, default=0) <= LONG_TASK_MS
