@@ -162,3 +162,18 @@ class TestCheck:
         pytest.importorskip("llama_cpp")
         result = invoke("plugins", "check", "llama", "--peer", "--json")
         assert json.loads(result.stdout)[-1] | {"seconds": 0} == {"check": "llama-peer", "seconds": 0, "error": None}
+
+    def test_transformers_are_needed(self, invoke, monkeypatch) -> None:
+        monkeypatch.setitem(sys.modules, "torch", None)
+        result = invoke("plugins", "check", "llama", "--transformers", "--json")
+        assert result.exit_code == 1
+        row = json.loads(result.stdout)[0]
+        assert row["check"] == "llama-transformers"
+        assert "torch" in row["error"]
+
+    @pytest.mark.slow
+    def test_transformers(self, invoke) -> None:
+        pytest.importorskip("torch")
+        pytest.importorskip("transformers")
+        row = json.loads(invoke("plugins", "check", "qwen3", "--transformers", "--json").stdout)[0]
+        assert row | {"seconds": 0} == {"check": "qwen3-transformers", "seconds": 0, "error": None}

@@ -2,7 +2,7 @@
 
 Each family's plugin has modules `tests/tiny_*.py` with `VARIANTS`: by name, a writer, its options, and the bound of the
 NMSE of fp32 mode against the peer, which rounds within some functions even in float32. `ENCODERS` are those of models
-without logits.
+without logits, `TRANSFORMERS` models of transformers by architecture.
 """
 
 import importlib
@@ -34,6 +34,7 @@ def _variants(kind: str) -> dict[str, Variant]:
 
 VARIANTS = _variants("VARIANTS")
 ENCODERS = _variants("ENCODERS")
+TRANSFORMERS = {name: models for module in _MODULES for name, models in getattr(module, "TRANSFORMERS", {}).items()}
 
 
 def write(path: Path, variant: str, **options: Any) -> Path:

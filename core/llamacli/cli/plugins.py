@@ -174,15 +174,19 @@ def new(name: str, source: str | None, kind: str | None, folder: str | None) -> 
 @click.argument("name")
 @click.option("--variants", metavar="FILE.py", type=PATH, help="Python file with tiny models, VARIANTS.")
 @click.option("--peer", is_flag=True, help="Compare logits and greedy tokens with llama-cpp-python too.")
+@click.option("--transformers", is_flag=True, help="Compare with Hugging Face's transformers on random models too.")
 @click.option("--json", is_flag=True, help="Print JSON.")
 @global_options
-def check(name: str, variants: str | None, peer: bool, json: bool) -> None:
+def check(name: str, variants: str | None, peer: bool, transformers: bool, json: bool) -> None:
     """Check the architectures of a plugin on tiny random models.
 
     NAME is an architecture, or a plugin's module or distribution. The models are those of VARIANTS in a Python file, by
     default `tests/tiny_*.py` of the folder that the plugin was installed from; without either they are made from the
     architecture's own table. These checks are those of `llamacli.testing.parametrize_with_checks`. The exit code is 1
     if one fails.
+
+    --transformers needs torch and transformers. The models to compare with are those of TRANSFORMERS in the same file;
+    without it, of the model type that is named as the architecture.
     """
     from pathlib import Path
 
@@ -193,8 +197,11 @@ def check(name: str, variants: str | None, peer: bool, json: bool) -> None:
     rows: list[dict[str, Any]] = []
     for architecture, distribution in _architectures(name):
         tiny = given or tiny_models_of(distribution)
-        checks = checks_of(architecture, tiny.variants, inert=tiny.inert, unread=tiny.unread, peer=peer)
-        _write_models(checks[0], from_table=tiny.variants is None)
+        originals = tiny.originals(architecture.name) if transformers else ()
+        checks = checks_of(
+            architecture, tiny.variants, inert=tiny.inert, unread=tiny.unread, peer=peer, transformers=originals
+        )
+        _write_models(checks[-1], from_table=tiny.variants is None)
         rows += [row for one in checks if (row := _check_row(one, json))]
     n_failed = sum(row["error"] is not None for row in rows)
     if json:

@@ -2,10 +2,11 @@
 
 `models` writes small random GGUF files, `tiny` those of each variant of an architecture, `vocabularies` the metadata of
 small tokenizers. `checks`, `result_checks` and `parametrize` check an architecture, `conformance` compares an op's
-kernel with its reference, `scaffold` writes a plugin to begin with, `peer` and `dump` run llama.cpp. `chats` has
-conversations to render, `formulas` the mathematics of the ops in float64, `kernels` runs one kernel on arrays,
-`serving` has an engine for tests of the server, and `guarded` is a pytest plugin that ends the process where a kernel
-leaves its memory. The extra `testing` installs what they need.
+kernel with its reference, `scaffold` writes a plugin to begin with, `installed` finds the tiny models of a plugin,
+`peer` and `dump` run llama.cpp, `hugging_face` models of transformers. `chats` has conversations to render, `formulas`
+the mathematics of the ops in float64, `kernels` runs one kernel on arrays, `serving` has an engine for tests of the
+server, and `guarded` is a pytest plugin that ends the process where a kernel leaves its memory. The extra `testing`
+installs what they need.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llamacli.testing.checks import check_shapes
     from llamacli.testing.conformance import ConformanceError, check_op
+    from llamacli.testing.hugging_face import HuggingFaceModel
     from llamacli.testing.models import write_model
     from llamacli.testing.parametrize import checks_of, parametrize_with_checks
     from llamacli.testing.tiny import write_architecture
 
 __all__ = [
     "ConformanceError",
+    "HuggingFaceModel",
     "check_op",
     "check_shapes",
     "checks_of",
@@ -30,6 +33,7 @@ __all__ = [
 _MODULES = {
     "ConformanceError": "conformance",
     "check_op": "conformance",
+    "HuggingFaceModel": "hugging_face",
     "check_shapes": "checks",
     "checks_of": "parametrize",
     "parametrize_with_checks": "parametrize",

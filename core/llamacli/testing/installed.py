@@ -1,7 +1,8 @@
 """Tiny models of installed plugins, from the tests of their projects.
 
 A project's modules `tests/tiny_*.py` have `VARIANTS`, and may have `INERT` and `UNREAD`, arguments of
-`parametrize_with_checks`, and `TRANSFORMERS`, models of Hugging Face to compare with.
+`parametrize_with_checks`, and `TRANSFORMERS`, models of Hugging Face's transformers by the
+name of the architecture.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib.metadata
 import json
 import runpy
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ from urllib.request import url2pathname
 
 import attrs
 
+from llamacli.testing.hugging_face import HuggingFaceModel
 from llamacli.testing.tiny import Variant
 
 
@@ -31,7 +33,11 @@ class TinyModels:
     variants: Mapping[str, Variant] | None = None
     inert: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
-    transformers: Mapping[str, Any] = attrs.field(factory=dict)
+    transformers: Mapping[str, Sequence[HuggingFaceModel]] = attrs.field(factory=dict)
+
+    def originals(self, architecture: str) -> Sequence[HuggingFaceModel]:
+        """Models of transformers; by default the one named as the architecture."""
+        return self.transformers.get(architecture) or (HuggingFaceModel(architecture.replace("-", "_")),)
 
     @classmethod
     def of(cls, *paths: Path) -> TinyModels:

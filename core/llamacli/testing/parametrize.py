@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import attrs
@@ -11,6 +12,7 @@ import pytest
 from llamacli.architecture import Architecture
 from llamacli.engine import QuantMode
 from llamacli.testing import checks, result_checks
+from llamacli.testing.hugging_face import HuggingFaceModel
 from llamacli.testing.tiny import Family, TinyModel, Variant
 
 CheckFunction = Callable[[TinyModel], None]
@@ -41,6 +43,9 @@ RESULTS: dict[str, CheckFunction] = {
 PROCESSES: dict[str, CheckFunction] = {"memory": result_checks.check_memory}
 """Checks that start a process."""
 
+
+N_SEEDS = 2
+"""Random configurations of each model of transformers."""
 
 PEER: dict[str, CheckFunction] = {"peer": result_checks.check_peer}
 """Checks that need llama-cpp-python, for all variants."""
@@ -84,13 +89,15 @@ def checks_of(
     inert: Sequence[str] = (),
     unread: Sequence[str] = (),
     peer: bool = False,
+    transformers: Sequence[HuggingFaceModel] = (),
 ) -> list[Check]:
     """All checks of an architecture over its variants; see `parametrize_with_checks`.
 
-    With `peer`, results are compared with llama.cpp's too.
+    With `peer`, results are compared with llama.cpp's too; with models of `transformers`, with theirs.
     """
     family = Family(architecture, variants, inert, unread)
     return [
+        *_transformers(architecture, transformers),
         Check("tables", family, checks.check_tables, "all"),
         *(Check(name, family, function, "distinct") for name, function in FILES.items() if name != "tables"),
         *(Check(name, family, function, "first") for name, function in RESULTS.items()),
@@ -100,12 +107,25 @@ def checks_of(
     ]
 
 
+def _transformers(architecture: Architecture, models: Sequence[HuggingFaceModel]) -> Iterator[Check]:
+    """Check against models of transformers, if there are any."""
+    originals = {f"{model.model_type}-{seed}": (model, seed) for model in models for seed in range(N_SEEDS)}
+    variants: dict[str, Variant] = {
+        name: (model.write, {"architecture": architecture, "seed": seed}, model.exact)
+        for name, (model, seed) in originals.items()
+    }
+    if originals:
+        check = result_checks.transformers_check(originals)
+        yield Check("transformers", Family(architecture, variants), check, "all")
+
+
 def parametrize_with_checks(
     architectures: Iterable[Architecture],
     variants: Mapping[str, Variant] | None = None,
     *,
     inert: Sequence[str] = (),
     unread: Sequence[str] = (),
+    transformers: Mapping[str, Sequence[HuggingFaceModel]] | None = None,
     slow: Any = (),
 ) -> pytest.MarkDecorator:
     """Parametrize a test with the checks of architectures.
@@ -120,12 +140,26 @@ def parametrize_with_checks(
     `inert` are patterns of tensors that cannot change the logits, such as `*.attn_k.bias` without RoPE, which cancels
     out in softmax. `unread` are patterns of keys that files have and the architecture does not depend on.
 
-    `slow` is a mark, or several, for checks that take longer: those of variants of other structure than the first, and
-    those that start a process.
+    `transformers` are models of Hugging Face's transformers by the name of the architecture, to compare with where that
+    and torch are installed.
+
+    `slow` is a mark, or several, for checks that take longer: those of variants of other structure than the first,
+    those against transformers, and those that start a process.
     """
     params = [
-        pytest.param(check, id=check.id, marks=slow if check.scope == "others" or check.name in PROCESSES else ())
+        pytest.param(check, id=check.id, marks=_marks(check, slow))
         for architecture in architectures
-        for check in checks_of(architecture, variants, inert=inert, unread=unread)
-    ]
+        for check in checks_of(
+            architecture, variants, inert=inert, unread=unread,
+            transformers=(transformers or {}).get(architecture.name, ()),
+        )
+    ]  # fmt: skip
     return pytest.mark.parametrize("check", params)
+
+
+def _marks(check: Check, slow: Any) -> list[Any]:
+    longer = check.scope == "others" or check.name in PROCESSES or check.name == "transformers"
+    marks = list(slow if isinstance(slow, Sequence) else [slow]) if longer else []
+    if check.name == "transformers" and not (find_spec("torch") and find_spec("transformers")):
+        marks.append(pytest.mark.skip(reason="torch and transformers are not installed"))
+    return marks

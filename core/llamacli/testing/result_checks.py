@@ -6,7 +6,7 @@ import fnmatch
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -23,6 +23,7 @@ from llamacli.session import Session, eval_batch
 from llamacli.testing.checks import TRIED_BLOCKS, block_of
 from llamacli.testing.conformance import ConformanceError
 from llamacli.testing.formulas import nmse
+from llamacli.testing.hugging_face import HuggingFaceModel
 from llamacli.testing.peer import Peer
 from llamacli.testing.tiny import TinyModel
 
@@ -280,18 +281,42 @@ def check_peer(tiny: TinyModel) -> None:
         with Peer(tiny.path, 256) as peer:
             expected = peer.eval(tokens)
             peer.clear()
-            ids, gaps = peer.greedy(tokens[:20], _N_GREEDY)
+            ids, gaps = peer.greedy(tokens[:_N_PROMPT], _N_GREEDY)
     except OSError as error:
         raise ConformanceError(f"{tiny}: {error}") from error
+    _expect_results(tiny, "llama.cpp", expected, ids, gaps)
+
+
+def transformers_check(models: Mapping[str, tuple[HuggingFaceModel, int]]) -> Callable[[TinyModel], None]:
+    """Make the check against transformers.
+
+    `models` are the originals of tiny models, by their names, with their seeds.
+    """
+
+    def check_transformers(tiny: TinyModel) -> None:
+        model, seed = models[tiny.name]
+        results = model.run(_tokens(tiny), _N_PROMPT, _N_GREEDY, seed)
+        _expect_results(tiny, "transformers", results.logits, results.greedy, results.gaps)
+
+    return check_transformers
+
+
+def _expect_results(tiny: TinyModel, other: str, logits: Logits, greedy: list[int], gaps: list[float]) -> None:
+    """Compare logits and greedy tokens.
+
+    Tokens are compared up to the first that was chosen by a small margin.
+    """
+    tokens = _tokens(tiny)
     with _session(tiny, seq_len=256) as session:
-        _expect_close(tiny, "against llama.cpp", expected, _logits(session, tokens), tiny.exact)
+        _expect_close(tiny, f"against {other}", logits, _logits(session, tokens), tiny.exact)
         session.rewind(0)
-        actual = [token.id for token in session.generate(tokens[:20], max_tokens=_N_GREEDY, ignore_eos=True)]
+        actual = [token.id for token in session.generate(tokens[:_N_PROMPT], max_tokens=_N_GREEDY, ignore_eos=True)]
     n_sure = next((i for i, gap in enumerate(gaps) if gap < _NARROW), len(gaps))
-    if actual[:n_sure] != ids[:n_sure]:
-        raise ConformanceError(f"{tiny}: greedy tokens {actual[:n_sure]}, of llama.cpp {ids[:n_sure]}")
+    if actual[:n_sure] != greedy[:n_sure]:
+        raise ConformanceError(f"{tiny}: greedy tokens {actual[:n_sure]}, of {other} {greedy[:n_sure]}")
 
 
+_N_PROMPT = 20
 _N_GREEDY = 20
 _NARROW = 1e-3
 

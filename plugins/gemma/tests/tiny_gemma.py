@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from llamacli.testing import HuggingFaceModel
+from llamacli.testing.hugging_face import plus_one
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
@@ -272,3 +274,12 @@ VARIANTS = {
     **{name: (write_gemma4, options, GELU) for name, options in GEMMA4.items()},
 }
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+TRANSFORMERS = {
+    "gemma": [
+        HuggingFaceModel(
+            "gemma", convert=dict.fromkeys(["output_norm.weight", "attn_norm.weight", "ffn_norm.weight"], plus_one)
+        )
+    ]
+}
+"""Models of transformers by architecture."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from llamacli.testing import HuggingFaceModel
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
@@ -76,3 +77,11 @@ GELU = 1e-5
 
 VARIANTS = {name: (write_gpt, options, GELU) for name, options in GPT.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+_CONV1D = [f"{name}.weight" for name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")]
+"""Matrices that the original code stores with inputs first."""
+
+TRANSFORMERS = {
+    "gpt2": [HuggingFaceModel("gpt2", {"n_inner": 96}, convert=dict.fromkeys(_CONV1D, lambda array, config: array.T))]
+}
+"""Models of transformers by architecture."""

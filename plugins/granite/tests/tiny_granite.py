@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from llamacli.testing import HuggingFaceModel
+from llamacli.testing.hugging_face import INTERLEAVED
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
@@ -153,3 +155,19 @@ GRANITE: dict[str, dict[str, Any]] = {
 
 VARIANTS = {name: (write_granite, options, 1e-8) for name, options in GRANITE.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+TRANSFORMERS = {
+    "granite": [
+        HuggingFaceModel(
+            "granite",
+            {
+                "embedding_multiplier": 2.0,
+                "logits_scaling": 4.0,
+                "residual_multiplier": 0.5,
+                "attention_multiplier": 0.125,
+            },
+            convert=INTERLEAVED,
+        )
+    ]
+}
+"""Models of transformers by architecture."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from llamacli.testing import HuggingFaceModel
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
@@ -116,3 +117,22 @@ LFM: dict[str, dict[str, Any]] = {
 
 VARIANTS = {name: (write_lfm, options, 1e-8) for name, options in LFM.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+TRANSFORMERS = {
+    "lfm2": [
+        HuggingFaceModel(
+            "lfm2",
+            {
+                "num_hidden_layers": 3,
+                "layer_types": ["conv", "full_attention", "conv"],
+                "block_auto_adjust_ff_dim": False,
+            },
+            keys={
+                "attention.head_count_kv": lambda c: [
+                    c.num_key_value_heads if kind == "full_attention" else 0 for kind in c.layer_types
+                ]
+            },
+        )
+    ]
+}
+"""Models of transformers by architecture."""

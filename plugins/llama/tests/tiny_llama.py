@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from llamacli.testing import HuggingFaceModel
+from llamacli.testing.hugging_face import INTERLEAVED
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
@@ -151,3 +153,11 @@ LLAMA: dict[str, dict[str, Any]] = {
 
 VARIANTS = {name: (write_llama, options, 1e-8) for name, options in LLAMA.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+TRANSFORMERS = {
+    "llama": [
+        HuggingFaceModel("llama", convert=INTERLEAVED),
+        HuggingFaceModel("mixtral", {"num_local_experts": 6}, convert=INTERLEAVED),
+    ]
+}
+"""Models of transformers by architecture."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from llamacli.testing import HuggingFaceModel
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
@@ -102,3 +103,6 @@ is beyond the original one and within it."""
 
 VARIANTS = {name: (write_phi, options, 1e-8) for name, options in PHI.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+TRANSFORMERS = {"phi3": [HuggingFaceModel("phi3")]}
+"""Models of transformers by architecture."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from llamacli.testing import HuggingFaceModel
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
@@ -168,3 +169,11 @@ QWEN: dict[str, dict[str, Any]] = {
 
 VARIANTS = {name: (write_qwen, options, 1e-8) for name, options in QWEN.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+TRANSFORMERS = {
+    "qwen2": [HuggingFaceModel("qwen2")],
+    "qwen2moe": [HuggingFaceModel("qwen2_moe", {"num_experts": 8, "shared_expert_intermediate_size": 48})],
+    "qwen3": [HuggingFaceModel("qwen3")],
+    "qwen3moe": [HuggingFaceModel("qwen3_moe", {"num_experts": 8, "norm_topk_prob": True})],
+}
+"""Models of transformers by architecture."""
