@@ -82,6 +82,13 @@ _CONV1D = [f"{name}.weight" for name in ("attn_qkv", "attn_output", "ffn_up", "f
 """Matrices that the original code stores with inputs first."""
 
 TRANSFORMERS = {
-    "gpt2": [HuggingFaceModel("gpt2", {"n_inner": 96}, convert=dict.fromkeys(_CONV1D, lambda array, config: array.T))]
+    "gpt2": [
+        HuggingFaceModel(
+            "gpt2",
+            {"n_inner": 96},
+            keys={"attention.head_count_kv": lambda config: config.num_attention_heads},
+            convert=dict.fromkeys(_CONV1D, lambda array, config: array.T),
+        )
+    ]
 }
 """Models of transformers by architecture."""
