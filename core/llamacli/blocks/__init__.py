@@ -1,4 +1,5 @@
 """Blocks of layers that several model families share, for their plugins.
 
+- `mixture`: feed-forward networks, routed and shared experts.
 - `state_space`: layers with a state space recurrence (SSM).
 """

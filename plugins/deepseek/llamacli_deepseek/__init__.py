@@ -7,7 +7,7 @@ feed-forward network, the others experts. Weights of routed experts are their pr
 import attrs
 
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.architecture import Params
+from llamacli.blocks.mixture import SHARED, add_experts, add_network, experts_and_shared, network
 from llamacli.gguf import Metadata
 
 LLAMACLI_API = 1
@@ -72,17 +72,10 @@ class DeepSeek(Architecture):
             block.add("attn_output", c.n_embd, n_q)
             block.add("ffn_norm", c.n_embd)
             if i < c.n_dense:
-                block.add("ffn_gate", c.n_ff, c.n_embd)
-                block.add("ffn_up", c.n_ff, c.n_embd)
-                block.add("ffn_down", c.n_embd, c.n_ff)
+                add_network(block, c, c.n_ff)
             else:
-                block.add("ffn_gate_inp", c.n_expert, c.n_embd)
-                block.add("ffn_gate_exps", c.n_expert, c.n_ff_expert, c.n_embd)
-                block.add("ffn_up_exps", c.n_expert, c.n_ff_expert, c.n_embd)
-                block.add("ffn_down_exps", c.n_expert, c.n_embd, c.n_ff_expert)
-                block.add("ffn_gate_shexp", c.n_ff_shared, c.n_embd)
-                block.add("ffn_up_shexp", c.n_ff_shared, c.n_embd)
-                block.add("ffn_down_shexp", c.n_embd, c.n_ff_shared)
+                add_experts(block, c, c.n_ff_expert)
+                add_network(block, c, c.n_ff_shared, SHARED)
         return table
 
     def forward(self, g: Graph, config: DeepSeekConfig, weights: Weights) -> Value:
@@ -97,26 +90,11 @@ class DeepSeek(Architecture):
 
             h = g.rms_norm(x, block.ffn_norm, c.rms_eps)
             if i < c.n_dense:
-                gated = g.swiglu(g.linear(h, block.ffn_gate), g.linear(h, block.ffn_up))
-                x = x + g.linear(gated, block.ffn_down)
+                x = x + network(g, block, h)
             else:
-                x = x + self.experts(g, c, block, h)
+                routing = {"n_used": c.n_expert_used, "renormalize": False, "weight_scale": c.weight_scale}
+                x = x + experts_and_shared(g, block, h, **routing)
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output or w.token_embd)
-
-    def experts(self, g: Graph, c: DeepSeekConfig, block: Params, h: Value) -> Value:
-        """Routed experts plus the shared ones."""
-        routed = g.moe(
-            h,
-            g.linear(h, block.ffn_gate_inp),
-            gate=block.ffn_gate_exps,
-            up=block.ffn_up_exps,
-            down=block.ffn_down_exps,
-            n_used=c.n_expert_used,
-            renormalize=False,
-            weight_scale=c.weight_scale,
-        )
-        shared = g.swiglu(g.linear(h, block.ffn_gate_shexp), g.linear(h, block.ffn_up_shexp))
-        return routed + g.linear(shared, block.ffn_down_shexp)
 
 
 @hookimpl

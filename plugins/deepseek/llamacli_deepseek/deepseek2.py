@@ -13,9 +13,9 @@ import attrs
 
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
 from llamacli.architecture import Params
+from llamacli.blocks.mixture import SHARED, add_experts, add_network, experts_and_shared, network
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
-from llamacli.graph import Param
 from llamacli.ops.moe import Scoring
 
 LLAMACLI_API = 1
@@ -184,18 +184,11 @@ class DeepSeek2(Architecture):
         block.add("attn_output", c.n_embd, n_v)
         block.add("ffn_norm", c.n_embd)
         if i < c.n_dense:
-            block.add("ffn_gate", c.n_ff, c.n_embd)
-            block.add("ffn_up", c.n_ff, c.n_embd)
-            block.add("ffn_down", c.n_embd, c.n_ff)
+            add_network(block, c, c.n_ff)
             return
-        experts = c.n_expert, c.n_ff_expert, c.n_embd
-        block.add("ffn_gate_inp", c.n_expert, c.n_embd)
         block.add_tensor("exp_probs_b.bias", c.n_expert, optional=True)
-        block.add_fused("ffn_gate_up_exps", ffn_gate_exps=experts, ffn_up_exps=experts)
-        block.add("ffn_down_exps", c.n_expert, c.n_embd, c.n_ff_expert)
-        block.add("ffn_gate_shexp", c.n_ff_shared, c.n_embd)
-        block.add("ffn_up_shexp", c.n_ff_shared, c.n_embd)
-        block.add("ffn_down_shexp", c.n_embd, c.n_ff_shared)
+        add_experts(block, c, c.n_ff_expert, fused=True)
+        add_network(block, c, c.n_ff_shared, SHARED)
 
     def forward(self, g: Graph, config: DeepSeek2Config, weights: Weights) -> Value:
         """Token ids to logits."""
@@ -205,9 +198,9 @@ class DeepSeek2(Architecture):
             x = x + self.attention(g, c, block, g.rms_norm(x, block.attn_norm, c.rms_eps))
             h = g.rms_norm(x, block.ffn_norm, c.rms_eps)
             if i < c.n_dense:
-                x = x + _swiglu(g, h, block.ffn_gate, block.ffn_up, block.ffn_down)
+                x = x + network(g, block, h)
             else:
-                x = x + self.experts(g, c, block, h)
+                x = x + experts_and_shared(g, block, h, selection_bias=block.exp_probs_b_bias, **c.routing)
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output or w.token_embd)
 
     def attention(self, g: Graph, c: DeepSeek2Config, block: Params, h: Value) -> Value:
@@ -240,24 +233,6 @@ class DeepSeek2(Architecture):
     def warm(self, g: Graph, c: DeepSeek2Config, q: Value) -> Value:
         """Queries with attention temperature, where the file has one."""
         return g.attention_temperature(q, *c.temperature) if c.temperature else q
-
-    def experts(self, g: Graph, c: DeepSeek2Config, block: Params, h: Value) -> Value:
-        """Routed experts plus the shared ones."""
-        routed = g.moe(
-            h,
-            g.linear(h, block.ffn_gate_inp),
-            gate=block.ffn_gate_exps,
-            up=block.ffn_up_exps,
-            down=block.ffn_down_exps,
-            selection_bias=block.exp_probs_b_bias,
-            **c.routing,
-        )
-        return routed + _swiglu(g, h, block.ffn_gate_shexp, block.ffn_up_shexp, block.ffn_down_shexp)
-
-
-def _swiglu(g: Graph, h: Value, gate: Param, up: Param, down: Param) -> Value:
-    """Feed-forward network with a gate."""
-    return g.linear(g.swiglu(g.linear(h, gate), g.linear(h, up)), down)
 
 
 @hookimpl

@@ -9,6 +9,7 @@ import attrs
 
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
 from llamacli.architecture import Params
+from llamacli.blocks.mixture import SHARED, add_experts, add_network, experts_and_shared, network
 from llamacli.gguf import Metadata
 from llamacli.ops.moe import Scoring
 
@@ -81,18 +82,11 @@ class Dots(Architecture):
             block.add("attn_output", c.n_embd, n_q)
             block.add("ffn_norm", c.n_embd)
             if i < c.n_dense:
-                block.add("ffn_gate", c.n_ff, c.n_embd)
-                block.add("ffn_up", c.n_ff, c.n_embd)
-                block.add("ffn_down", c.n_embd, c.n_ff)
+                add_network(block, c, c.n_ff)
             else:
-                block.add("ffn_gate_inp", c.n_expert, c.n_embd)
                 block.add_tensor("exp_probs_b.bias", c.n_expert, optional=True)
-                block.add("ffn_gate_exps", c.n_expert, c.n_ff_expert, c.n_embd)
-                block.add("ffn_up_exps", c.n_expert, c.n_ff_expert, c.n_embd)
-                block.add("ffn_down_exps", c.n_expert, c.n_embd, c.n_ff_expert)
-                block.add("ffn_gate_shexp", c.n_ff_shared, c.n_embd)
-                block.add("ffn_up_shexp", c.n_ff_shared, c.n_embd)
-                block.add("ffn_down_shexp", c.n_embd, c.n_ff_shared)
+                add_experts(block, c, c.n_ff_expert)
+                add_network(block, c, c.n_ff_shared, SHARED)
         return table
 
     def forward(self, g: Graph, config: DotsConfig, weights: Weights) -> Value:
@@ -108,29 +102,21 @@ class Dots(Architecture):
             x = x + g.linear(g.attention(q, kv, scale=c.head_dim**-0.5), block.attn_output)
 
             h = g.rms_norm(x, block.ffn_norm, c.rms_eps)
-            if i < c.n_dense:
-                gated = g.swiglu(g.linear(h, block.ffn_gate), g.linear(h, block.ffn_up))
-                x = x + g.linear(gated, block.ffn_down)
-            else:
-                x = x + self.experts(g, c, block, h)
+            x = x + (network(g, block, h) if i < c.n_dense else self.experts(g, c, block, h))
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output)
 
     def experts(self, g: Graph, c: DotsConfig, block: Params, h: Value) -> Value:
         """Routed experts plus the shared ones."""
-        routed = g.moe(
+        return experts_and_shared(
+            g,
+            block,
             h,
-            g.linear(h, block.ffn_gate_inp),
-            gate=block.ffn_gate_exps,
-            up=block.ffn_up_exps,
-            down=block.ffn_down_exps,
             n_used=c.n_expert_used,
             scoring=c.scoring,
             selection_bias=block.exp_probs_b_bias,
             renormalize=c.renormalize,
             weight_scale=c.weight_scale,
         )
-        shared = g.swiglu(g.linear(h, block.ffn_gate_shexp), g.linear(h, block.ffn_up_shexp))
-        return routed + g.linear(shared, block.ffn_down_shexp)
 
 
 @hookimpl

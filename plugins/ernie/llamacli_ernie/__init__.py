@@ -9,6 +9,7 @@ import attrs
 
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
 from llamacli.architecture import Params
+from llamacli.blocks.mixture import SHARED, add_experts, add_network, experts, network
 from llamacli.gguf import Metadata
 
 LLAMACLI_API = 1
@@ -56,24 +57,17 @@ class Ernie(Architecture):
             block.add("attn_output", c.n_embd, n_q)
             block.add("ffn_norm", c.n_embd)
             if i < c.n_dense:
-                block.add("ffn_gate", c.n_ff, c.n_embd)
-                block.add("ffn_up", c.n_ff, c.n_embd)
-                block.add("ffn_down", c.n_embd, c.n_ff)
+                add_network(block, c, c.n_ff)
             else:
                 self.add_experts(block, c)
         return table
 
     def add_experts(self, block: TensorTable, c: ErnieConfig) -> None:
         """Router, routed experts and the shared one."""
-        block.add("ffn_gate_inp", c.n_expert, c.n_embd)
         block.add_tensor("exp_probs_b.bias", c.n_expert, optional=True)
-        block.add("ffn_gate_exps", c.n_expert, c.n_ff_expert, c.n_embd)
-        block.add("ffn_up_exps", c.n_expert, c.n_ff_expert, c.n_embd)
-        block.add("ffn_down_exps", c.n_expert, c.n_embd, c.n_ff_expert)
+        add_experts(block, c, c.n_ff_expert)
         if c.n_ff_shared:
-            block.add("ffn_gate_shexp", c.n_ff_shared, c.n_embd)
-            block.add("ffn_up_shexp", c.n_ff_shared, c.n_embd)
-            block.add("ffn_down_shexp", c.n_embd, c.n_ff_shared)
+            add_network(block, c, c.n_ff_shared, SHARED)
 
     def forward(self, g: Graph, config: ErnieConfig, weights: Weights) -> Value:
         """Token ids to logits."""
@@ -86,28 +80,13 @@ class Ernie(Architecture):
             x = x + g.linear(g.attention(q, kv, scale=c.head_dim**-0.5), block.attn_output)
 
             h = g.rms_norm(x, block.ffn_norm, c.rms_eps)
-            if i < c.n_dense:
-                gated = g.swiglu(g.linear(h, block.ffn_gate), g.linear(h, block.ffn_up))
-                x = x + g.linear(gated, block.ffn_down)
-            else:
-                x = x + self.experts(g, c, block, h)
+            x = x + (network(g, block, h) if i < c.n_dense else self.experts(g, c, block, h))
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output or w.token_embd)
 
     def experts(self, g: Graph, c: ErnieConfig, block: Params, h: Value) -> Value:
         """Routed experts plus the shared one."""
-        routed = g.moe(
-            h,
-            g.linear(h, block.ffn_gate_inp),
-            gate=block.ffn_gate_exps,
-            up=block.ffn_up_exps,
-            down=block.ffn_down_exps,
-            n_used=c.n_expert_used,
-            selection_bias=block.exp_probs_b_bias,
-        )
-        if not c.n_ff_shared:
-            return routed
-        shared = g.swiglu(g.linear(h, block.ffn_gate_shexp), g.linear(h, block.ffn_up_shexp))
-        return routed + g.linear(shared, block.ffn_down_shexp)
+        routed = experts(g, block, h, n_used=c.n_expert_used, selection_bias=block.exp_probs_b_bias)
+        return routed + network(g, block, h, SHARED) if c.n_ff_shared else routed
 
 
 class ErnieMoe(Ernie):

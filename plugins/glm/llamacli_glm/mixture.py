@@ -6,8 +6,8 @@ a bias; the bias is not part of their weights.
 
 from llamacli import Config, Graph, Rope, TensorTable, Value
 from llamacli.architecture import Params
+from llamacli.blocks.mixture import SHARED, add_experts, add_network, experts_and_shared, network
 from llamacli.gguf import Metadata
-from llamacli.graph import Param
 from llamacli.ops.moe import Scoring
 from llamacli_glm.dense import ChatGlm, GlmConfig, has_image_positions, layers
 
@@ -52,18 +52,11 @@ class Glm4Moe(ChatGlm):
         block.add("attn_k_norm", c.head_dim, optional=True)
         block.add("post_attention_norm", c.n_embd)
         if i < c.n_dense:
-            block.add("ffn_gate", c.n_ff, c.n_embd)
-            block.add("ffn_up", c.n_ff, c.n_embd)
-            block.add("ffn_down", c.n_embd, c.n_ff)
+            add_network(block, c, c.n_ff)
             return
-        block.add("ffn_gate_inp", c.n_expert, c.n_embd)
         block.add_tensor("exp_probs_b.bias", c.n_expert)
-        block.add("ffn_gate_exps", c.n_expert, c.n_ff_expert, c.n_embd)
-        block.add("ffn_up_exps", c.n_expert, c.n_ff_expert, c.n_embd)
-        block.add("ffn_down_exps", c.n_expert, c.n_embd, c.n_ff_expert)
-        block.add("ffn_gate_shexp", c.n_ff_shared, c.n_embd)
-        block.add("ffn_up_shexp", c.n_ff_shared, c.n_embd)
-        block.add("ffn_down_shexp", c.n_embd, c.n_ff_shared)
+        add_experts(block, c, c.n_ff_expert)
+        add_network(block, c, c.n_ff_shared, SHARED)
 
     def queries_and_keys(self, g: Graph, c: GlmConfig, block: Params, h: Value) -> tuple[Value, Value]:
         """Queries and keys, normalised per head where the block has norms."""
@@ -79,19 +72,5 @@ class Glm4Moe(ChatGlm):
         x = x + self.attention(g, c, block, x)
         h = g.rms_norm(x, block.post_attention_norm, c.rms_eps)
         if i < c.n_dense:
-            return x + _swiglu(g, h, block.ffn_gate, block.ffn_up, block.ffn_down)
-        routed = g.moe(
-            h,
-            g.linear(h, block.ffn_gate_inp),
-            gate=block.ffn_gate_exps,
-            up=block.ffn_up_exps,
-            down=block.ffn_down_exps,
-            selection_bias=block.exp_probs_b_bias,
-            **c.routing,
-        )
-        return x + (routed + _swiglu(g, h, block.ffn_gate_shexp, block.ffn_up_shexp, block.ffn_down_shexp))
-
-
-def _swiglu(g: Graph, h: Value, gate: Param, up: Param, down: Param) -> Value:
-    """Feed-forward network with a gate."""
-    return g.linear(g.swiglu(g.linear(h, gate), g.linear(h, up)), down)
+            return x + network(g, block, h)
+        return x + experts_and_shared(g, block, h, selection_bias=block.exp_probs_b_bias, **c.routing)

@@ -1,0 +1,60 @@
+"""Feed-forward networks of a block: a dense one, or routed and shared experts.
+
+Dai et al. 2024 (arXiv:2401.06066): fine-grained experts chosen by a router, beside shared ones that every token passes
+through. All are SwiGLU networks. Names of tensors end with `_exps` for routed experts and `_shexp` for shared ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llamacli.architecture import Config, Params, TensorTable
+from llamacli.graph import Graph, Value
+
+SHARED = "_shexp"
+
+
+def add_network(block: TensorTable, c: Config, n_ff: int, suffix: str = "") -> None:
+    """Add the tensors of a SwiGLU network, `n_ff` wide.
+
+    Those of shared experts have the suffix SHARED.
+    """
+    block.add(f"ffn_gate{suffix}", n_ff, c.n_embd)
+    block.add(f"ffn_up{suffix}", n_ff, c.n_embd)
+    block.add(f"ffn_down{suffix}", c.n_embd, n_ff)
+
+
+def add_experts(block: TensorTable, c: Config, n_ff: int, *, fused: bool = False) -> None:
+    """Add the router and routed experts, each `n_ff` wide.
+
+    Files may have gate and up `fused` in one tensor.
+    """
+    shape = c.n_expert, n_ff, c.n_embd
+    block.add("ffn_gate_inp", c.n_expert, c.n_embd)
+    if fused:
+        block.add_fused("ffn_gate_up_exps", ffn_gate_exps=shape, ffn_up_exps=shape)
+    else:
+        block.add("ffn_gate_exps", *shape)
+        block.add("ffn_up_exps", *shape)
+    block.add("ffn_down_exps", c.n_expert, c.n_embd, n_ff)
+
+
+def network(g: Graph, block: Params, h: Value, suffix: str = "") -> Value:
+    """SwiGLU network of the normalised input."""
+    gate, up, down = (getattr(block, f"ffn_{part}{suffix}") for part in ("gate", "up", "down"))
+    return g.linear(g.swiglu(g.linear(h, gate), g.linear(h, up)), down)
+
+
+def experts(g: Graph, block: Params, h: Value, **routing: Any) -> Value:
+    """Routed experts of the normalised input.
+
+    `routing` are options of `g.moe`.
+    """
+    router = g.linear(h, block.ffn_gate_inp)
+    parts = {"gate": block.ffn_gate_exps, "up": block.ffn_up_exps, "down": block.ffn_down_exps}
+    return g.moe(h, router, **parts, **routing)
+
+
+def experts_and_shared(g: Graph, block: Params, h: Value, **routing: Any) -> Value:
+    """Sum of routed and shared experts."""
+    return experts(g, block, h, **routing) + network(g, block, h, SHARED)
