@@ -1,4 +1,4 @@
-"""Feed-forward networks of a block: a dense one, or routed and shared experts.
+"""Feed-forward networks: a dense one, or routed and shared experts.
 
 Dai et al. 2024 (arXiv:2401.06066): fine-grained experts chosen by a router, beside shared ones that every token passes
 through. All are SwiGLU networks. Names of tensors end with `_exps` for routed experts and `_shexp` for shared ones.
