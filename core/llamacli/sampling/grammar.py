@@ -132,6 +132,15 @@ class Grammar(Sampler):
         return other
 
 
+def prepare(tokenizer: Tokenizer) -> None:
+    """Build what all grammars of a vocabulary share; takes about a second.
+
+    The first grammar does it otherwise. Raises InvalidRequestError without llguidance or an end-of-generation token.
+    """
+    _engine()
+    _trie(tokenizer)
+
+
 def _raise_if_failed(matcher: LLMatcher) -> None:
     if matcher.is_error():
         raise InvalidRequestError(f"grammar: {_first_line(matcher.get_error())}")

@@ -12,6 +12,7 @@ from llamacli.errors import InvalidRequestError
 from llamacli.model import Model
 from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.sampling.defaults import params_with_defaults
+from llamacli.sampling.grammar import prepare
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.constraints import chain
@@ -88,6 +89,7 @@ async def compiled(call: Call, model: Model, params: SamplingParams) -> SamplerC
 
     Raises BadRequestError, also if it takes too long.
     """
+    await call.server.run(prepare, model.tokenizer)  # not within the time of the schema that comes first
     seconds = call.settings.schema_timeout
     work = asyncio.get_running_loop().run_in_executor(call.server.compilers, chain, model, params)
     try:

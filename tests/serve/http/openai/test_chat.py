@@ -8,6 +8,7 @@ import pydantic
 import pytest
 
 from llamacli.chat.messages import ToolCall
+from llamacli.sampling import SamplingParams, build_chain
 from llamacli.serve.errors import QueueFullError
 from llamacli.serve.http import generation
 from llamacli.serve.requests import (
@@ -327,6 +328,12 @@ def test_slow_schema_is_refused(serve, monkeypatch) -> None:
     reply = serve(schema_timeout=0.02).chat(response_format={"type": "json_object"})
     assert (reply.status, reply.json["error"]["code"]) == (400, "invalid_schema")
     assert "0.02 seconds" in reply.json["error"]["message"]
+
+
+def test_first_schema_is_not_charged_for_the_vocabulary(serve, monkeypatch) -> None:
+    monkeypatch.setattr(generation, "prepare", lambda _: time.sleep(0.3))
+    monkeypatch.setattr(generation, "chain", lambda model, params: build_chain(SamplingParams()))
+    assert serve(schema_timeout=0.2).chat(response_format={"type": "json_object"}).status == 200
 
 
 def test_unversioned_path(http) -> None:
