@@ -1,4 +1,5 @@
-# make run | lint | docs | test | test-all | test-bounds | test-long : everything they need is installed into .venv on first use.
+# make run | lint | docs | test | test-all | test-bounds | test-memory | test-long | fuzz : what they need is installed into
+# .venv on first use.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -6,7 +7,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(addprefix -e ,$(PLUGINS))
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: run test test-all test-long test-bounds test-examples lint docs clean
+.PHONY: run test test-all test-long test-bounds test-memory test-examples fuzz lint docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/llamacli run < /dev/null
@@ -19,8 +20,9 @@ test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow"
 
 # The rest: what is slow, and what tries more examples in the full profile. Tests of clients that cannot be installed skip.
-test-all: test-bounds docs test-examples
+test-all: test-bounds test-memory docs test-examples
 	-$(BIN)/python -m pip install --quiet -e '.[clients]'
+	$(FUZZ) --minutes 0.03
 	LLAMACLI_TEST_PROFILE=full $(PYTEST) -m "slow or deep or hypothesis"
 
 # Longer runs against the server: 100,000 mutated bodies, 1,000 disconnects and schemas, more schemathesis cases.
@@ -37,6 +39,20 @@ test-bounds: $(VENV)/.installed-test
 	$(PYTEST) -p llamacli.testing.guarded --guard=end -m "not slow" -k "not reference and not conformance" $(GUARDED)
 	$(PYTEST) -p llamacli.testing.guarded --guard=start -m "not slow" -k "not reference and not conformance" $(GUARDED)
 	NUMBA_BOUNDSCHECK=1 $(PYTEST) -m "not slow" tests/sampling tests/kernels/test_sampling_kernels.py
+
+# Objects and memory with marks before and behind them, what is freed or new filled with bytes that no one wrote; then
+# the same tests without Python's collector of cycles.
+MEMORY := tests/ops tests/kv tests/engine tests/branches tests/session tests/kernels/test_attention.py tests/tokenizer
+test-memory: $(VENV)/.installed-test
+	PYTHONMALLOC=debug MALLOC_PERTURB_=128 MALLOC_MMAP_THRESHOLD_=1073741824 PYTHONFAULTHANDLER=1 \
+	    $(PYTEST) -m "not slow" -k "not reference" $(MEMORY)
+	$(PYTEST) -p no_collector -m "not slow" -k "not reference" tests/kv tests/branches tests/session tests/chat tests/test_model.py
+
+# Mutated and generated input in child processes: see tests/fuzz/__init__.py. ARGS: --target, --cases, --seed, --minutes.
+FUZZ := PYTHONPATH=tests:tests/support $(BIN)/python -m fuzz
+fuzz: $(VENV)/.installed-test
+	-$(BIN)/python -m pip install --quiet -e '.[fuzz]'
+	$(FUZZ) $(ARGS)
 
 # The plugins of examples/ in an environment of their own, as an outside author installs them.
 test-examples:

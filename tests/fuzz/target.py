@@ -1,0 +1,30 @@
+"""Description of a fuzzing target."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+from hypothesis import strategies as st
+
+GIB = 1 << 30
+
+
+@attrs.frozen
+class Target:
+    """Thing that takes input from strangers.
+
+    - `cases`: strategy of inputs; they are Python literals, so that they can be kept as text.
+    - `start`: prepares a child process, with a folder of its own, and returns the function that tries a case.
+    - `per_process`: cases after which the child process is replaced.
+    - `memory`: limit of the child's address space in bytes; `growth`: of its resident set, from the first quarter of
+      its cases on.
+    - `seconds`: limit of a case on the clock.
+    """
+
+    cases: st.SearchStrategy[Any]
+    start: Callable[[Path], Callable[[Any], object]]
+    per_process: int = 2000
+    memory: int = 4 * GIB
+    growth: int = 64 << 20
+    seconds: float = 5.0

@@ -1,0 +1,22 @@
+"""Fuzzing targets by name."""
+
+from fuzz.target import Target
+from fuzz.targets.commands import COMMANDS
+from fuzz.targets.files import CHECKPOINTS, HEADERS, MODELS
+from fuzz.targets.grammars import GRAMMARS, SCHEMAS
+from fuzz.targets.states import STATES
+from fuzz.targets.templates import TEMPLATES
+from fuzz.targets.vocabularies import TEXTS, VOCABULARIES
+
+TARGETS: dict[str, Target] = {
+    "header": HEADERS,
+    "model": MODELS,
+    "llama2c": CHECKPOINTS,
+    "state": STATES,
+    "text": TEXTS,
+    "vocabulary": VOCABULARIES,
+    "template": TEMPLATES,
+    "grammar": GRAMMARS,
+    "schema": SCHEMAS,
+    "command": COMMANDS,
+}

@@ -1,0 +1,145 @@
+"""Model files: GGUF headers, whole GGUF files, llama2.c checkpoints."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+import test_llama2c
+import tiny_variants
+from fuzz.mutations import Edit, Field, edited, edits, gguf_fields
+from fuzz.target import Target
+from llamacli import Model, TokenizerError, load_model
+from llamacli.gguf.header import parse_header
+from llamacli.plugins import Plugins
+from llamacli.quantization import FORMATS
+from paths import entry_points
+
+BASES: dict[str, dict[str, Any]] = {
+    "gqa": {"tokenizer": "spm"}, "q8_0": {}, "q4_k": {}, "moe_8_2": {}, "rope_yarn": {}, "phi3_long": {}, "gemma4": {},
+    "deepseek2": {}, "mamba": {}, "rwkv7": {}, "qwen35": {}, "lfm2": {}, "gpt2": {}, "llama4": {}, "bert": {},
+}  # fmt: skip
+"""Options of the tiny models that are mutated, by variant."""
+
+_HEADER_BYTES = 1 << 16
+"""Bytes of a file that are kept for its header to be read, and some data."""
+
+
+@functools.cache
+def _base(name: str) -> tuple[bytes, list[Field]]:
+    path = Path(f"{name}.gguf").resolve()
+    data = tiny_variants.write(path, name, **BASES[name]).read_bytes()
+    path.unlink()
+    return data, gguf_fields(data)
+
+
+@functools.cache
+def _short_base(name: str) -> tuple[bytes, list[Field]]:
+    data, fields = _base(name)
+    return data[:_HEADER_BYTES], [field for field in fields if field.stop <= _HEADER_BYTES]
+
+
+def _read_header(case: tuple[str, list[Edit]]) -> None:
+    """Parse a header, and read everything in it."""
+    data, fields = _short_base(case[0])
+    header = parse_header(edited(data, case[1], fields), "fuzz")
+    for value in header.metadata.values():
+        if not isinstance(value, bool | int | float | str):
+            list(value)
+    for info in header.tensors.values():
+        assert info.n_bytes >= 0
+        assert info.type in FORMATS
+
+
+_RAW = ("bit", "byte", "cut", "drop", "repeat")
+HEADERS = Target(
+    cases=st.tuples(
+        st.sampled_from(sorted(BASES)),
+        edits((*_RAW, "field", "field", "copy", "count", "length", "type", "dim", "offset", "letter", "value")),
+    ),
+    start=lambda folder: _read_header,
+    per_process=20_000,
+)
+"""Headers of GGUF files."""
+
+
+def use(model: Model) -> None:
+    """Generate a token, and encode text."""
+    with model.create_session() as session:
+        tokens = [token for token in (1, 2, 3) if token < model.config.n_vocab]
+        for token in session.generate(tokens, max_tokens=1):
+            assert 0 <= token.id < model.config.n_vocab
+        with contextlib.suppress(TokenizerError):  # some have no text
+            model.tokenizer.decode(model.encode("Once upon a time"))
+
+
+def _start_loading(folder: Path) -> Callable[[tuple[str, list[Edit]]], None]:
+    plugins, path = Plugins(entry_points()), folder / "model.gguf"
+
+    def load(case: tuple[str, list[Edit]]) -> None:
+        data, fields = _base(case[0])
+        path.write_bytes(edited(data, case[1], fields))
+        with load_model(path, threads=1, plugins=plugins) as model:
+            use(model)
+
+    for name in BASES:
+        if name not in tiny_variants.ENCODERS:
+            load((name, []))  # kernels are compiled or loaded now
+    return load
+
+
+MODELS = Target(
+    cases=st.tuples(
+        st.sampled_from(sorted(BASES)),
+        edits(
+            (*_RAW[:2], "cut", "field", "copy", "value", "value", "value", "float", "float", "float", "type", "dim"), 3
+        ),
+    ),
+    start=_start_loading,
+    per_process=1000,
+    memory=8 << 30,
+)
+"""Whole models: load, generate a token, encode."""
+
+
+@functools.cache
+def _checkpoints() -> list[bytes]:
+    return [test_llama2c.v0(), test_llama2c.v0(shared=False), test_llama2c.v2(), test_llama2c.v2(group=16)]
+
+
+_SIZES = [Field(at, at + 4, "value") for at in range(0, 36, 4)] + [Field(36, 37, "value"), Field(37, 41, "value")]
+_CHECKPOINT_FIELDS = [*_SIZES, *(Field(at, at + 4, "float") for at in range(256, 20_000, 400))]
+_VOCABULARY_FIELDS = [
+    Field(at, at + 4, kind) for kind, start in (("value", 0), ("float", 4)) for at in range(start, 40, 4)
+]
+
+
+def _start_checkpoints(folder: Path) -> Callable[[tuple[int, list[Edit], list[Edit]]], None]:
+    plugins, path, beside = Plugins(entry_points()), folder / "model.bin", folder / "tok270.bin"
+    vocabulary = test_llama2c.vocabulary()
+
+    def load(case: tuple[int, list[Edit], list[Edit]]) -> None:
+        number, changes, others = case
+        path.write_bytes(edited(_checkpoints()[number], changes, _CHECKPOINT_FIELDS))
+        beside.write_bytes(edited(vocabulary, others, _VOCABULARY_FIELDS))
+        with load_model(path, "fp32", threads=1, plugins=plugins) as model:
+            use(model)
+
+    for number in range(len(_checkpoints())):
+        load((number, [], []))
+    return load
+
+
+CHECKPOINTS = Target(
+    cases=st.tuples(
+        st.integers(0, 3),
+        edits(("bit", "byte", "cut", "repeat", "field", "value", "float", "float"), 3),
+        st.one_of(st.just([]), edits((*_RAW, "field", "value", "float"), 3)),
+    ),
+    start=_start_checkpoints,
+    per_process=2000,
+)
+"""llama2.c checkpoints with their vocabulary."""
