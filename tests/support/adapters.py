@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 def shapes_of(
     model: Path, rank: int, chosen: Callable[[str], bool] = lambda name: True
 ) -> dict[str, tuple[Shape, Shape]]:
-    """Shapes of A and B for the chosen matrices of a model file."""
+    """Shapes of A and B for the chosen matrices of a file."""
     shapes = {}
     for name, info in open_model_file(model, []).tensors.items():
         if len(info.shape) < 2 or not name.endswith(".weight") or not chosen(name):

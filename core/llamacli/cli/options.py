@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -87,6 +89,34 @@ def kv_type_options(default: str) -> Callable[[Callable[..., Any]], Callable[...
         return decorated
 
     return decorate
+
+
+class LoraFile(click.Path):
+    """File of a LoRA adapter, with its scale behind a colon: FILE or FILE:SCALE."""
+
+    name = "file[:scale]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse a file and its scale, 1 by default."""
+        if isinstance(value, tuple):
+            return value
+        file, colon, number = str(value).rpartition(":")
+        if not colon or Path(str(value)).exists():
+            return str(value), 1.0
+        try:
+            scale = float(number)
+        except ValueError:
+            scale = math.nan
+        if not math.isfinite(scale):
+            self.fail(f"{number!r} is not a number; expected FILE or FILE:SCALE, as in adapter.gguf:0.5.", param, ctx)
+        return file, scale
+
+
+lora_option = option(
+    "--lora", "--lora-scaled", metavar="FILE[:SCALE]", type=LoraFile(), multiple=True, allow_from_autoenv=False,
+    help="Apply a LoRA adapter, a GGUF file; may be given several times. SCALE multiplies it; default: 1.",
+)  # fmt: skip
+"""Option of LoRA adapters: a tuple of files with their scales."""
 
 
 def global_options(command: Decorated, *, env: bool = False) -> Decorated:

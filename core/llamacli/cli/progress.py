@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -182,13 +182,23 @@ def waiting(session: Session) -> Iterator[Waiting]:
             session.progress = before
 
 
-def load(path: str, mode: str, threads: int | None) -> Model:
-    """Load a model by file or short name, with a progress bar."""
+def load(path: str, mode: str, threads: int | None, lora: Sequence[tuple[str, float]] = ()) -> Model:
+    """Load a model by file or short name, with a progress bar.
+
+    `lora` are files of adapters with their scales.
+    """
     path = resolve_model(path)
     with bar(f"loading {Path(path).name}", human_bytes) as progress:
         from llamacli import load_model
 
-        return load_model(path, mode, threads=threads, progress=progress)
+        return load_model(
+            path,
+            mode,
+            threads=threads,
+            progress=progress,
+            lora_path=[file for file, _ in lora],
+            lora_scale=[scale for _, scale in lora],
+        )
 
 
 @contextlib.contextmanager

@@ -13,7 +13,15 @@ from llamacli.cli.command import Command, in_group
 from llamacli.cli.hub import REFERENCE, model_from_hub
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.numbers import Integer
-from llamacli.cli.options import PATH, global_options, kv_type_options, mode_option, option, threads_option
+from llamacli.cli.options import (
+    PATH,
+    global_options,
+    kv_type_options,
+    lora_option,
+    mode_option,
+    option,
+    threads_option,
+)
 from llamacli.cli.sampling import check_constraint, sampling_options
 from llamacli.cli.text import argument, read_file, read_stdin, unescaped, without_final_newline
 from llamacli.errors import InvalidRequestError, ModelFormatError
@@ -35,6 +43,7 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
         "-hf", "--hf-repo", metavar=REFERENCE, allow_from_autoenv=False,
         help="Model of the Hugging Face hub, instead of MODEL; downloaded unless cached.",
     ),
+    lora_option,
     option("-p", "--prompt", metavar="TEXT", allow_from_autoenv=False, help="Prompt text; see --escape."),
     option("-f", "--file", type=PATH, allow_from_autoenv=False, help="Read the prompt from a file; -: from stdin."),
     option(
@@ -117,6 +126,8 @@ def run(
     for name in _INPUTS:
         if given[name] is not None:
             Path(given[name]).open("rb").close()  # an error now, and not once the model is loaded
+    for adapter, _ in given["lora"]:
+        Path(adapter).open("rb").close()
     chat = ChatOptions.pop_from(given)
     named = model is not None and ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
     if named or hf_repo is not None:

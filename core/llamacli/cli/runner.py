@@ -52,6 +52,7 @@ class RunOptions:
     display_prompt: bool
     mode: str
     kv_type: str | tuple[str, str] | None
+    lora: tuple[tuple[str, float], ...]
     load_session: str | None
     save_session: str | None
     stats: bool
@@ -108,7 +109,7 @@ def execute(options: RunOptions) -> str | None:
 def _run(options: RunOptions, repl: Repl | None) -> str | Switch | None:
     """Load the model and use it; `repl` continues a chat."""
     started = time.perf_counter()
-    with load(options.model, options.mode, options.threads) as model:
+    with load(options.model, options.mode, options.threads, options.lora) as model:
         result = _generate(options, model, time.perf_counter() - started, repl)
     if not isinstance(result, Result):
         return result
@@ -117,12 +118,19 @@ def _run(options: RunOptions, repl: Repl | None) -> str | Switch | None:
 
 
 def _switched(options: RunOptions, switch: Switch) -> str | Switch | None:
-    """Continue a chat with another model, or its own after an error."""
+    """Continue a chat with another model, or its own after an error.
+
+    Adapters are those of the first model.
+    """
+
+    def with_model(name: str) -> RunOptions:
+        return attrs.evolve(options, model=name, lora=options.lora if name == options.model else ())
+
     try:
-        return _run(attrs.evolve(options, model=switch.wanted), switch.repl)
+        return _run(with_model(switch.wanted), switch.repl)
     except (LlamaCliError, OSError) as error:
         note(f"error: {one_line(error)}")
-        return _run(attrs.evolve(options, model=switch.model), switch.repl)
+        return _run(with_model(switch.model), switch.repl)
 
 
 def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | None) -> Result | Switch | None:
@@ -231,6 +239,11 @@ def _about(options: RunOptions, model: Model, session: Session) -> dict[str, str
         "name": ", ".join(str(name) for name in names if name) or "(none)",
         "type": f"{model.arch}, {model.config.n_layer} layers, mode {model.mode.value}, cache {session.cache.kv_type}",
         "template": options.chat.about_template(model),
+        **(
+            {"lora": ", ".join(f"{one.path.name}:{scale:g}" for one, scale in session.adapters)}
+            if session.adapters
+            else {}
+        ),
     }
 
 

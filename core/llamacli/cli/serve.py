@@ -17,6 +17,7 @@ from llamacli.cli.options import (
     StderrHandler,
     global_options,
     kv_type_options,
+    lora_option,
     mode_option,
     threads_option,
 )
@@ -67,6 +68,11 @@ _OPTIONS = (
     click.option(
         "--alias", "aliases", metavar="NAME", multiple=True,
         help="Further name of the first model; may be given several times.",
+    ),
+    lora_option,
+    click.option(
+        "--lora-init-without-apply", is_flag=True,
+        help="Load LoRA adapters with the scale 0; requests, or POST /lora-adapters, give others.",
     ),
     click.option("--any-model", is_flag=True, help="Answer requests for unknown models with the first one."),
     click.option(
@@ -172,14 +178,16 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
     """Serve each MODEL on the API of OpenAI and of ollama.
 
     A MODEL is a file, or a name for it and the file, as in small=model.gguf; without one, a small demo model is served.
-    The first is loaded at the start, others when they are asked for. SIGTERM lets running requests end. Needs the extra
+    The first is loaded at the start, others when they are asked for; --lora is for the first. SIGTERM lets running requests end. Needs the extra
     `serve`.
     """
     _expect_packages()
     from llamacli.serve.engine import LocalEngine
     from llamacli.serve.http.server import HttpServer, listen
 
-    sources = model_sources([*models, *map(model_from_hub, given["hf_repos"])], given["aliases"])
+    scaled = 0.0 if given["lora_init_without_apply"] else 1.0
+    lora = [(Path(file), scaled * scale) for file, scale in given["lora"]]
+    sources = model_sources([*models, *map(model_from_hub, given["hf_repos"])], given["aliases"], lora)
     http, limits = http_settings(given), engine_settings(given)
     with listen(http.host, http.port) as listening:
         port = listening.getsockname()[1]
@@ -207,11 +215,12 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
             raise failures[0]
 
 
-def model_sources(models: Sequence[str], aliases: Sequence[str]) -> list[ModelSource]:
+def model_sources(
+    models: Sequence[str], aliases: Sequence[str], adapters: Sequence[tuple[Path, float]] = ()
+) -> list[ModelSource]:
     """Models of the arguments: files, or names and files with a = between.
 
-    The demo model for none.
-    Raises ModelFormatError for a file that does not exist, UsageError for a name that is there twice.
+    The demo model for none. The first has the aliases and adapters. Raises ModelFormatError for a file that does not exist, UsageError for a name that is there twice.
     """
     from llamacli.serve.models import ModelSource
 
@@ -222,7 +231,11 @@ def model_sources(models: Sequence[str], aliases: Sequence[str]) -> list[ModelSo
             name, file = Path(text).stem, text
         if not Path(file).exists():
             raise ModelFormatError(f"{file}: no such file")
-        sources.append(ModelSource(name, Path(file), () if sources else tuple(aliases)))
+        own = ((), ()) if sources else (tuple(aliases), tuple(adapters))
+        sources.append(ModelSource(name, Path(file), *own))
+    for adapter, _ in adapters:
+        if not adapter.is_file():
+            raise ModelFormatError(f"{adapter}: no such file")
     names = [name for source in sources for name in (source.name, *source.aliases)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

@@ -1,7 +1,7 @@
 """LoRA adapters (Hu et al. 2021), as GGUF files.
 
-They are low-rank changes of a model's matrices. As in llama.cpp, a matrix W becomes W + scale * alpha / rank * B @ A. The matrices themselves stay as they are: the
-graph gets the changes, and is compiled again over the same weights.
+They are low-rank changes of a model's matrices: as in llama.cpp, a matrix W becomes W + scale * alpha / rank * B @ A.
+The matrices themselves stay as they are. The graph gets the changes, and is compiled again over the same weights.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ def adapted_program(program: Program, adapters: Adapters) -> Program:
 def load_adapter(
     path: str | os.PathLike[str], program: Program, architecture: str, shapes: Mapping[str, Shape]
 ) -> Adapter:
-    """Load a LoRA adapter for a model, given by its architecture and the shapes of its file's tensors.
+    """Load a LoRA adapter for a model.
 
-    Raises ModelFormatError, naming the key or tensor, for a file that is no LoRA adapter, is of another architecture,
+    The model is given by its program, its architecture and the shapes of its file's tensors. Raises ModelFormatError, naming the key or tensor, for a file that is no LoRA adapter, is of another architecture,
     or has tensors that do not fit the model.
     """
     with open_gguf(path) as file:
@@ -145,7 +145,10 @@ def load_adapter(
 
 
 class _Marked:
-    """Model file whose tensors have a mark behind their names, so that those of several files differ."""
+    """Model file with a mark behind the names of its tensors.
+
+    So the names of several files differ.
+    """
 
     def __init__(self, file: GGUFFile, mark: str):
         self._file, self._mark = file, mark
@@ -231,7 +234,7 @@ def _matrix_shape(shape: Shape) -> Shape:
 
 
 def _pairs(file: GGUFFile, shapes: Mapping[str, Shape]) -> dict[str, tuple[TensorInfo, TensorInfo]]:
-    """Pairs of tensors, A and B, by the name of the tensor that they change.
+    """Pairs of tensors, A and B, by the tensor that they change.
 
     Raises ModelFormatError for tensors that do not fit the model. Norms are left out, as llama.cpp does.
     """

@@ -151,7 +151,8 @@ def lower_linear(
 def lower_low_rank(to: Lowering, x: Slot, change: LowRank, out: Slot, starts: Slot | None = None) -> None:
     """Append the steps of a low-rank change.
 
-    They add its product with x to `out`. `starts` is as for `lower_linear`. Matrices that have their `a` in common compute the product with it once.
+    They add its product with x to `out`. `starts` is as for `lower_linear`. Matrices that have their `a` in common
+    compute the product with it once.
     """
     narrow = Slot((x, change.a), "f32", change.a.shape[-2], x.slots)
     if to.maker(narrow) is None:

@@ -95,8 +95,9 @@ class Param:
 class LowRank:
     """Low-rank change of a matrix (LoRA, Hu et al. 2021).
 
-    The matrix becomes weight + scale * b @ a. `a` is (rank, n_in) and `b` (n_out, rank), with the number of experts in front where the weight has it. In tables of
-    embeddings `a` is (n_vocab, rank) and `b` (n_embd, rank): a token's row changes by scale * b @ a[token].
+    The matrix becomes weight + scale * b @ a. `a` is (rank, n_in) and `b` (n_out, rank), with the number of experts in
+    front where the weight has it. In tables of embeddings `a` is (n_vocab, rank) and `b` (n_embd, rank): a token's row
+    changes by scale * b @ a[token].
     """
 
     a: Tensor

@@ -72,9 +72,12 @@ class CacheMemory:
         """Bytes of a sequence of that many tokens; 0 for none."""
         return self.pool.layout.n_bytes(min(n_tokens, self.n_ctx)) if n_tokens > 0 else 0
 
-    def new_sequence(self) -> KVSequence:
-        """Empty sequence, which the prefix cache finds from now on."""
-        sequence = KVSequence(self.pool, self.n_ctx, self._rope_variant)
+    def new_sequence(self, adapters: str = "") -> KVSequence:
+        """Empty sequence, which the prefix cache finds from now on.
+
+        `adapters` is the key of the LoRA adapters that it is computed with.
+        """
+        sequence = KVSequence(self.pool, self.n_ctx, self._rope_variant, adapters)
         self.prefixes.add(sequence)
         return sequence
 

@@ -30,7 +30,7 @@ from llamacli.serve.errors import (
 from llamacli.serve.lanes import Ticket
 from llamacli.serve.metrics import EngineStats
 from llamacli.serve.models import Entry, Load, LoadedModel, ModelSource
-from llamacli.serve.requests import Event, ModelInfo, Request
+from llamacli.serve.requests import AdapterScales, Event, ModelInfo, Request
 from llamacli.serve.settings import EngineSettings
 from llamacli.serve.streams import EventStream
 from llamacli.util.system import usable_cores
@@ -116,6 +116,10 @@ class LocalEngine:
     def unload(self, name: str) -> None:
         """See Engine."""
         self._command(functools.partial(self._unload, self._entry(name)))
+
+    def set_adapters(self, name: str, scales: AdapterScales) -> None:
+        """See Engine."""
+        self._entry(name).set_adapters(scales)
 
     def submit(self, request: Request) -> EventStream:
         """See Engine."""

@@ -8,6 +8,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from llamacli.engine.adapters import Adapters
 from llamacli.kv import KVSequence
 from llamacli.sampling import SamplerChain, SamplerState
 from llamacli.serve.requests import EmbeddingRequest, GenerationRequest, Ids, Request, TokenLogprob, Usage
@@ -56,6 +57,7 @@ class Job:
     - `number`: index of the prompt in the request; `order`: its place among all that have come.
     - `n_choices`, `max_new`: texts to generate, and limit of the tokens of each.
     - `n_slots`: lanes that it takes beside the first, until it is forked.
+    - `adapters`: LoRA adapters, with their scales.
     """
 
     ticket: Ticket
@@ -65,6 +67,7 @@ class Job:
     n_choices: int
     max_new: int
     chain: SamplerChain | None
+    adapters: Adapters = ()
     n_slots: int = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -145,6 +148,11 @@ class Lane:
     def embeds(self) -> bool:
         """True for an embedding."""
         return self.job.generation is None
+
+    @property
+    def kind(self) -> tuple[bool, Adapters]:
+        """What lanes that are evaluated together have in common."""
+        return self.embeds, self.job.adapters
 
     @property
     def wants_rows(self) -> bool:

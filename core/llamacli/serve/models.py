@@ -16,8 +16,8 @@ from llamacli.loaders import open_model_file
 from llamacli.model import Model, load_model
 from llamacli.plugins import installed_plugins
 from llamacli.serve.draws import Drawer
-from llamacli.serve.requests import ModelInfo
-from llamacli.serve.scheduler import Scheduler
+from llamacli.serve.requests import AdapterInfo, AdapterScales, ModelInfo
+from llamacli.serve.scheduler import Scheduler, expect_adapters
 from llamacli.serve.settings import EngineSettings
 from llamacli.tools.embedding import Pooling, pooling_of
 
@@ -26,11 +26,15 @@ Load = Callable[..., Model]
 
 @attrs.frozen
 class ModelSource:
-    """Model file that the server offers under a name, and under aliases."""
+    """Model file that the server offers under a name, and under aliases.
+
+    `adapters` are files of LoRA adapters, with their scales.
+    """
 
     name: str
     path: Path
     aliases: tuple[str, ...] = ()
+    adapters: tuple[tuple[Path, float], ...] = ()
 
 
 @attrs.define(eq=False)
@@ -52,6 +56,7 @@ class Entry:
 
     - `loading`: the load that is under way, None if none is.
     - `touched_at`: time of its last use. `n_pins`: calls that need it loaded, or wait for that.
+    - `adapters`: its LoRA adapters, with the scales of now.
     """
 
     source: ModelSource
@@ -59,6 +64,11 @@ class Entry:
     loading: Future[LoadedModel] | None = None
     touched_at: float = 0.0
     n_pins: int = 0
+    adapters: tuple[AdapterInfo, ...] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        files = enumerate(self.source.adapters)
+        self.adapters = tuple(AdapterInfo(number, str(path), scale) for number, (path, scale) in files)
 
     @property
     def in_use(self) -> bool:
@@ -68,7 +78,17 @@ class Entry:
     @property
     def info(self) -> ModelInfo:
         """Description of the model."""
-        return self.loaded.info if self.loaded else unloaded_info(self.source)
+        info = self.loaded.info if self.loaded else unloaded_info(self.source)
+        return attrs.evolve(info, adapters=self.adapters) if self.adapters else info
+
+    def set_adapters(self, scales: AdapterScales) -> None:
+        """Set the scales of adapters; those that are not listed get 0.
+
+        Raises InvalidRequestError for an unknown id.
+        """
+        given = dict(scales)
+        expect_adapters(given, len(self.adapters))
+        self.adapters = tuple(attrs.evolve(one, scale=given.get(one.id, 0.0)) for one in self.adapters)
 
 
 def unloaded_info(source: ModelSource) -> ModelInfo:
@@ -94,7 +114,8 @@ def load(
     """Load a model and make its scheduler. Raises what `load_model` raises."""
     model = load(source.path, settings.mode, threads=settings.threads)
     try:
-        scheduler = Scheduler(model, settings, pooling=_pooling(model), drawer=drawer)
+        adapters = [model.load_adapter(path) for path, _ in source.adapters]
+        scheduler = Scheduler(model, settings, pooling=_pooling(model), drawer=drawer, adapters=adapters)
         return LoadedModel(model, scheduler, _info(source, model, scheduler))
     except BaseException:
         model.close()

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from llamacli.serve.metrics import EngineStats
 
 Ids = tuple[int, ...]
+AdapterScales = tuple[tuple[int, float], ...]
+"""Ids of LoRA adapters, with a scale each."""
+
 GREEDY = SamplingParams()
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -68,6 +71,7 @@ class GenerationRequest:
     - `prompt_logprobs`: number of most probable tokens to report at each token of the prompts, None for no report.
     - `progress`: send `PromptProgress`.
     - `key`: the API key, or what else separates clients: keys take turns.
+    - `adapters`: ids of LoRA adapters of the model, with their scales; others are not applied.
     """
 
     id: str
@@ -83,6 +87,7 @@ class GenerationRequest:
     prompt_logprobs: int | None = None
     progress: bool = False
     key: str = ""
+    adapters: AdapterScales = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -93,6 +98,7 @@ class EmbeddingRequest:
     model: str
     prompts: tuple[Ids, ...]
     key: str = ""
+    adapters: AdapterScales = ()
 
 
 Request = GenerationRequest | EmbeddingRequest
@@ -246,6 +252,15 @@ class Stream(Protocol):
 
 
 @attrs.frozen
+class AdapterInfo:
+    """LoRA adapter of a model: its file, and the scale of requests without one."""
+
+    id: int
+    path: str
+    scale: float
+
+
+@attrs.frozen
 class ModelInfo:
     """Description of a model; None where unknown before it is loaded.
 
@@ -257,6 +272,7 @@ class ModelInfo:
     - `n_params`, `n_bytes`: parameters, and bytes of the file.
     - `fingerprint`: `system_fingerprint` of the OpenAI API: equal ones give equal texts.
     - `embeds`: true if it answers EmbeddingRequest.
+    - `adapters`: its LoRA adapters by id.
     """
 
     name: str
@@ -272,6 +288,12 @@ class ModelInfo:
     n_bytes: int = 0
     fingerprint: str = ""
     embeds: bool = False
+    adapters: tuple[AdapterInfo, ...] = ()
+
+    @property
+    def adapter_scales(self) -> AdapterScales:
+        """Adapters of requests that name none."""
+        return tuple((adapter.id, adapter.scale) for adapter in self.adapters)
 
 
 class Pin(Protocol):
@@ -304,6 +326,12 @@ class Engine(Protocol):
         """Unload a model at the next step, unless it is in use.
 
         Raises UnknownModelError.
+        """
+
+    def set_adapters(self, name: str, scales: AdapterScales) -> None:
+        """Set the scales of a model's LoRA adapters, for later requests.
+
+        Those that are not listed get the scale 0. Raises UnknownModelError, InvalidRequestError for an unknown id.
         """
 
     def submit(self, request: Request) -> Stream:

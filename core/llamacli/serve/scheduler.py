@@ -13,12 +13,13 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from llamacli.chat.logprobs import token_logprob
+from llamacli.engine.adapters import Adapter, Adapters, checked_scale, key_of
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import InvalidRequestError, OutOfMemoryError
 from llamacli.kv import N_BATCH
@@ -84,6 +85,7 @@ class Scheduler:
     - `queue`: prompts that wait.
 
     - `pooling`: that of embeddings; None refuses them. `drawer`: draws the tokens of a step.
+    - `adapters`: LoRA adapters of the model; requests name them by their index.
 
     `clock` gives seconds, and may be a fake one.
     """
@@ -95,6 +97,7 @@ class Scheduler:
         *,
         pooling: Pooling | None = None,
         drawer: Drawer | None = None,
+        adapters: Sequence[Adapter] = (),
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.model, self.settings, self.pooling, self._clock = model, settings, pooling, clock
@@ -109,7 +112,7 @@ class Scheduler:
         self._lanes: list[Lane] = []  # the oldest first
         self._preempted: list[Lane] = []
         self._events: list[tuple[Ticket, Event]] = []
-        self._drawer = drawer or Drawer()
+        self._drawer, self._adapters = drawer or Drawer(), tuple(adapters)
         self._ready: list[tuple[Lane, Rows]] = []  # lanes whose next token is drawn in this step, and their logits
         self._evaluated_s = self._other_s = 0.0
         self._orders = itertools.count()
@@ -141,6 +144,7 @@ class Scheduler:
             raise NotSupportedError(f"the model {request.model!r} has no embeddings")
         if generation is not None and self._is_encoder:
             raise NotSupportedError(f"the model {request.model!r} generates no text: it has embeddings only")
+        adapters = self._adapters_of(request)
         chain = self._chain(generation) if generation else None
         ticket = Ticket(
             request,
@@ -153,7 +157,7 @@ class Scheduler:
         limits = [limit for limit in (max_tokens, self.settings.max_tokens) if limit is not None]
         with self.queue.lock:
             jobs = [
-                Job(ticket, i, next(self._orders), prompt, n, min([*limits, n_ctx - len(prompt)]), chain)
+                Job(ticket, i, next(self._orders), prompt, n, min([*limits, n_ctx - len(prompt)]), chain, adapters)
                 for i, prompt in enumerate(request.prompts)
             ]
             try:
@@ -211,6 +215,12 @@ class Scheduler:
             ),
         )
 
+    def _adapters_of(self, request: Request) -> Adapters:
+        """LoRA adapters of a request."""
+        given = dict(request.adapters)
+        expect_adapters(given, len(self._adapters))
+        return self.model.check_adapters([(self._adapters[number], scale) for number, scale in given.items()])
+
     def _chain(self, request: GenerationRequest) -> SamplerChain:
         if isinstance(request.params, SamplerChain):
             return request.params
@@ -232,10 +242,10 @@ class Scheduler:
         if plan:
             self._n_steps += 1
             self._evaluated_s = 0.0
-            for embeds in (False, True):
-                part = [(lane, n) for lane, n in plan if lane.embeds == embeds and lane in self._lanes]
+            for kind in sorted(dict.fromkeys(lane.kind for lane, _ in plan), key=lambda kind: kind[0]):
+                part = [(lane, n) for lane, n in plan if lane.kind == kind and lane in self._lanes]
                 if part:
-                    self._run(part, hidden=embeds)
+                    self._run(part, hidden=kind[0])
             self._draw_ready()
             other = self._clock() - now - self._evaluated_s
             self._other_s += _NEWEST * (other - self._other_s)
@@ -310,7 +320,7 @@ class Scheduler:
         while not self._preempted and (job := self.queue.peek()) is not None:
             if self._n_slots + job.n_choices > self.settings.max_running:
                 return
-            sequence = self.memory.new_sequence()
+            sequence = self.memory.new_sequence(key_of(job.adapters))
             lane = Lane(job, list(job.prompt), sequence)
             if not lane.wants_rows:
                 lane.n_served = self.memory.reuse(sequence, lane.tokens)
@@ -383,13 +393,15 @@ class Scheduler:
                 need += more
         n_decode, step_s = len(plan), self._step_s
         prompts = self._prompts_in_turn()
-        room = chunk_rows(self.cost, n_decode, step_s, passes=2 if prompts and prompts[0].embeds else 1)
+        n_adapted = len({lane.job.adapters for lane in [*(lane for lane, _ in plan), *prompts[:1]]})
+        passes = max(1, n_adapted) + bool(prompts and prompts[0].embeds)
+        room = chunk_rows(self.cost, n_decode, step_s, passes=passes)
         if n_decode and step_s and self.cost.seconds(n_decode) > step_s and self._n_steps % 2:
             room = 0  # generation alone takes too long: prompts go on in every second step
         for lane in prompts:
             if not room:
                 break
-            if lane not in self._lanes or lane.embeds != prompts[0].embeds:
+            if lane not in self._lanes or lane.kind != prompts[0].kind:
                 continue
             if not lane.wants_rows:
                 gained = self.memory.reuse(lane.sequence, lane.tokens)
@@ -463,7 +475,13 @@ class Scheduler:
             keep = self.memory.keep if n > 1 and n == lane.n_missing and not lane.wants_rows else None
             work.append(Work(lane.sequence, lane.tokens[start : start + n], self._n_wanted(lane, n), keep))
         n_rows, started = sum(n for _, n in plan), self._clock()
-        results = evaluate_each(self.model.program, work, hidden=hidden)
+        try:
+            program = self.model.program_with(plan[0][0].job.adapters)
+        except Exception as error:
+            for lane, _ in plan:
+                self._fail_unexpectedly(lane.ticket, error)
+            return
+        results = evaluate_each(program, work, hidden=hidden)
         seconds = self._clock() - started
         self._evaluated_s += seconds
         self.cost.observe(n_rows, seconds)
@@ -691,10 +709,18 @@ class Scheduler:
 
 def _leads(other: Lane, lane: Lane) -> bool:
     """True if another prompt computes next what a lane could share afterwards."""
-    if other.embeds or lane.wants_rows or not other.n_missing:
+    if other.kind != lane.kind or lane.wants_rows or not other.n_missing:
         return False
     common = min(n_common(other.tokens, lane.tokens), len(lane.tokens) - 1)
     return other.n_cached < common and lane.n_cached < common
+
+
+def expect_adapters(scales: Mapping[int, float], n_adapters: int) -> None:
+    """Raise InvalidRequestError for a scale of an unknown LoRA adapter, or one that is not finite."""
+    for number, scale in scales.items():
+        found = f"LoRA adapter {number!r}"
+        _expect(is_integer(number) and 0 <= number < n_adapters, found, f"the model has {n_adapters} adapters")
+        checked_scale(scale, f"the scale of {found}")
 
 
 def _expect(holds: bool, found: str, allowed: str) -> None:

@@ -78,10 +78,8 @@ class Peer:
         loaded = [api.llama_adapter_lora_init(self._model, str(path).encode()) for path, _ in adapters]
         if not all(loaded):
             raise OSError(f"llama.cpp refuses an adapter of {', '.join(str(path) for path, _ in adapters)}")
-        pointers, scales = (
-            (api.llama_adapter_lora_p_ctypes * n)(*loaded),
-            (ctypes.c_float * n)(*(s for _, s in adapters)),
-        )
+        pointers = (api.llama_adapter_lora_p_ctypes * n)(*loaded)
+        scales = (ctypes.c_float * n)(*(scale for _, scale in adapters))
         if api.llama_set_adapters_lora(self._context, pointers, n, scales):
             raise OSError("llama.cpp cannot set the adapters")
 

@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import attrs
+
 from llamacli.serve.engine import LocalPin
 from llamacli.serve.errors import ServeError, ShuttingDownError, UnknownModelError
 from llamacli.serve.metrics import EngineStats, ModelStats
 from llamacli.serve.requests import (
+    AdapterInfo,
+    AdapterScales,
     Admitted,
     Done,
     Event,
@@ -57,6 +61,7 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.cancelled: list[str] = []
         self.unloaded: list[str] = []
+        self.adapters: tuple[AdapterInfo, ...] = ()
         self.draining = self.closed = False
         self.n_pins = 0
         self.gate = asyncio.Event()
@@ -77,6 +82,7 @@ class FakeEngine:
                 n_vocab=config.n_vocab,
                 n_embd=config.n_embd,
                 fingerprint="llamacli-fake",
+                adapters=self.adapters,
             ),
         )
 
@@ -90,6 +96,11 @@ class FakeEngine:
         """Note the name in `unloaded`."""
         self._check(name)
         self.unloaded.append(name)
+
+    def set_adapters(self, name: str, scales: AdapterScales) -> None:
+        """Set the scales of `adapters`."""
+        self._check(name)
+        self.adapters = tuple(attrs.evolve(one, scale=dict(scales).get(one.id, 0.0)) for one in self.adapters)
 
     def submit(self, request: Request) -> EventStream:
         """Play the script."""

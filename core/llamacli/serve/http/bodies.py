@@ -30,14 +30,27 @@ def parse(data: bytes) -> dict[str, Any]:
 
     Lone surrogates, which JavaScript makes of truncated texts, become U+FFFD; in keys they are an error.
     """
+    body = _parsed(data)
+    if not isinstance(body, dict):
+        raise BadRequestError("the body is not a JSON object", None, "invalid_json")
+    return body
+
+
+def parse_list(data: bytes) -> list[Any]:
+    """Parse a body, a JSON array, as `parse` does an object."""
+    body = _parsed(data)
+    if not isinstance(body, list):
+        raise BadRequestError("the body is not a JSON array", None, "invalid_json")
+    return body
+
+
+def _parsed(data: bytes) -> Any:
     try:
         body = msgspec.json.decode(data)
     except RecursionError:
         raise _too_deep() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         body = _parse_surrogates(data, error)
-    if not isinstance(body, dict):
-        raise BadRequestError("the body is not a JSON object", None, "invalid_json")
     _check_depth(body)
     return body
 
@@ -47,6 +60,16 @@ def convert(body: dict[str, Any], kind: type[T]) -> T:
     unknown = body.keys() - {field.encode_name for field in msgspec.structs.fields(kind)}
     if unknown and _log.isEnabledFor(logging.DEBUG):
         _log.debug("fields of a %s that have no effect: %s", kind.__name__, ", ".join(sorted(unknown)))
+    return _converted(body, kind)
+
+
+def convert_list(body: list[Any], kind: type[T]) -> list[T]:
+    """Check a body against the schema of its items. Raises BadRequestError that names the field."""
+    found: list[T] = _converted(body, list[kind])  # type: ignore[valid-type]
+    return found
+
+
+def _converted(body: Any, kind: Any) -> Any:
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:

@@ -31,7 +31,7 @@ from llamacli.serve.errors import (
     UnknownModelError,
 )
 from llamacli.serve.http.access_log import AccessLine
-from llamacli.serve.http.bodies import convert, parse
+from llamacli.serve.http.bodies import convert, convert_list, parse, parse_list
 from llamacli.serve.http.errors import as_serve_error
 from llamacli.serve.http.exposition import HttpMetrics
 from llamacli.serve.http.middleware import has_key, send_error, send_response
@@ -155,7 +155,18 @@ class Call:
         self.access.fields["key"] = self.key
 
     async def raw_body(self) -> dict[str, Any]:
-        """JSON object of the request's body.
+        """JSON object of the request's body. Raises what `items` raises."""
+        return await self._parsed_body(parse)
+
+    async def items(self, kind: type[S]) -> list[S]:
+        """Items of the request's body, a JSON array, checked against a schema.
+
+        Raises MediaTypeError, BodyTooLargeError, BodyTimeoutError, BadRequestError.
+        """
+        return convert_list(await self._parsed_body(parse_list), kind)
+
+    async def _parsed_body(self, parse: Callable[[bytes], T]) -> T:
+        """Parsed body of the request.
 
         Raises MediaTypeError, BodyTooLargeError, BodyTimeoutError, BadRequestError.
         """

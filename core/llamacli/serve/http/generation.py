@@ -16,8 +16,8 @@ from llamacli.sampling.grammar import prepare
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.constraints import chain
-from llamacli.serve.http.schemas.common import SAMPLING_FIELDS, Generation, Sampling
-from llamacli.serve.requests import GenerationRequest, ModelInfo, ReplyFormat
+from llamacli.serve.http.schemas.common import SAMPLING_FIELDS, Generation, LoraScale, Sampling
+from llamacli.serve.requests import AdapterScales, GenerationRequest, ModelInfo, ReplyFormat
 
 
 async def generation_request(
@@ -57,7 +57,23 @@ async def generation_request(
         prompt_logprobs=prompt_logprobs,
         progress=bool(request.return_progress and request.stream),
         key=call.key,
+        adapters=info.adapter_scales if request.lora is None else adapter_scales(request.lora, info, "lora"),
     )
+
+
+def adapter_scales(given: Sequence[LoraScale], info: ModelInfo, name: str) -> AdapterScales:
+    """Scales of LoRA adapters by id; those that are not given are not applied.
+
+    Raises BadRequestError that names the field for an id that the model does not have, or that is there twice.
+    """
+    scales: dict[int, float] = {}
+    for i, one in enumerate(given):
+        if one.id >= len(info.adapters):
+            raise BadRequestError(f"{name}[{i}].id: {one.id} is none of the {len(info.adapters)} adapters", name)
+        if one.id in scales:
+            raise BadRequestError(f"{name}[{i}].id: {one.id} is there twice", name)
+        scales[one.id] = one.scale
+    return tuple(scales.items())
 
 
 def sampling_params(

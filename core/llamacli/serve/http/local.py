@@ -17,10 +17,11 @@ from llamacli.serve.http.bodies import convert
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.chats import as_dicts, chat_prompt, check_supported, codec_of, tools_as_dicts
 from llamacli.serve.http.exposition import CONTENT_TYPE, exposition
-from llamacli.serve.http.generation import sampling_params
+from llamacli.serve.http.generation import adapter_scales, sampling_params
 from llamacli.serve.http.schemas.chat import ChatRequest
-from llamacli.serve.http.schemas.common import Sampling
+from llamacli.serve.http.schemas.common import LoraScale, Sampling
 from llamacli.serve.http.schemas.local import DetokenizeRequest, TokenizeRequest
+from llamacli.serve.requests import ModelInfo
 
 
 async def tokenize(call: Call) -> None:
@@ -77,6 +78,23 @@ async def props(call: Call) -> None:
             "build_info": f"llamacli {version()}",
         }
     )
+
+
+async def adapters(call: Call) -> None:
+    """LoRA adapters of the first model, with their scales."""
+    await call.respond(_adapters(call.server.find_model(None)))
+
+
+async def set_adapters(call: Call) -> None:
+    """Set the scales of LoRA adapters; those that are not listed get 0."""
+    given = await call.items(LoraScale)
+    info = call.server.find_model(None)
+    call.server.engine.set_adapters(info.name, adapter_scales(given, info, "body"))
+    await call.respond({"success": True})
+
+
+def _adapters(info: ModelInfo) -> list[dict[str, Any]]:
+    return [{"id": one.id, "path": PurePath(one.path).name, "scale": one.scale} for one in info.adapters]
 
 
 async def health(call: Call) -> None:

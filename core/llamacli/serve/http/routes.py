@@ -12,6 +12,7 @@ from llamacli.serve.http import local, ollama
 from llamacli.serve.http.call import Handler
 from llamacli.serve.http.openai import chat, completions, embeddings, models, responses
 from llamacli.serve.http.schemas.chat import ChatRequest
+from llamacli.serve.http.schemas.common import LoraScale
 from llamacli.serve.http.schemas.completions import CompletionRequest, EmbeddingsRequest
 from llamacli.serve.http.schemas.local import DetokenizeRequest, TokenizeRequest
 from llamacli.serve.http.schemas.ollama import OllamaChat, OllamaEmbed, OllamaGenerate, OllamaName
@@ -29,7 +30,7 @@ class ApiRoute:
     method: str
     paths: tuple[str, ...]
     handler: Handler
-    schema: type[msgspec.Struct] | None = None
+    schema: type[msgspec.Struct] | type[list[LoraScale]] | None = None
     streams: bool = False
     public: bool = False
 
@@ -55,6 +56,8 @@ ROUTES = (
     ApiRoute("POST", ("/apply-template",), local.apply_template, ChatRequest),
     ApiRoute("GET", ("/props",), local.props),
     ApiRoute("GET", ("/slots",), local.slots),
+    ApiRoute("GET", ("/lora-adapters",), local.adapters),
+    ApiRoute("POST", ("/lora-adapters",), local.set_adapters, list[LoraScale]),
     ApiRoute("GET", ("/metrics",), local.metrics),
     ApiRoute("GET", ("/health", "/v1/health"), local.health, public=True),
     ApiRoute("POST", ("/api/chat",), ollama.chat, OllamaChat, streams=True),

@@ -45,7 +45,13 @@ async def embedded(call: Call, name: str | None, texts: Prompt) -> tuple[Reply, 
     if not info.embeds:
         raise NotSupportedError(f"the model {info.name!r} has no embeddings")
     inputs = await call.server.run(_ids, texts, model, info)
-    request = EmbeddingRequest(id=call.request_id, model=info.name, prompts=tuple(map(tuple, inputs)), key=call.key)
+    request = EmbeddingRequest(
+        id=call.request_id,
+        model=info.name,
+        prompts=tuple(map(tuple, inputs)),
+        key=call.key,
+        adapters=info.adapter_scales,
+    )
     async with call.run(request) as events:
         return await joined(events, None, 0), info
 

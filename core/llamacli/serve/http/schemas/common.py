@@ -10,6 +10,7 @@ from msgspec import Meta
 from llamacli.util.sampling_defaults import DEFAULTS, MAX_NUMBER
 
 MAX_CHOICES, MAX_STOPS, MAX_BIASES, MAX_TOP_LOGPROBS, MAX_TOOLS = 16, 16, 1024, 20, 128
+MAX_ADAPTERS = 256
 MAX_SCHEMA = 1 << 20
 """Size limit of a grammar or JSON Schema in bytes."""
 
@@ -96,6 +97,16 @@ SAMPLING_FIELDS = {
 """Fields of SamplingParams by the names of the API."""
 
 
+class LoraScale(msgspec.Struct, kw_only=True):
+    """Scale of a LoRA adapter, by its number in `/lora-adapters`."""
+
+    id: Annotated[int, Meta(ge=0, le=1 << 31)]
+    scale: Number
+
+
+Lora = Annotated[list[LoraScale], Meta(max_length=MAX_ADAPTERS)]
+
+
 class Generation(Sampling, kw_only=True):
     """Parameters of generated texts that the endpoints of OpenAI's API share."""
 
@@ -110,3 +121,4 @@ class Generation(Sampling, kw_only=True):
     ignore_eos: bool | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = None
+    lora: Lora | None = None
