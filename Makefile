@@ -7,7 +7,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(addprefix -e ,$(PLUGINS))
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: run test test-all test-long test-bounds test-memory test-examples fuzz lint docs clean
+.PHONY: run test test-all test-long test-bounds test-memory test-examples fuzz lint docs clean dist
 
 run: $(VENV)/.installed
 	$(BIN)/llamacli run < /dev/null
@@ -58,7 +58,7 @@ fuzz: $(VENV)/.installed-test
 test-examples:
 	rm -rf $(VENV)-examples build $(wildcard examples/*/build)
 	$(PYTHON) -m venv $(VENV)-examples
-	$(VENV)-examples/bin/python -m pip install --quiet '.[testing]' $(wildcard examples/*/)
+	$(VENV)-examples/bin/python -m pip install --quiet '.[testing]' ./plugins/llama $(wildcard examples/*/)
 	$(VENV)-examples/bin/llamacli plugins
 	for folder in $(wildcard examples/*/); do (cd $$folder && ../../$(VENV)-examples/bin/python -m pytest -q) || exit 1; done
 
@@ -70,6 +70,11 @@ lint: $(VENV)/.installed-lint
 # The site of the documentation, in site/. Broken links are errors.
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+# Wheels and sdists of all distributions, checked. URL=https://... is the repository's address, by default that of origin.
+dist: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -e '.[dist]'
+	rm -rf dist
+	$(BIN)/python tools/dist.py $(if $(URL),--url $(URL))
 
 clean:
 	rm -rf $(VENV) $(VENV)-examples site

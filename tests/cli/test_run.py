@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 import llamacli.cli.run
+from adapters import write_adapter
 from llamacli import QuantMode, Token, load_model
 from llamacli.cli.run import run
 from llamacli.kv import KV_TYPES
@@ -401,3 +402,34 @@ def test_options_from_environment_variables(invoke, model) -> None:
     answer = run_json(invoke, model, PROMPT, env=env)
     assert (len(answer["tokens"]), answer["stats"]["seed"]) == (3, 5)
     assert len(run_json(invoke, model, PROMPT, "-n", "2", env=env)["tokens"]) == 2
+
+
+# --- LoRA adapters
+
+
+def test_adapters_change_the_text(invoke, model, tmp_path, plugins) -> None:
+    file = write_adapter(tmp_path / "a:b.gguf", model)
+    texts = {}
+    for scale in (1.0, 0.5, 0.0):
+        options = {"plugins": plugins, "lora_path": file, "lora_scale": scale}
+        with load_model(model, "fp32", **options) as loaded, loaded.create_session() as session:
+            texts[scale] = "".join(token.piece for token in session.generate(PROMPT, max_tokens=8))
+    assert len(set(texts.values())) == 3
+    for given, scale in (
+        (("--lora", file), 1.0),
+        (("--lora", f"{file}:0.5"), 0.5),
+        (("--lora-scaled", f"{file}:0"), 0),
+    ):
+        assert invoke("run", model, PROMPT, *GREEDY, "-n", "8", *given).stdout == f"{PROMPT}{texts[scale]}\n"
+
+
+def test_wrong_adapters_are_named(invoke, model, tmp_path) -> None:
+    file = write_adapter(tmp_path / "a.gguf", model, metadata={"general.architecture": "qwen2"})
+    for given, message in (
+        (f"{file}:much", "'much' is not a number; expected FILE or FILE:SCALE, as in adapter.gguf:0.5"),
+        (str(file), "general.architecture is 'qwen2'"),
+        (str(tmp_path / "none.gguf"), "none.gguf"),
+        (f"{tmp_path / 'none.gguf'}:0.5", "none.gguf"),
+    ):
+        result = invoke("run", model, PROMPT, "--lora", given)
+        assert (result.exit_code != 0, message in result.stderr) == (True, True), result.stderr

@@ -11,6 +11,7 @@ import pytest
 
 from llamacli.cli.app import app
 from llamacli.cli.numbers import Integer, IntList, Number
+from llamacli.cli.options import LoraFile
 from llamacli.cli.plot import ImagePath
 
 Wrong = tuple[list[str], tuple[str, ...]]
@@ -33,6 +34,7 @@ TEXTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "stop": ([""], ("'--stop': it is empty", "Give the text to stop at, as in --stop", "--help")),
     "grammar": (["root"], ("grammar: line 1, column 5: expected ::=", "such as --grammar 'root ::=")),
     "json_schema": (["[]"], ("json_schema: line 1: a schema must be an object", "such as --json-schema '{")),
+    "lora": (["a.gguf:much"], ("'much' is not a number", "FILE:SCALE, as in adapter.gguf:0.5", "--lora", "--help")),
     "chat_template": (["nonsense"], ("chat template 'nonsense' is not one of chatml",)),
 }
 """Wrong texts, and parts of their messages."""
@@ -68,6 +70,9 @@ def wrong(option: click.Option, folder: Path) -> Wrong:
         return [flag, "nonsense"], ("'nonsense' is not one of", str(kind.choices[-1]), flag, "--help")
     if isinstance(kind, ImagePath):
         return [flag, "x.txt"], ("'x.txt' does not end in .png, .svg or .pdf", flag, "--help")
+    if isinstance(kind, LoraFile):
+        values, said = TEXTS["lora"]
+        return [flag, *values], said
     if isinstance(kind, click.Path):
         path = str(folder / "nowhere" / "file.gguf")
         return [flag, path, *NEEDS.get(str(option.name), [])], (path, "o such file")

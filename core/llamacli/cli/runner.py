@@ -235,16 +235,12 @@ def _resumed(options: RunOptions, chat: ChatSession) -> Conversation | None:
 def _about(options: RunOptions, model: Model, session: Session) -> dict[str, str]:
     """Description of the model for `/show`."""
     names = (model.metadata.get(f"general.{key}") for key in ("name", "size_label"))
+    adapters = [f"{adapter.path.name}:{scale:g}" for adapter, scale in session.adapters]
     return {
         "name": ", ".join(str(name) for name in names if name) or "(none)",
         "type": f"{model.arch}, {model.config.n_layer} layers, mode {model.mode.value}, cache {session.cache.kv_type}",
         "template": options.chat.about_template(model),
-        **(
-            {"lora": ", ".join(f"{one.path.name}:{scale:g}" for one, scale in session.adapters)}
-            if session.adapters
-            else {}
-        ),
-    }
+    } | ({"lora": ", ".join(adapters)} if adapters else {})
 
 
 def _encode(model: Model, text: str, *, continues: bool) -> list[int]:

@@ -178,8 +178,8 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
     """Serve each MODEL on the API of OpenAI and of ollama.
 
     A MODEL is a file, or a name for it and the file, as in small=model.gguf; without one, a small demo model is served.
-    The first is loaded at the start, others when they are asked for; --lora is for the first. SIGTERM lets running requests end. Needs the extra
-    `serve`.
+    The first is loaded at the start, others when they are asked for; --lora is for the first. SIGTERM lets running
+    requests end. Needs the extra `serve`.
     """
     _expect_packages()
     from llamacli.serve.engine import LocalEngine
@@ -220,7 +220,8 @@ def model_sources(
 ) -> list[ModelSource]:
     """Models of the arguments: files, or names and files with a = between.
 
-    The demo model for none. The first has the aliases and adapters. Raises ModelFormatError for a file that does not exist, UsageError for a name that is there twice.
+    The demo model for none. The first has the aliases and adapters. Raises ModelFormatError for a file that does not
+    exist, UsageError for a name that is there twice.
     """
     from llamacli.serve.models import ModelSource
 

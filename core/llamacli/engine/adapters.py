@@ -126,8 +126,9 @@ def load_adapter(
 ) -> Adapter:
     """Load a LoRA adapter for a model.
 
-    The model is given by its program, its architecture and the shapes of its file's tensors. Raises ModelFormatError, naming the key or tensor, for a file that is no LoRA adapter, is of another architecture,
-    or has tensors that do not fit the model.
+    The model is given by its program, its architecture and the shapes of its file's tensors. Raises ModelFormatError,
+    naming the key or tensor, for a file that is no LoRA adapter, is of another architecture, or has tensors that do not
+    fit the model.
     """
     with open_gguf(path) as file:
         alpha = _checked_alpha(file.metadata, architecture)

@@ -1,6 +1,7 @@
 import pytest
 
 from http_server import TEMPLATE
+from llamacli.serve.requests import AdapterInfo
 
 
 def test_tokens_there_and_back(http, fake) -> None:
@@ -71,3 +72,51 @@ def test_health(http, fake) -> None:
 
 def test_greeting_without_a_page(http) -> None:
     assert b"/openapi.json" in http.send("/").body
+
+
+def test_adapters_are_listed_and_set(http, fake) -> None:
+    assert http.send("/lora-adapters").json == []
+    fake.adapters = (AdapterInfo(0, "/models/a.gguf", 1.0), AdapterInfo(1, "/models/b.gguf", 0.5))
+    assert http.send("/lora-adapters").json == [
+        {"id": 0, "path": "a.gguf", "scale": 1.0},
+        {"id": 1, "path": "b.gguf", "scale": 0.5},
+    ]
+    assert http.send("/lora-adapters", [{"id": 1, "scale": 0.25}]).json == {"success": True}
+    assert [one["scale"] for one in http.send("/lora-adapters").json] == [0.0, 0.25]
+
+
+def test_adapters_of_requests_are_the_servers_or_their_own(http, fake) -> None:
+    fake.adapters = (AdapterInfo(0, "a.gguf", 1.0), AdapterInfo(1, "b.gguf", 0.5))
+    for lora, expected in ((None, ((0, 1.0), (1, 0.5))), ([], ()), ([{"id": 1, "scale": -2}], ((1, -2.0),))):
+        for path, body in (
+            ("/v1/completions", {"prompt": "a"}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ):
+            assert http.send(path, {**body, "lora": lora}).status == 200
+            assert fake.requests[-1].adapters == expected
+    assert http.send("/api/generate", {"model": "demo", "prompt": "a", "stream": False}).status == 200
+    assert fake.requests[-1].adapters == ((0, 1.0), (1, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        ([{"id": 2, "scale": 1}], "[0].id: 2 is none of the 2 adapters"),
+        ([{"id": 0, "scale": 1}, {"id": 0, "scale": 1}], "[1].id: 0 is there twice"),
+        ([{"id": 0, "scale": "much"}], "[0].scale: "),
+        ([{"id": 0}], "[0].scale: it is required"),
+        ([{"id": -1, "scale": 1}], "[0].id: "),
+    ],
+)
+def test_wrong_adapters_are_refused(lora, message: str, http, fake) -> None:
+    fake.adapters = (AdapterInfo(0, "a.gguf", 1.0), AdapterInfo(1, "b.gguf", 0.5))
+    for path, body in (("/lora-adapters", lora), ("/v1/completions", {"prompt": "a", "lora": lora})):
+        reply = http.send(path, body)
+        assert reply.status == 400
+        assert message in reply.json["error"]["message"]
+    assert fake.adapters[0].scale == 1.0
+
+
+def test_adapters_are_set_by_an_array(http) -> None:
+    reply = http.send("/lora-adapters", {"id": 0, "scale": 1})
+    assert (reply.status, reply.json["error"]["message"]) == (400, "the body is not a JSON array")

@@ -1,0 +1,125 @@
+"""Distributions: links and URLs of their metadata, plugin READMEs, wheels in a bare environment."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+URL = "https://host.example/user/llamacli"
+DIST: dict[str, Any] = runpy.run_path(str(ROOT / "tools/dist.py"))
+PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
+
+
+@pytest.mark.parametrize(
+    ("remote", "url"),
+    [
+        ("https://host.example/user/llamacli.git", URL),
+        ("https://token@host.example/user/llamacli", URL),
+        ("git@host.example:user/llamacli.git", URL),
+        ("ssh://git@host.example:22/user/llamacli.git", URL),
+        ("/srv/llamacli.git", ""),
+        ("../llamacli", ""),
+        ("", ""),
+    ],
+)
+def test_addresses_of_remotes(remote: str, url: str) -> None:
+    assert DIST["repository_url"](remote) == url
+
+
+@pytest.mark.parametrize(
+    ("text", "folder", "absolute", "plain"),
+    [
+        ("[a b](docs/a.md)", ".", f"[a b]({URL}/blob/v1/docs/a.md)", "a b"),
+        ("[a](a.md#part), [b](b)", ".", f"[a]({URL}/blob/v1/a.md#part), [b]({URL}/blob/v1/b)", "a, b"),
+        ("![a](a.svg)", "docs", f"![a]({URL}/raw/v1/docs/a.svg)", "a"),
+        ("[core](../../README.md)", "plugins/x", f"[core]({URL}/blob/v1/README.md)", "core"),
+        ("[`x.py`](x.py)", "plugins/x", f"[`x.py`]({URL}/blob/v1/plugins/x/x.py)", "`x.py`"),
+        ("[a](https://host.example/a) [b](#part)", ".", None, None),
+    ],
+)
+def test_links_become_absolute(text: str, folder: str, absolute: str | None, plain: str | None) -> None:
+    assert DIST["with_absolute_links"](text, folder, URL, "v1") == (absolute or text)
+    assert DIST["with_absolute_links"](text, folder, "", "v1") == (plain or text)
+
+
+def test_relative_links_of_readmes_exist() -> None:
+    for project in DIST["projects"]():
+        for link in DIST["_LINK"].finditer((project / "README.md").read_text()):
+            assert (project / link[3]).exists(), f"{project.name}: {link[0]}"
+
+
+def test_the_core_needs_the_plugin_of_its_demo_model() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert any(re.match("llamacli-llama[^a-z]", name) for name in project["dependencies"])
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
+def test_plugin_readmes_say_what_they_bring(plugin: Path) -> None:
+    project = tomllib.loads((plugin / "pyproject.toml").read_text())["project"]
+    text = (plugin / "README.md").read_text()
+    first = text.partition("\n## ")[0]
+    assert text.startswith(f"# {project['name']}\n")
+    assert f"pip install {project['name']}\n" in first
+    assert "llamacli run model.gguf" in first or "llamacli embed model.gguf" in first
+    named = set(re.findall(r"`(?:general\.architecture = )?([a-z0-9_.-]+)`", first))
+    assert project["entry-points"]["llamacli.architectures"].keys() <= named
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Wheels and sdists of the core and of the plugin that it needs."""
+    pytest.importorskip("build")
+    pytest.importorskip("twine")
+    out = tmp_path_factory.mktemp("dist")
+    DIST["build"](out, URL, "v1", [ROOT, ROOT / "plugins/llama"])
+    return out
+
+
+@pytest.mark.slow
+def test_metadata_has_urls_and_absolute_links(dist: Path) -> None:
+    wheels = sorted(dist.glob("*.whl"))
+    assert len(wheels) == len(list(dist.glob("*.tar.gz"))) == 2
+    for path in wheels:
+        with zipfile.ZipFile(path) as wheel:
+            name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+            metadata = HeaderParser().parsestr(wheel.read(name).decode())
+        assert f"Homepage, {URL}" in metadata.get_all("Project-URL", [])
+        assert f"({URL}/blob/v1/" in metadata.get_payload()
+        assert not DIST["_LINK"].search(metadata.get_payload())
+    for path in dist.glob("*.tar.gz"):
+        with tarfile.open(path) as sdist:
+            assert not [name for name in sdist.getnames() if "__pycache__" in name]
+
+
+@pytest.mark.slow
+def test_the_core_alone_runs_its_demo_model(dist: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=True)
+    scripts = tmp_path / "bare" / "bin"
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+            check=False, timeout=900,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run(str(scripts / "python"), "-m", "pip", "install", "--quiet", "--find-links", str(dist), "llamacli")
+    expected = subprocess.run(
+        [sys.executable, "-m", "llamacli", "run", "-p", "Once upon a time", "--temp", "0", "-n", "12"],
+        capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True,
+    )  # fmt: skip
+    assert run(str(scripts / "llamacli"), "run", "-p", "Once upon a time", "--temp", "0", "-n", "12") == expected.stdout
+    assert "llamacli-llama" in run(str(scripts / "llamacli"), "plugins")
