@@ -1,17 +1,23 @@
 #!/usr/bin/env python3
 """Compare `llamacli serve` and llama-server over HTTP, alternating within one run.
 
-    python benchmarks/serving.py FILE.gguf [--peer PATH_TO_LLAMA_SERVER] [-t 2] [-r 5] [--plot OUT.png]
+    python benchmarks/serving.py FILE.gguf [--peer PATH_TO_LLAMA_SERVER] [-t 2] [-r 3] [--plot OUT.png]
 
 Both serve the same file with the same number of threads, and get the same requests: prompts of token ids, greedy, with
 `ignore_eos`. Without `--peer` only llamacli is measured. Prints a row per test: medians of both, and the median ratio
-of neighbouring runs with its interquartile range. Speeds are better above 1, times below.
+of neighbouring runs with its interquartile range. Speeds are better above 1, times and shares below.
 
 - `output of N streams`: tokens a second of N requests at once, prompts included.
-- `longest gap`: longest time between two events of four streams while a prompt of 2,000 tokens arrives.
-- `first token beside streams`, `alone`, `second turn`: seconds to the first token of that prompt beside the streams, by
-  itself, and of a prompt that continues it.
+- `decode of 1 stream`: tokens a second from the first to the last of one request; `bench tg`: those of `llamacli bench`
+  in a process of its own, after as long a prompt; `decode / bench tg`: the share that is left over HTTP.
+- `longest gap`: seconds, the longest between two events of four streams while a prompt of 2,000 tokens arrives;
+  `longest gap / step`: the same in units of `--step-ms`.
+- `first token alone`, `beside streams`, `second turn`: seconds to the first token of that prompt by itself, beside the
+  streams, and of a prompt that continues it; `beside / alone`, `second turn / first`: their quotients.
 - `health, p99`: seconds of `/health` meanwhile.
+
+llama-server gets `-np` as many as there are streams, and a context for each slot as long as llamacli's; continuous
+batching, flash attention and `--cache-reuse` are defaults of `--peer-options`.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import random
 import socket
 import statistics
@@ -32,6 +39,9 @@ from dataclasses import dataclass, field
 
 STREAMS = (1, 4, 16)
 LONG = 2000
+PEER_OPTIONS = "-fa on -cb --cache-reuse 256 -b 2048 -ub 512 --no-webui"
+WARM_UP = 32
+"""Tokens of prompts and texts that are not measured."""
 N_BESIDE = 4
 START_S = 300
 
@@ -132,14 +142,27 @@ class Prompts:
         return self._random.choices(range(min(300, self._n_vocab // 2), self._n_vocab), k=n)
 
 
-async def output_speed(server: Server, prompts: Prompts, n_streams: int, n_prompt: int, n_gen: int) -> float:
-    """Tokens a second of streams at once."""
+async def output_speed(server: Server, prompts: Prompts, n_streams: int, n_prompt: int, n_gen: int) -> dict[str, float]:
+    """Tokens a second of streams at once; of one stream, also without its prompt."""
     started = time.perf_counter()
     replies = await asyncio.gather(*(server.complete(prompts.new(n_prompt), n_gen) for _ in range(n_streams)))
-    return sum(reply.n_tokens for reply in replies) / (time.perf_counter() - started)
+    speed = sum(reply.n_tokens for reply in replies) / (time.perf_counter() - started)
+    figures = {f"output of {n_streams} stream{'s' * (n_streams > 1)}": speed}
+    if n_streams == 1:
+        times = replies[0].times
+        figures["decode of 1 stream"] = (replies[0].n_tokens - 1) / (times[-1] - times[0])
+    return figures
 
 
-async def long_prompt(server: Server, prompts: Prompts, n_long: int) -> dict[str, float]:
+def bench_speed(options: argparse.Namespace) -> float:
+    """Tokens a second of `llamacli bench` after a prompt."""
+    command = [sys.executable, "-m", "llamacli", "bench", "-m", options.file, "-p", "0", "-r", "1", "-o", "json"]
+    command += ["-n", str(options.n_gen), "-d", str(options.n_prompt), "-t", str(options.threads)]
+    (test,) = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return float(test["avg_ts"])
+
+
+async def long_prompt(server: Server, prompts: Prompts, n_long: int, step_ms: float) -> dict[str, float]:
     """Times of a long prompt: alone, continued, and beside streams."""
     prompt = prompts.new(n_long)
     alone = await server.complete(prompt, 1)
@@ -169,29 +192,44 @@ async def long_prompt(server: Server, prompts: Prompts, n_long: int) -> dict[str
         times = [time for time in reply.times if time <= ended]
         times = [*times, min([time for time in reply.times if time > ended], default=ended)]
         gaps += [b - a for a, b in itertools.pairwise(times) if b >= beside.started]
+    first, crowded, again = (reply.times[0] - reply.started for reply in (alone, beside, second))
     return {
         "longest gap": max(gaps),
-        "first token alone": alone.times[0] - alone.started,
-        "first token beside streams": ended - beside.started,
-        "second turn": second.times[0] - second.started,
+        "longest gap / step": max(gaps) / (step_ms / 1000),
+        "first token alone": first,
+        "first token beside streams": crowded,
+        "beside / alone": crowded / first,
+        "second turn": again,
+        "second turn / first": again / first,
         "health, p99": sorted(health)[int(0.99 * (len(health) - 1))],
     }
 
 
 async def measure(servers: Sequence[Server], options: argparse.Namespace) -> dict[str, list[list[float]]]:
-    """Figures: test -> server -> repetition; servers alternate, after a warm-up repetition."""
+    """Figures: test -> server -> repetition; servers alternate, after a short warm-up.
+
+    What is not measured of the peer is NaN.
+    """
     results: dict[str, list[list[float]]] = {}
-    for repetition in range(options.repetitions + 1):
+    for server in servers:
+        prompts = Prompts(0, server.n_vocab)
+        for n in (1, max(options.streams)):
+            await output_speed(server, prompts, n, WARM_UP, WARM_UP)
+        await server.complete(prompts.new(options.long // 4), 1)
+    for repetition in range(1, options.repetitions + 1):
+        bench = await asyncio.to_thread(bench_speed, options) if 1 in options.streams else math.nan
         for i, server in enumerate(servers):
             prompts = Prompts(repetition, server.n_vocab)
-            figures = {}
+            figures: dict[str, float] = {}
             for n in options.streams:
-                figures[f"output of {n} stream{'s' * (n > 1)}"] = await output_speed(
-                    server, prompts, n, options.n_prompt, options.n_gen
-                )
-            figures |= await long_prompt(server, prompts, options.long)
-            for name, figure in figures.items() if repetition else ():
+                figures |= await output_speed(server, prompts, n, options.n_prompt, options.n_gen)
+            if 1 in options.streams:
+                figures["bench tg"] = math.nan if i else bench
+                figures["decode / bench tg"] = math.nan if i else figures["decode of 1 stream"] / bench
+            figures |= await long_prompt(server, prompts, options.long, options.step_ms)
+            for name, figure in figures.items():
                 results.setdefault(name, [[] for _ in servers])[i].append(figure)
+        print(f"repetition {repetition} of {options.repetitions} done", file=sys.stderr, flush=True)
     return results
 
 
@@ -217,7 +255,7 @@ def start(path: str, options: argparse.Namespace) -> Iterator[Server]:
     if options.peer:
         port = free_port()
         sizes = ["-np", str(most), "-c", str(most * n_ctx), *options.peer_options.split()]
-        command = [options.peer, "-m", path, "--port", str(port), "-t", threads, "-ngl", "0", *sizes]
+        command = [options.peer, "-m", path, "--port", str(port), "-t", threads, "-tb", threads, "-ngl", "0", *sizes]
         yield Server("llama-server", command, port, n_vocab)
 
 
@@ -227,7 +265,7 @@ def rows(results: dict[str, list[list[float]]]) -> Iterator[tuple[str, list[floa
         figures = [statistics.median(ours), *map(statistics.median, peers)]
         if peers:
             ratios = sorted(a / b for a, b in zip(ours, peers[0], strict=True))
-            low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+            low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
             figures += [statistics.median(ratios), low, high]
         yield test, figures
 
@@ -236,14 +274,19 @@ def plot(table: Sequence[tuple[str, list[float]]], out: str) -> None:
     """Plot ratios of speed as bars; times are inverted."""
     import matplotlib.pyplot as plt
 
-    names, bars, errors = [], [], [[], []]
+    names: list[str] = []
+    bars: list[float] = []
+    errors: list[list[float]] = [[], []]
     for test, (*_, ratio, low, high) in table:
-        values = (ratio, low, high) if test.startswith("output") else (1 / ratio, 1 / high, 1 / low)
+        if "/" in test or math.isnan(ratio):
+            continue
+        is_speed = test.startswith(("output", "decode"))
+        values = (ratio, low, high) if is_speed else (1 / ratio, 1 / high, 1 / low)
         names.append(test.replace(" ", "\n"))
         bars.append(values[0])
         errors[0].append(values[0] - values[1])
         errors[1].append(values[2] - values[0])
-    figure, axes = plt.subplots(figsize=(1 + 1.1 * len(table), 4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(1 + 1.1 * len(names), 4), layout="constrained")
     axes.bar(names, bars, yerr=errors, capsize=4, color=["#4c78a8" if bar >= 1 else "#e45756" for bar in bars])
     axes.axhline(1, color="black", linewidth=1)
     axes.set_yscale("log")
@@ -270,7 +313,7 @@ async def run(options: argparse.Namespace) -> list[tuple[str, list[float]]]:
         cells = [f"{figure:.3g}" for figure in figures[: len(names) + 1]]
         if len(figures) > len(names):
             cells.append(f"{figures[-2]:.2f} to {figures[-1]:.2f}")
-        print(f"| {test} | {' | '.join(cells)} |", flush=True)
+        print(f"| {test} | {' | '.join(cells)} |".replace("nan to nan", "").replace(" nan ", " "), flush=True)
     return table
 
 
@@ -279,13 +322,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file")
     parser.add_argument("--peer", metavar="LLAMA_SERVER")
-    parser.add_argument("--peer-options", default="-fa on", help="further options of llama-server, as -b 512")
+    parser.add_argument("--peer-options", default=PEER_OPTIONS, help="further options of llama-server [%(default)s]")
     parser.add_argument("-p", "--n-prompt", type=int, default=128)
     parser.add_argument("-n", "--n-gen", type=int, default=128)
     parser.add_argument("--long", type=int, default=LONG)
     parser.add_argument("--streams", type=int, nargs="+", default=STREAMS)
     parser.add_argument("--step-ms", type=float, default=150.0)
-    parser.add_argument("-r", "--repetitions", type=int, default=5)
+    parser.add_argument("-r", "--repetitions", type=int, default=3)
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--plot", metavar="OUT.png")
     options = parser.parse_args()
