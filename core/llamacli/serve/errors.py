@@ -26,6 +26,15 @@ class ServeError(LlamaCliError):
         self.details: dict[str, Any] = {}
         super().__init__(message)
 
+    def __reduce__(self) -> Any:  # pickling by the arguments of __init__ would need them kept
+        return _restored, (type(self), str(self), self.__dict__)
+
+
+def _restored(kind: type[ServeError], message: str, state: dict[str, Any]) -> ServeError:
+    error = kind.__new__(kind, message)
+    error.__dict__.update(state)
+    return error
+
 
 class BadRequestError(ServeError):
     """The request is malformed or has an invalid value."""
