@@ -64,7 +64,7 @@ def build_chain(
     else:
         last = Draw()
     made = (kind.make(params, tokenizer) for kind in (*first, *types))
-    return SamplerChain([*(sampler for sampler in made if sampler is not None), last], params.n_probs)
+    return SamplerChain([*(sampler for sampler in made if sampler is not None), last], params.n_probs, params)
 
 
 def simplified(name: str) -> str:
