@@ -123,3 +123,15 @@ def test_keeping_does_not_look_at_unused_slots_of_page_tables() -> None:
         index.keep(sequence, 1 << 30)
         sequence.close()
     assert index.n_bytes == index.evictable_bytes == 2 * PAGE_BYTES
+
+
+def test_sequences_are_those_of_open_sessions_then_the_kept_ones_latest_first() -> None:
+    pool = KVPool(KVLayout.of([ONE], "f32"))
+    index = PrefixIndex(pool)
+    live = cached(pool, [1, 2])
+    index.add(live)
+    for tokens in ([3, 4], [5, 6]):
+        index.keep(cached(pool, tokens), 10 * PAGE_BYTES)
+    assert [sequence.tokens for sequence in index.sequences()] == [[1, 2], [5, 6], [3, 4]]
+    index.reuse(KVSequence(pool, 200), [3, 4, 7])
+    assert [sequence.tokens for sequence in index.sequences()] == [[1, 2], [3, 4], [5, 6]]

@@ -93,6 +93,11 @@ class PrefixIndex:
         return True
 
     @locked
+    def sequences(self) -> list[KVSequence]:
+        """Cached sequences: those of open sessions, then the kept ones, the latest first."""
+        return [*self._live, *reversed(self._kept)]
+
+    @locked
     def clear(self) -> None:
         """Evict all kept copies."""
         while self._kept:
