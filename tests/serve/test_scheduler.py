@@ -541,3 +541,16 @@ def last_or_none(simulation: Simulation, name: str) -> Any:
 def test_end_tokens_are_not_drawn_from_the_fake_vocabulary_only() -> None:
     """Texts of all lengths occur."""
     assert EOS in Simulation().model.tokenizer.eog_ids
+
+
+def test_prompt_tokens_left_counts_what_waits_and_what_is_not_evaluated() -> None:
+    simulation = Simulation(max_running=1)
+    assert simulation.scheduler.prompt_tokens_left == 0
+    simulation.submit(request("a", 100))
+    simulation.submit(request("b", 30, seed=1))
+    assert simulation.scheduler.prompt_tokens_left == 130
+    simulation.step()
+    left = simulation.scheduler.prompt_tokens_left
+    assert 30 <= left < 130
+    simulation.run()
+    assert simulation.scheduler.prompt_tokens_left == 0

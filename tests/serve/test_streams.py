@@ -125,3 +125,25 @@ def test_cancelling_ends_the_reader_and_tells_once() -> None:
         return [event async for event in stream]
 
     asyncio.run(run())
+
+
+def test_take_returns_what_waits_and_tells_the_end() -> None:
+    async def run() -> None:
+        stream = EventStream("id")
+        assert await stream.take(0.01) == []
+        assert not stream.exhausted
+        stream.put([Admitted(0.0)])
+        stream.put([TextDelta(0, "a")])
+        assert await stream.take(5.0) == [Admitted(0.0), TextDelta(0, "a")]
+        task = asyncio.create_task(stream.take(5.0))
+        await asyncio.sleep(0)
+        stream.put([TextDelta(0, "b"), DONE])
+        assert not stream.exhausted
+        assert await task == [TextDelta(0, "b"), DONE]
+        assert stream.exhausted
+        cancelled = EventStream("id")
+        cancelled.cancel()
+        assert await cancelled.take(5.0) == []
+        assert cancelled.exhausted
+
+    asyncio.run(run())

@@ -191,6 +191,11 @@ class Scheduler:
         """Texts and prompts that run or are preempted."""
         return len(self._lanes) + len(self._preempted)
 
+    @property
+    def prompt_tokens_left(self) -> int:
+        """Tokens of prompts that are not evaluated yet, of waiting and running requests."""
+        return self.queue.n_tokens + sum(lane.n_missing for lane in list(self._lanes) if lane.text is None)
+
     def stats(self) -> ModelStats:
         """Present numbers."""
         memory, now = self.memory, self._clock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 
 import attrs
@@ -54,6 +55,24 @@ class EventStream:
             if not self._events and not self._ended:
                 self._arrived.clear()
             yield event
+
+    async def take(self, timeout: float) -> list[Event]:
+        """All events that wait now; none after `timeout` seconds without one.
+
+        In place of iterating. `exhausted` is true after the last.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._arrived.wait()
+        events, self._events = self._events, []
+        if not self._ended:
+            self._arrived.clear()
+        return events
+
+    @property
+    def exhausted(self) -> bool:
+        """True if the stream has ended and all of its events were taken."""
+        return self._ended and not self._events
 
     def _add(self, event: Event) -> None:
         """Append an event, or merge it with one of its kind."""
