@@ -30,6 +30,8 @@ from llamacli.util.settings import MAX_CONTEXT
 if TYPE_CHECKING:
     from llamacli.serve.http.settings import HttpSettings
     from llamacli.serve.models import LoadedModel, ModelSource
+    from llamacli.serve.ray.engine import RayEngine
+    from llamacli.serve.requests import ModelInfo
     from llamacli.serve.settings import EngineSettings
 
 _COUNT, _COUNT_OR_0 = Integer(1), Integer(0)
@@ -52,6 +54,22 @@ class ByteSize(click.ParamType[int]):
         if n_bytes < 1:
             self.fail(f"{value!r} is not a size such as 512M or 2G.", param, ctx)
         return n_bytes
+
+
+class ReplicaRange(click.ParamType[tuple[int, int]]):
+    """Number of replicas, or the fewest and the most with a colon between."""
+
+    name = "range"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """Parse a range."""
+        if isinstance(value, tuple):
+            return value
+        found = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", str(value).strip(), re.ASCII)
+        low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not 1 <= low <= high:
+            self.fail(f"{value!r} is not a number of replicas such as 2, or 1:8.", param, ctx)
+        return low, high
 
 
 _OPTIONS = (
@@ -158,6 +176,24 @@ _OPTIONS = (
     click.option("--slots", is_flag=True, help="Show running requests at /slots, without texts."),
     click.option("--llamacpp-metrics", is_flag=True, help="Repeat metrics under llama-server's names."),
     click.option("--log-texts", is_flag=True, help="Log the bodies of requests."),
+    click.option(
+        "--ray", "ray_address", metavar="[ADDRESS]", is_flag=False, flag_value="auto",
+        help="Run replicas of the engine on a Ray cluster: HOST:PORT of its head, auto (that of this machine), or "
+        "local (a new one). Needs the extra ray.",
+    ),
+    click.option(
+        "--ray-replicas", metavar="N[:MOST]", type=ReplicaRange(), default="1", show_default=True,
+        help="Replicas in the cluster; with MOST, as many as the requests need.",
+    ),
+    click.option(
+        "--ray-cpus", metavar="X", type=Number(0.01, 4096),
+        help="CPUs of a replica. Default: all of the smallest node. Give those of a NUMA node where there are several.",
+    ),
+    click.option(
+        "--ray-app", metavar="NAME", default="llamacli", show_default=True,
+        help="Name of the replicas in the cluster. A server with the same name and settings joins them.",
+    ),
+    click.option("--ray-keep", is_flag=True, help="Leave the replicas running when this server ends."),
 )  # fmt: skip
 
 
@@ -181,7 +217,7 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
     The first is loaded at the start, others when they are asked for; --lora is for the first. SIGTERM lets running
     requests end. Needs the extra `serve`.
     """
-    _expect_packages()
+    _expect_packages(_NEEDED, "serve")
     from llamacli.serve.engine import LocalEngine
     from llamacli.serve.http.server import HttpServer, listen
 
@@ -193,7 +229,8 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
         port = listening.getsockname()[1]
         _log_requests()
         _warn_of_open_server(http)
-        engine = LocalEngine(sources, limits)
+        engine: LocalEngine | RayEngine
+        engine = LocalEngine(sources, limits) if given["ray_address"] is None else ray_engine(sources, limits, given)
         failures: list[BaseException] = []
 
         def begin() -> None:
@@ -288,12 +325,33 @@ def engine_settings(given: dict[str, Any]) -> EngineSettings:
     return EngineSettings(n_ctx=given["ctx_size"] or None, **{name: given[name] for name in names}, **more)
 
 
-def _expect_packages() -> None:
+def ray_engine(sources: Sequence[ModelSource], limits: EngineSettings, given: dict[str, Any]) -> RayEngine:
+    """Engine on a Ray cluster.
+
+    Raises UsageError for several models, ClusterError if there is no cluster.
+    """
+    _expect_packages(("ray",), "ray", "serve --ray")
+    from llamacli.serve.ray.engine import RayEngine
+    from llamacli.serve.ray.settings import RaySettings
+
+    if len(sources) > 1:
+        raise click.UsageError("--ray serves one model: start a server with another --ray-app for each.")
+    cluster = RaySettings(
+        address=given["ray_address"],
+        app=given["ray_app"],
+        replicas=given["ray_replicas"],
+        cpus=given["ray_cpus"],
+        keep=given["ray_keep"],
+    )
+    return RayEngine(sources[0], limits, cluster, shutdown_timeout=given["shutdown_timeout"])
+
+
+def _expect_packages(names: Sequence[str], extra: str, command: str = "serve") -> None:
     import importlib.util
 
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
-        raise InvalidRequestError(f"serve needs {', '.join(missing)}: pip install 'llamacli[serve]'")
+        raise InvalidRequestError(f"{command} needs {', '.join(missing)}: pip install 'llamacli[{extra}]'")
 
 
 def _log_requests() -> None:
@@ -324,12 +382,17 @@ def _warn_of_open_server(http: HttpSettings) -> None:
         )
 
 
-def _greeting(loaded: LoadedModel, host: str, port: int, limits: EngineSettings) -> str:
+def _greeting(loaded: LoadedModel | ModelInfo, host: str, port: int, limits: EngineSettings) -> str:
     """Line that names the address, the model and the limits."""
-    memory = human_bytes(loaded.scheduler.memory.max_bytes)
+    from llamacli.serve.models import LoadedModel
+
+    if isinstance(loaded, LoadedModel):
+        info, rest = loaded.info, f"KV cache of {human_bytes(loaded.scheduler.memory.max_bytes)}"
+    else:
+        info, rest = loaded, "on each replica"
     return (
-        f"llamacli: serving {loaded.info.name} on {_address(host, port)} (context of {loaded.info.n_ctx} tokens, "
-        f"{limits.max_running} texts at once, KV cache of {memory})"
+        f"llamacli: serving {info.name} on {_address(host, port)} (context of {info.n_ctx} tokens, "
+        f"{limits.max_running} texts at once, {rest})"
     )
 
 

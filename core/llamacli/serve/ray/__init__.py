@@ -1,0 +1,1 @@
+"""Data-parallel replicas of the engine under Ray Serve: `llamacli serve --ray`."""

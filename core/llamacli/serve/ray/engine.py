@@ -1,0 +1,359 @@
+"""Engine of the ingress: requests run on replicas of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import functools
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import attrs
+import ray
+from ray.serve import exceptions as serve_errors
+
+from llamacli.errors import LlamaCliError
+from llamacli.model import Model
+from llamacli.serve.errors import (
+    InternalError,
+    LoadingError,
+    QueueFullError,
+    ServeError,
+    ShuttingDownError,
+    UnknownModelError,
+)
+from llamacli.serve.metrics import EngineStats
+from llamacli.serve.models import ModelSource, unloaded_info
+from llamacli.serve.ray import deployment
+from llamacli.serve.ray.messages import Hello, Route, Setup, portable, route_of
+from llamacli.serve.ray.replay import Sent
+from llamacli.serve.ray.replica import BEAT_S, SILENCE_S
+from llamacli.serve.ray.settings import RaySettings
+from llamacli.serve.ray.tokenizing import context_length, load_unweighted
+from llamacli.serve.ray.view import forget_view, view_of
+from llamacli.serve.requests import Done, Event, Failed, ModelInfo, Request
+from llamacli.serve.settings import EngineSettings
+from llamacli.serve.streams import EventStream
+
+MAX_LOST = 3
+"""Replicas that a request may lose: it may be the reason."""
+MAX_REFUSALS = 4
+"""Replicas, the cheapest first, whose queues are full before a request is refused."""
+_RETRY = 5
+_POLL_S = 0.01
+_LOST = (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError, serve_errors.ReplicaUnavailableError)
+
+_log = logging.getLogger(__name__)
+
+
+class _LostError(Exception):
+    """The replica of a call has died, or is silent."""
+
+    def __init__(self, replica: str, reason: str):
+        self.replica = replica
+        super().__init__(reason)
+
+
+@attrs.define(eq=False)
+class _Open:
+    """Request that is open.
+
+    `call` and `replica` are those of its present attempt, "" between attempts.
+    """
+
+    request: Request
+    stream: EventStream
+    sent: Sent = attrs.field(factory=Sent)
+    task: asyncio.Task[None] | None = None
+    call: str = ""
+    replica: str = ""
+
+
+class RayEngine:
+    """Engine whose requests run on replicas; see `llamacli.serve.requests.Engine`.
+
+    It has the tokenizer and templates of one model, without weights. A request whose replica dies, or is silent for
+    SILENCE_S, is repeated on another, and its client sees a pause: texts depend on the request alone. Limits of
+    `settings` are those of each replica, but `max_per_key` is of this ingress.
+    """
+
+    def __init__(
+        self, source: ModelSource, settings: EngineSettings, cluster: RaySettings, *, shutdown_timeout: float = 30.0
+    ):
+        """Connect to the cluster.
+
+        Raises ClusterError if that is not possible, and what `load_model` raises.
+        """
+        self._source, self._cluster = source, cluster
+        self._model = load_unweighted(source.path, settings.mode)
+        self._settings = attrs.evolve(settings, n_ctx=context_length(self._model, settings.n_ctx))
+        cpus = deployment.connect(cluster)
+        threads = settings.threads or max(1, int(cpus))
+        limits = attrs.evolve(self._settings, max_per_key=None, models_max=1, idle_unload=None, threads=threads)
+        self._setup = Setup(
+            self._model.identity,
+            str(source.path.resolve()),
+            source.name,
+            attrs.asdict(limits, recurse=False),
+            cpus,
+            cluster.replicas,
+            shutdown_timeout,
+        )
+        self._limits = limits
+        self._ingress = secrets.token_hex(8)
+        self._view = view_of(cluster.app, self._ingress)
+        self._info: ModelInfo | None = None
+        self._handle: Any = None
+        self._loader = ThreadPoolExecutor(1, "llamacli-deploy")
+        self._loading: Future[ModelInfo] | None = None
+        self._numbers = itertools.count()
+        self._open: dict[str, _Open] = {}
+        self._keys: collections.Counter[str] = collections.Counter()
+        self._beats: asyncio.Task[None] | None = None
+        self._draining = self._closed = False
+
+    # --- see llamacli.serve.requests.Engine
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """See Engine."""
+        return (self._info or unloaded_info(self._source),)
+
+    async def model(self, name: str) -> Model:
+        """See Engine."""
+        self._expect_name(name)
+        if self._info is None:
+            future = asyncio.wrap_future(self.load(name))
+            try:
+                await asyncio.wait_for(asyncio.shield(future), self._settings.load_timeout)
+            except TimeoutError:
+                raise LoadingError("no replica runs yet", retry_after=_RETRY) from None
+            except ServeError:
+                raise
+            except LlamaCliError as error:
+                _log.error("there are no replicas", exc_info=error)
+                raise InternalError("the replicas cannot be started: the server's log says why") from error
+        return self._model
+
+    def unload(self, name: str) -> None:
+        """Check the name; the replicas keep the model."""
+        self._expect_name(name)
+
+    def submit(self, request: Request) -> EventStream:
+        """See Engine.
+
+        What a replica refuses comes as the first event, Failed.
+        """
+        self._expect_name(request.model)
+        if self._draining or self._closed:
+            raise ShuttingDownError("the server is shutting down", retry_after=_RETRY)
+        if self._info is None:
+            raise LoadingError("no replica runs yet", retry_after=_RETRY)
+        most, key = self._settings.max_per_key, request.key
+        if most is not None and self._keys[key] >= most:
+            raise QueueFullError(
+                f"too many requests: {self._keys[key]} requests of this key wait or run already, {most} are allowed",
+                retry_after=_RETRY,
+            )
+        stream = EventStream(request.id)
+        one = _Open(portable(request), stream)
+        name = f"{self._ingress}/{next(self._numbers)}"
+        self._open[name] = one
+        self._keys[key] += 1
+        one.task = asyncio.create_task(self._run(name, one))
+        one.task.add_done_callback(functools.partial(self._ended, name, key))
+        stream.on_cancel = functools.partial(_cancel, one.task)
+        if self._beats is None:
+            self._beats = asyncio.create_task(self._beat())
+        return stream
+
+    def stats(self) -> EngineStats:
+        """See Engine."""
+        if self._draining or self._closed:
+            status = "draining"
+        else:
+            status = "loading" if self._info is None else self._view.status
+        return EngineStats(status, {} if self._info is None else {self._source.name: self._view.stats()})
+
+    async def drain(self, timeout: float) -> None:
+        """See Engine."""
+        self._draining = True
+        deadline = time.monotonic() + timeout
+        error = ShuttingDownError("the server is shutting down", retry_after=_RETRY)
+        self._fail_all(error, waiting_only=True)
+        while self._open and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+        self._fail_all(error)
+        tasks = [one.task for one in self._open.values() if one.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=BEAT_S)
+        if self._beats is not None:
+            self._beats.cancel()
+
+    def close(self) -> None:
+        """End the replicas, unless they are to be kept, and leave the cluster."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loader.shutdown(wait=False, cancel_futures=True)
+        if not self._cluster.keep:
+            deployment.delete(self._cluster.app)
+        deployment.disconnect()
+        forget_view(self._cluster.app)
+        self._model.close()
+
+    # --- from any thread
+
+    def load(self, name: str) -> Future[ModelInfo]:
+        """Start the replicas, once; a future of the model's description when the first of them runs.
+
+        The future raises ClusterError.
+        """
+        self._expect_name(name)
+        if self._loading is None:
+            self._loading = self._loader.submit(self._deploy)
+        return self._loading
+
+    @property
+    def n_replicas(self) -> int:
+        """Replicas that run."""
+        return len(self._view.fleet.replicas)
+
+    def _deploy(self) -> ModelInfo:
+        handle = deployment.deploy(self._cluster, self._limits, self._setup)
+        deployment.wait_for_replica(self._cluster.app)
+        info, _ = handle.describe.remote(Route()).result(timeout_s=self._settings.load_timeout)
+        own = unloaded_info(self._source)
+        self._handle = handle
+        self._info = attrs.evolve(info, path=own.path, created=own.created, aliases=own.aliases, n_bytes=own.n_bytes)
+        return self._info
+
+    # --- requests
+
+    def _expect_name(self, name: str) -> None:
+        if name not in (self._source.name, *self._source.aliases):
+            raise UnknownModelError(f"the model {name!r} does not exist: the server has {self._source.name}")
+
+    def _ended(self, name: str, key: str, task: asyncio.Task[None]) -> None:
+        del self._open[name]
+        self._keys[key] -= 1
+        if not self._keys[key]:
+            del self._keys[key]
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("request %s failed", name, exc_info=task.exception())
+
+    def _fail_all(self, error: ServeError, *, waiting_only: bool = False) -> None:
+        for one in list(self._open.values()):
+            if not (waiting_only and one.sent.started):
+                one.stream.put([Failed(error)])
+                if one.task is not None:
+                    one.task.cancel()
+
+    async def _run(self, name: str, one: _Open) -> None:
+        """Run a request to its end, on as many replicas as it needs."""
+        lost, full = set[str](), dict[str, QueueFullError]()
+        for attempt in itertools.count():
+            one.call = f"{name}/{attempt}"
+            route = route_of(one.request, one.call, frozenset(lost | full.keys()))
+            one.sent.restart()
+            try:
+                async with contextlib.aclosing(self._attempt(one, route)) as batches:
+                    async for events in batches:
+                        refusal = _refusal(events)
+                        if refusal is not None and not one.sent.started:
+                            full[one.replica] = refusal
+                            break
+                        one.stream.put(one.sent.fresh(events))
+                        if events and isinstance(events[-1], Done | Failed):
+                            return
+                left = set(self._view.fleet.replicas) - lost - full.keys()
+                if full and (not left or len(full) >= MAX_REFUSALS):
+                    one.stream.put([Failed(min(full.values(), key=lambda error: error.retry_after or 0))])
+                    return
+            except _LostError as error:
+                lost.add(error.replica)
+                _log.warning("request %s: %s; it is repeated on another replica", one.request.id, error)
+                if len(lost) >= MAX_LOST:
+                    one.stream.put([Failed(InternalError(f"{len(lost)} replicas were lost during the request"))])
+                    return
+            except ServeError as error:
+                one.stream.put([Failed(error)])
+                return
+            except Exception as error:
+                _log.error("request %s failed", one.request.id, exc_info=error)
+                one.stream.put([Failed(InternalError("the cluster failed: the server's log says why"))])
+                return
+
+    async def _attempt(self, one: _Open, route: Route) -> AsyncGenerator[list[Event]]:
+        """Events of a request on one replica.
+
+        Raises _LostError, QueueFullError, LoadingError.
+        """
+        one.replica = ""
+        answers = self._handle.options(stream=True).generate.remote(one.request, route)
+        items = aiter(answers)
+        try:
+            while True:
+                limit = SILENCE_S if one.replica else self._settings.load_timeout
+                try:
+                    async with asyncio.timeout(limit):
+                        item: Hello | list[Event] = await anext(items)
+                except StopAsyncIteration:
+                    raise _LostError(one.replica, f"replica {one.replica} has ended it") from None
+                except TimeoutError:
+                    if not one.replica:
+                        raise LoadingError("no replica is free", retry_after=_RETRY) from None
+                    raise _LostError(one.replica, f"replica {one.replica} was silent for {limit:g} seconds") from None
+                except _LOST as error:
+                    raise _LostError(one.replica, f"replica {one.replica} has died ({type(error).__name__})") from error
+                except serve_errors.BackPressureError:
+                    raise QueueFullError("too many requests: all replicas are full", retry_after=_RETRY) from None
+                except serve_errors.DeploymentUnavailableError:
+                    raise LoadingError("no replica can be started", retry_after=_RETRY) from None
+                if isinstance(item, Hello):
+                    one.replica = item.replica
+                else:
+                    yield item
+        finally:
+            answers.cancel()
+
+    # --- signs of life
+
+    async def _beat(self) -> None:
+        """Tell replicas which of their calls are open; log what the cluster says of replicas that fail."""
+        told = ""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            calls: dict[str, list[str]] = {}
+            for one in self._open.values():
+                if one.replica:
+                    calls.setdefault(one.replica, []).append(one.call)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_S):
+                    await asyncio.gather(
+                        *(self._tell(replica, names) for replica, names in calls.items()), return_exceptions=True
+                    )
+            with contextlib.suppress(Exception):  # the controller may be moving to another node
+                message = await asyncio.to_thread(deployment.troubles, self._cluster.app)
+                if message and message != told:
+                    _log.warning("the cluster cannot run all replicas: %s", message)
+                told = message
+
+    async def _tell(self, replica: str, calls: list[str]) -> None:
+        await self._handle.beat.remote(self._ingress, calls, Route(only=replica))
+
+
+def _cancel(task: asyncio.Task[None], _: str) -> None:
+    task.cancel()
+
+
+def _refusal(events: list[Event]) -> QueueFullError | None:
+    """Refusal by a full queue."""
+    if len(events) == 1 and isinstance(events[0], Failed) and isinstance(events[0].error, QueueFullError):
+        return events[0].error
+    return None

@@ -1,0 +1,91 @@
+"""Messages between the ingress and its replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from llamacli.errors import InvalidRequestError
+from llamacli.sampling import SamplerChain
+from llamacli.serve.metrics import ModelStats
+from llamacli.serve.ray.blocks import chain_hashes
+from llamacli.serve.ray.policy import Load
+from llamacli.serve.requests import GenerationRequest, Request
+
+
+@attrs.frozen
+class Route:
+    """Where a call may go.
+
+    - `call`: its id. `hashes`, `n_tokens`: the blocks of its first prompt, and the tokens of all.
+    - `only`: the one replica that it is for, "" for any. `avoid`: replicas that it must not go to.
+    """
+
+    call: str = ""
+    hashes: tuple[bytes, ...] = ()
+    n_tokens: int = 0
+    only: str = ""
+    avoid: frozenset[str] = frozenset()
+
+
+@attrs.frozen
+class Hello:
+    """First answer of a replica to a call: its id."""
+
+    replica: str
+
+
+@attrs.frozen
+class Report:
+    """State of a replica: its load, the calls that this covers, and numbers for metrics.
+
+    `status` is that of `llamacli.serve.metrics.EngineStats`.
+    """
+
+    load: Load
+    received: tuple[str, ...]
+    status: str
+    stats: ModelStats
+
+
+def _pair(values: Sequence[int]) -> tuple[int, int]:
+    low, high = values
+    return low, high
+
+
+@attrs.frozen
+class Setup:
+    """Settings of the replicas: what it loads, and what that must be.
+
+    - `identity`: `llamacli.Model.identity` of the ingress's file.
+    - `path`, `name`: the model. `settings`: fields of `llamacli.serve.settings.EngineSettings`.
+    - `cpus`: CPUs of each replica. `replicas`: how many there are, from and to.
+    - `shutdown_timeout`: seconds that running requests have when a replica ends.
+    """
+
+    identity: str
+    path: str
+    name: str
+    settings: Mapping[str, Any]
+    cpus: float
+    replicas: tuple[int, int] = attrs.field(converter=_pair)
+    shutdown_timeout: float
+
+
+def route_of(request: Request, call: str, avoid: frozenset[str] = frozenset()) -> Route:
+    """Route of a request."""
+    return Route(call, chain_hashes(request.prompts[0]), sum(map(len, request.prompts)), avoid=avoid)
+
+
+def portable(request: Request) -> Request:
+    """Request that can be pickled: with sampling parameters in place of the compiled chain.
+
+    Raises InvalidRequestError for a chain that was not built of parameters.
+    """
+    if not isinstance(request, GenerationRequest) or not isinstance(request.params, SamplerChain):
+        return request
+    if request.params.params is None:
+        raise InvalidRequestError("a sampler chain that was not built of parameters cannot be sent to a replica")
+    return attrs.evolve(request, params=request.params.params)

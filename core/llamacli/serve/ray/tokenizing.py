@@ -1,0 +1,61 @@
+"""Models without weights: tokenizer, templates and metadata for the ingress."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llamacli.engine import Program, QuantMode
+from llamacli.engine.base import Timings
+from llamacli.errors import InvalidRequestError
+from llamacli.graph import Graph
+from llamacli.kv.layout import KVSpec, RecurrentSpec
+from llamacli.loaders import ModelFile
+from llamacli.model import Model, load_model
+
+
+class UnweightedProgram:
+    """Program that knows a graph's shapes and computes nothing."""
+
+    has_hidden = False
+
+    def __init__(self, graph: Graph):
+        self.states: Sequence[KVSpec] = graph.states
+        self.recurrent: Sequence[RecurrentSpec] = graph.recurrent
+        self.max_positions, self.needs_whole_input = graph.max_positions, graph.needs_whole_input
+        self.timings = Timings()
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """Raise InvalidRequestError."""
+        raise InvalidRequestError("this model was loaded without weights: it has a tokenizer and templates only")
+
+    def shift_keys(self, *_: Any) -> Any:
+        """Raise InvalidRequestError."""
+        return self.forward()
+
+    def rope_variant(self, seq_len: int) -> int:
+        """The same for all lengths: nothing is computed."""
+        return 0
+
+
+class UnweightedEngine:
+    """Engine that reads no weights."""
+
+    def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> Program:
+        """See `llamacli.engine.Engine.compile`."""
+        return UnweightedProgram(graph)
+
+
+def load_unweighted(path: Path, mode: str) -> Model:
+    """Load a model without its weights; raises what `load_model` raises."""
+    return load_model(path, mode, engine=UnweightedEngine())
+
+
+def context_length(model: Model, n_ctx: int | None) -> int:
+    """Tokens of a context: those asked for, else the model's own.
+
+    All replicas need the same, so it does not depend on a node's memory. Raises InvalidRequestError for more tokens
+    than the model has positions.
+    """
+    return model.context_size(n_ctx or min(model.config.seq_len, model.program.max_positions or model.config.seq_len))
