@@ -130,6 +130,7 @@ def test_cancelling_ends_the_reader_and_tells_once() -> None:
 def test_take_returns_what_waits_and_tells_the_end() -> None:
     async def run() -> None:
         stream = EventStream("id")
+        stream.put([])
         assert await stream.take(0.01) == []
         assert not stream.exhausted
         stream.put([Admitted(0.0)])

@@ -35,7 +35,8 @@ class EventStream:
             if not self._ended:
                 self._add(event)
                 self._ended = isinstance(event, Done | Failed)
-        self._arrived.set()
+        if self._events:
+            self._arrived.set()
 
     def cancel(self) -> None:
         """End the stream; see `llamacli.serve.requests.Stream.cancel`."""

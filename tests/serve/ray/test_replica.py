@@ -1,0 +1,139 @@
+"""Replica without a cluster: its calls, reports and refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import attrs
+import pytest
+
+from llamacli import load_model
+from llamacli.sampling import SamplingParams
+from llamacli.serve.errors import InternalError, PromptTooLongError
+from llamacli.serve.http.local import version
+from llamacli.serve.ray import replica as module
+from llamacli.serve.ray.blocks import BLOCK, chain_hashes
+from llamacli.serve.ray.errors import MismatchError
+from llamacli.serve.ray.messages import Hello, Route, Setup, route_of
+from llamacli.serve.ray.replica import Replica, expect_version
+from llamacli.serve.requests import Done, Event, Failed, GenerationRequest, TextDelta
+from llamacli.serve.settings import EngineSettings
+from llamacli.tools.demo import demo_path
+
+
+def setup_of(identity: str) -> Setup:
+    settings = attrs.asdict(EngineSettings(n_ctx=256, max_running=2, threads=1))
+    return Setup(identity, str(demo_path()), "demo", settings, 0.5, (1, 1), 30.0)
+
+
+@pytest.fixture(scope="module")
+def replica() -> Iterator[Replica]:
+    with load_model(demo_path()) as model:
+        made = Replica(setup_of(model.identity), "r1")
+    yield made
+    made.close()
+
+
+def request(n_prompt: int = 5, **fields: object) -> GenerationRequest:
+    given = {"id": "x", "model": "demo", "prompts": (tuple(range(300, 300 + n_prompt)),), "max_tokens": 4}
+    return GenerationRequest(**{**given, **fields})
+
+
+async def answers(replica: Replica, one: GenerationRequest, call: str = "i/1/0") -> list[Hello | list[Event]]:
+    return [answer async for answer in replica.generate(one, route_of(one, call))]
+
+
+def events(found: list[Hello | list[Event]]) -> list[Event]:
+    return [event for answer in found if isinstance(answer, list) for event in answer]
+
+
+def test_a_call_begins_with_the_name_and_ends_with_its_last_event(replica: Replica) -> None:
+    found = asyncio.run(answers(replica, request()))
+    assert found[0] == Hello("r1")
+    assert isinstance(events(found)[-1], Done)
+
+
+def test_errors_of_the_request_are_events(replica: Replica) -> None:
+    (failed,) = events(asyncio.run(answers(replica, request(300))))
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, PromptTooLongError)
+
+
+def test_grammars_are_compiled_here(replica: Replica) -> None:
+    params = SamplingParams(grammar='root ::= "yes"')
+    found = events(asyncio.run(answers(replica, request(params=params))))
+    assert "".join(event.text for event in found if isinstance(event, TextDelta)) == "yes"
+
+
+def test_reports_have_the_cached_blocks_and_the_calls(replica: Replica) -> None:
+    one = request(2 * BLOCK)
+    asyncio.run(answers(replica, one, "i/7/0"))
+    report = replica.report()
+    assert set(chain_hashes(one.prompts[0])) <= report.load.blocks
+    assert "i/7/0" in report.received
+    assert (report.status, report.load.running, report.load.slots) == ("ok", 0, 2)
+    assert report.load.row_s
+    assert report.stats.generation_tokens > 0
+
+
+def test_calls_that_their_ingress_has_no_more_end(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEAT_S", 0.01)
+
+    async def run() -> None:
+        endless = request(max_tokens=None, ignore_eos=True, params=SamplingParams(temp=1.0), n=2)
+        answers = replica.generate(endless, route_of(endless, "lost/1/0"))
+        await anext(answers)
+        await anext(answers)
+        await replica.beat("other", [], Route())
+        await replica.beat("lost", ["lost/1/0"], Route())
+        assert replica._open.keys() == {"lost/1/0"}
+        await asyncio.sleep(0.05)
+        await replica.beat("lost", [], Route())
+        rest = events([answer async for answer in answers])
+        assert not any(isinstance(event, Done) for event in rest)
+        assert not replica._open
+
+    asyncio.run(run())
+
+
+def test_calls_end_when_nothing_is_heard_of_their_ingress(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEAT_S", 0.02)
+    monkeypatch.setattr(module, "SILENCE_S", 0.05)
+
+    async def run() -> None:
+        replica._watch = None
+        blocked = request(max_tokens=None, ignore_eos=True, n=2)
+        replica._engine._wake.acquire()  # the engine makes no step, as one of a slow machine
+        try:
+            stream = replica.generate(blocked, route_of(blocked, "silent/1/0"))
+            assert await anext(stream) == Hello("r1")
+            started = time.monotonic()
+            while [answer async for answer in stream if not answer]:
+                assert time.monotonic() - started < 5
+        finally:
+            replica._engine._wake.release()
+        assert not replica._open
+        assert replica._watch is not None
+        replica._watch.cancel()
+
+    asyncio.run(run())
+
+
+def test_another_model_is_refused() -> None:
+    with pytest.raises(MismatchError, match=r"demo\.gguf: this node has another file"):
+        Replica(setup_of("other"), "r2")
+
+
+def test_another_version_is_refused() -> None:
+    expect_version(version())
+    with pytest.raises(MismatchError, match=r"this node has llamacli .*, the ingress 9\.9"):
+        expect_version("9.9")
+
+
+def test_a_stuck_engine_is_reported_as_ill(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    asyncio.run(replica.check_health())
+    monkeypatch.setattr(replica._engine, "_is_stuck", lambda: True)
+    with pytest.raises(InternalError, match="does not advance"):
+        asyncio.run(replica.check_health())
