@@ -1,4 +1,4 @@
-"""Files of contrib/: a systemd unit and a Containerfile."""
+"""Files of contrib/: systemd units, a Containerfile, a cluster on Kubernetes."""
 
 import re
 import shutil
@@ -14,22 +14,24 @@ CONTRIB = Path(__file__).parents[1] / "contrib"
 VARIABLE = re.compile(r"LLAMACLI_SERVE_(\w+)")
 
 
-def test_systemd_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "program"), [("llamacli", "llamacli serve"), ("llamacli-ray", "ray start")])
+def test_systemd_unit(tmp_path: Path, name: str, program: str) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
-    text = (CONTRIB / "llamacli.service").read_text()
-    assert "ExecStart=/opt/llamacli/bin/llamacli serve " in text
-    unit = tmp_path / "llamacli.service"
-    unit.write_text(text.replace("/opt/llamacli/bin/llamacli", "/bin/true"))
+    text = (CONTRIB / f"{name}.service").read_text()
+    assert f"ExecStart=/opt/llamacli/bin/{program} " in text
+    unit = tmp_path / f"{name}.service"
+    unit.write_text(re.sub("/opt/llamacli/bin/[a-z]+", "/bin/true", text))
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
-    assert "llamacli.service" not in done.stderr, done.stderr
+    assert f"{name}.service" not in done.stderr, done.stderr
 
 
 def test_unit_allows_compiled_kernels() -> None:
-    assert "MemoryDenyWriteExecute" not in (CONTRIB / "llamacli.service").read_text()
+    for unit in CONTRIB.glob("*.service"):
+        assert "MemoryDenyWriteExecute" not in unit.read_text()
 
 
-@pytest.mark.parametrize("name", ["llamacli.service", "Containerfile"])
+@pytest.mark.parametrize("name", ["llamacli.service", "llamacli-ray.service", "Containerfile", "kuberay.yaml"])
 def test_variables_are_those_of_options(name: str) -> None:
     used = set(VARIABLE.findall((CONTRIB / name).read_text()))
     command = app.commands["serve"]
@@ -41,6 +43,21 @@ def test_containerfile_has_known_instructions() -> None:
     text = re.sub(r"\\\n", " ", (CONTRIB / "Containerfile").read_text())
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     names = [line.split()[0] for line in lines]
-    assert set(names) <= {"FROM", "COPY", "RUN", "USER", "ENV", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT"}
+    assert set(names) <= {"FROM", "ARG", "COPY", "RUN", "USER", "ENV", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT"}
     assert (names[0], lines[-1]) == ("FROM", 'ENTRYPOINT ["llamacli", "serve"]')
     assert names.index("USER") < names.index("ENTRYPOINT")
+
+
+def test_kubernetes_commands_have_known_options() -> None:
+    yaml = pytest.importorskip("yaml")
+    cluster, servers, service = yaml.safe_load_all((CONTRIB / "kuberay.yaml").read_text())
+    assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    (container,) = servers["spec"]["template"]["spec"]["containers"]
+    start, _, serve = container["args"][0].partition(" && ")
+    assert f"--address={cluster['metadata']['name']}-head-svc:6379" in start
+    words = serve.removeprefix("exec llamacli serve ").split()
+    given = app.commands["serve"].make_context("serve", words).params
+    assert (given["ray_address"], given["ray_replicas"], given["ray_keep"]) == ("auto", (2, 8), True)
+    (group,) = cluster["spec"]["workerGroupSpecs"]
+    assert (group["minReplicas"], group["maxReplicas"]) == given["ray_replicas"]
+    assert service["spec"]["selector"] == servers["spec"]["template"]["metadata"]["labels"]

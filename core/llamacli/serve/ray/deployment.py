@@ -104,11 +104,12 @@ def deploy(settings: RaySettings, limits: EngineSettings, setup: Setup) -> Any:
     if _running_setup(settings.app) == setup:
         _log.info("the application %r runs with these settings: it is joined", settings.app)
         return serve.get_app_handle(settings.app)
+    most_calls = limits.max_running + limits.max_queue + SPARE_CALLS
     deployment = serve.deployment(ServedReplica).options(
         name="Replica",
         ray_actor_options={"num_cpus": setup.cpus},
-        max_ongoing_requests=limits.max_running + limits.max_queue + SPARE_CALLS,
-        max_queued_requests=max(1, limits.max_queue),
+        max_ongoing_requests=most_calls,
+        max_queued_requests=most_calls,  # of those that wait for a replica to start
         graceful_shutdown_timeout_s=setup.shutdown_timeout,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,

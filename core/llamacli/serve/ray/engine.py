@@ -320,7 +320,8 @@ class RayEngine:
                 else:
                     yield item
         finally:
-            answers.cancel()
+            with contextlib.suppress(Exception):  # a call that could not be routed raises its error again
+                answers.cancel()
 
     # --- signs of life
 

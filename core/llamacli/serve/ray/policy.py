@@ -5,12 +5,11 @@ Pure: neither Ray nor a clock of its own is needed.
 
 from __future__ import annotations
 
-import collections
 import hashlib
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import attrs
 
@@ -57,6 +56,8 @@ class Routed:
 
 def n_uncached(hashes: Sequence[bytes], n_tokens: int, blocks: frozenset[bytes]) -> int:
     """Tokens of a prompt that a cache does not hold; the last one is always computed."""
+    if not hashes or hashes[0] not in blocks:
+        return max(1, n_tokens)
     return max(1, n_tokens - BLOCK * n_matched(hashes, blocks))
 
 
@@ -66,13 +67,39 @@ def cost_s(hashes: Sequence[bytes], n_tokens: int, load: Load, base_s: float = B
     The sum of: the rows of its prompt and of prompts before it; what running texts add to each of its steps; and, if no
     slot is free, the wait for one, when `slots` texts end in the time of one.
     """
-    if load.base_s is not None and load.row_s is not None:
-        base_s, row_s = load.base_s, load.row_s
-    prompts = row_s * (n_uncached(hashes, n_tokens, load.blocks) + load.tokens)
-    streams = row_s * load.running * load.output
+    row_s = row_s if load.row_s is None else load.row_s
+    return row_s * n_uncached(hashes, n_tokens, load.blocks) + _standing_s(load, base_s, row_s)
+
+
+def _standing_s(load: Load, base_s: float, row_s: float) -> float:
+    """Part of the cost that is the same for all requests."""
+    base_s = base_s if load.base_s is None else load.base_s
     over = max(0, load.running + load.waiting + 1 - load.slots)
     text_s = load.output * (base_s + row_s * load.slots)
-    return prompts + streams + over * text_s / load.slots
+    return row_s * load.tokens + row_s * load.running * load.output + over * text_s / load.slots
+
+
+@attrs.define(eq=False)
+class _Replica:
+    """Replica as it was reported, and what was sent to it since.
+
+    `present` is its load with that, and its part of the cost, until something changes or the time `until`.
+    """
+
+    preference: bytes
+    report: Load = Load()
+    routed: dict[str, Routed] = attrs.field(factory=dict)
+    present: tuple[Load, float] | None = None
+    until: float = float("inf")
+
+    def load(self, now: float) -> tuple[Load, float]:
+        """Present load, and its part of the cost where steps were measured."""
+        if self.present is None or now >= self.until:
+            self.routed = {call: one for call, one in self.routed.items() if one.at > now - FORGET_S}
+            self.until = min((one.at for one in self.routed.values()), default=float("inf")) + FORGET_S
+            load = _with_routed(self.report, self.routed.values())
+            self.present = load, 0.0 if load.row_s is None else _standing_s(load, BASE_S, load.row_s)
+        return self.present
 
 
 class Fleet:
@@ -85,84 +112,96 @@ class Fleet:
     def __init__(self, ingress: str = "", clock: Callable[[], float] = time.monotonic):
         self._ingress, self._clock = ingress, clock
         self._lock = threading.Lock()
-        self._loads: dict[str, Load] = {}
-        self._routed: collections.defaultdict[str, dict[str, Routed]] = collections.defaultdict(dict)
+        self._replicas: dict[str, _Replica] = {}
+        self._places: dict[str, str] = {}  # of calls that are in no report yet
 
     @property
     def replicas(self) -> tuple[str, ...]:
         """Ids of the replicas."""
         with self._lock:
-            return tuple(self._loads)
+            return tuple(self._replicas)
 
     def keep(self, replicas: Iterable[str]) -> None:
         """Set which replicas there are; new ones count as idle."""
         with self._lock:
             present = set(replicas)
-            for name in present - self._loads.keys():
-                self._loads[name] = Load()
-            for name in self._loads.keys() - present:
-                del self._loads[name]
-                self._routed.pop(name, None)
+            for name in present - self._replicas.keys():
+                digest = hashlib.blake2b(f"{self._ingress} {name}".encode(), digest_size=8).digest()
+                self._replicas[name] = _Replica(digest)
+            for name in self._replicas.keys() - present:
+                del self._replicas[name]
+            self._places = {call: name for call, name in self._places.items() if name in present}
 
     def report(self, replica: str, load: Load, received: Iterable[str]) -> None:
         """Take a replica's report; `received` are the requests that it covers."""
         with self._lock:
-            if replica in self._loads:
-                self._loads[replica] = load
-                for call in received:
-                    self._routed[replica].pop(call, None)
+            one = self._replicas.get(replica)
+            if one is not None:
+                one.report, one.present = load, None
+                oldest = self._clock() - FORGET_S
+                for call in [*received, *(call for call, routed in one.routed.items() if routed.at < oldest)]:
+                    one.routed.pop(call, None)
+                    self._places.pop(call, None)
 
     def route(self, call: str, replica: str, hashes: Sequence[bytes], n_tokens: int) -> None:
         """Count a request as sent to a replica; it may have counted for another."""
         with self._lock:
-            for calls in self._routed.values():
-                calls.pop(call, None)
-            if replica in self._loads:
-                self._routed[replica][call] = Routed(hashes, n_tokens, self._clock())
+            before = self._replicas.get(self._places.pop(call, ""))
+            if before is not None:
+                before.routed.pop(call, None)
+                before.present = None
+            one = self._replicas.get(replica)
+            if one is not None:
+                one.routed[call] = Routed(hashes, n_tokens, self._clock())
+                one.present = None
+                self._places[call] = replica
 
     def load(self, replica: str) -> Load:
         """Load of a replica, with what was sent since its report."""
         with self._lock:
-            return self._load(replica)
+            return self._replicas[replica].load(self._clock())[0]
 
     def order(
         self, hashes: Sequence[bytes], n_tokens: int, among: Iterable[str] | None = None, avoid: Iterable[str] = ()
     ) -> list[str]:
         """Replicas by ascending cost of a request, without those to avoid."""
         with self._lock:
-            left = (self._loads.keys() if among is None else self._loads.keys() & set(among)) - set(avoid)
-            loads = {name: self._load(name) for name in left}
-        base_s, row_s = _usual(loads.values())
-        return sorted(
-            left, key=lambda name: (cost_s(hashes, n_tokens, loads[name], base_s, row_s), self._preference(name))
-        )
-
-    def _load(self, replica: str) -> Load:
-        load, calls = self._loads[replica], self._routed[replica]
-        oldest = self._clock() - FORGET_S
-        for call in [call for call, routed in calls.items() if routed.at < oldest]:
-            del calls[call]
-        if not calls:
-            return load
-        blocks = set[bytes]()
-        n_tokens = 0
-        for routed in calls.values():
-            n_tokens += n_uncached(routed.hashes, routed.n_tokens, load.blocks | blocks)
-            blocks.update(routed.hashes)
-        return attrs.evolve(
-            load,
-            running=min(load.slots, load.running + len(calls)),
-            waiting=load.waiting + max(0, load.running + len(calls) - load.slots),
-            tokens=load.tokens + n_tokens,
-            blocks=load.blocks | blocks,
-        )
-
-    def _preference(self, replica: str) -> bytes:
-        return hashlib.blake2b(f"{self._ingress} {replica}".encode(), digest_size=8).digest()
+            now = self._clock()
+            names = (self._replicas.keys() if among is None else self._replicas.keys() & set(among)) - set(avoid)
+            left = [(name, self._replicas[name], *self._replicas[name].load(now)) for name in names]
+        usual = _usual([load for _, _, load, _ in left])
+        costs = []
+        for name, one, load, standing in left:
+            if load.row_s is None:
+                cost = cost_s(hashes, n_tokens, load, *usual)
+            else:
+                cost = load.row_s * n_uncached(hashes, n_tokens, load.blocks) + standing
+            costs.append((cost, one.preference, name))
+        return [name for *_, name in sorted(costs)]
 
 
-def _usual(loads: Iterable[Load]) -> tuple[float, float]:
-    """Step times of the replicas that have measured some: the medians."""
+def _with_routed(load: Load, calls: Collection[Routed]) -> Load:
+    """Report with the requests that were sent since."""
+    if not calls:
+        return load
+    blocks = set[bytes]()
+    n_tokens = 0
+    for routed in calls:
+        n_tokens += n_uncached(routed.hashes, routed.n_tokens, load.blocks | blocks)
+        blocks.update(routed.hashes)
+    return attrs.evolve(
+        load,
+        running=min(load.slots, load.running + len(calls)),
+        waiting=load.waiting + max(0, load.running + len(calls) - load.slots),
+        tokens=load.tokens + n_tokens,
+        blocks=load.blocks | blocks,
+    )
+
+
+def _usual(loads: Sequence[Load]) -> tuple[float, float]:
+    """Step times where none were measured: the medians of the others."""
+    if all(load.row_s is not None for load in loads):
+        return BASE_S, ROW_S
     known = [(load.base_s, load.row_s) for load in loads if load.base_s is not None and load.row_s is not None]
     if not known:
         return BASE_S, ROW_S
