@@ -7,7 +7,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(addprefix -e ,$(PLUGINS))
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: run test test-all test-long test-bounds test-memory test-examples fuzz lint docs clean dist
+.PHONY: run test test-all test-long test-bounds test-memory test-examples fuzz lint docs clean dist test-ray
 
 run: $(VENV)/.installed
 	$(BIN)/llamacli run < /dev/null
@@ -20,7 +20,7 @@ test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow"
 
 # The rest: what is slow, and what tries more examples in the full profile. Tests of clients that cannot be installed skip.
-test-all: test-bounds test-memory docs test-examples
+test-all: test-bounds test-memory docs test-examples test-ray
 	-$(BIN)/python -m pip install --quiet -e '.[clients]'
 	$(FUZZ) --minutes 0.03
 	LLAMACLI_TEST_PROFILE=full $(PYTEST) -m "slow or deep or hypothesis"
@@ -53,6 +53,14 @@ FUZZ := PYTHONPATH=tests:tests/support $(BIN)/python -m fuzz
 fuzz: $(VENV)/.installed-test
 	-$(BIN)/python -m pip install --quiet -e '.[fuzz]'
 	$(FUZZ) $(ARGS)
+# Replicas on a Ray cluster, in an environment of its own: Ray brings other servers for uvicorn, and much else.
+test-ray:
+	$(PYTHON) -m venv $(VENV)-ray
+	if $(VENV)-ray/bin/python -m pip install --quiet -e '.[ray,test]' $(addprefix -e ,$(PLUGINS)); then \
+		$(VENV)-ray/bin/python -m pytest -q -n 0 -m ray tests/serve/ray; \
+	else \
+		echo "SKIPPED: Ray cannot be installed here, its tests do not run" >&2; \
+	fi
 
 # The plugins of examples/ in an environment of their own, as an outside author installs them.
 test-examples:
@@ -78,6 +86,7 @@ dist: $(VENV)/.installed
 
 clean:
 	rm -rf $(VENV) $(VENV)-examples site
+	rm -rf $(VENV) $(VENV)-ray
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -5,7 +5,7 @@
 
 The policy is the code that serves (`llamacli.serve.ray.policy`), with reports a second old. The replicas are simulated:
 a step takes `base` + `row` * rows, as `llamacli.serve.costs` measures it (the defaults: a 1B model in Q8_0 on two
-cores), prompts are evaluated in pieces of `--step-ms`, and the cache keeps the blocks that were used last. Requests come
+cores), prompts are evaluated in pieces of `--step-ms`, and the cache keeps the latest blocks. Requests come
 at random times: half begin with one of some system prompts, few of which are common (Zipf), half go on with a
 conversation. Compared are `cost`, `least` (fewest requests that run or wait, known without delay) and `random`. Prints,
 for each number of replicas and policy:
@@ -15,24 +15,30 @@ for each number of replicas and policy:
 - `first token p50`, `p95`: seconds from a request to its first token.
 - `route`: milliseconds of the policy for a request.
 
-Then the greatest throughput of each number of replicas to that of one, with all requests there from the start.
+Then the greatest throughput of each number of replicas to that of one, with requests five times what they can do.
+
+`--hop STREAMS` measures the way from a replica to the server instead, with Ray on this machine: milliseconds from an
+event of a stream to its arrival, at 50 events a second of each stream.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import collections
 import heapq
 import itertools
+import logging
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from llamacli.serve.ray.blocks import BLOCK, n_matched
 from llamacli.serve.ray.policy import Fleet, Load
+from llamacli.serve.requests import TextDelta
 
 SLOTS = 8
 CACHE_BLOCKS = 1024
@@ -280,7 +286,11 @@ def main() -> None:
     parser.add_argument("--row-ms", type=float, default=2.0)
     parser.add_argument("--step-ms", type=float, default=150.0)
     parser.add_argument("--requests", type=int, default=60, help="for each replica")
+    parser.add_argument("--hop", type=int, help="streams, to measure the way from a replica")
     arguments = parser.parse_args()
+    if arguments.hop:
+        measure_hop(arguments.hop)
+        return
     costs = Costs(arguments.base_ms / 1000, arguments.row_ms / 1000, arguments.step_ms / 1000)
     sizes = [int(text) for text in arguments.replicas.split(",")]
     usual = [*Workload(10, 2000, costs.capacity(1000, 100), 0)]
@@ -310,6 +320,43 @@ def main() -> None:
 def saturating(n: int, n_requests: int, capacity: float) -> list[Text]:
     """Requests of the same users and system prompts, five times what the replicas can do."""
     return [*Workload(1, n * n_requests, 5 * n * capacity, 7)]
+
+
+class Ticker:
+    """Replica that sends the time."""
+
+    async def ticks(self, n: int) -> AsyncIterator[list[tuple[float, TextDelta]]]:
+        """Times of CLOCK_MONOTONIC, which is one clock for all processes."""
+        for _ in range(n):
+            await asyncio.sleep(random.uniform(0.015, 0.025))
+            yield [(time.monotonic(), TextDelta(0, " word"))]
+
+
+def measure_hop(n_streams: int, n_events: int = 500) -> None:
+    """Print the quantiles of the time from a replica to the server."""
+    import ray
+    from ray import serve
+
+    ray.init(num_cpus=1, include_dashboard=False, logging_level=logging.ERROR)
+    serve.start(proxy_location="Disabled")
+    quiet = {"log_level": "WARNING", "enable_access_log": False}
+    ticker = serve.deployment(Ticker).options(max_ongoing_requests=1000, logging_config=quiet)
+    handle = serve.run(ticker.bind(), name="hop", route_prefix=None).options(stream=True)
+
+    async def read() -> list[float]:
+        late = []
+        async for ((sent, _),) in handle.ticks.remote(n_events):
+            late.append(1000 * (time.monotonic() - sent))
+        return late
+
+    async def read_all() -> list[list[float]]:
+        return await asyncio.gather(*(read() for _ in range(n_streams)))
+
+    late = sorted(itertools.chain.from_iterable(asyncio.run(read_all())))
+    shown = ", ".join(f"p{100 * share:.0f} {quantile(late, share):.2f} ms" for share in (0.5, 0.95, 0.99))
+    print(f"{n_streams} streams: {shown}")
+    serve.shutdown()
+    ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -482,6 +483,46 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     result = click.testing.CliRunner().invoke(app, ["serve"], prog_name="llamacli")
     assert result.exit_code == 1
     assert "serve needs uvicorn: pip install 'llamacli[serve]'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "replicas"), [("2", (2, 2)), ("1:8", (1, 8)), ("0", None), ("3:2", None), ("1:", None), ("x", None)]
+)
+def test_numbers_of_replicas(text: str, replicas: tuple[int, int] | None) -> None:
+    if replicas is None:
+        with pytest.raises(click.UsageError, match="is not a number of replicas such as 2, or 1:8"):
+            given("--ray-replicas", text)
+    else:
+        assert given("--ray-replicas", text)["ray_replicas"] == replicas
+
+
+def test_addresses_of_clusters() -> None:
+    assert given()["ray_address"] is None
+    assert given("--ray")["ray_address"] == given("a.gguf", "--ray", "--port", "0")["ray_address"] == "auto"
+    assert given("--ray", "head:6379", "a.gguf")["ray_address"] == "head:6379"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ray", "a.gguf"], "--ray: 'a.gguf' is not the address of a cluster"),
+        (["--ray=auto", f"a={demo_path()}", f"b={demo_path()}"], "--ray serves one model"),
+    ],
+)
+def test_wrong_clusters(monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setitem(sys.modules, "llamacli.serve.ray.engine", types.SimpleNamespace(RayEngine=None))
+    result = click.testing.CliRunner().invoke(app, ["serve", "--port", "0", *arguments], prog_name="llamacli")
+    assert result.exit_code != 0
+    assert message in result.stderr
+
+
+def test_ray_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))
+    result = click.testing.CliRunner().invoke(app, ["serve", "--port", "0", "--ray"], prog_name="llamacli")
+    assert result.exit_code == 1
+    assert "serve --ray needs ray: pip install 'llamacli[ray]'" in result.stderr
 
 
 def test_names_of_models(tmp_path: Path) -> None:

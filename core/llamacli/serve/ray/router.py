@@ -22,7 +22,7 @@ class CostRouter(RequestRouter):
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
         """Replicas for a call, the cheapest first, one of each rank."""
-        if pending_request is not None:  # else Ray Serve asks again at once, for ever, where there is no replica to give
+        if pending_request is not None:  # without it, Ray Serve asks again at once, and blocks its loop
             pending_request.routing_context.should_backoff = True
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         route = _route_of(pending_request)
