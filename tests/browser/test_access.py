@@ -7,6 +7,7 @@ import re
 import pytest
 from selenium.webdriver.common.keys import Keys
 
+from llamacli.serve.errors import InternalError
 from scripts import reply
 
 TEXT = "# Title\n\nSome **text** with `code` and a [link](https://e.org).\n\n```js\n// comment\nlet x = f(\"s\", 1);\n```\n"
@@ -37,7 +38,7 @@ CONTRASTS = """
 UNNAMED = """
     const named = (one) => one.getAttribute('aria-label') || one.textContent.trim() || one.labels?.length;
     return [...document.querySelectorAll('button, input:not([type=file]), select, textarea')]
-      .filter((one) => !named(one)).map((one) => one.outerHTML);
+      .filter((one) => one.checkVisibility() && !named(one)).map((one) => one.outerHTML);
 """
 
 
@@ -63,7 +64,7 @@ def test_keyboard_alone(site) -> None:
             break
     page.wait(lambda: page.replies == ["one two three"])
     page.wait_reply()
-    assert {"Continue", "Copy", "Edit"} <= reached
+    assert {"Delete from here on", "Probabilities of the tokens", "Edit"} <= reached
     page.keys(Keys.ALT, "s")
     page.wait(lambda: page.run("return document.activeElement.closest('#settings') !== null"))
     page.keys(Keys.ALT, "s")
@@ -100,8 +101,9 @@ def test_contrast(site, scheme: str) -> None:
     page.run("for (const group of document.querySelectorAll('#settings details')) group.open = true")
     page.send("hi")
     page.wait_reply()
-    page.press("Probabilities of the tokens")
-    page.wait_text(".error", "The probabilities cannot be shown")
+    site.engine.script = lambda _: [InternalError("it broke")]
+    page.send("and now")
+    page.wait_text(".error", "it broke")
     assert page.run(CONTRASTS) == []
     ground = page.run("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", ground)[:3])) > 384) == (scheme == "light")

@@ -444,6 +444,7 @@ class App {
     click("#theme", () => this.#nextTheme());
     click("#export", () => this.#export(this.heads.map(({ id }) => id)));
     click("#import", () => find("#import-file").click());
+    click("#key-cancel", () => find("#key-dialog").close(""));
     click("#help", () => find("#help-dialog").showModal());
     find("#import-file").addEventListener("change", async (event) => {
       await this.#import([...event.target.files]);

@@ -4,7 +4,7 @@ import { copyText, el, iconButton } from "./dom.js";
 import { highlightLine } from "./highlight.js";
 import { nextBlock, parseBlocks, parseInline } from "./markdown.js";
 
-const SLICE_MS = 8;
+const SLICE_MS = 6;
 
 export class MarkdownView {
   /** View in this element. */
@@ -13,12 +13,20 @@ export class MarkdownView {
     this.text = "";
     this.position = 0; // where the first block that may still change begins
     this.tail = null;
+    this.last = null; // the last block that was shown
   }
 
   /** Show a text. Returns true when all of it is shown; else more calls are needed, best one a frame. */
   update(text, final) {
     if (!text.startsWith(this.text)) this.clear();
+    const grown = text !== this.text;
+    if (this.final && grown && this.last) {
+      // The text goes on: its last block is not complete after all.
+      this.position = this.last.begin;
+      this.tail = this.last.view;
+    }
     this.text = text;
+    this.final = final || (this.final && !grown);
     const deadline = performance.now() + SLICE_MS;
     while (performance.now() < deadline) {
       const block = nextBlock(text, this.position, final);
@@ -27,6 +35,7 @@ export class MarkdownView {
         return true;
       }
       this.tail = this.show(block, this.tail);
+      this.last = { begin: block.begin, view: this.tail };
       if (!block.closed) return true;
       this.position = block.end;
       this.tail = null;
@@ -37,7 +46,7 @@ export class MarkdownView {
   clear() {
     this.root.replaceChildren();
     this.position = 0;
-    this.tail = null;
+    this.tail = this.last = null;
   }
 
   drop() {

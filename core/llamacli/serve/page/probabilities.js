@@ -62,7 +62,7 @@ export class ProbabilityView {
     } else if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
       this.select(this.active);
-      this.card.querySelector("button")?.focus();
+      (this.card.querySelector("button.alternative:enabled") ?? this.card.querySelector("button")).focus();
     } else if (event.key === "Escape" && !this.card.hidden) {
       event.stopPropagation();
       this.close();

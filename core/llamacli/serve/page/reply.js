@@ -174,6 +174,7 @@ export async function score(conversation, nodes, reply, signal) {
   let choice;
   try {
     [choice] = (await post(path, body, signal)).choices;
+    if (!choice.logprobs) throw new ApiError("The server sent no probabilities.");
   } catch (error) {
     if (error.code !== "chat_template_error" || error.param || !template) throw error;
     withoutTemplate.add(settings.model ?? "");
