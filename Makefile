@@ -7,7 +7,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(addprefix -e ,$(PLUGINS))
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: run test test-all test-long test-bounds test-memory test-examples fuzz lint docs clean dist test-ray
+.PHONY: run test test-all test-long test-bounds test-memory test-examples fuzz lint docs clean dist test-ray test-browser
 
 run: $(VENV)/.installed
 	$(BIN)/llamacli run < /dev/null
@@ -17,13 +17,21 @@ WORKERS ?= 2
 PYTEST  := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 test: $(VENV)/.installed-test
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not browser"
 
 # The rest: what is slow, and what tries more examples in the full profile. Tests of clients that cannot be installed skip.
-test-all: test-bounds test-memory docs test-examples test-ray
+test-all: test-bounds test-memory docs test-examples test-ray test-browser
 	-$(BIN)/python -m pip install --quiet -e '.[clients]'
 	$(FUZZ) --minutes 0.03
 	LLAMACLI_TEST_PROFILE=full $(PYTEST) -m "slow or deep or hypothesis"
+
+# The web page in Chromium, which is installed where it is missing and apt-get can do so; else the tests skip.
+CHROMIUM := chromium chromium-driver
+test-browser: $(VENV)/.installed-test
+	-command -v chromium chromedriver > /dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q $(CHROMIUM); } || \
+	{ test "$$(id -u)" = 0 && apt-get update -q && apt-get install -y -q $(CHROMIUM); }
+	-$(BIN)/python -m pip install --quiet -e '.[browser]'
+	$(BIN)/python -m pytest -q -rs -n 0 -m browser tests/browser
 
 # Longer runs against the server: 100,000 mutated bodies, 1,000 disconnects and schemas, more schemathesis cases.
 test-long: $(VENV)/.installed-test

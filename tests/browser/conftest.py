@@ -116,10 +116,10 @@ def open_page(driver: Any, demo: Model) -> Iterator[Callable[..., Site]]:
 
 @pytest.fixture(scope="session")
 def story_server(plugins: Plugins) -> Iterator[Served]:
-    """The demo model, which writes stories."""
+    """The demo model, which writes stories and has no chat template."""
     sources = [ModelSource("demo", demo_path())]
     engine = LocalEngine(sources, EngineSettings(max_running=2), functools.partial(load_model, plugins=plugins))
-    with served(engine, page=PAGE, slots=True) as server:
+    with served(engine, page=PAGE, slots=True, template=None) as server:
         engine.load("demo").result(120)
         yield server
 

@@ -242,6 +242,7 @@ class App {
     conversation.updated = Date.now();
     if (conversation === this.conversation) {
       this.composer.setRunning(false);
+      this.#showModels();
       for (const { id } of path(conversation)) this.chat.update(id);
       announce(spoken(node));
     }

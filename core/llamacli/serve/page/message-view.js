@@ -301,7 +301,7 @@ export function statistics(stats) {
   if (!stats) return "";
   const parts = [];
   if (stats.rate) parts.push(`${stats.rate.toFixed(1)} tokens/s`);
-  if (stats.first) parts.push(`first after ${stats.first.toFixed(stats.first < 10 ? 2 : 0)} s`);
+  if (stats.first) parts.push(`first token after ${stats.first.toFixed(stats.first < 10 ? 2 : 0)} s`);
   if (stats.generated) parts.push(`${count(stats.generated)} tokens`);
   if (stats.prompt) parts.push(`prompt ${count(stats.prompt)}${stats.cached ? `, ${count(stats.cached)} cached` : ""}`);
   return parts.join(" · ");

@@ -1,0 +1,172 @@
+"""Screenshots of the web page for the documentation, by Chromium and the demo model.
+
+    python tools/screenshots.py [FOLDER]
+
+Needs the extra `browser`, and Debian's chromium and chromium-driver. Pictures have few colours, so that they are small.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "support")]
+
+from PIL import Image  # noqa: E402
+from selenium.webdriver.remote.webelement import WebElement  # noqa: E402
+
+from browser import PageDriver, chromium, missing  # noqa: E402
+from http_server import served  # noqa: E402
+from llamacli.serve.engine import LocalEngine  # noqa: E402
+from llamacli.serve.http.page import PAGE  # noqa: E402
+from llamacli.serve.models import ModelSource  # noqa: E402
+from llamacli.serve.settings import EngineSettings  # noqa: E402
+from llamacli.tools.demo import demo_path  # noqa: E402
+
+SIZE = (1200, 780)
+PHONE = {"width": 390, "height": 780, "deviceScaleFactor": 1, "mobile": True}
+SCALE = 1.25
+"""Pixels of a picture for each of the page."""
+
+N_COLOURS = 256
+
+REPLY = """\
+A list comprehension builds a list in one expression:
+
+```python
+def squares(n: int) -> list[int]:
+    # Even numbers only.
+    return [i * i for i in range(n) if i % 2 == 0]
+```
+
+| form | result | evaluated |
+|:--|:--|--:|
+| `[f(x) for x in xs]` | a list | at once |
+| `(f(x) for x in xs)` | a generator | when it is read |
+
+Take the **generator** where the values are read once, such as in `sum(i * i for i in xs)`.
+"""
+REASONING = "The question is about comprehensions. A short example and a comparison with generators are enough."
+STORY = "Once upon a time there was a fox who"
+TITLES = ("A letter to the landlord", "Regular expressions for dates", "Plan of a week in Oslo")
+
+
+def conversation(number: int, title: str, question: str, reply: str, age_s: float) -> dict[str, object]:
+    """Conversation in the form of an export, with one question and one reply."""
+    now = (time.time() - age_s) * 1000
+    messages = [
+        {"id": "a", "role": "user", "content": question, "children": ["b"], "chosen": "b"},
+        {"id": "b", "role": "assistant", "content": reply, "reasoning": REASONING, "finish": "stop", "children": [],
+         "stats": {"rate": 31.4, "first": 0.38, "generated": 187, "prompt": 412, "cached": 371}},
+    ]  # fmt: skip
+    nodes = {"root": {"id": "root", "children": ["a"], "chosen": "a"}, **{str(one["id"]): one for one in messages}}
+    return {"id": str(number), "title": title, "created": now, "updated": now, "settings": {}, "nodes": nodes}
+
+
+def example(folder: Path) -> Path:
+    """File with conversations to import."""
+    talks = [
+        conversation(i, title, title, "Here it is.", 86_400 * (i + 1) - 3600) for i, title in enumerate(TITLES)
+    ]
+    talks.append(conversation(9, "Comprehensions in Python", "How do list comprehensions work?", REPLY, 60))
+    file = folder / "conversations.json"
+    file.write_text(json.dumps({"format": "llamacli-conversations", "version": 1, "conversations": talks}))
+    return file
+
+
+def main(folder: Path) -> None:
+    """Write the pictures."""
+    if reason := missing():
+        sys.exit(f"screenshots: {reason}")
+    folder.mkdir(parents=True, exist_ok=True)
+    engine = LocalEngine([ModelSource("demo", demo_path())], EngineSettings(max_running=2))
+    with tempfile.TemporaryDirectory() as name, served(engine, page=PAGE, template=None) as server:
+        engine.load("demo").result(300)
+        with chromium(Path(name), *SIZE) as driver:
+            page = PageDriver(driver, f"http://127.0.0.1:{server.port}/")
+            page.open()
+            resize(page, {"width": SIZE[0], "height": SIZE[1], "deviceScaleFactor": SCALE, "mobile": False})
+            page.one("#import-file").send_keys(str(example(Path(name))))
+            page.wait(lambda: page.all(".code"))
+            page.run("document.querySelector('#chat').scrollTop = 0")
+            shoot(page, folder / "page.png")
+            tell_story(page)
+            shoot(page, folder / "page-probabilities.png")
+            theme(page, "dark")
+            page.press("Comprehensions in Python", ".conversations")
+            page.press("Settings")
+            for title in ("Randomness",):
+                page.run("document.querySelector(`details[data-title='${arguments[0]}']`).open = true", title)
+            page.run("document.querySelector('#chat').scrollTop = 0; document.activeElement.blur()")
+            shoot(page, folder / "page-settings.png")
+            theme(page, "light")
+            resize(page, {**PHONE, "deviceScaleFactor": SCALE})
+            driver.refresh()
+            page.wait_ready()
+            page.wait(lambda: page.all(".code"))
+            page.run("document.querySelector('#chat').scrollTop = 0; document.activeElement.blur()")
+            shoot(page, folder / "page-phone.png")
+
+
+def tell_story(page: PageDriver) -> None:
+    """Write a story, go on from another word of it, and show the alternatives of this word."""
+    page.press("New")
+    page.press("Settings")
+    for name, value in {"max_tokens": "90", "seed": "4"}.items():
+        page.run("arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))",
+                 page.one(f"#param-{name}"), value)  # fmt: skip
+    page.press("Close the settings")
+    page.send(STORY)
+    page.wait_reply()
+    number = unsure_word(page)
+    page.run("arguments[0].click()", page.all("button.alternative")[0])
+    page.wait_text(".message.assistant .branches", "2/2")
+    page.wait_reply()
+    show_tokens(page)[number].click()
+
+
+def show_tokens(page: PageDriver) -> list[WebElement]:
+    """Show the probabilities of the last reply; its tokens."""
+    page.press("Probabilities of the tokens")
+    page.wait(lambda: len(page.all(".tokens span")) >= 20)
+    return page.all(".tokens span")
+
+
+def unsure_word(page: PageDriver) -> int:
+    """Choose a word that could well have been another one; its number."""
+    spans = show_tokens(page)
+    number = next(
+        i for i, one in enumerate(spans)
+        if i > 6 and one.get_attribute("class") in ("p3", "p4") and re.fullmatch(" [a-z]{3,}", one.get_property("textContent"))
+    )  # fmt: skip
+    spans[number].click()
+    return number
+
+
+def theme(page: PageDriver, name: str) -> None:
+    """Choose the colours."""
+    page.run("document.documentElement.dataset.theme = arguments[0]", name)
+    page.run("localStorage.setItem('llamacli-theme', JSON.stringify(arguments[0]))", name)
+
+
+def resize(page: PageDriver, metrics: dict[str, object]) -> None:
+    """Set the size of the window."""
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def shoot(page: PageDriver, file: Path) -> None:
+    """Write a picture with few colours."""
+    time.sleep(0.4)
+    image = Image.open(io.BytesIO(page.driver.get_screenshot_as_png())).convert("RGB")
+    image.quantize(N_COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
+    print(f"{file}: {image.width} x {image.height}, {file.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "pictures")
