@@ -1,4 +1,4 @@
-"""Screenshots of the web page for the documentation, by Chromium and the demo model.
+"""Screenshots of the web page for the documentation.
 
     python tools/screenshots.py [FOLDER]
 
@@ -58,7 +58,7 @@ TITLES = ("A letter to the landlord", "Regular expressions for dates", "Plan of 
 
 
 def conversation(number: int, title: str, question: str, reply: str, age_s: float) -> dict[str, object]:
-    """Conversation in the form of an export, with one question and one reply."""
+    """Conversation of one question and one reply, as in exports."""
     now = (time.time() - age_s) * 1000
     messages = [
         {"id": "a", "role": "user", "content": question, "children": ["b"], "chosen": "b"},
@@ -71,9 +71,7 @@ def conversation(number: int, title: str, question: str, reply: str, age_s: floa
 
 def example(folder: Path) -> Path:
     """File with conversations to import."""
-    talks = [
-        conversation(i, title, title, "Here it is.", 86_400 * (i + 1) - 3600) for i, title in enumerate(TITLES)
-    ]
+    talks = [conversation(i, title, title, "Here it is.", 86_400 * (i + 1) - 3600) for i, title in enumerate(TITLES)]
     talks.append(conversation(9, "Comprehensions in Python", "How do list comprehensions work?", REPLY, 60))
     file = folder / "conversations.json"
     file.write_text(json.dumps({"format": "llamacli-conversations", "version": 1, "conversations": talks}))
@@ -115,7 +113,7 @@ def main(folder: Path) -> None:
 
 
 def tell_story(page: PageDriver) -> None:
-    """Write a story, go on from another word of it, and show the alternatives of this word."""
+    """Write a story, and show the alternatives of a word."""
     page.press("New")
     page.press("Settings")
     for name, value in {"max_tokens": "90", "seed": "4"}.items():
@@ -143,7 +141,8 @@ def unsure_word(page: PageDriver) -> int:
     spans = show_tokens(page)
     number = next(
         i for i, one in enumerate(spans)
-        if i > 6 and one.get_attribute("class") in ("p3", "p4") and re.fullmatch(" [a-z]{3,}", one.get_property("textContent"))
+        if i > 6 and one.get_attribute("class") in ("p3", "p4")
+        and re.fullmatch(" [a-z]{3,}", str(one.get_property("textContent")))
     )  # fmt: skip
     spans[number].click()
     return number

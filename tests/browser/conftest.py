@@ -1,4 +1,4 @@
-"""Fixtures of the tests in Chromium: a browser, a scripted engine and the demo model behind the page."""
+"""Fixtures of the tests in Chromium."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from llamacli.serve.settings import EngineSettings
 from llamacli.testing.serving import FakeEngine
 from llamacli.tools.demo import demo_path
 
-selenium = pytest.importorskip("selenium", reason="the tests of the page need selenium: pip install 'llamacli[browser]'")
+selenium = pytest.importorskip(
+    "selenium", reason="the tests of the page need selenium: pip install 'llamacli[browser]'"
+)
 from browser import PageDriver, chromium, missing  # noqa: E402
 
 REASON = missing()
@@ -41,7 +43,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class PacedEngine(FakeEngine):
-    """Fake engine that waits `pace` seconds before each event, and does not go on beyond event `limit`."""
+    """Fake engine that takes its time.
+
+    It waits `pace` seconds before each event, and does not go on beyond event `limit`.
+    """
 
     pace = 0.0
     limit: int | None = None
@@ -100,7 +105,7 @@ def site(driver: Any, demo: Model, _scripted: tuple[PacedEngine, Served]) -> Ite
 
 @pytest.fixture
 def open_page(driver: Any, demo: Model) -> Iterator[Callable[..., Site]]:
-    """Open the page of a scripted engine that is served with other settings."""
+    """Serve a scripted engine with other settings, and open its page."""
     with ExitStack() as stack:
 
         def begin(**settings: Any) -> Site:

@@ -1,4 +1,4 @@
-"""The page by keyboard, by screen reader, on a phone, light and dark."""
+"""Page by keyboard, by screen reader, on a phone, in both colours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from selenium.webdriver.common.keys import Keys
 from llamacli.serve.errors import InternalError
 from scripts import reply
 
-TEXT = "# Title\n\nSome **text** with `code` and a [link](https://e.org).\n\n```js\n// comment\nlet x = f(\"s\", 1);\n```\n"
+TEXT = (
+    '# Title\n\nSome **text** with `code` and a [link](https://e.org).\n\n```js\n// comment\nlet x = f("s", 1);\n```\n'
+)
 
 CONTRASTS = """
     const channel = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
@@ -20,13 +22,16 @@ CONTRASTS = """
       canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
       return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
     };
-    const ground = (node) => node ? over(getComputedStyle(node).backgroundColor, ground(node.parentElement)) : [255, 255, 255];
+    const ground = (node) => node
+      ? over(getComputedStyle(node).backgroundColor, ground(node.parentElement))
+      : [255, 255, 255];
     const light = (rgb) => rgb.map((c, i) => channel(c / 255) * [0.2126, 0.7152, 0.0722][i]).reduce((a, b) => a + b);
     const found = [];
     const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
       const node = walker.currentNode.parentElement;
-      if (!walker.currentNode.data.trim() || !node.checkVisibility() || node.closest('.visually-hidden, .skip, :disabled')) continue;
+      if (!walker.currentNode.data.trim() || !node.checkVisibility()) continue;
+      if (node.closest('.visually-hidden, .skip, :disabled')) continue;
       const below = ground(node);
       const [a, b] = [light(below), light(over(getComputedStyle(node).color, below))];
       const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
@@ -123,7 +128,9 @@ def test_phone(site) -> None:
         site.engine.script = reply(wide)
         page.send("z" * 200)
         page.wait_reply()
-        overflow = "return document.scrollingElement.scrollWidth > 360 || document.querySelector('#chat').scrollWidth > 360"
+        overflow = (
+            "return document.scrollingElement.scrollWidth > 360 || document.querySelector('#chat').scrollWidth > 360"
+        )
         assert page.run(overflow) is False
         assert not page.one("#sidebar").is_displayed()
         page.press("Conversations")

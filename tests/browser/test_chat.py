@@ -173,7 +173,9 @@ def test_markdown_from_the_model_does_nothing(site) -> None:
 
 def test_code_and_tables(site) -> None:
     page = site.page
-    site.engine.script = reply("Look:\n\n```python\ndef f():\n    return 1  # one\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n")
+    site.engine.script = reply(
+        "Look:\n\n```python\ndef f():\n    return 1  # one\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n"
+    )
     page.send("code")
     page.wait_reply()
     assert page.text(".code pre").strip() == "def f():\n    return 1  # one"
@@ -181,8 +183,10 @@ def test_code_and_tables(site) -> None:
     assert [one.text for one in page.all(".hl-keyword")] == ["def", "return"]
     assert page.text(".hl-comment") == "# one"
     assert page.text("td.right") == "2"
-    page.run("document.execCommand = () => (window.copied = document.activeElement.value, true);"
-             "Object.defineProperty(navigator, 'clipboard', {value: {writeText: async (t) => { window.copied = t; }}})")  # fmt: skip
+    page.run(
+        "const writeText = async (text) => { window.copied = text; };"
+        "Object.defineProperty(navigator, 'clipboard', {value: {writeText}})"
+    )
     page.press("Copy the code")
     page.wait(lambda: page.run("return window.copied") == "def f():\n    return 1  # one")
 

@@ -1,4 +1,4 @@
-"""Errors on the page: keys, full queues, lost connections, each in words and with a way on."""
+"""Errors on the page, in words and with a retry."""
 
 from __future__ import annotations
 
@@ -94,9 +94,7 @@ def test_refused_fields_are_named(site) -> None:
 
 def test_full_storage_is_said(site) -> None:
     page = site.page
-    page.run(
-        "IDBObjectStore.prototype.put = () => { throw new DOMException('full', 'QuotaExceededError'); };"
-    )
+    page.run("IDBObjectStore.prototype.put = () => { throw new DOMException('full', 'QuotaExceededError'); };")
     page.send("hi")
     page.wait_text(".toast", "The browser's storage is full: this conversation is not kept.")
     assert page.wait_reply() == "one two three"

@@ -53,7 +53,7 @@ def test_scores_of_a_reply_that_has_none(site) -> None:
 
 
 def test_story_goes_on_from_another_word(story) -> None:
-    """The demo model has no chat template: its stories are scored and continued as texts."""
+    """Stories of a model without a chat template are continued as texts."""
     page, _ = story
     page.run("localStorage.setItem('llamacli-settings', JSON.stringify({params: {max_tokens: 24, seed: 3}}))")
     page.open()

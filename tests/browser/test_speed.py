@@ -1,4 +1,4 @@
-"""Time to the first paint, requests to other hosts, long tasks while a long reply grows."""
+"""Time to the first paint, and long tasks in long replies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def long_reply(n_words: int) -> str:
 
 
 def test_first_paint_needs_this_server_only(site) -> None:
-    """First paint within a second, with an empty cache, and no request to another host."""
+    """First paint within a second, without requests to other hosts."""
     page = site.page
     page.driver.execute_cdp_cmd("Network.enable", {})
     page.driver.execute_cdp_cmd("Network.clearBrowserCache", {})
@@ -46,10 +46,11 @@ def test_first_paint_needs_this_server_only(site) -> None:
 
 
 def test_long_reply_without_long_tasks(site) -> None:
-    """10,000 words at thousands a second: no task of the page's main thread takes 50 ms.
+    """10,000 words without a task of the main thread above 50 ms.
 
-    The browser's observer counts scripts, styles, layout and painting, by the clock: work of other programs that comes
-    between counts too. So on a busy machine there are three attempts, of which one must be free of such tasks.
+    They come at thousands a second. The browser's observer counts scripts, styles, layout and painting, by the clock:
+    work of other programs that comes between counts too. So on a busy machine there are three attempts, of which one
+    must be free of such tasks.
     """
     page, engine = site.page, site.engine
     page.run(

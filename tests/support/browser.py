@@ -102,8 +102,8 @@ class PageDriver:
 
         def find() -> WebElement | None:
             return self.run(
-                "return [...document.querySelectorAll(`${arguments[1]} button`)].reverse().find((one) => one.offsetParent"
-                " && [one.getAttribute('aria-label'), one.textContent.trim()].includes(arguments[0]))",
+                "return [...document.querySelectorAll(`${arguments[1]} button`)].reverse().find((one) =>"
+                " one.offsetParent && [one.getAttribute('aria-label'), one.textContent.trim()].includes(arguments[0]))",
                 label,
                 within,
             )

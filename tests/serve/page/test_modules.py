@@ -1,4 +1,4 @@
-"""Modules of the page in Node: syntax, and tests of those that need no browser."""
+"""Modules of the page in Node: syntax and tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(NODE is None, reason="the page's modules are tes
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy of the modules and their tests, in a folder that Node takes for a package of ES modules."""
+    """Folder of modules and tests, which Node takes for ES modules."""
     folder = tmp_path_factory.mktemp("page")
     for path in (*PAGE.glob("*.js"), *TESTS):
         shutil.copy(path, folder)

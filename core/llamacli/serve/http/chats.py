@@ -252,7 +252,10 @@ def _rendered(
 
 
 def _cut_after(rendering: Rendering, text: str) -> Rendering | None:
-    """Rendering up to the end of the last message's text, None if it is not found; templates strip texts."""
+    """Rendering up to the end of the last message's text.
+
+    None if it is not found. Templates may strip texts.
+    """
     bare, space = text.strip(), text[len(text.rstrip()) :]
     for i in reversed(range(len(rendering.parts))):
         part = rendering.parts[i]

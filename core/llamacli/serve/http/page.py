@@ -1,4 +1,7 @@
-"""Static files of the web page, with their types, cache rules and content-security policy."""
+"""Static files of the web page.
+
+Their types, cache rules and content-security policy.
+"""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def test_continuing_after_reasoning(http, fake, serve) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo(http, fake, stream) -> None:
-    """The reply begins with the message that it continues, and so do its log-probabilities."""
+    """The reply and its log-probabilities begin with the message that it continues."""
     prompt = tuple(
         TokenLogprob(i, piece, -float(i), ((9, b"x", -9.0),)) for i, piece in enumerate((b"<a", b">On", b"ce"))
     )

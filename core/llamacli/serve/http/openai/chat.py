@@ -176,7 +176,7 @@ class ChatShapes:
 
     @property
     def _awaits_logprobs(self) -> bool:
-        """True if the echoed text comes with its log-probabilities, and so not before them."""
+        """True if the echoed text comes with its log-probabilities."""
         return self._generation.prompt_logprobs is not None
 
     def _chunk(
