@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from llamacli.architecture import Architecture, trace
+from llamacli.architecture import Architecture, Config, TensorTable, trace
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata, TensorInfo
 from llamacli.model import unread_keys
@@ -117,52 +117,78 @@ def check_shapes(architecture: Architecture, keys: Mapping[str, Any], shapes: Ma
 
 
 def check_tensors(tiny: TinyModel) -> None:
-    """Tensors: one that is missing, misshapen or unknown is named."""
-    tensors = dict(tiny.file.tensors)
-    _bind(tiny, tensors)
+    """Tensors: one that is missing, misshapen or unknown is named.
+
+    Of blocks with the same tensors the first is tried.
+    """
+    tensors, binding = dict(tiny.file.tensors), _Binding.of(tiny)
+    binding.refuses(tensors)
+    blocks = _first_blocks(tensors)
     for name, info in tensors.items():
-        if block_of(name) not in TRIED_BLOCKS:
+        if block_of(name) not in blocks:
             continue
-        _bind(tiny, {other: tensors[other] for other in tensors if other != name}, name, "is left out")
+        binding.refuses({other: tensors[other] for other in tensors if other != name}, name, "is left out")
         larger = attrs.evolve(info, shape=(info.shape[0] + 1, *info.shape[1:]))
-        if not _bind(tiny, tensors | {name: larger}, name, f"has the shape {larger.shape}"):
+        if not binding.refuses(tensors | {name: larger}, name, f"has the shape {larger.shape}"):
             raise ConformanceError(f"{tiny}: tensor {name} of shape {larger.shape} is accepted, not only {info.shape}")
     for name in ("surplus.weight", "blk.0.surplus.weight", "blk.0.surplus", "blk.99.attn_norm.weight"):
         info = TensorInfo(name=name, shape=(3,), type=next(iter(tensors.values())).type, n_bytes=12, offset=0)
-        if not _bind(tiny, tensors | {name: info}, name, "is added"):
+        if not binding.refuses(tensors | {name: info}, name, "is added"):
             raise ConformanceError(f"{tiny}: tensor {name}, which no table has, is accepted")
 
 
-def _bind(tiny: TinyModel, tensors: Mapping[str, TensorInfo], name: str = "", what: str = "") -> bool:
-    """True if tensors are refused.
+@attrs.frozen
+class _Binding:
+    """Configuration and table of a tiny model, to be bound to other tensors."""
 
-    The error must name the one at fault. Where they are not, the forward pass must be recorded without error.
-    """
-    config = tiny.architecture.configure(tiny.metadata)
-    file = _Shapes(Path("model.gguf"), tiny.metadata, tensors)
-    try:
-        weights = tiny.architecture.tensors(config).bind(file)
-    except ModelFormatError as error:
-        if not name or not any(scope in str(error) for scope in _scopes(tiny, name)):
-            raise ConformanceError(f"{tiny}: tensor {name} {what} is not named in the error: {error}") from error
-        return True
-    try:
-        trace(tiny.architecture, config, weights)
-    except Exception as error:
-        raise ConformanceError(
-            f"{tiny}: tensor {name} {what}, and forward raises {type(error).__name__}: {error}"
-        ) from error
-    return False
+    tiny: TinyModel
+    metadata: Metadata
+    config: Config
+    table: TensorTable
+
+    @classmethod
+    def of(cls, tiny: TinyModel) -> _Binding:
+        """Configure a tiny model."""
+        config = tiny.architecture.configure(metadata := tiny.metadata)
+        return cls(tiny, metadata, config, tiny.architecture.tensors(config))
+
+    def refuses(self, tensors: Mapping[str, TensorInfo], name: str = "", what: str = "") -> bool:
+        """True if tensors are refused.
+
+        The error must name the one at fault. Where they are not, the forward pass must be recorded without error.
+        """
+        try:
+            weights = self.table.bind(_Shapes(Path("model.gguf"), self.metadata, tensors))
+        except ModelFormatError as error:
+            if not name or not any(scope in str(error) for scope in self._scopes(name)):
+                raise ConformanceError(
+                    f"{self.tiny}: tensor {name} {what} is not named in the error: {error}"
+                ) from error
+            return True
+        try:
+            trace(self.tiny.architecture, self.config, weights)
+        except Exception as error:
+            raise ConformanceError(
+                f"{self.tiny}: tensor {name} {what}, and forward raises {type(error).__name__}: {error}"
+            ) from error
+        return False
+
+    def _scopes(self, name: str) -> tuple[str, ...]:
+        """Names that an error may say.
+
+        The tensor's without its kind, and those of its parts where it is fused.
+        """
+        scope = re.sub(r"\.(weight|bias|scale)$", "", name)
+        return scope, *self.table.fused().get(scope, ())
 
 
-def _scopes(tiny: TinyModel, name: str) -> tuple[str, ...]:
-    """Names that an error may say.
-
-    The tensor's without its kind, and those of its parts where it is fused.
-    """
-    table = tiny.architecture.tensors(tiny.architecture.configure(tiny.metadata))
-    scope = re.sub(r"\.(weight|bias|scale)$", "", name)
-    return scope, *table.fused().get(scope, ())
+def _first_blocks(tensors: Mapping[str, TensorInfo]) -> set[int | None]:
+    """First block of each kind, by names and shapes, and None for what is outside of blocks."""
+    kinds: dict[int | None, set[tuple[str, tuple[int, ...]]]] = {}
+    for name, info in tensors.items():
+        kinds.setdefault(block_of(name), set()).add((re.sub(r"^blk\.\d+\.", "", name), info.shape))
+    firsts = {frozenset(kind): block for block, kind in reversed(kinds.items())}
+    return {*firsts.values(), None}
 
 
 TRIED_BLOCKS = (None, 0, 1, 2, 3)
