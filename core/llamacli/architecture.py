@@ -94,7 +94,7 @@ class Config:
         if "head_dim" not in family and n_embd % n_head and f"{architecture}.attention.key_length" not in metadata:
             raise ModelFormatError(
                 f"{metadata.source}: {architecture}.embedding_length = {n_embd} is not a multiple of "
-                f"{architecture}.attention.head_count = {n_head}"
+                f"{architecture}.attention.head_count = {n_head}, and {architecture}.attention.key_length is missing"
             )
         head_dim = count("head_dim", "attention.key_length", 1 << 14, default=max(1, n_embd // n_head))
         value_dim = count("head_dim", "attention.value_length", 1 << 14, default=head_dim)

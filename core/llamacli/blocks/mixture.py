@@ -9,9 +9,32 @@ from __future__ import annotations
 from typing import Any
 
 from llamacli.architecture import Config, Params, TensorTable
+from llamacli.errors import ModelFormatError
+from llamacli.gguf import Metadata
 from llamacli.graph import Graph, Value
 
 SHARED = "_shexp"
+
+
+def expert_groups(metadata: Metadata, architecture: str, n_expert: int) -> tuple[int, int] | None:
+    """Groups of experts: their number, and how many are used.
+
+    A single group is None.
+
+    Raises ModelFormatError naming the keys that are invalid or contradict each other.
+    """
+    count, used = f"{architecture}.expert_group_count", f"{architecture}.expert_group_used_count"
+    n_groups = metadata.get_int(count, default=0, minimum=0, maximum=n_expert)
+    n_used = metadata.get_int(used, default=0, minimum=0)
+    if n_groups > 1 and n_expert % n_groups:
+        raise ModelFormatError(
+            f"{metadata.source}: {count} = {n_groups} does not divide {architecture}.expert_count = {n_expert}"
+        )
+    if n_used > max(1, n_groups) or (n_groups > 1 and not n_used):
+        raise ModelFormatError(
+            f"{metadata.source}: {used} = {n_used}, expected a number from 1 to {count} = {max(1, n_groups)}"
+        )
+    return (n_groups, n_used) if n_groups > 1 else None
 
 
 def add_network(block: TensorTable, c: Config, n_ff: int, suffix: str = "") -> None:

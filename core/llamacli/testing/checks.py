@@ -123,7 +123,7 @@ def check_tensors(tiny: TinyModel) -> None:
     """
     tensors, binding = dict(tiny.file.tensors), _Binding.of(tiny)
     binding.refuses(tensors)
-    blocks = _first_blocks(tensors)
+    blocks = first_blocks(tensors)
     for name, info in tensors.items():
         if block_of(name) not in blocks:
             continue
@@ -139,7 +139,7 @@ def check_tensors(tiny: TinyModel) -> None:
 
 @attrs.frozen
 class _Binding:
-    """Configuration and table of a tiny model, to be bound to other tensors."""
+    """Configuration and table of a tiny model, for other tensors."""
 
     tiny: TinyModel
     metadata: Metadata
@@ -167,6 +167,10 @@ class _Binding:
             return True
         try:
             trace(self.tiny.architecture, self.config, weights)
+        except ModelFormatError as error:
+            if not all(part in str(error) for part in self._scopes(name)[0].rsplit(".", 1)):
+                raise ConformanceError(f"{self.tiny}: tensor {name} {what} is not named in: {error}") from error
+            return True
         except Exception as error:
             raise ConformanceError(
                 f"{self.tiny}: tensor {name} {what}, and forward raises {type(error).__name__}: {error}"
@@ -182,17 +186,16 @@ class _Binding:
         return scope, *self.table.fused().get(scope, ())
 
 
-def _first_blocks(tensors: Mapping[str, TensorInfo]) -> set[int | None]:
-    """First block of each kind, by names and shapes, and None for what is outside of blocks."""
+def first_blocks(tensors: Mapping[str, TensorInfo]) -> set[int | None]:
+    """First block of each kind, by names and shapes of tensors.
+
+    None is among them, for what is outside of blocks.
+    """
     kinds: dict[int | None, set[tuple[str, tuple[int, ...]]]] = {}
     for name, info in tensors.items():
         kinds.setdefault(block_of(name), set()).add((re.sub(r"^blk\.\d+\.", "", name), info.shape))
     firsts = {frozenset(kind): block for block, kind in reversed(kinds.items())}
     return {*firsts.values(), None}
-
-
-TRIED_BLOCKS = (None, 0, 1, 2, 3)
-"""Blocks whose tensors are tried; deep models repeat them."""
 
 
 def block_of(name: str) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.blocks.mixture import SHARED, add_experts, add_network, experts_and_shared, network
+from llamacli.blocks.mixture import SHARED, add_experts, add_network, expert_groups, experts_and_shared, network
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
 from llamacli.ops.moe import Scoring
@@ -61,13 +61,6 @@ class BailingMoe2(Architecture):
                 f"{self.name}.attention.key_length = {common.head_dim} numbers are not "
                 f"{self.name}.embedding_length = {common.n_embd}"
             )
-        n_groups = count("expert_group_count", 0, n_expert, default=0)
-        n_groups_used = count("expert_group_used_count", min(1, n_groups), max(1, n_groups), default=min(1, n_groups))
-        if n_groups > 1 and n_expert % n_groups:
-            raise ModelFormatError(
-                f"{metadata.source}: {self.name}.expert_group_count = {n_groups} does not divide "
-                f"{self.name}.expert_count = {n_expert}"
-            )
         return BailingConfig.from_gguf(
             metadata,
             n_layer=common.n_layer,
@@ -82,7 +75,7 @@ class BailingMoe2(Architecture):
                 "renormalize": metadata.get_bool(f"{self.name}.expert_weights_norm", default=False),
                 "weight_scale": metadata.get_float(f"{self.name}.expert_weights_scale", default=0.0, minimum=0.0)
                 or 1.0,
-                "groups": (n_groups, n_groups_used) if n_groups > 1 else None,
+                "groups": expert_groups(metadata, self.name, n_expert),
             },
         )
 

@@ -14,8 +14,11 @@ import pytest
 from llamacli import ModelFormatError
 from llamacli.engine import ReferenceEngine
 from llamacli.plugins import ARCHITECTURES, Plugins
+from llamacli.testing import checks_of
+from llamacli.testing.parametrize import FILES, Check
 from llamacli.tools.embedding import Embedder, load_embedder
-from tiny_bert import write_bert
+from llamacli_bert import Bert, NomicBert
+from tiny_bert import ENCODERS, write_bert
 
 NAMES = ("bert", "nomic-bert")
 
@@ -35,6 +38,14 @@ def test_every_key_is_read(name: str, load: Any, caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING):
         assert load(name).embed([5, 9, 1]).shape == (64,)
     assert caplog.messages == []
+
+
+CHECKS = [check for kind in (Bert, NomicBert) for check in checks_of(kind(), ENCODERS) if check.name in FILES]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
+def test_architecture(check: Check) -> None:
+    check()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -58,22 +69,6 @@ def test_keys_are_named(name: str, key: str, value: object, load: Any) -> None:
 def test_number_of_token_types_is_required(value: object, load: Any) -> None:
     with pytest.raises(ModelFormatError, match=r"tokenizer\.ggml\.token_type_count"):
         load(metadata={"tokenizer.ggml.token_type_count": value})
-
-
-@pytest.mark.parametrize(
-    ("name", "tensor"),
-    [
-        *((name, tensor) for name in NAMES for tensor in ("token_embd_norm", "blk.0.attn_q", "blk.1.ffn_down")),
-        ("bert", "position_embd"),
-        ("nomic-bert", "blk.0.ffn_gate"),
-    ],
-)
-def test_tensors_are_named(name: str, tensor: str, load: Any) -> None:
-    full = f"{tensor}.weight"
-    with pytest.raises(ModelFormatError, match=rf"tensor {full} has shape \(3,\)"):
-        load(name, tensors={full: np.ones(3)})
-    with pytest.raises(ModelFormatError, match=f"tensor {full} is missing"):
-        load(name, without=[full])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import attrs
 
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
 from llamacli.architecture import Params
-from llamacli.blocks.mixture import SHARED, add_experts, add_network, experts_and_shared, network
+from llamacli.blocks.mixture import SHARED, add_experts, add_network, expert_groups, experts_and_shared, network
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
 from llamacli.ops.moe import Scoring
@@ -68,6 +68,11 @@ class DeepSeek2(Architecture):
         key_dim = count("attention.key_length_mla", default=0, minimum=0)
         value_dim = count("attention.value_length_mla", default=0, minimum=0)
         absorbed = key_dim > 0 and value_dim > 0
+        if (key_dim > 0) != (value_dim > 0):
+            raise ModelFormatError(
+                f"{metadata.source}: {self.name}.attention.key_length_mla = {key_dim} and "
+                f"{self.name}.attention.value_length_mla = {value_dim}, expected both or neither"
+            )
         if absorbed:
             n_head_kv = count("attention.head_count_kv", maximum=1)
             count("attention.key_length", minimum=rank_kv + n_rope, maximum=rank_kv + n_rope)
@@ -127,23 +132,12 @@ class DeepSeek2(Architecture):
         """Options of the mixture."""
         lite = common.n_layer in (47, 48) and common.n_vocab == _VOCABULARY_WITH_SIGMOID
         scoring = metadata.get_int(f"{self.name}.expert_gating_func", default=0, minimum=0, maximum=4)
-        n_groups = metadata.get_int(f"{self.name}.expert_group_count", default=0, minimum=0, maximum=common.n_expert)
-        groups = None
-        if n_groups > 1:
-            if common.n_expert % n_groups:
-                raise ModelFormatError(
-                    f"{metadata.source}: {self.name}.expert_group_count = {n_groups} does not divide "
-                    f"{self.name}.expert_count = {common.n_expert}"
-                )
-            groups = n_groups, metadata.get_int(f"{self.name}.expert_group_used_count", minimum=1, maximum=n_groups)
-        else:
-            metadata.get_int(f"{self.name}.expert_group_used_count", default=0, minimum=0, maximum=1)
         return {
             "n_used": common.n_expert_used,
             "scoring": Scoring(scoring) if scoring else Scoring.SIGMOID if lite else Scoring.SOFTMAX,
             "renormalize": metadata.get_bool(f"{self.name}.expert_weights_norm", default=False),
             "weight_scale": metadata.get_float(f"{self.name}.expert_weights_scale", default=0.0, minimum=0.0) or 1.0,
-            "groups": groups,
+            "groups": expert_groups(metadata, self.name, common.n_expert),
         }
 
     def tensors(self, config: DeepSeek2Config) -> TensorTable:

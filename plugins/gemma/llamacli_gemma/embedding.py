@@ -8,6 +8,7 @@ import attrs
 
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights
 from llamacli.architecture import sliding_layers
+from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
 from llamacli_gemma import family
 from llamacli_gemma.family import GemmaConfig, Layer
@@ -41,10 +42,12 @@ class GemmaEmbedding(Architecture):
         for key, width in (
             ("dense_2_feat_in", common.n_embd), ("dense_3_feat_in", n_dense), ("dense_3_feat_out", common.n_embd)
         ):  # fmt: skip
-            if n_dense:
-                metadata.get_int(f"{self.name}.{key}", minimum=width, maximum=width)
-            else:
-                metadata.get_int(f"{self.name}.{key}", default=0, maximum=0)
+            found, expected = metadata.get_int(f"{self.name}.{key}", default=0), width if n_dense else 0
+            if found != expected:
+                raise ModelFormatError(
+                    f"{metadata.source}: {self.name}.{key} = {found}, expected {expected} with "
+                    f"{self.name}.dense_2_feat_out = {n_dense}"
+                )
         return EmbeddingConfig.from_gguf(
             metadata,
             layers=tuple(local if sliding else Layer(rope) for sliding in slides),

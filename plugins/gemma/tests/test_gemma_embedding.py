@@ -14,8 +14,11 @@ import pytest
 from llamacli import ModelFormatError
 from llamacli.engine import ReferenceEngine
 from llamacli.plugins import ARCHITECTURES, Plugins
+from llamacli.testing import checks_of
+from llamacli.testing.parametrize import FILES, Check
 from llamacli.tools.embedding import Embedder, load_embedder
-from tiny_gemma_embedding import write_gemma_embedding
+from llamacli_gemma.embedding import GemmaEmbedding
+from tiny_gemma_embedding import ENCODERS, write_gemma_embedding
 
 
 @pytest.fixture
@@ -35,6 +38,14 @@ def test_every_key_is_read(n_dense: int, load: Any, caplog: pytest.LogCaptureFix
     assert caplog.messages == []
 
 
+CHECKS = [check for check in checks_of(GemmaEmbedding(), ENCODERS) if check.name in FILES]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
+def test_architecture(check: Check) -> None:
+    check()
+
+
 @pytest.mark.parametrize(
     ("n_dense", "key", "value"),
     [
@@ -51,15 +62,6 @@ def test_every_key_is_read(n_dense: int, load: Any, caplog: pytest.LogCaptureFix
 def test_keys_are_named(n_dense: int, key: str, value: object, load: Any) -> None:
     with pytest.raises(ModelFormatError, match=rf"gemma-embedding\.{key}"):
         load(n_dense=n_dense, metadata={f"gemma-embedding.{key}": value})
-
-
-@pytest.mark.parametrize("tensor", ["output_norm", "blk.0.attn_q_norm", "blk.5.post_ffw_norm", "dense_2", "dense_3"])
-def test_tensors_are_named(tensor: str, load: Any) -> None:
-    full = f"{tensor}.weight"
-    with pytest.raises(ModelFormatError, match=f"tensor {full} is missing"):
-        load(n_dense=96, without=[full])
-    with pytest.raises(ModelFormatError, match=rf"tensor {full} has shape \(3,\)"):
-        load(n_dense=96, tensors={full: np.ones(3)})
 
 
 def test_dense_tensors_without_their_keys_are_refused(load: Any) -> None:

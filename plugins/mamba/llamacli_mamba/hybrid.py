@@ -64,7 +64,7 @@ class Jamba(Architecture):
         """Token ids to logits."""
         c, w = config, weights
         x = g.embed(w.token_embd)
-        for block, n_head_kv in zip(w.blk, c.heads_kv, strict=True):
+        for i, (block, n_head_kv) in enumerate(zip(w.blk, c.heads_kv, strict=True)):
             h = g.rms_norm(x, block.attn_norm, c.rms_eps)
             if n_head_kv:
                 kv = g.store(g.linear(h, block.attn_k), g.linear(h, block.attn_v), head_dim=c.head_dim)
@@ -72,16 +72,18 @@ class Jamba(Architecture):
                 x = x + g.linear(a, block.attn_output)
             else:
                 x = x + c.scan.layer(g, block, h, c.rms_eps, has_norms=True)
-            x = x + self.feed_forward(g, c, block, g.rms_norm(x, block.ffn_norm, c.rms_eps))
+            x = x + self.feed_forward(g, c, i, block, g.rms_norm(x, block.ffn_norm, c.rms_eps))
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output or w.token_embd)
 
-    def feed_forward(self, g: Graph, c: JambaConfig, block: Params, h: Value) -> Value:
+    def feed_forward(self, g: Graph, c: JambaConfig, i: int, block: Params, h: Value) -> Value:
         """SwiGLU network, or experts with the weights of a softmax over all."""
         if c.n_expert and block.ffn_gate_inp:
             experts = {"gate": block.ffn_gate_exps, "up": block.ffn_up_exps, "down": block.ffn_down_exps}
+            if missing := [name for name, param in experts.items() if param is None]:
+                raise ModelFormatError(f"blk.{i} has ffn_gate_inp.weight, but no ffn_{missing[0]}_exps.weight")
             return g.moe(h, g.linear(h, block.ffn_gate_inp), **experts, n_used=c.n_expert_used, renormalize=False)
         if not (block.ffn_gate and block.ffn_up and block.ffn_down):
-            raise ModelFormatError("a layer has neither ffn_gate_inp.weight nor ffn_gate, ffn_up and ffn_down")
+            raise ModelFormatError(f"blk.{i} has neither ffn_gate_inp.weight nor ffn_gate, ffn_up and ffn_down")
         return g.linear(g.swiglu(g.linear(h, block.ffn_gate), g.linear(h, block.ffn_up)), block.ffn_down)
 
 

@@ -23,6 +23,8 @@ class Mamba(Architecture):
 
     def configure(self, metadata: Metadata) -> MambaConfig:
         """Read the hyperparameters; files count 0 heads of attention."""
+        for key in ("attention.head_count", "feed_forward_length"):
+            metadata.get_int(f"{self.name}.{key}", default=0, minimum=0)
         no_attention = {"n_head": 1, "n_head_kv": 1, "head_dim": 1, "n_ff": 0}
         return MambaConfig.from_gguf(metadata, sizes=self.read_sizes(metadata), **no_attention)
 

@@ -65,6 +65,7 @@ class NemotronH(Architecture):
         name = self.name
         n_layer = metadata.get_int(f"{name}.block_count", minimum=1, maximum=1 << 10)
         metadata.get_int(f"{name}.nextn_predict_layers", default=0, maximum=0)
+        metadata.get_float(f"{name}.attention.layer_norm_epsilon", default=0.0, minimum=0.0)  # of no norm
         heads, n_ff = (
             metadata.get_ints(f"{name}.{key}", n_layer, minimum=0, maximum=_WIDTH)
             for key in ("attention.head_count_kv", "feed_forward_length")
@@ -174,6 +175,7 @@ class NemotronHMoe(NemotronH):
         """Widths of the experts, and how they are weighed."""
         for key in ("expert_count", "expert_used_count"):
             metadata.get_int(f"{self.name}.{key}", minimum=1)
+        metadata.get_int(f"{self.name}.expert_shared_count", default=1, minimum=0)  # the width is that of all
         metadata.get_int(f"{self.name}.expert_group_count", default=1, maximum=1)
         return Experts(
             metadata.get_int(f"{self.name}.expert_feed_forward_length", minimum=1, maximum=_WIDTH),
