@@ -85,16 +85,19 @@ class Server:
         reply = reply or Reply()
         fields = {"prompt": list(prompt), "max_tokens": n, "ignore_eos": True, "temperature": 0, "stream": True}
         data = json.dumps({**fields, "stream_options": {"include_usage": True}}).encode()
-        async with self._request("POST", "/v1/completions", data) as (status, body):
-            if status != 200:
-                raise SystemExit(f"{self.name} refused a request with status {status}")
-            async for line in body:
-                if line.startswith(b"data: {"):
-                    event = json.loads(line[6:])
-                    if event["choices"]:
-                        reply.times.append(time.perf_counter())
-                    if event.get("usage"):
-                        reply.n_tokens = event["usage"]["completion_tokens"]
+        try:
+            async with self._request("POST", "/v1/completions", data) as (status, body):
+                if status != 200:
+                    raise SystemExit(f"{self.name} refused a request with status {status}")
+                async for line in body:
+                    if line.startswith(b"data: {"):
+                        event = json.loads(line[6:])
+                        if event["choices"]:
+                            reply.times.append(time.perf_counter())
+                        if event.get("usage"):
+                            reply.n_tokens = event["usage"]["completion_tokens"]
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise SystemExit(f"{self.name} cut a response; llama-server does if the file has no vocabulary") from None
         return reply
 
     @contextlib.asynccontextmanager
