@@ -42,6 +42,14 @@ def test_refused_requests(path: str, body: dict, http) -> None:
     assert http.send(path, body).status == 400
 
 
+def test_tokenizer_info(http, fake) -> None:
+    tokenizer, info = fake._model.tokenizer, http.send("/tokenizer_info").json
+    assert info["eos_token"] == tokenizer.token_text(tokenizer.eos_id)
+    assert (info["pad_token"], info["model_max_length"], info["chat_template"]) == (None, 512, TEMPLATE)
+    body = {"prompt": info["eos_token"], "add_special_tokens": False}  # lm-eval asks for the ids of these texts
+    assert http.send("/tokenize", body).json["tokens"] == [tokenizer.eos_id]
+
+
 def test_apply_template(http) -> None:
     body = http.send("/apply-template", {"messages": [{"role": "developer", "content": "x"}]}).json
     assert body["prompt"].endswith("<system>x\n<assistant>")

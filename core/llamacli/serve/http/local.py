@@ -51,6 +51,23 @@ async def detokenize(call: Call) -> None:
     await call.respond({"content": text, "prompt": text})
 
 
+async def tokenizer_info(call: Call) -> None:
+    """Special tokens and chat template of the first model, as vLLM's."""
+    info, model = await call.model(None)
+    tokenizer = model.tokenizer
+    texts = {
+        f"{name}_token": None if token is None else tokenizer.token_text(token)
+        for name, token in (
+            ("bos", tokenizer.bos_id),
+            ("eos", tokenizer.eos_id),
+            ("unk", tokenizer.unk_id),
+            ("pad", tokenizer.pad_id),
+        )
+    }
+    template = call.settings.template or own_templates(model.metadata).get("default")
+    await call.respond({**texts, "model_max_length": info.n_ctx, "chat_template": template})
+
+
 async def apply_template(call: Call) -> None:
     """Prompt of a conversation, rendered and not evaluated."""
     body = await call.raw_body()
@@ -157,7 +174,7 @@ def _tokenized(request: TokenizeRequest, model: Model, template: str | None) -> 
         text = request.prompt if request.content is None else request.content
         assert text is not None
         add_special = request.add_special if request.content is not None else request.add_special_tokens is not False
-        parse_special = request.parse_special if request.parse_special is not None else request.content is not None
+        parse_special = request.parse_special is not False  # the default of both
         return model.tokenizer.encode(text, add_special=bool(add_special), parse_special=parse_special)
     except TokenizerError as error:
         raise BadRequestError(str(error), "content") from None

@@ -53,6 +53,7 @@ ROUTES = (
     ApiRoute("GET", _versioned("/models/{name:path}"), models.model),
     ApiRoute("POST", ("/tokenize",), local.tokenize, TokenizeRequest),
     ApiRoute("POST", ("/detokenize",), local.detokenize, DetokenizeRequest),
+    ApiRoute("GET", ("/tokenizer_info",), local.tokenizer_info),
     ApiRoute("POST", ("/apply-template",), local.apply_template, ChatRequest),
     ApiRoute("GET", ("/props",), local.props),
     ApiRoute("GET", ("/slots",), local.slots),
