@@ -1,5 +1,4 @@
-# make run | lint | docs | test | test-all | test-bounds | test-memory | test-long | fuzz : what they need is installed into
-# .venv on first use.
+# Targets are described in CONTRIBUTING.md; what they need is installed into .venv on first use.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -7,7 +6,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(addprefix -e ,$(PLUGINS))
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: run test test-all test-long test-bounds test-memory test-examples fuzz lint docs clean dist test-ray test-browser
+.PHONY: run test test-all test-long test-bounds test-memory test-examples fuzz lint docs clean dist test-ray test-browser soak
 
 run: $(VENV)/.installed
 	$(BIN)/llamacli run < /dev/null
@@ -37,6 +36,11 @@ test-browser: $(VENV)/.installed-test
 test-long: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet -e '.[clients]'
 	LLAMACLI_TEST_PROFILE=long $(PYTEST) -m slow tests/serve tests/cli/test_serve.py
+
+# An hour of requests, three in ten of them cut off: memory, threads and open files must not grow.
+SOAK_SECONDS ?= 3600
+soak: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)
 
 # Every kernel's memory between forbidden pages; functions of arrays with Numba's own checks.
 GUARDED := tests/ops tests/engine tests/kernels/test_attention.py tests/kernels/test_linear.py \
