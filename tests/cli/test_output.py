@@ -98,7 +98,17 @@ def test_middle_of_a_long_error_is_left_out() -> None:
     assert one_line(ValueError("x" * 2000)) == "x" * 2000
 
 
-def test_text_for_a_closed_stdout_is_an_error() -> None:
-    command = f'{sys.executable} -m llamacli plugins "$@" >&-'
+@pytest.mark.parametrize(
+    ("arguments", "target", "reason"),
+    [
+        ("plugins", "&-", "stdout: Bad file descriptor"),
+        pytest.param("--help", "&-", "stdout: Bad file descriptor", marks=pytest.mark.slow),
+        pytest.param("--version", "&-", "stdout: Bad file descriptor", marks=pytest.mark.slow),
+        pytest.param("run --help", "&-", "stdout: Bad file descriptor", marks=pytest.mark.slow),
+        pytest.param("--help", "/dev/full", "No space left on device", marks=pytest.mark.slow),
+    ],
+)
+def test_text_that_cannot_be_written_is_an_error(arguments: str, target: str, reason: str) -> None:
+    command = f"{sys.executable} -m llamacli {arguments} >{target}"
     result = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True)
-    assert (result.returncode, result.stderr) == (1, "llamacli: error: stdout: Bad file descriptor\n")
+    assert (result.returncode, result.stderr) == (1, f"llamacli: error: {reason}\n")

@@ -74,7 +74,10 @@ def _place(error: BaseException) -> str:
 
 
 def keep(findings: Path, target: str, case: str, summary: str, details: str) -> Path:
-    """Write a finding to a file; the first of those with one summary stays."""
+    """Write a finding to a file.
+
+    The first of those with one summary stays.
+    """
     name = f"{target}-{hashlib.sha256(summary.encode()).hexdigest()[:10]}.txt"
     findings.mkdir(parents=True, exist_ok=True)
     path = findings / name
@@ -103,7 +106,7 @@ def run_hypothesis(trier: Trier, cases: Any, n: int, seed: int) -> None:
 
 
 def run_atheris(trier: Trier, cases: Any, n: int, seed: int, corpus: Path) -> None:
-    """Try n cases that atheris makes by the coverage of the core's modules."""
+    """Try n cases made by atheris, guided by the core's coverage."""
     import atheris
 
     @hypothesis.settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))

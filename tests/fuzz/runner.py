@@ -37,7 +37,7 @@ class Result:
 
 @attrs.frozen
 class _Ending:
-    """End of a child process: its exit code, None if it was killed, and its output."""
+    """Exit code of a child process, None if killed, and its output."""
 
     code: int | None
     watch: Watch
@@ -47,9 +47,9 @@ class _Ending:
 def fuzz(
     name: str, *, cases: int, seed: int, findings: Path, deadline: float | None = None, corpus: Path | None = None
 ) -> Result:
-    """Try cases of a target until there are that many, or until `deadline` (time.monotonic).
+    """Try a number of cases of a target.
 
-    `name` is as in `find_target`. With `corpus`, a folder, atheris makes the cases.
+    It ends earlier at `deadline` (time.monotonic). `name` is as in `find_target`. With `corpus`, a folder, atheris makes the cases.
     """
     target, result = find_target(name), Result(name.rpartition(":")[2])
     started = time.monotonic()
@@ -100,13 +100,16 @@ def _is_late(watch: Watch, seconds: float) -> bool:
 
 
 def _hangs_alone(name: str, finding: Path, findings: Path, seconds: float) -> bool:
-    """Test that a case exceeds the limit of time again: the machine may have been busy."""
+    """Test that a case exceeds the limit of time again.
+
+    The machine may have been busy.
+    """
     ending = _run(name, findings, ["--replay", str(finding)], seconds, None)
     return ending.code is None
 
 
 def _run(name: str, findings: Path, options: list[str], seconds: float, deadline: float | None) -> _Ending:
-    """Run a child process to its end, or kill it when a case takes too long."""
+    """Run a child process; kill it when a case takes too long."""
     with (
         tempfile.TemporaryDirectory(prefix="fuzz-", dir=_memory_folder()) as folder,
         tempfile.TemporaryFile() as output,

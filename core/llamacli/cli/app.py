@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -58,30 +60,38 @@ class App(click.Group):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Parse the arguments, with logging to stderr set up."""
+        """Parse the arguments, with logging to stderr set up; report errors."""
         log_to_stderr()
-        return super().make_context(info_name, args, parent, **extra)
+        if sys.stdout is None:
+            sys.stdout = ClosedStdout()
+        with _reported(None):  # --help and --version write to stdout
+            return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command and report errors."""
-        if sys.stdout is None:
-            sys.stdout = ClosedStdout()
-        try:
+        with _reported(ctx):
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            note("")  # ends the line in which the terminal shows ^C
-            raise Exit(EXIT_CODE) from None
-        except BrokenPipeError:
-            # Programs that SIGPIPE ends die silently; shells report 141.
-            discard_stdout()
-            raise Exit(141) from None
-        except (LlamaCliError, OSError, MemoryError) as error:
-            if ctx.meta.get(DEBUG):
-                click.echo(traceback.format_exc(), err=True, nl=False)
-            note(f"llamacli: error: {one_line(error)}")
-            if isinstance(error, OSError) and not isinstance(error, LlamaCliError):
-                discard_stdout()  # it may be stdout itself that failed
-            raise Exit(1) from None
+
+
+@contextlib.contextmanager
+def _reported(ctx: click.Context | None) -> Iterator[None]:
+    """Turn errors into one line and an exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note("")  # ends the line in which the terminal shows ^C
+        raise Exit(EXIT_CODE) from None
+    except BrokenPipeError:
+        # Programs that SIGPIPE ends die silently; shells report 141.
+        discard_stdout()
+        raise Exit(141) from None
+    except (LlamaCliError, OSError, MemoryError) as error:
+        if ctx is not None and ctx.meta.get(DEBUG):
+            click.echo(traceback.format_exc(), err=True, nl=False)
+        note(f"llamacli: error: {one_line(error)}")
+        if isinstance(error, OSError) and not isinstance(error, LlamaCliError):
+            discard_stdout()  # it may be stdout itself that failed
+        raise Exit(1) from None
 
 
 @click.group(

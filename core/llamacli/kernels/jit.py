@@ -112,7 +112,10 @@ class _Entry:
         return None
 
     def _read(self) -> bytes:
-        """Contents of the file, b"" if others may have written it: it holds a pickle, which is code."""
+        """Read the file; b"" if other users may have written it.
+
+        It holds a pickle, which is code.
+        """
         if self._path is None:
             return b""
         with open(self._path, "rb") as file:

@@ -34,7 +34,7 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def forged(state: bytes, header: Sequence[tuple[int, Any]], payload: Sequence[Edit]) -> bytes:
-    """State with values of its header replaced, its payload edited, and a right checksum."""
+    """Forge a state: header values replaced, payload edited, right checksum."""
     magic, version, length = _PREFIX.unpack_from(state)
     fields = json.loads(state[_PREFIX.size : _PREFIX.size + length])
     for place, value in header:

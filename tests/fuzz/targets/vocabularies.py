@@ -51,7 +51,7 @@ TEXT = st.one_of(
 
 
 def _encode(case: tuple[str, str, bool, bool, Sequence[int]]) -> None:
-    """Encode a text, decode its tokens whole and one by one, and decode any tokens."""
+    """Encode a text and decode its tokens; decode any ids."""
     scheme, text, add_special, parse_special, ids = case
     tokenizer = _tokenizer(scheme)
     tokens = tokenizer.encode(text, add_special, parse_special)
