@@ -1,5 +1,6 @@
 """Determinism: the same bits for any threads, batches, chunks and instruction sets."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -26,7 +27,8 @@ from llamacli.plugins import Plugins
 from paths import entry_points
 model = load_model(sys.argv[1], sys.argv[3], threads=2, plugins=Plugins(entry_points()))
 tokens = [(7 * i + 3) % 120 for i in range(70)]
-sessions = [model.create_session(kv_type=kv_type, reuse=False) for kv_type in ("f32", "f16", "q8_0", ("q5_1", "iq4_nl"))]
+types = "f32", "f16", "q8_0", ("q5_1", "iq4_nl")
+sessions = [model.create_session(kv_type=kv_type, reuse=False) for kv_type in types]
 np.save(sys.argv[2], np.concatenate([session.eval(tokens, all_logits=True) for session in sessions]))
 """
 
@@ -51,7 +53,7 @@ def test_logits_do_not_depend_on_threads_and_chunks(
     model = models[threads]
     with model.create_session(reuse=False) as session, model.create_session(reuse=False) as other:
         edges = [0, *sorted(cuts), len(TOKENS)]
-        for start, stop in zip(edges, edges[1:]):
+        for start, stop in itertools.pairwise(edges):
             if in_batch:
                 eval_batch([(other, TOKENS[:3]), (session, TOKENS[start:stop])])
             else:

@@ -38,7 +38,8 @@ TARGETS = {
     "files": Target(st.integers(0, 99), _write),
     "raises": _target(lambda: {}["missing"]),
     "signal": _target(lambda: ctypes.string_at(0)),
-    "hangs": _target(lambda: time.sleep(60), seconds=0.5),
+    "hangs": _target(lambda: time.sleep(60), seconds=0.2),
+    "loops": _target(lambda: sum(range(10**12)), seconds=0.2),
     "memory": _target(lambda: bytearray(8 << 30)),
     "cannot start": Target(st.integers(), _fail),
     "grows": Target(

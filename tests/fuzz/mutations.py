@@ -88,7 +88,8 @@ _STRING, _ARRAY, _F32 = 8, 9, 6
 def gguf_fields(data: bytes, per_array: int = 4) -> list[Field]:
     """Fields of a valid GGUF file.
 
-    Those of the header, metadata, tensor infos, and some floats of data. Of an array the first `per_array` elements are fields.
+    Those of the header, metadata, tensor infos, and some floats of data. Of an array the first `per_array` elements are
+    fields.
     """
     walker = _Walker(data)
     walker.number(4, "count")  # version

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
+import psutil
 
 from fuzz.child import find_target, keep
 from fuzz.watch import Watch
@@ -16,6 +17,7 @@ _START_SECONDS = 600.0
 """Seconds in which a child process must have started: it may compile kernels."""
 
 _POLL_SECONDS = 0.02
+_CLOCK_FACTOR = 12
 
 
 @attrs.define
@@ -37,9 +39,13 @@ class Result:
 
 @attrs.frozen
 class _Ending:
-    """Exit code of a child process, None if killed, and its output."""
+    """Exit code of a child process, None if killed, and its output.
+
+    `late`: it was killed because of a case that took too long.
+    """
 
     code: int | None
+    late: bool
     watch: Watch
     output: str
 
@@ -49,7 +55,8 @@ def fuzz(
 ) -> Result:
     """Try a number of cases of a target.
 
-    It ends earlier at `deadline` (time.monotonic). `name` is as in `find_target`. With `corpus`, a folder, atheris makes the cases.
+    It ends earlier at `deadline` (time.monotonic). `name` is as in `find_target`. With `corpus`, a folder, atheris
+    makes the cases.
     """
     target, result = find_target(name), Result(name.rpartition(":")[2])
     started = time.monotonic()
@@ -73,7 +80,7 @@ def fuzz(
             raise RuntimeError(f"target {name} does not start, or ends without a case:\n{ending.output}")
         result.n_cases += 1
         hung = ending.code is None
-        if hung and deadline is not None and time.monotonic() >= deadline and not _is_late(watch, target.seconds):
+        if hung and not ending.late:  # the time was over
             continue
         summary = f"more than {target.seconds} s" if hung else f"exit code {ending.code}"
         summary += f": {ending.output.strip().splitlines()[0]}" if ending.output.strip() else ""
@@ -95,8 +102,14 @@ def _numbers(deadline: float | None) -> Iterator[int]:
         number += 1
 
 
-def _is_late(watch: Watch, seconds: float) -> bool:
-    return bool(watch.started) and time.monotonic() - watch.started > seconds
+def _is_late(process: psutil.Process, watch: Watch, seconds: float) -> bool:
+    """Test that the current case has taken too long, in CPU time or on the clock."""
+    if not watch.started:
+        return False
+    times = process.cpu_times()
+    return bool(
+        times.user + times.system - watch.cpu > seconds or time.monotonic() - watch.started > _CLOCK_FACTOR * seconds
+    )
 
 
 def _hangs_alone(name: str, finding: Path, findings: Path, seconds: float) -> bool:
@@ -104,8 +117,7 @@ def _hangs_alone(name: str, finding: Path, findings: Path, seconds: float) -> bo
 
     The machine may have been busy.
     """
-    ending = _run(name, findings, ["--replay", str(finding)], seconds, None)
-    return ending.code is None
+    return _run(name, findings, ["--replay", str(finding)], seconds, None).late
 
 
 def _run(name: str, findings: Path, options: list[str], seconds: float, deadline: float | None) -> _Ending:
@@ -117,14 +129,15 @@ def _run(name: str, findings: Path, options: list[str], seconds: float, deadline
         watch = Watch(Path(folder) / "watch", create=True)
         command = [sys.executable, "-m", "fuzz.child", name, folder, str(findings.resolve()), *options]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        started = time.monotonic()
+        started, late, running = time.monotonic(), False, psutil.Process(process.pid)
         try:
             while process.poll() is None:
                 time.sleep(_POLL_SECONDS)
                 watch.read()
                 now = time.monotonic()
                 waits = not watch.n_done and not watch.started and now - started > _START_SECONDS
-                if _is_late(watch, seconds) or waits or (deadline is not None and now > deadline and watch.n_done):
+                late = _is_late(running, watch, seconds)
+                if late or waits or (deadline is not None and now > deadline and watch.n_done):
                     break
             code = process.poll()
         finally:
@@ -132,7 +145,7 @@ def _run(name: str, findings: Path, options: list[str], seconds: float, deadline
             process.wait()
         watch.read()
         output.seek(0)
-        return _Ending(code, watch, output.read()[-20_000:].decode("utf-8", "replace"))
+        return _Ending(code, late, watch, output.read()[-20_000:].decode("utf-8", "replace"))
 
 
 def _memory_folder() -> str | None:

@@ -19,7 +19,7 @@ class Target:
     - `per_process`: cases after which the child process is replaced.
     - `memory`: limit of the child's address space in bytes; `growth`: of its resident set, from the first quarter of
       its cases on.
-    - `seconds`: limit of a case on the clock.
+    - `seconds`: limit of a case in CPU time; on the clock it is twelve times as much, for machines that are busy.
     """
 
     cases: st.SearchStrategy[Any]

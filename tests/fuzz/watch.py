@@ -5,17 +5,17 @@ import struct
 import time
 from pathlib import Path
 
-_HEAD = struct.Struct("<dqqqdq")  # start of the case, cases done, refused, peak of memory at first, slowest, length
+_HEAD = struct.Struct("<ddqqqdq")  # start on the clock and in CPU time, cases done, refused, growth, slowest, length
 _ROOM = 1 << 20
 
 
 class Watch:
     """Progress of a child process in a file that both have mapped.
 
-    - `started`: time.monotonic() of the current case, 0 between cases.
+    - `started`, `cpu`: time.monotonic() at the start of the current case, 0 between cases, and the process's CPU time.
     - `n_done`, `n_refused`: cases that ended, and those of them that raised an error of `llamacli.errors`.
     - `n_bytes`: growth of the resident set after the first quarter of the cases, in bytes.
-    - `slowest`: seconds of the slowest case.
+    - `slowest`: seconds of CPU time of the slowest case.
     """
 
     def __init__(self, path: Path, *, create: bool = False):
@@ -28,7 +28,7 @@ class Watch:
     def read(self) -> None:
         """Read the other process's progress."""
         head = _HEAD.unpack_from(self._memory)
-        self.started, self.n_done, self.n_refused, self.n_bytes, self.slowest, self._length = head
+        self.started, self.cpu, self.n_done, self.n_refused, self.n_bytes, self.slowest, self._length = head
 
     @property
     def case(self) -> str:
@@ -39,12 +39,12 @@ class Watch:
         """Store a case that is tried now."""
         data = case.encode("utf-8", "surrogatepass")[: _ROOM - _HEAD.size]
         self._memory[_HEAD.size : _HEAD.size + len(data)] = data
-        self._length, self.started = len(data), time.monotonic()
+        self._length, self.started, self.cpu = len(data), time.monotonic(), time.process_time()
         self._write()
 
     def end(self, *, refused: bool) -> None:
         """Count the case."""
-        self.slowest = max(self.slowest, time.monotonic() - self.started)
+        self.slowest = max(self.slowest, time.process_time() - self.cpu)
         self.started, self.n_done, self.n_refused = 0.0, self.n_done + 1, self.n_refused + refused
         self._write()
 
@@ -55,5 +55,13 @@ class Watch:
 
     def _write(self) -> None:
         _HEAD.pack_into(
-            self._memory, 0, self.started, self.n_done, self.n_refused, self.n_bytes, self.slowest, self._length
+            self._memory,
+            0,
+            self.started,
+            self.cpu,
+            self.n_done,
+            self.n_refused,
+            self.n_bytes,
+            self.slowest,
+            self._length,
         )

@@ -99,6 +99,5 @@ TEMPLATES = Target(
     cases=st.one_of(BLOCKS, BLOCKS, _MUTATED, st.text(max_size=60)),
     start=_start,
     per_process=2000,
-    seconds=12.0,  # a rendering may take two seconds of CPU time, and ten on the clock of a busy machine
 )
 """Chat templates."""
