@@ -1,4 +1,4 @@
-"""Distributions: links and URLs of their metadata, plugin READMEs, wheels in a bare environment."""
+"""Metadata of distributions, and wheels in a bare environment."""
 
 import os
 import re
@@ -78,7 +78,7 @@ def test_plugin_readmes_say_what_they_bring(plugin: Path) -> None:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Wheels and sdists of the core and of the plugin that it needs."""
+    """Wheels and sdists of the core and the Llama plugin."""
     pytest.importorskip("build")
     pytest.importorskip("twine")
     out = tmp_path_factory.mktemp("dist")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tiny_llama
+from adapters import write_adapter
 from llamacli.testing.chats import CHATML
 from tiny_chat import chat_keys
 
@@ -20,14 +21,21 @@ def blocks(language: str, page: str = "README.md") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
-COMMANDS = [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
+COMMANDS = [
+    line[2:]
+    for page in ("README.md", "docs/lora.md")
+    for block in blocks("console", page)
+    for line in block.splitlines()
+    if line.startswith("$ ")
+]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the model.gguf, chat-model.gguf and text.txt of the pages."""
+    """A folder with the files that the pages name."""
     path = tmp_path_factory.mktemp("readme")
     tiny_llama.write_llama(path / "model.gguf", tokenizer="spm")
+    write_adapter(path / "adapter.gguf", path / "model.gguf")
     keys = chat_keys("{{ tools }}" + CHATML)
     tiny_llama.write_llama(path / "chat-model.gguf", tokenizer="spm", context_length=4096, metadata=keys)
     (path / "text.txt").write_text("once upon a time there was a little girl " * 200)
@@ -56,7 +64,7 @@ def test_command(folder, command):
 
 PROGRAMS = [
     (page, n)
-    for page in ("README.md", "docs/api.md", "docs/chat.md", "docs/sampling.md")
+    for page in ("README.md", "docs/api.md", "docs/chat.md", "docs/lora.md", "docs/sampling.md")
     for n in range(len(blocks("python", page)))
 ]
 

@@ -29,15 +29,15 @@ def projects() -> list[Path]:
 
 
 def repository_url(remote: str) -> str:
-    """Address of a repository's pages, from that of a git remote; "" for a local one."""
+    """Web address of a git remote, "" for a local one."""
     found = re.fullmatch(r"(?:https?://|ssh://)?(?:[^@/]+@)?([^/:]+\.[^/:]+)[:/](?:\d+/)?(.+?)(?:\.git)?/?", remote)
     return f"https://{found[1]}/{found[2]}" if found else ""
 
 
 def with_absolute_links(text: str, folder: str, url: str, ref: str) -> str:
-    """Text of a page of `folder`, whose relative links begin with the address.
+    """Text of a page of `folder` with absolute links.
 
-    Without an address they become plain text, and images their descriptions.
+    Relative ones get the address in front. Without an address they become plain text, and images their descriptions.
     """
 
     def absolute(link: re.Match[str]) -> str:
@@ -64,7 +64,7 @@ def project_urls(url: str, ref: str) -> str:
 
 
 def stage(project: Path, target: Path, url: str, ref: str) -> None:
-    """Copy the files that a distribution is made of, with links and URLs."""
+    """Copy the files of a distribution, with links and URLs."""
     for path in _tracked(project):
         copy = target / path.relative_to(project)
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from llamacli.chat.messages import Piece as Piece
 from llamacli.chat.messages import ToolCall as ToolCall
 from llamacli.chat.session import ChatSession as ChatSession
 from llamacli.engine import QuantMode as QuantMode
+from llamacli.engine.adapters import Adapter as Adapter
 from llamacli.errors import CacheFull as CacheFull
 from llamacli.errors import ChatTemplateError as ChatTemplateError
 from llamacli.errors import ClosedError as ClosedError

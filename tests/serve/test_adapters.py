@@ -50,7 +50,7 @@ def request(name: str, scales: tuple[tuple[int, float], ...], n_prompt: int = 40
 
 
 def run(model: Model, adapters: list[Adapter], wanted: list[GenerationRequest], **settings: Any) -> dict[str, Any]:
-    """Ids of the tokens of each request, with their log-probabilities, and how many were cached."""
+    """Ids and log-probabilities of each request's tokens; its cached tokens."""
     scheduler = Scheduler(model, EngineSettings(n_ctx=96, **settings), adapters=adapters)
     found: dict[str, Any] = {one.id: [] for one in wanted}
     for one in wanted:

@@ -151,7 +151,7 @@ class Lane:
 
     @property
     def kind(self) -> tuple[bool, Adapters]:
-        """What lanes that are evaluated together have in common."""
+        """Key that lanes of one pass have in common."""
         return self.embeds, self.job.adapters
 
     @property

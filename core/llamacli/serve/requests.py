@@ -253,7 +253,10 @@ class Stream(Protocol):
 
 @attrs.frozen
 class AdapterInfo:
-    """LoRA adapter of a model: its file, and the scale of requests without one."""
+    """LoRA adapter of a model.
+
+    Its file, and the scale for requests that name none.
+    """
 
     id: int
     path: str

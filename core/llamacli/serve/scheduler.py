@@ -721,7 +721,7 @@ def _leads(other: Lane, lane: Lane) -> bool:
 
 
 def expect_adapters(scales: Mapping[int, float], n_adapters: int) -> None:
-    """Raise InvalidRequestError for a scale of an unknown LoRA adapter, or one that is not finite."""
+    """Raise InvalidRequestError for an unknown LoRA adapter or a wrong scale."""
     for number, scale in scales.items():
         found = f"LoRA adapter {number!r}"
         _expect(is_integer(number) and 0 <= number < n_adapters, found, f"the model has {n_adapters} adapters")

@@ -14,6 +14,7 @@ from llamacli.serve.errors import BadRequestError
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
+Body = TypeVar("Body", dict[str, Any], list[Any])
 
 MAX_DEPTH = 100
 """Deepest nesting of objects and arrays in a body."""
@@ -30,27 +31,23 @@ def parse(data: bytes) -> dict[str, Any]:
 
     Lone surrogates, which JavaScript makes of truncated texts, become U+FFFD; in keys they are an error.
     """
-    body = _parsed(data)
-    if not isinstance(body, dict):
-        raise BadRequestError("the body is not a JSON object", None, "invalid_json")
-    return body
+    return _parsed(data, dict, "object")
 
 
 def parse_list(data: bytes) -> list[Any]:
     """Parse a body, a JSON array, as `parse` does an object."""
-    body = _parsed(data)
-    if not isinstance(body, list):
-        raise BadRequestError("the body is not a JSON array", None, "invalid_json")
-    return body
+    return _parsed(data, list, "array")
 
 
-def _parsed(data: bytes) -> Any:
+def _parsed(data: bytes, kind: type[Body], name: str) -> Body:
     try:
         body = msgspec.json.decode(data)
     except RecursionError:
         raise _too_deep() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         body = _parse_surrogates(data, error)
+    if not isinstance(body, kind):
+        raise BadRequestError(f"the body is not a JSON {name}", None, "invalid_json")
     _check_depth(body)
     return body
 
@@ -64,7 +61,7 @@ def convert(body: dict[str, Any], kind: type[T]) -> T:
 
 
 def convert_list(body: list[Any], kind: type[T]) -> list[T]:
-    """Check a body against the schema of its items. Raises BadRequestError that names the field."""
+    """Check a body against the schema of its items, as `convert` does."""
     found: list[T] = _converted(body, list[kind])  # type: ignore[valid-type]
     return found
 

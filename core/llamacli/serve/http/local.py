@@ -103,7 +103,7 @@ async def adapters(call: Call) -> None:
 
 
 async def set_adapters(call: Call) -> None:
-    """Set the scales of LoRA adapters; those that are not listed get 0."""
+    """Set the scales of LoRA adapters; those not listed get 0."""
     given = await call.items(LoraScale)
     info = call.server.find_model(None)
     call.server.engine.set_adapters(info.name, adapter_scales(given, info, "body"))
