@@ -77,7 +77,7 @@ def test_requests_with_different_adapters_are_as_alone(model: Model, adapters: l
 
 def test_prefixes_are_cached_by_adapters(model: Model, adapters: list[Adapter]) -> None:
     wanted = [request("one", SCALES[1]), request("other", SCALES[2]), request("again", SCALES[1])]
-    found = run(model, adapters, wanted, max_running=1)
+    found = run(model, adapters, wanted, max_running=1, kv_memory=4 * model.kv_pool().layout.n_bytes(96))
     assert [found[f"{one.id} cached"] > 0 for one in wanted] == [False, False, True]
     assert found["one"] == found["again"]
 

@@ -92,7 +92,7 @@ def kv_type_options(default: str) -> Callable[[Callable[..., Any]], Callable[...
 
 
 class LoraFile(click.Path):
-    """File of a LoRA adapter, with its scale behind a colon: FILE or FILE:SCALE."""
+    """File of a LoRA adapter with its scale: FILE or FILE:SCALE."""
 
     name = "file[:scale]"
 

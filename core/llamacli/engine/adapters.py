@@ -83,8 +83,9 @@ AdaptersLike = Iterable[Adapter | tuple[Adapter, float]]
 def checked_adapters(adapters: AdaptersLike) -> Adapters:
     """Check adapters and their scales.
 
-    A scale is 1 unless it is given. Those with scale 0 change nothing and are left out; the others are sorted, so that results do not depend on the
-    order. Raises InvalidRequestError for a scale that is not a finite number, and for an adapter that is there twice.
+    A scale is 1 unless it is given. Those with scale 0 change nothing and are left out; the others are sorted, so that
+    results do not depend on the order. Raises InvalidRequestError for a scale that is not a finite number, and for an
+    adapter that is there twice.
     """
     found: dict[str, tuple[Adapter, float]] = {}
     for one in adapters:

@@ -64,7 +64,8 @@ async def generation_request(
 def adapter_scales(given: Sequence[LoraScale], info: ModelInfo, name: str) -> AdapterScales:
     """Scales of LoRA adapters by id.
 
-    Those that are not given are not applied. Raises BadRequestError that names the field for an id that the model does not have, or that is there twice.
+    Those that are not given are not applied. Raises BadRequestError that names the field for an id that the model does
+    not have, or that is there twice.
     """
     scales: dict[int, float] = {}
     for i, one in enumerate(given):
