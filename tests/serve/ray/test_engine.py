@@ -40,6 +40,8 @@ LIMITS = EngineSettings(n_ctx=512, max_running=8, max_queue=200, threads=1)
 N_REQUESTS = 100
 LONG = {"prompt": "Once upon a time there was", "max_tokens": 120, "temperature": 0.9, "ignore_eos": True}
 START_S = 90
+SILENCE_S = 8.0
+CPUS = 0.9  # of one for each node: the rest is for a replica that cannot be started
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
 READY = re.compile(r"serving demo on http://127\.0\.0\.1:(\d+) ")
 
@@ -73,14 +75,19 @@ def nodes() -> Iterator[Nodes]:
 
 
 @pytest.fixture(scope="module")
-def ray_server(nodes: Nodes) -> Iterator[Served]:
+def ray_engine(nodes: Nodes) -> Any:
     from llamacli.serve.ray.engine import RayEngine
     from llamacli.serve.ray.settings import RaySettings
 
-    engine = RayEngine(SOURCE, LIMITS, RaySettings(address=nodes.address, replicas=(2, 2), cpus=1))
-    engine.load("demo").result(START_S)
-    with served(engine, slots=True) as server:
-        wait_for(lambda: engine.n_replicas == 2, START_S)
+    return RayEngine(SOURCE, LIMITS, RaySettings(address=nodes.address, replicas=(2, 2), cpus=CPUS))
+
+
+@pytest.fixture(scope="module")
+def ray_server(ray_engine: Any) -> Iterator[Served]:
+    """The engine, served; that closes it."""
+    ray_engine.load("demo").result(START_S)
+    with served(ray_engine, slots=True) as server:
+        wait_for(lambda: ray_engine.n_replicas == 2, START_S)
         yield server
 
 
@@ -227,6 +234,22 @@ def test_a_node_that_leaves_under_many_requests_is_not_seen(nodes: Nodes, ray_se
     wait_for(lambda: len(replicas()) == 2, START_S)
 
 
+def test_a_replica_that_hangs_is_not_seen(ray_engine: Any, ray_server: Served, alone: Served) -> None:
+    wait_for(lambda: len(replicas()) == ray_engine.n_replicas == 2, START_S)
+    before, usual = replicas(), ray_engine._caller.silence_s
+    ray_engine._caller.silence_s = SILENCE_S
+    hung = next(iter(before.values()))
+    try:
+        many(ray_server, alone, hung.suspend)
+        started = time.monotonic()
+        assert completion(ray_server, max_tokens=2)
+        assert time.monotonic() - started < SILENCE_S, "nothing more is sent to it"
+    finally:
+        ray_engine._caller.silence_s = usual
+        hung.kill()
+    wait_for(lambda: len(replicas().keys() - {hung.pid}) == 2, START_S)
+
+
 @contextlib.contextmanager
 def program(*options: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """Running `llamacli serve --ray`, and its lines up to the greeting."""
@@ -248,7 +271,7 @@ def program(*options: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
 def test_an_update_loses_no_stream_and_full_queues_are_refused(nodes: Nodes, ray_server: Served, alone: Served) -> None:
     wait_for(lambda: len(replicas()) == 2, START_S)
     before = replicas()
-    options = ["--ray", nodes.address, "--ray-replicas", "2", "--ray-cpus", "1", "--ray-keep", "-c", "512"]
+    options = ["--ray", nodes.address, "--ray-replicas", "2", "--ray-cpus", str(CPUS), "--ray-keep", "-c", "512"]
     options += ["--threads", "1", "--max-running", "1", "--max-queue", "1", "--slots"]
     stop, texts = threading.Event(), list[tuple[int, str]]()
 
@@ -291,6 +314,14 @@ def _expect_refusals(port: int) -> None:
         if reply.status == 429:
             assert reply.json["error"]["code"] == "queue_full"
             assert int(reply.headers["retry-after"]) >= 1
+
+
+def test_replicas_that_cannot_be_started_say_why(nodes: Nodes, ray_server: Served) -> None:
+    options = ["--ray", nodes.address, "--ray-app", "small", "--ray-cpus", "0.1", "--kv-memory", "1K"]
+    with program(*options) as (process, lines):
+        assert process.wait(START_S) == 1
+        assert lines[-1].startswith("llamacli: error: the replicas cannot be started: a context of 512 tokens takes ")
+    assert ray_server.send("/health").status == 200
 
 
 def test_a_cluster_that_is_not_there_is_named() -> None:

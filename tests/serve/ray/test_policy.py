@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli.serve.ray.blocks import BLOCK, chain_hashes
-from llamacli.serve.ray.policy import FORGET_S, Fleet, Load, cost_s, n_uncached
+from llamacli.serve.ray.policy import FORGET_S, SUSPECT_S, Fleet, Load, cost_s, n_uncached
 
 PROMPT = list(range(4 * BLOCK + 10))
 HASHES = chain_hashes(PROMPT)
@@ -125,6 +125,25 @@ def test_replicas_come_and_go() -> None:
     assert fleet.order((), 1, among=["a", "b"]) == ["b"]
     fleet.keep(["a"])
     assert fleet.load("a").running == 0, "a new replica is idle"
+
+
+def test_a_silent_replica_comes_last_until_it_reports() -> None:
+    clock = Clock()
+    fleet = Fleet("", clock)
+    fleet.keep(["a", "b"])
+    fleet.report("b", Load(running=5, row_s=0.01, base_s=0.1), [])
+    fleet.route("1", "a", (), 10)
+    assert fleet.place("1") == "a"
+    fleet.suspect("a")
+    fleet.suspect("gone")
+    assert fleet.order((), 1) == ["b", "a"]
+    assert fleet.order((), 1, avoid=["b"]) == ["a"]
+    fleet.report("a", Load(), ["1"])
+    assert fleet.place("1") == ""
+    assert fleet.order((), 1) == ["a", "b"]
+    fleet.suspect("a")
+    clock.now += SUSPECT_S + 1
+    assert fleet.order((), 1) == ["a", "b"]
 
 
 def test_ingresses_prefer_different_replicas_among_equals() -> None:

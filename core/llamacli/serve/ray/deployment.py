@@ -16,7 +16,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from llamacli.serve.http.local import version
-from llamacli.serve.ray.errors import ClusterError
+from llamacli.serve.ray.errors import ClusterError, reason_of
 from llamacli.serve.ray.messages import Route, Setup
 from llamacli.serve.ray.replica import Replica, expect_version
 from llamacli.serve.ray.settings import RaySettings
@@ -138,7 +138,7 @@ def wait_for_replica(app: str) -> None:
             return
         if str(getattr(state.status, "value", state.status)) == "DEPLOY_FAILED":
             messages = [one.message for one in deployments if one.message] or [state.message]
-            raise ClusterError(f"the replicas cannot be started: {messages[0].strip()}")
+            raise ClusterError(f"the replicas cannot be started: {reason_of(messages[0])}")
         time.sleep(_POLL_S)
 
 
@@ -149,7 +149,7 @@ def troubles(app: str) -> str:
         return "the application was deleted"
     healthy = ("HEALTHY", "UPSCALING", "DOWNSCALING", "UPDATING")
     return "; ".join(
-        one.message
+        reason_of(one.message)
         for one in state.deployments.values()
         if one.message and str(getattr(one.status, "value", one.status)) not in healthy
     )

@@ -10,7 +10,6 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -31,48 +30,25 @@ from llamacli.serve.errors import (
 from llamacli.serve.metrics import EngineStats
 from llamacli.serve.models import ModelSource, unloaded_info
 from llamacli.serve.ray import deployment
-from llamacli.serve.ray.messages import Hello, Route, Setup, portable, route_of
-from llamacli.serve.ray.replay import Sent
-from llamacli.serve.ray.replica import BEAT_S, SILENCE_S
+from llamacli.serve.ray.calls import Answers, Caller, Faults, OpenCall
+from llamacli.serve.ray.messages import Route, Setup, portable
+from llamacli.serve.ray.replica import BEAT_S
 from llamacli.serve.ray.settings import RaySettings
 from llamacli.serve.ray.tokenizing import context_length, load_unweighted
 from llamacli.serve.ray.view import forget_view, view_of
-from llamacli.serve.requests import Done, Event, Failed, ModelInfo, Request
+from llamacli.serve.requests import Failed, ModelInfo, Request
 from llamacli.serve.settings import EngineSettings
 from llamacli.serve.streams import EventStream
 
-MAX_LOST = 3
-"""Replicas that a request may lose: it may be the reason."""
-MAX_REFUSALS = 4
-"""Replicas, the cheapest first, whose queues are full before a request is refused."""
 _RETRY = 5
 _POLL_S = 0.01
-_LOST = (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError, serve_errors.ReplicaUnavailableError)
+_FAULTS = Faults(
+    died=(ray.exceptions.RayActorError, ray.exceptions.NodeDiedError, serve_errors.ReplicaUnavailableError),
+    full=(serve_errors.BackPressureError,),
+    unavailable=(serve_errors.DeploymentUnavailableError,),
+)
 
 _log = logging.getLogger(__name__)
-
-
-class _LostError(Exception):
-    """The replica of a call has died, or is silent."""
-
-    def __init__(self, replica: str, reason: str):
-        self.replica = replica
-        super().__init__(reason)
-
-
-@attrs.define(eq=False)
-class _Open:
-    """Request that is open.
-
-    `call` and `replica` are those of its present attempt, "" between attempts.
-    """
-
-    request: Request
-    stream: EventStream
-    sent: Sent = attrs.field(factory=Sent)
-    task: asyncio.Task[None] | None = None
-    call: str = ""
-    replica: str = ""
 
 
 class RayEngine:
@@ -113,10 +89,11 @@ class RayEngine:
         self._loader = ThreadPoolExecutor(1, "llamacli-deploy")
         self._loading: Future[ModelInfo] | None = None
         self._numbers = itertools.count()
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, OpenCall] = {}
         self._keys: collections.Counter[str] = collections.Counter()
         self._beats: asyncio.Task[None] | None = None
         self._draining = self._closed = False
+        self._caller = Caller(self._send, self._view.fleet, _FAULTS, settings.load_timeout)
 
     # --- see llamacli.serve.requests.Engine
 
@@ -161,11 +138,11 @@ class RayEngine:
                 retry_after=_RETRY,
             )
         stream = EventStream(request.id)
-        one = _Open(portable(request), stream)
+        one = OpenCall(portable(request), stream)
         name = f"{self._ingress}/{next(self._numbers)}"
         self._open[name] = one
         self._keys[key] += 1
-        one.task = asyncio.create_task(self._run(name, one))
+        one.task = asyncio.create_task(self._caller.run(name, one))
         one.task.add_done_callback(functools.partial(self._ended, name, key))
         stream.on_cancel = functools.partial(_cancel, one.task)
         if self._beats is None:
@@ -235,6 +212,10 @@ class RayEngine:
 
     # --- requests
 
+    def _send(self, request: Request, route: Route) -> Answers:
+        answers: Answers = self._handle.options(stream=True).generate.remote(request, route)
+        return answers
+
     def _expect_name(self, name: str) -> None:
         if name not in (self._source.name, *self._source.aliases):
             raise UnknownModelError(f"the model {name!r} does not exist: the server has {self._source.name}")
@@ -253,75 +234,6 @@ class RayEngine:
                 one.stream.put([Failed(error)])
                 if one.task is not None:
                     one.task.cancel()
-
-    async def _run(self, name: str, one: _Open) -> None:
-        """Run a request to its end, on as many replicas as it needs."""
-        lost, full = set[str](), dict[str, QueueFullError]()
-        for attempt in itertools.count():
-            one.call = f"{name}/{attempt}"
-            route = route_of(one.request, one.call, frozenset(lost | full.keys()))
-            one.sent.restart()
-            try:
-                async with contextlib.aclosing(self._attempt(one, route)) as batches:
-                    async for events in batches:
-                        refusal = _refusal(events)
-                        if refusal is not None and not one.sent.started:
-                            full[one.replica] = refusal
-                            break
-                        one.stream.put(one.sent.fresh(events))
-                        if events and isinstance(events[-1], Done | Failed):
-                            return
-                left = set(self._view.fleet.replicas) - lost - full.keys()
-                if full and (not left or len(full) >= MAX_REFUSALS):
-                    one.stream.put([Failed(min(full.values(), key=lambda error: error.retry_after or 0))])
-                    return
-            except _LostError as error:
-                lost.add(error.replica)
-                _log.warning("request %s: %s; it is repeated on another replica", one.request.id, error)
-                if len(lost) >= MAX_LOST:
-                    one.stream.put([Failed(InternalError(f"{len(lost)} replicas were lost during the request"))])
-                    return
-            except ServeError as error:
-                one.stream.put([Failed(error)])
-                return
-            except Exception as error:
-                _log.error("request %s failed", one.request.id, exc_info=error)
-                one.stream.put([Failed(InternalError("the cluster failed: the server's log says why"))])
-                return
-
-    async def _attempt(self, one: _Open, route: Route) -> AsyncGenerator[list[Event]]:
-        """Events of a request on one replica.
-
-        Raises _LostError, QueueFullError, LoadingError.
-        """
-        one.replica = ""
-        answers = self._handle.options(stream=True).generate.remote(one.request, route)
-        items = aiter(answers)
-        try:
-            while True:
-                limit = SILENCE_S if one.replica else self._settings.load_timeout
-                try:
-                    async with asyncio.timeout(limit):
-                        item: Hello | list[Event] = await anext(items)
-                except StopAsyncIteration:
-                    raise _LostError(one.replica, f"replica {one.replica} has ended it") from None
-                except TimeoutError:
-                    if not one.replica:
-                        raise LoadingError("no replica is free", retry_after=_RETRY) from None
-                    raise _LostError(one.replica, f"replica {one.replica} was silent for {limit:g} seconds") from None
-                except _LOST as error:
-                    raise _LostError(one.replica, f"replica {one.replica} has died ({type(error).__name__})") from error
-                except serve_errors.BackPressureError:
-                    raise QueueFullError("too many requests: all replicas are full", retry_after=_RETRY) from None
-                except serve_errors.DeploymentUnavailableError:
-                    raise LoadingError("no replica can be started", retry_after=_RETRY) from None
-                if isinstance(item, Hello):
-                    one.replica = item.replica
-                else:
-                    yield item
-        finally:
-            with contextlib.suppress(Exception):  # a call that could not be routed raises its error again
-                answers.cancel()
 
     # --- signs of life
 
@@ -351,10 +263,3 @@ class RayEngine:
 
 def _cancel(task: asyncio.Task[None], _: str) -> None:
     task.cancel()
-
-
-def _refusal(events: list[Event]) -> QueueFullError | None:
-    """Refusal by a full queue."""
-    if len(events) == 1 and isinstance(events[0], Failed) and isinstance(events[0].error, QueueFullError):
-        return events[0].error
-    return None

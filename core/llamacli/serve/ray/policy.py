@@ -19,6 +19,7 @@ OUTPUT_TOKENS = 128.0
 """Tokens of a text, as long as a replica has not finished one."""
 BASE_S, ROW_S = 0.025, 0.002
 """Seconds of a step and of a row, as long as no replica has measured one."""
+SUSPECT_S = 60.0
 FORGET_S = 10.0
 """Seconds after which a request that no report has confirmed counts no more."""
 
@@ -83,6 +84,8 @@ def _standing_s(load: Load, base_s: float, row_s: float) -> float:
 class _Replica:
     """Replica as it was reported, and what was sent to it since.
 
+    Until the time `suspect_until` it was silent, and comes last.
+
     `present` is its load with that, and its part of the cost, until something changes or the time `until`.
     """
 
@@ -91,6 +94,7 @@ class _Replica:
     routed: dict[str, Routed] = attrs.field(factory=dict)
     present: tuple[Load, float] | None = None
     until: float = float("inf")
+    suspect_until: float = float("-inf")
 
     def load(self, now: float) -> tuple[Load, float]:
         """Present load, and its part of the cost where steps were measured."""
@@ -137,7 +141,7 @@ class Fleet:
         with self._lock:
             one = self._replicas.get(replica)
             if one is not None:
-                one.report, one.present = load, None
+                one.report, one.present, one.suspect_until = load, None, float("-inf")
                 oldest = self._clock() - FORGET_S
                 for call in [*received, *(call for call, routed in one.routed.items() if routed.at < oldest)]:
                     one.routed.pop(call, None)
@@ -155,6 +159,18 @@ class Fleet:
                 one.routed[call] = Routed(hashes, n_tokens, self._clock())
                 one.present = None
                 self._places[call] = replica
+
+    def place(self, call: str) -> str:
+        """Replica that a call was sent to; "" where a report covers it, or none was found."""
+        with self._lock:
+            return self._places.get(call, "")
+
+    def suspect(self, replica: str) -> None:
+        """Send nothing to a silent replica, as long as there are others, until it reports or SUSPECT_S have gone by."""
+        with self._lock:
+            one = self._replicas.get(replica)
+            if one is not None:
+                one.suspect_until = self._clock() + SUSPECT_S
 
     def load(self, replica: str) -> Load:
         """Load of a replica, with what was sent since its report."""
@@ -176,7 +192,7 @@ class Fleet:
                 cost = cost_s(hashes, n_tokens, load, *usual)
             else:
                 cost = load.row_s * n_uncached(hashes, n_tokens, load.blocks) + standing
-            costs.append((cost, one.preference, name))
+            costs.append((one.suspect_until > now, cost, one.preference, name))
         return [name for *_, name in sorted(costs)]
 
 
