@@ -51,7 +51,7 @@ THINK_S = 10.0
 
 @dataclass(eq=False)
 class Text:
-    """Request: the hashes of its prompt's blocks, its length, and what is left of it."""
+    """Request: hashes of its prompt's blocks, lengths, and tokens left."""
 
     at: float
     hashes: tuple[bytes, ...]
@@ -318,7 +318,7 @@ def main() -> None:
 
 
 def saturating(n: int, n_requests: int, capacity: float) -> list[Text]:
-    """Requests of the same users and system prompts, five times what the replicas can do."""
+    """Requests for one replica's prompts, five times what `n` can do."""
     return [*Workload(1, n * n_requests, 5 * n * capacity, 7)]
 
 

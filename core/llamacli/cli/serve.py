@@ -57,7 +57,7 @@ class ByteSize(click.ParamType[int]):
 
 
 class ReplicaRange(click.ParamType[tuple[int, int]]):
-    """Number of replicas, or the fewest and the most with a colon between."""
+    """Number of replicas, or the fewest and the most as in 1:8."""
 
     name = "range"
 

@@ -94,7 +94,7 @@ class PrefixIndex:
 
     @locked
     def sequences(self) -> list[KVSequence]:
-        """Cached sequences: those of open sessions, then the kept ones, the latest first."""
+        """Cached sequences: of open sessions, then the kept ones, latest first."""
         return [*self._live, *reversed(self._kept)]
 
     @locked

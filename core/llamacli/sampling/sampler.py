@@ -5,13 +5,10 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
 from llamacli.errors import plugin_errors
 from llamacli.sampling.candidates import Candidates
-
-if TYPE_CHECKING:
-    from llamacli.sampling.params import SamplingParams
 
 
 class Sampler(ABC):
@@ -46,10 +43,11 @@ class SamplerChain(Sampler):
     """Samplers applied in order until one draws a token.
 
     The last one should draw: Greedy, Draw, Mirostat or AdaptiveP. `n_probs` is the number of top log-probabilities to
-    report beside the drawn token's; 0 reports none. `params` are the parameters that `build_chain` made it of.
+    report beside the drawn token's; 0 reports none. `params` are the SamplingParams that `build_chain`
+    made it of, None for others.
     """
 
-    def __init__(self, samplers: Iterable[Sampler], n_probs: int = 0, params: SamplingParams | None = None):
+    def __init__(self, samplers: Iterable[Sampler], n_probs: int = 0, params: Any = None):
         self.samplers, self.n_probs, self.params = tuple(samplers), n_probs, params
 
     def apply(self, candidates: Candidates) -> None:

@@ -193,7 +193,7 @@ class Scheduler:
 
     @property
     def prompt_tokens_left(self) -> int:
-        """Tokens of prompts that are not evaluated yet, of waiting and running requests."""
+        """Prompt tokens of waiting and running requests, not evaluated yet."""
         return self.queue.n_tokens + sum(lane.n_missing for lane in list(self._lanes) if lane.text is None)
 
     def stats(self) -> ModelStats:

@@ -72,7 +72,7 @@ class EventStream:
 
     @property
     def exhausted(self) -> bool:
-        """True if the stream has ended and all of its events were taken."""
+        """True if the stream has ended and all events were taken."""
         return self._ended and not self._events
 
     def _add(self, event: Event) -> None:

@@ -73,7 +73,7 @@ class FakeAnswers:
 
 
 class FakeCluster:
-    """Replicas that play a script for each call, in the order of the fleet."""
+    """Replicas that play a script for each call, in alphabetical order."""
 
     def __init__(self, scripts: dict[str, Callable[[int], Script]], greets: bool = True):
         self.fleet = Fleet()

@@ -1,4 +1,4 @@
-"""Replicas on a Ray cluster of two nodes: texts, deaths, updates, full queues."""
+"""Replicas on two Ray nodes: texts, deaths, updates, full queues."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ def completion(server: Served, **fields: Any) -> Any:
 
 
 def result(reply: Any) -> Any:
-    """What of a reply does not depend on time or place."""
+    """Parts of a reply that depend on the request alone."""
     return reply["choices"], reply["usage"]["completion_tokens"], reply["system_fingerprint"]
 
 
 def streamed(port: int, on_chunk: Callable[[], None] = lambda: None, **fields: Any) -> str:
-    """Text of a stream; fails if it has an error or is cut."""
+    """Text of a stream that ends without an error."""
     body = json.dumps({**LONG, "stream": True, **fields})
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
         connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
@@ -302,7 +302,7 @@ def test_an_update_loses_no_stream_and_full_queues_are_refused(nodes: Nodes, ray
 
 
 def _expect_refusals(port: int) -> None:
-    """Send more than two replicas with a text and a waiting request each can take."""
+    """Send more requests than two replicas can take."""
     body = {**LONG, "max_tokens": 450}
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         started = time.monotonic()

@@ -49,7 +49,7 @@ def divided(draw: st.DrawFn, text: str, index: int, reasoning: bool) -> list[Eve
 
 @st.composite
 def runs(draw: st.DrawFn, texts: list[tuple[str, str]]) -> list[Event]:
-    """Events of one run: the same texts, divided and interleaved anew."""
+    """Events of one run: equal texts, divided and interleaved in any way."""
     events: list[Event] = []
     parts = []
     for index, (reasoning, text) in enumerate(texts):

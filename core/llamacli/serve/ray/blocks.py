@@ -1,4 +1,4 @@
-"""Chain hashes of blocks of tokens, by which prompts are compared with caches."""
+"""Chain hashes of blocks of tokens, to compare prompts with caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of replicas: retries where queues are full, repeats where replicas are lost.
+"""Calls of replicas: retries at full queues, replays of lost replicas.
 
 Without Ray: what sends a call, and the exceptions that it raises, are arguments.
 """
@@ -46,7 +46,7 @@ class Answers(Protocol):
 
 @attrs.frozen
 class Faults:
-    """Exceptions of what sends calls: of a replica that died, of full queues, of no replica at all."""
+    """Exceptions of calls: a replica that died, full queues, no replica."""
 
     died: tuple[type[Exception], ...]
     full: tuple[type[Exception], ...]
@@ -96,7 +96,7 @@ class Caller:
         self._wait_s, self.silence_s = wait_s, silence_s
 
     async def run(self, name: str, one: OpenCall) -> None:
-        """Run a request to its end; its events go to its stream, each once."""
+        """Run a request to its end; its stream gets each event once."""
         try:
             await self._run(name, one)
         except ServeError as error:
@@ -164,7 +164,7 @@ class Caller:
                 answers.cancel()
 
     def _expect_life(self, one: OpenCall, deadline: float) -> None:
-        """Raise what follows from silence: the replica is lost, or none was found in time."""
+        """Raise _LostError for a silent replica, LoadingError for none in time."""
         silent = one.replica or self._fleet.place(one.call)
         if silent:
             self._fleet.suspect(silent)

@@ -14,7 +14,7 @@ from llamacli.util.system import ROOT
 
 
 def numa_nodes(root: Path = ROOT) -> list[list[int]]:
-    """CPUs of each NUMA node that this process may use, one of each physical core."""
+    """Usable CPUs of each NUMA node, one of each physical core."""
     try:
         allowed = os.sched_getaffinity(0)
     except AttributeError:  # macOS, Windows
@@ -27,7 +27,7 @@ def numa_nodes(root: Path = ROOT) -> list[list[int]]:
 
 
 def slots(nodes: list[list[int]], n_cpus: int) -> list[list[int]]:
-    """Disjoint sets of `n_cpus` CPUs: of one node each, as long as one has as many.
+    """Disjoint sets of `n_cpus` CPUs, of one node each where possible.
 
     Only a replica that is larger than every node gets CPUs of several.
     """
@@ -37,7 +37,7 @@ def slots(nodes: list[list[int]], n_cpus: int) -> list[list[int]]:
 
 
 class CoreLock:
-    """Cores that this process has taken; `cpus` is empty if none were free."""
+    """Cores that this process has taken, `cpus`; empty if none were free."""
 
     def __init__(self, n_cpus: int, folder: Path | None = None, nodes: list[list[int]] | None = None):
         self.cpus: tuple[int, ...] = ()
@@ -84,7 +84,7 @@ def _listed(text: str) -> list[int]:
 
 
 def _physical(cpus: list[int], root: Path) -> list[int]:
-    """One CPU of each physical core."""
+    """First CPU of each physical core."""
     seen = set[str]()
     found = []
     for cpu in cpus:

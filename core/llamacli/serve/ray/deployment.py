@@ -85,7 +85,7 @@ def connect(settings: RaySettings) -> float:
 
 
 def deploy(settings: RaySettings, limits: EngineSettings, setup: Setup) -> Any:
-    """Start the replicas, or join those that run with equal settings; the application's handle.
+    """Start the replicas, or join those with equal settings; their handle.
 
     Replicas with other settings are replaced one after the other: each ends when its requests have, or after
     `setup.shutdown_timeout` seconds, and what is left is repeated on others.

@@ -173,7 +173,7 @@ class RayEngine:
             self._beats.cancel()
 
     def close(self) -> None:
-        """End the replicas, unless they are to be kept, and leave the cluster."""
+        """End the replicas, unless they are kept, and leave the cluster."""
         if self._closed:
             return
         self._closed = True
@@ -187,7 +187,7 @@ class RayEngine:
     # --- from any thread
 
     def load(self, name: str) -> Future[ModelInfo]:
-        """Start the replicas, once; a future of the model's description when the first of them runs.
+        """Start the replicas; future of the description of the first one's model.
 
         The future raises ClusterError.
         """
@@ -238,7 +238,7 @@ class RayEngine:
     # --- signs of life
 
     async def _beat(self) -> None:
-        """Tell replicas which of their calls are open; log what the cluster says of replicas that fail."""
+        """Tell replicas which of their calls are open; log failing replicas."""
         told = ""
         while True:
             await asyncio.sleep(BEAT_S)

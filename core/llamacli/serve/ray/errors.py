@@ -19,7 +19,7 @@ class MismatchError(ClusterError):
 
 
 def reason_of(message: str) -> str:
-    """Exception at the end of a message of Ray's that has tracebacks; the message's first line for none."""
+    """Last exception in a message of Ray's, or the message's first line."""
     lines = _ESCAPES.sub("", message.replace("\\x1b", "\x1b").replace("\\n", "\n")).strip().splitlines()
     found = [match for line in lines if (match := _EXCEPTION.match(line.strip()))]
     if not found:

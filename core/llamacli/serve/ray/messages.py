@@ -39,7 +39,7 @@ class Hello:
 
 @attrs.frozen
 class Report:
-    """State of a replica: its load, the calls that this covers, and numbers for metrics.
+    """State of a replica, with the calls that it covers.
 
     `status` is that of `llamacli.serve.metrics.EngineStats`.
     """
@@ -80,7 +80,7 @@ def route_of(request: Request, call: str, avoid: frozenset[str] = frozenset()) -
 
 
 def portable(request: Request) -> Request:
-    """Request that can be pickled: with sampling parameters in place of the compiled chain.
+    """Request with sampling parameters in place of a chain, to be pickled.
 
     Raises InvalidRequestError for a chain that was not built of parameters.
     """

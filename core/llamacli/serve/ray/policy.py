@@ -48,7 +48,7 @@ class Load:
 
 @attrs.frozen
 class Routed:
-    """Request that was sent to a replica and is in no report yet."""
+    """Request that was sent to a replica, not reported yet."""
 
     hashes: Sequence[bytes]
     n_tokens: int
@@ -56,14 +56,16 @@ class Routed:
 
 
 def n_uncached(hashes: Sequence[bytes], n_tokens: int, blocks: frozenset[bytes]) -> int:
-    """Tokens of a prompt that a cache does not hold; the last one is always computed."""
+    """Tokens of a prompt that are not cached, at least one."""
     if not hashes or hashes[0] not in blocks:
         return max(1, n_tokens)
     return max(1, n_tokens - BLOCK * n_matched(hashes, blocks))
 
 
 def cost_s(hashes: Sequence[bytes], n_tokens: int, load: Load, base_s: float = BASE_S, row_s: float = ROW_S) -> float:
-    """Seconds that a request costs on a replica; the last arguments are for one without measured steps.
+    """Seconds that a request costs on a replica.
+
+    `base_s` and `row_s` are for a replica that has not measured its own.
 
     The sum of: the rows of its prompt and of prompts before it; what running texts add to each of its steps; and, if no
     slot is free, the wait for one, when `slots` texts end in the time of one.
@@ -148,7 +150,7 @@ class Fleet:
                     self._places.pop(call, None)
 
     def route(self, call: str, replica: str, hashes: Sequence[bytes], n_tokens: int) -> None:
-        """Count a request as sent to a replica; it may have counted for another."""
+        """Count a request as sent to a replica, and to no other."""
         with self._lock:
             before = self._replicas.get(self._places.pop(call, ""))
             if before is not None:
@@ -161,12 +163,12 @@ class Fleet:
                 self._places[call] = replica
 
     def place(self, call: str) -> str:
-        """Replica that a call was sent to; "" where a report covers it, or none was found."""
+        """Replica that an unreported call was sent to; "" for none."""
         with self._lock:
             return self._places.get(call, "")
 
     def suspect(self, replica: str) -> None:
-        """Send nothing to a silent replica, as long as there are others, until it reports or SUSPECT_S have gone by."""
+        """Put a silent replica last, until it reports or for SUSPECT_S."""
         with self._lock:
             one = self._replicas.get(replica)
             if one is not None:

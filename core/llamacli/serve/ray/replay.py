@@ -1,4 +1,4 @@
-"""Replay of a request on another replica: events that were sent are skipped."""
+"""Replay of a request on another replica, without the events sent before."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Sent:
         self._seen, self._n_tokens_seen = {}, {}
 
     def fresh(self, events: Iterable[Event]) -> list[Event]:
-        """The events that the client does not have, or the parts of them.
+        """The events, or parts of events, that the client does not have.
 
         Raises InternalError if the replay differs from what was sent.
         """

@@ -102,7 +102,7 @@ class Replica:
             self._open.pop(route.call, None)
 
     async def beat(self, ingress: str, calls: Sequence[str], _: Route) -> None:
-        """Note a sign of life of an ingress, and end calls that it has no more."""
+        """Note a sign of life of an ingress, end dropped calls."""
         now = time.monotonic()
         self._heard[ingress] = now
         for call, one in list(self._open.items()):
@@ -139,7 +139,7 @@ class Replica:
         return Report(load, tuple(self._received), stats.status, numbers)
 
     async def check_health(self) -> None:
-        """Raise InternalError if the engine does not advance; Ray Serve then replaces this replica."""
+        """Raise InternalError if the engine is stuck; called by Ray Serve."""
         if self._engine.stats().status == "stuck":
             raise InternalError(f"the engine of replica {self._name} does not advance")
 

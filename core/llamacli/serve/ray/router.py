@@ -14,7 +14,7 @@ MAX_RANKS = 8
 
 
 class CostRouter(RequestRouter):
-    """Router that sends a call to the replica where it costs the least time."""
+    """Router that sends a call where it costs the least time."""
 
     def initialize_state(self, app: str) -> None:
         """Find the application's view; called by Ray Serve."""
@@ -37,7 +37,7 @@ class CostRouter(RequestRouter):
         return [[by_name[name]] for name in order[:MAX_RANKS]]
 
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
-        """Count a call for the replica that has taken it; called by Ray Serve."""
+        """Count a call for its replica; called by Ray Serve."""
         route = _route_of(pending_request)
         if route is not None and route.call:
             self._view.fleet.route(route.call, replica_id.unique_id, route.hashes, route.n_tokens)

@@ -1,4 +1,4 @@
-"""Sums of the metrics of replicas, which never fall when one of them ends."""
+"""Sums of the metrics of replicas that come and go."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class View:
         self._reports: dict[str, bytes] = {}
 
     def update(self, reports: Mapping[str, bytes | None]) -> None:
-        """Set which replicas there are, and take their reports; None where there is none yet."""
+        """Set which replicas there are, with their reports, None for none yet."""
         with self._lock:
             self.fleet.keep(reports)
             self._totals.keep(reports)
@@ -55,7 +55,7 @@ _views: dict[str, View] = {}
 
 
 def view_of(app: str, ingress: str = "") -> View:
-    """View of an application in this process, which its router and its engine share."""
+    """View of an application, which its router and its engine share."""
     return _views.setdefault(app, View(ingress))
 
 
