@@ -37,7 +37,6 @@ pytestmark = [
 
 SOURCE = ModelSource("demo", demo_path(), ("story",))
 LIMITS = EngineSettings(n_ctx=512, max_running=8, max_queue=200, threads=1)
-N_REQUESTS = 100
 LONG = {"prompt": "Once upon a time there was", "max_tokens": 120, "temperature": 0.9, "ignore_eos": True}
 START_S = 90
 SILENCE_S = 8.0
@@ -201,22 +200,22 @@ def test_a_client_that_leaves_frees_its_place(ray_server: Served) -> None:
     wait_for(lambda: n_running(ray_server) == 0, 15)
 
 
-def many(server: Served, alone: Served, disturb: Callable[[], None]) -> None:
+def many(server: Served, alone: Served, disturb: Callable[[], None], n: int = 40) -> None:
     """Stream many requests, disturb in the middle, and compare all texts."""
     chunks, disturbed = 0, threading.Lock()
 
     def count() -> None:
         nonlocal chunks
         chunks += 1
-        if chunks > 5 * N_REQUESTS and disturbed.acquire(blocking=False):
+        if chunks > 5 * n and disturbed.acquire(blocking=False):
             disturb()
 
-    with concurrent.futures.ThreadPoolExecutor(N_REQUESTS) as pool:
-        running = [pool.submit(streamed, server.port, count, seed=seed) for seed in range(N_REQUESTS)]
+    with concurrent.futures.ThreadPoolExecutor(n) as pool:
+        running = [pool.submit(streamed, server.port, count, seed=seed) for seed in range(n)]
         texts = [one.result() for one in running]
     assert disturbed.locked(), "it was over too soon"
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        expected = list(pool.map(lambda seed: completion(alone, seed=seed)["choices"][0]["text"], range(N_REQUESTS)))
+        expected = list(pool.map(lambda seed: completion(alone, seed=seed)["choices"][0]["text"], range(n)))
     assert texts == expected
 
 
@@ -228,7 +227,7 @@ def test_a_replica_killed_under_many_requests_is_not_seen(ray_server: Served, al
 
 
 def test_a_node_that_leaves_under_many_requests_is_not_seen(nodes: Nodes, ray_server: Served, alone: Served) -> None:
-    many(ray_server, alone, lambda: nodes.cluster.remove_node(nodes.worker, allow_graceful=False))
+    many(ray_server, alone, lambda: nodes.cluster.remove_node(nodes.worker, allow_graceful=False), 100)
     assert ray_server.send("/health").status == 200
     nodes.cluster.add_node(**NODE)
     wait_for(lambda: len(replicas()) == 2, START_S)
