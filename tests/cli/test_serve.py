@@ -460,6 +460,14 @@ def test_wrong_models_end_the_program(start_server, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
+def test_wrong_chat_template_ends_the_program(program) -> None:
+    done = program("serve", "--chat-template", "nonsense", "--port", "0")
+    assert done.returncode == 1
+    assert "chat template 'nonsense' is not one of chatml" in done.stderr
+    assert "serving" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "n_bytes"),
     [("1", 1), ("10M", 10 << 20), ("1.5G", 3 << 29), ("2GiB", 2 << 30), ("7 kB", None), ("0", None), ("x", None)],

@@ -23,7 +23,7 @@ from llamacli.cli.options import (
 )
 from llamacli.cli.output import human_bytes, note
 from llamacli.cli.text import argument, read_file
-from llamacli.errors import InvalidRequestError, ModelFormatError
+from llamacli.errors import ChatTemplateError, InvalidRequestError, ModelFormatError
 from llamacli.tools.demo import demo_path
 from llamacli.util.settings import MAX_CONTEXT
 
@@ -72,6 +72,26 @@ class ReplicaRange(click.ParamType[tuple[int, int]]):
         return low, high
 
 
+class Form(click.ParamType[str]):
+    """Text of a form that a regular expression gives; `expected` describes it in messages."""
+
+    name = "text"
+
+    def __init__(self, pattern: str, expected: str):
+        self.pattern, self.expected = re.compile(pattern), expected
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check a text."""
+        text = str(value)
+        if not self.pattern.fullmatch(text):
+            self.fail(f"{text!r} is not {self.expected}.", param, ctx)
+        return text
+
+
+_ALIAS = Form(r"\S(?:.*\S)?", "a name of a model")
+_ORIGIN = Form(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", "* or an origin such as https://page.example")
+_HOST = Form(r"[^\s/:]+|\[[0-9A-Fa-f:.]+\]", "a host name such as models.example, without scheme and port")
+
 _OPTIONS = (
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
     click.option(
@@ -84,7 +104,7 @@ _OPTIONS = (
     ),
     click.option("--api-key-file", type=PATH, help="Read keys from a file, one a line; # begins a comment."),
     click.option(
-        "--alias", "aliases", metavar="NAME", multiple=True,
+        "--alias", "aliases", metavar="NAME", type=_ALIAS, multiple=True,
         help="Further name of the first model; may be given several times.",
     ),
     lora_option,
@@ -159,12 +179,12 @@ _OPTIONS = (
         help="Largest body of a request.",
     ),
     click.option(
-        "--cors-origin", "cors_origins", metavar="ORIGIN", multiple=True,
+        "--cors-origin", "cors_origins", metavar="ORIGIN", type=_ORIGIN, multiple=True,
         help="Origin whose web pages may use the API, as https://page.example; may be given several times. "
         "*: any, without keys only.",
     ),
     click.option(
-        "--allowed-host", "allowed_hosts", metavar="NAME", multiple=True,
+        "--allowed-host", "allowed_hosts", metavar="NAME", type=_HOST, multiple=True,
         help="Further name that the header Host may have when listening on loopback; may be given several times.",
     ),
     click.option(
@@ -237,7 +257,7 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
             engine.load(sources[0].name).add_done_callback(announce)
 
         def announce(future: Any) -> None:
-            error = future.exception()
+            error = future.exception() or _template_error(future.result(), http.template)
             if error is None:
                 note(_greeting(future.result(), http.host, port, limits))
                 if http.page is not None:
@@ -344,6 +364,21 @@ def ray_engine(sources: Sequence[ModelSource], limits: EngineSettings, given: di
         keep=given["ray_keep"],
     )
     return RayEngine(sources[0], limits, cluster, shutdown_timeout=given["shutdown_timeout"])
+
+
+def _template_error(loaded: LoadedModel | ModelInfo, template: str | None) -> Exception | None:
+    """Error of `--chat-template`, None if there is none: the first chat would find it too late.
+
+    A template for replicas is checked by the first chat.
+    """
+    from llamacli.serve.models import LoadedModel
+
+    try:
+        if template is not None and isinstance(loaded, LoadedModel):
+            loaded.model.create_chat_codec(template)
+    except ChatTemplateError as error:
+        return error
+    return None
 
 
 def _expect_packages(names: Sequence[str], extra: str, command: str = "serve") -> None:
