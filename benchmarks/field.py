@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare the speed of llamacli with other CPU engines, in turns, and with that of the memory.
+"""Compare llamacli with other CPU engines and the memory's speed.
 
     python benchmarks/field.py FILE.gguf [FILE.gguf ...] --llama-bench BIN --ik-bench BIN --openvino PYTHON [-r 5]
 
@@ -67,7 +67,7 @@ def sum_of(words: np.ndarray) -> int:
 
 
 def memory_speed(threads: int) -> float:
-    """Bytes per second of a plain read by all threads, best of five passes."""
+    """Bytes per second of a plain read by all threads."""
     words = np.ones(MEMORY_BYTES // 8, np.int64)
     parts = np.array_split(words, threads)
 
@@ -84,7 +84,7 @@ def memory_speed(threads: int) -> float:
 
 
 def bytes_per_token(path: str) -> float:
-    """Bytes of the weights that a token needs; of the experts those that it uses."""
+    """Bytes of the weights that a token uses."""
     from gguf import GGUFReader
 
     reader = GGUFReader(path)

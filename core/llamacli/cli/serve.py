@@ -367,9 +367,9 @@ def ray_engine(sources: Sequence[ModelSource], limits: EngineSettings, given: di
 
 
 def _template_error(loaded: LoadedModel | ModelInfo, template: str | None) -> Exception | None:
-    """Error of `--chat-template`, None if there is none: the first chat would find it too late.
+    """Error of `--chat-template`, None if there is none.
 
-    A template for replicas is checked by the first chat.
+    The first chat would find it too late. A template for replicas is checked by the first chat.
     """
     from llamacli.serve.models import LoadedModel
 
