@@ -196,6 +196,10 @@ class Scheduler:
         """Prompt tokens of waiting and running requests, not evaluated yet."""
         return self.queue.n_tokens + sum(lane.n_missing for lane in list(self._lanes) if lane.text is None)
 
+    def adapters_key(self, request: Request) -> str:
+        """Key of a request's LoRA adapters: `KVSequence.adapters` of its sequences."""
+        return key_of(self._adapters_of(request))
+
     def stats(self) -> ModelStats:
         """Present numbers."""
         memory, now = self.memory, self._clock()

@@ -15,8 +15,8 @@ tokens = st.builds(
 )
 
 
-def sequence(ids: list[int]) -> KVSequence:
-    made = KVSequence(KVPool(KVLayout.of([ONE], "f32")), 10**6)
+def sequence(ids: list[int], adapters: str = "") -> KVSequence:
+    made = KVSequence(KVPool(KVLayout.of([ONE], "f32")), 10**6, adapters=adapters)
     made.tokens += ids
     return made
 
@@ -46,3 +46,10 @@ def test_reports_are_bounded() -> None:
     held = ChainCache().held(many)
     assert len(held) == MAX_BLOCKS
     assert held[:10] == list(chain_hashes(many[0].tokens)), "the first sequences come first"
+
+
+def test_adapters_have_hashes_of_their_own() -> None:
+    ids = list(range(BLOCK))
+    held = ChainCache().held([sequence(ids, "key")], {"key": b"salt"})
+    assert held == list(chain_hashes(ids, salt=b"salt"))
+    assert held != list(chain_hashes(ids))

@@ -21,6 +21,16 @@ def test_a_route_has_the_blocks_of_the_first_prompt() -> None:
     assert route.hashes == chain_hashes(PROMPT)
 
 
+def test_adapters_keep_prefixes_apart() -> None:
+    plain, zero, one, same, other = (
+        route_of(GenerationRequest(id="a", model="m", prompts=(PROMPT,), adapters=adapters), "i/1").hashes
+        for adapters in ((), ((0, 0.0),), ((0, 1.0), (1, 0.5)), ((1, 0.5), (0, 1)), ((0, 0.5),))
+    )
+    assert plain == zero
+    assert one == same
+    assert len({plain, one, other}) == 3
+
+
 def test_requests_are_sent_with_parameters_in_place_of_chains() -> None:
     params = SamplingParams(temp=0.5)
     request = GenerationRequest(id="a", model="m", prompts=(PROMPT,), params=build_chain(params))

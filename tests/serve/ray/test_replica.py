@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import attrs
 import pytest
@@ -17,7 +18,7 @@ from llamacli.serve.ray import replica as module
 from llamacli.serve.ray.blocks import BLOCK, chain_hashes
 from llamacli.serve.ray.errors import MismatchError
 from llamacli.serve.ray.messages import Hello, Route, Setup, route_of
-from llamacli.serve.ray.replica import Replica, expect_version
+from llamacli.serve.ray.replica import Replica, expect_version, file_digest
 from llamacli.serve.requests import Done, Event, Failed, GenerationRequest, TextDelta
 from llamacli.serve.settings import EngineSettings
 from llamacli.tools.demo import demo_path
@@ -124,6 +125,16 @@ def test_calls_end_when_nothing_is_heard_of_their_ingress(replica: Replica, monk
 def test_another_model_is_refused() -> None:
     with pytest.raises(MismatchError, match=r"demo\.gguf: this node has another file"):
         Replica(setup_of("other"), "r2")
+
+
+def test_another_adapter_is_refused(replica: Replica, tmp_path: Path) -> None:
+    file = tmp_path / "adapter.gguf"
+    file.write_bytes(b"one")
+    digest = file_digest(file)
+    file.write_bytes(b"another")
+    identity = replica._setup.identity
+    with pytest.raises(MismatchError, match=r"adapter\.gguf: this node has another adapter"):
+        Replica(attrs.evolve(setup_of(identity), adapters=((str(file), digest),)), "r2")
 
 
 def test_another_version_is_refused() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -17,16 +18,16 @@ MAX_BLOCKS = 4096
 """Blocks that a replica reports, at most."""
 
 
-def chain_hashes(tokens: Sequence[int], chain: Sequence[bytes] = ()) -> tuple[bytes, ...]:
+def chain_hashes(tokens: Sequence[int], chain: Sequence[bytes] = (), salt: bytes = b"") -> tuple[bytes, ...]:
     """Hashes of the whole blocks of tokens.
 
     Each covers all tokens up to its block's end, so that equal hashes are equal prefixes. `chain` has those of the
-    first blocks, where they are known.
+    first blocks, where they are known; `salt` keeps apart what LoRA adapters compute differently.
     """
     hashes = list(chain[: len(tokens) // BLOCK])
     data = np.asarray(tokens[len(hashes) * BLOCK :], "<i4").tobytes()
     size = 4 * BLOCK
-    last = hashes[-1] if hashes else b""
+    last = hashes[-1] if hashes else salt
     for start in range(0, len(data) - size + 1, size):
         last = hashlib.blake2b(last + data[start : start + size], digest_size=HASH_BYTES).digest()
         hashes.append(last)
@@ -51,17 +52,18 @@ class ChainCache:
     def __init__(self) -> None:
         self._chains: weakref.WeakKeyDictionary[KVSequence, tuple[bytes, ...]] = weakref.WeakKeyDictionary()
 
-    def held(self, sequences: Iterable[KVSequence]) -> list[bytes]:
+    def held(self, sequences: Iterable[KVSequence], salts: Mapping[str, bytes] = MappingProxyType({})) -> list[bytes]:
         """Hashes of the sequences' whole blocks, at most MAX_BLOCKS.
 
-        Those of the first sequences come first, and of each the first blocks.
+        Those of the first sequences come first, and of each the first blocks. `salts` are those of LoRA adapters, by
+        `KVSequence.adapters`.
         """
         found: dict[bytes, None] = {}
         for sequence in sequences:
             known = self._chains.get(sequence, ())
             tokens = list(sequence.tokens)
             if len(tokens) // BLOCK > len(known):
-                known = self._chains[sequence] = chain_hashes(tokens, known)
+                known = self._chains[sequence] = chain_hashes(tokens, known, salts.get(sequence.adapters, b""))
             found.update(dict.fromkeys(known[: len(tokens) // BLOCK]))
             if len(found) >= MAX_BLOCKS:
                 break

@@ -18,7 +18,7 @@ import ray
 from ray.serve import exceptions as serve_errors
 
 from llamacli.errors import LlamaCliError
-from llamacli.model import Model
+from llamacli.serve.engine import LocalPin
 from llamacli.serve.errors import (
     InternalError,
     LoadingError,
@@ -28,15 +28,15 @@ from llamacli.serve.errors import (
     UnknownModelError,
 )
 from llamacli.serve.metrics import EngineStats
-from llamacli.serve.models import ModelSource, unloaded_info
+from llamacli.serve.models import Entry, ModelSource, unloaded_info
 from llamacli.serve.ray import deployment
 from llamacli.serve.ray.calls import Answers, Caller, Faults, OpenCall
 from llamacli.serve.ray.messages import Route, Setup, portable
-from llamacli.serve.ray.replica import BEAT_S
+from llamacli.serve.ray.replica import BEAT_S, file_digest
 from llamacli.serve.ray.settings import RaySettings
 from llamacli.serve.ray.tokenizing import context_length, load_unweighted
 from llamacli.serve.ray.view import forget_view, view_of
-from llamacli.serve.requests import Failed, ModelInfo, Request
+from llamacli.serve.requests import AdapterScales, Failed, ModelInfo, Request
 from llamacli.serve.settings import EngineSettings
 from llamacli.serve.streams import EventStream
 
@@ -66,7 +66,7 @@ class RayEngine:
 
         Raises ClusterError if that is not possible, and what `load_model` raises.
         """
-        self._source, self._cluster = source, cluster
+        self._source, self._cluster, self._entry = source, cluster, Entry(source)
         self._model = load_unweighted(source.path, settings.mode)
         self._settings = attrs.evolve(settings, n_ctx=context_length(self._model, settings.n_ctx))
         cpus = deployment.connect(cluster)
@@ -80,6 +80,7 @@ class RayEngine:
             cpus,
             cluster.replicas,
             shutdown_timeout,
+            tuple((str(path.resolve()), file_digest(path)) for path, _ in source.adapters),
         )
         self._limits = limits
         self._ingress = secrets.token_hex(8)
@@ -99,10 +100,11 @@ class RayEngine:
 
     def models(self) -> tuple[ModelInfo, ...]:
         """See Engine."""
-        return (self._info or unloaded_info(self._source),)
+        info = self._info or unloaded_info(self._source)
+        return (attrs.evolve(info, adapters=self._entry.adapters),)
 
-    async def model(self, name: str) -> Model:
-        """See Engine."""
+    async def pin(self, name: str) -> LocalPin:
+        """See Engine; the model without weights stays as long as this engine."""
         self._expect_name(name)
         if self._info is None:
             future = asyncio.wrap_future(self.load(name))
@@ -115,7 +117,12 @@ class RayEngine:
             except LlamaCliError as error:
                 _log.error("there are no replicas", exc_info=error)
                 raise InternalError("the replicas cannot be started: the server's log says why") from error
-        return self._model
+        return LocalPin(self._model, lambda: None)
+
+    def set_adapters(self, name: str, scales: AdapterScales) -> None:
+        """See Engine; for requests to this ingress."""
+        self._expect_name(name)
+        self._entry.set_adapters(scales)
 
     def unload(self, name: str) -> None:
         """Check the name; the replicas keep the model."""

@@ -55,12 +55,17 @@ def _pair(values: Sequence[int]) -> tuple[int, int]:
     return low, high
 
 
+def _pairs(values: Sequence[Sequence[str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((first, second) for first, second in values)
+
+
 @attrs.frozen
 class Setup:
     """Settings of the replicas: what it loads, and what that must be.
 
     - `identity`: `llamacli.Model.identity` of the ingress's file.
     - `path`, `name`: the model. `settings`: fields of `llamacli.serve.settings.EngineSettings`.
+    - `adapters`: files of LoRA adapters, with the SHA-256 of each.
     - `cpus`: CPUs of each replica. `replicas`: how many there are, from and to.
     - `shutdown_timeout`: seconds that running requests have when a replica ends.
     """
@@ -72,11 +77,19 @@ class Setup:
     cpus: float
     replicas: tuple[int, int] = attrs.field(converter=_pair)
     shutdown_timeout: float
+    adapters: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_pairs)
 
 
 def route_of(request: Request, call: str, avoid: frozenset[str] = frozenset()) -> Route:
     """Route of a request."""
-    return Route(call, chain_hashes(request.prompts[0]), sum(map(len, request.prompts)), avoid=avoid)
+    hashes = chain_hashes(request.prompts[0], salt=salt_of(request))
+    return Route(call, hashes, sum(map(len, request.prompts)), avoid=avoid)
+
+
+def salt_of(request: Request) -> bytes:
+    """Bytes that are equal for equal LoRA adapters, none without."""
+    applied = sorted((number, float(scale)) for number, scale in request.adapters if scale)
+    return repr(applied).encode() if applied else b""
 
 
 def portable(request: Request) -> Request:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import pickle
 import time
@@ -22,7 +23,7 @@ from llamacli.serve.models import LoadedModel, ModelSource
 from llamacli.serve.ray.blocks import ChainCache
 from llamacli.serve.ray.cores import CoreLock
 from llamacli.serve.ray.errors import MismatchError
-from llamacli.serve.ray.messages import Hello, Report, Route, Setup
+from llamacli.serve.ray.messages import Hello, Report, Route, Setup, salt_of
 from llamacli.serve.ray.policy import OUTPUT_TOKENS, Load
 from llamacli.serve.requests import Event, Failed, GenerationRequest, ModelInfo, Request
 from llamacli.serve.settings import EngineSettings
@@ -63,8 +64,12 @@ class Replica:
         if self._cores is not None:
             self._cores.pin()
         settings = EngineSettings(**setup.settings)
-        self._engine = LocalEngine([ModelSource(setup.name, Path(setup.path))], settings)
+        adapters = tuple((Path(path), 1.0) for path, _ in setup.adapters)
+        self._engine = LocalEngine([ModelSource(setup.name, Path(setup.path), (), adapters)], settings)
         try:
+            for path, digest in setup.adapters:
+                if file_digest(Path(path)) != digest:
+                    raise MismatchError(f"{path}: this node has another adapter than the ingress, of the same name")
             self._loaded: LoadedModel = self._engine.load(setup.name).result()
             if self._loaded.model.identity != setup.identity:
                 raise MismatchError(f"{setup.path}: this node has another file than the ingress, of the same name")
@@ -72,7 +77,7 @@ class Replica:
             self._engine.close()
             raise
         self._compilers = ThreadPoolExecutor(2, "llamacli-grammar")
-        self._chains = ChainCache()
+        self._chains, self._salts = ChainCache(), dict[str, bytes]()
         self._open: dict[str, _Open] = {}
         self._heard: dict[str, float] = {}
         self._received: dict[str, float] = {}
@@ -90,6 +95,8 @@ class Replica:
         yield Hello(self._name)
         try:
             stream = self._engine.submit(await self._prepared(request))
+            if request.adapters:
+                self._salts[self._loaded.scheduler.adapters_key(request)] = salt_of(request)
         except Exception as error:
             yield [Failed(as_serve_error(error, request.id))]
             return
@@ -134,7 +141,7 @@ class Replica:
             base_s=cost.base if measured else None,
             row_s=cost.per_row if measured else None,
             output=texts.sum / sum(texts.counts) if sum(texts.counts) else OUTPUT_TOKENS,
-            blocks=frozenset(self._chains.held(scheduler.memory.prefixes.sequences())),
+            blocks=frozenset(self._chains.held(scheduler.memory.prefixes.sequences(), self._salts)),
         )
         return Report(load, tuple(self._received), stats.status, numbers)
 
@@ -171,6 +178,12 @@ class Replica:
                     one.stream.cancel()
             for name in lost:
                 del self._heard[name]
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def expect_version(wanted: str) -> None:

@@ -21,6 +21,7 @@ class UnweightedProgram:
     has_hidden = False
 
     def __init__(self, graph: Graph):
+        self.graph = graph
         self.states: Sequence[KVSpec] = graph.states
         self.recurrent: Sequence[RecurrentSpec] = graph.recurrent
         self.max_positions, self.needs_whole_input = graph.max_positions, graph.needs_whole_input
@@ -29,6 +30,14 @@ class UnweightedProgram:
     def forward(self, *_: Any, **__: Any) -> Any:
         """Raise InvalidRequestError."""
         raise InvalidRequestError("this model was loaded without weights: it has a tokenizer and templates only")
+
+    def load(self, *_: Any) -> Any:
+        """Raise InvalidRequestError."""
+        return self.forward()
+
+    def recompiled(self, *_: Any) -> Any:
+        """Raise InvalidRequestError."""
+        return self.forward()
 
     def shift_keys(self, *_: Any) -> Any:
         """Raise InvalidRequestError."""
