@@ -10,6 +10,8 @@ from pathlib import Path
 import attrs
 import pytest
 
+from adapters import write_adapter
+from conftest import TinyGguf
 from llamacli import load_model
 from llamacli.sampling import SamplingParams
 from llamacli.serve.errors import InternalError, PromptTooLongError
@@ -22,6 +24,7 @@ from llamacli.serve.ray.replica import Replica, expect_version, file_digest
 from llamacli.serve.requests import Done, Event, Failed, GenerationRequest, TextDelta
 from llamacli.serve.settings import EngineSettings
 from llamacli.tools.demo import demo_path
+from sessions import LONG
 
 
 def setup_of(identity: str) -> Setup:
@@ -125,6 +128,29 @@ def test_calls_end_when_nothing_is_heard_of_their_ingress(replica: Replica, monk
 def test_another_model_is_refused() -> None:
     with pytest.raises(MismatchError, match=r"demo\.gguf: this node has another file"):
         Replica(setup_of("other"), "r2")
+
+
+def test_adapters_are_applied_and_kept_apart(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
+    path = tiny_gguf()
+    file = write_adapter(tmp_path / "adapter.gguf", path, seed="a")
+    with load_model(path) as model:
+        setup = attrs.evolve(setup_of(model.identity), path=str(path), adapters=((str(file), file_digest(file)),))
+    adapted = Replica(setup, "r3")
+    try:
+        plain, scaled = (
+            request(BLOCK + 1, prompts=(tuple(LONG[: BLOCK + 1]),), ignore_eos=True, adapters=adapters)
+            for adapters in ((), ((0, 1.0),))
+        )
+        first, second = (events(asyncio.run(answers(adapted, one))) for one in (plain, scaled))
+        assert isinstance(second[-1], Done)
+        assert second[-1].usage.cached == 0
+        assert [event for event in first if isinstance(event, TextDelta)] != [
+            event for event in second if isinstance(event, TextDelta)
+        ]
+        blocks = adapted.report().load.blocks
+        assert {*route_of(plain, "i/1").hashes, *route_of(scaled, "i/2").hashes} <= blocks
+    finally:
+        adapted.close()
 
 
 def test_another_adapter_is_refused(replica: Replica, tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ def _is_range(_: object, __: object, value: tuple[int, int]) -> None:
 class RaySettings:
     """Settings of replicas in a cluster.
 
-    - `address`: "auto" for the cluster that this machine belongs to, "local" for a new one, or HOST:PORT of its head, where
-      this machine is a node of it.
+    - `address`: "auto" for the cluster that this machine belongs to, "local" for a new one, or HOST:PORT of its head,
+      where this machine is a node of it.
     - `app`: name of the Ray Serve application.
     - `replicas`: fewest and most; they are scaled between by the requests that run.
     - `cpus`: CPUs of a replica, None for all of the smallest node.
