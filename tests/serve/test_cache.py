@@ -13,7 +13,7 @@ from llamacli.engine import Engine, default_engine
 from llamacli.kv import N_BATCH
 from llamacli.plugins import Plugins
 from llamacli.sampling import SamplingParams
-from llamacli.serve import scheduler
+from llamacli.serve import running
 from llamacli.serve.errors import NotSupportedError, PromptTooLongError
 from llamacli.serve.requests import Done, Embedding, EmbeddingRequest, Event, GenerationRequest, TextDelta
 from llamacli.serve.scheduler import Scheduler
@@ -85,7 +85,7 @@ def test_texts_are_the_same_alone_together_and_short_of_memory(variant: str, loa
         {"step_ms": 0.2, "max_running": 6},
         {"step_ms": 0.2, "max_running": 16, "kv_memory": 2 * layout.n_bytes(128)},
     ):
-        with patch.object(scheduler, "GROWTH", 0):
+        with patch.object(running, "GROWTH", 0):
             one, events = run(model, wanted, **settings)
         assert {name: tokens(found) for name, found in events.items()} == alone, settings
         pool = one.memory.pool

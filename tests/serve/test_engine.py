@@ -17,7 +17,7 @@ import llamacli
 from llamacli import Model, load_model
 from llamacli.errors import ModelFormatError
 from llamacli.sampling import SamplingParams
-from llamacli.serve import scheduler
+from llamacli.serve import running, scheduler
 from llamacli.serve.engine import LocalEngine
 from llamacli.serve.errors import InternalError, LoadingError, QueueFullError, ShuttingDownError, UnknownModelError
 from llamacli.serve.lanes import Lane
@@ -155,7 +155,7 @@ def mixed(model: Model) -> list[GenerationRequest]:
 
 def test_replies_are_the_same_alone_and_under_any_load(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llguidance")
-    monkeypatch.setattr(scheduler, "GROWTH", 0)  # admits more texts than there are pages for, so that some give way
+    monkeypatch.setattr(running, "GROWTH", 0)  # admits more texts than there are pages for, so that some give way
     requests = mixed(demo)
 
     async def one_by_one(engine: LocalEngine) -> list[Any]:
@@ -171,8 +171,8 @@ def test_replies_are_the_same_alone_and_under_any_load(demo: Model, monkeypatch:
 
     def preempting(self: scheduler.Scheduler) -> list[tuple[Lane, int]]:
         """Plan a step, and every fifth time preempt the latest lane first."""
-        if self._n_steps % 5 == 4 and len(self._lanes) > 1:
-            self._preempt(self._lanes[-1])
+        if self._n_steps % 5 == 4 and len(self.running.lanes) > 1:
+            self.running.preempt(self.running.lanes[-1])
         return plan(self)
 
     page = demo.kv_pool().layout.n_bytes(16)

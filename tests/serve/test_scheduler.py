@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fake_serving import EOS, NAN, PAGE_BYTES, POISON, Simulation, alone
 from llamacli.errors import InvalidRequestError
 from llamacli.sampling import SamplingParams
-from llamacli.serve import scheduler
+from llamacli.serve import running
 from llamacli.serve.costs import MIN_CHUNK
 from llamacli.serve.errors import (
     InternalError,
@@ -313,7 +313,7 @@ def test_cancelled_in_any_phase(phase: str) -> None:
     elif phase != "waiting":
         simulation.run(until=lambda: ticket.n_generated > 3)
     if phase == "preempted":
-        simulation.scheduler._preempt(simulation.scheduler._lanes[0])
+        simulation.scheduler.running.preempt(simulation.scheduler.running.lanes[0])
     n_events = len(simulation.events["a"])
     simulation.scheduler.cancel(ticket)
     simulation.step()
@@ -510,7 +510,7 @@ def test_any_load_gives_each_request_its_own_result_and_returns_all_pages(
 ) -> None:
     given, specs = load
     growth = given.pop("growth")
-    with patch.object(scheduler, "GROWTH", growth):
+    with patch.object(running, "GROWTH", growth):
         simulation = Simulation(**given)
         requests = {spec["id"]: built(spec) for spec in specs}
         tickets: dict[str, Any] = {}

@@ -15,9 +15,10 @@ from llamacli.errors import ModelFormatError
 from llamacli.loaders import open_model_file
 from llamacli.model import Model, load_model
 from llamacli.plugins import installed_plugins
+from llamacli.serve.checks import expect_adapters
 from llamacli.serve.draws import Drawer
 from llamacli.serve.requests import AdapterInfo, AdapterScales, ModelInfo
-from llamacli.serve.scheduler import Scheduler, expect_adapters
+from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
 from llamacli.tools.embedding import Pooling, pooling_of
 

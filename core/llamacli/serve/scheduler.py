@@ -8,35 +8,29 @@ prefixes, preemption and the order of requests change times alone.
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from llamacli.chat.logprobs import token_logprob
-from llamacli.engine.adapters import Adapter, Adapters, checked_scale, key_of
+from llamacli.engine.adapters import Adapter, Adapters, key_of
 from llamacli.engine.compiled_model import CompiledModel
-from llamacli.errors import InvalidRequestError, OutOfMemoryError
+from llamacli.errors import OutOfMemoryError
 from llamacli.kv import N_BATCH
 from llamacli.kv.prefixes import n_common
 from llamacli.sampling import Candidates, SamplerChain, SamplerState, build_chain
 from llamacli.sampling.logprobs import log_probabilities
 from llamacli.serve.batches import Rows, Work, evaluate_each
 from llamacli.serve.cache import CacheMemory
+from llamacli.serve.checks import check_request, expect_adapters
 from llamacli.serve.costs import MIN_CHUNK, StepCost, chunk_rows
 from llamacli.serve.draws import Draw, Drawer
-from llamacli.serve.errors import (
-    InternalError,
-    NotSupportedError,
-    PromptTooLongError,
-    QueueTimeoutError,
-    ServeError,
-)
+from llamacli.serve.errors import InternalError, QueueTimeoutError, ServeError
 from llamacli.serve.lanes import Job, Lane, Ticket, seed_of_choice
 from llamacli.serve.metrics import Counters, ModelStats, SlotStats
 from llamacli.serve.queue import FairQueue
@@ -53,23 +47,17 @@ from llamacli.serve.requests import (
     Timings,
     TokenLogprob,
 )
+from llamacli.serve.running import Running
 from llamacli.serve.settings import EngineSettings
 from llamacli.serve.texts import ChoiceText
 from llamacli.tools.embedding import Pooling, pool_states
-from llamacli.util.numbers import is_integer
 
 _log = logging.getLogger(__name__)
 
-GROWTH = 64
-"""Tokens of each running text for which pages are left at admission."""
-MAX_PREEMPTIONS = 3
-"""Times that a text gives way to others than the oldest."""
 QUANTUM = 512
 """Tokens of prompts after which another prompt has its turn."""
 OLDEST_EVERY = 4
 """Of so many pieces of prompts, one goes to the oldest."""
-MAX_CHOICES = 16
-MAX_PROMPTS = 64
 
 _ROW_BYTES = 64 << 20
 """Bytes of logits of a piece of a prompt whose log-probabilities are wanted."""
@@ -82,8 +70,7 @@ class Scheduler:
     """Scheduler of one model's requests.
 
     - `memory`: its cache. `cost`: the time of its steps.
-    - `queue`: prompts that wait.
-
+    - `queue`: prompts that wait. `running`: those that were admitted, and texts.
     - `pooling`: that of embeddings; None refuses them. `drawer`: draws the tokens of a step.
     - `adapters`: LoRA adapters of the model; requests name them by their index.
 
@@ -107,10 +94,9 @@ class Scheduler:
             settings.max_queue_tokens,
             settings.max_per_key,
             retry_after=self._retry_after,
-            n_free=lambda: max(0, settings.max_running - self._n_slots),
+            n_free=lambda: max(0, settings.max_running - self.running.n_slots),
         )
-        self._lanes: list[Lane] = []  # the oldest first
-        self._preempted: list[Lane] = []
+        self.running = Running(self.memory, self.counters)
         self._events: list[tuple[Ticket, Event]] = []
         self._drawer, self._adapters = drawer or Drawer(), tuple(adapters)
         self._ready: list[tuple[Lane, Rows]] = []  # lanes whose next token is drawn in this step, and their logits
@@ -125,25 +111,10 @@ class Scheduler:
 
         Raises what `llamacli.serve.requests.Engine.submit` raises for it.
         """
-        n_vocab, n_ctx = self.model.config.n_vocab, self.memory.n_ctx
+        n_ctx, most = self.memory.n_ctx, self.settings.max_running
+        check_request(request, self.model, n_ctx=n_ctx, max_running=most, embeds=self.embeds)
         generation = request if isinstance(request, GenerationRequest) else None
         max_tokens, n = (generation.max_tokens, generation.n) if generation else (0, 1)
-        _expect(0 < len(request.prompts) <= MAX_PROMPTS, f"{len(request.prompts)} prompts", f"1 to {MAX_PROMPTS}")
-        most = min(MAX_CHOICES, self.settings.max_running)
-        _expect(is_integer(n) and 1 <= n <= most, f"n = {n!r}", f"1 to {most}")
-        _expect(max_tokens is None or (is_integer(max_tokens) and max_tokens >= 0), "max_tokens", "at least 0")
-        for prompt in request.prompts:
-            _expect(len(prompt) > 0, "an empty prompt", "at least one token")
-            wrong = next((token for token in prompt if not is_integer(token) or not 0 <= token < n_vocab), None)
-            _expect(wrong is None, f"token {wrong!r}", f"ids from 0 to {n_vocab - 1}")
-            if len(prompt) + (max_tokens != 0) > n_ctx:
-                raise PromptTooLongError(len(prompt), n_ctx)
-            if self._is_encoder and len(prompt) > N_BATCH:
-                raise PromptTooLongError(len(prompt), N_BATCH)
-        if generation is None and not self.embeds:
-            raise NotSupportedError(f"the model {request.model!r} has no embeddings")
-        if generation is not None and self._is_encoder:
-            raise NotSupportedError(f"the model {request.model!r} generates no text: it has embeddings only")
         adapters = self._adapters_of(request)
         chain = self._chain(generation) if generation else None
         ticket = Ticket(
@@ -184,17 +155,17 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """True if a step would do something."""
-        return bool(self._lanes or self._preempted or len(self.queue))
+        return bool(len(self.running) or len(self.queue))
 
     @property
     def n_running(self) -> int:
         """Texts and prompts that run or are preempted."""
-        return len(self._lanes) + len(self._preempted)
+        return len(self.running)
 
     @property
     def prompt_tokens_left(self) -> int:
         """Prompt tokens of waiting and running requests, not evaluated yet."""
-        return self.queue.n_tokens + sum(lane.n_missing for lane in list(self._lanes) if lane.text is None)
+        return self.queue.n_tokens + sum(lane.n_missing for lane in list(self.running.lanes) if lane.text is None)
 
     def adapters_key(self, request: Request) -> str:
         """Key of a request's LoRA adapters: `KVSequence.adapters` of its sequences."""
@@ -203,7 +174,8 @@ class Scheduler:
     def stats(self) -> ModelStats:
         """Present numbers."""
         memory, now = self.memory, self._clock()
-        lanes = [*((lane, lane.state) for lane in list(self._lanes)), *((one, "preempted") for one in self._preempted)]
+        running = self.running
+        lanes = [*((lane, lane.state) for lane in [*running.lanes]), *((one, "preempted") for one in running.preempted)]
         return self.counters.snapshot(
             running=len(lanes),
             waiting=self.queue.n_requests,
@@ -252,7 +224,7 @@ class Scheduler:
             self._n_steps += 1
             self._evaluated_s = 0.0
             for kind in sorted(dict.fromkeys(lane.kind for lane, _ in plan), key=lambda kind: kind[0]):
-                part = [(lane, n) for lane, n in plan if lane.kind == kind and lane in self._lanes]
+                part = [(lane, n) for lane, n in plan if lane.kind == kind and lane in self.running.lanes]
                 if part:
                     self._run(part, hidden=kind[0])
             self._draw_ready()
@@ -266,16 +238,14 @@ class Scheduler:
         for job in self.queue.remove_where(lambda job: not waiting_only or job.ticket.admitted_at is None):
             self._fail(job.ticket, error)
         if not waiting_only:
-            for lane in [*self._lanes, *self._preempted]:
+            for lane in self.running:
                 self._fail(lane.ticket, error)
         events, self._events = self._events, []
         return events
 
     def close(self) -> None:
         """Free the cache; the model stays open."""
-        for lane in [*self._lanes, *self._preempted]:
-            lane.sequence.close()
-        self._lanes, self._preempted = [], []
+        self.running.close()
         self.memory.prefixes.clear()
 
     # --- leaving and entering
@@ -295,14 +265,11 @@ class Scheduler:
                 seconds = f"{settings.queue_timeout:g} seconds"
                 error = QueueTimeoutError(f"the request waited for {seconds}", retry_after=self._retry_after())
                 self._fail(job.ticket, error)
-        for lane in list(self._lanes):
+        for lane in self.running:
             if lane.ticket.cancelled:
-                self._cancel(lane.ticket, lane.state)
-        for lane in list(self._preempted):
-            if lane.ticket.cancelled:
-                self._cancel(lane.ticket, "preempted")
+                self._cancel(lane.ticket, "preempted" if lane in self.running.preempted else lane.state)
         if settings.request_timeout is not None:
-            late = [lane for lane in (*self._lanes, *self._preempted) if self._is_late(lane, now)]
+            late = [lane for lane in self.running if self._is_late(lane, now)]
             for lane in late:
                 self._time_out(lane)
 
@@ -320,24 +287,23 @@ class Scheduler:
         for text in texts:
             self._emit(lane.ticket, *text.finish("length", timed_out=True))
             self._end_choice(lane, text)
-        self._leave(lane)
+        self.running.leave(lane)
 
     def _admit(self, now: float) -> None:
         """Start preempted lanes, then waiting prompts, as memory allows."""
-        while self._preempted and self._fits(len(self._preempted[0].tokens)):
-            self._enter(self._preempted.pop(0))
-        while not self._preempted and (job := self.queue.peek()) is not None:
-            if self._n_slots + job.n_choices > self.settings.max_running:
+        self.running.resume()
+        while not self.running.preempted and (job := self.queue.peek()) is not None:
+            if self.running.n_slots + job.n_choices > self.settings.max_running:
                 return
             sequence = self.memory.new_sequence(key_of(job.adapters))
             lane = Lane(job, list(job.prompt), sequence)
             if not lane.wants_rows:
                 lane.n_served = self.memory.reuse(sequence, lane.tokens)
-            if not self._fits(lane.n_missing):
+            if not self.running.fits(lane.n_missing):
                 sequence.close()
                 return
             self.queue.take()
-            self._enter(lane)
+            self.running.enter(lane)
             self._count_cached(lane, lane.n_served)
             lane.n_served = 0
             if job.ticket.admitted_at is None:
@@ -346,45 +312,6 @@ class Scheduler:
                 self.counters.observe("queue_seconds", queued)
                 self.counters.observe("prompt_tokens", job.ticket.n_prompt)
                 self._emit(job.ticket, Admitted(queued))
-
-    @property
-    def _n_slots(self) -> int:
-        """Texts that run, and those that will after prompts that run."""
-        return sum(1 + (lane.job.n_slots if lane.text is None else 0) for lane in (*self._lanes, *self._preempted))
-
-    def _fits(self, n_tokens: int) -> bool:
-        """True if there are pages for a lane of so many tokens.
-
-        Beside those that the others will need soon.
-        """
-        if not self._lanes:
-            return True
-        memory = self.memory
-        promised = sum(memory.n_bytes(lane.n_missing + min(lane.n_left, GROWTH)) for lane in self._lanes)
-        return memory.n_bytes(n_tokens) + promised <= memory.free_bytes
-
-    def _enter(self, lane: Lane) -> None:
-        bisect.insort(self._lanes, lane, key=lambda one: one.order)
-
-    def _leave(self, lane: Lane, *, keep: bool = True) -> None:
-        """Remove a lane, and keep what it has computed for later prompts."""
-        for lanes in (self._lanes, self._preempted):
-            if lane in lanes:
-                lanes.remove(lane)
-        if keep and not lane.wants_rows:
-            self.memory.keep(lane.sequence)
-        lane.sequence.close()
-
-    def _preempt(self, lane: Lane) -> None:
-        """Take a lane's pages; it is evaluated again later."""
-        self._lanes.remove(lane)
-        lane.sequence.truncate(0)
-        lane.logprobs.clear()
-        lane.rows.clear()
-        lane.n_preempted += 1
-        lane.ticket.n_preempted += 1
-        self.counters.preemptions += 1
-        bisect.insort(self._preempted, lane, key=lambda one: one.order)
 
     # --- what a step evaluates
 
@@ -395,9 +322,9 @@ class Scheduler:
         """
         plan: list[tuple[Lane, int]] = []
         need = 0
-        for lane in [lane for lane in self._lanes if lane.text is not None and lane.n_missing == 1]:
-            more = lane.sequence.bytes_to_reserve(1) if lane in self._lanes else 0
-            if lane in self._lanes and self._make_room(lane, need + more):
+        for lane in [lane for lane in self.running.lanes if lane.text is not None and lane.n_missing == 1]:
+            more = lane.sequence.bytes_to_reserve(1) if lane in self.running.lanes else 0
+            if lane in self.running.lanes and self.running.make_room(lane, need + more):
                 plan.append((lane, 1))
                 need += more
         n_decode, step_s = len(plan), self._step_s
@@ -410,7 +337,7 @@ class Scheduler:
         for lane in prompts:
             if not room:
                 break
-            if lane not in self._lanes or lane.kind != prompts[0].kind:
+            if lane not in self.running.lanes or lane.kind != prompts[0].kind:
                 continue
             if not lane.wants_rows:
                 gained = self.memory.reuse(lane.sequence, lane.tokens)
@@ -421,7 +348,7 @@ class Scheduler:
                 plan.append((lane, n))
                 need, room = need + more, room - n
                 self._n_pieces += 1
-        return [(lane, n) for lane, n in plan if lane in self._lanes]
+        return [(lane, n) for lane, n in plan if lane in self.running.lanes]
 
     @property
     def _step_s(self) -> float:
@@ -436,7 +363,7 @@ class Scheduler:
         The least served first, in quanta; every fourth piece goes to the oldest. A prompt waits while an older one
         computes tokens that both begin with.
         """
-        lanes = [lane for lane in self._lanes if lane.text is None or lane.n_missing > 1]
+        lanes = [lane for lane in self.running.lanes if lane.text is None or lane.n_missing > 1]
         if self.memory.shares_anywhere:
             lanes = [lane for i, lane in enumerate(lanes) if not any(_leads(other, lane) for other in lanes[:i])]
         oldest = lanes[:1] if self._n_pieces % OLDEST_EVERY == OLDEST_EVERY - 1 else []
@@ -454,25 +381,10 @@ class Scheduler:
             n = min(n, max(1, _ROW_BYTES // (4 * self.model.config.n_vocab)))
         while n:
             more = lane.sequence.bytes_to_reserve(n)
-            if self._make_room(lane, reserved + more):
+            if self.running.make_room(lane, reserved + more):
                 return n, more
             n = 0 if self._is_encoder else n // 2
         return 0, 0
-
-    def _make_room(self, lane: Lane, n_bytes: int) -> bool:
-        """Free pages for a lane; False if there are not enough.
-
-        Prefixes are evicted first, then later lanes are preempted. The oldest lane can take the pages of all others, so
-        that progress is certain.
-        """
-        while not self.memory.evict(n_bytes):
-            later = [other for other in self._lanes if other.order > lane.order]
-            if lane is not self._lanes[0]:
-                later = [other for other in later if other.n_preempted < MAX_PREEMPTIONS]
-            if not later:
-                return False
-            self._preempt(later[-1])
-        return True
 
     # --- evaluation
 
@@ -497,10 +409,10 @@ class Scheduler:
         self.counters.observe("step_seconds", seconds)
         self.counters.observe("step_rows", n_rows)
         for (lane, n), rows in zip(plan, results, strict=True):
-            if lane.ticket.closed or lane not in self._lanes:
+            if lane.ticket.closed or lane not in self.running.lanes:
                 continue  # another choice of the request has failed
-            if isinstance(rows, OutOfMemoryError) and len(self._lanes) > 1:
-                self._preempt(lane)  # the system has less memory than the limit allows
+            if isinstance(rows, OutOfMemoryError) and len(self.running.lanes) > 1:
+                self.running.preempt(lane)  # the system has less memory than the limit allows
             elif isinstance(rows, Exception):
                 self._fail_unexpectedly(lane.ticket, rows)
             else:
@@ -577,7 +489,7 @@ class Scheduler:
                 text = self._text(job, k)
                 self._emit(job.ticket, *text.finish("length"))
                 self._end_choice(lane, text)
-            self._leave(lane)
+            self.running.leave(lane)
             return
         if self.memory.pool.layout.has_windows:
             self.memory.keep(lane.sequence)  # a checkpoint: the window before the prompt's end will move on
@@ -590,7 +502,7 @@ class Scheduler:
             )
             one.text = self._text(job, k)
             if one is not lane:
-                self._enter(one)
+                self.running.enter(one)
         self._ready += [(one, rows[-1].copy()) for one in lanes[1:]]
         self._ready.append((lane, rows[-1]))
 
@@ -640,7 +552,7 @@ class Scheduler:
         if text.finished is None:
             lane.tokens.append(token)
             return
-        self._leave(lane)
+        self.running.leave(lane)
         self._end_choice(lane, text)
 
     def _add_vector_rows(self, lane: Lane, rows: Rows) -> None:
@@ -653,7 +565,7 @@ class Scheduler:
         vector = pool_states(np.concatenate(lane.rows), pooling)
         self._emit(lane.ticket, Embedding(lane.job.number, vector))
         self._end_prompt(lane.ticket)
-        self._leave(lane, keep=False)
+        self.running.leave(lane, keep=False)
         self._end_part(lane.ticket)
 
     # --- ends
@@ -706,8 +618,8 @@ class Scheduler:
     def _close(self, ticket: Ticket, *, keep: bool = True) -> None:
         """Remove all that is left of a request."""
         ticket.closed = True
-        for lane in [lane for lane in (*self._lanes, *self._preempted) if lane.ticket is ticket]:
-            self._leave(lane, keep=keep)
+        for lane in [lane for lane in self.running if lane.ticket is ticket]:
+            self.running.leave(lane, keep=keep)
         self.queue.remove_where(lambda job: job.ticket is ticket)
         self.queue.closed(ticket.request.key)
 
@@ -722,16 +634,3 @@ def _leads(other: Lane, lane: Lane) -> bool:
         return False
     common = min(n_common(other.tokens, lane.tokens), len(lane.tokens) - 1)
     return other.n_cached < common and lane.n_cached < common
-
-
-def expect_adapters(scales: Mapping[int, float], n_adapters: int) -> None:
-    """Raise InvalidRequestError for an unknown LoRA adapter or a wrong scale."""
-    for number, scale in scales.items():
-        found = f"LoRA adapter {number!r}"
-        _expect(is_integer(number) and 0 <= number < n_adapters, found, f"the model has {n_adapters} adapters")
-        checked_scale(scale, f"the scale of {found}")
-
-
-def _expect(holds: bool, found: str, allowed: str) -> None:
-    if not holds:
-        raise InvalidRequestError(f"{found} is not allowed: {allowed}")

@@ -1,0 +1,56 @@
+"""Checks of requests before they enter the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from llamacli.engine.adapters import checked_scale
+from llamacli.engine.compiled_model import CompiledModel
+from llamacli.errors import InvalidRequestError
+from llamacli.kv import N_BATCH
+from llamacli.serve.errors import NotSupportedError, PromptTooLongError
+from llamacli.serve.requests import GenerationRequest, Request
+from llamacli.util.numbers import is_integer
+
+MAX_CHOICES = 16
+MAX_PROMPTS = 64
+
+
+def check_request(request: Request, model: CompiledModel, *, n_ctx: int, max_running: int, embeds: bool) -> None:
+    """Check that a model can serve a request.
+
+    `n_ctx` are the tokens of a context, `max_running` the texts at once; `embeds` is true if the model has embeddings.
+    Raises InvalidRequestError, PromptTooLongError, NotSupportedError.
+    """
+    n_vocab, is_encoder = model.config.n_vocab, model.program.needs_whole_input
+    generation = request if isinstance(request, GenerationRequest) else None
+    max_tokens, n = (generation.max_tokens, generation.n) if generation else (0, 1)
+    _expect(0 < len(request.prompts) <= MAX_PROMPTS, f"{len(request.prompts)} prompts", f"1 to {MAX_PROMPTS}")
+    most = min(MAX_CHOICES, max_running)
+    _expect(is_integer(n) and 1 <= n <= most, f"n = {n!r}", f"1 to {most}")
+    _expect(max_tokens is None or (is_integer(max_tokens) and max_tokens >= 0), "max_tokens", "at least 0")
+    for prompt in request.prompts:
+        _expect(len(prompt) > 0, "an empty prompt", "at least one token")
+        wrong = next((token for token in prompt if not is_integer(token) or not 0 <= token < n_vocab), None)
+        _expect(wrong is None, f"token {wrong!r}", f"ids from 0 to {n_vocab - 1}")
+        if len(prompt) + (max_tokens != 0) > n_ctx:
+            raise PromptTooLongError(len(prompt), n_ctx)
+        if is_encoder and len(prompt) > N_BATCH:
+            raise PromptTooLongError(len(prompt), N_BATCH)
+    if generation is None and not embeds:
+        raise NotSupportedError(f"the model {request.model!r} has no embeddings")
+    if generation is not None and is_encoder:
+        raise NotSupportedError(f"the model {request.model!r} generates no text: it has embeddings only")
+
+
+def expect_adapters(scales: Mapping[int, float], n_adapters: int) -> None:
+    """Raise InvalidRequestError for an unknown LoRA adapter or a wrong scale."""
+    for number, scale in scales.items():
+        found = f"LoRA adapter {number!r}"
+        _expect(is_integer(number) and 0 <= number < n_adapters, found, f"the model has {n_adapters} adapters")
+        checked_scale(scale, f"the scale of {found}")
+
+
+def _expect(holds: bool, found: str, allowed: str) -> None:
+    if not holds:
+        raise InvalidRequestError(f"{found} is not allowed: {allowed}")
