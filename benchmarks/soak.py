@@ -45,7 +45,7 @@ class Load:
     ends: float
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
-    texts: dict[str, bytes] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def client(self, seed: int) -> None:
@@ -76,14 +76,29 @@ class Load:
         if status != "200" or (body.get("stream") and not reply.endswith(b"data: [DONE]\n\n")):
             self.fault(f"{path}: status {status}: {reply[-300:]!r}")
             return
-        text = b"\n".join(re.findall(rb'"(?:text|content|embedding)":("(?:[^"\\]|\\.)*"|\[[^]]*\])', reply))
-        key = json.dumps([path, body])
+        key, text = json.dumps([path, body]), texts_of(reply, stream=bool(body.get("stream")))
         if self.texts.setdefault(key, text) != text:
             self.fault(f"{path}: equal requests have different replies: {key}")
 
     def fault(self, text: str) -> None:
         """Note a fault, which ends the load."""
         self.faults.append(text)
+
+
+def texts_of(reply: bytes, *, stream: bool) -> str:
+    """Texts of a reply by choice, or its vectors or tokens.
+
+    Pieces of a stream depend on the time, so they are joined.
+    """
+    lines = [line[6:] for line in reply.splitlines() if line.startswith(b"data: {")] if stream else [reply]
+    texts: dict[int, str] = {}
+    for event in map(json.loads, lines):
+        for choice in event.get("choices", ()):
+            part = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+            texts[choice["index"]] = texts.get(choice["index"], "") + (part.get("content") or "")
+        texts |= {i: str(one["embedding"]) for i, one in enumerate(event.get("data", ()))}
+        texts |= {0: str(event["tokens"])} if "tokens" in event else {}
+    return json.dumps(texts, sort_keys=True)
 
 
 def some_request(draw: random.Random) -> tuple[str, dict[str, Any]]:
