@@ -226,7 +226,7 @@ def test_schemathesis(http: Served, fake: FakeEngine) -> None:
     fake.script = answer
     schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{http.port}/openapi.json")
     limits = settings(
-        max_examples=250 if PROFILE == "long" else 20, deadline=None, database=None,
+        max_examples=400 if PROFILE == "long" else 20, deadline=None, database=None,
         phases=[Phase.generate], suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     n_operations = 0
