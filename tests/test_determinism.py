@@ -73,7 +73,10 @@ def test_a_hundred_repeats_give_the_same_bits(models: dict[int, Model], expected
 @pytest.mark.parametrize("mode", ["auto", "fp32"])
 @pytest.mark.parametrize("name", ["demo", "q4_k"])
 def test_avx2_and_avx512_give_the_same_bits(name: str, mode: str, tiny_gguf: TinyGguf, tmp_path: Path) -> None:
-    """All logits, with four types of KV cache; Haswell has no AVX-512 registers at all."""
+    """All logits, with four types of KV cache.
+
+    Code for Haswell uses no AVX-512 registers.
+    """
     path = demo_path() if name == "demo" else tiny_gguf(name)
     kinds = {"avx512": {}, "avx2": {"LLAMACLI_ISA": "avx2", "NUMBA_CPU_NAME": "haswell"}}
     for kind, variables in kinds.items():

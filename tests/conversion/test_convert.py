@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -274,3 +276,36 @@ class TestAddedTypes:
         add(lambda x: np.full((len(x), x.shape[1] // 32 * 14), 0x7C, np.uint8))
         with pytest.raises(InvalidRequestError, match="is out of range of Q3_S"):
             converted(model, tmp_path / "out.gguf", "Q3_S")
+
+
+KILLS = """
+import sys
+from pathlib import Path
+from kills import kill_writers
+from llamacli.conversion import file_type, plan, write as convert
+from llamacli.gguf import open_gguf
+
+source, target = map(Path, sys.argv[1:3])
+contents = []
+
+def write():
+    with open_gguf(source) as file:
+        convert(plan(file, file_type("Q8_0")), target, threads=1, overwrite=True)
+
+def check():
+    assert target.read_bytes() == contents[0]
+
+write()
+contents.append(target.read_bytes())
+kill_writers(write, check, int(sys.argv[3]), seed=7, seconds=0.03)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+def test_a_thousand_killed_writers_leave_whole_files(model: Path, tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-c", KILLS, model, tmp_path / "out.gguf", "1000"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=True, timeout=600,
+    )  # fmt: skip
+    assert len(os.listdir(tmp_path)) <= 2, "the next writer removes a leftover"

@@ -103,7 +103,10 @@ def _numbers(deadline: float | None) -> Iterator[int]:
 
 
 def _is_late(process: psutil.Process, watch: Watch, seconds: float) -> bool:
-    """Test that the current case has taken too long, in CPU time or on the clock."""
+    """Test that the current case takes too long.
+
+    In CPU time or on the clock.
+    """
     if not watch.started:
         return False
     times = process.cpu_times()

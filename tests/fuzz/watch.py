@@ -1,4 +1,4 @@
-"""Shared memory in which a child process tells its parent about the current case."""
+"""Shared memory with the progress of a child process."""
 
 import mmap
 import struct

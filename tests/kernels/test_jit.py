@@ -124,7 +124,10 @@ def test_a_kernel_is_compiled_once_and_loaded_afterwards(folder, compiled) -> No
 
 @pytest.mark.slow
 def test_kernels_of_two_processes_call_their_own_functions(tmp_path) -> None:
-    """Functions that a kernel calls are weak symbols: equal names would bind to the one that was loaded first."""
+    """Functions that a kernel calls are weak symbols.
+
+    Equal names would bind to the one that was loaded first.
+    """
     env = {"LLAMACLI_CACHE": str(tmp_path)}
     apart = [run(CLOSURES, n, env=env).stdout.strip() for n in ("3", "5")]
     assert apart[0] != apart[1]
@@ -252,7 +255,7 @@ def test_a_damaged_kernel_is_made_anew(folder, compiled, damage) -> None:
 
 
 def test_a_kernel_that_others_can_write_is_compiled_again(folder, compiled, caplog) -> None:
-    """A kernel's file holds a pickle: whoever writes it runs code in the processes that load it."""
+    """A kernel's file holds a pickle, which is code."""
     call(double)
     (folder / "double.kernel").chmod(0o666)
     assert call(double) == 14
@@ -337,6 +340,34 @@ def test_numbas_own_folder_stays_as_it_was(tmp_path) -> None:
         done = run(program, env={"NUMBA_CACHE_DIR": theirs, "LLAMACLI_CACHE": str(tmp_path / "ours")})
         assert done.stdout == "14 21\nTrue\n", done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["empty", "corrupt", "unwritable", "full"])
+def test_sixteen_first_starts_at_once(state, tmp_path) -> None:
+    """All print the right numbers, and leave whole files behind, or none."""
+    folder = Path("/proc/llamacli") if state == "unwritable" else tmp_path / "cache"
+    env = os.environ | {"LLAMACLI_CACHE": str(folder)}
+    if state == "corrupt":
+        assert run(PROGRAM, env=env).returncode == 0
+        for path in folder.rglob("*.kernel"):
+            path.write_bytes(path.read_bytes()[:-1])
+    limit = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))) if state == "full" else None
+    starts = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            preexec_fn=limit,
+        )
+        for _ in range(16)
+    ]  # fmt: skip
+    for start in starts:
+        text, errors = start.communicate(timeout=600)
+        assert (start.returncode, text) == (0, "14 21\n"), errors
+        assert errors.count("cannot be cached") == (state in ("unwritable", "full")), errors
+    left = sorted(path.name for path in folder.rglob("*") if path.is_file())
+    assert left == ([] if state in ("unwritable", "full") else ["double.kernel", "triple.kernel"])
+    if left:
+        assert run(PROGRAM, env=env).stderr == ""
 
 
 @pytest.mark.slow
