@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("--engine", choices=("hypothesis", "atheris"), default="hypothesis")
     given = parser.parse_args()
     minutes = given.minutes if given.minutes or given.cases < 10**9 else 1.0
-    print(print("target           cases   refused findings  slow   slowest    growth     time"))
+    print("target           cases   refused findings  slow   slowest    growth     time")
     failed = False
     for name in given.target or TARGETS:
         result = fuzz(

@@ -130,6 +130,10 @@ class TestSchema:
             ("[]", "line 1", "a schema must be an object or true"),
             ("false", "line 1", "a schema must be an object or true"),
             ('{"a":' * 100_000, "line 1", "nested too deeply"),
+            ('{"items":' * 600 + "{}" + "}" * 600, "line 1", "nested too deeply"),
+            ('{"enum": [NaN]}', "line 1", "finite numbers"),
+            ('{"const": 1e999}', "line 1", "finite numbers"),
+            ('{"const": "\\ud800"}', "line 1", "whole characters"),
         ],
     )
     def test_errors_name_line_and_reason(self, schema: str, line: str, reason: str) -> None:

@@ -76,8 +76,17 @@ class Grammar(Sampler):
             raise InvalidRequestError("json_schema: line 1: nested too deeply") from None
         if not isinstance(parsed, dict) and parsed is not True:
             raise InvalidRequestError("json_schema: line 1: a schema must be an object or true")
-        closed = {} if parsed is True else close_objects(parsed)
-        grammar = engine.grammar_from_json_schema(json.dumps(closed), overrides=_SCHEMA_OPTIONS)
+        try:
+            closed = json.dumps({} if parsed is True else close_objects(parsed))
+            grammar = engine.grammar_from_json_schema(closed, overrides=_SCHEMA_OPTIONS)
+        except RecursionError:
+            raise InvalidRequestError("json_schema: line 1: nested too deeply") from None
+        except ValueError as error:  # Python's JSON has NaN, infinities and lone surrogates
+            if "recursion limit" in str(error):
+                raise InvalidRequestError("json_schema: line 1: nested too deeply") from None
+            raise InvalidRequestError(
+                f"json_schema: {error}; it must be standard JSON, with finite numbers and whole characters"
+            ) from None
         reason = engine.validate_grammar(grammar)
         if reason:
             raise InvalidRequestError(f"json_schema: line {_line_of(schema, reason)}: {_first_line(reason)}")
