@@ -85,7 +85,8 @@ class Grammar(Sampler):
             if "recursion limit" in str(error):
                 raise InvalidRequestError("json_schema: line 1: nested too deeply") from None
             raise InvalidRequestError(
-                f"json_schema: {error}; it must be standard JSON, with finite numbers and whole characters"
+                f"json_schema: line 1: {str(error).partition(' at line')[0]}; a schema must be standard JSON, "
+                "with finite numbers and whole characters"
             ) from None
         reason = engine.validate_grammar(grammar)
         if reason:
