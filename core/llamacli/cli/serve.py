@@ -73,7 +73,10 @@ class ReplicaRange(click.ParamType[tuple[int, int]]):
 
 
 class Form(click.ParamType[str]):
-    """Text of a form that a regular expression gives; `expected` describes it in messages."""
+    """Text that matches a regular expression.
+
+    `expected` describes it in messages.
+    """
 
     name = "text"
 
