@@ -29,6 +29,7 @@ from http_server import TEMPLATE, HttpReply, request_json
 from llamacli import load_model
 from llamacli.cli.app import app
 from llamacli.cli.serve import ByteSize, engine_settings, http_settings, model_sources, serve
+from llamacli.serve.http.page import PAGE
 from llamacli.tools.demo import demo_path
 from suite import PROFILE
 
@@ -555,6 +556,14 @@ def test_keys(tmp_path: Path) -> None:
         http_settings(given("--api-key", "x", "--cors-origin", "*"))
     with pytest.raises(click.UsageError):
         http_settings(given("--chat-template", "x", "--chat-template-file", "y"))
+
+
+def test_page(server: Program) -> None:
+    """The page is served unless it is turned off."""
+    assert server.send("/").headers["content-type"].startswith("text/html")
+    assert f"page to chat on: http://127.0.0.1:{server.port}/\n" in "".join(server.lines)
+    assert http_settings(given()).page == PAGE
+    assert http_settings(given("--no-page")).page is None
 
 
 def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

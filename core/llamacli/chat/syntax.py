@@ -244,6 +244,8 @@ class _ChannelReader(Reader):
         self._n_messages = self._n_reasoning = 0
         self._n_prompt = len(prompt)
         self.feed("")
+        if self._kind != "header":
+            self._held = ""  # the end of the prompt's text is not the reply's
 
     def _read(self, *, final: bool) -> Iterator[Event]:
         while True:

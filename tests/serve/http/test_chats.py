@@ -115,6 +115,20 @@ def test_history_of_calls_is_rendered(template: str, prepare) -> None:
     assert "fox" in prompt.text
 
 
+@pytest.mark.parametrize("reasoning", ["Look under the tree.", None])
+@pytest.mark.parametrize("template", [*JSON_CALLS, *OTHERS])
+def test_continued_texts(template: str, reasoning: str | None, prepare) -> None:
+    """The reply goes on with the text, not with the reasoning before it."""
+    message = {"role": "assistant", "content": "The fox is ", "reasoning_content": reasoning}
+    prompt, _ = prepare(template, messages=[*HI[1:], message], continue_final_message=True)
+    assert prompt.text.endswith("The fox is ")
+    if reasoning and template in ("Qwen-Qwen3-0.6B", "openai-gpt-oss-120b"):
+        assert prompt.text.index(reasoning) < prompt.text.index("The fox is ")
+    reader = prompt.reply.syntax.reader(prompt.reply.prompt, tools=False)
+    pieces = [*reader.feed("red."), *reader.flush()]
+    assert "".join(piece.text for piece in pieces if isinstance(piece, Piece) and not piece.reasoning) == "red."
+
+
 def test_parts_of_contents_are_joined() -> None:
     request = convert(
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},

@@ -37,6 +37,8 @@ def test_syntax(modules: Path) -> None:
         node(modules, "--check", path.name)
 
 
-@pytest.mark.parametrize("name", [path.name for path in TESTS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(path.name, marks=[pytest.mark.slow] * (".slow." in path.name)) for path in TESTS]
+)
 def test_module(modules: Path, name: str) -> None:
     node(modules, name)

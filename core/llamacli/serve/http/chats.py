@@ -21,6 +21,9 @@ from llamacli.serve.http.schemas.chat import UNSUPPORTED, ChatMessage, ChatReque
 from llamacli.serve.requests import ModelInfo, ReplyFormat
 
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_CUT = "\ue000"
+"""Mark of the place where a rendering is cut: a character for private use."""
+
 _codecs: weakref.WeakKeyDictionary[Model, dict[tuple[str | None, bool], ChatCodec]] = weakref.WeakKeyDictionary()
 
 
@@ -240,28 +243,25 @@ def _rendered(
 ) -> Rendering:
     """Rendering of messages, and of the beginning of the reply in `final`.
 
-    Reasoning before its text is written by the template, where that writes it.
+    The template writes that message, with what it puts before its text, such as reasoning. Where the template leaves
+    the text out, it follows the generation prompt.
     """
-    if final is not None and final.get("reasoning_content"):
-        whole = codec.render([*messages, final], tools=tools, variables=variables, add_generation_prompt=False)
-        cut = _cut_after(whole, final["content"])
-        if cut is not None:
+    if final is not None and final["content"]:
+        marked = {**final, "content": final["content"] + _CUT}
+        whole = codec.render([*messages, marked], tools=tools, variables=variables, add_generation_prompt=False)
+        if (cut := _cut(whole)) is not None:
             return cut
     rendering = codec.render(messages, tools=tools, variables=variables)
     return rendering if final is None else _continued(rendering, final["content"])
 
 
-def _cut_after(rendering: Rendering, text: str) -> Rendering | None:
-    """Rendering up to the end of the last message's text.
-
-    None if it is not found. Templates may strip texts.
-    """
-    bare, space = text.strip(), text[len(text.rstrip()) :]
+def _cut(rendering: Rendering) -> Rendering | None:
+    """Rendering up to the mark, None if the mark is not there."""
     for i in reversed(range(len(rendering.parts))):
         part = rendering.parts[i]
-        if bare and isinstance(part, str) and bare in part:
-            head, tail = part.rpartition(bare)[0], bare + space
-            return Rendering(rendering.text.rpartition(bare)[0] + tail, [*rendering.parts[:i], head + tail])
+        if isinstance(part, str) and _CUT in part:
+            head = part.rpartition(_CUT)[0]
+            return Rendering(rendering.text.rpartition(_CUT)[0], [*rendering.parts[:i], head])
     return None
 
 

@@ -162,10 +162,19 @@ class App {
     clearTimeout(this.saving.get(conversation.id)?.timer);
     this.saving.delete(conversation.id);
     try {
-      await this.store.save(conversation);
+      await this.store.save(this.#light(conversation));
     } catch (error) {
       this.#warn(error.message);
     }
+  }
+
+  /** Copy of a conversation without the probabilities of replies that are being written: copying them takes time. */
+  #light(conversation) {
+    const nodes = { ...conversation.nodes };
+    for (const { node } of this.replies.values()) {
+      if (nodes[node.id] === node) nodes[node.id] = { ...node, tokens: undefined };
+    }
+    return { ...conversation, nodes };
   }
 
   /** Texts that were written when the page was left are newer than the database. */

@@ -73,9 +73,8 @@ function known(node) {
     result.calls = node.calls.filter((call) => typeof call?.name === "string" && typeof call.arguments === "string");
   }
   if (Array.isArray(node.tokens)) {
-    result.tokens = node.tokens.filter(
-      (token) => typeof token?.text === "string" && Number.isFinite(token.logprob) && Array.isArray(token.top),
-    );
+    const isToken = (token) => typeof token?.text === "string" && Number.isFinite(token.logprob);
+    result.tokens = node.tokens.filter((token) => isToken(token) && Array.isArray(token.top) && token.top.every(isToken));
   }
   if (node.stats && typeof node.stats === "object") {
     result.stats = Object.fromEntries(Object.entries(node.stats).filter(([, value]) => Number.isFinite(value)));
