@@ -118,7 +118,7 @@ def test_history_of_calls_is_rendered(template: str, prepare) -> None:
 @pytest.mark.parametrize("reasoning", ["Look under the tree.", None])
 @pytest.mark.parametrize("template", [*JSON_CALLS, *OTHERS])
 def test_continued_texts(template: str, reasoning: str | None, prepare) -> None:
-    """The reply goes on with the text, not with the reasoning before it."""
+    """The reply goes on with the text after the reasoning."""
     message = {"role": "assistant", "content": "The fox is ", "reasoning_content": reasoning}
     prompt, _ = prepare(template, messages=[*HI[1:], message], continue_final_message=True)
     assert prompt.text.endswith("The fox is ")
