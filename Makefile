@@ -27,7 +27,7 @@ test-all: test-bounds test-memory docs test-examples test-ray test-browser
 # The web page in Chromium, which is installed where it is missing and apt-get can do so; else the tests skip.
 CHROMIUM := chromium chromium-driver
 test-browser: $(VENV)/.installed-test
-	-command -v chromium chromedriver > /dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q $(CHROMIUM); } || \
+	-{ command -v chromium && command -v chromedriver; } > /dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q $(CHROMIUM); } || \
 	{ test "$$(id -u)" = 0 && apt-get update -q && apt-get install -y -q $(CHROMIUM); }
 	-$(BIN)/python -m pip install --quiet -e '.[browser]'
 	$(BIN)/python -m pytest -q -rs -n 0 -m browser tests/browser

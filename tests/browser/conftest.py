@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,12 +26,12 @@ from llamacli.serve.settings import EngineSettings
 from llamacli.testing.serving import FakeEngine
 from llamacli.tools.demo import demo_path
 
-selenium = pytest.importorskip(
-    "selenium", reason="the tests of the page need selenium: pip install 'llamacli[browser]'"
-)
-from browser import PageDriver, chromium, missing  # noqa: E402
+if importlib.util.find_spec("selenium") is None:
+    REASON = "selenium is not installed: pip install 'llamacli[browser]'"
+else:
+    from browser import PageDriver, chromium, missing
 
-REASON = missing()
+    REASON = missing()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from selenium.webdriver.common.keys import Keys
 
+from keys import Keys
 from llamacli.serve.errors import InternalError
 from scripts import reply
 

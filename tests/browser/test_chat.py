@@ -6,9 +6,8 @@ import json
 import time
 from pathlib import Path
 
-from selenium.webdriver.common.keys import Keys
-
 from http_server import wait_for
+from keys import Keys
 from llamacli.serve.requests import GenerationRequest
 from scripts import reply
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from selenium.webdriver.common.keys import Keys
-
+from keys import Keys
 from llamacli.serve.errors import InternalError, QueueFullError
 from llamacli.serve.requests import Admitted, TextDelta
 from scripts import reply

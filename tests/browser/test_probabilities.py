@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from selenium.webdriver.common.keys import Keys
-
+from keys import Keys
 from llamacli.serve.requests import Admitted, Done, Finished, PromptLogprobs, TextDelta, Timings, TokenLogprob, Usage
 from scripts import reply
 
