@@ -1,14 +1,21 @@
 """Thread pool that runs tables of kernel steps.
 
-A program is a table of steps. Every thread of the team runs it from the same start to the same end, doing its share of
-each step, and waits at a barrier only where a step asks for it. This is one call without the GIL: between steps the
-only dispatch is a call through a pointer, and a barrier costs about a tenth of a microsecond. Numba's own parallel
-loops would cost one to two microseconds a step with OpenMP and eighty without it.
+A program is a table of steps, divided by barriers into phases. The work of a phase is divided into as many shares as
+the team has threads: a share is the part of every step of the phase that its number stands for, whichever thread
+computes it, so results do not depend on that. All of it is compiled code without the GIL: between steps the only
+dispatch is a call through a pointer.
 
-Idle workers spin for about a millisecond, since the next token usually comes sooner, and then sleep on a condition
-variable that the leader signals. That is compiled code too: publishing a job, waking the sleepers and doing thread 0's
-share is one call, and a worker's loop is another. A KeyboardInterrupt is raised between calls only, so it cannot lose a
-job.
+A thread claims a share by a compare-and-swap of the share's claim word, which holds the last phase that it was claimed
+in. Each thread begins with the share of its own number, and at a barrier, after a short spin, takes over shares that
+late threads have not begun (work stealing). The thread that ends the last share of a phase publishes the next one, so
+that a thread which the system has set aside delays the others by the share that it is in at most. Undisturbed, a
+barrier costs about a tenth of a microsecond. Numba's own parallel loops would cost one to two microseconds a step with
+OpenMP and eighty without it.
+
+Threads that wait spin, then yield, then sleep on a condition variable: on a core that other programs use too, spinning
+would use up the time that the set-aside thread needs. Between jobs they wait in the same way, since the next token
+usually comes soon. Publishing a job, waking sleepers and computing shares is one call, and a worker's loop is another.
+A KeyboardInterrupt is raised between calls only, so it cannot lose a job.
 """
 
 from __future__ import annotations
@@ -40,10 +47,10 @@ _log = logging.getLogger(__name__)
 _i64 = types.int64
 
 # A team's shared state, int64 words. Words written by different threads lie on different cache lines; a lock and a
-# condition of the system's take less than two lines each.
-_JOB, _STEPS, _START, _STOP, _RUN, _ARRIVED, _PHASE, _SLEEPERS, _LOCK, _CONDITION = 0, 8, 9, 10, 11, 16, 24, 32, 40, 56
-_WORDS = 72
-_SPINS_BEFORE_YIELD, _SPINS_BEFORE_SLEEP = 300, 20000
+# condition of the system's take less than two lines each. From _CLAIMS on there is a line for each share.
+_STEPS, _STOP, _RUN, _PHASE, _START, _DONE, _FINISHED, _SLEEPERS = 0, 1, 2, 8, 9, 16, 24, 32
+_LOCK, _CONDITION, _CLAIMS, _CLAIM_WORDS = 40, 56, 72, 8
+_SPINS_BEFORE_TAKING, _SPINS_AFTER_TAKING, _SPINS_BEFORE_YIELD, _SPINS_BEFORE_SLEEP = 300, 20, 300, 2000
 _QUIT = -1
 
 
@@ -73,6 +80,13 @@ def _atomic_add(b: ir.Builder, address: ir.Value, value: ir.Value) -> ir.Value:
     return b.atomic_rmw("add", b.inttoptr(address, ir.I64.as_pointer()), value, "seq_cst")
 
 
+@ir.expose(_i64, _i64, _i64, _i64)
+def _compare_exchange(b: ir.Builder, address: ir.Value, expected: ir.Value, value: ir.Value) -> ir.Value:
+    """Replace a word if it is as expected; 1 if it was."""
+    pair = b.cmpxchg(b.inttoptr(address, ir.I64.as_pointer()), expected, value, "seq_cst", "seq_cst")
+    return b.zext(b.extract_value(pair, 1), ir.I64)
+
+
 @ir.expose(types.void)
 def _pause(b: ir.Builder) -> None:
     """Emit the CPU's spin-loop hint."""
@@ -82,9 +96,8 @@ def _pause(b: ir.Builder) -> None:
 
 @ir.expose(types.void)
 def _yield(b: ir.Builder) -> None:
-    """Yield this core to another thread (sched_yield)."""
-    if os.name == "posix":
-        ir.call(b, "sched_yield", ir.I32)
+    """Yield this core to another thread."""
+    ir.call(b, "sched_yield" if os.name == "posix" else "SwitchToThread", ir.I32)
 
 
 def _system(b: ir.Builder, posix: str, windows: str, *addresses: ir.Value) -> None:
@@ -131,30 +144,99 @@ def _wait(b: ir.Builder, condition: ir.Value, lock: ir.Value) -> None:
 
 
 @njit
-def _barrier(state: int, n_threads: int) -> None:
-    phase = _atomic_load(state + 8 * _PHASE)
-    if _atomic_add(state + 8 * _ARRIVED, 1) == n_threads - 1:
-        _atomic_store(state + 8 * _ARRIVED, 0)
-        _atomic_store(state + 8 * _PHASE, phase + 1)
-        return
-    spins = 0
-    while _atomic_load(state + 8 * _PHASE) == phase:
-        _pause()
-        spins += 1
-        if spins > _SPINS_BEFORE_YIELD:
-            _yield()
+def _wake(state: int) -> None:
+    """Wake the threads that sleep, if any do."""
+    if _atomic_load(state + 8 * _SLEEPERS):
+        _acquire(state + 8 * _LOCK)
+        _signal(state + 8 * _CONDITION)
+        _release(state + 8 * _LOCK)
 
 
 @njit
-def _walk(state: int, thread: int, n_threads: int) -> None:
-    steps, run = _atomic_load(state + 8 * _STEPS), _atomic_load(state + 8 * _RUN)
-    for i in range(_atomic_load(state + 8 * _START), _atomic_load(state + 8 * _STOP)):
+def _claim(state: int, share: int, phase: int) -> bool:
+    """Claim a share of a phase; False if it has been, or if the phase is over."""
+    claim = state + 8 * (_CLAIMS + _CLAIM_WORDS * share)
+    return _atomic_load(claim) == phase - 1 and _compare_exchange(claim, phase - 1, phase) != 0
+
+
+@njit
+def _compute(state: int, share: int, n_threads: int, phase: int) -> None:
+    """Compute a claimed share; if it is the last to end, publish the next phase."""
+    steps, run, stop = (
+        _atomic_load(state + 8 * _STEPS),
+        _atomic_load(state + 8 * _RUN),
+        _atomic_load(state + 8 * _STOP),
+    )
+    i, meets = _atomic_load(state + 8 * _START), False
+    while i < stop and not meets:
         step = steps + 24 * i
-        _call(_atomic_load(step), _atomic_load(step + 8), run, thread, n_threads)
-        if n_threads > 1 and _atomic_load(step + 16):
-            _barrier(state, n_threads)
-    if n_threads > 1:
-        _barrier(state, n_threads)
+        _call(_atomic_load(step), _atomic_load(step + 8), run, share, n_threads)
+        meets = _atomic_load(step + 16) != 0
+        i += 1
+    if _atomic_add(state + 8 * _DONE, 1) < n_threads - 1:
+        return
+    _atomic_store(state + 8 * _DONE, 0)
+    if i < stop:
+        _atomic_store(state + 8 * _START, i)
+        _atomic_store(state + 8 * _PHASE, phase + 1)
+    else:
+        _atomic_store(state + 8 * _FINISHED, phase)
+    _wake(state)
+
+
+@njit
+def _take_over(state: int, thread: int, n_threads: int, phase: int) -> bool:
+    """Compute the shares of a phase that no thread has begun; True if there were any."""
+    taken = False
+    for i in range(1, n_threads):
+        share = (thread + i) % n_threads
+        if _claim(state, share, phase):
+            _compute(state, share, n_threads, phase)
+            taken = True
+    return taken
+
+
+@njit
+def _sleep(state: int, thread: int, phase: int) -> None:
+    """Sleep until another phase is published; thread 0 also until the job has finished."""
+    # A thread counts itself as a sleeper before it looks again; phases are published before sleepers are counted: one
+    # of the two sees the other.
+    _acquire(state + 8 * _LOCK)
+    _atomic_add(state + 8 * _SLEEPERS, 1)
+    while _atomic_load(state + 8 * _PHASE) == phase and (thread or _atomic_load(state + 8 * _FINISHED) != phase):
+        _wait(state + 8 * _CONDITION, state + 8 * _LOCK)
+    _atomic_add(state + 8 * _SLEEPERS, -1)
+    _release(state + 8 * _LOCK)
+
+
+@njit
+def _work(state: int, thread: int, n_threads: int) -> None:
+    """Compute shares of all phases to come.
+
+    Thread 0 returns when the job has finished, others when a job says to quit.
+    """
+    seen, spins, patience = 0, 0, _SPINS_BEFORE_TAKING
+    while True:
+        phase = _atomic_load(state + 8 * _PHASE)
+        if phase != seen:
+            if _atomic_load(state + 8 * _STOP) == _QUIT:
+                return
+            seen, spins = phase, 0
+            if _claim(state, thread, phase):
+                _compute(state, thread, n_threads, phase)
+                continue
+        if not thread and _atomic_load(state + 8 * _FINISHED) == phase:
+            return
+        _pause()
+        spins += 1
+        if spins == patience:
+            # One look is enough: shares of a phase are begun and never given back.
+            patience = _SPINS_AFTER_TAKING if _take_over(state, thread, n_threads, phase) else _SPINS_BEFORE_TAKING
+        if spins > _SPINS_BEFORE_YIELD:
+            _yield()
+        if spins > _SPINS_BEFORE_SLEEP:
+            _sleep(state, thread, phase)
+            spins = 0
 
 
 @compiled(types.void(_i64))
@@ -166,50 +248,30 @@ def _prepare(state: int) -> None:
 
 @compiled(types.void(*[_i64] * 6))
 def _run_job(state: int, steps: int, start: int, stop: int, run: int, n_threads: int) -> None:
-    """Publish a job, wake sleepers, and run thread 0's share.
+    """Publish a job, wake sleepers, and compute shares until all are done.
 
     One call, so that no interrupt comes in between.
     """
+    if n_threads == 1:
+        for i in range(start, stop):
+            _call(_atomic_load(steps + 24 * i), _atomic_load(steps + 24 * i + 8), run, 0, 1)
+        return
+    if start >= stop and stop != _QUIT:
+        return
     _atomic_store(state + 8 * _STEPS, steps)
     _atomic_store(state + 8 * _START, start)
     _atomic_store(state + 8 * _STOP, stop)
     _atomic_store(state + 8 * _RUN, run)
-    _atomic_add(state + 8 * _JOB, 1)
-    if _atomic_load(state + 8 * _SLEEPERS):
-        _acquire(state + 8 * _LOCK)
-        _signal(state + 8 * _CONDITION)
-        _release(state + 8 * _LOCK)
+    _atomic_add(state + 8 * _PHASE, 1)
+    _wake(state)
     if stop != _QUIT:
-        _walk(state, 0, n_threads)
+        _work(state, 0, n_threads)
 
 
 @compiled(types.void(*[_i64] * 3))
 def _worker_loop(state: int, thread: int, n_threads: int) -> None:
-    """Worker loop: run each published job until one says to quit.
-
-    Spins for the next job, then sleeps.
-    """
-    done = spins = 0
-    while True:
-        job = _atomic_load(state + 8 * _JOB)
-        if job != done:
-            if _atomic_load(state + 8 * _STOP) == _QUIT:
-                return
-            _walk(state, thread, n_threads)
-            done, spins = job, 0
-            continue
-        _pause()
-        spins += 1
-        if spins > _SPINS_BEFORE_SLEEP:
-            # A worker counts itself as a sleeper before it looks for a job again; a job is published before sleepers
-            # are counted: one of the two sees the other.
-            _acquire(state + 8 * _LOCK)
-            _atomic_add(state + 8 * _SLEEPERS, 1)
-            while _atomic_load(state + 8 * _JOB) == done:
-                _wait(state + 8 * _CONDITION, state + 8 * _LOCK)
-            _atomic_add(state + 8 * _SLEEPERS, -1)
-            _release(state + 8 * _LOCK)
-            spins = 0
+    """Compute shares of all jobs until one says to quit."""
+    _work(state, thread, n_threads)
 
 
 class Team:
@@ -246,7 +308,7 @@ class Team:
 
         Workers of a start that an interrupt broke off keep the old state and never see a job.
         """
-        words = np.zeros(_WORDS, np.int64)
+        words = np.zeros(_CLAIMS + _CLAIM_WORDS * self.n_threads, np.int64)
         self._memory, self._state = words, words.ctypes.data
         _prepare.call(self._state)
         for thread in range(1, self.n_threads):
