@@ -11,21 +11,23 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
-from numba import carray
+from hypothesis import given
+from numba import carray, types
 
 import llamacli
 import tiny_llama
 from llamacli.errors import InvalidRequestError
-from llamacli.kernels import isa, simd
+from llamacli.kernels import ir, isa, simd
 from llamacli.kernels.jit import kernel
-from llamacli.kernels.layout import record
-from llamacli.kernels.team import Team, check_threads
+from llamacli.kernels.layout import RUN, record
+from llamacli.kernels.team import STEP, VARIABLE, Team, check_threads
 from llamacli.ops.columns import COLUMNS, columns_kernel
 from llamacli.testing.kernels import run_kernel
 from llamacli.util.system import usable_cores
-from suite import STRIDE
+from suite import STRIDE, examples
 
 PROGRAM = """
 import logging, sys, llamacli
@@ -76,6 +78,22 @@ def test_invalid_numbers_of_threads_are_refused(threads):
         check_threads(threads)
 
 
+def test_environment_sets_the_default_number_of_threads(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "1")
+    assert check_threads(None) == 1
+    assert check_threads(2) == 2
+    monkeypatch.setenv(VARIABLE, "")
+    assert check_threads(None) == usable_cores().threads
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "1025", "two", "1.5", "²"])
+def test_invalid_environment_variable_is_refused_by_name(monkeypatch, given):
+    monkeypatch.setenv(VARIABLE, given)
+    with pytest.raises(InvalidRequestError, match=f"LLAMACLI_THREADS = '{given}' is not a whole number"):
+        check_threads(None)
+    assert check_threads(1) == 1
+
+
 def test_number_of_threads_may_be_a_numpy_integer():
     assert type(check_threads(np.int64(1))) is int
 
@@ -111,6 +129,93 @@ def test_python_threads_share_a_team():
         thread.join()
     team.close()
     assert not failures
+
+
+@ir.expose(types.void, types.int64)
+def pause_us(b: ir.Builder, microseconds: ir.Value) -> None:
+    """Sleep, as a thread does that the system has set aside."""
+    ir.call(b, "usleep", ir.I32, b.trunc(microseconds, ir.I32))
+
+
+CHAIN = record("own", "all", "out", "delays")
+
+
+@kernel
+def chain(args: int, run: int, thread: int, n_threads: int) -> None:
+    """Combine this share's last number with all numbers before the last barrier."""
+    a = carray(simd.pointer(args), 1, CHAIN)[0]
+    delay = carray(simd.pointer(a.delays), n_threads, np.int64)[thread]
+    if delay:
+        pause_us(delay)
+    total = 7 * carray(simd.pointer(a.own), n_threads, np.int64)[thread] + thread
+    for i, number in enumerate(carray(simd.pointer(a.all), n_threads, np.int64)):
+        total += (i + 1) * number
+    carray(simd.pointer(a.out), n_threads, np.int64)[thread] += total
+
+
+class Chain:
+    """Table of `chain` steps whose results are wrong if a share runs twice, early or not at all."""
+
+    def __init__(self, n_threads: int, barriers: list[bool], delays: np.ndarray):
+        self.numbers = np.zeros((len(barriers) + 1, n_threads), np.int64)
+        self.table, self.run = np.zeros(len(barriers), STEP), np.zeros(1, RUN)
+        self.expected = np.zeros_like(self.numbers)
+        self.args, self.delays, last = np.zeros(len(barriers), CHAIN), delays, 0
+        for i, barrier in enumerate(barriers):
+            rows = {"own": i, "all": last, "out": i + 1}
+            for name, row in rows.items():
+                self.args[i][name] = self.numbers[row].ctypes.data
+            self.args[i]["delays"] = delays[i].ctypes.data
+            self.table[i] = chain.address, self.args[i : i + 1].ctypes.data, barrier
+            weighted = (np.arange(1, n_threads + 1) * self.expected[last]).sum()
+            self.expected[i + 1] = 7 * self.expected[i] + np.arange(n_threads) + weighted
+            last = i + 1 if barrier else last
+
+    def check(self, team: Team) -> None:
+        self.numbers[:] = 0
+        team.run(self.table, 0, len(self.table), self.run)
+        assert (self.numbers == self.expected).all()
+
+
+@pytest.fixture(scope="module")
+def teams() -> Iterator[list[Team]]:
+    teams = [Team(n) for n in (1, 2, 3, 5)]
+    yield teams
+    for team in teams:
+        team.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs usleep")
+@examples(100)
+@given(st.data())
+def test_each_share_runs_once_and_in_order_under_random_delays(teams, data):
+    team = data.draw(st.sampled_from(teams))
+    barriers = data.draw(st.lists(st.booleans(), min_size=1, max_size=12))
+    delays = data.draw(st.sampled_from([[0], [0, 0, 0, 1], [0, 0, 20, 100], [0] * 20 + [2000]]))
+    random_delays = np.random.default_rng(data.draw(st.integers(0, 99)))
+    steps = Chain(team.n_threads, barriers, random_delays.choice(delays, (len(barriers), team.n_threads)))
+    for _ in range(5):
+        steps.check(team)
+
+
+def test_one_thread_takes_over_the_shares_of_absent_ones(monkeypatch):
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+    team = Team(4)
+    barriers = [True, False, True, True] * 10
+    Chain(4, barriers, np.zeros((40, 4), np.int64)).check(team)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs usleep")
+def test_threads_that_wait_for_a_set_aside_one_sleep():
+    team = Team(3)
+    delays = np.zeros((6, 3), np.int64)
+    delays[:, 1] = 20_000
+    steps = Chain(3, [True] * 6, delays)
+    started, used = time.monotonic(), time.process_time()
+    steps.check(team)
+    assert time.monotonic() - started > 0.12
+    assert time.process_time() - used < 0.05
+    team.close()
 
 
 TALLY = record("counts")

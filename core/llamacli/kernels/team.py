@@ -12,10 +12,11 @@ that a thread which the system has set aside delays the others by the share that
 barrier costs about a tenth of a microsecond. Numba's own parallel loops would cost one to two microseconds a step with
 OpenMP and eighty without it.
 
-Threads that wait spin, then yield, then sleep on a condition variable: on a core that other programs use too, spinning
-would use up the time that the set-aside thread needs. Between jobs they wait in the same way, since the next token
-usually comes soon. Publishing a job, waking sleepers and computing shares is one call, and a worker's loop is another.
-A KeyboardInterrupt is raised between calls only, so it cannot lose a job.
+Threads that wait spin for some microseconds and then sleep on a condition variable: the core is then free for the
+thread that the others wait for, and a thread that has slept is soon given a core again. `sched_yield` would be worse,
+as Linux (EEVDF) lets a thread that yields wait for a whole time slice. Between jobs threads spin for longer, since the
+next token usually comes soon. Publishing a job, waking sleepers and computing shares is one call, and a worker's loop
+is another. A KeyboardInterrupt is raised between calls only, so it cannot lose a job.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import math
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -43,14 +46,22 @@ from llamacli.util.system import usable_cores
 STEP = record("function", "args", "barrier")
 """Table entry: the kernel's address, its record's address, and a flag for a barrier before the next step."""
 
+VARIABLE = "LLAMACLI_THREADS"
+"""Environment variable with the default number of threads."""
+
 _log = logging.getLogger(__name__)
 _i64 = types.int64
 
 # A team's shared state, int64 words. Words written by different threads lie on different cache lines; a lock and a
-# condition of the system's take less than two lines each. From _CLAIMS on there is a line for each share.
-_STEPS, _STOP, _RUN, _PHASE, _START, _DONE, _FINISHED, _SLEEPERS = 0, 1, 2, 8, 9, 16, 24, 32
-_LOCK, _CONDITION, _CLAIMS, _CLAIM_WORDS = 40, 56, 72, 8
-_SPINS_BEFORE_TAKING, _SPINS_AFTER_TAKING, _SPINS_BEFORE_YIELD, _SPINS_BEFORE_SLEEP = 300, 20, 300, 2000
+# condition of the system's take less than two lines each. From _CLAIMS on there is a line for each share. The phase's
+# word holds its number and its first step, so that one store publishes both.
+_STEPS, _STOP, _RUN, _TAKE_AFTER, _TAKE_AGAIN_AFTER, _SLEEP_AFTER, _IDLE_AFTER = range(7)
+_PHASE, _DONE, _FINISHED, _SLEEPERS, _LOCK, _CONDITION, _CLAIMS, _CLAIM_WORDS = 8, 16, 24, 32, 40, 56, 72, 8
+_FIRST_STEP_BITS = 16
+_SPIN_US = {_TAKE_AFTER: 5.0, _TAKE_AGAIN_AFTER: 0.3, _SLEEP_AFTER: 50.0, _IDLE_AFTER: 100.0}
+"""Microseconds after which a waiting thread takes over shares, does so if it did at the last barrier, sleeps, and
+sleeps between jobs."""
+
 _QUIT = -1
 
 
@@ -75,6 +86,12 @@ def _atomic_store(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
     b.store_atomic(value, b.inttoptr(address, ir.I64.as_pointer()), "seq_cst", 8)
 
 
+@ir.expose(types.void, _i64, _i64)
+def _store(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
+    """Store a word that a later `_atomic_store` or `_atomic_add` publishes."""
+    b.store_atomic(value, b.inttoptr(address, ir.I64.as_pointer()), "monotonic", 8)
+
+
 @ir.expose(_i64, _i64, _i64)
 def _atomic_add(b: ir.Builder, address: ir.Value, value: ir.Value) -> ir.Value:
     return b.atomic_rmw("add", b.inttoptr(address, ir.I64.as_pointer()), value, "seq_cst")
@@ -92,12 +109,6 @@ def _pause(b: ir.Builder) -> None:
     """Emit the CPU's spin-loop hint."""
     if "sse2" in features():
         ir.call(b, "llvm.x86.sse2.pause", ir.ir.VoidType())
-
-
-@ir.expose(types.void)
-def _yield(b: ir.Builder) -> None:
-    """Yield this core to another thread."""
-    ir.call(b, "sched_yield" if os.name == "posix" else "SwitchToThread", ir.I32)
 
 
 def _system(b: ir.Builder, posix: str, windows: str, *addresses: ir.Value) -> None:
@@ -144,6 +155,12 @@ def _wait(b: ir.Builder, condition: ir.Value, lock: ir.Value) -> None:
 
 
 @njit
+def _phase(state: int) -> int:
+    """Number of the published phase."""
+    return _atomic_load(state + 8 * _PHASE) >> _FIRST_STEP_BITS
+
+
+@njit
 def _wake(state: int) -> None:
     """Wake the threads that sleep, if any do."""
     if _atomic_load(state + 8 * _SLEEPERS):
@@ -162,12 +179,13 @@ def _claim(state: int, share: int, phase: int) -> bool:
 @njit
 def _compute(state: int, share: int, n_threads: int, phase: int) -> None:
     """Compute a claimed share; if it is the last to end, publish the next phase."""
-    steps, run, stop = (
+    # A claimed share keeps the job and the phase from ending: their words are this phase's.
+    steps, stop, run = (
         _atomic_load(state + 8 * _STEPS),
-        _atomic_load(state + 8 * _RUN),
         _atomic_load(state + 8 * _STOP),
+        _atomic_load(state + 8 * _RUN),
     )
-    i, meets = _atomic_load(state + 8 * _START), False
+    i, meets = _atomic_load(state + 8 * _PHASE) & ((1 << _FIRST_STEP_BITS) - 1), False
     while i < stop and not meets:
         step = steps + 24 * i
         _call(_atomic_load(step), _atomic_load(step + 8), run, share, n_threads)
@@ -175,10 +193,9 @@ def _compute(state: int, share: int, n_threads: int, phase: int) -> None:
         i += 1
     if _atomic_add(state + 8 * _DONE, 1) < n_threads - 1:
         return
-    _atomic_store(state + 8 * _DONE, 0)
+    _store(state + 8 * _DONE, 0)
     if i < stop:
-        _atomic_store(state + 8 * _START, i)
-        _atomic_store(state + 8 * _PHASE, phase + 1)
+        _atomic_store(state + 8 * _PHASE, ((phase + 1) << _FIRST_STEP_BITS) + i)
     else:
         _atomic_store(state + 8 * _FINISHED, phase)
     _wake(state)
@@ -203,7 +220,7 @@ def _sleep(state: int, thread: int, phase: int) -> None:
     # of the two sees the other.
     _acquire(state + 8 * _LOCK)
     _atomic_add(state + 8 * _SLEEPERS, 1)
-    while _atomic_load(state + 8 * _PHASE) == phase and (thread or _atomic_load(state + 8 * _FINISHED) != phase):
+    while _phase(state) == phase and (thread or _atomic_load(state + 8 * _FINISHED) != phase):
         _wait(state + 8 * _CONDITION, state + 8 * _LOCK)
     _atomic_add(state + 8 * _SLEEPERS, -1)
     _release(state + 8 * _LOCK)
@@ -215,9 +232,9 @@ def _work(state: int, thread: int, n_threads: int) -> None:
 
     Thread 0 returns when the job has finished, others when a job says to quit.
     """
-    seen, spins, patience = 0, 0, _SPINS_BEFORE_TAKING
+    seen, spins, patience = 0, 0, _atomic_load(state + 8 * _TAKE_AFTER)
     while True:
-        phase = _atomic_load(state + 8 * _PHASE)
+        phase = _phase(state)
         if phase != seen:
             if _atomic_load(state + 8 * _STOP) == _QUIT:
                 return
@@ -225,18 +242,28 @@ def _work(state: int, thread: int, n_threads: int) -> None:
             if _claim(state, thread, phase):
                 _compute(state, thread, n_threads, phase)
                 continue
-        if not thread and _atomic_load(state + 8 * _FINISHED) == phase:
+        finished = _atomic_load(state + 8 * _FINISHED) == phase
+        if finished and not thread:
             return
         _pause()
         spins += 1
         if spins == patience:
             # One look is enough: shares of a phase are begun and never given back.
-            patience = _SPINS_AFTER_TAKING if _take_over(state, thread, n_threads, phase) else _SPINS_BEFORE_TAKING
-        if spins > _SPINS_BEFORE_YIELD:
-            _yield()
-        if spins > _SPINS_BEFORE_SLEEP:
+            taken = _take_over(state, thread, n_threads, phase)
+            patience = _atomic_load(state + 8 * (_TAKE_AGAIN_AFTER if taken else _TAKE_AFTER))
+        if spins > _atomic_load(state + 8 * (_IDLE_AFTER if finished else _SLEEP_AFTER)):
             _sleep(state, thread, phase)
             spins = 0
+
+
+@compiled(_i64(_i64, _i64))
+def _spin(address: int, n: int) -> int:
+    """Spin n times, as a waiting thread does."""
+    total = 0
+    for _ in range(n):
+        _pause()
+        total += _atomic_load(address)
+    return total
 
 
 @compiled(types.void(_i64))
@@ -258,11 +285,10 @@ def _run_job(state: int, steps: int, start: int, stop: int, run: int, n_threads:
         return
     if start >= stop and stop != _QUIT:
         return
-    _atomic_store(state + 8 * _STEPS, steps)
-    _atomic_store(state + 8 * _START, start)
-    _atomic_store(state + 8 * _STOP, stop)
-    _atomic_store(state + 8 * _RUN, run)
-    _atomic_add(state + 8 * _PHASE, 1)
+    _store(state + 8 * _STEPS, steps)
+    _store(state + 8 * _STOP, stop)
+    _store(state + 8 * _RUN, run)
+    _atomic_store(state + 8 * _PHASE, ((_phase(state) + 1) << _FIRST_STEP_BITS) + start)
     _wake(state)
     if stop != _QUIT:
         _work(state, 0, n_threads)
@@ -291,6 +317,7 @@ class Team:
 
         `run` is their shared record.
         """
+        assert stop < 1 << _FIRST_STEP_BITS, f"a table of {stop} steps is longer than a phase's word can hold"
         with self.lock:
             if self._pid != os.getpid():  # threads do not survive a fork
                 self._start_workers()
@@ -309,6 +336,8 @@ class Team:
         Workers of a start that an interrupt broke off keep the old state and never see a job.
         """
         words = np.zeros(_CLAIMS + _CLAIM_WORDS * self.n_threads, np.int64)
+        for word, microseconds in _SPIN_US.items():
+            words[word] = microseconds * _spins_per_us()
         self._memory, self._state = words, words.ctypes.data
         _prepare.call(self._state)
         for thread in range(1, self.n_threads):
@@ -317,18 +346,36 @@ class Team:
         self._pid = os.getpid()
 
 
+@functools.cache
+def _spins_per_us() -> float:
+    """Spins of a waiting thread in a microsecond; the CPU's hint for spin loops takes 10 to 150 cycles."""
+    word, n, seconds = np.zeros(1, np.int64), 1000, math.inf
+    for _ in range(5):  # the fastest, which was not interrupted
+        started = time.perf_counter()
+        _spin.call(word.ctypes.data, n)
+        seconds = min(seconds, time.perf_counter() - started)
+    return n / (1e6 * seconds)
+
+
 def _worker(words: np.ndarray[Any, Any], thread: int, n_threads: int) -> None:
     _worker_loop.call(words.ctypes.data, thread, n_threads)
 
 
 def check_threads(threads: int | None) -> int:
-    """Number of threads to use, by default the usable cores.
+    """Number of threads to use.
 
-    More threads than cores are allowed, with a warning. Raises InvalidRequestError if `threads` is not an integer from
-    1 to MAX_THREADS.
+    By default that of the environment variable LLAMACLI_THREADS, else the usable cores. The load of the machine does
+    not lower it: threads take over the work of one that waits for a core, so fewer of them are no faster. More threads
+    than cores are allowed, with a warning. Raises InvalidRequestError if `threads` is not an integer from 1 to
+    MAX_THREADS.
     """
     if threads is None:
-        return usable_cores().threads
+        given = os.environ.get(VARIABLE, "")
+        if not given:
+            return usable_cores().threads
+        if not given.isdecimal() or not 1 <= int(given) <= MAX_THREADS:
+            raise InvalidRequestError(f"{VARIABLE} = {given!r} is not a whole number from 1 to {MAX_THREADS}")
+        threads = int(given)
     if not is_integer(threads) or not 1 <= threads <= MAX_THREADS:
         raise InvalidRequestError(f"threads = {threads!r} is not a whole number from 1 to {MAX_THREADS}")
     _warn_of_crowding(int(threads))
