@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Measure generation beside busy loops: llamacli, other checkouts of it and llama.cpp in turns.
+"""Measure generation beside busy loops.
+
+llamacli, other checkouts of it and llama.cpp take turns.
 
     python benchmarks/busy.py FILE.gguf -n 64 -r 5                          # beside 0, 1 and 2 busy loops
     python benchmarks/busy.py FILE.gguf --loops 0 4 -t 2 8                  # more threads than cores

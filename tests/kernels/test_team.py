@@ -154,7 +154,10 @@ def chain(args: int, run: int, thread: int, n_threads: int) -> None:
 
 
 class Chain:
-    """Table of `chain` steps whose results are wrong if a share runs twice, early or not at all."""
+    """Table of `chain` steps, with the results that they must have.
+
+    These are others if a share runs twice, early or not at all.
+    """
 
     def __init__(self, n_threads: int, barriers: list[bool], delays: np.ndarray):
         self.numbers = np.zeros((len(barriers) + 1, n_threads), np.int64)

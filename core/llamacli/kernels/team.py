@@ -171,14 +171,20 @@ def _wake(state: int) -> None:
 
 @njit
 def _claim(state: int, share: int, phase: int) -> bool:
-    """Claim a share of a phase; False if it has been, or if the phase is over."""
+    """Claim a share of a phase.
+
+    False if another thread has claimed it, or if the phase is over.
+    """
     claim = state + 8 * (_CLAIMS + _CLAIM_WORDS * share)
     return _atomic_load(claim) == phase - 1 and _compare_exchange(claim, phase - 1, phase) != 0
 
 
 @njit
 def _compute(state: int, share: int, n_threads: int, phase: int) -> None:
-    """Compute a claimed share; if it is the last to end, publish the next phase."""
+    """Compute a claimed share.
+
+    If it is the last to end, publish the next phase.
+    """
     # A claimed share keeps the job and the phase from ending: their words are this phase's.
     steps, stop, run = (
         _atomic_load(state + 8 * _STEPS),
@@ -203,7 +209,10 @@ def _compute(state: int, share: int, n_threads: int, phase: int) -> None:
 
 @njit
 def _take_over(state: int, thread: int, n_threads: int, phase: int) -> bool:
-    """Compute the shares of a phase that no thread has begun; True if there were any."""
+    """Compute the shares of a phase that no thread has begun.
+
+    True if there were any.
+    """
     taken = False
     for i in range(1, n_threads):
         share = (thread + i) % n_threads
@@ -215,7 +224,10 @@ def _take_over(state: int, thread: int, n_threads: int, phase: int) -> bool:
 
 @njit
 def _sleep(state: int, thread: int, phase: int) -> None:
-    """Sleep until another phase is published; thread 0 also until the job has finished."""
+    """Sleep until another phase is published.
+
+    Thread 0 also wakes when the job has finished.
+    """
     # A thread counts itself as a sleeper before it looks again; phases are published before sleepers are counted: one
     # of the two sees the other.
     _acquire(state + 8 * _LOCK)
@@ -348,7 +360,10 @@ class Team:
 
 @functools.cache
 def _spins_per_us() -> float:
-    """Spins of a waiting thread in a microsecond; the CPU's hint for spin loops takes 10 to 150 cycles."""
+    """Spins of a waiting thread in a microsecond.
+
+    The CPU's hint for spin loops takes 10 to 150 cycles.
+    """
     word, n, seconds = np.zeros(1, np.int64), 1000, math.inf
     for _ in range(5):  # the fastest, which was not interrupted
         started = time.perf_counter()
