@@ -1,5 +1,7 @@
 import gc
+import json
 import logging
+import subprocess
 import sys
 import weakref
 from collections.abc import Callable
@@ -31,7 +33,28 @@ from llamacli.engine import Engine, ReferenceEngine
 from llamacli.gguf import open_gguf
 from llamacli.plugins import ARCHITECTURES, Plugins
 
-STATM = Path("/proc/self/statm")
+STATM, SMAPS = Path("/proc/self/statm"), Path("/proc/self/smaps_rollup")
+
+LOADING = """
+import gc, json, re, sys, threading
+gc.disable()
+import llamacli
+
+def sizes():
+    text = open("/proc/self/smaps_rollup").read() + open("/proc/self/status").read()
+    names = {"Rss": "Rss", "Pss": "Pss", "peak": "VmHWM"}
+    return {name: 1024 * int(re.search(rf"^{key}:\\s*(\\d+) kB", text, re.MULTILINE)[1]) for name, key in names.items()}
+
+for path in sys.argv[1:] + sys.argv[2:] * 3:
+    open("/proc/self/clear_refs", "w").write("5")
+    with llamacli.load_model(path, threads=2) as model:
+        peak = sizes()["peak"]
+        with model.create_session() as session:
+            for token in session.generate([1, 2, 3], max_tokens=4, ignore_eos=True):
+                pass
+    print(json.dumps(sizes() | {"peak": peak}))
+"""
+"""Load files one after another, the last four times; print sizes in bytes after each."""
 
 
 def plugin_of(architecture: Architecture, monkeypatch: pytest.MonkeyPatch) -> Plugins:
@@ -336,9 +359,12 @@ class TestClosing:
         model = load_tiny()
         program, session = weakref.ref(model.program), model.create_session()
         session.eval([1, 2])
-        model.close()
-        gc.collect()
-        assert program() is None
+        gc.disable()
+        try:
+            model.close()
+            assert program() is None
+        finally:
+            gc.enable()
         with pytest.raises(ClosedError, match="model is closed"):
             session.eval([3])
 
@@ -352,15 +378,34 @@ class TestClosing:
     @pytest.mark.skipif(not STATM.exists(), reason="the system does not tell")
     def test_loading_and_closing_returns_memory(self, tmp_path: Path, plugins: Plugins, engine: Engine) -> None:
         path = tiny_llama.write_llama(tmp_path / "large.gguf", n_embd=512, n_ff=2048, context_length=4096)
-
-        def resident() -> int:
-            gc.collect()
-            return int(STATM.read_text().split()[1]) * 4096
-
         sizes = []
-        for _ in range(5):
-            with load_model(path, "fp32", plugins=plugins, engine=engine) as model, model.create_session() as session:
-                session.eval([1, 2, 3])
-            sizes.append(resident())
+        gc.disable()
+        try:
+            for _ in range(5):
+                with (
+                    load_model(path, "fp32", plugins=plugins, engine=engine) as model,
+                    model.create_session() as session,
+                ):
+                    session.eval([1, 2, 3])
+                sizes.append(int(STATM.read_text().split()[1]) * 4096)
+        finally:
+            gc.enable()
         assert path.stat().st_size > 30e6
         assert max(sizes[2:]) - sizes[1] < 10e6
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(not SMAPS.exists(), reason="needs Linux's figures of memory")
+    @pytest.mark.parametrize(("name", "n_layer"), [("Q8_0", 4), ("F16", 2)])
+    def test_memory_of_a_process_that_never_collects_garbage(self, tmp_path: Path, name: str, n_layer: int) -> None:
+        small = tiny_llama.write_llama(tmp_path / "small.gguf", type=name)
+        shape = {"n_layer": n_layer, "n_embd": 1024, "n_head": 16, "n_ff": 4096}
+        large = tiny_llama.write_llama(tmp_path / "large.gguf", type=name, **shape)
+        size = large.stat().st_size
+        assert size > 60e6
+        command = [sys.executable, "-c", LOADING, str(small), str(large)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
+        sys.stdout.write(done.stdout)
+        before, *after = (json.loads(line) for line in done.stdout.splitlines())
+        for loaded in after:
+            assert loaded["peak"] - before["Rss"] < 1.05 * size
+            assert loaded["Pss"] - before["Pss"] < 0.05 * size

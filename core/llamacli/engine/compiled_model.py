@@ -26,6 +26,7 @@ from llamacli.engine.base import Program, QuantMode
 from llamacli.errors import ClosedError, InvalidRequestError
 from llamacli.kv import KVCache, KVLayout, KVPool, KVType, PrefixIndex
 from llamacli.tokenizer import Tokenizer
+from llamacli.util.memory import trim_heap
 
 if TYPE_CHECKING:
     from llamacli.sampling import SamplerType
@@ -200,12 +201,13 @@ class CompiledModel:
         return self._prefixes.setdefault((kv_type, self.program.rope_variant(seq_len)), index)
 
     def close(self) -> None:
-        """Free the weights; closing twice does nothing.
+        """Free the weights and the prefix cache; closing twice does nothing.
 
-        Sessions of this model can no longer evaluate then.
+        Their memory returns to the system at once. Sessions of this model can no longer evaluate then.
         """
         for index in self._prefixes.values():
             index.clear()
         self._program, self.prefix_cache_bytes = None, 0  # sessions closed from now on leave nothing in the cache
         self._pools, self._prefixes, self._adapters = {}, {}, ()
         self._programs.clear()
+        trim_heap()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import attrs
@@ -31,7 +30,7 @@ class StepTable(Lowering):
 
     `tail` is the first step whose rows depend on no other rows. `hidden` is the value that the output layer reads, None
     if there is no such layer, and `output` the first step after it. `prepares` are called before each run; `host_ops`
-    are the ops that run in NumPy, described, by their step.
+    are the ops that run in NumPy, and `plugin_steps` those of plugins' ops, both described, by their step.
     """
 
     def __init__(self, graph: Graph, weights: PackedWeights, team: Team):
@@ -43,7 +42,7 @@ class StepTable(Lowering):
         self.steps: list[Step] = []
         self.prepares: list[Callable[[int], None]] = []
         self.host_ops: dict[Step, str] = {}
-        self._plugin_steps: dict[Step, str] = {}
+        self.plugin_steps: dict[Step, str] = {}
         biases = [(1, *tensor.shape)[-2] for op in graph.ops for tensor in op.tensors()]
         self.zeros = np.zeros(max([*biases, *(op.out.width for op in graph.ops)]) + ROWS, np.float32)
         n_body = graph.tail
@@ -65,12 +64,16 @@ class StepTable(Lowering):
         n_before, description = len(self.steps), self._descriptions[op]
         with plugin_errors(description):
             op.lower(self)
-        self._plugin_steps |= dict.fromkeys(self.steps[n_before:], description)
+        self.plugin_steps |= dict.fromkeys(self.steps[n_before:], description)
 
-    def errors_of(self, step: Step) -> AbstractContextManager[None]:
-        """Context that names a plugin's verb in errors of its step."""
-        description = self._plugin_steps.get(step)
-        return plugin_errors(description) if description else nullcontext()
+    def release(self) -> None:
+        """Drop all references to steps and weights.
+
+        Functions of steps refer to the table: without this, a program and its weights would be parts of reference
+        cycles, which only the garbage collector frees.
+        """
+        self.steps, self.prepares, self.host_ops, self.plugin_steps = [], [], {}, {}
+        self._resources, self._made = {}, {}
 
     def memory(self, array: Array) -> Array:
         """See Lowering."""

@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from llamacli.engine.floats import modes_of
 from llamacli.engine.lowering import StepTable
 from llamacli.engine.steps import assign_buffers, bind, place_barriers
 from llamacli.engine.weights import PackedWeights, load_matrix
-from llamacli.errors import InvalidRequestError
+from llamacli.errors import InvalidRequestError, plugin_errors
 from llamacli.graph import Graph, Tensor
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import ROW, RUN
@@ -104,9 +105,9 @@ class NativeProgram:
         self._n_vocab = logits.width
         self.buffers = assign_buffers(self._steps, keep=logits)
         self._logits = self.buffers[logits]
-        self._errors_of, self._alive = table.errors_of, list[list[Array]]()
+        self._plugin_steps, self._alive = table.plugin_steps, list[list[Array]]()
         for step in self._steps:
-            with table.errors_of(step):
+            with self._errors_of(step):
                 self._alive.append(bind(step, self.buffers))
         place_barriers(self._steps, self.buffers)
         self._body = _segments(self._steps, 0, self._tail)
@@ -124,6 +125,12 @@ class NativeProgram:
         )
         self._tables: dict[KVType, Array] = {}
         self._table(KVType("f16", "f16"))
+        table.release()
+
+    def _errors_of(self, step: Step) -> AbstractContextManager[None]:
+        """Context that names a plugin's verb in errors of its step."""
+        description = self._plugin_steps.get(step)
+        return plugin_errors(description) if description else nullcontext()
 
     def load(self, tensors: Iterable[Tensor], file: ModelFile) -> Mapping[Tensor, Matrix]:
         """See `llamacli.engine.base.Program.load`."""

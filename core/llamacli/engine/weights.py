@@ -25,8 +25,11 @@ from llamacli.util.memory import anonymous
 
 _log = logging.getLogger(__name__)
 
-_CHUNK_BYTES = 1 << 26
-"""Approximate bytes of a tensor, in float32, that are packed at a time; interrupts are handled in between."""
+_CHUNK_BYTES = 1 << 22
+"""Approximate bytes of a tensor, in float32, that are packed at a time.
+
+In between, interrupts are handled and the file's pages are released: they would double the memory of a large tensor.
+"""
 
 _TARGETS = {QuantMode.FP32: TensorType.F32, **REQUANTIZED}
 
@@ -58,7 +61,6 @@ class PackedWeights:
 
     def _load_matrix(self, tensor: Tensor) -> Matrix:
         matrix = load_matrix(tensor, self._file, self._modes[tensor], self._team)
-        self._file.release(tensor.name)
         source = self._file.tensors[tensor.name].type
         if self._modes[tensor] is QuantMode.AUTO and matrix.kind != source and source not in self._repacked:
             self._repacked.add(source)
@@ -125,6 +127,7 @@ def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) ->
                 rows = _converted(rows, source, kind)
             finite = pack(team, kind, rows, target[tile : tile + tiles_at_once], n_in)
             expect_finite(finite, tensor.name, file)
+            file.release(tensor.name)
     result = Matrix(kind, packed, (n_out, n_in), packing)
     if kind not in packings():
         _expect_meaning(result, raw[0], tensor.name, file)

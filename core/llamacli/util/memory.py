@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import mmap
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +32,26 @@ def anonymous(n_bytes: int) -> npt.NDArray[np.uint8]:
         with contextlib.suppress(OSError):  # advice only; some systems do not take it
             pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)
+
+
+def trim_heap() -> None:
+    """Give freed memory of the heap back to the system (glibc's malloc_trim).
+
+    Small arrays lie in the heap, which keeps its size otherwise. Other C libraries do so by themselves.
+    """
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    try:
+        function = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # macOS, musl; Windows
+        return None
+    function.argtypes, function.restype = (ctypes.c_size_t,), ctypes.c_int
+    return function  # type: ignore[no-any-return]
 
 
 def view(address: int, n_bytes: int) -> npt.NDArray[np.uint8]:
