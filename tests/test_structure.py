@@ -37,6 +37,7 @@ LAYERS = [
     {"sampling"},
     {"conversion", "engine"},
     {"session"},
+    {"speculation"},
     {"batch"},
     {"chat"},
     {"hookspecs"},

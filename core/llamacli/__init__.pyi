@@ -45,6 +45,8 @@ from llamacli.session import Session as Session
 from llamacli.session import Stats as Stats
 from llamacli.session import Token as Token
 from llamacli.session import eval_batch as eval_batch
+from llamacli.speculation import DraftModel as DraftModel
+from llamacli.speculation import PromptLookup as PromptLookup
 from llamacli.tokenizer import Tokenizer as Tokenizer
 from llamacli.tools.demo import demo_path as demo_path
 from llamacli.tools.embedding import Embedder as Embedder

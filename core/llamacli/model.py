@@ -83,6 +83,11 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
 
         return load_model(resolve(name), mode, **options)
 
+    @property
+    def name(self) -> str:
+        """Name of the model: that in its file, or its architecture."""
+        return self.metadata.get_str("general.name", "") or self.arch
+
     def chat_formats(self) -> list[ChatFormat]:
         """Chat formats of the plugins, then of the core."""
         from llamacli.chat.formats import CORE_FORMATS

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import attrs
 import numpy as np
@@ -68,6 +68,7 @@ class Stats:
     - `n_prompt`: tokens of the prompt, and those before it that were no longer cached.
     - `n_reused`: how many of these came from the prefix cache; the others took `prefill_tps` tokens a second.
     - `n_gen`: tokens generated and evaluated, at `gen_tps` tokens a second.
+    - `n_drafted`: tokens that a drafter proposed, `n_accepted`: those of them that came (speculative decoding).
     - `ttft_s`: seconds to the first token (prompt and first draw).
 
     Rates are 0 where no time passed.
@@ -79,6 +80,27 @@ class Stats:
     ttft_s: float = 0.0
     prefill_tps: float = 0.0
     gen_tps: float = 0.0
+    n_drafted: int = 0
+    n_accepted: int = 0
+
+
+class Drafter(Protocol):
+    """Proposer of the tokens that may come next (speculative decoding).
+
+    Proposals change how fast a text comes and never the text. `llamacli.speculation` has drafters.
+    """
+
+    def begin(self, model: CompiledModel) -> None:
+        """Prepare for a text of a model.
+
+        Raises InvalidRequestError if the drafter cannot propose its tokens.
+        """
+
+    def draft(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
+        """At most `limit` tokens that may follow those given; none is allowed."""
+
+    def observe(self, n_drafted: int, n_accepted: int) -> None:
+        """Learn how many of the first tokens of the last draft came; not called for none."""
 
 
 def generate(
@@ -88,6 +110,7 @@ def generate(
     *,
     max_tokens: int = 64,
     ignore_eos: bool = False,
+    speculate: Drafter | None = None,
 ) -> Iterator[Token]:
     """Generation loop over the public methods of a session.
 
@@ -105,6 +128,7 @@ def generate(
     n_reused = n_prompt - (session.n_computed - n_computed)
     session.stats = Stats(n_prompt, n_reused, prefill_tps=prefill_tps)
     text, decode_s, ttft_s = session.decoder(), 0.0, 0.0
+    ahead = _Speculation(session, speculate)
     for n_gen in range(1, max_tokens + 1):
         if session.n_past == session.seq_len:
             return
@@ -122,9 +146,38 @@ def generate(
         yield Token(token, piece, session.logprobs)
         step = clock()
         session.accept(token)
-        session.eval([token])
+        ahead.eval(token, max_tokens - n_gen - 1)
         decode_s += clock() - step
-        session.stats = Stats(n_prompt, n_reused, n_gen, ttft_s, prefill_tps, _rate(n_gen, decode_s))
+        rate = _rate(n_gen, decode_s)
+        session.stats = Stats(n_prompt, n_reused, n_gen, ttft_s, prefill_tps, rate, ahead.n_drafted, ahead.n_accepted)
+
+
+class _Speculation:
+    """Evaluation of drawn tokens together with those that a drafter proposes."""
+
+    def __init__(self, session: Session, drafter: Drafter | None):
+        self._session, self._drafter = session, drafter
+        self._n_latest = self._n_latest_accepted = 0
+        self.n_drafted = self.n_accepted = 0
+
+    def eval(self, token: int, limit: int) -> None:
+        """Evaluate a token, with a draft of at most `limit` tokens behind it unless it was in the last one."""
+        session, drafter = self._session, self._drafter
+        if drafter is None:
+            session.eval([token])
+            return
+        if session.is_ahead(token):
+            session.eval([token])
+            self.n_accepted += 1
+            self._n_latest_accepted += 1
+            return
+        if self._n_latest:
+            drafter.observe(self._n_latest, self._n_latest_accepted)
+        limit = min(limit, session.seq_len - session.n_past - 1)
+        draft = drafter.draft((*session.tokens, token), limit) if limit > 0 else ()
+        session.eval_ahead(token, draft)
+        self.n_drafted += len(draft)
+        self._n_latest, self._n_latest_accepted = len(draft), 0
 
 
 def _until_stop(session: Session, tokens: Iterator[Token], stop: StopStrings, n_prompt: int) -> Iterator[Token]:
@@ -191,6 +244,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
     - `stop_string`: the stop string that ended the last `generate`, "" if none did.
     - `progress`: called with the tokens evaluated so far, and all, while more than a batch of them is; may be set.
     - `adapters`: its LoRA adapters, with their scales.
+    - `drafter`: proposer of tokens that `generate` uses by default (speculative decoding); may be set, None for none.
 
     `tokens` is the only record of what has been evaluated, and changes only once all is done. The cache holds the first
     of them: strategies and sliding windows may drop cells, and an interrupt may leave cells of other tokens. So every
@@ -233,7 +287,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.stats = Stats()
         self.stop_string = ""
         self.progress: Progress | None = None
+        self.drafter: Drafter | None = None
         self._logits: Logits | None = None
+        self._ahead: list[tuple[int, Logits]] = []
         self._sampler = SamplerState(_checked_seed(seed), model.tokenizer, model.find_sampler)
         self._params: SamplingParams | SamplerChain = SamplingParams()
         self._generation: object | None = None
@@ -364,10 +420,57 @@ class Session(contextlib.AbstractContextManager["Session"]):
         fit, both before anything is evaluated.
         """
         ids = self._checked(tokens)
+        if len(ids) == 1 and not all_logits and self.is_ahead(int(ids[0])):
+            (token, logits_ahead), ahead = self._ahead[0], self._ahead[1:]
+            self._tokens += (token,)  # no call from here on: an interrupt comes before all of this or after it
+            self._logits, self._ahead = logits_ahead, ahead
+            return None
         logits = _evaluate([(self, ids)], all_logits=all_logits, progress=self.progress)[0]
         if not all_logits:
             return None
         return logits[-len(ids) :] if len(ids) else np.empty((0, self.model.config.n_vocab), np.float32)
+
+    @locked
+    def eval_ahead(self, token: int, draft: Sequence[int]) -> None:
+        """Evaluate a token, and in the same pass tokens that may follow it.
+
+        Afterwards the session is as after `eval([token])`. If the next tokens are those of the draft, `eval` of each of
+        them costs nothing; any other use of the session drops them. Raises what `eval` raises for all of the tokens,
+        and InvalidRequestError if the model has recurrent states, which cannot be rewound.
+        """
+        ids = self._checked([token, *draft])
+        if len(ids) == 1 or self.strategy is not CacheStrategy.ALWAYS:
+            self.eval(ids[:1].tolist())
+            return
+        self.check_speculation()
+        cache, missing = self._plan(ids, reuse=False)
+        n_ahead = len(ids) - 1
+        try:
+            logits = evaluate(self.program, [(cache, missing)], n_last=[len(ids)], n_ahead=n_ahead)[0]
+        except BaseException:
+            self._drop_stale_cells()
+            raise
+        (first, *rest), rows = ids.tolist(), [row.copy() for row in logits]
+        ahead, n_computed = list(zip(rest, rows[1:], strict=True)), len(missing)
+        self._tokens += (first,)  # no call from here on, as in _commit
+        self._logits, self._ahead = rows[0], ahead
+        self.n_computed += n_computed
+
+    def is_ahead(self, token: int) -> bool:
+        """True if `eval` of this token next costs nothing, see `eval_ahead`."""
+        return (
+            bool(self._ahead)
+            and self._ahead[0][0] == token
+            and len(self.cache.tokens) == self.n_past + len(self._ahead)
+        )
+
+    def check_speculation(self) -> None:
+        """Raise InvalidRequestError if the model's states cannot be rewound."""
+        if self.program.recurrent:
+            raise InvalidRequestError(
+                f"speculation has to rewind what was not accepted, and the recurrent states of {self.model.name!r} "
+                "cannot be rewound: generate without a drafter"
+            )
 
     @locked
     def rewind(self, n_past: int) -> None:
@@ -567,6 +670,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         *,
         max_tokens: int = 64,
         ignore_eos: bool = False,
+        speculate: Drafter | None = None,
     ) -> Generator[Token, None, None]:
         """Evaluate `prompt`, then yield up to `max_tokens` tokens as they are drawn.
 
@@ -581,6 +685,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
         that hold a part of it are not in the context afterwards. A token comes once its text is certain to be before a
         stop string, so a few later ones may have been evaluated by then.
 
+        `speculate` proposes tokens that are evaluated together (speculative decoding), which can be faster and never
+        changes the text: see `llamacli.speculation`. The default is `drafter`.
+
         Raises what `eval` raises for the prompt, and what is wrong with `params`, at once; an empty prompt continues
         from `logits`. SessionBusyError if another `generate` of this session has begun and not ended: go through it, or
         `close` it. The loop itself is `llamacli.session.generate`.
@@ -591,8 +698,12 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if not is_integer(max_tokens) or max_tokens < 0:
             raise InvalidRequestError(f"max_tokens must be an integer of at least 0, not {max_tokens!r}")
         ids = self._checked(self.encode(prompt) if isinstance(prompt, str) else prompt).tolist()
+        drafter = self.drafter if speculate is None else speculate
+        if drafter is not None:
+            self.check_speculation()
+            drafter.begin(self.model)
         self._sampler.use(params)
-        tokens = generate(self, ids, params, max_tokens=int(max_tokens), ignore_eos=ignore_eos)
+        tokens = generate(self, ids, params, max_tokens=int(max_tokens), ignore_eos=ignore_eos, speculate=drafter)
         self.stop_string = ""
         stops = params.stop if isinstance(params, SamplingParams) else ()
         if stops:
@@ -606,13 +717,15 @@ class Session(contextlib.AbstractContextManager["Session"]):
         *,
         max_tokens: int = 64,
         ignore_eos: bool = False,
+        speculate: Drafter | None = None,
     ) -> AsyncGenerator[Token, None]:
         """Generate tokens for `async for`, computing in threads.
 
         Arguments, results and errors are those of `generate`; the event loop goes on meanwhile. When the task is
         cancelled, what a thread is computing (the prompt, or a token) is finished first.
         """
-        return in_threads(self.generate(prompt, params, max_tokens=max_tokens, ignore_eos=ignore_eos))
+        tokens = self.generate(prompt, params, max_tokens=max_tokens, ignore_eos=ignore_eos, speculate=speculate)
+        return in_threads(tokens)
 
     def _exclusively(self, tokens: Iterator[Token]) -> Generator[Token, None, None]:
         """Generated tokens, while no other `generate` of this session may begin."""
@@ -624,6 +737,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 self._generation = generation
             yield from tokens
         finally:
+            self._drop_ahead()
             if self._generation is generation:
                 self._generation = None
 
@@ -684,7 +798,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             raise StateError(f"the random generator of the saved state cannot be restored: {error}") from None
         draws.steer = self.steer
         state.check({0: self.cache})
-        self._logits, self._tokens, self.n_reused = None, [], 0
+        self._logits, self._tokens, self._ahead, self.n_reused = None, [], [], 0
         state.restore({0: self.cache})
         self._tokens = list(map(int, tokens))
         self._logits = None if logits is None else logits.copy()
@@ -747,9 +861,15 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
         None if a sliding window no longer has what is before them, or recurrent states are those after more tokens.
         """
-        cache = self.cache
+        cache, self._ahead = self.cache, []
         if n < len(cache.tokens):
             cache.truncate(cache.floor(n))
+
+    @locked
+    def _drop_ahead(self) -> None:
+        """Drop the cells of tokens that were evaluated ahead."""
+        if self._ahead:
+            self._drop_stale_cells()
 
     def _keep(self, sequence: KVSequence) -> None:
         """Keep a copy of a sequence in the prefix cache."""

@@ -38,6 +38,8 @@ class RunStats:
         note(f"prompt        {s.n_prompt} tokens, {s.n_reused} of them reused, {s.prefill_tps:.1f} tok/s")
         note(f"first token   {s.ttft_s * 1000:.0f} ms")
         note(f"generated     {s.n_gen} tokens, {s.gen_tps:.1f} tok/s")
+        if s.n_drafted:
+            note(f"drafted       {s.n_drafted} tokens, {s.n_accepted} of them accepted")
         for verb in sorted({op.partition(",")[0] for op in self.numpy_shares}):
             share = sum(share for op, share in self.numpy_shares.items() if op.startswith(f"{verb},"))
             note(f"NumPy         {share:.1%} of the time: {verb} has no kernel")

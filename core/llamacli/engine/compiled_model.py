@@ -126,6 +126,11 @@ class CompiledModel:
         return found
 
     @property
+    def name(self) -> str:
+        """Name of the model in messages."""
+        return self.config.architecture
+
+    @property
     def closed(self) -> bool:
         """True after close()."""
         return self._program is None

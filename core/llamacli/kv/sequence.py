@@ -177,8 +177,11 @@ class KVSequence:
             self._recurrent.advance()
 
     @locked
-    def commit(self, tokens: Sequence[int]) -> None:
-        """Append tokens whose cells and recurrent states have been written."""
+    def commit(self, tokens: Sequence[int], *, n_ahead: int = 0) -> None:
+        """Append tokens whose cells and recurrent states have been written.
+
+        Sliding windows keep what truncating by the last `n_ahead` of them needs.
+        """
         added = list(tokens)
         if self._recurrent is None:
             self.tokens += added
@@ -186,7 +189,7 @@ class KVSequence:
             table, committed = self._recurrent.table, self._recurrent.committed()
             self.tokens += added  # no call from here to the next line: an interrupt finds both changed or neither
             table[:] = committed
-        self.evict(len(self.tokens))
+        self.evict(len(self.tokens) - n_ahead)
 
     @locked
     def finish(self) -> None:

@@ -97,6 +97,14 @@ class Tokenizer:
         end = self._end if parts[-1:] != self._end else []
         return [*bos, *ids, *end]
 
+    def has_tokens_of(self, other: "Tokenizer") -> bool:
+        """True if every id means the same token in both."""
+        ours, theirs = self._vocabulary, other._vocabulary
+        return ours is theirs or (
+            list(ours.tokens) == list(theirs.tokens)
+            and (ours.kinds, ours.special, ours.eog_ids) == (theirs.kinds, theirs.special, theirs.eog_ids)
+        )
+
     def encode_prompt(self, text: str, parse_special: bool = False) -> list[int]:
         """Return the ids of a prompt: BOS if expected, never EOS.
 

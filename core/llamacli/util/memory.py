@@ -51,7 +51,7 @@ def _malloc_trim() -> Callable[[int], int] | None:
     except (AttributeError, OSError, TypeError):  # macOS, musl; Windows
         return None
     function.argtypes, function.restype = (ctypes.c_size_t,), ctypes.c_int
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def view(address: int, n_bytes: int) -> npt.NDArray[np.uint8]:

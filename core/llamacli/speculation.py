@@ -1,0 +1,189 @@
+"""Speculative decoding: drafters that propose the next tokens of a text.
+
+A session evaluates the tokens proposed in one pass with the token before them, and draws each position from its own
+logits, with the same samplers and random numbers as without: the text is the same bit for bit, because results do not
+depend on how tokens are batched. A draft only decides how much of it comes out of one pass (Leviathan et al. 2023; the
+verification by equality needs no rejection sampling).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from llamacli.engine.compiled_model import CompiledModel
+from llamacli.errors import InvalidRequestError
+from llamacli.kv.prefixes import n_common
+from llamacli.session import Session
+from llamacli.util.numbers import is_integer
+
+MAX_DRAFT = 16
+"""Default maximum number of tokens of a draft."""
+
+LIMIT_DRAFT = 256
+"""Largest maximum."""
+
+_FIRST_LENGTH, _LONGEST_PAUSE = 4, 32
+
+
+@attrs.define
+class Pace:
+    """Adaptive length of drafts.
+
+    It doubles when a whole draft was accepted and shrinks to what was accepted otherwise. After drafts of which nothing
+    was accepted, ever more proposals are left out, up to 32, so that texts that cannot be predicted cost little.
+    """
+
+    max_tokens: int
+    length: int = _FIRST_LENGTH
+    pause: int = 0
+    waiting: int = 0
+
+    def next_length(self) -> int:
+        """Tokens to draft now; 0 in a pause."""
+        if self.waiting:
+            self.waiting -= 1
+            return 0
+        return min(self.length, self.max_tokens)
+
+    def observe(self, n_drafted: int, n_accepted: int) -> None:
+        """Adapt to the fate of a draft."""
+        if n_accepted == n_drafted:
+            self.length = min(2 * self.length, self.max_tokens)
+        else:
+            self.length = max(1, n_accepted + 1)
+        self.pause = 0 if n_accepted else min(2 * self.pause + 1, _LONGEST_PAUSE)
+        self.waiting = self.pause
+
+
+class PromptLookup:
+    """Drafter that continues as the last equal n-gram of the context did.
+
+    It finds copies: quotations, edited text and code, summaries. N-grams of `max_ngram` tokens are looked up first,
+    then shorter ones down to `min_ngram`. `max_tokens` is the maximum length of a draft. One object serves one session
+    at a time. Raises InvalidRequestError for values out of range.
+    """
+
+    def __init__(self, max_tokens: int = MAX_DRAFT, *, min_ngram: int = 2, max_ngram: int = 4):
+        if not is_integer(min_ngram) or not is_integer(max_ngram) or not 1 <= min_ngram <= max_ngram <= 16:
+            raise InvalidRequestError(f"n-grams of {min_ngram!r} to {max_ngram!r} tokens are not within 1 to 16")
+        self._pace = Pace(checked_max_tokens(max_tokens))
+        self._sizes = range(int(max_ngram), int(min_ngram) - 1, -1)
+        self._tokens: list[int] = []
+        self._ends: dict[tuple[int, ...], int] = {}
+
+    def begin(self, model: CompiledModel) -> None:
+        """Accept any model: tokens are compared with tokens."""
+
+    def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
+        """Tokens that may follow; see `llamacli.session.Drafter`."""
+        self._index(tokens)
+        n = min(limit, self._pace.next_length())
+        for size in self._sizes if n > 0 else ():
+            at = self._ends.get(tuple(self._tokens[-size:])) if len(self._tokens) > size else None
+            if at is not None:
+                text = list(self._tokens[at:])
+                while len(text) < n:  # a repetition that reaches the end goes on repeating
+                    text += text
+                return text[:n]
+        return []
+
+    def observe(self, n_drafted: int, n_accepted: int) -> None:
+        """Adapt the length of drafts."""
+        self._pace.observe(n_drafted, n_accepted)
+
+    def _index(self, tokens: Sequence[int]) -> None:
+        """Index the n-grams that end before each of the tokens that are new.
+
+        All of them anew if the context was changed.
+        """
+        n = len(self._tokens)
+        if list(tokens[:n]) != self._tokens:
+            self._tokens, self._ends, n = [], {}, 0
+        self._tokens += tokens[n:]
+        for end in range(n, len(self._tokens)):
+            for size in self._sizes:
+                if end >= size:
+                    self._ends[tuple(self._tokens[end - size : end])] = end
+
+
+class DraftModel(contextlib.AbstractContextManager["DraftModel"]):
+    """Drafter that lets a smaller model of the same vocabulary predict.
+
+    It takes that model's most probable tokens, as long as each is at least `min_probability` probable. `max_tokens` is
+    the maximum length of a draft, `seq_len` the context of the draft model, by default its own. `close` frees its
+    session; the model stays the caller's. Raises InvalidRequestError for values out of range.
+    """
+
+    def __init__(
+        self,
+        model: CompiledModel,
+        max_tokens: int = MAX_DRAFT,
+        *,
+        seq_len: int | None = None,
+        min_probability: float = 0.5,
+    ):
+        if not 0 <= min_probability <= 1:
+            raise InvalidRequestError(f"min_probability must be from 0 to 1, not {min_probability!r}")
+        self.model, self._min_probability = model, min_probability
+        self._pace = Pace(checked_max_tokens(max_tokens))
+        self._session = Session(model, seq_len=seq_len)
+        self._fits: CompiledModel | None = None
+
+    def begin(self, model: CompiledModel) -> None:
+        """Check that a model has the same vocabulary.
+
+        Raises InvalidRequestError with the names of both if it has not.
+        """
+        if self._fits is not model:
+            if not self.model.tokenizer.has_tokens_of(model.tokenizer):
+                raise InvalidRequestError(
+                    f"the draft model {self.model.name!r} has another vocabulary than the model {model.name!r}: "
+                    f"{self.model.tokenizer.n_vocab} and {model.tokenizer.n_vocab} tokens"
+                )
+            self._fits = model
+
+    def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
+        """Tokens that may follow; see `llamacli.session.Drafter`."""
+        session, wanted = self._session, list(tokens)
+        n = min(limit, self._pace.next_length(), session.seq_len - len(wanted))
+        if n <= 0:
+            return []
+        session.rewind(min(n_common(list(session.tokens), wanted), len(wanted) - 1))
+        session.eval(wanted[session.n_past :])
+        drafted: list[int] = []
+        while len(drafted) < n:
+            logits = session.logits
+            token = int(np.argmax(logits))
+            with np.errstate(all="ignore"):  # logits that are not finite give no draft
+                probability = 1 / np.exp(logits - logits[token], dtype=np.float64).sum()
+            if not probability >= self._min_probability:
+                break
+            drafted.append(token)
+            if len(drafted) < n:
+                session.eval([token])
+        return drafted
+
+    def observe(self, n_drafted: int, n_accepted: int) -> None:
+        """Adapt the length of drafts."""
+        self._pace.observe(n_drafted, n_accepted)
+
+    def close(self) -> None:
+        """Free the session of the draft model; closing twice does nothing."""
+        self._session.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def checked_max_tokens(max_tokens: int) -> int:
+    """Check the maximum length of a draft.
+
+    Raises InvalidRequestError if it is not from 1 to LIMIT_DRAFT.
+    """
+    if not is_integer(max_tokens) or not 1 <= max_tokens <= LIMIT_DRAFT:
+        raise InvalidRequestError(f"max_tokens of drafts must be from 1 to {LIMIT_DRAFT}, not {max_tokens!r}")
+    return int(max_tokens)

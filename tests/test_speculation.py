@@ -1,0 +1,266 @@
+"""Speculative decoding: the same text with drafters as without."""
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from conftest import LoadTiny, TinyGguf
+from llamacli import DraftModel, InvalidRequestError, Model, PromptLookup, SamplingParams, Session, load_model
+from llamacli.engine import Engine, default_engine
+from llamacli.engine.compiled_model import CompiledModel
+from llamacli.plugins import Plugins
+from llamacli.speculation import LIMIT_DRAFT, Pace
+from suite import examples
+
+SEQ_LEN = 120
+GRAMMARS = (None, "root ::= [a-z ]*", 'root ::= ("ab" | "c")+ [0-9]*')
+
+PARAMS = st.builds(
+    SamplingParams,
+    temp=st.sampled_from([0.0, 0.7, 1.5]),
+    top_k=st.sampled_from([0, 5, 40]),
+    top_p=st.sampled_from([1.0, 0.9]),
+    penalty=st.sampled_from([1.0, 1.3]),
+    dry_multiplier=st.sampled_from([0.0, 0.8]),
+    mirostat=st.sampled_from([0, 0, 2]),
+    xtc_probability=st.sampled_from([0.0, 0.5]),
+    grammar=st.sampled_from(GRAMMARS),
+    stop=st.sampled_from([(), ("e",), ("th", "a b")]),
+    n_probs=st.sampled_from([0, 3]),
+)
+
+
+class Mixed:
+    """Drafter that proposes what comes, with wrong tokens strewn in."""
+
+    def __init__(self, text: Sequence[int], n_prompt: int, seed: int, error: float):
+        self._text, self._n_prompt = text, n_prompt
+        self._random, self._error = random.Random(seed), error
+        self.n_drafted = self.n_accepted = 0
+
+    def begin(self, model: CompiledModel) -> None:
+        self._n_vocab = model.config.n_vocab
+
+    def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
+        known = self._text[len(tokens) - self._n_prompt :][: min(limit, self._random.randrange(9))]
+        return [self._random.randrange(self._n_vocab) if self._random.random() < self._error else t for t in known]
+
+    def observe(self, n_drafted: int, n_accepted: int) -> None:
+        assert 0 <= n_accepted <= n_drafted > 0
+        self.n_drafted += n_drafted
+        self.n_accepted += n_accepted
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """Engine of kernels: results of NumPy's products depend on the number of rows."""
+    return default_engine()
+
+
+@pytest.fixture(scope="module")
+def models(tiny_gguf: TinyGguf, plugins: Plugins, engine: Engine) -> Iterator[dict[str, Model]]:
+    """Models of one vocabulary: with full attention, with sliding windows, and one that drafts."""
+    options: dict[str, dict[str, Any]] = {"gqa": {}, "gemma3": {"n_layer": 6, "context_length": 400}}
+    with contextlib.ExitStack() as stack:
+        files = {name: tiny_gguf(name, tokenizer="spm", **more) for name, more in options.items()}
+        files["draft"] = tiny_gguf("gqa", tokenizer="spm", seed="draft")
+        yield {
+            name: stack.enter_context(load_model(file, plugins=plugins, engine=engine)) for name, file in files.items()
+        }
+
+
+def generated(
+    session: Session, prompt: Sequence[int], params: SamplingParams | None, n: int, **options: Any
+) -> dict[str, Any]:
+    """Text of a session, with all of its state that speculation must not change."""
+    tokens = list(session.generate(prompt, params, max_tokens=n, ignore_eos=True, **options))
+    return {
+        "tokens": [(token.id, token.piece, token.logprobs) for token in tokens],
+        "state": (session.tokens, session.n_cached, session.stop_string, session.stats.n_gen),
+        "draws": session._sampler.draws,
+        "logits": session.logits.tobytes() if session.has_logits else None,
+    }
+
+
+def prompt_of(model: Model, seed: int, n: int = 40) -> list[int]:
+    return np.random.default_rng(seed).integers(3, model.config.n_vocab, n).tolist()
+
+
+def plain(model: Model, prompt: Sequence[int], params: SamplingParams | None, n: int, seed: int = 1) -> dict[str, Any]:
+    with model.create_session(seed=seed, seq_len=SEQ_LEN, reuse=False) as session:
+        return generated(session, prompt, params, n)
+
+
+def ids(result: dict[str, Any]) -> list[int]:
+    return [token for token, *_ in result["tokens"]]
+
+
+@pytest.mark.slow
+@examples(200)
+@given(PARAMS, st.data())
+def test_drafters_never_change_the_text(models: dict[str, Model], params: SamplingParams, data: st.DataObject) -> None:
+    model = models[data.draw(st.sampled_from(["gqa", "gemma3"]))]
+    seed, n = data.draw(st.integers(0, 999)), data.draw(st.integers(0, 90))
+    prompt = prompt_of(model, seed)
+    expected = plain(model, prompt, params, n, seed)
+    error = data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+    with DraftModel(models["draft"], 5, min_probability=0.0) as draft_model:
+        for drafter in (Mixed(ids(expected), len(prompt), seed, error), PromptLookup(min_ngram=1), draft_model):
+            with model.create_session(seed=seed, seq_len=SEQ_LEN, reuse=False) as session:
+                assert generated(session, prompt, params, n, speculate=drafter) == expected
+                assert session.stats.n_accepted <= session.stats.n_drafted
+
+
+@pytest.mark.parametrize("name", ["gqa", "gemma3"])
+@pytest.mark.parametrize("params", [None, SamplingParams(temp=1.0)])
+def test_right_drafts_save_passes(models: dict[str, Model], name: str, params: SamplingParams | None) -> None:
+    model, passes = models[name], 0
+    prompt = prompt_of(model, 5)
+    expected = plain(model, prompt, params, 60)
+    drafter = Mixed(ids(expected), len(prompt), 0, 0.0)
+    with model.create_session(seed=1, seq_len=SEQ_LEN, reuse=False) as session:
+        eval_ahead = session.eval_ahead
+
+        def counted(token: int, draft: Sequence[int]) -> None:
+            nonlocal passes
+            passes += 1
+            eval_ahead(token, draft)
+
+        session.eval_ahead = counted
+        assert generated(session, prompt, params, 60, speculate=drafter) == expected
+        stats = session.stats
+        assert stats.n_drafted == stats.n_accepted == 60 - passes
+        assert passes < 25
+        assert session.n_computed == len(prompt) + 60
+
+
+def test_leaving_the_loop_drops_what_was_evaluated_ahead(models: dict[str, Model]) -> None:
+    model = models["gemma3"]
+    prompt = prompt_of(model, 3)
+    text = ids(plain(model, prompt, None, 40))
+    with model.create_session(seed=1, seq_len=SEQ_LEN) as session:
+        for i, _ in enumerate(session.generate(prompt, max_tokens=40, speculate=Mixed(text, len(prompt), 1, 0.2))):
+            if i == 7:
+                break
+        assert session.tokens == (*prompt, *text[:7])
+        assert list(session.cache.tokens) == list(session.tokens)
+        assert [token.id for token in session.generate([], max_tokens=20)] == text[7:27]
+
+
+def test_any_use_of_a_session_between_drops_the_draft(models: dict[str, Model]) -> None:
+    model = models["gqa"]
+    prompt = prompt_of(model, 4)
+    text = ids(plain(model, prompt, None, 10))
+    with model.create_session(seq_len=SEQ_LEN, reuse=False) as session:
+        session.eval(prompt)
+        logits = session.logits.copy()
+        session.eval_ahead(text[0], text[1:5])
+        assert session.n_past == len(prompt) + 1
+        assert session.is_ahead(text[1])
+        assert not session.is_ahead(text[1] + 1)
+        session.eval([text[1] + 1])
+        assert not session.is_ahead(text[2])
+        with model.create_session(seq_len=SEQ_LEN, reuse=False) as other:
+            other.eval([*prompt, text[0], text[1] + 1])
+            np.testing.assert_array_equal(session.logits, other.logits)
+        session.rewind(len(prompt) + 1)
+        session.eval_ahead(text[1], text[2:4])
+        session.rewind(len(prompt) - 1)
+        assert not session.is_ahead(text[2])
+        session.eval(prompt[-1:])
+        np.testing.assert_array_equal(session.logits, logits)
+        session.eval_ahead(text[0], text[1:5])
+        fork = session.fork()
+        assert not fork.is_ahead(text[1])
+        fork.eval(text[1:2])
+        session.eval(text[1:2])
+        np.testing.assert_array_equal(session.logits, fork.logits)
+
+
+def test_saved_states_hold_no_draft(models: dict[str, Model]) -> None:
+    model = models["gqa"]
+    prompt = prompt_of(model, 4)
+    with model.create_session(seq_len=SEQ_LEN, reuse=False) as session, model.create_session(seq_len=SEQ_LEN) as other:
+        session.eval_ahead(prompt[0], prompt[1:])
+        other.load_state(session.save_state())
+        assert other.tokens == tuple(prompt[:1])
+        assert list(other.cache.tokens) == prompt[:1]
+
+
+def test_the_drafter_of_a_session_is_its_default(models: dict[str, Model]) -> None:
+    model = models["gqa"]
+    prompt = prompt_of(model, 8)
+    expected = plain(model, prompt, None, 60)
+    with model.create_session(seed=1, seq_len=SEQ_LEN, reuse=False) as session:
+        session.drafter = PromptLookup(min_ngram=1)
+        assert generated(session, prompt, None, 60) == expected
+        assert session.stats.n_drafted
+
+
+def test_lookup_continues_as_the_last_equal_ngram() -> None:
+    lookup = PromptLookup(max_tokens=4)
+    lookup._pace.length = 4
+    assert lookup.draft([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], 9) == [4, 8, 1, 2]
+    assert lookup.draft([1, 2, 3, 9, 1, 2, 4, 8, 9, 1, 2], 9) == [4, 8, 9, 1], "the longest n-gram, 9 1 2, is first"
+    assert lookup.draft([1, 2, 3, 9, 1, 2, 4, 8, 9, 1, 2], 2) == [4, 8]
+    assert lookup.draft([5, 6], 9) == []
+    assert lookup.draft([7, 6, 7, 6], 9) == [7, 6, 7, 6], "a repetition goes on"
+
+
+def test_length_of_drafts_adapts() -> None:
+    pace = Pace(16)
+    lengths = []
+    for _ in range(4):
+        lengths.append(pace.next_length())
+        pace.observe(lengths[-1], lengths[-1])
+    assert lengths == [4, 8, 16, 16]
+    pace.observe(16, 5)
+    assert pace.next_length() == 6
+    proposals = []
+    for _ in range(300):
+        length = pace.next_length()
+        proposals.append(length)
+        if length:
+            pace.observe(length, 0)
+    assert sum(map(bool, proposals)) < 15
+    assert max(proposals[10:]) == 1
+
+
+@pytest.mark.parametrize("max_tokens", [0, -1, LIMIT_DRAFT + 1, 1.5, "4", True])
+def test_invalid_lengths_of_drafts_are_refused(max_tokens: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=f"must be from 1 to {LIMIT_DRAFT}, not"):
+        PromptLookup(max_tokens)
+
+
+def test_invalid_settings_of_drafters_are_refused(models: dict[str, Model]) -> None:
+    with pytest.raises(InvalidRequestError, match="n-grams of 3 to 2 tokens"):
+        PromptLookup(min_ngram=3, max_ngram=2)
+    with pytest.raises(InvalidRequestError, match=r"from 0 to 1, not 1\.5"):
+        DraftModel(models["draft"], min_probability=1.5)
+
+
+def test_a_draft_model_with_another_vocabulary_is_refused_with_both_names(
+    models: dict[str, Model], load_tiny: LoadTiny
+) -> None:
+    draft = load_tiny("gqa", "auto", metadata={"general.name": "small one"})
+    with DraftModel(draft) as drafter, models["gqa"].create_session() as session:
+        expected = f"the draft model 'small one' has another vocabulary than the model '{models['gqa'].name}'"
+        with pytest.raises(InvalidRequestError, match=expected):
+            session.generate([5, 6], speculate=drafter)
+        assert session.n_past == 0
+        assert [token.id for token in session.generate([5, 6], max_tokens=3, ignore_eos=True)]
+
+
+def test_models_with_recurrent_states_are_refused_by_name(load_tiny: LoadTiny) -> None:
+    with load_tiny("qwen35") as model, model.create_session() as session:
+        with pytest.raises(InvalidRequestError, match=f"recurrent states of '{model.name}' cannot be rewound"):
+            session.generate([5, 6], speculate=PromptLookup())
+        with pytest.raises(InvalidRequestError, match="cannot be rewound"):
+            session.eval_ahead(5, [6])
+        assert session.n_past == 0
