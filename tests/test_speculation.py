@@ -59,13 +59,16 @@ class Mixed:
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """Engine of kernels: results of NumPy's products depend on the number of rows."""
+    """Engine of kernels, because NumPy's products depend on the number of rows."""
     return default_engine()
 
 
 @pytest.fixture(scope="module")
 def models(tiny_gguf: TinyGguf, plugins: Plugins, engine: Engine) -> Iterator[dict[str, Model]]:
-    """Models of one vocabulary: with full attention, with sliding windows, and one that drafts."""
+    """Models of one vocabulary.
+
+    With full attention, with sliding windows, and one that drafts.
+    """
     options: dict[str, dict[str, Any]] = {"gqa": {}, "gemma3": {"n_layer": 6, "context_length": 400}}
     with contextlib.ExitStack() as stack:
         files = {name: tiny_gguf(name, tokenizer="spm", **more) for name, more in options.items()}
@@ -78,7 +81,7 @@ def models(tiny_gguf: TinyGguf, plugins: Plugins, engine: Engine) -> Iterator[di
 def generated(
     session: Session, prompt: Sequence[int], params: SamplingParams | None, n: int, **options: Any
 ) -> dict[str, Any]:
-    """Text of a session, with all of its state that speculation must not change."""
+    """Text of a session, with all state that speculation must not change."""
     tokens = list(session.generate(prompt, params, max_tokens=n, ignore_eos=True, **options))
     return {
         "tokens": [(token.id, token.piece, token.logprobs) for token in tokens],

@@ -100,7 +100,10 @@ class Drafter(Protocol):
         """At most `limit` tokens that may follow those given; none is allowed."""
 
     def observe(self, n_drafted: int, n_accepted: int) -> None:
-        """Learn how many of the first tokens of the last draft came; not called for none."""
+        """Learn how many of the first tokens of the last draft came.
+
+        Not called for empty drafts.
+        """
 
 
 def generate(
@@ -161,7 +164,10 @@ class _Speculation:
         self.n_drafted = self.n_accepted = 0
 
     def eval(self, token: int, limit: int) -> None:
-        """Evaluate a token, with a draft of at most `limit` tokens behind it unless it was in the last one."""
+        """Evaluate a token with a draft of at most `limit` tokens.
+
+        Nothing is computed if the last draft had the token.
+        """
         session, drafter = self._session, self._drafter
         if drafter is None:
             session.eval([token])
@@ -174,7 +180,7 @@ class _Speculation:
         if self._n_latest:
             drafter.observe(self._n_latest, self._n_latest_accepted)
         limit = min(limit, session.seq_len - session.n_past - 1)
-        draft = drafter.draft((*session.tokens, token), limit) if limit > 0 else ()
+        draft = drafter.draft([*session._tokens, token], limit) if limit > 0 else ()
         session.eval_ahead(token, draft)
         self.n_drafted += len(draft)
         self._n_latest, self._n_latest_accepted = len(draft), 0
@@ -432,7 +438,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @locked
     def eval_ahead(self, token: int, draft: Sequence[int]) -> None:
-        """Evaluate a token, and in the same pass tokens that may follow it.
+        """Evaluate a token, and in the same pass those that may follow.
 
         Afterwards the session is as after `eval([token])`. If the next tokens are those of the draft, `eval` of each of
         them costs nothing; any other use of the session drops them. Raises what `eval` raises for all of the tokens,

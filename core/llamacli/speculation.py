@@ -28,6 +28,9 @@ LIMIT_DRAFT = 256
 
 _FIRST_LENGTH, _LONGEST_PAUSE = 4, 32
 
+_COMPARED = 64
+"""Last tokens by which prompt lookup sees that a context goes on; a mistake would only cost wrong drafts."""
+
 
 @attrs.define
 class Pace:
@@ -96,12 +99,12 @@ class PromptLookup:
         self._pace.observe(n_drafted, n_accepted)
 
     def _index(self, tokens: Sequence[int]) -> None:
-        """Index the n-grams that end before each of the tokens that are new.
+        """Index the n-grams that end before each new token.
 
         All of them anew if the context was changed.
         """
         n = len(self._tokens)
-        if list(tokens[:n]) != self._tokens:
+        if n > len(tokens) or list(tokens[max(0, n - _COMPARED) : n]) != self._tokens[-_COMPARED:]:
             self._tokens, self._ends, n = [], {}, 0
         self._tokens += tokens[n:]
         for end in range(n, len(self._tokens)):

@@ -39,7 +39,8 @@ def test_help_has_groups(invoke) -> None:
     shown = invoke("run", "--help").stdout
     headings = re.findall(r"^(\w.*):$", shown, re.M)
     assert headings == [
-        "Model and prompt", "Context and length", "Sampling", "Grammar", "Chat", "Output", "Computing", "Other",
+        "Model and prompt", "Context and length", "Sampling", "Grammar", "Chat", "Speculative decoding", "Output",
+        "Computing", "Other",
     ]  # fmt: skip
     assert shown.index("Sampling:") < shown.index("--top-k") < shown.index("Grammar:")
     assert "[from 0 to 1]" in shown

@@ -82,7 +82,7 @@ def _table() -> Iterator[tuple[str, Foreign]]:
         "use --samplers": "--sampling-seq --sampler-seq",
         "use --context-shift": "--keep",
         "write the text into the prompt": "--in-prefix --in-suffix --in-prefix-bos",
-        _LATER: "-md --model-draft --draft --draft-max --draft-min -gan --grp-attn-n -gaw --grp-attn-w -mm --mmproj "
+        _LATER: "--draft-min -gan --grp-attn-n -gaw --grp-attn-w -mm --mmproj "
         "--image --audio --override-kv --control-vector -sp --special",
     }
     for reason, names in refused.items():

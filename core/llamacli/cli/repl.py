@@ -242,7 +242,8 @@ class Repl:
     def stats(self, _: str) -> None:
         """Show tokens and speeds of the last reply."""
         s = self._chat.session.stats
-        note(f"(read {s.n_prompt} tokens, {s.prefill_tps:.1f} tok/s; wrote {s.n_gen}, {s.gen_tps:.1f} tok/s)")
+        drafted = f"; {s.n_accepted} of {s.n_drafted} drafted tokens accepted" if s.n_drafted else ""
+        note(f"(read {s.n_prompt} tokens, {s.prefill_tps:.1f} tok/s; wrote {s.n_gen}, {s.gen_tps:.1f} tok/s{drafted})")
 
     def clear(self, _: str) -> None:
         """Delete all messages."""

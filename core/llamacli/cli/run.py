@@ -23,6 +23,7 @@ from llamacli.cli.options import (
     threads_option,
 )
 from llamacli.cli.sampling import check_constraint, sampling_options
+from llamacli.cli.speculation import speculation_options
 from llamacli.cli.text import argument, read_file, read_stdin, unescaped, without_final_newline
 from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.tools.demo import demo_path
@@ -77,6 +78,7 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
 )  # fmt: skip
 @sampling_options
 @chat_options
+@speculation_options
 @in_group(
     "Output",
     option(

@@ -21,6 +21,7 @@ from llamacli.cli.options import warn_of_long_context
 from llamacli.cli.output import note, one_line, print_json, write
 from llamacli.cli.progress import load
 from llamacli.cli.sampling import sampling_params
+from llamacli.cli.speculation import open_drafter
 from llamacli.cli.stats import RunStats
 from llamacli.errors import InvalidRequestError, LlamaCliError
 
@@ -55,6 +56,9 @@ class RunOptions:
     lora: tuple[tuple[str, float], ...]
     load_session: str | None
     save_session: str | None
+    lookup: bool
+    draft: str | None
+    draft_max: int
     stats: bool
     json: bool
     html: str | None
@@ -143,7 +147,14 @@ def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | Non
     ids = [] if chats else _encode(model, options.prompt, continues=options.load_session is not None)
     seed = int.from_bytes(os.urandom(4)) if options.seed < 0 else options.seed
     warn_of_long_context(model, options.ctx_size)
-    with model.create_session(seq_len=options.ctx_size or None, kv_type=options.kv_type, seed=seed) as session:
+    with (
+        model.create_session(seq_len=options.ctx_size or None, kv_type=options.kv_type, seed=seed) as session,
+        open_drafter(options.lookup, options.draft, options.draft_max, options.mode, options.threads) as drafter,
+    ):
+        if drafter is not None:
+            session.check_speculation()
+            drafter.begin(model)
+            session.drafter = drafter
         params = sampling_params(options.sampling, model.metadata, session.seq_len, model.find_sampler)
         _check(session, params)
         functions = load_functions(options.chat.tools) if options.chat.tools is not None else {}

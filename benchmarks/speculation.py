@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""Measure generation with and without speculative decoding, in turns.
+
+    python benchmarks/speculation.py FILE.gguf -f prompt.txt -n 128
+    python benchmarks/speculation.py FILE.gguf -f prompt.txt --draft SMALLER.gguf --temp 0.8
+
+Prints median tokens per second of both, the median ratio of neighbouring runs, and how many tokens were drafted and
+accepted. The texts are compared too.
+"""
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import llamacli
+from llamacli.session import Drafter
+
+
+def measure(
+    model: llamacli.Model, prompt: Sequence[int], options: argparse.Namespace, drafter: Drafter | None
+) -> tuple[list[int], llamacli.Stats]:
+    """Tokens and statistics of one run."""
+    params = llamacli.SamplingParams(temp=options.temp)
+    with model.create_session(seq_len=len(prompt) + options.n + 1, seed=1) as session:
+        stream = session.generate(prompt, params, max_tokens=options.n, ignore_eos=True, speculate=drafter)
+        return [token.id for token in stream], session.stats
+
+
+def main() -> None:
+    """Parse the command line and measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file")
+    parser.add_argument("-f", "--prompt-file", type=Path, help="the prompt; default: 64 tokens of the vocabulary")
+    parser.add_argument("--draft", help="draft model; default: prompt lookup")
+    parser.add_argument("--draft-max", type=int, default=16, help="tokens of a draft; default: 16")
+    parser.add_argument("-n", type=int, default=128, help="tokens to generate; default: 128")
+    parser.add_argument("-r", type=int, default=5, help="runs of each; default: 5")
+    parser.add_argument("-t", "--threads", type=int, default=None)
+    parser.add_argument("--temp", type=float, default=0.0, help="temperature; default: 0, greedy")
+    options = parser.parse_args()
+    with llamacli.load_model(options.file, threads=options.threads) as model:
+        if options.prompt_file:
+            prompt = model.encode(options.prompt_file.read_text())
+        else:
+            prompt = [(7 * i + 3) % model.config.n_vocab for i in range(64)]
+        smaller = llamacli.load_model(options.draft, threads=options.threads) if options.draft else None
+        rates: list[tuple[float, float]] = []
+        for _ in range(options.r + 1):
+            n = options.draft_max
+            drafter = llamacli.DraftModel(smaller, n) if smaller else llamacli.PromptLookup(n)
+            expected, plain = measure(model, prompt, options, None)
+            found, fast = measure(model, prompt, options, drafter)
+            if found != expected:
+                raise SystemExit("the texts differ")
+            rates.append((plain.gen_tps, fast.gen_tps))
+        before, after = zip(*rates[1:], strict=True)  # the first run compiles kernels
+        ratio = statistics.median(b / a for a, b in rates[1:])
+        print(
+            f"{statistics.median(before):.1f} tok/s without, {statistics.median(after):.1f} with: {ratio:.2f} times; "
+            f"{fast.n_accepted} of {fast.n_drafted} drafted tokens accepted, {fast.n_gen} generated"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Options of speculative decoding."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from llamacli.cli.command import in_group
+from llamacli.cli.numbers import Integer
+from llamacli.cli.options import PATH, option
+from llamacli.cli.progress import load
+
+if TYPE_CHECKING:
+    from llamacli.session import Drafter
+
+Decorated = TypeVar("Decorated")
+
+_DEFAULT_DRAFT, _LIMIT = 16, 256
+"""`MAX_DRAFT` and `LIMIT_DRAFT` of `llamacli.speculation`, which takes long to import."""
+
+_OPTIONS = (
+    option(
+        "--lookup", is_flag=True,
+        help="Draft tokens by prompt lookup (n-grams of the context); the text stays the same.",
+    ),
+    option(
+        "-md", "--model-draft", "--draft", "draft", type=PATH,
+        help="Draft tokens with a smaller model of the same vocabulary; the text stays the same.",
+    ),
+    option(
+        "--draft-max", metavar="N", type=Integer(1, _LIMIT), default=_DEFAULT_DRAFT, show_default=True,
+        help="Maximum number of tokens to draft at once, with --lookup or --draft.",
+    ),
+)  # fmt: skip
+
+
+def speculation_options(command: Decorated) -> Decorated:
+    """Add `--lookup`, `--draft` and `--draft-max` to a command."""
+    return in_group("Speculative decoding", *_OPTIONS)(command)
+
+
+@contextlib.contextmanager
+def open_drafter(
+    lookup: bool, draft: str | None, max_tokens: int, mode: str, threads: int | None
+) -> Iterator[Drafter | None]:
+    """Drafter that the options ask for, None without one.
+
+    A draft model is loaded, and closed in the end.
+    """
+    if lookup and draft is not None:
+        raise click.UsageError("--lookup and --draft exclude each other.")
+    if draft is not None:
+        from llamacli.speculation import DraftModel
+
+        with load(draft, mode, threads) as model, DraftModel(model, max_tokens) as drafter:
+            yield drafter
+    elif lookup:
+        from llamacli.speculation import PromptLookup
+
+        yield PromptLookup(max_tokens)
+    else:
+        yield None

@@ -1,0 +1,61 @@
+"""`llamacli run` with speculative decoding."""
+
+import pytest
+
+from llamacli import DraftModel, PromptLookup
+from llamacli.cli import speculation
+from llamacli.speculation import LIMIT_DRAFT, MAX_DRAFT
+
+PROMPT = "once upon a time once upon a"
+GREEDY = ("--temp", "0", "--mode", "fp32", "--ignore-eos", "-n", "30")
+
+
+def figures(stderr: str) -> dict[str, str]:
+    return {line[:14].strip(): line[14:] for line in stderr.splitlines()}
+
+
+@pytest.mark.parametrize("sampling", [("--temp", "0"), ("--temp", "1", "-s", "7")])
+def test_text_is_that_without_drafts(invoke, model, tiny_gguf, sampling) -> None:
+    draft = tiny_gguf("gqa", tokenizer="spm", context_length=64, seed="draft")
+    arguments = ("run", model, PROMPT, *GREEDY[2:], *sampling)
+    expected = invoke(*arguments).stdout
+    assert invoke(*arguments, "--lookup").stdout == expected
+    assert invoke(*arguments, "--draft", draft, "--draft-max", "4").stdout == expected
+    assert invoke(*arguments, "-md", draft).stdout == expected
+
+
+def test_stats_count_drafted_and_accepted_tokens(invoke, model, monkeypatch) -> None:
+    monkeypatch.setitem(DraftModel.__init__.__kwdefaults__, "min_probability", 0.0)
+    result = invoke("run", model, PROMPT, *GREEDY, "--draft", model, "--stats")
+    drafted, accepted = (int(word) for word in figures(result.stderr)["drafted"].split() if word.isdigit())
+    assert 0 < accepted <= drafted
+    assert "drafted" not in figures(invoke("run", model, PROMPT, *GREEDY, "--stats").stderr)
+
+
+def test_length_of_drafts_is_limited(invoke, model, monkeypatch) -> None:
+    lengths = []
+    draft = PromptLookup.draft
+
+    def noted(self, tokens, limit):
+        lengths.append(len(draft(self, [1, 2, 1, 2, 1, 2], limit)))
+        return []
+
+    monkeypatch.setattr(PromptLookup, "draft", noted)
+    invoke("run", model, PROMPT, *GREEDY, "--lookup", "--draft-max", "3")
+    assert max(lengths) == 3
+
+
+def test_lookup_and_draft_exclude_each_other(invoke, model) -> None:
+    result = invoke("run", model, PROMPT, "--lookup", "--draft", model)
+    assert result.exit_code == 2
+    assert "--lookup and --draft exclude each other" in result.stderr
+
+
+def test_a_draft_model_with_another_vocabulary_is_refused(invoke, model, tiny_gguf) -> None:
+    result = invoke("run", model, PROMPT, "--draft", tiny_gguf("gqa"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the draft model 'tiny llama' has another vocabulary than the model 'tiny llama'" in result.stderr
+
+
+def test_limits_are_those_of_the_library() -> None:
+    assert (speculation._DEFAULT_DRAFT, speculation._LIMIT) == (MAX_DRAFT, LIMIT_DRAFT)
