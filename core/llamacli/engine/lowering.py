@@ -66,14 +66,17 @@ class StepTable(Lowering):
             op.lower(self)
         self.plugin_steps |= dict.fromkeys(self.steps[n_before:], description)
 
-    def release(self) -> None:
-        """Drop all references to steps and weights.
+    def release(self) -> list[object]:
+        """Drop all references to steps and their memory.
 
+        Returns what steps share, which must live as long as they do, for kernels read it by its address.
         Functions of steps refer to the table: without this, a program and its weights would be parts of reference
         cycles, which only the garbage collector frees.
         """
+        kept = list(self._resources.values())
         self.steps, self.prepares, self.host_ops, self.plugin_steps = [], [], {}, {}
         self._resources, self._made = {}, {}
+        return kept
 
     def memory(self, array: Array) -> Array:
         """See Lowering."""

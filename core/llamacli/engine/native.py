@@ -98,9 +98,10 @@ class NativeProgram:
         self.timings = Timings()
         self._team, self._steps, self._tail = team, table.steps, table.tail
         self._prepares, self._host_ops = table.prepares, table.host_ops
-        self._shifts = ShiftPlan(graph.ops, table.vector)
+        vectors = dict[Tensor, Array]()
+        self._shifts = ShiftPlan(graph.ops, vectors.__getitem__)
         for tensor in self._shifts.tensors():
-            table.vector(tensor)  # loaded now: the file may be closed afterwards
+            vectors[tensor] = table.vector(tensor)  # loaded now: the file may be closed afterwards
         logits = f32(graph.ops[-1].out)
         self._n_vocab = logits.width
         self.buffers = assign_buffers(self._steps, keep=logits)
@@ -125,7 +126,7 @@ class NativeProgram:
         )
         self._tables: dict[KVType, Array] = {}
         self._table(KVType("f16", "f16"))
-        table.release()
+        self._shared = table.release()
 
     def _errors_of(self, step: Step) -> AbstractContextManager[None]:
         """Context that names a plugin's verb in errors of its step."""
