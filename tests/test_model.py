@@ -395,13 +395,13 @@ class TestClosing:
 
     @pytest.mark.slow
     @pytest.mark.skipif(not SMAPS.exists(), reason="needs Linux's figures of memory")
-    @pytest.mark.parametrize(("name", "n_layer"), [("Q8_0", 4), ("F16", 2)])
+    @pytest.mark.parametrize(("name", "n_layer"), [("Q8_0", 6), ("F16", 3)])
     def test_memory_of_a_process_that_never_collects_garbage(self, tmp_path: Path, name: str, n_layer: int) -> None:
         small = tiny_llama.write_llama(tmp_path / "small.gguf", type=name)
         shape = {"n_layer": n_layer, "n_embd": 1024, "n_head": 16, "n_ff": 4096}
         large = tiny_llama.write_llama(tmp_path / "large.gguf", type=name, **shape)
         size = large.stat().st_size
-        assert size > 60e6
+        assert size > 90e6
         command = [sys.executable, "-c", LOADING, str(small), str(large)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
         sys.stdout.write(done.stdout)
