@@ -48,7 +48,7 @@ export class SettingsView {
         { rows: 8, code: true, check: schemaOf, example: SCHEMA_EXAMPLE })),
       section("Tools",
         this.#text("tools", "Functions that the model may call", "A JSON list. You type in the results.",
-          { rows: 12, code: true, check: toolsOf, example: TOOLS_EXAMPLE }),
+          { rows: 8, code: true, check: toolsOf, example: TOOLS_EXAMPLE }),
         this.#choice("toolChoice", "Calls", "", [["auto", "Where the model wants"], ["required", "Always"], ["none", "Never"]])),
       el("button", { type: "button", className: "button wide", on: { click: () => this.#reset() } }, "Reset all settings"),
     );
