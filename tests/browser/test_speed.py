@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
+
+import pytest
 
 from scripts import reply
 
 FIRST_PAINT_MS = 1000
 LONG_TASK_MS = 50
 N_TOKENS = 10_000
+
+CONTROL = """
+import select, sys, time
+longest, last = 0.0, None
+while not select.select([sys.stdin], [], [], 0.04)[0]:
+    last = end = time.perf_counter()
+    while last < end + 0.01:
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+print(longest * 1000)
+"""
+"""Program that computes for 10 of 50 ms, and prints for how many ms it was kept from running at most."""
 
 
 def long_reply(n_words: int) -> str:
@@ -49,8 +65,8 @@ def test_long_reply_without_long_tasks(site) -> None:
     """10,000 words without a task of the main thread above 50 ms.
 
     They come at thousands a second. The browser's observer counts scripts, styles, layout and painting, by the clock:
-    work of other programs that comes between counts too. So on a busy machine there are three attempts, of which one
-    must be free of such tasks.
+    work of other programs that comes between counts too. So the longest time for which a program beside it was kept
+    from running is added to the limit, and there are three attempts.
     """
     page, engine = site.page, site.engine
     page.run(
@@ -62,13 +78,19 @@ def test_long_reply_without_long_tasks(site) -> None:
         page.press("New")
         page.run("window.tasks.length = 0")
         began = time.monotonic()
-        page.send("write a lot")
-        page.wait_reply(60)
+        with subprocess.Popen(
+            [sys.executable, "-c", CONTROL], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as control:
+            page.send("write a lot")
+            page.wait_reply(60)
+            stall = float(control.communicate(b"end")[0])
         seconds = time.monotonic() - began
         words = page.run("return document.querySelector('.markdown').innerText.split(/\\s+/).length")
         assert words > 0.8 * N_TOKENS
         tasks = page.run("return window.tasks")
-        print(f"{words} words in {seconds:.1f} s, tasks above {LONG_TASK_MS} ms: {sorted(map(round, tasks))}")
-        if not tasks:
+        print(f"{words} words in {seconds:.1f} s, tasks above {LONG_TASK_MS} ms: {sorted(map(round, tasks))}, "
+              f"longest stall of a program beside it: {stall:.0f} ms")  # fmt: skip
+        if max(tasks, default=0) <= LONG_TASK_MS + stall:
             break
-    assert max(tasks, default=0) <= LONG_TASK_MS
+    else:
+        pytest.fail(f"tasks of {sorted(map(round, tasks))} ms in each attempt")
