@@ -103,7 +103,7 @@ def test_the_engine_loads_adapters_and_sets_their_scales(tiny_gguf: TinyGguf, fi
     async def main() -> None:
         engine = LocalEngine([source], EngineSettings(n_ctx=96, mode="fp32"))
         try:
-            await engine.model("m")
+            (await engine.pin("m")).release()
             (info,) = engine.models()
             assert info.adapters == (AdapterInfo(0, str(files[0]), 0.5), AdapterInfo(1, str(files[1]), 0.0))
             events = [event async for event in engine.submit(request("a", info.adapter_scales))]
