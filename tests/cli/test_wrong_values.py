@@ -13,7 +13,7 @@ from llamacli.cli.app import app
 from llamacli.cli.numbers import Integer, IntList, Number
 from llamacli.cli.options import LoraFile
 from llamacli.cli.plot import ImagePath
-from llamacli.cli.serve import Form
+from llamacli.cli.serve import Form, ReplicaRange
 
 Wrong = tuple[list[str], tuple[str, ...]]
 
@@ -84,6 +84,8 @@ def wrong(option: click.Option, folder: Path) -> Wrong:
         return [flag, "many"], (f"'many' is not {noun} {kind.bounds}", flag, "--help")
     if isinstance(kind, IntList):
         return [flag, "1,x"], ("'1,x' is not a list of integers from 0 to", "such as 128,512", flag, "--help")
+    if isinstance(kind, ReplicaRange):
+        return [flag, "4:2"], ("'4:2' is not a number of replicas such as 2, or 1:8", flag, "--help")
     if isinstance(kind, Form):
         return [flag, " /"], (f"' /' is not {kind.expected}", flag, "--help")
     if isinstance(kind, click.Choice):

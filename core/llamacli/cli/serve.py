@@ -94,6 +94,8 @@ class Form(click.ParamType[str]):
 _ALIAS = Form(r"\S(?:.*\S)?", "a name of a model")
 _ORIGIN = Form(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", "* or an origin such as https://page.example")
 _HOST = Form(r"[^\s/:]+|\[[0-9A-Fa-f:.]+\]", "a host name such as models.example, without scheme and port")
+_ADDRESS = Form(r"auto|local|(?:ray://)?[^\s/]+:\d+", "auto, local, or the HOST:PORT of a cluster's head")
+_APP = Form(r"[^\s/]+", "a name without spaces")
 
 _OPTIONS = (
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
@@ -200,7 +202,7 @@ _OPTIONS = (
     click.option("--llamacpp-metrics", is_flag=True, help="Repeat metrics under llama-server's names."),
     click.option("--log-texts", is_flag=True, help="Log the bodies of requests."),
     click.option(
-        "--ray", "ray_address", metavar="[ADDRESS]", is_flag=False, flag_value="auto",
+        "--ray", "ray_address", metavar="[ADDRESS]", type=_ADDRESS, is_flag=False, flag_value="auto",
         help="Run replicas of the engine on a Ray cluster: HOST:PORT of its head, auto (that of this machine), or "
         "local (a new one). Needs the extra ray.",
     ),
@@ -213,7 +215,7 @@ _OPTIONS = (
         help="CPUs of a replica. Default: all of the smallest node. Give those of a NUMA node where there are several.",
     ),
     click.option(
-        "--ray-app", metavar="NAME", default="llamacli", show_default=True,
+        "--ray-app", metavar="NAME", type=_APP, default="llamacli", show_default=True,
         help="Name of the replicas in the cluster. A server with the same name and settings joins them.",
     ),
     click.option("--ray-keep", is_flag=True, help="Leave the replicas running when this server ends."),
