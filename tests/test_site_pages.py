@@ -1,5 +1,6 @@
 """Pages of the documentation site that come from outside of docs/."""
 
+import fnmatch
 import re
 
 import pytest
@@ -52,6 +53,12 @@ def test_navigation_is_expanded() -> None:
     assert expanded([{"Tutorials": ["tutorials/README.md", "tutorials/[0-9]*.md"]}], names) == [
         {"Tutorials": ["tutorials/README.md", "tutorials/1-hello.md"]}
     ]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2].partition("\n\n")[0]
+    patterns = re.findall(r"- (\S+\.md)$", nav, re.MULTILINE)
+    assert [name for name in written() if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)] == []
 
 
 @pytest.mark.slow
