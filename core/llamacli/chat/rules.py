@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llamacli.sampling.schemas import close_objects
-from llamacli.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    from llamacli.tokenizer import Tokenizer
 
 JSON_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
 """White space in JSON: little, because some models write it endlessly."""
@@ -58,6 +58,8 @@ class Rules:
 
     def json(self, name: str, schema: dict[str, Any] | bool, space: str = JSON_SPACE) -> str:
         """Name of a rule for JSON valid under a schema."""
+        from llamacli.sampling.schemas import close_objects  # which imports Numba
+
         options = {"whitespace_pattern": space, "coerce_one_of": True}
         given = {} if schema is True else {"not": {}} if schema is False else close_objects(schema)
         return self.add(name, f"%json {json.dumps({**given, 'x-guidance': options})}")
