@@ -120,7 +120,7 @@ def run_atheris(trier: Trier, cases: Any, n: int, seed: int, corpus: Path) -> No
                 if callable(value) and getattr(value, "__module__", "") == name and hasattr(value, "__code__"):
                     atheris.instrument_func(value)
     corpus.mkdir(parents=True, exist_ok=True)
-    options = [f"-runs={n}", f"-seed={seed % (1 << 31) or 1}", "-verbosity=0", "-max_len=4096", "-timeout=0"]
+    options = [f"-runs={n}", f"-seed={seed % (1 << 31) or 1}", "-verbosity=0", "-max_len=4096", "-timeout=600"]
     atheris.Setup([sys.argv[0], *options, str(corpus)], attempt.hypothesis.fuzz_one_input)
     atheris.Fuzz()
 

@@ -61,8 +61,9 @@ def fuzz(
     target, result = find_target(name), Result(name.rpartition(":")[2])
     started = time.monotonic()
     before = {*findings.glob("*.txt")}
+    n_left = cases
     for number in _numbers(deadline):
-        n = min(target.per_process, cases - result.n_cases)
+        n = min(target.per_process, n_left)
         if n <= 0:
             break
         options = ["--cases", str(n), "--seed", str(seed * 1_000_003 + number)]
@@ -70,6 +71,8 @@ def fuzz(
         ending = _run(name, findings, options, target.seconds, deadline)
         watch = ending.watch
         result.n_cases, result.n_refused = result.n_cases + watch.n_done, result.n_refused + watch.n_refused
+        # Bytes of atheris from which the strategy makes no case count as well.
+        n_left -= n if corpus and ending.code == 0 else watch.n_done + bool(watch.started)
         result.slowest, result.growth = max(result.slowest, watch.slowest), max(result.growth, watch.n_bytes)
         if watch.n_bytes > target.growth:
             details = f"by {watch.n_bytes >> 20} MiB in {watch.n_done} cases, with {' '.join(options)}"
