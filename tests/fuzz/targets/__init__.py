@@ -2,7 +2,7 @@
 
 from fuzz.target import Target
 from fuzz.targets.commands import COMMANDS
-from fuzz.targets.files import CHECKPOINTS, HEADERS, MODELS
+from fuzz.targets.files import ADAPTERS, CHECKPOINTS, HEADERS, MODELS
 from fuzz.targets.grammars import GRAMMARS, SCHEMAS
 from fuzz.targets.states import STATES
 from fuzz.targets.templates import TEMPLATES
@@ -11,6 +11,7 @@ from fuzz.targets.vocabularies import TEXTS, VOCABULARIES
 TARGETS: dict[str, Target] = {
     "header": HEADERS,
     "model": MODELS,
+    "adapter": ADAPTERS,
     "llama2c": CHECKPOINTS,
     "state": STATES,
     "text": TEXTS,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import test_llama2c
 import tiny_variants
+from adapters import write_adapter
 from fuzz.mutations import Edit, Field, edited, edits, gguf_fields
 from fuzz.target import Target
 from llamacli import Model, TokenizerError, load_model
@@ -103,6 +104,29 @@ MODELS = Target(
     memory=8 << 30,
 )
 """Whole models: load, generate a token, encode."""
+
+
+def _start_adapters(folder: Path) -> Callable[[list[Edit]], None]:
+    path, adapter = folder / "base.gguf", folder / "adapter.gguf"
+    tiny_variants.write(path, "gqa")
+    data = write_adapter(adapter, path).read_bytes()
+    fields, model = gguf_fields(data), load_model(path, threads=1, plugins=Plugins(entry_points()))
+
+    def load(changes: list[Edit]) -> None:
+        adapter.write_bytes(edited(data, changes, fields))
+        with model.create_session(adapters=[(model.load_adapter(adapter), 0.5)], reuse=False) as session:
+            list(session.generate([1, 2, 3], max_tokens=1))
+
+    load([])
+    return load
+
+
+ADAPTERS = Target(
+    cases=edits((*_RAW, "field", "copy", "value", "float", "float", "type", "dim", "letter"), 3),
+    start=_start_adapters,
+    per_process=1000,
+)
+"""LoRA adapters: load one, and generate a token with it."""
 
 
 @functools.cache
