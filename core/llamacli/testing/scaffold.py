@@ -181,12 +181,22 @@ class _Code:
     def __init__(self, description: Description, class_name: str):
         self._of, self._class = description, class_name
         keys = description.keys
-        self._own = {key: _field(key) for key in keys if key not in COMMON_KEYS and not key.startswith("tokenizer.")}
+        self._own = {key: _field(key) for key in keys if self._is_own(key) and not key.startswith("tokenizer.")}
         self.has_rope = "position_embd.weight" not in description.shapes
         self._layer_norm = "attention.layer_norm_epsilon" in keys
         self._n_layer = description.n_layer
         self._used: set[str] = set()
         self._sizes = self._known_sizes()
+
+    def _is_own(self, key: str) -> bool:
+        """True for keys that the family reads itself.
+
+        `Config.from_gguf` does not read them, or not as the file has them.
+        """
+        value = self._of.keys[key]
+        if key == "attention.value_length":
+            return bool(value != self._of.keys.get("attention.key_length", value))
+        return key not in COMMON_KEYS or (isinstance(value, list) and len(value) == self._of.n_layer)
 
     def _int(self, key: str, default: int) -> int:
         value = self._of.keys.get(key, default)
@@ -231,6 +241,35 @@ class _Code:
         base = base_name(name)
         return "".join(f", {self._expression(size, base, axis)}" for axis, size in enumerate(shape))
 
+    def _shape_in_blocks(self, name: str) -> str:
+        """Shape of a tensor in block `i`.
+
+        Sizes that differ between blocks are looked up by `i`.
+        """
+        shapes = {i: self._of.shapes[f"blk.{i}.{name}"] for i in sorted(self._of.layers(name))}
+        texts = []
+        for axis in range(len(next(iter(shapes.values())))):
+            sizes = {i: shape[axis] for i, shape in shapes.items()}
+            alike = len(set(sizes.values())) == 1
+            size = next(iter(sizes.values()))
+            texts.append(self._expression(size, base_name(name), axis) if alike else self._size_by_block(sizes))
+        return "".join(f", {text}" for text in texts)
+
+    def _size_by_block(self, sizes: Mapping[int, int]) -> str:
+        """Expression in `i` of sizes by block."""
+        lists = {key: value for key, value in self._of.keys.items() if key in self._own and isinstance(value, list)}
+        candidates: dict[str, dict[int, Any]] = {}
+        for key, value in lists.items():
+            if len(value) == self._n_layer and type(value[0]) is int:
+                item = f"c.{self._own[key]}[i]"
+                head_dim, n_q = self._sizes.get("c.head_dim", 1), self._sizes.get("n_q", 0)
+                for text, factor, start in (
+                    (item, 1, 0), (f"{item} * c.head_dim", head_dim, 0), (f"2 * {item}", 2, 0),
+                    (f"n_q + 2 * {item} * c.head_dim", 2 * head_dim, n_q),
+                ):  # fmt: skip
+                    candidates[text] = {i: start + factor * value[i] for i in sizes}
+        return next((text for text, found in candidates.items() if found == dict(sizes)), f"{dict(sizes)}[i]")
+
     # --- configuration
 
     def fields(self) -> Iterator[str]:
@@ -250,8 +289,12 @@ class _Code:
             value = self._of.keys.get(key)
             if isinstance(value, list):
                 yield f'{indent}    "{field}": max(metadata.get_ints(f"{{self.name}}.{key}", {len(value)}, minimum=0)),'
+            elif value == 0:  # such files have no attention, or no network
+                yield f'{indent}    "{field}": max(1, metadata.get_int(f"{{self.name}}.{key}", minimum=0)),'
             elif value is None and key != "attention.head_count_kv":
                 yield f'{indent}    "{field}": {self._missing(field)},  # the file has no {key}'
+        if "attention.value_length" in self._own:
+            yield f'{indent}    "head_dim": metadata.get_int(f"{{self.name}}.attention.key_length", minimum=1),'
         if self._layer_norm:
             epsilon = "attention.layer_norm_epsilon"
             yield f'{indent}    "layer_norm_eps": metadata.get_float(f"{{self.name}}.{epsilon}", minimum=0.0),'
@@ -280,6 +323,8 @@ class _Code:
             length = 'metadata.get_int(f"{self.name}.block_count")' if len(value) == self._n_layer else str(len(value))
             if value and isinstance(value[0], bool):
                 return f"metadata.get_bools({quoted}, {length})"
+            if value and isinstance(value[0], float):
+                return f"metadata.get_floats({quoted}, {length})"
             return f"metadata.get_ints({quoted}, {length}, minimum=0)"
         minimum = ", minimum=0" if type(value) is int else ""
         return f"metadata.get_{type(value).__name__}({quoted}{minimum})"
@@ -296,9 +341,15 @@ class _Code:
         if not self._n_layer:
             yield f"{indent}return table"
             return
-        numbered = any(condition for condition, _ in self._groups())
+        lines = list(self._block_tensors(indent))
+        numbered = any(re.search(r"\bi\b", line) for line in lines)
         yield f"{indent}for {'i' if numbered else '_'} in range(c.n_layer):"
         yield f"{indent}    block = table.block()"
+        yield from lines
+        yield f"{indent}return table"
+
+    def _block_tensors(self, indent: str) -> Iterator[str]:
+        """Lines that add the tensors of block `i`."""
         for condition, names in self._groups():
             inner = f"{indent}    "
             if condition:
@@ -308,7 +359,6 @@ class _Code:
                 full = f"blk.{min(self._of.layers(name))}.{name}"
                 block = {f"{name}": self._of.shapes[full], **self._companions(full, name)}
                 yield from self._added("block", name, name, block, inner)
-        yield f"{indent}return table"
 
     def _companions(self, full: str, name: str) -> dict[str, Shape]:
         prefix = full.removesuffix(name)
@@ -321,7 +371,7 @@ class _Code:
         stem, _, kind = name.rpartition(".")
         if kind == "bias" and f"{stem}.weight" in shapes:
             return
-        shape = self._shape(name, shapes[key])
+        shape = self._shape(name, shapes[key]) if table == "table" else self._shape_in_blocks(name)
         if kind == "weight" and stem and "." not in stem:
             bias = ", needs_bias=True" if f"{stem}.bias" in shapes else ""
             yield f'{indent}{table}.add("{stem}"{shape}{bias})'
