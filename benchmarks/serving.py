@@ -146,7 +146,10 @@ class Prompts:
 
 
 async def output_speed(server: Server, prompts: Prompts, n_streams: int, n_prompt: int, n_gen: int) -> dict[str, float]:
-    """Tokens a second of streams at once; of one stream, also without its prompt."""
+    """Tokens a second of streams at once.
+
+    Of one stream also without its prompt.
+    """
     started = time.perf_counter()
     replies = await asyncio.gather(*(server.complete(prompts.new(n_prompt), n_gen) for _ in range(n_streams)))
     speed = sum(reply.n_tokens for reply in replies) / (time.perf_counter() - started)

@@ -102,7 +102,7 @@ def texts_of(reply: bytes, *, stream: bool) -> str:
 
 
 def some_request(draw: random.Random) -> tuple[str, dict[str, Any]]:
-    """One of some hundred requests."""
+    """Request drawn from some hundred."""
     number = draw.randrange(20)
     kind = draw.choice(["chat", "text", "schema", "embedding", "tokens"])
     if kind == "embedding":

@@ -1,4 +1,4 @@
-"""Running and preempted lanes of a scheduler, and the pages of the cache that they share."""
+"""Running and preempted lanes of a scheduler, and their cache pages."""
 
 from __future__ import annotations
 
