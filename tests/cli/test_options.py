@@ -1,5 +1,7 @@
-"""Ranges of all numeric options of all commands."""
+"""Ranges of all numeric options of all commands, and the log."""
 
+import logging
+import re
 from collections.abc import Iterator
 
 import click
@@ -7,6 +9,7 @@ import pytest
 
 from llamacli.cli.app import app
 from llamacli.cli.numbers import IntList
+from llamacli.cli.options import StderrHandler
 
 NUMERIC = (click.types.IntParamType, click.types.FloatParamType, IntList)
 
@@ -81,3 +84,13 @@ def test_ranges_of_environment_variables(command: str, option: click.Option, inv
     message = refusal(invoke, command, env={f"LLAMACLI_{command}_{option.name}".upper(): value})
     assert said in message
     assert option.opts[-1] in message
+
+
+def test_log_records_of_a_logger_begin_with_their_time(capsys) -> None:
+    handler = StderrHandler()
+    handler.timed = "llamacli.serve"
+    for name in ("llamacli.serve.access", "llamacli.kv"):
+        handler.emit(logging.makeLogRecord({"name": name, "levelname": "INFO", "msg": "text of %s", "args": (name,)}))
+    timed, plain = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"llamacli: info: \d{4}-\d\d-\d\d \d\d:\d\d:\d\d text of llamacli\.serve\.access", timed)
+    assert plain == "llamacli: info: text of llamacli.kv"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -149,11 +150,19 @@ def warn_of_long_context(model: Model, n_ctx: int) -> None:
 
 
 class StderrHandler(logging.Handler):
-    """Log handler that writes lines to the current stderr."""
+    """Log handler that writes lines to the current stderr.
+
+    Records of the logger `timed`, if it is not empty, and of those below it begin with their time.
+    """
+
+    timed = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
-        note(f"llamacli: {record.levelname.lower()}: {record.getMessage()}")
+        text = record.getMessage()
+        if self.timed and record.name.startswith(self.timed):
+            text = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(record.created))} {text}"
+        note(f"llamacli: {record.levelname.lower()}: {text}")
 
 
 def log_to_stderr() -> None:

@@ -401,16 +401,7 @@ def _log_requests() -> None:
         logger.setLevel(logging.INFO)
     for handler in logging.getLogger("llamacli").handlers:
         if isinstance(handler, StderrHandler):
-            handler.addFilter(_with_time)
-
-
-def _with_time(record: logging.LogRecord) -> bool:
-    if record.name.startswith("llamacli.serve"):
-        import time
-
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
-        record.msg, record.args = f"{stamp} {record.getMessage()}", ()
-    return True
+            handler.timed = logger.name
 
 
 def _warn_of_open_server(http: HttpSettings) -> None:
