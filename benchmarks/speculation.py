@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import llamacli
-from llamacli.session import Drafter
+from llamacli.generation import Drafter
 
 
 def measure(

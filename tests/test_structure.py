@@ -36,6 +36,7 @@ LAYERS = [
     {"blocks"},
     {"sampling"},
     {"conversion", "engine"},
+    {"generation"},
     {"session"},
     {"speculation"},
     {"batch"},

@@ -30,6 +30,8 @@ from llamacli.errors import SessionBusyError as SessionBusyError
 from llamacli.errors import StateError as StateError
 from llamacli.errors import TokenizerError as TokenizerError
 from llamacli.errors import UnknownArchitectureError as UnknownArchitectureError
+from llamacli.generation import Stats as Stats
+from llamacli.generation import Token as Token
 from llamacli.graph import Activation as Activation
 from llamacli.graph import Graph as Graph
 from llamacli.graph import Value as Value
@@ -42,8 +44,6 @@ from llamacli.model import load_tokenizer as load_tokenizer
 from llamacli.ops.rope import Rope as Rope
 from llamacli.sampling import SamplingParams as SamplingParams
 from llamacli.session import Session as Session
-from llamacli.session import Stats as Stats
-from llamacli.session import Token as Token
 from llamacli.session import eval_batch as eval_batch
 from llamacli.speculation import DraftModel as DraftModel
 from llamacli.speculation import PromptLookup as PromptLookup

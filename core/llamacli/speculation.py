@@ -82,7 +82,7 @@ class PromptLookup:
         """Accept any model: tokens are compared with tokens."""
 
     def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
-        """Tokens that may follow; see `llamacli.session.Drafter`."""
+        """Tokens that may follow; see `llamacli.generation.Drafter`."""
         self._index(tokens)
         n = min(limit, self._pace.next_length())
         for size in self._sizes if n > 0 else ():
@@ -150,7 +150,7 @@ class DraftModel(contextlib.AbstractContextManager["DraftModel"]):
             self._fits = model
 
     def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
-        """Tokens that may follow; see `llamacli.session.Drafter`."""
+        """Tokens that may follow; see `llamacli.generation.Drafter`."""
         session, wanted = self._session, list(tokens)
         n = min(limit, self._pace.next_length(), session.seq_len - len(wanted))
         if n <= 0:

@@ -15,7 +15,7 @@ from llamacli import (
     Token,
     Tokenizer,
 )
-from llamacli.session import generate
+from llamacli.generation import generate
 from sessions import PROMPT, RANDOM, logits_after
 
 
@@ -106,7 +106,7 @@ def test_stats(session: Session) -> None:
 
 
 def test_rates_are_zero_where_no_time_passes(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamacli.session.time.perf_counter", lambda: 1.0)
+    monkeypatch.setattr("llamacli.generation.time.perf_counter", lambda: 1.0)
     list(session.generate(PROMPT, max_tokens=2))
     assert session.stats == Stats(n_prompt=len(PROMPT), n_gen=2)
 

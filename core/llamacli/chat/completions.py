@@ -21,10 +21,11 @@ from llamacli.chat.logprobs import CompletionLogprobs, TokenLogprob, chat_logpro
 from llamacli.chat.messages import Piece, ToolCall, checked_tools
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import InvalidRequestError
+from llamacli.generation import Token
 from llamacli.gguf import Metadata
 from llamacli.sampling import SamplingParams
 from llamacli.sampling.defaults import params_with_defaults
-from llamacli.session import Session, Token
+from llamacli.session import Session
 from llamacli.util.numbers import is_integer
 
 Json = dict[str, Any]

@@ -16,10 +16,11 @@ from llamacli.chat.syntax import Event
 from llamacli.chat.template import Rendering
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError, StateError
+from llamacli.generation import Token
 from llamacli.gguf import Metadata
 from llamacli.kv.prefixes import n_common
 from llamacli.sampling import SamplerChain, SamplingParams
-from llamacli.session import Session, Token
+from llamacli.session import Session
 from llamacli.util.numbers import is_integer
 
 _PROBE = "Xyzzy"

@@ -14,7 +14,7 @@ from llamacli.cli.options import PATH, option
 from llamacli.cli.progress import load
 
 if TYPE_CHECKING:
-    from llamacli.session import Drafter
+    from llamacli.generation import Drafter
 
 Decorated = TypeVar("Decorated")
 
