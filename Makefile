@@ -42,14 +42,15 @@ SOAK_SECONDS ?= 3600
 soak: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)
 
-# Every kernel's memory between forbidden pages; functions of arrays with Numba's own checks.
-GUARDED := tests/ops tests/engine tests/kernels/test_attention.py tests/kernels/test_linear.py \
+# Every kernel's memory between forbidden pages, and in front of it in the tests of the kernels themselves; functions of
+# arrays with Numba's own checks.
+KERNELS := tests/ops tests/engine tests/kernels/test_attention.py tests/kernels/test_linear.py \
            tests/kernels/test_encoding.py tests/kernels/test_sampling_kernels.py tests/kernels/kv_types tests/kv \
-           tests/sampling tests/branches tests/test_goldens.py tests/session \
-           tests/tools/test_embedding.py plugins
+           tests/sampling tests/tools/test_embedding.py
+GUARDED := $(KERNELS) tests/branches tests/test_goldens.py tests/session plugins
 test-bounds: $(VENV)/.installed-test
 	$(PYTEST) -p llamacli.testing.guarded --guard=end -m "not slow" -k "not reference and not conformance" $(GUARDED)
-	$(PYTEST) -p llamacli.testing.guarded --guard=start -m "not slow" -k "not reference and not conformance" $(GUARDED)
+	$(PYTEST) -p llamacli.testing.guarded --guard=start -m "not slow" -k "not reference and not conformance" $(KERNELS)
 	NUMBA_BOUNDSCHECK=1 $(PYTEST) -m "not slow" tests/sampling tests/kernels/test_sampling_kernels.py
 
 # Objects and memory with marks before and behind them, what is freed or new filled with bytes that no one wrote; then
