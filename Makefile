@@ -19,7 +19,7 @@ test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow and not browser"
 
 # The rest: what is slow, and what tries more examples in the full profile. Tests of clients that cannot be installed skip.
-test-all: test-bounds test-memory docs test-examples test-ray test-browser
+test-all: test-bounds docs test-examples test-ray test-browser
 	-$(BIN)/python -m pip install --quiet -e '.[clients]'
 	$(FUZZ) --minutes 0.03
 	LLAMACLI_TEST_PROFILE=full $(PYTEST) -m "slow or deep or hypothesis"
