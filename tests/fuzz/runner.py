@@ -1,5 +1,6 @@
 """Parent process of the fuzzer: starts child processes, watches them, counts."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,9 @@ from fuzz.watch import Watch
 
 _START_SECONDS = 600.0
 """Seconds in which a child process must have started: it may compile kernels."""
+
+_PATHS = [Path(__file__).parents[1], Path(__file__).parents[1] / "support"]
+"""Folders of modules that targets import."""
 
 _POLL_SECONDS = 0.02
 _CLOCK_FACTOR = 12
@@ -134,7 +138,10 @@ def _run(name: str, findings: Path, options: list[str], seconds: float, deadline
     ):
         watch = Watch(Path(folder) / "watch", create=True)
         command = [sys.executable, "-m", "fuzz.child", name, folder, str(findings.resolve()), *options]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        paths = os.pathsep.join([*map(str, _PATHS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=os.environ | {"PYTHONPATH": paths}
+        )
         started, late, running = time.monotonic(), False, psutil.Process(process.pid)
         try:
             while process.poll() is None:

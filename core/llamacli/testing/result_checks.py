@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fnmatch
+import functools
 import os
 import subprocess
 import sys
@@ -42,6 +42,9 @@ KV_BOUNDS = {
     "iq4_nl": 0.5,
 }  # fmt: skip
 """Bound of the NMSE of logits with a rounded cache against those with f32."""
+
+MIXED_BOUND = 5e-3
+"""Bound of the NMSE against NumPy with the same rounded cache, for most tokens of models with experts."""
 
 
 def _tokens(tiny: TinyModel, n: int = N_TOKENS) -> list[int]:
@@ -144,8 +147,8 @@ def mode_check(mode: QuantMode) -> Callable[[TinyModel], None]:
     return check_mode
 
 
-_N_CHANGED = 12
-"""Tokens for which parameters are changed; recurrences take as long in NumPy for each."""
+_CHANGES = ((12, 1.0), (N_TOKENS, 1.0), (N_TOKENS, 30.0))
+"""Numbers of tokens, and factors by which parameters are changed: larger ones only if smaller do not show it."""
 
 
 def check_parameters(tiny: TinyModel) -> None:
@@ -160,32 +163,37 @@ def check_parameters(tiny: TinyModel) -> None:
     _, _, _, graph = tiny.recorded()
     limits = [length for op in graph.ops for length in op.context_lengths()]
     lengths = {N_TOKENS, *limits, *(length + 1 for length in limits)}
-    tokens = np.array(_tokens(tiny, _N_CHANGED), np.int32)
+    tokens = np.array(_tokens(tiny), np.int32)
     weights = program.weights
 
-    def logits(changed: dict[Tensor, npt.NDArray[np.float64]]) -> list[Logits]:
+    @functools.cache
+    def unchanged(n_tokens: int) -> list[Logits]:
+        return logits(weights, n_tokens)
+
+    def logits(changed: dict[Tensor, npt.NDArray[np.float64]], n_tokens: int) -> list[Logits]:
         other = ReferenceProgram(graph, changed)
         found = []
         for length in sorted(lengths):
-            n = min(length, _N_CHANGED)
+            n = min(length, n_tokens)
             pool = KVPool(KVLayout.of(other.states, "f32", other.recurrent))
             sequence = KVSequence(pool, length, other.rope_variant(length))
             sequence.reserve(0, n)
             found.append(other.forward(tokens[:n], [Span(sequence, 0, n)], all_logits=True))
         return found
 
-    expected = logits(weights)
+    def is_seen(factors: dict[Tensor, npt.NDArray[np.float64]], factor: float, n_tokens: int) -> bool:
+        changed = weights | {tensor: weights[tensor] * factor * own for tensor, own in factors.items()}
+        pairs = zip(logits(changed, n_tokens), unchanged(n_tokens), strict=True)
+        return any(nmse(new, old) >= 1e-13 for new, old in pairs)
+
     names = dict.fromkeys(tensor.name for op in graph.ops for tensor in op.tensors())
     blocks = first_blocks(tiny.file.tensors)
     for name in names:
-        if block_of(name) not in blocks or any(fnmatch.fnmatch(name, pattern) for pattern in tiny.inert):
+        if block_of(name) not in blocks or tiny.is_inert(name):
             continue
         random = np.random.default_rng(len(name))
-        changed = {
-            tensor: array * (1 + 0.5 * random.standard_normal(array.shape)) if tensor.name == name else array
-            for tensor, array in weights.items()
-        }
-        if all(nmse(new, old) < 1e-13 for new, old in zip(logits(changed), expected, strict=True)):
+        own = {tensor: random.uniform(0.1, 3, array.shape) for tensor, array in weights.items() if tensor.name == name}
+        if not any(is_seen(own, factor, n_tokens) for n_tokens, factor in _CHANGES):
             raise ConformanceError(f"{tiny}: tensor {name} changes no logit")
 
 
@@ -257,8 +265,8 @@ def check_saved_state(tiny: TinyModel) -> None:
 def check_cache_types(tiny: TinyModel) -> None:
     """Cache types: each gives logits close to those of f32.
 
-    In pieces they are the same. Models with experts are compared with NumPy on a cache of the same type: rounding
-    changes the choice of experts.
+    In pieces they are the same. Models with experts are compared with NumPy on a cache of the same type, and by the
+    median of the rows: rounding changes the choice of experts of single tokens.
     """
     tokens, mixed = _tokens(tiny), bool(tiny.recorded()[3].exact_tensors())
     with _session(tiny, kv_type="f32") as exact:
@@ -269,8 +277,10 @@ def check_cache_types(tiny: TinyModel) -> None:
             if mixed:
                 with _session(tiny, kv_type=kv_type, reference=True) as reference:
                     expected = _logits(reference, tokens)
-            bound = 2e-2 if mixed else KV_BOUNDS[kv_type]
-            _expect_close(tiny, f"with a {kv_type} cache", expected, logits, bound)
+                row = int(np.argsort([nmse(*rows) for rows in zip(logits, expected, strict=True)])[N_TOKENS // 2])
+                _expect_close(tiny, f"with a {kv_type} cache", expected[row], logits[row], MIXED_BOUND)
+            else:
+                _expect_close(tiny, f"with a {kv_type} cache", expected, logits, KV_BOUNDS[kv_type])
             parts = [_logits(pieces, part) for part in (tokens[:9], tokens[9:10], tokens[10:])]
             _expect_equal(tiny, f"in pieces, with a {kv_type} cache", logits, np.concatenate(parts))
 

@@ -6,6 +6,7 @@ tests of plugins have a dict of them by name, `VARIANTS`.
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import shutil
 import tempfile
@@ -98,6 +99,11 @@ class TinyModel:
     exact: float
     inert: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+
+    def is_inert(self, tensor: str) -> bool:
+        """True if a tensor cannot change the logits."""
+        names = (tensor, f"{self.name}:{tensor}")
+        return any(fnmatch.fnmatch(name, pattern) for name in names for pattern in self.inert)
 
     @property
     def metadata(self) -> Metadata:
