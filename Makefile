@@ -21,6 +21,7 @@ test: $(VENV)/.installed-test
 # The rest: what is slow, and what tries more examples in the full profile. Tests of clients that cannot be installed skip.
 test-all: test-bounds docs test-examples test-ray test-browser
 	-$(BIN)/python -m pip install --quiet -e '.[clients]'
+	rm -f $(VENV)/.installed-test  # litellm holds huggingface_hub back: the next make test installs it again
 	$(FUZZ) --minutes 0.03
 	LLAMACLI_TEST_PROFILE=full $(PYTEST) -m "slow or deep or hypothesis"
 
@@ -35,6 +36,7 @@ test-browser: $(VENV)/.installed-test
 # Longer runs against the server: 100,000 mutated bodies, 1,000 disconnects and schemas, more schemathesis cases.
 test-long: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet -e '.[clients]'
+	rm -f $(VENV)/.installed-test
 	LLAMACLI_TEST_PROFILE=long $(PYTEST) -m slow tests/serve tests/cli/test_serve.py
 
 # An hour of requests, three in ten of them cut off: memory, threads and open files must not grow.
@@ -77,7 +79,7 @@ test-ray:
 
 # The plugins of examples/ in an environment of their own, as an outside author installs them.
 test-examples:
-	rm -rf $(VENV)-examples build $(wildcard examples/*/build)
+	rm -rf $(VENV)-examples build $(wildcard examples/*/build plugins/*/build)
 	$(PYTHON) -m venv $(VENV)-examples
 	$(VENV)-examples/bin/python -m pip install --quiet '.[testing]' ./plugins/llama $(wildcard examples/*/)
 	$(VENV)-examples/bin/llamacli plugins

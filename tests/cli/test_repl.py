@@ -131,6 +131,7 @@ def test_history_without_a_home(talk, tmp_path: Path) -> None:
     terminal.press("\x1b[A")
     terminal.wait("once upon")
     terminal.press("\x03")
+    terminal.ready()
     assert terminal.exit() == 0
     assert not list(tmp_path.rglob("history"))
 

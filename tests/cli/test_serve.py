@@ -514,7 +514,7 @@ def test_addresses_of_clusters() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ray", "a.gguf"], "--ray: 'a.gguf' is not the address of a cluster"),
+        (["--ray", "a.gguf"], "'--ray': 'a.gguf' is not auto, local, or the HOST:PORT"),
         (["--ray=auto", f"a={demo_path()}", f"b={demo_path()}"], "--ray serves one model"),
     ],
 )

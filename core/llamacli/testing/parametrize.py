@@ -138,7 +138,8 @@ def parametrize_with_checks(
     it. Without them, files are made from the architecture's own table.
 
     `inert` are patterns of tensors that cannot change the logits, such as `*.attn_k.bias` without RoPE, which cancels
-    out in softmax; `variant:*.exp_probs_b.bias` is one of a single tiny model. `unread` are patterns of keys that files have and the architecture does not depend on.
+    out in softmax; `variant:*.exp_probs_b.bias` is one of a single tiny model. `unread` are patterns of keys that files
+    have and the architecture does not depend on.
 
     `transformers` are models of Hugging Face's transformers by the name of the architecture, to compare with where that
     and torch are installed.
