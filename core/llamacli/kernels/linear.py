@@ -29,9 +29,9 @@ With `starts`, int64 [n_groups + 1], there are n_groups weights one after anothe
 starts[i] to starts[i + 1] - 1; their biases are `bias_stride` bytes apart. Without `starts`, group i's is multiplied by
 the part of each row that begins `x_group` * i bytes after `x`, and the result is that of `out_group` * i."""
 
-WIDE_FLOAT, WIDE_INTEGER, NARROW = 16, 12, 4
-"""Tokens of a register tile: as many as registers hold, fewer for the remainder, and one at a time. The 32
-registers of 128 bits of ARM hold NARROW tokens."""
+WIDE_FLOAT, WIDE_INTEGER, MIDDLE, NARROW, PAIR = 16, 12, 8, 4, 2
+"""Tokens of a register tile: as many as registers hold, and fewer for the remainder. The 32 registers of 128 bits of
+ARM hold NARROW tokens."""
 
 _AHEAD = 4096
 """Prefetch distance in bytes of weights."""
@@ -73,9 +73,9 @@ def emit_tile(
     rows = [b.add(x, b.mul(x_stride, ir.I64(token))) for token in range(n_tokens)]
 
     def body(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
-        # A lone token is bound by memory, and blocks are too long for the processor to look far ahead.
+        # Few tokens are bound by memory, and blocks are too long for the processor to look far ahead.
         address = b.add(weight, b.mul(i, ir.I64(packing.n_bytes)))
-        block = packing.load(b, address, _AHEAD if n_tokens == 1 else 0)
+        block = packing.load(b, address, _AHEAD)
         return multiply(b, packing, block, i, rows, totals)
 
     totals = ir.loop(b, n_blocks, [ir.constant(ir.F32X16, 0.0)] * n_tokens, body)
@@ -218,9 +218,15 @@ def _linear(packing: Packing) -> Kernel:
                         if chunk_end - token >= wide:
                             tile(wide, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
                             token += wide
+                        elif chunk_end - token >= MIDDLE and wide > MIDDLE:
+                            tile(MIDDLE, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
+                            token += MIDDLE
                         elif chunk_end - token >= NARROW:
                             tile(NARROW, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
                             token += NARROW
+                        elif chunk_end - token >= PAIR:
+                            tile(PAIR, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
+                            token += PAIR
                         else:
                             tile(1, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
                             token += 1
