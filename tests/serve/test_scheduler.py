@@ -361,8 +361,8 @@ def test_prompts_go_on_when_texts_alone_exceed_the_time() -> None:
     before = len(simulation.program.calls)
     simulation.run(until=lambda: Done in kinds(simulation, "long"))
     calls = simulation.program.calls[before:]
-    assert len(calls) <= 2 * (320 // 32) + 2
-    assert max(map(max, calls)) == 32
+    assert len(calls) <= 2 * (320 // MIN_CHUNK) + 2
+    assert max(map(max, calls)) == MIN_CHUNK
 
 
 def test_short_prompts_pass_a_long_one_which_is_not_starved() -> None:

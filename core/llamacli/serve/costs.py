@@ -6,10 +6,10 @@ import attrs
 
 from llamacli.kv import N_BATCH
 
-MIN_CHUNK = 32
+MIN_CHUNK = 20
 """Minimum number of tokens of a prompt in a step."""
 TILE = 12
-"""Rows that kernels compute together: other numbers of rows cost as much as the next multiple."""
+"""Rows that kernels compute together: other numbers cost nearly as much as the next multiple."""
 
 ALONE_S = 2.0
 """Seconds of a step of prompts that no text waits for: cancelling takes as long."""
