@@ -10,8 +10,8 @@ of neighbouring runs with its interquartile range. Speeds are better above 1, ti
 - `output of N streams`: tokens a second of N requests at once, prompts included.
 - `decode of 1 stream`: tokens a second from the first to the last of one request; `bench tg`: those of `llamacli bench`
   in a process of its own, after as long a prompt; `decode / bench tg`: the share that is left over HTTP.
-- `longest gap`: seconds, the longest between two events of four streams while a prompt of 2,000 tokens arrives;
-  `longest gap / step`: the same in units of `--step-ms`.
+- `longest gap`: seconds, the longest in which none of four streams has an event while a prompt of 2,000 tokens arrives
+  (a single stream has none for a token that ends within a character); `longest gap / step`: in units of `--step-ms`.
 - `first token alone`, `beside streams`, `second turn`: seconds to the first token of that prompt by itself, beside the
   streams, and of a prompt that continues it; `beside / alone`, `second turn / first`: their quotients.
 - `health, p99`: seconds of `/health` meanwhile.
@@ -193,11 +193,9 @@ async def long_prompt(server: Server, prompts: Prompts, n_long: int, step_ms: fl
     for stream in streams:
         stream.cancel()
     await asyncio.gather(*streams, polling, return_exceptions=True)
-    gaps = []
-    for reply in replies:
-        times = [time for time in reply.times if time <= ended]
-        times = [*times, min([time for time in reply.times if time > ended], default=ended)]
-        gaps += [b - a for a, b in itertools.pairwise(times) if b >= beside.started]
+    times = sorted(time for reply in replies for time in reply.times)
+    times = [*(time for time in times if time <= ended), min((time for time in times if time > ended), default=ended)]
+    gaps = [b - a for a, b in itertools.pairwise(times) if b >= beside.started]
     first, crowded, again = (reply.times[0] - reply.started for reply in (alone, beside, second))
     return {
         "longest gap": max(gaps),
