@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from llamacli.cli.wrap import WordWrap
+from llamacli.cli.wrap import WordWrap, word_wrap
 
 MOVED = re.compile(r"(.*)\x1b\[(\d+)D\x1b\[K\n", re.DOTALL)
 
@@ -38,3 +38,11 @@ def test_words_are_not_broken_in_any_split(text: str, columns: int, lines: list[
 def test_text_is_unchanged_within_the_line() -> None:
     wrap = WordWrap(lambda: 80)
     assert wrap.feed("print('a  b')\n    x") == "print('a  b')\n    x"
+
+
+def test_terminal_without_control_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert word_wrap()("x" * 200) == "x" * 200
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert word_wrap()("x" * 200).count("\n") == 2

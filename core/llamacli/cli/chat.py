@@ -125,9 +125,15 @@ class ChatOptions(NamedTuple):
         return "of the model's file" if own_templates(model.metadata) else "of a plugin"
 
 
-def show(piece: Piece) -> None:
-    """Write a piece of a reply: content to stdout, reasoning to stderr."""
-    write(piece.text, err=piece.reasoning, dim=piece.reasoning)
+def shown() -> Callable[[Piece], None]:
+    """Writer of the pieces of a reply, in lines broken at words.
+
+    Content goes to stdout, reasoning to stderr.
+    """
+    from llamacli.cli.wrap import word_wrap
+
+    wrap = word_wrap()
+    return lambda piece: write(piece.text, err=piece.reasoning, dim=piece.reasoning, wrap=wrap)
 
 
 def reply_as_json(chat: ChatSession) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import attrs
 from llamacli.cli.interrupts import raise_if_interrupted
 from llamacli.cli.output import has_status, write
 from llamacli.cli.progress import waiting
+from llamacli.cli.wrap import word_wrap
 from llamacli.errors import ContextOverflowError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -34,11 +35,12 @@ class Completion:
 class CompletionWriter:
     """Writes a prompt and its continuation to stdout.
 
-    The prompt is written at once, or with the first piece if there is a status line, which would overwrite it.
+    The prompt is written at once, or with the first piece if there is a status line, which would overwrite it. On a
+    terminal lines are broken at words.
     """
 
     def __init__(self, prompt: str):
-        self._prompt = prompt
+        self._prompt, self._wrap = prompt, word_wrap()
 
     def begin(self) -> None:
         """Write the prompt, unless there is a status line."""
@@ -47,7 +49,7 @@ class CompletionWriter:
 
     def feed(self, piece: str) -> None:
         """Write a piece, after the prompt if that is still pending."""
-        write(self._prompt + piece)
+        write(self._prompt + piece, wrap=self._wrap)
         self._prompt = ""
 
     def end(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from llamacli.cli.progress import waiting
 from llamacli.cli.repl_input import QUOTES, Input
 from llamacli.cli.repl_settings import NAMES, Settings
 from llamacli.cli.text import read_file
-from llamacli.cli.wrap import WordWrap
+from llamacli.cli.wrap import word_wrap
 from llamacli.errors import ContextOverflowError, InvalidRequestError, LlamaCliError
 from llamacli.util.files import replacing
 
@@ -153,8 +152,7 @@ class Repl:
         """Write one reply; False if it was stopped before it began."""
         chat = self._chat
         reasoning = False
-        wrap = WordWrap(lambda: shutil.get_terminal_size().columns)
-        feed: Callable[[str], str] = wrap.feed if self._settings.wordwrap else str
+        feed = word_wrap() if self._settings.wordwrap else str
         try:
             with replying(chat, self._settings.params, shift=self._shift) as pieces, waiting(chat.session) as wait:
                 for piece in wait.watch(pieces):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 import click
 
-from llamacli.cli.chat import ChatOptions, at_terminal, reply_as_json, reply_once, show
+from llamacli.cli.chat import ChatOptions, at_terminal, reply_as_json, reply_once, shown
 from llamacli.cli.conversations import Conversation, conversation_log
 from llamacli.cli.functions import Functions, load_functions
 from llamacli.cli.generate import Completion, CompletionWriter, complete
@@ -182,7 +182,7 @@ def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | Non
         elif options.prompt or options.json or not at_terminal():
             completion = reply_once(
                 chat, options.prompt, params, functions=functions, on_start=log_start,
-                on_piece=None if options.json else show,
+                on_piece=None if options.json else shown(),
             )  # fmt: skip
             fields = reply_as_json(chat)
             if options.chat.log or logged is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 
-from prompt_toolkit.utils import get_cwidth
+from wcwidth import wcwidth
 
 _TAB = 8
 
@@ -30,7 +32,7 @@ class WordWrap:
         if character == "\n":
             self._column, self._word = 0, ""
             return character
-        width = get_cwidth(character)
+        width = _n_cells(character)
         if character.isspace():
             self._word = ""
             self._column += _TAB - self._column % _TAB if character == "\t" else width
@@ -38,7 +40,7 @@ class WordWrap:
                 return character
             self._column = 0
             return "\n"
-        moved, n_cells = "", get_cwidth(self._word)
+        moved, n_cells = "", _n_cells(self._word)
         if self._column + width > edge:
             moved = "\n"
             if n_cells == self._column:  # the word is as long as the line
@@ -50,3 +52,18 @@ class WordWrap:
         self._column += width
         self._word = "" if width == 2 else self._word + character  # lines may break after each wide character
         return moved + character
+
+
+def word_wrap() -> Callable[[str], str]:
+    """Word wrap at the width of the terminal, for `write`.
+
+    Text is unchanged for a terminal without control sequences.
+    """
+    if os.environ.get("TERM") == "dumb":
+        return str
+    return WordWrap(lambda: shutil.get_terminal_size().columns).feed
+
+
+def _n_cells(text: str) -> int:
+    """Number of columns of a text on a terminal."""
+    return sum(max(0, wcwidth(character)) for character in text)
