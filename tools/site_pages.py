@@ -54,6 +54,7 @@ MODULES = (
     "llamacli.gguf",
     "llamacli.tokenizer",
     "llamacli.engine",
+    "llamacli.kernels.api",
     "llamacli.testing",
 )
 """Modules of the API reference; a name that several of them export is described on the first one's page."""
@@ -135,13 +136,36 @@ def exported(module: griffe.Module) -> Iterator[griffe.Object]:
         else:
             is_public = not (member.is_alias or member.is_module or name.startswith("_"))
         if is_public:
-            with contextlib.suppress(griffe.AliasResolutionError):  # griffe reads no folder without `__init__.py`
+            with contextlib.suppress(griffe.AliasResolutionError):  # a name of another package
                 yield member.final_target if member.is_alias else member
+
+
+class Kernels(griffe.Extension):
+    """Griffe extension that reads `llamacli.kernels`, a folder without `__init__.py`."""
+
+    def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
+        """Add the modules of the folder to the package."""
+        folder = ROOT / "core" / "llamacli" / "kernels"
+        kernels = griffe.Module(folder.name, filepath=[folder], modules_collection=loader.modules_collection)
+        pkg.set_member(folder.name, kernels)
+        for path in sorted(folder.glob("*.py")):
+            code = path.read_text(encoding="utf-8")
+            loader.lines_collection[path] = code.splitlines()
+            module = griffe.visit(
+                path.stem,
+                path,
+                code,
+                parent=kernels,
+                extensions=loader.extensions,
+                lines_collection=loader.lines_collection,
+                modules_collection=loader.modules_collection,
+            )
+            kernels.set_member(path.stem, module)
 
 
 def api_pages() -> dict[str, str]:
     """Pages of the API reference by their paths on the site."""
-    package = griffe.load("llamacli", search_paths=[ROOT / "core"])
+    package = griffe.load("llamacli", search_paths=[ROOT / "core"], extensions=griffe.load_extensions(Kernels))
     described: set[str] = set()
     pages = {}
     for name in MODULES:
