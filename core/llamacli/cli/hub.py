@@ -39,9 +39,9 @@ def pull(reference: str) -> None:
 def list_models(names: bool, json: bool) -> None:
     """List the models in the Hugging Face cache.
 
-    `run -hf` and `rm` accept the names. Short names, for `run` and other commands, are those of a list in the package
-    and your own, a line `name = "user/repo:Q4_K_M"` each in the file aliases.toml of the configuration folder
-    (~/.config/llamacli on Linux). Needs the extra `hub`.
+    `run -hf` and `rm` accept the names. `run` and other commands also accept short names: those of a list in the
+    package, and your own from the file aliases.toml in the configuration folder (~/.config/llamacli on Linux), with a
+    line such as `name = "user/repo:Q4_K_M"` for each. Needs the extra `hub`.
     """
     if names:
         _print_names(json)

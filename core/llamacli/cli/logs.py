@@ -30,9 +30,9 @@ _TITLE = 50
 def logs(query: str | None, limit: int, show: int | None, rm: int | None, path: bool, json: bool) -> None:
     """List the logged conversations.
 
-    With QUERY, those with this text in a message; the latest come first. `llamacli run --log` records a conversation,
-    as does `/set log on` in a chat and, for all of them, the environment variable LLAMACLI_RUN_LOG=1. `run --resume ID`
-    and `/resume ID` continue it.
+    With QUERY, only those that have this text in a message. The latest come first. `llamacli run --log` records a
+    conversation, as does `/set log on` in a chat and, for all of them, the environment variable LLAMACLI_RUN_LOG=1.
+    `run --resume ID` and `/resume ID` continue it.
     """
     if sum((show is not None, rm is not None, path)) > 1:
         raise click.UsageError("--show, --rm and --path exclude each other.")

@@ -32,9 +32,9 @@ def trace(
     """List the ops of a model's forward pass, by layer.
 
     With --values each op is run on a prompt. With --against DUMP, the output of llama.cpp's llama-eval-callback for the
-    same tokens, the tensor that equals each op is shown, and the first op that differs is marked: `=` is equal, `!`
-    different, `?` without counterpart. `python -m llamacli.testing.dump MODEL --tokens 0 1 2 3` makes such a file with
-    llama-cpp-python.
+    same tokens, the tensor with the numbers of each op is shown, and the first op that differs is marked: `=` is equal,
+    `!` different, `?` without counterpart. `python -m llamacli.testing.dump MODEL --tokens 0 1 2 3` makes such a file
+    with llama-cpp-python.
     """
     from llamacli.tools.op_values import UNKNOWN, Match, Recorded, compare, first_difference, read_dump
 
