@@ -35,7 +35,7 @@ class Ours:
 
     def __init__(self, path: str, threads: int, n_ctx: int):
         self._model = llamacli.load_model(path, threads=threads)
-        self._session = self._model.create_session(seq_len=n_ctx, reuse=False)
+        self._session = self._model.create_session(n_ctx=n_ctx, reuse=False)
         self.n_vocab = self._model.config.n_vocab
 
     def start(self, n_past: int) -> None:

@@ -24,7 +24,7 @@ import sys, time
 import llamacli
 path, threads, n_ctx = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 model = llamacli.load_model(path, threads=threads)
-session = model.create_session(seq_len=n_ctx, reuse=False)
+session = model.create_session(n_ctx=n_ctx, reuse=False)
 n_vocab = model.config.n_vocab
 print("ready", flush=True)
 for line in sys.stdin:

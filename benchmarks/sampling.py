@@ -15,22 +15,22 @@ from llamacli import SamplingParams
 from llamacli.sampling import SamplerState
 
 AS_LLAMA_CPP = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-DEFAULTS = {"temp": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 CHAINS = {
     "greedy": SamplingParams(),
     "greedy, 5 log-probabilities": SamplingParams(n_probs=5),
     "defaults of the command line": SamplingParams(**DEFAULTS, samplers=AS_LLAMA_CPP),
-    "  with penalties": SamplingParams(**DEFAULTS, penalty=1.1, penalty_freq=0.1, samplers=AS_LLAMA_CPP),
-    "  with temperature first": SamplingParams(**DEFAULTS, penalty=1.1, penalty_freq=0.1),
+    "  with penalties": SamplingParams(**DEFAULTS, repeat_penalty=1.1, frequency_penalty=0.1, samplers=AS_LLAMA_CPP),
+    "  with temperature first": SamplingParams(**DEFAULTS, repeat_penalty=1.1, frequency_penalty=0.1),
     "  with DRY over 4096 tokens": SamplingParams(**DEFAULTS, dry_multiplier=0.8, dry_penalty_last_n=4096),
-    "temperature only": SamplingParams(temp=0.8),
-    "top-p only": SamplingParams(temp=0.8, top_p=0.95),
-    "min-p only": SamplingParams(temp=0.8, min_p=0.05),
-    "top-n-sigma only": SamplingParams(temp=0.8, top_n_sigma=1.0),
-    "typical-p only": SamplingParams(temp=0.8, typ_p=0.95),
-    "mirostat": SamplingParams(temp=0.8, mirostat=1),
-    "mirostat 2": SamplingParams(temp=0.8, mirostat=2),
-    "min-p, adaptive-p": SamplingParams(temp=0.8, min_p=0.01, adaptive_target=0.5),
+    "temperature only": SamplingParams(temperature=0.8),
+    "top-p only": SamplingParams(temperature=0.8, top_p=0.95),
+    "min-p only": SamplingParams(temperature=0.8, min_p=0.05),
+    "top-n-sigma only": SamplingParams(temperature=0.8, top_n_sigma=1.0),
+    "typical-p only": SamplingParams(temperature=0.8, typical_p=0.95),
+    "mirostat": SamplingParams(temperature=0.8, mirostat=1),
+    "mirostat 2": SamplingParams(temperature=0.8, mirostat=2),
+    "min-p, adaptive-p": SamplingParams(temperature=0.8, min_p=0.01, adaptive_target=0.5),
 }
 
 

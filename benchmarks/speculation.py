@@ -21,8 +21,8 @@ def measure(
     model: llamacli.Model, prompt: Sequence[int], options: argparse.Namespace, drafter: Drafter | None
 ) -> tuple[list[int], llamacli.Stats]:
     """Tokens and statistics of one run."""
-    params = llamacli.SamplingParams(temp=options.temp)
-    with model.create_session(seq_len=len(prompt) + options.n + 1, seed=1) as session:
+    params = llamacli.SamplingParams(temperature=options.temp)
+    with model.create_session(n_ctx=len(prompt) + options.n + 1, seed=1) as session:
         stream = session.generate(prompt, params, max_tokens=options.n, ignore_eos=True, speculate=drafter)
         return [token.id for token in stream], session.stats
 

@@ -41,7 +41,7 @@ class TestConfig:
             rms_eps=1e-6,
             n_expert=0,
             n_expert_used=0,
-            seq_len=512,
+            n_ctx=512,
         )
 
     def test_head_dim_may_differ_from_n_embd_per_head(self) -> None:
@@ -77,13 +77,13 @@ class TestConfig:
             window: int
 
         family = Family.from_gguf(Metadata(KEYS), window=5)
-        family.seq_len = 9
+        family.n_ctx = 9
         for name in ("window", "n_layer"):
             with pytest.raises(attrs.exceptions.FrozenAttributeError):
                 setattr(family, name, 1)
         with pytest.raises(InvalidRequestError):
-            family.seq_len = 0
-        assert (family.seq_len, family.window) == (9, 5)
+            family.n_ctx = 0
+        assert (family.n_ctx, family.window) == (9, 5)
 
 
 class TestSlidingLayers:

@@ -18,7 +18,7 @@ def model(load_tiny: LoadTiny) -> Model:
 
 @SLOW_REFERENCE
 @pytest.mark.parametrize("n_parallel", [1, 3, 16])
-@pytest.mark.parametrize("params", [None, RANDOM, SamplingParams(temp=1.5, penalty=1.3, stop=["e", "o"])])
+@pytest.mark.parametrize("params", [None, RANDOM, SamplingParams(temperature=1.5, repeat_penalty=1.3, stop=["e", "o"])])
 @pytest.mark.parametrize("max_tokens", [5, 80])
 def test_equals_generate_of_each(model: Model, n_parallel: int, params: Any, max_tokens: int) -> None:
     made = model.generate(TEXTS, params, max_tokens=max_tokens, seed=7, n_parallel=n_parallel)
@@ -28,7 +28,7 @@ def test_equals_generate_of_each(model: Model, n_parallel: int, params: Any, max
             tokens = list(session.generate(text, params, max_tokens=max_tokens))
             assert found.text == "".join(token.piece for token in tokens)
             assert found.tokens[: len(tokens)] == tuple(token.id for token in tokens)
-            is_long = not session.stop_string and (len(tokens) == max_tokens or session.n_past == session.seq_len)
+            is_long = not session.stop_string and (len(tokens) == max_tokens or session.n_past == session.n_ctx)
             assert found.finish_reason == ("length" if is_long else "stop")
 
 
@@ -47,8 +47,10 @@ def test_memory_is_freed(model: Model) -> None:
 def test_errors(model: Model) -> None:
     with pytest.raises(InvalidRequestError, match="put a single text into a list"):
         model.generate("a b")
-    with pytest.raises(InvalidRequestError, match="max_tokens must be an integer of at least 0, not -1"):
-        model.generate(["a"], max_tokens=-1)
+    with pytest.raises(
+        InvalidRequestError, match="max_tokens must be an integer of at least 0, or None or -1 for no limit, not -2"
+    ):
+        model.generate(["a"], max_tokens=-2)
     with pytest.raises(InvalidRequestError, match="n_parallel must be an integer of at least 1, not 0"):
         model.generate(["a"], n_parallel=0)
     with pytest.raises(ContextOverflowError, match="65 more do not fit into 64"):

@@ -31,12 +31,12 @@ def quick_first(names: list[str]) -> list[object]:
 
 
 def all_logits(model: Model, tokens: Iterable[int] = TOKENS) -> np.ndarray:
-    with model.create_session(seq_len=N_CTX) as session:
+    with model.create_session(n_ctx=N_CTX) as session:
         return session.eval(list(tokens), all_logits=True)
 
 
 def greedy(model: Model, prompt: list[int], n: int) -> list[int]:
-    with model.create_session(seq_len=N_CTX) as session:
+    with model.create_session(n_ctx=N_CTX) as session:
         return [token.id for token in session.generate(prompt, max_tokens=n, ignore_eos=True)]
 
 
@@ -94,7 +94,7 @@ def test_auto_is_close_to_llama_cpp(variant: str, load_tiny: LoadTiny) -> None:
 def test_single_tokens_and_batches_are_bit_equal(variant: str, load_tiny: LoadTiny) -> None:
     model = load_tiny(variant, "auto")
     whole = all_logits(model)
-    with model.create_session(seq_len=N_CTX) as session:
+    with model.create_session(n_ctx=N_CTX) as session:
         for token, expected in zip(TOKENS.tolist(), whole, strict=True):
             session.eval([token])
             np.testing.assert_array_equal(session.logits, expected)
@@ -153,7 +153,7 @@ def test_context_length_selects_the_rope_factors(variant: str, load_tiny: LoadTi
     model, golden = load_tiny(variant), Golden.load(variant).exact
     original = model.config.rope.n_ctx_orig
     other = original + 1 if original == N_CTX else original
-    with model.create_session(seq_len=other) as session:
+    with model.create_session(n_ctx=other) as session:
         logits = session.eval(TOKENS[:32].tolist(), all_logits=True)
     assert nmse(golden[:6], logits[POSITIONS[:6]]) > 1e-4
 

@@ -70,7 +70,7 @@ class TestLoading:
     def test_attributes(self, load_tiny: LoadTiny) -> None:
         model = load_tiny("gqa", "auto")
         assert (model.arch, model.mode) == ("llama", QuantMode.AUTO)
-        assert (model.config.n_layer, model.config.n_head, model.config.n_head_kv, model.config.seq_len) == (
+        assert (model.config.n_layer, model.config.n_head, model.config.n_head_kv, model.config.n_ctx) == (
             2,
             4,
             2,
@@ -90,12 +90,12 @@ class TestLoading:
 
     def test_only_seq_len_can_be_set(self, load_tiny: LoadTiny) -> None:
         config = load_tiny().config
-        config.seq_len = 17
+        config.n_ctx = 17
         for field in attrs.fields(type(config)):
-            if field.name != "seq_len":
+            if field.name != "n_ctx":
                 with pytest.raises(attrs.exceptions.FrozenAttributeError):
                     setattr(config, field.name, getattr(config, field.name))
-        assert config.seq_len == 17
+        assert config.n_ctx == 17
 
     @pytest.mark.parametrize("mode", [*QuantMode, "auto", "fp32", "q8", "q4"])
     def test_modes(self, mode: str, load_tiny: LoadTiny) -> None:

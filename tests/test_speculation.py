@@ -23,10 +23,10 @@ GRAMMARS = (None, "root ::= [a-z ]*", 'root ::= ("ab" | "c")+ [0-9]*')
 
 PARAMS = st.builds(
     SamplingParams,
-    temp=st.sampled_from([0.0, 0.7, 1.5]),
+    temperature=st.sampled_from([0.0, 0.7, 1.5]),
     top_k=st.sampled_from([0, 5, 40]),
     top_p=st.sampled_from([1.0, 0.9]),
-    penalty=st.sampled_from([1.0, 1.3]),
+    repeat_penalty=st.sampled_from([1.0, 1.3]),
     dry_multiplier=st.sampled_from([0.0, 0.8]),
     mirostat=st.sampled_from([0, 0, 2]),
     xtc_probability=st.sampled_from([0.0, 0.5]),
@@ -96,7 +96,7 @@ def prompt_of(model: Model, seed: int, n: int = 40) -> list[int]:
 
 
 def plain(model: Model, prompt: Sequence[int], params: SamplingParams | None, n: int, seed: int = 1) -> dict[str, Any]:
-    with model.create_session(seed=seed, seq_len=SEQ_LEN, reuse=False) as session:
+    with model.create_session(seed=seed, n_ctx=SEQ_LEN, reuse=False) as session:
         return generated(session, prompt, params, n)
 
 
@@ -115,19 +115,19 @@ def test_drafters_never_change_the_text(models: dict[str, Model], params: Sampli
     error = data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
     with DraftModel(models["draft"], 5, min_probability=0.0) as draft_model:
         for drafter in (Mixed(ids(expected), len(prompt), seed, error), PromptLookup(min_ngram=1), draft_model):
-            with model.create_session(seed=seed, seq_len=SEQ_LEN, reuse=False) as session:
+            with model.create_session(seed=seed, n_ctx=SEQ_LEN, reuse=False) as session:
                 assert generated(session, prompt, params, n, speculate=drafter) == expected
                 assert session.stats.n_accepted <= session.stats.n_drafted
 
 
 @pytest.mark.parametrize("name", ["gqa", "gemma3"])
-@pytest.mark.parametrize("params", [None, SamplingParams(temp=1.0)])
+@pytest.mark.parametrize("params", [None, SamplingParams(temperature=1.0)])
 def test_right_drafts_save_passes(models: dict[str, Model], name: str, params: SamplingParams | None) -> None:
     model, passes = models[name], 0
     prompt = prompt_of(model, 5)
     expected = plain(model, prompt, params, 60)
     drafter = Mixed(ids(expected), len(prompt), 0, 0.0)
-    with model.create_session(seed=1, seq_len=SEQ_LEN, reuse=False) as session:
+    with model.create_session(seed=1, n_ctx=SEQ_LEN, reuse=False) as session:
         eval_ahead = session.eval_ahead
 
         def counted(token: int, draft: Sequence[int]) -> None:
@@ -147,7 +147,7 @@ def test_leaving_the_loop_drops_what_was_evaluated_ahead(models: dict[str, Model
     model = models["gemma3"]
     prompt = prompt_of(model, 3)
     text = ids(plain(model, prompt, None, 40))
-    with model.create_session(seed=1, seq_len=SEQ_LEN) as session:
+    with model.create_session(seed=1, n_ctx=SEQ_LEN) as session:
         for i, _ in enumerate(session.generate(prompt, max_tokens=40, speculate=Mixed(text, len(prompt), 1, 0.2))):
             if i == 7:
                 break
@@ -160,7 +160,7 @@ def test_any_use_of_a_session_between_drops_the_draft(models: dict[str, Model]) 
     model = models["gqa"]
     prompt = prompt_of(model, 4)
     text = ids(plain(model, prompt, None, 10))
-    with model.create_session(seq_len=SEQ_LEN, reuse=False) as session:
+    with model.create_session(n_ctx=SEQ_LEN, reuse=False) as session:
         session.eval(prompt)
         logits = session.logits.copy()
         session.eval_ahead(text[0], text[1:5])
@@ -169,7 +169,7 @@ def test_any_use_of_a_session_between_drops_the_draft(models: dict[str, Model]) 
         assert not session.is_ahead(text[1] + 1)
         session.eval([text[1] + 1])
         assert not session.is_ahead(text[2])
-        with model.create_session(seq_len=SEQ_LEN, reuse=False) as other:
+        with model.create_session(n_ctx=SEQ_LEN, reuse=False) as other:
             other.eval([*prompt, text[0], text[1] + 1])
             np.testing.assert_array_equal(session.logits, other.logits)
         session.rewind(len(prompt) + 1)
@@ -189,7 +189,7 @@ def test_any_use_of_a_session_between_drops_the_draft(models: dict[str, Model]) 
 def test_saved_states_hold_no_draft(models: dict[str, Model]) -> None:
     model = models["gqa"]
     prompt = prompt_of(model, 4)
-    with model.create_session(seq_len=SEQ_LEN, reuse=False) as session, model.create_session(seq_len=SEQ_LEN) as other:
+    with model.create_session(n_ctx=SEQ_LEN, reuse=False) as session, model.create_session(n_ctx=SEQ_LEN) as other:
         session.eval_ahead(prompt[0], prompt[1:])
         other.load_state(session.save_state())
         assert other.tokens == tuple(prompt[:1])
@@ -200,7 +200,7 @@ def test_the_drafter_of_a_session_is_its_default(models: dict[str, Model]) -> No
     model = models["gqa"]
     prompt = prompt_of(model, 8)
     expected = plain(model, prompt, None, 60)
-    with model.create_session(seed=1, seq_len=SEQ_LEN, reuse=False) as session:
+    with model.create_session(seed=1, n_ctx=SEQ_LEN, reuse=False) as session:
         session.drafter = PromptLookup(min_ngram=1)
         assert generated(session, prompt, None, 60) == expected
         assert session.stats.n_drafted

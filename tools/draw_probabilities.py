@@ -36,7 +36,7 @@ def cells() -> Iterator[tuple[str, float, list[tuple[str, float, bool]]]]:
 
     Of these the text, the probability, and whether it is the token.
     """
-    params = llamacli.SamplingParams(temp=1.0, n_probs=N_PROBS)
+    params = llamacli.SamplingParams(temperature=1.0, n_probs=N_PROBS)
     with llamacli.load_model(llamacli.demo_path()) as model, model.create_session(seed=SEED) as session:
         for token in session.generate(PROMPT, params, max_tokens=N_TOKENS):
             assert token.logprobs is not None, "n_probs asks for them"

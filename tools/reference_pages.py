@@ -39,22 +39,24 @@ SECTIONS = {
     ),
     "Suppressed tokens": Section(("SuppressTokens",), ("suppress_tokens",), "suppress_tokens"),
     "Logit bias": Section(("LogitBias",), ("logit_bias",), "logit_bias"),
-    "Penalties": Section(("Penalties",), ("penalty", "penalty_freq", "penalty_present", "penalty_last_n"), "penalties"),
+    "Penalties": Section(
+        ("Penalties",), ("repeat_penalty", "frequency_penalty", "presence_penalty", "repeat_last_n"), "penalties"
+    ),
     "DRY": Section(
         ("Dry",),
         ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
         "dry",
     ),
     "Temperature": Section(
-        ("Temperature", "DynamicTemperature"), ("temp", "dynatemp_range", "dynatemp_exponent"), "temperature"
+        ("Temperature", "DynamicTemperature"), ("temperature", "dynatemp_range", "dynatemp_exponent"), "temperature"
     ),
     "Top-n-sigma": Section(("TopNSigma",), ("top_n_sigma",), "top_n_sigma"),
     "Top-k": Section(("TopK",), ("top_k",), "top_k"),
-    "Typical-p": Section(("TypicalP",), ("typ_p",), "typ_p"),
+    "Typical-p": Section(("TypicalP",), ("typical_p",), "typ_p"),
     "Top-p": Section(("TopP",), ("top_p",), "top_p"),
     "Min-p": Section(("MinP",), ("min_p",), "min_p"),
     "XTC": Section(("Xtc",), ("xtc_probability", "xtc_threshold"), "xtc"),
-    "Greedy": Section(("Greedy",), ("temp",)),
+    "Greedy": Section(("Greedy",), ("temperature",)),
     "Draw": Section(("Draw",), ()),
     "Mirostat": Section(("Mirostat", "MirostatV2"), ("mirostat", "mirostat_tau", "mirostat_eta")),
     "Adaptive-p": Section(("AdaptiveP",), ("adaptive_target", "adaptive_decay"), "adaptive_p"),

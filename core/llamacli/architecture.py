@@ -20,13 +20,13 @@ _SHOWN = 8
 """Largest number of mismatches that an error lists; a wrong number of layers gives hundreds."""
 
 
-def checked_seq_len(value: int) -> int:
+def checked_n_ctx(value: int) -> int:
     """Check the length of a context; returns it.
 
     Raises InvalidRequestError unless it is an integer from 1 to MAX_CONTEXT.
     """
     if not is_integer(value) or not 0 < value <= MAX_CONTEXT:
-        raise InvalidRequestError(f"seq_len must be an integer from 1 to {MAX_CONTEXT}, not {value!r}")
+        raise InvalidRequestError(f"n_ctx must be an integer from 1 to {MAX_CONTEXT}, not {value!r}")
     return int(value)
 
 
@@ -43,7 +43,7 @@ def _freeze(_: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute
 class Config:
     """Hyperparameters that all decoders share, named as in GGUF.
 
-    A family's own ones are added by subclassing. `seq_len`, the length of the context in tokens, may be lowered before
+    A family's own ones are added by subclassing. `n_ctx`, the length of the context in tokens, may be lowered before
     a session is created; it starts as `context_length`, the length that the model was trained for. Everything else is
     fixed.
     """
@@ -61,9 +61,9 @@ class Config:
     layer_norm_eps: float = 0.0
     n_expert: int = 0
     n_expert_used: int = 0
-    seq_len: int = attrs.field(
+    n_ctx: int = attrs.field(
         default=attrs.Factory(lambda self: self.context_length, takes_self=True),
-        on_setattr=lambda self, field, value: checked_seq_len(value),
+        on_setattr=lambda self, field, value: checked_n_ctx(value),
     )
 
     @classmethod

@@ -10,6 +10,7 @@ import attrs
 
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import ContextOverflowError, InvalidRequestError
+from llamacli.generation import token_limit
 from llamacli.sampling import SamplingParams, StopStrings
 from llamacli.session import Session, eval_batch
 from llamacli.util.numbers import is_integer
@@ -33,8 +34,8 @@ def generate_batch(
     prompts: Sequence[str | Sequence[int]],
     params: SamplingParams | None = None,
     *,
-    max_tokens: int = 64,
-    seed: int = 1234,
+    max_tokens: int | None = None,
+    seed: int | None = 1234,
     n_parallel: int = 16,
 ) -> list[Generated]:
     """Generate the text after each prompt, in sessions that are evaluated together.
@@ -43,15 +44,13 @@ def generate_batch(
     """
     if isinstance(prompts, str):
         raise InvalidRequestError("prompts is a list of texts or of token ids: put a single text into a list")
-    for name, value, least in (("max_tokens", max_tokens, 0), ("n_parallel", n_parallel, 1)):
-        if not is_integer(value) or value < least:
-            raise InvalidRequestError(f"{name} must be an integer of at least {least}, not {value!r}")
+    if not is_integer(n_parallel) or n_parallel < 1:
+        raise InvalidRequestError(f"n_parallel must be an integer of at least 1, not {n_parallel!r}")
+    limit = token_limit(max_tokens, model.config.n_ctx)
     params = SamplingParams() if params is None else params
     with contextlib.ExitStack() as stack:
-        streams = [
-            _Stream(stack.enter_context(Session(model, seed=seed)), prompt, params, max_tokens) for prompt in prompts
-        ]
-        waiting = collections.deque(stream for stream in streams if max_tokens)
+        streams = [_Stream(stack.enter_context(Session(model, seed=seed)), prompt, params, limit) for prompt in prompts]
+        waiting = collections.deque(stream for stream in streams if limit)
         active: list[_Stream] = []
         while waiting or active:
             while waiting and len(active) < n_parallel:
@@ -70,8 +69,8 @@ class _Stream:
         self.session, self._max_tokens = session, max_tokens
         session.params = params
         self.new_ids = session.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if len(self.new_ids) > session.seq_len:
-            raise ContextOverflowError(0, len(self.new_ids), session.seq_len)
+        if len(self.new_ids) > session.n_ctx:
+            raise ContextOverflowError(0, len(self.new_ids), session.n_ctx)
         self._decoder = session.model.tokenizer.stream(self.new_ids)
         self._stops = StopStrings(params.stop)
         self.tokens: list[int] = []
@@ -80,7 +79,7 @@ class _Stream:
     def step(self) -> None:
         """Draw a token, or end. Evaluated sessions only."""
         session = self.session
-        if session.n_past == session.seq_len:
+        if session.n_past == session.n_ctx:
             self._end("length", self._decoder.flush())
             return
         token = session.draw()

@@ -139,15 +139,15 @@ class HubError(LlamaCliError):
 class ContextOverflowError(LlamaCliError, ValueError):
     """The tokens do not fit into the session's context; nothing was evaluated.
 
-    Attributes: `n_past`, tokens already in the context; `n_tokens`, tokens to add; `seq_len`, the context's length;
+    Attributes: `n_past`, tokens already in the context; `n_tokens`, tokens to add; `n_ctx`, the context's length;
     `stage`, the step that failed ("prefix", "suffix", "decode") or "".
     """
 
-    def __init__(self, n_past: int, n_tokens: int, seq_len: int, *, stage: str = ""):
-        self.n_past, self.n_tokens, self.seq_len, self.stage = n_past, n_tokens, seq_len, stage
+    def __init__(self, n_past: int, n_tokens: int, n_ctx: int, *, stage: str = ""):
+        self.n_past, self.n_tokens, self.n_ctx, self.stage = n_past, n_tokens, n_ctx, stage
         super().__init__(
             f"context overflow{stage and f' ({stage})'}: "
-            f"{n_past} tokens in the context and {n_tokens} more do not fit into {seq_len}"
+            f"{n_past} tokens in the context and {n_tokens} more do not fit into {n_ctx}"
         )
 
 

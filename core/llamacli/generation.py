@@ -11,9 +11,10 @@ from typing import Protocol
 import attrs
 
 from llamacli.engine.compiled_model import CompiledModel
-from llamacli.errors import ClosedError
+from llamacli.errors import ClosedError, InvalidRequestError
 from llamacli.sampling import LogProbs, SamplerChain, SamplingParams, StopStrings
 from llamacli.tokenizer import StreamDecoder
+from llamacli.util.numbers import is_integer
 
 
 @attrs.frozen
@@ -80,7 +81,7 @@ class _TokenStream(Protocol):
 
     stats: Stats
     stop_string: str
-    seq_len: int
+    n_ctx: int
     n_computed: int
 
     @property
@@ -103,12 +104,28 @@ class _TokenStream(Protocol):
     def decoder(self) -> StreamDecoder: ...
 
 
+def token_limit(max_tokens: int | None, n_ctx: int) -> int:
+    """Maximum number of tokens to generate.
+
+    None and -1 are as many as the context holds.
+
+    Raises InvalidRequestError for a number out of range.
+    """
+    if max_tokens is None:
+        return n_ctx
+    if not is_integer(max_tokens) or max_tokens < -1:
+        raise InvalidRequestError(
+            f"max_tokens must be an integer of at least 0, or None or -1 for no limit, not {max_tokens!r}"
+        )
+    return n_ctx if max_tokens == -1 else int(max_tokens)
+
+
 def generate(
     session: _TokenStream,
     prompt: Sequence[int],
     params: SamplingParams | SamplerChain | None = None,
     *,
-    max_tokens: int = 64,
+    max_tokens: int | None = None,
     ignore_eos: bool = False,
     speculate: Drafter | None = None,
 ) -> Iterator[Token]:
@@ -118,6 +135,7 @@ def generate(
     it to generate in another way.
     """
     clock, n_computed = time.perf_counter, session.n_computed
+    limit = token_limit(max_tokens, session.n_ctx)
     end_ids = frozenset[int]() if ignore_eos else session.model.tokenizer.eog_ids
     session.stats = Stats()
     session.reset_sampler()
@@ -129,8 +147,8 @@ def generate(
     session.stats = Stats(n_prompt, n_reused, prefill_tps=prefill_tps)
     text, decode_s, ttft_s = session.decoder(), 0.0, 0.0
     ahead = _Speculation(session, speculate)
-    for n_gen in range(1, max_tokens + 1):
-        if session.n_past == session.seq_len:
+    for n_gen in range(1, limit + 1):
+        if session.n_past == session.n_ctx:
             return
         step = clock()
         token = session.draw(params)
@@ -141,12 +159,12 @@ def generate(
         if token in end_ids:
             return
         piece = text.feed(token)
-        if n_gen == max_tokens or session.n_past + 1 == session.seq_len:
+        if n_gen == limit or session.n_past + 1 == session.n_ctx:
             piece += text.flush()
         yield Token(token, piece, session.logprobs)
         step = clock()
         session.accept(token)
-        ahead.eval(token, max_tokens - n_gen - 1)
+        ahead.eval(token, limit - n_gen - 1)
         decode_s += clock() - step
         rate = _rate(n_gen, decode_s)
         session.stats = Stats(n_prompt, n_reused, n_gen, ttft_s, prefill_tps, rate, ahead.n_drafted, ahead.n_accepted)
@@ -176,7 +194,7 @@ class _Speculation:
             return
         if self._n_latest:
             drafter.observe(self._n_latest, self._n_latest_accepted)
-        limit = min(limit, session.seq_len - session.n_past - 1)
+        limit = min(limit, session.n_ctx - session.n_past - 1)
         draft = drafter.draft([*session.tokens, token], limit) if limit > 0 else ()
         session.eval_ahead(token, draft)
         self.n_drafted += len(draft)

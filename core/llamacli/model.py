@@ -28,6 +28,7 @@ from llamacli.loaders import ModelFile, Progress, WatchedFile, identity, open_mo
 from llamacli.parts import describe_parts
 from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
+from llamacli.util.foreign_names import explain_names
 
 if TYPE_CHECKING:
     from llamacli.batch import Generated
@@ -43,10 +44,10 @@ _log = logging.getLogger(__name__)
 class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
     """Loaded model, shared by any number of sessions.
 
-    It is read-only but for `config.seq_len`.
+    It is read-only but for `config.n_ctx`.
 
     - `arch`: its `general.architecture`.
-    - `config`: its hyperparameters; lower `config.seq_len` before creating a session to spend less memory.
+    - `config`: its hyperparameters; lower `config.n_ctx` before creating a session to spend less memory.
     - `tokenizer`: its vocabulary.
     - `metadata`: every key of its file.
     - `mode`: how its weights are kept.
@@ -98,19 +99,31 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         """Sampler of this name that a plugin registers, if there is one."""
         return self._plugins.sampler(name)
 
+    def sampling_params(self, **given: Any) -> SamplingParams:
+        """Sampling parameters with the defaults of the model's file, else llama.cpp's.
+
+        `given` are fields of SamplingParams. The command line, the server and `create_chat_completion` sample with
+        these; without parameters sessions and chats are greedy. A `repeat_last_n` of -1 is `config.n_ctx`. Raises
+        InvalidRequestError for a value that is not valid, ModelFormatError for one of the file.
+        """
+        from llamacli.sampling.defaults import params_with_defaults
+
+        return params_with_defaults(given, self.metadata, self.config.n_ctx, self.find_sampler)
+
+    @explain_names
     def create_session(
         self,
         *,
-        seq_len: int | None = None,
+        n_ctx: int | None = None,
         kv_type: KVTypes | None = None,
-        seed: int = 1234,
+        seed: int | None = 1234,
         strategy: str | CacheStrategy = CacheStrategy.ALWAYS,
         reuse: bool = True,
         adapters: AdaptersLike | None = None,
     ) -> Session:
-        """Create a session with an empty context of `seq_len` tokens.
+        """Create a session with an empty context of `n_ctx` tokens.
 
-        The default is `config.seq_len`, read now. `kv_type` is the type of cached keys and values, one of
+        The default is `config.n_ctx`, read now. `kv_type` is the type of cached keys and values, one of
         `llamacli.kv.KV_TYPES` such as "q8_0", or a pair of them; the default is f32 in fp32 mode, else f16. `strategy`
         says when they are cached at all rather than computed again, see `llamacli.kv.CacheStrategy`. With `reuse`, a
         prompt that begins as another session's of this model is not evaluated again that far: the pages are shared
@@ -122,14 +135,13 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         """
         from llamacli.session import Session
 
-        return Session(
-            self, seq_len=seq_len, kv_type=kv_type, seed=seed, strategy=strategy, reuse=reuse, adapters=adapters
-        )
+        return Session(self, n_ctx=n_ctx, kv_type=kv_type, seed=seed, strategy=strategy, reuse=reuse, adapters=adapters)
 
+    @explain_names
     def create_chat(
         self,
         system: str = "",
-        max_new: int = 256,
+        max_tokens: int | None = None,
         *,
         session: Session | None = None,
         template: str | None = None,
@@ -149,7 +161,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         return ChatSession(
             self,
             system,
-            max_new,
+            max_tokens,
             session=session,
             metadata=self.metadata,
             formats=self._plugins.chat_formats(),
@@ -168,13 +180,14 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
 
         return ChatCodec(self.tokenizer, self.metadata, self._plugins.chat_formats(), template, tools=tools)
 
+    @explain_names
     def generate(
         self,
         prompts: Sequence[str | Sequence[int]],
         params: SamplingParams | None = None,
         *,
-        max_tokens: int = 64,
-        seed: int = 1234,
+        max_tokens: int | None = None,
+        seed: int | None = 1234,
         n_parallel: int = 16,
     ) -> list[Generated]:
         """Generate the text after each of several prompts.
@@ -295,6 +308,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         raise TypeError("a model cannot be copied or pickled: share it, or load its file again")
 
 
+@explain_names
 def load_model(
     path: str | os.PathLike[str],
     mode: str | QuantMode = QuantMode.AUTO,

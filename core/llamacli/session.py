@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, cast
@@ -23,13 +24,14 @@ from llamacli.errors import (
     SessionBusyError,
     StateError,
 )
-from llamacli.generation import Drafter, Stats, Token, generate, until_stop
+from llamacli.generation import Drafter, Stats, Token, generate, token_limit, until_stop
 from llamacli.kv import CacheStrategy, KVSequence, snapshot
 from llamacli.kv.prefixes import n_common
 from llamacli.loaders import Progress
 from llamacli.sampling import Candidates, LogProbs, SamplerChain, SamplerState, SamplingParams, StopStrings, as_logits
 from llamacli.tokenizer import StreamDecoder
 from llamacli.util.asynchronous import in_threads
+from llamacli.util.foreign_names import explain_names
 from llamacli.util.locking import locked
 from llamacli.util.numbers import is_integer
 
@@ -53,7 +55,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     - `n_past`: tokens evaluated so far, which is the next token's position.
     - `logits`: float32 [n_vocab], of the last token evaluated.
-    - `seq_len`: the context size, in tokens.
+    - `n_ctx`: the context size, in tokens.
     - `tokens`: the tokens evaluated so far.
     - `n_cached`: how many of the first tokens the cache holds.
     - `n_reused`: how many tokens came from the prefix cache: they share pages with a session that had evaluated them.
@@ -73,9 +75,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self,
         model: CompiledModel,
         *,
-        seq_len: int | None = None,
+        n_ctx: int | None = None,
         kv_type: KVTypes | None = None,
-        seed: int = 1234,
+        seed: int | None = 1234,
         strategy: str | CacheStrategy = CacheStrategy.ALWAYS,
         reuse: bool = True,
         adapters: AdaptersLike | None = None,
@@ -91,14 +93,14 @@ class Session(contextlib.AbstractContextManager["Session"]):
             )
         self.adapters = model.adapters if adapters is None else model.check_adapters(adapters)
         if sequence is None:
-            seq_len, variant = model.context_size(seq_len), key_of(self.adapters)
-            sequence = KVSequence(model.kv_pool(kv_type), seq_len, model.program.rope_variant(seq_len), variant)
+            n_ctx, variant = model.context_size(n_ctx), key_of(self.adapters)
+            sequence = KVSequence(model.kv_pool(kv_type), n_ctx, model.program.rope_variant(n_ctx), variant)
         model.program_with(self.adapters)  # compiled now, so that errors and waiting come here
-        self.model, self.seq_len, self.strategy = model, sequence.seq_len, CacheStrategy.of(strategy)
+        self.model, self.n_ctx, self.strategy = model, sequence.seq_len, CacheStrategy.of(strategy)
         self.lock = threading.RLock()
         self._cache: KVSequence | None = sequence
         self._tokens: list[int] = list(sequence.tokens)
-        self._prefixes = model.prefixes(sequence.kv_type, self.seq_len) if reuse else None
+        self._prefixes = model.prefixes(sequence.kv_type, self.n_ctx) if reuse else None
         if self._prefixes is not None:
             self._prefixes.add(sequence)
         self.n_reused = self.n_computed = 0
@@ -218,9 +220,14 @@ class Session(contextlib.AbstractContextManager["Session"]):
         """Log-probabilities of the last draw, where `n_probs` asks for them, else None."""
         return self._sampler.logprobs
 
-    def set_seed(self, seed: int) -> None:
-        """Seed the random generator: the same seed gives the same draws."""
-        self._sampler.set_seed(_checked_seed(seed))
+    def set_seed(self, seed: int | None) -> int:
+        """Seed the random generator: the same seed gives the same draws.
+
+        None and -1 are a random seed. Returns the seed.
+        """
+        seed = _checked_seed(seed)
+        self._sampler.set_seed(seed)
+        return seed
 
     @locked
     def reset_sampler(self) -> None:
@@ -324,7 +331,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             return
         program, by = self.program, stop - p0
         if len(self.cache.tokens) == self.n_past and not self.cache.pool.layout.recurrent:
-            self.cache.remove(p0, stop, lambda layer, keys: program.shift_keys(layer, keys, by, self.seq_len))
+            self.cache.remove(p0, stop, lambda layer, keys: program.shift_keys(layer, keys, by, self.n_ctx))
         else:
             self._truncate_cache(p0)
         del self._tokens[p0:stop]
@@ -377,7 +384,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def __repr__(self) -> str:
         if self._cache is None or self._cache.closed:
             return "<Session, closed>"
-        return f"<Session, {self.n_past} of {self.seq_len} tokens, cache {self._cache.kv_type}>"
+        return f"<Session, {self.n_past} of {self.n_ctx} tokens, cache {self._cache.kv_type}>"
 
     @locked
     def draw(self, params: SamplingParams | SamplerChain | None = None) -> int:
@@ -481,23 +488,25 @@ class Session(contextlib.AbstractContextManager["Session"]):
             ids += [part] if isinstance(part, int) else tokenizer.encode_run(part, continues=True)
         return ids
 
+    @explain_names
     def generate(
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | SamplerChain | None = None,
         *,
-        max_tokens: int = 64,
+        max_tokens: int | None = None,
         ignore_eos: bool = False,
         speculate: Drafter | None = None,
     ) -> Generator[Token, None, None]:
         """Evaluate `prompt`, then yield up to `max_tokens` tokens as they are drawn.
 
-        The prompt is token ids, or text, which is tokenized as `encode` does: special tokens in it stay text.
+        The prompt is token ids, or text, which is tokenized as `encode` does: special tokens in it stay text. With None
+        or -1 for `max_tokens` the text goes on until it ends or the context is full.
 
         A token is accepted when the next one is asked for: only then is it counted, remembered for penalties and
         evaluated, the last one too. Leaving the loop therefore drops the token in hand. Generation ends at an
         end-of-generation token, which is neither yielded nor evaluated, unless `ignore_eos`; and quietly when the
-        context is full (`n_past == seq_len`).
+        context is full (`n_past == n_ctx`).
 
         With stop strings in `params` the text ends before the first that comes, which `stop_string` then is; tokens
         that hold a part of it are not in the context afterwards. A token comes once its text is certain to be before a
@@ -513,27 +522,27 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if self._generation is not None:
             raise SessionBusyError(_BUSY)
         params = self.params if params is None else params
-        if not is_integer(max_tokens) or max_tokens < 0:
-            raise InvalidRequestError(f"max_tokens must be an integer of at least 0, not {max_tokens!r}")
+        limit = token_limit(max_tokens, self.n_ctx)
         ids = self._checked(self.encode(prompt) if isinstance(prompt, str) else prompt).tolist()
         drafter = self.drafter if speculate is None else speculate
         if drafter is not None:
             self.check_speculation()
             drafter.begin(self.model)
         self._sampler.use(params)
-        tokens = generate(self, ids, params, max_tokens=int(max_tokens), ignore_eos=ignore_eos, speculate=drafter)
+        tokens = generate(self, ids, params, max_tokens=limit, ignore_eos=ignore_eos, speculate=drafter)
         self.stop_string = ""
         stops = params.stop if isinstance(params, SamplingParams) else ()
         if stops:
             tokens = until_stop(self, tokens, StopStrings(stops), len(ids))
         return self._exclusively(tokens)
 
+    @explain_names
     def generate_async(
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | SamplerChain | None = None,
         *,
-        max_tokens: int = 64,
+        max_tokens: int | None = None,
         ignore_eos: bool = False,
         speculate: Drafter | None = None,
     ) -> AsyncGenerator[Token, None]:
@@ -605,9 +614,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
             raise StateError("not the saved state of a session")
         if not all(is_integer(token) and 0 <= token < n_vocab for token in tokens):
             raise StateError(f"the saved state has tokens that are not from 0 to {n_vocab - 1}")
-        if len(tokens) > self.seq_len or (logits is not None and logits.shape != (n_vocab,)):
+        if len(tokens) > self.n_ctx or (logits is not None and logits.shape != (n_vocab,)):
             raise StateError(
-                f"the {len(tokens)} tokens or the logits of the saved state do not fit into {self.seq_len} tokens"
+                f"the {len(tokens)} tokens or the logits of the saved state do not fit into {self.n_ctx} tokens"
             )
         draws = SamplerState(0, self.model.tokenizer, self.model.find_sampler)
         try:
@@ -711,8 +720,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     def _expect_room(self, n_tokens: int, n_past: int | None = None) -> None:
         n_past = self.n_past if n_past is None else n_past
-        if n_past + n_tokens > self.seq_len:
-            raise ContextOverflowError(n_past, n_tokens, self.seq_len)
+        if n_past + n_tokens > self.n_ctx:
+            raise ContextOverflowError(n_past, n_tokens, self.n_ctx)
 
 
 def eval_batch(work: Iterable[tuple[Session, Sequence[int]]]) -> None:
@@ -786,7 +795,12 @@ def _evaluate_plans(
     return [results[i] for i in range(len(work))]
 
 
-def _checked_seed(seed: int) -> int:
+def _checked_seed(seed: int | None) -> int:
+    """Check a seed; None and -1 are a random one."""
+    if seed is None or (is_integer(seed) and seed == -1):
+        return secrets.randbits(32)
     if not is_integer(seed) or seed < 0:
-        raise InvalidRequestError(f"seed must be an integer of at least 0, not {seed!r}")
+        raise InvalidRequestError(
+            f"seed must be an integer of at least 0, or None or -1 for a random one, not {seed!r}"
+        )
     return int(seed)

@@ -117,7 +117,7 @@ class DraftModel(contextlib.AbstractContextManager["DraftModel"]):
     """Drafter that lets a smaller model of the same vocabulary predict.
 
     It takes that model's most probable tokens, as long as each is at least `min_probability` probable. `max_tokens` is
-    the maximum length of a draft, `seq_len` the context of the draft model, by default its own. `close` frees its
+    the maximum length of a draft, `n_ctx` the context of the draft model, by default its own. `close` frees its
     session; the model stays the caller's. Raises InvalidRequestError for values out of range.
     """
 
@@ -126,14 +126,14 @@ class DraftModel(contextlib.AbstractContextManager["DraftModel"]):
         model: CompiledModel,
         max_tokens: int = MAX_DRAFT,
         *,
-        seq_len: int | None = None,
+        n_ctx: int | None = None,
         min_probability: float = 0.5,
     ):
         if not 0 <= min_probability <= 1:
             raise InvalidRequestError(f"min_probability must be from 0 to 1, not {min_probability!r}")
         self.model, self._min_probability = model, min_probability
         self._pace = Pace(checked_max_tokens(max_tokens))
-        self._session = Session(model, seq_len=seq_len)
+        self._session = Session(model, n_ctx=n_ctx)
         self._fits: CompiledModel | None = None
 
     def begin(self, model: CompiledModel) -> None:
@@ -152,7 +152,7 @@ class DraftModel(contextlib.AbstractContextManager["DraftModel"]):
     def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
         """Tokens that may follow; see `llamacli.generation.Drafter`."""
         session, wanted = self._session, list(tokens)
-        n = min(limit, self._pace.next_length(), session.seq_len - len(wanted))
+        n = min(limit, self._pace.next_length(), session.n_ctx - len(wanted))
         if n <= 0:
             return []
         session.rewind(min(n_common(list(session.tokens), wanted), len(wanted) - 1))

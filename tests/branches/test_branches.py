@@ -18,7 +18,7 @@ from llamacli.sampling import Candidates, Draw, Grammar, SamplerChain, merge_log
 from suite import examples
 
 LONG = np.random.RandomState(7).randint(0, 128, 100).tolist()
-RANDOM = SamplingParams(temp=1.0, top_k=40, penalty=1.2)
+RANDOM = SamplingParams(temperature=1.0, top_k=40, repeat_penalty=1.2)
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def model(load_tiny: LoadTiny) -> Model:
 
 @pytest.fixture
 def branches(model: Model) -> Branches:
-    return Branches(model, n_leases=6, seq_len=64)
+    return Branches(model, n_leases=6, n_ctx_seq=64)
 
 
 def logits_after(model: Model, tokens: tuple[int, ...]) -> np.ndarray:
@@ -106,7 +106,7 @@ def test_sampling_params_persist_and_are_inherited(model: Model, branches: Branc
 def test_branches_of_one_sampler_chain_have_their_own_grammar_state(load_tiny: LoadTiny) -> None:
     pytest.importorskip("llguidance")
     model = load_tiny("gqa", tokenizer="spm")
-    branches = Branches(model, n_leases=3, seq_len=64)
+    branches = Branches(model, n_leases=3, n_ctx_seq=64)
     chain = SamplerChain([Grammar.from_gbnf('root ::= "ab"', model.tokenizer), Draw()])
     roots = [branches.create(LONG[:5], chain) for _ in range(2)]
     for handle in roots:
@@ -118,8 +118,8 @@ def test_branches_of_one_sampler_chain_have_their_own_grammar_state(load_tiny: L
 def test_legal_priors_are_the_softmax_of_tokens_that_the_grammar_allows(load_tiny: LoadTiny) -> None:
     pytest.importorskip("llguidance")
     model = load_tiny("gqa", tokenizer="spm")
-    branches = Branches(model, n_leases=3, seq_len=64)
-    root = branches.create(LONG[:5], SamplingParams(temp=1.5, grammar='root ::= "a" [bcd]'))
+    branches = Branches(model, n_leases=3, n_ctx_seq=64)
+    root = branches.create(LONG[:5], SamplingParams(temperature=1.5, grammar='root ::= "a" [bcd]'))
     free = branches.create(LONG[:5])
     a, b, c, d, x = (model.tokenizer.encode_run(text, continues=True)[0] for text in "abcdx")
     assert branches.legal_priors(root)[0].tolist() == [a]
@@ -144,7 +144,7 @@ def test_legal_priors_are_the_softmax_of_tokens_that_the_grammar_allows(load_tin
 
 @pytest.mark.parametrize("params", [SamplingParams(grammar="root ::= [ab]"), SamplingParams(logit_bias={5: 1e9})])
 def test_steer_is_called_between_grammar_and_chain(load_tiny: LoadTiny, params: SamplingParams) -> None:
-    branches = Branches(load_tiny("gqa", tokenizer="spm"), n_leases=3, seq_len=64, measure=True)
+    branches = Branches(load_tiny("gqa", tokenizer="spm"), n_leases=3, n_ctx_seq=64, measure=True)
     root = branches.create([3, 4], params)
     free = branches.sample(root)
     seen = []
@@ -213,8 +213,8 @@ def test_failed_merge_logits_changes_nothing(branches: Branches) -> None:
 
 
 def test_metrics_of_accepted_tokens(model: Model) -> None:
-    branches = Branches(model, n_leases=3, seq_len=64, measure=True)
-    root = branches.create(LONG[:10], SamplingParams(temp=0.7, top_k=5))
+    branches = Branches(model, n_leases=3, n_ctx_seq=64, measure=True)
+    root = branches.create(LONG[:10], SamplingParams(temperature=0.7, top_k=5))
     assert branches.metrics(root).model.perplexity == branches.metrics(root).sampling.perplexity == math.inf
     surprisals: list[float] = []
     drawn_surprisals: list[float] = []
@@ -252,8 +252,8 @@ def test_metrics_of_accepted_tokens(model: Model) -> None:
 
 @pytest.mark.parametrize("token", [-1, 128, 1.0, True])
 def test_accept_refuses_invalid_token_ids(model: Model, token: int) -> None:
-    branches = Branches(model, n_leases=1, seq_len=64, measure=True)
-    root = branches.create(LONG[:5], SamplingParams(penalty_present=1e6))
+    branches = Branches(model, n_leases=1, n_ctx_seq=64, measure=True)
+    root = branches.create(LONG[:5], SamplingParams(presence_penalty=1e6))
     with pytest.raises(InvalidRequestError, match="is not an id from 0 to 127"):
         branches.accept(root, token)
     assert branches.metrics(root).model.n_tokens == 0
@@ -275,7 +275,7 @@ def test_parent_and_children(branches: Branches) -> None:
 
 
 def test_pressure_counts_cells_shared_with_the_parent_once(model: Model) -> None:
-    branches = Branches(model, n_leases=4, seq_len=64, n_ctx=50)
+    branches = Branches(model, n_leases=4, n_ctx_seq=64, n_ctx=50)
     root = branches.create(LONG[:30])
     child = branches.fork(root)
     assert (branches.pressure().cells_used, branches.pressure().remaining) == (30, 20)
@@ -289,7 +289,7 @@ def test_pressure_counts_cells_shared_with_the_parent_once(model: Model) -> None
 
 def test_prune_subtree_deeper_than_the_recursion_limit(model: Model) -> None:
     depth = sys.getrecursionlimit() + 1
-    branches = Branches(model, n_leases=depth + 1, seq_len=4)
+    branches = Branches(model, n_leases=depth + 1, n_ctx_seq=4)
     other, root = branches.create(), branches.create()
     leaf = root
     for _ in range(depth - 1):
@@ -382,7 +382,7 @@ class BranchMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.branches = Branches(self.model, n_leases=5, seq_len=40, n_ctx=90, measure=True)
+        self.branches = Branches(self.model, n_leases=5, n_ctx_seq=40, n_ctx=90, measure=True)
         self.tree: dict[int, Expected] = {}
 
     def children(self, handle: int) -> set[int]:
@@ -401,7 +401,7 @@ class BranchMachine(RuleBasedStateMachine):
     @rule(target=handles, tokens=st.lists(st.integers(0, 127), max_size=30))
     def create(self, tokens: list[int]) -> object:
         try:
-            handle = self.branches.create(tokens, SamplingParams(temp=1.0, top_k=3))
+            handle = self.branches.create(tokens, SamplingParams(temperature=1.0, top_k=3))
         except CacheFull:
             assert len(self.tree) == 5 or self.used + len(tokens) > 90
             return multiple()

@@ -237,7 +237,7 @@ def test_settings_reach_the_server(site) -> None:
     page.send("hi")
     page.wait_reply()
     request = site.engine.requests[-1]
-    assert (request.params.temp, request.params.top_k, request.stop, request.seed) == (0.25, 7, ("END",), 5)
+    assert (request.params.temperature, request.params.top_k, request.stop, request.seed) == (0.25, 7, ("END",), 5)
     assert request.max_tokens is None
     assert "<system>Be brief." in last_prompt(site)
     page.press("New")

@@ -72,7 +72,7 @@ def test_logits_equal_those_of_the_whole_conversation(talker, script) -> None:
 
 def test_a_reply_is_what_generate_draws(talker) -> None:
     model = talker()
-    with model.create_chat(max_new=12) as chat, model.create_session() as session:
+    with model.create_chat(max_tokens=12) as chat, model.create_session() as session:
         chat.add_user("once upon a time")
         expected = "".join(token.piece for token in session.generate(chat.render_turn(), max_tokens=12))
         assert "".join(piece.text for piece in chat.respond()) == expected
@@ -326,7 +326,7 @@ def test_turn_that_does_not_fit_raises(talker, script) -> None:
         with pytest.raises(ContextOverflowError) as raised:
             chat.respond()
         assert raised.value.n_past == len(before)
-        assert raised.value.n_past + raised.value.n_tokens == chat.n_context > raised.value.seq_len == 64
+        assert raised.value.n_past + raised.value.n_tokens == chat.n_context > raised.value.n_ctx == 64
         assert (chat.session.tokens, chat.pending) == (before, True)
         assert say(chat, "b") == "a"
 
@@ -398,7 +398,7 @@ def test_drop_oldest_turn(talker, script) -> None:
 
 
 def test_max_new_zero(talker) -> None:
-    with talker().create_chat(max_new=0) as chat:
+    with talker().create_chat(max_tokens=0) as chat:
         assert (say(chat, "once"), chat.stop, chat.reply_tokens) == ("", "length", [])
         assert chat.history[-1] == Message("assistant", "")
 
@@ -406,7 +406,7 @@ def test_max_new_zero(talker) -> None:
 def test_given_session(talker, script) -> None:
     model = talker()
     script(model, "the dog", "a")
-    session = model.create_session(seq_len=128)
+    session = model.create_session(n_ctx=128)
     session.eval([5, 6, 7])
     with model.create_chat(session=session) as chat:
         assert chat.session is session
@@ -419,10 +419,10 @@ def test_given_session(talker, script) -> None:
         assert evaluated(chat).startswith("<s><|im_start|>user\nonce")
 
 
-@pytest.mark.parametrize("max_new", [-1, 1.5, True, "1"])
-def test_max_new_out_of_range(max_new, talker) -> None:
-    with pytest.raises(InvalidRequestError, match="max_new must be an integer of at least 0"):
-        talker().create_chat(max_new=max_new)
+@pytest.mark.parametrize("max_tokens", [-2, 1.5, True, "1"])
+def test_max_tokens_out_of_range(max_tokens, talker) -> None:
+    with pytest.raises(InvalidRequestError, match="max_tokens must be an integer of at least 0"):
+        talker().create_chat(max_tokens=max_tokens)
 
 
 def test_user_text_must_be_str(talker) -> None:

@@ -89,6 +89,7 @@ def test_option_under_another_name(run) -> None:
 
 def test_options_that_would_change_results_are_errors(run) -> None:
     assert run("m", "--rope-scale", "2")[0].startswith("--rope-scale is an option of llama.cpp; here: RoPE is that of")
+    assert run("m", "--num-ctx", "2")[0] == "--num-ctx is an option of other programs; here: use --ctx-size."
 
 
 @pytest.mark.parametrize(

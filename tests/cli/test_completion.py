@@ -37,7 +37,7 @@ def completions(program, shell: str, line: str) -> list[str]:
     [
         ("llamacli to", ["tokenize"]),
         ("llamacli p", ["perplexity", "plugins", "pull"]),
-        ("llamacli run --temp", ["--temp", "--temperature"]),
+        ("llamacli run --temp", ["--temperature", "--temp"]),
         ("llamacli run --mode q", ["q8", "q4"]),
         ("llamacli completion z", ["zsh"]),
         ("llamacli quantize in.gguf out.gguf q4_k", ["Q4_K_S", "Q4_K_M"]),

@@ -242,15 +242,17 @@ def test_settings(talk) -> None:
         ("/set top_k x", "/set top_k takes an integer, not 'x'"),
         ("/set temp x", "/set temp takes a number, not 'x'"),
         ("/set parameter temperature 0.25", ""),
-        ("/set repeat-penalty 1.5", ""),
+        ("/set repeat-penalty 1.25", ""),
+        ("/set repetition_penalty 1.5", ""),
+        ("/set num_ctx 100", "num_ctx is fixed while a model is loaded: start llamacli run with -c N"),
         ("/set temp", "/set temp needs a value; now it is 0.25"),
         ("/set nonsense 1", "unknown setting 'nonsense'; /set lists all"),
     ]:
         assert answer in terminal.say(command)
     shown = terminal.say("/show")
     for line in (
-        r"temp +0\.25",
-        r"penalty +1\.5",
+        r"temperature +0\.25",
+        r"repeat_penalty +1\.5",
         r"top_k +7",
         "system +be brief",
         r"max_tokens +20",
@@ -418,7 +420,7 @@ def test_other_model_continues_the_chat(talk, tiny_gguf) -> None:
     other = tiny_gguf("rope_base", tokenizer="spm", context_length=256, metadata=chat_keys(CHATML))
     assert "(2 messages so far)" in flat(terminal.say(f"/model {other}"))
     shown = terminal.say("/show")
-    assert re.search(r"temp +0\.5", shown)
+    assert re.search(r"temperature +0\.5", shown)
     assert "of 256 tokens, 2 messages" in shown
     assert terminal.exit() == 0
 

@@ -331,7 +331,7 @@ def test_value_out_of_range_is_a_usage_error(option, value, range_: str, invoke,
 @pytest.mark.parametrize(
     "names",
     [
-        ("-n", "--max-tokens", "--n-predict"),
+        ("-n", "--max-tokens", "--predict", "--n-predict"),
         ("-c", "--ctx-size"),
         ("-t", "--threads"),
         ("-s", "--seed"),

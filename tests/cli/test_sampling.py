@@ -14,7 +14,7 @@ from llamacli.util.sampling_defaults import ORDER
 
 PROMPT = "once upon a time"
 DEFAULTS = SamplingParams(
-    temp=0.8,
+    temperature=0.8,
     top_k=40,
     top_p=0.95,
     min_p=0.05,
@@ -35,7 +35,12 @@ IN_FILE = {
     "mirostat_eta": 0.25,
     "sequence": "temperature;top-k",
 }
-FIELDS = {"penalty_repeat": "penalty", "sequence": "samplers"}
+FIELDS = {
+    "temp": "temperature",
+    "penalty_repeat": "repeat_penalty",
+    "penalty_last_n": "repeat_last_n",
+    "sequence": "samplers",
+}
 
 
 def parse(*args: str) -> dict:
@@ -111,7 +116,7 @@ def test_dry_sequence_breakers() -> None:
 
 def test_last_n_of_minus_one_is_the_whole_context() -> None:
     params = sampling_params(parse("--repeat-last-n", "-1", "--dry-penalty-last-n", "-1"), Metadata({}), 512)
-    assert (params.penalty_last_n, params.dry_penalty_last_n) == (512, 512)
+    assert (params.repeat_last_n, params.dry_penalty_last_n) == (512, 512)
 
 
 def test_order_of_samplers() -> None:

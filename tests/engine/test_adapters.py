@@ -24,7 +24,7 @@ ROUNDED = {"f16": 1e-6, "q8_0": 1e-3}
 
 
 def logits(model: Model, adapters: list[tuple[Adapter, float]]) -> np.ndarray:
-    with model.create_session(seq_len=N_CTX, adapters=adapters, reuse=False) as session:
+    with model.create_session(n_ctx=N_CTX, adapters=adapters, reuse=False) as session:
         return session.eval(TOKENS.tolist(), all_logits=True)[POSITIONS]
 
 

@@ -37,8 +37,8 @@ def test_models_of_one_file_share_their_program(path: Path, plugins: Plugins) ->
     assert first.program is second.program
     assert first.program is not load(path, plugins, "q8").program
     assert first.program is not load(path, plugins, threads=2).program
-    first.config.seq_len = 7
-    assert second.config.seq_len == 256
+    first.config.n_ctx = 7
+    assert second.config.n_ctx == 256
     np.testing.assert_array_equal(logits(first), logits(second))
     assert first.kv_pool() is not second.kv_pool(), "caches are each model's own"
 

@@ -285,11 +285,11 @@ def test_each_job_runs_once_under_interrupts(interrupted):
 @pytest.mark.deep
 def test_session_continues_after_interrupts(interrupted, model):
     with llamacli.load_model(model, threads=2) as loaded:
-        with loaded.create_session(seq_len=200) as session:
+        with loaded.create_session(n_ctx=200) as session:
             expected = [1, *(token.id for token in session.generate([1], max_tokens=151, ignore_eos=True))]
         until, interrupts = time.monotonic() + 5 / STRIDE, 0
         while time.monotonic() < until:
-            session = loaded.create_session(seq_len=200)
+            session = loaded.create_session(n_ctx=200)
 
             def write(session: llamacli.Session = session) -> None:
                 session.rewind(0)

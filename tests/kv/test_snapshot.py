@@ -18,7 +18,7 @@ from llamacli.kv import FileData, KVLayout, KVPool, KVSequence, KVSpec, snapshot
 from llamacli.session import Session
 
 LONG = np.random.RandomState(7).randint(0, 128, 100).tolist()
-RANDOM = SamplingParams(temp=1.0, top_k=40)
+RANDOM = SamplingParams(temperature=1.0, top_k=40)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_sliding_windows_are_restored() -> None:
 
 class TestKVCache:
     def test_global_state_keeps_shared_pages_shared(self, model: Model) -> None:
-        with model.kv_cache(3, seq_len=128) as cache, model.kv_cache(3, seq_len=128) as other:
+        with model.kv_cache(3, n_ctx_seq=128) as cache, model.kv_cache(3, n_ctx_seq=128) as other:
             Session(model, sequence=cache.sequence(0), reuse=False).eval(LONG[:48])
             cache.seq_cp(0, 2)
             Session(model, sequence=cache.sequence(2), reuse=False).eval(LONG[48:60])
@@ -98,13 +98,13 @@ class TestKVCache:
                 logits.append(session.logits)
             np.testing.assert_array_equal(*logits)
             with (
-                model.kv_cache(2, seq_len=128) as small,
+                model.kv_cache(2, n_ctx_seq=128) as small,
                 pytest.raises(StateError, match="has 3 sequences, and the cache 2"),
             ):
                 small.global_state_load(data)
 
     def test_sequence_is_written_to_a_file_and_read(self, model: Model, tmp_path: Path) -> None:
-        with model.kv_cache(2, seq_len=128) as cache:
+        with model.kv_cache(2, n_ctx_seq=128) as cache:
             Session(model, sequence=cache.sequence(0), reuse=False).eval(LONG[:48])
             n_bytes = cache.write_file(0, tmp_path / "s")
             assert n_bytes == cache.state_size(0) == len(cache.state_save(0)) == (tmp_path / "s").stat().st_size
@@ -203,7 +203,7 @@ class TestRefusals:
         other = load_tiny("gqa", "q8")
         self.assert_refused(other, started(other, 9, kv_type="f32"), data, "another mode")
         self.assert_refused(model, started(model, 9, kv_type="f16"), data, "f32/f32, and the target's f16/f16")
-        self.assert_refused(model, started(model, 9, seq_len=16), data, "20 tokens")
+        self.assert_refused(model, started(model, 9, n_ctx=16), data, "20 tokens")
 
     def test_failed_allocation_empties_the_target_only(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
         data = started(model, 90).save_state()

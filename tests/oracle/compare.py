@@ -62,7 +62,7 @@ def main() -> None:
             tokens = np.random.default_rng(options.seed).integers(model.config.n_vocab, size=options.tokens).tolist()
         n_ctx = -(-max(options.context, len(tokens) + options.greedy) // CONTEXT_STEP) * CONTEXT_STEP
         peer = run_peer(options.peer_python, options.file, tokens, options.greedy, n_ctx)
-        with model.create_session(seq_len=n_ctx, kv_type="f32") as session:
+        with model.create_session(n_ctx=n_ctx, kv_type="f32") as session:
             logits = session.eval(tokens, all_logits=True)
             ids = [token.id for token in session.generate([], max_tokens=options.greedy, ignore_eos=True)]
 

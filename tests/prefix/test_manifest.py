@@ -69,7 +69,7 @@ class TestManifests:
         assert (manifest.backend, manifest.model_digest, manifest.add_bos) == ("llamacli", model.identity, True)
         others = {
             "prompt_format": PrefixSession(model, attrs.evolve(CONFIG, prompt_format="chatml")),
-            "runtime_digest": PrefixSession(model, attrs.evolve(CONFIG, kv_cache_type="q8_0")),
+            "runtime_digest": PrefixSession(model, attrs.evolve(CONFIG, kv_type="q8_0")),
             "add_bos": PrefixSession(model, attrs.evolve(CONFIG, disable_bos=True)),
             "model_digest": PrefixSession(load_tiny("mha", tokenizer="spm"), CONFIG),
         }
@@ -107,7 +107,7 @@ class TestManifests:
         status = session.ensure_prefix(PREFIX, manifest)
         report = session.explain_context()
         assert (report.manifest, report.manifest_digest) == (manifest, manifest.digest)
-        assert (report.resident, report.num_ctx, report.available) == (status.resident, 128, 128 - status.resident)
+        assert (report.resident, report.n_ctx, report.available) == (status.resident, 128, 128 - status.resident)
         assert (report.byte_hash, report.token_hash, report.closed) == (status.byte_hash, status.token_hash, False)
 
 

@@ -98,8 +98,8 @@ class TestReuse:
     def test_sliding_windows_can_return_to_the_prefix(self, load_tiny: LoadTiny) -> None:
         model = load_tiny("gemma3", tokenizer="spm", n_layer=6, context_length=400)
         model.prefix_cache_bytes = 0
-        session = PrefixSession(model, attrs.evolve(CONFIG, num_ctx=400))
-        prefix, alone = PREFIX * 10, PrefixSession(model, attrs.evolve(CONFIG, num_ctx=400))
+        session = PrefixSession(model, attrs.evolve(CONFIG, n_ctx=400))
+        prefix, alone = PREFIX * 10, PrefixSession(model, attrs.evolve(CONFIG, n_ctx=400))
         n = len(model.encode(prefix))
         alone._session._prefixes = None
         for reused in (0, n - 1, n - 1):
@@ -150,13 +150,13 @@ class TestErrors:
         ):
             with pytest.raises(ContextOverflowError, match=stage) as raised:
                 call("once upon " * 100)
-            assert (raised.value.stage, raised.value.n_past, raised.value.seq_len) == (stage, resident, 128)
+            assert (raised.value.stage, raised.value.n_past, raised.value.n_ctx) == (stage, resident, 128)
         assert session.tokens == held
 
     def test_decode_needs_tokens_and_room(self, model: Model, session: PrefixSession) -> None:
         with pytest.raises(ContextOverflowError, match="decode"):
             session.decode()
-        small = PrefixSession(model, attrs.evolve(CONFIG, num_ctx=len(model.encode(PREFIX)) // 2 * 2 + 4))
+        small = PrefixSession(model, attrs.evolve(CONFIG, n_ctx=len(model.encode(PREFIX)) // 2 * 2 + 4))
         small.ensure_prefix(PREFIX)
         assert 0 < len(list(small.decode(DecodeConfig(temperature=0.0)))) <= 5, "ends when the context is full"
         with pytest.raises(ContextOverflowError, match="decode"):
@@ -262,32 +262,35 @@ class TestErrors:
         assert {session.identity().prompt_format for session in spelled} == {"llama-3"}
 
     def test_unsupported_features_and_types_are_refused(self, model: Model) -> None:
-        for options in ({"num_gpu_layers": 1}, {"tensor_split": (0.5,)}):
+        for options in ({"n_gpu_layers": 1}, {"tensor_split": (0.5,)}):
             with pytest.raises(UnsupportedFeatureError, match="GPU"):
                 PrefixConfig(**options)
         with pytest.raises(UnsupportedFeatureError, match="'smoke signals'"):
             PrefixSession(model, PrefixConfig(prompt_format="smoke signals"))
         with pytest.raises(InvalidRequestError, match="kv_type"):
-            PrefixSession(model, PrefixConfig(kv_cache_type="q9"))
-        PrefixSession(model, PrefixConfig(kv_cache_type="q8_0", prompt_format="chatml"))
+            PrefixSession(model, PrefixConfig(kv_type="q9"))
+        PrefixSession(model, PrefixConfig(kv_type="q8_0", prompt_format="chatml"))
 
-    @pytest.mark.parametrize("name", ["num_ctx", "num_batch", "num_threads"])
+    @pytest.mark.parametrize("name", ["n_ctx", "n_batch", "threads"])
     def test_invalid_numbers_are_refused(self, name: str) -> None:
         for wrong in (None, "8", 1.5, float("nan"), True):
             with pytest.raises(InvalidRequestError, match=r"integer"):
                 PrefixConfig(**{name: wrong})
         for wrong in (1, 1 << 40):
-            with pytest.raises(InvalidRequestError, match="num_ctx must be 0 or from 2"):
-                PrefixConfig(num_ctx=wrong)
+            with pytest.raises(InvalidRequestError, match="n_ctx must be 0 or from 2"):
+                PrefixConfig(n_ctx=wrong)
         with pytest.raises(InvalidRequestError, match="the default 256"):
             DecodeConfig(max_tokens=1.5)
 
     def test_defaults(self) -> None:
-        config = PrefixConfig(num_ctx=-1, num_batch=0)
-        assert (config.num_ctx, config.num_batch, PrefixConfig(num_ctx=129).num_ctx) == (8192, 512, 128)
+        config = PrefixConfig(n_ctx=-1, n_batch=0)
+        assert (config.n_ctx, config.n_batch, PrefixConfig(n_ctx=129).n_ctx) == (8192, 512, 128)
         params = DecodeConfig().params()
-        assert (params.temp, params.top_p, params.top_k, params.min_p) == (0.8, 0.9, 40, 0.05)
-        assert (DecodeConfig(temperature=0.0, top_k=0).params().temp, DecodeConfig(top_k=0).params().top_k) == (0, 0)
+        assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.8, 0.9, 40, 0.05)
+        assert (DecodeConfig(temperature=0.0, top_k=0).params().temperature, DecodeConfig(top_k=0).params().top_k) == (
+            0,
+            0,
+        )
         assert DecodeConfig(max_tokens=0).max_tokens == 256
 
 

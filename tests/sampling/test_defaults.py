@@ -12,8 +12,8 @@ from llamacli.util.sampling_defaults import DEFAULTS, ORDER
 
 def test_given_before_file_before_llama_cpp() -> None:
     metadata = Metadata({"general.sampling.temp": 0.5, "general.sampling.top_k": 7})
-    params = params_with_defaults({"temp": 0.25, "min_p": None}, metadata, 512)
-    assert (params.temp, params.top_k, params.min_p, params.samplers) == (0.25, 7, 0.05, ORDER)
+    params = params_with_defaults({"temperature": 0.25, "min_p": None}, metadata, 512)
+    assert (params.temperature, params.top_k, params.min_p, params.samplers) == (0.25, 7, 0.05, ORDER)
 
 
 def test_defaults_are_valid_parameters_within_their_ranges() -> None:
@@ -24,8 +24,8 @@ def test_defaults_are_valid_parameters_within_their_ranges() -> None:
 
 
 def test_minus_one_is_the_whole_context() -> None:
-    params = params_with_defaults({"penalty_last_n": -1, "dry_penalty_last_n": -1}, Metadata({}), 99)
-    assert (params.penalty_last_n, params.dry_penalty_last_n) == (99, 99)
+    params = params_with_defaults({"repeat_last_n": -1, "dry_penalty_last_n": -1}, Metadata({}), 99)
+    assert (params.repeat_last_n, params.dry_penalty_last_n) == (99, 99)
 
 
 def test_invalid_values_are_refused() -> None:

@@ -60,7 +60,7 @@ class TestGbnf:
         grammar = (
             'root ::= who (" and " who){0,3} "."\nwho ::= "the " ("little " | "big "){0,2} ("girl" | "dog" | "Ö" )'
         )
-        words = write(tokenizer, SamplingParams(temp=1, grammar=grammar), seed).removesuffix(".").split(" and ")
+        words = write(tokenizer, SamplingParams(temperature=1, grammar=grammar), seed).removesuffix(".").split(" and ")
         assert 1 <= len(words) <= 4
         for who in words:
             the, *adjectives, noun = who.split(" ")
@@ -111,7 +111,7 @@ class TestSchema:
     def test_texts_are_valid(self, schema: Any, holds: Callable[[Any], bool]) -> None:
         for tokenizer in (BYTES, WORDS, SPM):
             for seed in range(3):
-                text = write(tokenizer, SamplingParams(temp=1, json_schema=schema), seed)
+                text = write(tokenizer, SamplingParams(temperature=1, json_schema=schema), seed)
                 assert holds(json.loads(text)), text
 
     @pytest.mark.parametrize(
@@ -225,13 +225,13 @@ class TestSampler:
 
     def test_missing_llguidance(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "llguidance", None)
-        with pytest.raises(InvalidRequestError, match=r"need llguidance: pip install llamacli\[grammar\]"):
+        with pytest.raises(InvalidRequestError, match=r"need llguidance: pip install 'llamacli\[grammar\]'"):
             Grammar.from_gbnf("root ::= [a]", BYTES)
 
 
 class TestSession:
     def test_each_text_starts_at_the_root(self, load_tiny: LoadTiny) -> None:
-        params = SamplingParams(temp=1.5, grammar='root ::= " " ("a dog" | "the girl") "."')
+        params = SamplingParams(temperature=1.5, grammar='root ::= " " ("a dog" | "the girl") "."')
         with load_tiny("gqa", tokenizer="spm") as model, model.create_session() as session:
             for _ in range(4):
                 pieces = [token.piece for token in session.generate(model.encode("she saw"), params, max_tokens=30)]
@@ -245,7 +245,9 @@ class TestSession:
             "additionalProperties": False,
         }
         with load_tiny("gqa", tokenizer="spm") as model, model.create_session() as session:
-            tokens = session.generate(model.encode("the"), SamplingParams(temp=1, json_schema=schema), max_tokens=120)
+            tokens = session.generate(
+                model.encode("the"), SamplingParams(temperature=1, json_schema=schema), max_tokens=120
+            )
             assert json.loads("".join(token.piece for token in tokens)).keys() == {"name", "big"}
 
 

@@ -25,8 +25,8 @@ def test_counts_are_integers(name: str, value: object) -> None:
 
 
 def test_all_kinds_of_fields_are_checked() -> None:
-    assert {"temp", "top_p", "dry_base", "adaptive_decay"} <= set(FLOATS)
-    assert {"top_k", "penalty_last_n", "mirostat", "n_probs"} <= set(COUNTS)
+    assert {"temperature", "top_p", "dry_base", "adaptive_decay"} <= set(FLOATS)
+    assert {"top_k", "repeat_last_n", "mirostat", "n_probs"} <= set(COUNTS)
 
 
 @pytest.mark.parametrize("name", ["samplers", "dry_sequence_breakers", "grammar_triggers"])
@@ -49,8 +49,10 @@ def test_stop_is_a_string_or_several(value: object, stop: tuple[str, ...]) -> No
 
 
 def test_numpy_numbers_are_converted() -> None:
-    numpys = SamplingParams(temp=np.float32(0.5), top_p=np.float64(0.9), top_k=np.int8(40), penalty_last_n=np.uint8(64))
-    assert numpys == SamplingParams(temp=0.5, top_p=0.9, top_k=40, penalty_last_n=64)
+    numpys = SamplingParams(
+        temperature=np.float32(0.5), top_p=np.float64(0.9), top_k=np.int8(40), repeat_last_n=np.uint8(64)
+    )
+    assert numpys == SamplingParams(temperature=0.5, top_p=0.9, top_k=40, repeat_last_n=64)
     assert {type(getattr(numpys, name)) for name in FLOATS} == {float}
     assert {type(getattr(numpys, name)) for name in COUNTS} == {int}
 
@@ -61,7 +63,7 @@ def test_numpy_numbers_are_converted() -> None:
         ("top_p", -0.1, 0, 1),
         ("top_p", 1.1, 0, 1),
         ("min_p", 2, 0, 1),
-        ("typ_p", -1, 0, 1),
+        ("typical_p", -1, 0, 1),
         ("xtc_probability", 1.5, 0, 1),
         ("xtc_threshold", -0.5, 0, 1),
         ("dry_base", 0.5, 1, 1e6),

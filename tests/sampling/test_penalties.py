@@ -88,7 +88,9 @@ def test_penalties_of_large_counts_stay_finite(temp: float) -> None:
     state = SamplerState(1)
     for _ in range(1000):
         state.accept(0)
-    params = SamplingParams(temp=temp, penalty=1e6, penalty_freq=1e6, penalty_present=1e6, penalty_last_n=1000)
+    params = SamplingParams(
+        temperature=temp, repeat_penalty=1e6, frequency_penalty=1e6, presence_penalty=1e6, repeat_last_n=1000
+    )
     assert state.sample(np.array([-3e38, 0], np.float32), params) == 1
 
 

@@ -106,7 +106,7 @@ class TestForbidden:
         assume(len(tokens) < len(logits))
         forbidding = {"logit_bias": dict.fromkeys(tokens, -math.inf)} if by_bias else {"suppress_tokens": list(tokens)}
         for _ in range(5):
-            assert draw(logits, SamplingParams(temp=temp, **forbidding), seed=seed) not in tokens
+            assert draw(logits, SamplingParams(temperature=temp, **forbidding), seed=seed) not in tokens
 
     @given(EXTREME, st.integers(0, 39))
     def test_suppressed_even_with_infinite_logits(self, logits: Logits, token: int) -> None:
@@ -360,12 +360,12 @@ class TestDraws:
     @pytest.mark.parametrize("n_vocab", [2, 7, 100])
     def test_frequencies_match_probabilities(self, seed: int, n_vocab: int) -> None:
         logits = np.linspace(-1.5, 1.5, n_vocab, dtype=np.float32)
-        observed = counts(logits, SamplingParams(temp=1), 20000, seed)
+        observed = counts(logits, SamplingParams(temperature=1), 20000, seed)
         assert abs(chi_square(observed, exact_softmax(logits))) < self.FAR
         assert chi_square(observed, exact_softmax(logits * np.float32(1.2))) > self.FAR
 
     def test_frequencies_match_after_the_chain(self) -> None:
-        params = SamplingParams(temp=0.7, top_k=12, top_p=0.9, min_p=0.05)
+        params = SamplingParams(temperature=0.7, top_k=12, top_p=0.9, min_p=0.05)
         logits = np.random.default_rng(4).normal(0, 1.5, 50).astype(np.float32)
         left = distribution(apply(logits, Temperature(0.7), TopK(12), TopP(0.9), MinP(0.05)))
         expected = np.array([left.get(i, 0) for i in range(50)])
@@ -376,7 +376,7 @@ class TestDraws:
     def test_adaptive_p_frequencies_match(self) -> None:
         p = np.array([0.5, 0.3, 0.15, 0.05])
         aimed = 5 - 10 * (d := np.abs(p - 0.3) / 0.3) ** 2 / (1 + d)
-        observed = counts(np.log(p), SamplingParams(temp=1, adaptive_target=0.3), 20000, 6)
+        observed = counts(np.log(p), SamplingParams(temperature=1, adaptive_target=0.3), 20000, 6)
         assert abs(chi_square(observed, exact_softmax(aimed))) < self.FAR
 
     @pytest.mark.parametrize("n_vocab", [1, 3])

@@ -16,7 +16,7 @@ PROMPT = [3, 14, 15, 92, 65, 35]
 
 
 def test_custom_chain(load_tiny: LoadTiny) -> None:
-    params = SamplingParams(temp=1.3, top_k=9, min_p=0.01, samplers=("top_k", "min_p", "temperature"))
+    params = SamplingParams(temperature=1.3, top_k=9, min_p=0.01, samplers=("top_k", "min_p", "temperature"))
     chain = SamplerChain([TopK(9), MinP(0.01), Temperature(1.3), Draw()])
     texts = []
     with load_tiny() as model:
@@ -27,7 +27,7 @@ def test_custom_chain(load_tiny: LoadTiny) -> None:
 
 
 def test_log_probabilities_of_generated_tokens(load_tiny: LoadTiny) -> None:
-    params = SamplingParams(temp=1.5, penalty=1.5, n_probs=4)
+    params = SamplingParams(temperature=1.5, repeat_penalty=1.5, n_probs=4)
     with load_tiny() as model, model.create_session() as session, model.create_session() as other:
         tokens = list(session.generate(PROMPT, params, max_tokens=6))
         other.eval(PROMPT)
@@ -41,7 +41,7 @@ def test_log_probabilities_of_generated_tokens(load_tiny: LoadTiny) -> None:
 
 def test_the_number_of_threads_changes_no_token(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
     path: Path = tiny_gguf("gqa")
-    params = SamplingParams(temp=1.2, top_p=0.95, xtc_probability=0.3, penalty=1.1, dry_multiplier=0.5)
+    params = SamplingParams(temperature=1.2, top_p=0.95, xtc_probability=0.3, repeat_penalty=1.1, dry_multiplier=0.5)
     texts = []
     for threads in (1, 2):
         with load_model(path, threads=threads, plugins=plugins) as model, model.create_session(seed=11) as session:

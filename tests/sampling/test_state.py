@@ -23,11 +23,13 @@ from llamacli.sampling import (
 
 PARAMS = [
     SamplingParams(),
-    SamplingParams(temp=1.0, top_k=5, xtc_probability=0.5, xtc_threshold=0.1, penalty=1.2, penalty_freq=0.3),
-    SamplingParams(temp=1.0, mirostat=1, mirostat_eta=0.5),
-    SamplingParams(temp=1.0, mirostat=2, mirostat_eta=0.5),
-    SamplingParams(temp=1.0, adaptive_target=0.3),
-    SamplingParams(temp=1.0, dry_multiplier=2.0, dry_allowed_length=0),
+    SamplingParams(
+        temperature=1.0, top_k=5, xtc_probability=0.5, xtc_threshold=0.1, repeat_penalty=1.2, frequency_penalty=0.3
+    ),
+    SamplingParams(temperature=1.0, mirostat=1, mirostat_eta=0.5),
+    SamplingParams(temperature=1.0, mirostat=2, mirostat_eta=0.5),
+    SamplingParams(temperature=1.0, adaptive_target=0.3),
+    SamplingParams(temperature=1.0, dry_multiplier=2.0, dry_allowed_length=0),
 ]
 VOCABULARY = np.random.default_rng(0).normal(0, 1, 30).astype(np.float32)
 
@@ -45,7 +47,7 @@ class TestStreams:
     def test_equal_seeds_give_equal_texts(self, params: SamplingParams) -> None:
         texts = [write(SamplerState(seed), params) for seed in (1, 1, 2)]
         assert texts[0] == texts[1]
-        assert (texts[0] != texts[2]) == (params.temp > 0)
+        assert (texts[0] != texts[2]) == (params.temperature > 0)
 
     def test_a_seed_can_be_set_again(self, params: SamplingParams) -> None:
         state = SamplerState(5)
@@ -65,8 +67,12 @@ class TestStreams:
     def test_equal_parameters_keep_the_samplers_state(self, params: SamplingParams) -> None:
         one, other = SamplerState(4), SamplerState(4)
         for _ in range(3):
-            same = SamplingParams(**{name: getattr(params, name) for name in ("temp", "mirostat", "adaptive_target")})
-            again = SamplingParams(**{name: getattr(params, name) for name in ("temp", "mirostat", "adaptive_target")})
+            same = SamplingParams(
+                **{name: getattr(params, name) for name in ("temperature", "mirostat", "adaptive_target")}
+            )
+            again = SamplingParams(
+                **{name: getattr(params, name) for name in ("temperature", "mirostat", "adaptive_target")}
+            )
             assert same is not again
             assert write(one, same, 3) == write(other, again, 3)
 
@@ -74,9 +80,9 @@ class TestStreams:
 def test_history_is_kept_when_parameters_change() -> None:
     state = SamplerState(1)
     (first,) = write(state, SamplingParams(), 1)
-    assert state.sample(VOCABULARY.copy(), SamplingParams(penalty_present=100)) != first
+    assert state.sample(VOCABULARY.copy(), SamplingParams(presence_penalty=100)) != first
     state.reset()
-    assert state.sample(VOCABULARY.copy(), SamplingParams(penalty_present=100)) == first
+    assert state.sample(VOCABULARY.copy(), SamplingParams(presence_penalty=100)) == first
 
 
 def test_clones_copy_custom_chains() -> None:
@@ -115,7 +121,7 @@ def test_derived_chains_keep_their_class() -> None:
     assert write(state.clone(), chain) == write(state, chain)
 
 
-@pytest.mark.parametrize("params", [None, {"temp": 1.0}, Draw(), "greedy"])
+@pytest.mark.parametrize("params", [None, {"temperature": 1.0}, Draw(), "greedy"])
 def test_invalid_parameters_are_refused(params: object) -> None:
     for act in (SamplerState(1).sample, SamplerState(1).legal):
         with pytest.raises(InvalidRequestError, match="sampling needs SamplingParams or a SamplerChain, not"):
@@ -161,7 +167,7 @@ class TestLogProbs:
     def test_use_the_unmodified_logits(self, logits: Logits, n: int, temp: float) -> None:
         state = SamplerState(1)
         state.accept(0)
-        chosen = state.sample(logits.copy(), SamplingParams(temp=temp, top_k=3, penalty=1.5, n_probs=n))
+        chosen = state.sample(logits.copy(), SamplingParams(temperature=temp, top_k=3, repeat_penalty=1.5, n_probs=n))
         exact = np.log(exact_softmax(logits))
         assert state.logprobs.chosen == pytest.approx(exact[chosen], abs=1e-9)
         order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))[:n]

@@ -21,7 +21,7 @@ from llamacli.serve.settings import EngineSettings
 from llamacli.tools.embedding import load_embedder, pooling_of
 from sessions import LONG
 
-PARAMS = SamplingParams(temp=1.5, n_probs=1)
+PARAMS = SamplingParams(temperature=1.5, n_probs=1)
 
 
 def vectors(one: Scheduler, prompts: list[list[int]]) -> list[list[float]]:

@@ -37,7 +37,7 @@ def some_draws(chain: SamplerChain, n: int) -> list[Draw]:
 @pytest.mark.parametrize("n", [0, 1, 4, 7])
 def test_threads_draw_what_one_thread_draws(n_threads: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draws, "MIN_LOGITS", 0)
-    chain = build_chain(SamplingParams(temp=1.0, top_p=0.9, penalty=1.1, mirostat=0), TOKENIZER)
+    chain = build_chain(SamplingParams(temperature=1.0, top_p=0.9, repeat_penalty=1.1, mirostat=0), TOKENIZER)
     drawer = Drawer(n_threads)
     one, others = some_draws(chain, n), some_draws(chain, n)
     for _ in range(3):

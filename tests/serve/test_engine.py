@@ -101,7 +101,7 @@ async def loaded(engine: LocalEngine, name: str) -> None:
 
 
 def request(demo: Model, name: str, text: str = PROMPTS[0], **fields: Any) -> GenerationRequest:
-    given = {"params": SamplingParams(temp=0.9, top_p=0.95), "max_tokens": 24, "seed": 1, "model": "demo"}
+    given = {"params": SamplingParams(temperature=0.9, top_p=0.95), "max_tokens": 24, "seed": 1, "model": "demo"}
     return GenerationRequest(id=name, prompts=(tuple(demo.tokenizer.encode_prompt(text)),), **{**given, **fields})
 
 
@@ -128,10 +128,10 @@ def mixed(model: Model) -> list[GenerationRequest]:
     schema = '{"type": "object", "properties": {"n": {"type": "integer", "maximum": 99}}, "required": ["n"]}'
     params = [
         SamplingParams(),
-        SamplingParams(temp=0.9, top_p=0.95, n_probs=2),
-        SamplingParams(temp=1.1, penalty=1.2, min_p=0.05),
-        SamplingParams(temp=0.8, json_schema=schema),
-        SamplingParams(temp=1.0, mirostat=2),
+        SamplingParams(temperature=0.9, top_p=0.95, n_probs=2),
+        SamplingParams(temperature=1.1, repeat_penalty=1.2, min_p=0.05),
+        SamplingParams(temperature=0.8, json_schema=schema),
+        SamplingParams(temperature=1.0, mirostat=2),
     ]
     stories = [model.tokenizer.encode_prompt(text) for text in PROMPTS]
     long = (stories[0] + stories[2] * 12)[:150]
@@ -194,7 +194,7 @@ def test_replies_are_the_same_alone_and_under_any_load(demo: Model, monkeypatch:
 
 
 def test_text_equals_that_of_a_session(demo: Model) -> None:
-    params = SamplingParams(temp=0.9, top_p=0.95)
+    params = SamplingParams(temperature=0.9, top_p=0.95)
     with demo.create_session(seed=5) as session:
         prompt = demo.tokenizer.encode_prompt(PROMPTS[1])
         expected = "".join(token.piece for token in session.generate(prompt, params, max_tokens=40))
@@ -247,7 +247,7 @@ def test_random_disconnects_lose_no_reply_mix_up_none_and_leave_no_page(n: int, 
 
     async def client(engine: LocalEngine, i: int, delay: float | None) -> str | None:
         """Text of a request, None if it was cancelled after a delay."""
-        params = SamplingParams(temp=1.0, grammar=f'root ::= "number {i} of many" [a-z ]+')
+        params = SamplingParams(temperature=1.0, grammar=f'root ::= "number {i} of many" [a-z ]+')
         wanted = request(demo, str(i), PROMPTS[i % 5] * (1 + i % 7), params=params, seed=i, key=str(i % 3))
         while True:
             try:

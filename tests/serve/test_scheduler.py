@@ -38,7 +38,7 @@ from llamacli.serve.scheduler import OLDEST_EVERY
 from llamacli.tools.embedding import Pooling, pool_states
 from suite import examples
 
-DRAWN = SamplingParams(temp=1.0, top_k=40)
+DRAWN = SamplingParams(temperature=1.0, top_k=40)
 
 
 def prompt_of(seed: int, n: int) -> tuple[int, ...]:
@@ -500,7 +500,7 @@ def built(spec: dict[str, Any]) -> GenerationRequest:
 
 
 def attrs_params(temp: float, n_probs: int) -> SamplingParams:
-    return SamplingParams(temp=temp, n_probs=n_probs, penalty=1.1)
+    return SamplingParams(temperature=temp, n_probs=n_probs, repeat_penalty=1.1)
 
 
 @examples(60)

@@ -19,13 +19,13 @@ from sessions import LONG, PROMPT
 
 def test_seq_len_is_read_at_creation(model: Model) -> None:
     before = model.create_session()
-    model.config.seq_len = 32
-    assert (before.seq_len, model.create_session().seq_len) == (256, 32)
-    assert model.create_session(seq_len=48).seq_len == 48
+    model.config.n_ctx = 32
+    assert (before.n_ctx, model.create_session().n_ctx) == (256, 32)
+    assert model.create_session(n_ctx=48).n_ctx == 48
 
 
 def test_lower_seq_len_takes_less_memory_and_changes_no_token(model: Model) -> None:
-    whole, capped = model.create_session(), model.create_session(seq_len=32)
+    whole, capped = model.create_session(), model.create_session(n_ctx=32)
     assert capped.cache.n_bytes * 8 == whole.cache.n_bytes
     generated = [[token.id for token in session.generate(PROMPT, max_tokens=20)] for session in (whole, capped)]
     assert generated[0] == generated[1]
@@ -35,10 +35,10 @@ def test_lower_seq_len_takes_less_memory_and_changes_no_token(model: Model) -> N
 @pytest.mark.parametrize(("kv_type", "size"), [("f32", 4), ("f16", 2), ("bf16", 2)])
 def test_cache_size_formula(variant: str, kv_type: str, size: int, load_tiny: LoadTiny) -> None:
     config = (model := load_tiny(variant)).config
-    for seq_len in (64, 1024):
-        session = model.create_session(seq_len=seq_len, kv_type=kv_type)
+    for n_ctx in (64, 1024):
+        session = model.create_session(n_ctx=n_ctx, kv_type=kv_type)
         kv_dim = config.n_head_kv * config.head_dim
-        assert session.cache.n_bytes == 2 * config.n_layer * seq_len * kv_dim * size
+        assert session.cache.n_bytes == 2 * config.n_layer * n_ctx * kv_dim * size
 
 
 def test_default_cache_type_by_mode(load_tiny: LoadTiny) -> None:
@@ -46,19 +46,19 @@ def test_default_cache_type_by_mode(load_tiny: LoadTiny) -> None:
     assert types == ["f32", "f16", "f16", "f16"]
 
 
-@pytest.mark.parametrize("seq_len", [0, -1, 1 << 31, 10**30, True, 3.5, "64"])
-def test_invalid_seq_len_raises(seq_len: object, model: Model) -> None:
-    with pytest.raises(InvalidRequestError, match="seq_len"):
-        model.create_session(seq_len=seq_len)
-    with pytest.raises(InvalidRequestError, match="seq_len"):
-        model.config.seq_len = seq_len
+@pytest.mark.parametrize("n_ctx", [0, -1, 1 << 31, 10**30, True, 3.5, "64"])
+def test_invalid_n_ctx_raises(n_ctx: object, model: Model) -> None:
+    with pytest.raises(InvalidRequestError, match="n_ctx"):
+        model.create_session(n_ctx=n_ctx)
+    with pytest.raises(InvalidRequestError, match="n_ctx"):
+        model.config.n_ctx = n_ctx
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int64])
 def test_numpy_integers_are_accepted(kind: type[np.integer], model: Model) -> None:
-    model.config.seq_len = kind(127)
-    session = model.create_session(seq_len=kind(100))
-    assert (type(model.config.seq_len), session.seq_len) == (int, 100)
+    model.config.n_ctx = kind(127)
+    session = model.create_session(n_ctx=kind(100))
+    assert (type(model.config.n_ctx), session.n_ctx) == (int, 100)
     session.set_seed(kind(7))
     assert len(list(session.generate(PROMPT, max_tokens=kind(127)))) == 100 - len(PROMPT)
     session.rewind(kind(1))
@@ -73,7 +73,7 @@ def test_unknown_cache_type(model: Model) -> None:
 def test_seeds(model: Model) -> None:
     def draws(**options: int) -> list[int]:
         session = model.create_session(**options)
-        return [token.id for token in session.generate(PROMPT, SamplingParams(temp=2.0), max_tokens=20)]
+        return [token.id for token in session.generate(PROMPT, SamplingParams(temperature=2.0), max_tokens=20)]
 
     assert draws() == draws(seed=1234)
     assert draws() != draws(seed=7)
@@ -120,7 +120,7 @@ def test_closing_frees_the_cache(session: Session) -> None:
 
 
 def test_closing_the_cache_closes_its_sessions(model: Model) -> None:
-    cache = model.kv_cache(2, seq_len=128)
+    cache = model.kv_cache(2, n_ctx_seq=128)
     session = Session(model, sequence=cache.sequence(0))
     session.eval(LONG[:40])
     cache.close()
@@ -154,3 +154,16 @@ def test_closing_the_model_frees_the_cache(model: Model) -> None:
     model.close()
     late.close()
     assert (pool.n_used_bytes, pool.n_bytes) == (0, 0)
+
+
+def test_random_seeds(model: Model) -> None:
+    def draws(seed: int | None) -> list[int]:
+        with model.create_session(seed=seed) as session:
+            return [token.id for token in session.generate(PROMPT, SamplingParams(temperature=2.0), max_tokens=20)]
+
+    assert len({tuple(draws(seed)) for seed in (None, -1, None, -1)}) > 1
+    session = model.create_session()
+    assert session.set_seed(7) == 7
+    assert session.set_seed(None) >= 0
+    with pytest.raises(InvalidRequestError, match="at least 0, or None or -1 for a random one, not -2"):
+        session.set_seed(-2)

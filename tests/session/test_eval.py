@@ -31,7 +31,7 @@ def test_n_past_counts_and_logits_are_the_last_tokens(model: Model, session: Ses
 def test_all_logits_leave_the_last_row_as_logits(session: Session) -> None:
     rows = session.eval(PROMPT, all_logits=True)
     np.testing.assert_array_equal(session.logits, rows[-1])
-    session.sample(SamplingParams(temp=0.5))
+    session.sample(SamplingParams(temperature=0.5))
     assert not np.array_equal(session.logits, rows[-1]), "sampling must not reach into what eval returned"
 
 
@@ -53,7 +53,7 @@ def test_every_split_gives_the_same_logits(variant: str, load_tiny: LoadTiny) ->
     expected = model.create_session().eval(tokens, all_logits=True)
     for mask in itertools.product([False, True], repeat=len(tokens) - 1):
         cuts = [0, *(i + 1 for i, cut in enumerate(mask) if cut), len(tokens)]
-        session = model.create_session(seq_len=len(tokens))
+        session = model.create_session(n_ctx=len(tokens))
         parts = [session.eval(tokens[a:b], all_logits=True) for a, b in itertools.pairwise(cuts)]
         np.testing.assert_array_equal(expected, np.concatenate(parts))
 
@@ -107,7 +107,7 @@ class TestRefusals:
 
     @pytest.fixture
     def started(self, model: Model) -> Session:
-        session = model.create_session(seq_len=12)
+        session = model.create_session(n_ctx=12)
         session.eval(PROMPT)
         return session
 
@@ -124,7 +124,7 @@ class TestRefusals:
             ContextOverflowError, match="8 tokens in the context and 5 more do not fit into 12"
         ) as raised:
             started.eval([1, 2, 3, 4, 5])
-        assert (raised.value.n_past, raised.value.n_tokens, raised.value.seq_len) == (8, 5, 12)
+        assert (raised.value.n_past, raised.value.n_tokens, raised.value.n_ctx) == (8, 5, 12)
         with pytest.raises(ContextOverflowError):
             started.generate([1, 2, 3, 4, 5])
         for layer, before in enumerate(kept):
@@ -176,7 +176,7 @@ class TestRefusals:
 
 def test_progress_of_more_than_a_batch(load_tiny):
     seen = []
-    with load_tiny() as model, model.create_session(seq_len=1200, reuse=False) as session:
+    with load_tiny() as model, model.create_session(n_ctx=1200, reuse=False) as session:
         session.progress = lambda done, total: seen.append((done, total))
         session.eval([1] * 512)
         session.eval([2])
@@ -187,7 +187,7 @@ def test_progress_of_more_than_a_batch(load_tiny):
 
 
 def test_stale_cells_are_dropped_before_eval(model: Model) -> None:
-    cache = model.kv_cache(2, seq_len=128)
+    cache = model.kv_cache(2, n_ctx_seq=128)
     for change in (
         lambda: cache.remove_range(0, 5, 10), cache.clear_all, cache.clear_metadata, lambda: cache.seq_keep(1),
         lambda: cache.state_load(0, fresh(model, LONG[50:70]).save_state()), lambda: cache.seq_cp(1, 0, 40),
@@ -202,7 +202,7 @@ def test_stale_cells_are_dropped_before_eval(model: Model) -> None:
 
 
 def test_sessions_over_a_numbered_cache(model: Model) -> None:
-    with model.kv_cache(3, seq_len=64) as cache:
+    with model.kv_cache(3, n_ctx_seq=64) as cache:
         session = Session(model, sequence=cache.sequence(0))
         session.eval(LONG[:40])
         cache.seq_cp(0, 2)

@@ -22,7 +22,7 @@ from sessions import PROMPT, RANDOM, logits_after
 @pytest.mark.parametrize(
     ("params", "said"),
     [
-        (SamplingParams(samplers=["nonsense"], temp=1), "unknown sampler 'nonsense'"),
+        (SamplingParams(samplers=["nonsense"], temperature=1), "unknown sampler 'nonsense'"),
         (SamplingParams(logit_bias={10**30: 1}), "logit_bias: token 10{30} is not in the vocabulary"),
         (SamplingParams(suppress_tokens=[10**30]), "suppress_tokens: token 10{30} is not in the vocabulary"),
         (SamplingParams(grammar="root"), "grammar: line 1"),
@@ -36,7 +36,7 @@ def test_invalid_params_raise_before_eval(params: SamplingParams, said: str, tex
 
 
 def test_equals_the_manual_loop(model: Model, session: Session) -> None:
-    for params in (None, SamplingParams(penalty=1.3, penalty_last_n=4), RANDOM):
+    for params in (None, SamplingParams(repeat_penalty=1.3, repeat_last_n=4), RANDOM):
         session, manual = model.create_session(), model.create_session()
         generated = [token.id for token in session.generate(PROMPT, params, max_tokens=24)]
         manual.eval(PROMPT)
@@ -83,7 +83,7 @@ def test_empty_prompt_without_logits_raises(session: Session) -> None:
 
 
 def test_the_penalty_window_starts_empty(session: Session) -> None:
-    params = SamplingParams(penalty=1e6, penalty_last_n=100)
+    params = SamplingParams(repeat_penalty=1e6, repeat_last_n=100)
     first = [token.id for token in session.generate(PROMPT, params, max_tokens=6)]
     assert len(set(first)) == 6
     assert session._sampler.history == first
@@ -112,13 +112,13 @@ def test_rates_are_zero_where_no_time_passes(session: Session, monkeypatch: pyte
 
 
 def test_full_context_ends_generation(model: Model) -> None:
-    session = model.create_session(seq_len=len(PROMPT) + 3)
+    session = model.create_session(n_ctx=len(PROMPT) + 3)
     assert len(list(session.generate(PROMPT, max_tokens=10))) == 3
-    assert session.n_past == session.seq_len
+    assert session.n_past == session.n_ctx
     assert list(session.generate([], max_tokens=10)) == []
 
 
-@pytest.mark.parametrize("max_tokens", [-1, 2.0, True, None])
+@pytest.mark.parametrize("max_tokens", [-2, 2.0, True, "4"])
 def test_invalid_max_tokens_raises(max_tokens: object, session: Session) -> None:
     with pytest.raises(InvalidRequestError, match="max_tokens"):
         session.generate(PROMPT, max_tokens=max_tokens)
@@ -148,7 +148,7 @@ def test_public_loop_gives_the_same_tokens(params: SamplingParams | None, model:
 def test_logits_are_left_as_evaluated(session: Session) -> None:
     session.eval(PROMPT)
     before = session.logits.copy()
-    next(session.generate([], SamplingParams(penalty=1.5, temp=0.7)))
+    next(session.generate([], SamplingParams(repeat_penalty=1.5, temperature=0.7)))
     np.testing.assert_array_equal(session.logits, before)
 
 
@@ -325,7 +325,7 @@ class TestBusy:
         assert len(list(session.generate([], max_tokens=2))) == 2
 
     def test_errors_free_it(self, model: Model) -> None:
-        with model.create_session(seq_len=len(PROMPT)) as session:
+        with model.create_session(n_ctx=len(PROMPT)) as session:
             tokens, later = session.generate(PROMPT), session.generate(PROMPT)
             assert list(tokens) == []
             with pytest.raises(ContextOverflowError):
@@ -335,8 +335,16 @@ class TestBusy:
 
 
 def test_repr(model: Model) -> None:
-    session = model.create_session(seq_len=32)
+    session = model.create_session(n_ctx=32)
     session.eval(PROMPT)
     assert repr(session) == "<Session, 8 of 32 tokens, cache f32>"
     session.close()
     assert repr(session) == "<Session, closed>"
+
+
+@pytest.mark.parametrize("max_tokens", [None, -1])
+def test_without_a_limit_the_context_is_filled(max_tokens: int | None, model: Model) -> None:
+    with model.create_session(n_ctx=len(PROMPT) + 70) as session:
+        tokens = list(session.generate(PROMPT, max_tokens=max_tokens, ignore_eos=True))
+        assert (len(tokens), session.n_past) == (70, session.n_ctx)
+    assert len(model.generate([PROMPT], max_tokens=max_tokens)[0].tokens) > 0

@@ -45,4 +45,4 @@ def test_leaving_the_loop_frees_the_session(session: Session) -> None:
 
 def test_errors_are_raised_at_once(session: Session) -> None:
     with pytest.raises(InvalidRequestError, match="max_tokens"):
-        session.generate_async(PROMPT, max_tokens=-1)
+        session.generate_async(PROMPT, max_tokens=-2)

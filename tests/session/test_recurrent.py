@@ -143,7 +143,7 @@ def test_tokens_removed_from_the_middle_are_evaluated_again(hybrid: Model) -> No
 
 
 def test_numbered_sequences_are_copied_whole_or_refused(hybrid: Model) -> None:
-    with hybrid.kv_cache(3, seq_len=64) as cache:
+    with hybrid.kv_cache(3, n_ctx_seq=64) as cache:
         session = Session(hybrid, sequence=cache.sequence(0))
         session.eval(TOKENS[:20])
         for refused in (
@@ -182,7 +182,7 @@ def test_checkpoints_stay_within_the_limit(hybrid: Model) -> None:
     session = hybrid.create_session()
     for i in range(0, 88, 2):
         session.eval(TOKENS[i : i + 2])
-    kept = hybrid.prefixes(session.cache.kv_type, session.seq_len)
+    kept = hybrid.prefixes(session.cache.kv_type, session.n_ctx)
     assert kept.n_bytes <= hybrid.prefix_cache_bytes
     session.rewind(80)
     session.eval([1])

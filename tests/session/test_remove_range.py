@@ -46,7 +46,7 @@ def test_invalid_ranges_raise(p0: object, p1: object, model: Model) -> None:
 
 
 def test_clear_and_reseed_evaluates_sinks_and_tail(model: Model) -> None:
-    session = fresh(model, LONG, seq_len=128)
+    session = fresh(model, LONG, n_ctx=128)
     session.clear_and_reseed(LONG[:4], LONG[-20:])
     assert session.pos_max == 23
     np.testing.assert_array_equal(session.logits, fresh(model, LONG[:4] + LONG[-20:]).logits)

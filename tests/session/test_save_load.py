@@ -27,15 +27,15 @@ def test_save_after_an_interrupted_remove_range(model: Model, monkeypatch: pytes
 
 def test_state_of_another_rope_variant_is_refused(load_tiny: LoadTiny) -> None:
     model = load_tiny("phi3_long", "fp32")
-    lengths = sorted({model.program.rope_variant(n): n for n in (8, model.config.seq_len)}.values())
+    lengths = sorted({model.program.rope_variant(n): n for n in (8, model.config.n_ctx)}.values())
     assert len(lengths) == 2, "long factors make another rope_variant"
     tokens = [token % model.config.n_vocab for token in LONG[:5]]
-    short, long = (fresh(model, tokens, seq_len=n) for n in lengths)
+    short, long = (fresh(model, tokens, n_ctx=n) for n in lengths)
     with pytest.raises(StateError, match="another length"):
         long.load_state(short.save_state())
     assert long.tokens == tuple(tokens)
     long.eval([1])
-    np.testing.assert_array_equal(long.logits, fresh(model, [*tokens, 1], seq_len=lengths[1]).logits)
+    np.testing.assert_array_equal(long.logits, fresh(model, [*tokens, 1], n_ctx=lengths[1]).logits)
 
 
 def test_invalid_states_and_tokens_raise(model: Model) -> None:

@@ -47,7 +47,7 @@ def test_threads_with_a_session_each(model: Model) -> None:
 
 def test_threads_with_one_session(model: Model) -> None:
     """In one session, and when it is closed while another thread evaluates."""
-    session = model.create_session(seq_len=200, reuse=False)
+    session = model.create_session(n_ctx=200, reuse=False)
 
     def hammer() -> None:
         for token in LONG:

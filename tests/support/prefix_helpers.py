@@ -3,4 +3,4 @@
 from llamacli.prefix import PrefixConfig
 
 PREFIX, OTHER, SUFFIX = "once upon a time", "once upon me", " there once"
-CONFIG = PrefixConfig(num_ctx=128, num_batch=4)
+CONFIG = PrefixConfig(n_ctx=128, n_batch=4)

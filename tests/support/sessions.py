@@ -7,7 +7,7 @@ from llamacli import Model, SamplingParams, Session
 PROMPT = [5, 17, 101, 3, 77, 42, 9, 64]
 LONG = np.random.RandomState(7).randint(0, 128, 100).tolist()
 TOKENS = LONG[:40]
-RANDOM = SamplingParams(temp=1.0, top_k=40)
+RANDOM = SamplingParams(temperature=1.0, top_k=40)
 
 
 def fresh(model: Model, tokens: list[int], **options: object) -> Session:

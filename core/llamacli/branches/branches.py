@@ -58,9 +58,10 @@ class Branches:
 
     Handles are never reused, and 0 is never valid. A branch has tokens, logits, a sampler with its random generator, a
     grammar and metrics; a fork copies them and shares the KV cache pages, but has no `steer` function. `n_leases`
-    limits the number of branches (up to 65536), `n_ctx` the number of cells, where cells shared with a parent count
-    once (default: as many as all leases can hold). `measure` computes metrics of accepted tokens, under the model and
-    under the sampler, at the cost of some passes over the logits of each.
+    limits the number of branches (up to 65536), `n_ctx_seq` the tokens of each (default: `config.n_ctx`), `n_ctx` the
+    cells of all, where cells shared with a parent count once (default: as many as all leases can hold). `measure`
+    computes metrics of accepted tokens, under the model and under the sampler, at the cost of some passes over the
+    logits of each.
 
     Methods raise InvalidRequestError for the handle of a branch that does not exist, ClosedError after `drain`.
     """
@@ -71,7 +72,7 @@ class Branches:
         *,
         n_leases: int = 16,
         n_ctx: int | None = None,
-        seq_len: int | None = None,
+        n_ctx_seq: int | None = None,
         kv_type: KVTypes | None = None,
         seed: int = 1234,
         measure: bool = False,
@@ -81,9 +82,9 @@ class Branches:
         if n_ctx is not None and (not is_integer(n_ctx) or n_ctx < 0):
             raise InvalidRequestError(f"n_ctx must be an integer of at least 0, not {n_ctx!r}")
         self._model, self._seed, self._measure = model, seed, measure
-        self._cache = model.kv_cache(n_leases, seq_len=seq_len, kv_type=kv_type)
+        self._cache = model.kv_cache(n_leases, n_ctx_seq=n_ctx_seq, kv_type=kv_type)
         self._pool = SequencePool(self._cache)
-        self._n_ctx = n_leases * self._cache.seq_len if n_ctx is None else n_ctx
+        self._n_ctx = n_leases * self._cache.n_ctx_seq if n_ctx is None else n_ctx
         self._branches = SlotMap[_Branch]()
         self._drained = False
 

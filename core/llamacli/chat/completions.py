@@ -68,14 +68,14 @@ class CompletionArguments:
     ) -> SamplingParams:
         """Sampling parameters. Raises InvalidRequestError for a value that is not valid."""
         given = {
-            "temp": self.temperature,
+            "temperature": self.temperature,
             "top_k": self.top_k,
             "top_p": self.top_p,
             "min_p": self.min_p,
-            "typ_p": self.typical_p,
-            "penalty": self.repeat_penalty,
-            "penalty_present": self.presence_penalty,
-            "penalty_freq": self.frequency_penalty,
+            "typical_p": self.typical_p,
+            "repeat_penalty": self.repeat_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
             "mirostat": self.mirostat_mode,
             "mirostat_tau": self.mirostat_tau,
             "mirostat_eta": self.mirostat_eta,
@@ -87,7 +87,7 @@ class CompletionArguments:
             "grammar_after": constraint.after,
             "n_probs": n_probs,
         }
-        return params_with_defaults(given, metadata, model.config.seq_len, model.find_sampler)
+        return params_with_defaults(given, metadata, model.config.n_ctx, model.find_sampler)
 
     def head(self, kind: str, metadata: Metadata) -> Json:
         """Fields that begin every result."""
@@ -257,7 +257,7 @@ class _Run:
             raise InvalidRequestError(f"max_tokens must be an integer or None, not {max_tokens!r}")
         self.session, self._n_prompt, self.n_generated = session, len(ids), 0
         # llama-cpp-python: no limit but the context for None, 0 and less
-        self._limit = max_tokens if max_tokens is not None and max_tokens > 0 else session.seq_len
+        self._limit = max_tokens if max_tokens is not None and max_tokens > 0 else session.n_ctx
         self.tokens: Iterator[Token] = session.generate(ids, params, max_tokens=self._limit)
 
     @property
@@ -265,7 +265,7 @@ class _Run:
         """Finish reason: "length" for `max_tokens` or a full context, else "stop"."""
         if self.session.stop_string:
             return "stop"
-        is_full = self.session.n_past == self.session.seq_len
+        is_full = self.session.n_past == self.session.n_ctx
         return "length" if is_full or self.n_generated == self._limit else "stop"
 
     @property

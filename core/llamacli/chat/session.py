@@ -16,12 +16,11 @@ from llamacli.chat.syntax import Event
 from llamacli.chat.template import Rendering
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError, StateError
-from llamacli.generation import Token
+from llamacli.generation import Token, token_limit
 from llamacli.gguf import Metadata
 from llamacli.kv.prefixes import n_common
 from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.session import Session
-from llamacli.util.numbers import is_integer
 
 _PROBE = "Xyzzy"
 
@@ -33,12 +32,12 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
     - `codec`: the encoder of prompts and decoder of replies, with its chat `template` and `format`.
     - `history`: all messages so far except the system message. `system`, `history` and `variables` may be changed
       between replies: the next reply continues from what they are then.
-    - `max_new`: maximum number of tokens of a reply.
+    - `max_tokens`: maximum number of tokens of a reply; created with None or -1, the size of the context.
     - `tools`: functions that the model may call, as JSON objects; some templates tell an empty list from None.
       `variables`: further variables of the template.
     - `stop`: stop reason of the last reply: "eos" (the model ended it), "stop" (a stop string of the parameters),
-      "length" (`max_new`), "context" (the context is full), "interrupt" (the caller left the loop). `reply_tokens`: its
-      tokens.
+      "length" (`max_tokens`), "context" (the context is full), "interrupt" (the caller left the loop).
+    - `reply_tokens`: the tokens of the last reply.
 
     Only new messages are evaluated: earlier ones keep the tokens that they were evaluated with. If a template renders
     them differently later on (some drop old reasoning, some move the system message to the last message), the session
@@ -49,7 +48,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         self,
         model: CompiledModel,
         system: str = "",
-        max_new: int = 256,
+        max_tokens: int | None = None,
         *,
         metadata: Metadata,
         formats: Sequence[ChatFormat],
@@ -58,12 +57,11 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ):
-        if not is_integer(max_new) or max_new < 0:
-            raise InvalidRequestError(f"max_new must be an integer of at least 0, not {max_new!r}")
+        limit = token_limit(max_tokens, model.config.n_ctx if session is None else session.n_ctx)
         self.tools = checked_tools(tools)
         self.codec = ChatCodec(model.tokenizer, metadata, formats, template, tools=bool(self.tools))
         self.template, self.format = self.codec.template, self.codec.format
-        self.model, self.system, self.max_new = model, system, int(max_new)
+        self.model, self.system, self.max_tokens = model, system, limit
         self.history: list[Message] = []
         self.variables = dict(variables or {})
         self.stop = ""
@@ -139,8 +137,8 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
             return _no_pieces()
         wanted, rendering = self._plan_reply()
         n_new = len(wanted.new_ids)
-        if wanted.n_kept + n_new > self.session.seq_len:
-            raise ContextOverflowError(wanted.n_kept, n_new, self.session.seq_len)
+        if wanted.n_kept + n_new > self.session.n_ctx:
+            raise ContextOverflowError(wanted.n_kept, n_new, self.session.n_ctx)
         return self._respond(wanted, rendering, params or SamplingParams())
 
     def save(self, path: str | os.PathLike[str]) -> int:
@@ -186,10 +184,10 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         reply = self.codec.reader(rendering, tools=bool(self.tools), variables=self.variables, n_calls=n_calls)
         generated: list[tuple[Part, int]] = []
         self.reply_tokens = []
-        tokens = self.session.generate(new_ids, params, max_tokens=self.max_new)
+        tokens = self.session.generate(new_ids, params, max_tokens=self.max_tokens)
         self.stop = "interrupt"
         try:
-            stop = "eos" if self.max_new else "length"
+            stop = "eos" if self.max_tokens else "length"
             for n, token in enumerate(tokens, start=1):
                 if token.id in reply.ends.tokens:
                     break
@@ -199,10 +197,10 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
                 yield from _pieces(reply.feed(token.id, token.piece))
                 if reply.ended:
                     break
-                stop = "length" if n == self.max_new else "eos"
+                stop = "length" if n == self.max_tokens else "eos"
             if self.session.stop_string:
                 stop = "stop"
-            elif stop == "eos" and self.session.n_past == self.session.seq_len:
+            elif stop == "eos" and self.session.n_past == self.session.n_ctx:
                 stop = "context"
             yield from _pieces(reply.flush())
             self.stop = stop
@@ -237,7 +235,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         if any(end.n_kept != self.session.n_past for end in ends):
             return
         n_closing = n_common(*(end.new_ids for end in ends))
-        if self.session.n_past + n_closing <= self.session.seq_len:
+        if self.session.n_past + n_closing <= self.session.n_ctx:
             self.session.eval(ends[0].new_ids[:n_closing])
             self._held = truncated(ends[0].parts, self.session.n_past)
 

@@ -102,7 +102,7 @@ def _reported(ctx: click.Context | None) -> Iterator[None]:
         "max_content_width": 100,
     },
     epilog="Plugins can add commands; `llamacli plugins` lists them. Environment variables set options: "
-    "LLAMACLI_RUN_TEMP is `run --temp`.",
+    "LLAMACLI_RUN_TEMPERATURE is `run --temperature`.",
 )
 @click.version_option(package_name="llamacli", allow_from_autoenv=False)
 @functools.partial(global_options, env=True)

@@ -37,7 +37,7 @@ _OPTIONS = (
         help="Use this chat template instead of the file's own: a name, or Jinja source.",
     ),
     option("--chat-template-file", type=PATH, help="Read the chat template from a file."),
-    option("--think/--no-think", default=None, help="Turn reasoning on or off, for templates that know it."),
+    option("--think/--no-think", default=None, help="Turn reasoning on or off, for templates that support it."),
     option("--reasoning-effort", metavar="LEVEL", help="Reasoning effort: for most models low, medium or high."),
     option("--context-shift", is_flag=True, help="Drop the oldest messages when the context is full."),
     option("--tools", type=PATH, help="Let the model call the functions of this Python file."),
@@ -107,13 +107,12 @@ class ChatOptions(NamedTuple):
         return False
 
     def create_chat(self, model: Model, session: Session, max_tokens: int, functions: Functions) -> ChatSession:
-        """Create the chat session; a negative `max_tokens` means no limit."""
+        """Create the chat session."""
         from llamacli.cli.functions import describe
 
-        max_new = session.seq_len if max_tokens < 0 else max_tokens
         tools = [describe(function) for function in functions.values()]
         return model.create_chat(
-            self.system, max_new, session=session, template=self.template, tools=tools, **self.variables
+            self.system, max_tokens, session=session, template=self.template, tools=tools, **self.variables
         )
 
     def about_template(self, model: Model) -> str:

@@ -104,7 +104,7 @@ def _supported(
         elif name in FOREIGN:
             foreign = FOREIGN[name]
             if not foreign.works:
-                raise click.UsageError(f"{name} is an option of llama.cpp; here: {foreign.reason}.", ctx)
+                raise click.UsageError(f"{name} is an option of {foreign.of}; here: {foreign.reason}.", ctx)
             if foreign.n_values and not has_value:
                 del rest[:1]
             elif rest and rest[0] in foreign.values:

@@ -60,7 +60,7 @@ class CompletionWriter:
 def prompt_too_long(error: ContextOverflowError) -> InvalidRequestError:
     """The error for a prompt that does not fit into the context."""
     return InvalidRequestError(
-        f"the prompt has {error.n_tokens} tokens and the context only {error.seq_len}: shorten it or raise -c"
+        f"the prompt has {error.n_tokens} tokens and the context only {error.n_ctx}: shorten it or raise -c"
     )
 
 
@@ -76,12 +76,11 @@ def complete(
 ) -> Completion:
     """Generate up to `max_tokens` tokens, passing each piece to `writer`.
 
-    A negative number means no limit.
+    -1 means no limit.
     `on_start` is called once the prompt is known to fit. Raises InvalidRequestError if it does not.
     """
-    limit = session.seq_len if max_tokens < 0 else max_tokens
     try:
-        stream = session.generate(prompt, params, max_tokens=limit, ignore_eos=ignore_eos)
+        stream = session.generate(prompt, params, max_tokens=max_tokens, ignore_eos=ignore_eos)
     except ContextOverflowError as error:
         raise prompt_too_long(error) from error
     tokens: list[int] = []
@@ -115,4 +114,4 @@ def _stop_reason(session: Session, n_generated: int, max_tokens: int) -> str:
         return "stop"
     if n_generated == max_tokens:
         return "length"
-    return "context" if session.n_past == session.seq_len else "eos"
+    return "context" if session.n_past == session.n_ctx else "eos"

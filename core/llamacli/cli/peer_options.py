@@ -1,4 +1,4 @@
-"""Options of llama.cpp's programs that have no effect or another name here.
+"""Options of other programs without an effect, or with another name here.
 
 Names are those of the help of llama.cpp's command line, benchmark and perplexity, of 2026.
 """
@@ -25,7 +25,7 @@ class Foreign(NamedTuple):
 
     - `reason`: why it has no effect, or what to use instead of it.
     - `n_values`: values that follow it. `values`: what may follow it, of an option whose value may be left out.
-    - `works`: the command goes on, with `instead` in its place.
+    - `works`: the command goes on, with `instead` in its place. `of`: programs that have it.
     """
 
     reason: str
@@ -33,6 +33,7 @@ class Foreign(NamedTuple):
     values: tuple[str, ...] = ()
     works: bool = True
     instead: tuple[str, ...] = ()
+    of: str = "llama.cpp"
 
 
 _SWITCH = ("on", "off", "auto", "0", "1")
@@ -87,6 +88,16 @@ def _table() -> Iterator[tuple[str, Foreign]]:
     }
     for reason, names in refused.items():
         yield from ((name, Foreign(reason, works=False)) for name in names.split())
+    others = {
+        "use --ctx-size": "--n-ctx --num-ctx --context-size --context-length --max-model-len --max-seq-len",
+        "use --max-tokens": "--num-predict --max-new-tokens --max-new --max-completion-tokens",
+        "use --repeat-penalty": "--repetition-penalty --penalty",
+        "use --stop": "--stop-sequences --stop-strings",
+        "use --threads": "--n-threads --num-threads --num-thread",
+        "use --kv-type": "--kv-dtype --kv-cache-dtype --kv-cache-type",
+    }
+    for reason, names in others.items():
+        yield from ((name, Foreign(reason, works=False, of="other programs")) for name in names.split())
 
 
 FOREIGN = dict(_table())

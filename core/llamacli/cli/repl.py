@@ -79,7 +79,7 @@ class Repl:
             self._chat = chat
             self._use_functions(self._functions)
         self._model, self._about = model, about
-        note(f"{Path(model).name}, a context of {chat.session.seq_len} tokens. /help lists the commands.")
+        note(f"{Path(model).name}, a context of {chat.session.n_ctx} tokens. /help lists the commands.")
         if chat.history:
             note(f"({len(chat.history)} messages so far)")
         while True:
@@ -171,7 +171,7 @@ class Repl:
             self._take_back()
             needed = error.n_past + error.n_tokens
             raise InvalidRequestError(
-                f"the chat has {needed} tokens with this message, and the context only {error.seq_len}: shorten it, "
+                f"the chat has {needed} tokens with this message, and the context only {error.n_ctx}: shorten it, "
                 "/clear the chat, or run with a larger -c or with --context-shift"
             ) from error
         except BaseException:
@@ -189,11 +189,11 @@ class Repl:
 
     def _note_context(self) -> None:
         """Print a note if the context is nearly full."""
-        n_past, seq_len = self._chat.session.n_past, self._chat.session.seq_len
-        if self._chat.stop == "context" or n_past >= _NEARLY_FULL * seq_len:
+        n_past, n_ctx = self._chat.session.n_past, self._chat.session.n_ctx
+        if self._chat.stop == "context" or n_past >= _NEARLY_FULL * n_ctx:
             state = "full" if self._chat.stop == "context" else "nearly full"
             remedy = "the oldest messages will be dropped" if self._shift else "/clear it, or run with a larger -c"
-            note(f"(the context is {state}: {n_past} of {seq_len} tokens; {remedy})")
+            note(f"(the context is {state}: {n_past} of {n_ctx} tokens; {remedy})")
 
     # --- commands
 
@@ -229,7 +229,7 @@ class Repl:
                     "model": self._model,
                     **self._about,
                     "replies": f"read as {chat.format.name}",
-                    "context": f"{n_used} of {session.seq_len} tokens, {len(chat.history)} messages",
+                    "context": f"{n_used} of {session.n_ctx} tokens, {len(chat.history)} messages",
                     "attached": ", ".join(path.name for path, _ in self._attached) or "(none)",
                     "tools": ", ".join(self._functions) or "(none)",
                 }

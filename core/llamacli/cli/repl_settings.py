@@ -12,6 +12,7 @@ import attrs
 from llamacli.cli.sampling import FIELDS
 from llamacli.cli.text import read_file, unescaped, words
 from llamacli.errors import InvalidRequestError
+from llamacli.util.foreign_names import OURS
 from llamacli.util.numbers import is_integer
 
 if TYPE_CHECKING:
@@ -23,10 +24,10 @@ _NONE = ("none", "off")
 _ANY_JSON = '{"type": "object"}'
 
 _ALIASES = {
-    "n": "max_tokens", "n_predict": "max_tokens", "num_predict": "max_tokens", "reasoning_effort": "effort",
+    **OURS, "n": "max_tokens", "predict": "max_tokens", "reasoning_effort": "effort",
     "enable_thinking": "think", "json_schema": "schema", "stats": "verbose",
 }  # fmt: skip
-"""Other names of settings: llama.cpp's, ollama's."""
+"""Other names of settings: those of other programs, and short ones."""
 
 _WORDS = {
     "nothink": ("think", "off"), "quiet": ("verbose", "off"), "nohistory": ("history", "off"),
@@ -37,7 +38,7 @@ _WORDS = {
 """Settings that may be named without a value, as ollama's are."""
 
 _AT_START = {
-    "num_ctx": "-c N", "ctx_size": "-c N", "c": "-c N", "num_thread": "-t N", "threads": "-t N", "mode": "--mode",
+    "n_ctx": "-c N", "c": "-c N", "threads": "-t N", "mode": "--mode",
     "kv_type": "--kv-type",
 }  # fmt: skip
 """Settings that only the command line has, and their options."""
@@ -58,7 +59,7 @@ class Settings:
 
     def use(self, chat: ChatSession, params: SamplingParams) -> None:
         """Take over another model's chat; what was set stays set."""
-        chat.max_new = min(self.chat.max_new, chat.session.seq_len)
+        chat.max_tokens = min(self.chat.max_tokens, chat.session.n_ctx)
         chat.session.set_seed(self.seed)
         self.chat, self.params = chat, attrs.evolve(params, **self._changed)
 
@@ -95,7 +96,7 @@ class Settings:
         think = variables.get("enable_thinking")
         return {
             "system": self.chat.system or "(none)",
-            "max_tokens": str(self.chat.max_new),
+            "max_tokens": str(self.chat.max_tokens),
             "seed": str(self.seed),
             "stop": " ".join(map(repr, params.stop)) or "(none)",
             "grammar": params.grammar or "(none)",
@@ -118,12 +119,11 @@ class Settings:
 
     def _set_seed(self, value: str) -> None:
         seed = _integer("seed", value)
-        self.chat.session.set_seed(seed)
-        self.seed = seed
+        self.seed = self.chat.session.set_seed(seed)
 
     def _set_max_tokens(self, value: str) -> None:
         n = _integer("max_tokens", value)
-        self.chat.max_new = n if n >= 0 else self.chat.session.seq_len
+        self.chat.max_tokens = n if n >= 0 else self.chat.session.n_ctx
 
     def _set_system(self, value: str) -> None:
         self.chat.system = value
@@ -176,7 +176,7 @@ _SETTERS: Mapping[str, Callable[[Settings, str], None]] = {
     **{name: _switch(name) for name in ("verbose", "wordwrap", "history", "log")},
 }
 
-NAMES = tuple(dict.fromkeys((*_SETTERS, *_WORDS, *FIELDS, *_ALIASES)))
+NAMES = tuple(dict.fromkeys((*_SETTERS, *_WORDS, *FIELDS.values())))
 """Names of settings, for completion."""
 
 

@@ -55,7 +55,7 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
 @in_group(
     "Context and length",
     option(
-        "-n", "--max-tokens", "--n-predict", metavar="N", type=Integer(-1), default=-1, show_default=True,
+        "-n", "--max-tokens", "--predict", "--n-predict", metavar="N", type=Integer(-1), default=-1, show_default=True,
         help="Maximum number of tokens to generate; -1: until the text ends or the context is full.",
     ),
     option(
@@ -116,9 +116,9 @@ def run(
     unless cached; `llamacli list --names` prints the names.
 
     A model whose file has a chat template replies to PROMPT; at a terminal without a prompt it starts a chat, in which
-    /help lists the commands. Other models, and all with --raw, continue PROMPT, or generate text without one. Text from
-    a pipe or a file at stdin comes before PROMPT, with an empty line between them. Without MODEL, a small demo model
-    runs. Text goes to stdout, everything else, such as reasoning, to stderr.
+    /help lists the commands. Other models continue PROMPT, and with --raw all do; without PROMPT they begin a text.
+    Text from a pipe or a file at stdin comes before PROMPT, with an empty line between them. Without MODEL, a small
+    demo model runs. Text goes to stdout, everything else, such as reasoning, to stderr.
 
     Special tokens in the prompt are parsed with --raw and are plain text in a chat. A final newline of a file or of
     stdin is not part of the prompt.

@@ -85,7 +85,7 @@ class Result:
     completion: Completion
     is_reply: bool
     fields: dict[str, Any]
-    seq_len: int
+    n_ctx: int
     is_longest: bool
     stats: RunStats
 
@@ -148,14 +148,14 @@ def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | Non
     seed = int.from_bytes(os.urandom(4)) if options.seed < 0 else options.seed
     warn_of_long_context(model, options.ctx_size)
     with (
-        model.create_session(seq_len=options.ctx_size or None, kv_type=options.kv_type, seed=seed) as session,
+        model.create_session(n_ctx=options.ctx_size or None, kv_type=options.kv_type, seed=seed) as session,
         open_drafter(options.lookup, options.draft, options.draft_max, options.mode, options.threads) as drafter,
     ):
         if drafter is not None:
             session.check_speculation()
             drafter.begin(model)
             session.drafter = drafter
-        params = sampling_params(options.sampling, model.metadata, session.seq_len, model.find_sampler)
+        params = sampling_params(options.sampling, model.metadata, session.n_ctx, model.find_sampler)
         _check(session, params)
         functions = load_functions(options.chat.tools) if options.chat.tools is not None else {}
         chat = options.chat.create_chat(model, session, options.max_tokens, functions) if chats else None
@@ -198,8 +198,8 @@ def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | Non
         if completion is None:
             return None
         stats = RunStats(load_s, session.stats, seed, model.program.timings.shares())
-        is_longest = session.seq_len == model.program.max_positions
-        return Result(completion, chats, fields, session.seq_len, is_longest, stats)
+        is_longest = session.n_ctx == model.program.max_positions
+        return Result(completion, chats, fields, session.n_ctx, is_longest, stats)
 
 
 def _create_repl(
@@ -281,7 +281,7 @@ def _report(options: RunOptions, model: Model, result: Result) -> None:
         print_logprobs(model, completion)
     if completion.stop == "context":
         remedy = "the model has learned no further positions" if result.is_longest else "-c sets a longer one"
-        note(f"llamacli: the context of {result.seq_len} tokens is full; {remedy}")
+        note(f"llamacli: the context of {result.n_ctx} tokens is full; {remedy}")
     if options.stats:
         result.stats.print()
 

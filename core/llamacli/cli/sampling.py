@@ -27,7 +27,10 @@ _COUNT = Integer(0)
 
 
 class _Setting(NamedTuple):
-    """Option of a sampling parameter; `field` is its name in SamplingParams."""
+    """Option of a sampling parameter.
+
+    `field` is its name in SamplingParams; the first of the `flags` is the same, the others are llama.cpp's options.
+    """
 
     field: str
     flags: tuple[str, ...]
@@ -48,11 +51,11 @@ class _Setting(NamedTuple):
 
 
 _SETTINGS = (
-    _Setting("temp", ("--temp", "--temperature"),
+    _Setting("temperature", ("--temperature", "--temp"),
              "Temperature; 0: greedy decoding."),
     _Setting("dynatemp_range", ("--dynatemp-range",),
              "Range of the dynamic temperature; 0: off."),
-    _Setting("dynatemp_exponent", ("--dynatemp-exp",),
+    _Setting("dynatemp_exponent", ("--dynatemp-exponent", "--dynatemp-exp"),
              "Exponent of the entropy in the dynamic temperature."),
     _Setting("top_k", ("--top-k",),
              "Keep the k most likely tokens; 0: off."),
@@ -60,7 +63,7 @@ _SETTINGS = (
              "Nucleus sampling: keep the most likely tokens with a total probability of p; 1: off."),
     _Setting("min_p", ("--min-p",),
              "Drop tokens with less than p times the probability of the most likely one; 0: off."),
-    _Setting("typ_p", ("--typical", "--typical-p"),
+    _Setting("typical_p", ("--typical-p", "--typical"),
              "Locally typical sampling with a total probability of p; 1: off."),
     _Setting("top_n_sigma", ("--top-n-sigma", "--top-nsigma"),
              "Drop tokens with logits more than n standard deviations below the maximum; 0 or less: off."),
@@ -68,13 +71,13 @@ _SETTINGS = (
              "XTC: chance to drop all tokens above --xtc-threshold but the least likely; 0: off."),
     _Setting("xtc_threshold", ("--xtc-threshold",),
              "XTC: probability from which tokens are dropped; above 0.5: off."),
-    _Setting("penalty", ("--repeat-penalty",),
+    _Setting("repeat_penalty", ("--repeat-penalty",),
              "Penalty for repeated tokens; 1: off."),
-    _Setting("penalty_freq", ("--frequency-penalty",),
+    _Setting("frequency_penalty", ("--frequency-penalty",),
              "Penalty subtracted from a token's logit for each repetition; 0: off."),
-    _Setting("penalty_present", ("--presence-penalty",),
+    _Setting("presence_penalty", ("--presence-penalty",),
              "Penalty subtracted once from the logits of repeated tokens; 0: off."),
-    _Setting("penalty_last_n", ("--repeat-last-n",),
+    _Setting("repeat_last_n", ("--repeat-last-n",),
              "Number of last tokens to consider for penalties; 0: none, -1: all."),
     _Setting("dry_multiplier", ("--dry-multiplier",),
              "DRY: multiplier of the penalty for tokens that extend a repeated sequence; 0: off."),
@@ -86,9 +89,9 @@ _SETTINGS = (
              "DRY: number of last tokens to search for repetitions; 0: none, -1: all."),
     _Setting("mirostat", ("--mirostat",),
              "Mirostat version 1 or 2, which replaces the other samplers; 0: off."),
-    _Setting("mirostat_tau", ("--mirostat-ent",),
+    _Setting("mirostat_tau", ("--mirostat-tau", "--mirostat-ent"),
              "Mirostat: target entropy (tau), in bits."),
-    _Setting("mirostat_eta", ("--mirostat-lr",),
+    _Setting("mirostat_eta", ("--mirostat-eta", "--mirostat-lr"),
              "Mirostat: learning rate (eta)."),
     _Setting("adaptive_target", ("--adaptive-target",),
              "Adaptive-p: target probability of the selected tokens; below 0: off."),
@@ -97,8 +100,7 @@ _SETTINGS = (
 )  # fmt: skip
 
 FIELDS = {flag.removeprefix("--").replace("-", "_"): setting.field for setting in _SETTINGS for flag in setting.flags}
-FIELDS |= {setting.field: setting.field for setting in _SETTINGS}
-"""Fields of SamplingParams by field name and by option name."""
+"""Fields of SamplingParams by the names of their options."""
 
 _BIAS = re.compile(r"(\d+)([+-](?:\d+\.?\d*|\.\d+|inf))", re.ASCII)
 
@@ -165,7 +167,7 @@ def _option(setting: _Setting) -> Callable[[Any], Any]:
 
 
 def sampling_params(
-    given: Mapping[str, Any], metadata: Metadata, seq_len: int, find: FindSampler | None = None
+    given: Mapping[str, Any], metadata: Metadata, n_ctx: int, find: FindSampler | None = None
 ) -> SamplingParams:
     """Sampling parameters of options, else metadata, else llama.cpp's defaults.
 
@@ -174,7 +176,7 @@ def sampling_params(
     """
     from llamacli.sampling.defaults import params_with_defaults
 
-    values = {setting.field: given.get(setting.flags[0].removeprefix("--").replace("-", "_")) for setting in _SETTINGS}
+    values = {setting.field: given.get(setting.field) for setting in _SETTINGS}
     process = unescaped if given.get("escape") else str
     breakers = [process(argument(text)) for text in given.get("dry_sequence_breaker") or ()]
     if breakers:
@@ -189,7 +191,7 @@ def sampling_params(
             "stop": stop_strings(given),
         },
         metadata,
-        seq_len,
+        n_ctx,
         find,
     )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.architecture import Config, checked_seq_len
+from llamacli.architecture import Config, checked_n_ctx
 from llamacli.engine.adapters import (
     Adapter,
     Adapters,
@@ -45,9 +45,9 @@ KVTypes = str | tuple[str, str] | KVType
 class CompiledModel:
     """Program, tokenizer and KV memory of a model, shared by its sessions.
 
-    `llamacli.Model` adds the file's metadata, and creates sessions and chats. Only `config.seq_len` may be changed.
+    `llamacli.Model` adds the file's metadata, and creates sessions and chats. Only `config.n_ctx` may be changed.
 
-    - `config`: its hyperparameters; lower `config.seq_len` before creating a session to spend less memory.
+    - `config`: its hyperparameters; lower `config.n_ctx` before creating a session to spend less memory.
     - `tokenizer`: its vocabulary.
     - `mode`: how its weights are kept.
     - `identity`: digest of its weights and metadata; saved states of other models are refused.
@@ -158,15 +158,15 @@ class CompiledModel:
         """Find a sampler that is not built in; None if unknown."""
         return None
 
-    def context_size(self, seq_len: int | None) -> int:
-        """Number of tokens of a new context; None stands for `config.seq_len`.
+    def context_size(self, n_ctx: int | None) -> int:
+        """Number of tokens of a new context; None stands for `config.n_ctx`.
 
         Raises InvalidRequestError if it is out of range, or longer than the model has learned positions.
         """
-        n = checked_seq_len(self.config.seq_len if seq_len is None else seq_len)
+        n = checked_n_ctx(self.config.n_ctx if n_ctx is None else n_ctx)
         limit = self.program.max_positions
         if limit is not None and n > limit:
-            raise InvalidRequestError(f"seq_len must be at most {limit}, the positions that the model learned, not {n}")
+            raise InvalidRequestError(f"n_ctx must be at most {limit}, the positions that the model learned, not {n}")
         return n
 
     def kv_pool(self, kv_type: KVTypes | None = None) -> KVPool:
@@ -183,27 +183,27 @@ class CompiledModel:
             self._pools.setdefault(kind, pool)  # another thread may be faster
         return self._pools[kind]
 
-    def kv_cache(self, n_seq_max: int = 1, *, seq_len: int | None = None, kv_type: KVTypes | None = None) -> KVCache:
-        """Create a cache of numbered sequences of up to `seq_len` tokens."""
-        seq_len = self.context_size(seq_len)
-        shift_keys, rope_variant = self.program.shift_keys, self.program.rope_variant(seq_len)
+    def kv_cache(self, n_seq_max: int = 1, *, n_ctx_seq: int | None = None, kv_type: KVTypes | None = None) -> KVCache:
+        """Create a cache of numbered sequences of up to `n_ctx_seq` tokens."""
+        n_ctx = self.context_size(n_ctx_seq)
+        shift_keys, rope_variant = self.program.shift_keys, self.program.rope_variant(n_ctx)
 
         def shifted(layer: int, keys: npt.NDArray[np.float32], by: int) -> npt.NDArray[np.float32]:
-            return shift_keys(layer, keys, by, seq_len)
+            return shift_keys(layer, keys, by, n_ctx)
 
         return KVCache(
             self.kv_pool(kv_type),
-            seq_len,
+            n_ctx,
             n_seq_max,
             shift_keys=shifted,
             rope_variant=rope_variant,
             adapters=key_of(self.adapters),
         )
 
-    def prefixes(self, kv_type: KVType, seq_len: int) -> PrefixIndex:
+    def prefixes(self, kv_type: KVType, n_ctx: int) -> PrefixIndex:
         """Prefix cache of a cache type and a length's RoPE variant."""
         index = PrefixIndex(self.kv_pool(kv_type))
-        return self._prefixes.setdefault((kv_type, self.program.rope_variant(seq_len)), index)
+        return self._prefixes.setdefault((kv_type, self.program.rope_variant(n_ctx)), index)
 
     def close(self) -> None:
         """Free the weights and the prefix cache; closing twice does nothing.

@@ -41,7 +41,7 @@ class FileData:
 
 
 class KVCache(contextlib.AbstractContextManager["KVCache"]):
-    """KV cache of `n_seq_max` sequences of up to `seq_len` tokens each.
+    """KV cache of `n_seq_max` sequences of up to `n_ctx_seq` tokens each.
 
     Sequences are numbered from 0; copies between them share pages. Positions have no gaps, unlike llama.cpp's: token i
     of a sequence is in cell i, at position i, because attention, sliding windows, prefix caching and saved states are
@@ -57,7 +57,7 @@ class KVCache(contextlib.AbstractContextManager["KVCache"]):
     def __init__(
         self,
         pool: KVPool,
-        seq_len: int,
+        n_ctx_seq: int,
         n_seq_max: int = 1,
         *,
         shift_keys: ShiftKeys | None = None,
@@ -66,7 +66,7 @@ class KVCache(contextlib.AbstractContextManager["KVCache"]):
     ):
         if not is_integer(n_seq_max) or n_seq_max < 0:
             raise InvalidRequestError(f"n_seq_max must be an integer of at least 0, not {n_seq_max!r}")
-        self.pool, self.seq_len, self.n_seq_max = pool, seq_len, n_seq_max
+        self.pool, self.n_ctx_seq, self.n_seq_max = pool, n_ctx_seq, n_seq_max
         self._shift_keys, self._rope_variant, self._adapters = shift_keys, rope_variant, adapters
         self._sequences: dict[int, KVSequence] | None = {}
 
@@ -77,7 +77,7 @@ class KVCache(contextlib.AbstractContextManager["KVCache"]):
         """
         sequences = self._checked(seq)
         if seq not in sequences:
-            sequences[seq] = KVSequence(self.pool, self.seq_len, self._rope_variant, self._adapters)
+            sequences[seq] = KVSequence(self.pool, self.n_ctx_seq, self._rope_variant, self._adapters)
         return sequences[seq]
 
     @property

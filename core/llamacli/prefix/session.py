@@ -54,7 +54,7 @@ def _max_tokens(n: int) -> int:
 def _context_size(n: int) -> int:
     n_ctx = _positive_or(8192, n) // 2 * 2
     if not 0 < n_ctx <= MAX_CONTEXT:
-        raise InvalidRequestError(f"num_ctx must be 0 or from 2 to {MAX_CONTEXT}, not {n}")
+        raise InvalidRequestError(f"n_ctx must be 0 or from 2 to {MAX_CONTEXT}, not {n}")
     return n_ctx
 
 
@@ -62,31 +62,31 @@ def _context_size(n: int) -> int:
 class PrefixConfig:
     """Configuration of a prefix session; 0 or "" means the default.
 
-    - `num_ctx`: context size in tokens (8192), rounded down to an even number. `num_batch`: batch size in tokens (512).
-      `num_threads`: 0 for one thread a core.
-    - `num_gpu_layers`, `tensor_split`: only 0 is supported. `flash_attn`: ignored, attention is always computed so.
-    - `kv_cache_type`: one of `llamacli.kv.KV_TYPES`.
+    - `n_ctx`: context size in tokens (8192), rounded down to an even number. `n_batch`: batch size in tokens (512).
+      `threads`: 0 for one thread a core.
+    - `n_gpu_layers`, `tensor_split`: only 0 is supported. `flash_attn`: ignored, attention is always computed so.
+    - `kv_type`: one of `llamacli.kv.KV_TYPES`.
     - `prompt_format`, `prompt_template_digest`: the format of the caller's text, part of the context's identity.
     - `disable_bos`: do not add BOS before the prefix.
 
     Raises InvalidRequestError for a value out of range, UnsupportedFeatureError for GPU options.
     """
 
-    num_ctx: int = attrs.field(default=0, converter=_context_size)
-    num_batch: int = attrs.field(default=0, converter=_batch_size)
-    num_threads: int = 0
-    num_gpu_layers: int = 0
+    n_ctx: int = attrs.field(default=0, converter=_context_size)
+    n_batch: int = attrs.field(default=0, converter=_batch_size)
+    threads: int = 0
+    n_gpu_layers: int = 0
     tensor_split: tuple[float, ...] = ()
     flash_attn: bool = False
-    kv_cache_type: str = ""
+    kv_type: str = ""
     prompt_format: str = ""
     prompt_template_digest: str = ""
     disable_bos: bool = False
 
     def __attrs_post_init__(self) -> None:
-        if not is_integer(self.num_threads):
-            raise InvalidRequestError(f"num_threads must be an integer, not {self.num_threads!r}")
-        if self.num_gpu_layers or any(self.tensor_split):
+        if not is_integer(self.threads):
+            raise InvalidRequestError(f"threads must be an integer, not {self.threads!r}")
+        if self.n_gpu_layers or any(self.tensor_split):
             raise UnsupportedFeatureError("GPU layers: only CPUs are supported")
 
 
@@ -111,7 +111,7 @@ class DecodeConfig:
             return default if value is None else value
 
         return SamplingParams(
-            temp=given(self.temperature, 0.8),
+            temperature=given(self.temperature, 0.8),
             top_p=given(self.top_p, 0.9),
             top_k=given(self.top_k, 40),
             min_p=0.05,
@@ -166,7 +166,7 @@ class ContextReport:
 
     resident: int
     prefix: int
-    num_ctx: int
+    n_ctx: int
     available: int
     byte_hash: str
     token_hash: str
@@ -185,9 +185,7 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
     def __init__(self, model: Model, config: PrefixConfig | None = None):
         self.model, self.config = model, config or PrefixConfig()
         self._prompt_format = _format_name(model, self.config.prompt_format)
-        self._session = model.create_session(
-            seq_len=self.config.num_ctx, kv_type=self.config.kv_cache_type or None, seed=0
-        )
+        self._session = model.create_session(n_ctx=self.config.n_ctx, kv_type=self.config.kv_type or None, seed=0)
         self._prefix: list[int] = []
         self._prefix_text = ""
         self._text: str | None = ""  # of the whole context; None if parts of it were generated
@@ -242,8 +240,8 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
         manifest = manifest or ContextManifest()
         tokens = self.tokenize(text, not self.config.disable_bos)
         self._check_text(manifest, text, tokens)
-        if len(tokens) > self.config.num_ctx:
-            raise ContextOverflowError(0, len(tokens), self.config.num_ctx, stage="prefix")
+        if len(tokens) > self.config.n_ctx:
+            raise ContextOverflowError(0, len(tokens), self.config.n_ctx, stage="prefix")
         before = self.tokens
         common = 0 if self._manifest.difference(manifest) else n_common(before, tuple(tokens))
         kept = self._rewind(common)
@@ -274,8 +272,8 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
         manifest = manifest or ContextManifest()
         self._check_prefix(manifest)
         tokens = self._suffix_tokens(text, must_fit=not manifest.is_zero)
-        if len(self.tokens) + len(tokens) > self.config.num_ctx:
-            raise ContextOverflowError(len(self.tokens), len(tokens), self.config.num_ctx, stage="suffix")
+        if len(self.tokens) + len(tokens) > self.config.n_ctx:
+            raise ContextOverflowError(len(self.tokens), len(tokens), self.config.n_ctx, stage="suffix")
         self._evaluate(tokens, cancel)
         self._text = None if self._text is None else self._text + text
         digest = (self._manifest if manifest.is_zero else manifest).digest
@@ -291,8 +289,8 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
         """
         self._expect_open(cancel)
         n = len(self.tokens)
-        if not n or n >= self.config.num_ctx:
-            raise ContextOverflowError(n, 1, self.config.num_ctx, stage="decode")
+        if not n or n >= self.config.n_ctx:
+            raise ContextOverflowError(n, 1, self.config.n_ctx, stage="decode")
         config = config or DecodeConfig()
         return self._decode(config, config.params(), cancel)
 
@@ -362,10 +360,10 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
         """
         start = len(self.tokens)
         try:
-            for at in range(0, len(tokens), self.config.num_batch):
+            for at in range(0, len(tokens), self.config.n_batch):
                 if cancel is not None and cancel.is_set():
                     raise CancelledError(f"cancelled after {at} of {len(tokens)} tokens")
-                self._session.eval(tokens[at : at + self.config.num_batch])
+                self._session.eval(tokens[at : at + self.config.n_batch])
         except (CancelledError, KeyboardInterrupt):
             self._session.rewind(start)
             raise
@@ -403,11 +401,11 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
 
     @property
     def _available(self) -> int:
-        return self.config.num_ctx - self._session.n_past
+        return self.config.n_ctx - self._session.n_past
 
     def _describe(self, *, closed: bool) -> ContextReport:
         return ContextReport(
-            self._session.n_past, len(self._prefix), self.config.num_ctx, self._available,
+            self._session.n_past, len(self._prefix), self.config.n_ctx, self._available,
             hash_bytes(self._prefix_text), hash_token_ids(self._prefix), self._manifest.digest, self._manifest, closed,
         )  # fmt: skip
 
@@ -444,4 +442,4 @@ def checked_threads(config: PrefixConfig) -> int | None:
 
     None is one thread a core.
     """
-    return int(config.num_threads) if config.num_threads > 0 else None
+    return int(config.threads) if config.threads > 0 else None

@@ -17,11 +17,11 @@ _KNOWN = frozenset({SEQUENCE_KEY, *(KEYS + default.key for default in DEFAULTS.v
 
 
 def params_with_defaults(
-    given: Mapping[str, Any], metadata: Metadata, seq_len: int, find: FindSampler | None = None
+    given: Mapping[str, Any], metadata: Metadata, n_ctx: int, find: FindSampler | None = None
 ) -> SamplingParams:
     """Sampling parameters: those `given` by field name, else the file's, else llama.cpp's.
 
-    `None` counts as not given. A `penalty_last_n` or `dry_penalty_last_n` of -1 is `seq_len`. `find` looks up samplers
+    `None` counts as not given. A `repeat_last_n` or `dry_penalty_last_n` of -1 is `n_ctx`. `find` looks up samplers
     of plugins; unknown ones in the file are skipped with a warning, as in llama.cpp. Raises ModelFormatError for
     metadata outside of a parameter's range, InvalidRequestError for a value that is not valid.
     """
@@ -29,9 +29,9 @@ def params_with_defaults(
     for field, default in DEFAULTS.items():
         if field not in values:
             values[field] = file_default(field, metadata) if default.key else default.value
-    for field in ("penalty_last_n", "dry_penalty_last_n"):
+    for field in ("repeat_last_n", "dry_penalty_last_n"):
         if values[field] < 0:
-            values[field] = seq_len
+            values[field] = n_ctx
     if "samplers" not in values:
         values["samplers"] = _order(metadata, find)
     ignored = sorted(key for key in metadata if key.startswith(KEYS) and key not in _KNOWN)

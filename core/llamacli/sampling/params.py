@@ -11,6 +11,7 @@ import attrs
 from llamacli.errors import InvalidRequestError
 from llamacli.sampling.checks import integer, number
 from llamacli.sampling.penalties import biases, token_ids
+from llamacli.util.foreign_names import explain_fields
 
 DEFAULT_ORDER = (
     "penalties",
@@ -59,24 +60,27 @@ def _text(_: object, attribute: attrs.Attribute[str | None], value: Any) -> None
         raise InvalidRequestError(f"{attribute.name} must be a string, not {value!r}")
 
 
+@explain_fields
 @attrs.frozen(kw_only=True)
 class SamplingParams:
     """Sampling parameters under llama.cpp's names. `SamplingParams()` is greedy: exactly argmax.
 
-    - `temp`: logits are divided by it; 0 or less is greedy: only penalties, DRY, bias, grammars and suppressed tokens
-      still apply.
+    `Model.sampling_params` has the defaults of the model's file and of llama.cpp, as the command line and the server.
+
+    - `temperature`: logits are divided by it; 0 or less is greedy: only penalties, DRY, bias, grammars and suppressed
+      tokens still apply.
     - `dynatemp_range`, `dynatemp_exponent`: the temperature varies by up to this range with the entropy; 0 is off.
     - `top_k`: keep the k most probable tokens, and any that tie with the k-th; 0 or less, or n_vocab and more, is off.
     - `top_p`: keep the fewest most probable tokens whose probabilities sum to at least p; 1 is off.
     - `min_p`: drop tokens less probable than this share of the most probable one's; 0 is off.
-    - `typ_p`: keep the tokens of most typical surprisal whose probabilities sum to more than p; 1 is off.
+    - `typical_p`: keep the tokens of most typical surprisal whose probabilities sum to more than p; 1 is off.
     - `top_n_sigma`: drop logits more than n standard deviations below the largest; 0 or less is off.
     - `xtc_probability`, `xtc_threshold`: the probability of dropping all but the least probable of the tokens that
       reach the threshold; a probability of 0 or a threshold above 0.5 is off.
-    - `penalty`: logits of recently generated tokens are divided by it if positive, multiplied if not, once per token
-      (Keskar et al. 2019); 1 is off, and so is 0 or less.
-    - `penalty_freq`, `penalty_present`: subtracted from such logits per occurrence, and once; 0 is off.
-    - `penalty_last_n`: number of generated tokens that count as recent; 0 or less is off.
+    - `repeat_penalty`: logits of recently generated tokens are divided by it if positive, multiplied if not, once per
+      token (Keskar et al. 2019); 1 is off, and so is 0 or less.
+    - `frequency_penalty`, `presence_penalty`: subtracted from such logits per occurrence, and once; 0 is off.
+    - `repeat_last_n`: number of generated tokens that count as recent; 0 or less is off.
     - `dry_multiplier`, `dry_base`, `dry_allowed_length`, `dry_penalty_last_n`, `dry_sequence_breakers`: see
       `llamacli.sampling.Dry`; a multiplier of 0 is off.
     - `mirostat`: 1 or 2: keep the surprisal near `mirostat_tau` bits with the learning rate `mirostat_eta`; of the
@@ -95,20 +99,20 @@ class SamplingParams:
     - `n_probs`: report log-probabilities of the drawn token and the `n_probs` most probable ones; 0 reports none.
     """
 
-    temp: float = number(0.0)
+    temperature: float = number(0.0)
     dynatemp_range: float = number(0.0, low=0)
     dynatemp_exponent: float = number(1.0, low=0)
     top_k: int = integer(0)
     top_p: float = number(1.0, low=0, high=1)
     min_p: float = number(0.0, low=0, high=1)
-    typ_p: float = number(1.0, low=0, high=1)
+    typical_p: float = number(1.0, low=0, high=1)
     top_n_sigma: float = number(-1.0)
     xtc_probability: float = number(0.0, low=0, high=1)
     xtc_threshold: float = number(0.1, low=0, high=1)
-    penalty: float = number(1.0)
-    penalty_freq: float = number(0.0)
-    penalty_present: float = number(0.0)
-    penalty_last_n: int = integer(64)
+    repeat_penalty: float = number(1.0)
+    frequency_penalty: float = number(0.0)
+    presence_penalty: float = number(0.0)
+    repeat_last_n: int = integer(64)
     dry_multiplier: float = number(0.0, low=0)
     dry_base: float = number(1.75, low=1)
     dry_allowed_length: int = integer(2, low=0)

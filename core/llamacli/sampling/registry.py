@@ -54,7 +54,7 @@ def build_chain(
     types = [_named(name, find) for name in params.samplers]
     first = [kind for kind in _FIRST if kind not in types]
     last: Sampler
-    if params.temp <= 0:
+    if params.temperature <= 0:
         types, last = [kind for kind in types if kind.when_greedy], Greedy()
     elif params.mirostat:
         types = [kind for kind in types if kind in _FIRST] + [_TEMPERATURE]
@@ -120,10 +120,12 @@ def _logit_bias(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler 
 
 
 def _penalties(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-    neutral = (params.penalty <= 0 or params.penalty == 1) and params.penalty_freq == params.penalty_present == 0
-    if neutral or params.penalty_last_n <= 0:
+    neutral = (
+        params.repeat_penalty <= 0 or params.repeat_penalty == 1
+    ) and params.frequency_penalty == params.presence_penalty == 0
+    if neutral or params.repeat_last_n <= 0:
         return None
-    return Penalties(params.penalty_last_n, params.penalty, params.penalty_freq, params.penalty_present)
+    return Penalties(params.repeat_last_n, params.repeat_penalty, params.frequency_penalty, params.presence_penalty)
 
 
 def _dry(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
@@ -135,12 +137,12 @@ def _dry(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
 
 def _temperature(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
     if params.dynatemp_range > 0:
-        return DynamicTemperature(params.temp, params.dynatemp_range, params.dynatemp_exponent)
-    return Temperature(params.temp) if params.temp != 1 else None
+        return DynamicTemperature(params.temperature, params.dynatemp_range, params.dynatemp_exponent)
+    return Temperature(params.temperature) if params.temperature != 1 else None
 
 
 def _typical_p(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-    return TypicalP(params.typ_p) if params.typ_p < 1 else None
+    return TypicalP(params.typical_p) if params.typical_p < 1 else None
 
 
 def _xtc(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:

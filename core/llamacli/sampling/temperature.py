@@ -19,22 +19,22 @@ class Temperature(Sampler):
     That is the first of the most probable ones.
     """
 
-    temp: float = number()
+    temperature: float = number()
 
     def apply(self, candidates: Candidates) -> None:
         """Divide the logits."""
-        divide(candidates, self.temp)
+        divide(candidates, self.temperature)
 
 
 @attrs.frozen
 class DynamicTemperature(Sampler):
-    """Entropy-dependent temperature from `temp - spread` to `temp + spread` (kalomaze).
+    """Entropy-dependent temperature from `temperature - spread` to `temperature + spread` (kalomaze).
 
     The normalised entropy to the power of `exponent` is mapped to this range, low for certain distributions and high
     for even ones; its lower end is at least 0. As in llama.cpp.
     """
 
-    temp: float = number()
+    temperature: float = number()
     spread: float = number(low=0)
     exponent: float = number(1.0, low=0)
 
@@ -42,18 +42,18 @@ class DynamicTemperature(Sampler):
         """Divide the logits by the temperature of this distribution."""
         if len(candidates) < 2:
             return
-        low, high = max(0.0, self.temp - self.spread), self.temp + self.spread
+        low, high = max(0.0, self.temperature - self.spread), self.temperature + self.spread
         share = min(max(candidates.entropy() / math.log(len(candidates)), 0.0), 1.0)
         divide(candidates, low + (high - low) * share**self.exponent)
 
 
-def divide(candidates: Candidates, temp: float) -> None:
+def divide(candidates: Candidates, temperature: float) -> None:
     """Divide logits by a temperature in place.
 
     If it is so low that float32 overflows, only the most probable token is kept.
     """
     best = candidates.best()
-    largest, divisor = candidates.logits[best], np.float32(min(temp, float(np.finfo(np.float32).max)))
+    largest, divisor = candidates.logits[best], np.float32(min(temperature, float(np.finfo(np.float32).max)))
     if divisor > 0:
         with np.errstate(over="ignore"):
             np.divide(candidates.logits, divisor, out=candidates.logits)

@@ -32,7 +32,7 @@ class CacheMemory:
         self.pool = model.kv_pool(settings.kv_type or ("f32" if program.needs_whole_input else None))
         layout = self.pool.layout
         if n_ctx is None:
-            n_ctx = min(model.config.seq_len, program.max_positions or model.config.seq_len)
+            n_ctx = min(model.config.n_ctx, program.max_positions or model.config.n_ctx)
         wanted = model.context_size(n_ctx)
         limit = settings.kv_memory
         if limit is None:

@@ -55,7 +55,7 @@ def _tokens(tiny: TinyModel, n: int = N_TOKENS) -> list[int]:
 def _session(tiny: TinyModel, mode: str = "fp32", **options: Any) -> Session:
     load = {name: options.pop(name) for name in ("threads", "reference") if name in options}
     model = tiny.load(mode, **load)
-    return model.create_session(**{"seq_len": min(256, model.config.context_length), "reuse": False} | options)
+    return model.create_session(**{"n_ctx": min(256, model.config.context_length), "reuse": False} | options)
 
 
 def _logits(session: Session, tokens: list[int]) -> Logits:
@@ -322,7 +322,7 @@ def _expect_results(tiny: TinyModel, other: str, logits: Logits, greedy: list[in
     Tokens are compared up to the first that was chosen by a small margin.
     """
     tokens = _tokens(tiny)
-    with _session(tiny, seq_len=256) as session:
+    with _session(tiny, n_ctx=256) as session:
         _expect_close(tiny, f"against {other}", logits, _logits(session, tokens), tiny.exact)
         session.rewind(0)
         actual = [token.id for token in session.generate(tokens[:_N_PROMPT], max_tokens=_N_GREEDY, ignore_eos=True)]
@@ -377,7 +377,7 @@ for part in name.split("."):
     architecture = getattr(importlib.import_module(module) if part == name.split(".")[0] else architecture, part)
 for mode in ("fp32", "auto"):
     with load_model(path, mode, plugins=Plugins.of(architecture()), threads=2) as model:
-        with model.create_session(seq_len=64) as session:
+        with model.create_session(n_ctx=64) as session:
             session.eval([3, 1, 2, 0, 5, 4, 7])
             session.eval([6])
 """

@@ -129,7 +129,7 @@ def _describe(path: str) -> tuple[str, str, int, int]:
 def _samples(model: Model, n_prompt: int, n_gen: int, depth: int, repetitions: int, kv_type: KVTypes) -> Iterator[int]:
     """Measure the nanoseconds of each run; the first one warms up."""
     tokens = np.random.default_rng(0).integers(0, model.config.n_vocab, max(n_prompt, n_gen, depth)).tolist()
-    with model.create_session(seq_len=depth + n_prompt + n_gen, kv_type=kv_type, reuse=False) as session:
+    with model.create_session(n_ctx=depth + n_prompt + n_gen, kv_type=kv_type, reuse=False) as session:
         session.eval(tokens[:depth])
         for _ in range(repetitions + 1):
             session.rewind(depth)

@@ -198,7 +198,7 @@ class Report:
 
 def try_model(model: Model, path: str, n_tokens: int = 64) -> Trial:
     """Evaluate a prompt of token ids twice, and measure the second time."""
-    with model.create_session(seq_len=n_tokens, reuse=False) as session:
+    with model.create_session(n_ctx=n_tokens, reuse=False) as session:
         tokens = [i % model.config.n_vocab for i in range(n_tokens)]
         session.eval(tokens)
         session.rewind(0)

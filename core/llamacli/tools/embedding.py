@@ -77,7 +77,7 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
     def __init__(self, model: Model, n_embd: int):
         self._model, self.pooling, self.tokenizer = model, pooling_of(model), model.tokenizer
         self.n_embd = n_embd
-        n = model.context_size(min(model.config.seq_len, model.program.max_positions or model.config.seq_len))
+        n = model.context_size(min(model.config.n_ctx, model.program.max_positions or model.config.n_ctx))
         self.max_tokens = min(n, N_BATCH) if model.program.needs_whole_input else n
 
     def embed(
@@ -120,7 +120,7 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
         if self._model.program.needs_whole_input:
             return self._evaluate_at_once(tokens, only_last=only_last)
         try:
-            with self._model.create_session(seq_len=self.max_tokens, reuse=False) as session:
+            with self._model.create_session(n_ctx=self.max_tokens, reuse=False) as session:
                 rows = session.eval(tokens, all_logits=not only_last)
                 return session.logits[None] if rows is None else rows
         except ContextOverflowError as error:

@@ -74,7 +74,7 @@ def _estimates(
 ) -> Iterator[Estimate]:
     first, n_scored = n_ctx // 2, 0
     total = squares = 0.0
-    with model.create_session(seq_len=n_ctx, kv_type=kv_type, reuse=False) as session:
+    with model.create_session(n_ctx=n_ctx, kv_type=kv_type, reuse=False) as session:
         for chunk in range(n_chunks):
             ids = list(tokens[chunk * n_ctx : (chunk + 1) * n_ctx])
             if model.tokenizer.add_bos and model.tokenizer.bos_id is not None:

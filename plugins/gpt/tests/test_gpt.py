@@ -43,11 +43,11 @@ def test_architecture(check: Check) -> None:
 
 def test_contexts_are_no_longer_than_the_table_of_positions(load_tiny) -> None:
     model = load_tiny("gpt2")
-    with pytest.raises(InvalidRequestError, match="seq_len must be at most 256, the positions that the model learned"):
-        model.create_session(seq_len=257)
+    with pytest.raises(InvalidRequestError, match="n_ctx must be at most 256, the positions that the model learned"):
+        model.create_session(n_ctx=257)
     with pytest.raises(InvalidRequestError, match="at most 256"):
-        model.kv_cache(seq_len=300)
-    with model.create_session(seq_len=256) as session:
+        model.kv_cache(n_ctx_seq=300)
+    with model.create_session(n_ctx=256) as session:
         session.eval([i % 128 for i in range(256)])
         assert np.isfinite(session.logits).all()
 

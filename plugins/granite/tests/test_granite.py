@@ -36,7 +36,7 @@ def load(tmp_path: Path) -> Any:
 
 
 def logits(model: Model) -> np.ndarray:
-    with model.create_session(seq_len=256) as session:
+    with model.create_session(n_ctx=256) as session:
         return session.eval(TOKENS, all_logits=True)
 
 

@@ -40,8 +40,8 @@ def load(tmp_path: Path) -> Any:
     return write_and_load
 
 
-def logits(model: Model, seq_len: int = 256) -> np.ndarray:
-    with model.create_session(seq_len=seq_len) as session:
+def logits(model: Model, n_ctx: int = 256) -> np.ndarray:
+    with model.create_session(n_ctx=n_ctx) as session:
         return session.eval(TOKENS[:30], all_logits=True)
 
 

@@ -43,7 +43,7 @@ def test_architecture(check: Check) -> None:
 def test_tokens_can_be_removed_from_the_middle(name: str, load: Any) -> None:
     """Shared keys are rotated back; those without positions stay."""
     model = load(name, n_layer=1)
-    with model.create_session(seq_len=64) as session, model.create_session(seq_len=64) as other:
+    with model.create_session(n_ctx=64) as session, model.create_session(n_ctx=64) as other:
         session.eval(TOKENS)
         session.remove_range(5, 11)
         other.eval(TOKENS[:5] + TOKENS[11:])

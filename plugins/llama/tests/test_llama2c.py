@@ -147,7 +147,7 @@ class TestCheckpoints:
     def test_metadata(self, write: Callable[..., Path], load: Callable[[Path], Model]) -> None:
         model = load(write(v0(), vocabulary()))
         config = model.config
-        assert (config.n_embd, config.n_ff, config.n_layer, config.n_vocab, config.seq_len) == (16, 24, 2, 270, 32)
+        assert (config.n_embd, config.n_ff, config.n_layer, config.n_vocab, config.n_ctx) == (16, 24, 2, 270, 32)
         assert (config.n_head, config.n_head_kv, config.head_dim, config.rms_eps) == (4, 2, 4, 1e-5)
         assert (config.rope.base, config.rope.n_dims, config.rope.interleaved) == (10000.0, 4, True)
 

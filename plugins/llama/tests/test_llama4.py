@@ -67,7 +67,7 @@ def test_layers_that_are_chunked(load: Any) -> None:
 def test_chunks_are_evicted_as_a_whole(load: Any) -> None:
     model = load(context_length=8400, engine=default_engine())
     tokens = np.random.default_rng(3).integers(0, 128, 8200).tolist()
-    with model.create_session(seq_len=8400, reuse=False) as session:
+    with model.create_session(n_ctx=8400, reuse=False) as session:
         session.eval(tokens)
         pages = [pages.n_used for pages in session.cache.pool.groups]
         assert pages == [1, 513]

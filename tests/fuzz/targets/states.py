@@ -68,7 +68,7 @@ def _start(folder: Path) -> Callable[[tuple[str, list[Edit], list[tuple[int, Any
                 assert session.tokens == before
                 session.eval([7])
                 raise
-            if session.n_past < session.seq_len:
+            if session.n_past < session.n_ctx:
                 session.eval([7])
                 list(session.generate([], max_tokens=1))
 

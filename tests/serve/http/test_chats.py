@@ -69,7 +69,7 @@ def replied(model: Model, prompt: Prompt, request: ChatRequest, n: int = 400) ->
     sampler = chain(model, sampling_params(request, model, 4096, prompt.constraint))
     reader = prompt.reply.syntax.reader(prompt.reply.prompt, tools=prompt.reply.tools)
     events = []
-    with model.create_session(seq_len=4096, seed=1) as session:
+    with model.create_session(n_ctx=4096, seed=1) as session:
         for token in session.generate(list(prompt.ids), sampler, max_tokens=n):
             if token.id in prompt.reply.end_ids:
                 break

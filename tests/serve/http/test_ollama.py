@@ -47,7 +47,7 @@ def test_options(http, fake) -> None:
     http.send("/api/chat", {"model": "demo", "messages": HI, "options": options, "think": False})
     request = fake.requests[0]
     assert (request.max_tokens, request.seed, request.stop) == (5, 7, ("x",))
-    assert (request.params.temp, request.params.top_k) == (0.5, 3)
+    assert (request.params.temperature, request.params.top_k) == (0.5, 3)
     http.send("/api/chat", {"model": "demo", "messages": HI, "options": {"num_predict": -1}})
     assert fake.requests[1].max_tokens is None
 

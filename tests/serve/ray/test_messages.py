@@ -32,7 +32,7 @@ def test_adapters_keep_prefixes_apart() -> None:
 
 
 def test_requests_are_sent_with_parameters_in_place_of_chains() -> None:
-    params = SamplingParams(temp=0.5)
+    params = SamplingParams(temperature=0.5)
     request = GenerationRequest(id="a", model="m", prompts=(PROMPT,), params=build_chain(params))
     sent = portable(request)
     assert isinstance(sent, GenerationRequest)

@@ -86,7 +86,7 @@ def test_calls_that_their_ingress_has_no_more_end(replica: Replica, monkeypatch:
     monkeypatch.setattr(module, "BEAT_S", 0.01)
 
     async def run() -> None:
-        endless = request(max_tokens=None, ignore_eos=True, params=SamplingParams(temp=1.0), n=2)
+        endless = request(max_tokens=None, ignore_eos=True, params=SamplingParams(temperature=1.0), n=2)
         answers = replica.generate(endless, route_of(endless, "lost/1/0"))
         await anext(answers)
         await anext(answers)

@@ -14,7 +14,7 @@ def test_a_model_without_weights_has_the_tokenizer_and_identity_of_the_whole() -
     with load_model(demo_path()) as whole, load_unweighted(demo_path(), "auto") as model:
         assert model.identity == whole.identity
         assert model.encode("Once upon a time") == whole.encode("Once upon a time")
-        assert context_length(model, None) == whole.config.seq_len
+        assert context_length(model, None) == whole.config.n_ctx
         assert context_length(model, 100) == 100
         session = model.create_session()
         with pytest.raises(InvalidRequestError, match="without weights"):

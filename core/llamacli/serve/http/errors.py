@@ -29,7 +29,7 @@ def as_serve_error(error: Exception, request_id: str) -> ServeError:
         case ServeError():
             return error
         case ContextOverflowError():
-            return PromptTooLongError(error.n_past + error.n_tokens, error.seq_len)
+            return PromptTooLongError(error.n_past + error.n_tokens, error.n_ctx)
         case ChatTemplateError():
             return BadRequestError(str(error), "messages", "chat_template_error")
         case LlamaCliError() if isinstance(error, ValueError):  # InvalidRequestError and its kind

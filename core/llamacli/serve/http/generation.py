@@ -39,7 +39,7 @@ async def generation_request(
     """
     if request.stream_options is not None and not request.stream:
         raise BadRequestError("stream_options: it is for streams only", "stream_options")
-    params = sampling_params(request, model, info.n_ctx or model.config.seq_len, constraint, n_probs)
+    params = sampling_params(request, model, info.n_ctx or model.config.n_ctx, constraint, n_probs)
     seed = request.seed if request.seed is not None and request.seed >= 0 else secrets.randbits(63)
     call.access.fields["seed"] = seed
     stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())

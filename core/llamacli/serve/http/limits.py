@@ -18,7 +18,7 @@ def expect_room(texts: Iterable[str], model: Model, info: ModelInfo) -> None:
     Tokenizing many megabytes takes seconds of a thread. Raises PromptTooLongError, with the fewest tokens that the
     texts may have.
     """
-    n_ctx = info.n_ctx or model.config.seq_len
+    n_ctx = info.n_ctx or model.config.n_ctx
     n_tokens = sum(len(text.encode("utf-8", "replace")) for text in texts) // longest_piece(model)
     if n_tokens >= n_ctx:
         raise PromptTooLongError(n_tokens, n_ctx)

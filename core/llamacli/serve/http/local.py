@@ -81,7 +81,7 @@ async def apply_template(call: Call) -> None:
 async def props(call: Call) -> None:
     """Properties of the server and its first model, as llama-server's."""
     info, model = await call.model(None)
-    n_ctx = info.n_ctx or model.config.seq_len
+    n_ctx = info.n_ctx or model.config.n_ctx
     params = attrs.asdict(sampling_params(Sampling(), model, n_ctx, FREE))
     template = call.settings.template or own_templates(model.metadata).get("default", "")
     await call.respond(

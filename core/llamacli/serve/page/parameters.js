@@ -7,7 +7,7 @@ export const GROUPS = [
   {
     title: "Randomness",
     parameters: [
-      { name: "temperature", param: "temp", label: "Temperature", min: 0, max: 2, step: 0.05,
+      { name: "temperature", param: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05,
         meaning: "Higher is more varied, lower more predictable. 0 always takes the most probable token." },
       { name: "dynatemp_range", param: "dynatemp_range", label: "Dynamic temperature range", min: 0, max: 2, step: 0.05,
         meaning: "The temperature varies by up to this much: higher where the model is unsure. 0 is off." },
@@ -26,7 +26,7 @@ export const GROUPS = [
         meaning: "Only the most probable tokens that together reach this probability can be drawn. 1 is off." },
       { name: "min_p", param: "min_p", label: "Min p", min: 0, max: 1, step: 0.01,
         meaning: "Tokens less probable than this share of the most probable one are dropped. 0 is off." },
-      { name: "typical_p", param: "typ_p", label: "Typical p", min: 0, max: 1, step: 0.01,
+      { name: "typical_p", param: "typical_p", label: "Typical p", min: 0, max: 1, step: 0.01,
         meaning: "Keeps the tokens whose surprise is closest to what is expected. 1 is off." },
       { name: "top_n_sigma", param: "top_n_sigma", label: "Top n sigma", min: -1, max: 10, step: 0.1,
         meaning: "Drops logits more than n standard deviations below the largest. 0 or less is off." },
@@ -43,13 +43,13 @@ export const GROUPS = [
   {
     title: "Repetition",
     parameters: [
-      { name: "repeat_penalty", param: "penalty", label: "Repeat penalty", min: 0, max: 2, step: 0.01,
+      { name: "repeat_penalty", param: "repeat_penalty", label: "Repeat penalty", min: 0, max: 2, step: 0.01,
         meaning: "Above 1, tokens that came recently become less probable. 1 is off." },
-      { name: "frequency_penalty", param: "penalty_freq", label: "Frequency penalty", min: -2, max: 2, step: 0.05,
+      { name: "frequency_penalty", param: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.05,
         meaning: "Lowers a token's logit by this much for each time that it came. 0 is off." },
-      { name: "presence_penalty", param: "penalty_present", label: "Presence penalty", min: -2, max: 2, step: 0.05,
+      { name: "presence_penalty", param: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.05,
         meaning: "Lowers a token's logit by this much once it has come. 0 is off." },
-      { name: "repeat_last_n", param: "penalty_last_n", label: "Penalty window", min: -1, step: 1,
+      { name: "repeat_last_n", param: "repeat_last_n", label: "Penalty window", min: -1, step: 1,
         meaning: "Number of recent tokens that the penalties look at. 0 is off." },
       { name: "dry_multiplier", param: "dry_multiplier", label: "DRY multiplier", min: 0, max: 5, step: 0.05,
         meaning: "Strength of the penalty on tokens that would continue a repeated sequence. 0 is off." },

@@ -67,4 +67,4 @@ def context_length(model: Model, n_ctx: int | None) -> int:
     All replicas need the same, so it does not depend on a node's memory. Raises InvalidRequestError for more tokens
     than the model has positions.
     """
-    return model.context_size(n_ctx or min(model.config.seq_len, model.program.max_positions or model.config.seq_len))
+    return model.context_size(n_ctx or min(model.config.n_ctx, model.program.max_positions or model.config.n_ctx))

@@ -50,7 +50,7 @@ def test_reply(client, fake) -> None:
     assert (reply.object, reply.model, reply.system_fingerprint) == ("chat.completion", "demo", "llamacli-fake")
     request = fake.requests[0]
     assert (request.seed, request.max_tokens, request.stop, request.n) == (7, 5, ("x",), 1)
-    assert request.params.temp == 0.5
+    assert request.params.temperature == 0.5
     assert request.params.top_k == 40  # the file's
 
 
@@ -182,8 +182,14 @@ def test_sampling_parameters_of_both_apis(http, fake) -> None:
     )  # fmt: skip
     request = fake.requests[0]
     params = request.params
-    assert (params.top_p, params.top_k, params.min_p, params.typ_p, params.penalty) == (0.5, 7, 0.1, 0.9, 1.5)
-    assert (params.penalty_last_n, params.penalty_freq, params.penalty_present) == (512, 0.25, 0.75)
+    assert (params.top_p, params.top_k, params.min_p, params.typical_p, params.repeat_penalty) == (
+        0.5,
+        7,
+        0.1,
+        0.9,
+        1.5,
+    )
+    assert (params.repeat_last_n, params.frequency_penalty, params.presence_penalty) == (512, 0.25, 0.75)
     assert (params.logit_bias, params.samplers, params.mirostat) == (((5, -100), (6, 1.5)), ("top_k", "temperature"), 2)
     assert (request.ignore_eos, request.max_tokens) == (True, 9)
 

@@ -83,13 +83,7 @@ class Sampling(msgspec.Struct, kw_only=True):
 
 
 SAMPLING_FIELDS = {
-    "temperature": "temp",
-    "typical_p": "typ_p",
-    "repeat_penalty": "penalty",
-    "repetition_penalty": "penalty",
-    "frequency_penalty": "penalty_freq",
-    "presence_penalty": "penalty_present",
-    "repeat_last_n": "penalty_last_n",
+    "repetition_penalty": "repeat_penalty",
     **{field: field for field in DEFAULTS if field in Sampling.__struct_fields__},
     "samplers": "samplers",
     "dry_sequence_breakers": "dry_sequence_breakers",

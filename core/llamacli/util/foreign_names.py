@@ -1,0 +1,94 @@
+"""Names of parameters in other programs, for errors that name ours.
+
+Parameters have llama.cpp's names here, those of its server and of llama-cpp-python.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from llamacli.util.sampling_defaults import DEFAULTS
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+Class = TypeVar("Class", bound=type)
+
+_FOREIGN = {
+    "temperature": "temp",
+    "typical_p": "typ_p typical",
+    "repeat_penalty": "penalty penalty_repeat repetition_penalty",
+    "frequency_penalty": "penalty_freq freq_penalty",
+    "presence_penalty": "penalty_present",
+    "repeat_last_n": "penalty_last_n last_n_tokens_size",
+    "mirostat": "mirostat_mode",
+    "mirostat_tau": "mirostat_ent",
+    "mirostat_eta": "mirostat_lr",
+    "dynatemp_exponent": "dynatemp_exp",
+    "n_probs": "logprobs top_logprobs",
+    "stop": "stop_strings stop_sequences stop_words reverse_prompt",
+    "max_tokens": "max_new max_new_tokens max_completion_tokens n_predict num_predict",
+    "n_ctx": "seq_len num_ctx ctx_size context_size context_length max_seq_len max_model_len",
+    "kv_type": "kv_dtype kv_cache_type kv_cache_dtype cache_type type_k type_v cache_type_k cache_type_v",
+    "threads": "n_threads num_threads num_thread",
+    "seed": "random_seed",
+}
+
+OURS = {foreign: ours for ours, names in _FOREIGN.items() for foreign in names.split()}
+"""Our names by those of llama.cpp's structures and options, ollama, Hugging Face and vLLM."""
+
+_SAMPLING = frozenset({*DEFAULTS, "n_probs", "stop", "samplers", "logit_bias", "grammar", "json_schema"})
+
+_PLACES = {
+    "max_tokens": "generate and create_chat",
+    "n_ctx": "create_session",
+    "kv_type": "create_session",
+    "seed": "create_session",
+    "threads": "load_model",
+}
+"""Functions whose arguments some names are."""
+
+_WITHOUT_EFFECT = {
+    "n_gpu_layers": "models run on the CPU",
+    "n_batch": "batches are sized automatically",
+    "use_mmap": "weights are packed in memory",
+    "use_mlock": "weights are packed in memory",
+}
+"""Arguments of llama-cpp-python that nothing here corresponds to, with the reason."""
+
+
+def explain_names(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorator: a TypeError for another program's argument names ours."""
+    accepted = frozenset(inspect.signature(function).parameters)
+    called = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def checked(*args: Arguments.args, **given: Arguments.kwargs) -> Result:
+        for name in given.keys() - accepted:
+            advice = _advice(name, accepted)
+            if advice:
+                raise TypeError(f"{called}() has no argument {name!r}: {advice}")
+        return function(*args, **given)
+
+    return checked
+
+
+def explain_fields(cls: Class) -> Class:
+    """Class decorator: `explain_names` for the arguments of a class."""
+    initialise: Any = cls.__init__  # type: ignore[misc]
+    cls.__init__ = explain_names(initialise)  # type: ignore[misc]
+    return cls
+
+
+def _advice(name: str, accepted: frozenset[str]) -> str:
+    """Where a parameter is given, "" for names that nobody uses."""
+    ours = OURS.get(name, name)
+    if ours in accepted:
+        return f"its name is {ours!r}"
+    if ours in _SAMPLING:
+        return f"it is a sampling parameter, SamplingParams({ours}=...)"
+    if ours in _PLACES:
+        return f"it is the argument {ours!r} of {_PLACES[ours]}"
+    return _WITHOUT_EFFECT.get(ours, "")
