@@ -263,3 +263,25 @@ def test_long_prompt_has_no_bar_in_a_pipe(long_prompt) -> None:
     assert process.returncode == 0
     assert out.startswith(b"once upon a time once")
     assert err == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "label"),
+    [
+        (("inspect", "MODEL"), "reading the file"),
+        (("tokenize", "MODEL", "once"), "reading the vocabulary"),
+        (("trace", "MODEL"), "recording the forward pass"),
+        (("trace", "MODEL", "--values"), "running the ops"),
+        (("plugins",), "loading plugins"),
+        (("plugins", "new", "mine", "--like", "dense", "--folder", "FOLDER"), "describing the model"),
+    ],
+)
+def test_commands_show_what_they_wait_for(
+    arguments: tuple[str, ...], label: str, terminal, invoke, model: Path, tmp_path: Path
+) -> None:
+    paths = {"MODEL": model, "FOLDER": tmp_path / "mine"}
+    result = invoke(*(paths.get(argument, argument) for argument in arguments))
+    assert result.exit_code == 0
+    assert f"| {label}, 0 s" in result.stderr
+    assert result.stderr.endswith("\r\x1b[K")
+    assert "\x1b" not in result.stdout

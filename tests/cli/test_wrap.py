@@ -1,4 +1,10 @@
+import fcntl
+import os
+import pty
 import re
+import struct
+import termios
+from pathlib import Path
 
 import pytest
 
@@ -9,12 +15,17 @@ MOVED = re.compile(r"(.*)\x1b\[(\d+)D\x1b\[K\n", re.DOTALL)
 
 def screen(pieces: list[str], columns: int) -> str:
     """Text on a terminal that is this wide, after the pieces."""
-    wrap, shown = WordWrap(lambda: columns), ""
-    for piece in pieces:
-        for part in re.split(r"(?<=\x1b\[K\n)", wrap.feed(piece)):
-            shown += part
-            while found := MOVED.fullmatch(shown):
-                shown = found[1][: -int(found[2])] + "\n"
+    wrap = WordWrap(lambda: columns)
+    return shown_by("".join(map(wrap.feed, pieces)))
+
+
+def shown_by(output: str) -> str:
+    """Text that a terminal shows."""
+    shown = ""
+    for part in re.split(r"(?<=\x1b\[K\n)", output):
+        shown += part
+        while found := MOVED.fullmatch(shown):
+            shown = found[1][: -int(found[2])] + "\n"
     return shown
 
 
@@ -46,3 +57,21 @@ def test_terminal_without_control_sequences(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     assert word_wrap()("x" * 200).count("\n") == 2
+
+
+def test_one_completion_at_a_terminal(start, model: Path) -> None:
+    user, tty = pty.openpty()
+    fcntl.ioctl(tty, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 25, 0, 0))
+    prompt = " ".join(["elephants"] * 5)
+    process = start("run", model, "-n", "0", "-p", prompt, stdin=tty, stdout=tty, stderr=tty, env={"TERM": "xterm"})
+    os.close(tty)
+    output = b""
+    while True:
+        try:
+            output += os.read(user, 65536)
+        except OSError:  # the program has ended
+            break
+    os.close(user)
+    assert process.wait() == 0
+    text = re.sub(r"\r\x1b\[K[^\r]*(?=\r\x1b\[K)|\r\x1b\[K", "", output.decode()).replace("\r\n", "\n")
+    assert shown_by(text).split("\n") == ["elephants elephants "] * 2 + ["elephants", ""]

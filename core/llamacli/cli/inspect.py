@@ -14,6 +14,7 @@ from llamacli.cli.hub import resolve_model
 from llamacli.cli.options import PATH, global_options, option
 from llamacli.cli.output import human_bytes, human_count, print_json, print_table, printable
 from llamacli.cli.plot import ImagePath, plot_sizes
+from llamacli.cli.progress import working
 
 if TYPE_CHECKING:
     from llamacli.gguf import Metadata
@@ -47,18 +48,21 @@ def inspect(model: str, tensors: bool, full: bool, json: bool, plot: str | None)
 
     Also works for files that no plugin can load and for files with a vocabulary only. Tensor data is not read.
     """
-    from llamacli.loaders import open_model_file
-    from llamacli.plugins import installed_plugins
+    with working("reading the file"):
+        from llamacli.loaders import open_model_file
+        from llamacli.plugins import installed_plugins
 
-    installed = installed_plugins()
-    file = open_model_file(resolve_model(model), installed.loaders())
+        installed = installed_plugins()
+        file = open_model_file(resolve_model(model), installed.loaders())
     try:
+        with working("looking for its plugin"):
+            summary = _summary(file, installed)
         if plot is not None:
             plot_sizes(f"{file.path.name}: {human_bytes(_n_bytes(file))}", file.tensors.values(), plot)
         if json:
-            print_json(_summary(file, installed) | _contents(file, tensors, full))
+            print_json(summary | _contents(file, tensors, full))
         else:
-            _print_summary(_summary(file, installed), file.metadata)
+            _print_summary(summary, file.metadata)
             if tensors:
                 _print_tensors(file)
             _print_metadata(file.metadata, full)

@@ -11,6 +11,7 @@ from click.exceptions import Exit
 from llamacli.cli.command import Command
 from llamacli.cli.options import PATH, global_options
 from llamacli.cli.output import print_json, print_table
+from llamacli.cli.progress import bar, working
 
 if TYPE_CHECKING:
     from llamacli.architecture import Architecture
@@ -93,9 +94,10 @@ def plugins(context: click.Context, json: bool) -> None:
 def _list(json: bool) -> None:
     from llamacli.plugins import installed_plugins
 
-    infos = installed_plugins().infos()  # first, so that a broken plugin is listed without a warning
-    groups, problems = _commands_by_module()
-    defined = _brings()
+    with working("loading plugins"):
+        infos = installed_plugins().infos()  # first, so that a broken plugin is listed without a warning
+        groups, problems = _commands_by_module()
+        defined = _brings()
     rows: list[dict[str, Any]] = []
     for info in infos:
         brings = {kind: list(names) for kind, names in info.brings.items() if kind != "architectures"}
@@ -150,20 +152,21 @@ def new(name: str, source: str | None, kind: str | None, folder: str | None) -> 
     """
     from pathlib import Path
 
-    from llamacli.loaders import open_model_file
-    from llamacli.plugins import installed_plugins
-    from llamacli.testing.scaffold import Description, like, write_plugin
-
     if (source is None) == (kind is None):
         raise click.UsageError("Give either --from MODEL.gguf or --like KIND.")
-    if source is not None:
-        file = open_model_file(source, installed_plugins().loaders())
-        try:
-            description = Description.of(file)
-        finally:
-            file.close()
-    else:
-        description = like(str(kind), name)
+    with working("describing the model"):
+        from llamacli.loaders import open_model_file
+        from llamacli.plugins import installed_plugins
+        from llamacli.testing.scaffold import Description, like, write_plugin
+
+        if source is not None:
+            file = open_model_file(source, installed_plugins().loaders())
+            try:
+                description = Description.of(file)
+            finally:
+                file.close()
+        else:
+            description = like(str(kind), name)
     target = Path(folder or f"llamacli-{name}")
     for path in write_plugin(target, name, description, from_file=source is not None):
         click.echo(path)
@@ -190,18 +193,21 @@ def check(name: str, variants: str | None, peer: bool, transformers: bool, json:
     """
     from pathlib import Path
 
-    from llamacli.testing.installed import TinyModels, tiny_models_of
-    from llamacli.testing.parametrize import checks_of
+    with working("loading plugins"):
+        from llamacli.testing.installed import TinyModels, tiny_models_of
+        from llamacli.testing.parametrize import checks_of
 
-    given = TinyModels.of(Path(variants)) if variants else None
+        given = TinyModels.of(Path(variants)) if variants else None
+        architectures = _architectures(name)
     rows: list[dict[str, Any]] = []
-    for architecture, distribution in _architectures(name):
+    for architecture, distribution in architectures:
         tiny = given or tiny_models_of(distribution)
         originals = tiny.originals(architecture.name) if transformers else ()
         checks = checks_of(
             architecture, tiny.variants, inert=tiny.inert, unread=tiny.unread, peer=peer, transformers=originals
         )
-        _write_models(checks[-1], from_table=tiny.variants is None)
+        with working(f"making tiny models of {architecture.name}"):
+            _write_models(checks[-1], from_table=tiny.variants is None)
         rows += [row for one in checks if (row := _check_row(one, json))]
     n_failed = sum(row["error"] is not None for row in rows)
     if json:
@@ -242,7 +248,8 @@ def _check_row(one: Check, json: bool) -> dict[str, Any] | None:
     try:
         if not one.models():
             return None
-        one()
+        with bar(f"checking {one.id}"):
+            one()
     except (ConformanceError, LlamaCliError, ImportError) as found:
         error = str(found)
     seconds = time.perf_counter() - start

@@ -100,10 +100,11 @@ def _bar(share: float, left_s: float | None) -> str:
 
 
 @contextlib.contextmanager
-def shown(task: Task, interval_s: float | None = None) -> Iterator[Callable[[], None]]:
+def shown(task: Task, interval_s: float | None = None, *, compiles: bool = True) -> Iterator[Callable[[], None]]:
     """Show a task in the status line, which a thread updates.
 
-    The context is a function that removes it for good.
+    The context is a function that removes it for good. With `compiles`, kernels are named while they are compiled; that
+    imports Numba.
     """
     if not has_status():
         yield lambda: None
@@ -126,7 +127,7 @@ def shown(task: Task, interval_s: float | None = None) -> Iterator[Callable[[], 
             status("")
 
     try:
-        with _compiling(task):
+        with _compiling(task) if compiles else contextlib.nullcontext():
             yield end
     finally:
         end()
@@ -141,6 +142,13 @@ def bar(label: str, show: Callable[[int], str] = str, *, unit: str = "") -> Iter
     task = Task(label, show, unit=unit)
     with shown(task):
         yield task.report
+
+
+@contextlib.contextmanager
+def working(label: str) -> Iterator[None]:
+    """Show a spinner and the seconds, for work that compiles no kernels."""
+    with shown(Task(label), compiles=False):
+        yield
 
 
 class Waiting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llamacli.cli.command import Command
 from llamacli.cli.hub import REFERENCE, model_from_hub
 from llamacli.cli.numbers import Integer, Number
 from llamacli.cli.options import (
@@ -22,6 +24,7 @@ from llamacli.cli.options import (
     threads_option,
 )
 from llamacli.cli.output import human_bytes, note
+from llamacli.cli.progress import Task, shown, working
 from llamacli.cli.text import argument, read_file
 from llamacli.errors import ChatTemplateError, InvalidRequestError, ModelFormatError
 from llamacli.tools.demo import demo_path
@@ -228,7 +231,7 @@ def _serve_options(command: Any) -> Any:
     return command
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
 @_serve_options
 @mode_option
@@ -243,8 +246,9 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
     requests end. Needs the extra `serve`.
     """
     _expect_packages(_NEEDED, "serve")
-    from llamacli.serve.engine import LocalEngine
-    from llamacli.serve.http.server import HttpServer, listen
+    with working("starting the server"):
+        from llamacli.serve.engine import LocalEngine
+        from llamacli.serve.http.server import HttpServer, listen
 
     scaled = 0.0 if given["lora_init_without_apply"] else 1.0
     lora = [(Path(file), scaled * scale) for file, scale in given["lora"]]
@@ -257,11 +261,14 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
         engine: LocalEngine | RayEngine
         engine = LocalEngine(sources, limits) if given["ray_address"] is None else ray_engine(sources, limits, given)
         failures: list[BaseException] = []
+        loading = contextlib.ExitStack()
+        loading.enter_context(shown(Task(f"loading {sources[0].name}")))
 
         def begin() -> None:
             engine.load(sources[0].name).add_done_callback(announce)
 
         def announce(future: Any) -> None:
+            loading.close()
             error = future.exception() or _template_error(future.result(), http.template)
             if error is None:
                 note(_greeting(future.result(), http.host, port, limits))
@@ -272,7 +279,8 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
                 server.stop()
 
         server = HttpServer(engine, http, listening, begin)
-        server.run()
+        with loading:
+            server.run()
         if failures:
             raise failures[0]
 

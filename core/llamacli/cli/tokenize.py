@@ -8,6 +8,7 @@ from llamacli.cli.command import Command
 from llamacli.cli.hub import resolve_model
 from llamacli.cli.options import PATH, global_options, option
 from llamacli.cli.output import print_json, printable
+from llamacli.cli.progress import working
 from llamacli.cli.text import argument, read_stdin
 
 
@@ -31,9 +32,10 @@ def tokenize(model: str, text: str | None, ids: bool, no_special: bool, parse_sp
     text = read_stdin() if text is None else argument(text)
     if text is None:
         raise click.UsageError("Give TEXT, or pipe it in.")
-    from llamacli import load_tokenizer
+    with working("reading the vocabulary"):
+        from llamacli import load_tokenizer
 
-    tokenizer = load_tokenizer(resolve_model(model))
+        tokenizer = load_tokenizer(resolve_model(model))
     tokens = tokenizer.encode(text, add_special=not no_special, parse_special=parse_special)
     if ids:
         click.echo(f"[{', '.join(map(str, tokens))}]")

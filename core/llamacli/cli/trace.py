@@ -11,6 +11,7 @@ from llamacli.cli.command import Command
 from llamacli.cli.numbers import IntList
 from llamacli.cli.options import PATH, global_options
 from llamacli.cli.output import print_json, print_table
+from llamacli.cli.progress import working
 
 if TYPE_CHECKING:
     from llamacli.tools.op_values import Match, OpRecord
@@ -36,14 +37,16 @@ def trace(
     `!` different, `?` without counterpart. `python -m llamacli.testing.dump MODEL --tokens 0 1 2 3` makes such a file
     with llama-cpp-python.
     """
-    from llamacli.tools.op_values import UNKNOWN, Match, Recorded, compare, first_difference, read_dump
+    with working("recording the forward pass"):
+        from llamacli.tools.op_values import UNKNOWN, Match, Recorded, compare, first_difference, read_dump
 
-    recorded = Recorded.of(model)
+        recorded = Recorded.of(model)
     if not values and not against:
         _print([_row(op) for op in recorded.ops], json)
         return
     ids = list(tokens or range(4)) if prompt is None else recorded.encode(prompt)
-    found = recorded.values(ids)
+    with working("running the ops"):
+        found = recorded.values(ids)
     if not against:
         _print([_row(value.op) | _numbers(Match(value, None, UNKNOWN)) for value in found], json)
         return
