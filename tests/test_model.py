@@ -409,3 +409,19 @@ class TestClosing:
         for loaded in after:
             assert loaded["peak"] - before["Rss"] < 1.05 * size
             assert loaded["Anonymous"] - before["Anonymous"] < 0.05 * size
+
+
+def test_interrupted_compilation_has_a_short_traceback(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    class Interrupted(ReferenceEngine):
+        def compile(self, *_: Any) -> Any:
+            def deep(n: int) -> None:
+                if n:
+                    deep(n - 1)
+                raise KeyboardInterrupt
+
+            deep(50)
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        load_model(tiny_gguf("gqa"), plugins=plugins, engine=Interrupted())
+    assert raised.value.__suppress_context__
+    assert len(raised.traceback) < 6

@@ -360,7 +360,10 @@ def load_model(
 
         def compiled() -> Program:
             with plugin_errors(f"architecture {architecture.name!r}"):
-                return compiler.compile(graph if transform is None else transform(graph), watched, mode)
+                try:
+                    return compiler.compile(graph if transform is None else transform(graph), watched, mode)
+                except KeyboardInterrupt:
+                    raise KeyboardInterrupt from None  # without pages of Numba's frames
 
         if engine is None and transform is None and isinstance(file, GGUFFile):
             key = file_key(file.paths), model_id, mode, threads, type(compiler), architecture

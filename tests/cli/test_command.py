@@ -87,6 +87,12 @@ def test_option_under_another_name(run) -> None:
     assert (given["raw"], said) == (True, "")
 
 
+def test_server_takes_them_too(invoke) -> None:
+    result = invoke("serve", "-ngl", "99", "--host")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("llamacli: note: without effect: -ngl (models run on the CPU)")
+
+
 def test_options_that_would_change_results_are_errors(run) -> None:
     assert run("m", "--rope-scale", "2")[0].startswith("--rope-scale is an option of llama.cpp; here: RoPE is that of")
     assert run("m", "--num-ctx", "2")[0] == "--num-ctx is an option of other programs; here: use --ctx-size."
