@@ -97,9 +97,10 @@ class FairQueue(Generic[Item]):
     def remove_where(self, leaves: Callable[[Item], bool]) -> list[Item]:
         """Remove and return the entries for which `leaves` is true."""
         found = [item for items in self._keys.values() for item in items if leaves(item)]
+        gone = {id(item) for item in found}
         if found:
             for key, items in list(self._keys.items()):
-                left = collections.deque(item for item in items if not any(item is other for other in found))
+                left = collections.deque(item for item in items if id(item) not in gone)
                 if left:
                     self._keys[key] = left
                 else:

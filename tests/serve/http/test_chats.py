@@ -13,7 +13,7 @@ from llamacli import Model, load_model
 from llamacli.chat.messages import Piece, ToolCall
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.bodies import convert
-from llamacli.serve.http.chats import Prompt, as_dicts, chat_prompt
+from llamacli.serve.http.chats import Prompt, as_dicts, chat_prompt, tool_use
 from llamacli.serve.http.constraints import chain
 from llamacli.serve.http.generation import sampling_params
 from llamacli.serve.http.schemas.chat import ChatMessage, ChatRequest
@@ -140,3 +140,12 @@ def test_parts_of_contents_are_joined() -> None:
 def test_names_and_reasoning_of_messages() -> None:
     message = ChatMessage(role="assistant", content="x", reasoning="hm", name="me")
     assert as_dicts([message]) == [{"role": "assistant", "content": "x", "reasoning_content": "hm", "name": "me"}]
+
+
+def test_large_schemas_of_tools_are_refused() -> None:
+    parameters = {"type": "object", "description": "x" * (1 << 19)}
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("a", "b")]
+    with pytest.raises(BadRequestError, match="1048576 are allowed") as error:
+        tool_use(convert({"messages": HI, "tools": tools}, ChatRequest))
+    assert (error.value.param, error.value.code) == ("tools", "invalid_schema")
+    assert tool_use(convert({"messages": HI, "tools": tools[:1]}, ChatRequest)) is not None

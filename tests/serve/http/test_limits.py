@@ -16,6 +16,14 @@ def test_texts_that_may_fit_are_passed_on(fake) -> None:
     assert error.value.details["n_ctx"] == 512
 
 
+def test_ids_are_counted(fake) -> None:
+    model, info = fake._model, fake.models()[0]
+    expect_room([[5] * 500, "x" * 144], model, info)
+    for parts in ([[5] * 513], [[5] * 500, "x" * 156]):
+        with pytest.raises(PromptTooLongError, match="prompt of 513 tokens"):
+            expect_room(parts, model, info)
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/api/generate"])
 def test_megabytes_are_refused_at_once(path: str, http) -> None:
     text = "Once upon a time. " * 150_000

@@ -111,7 +111,8 @@ def test_refused_requests(path: str, fields: dict, http, fake) -> None:
     assert not fake.requests
 
 
-def test_error_in_a_stream_is_a_line(http, fake) -> None:
+def test_error_in_a_stream_is_a_line(http, fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamacli.serve.http.call.LINGER_S", 0.0)
     fake.script = lambda _: [Admitted(0.0), TextDelta(0, "one"), InternalError("the step failed")]
     reply = http.send("/api/chat", {"model": "demo", "messages": HI})
     assert json.loads(reply.body.splitlines()[-1]) == {"error": "the step failed"}
@@ -141,3 +142,11 @@ def test_curl_of_ollamas_documentation(http) -> None:
     form = {"content-type": "application/x-www-form-urlencoded"}
     assert http.send("/api/chat", {"model": "demo", "messages": HI}, form).status == 200
     assert http.send("/api/chat", {"model": "demo", "messages": HI}, {**form, "origin": "https://x"}).status == 415
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_large_schemas_are_refused(raw: bool, http) -> None:
+    body = {"model": "demo", "prompt": "a", "raw": raw, "format": {"type": "object", "description": "x" * (1 << 20)}}
+    reply = http.send("/api/generate", body)
+    assert reply.status == 400
+    assert "1048576 are allowed" in reply.json["error"]

@@ -15,7 +15,7 @@ from llamacli.chat.template import Rendering
 from llamacli.errors import ChatTemplateError, InvalidRequestError
 from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError
-from llamacli.serve.http.constraints import schema_of
+from llamacli.serve.http.constraints import check_size, schema_of
 from llamacli.serve.http.limits import expect_room
 from llamacli.serve.http.schemas.chat import UNSUPPORTED, ChatMessage, ChatRequest, Tool, ToolChoice
 from llamacli.serve.requests import ModelInfo, ReplyFormat
@@ -138,6 +138,7 @@ def tool_use(request: ChatRequest) -> ToolUse | None:
     """
     choice = request.tool_choice
     tools = tools_as_dicts(request.tools or ())
+    check_size(sum(len(json.dumps(tool["function"]["parameters"])) for tool in tools), "tools")
     if isinstance(choice, ToolChoice):
         named = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
         if not named:

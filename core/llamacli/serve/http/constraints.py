@@ -47,9 +47,14 @@ def schema_of(
     if schema is not None and not isinstance(schema, dict | bool):
         raise BadRequestError("a JSON Schema must be an object or a boolean", "response_format", "invalid_schema")
     size = len(grammar.encode()) if grammar is not None else len(json.dumps(schema)) if schema is not None else 0
-    if size > MAX_SCHEMA:
-        raise BadRequestError(f"the schema has {size} bytes; {MAX_SCHEMA} are allowed", None, "invalid_schema")
+    check_size(size)
     return schema, grammar
+
+
+def check_size(n_bytes: int, param: str | None = None) -> None:
+    """Refuse a grammar, or schemas, of more than MAX_SCHEMA bytes. Raises BadRequestError."""
+    if n_bytes > MAX_SCHEMA:
+        raise BadRequestError(f"the schema has {n_bytes} bytes; {MAX_SCHEMA} are allowed", param, "invalid_schema")
 
 
 def chain(model: Model, params: SamplingParams) -> SamplerChain:

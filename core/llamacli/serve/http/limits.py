@@ -1,9 +1,9 @@
-"""Refusal of texts that cannot fit into a context."""
+"""Refusal of prompts that cannot fit into a context."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from llamacli.model import Model
 from llamacli.serve.errors import PromptTooLongError
@@ -12,15 +12,22 @@ from llamacli.serve.requests import ModelInfo
 _longest: weakref.WeakKeyDictionary[Model, int] = weakref.WeakKeyDictionary()
 
 
-def expect_room(texts: Iterable[str], model: Model, info: ModelInfo) -> None:
-    """Refuse a prompt with more bytes than the context's tokens can have.
+def expect_room(parts: Iterable[str | Sequence[int]], model: Model, info: ModelInfo) -> None:
+    """Refuse a prompt that is certainly longer than the context.
 
-    Tokenizing many megabytes takes seconds of a thread. Raises PromptTooLongError, with the fewest tokens that the
-    texts may have.
+    The parts are texts or token ids; a text has at least as many tokens as its bytes need. Tokenizing many megabytes
+    takes seconds of a thread, and so does a look at each of millions of ids. Raises PromptTooLongError, with the fewest
+    tokens that the prompt may have.
     """
     n_ctx = info.n_ctx or model.config.n_ctx
-    n_tokens = sum(len(text.encode("utf-8", "replace")) for text in texts) // longest_piece(model)
-    if n_tokens >= n_ctx:
+    n_tokens = n_bytes = 0
+    for part in parts:
+        if isinstance(part, str):
+            n_bytes += len(part.encode("utf-8", "replace"))
+        else:
+            n_tokens += len(part)
+    n_tokens += n_bytes // longest_piece(model)
+    if n_tokens > n_ctx:
         raise PromptTooLongError(n_tokens, n_ctx)
 
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
-from llamacli.chat.constraints import Constraint, completion_constraint
+from llamacli.chat.constraints import completion_constraint
 from llamacli.chat.formats import own_templates
 from llamacli.chat.logprobs import chat_logprobs
 from llamacli.serve.errors import BadRequestError, NotSupportedError
 from llamacli.serve.http import local
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.chats import codec_of
+from llamacli.serve.http.constraints import schema_of
 from llamacli.serve.http.errors import ollama_body
 from llamacli.serve.http.generation import generation_request
 from llamacli.serve.http.openai.chat import prepared
@@ -256,18 +257,14 @@ async def _completion(call: Call, request: OllamaGenerate) -> tuple[GenerationRe
     prompts = await call.server.run(encoded_prompts, completion, model, info)
     parameters = _parameters(request)
     wanted: ResponseFormat | None = parameters.pop("response_format")
-    constraint = Constraint()
-    if wanted is not None:
-        constraint = completion_constraint(
-            {"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema, None
-        )
+    schema, grammar = await call.server.run(schema_of, wanted, None, None)
     generation = await generation_request(
         call,
         Generation(**parameters),
         info,
         model,
         [ids for _, ids in prompts],
-        constraint=constraint,
+        constraint=completion_constraint(schema, grammar),
         n_probs=_n_probs(request),
         max_tokens=_max_tokens(request),
     )

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from llamacli.chat.constraints import completion_constraint
+from llamacli.chat.constraints import Constraint, completion_constraint
 from llamacli.chat.logprobs import CompletionLogprobs
 from llamacli.errors import TokenizerError
 from llamacli.model import Model
@@ -39,8 +39,7 @@ async def completions(call: Call) -> None:
     request = await call.body(CompletionRequest)
     _check(request)
     info, model = await call.model(request.model)
-    prompts = await call.server.run(encoded_prompts, request, model, info)
-    schema, grammar = schema_of(request.response_format, request.json_schema, request.grammar)
+    prompts, constraint = await call.server.run(_prepared, request, model, info)
     n_top = request.logprobs
     generation = await generation_request(
         call,
@@ -48,7 +47,7 @@ async def completions(call: Call) -> None:
         info,
         model,
         [ids for _, ids in prompts],
-        constraint=completion_constraint(schema, grammar),
+        constraint=constraint,
         n_probs=0 if n_top is None else max(1, n_top),
         max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
         prompt_logprobs=n_top if request.echo else None,
@@ -68,11 +67,22 @@ async def completions(call: Call) -> None:
             await write(DONE)
 
 
+def _prepared(
+    request: CompletionRequest, model: Model, info: ModelInfo
+) -> tuple[list[tuple[str, list[int]]], Constraint]:
+    """Prompts and constraint of a request.
+
+    Work for the pool, as texts and schemas may be long. Raises what `encoded_prompts` and `schema_of` raise.
+    """
+    constraint = completion_constraint(*schema_of(request.response_format, request.json_schema, request.grammar))
+    return encoded_prompts(request, model, info), constraint
+
+
 def encoded_prompts(request: CompletionRequest, model: Model, info: ModelInfo) -> list[tuple[str, list[int]]]:
     """Text and token ids of each prompt. Raises BadRequestError, PromptTooLongError."""
     prompts = as_prompts(request.prompt, "prompt", MAX_PROMPTS)
     for prompt in prompts:
-        expect_room([text for text in (prompt, request.suffix) if isinstance(text, str)], model, info)
+        expect_room([prompt, request.suffix or ""], model, info)
     if request.suffix is not None:
         return [_infilled(prompt, request.suffix, model) for prompt in prompts]
     return [_encoded(prompt, model, bool(request.parse_special)) for prompt in prompts]

@@ -59,7 +59,7 @@ async def embedded(call: Call, name: str | None, texts: Prompt) -> tuple[Reply, 
 def _ids(texts: Prompt, model: Model, info: ModelInfo) -> list[list[int]]:
     inputs = as_prompts(texts, "input", MAX_INPUTS)
     for text in inputs:
-        expect_room([text] if isinstance(text, str) else [], model, info)
+        expect_room([text], model, info)
     return [_encode(text, model) for text in inputs]
 
 
