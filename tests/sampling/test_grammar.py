@@ -1,6 +1,7 @@
 """Grammar and JSON Schema samplers."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -307,3 +308,18 @@ def test_objects_take_listed_properties_only_unless_told() -> None:
         assert accepts(grammar, '{"a":1,"b":2}') is expected
     both = {"allOf": [listed, {"type": "object", "properties": {"b": {"type": "integer"}}}]}
     assert accepts(Grammar.from_json_schema(json.dumps(both), BYTES), '{"a":1,"b":2}')
+
+
+@pytest.mark.slow
+def test_long_chains_of_rules_do_not_overflow_the_stack() -> None:
+    """A process would end; llguidance calls itself for each rule."""
+    n = 20_000
+    rules = "\n".join(f"r{i}: r{i + 1}" for i in range(n))
+    text = f'%llguidance {{}}\nstart: r0\n{rules}\nr{n}: "a"'
+    script = (
+        "import sys; from llamacli import load_tokenizer; from llamacli.tools.demo import demo_path;"
+        "from llamacli.sampling.grammar import Grammar;"
+        "Grammar.from_gbnf(sys.stdin.read(), load_tokenizer(demo_path())); print('compiled')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], input=text, capture_output=True, text=True, check=False)
+    assert done.stdout == "compiled\n", (done.returncode, done.stderr)

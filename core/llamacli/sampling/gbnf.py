@@ -24,6 +24,7 @@ _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
 _MAX_REPETITIONS = 1_000_000
 _MAX_DEPTH = 50
+_MAX_RULES = 2000
 
 TokenId = Callable[[str], int | None]
 
@@ -121,6 +122,8 @@ class _Parser:
         if not self.take("::="):
             self.fail("expected ::=")
         self.match(_SPACE)
+        if len(self.rules) >= _MAX_RULES:
+            self.fail(f"more than {_MAX_RULES} rules", start)  # the time of what follows grows with their square
         self.rules[name] = self.alternatives(_BLANKS)
         if self.at < len(self.text) and not self.match(_NEWLINE):
             self.fail("expected an item, | or the end of the line")

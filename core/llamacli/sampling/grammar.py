@@ -6,15 +6,18 @@ import contextlib
 import functools
 import json
 import re
+import threading
 import weakref
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
 from llamacli.errors import InvalidRequestError, TokenizerError
 from llamacli.sampling.candidates import Candidates
 from llamacli.sampling.sampler import Sampler
-from llamacli.sampling.schemas import close_objects
+from llamacli.sampling.schemas import close_objects, expect_depth
 from llamacli.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -25,8 +28,16 @@ _SCHEMA_OPTIONS = {
     "whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?",  # some models write unlimited white space endlessly
     "coerce_one_of": True,
 }
+_SMALL_TEXT, _SMALL_STACK, _STACK_PER_BYTE = 4 << 10, 8 << 20, 1 << 10
+"""Bytes of a grammar that any stack can compile; of the stack of another, and more for each of its bytes.
+
+llguidance follows references by recursion: a rule of six bytes that names the next one takes 3 KB.
+"""
 _JSON_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
+T = TypeVar("T")
+
+_stack_lock = threading.Lock()
 _tokenizers: weakref.WeakKeyDictionary[Tokenizer, LLTokenizer] = weakref.WeakKeyDictionary()
 
 
@@ -57,7 +68,8 @@ class Grammar(Sampler):
             lark = text if text.startswith(_LARK) else to_lark(parse_gbnf(text, tokenizer.token_id), tokenizer.eog_ids)
         except RecursionError:
             raise InvalidRequestError("grammar: its rules are nested too deeply") from None
-        return cls(tokenizer, _matcher(tokenizer, engine.grammar_from_lark(lark), "grammar"))
+        grammar = engine.grammar_from_lark(lark)
+        return cls(tokenizer, _with_stack_for(lark, lambda: _matcher(tokenizer, grammar, "grammar")))
 
     @classmethod
     def from_json_schema(cls, schema: str, tokenizer: Tokenizer) -> Self:
@@ -76,6 +88,7 @@ class Grammar(Sampler):
             raise InvalidRequestError("json_schema: line 1: nested too deeply") from None
         if not isinstance(parsed, dict) and parsed is not True:
             raise InvalidRequestError("json_schema: line 1: a schema must be an object or true")
+        expect_depth(parsed)
         try:
             closed = json.dumps({} if parsed is True else close_objects(parsed))
             grammar = engine.grammar_from_json_schema(closed, overrides=_SCHEMA_OPTIONS)
@@ -88,10 +101,10 @@ class Grammar(Sampler):
                 f"json_schema: line 1: {str(error).partition(' at line')[0]}; a schema must be standard JSON, "
                 "with finite numbers and whole characters"
             ) from None
-        reason = engine.validate_grammar(grammar)
+        reason = _with_stack_for(closed, lambda: engine.validate_grammar(grammar))
         if reason:
             raise InvalidRequestError(f"json_schema: line {_line_of(schema, reason)}: {_first_line(reason)}")
-        return cls(tokenizer, _matcher(tokenizer, grammar, "json_schema"))
+        return cls(tokenizer, _with_stack_for(closed, lambda: _matcher(tokenizer, grammar, "json_schema")))
 
     def apply(self, candidates: Candidates) -> None:
         """Apply the token mask.
@@ -149,6 +162,32 @@ def prepare(tokenizer: Tokenizer) -> None:
     """
     _engine()
     _trie(tokenizer)
+
+
+def _with_stack_for(text: str, compile_text: Callable[[], T]) -> T:
+    """Call a function in a thread with a stack for a text.
+
+    A stack that overflows ends the process. Raises InvalidRequestError if there is no such stack.
+    """
+    if len(text) <= _SMALL_TEXT:
+        return compile_text()
+    done: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(compile_text())
+        except BaseException as error:
+            done.set_exception(error)
+
+    with _stack_lock:
+        before = threading.stack_size(_SMALL_STACK + (len(text) * _STACK_PER_BYTE & -_SMALL_TEXT))
+        try:
+            threading.Thread(target=work, name="llamacli-grammar").start()
+        except RuntimeError:
+            raise InvalidRequestError(f"grammar: there is no memory to compile {len(text)} bytes") from None
+        finally:
+            threading.stack_size(before)
+    return done.result()
 
 
 def _raise_if_failed(matcher: LLMatcher) -> None:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from llamacli.errors import InvalidRequestError
+
+MAX_DEPTH = 100
+"""Deepest nesting of a schema, and longest chain of references, each in the definition that the last one names."""
+
+_INDEX = re.compile("[0-9]{1,7}")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else")
@@ -16,6 +23,67 @@ def close_objects(schema: Any) -> Any:
     (allOf, or properties beside anyOf, oneOf or $ref): each would forbid the properties of the others.
     """
     return _closed(schema, _open_references(schema), is_open=False)
+
+
+def expect_depth(schema: Any) -> None:
+    """Refuse a schema that is nested too deeply, also by references.
+
+    A reference to a definition around it, as of trees, ends a chain. Raises InvalidRequestError.
+    """
+    level, depth = [schema], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise InvalidRequestError(f"json_schema: line 1: nested too deeply: more than {MAX_DEPTH} levels")
+        level = [item for part in level for _, item in _items(part)]
+    lengths: dict[str, int] = {}  # of the chains that begin in a definition; 0 while it is looked at
+    waiting = [("", _references(schema), 0)]
+    while waiting:
+        place, references, length = waiting.pop()
+        if length + len(waiting) > MAX_DEPTH:
+            raise InvalidRequestError(
+                f"json_schema: line 1: nested too deeply: a chain of more than {MAX_DEPTH} references"
+            )
+        if not references:
+            lengths[place] = length
+            continue
+        reference = references[-1]
+        if reference in lengths:
+            references.pop()
+            waiting.append((place, references, max(length, 1 + lengths[reference])))
+        else:
+            lengths[reference] = 0
+            waiting += [(place, references, length), (reference, _references(_definition(schema, reference)), 0)]
+
+
+def _items(part: Any) -> list[tuple[str, Any]]:
+    """Objects and arrays in an object or array, by key or index."""
+    pairs = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
+    return [(str(key), item) for key, item in pairs if isinstance(item, dict | list)]
+
+
+def _definition(schema: Any, reference: str) -> Any:
+    """Target of a reference inside of the schema, None for others."""
+    if not reference.startswith("#"):
+        return None
+    for step in reference.split("/")[1:]:
+        if isinstance(schema, list):
+            schema = schema[int(step)] if _INDEX.fullmatch(step) and int(step) < len(schema) else None
+        else:
+            schema = schema.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(schema, dict) else None
+    return schema
+
+
+def _references(schema: Any) -> list[str]:
+    """References in a schema, each once, without those in its definitions."""
+    found: dict[str, None] = {}
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict) and isinstance(part.get("$ref"), str):
+            found[part["$ref"]] = None
+        waiting += [item for key, item in _items(part) if key not in ("$defs", "definitions")]
+    return list(found)
 
 
 def _closed(schema: Any, open_references: set[str], *, is_open: bool, place: str = "#") -> Any:
