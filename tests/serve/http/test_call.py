@@ -7,11 +7,13 @@ import json
 import socket
 import threading
 import time
+from http.client import IncompleteRead
 
 import pytest
 
 from http_server import Served, wait_for
 from llamacli.serve.errors import InternalError
+from llamacli.serve.http.call import LINGER_S
 from llamacli.serve.requests import Admitted, Done, Finished, TextDelta, Timings, Usage
 from llamacli.testing.serving import words
 
@@ -66,13 +68,40 @@ def test_a_whole_response_cancels_nothing(http, fake) -> None:
     assert fake.cancelled == []
 
 
-def test_error_after_the_200_is_an_event_and_a_cut(http, fake) -> None:
+def test_error_after_the_200_is_an_event_and_a_cut(http, fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamacli.serve.http.call.LINGER_S", 0.0)
     fake.script = lambda _: [Admitted(0.0), TextDelta(0, "one"), InternalError("the step failed")]
     reply = http.chat(stream=True)
     assert reply.status == 200
     assert reply.headers["x-test-incomplete"] == "yes"
     assert reply.events[-1]["error"]["message"] == "the step failed"
     assert b"[DONE]" not in reply.body
+
+
+def test_clients_have_time_to_read_the_error(http, fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamacli.serve.http.call.LINGER_S", 0.2)
+    fake.script = lambda _: [Admitted(0.0), InternalError("the step failed")]
+    connection = begin(http, stream=True)
+    with contextlib.closing(connection), connection.getresponse() as response:
+        while b"the step failed" not in response.readline():
+            pass
+        started = time.monotonic()
+        with pytest.raises(IncompleteRead):
+            response.read()
+    assert time.monotonic() - started > 0.1
+
+
+def test_client_that_has_read_the_error_ends_the_wait(http, fake, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "llamacli.serve")
+    fake.script = lambda _: [Admitted(0.0), InternalError("the step failed")]
+    connection = begin(http, stream=True)
+    response = connection.getresponse()
+    while b"the step failed" not in response.readline():
+        pass
+    assert "POST" not in caplog.text
+    response.close()
+    connection.close()
+    wait_for(lambda: "POST" in caplog.text, 0.9 * LINGER_S)
 
 
 def test_error_after_admission_without_stream_has_its_status(http, fake) -> None:

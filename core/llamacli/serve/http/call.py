@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import attrs
 import msgspec
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.types import Receive, Scope, Send
 
 from llamacli.model import Model
@@ -60,6 +60,9 @@ DISCARD_S, DISCARD_BYTES = 2.0, 64 << 20
 
 ROOM_INTERVAL_S = 0.1
 """Seconds between looks for room, while other models are in use."""
+
+LINGER_S = 1.0
+"""Seconds that a client has to read an error event, and to close, before the connection is cut."""
 
 WATCHES = 8
 """Looks at a stream in the time after which it is silent, or its client too slow."""
@@ -204,6 +207,14 @@ class Call:
             await self._unless_gone(self._pin(info.name))
         self.access.fields["model"] = info.name
         return self.server.find_model(info.name), self._pins[info.name].model
+
+    @property
+    def wanted_model(self) -> str | None:
+        """Name in the query parameter `model`, None for the first model.
+
+        As for llama-server's router.
+        """
+        return QueryParams(self.scope.get("query_string", b"")).get("model")
 
     async def _pin(self, name: str) -> None:
         deadline = time.monotonic() + self.settings.load_timeout
@@ -357,8 +368,8 @@ class Call:
         """Send a response piece by piece, by the function of this context.
 
         After some seconds of silence a comment is sent, where the stream is of server-sent events. An error that comes
-        now is sent as `error_event` formats it, and the connection is cut: the response does not end properly, so that
-        no client takes it for whole.
+        now is sent as `error_event` formats it, and a moment later the connection is cut: the response does not end
+        properly, so that no client takes it for whole.
         """
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         await self._guard(self._send({"type": "http.response.start", "status": 200, "headers": encoded}))
@@ -373,6 +384,8 @@ class Call:
             self.access.fields["error"] = failure.code or failure.type
             if error_event is not None:
                 await self._write(error_event(failure))
+                # fetch and aiohttp drop what they have received and not handed on when the connection is cut.
+                await asyncio.wait({self._gone}, timeout=LINGER_S)
             raise DisconnectedError from None
         finally:
             watch.cancel()

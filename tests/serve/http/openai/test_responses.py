@@ -70,7 +70,8 @@ def test_function_calls(client, fake) -> None:
     assert "painted" in fake._model.decode(fake.requests[1].prompts[0])
 
 
-def test_error_in_a_stream(http, fake) -> None:
+def test_error_in_a_stream(http, fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamacli.serve.http.call.LINGER_S", 0.0)
     fake.script = lambda _: [Admitted(0.0), TextDelta(0, "one"), InternalError("the step failed")]
     reply = http.send("/v1/responses", {"input": "hi", "stream": True})
     assert reply.events[-1]["type"] == "error"
