@@ -247,6 +247,13 @@ def test_embeddings(server: Program) -> None:
     assert sum(x * x for x in vectors[0].embedding) == pytest.approx(1, abs=1e-5)
 
 
+def test_many_embeddings_in_one_request(server: Program) -> None:
+    with server.client() as client:
+        vectors = client.embeddings.create(model="demo", input=[[5, 6, 7 + i % 2] for i in range(100)]).data
+    assert [vector.index for vector in vectors] == [*range(100)]
+    assert vectors[0].embedding == vectors[98].embedding != vectors[99].embedding
+
+
 def test_documented_client(server: Program, capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "serving.md").read_text()
     code = re.search(r"^```python\n(.*?)^```", page, re.M | re.S)[1]
@@ -428,6 +435,7 @@ def test_models_are_loaded_on_demand(start_server: Callable[..., Program]) -> No
         return [model["id"] for model in program.send("/v1/models").json["data"] if model["meta"]["loaded"]]
 
     assert loaded() == ["one"]
+    assert [program.send(f"/props?model={name}").json["model_alias"] for name in ("two", "one")] == ["two", "one"]
     texts = {
         program.send("/v1/completions", {"model": name, "prompt": PROMPT, "temperature": 0}).json["choices"][0]["text"]
         for name in ("one", "two", "one", "two")

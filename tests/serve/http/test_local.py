@@ -61,6 +61,15 @@ def test_props(http) -> None:
     assert props["default_generation_settings"]["params"]["top_k"] == 40
 
 
+@pytest.mark.parametrize("path", ["/props", "/tokenizer_info", "/lora-adapters", "/slots"])
+def test_models_are_named_by_the_query(path: str, serve) -> None:
+    http = serve(slots=True)
+    assert http.send(f"{path}?model=demo").json == http.send(path).json
+    reply = http.send(f"{path}?model=other%20one")
+    assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")
+    assert "'other one'" in reply.json["error"]["message"]
+
+
 def test_slots_are_off_by_default(http, serve) -> None:
     assert http.send("/slots").status == 501
     assert serve(slots=True).send("/slots").json == []

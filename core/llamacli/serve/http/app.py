@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llamacli.serve.errors import MethodError, NotFoundError, ServeError
 from llamacli.serve.http import local
@@ -41,11 +41,31 @@ def create_app(engine: Engine, settings: HttpSettings | None = None) -> ASGIApp:
     return wrap(starlette, server.settings)
 
 
+class MethodNotAllowed:
+    """ASGI app that refuses all methods.
+
+    The header Allow names those of its path.
+    """
+
+    def __init__(self, allowed: Iterable[str]):
+        self._headers = {"Allow": ", ".join(allowed)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse one request."""
+        raise HTTPException(405, headers=self._headers)
+
+
 def _routes(server: Server) -> Iterator[BaseRoute]:
     for route in ROUTES:
         endpoint = Endpoint(route.handler, server, route.name, public=route.public)
         for path in route.paths:
             yield Route(path, endpoint, methods=[route.method])
+    methods: dict[str, list[str]] = {}
+    for route in ROUTES:
+        for path in route.paths:
+            methods.setdefault(path, []).append(route.method)
+    for path, allowed in methods.items():  # before the page, whose mount takes every path
+        yield Route(path, MethodNotAllowed(allowed))
     document = description(ROUTES)
 
     async def openapi(call: Call) -> None:

@@ -52,8 +52,8 @@ async def detokenize(call: Call) -> None:
 
 
 async def tokenizer_info(call: Call) -> None:
-    """Special tokens and chat template of the first model, as vLLM's."""
-    info, model = await call.model(None)
+    """Special tokens and chat template of a model, as vLLM's."""
+    info, model = await call.model(call.wanted_model)
     tokenizer = model.tokenizer
     texts = {
         f"{name}_token": None if token is None else tokenizer.token_text(token)
@@ -79,8 +79,8 @@ async def apply_template(call: Call) -> None:
 
 
 async def props(call: Call) -> None:
-    """Properties of the server and its first model, as llama-server's."""
-    info, model = await call.model(None)
+    """Properties of the server and a model, as llama-server's."""
+    info, model = await call.model(call.wanted_model)
     n_ctx = info.n_ctx or model.config.n_ctx
     params = attrs.asdict(sampling_params(Sampling(), model, n_ctx, FREE))
     template = call.settings.template or own_templates(model.metadata).get("default", "")
@@ -98,14 +98,14 @@ async def props(call: Call) -> None:
 
 
 async def adapters(call: Call) -> None:
-    """LoRA adapters of the first model, with their scales."""
-    await call.respond(_adapters(call.server.find_model(None)))
+    """LoRA adapters of a model, with their scales."""
+    await call.respond(_adapters(call.server.find_model(call.wanted_model)))
 
 
 async def set_adapters(call: Call) -> None:
     """Set the scales of LoRA adapters; those not listed get 0."""
     given = await call.items(LoraScale)
-    info = call.server.find_model(None)
+    info = call.server.find_model(call.wanted_model)
     call.server.engine.set_adapters(info.name, adapter_scales(given, info, "body"))
     await call.respond({"success": True})
 
@@ -139,12 +139,15 @@ async def slots(call: Call) -> None:
     """
     if not call.settings.slots:
         raise NotSupportedError("this server does not show its slots; start it with --slots")
+    wanted = call.wanted_model
+    shown = None if wanted is None else call.server.find_model(wanted).name
     stats = call.server.engine.stats()
     await call.respond(
         [
             {"model": name, **attrs.asdict(slot), "is_processing": True}
             for name, one in stats.models.items()
             for slot in one.slots
+            if shown in (None, name)
         ]
     )
 

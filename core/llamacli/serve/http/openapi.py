@@ -29,6 +29,12 @@ _ERROR = {
     },
     "required": ["error"],
 }
+_MODEL = {
+    "name": "model",
+    "in": "query",
+    "description": "Name or alias of a model; the first one if it is absent.",
+    "schema": {"type": "string"},
+}
 _OLLAMA_ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
 
 
@@ -69,7 +75,7 @@ def _operation(route: ApiRoute, path: str, schema: Any) -> dict[str, Any]:
             "default": {"description": "Error.", "content": {"application/json": {"schema": error}}},
         },
     }
-    parameters = list(_parameters(path))
+    parameters = [*_parameters(path), *([_MODEL] if route.for_model else [])]
     if parameters:
         operation["parameters"] = parameters
     if schema is not None:

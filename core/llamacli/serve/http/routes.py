@@ -24,7 +24,7 @@ class ApiRoute:
     """Route of the API.
 
     `paths` are equal to each other. `schema` is that of the body. `streams` is true if the response may be a stream of
-    events. `public` ones need no key.
+    events. `public` ones need no key. `for_model` ones take the query parameter `model`.
     """
 
     method: str
@@ -33,6 +33,7 @@ class ApiRoute:
     schema: type[msgspec.Struct] | type[list[LoraScale]] | None = None
     streams: bool = False
     public: bool = False
+    for_model: bool = False
 
     @property
     def name(self) -> str:
@@ -53,12 +54,12 @@ ROUTES = (
     ApiRoute("GET", _versioned("/models/{name:path}"), models.model),
     ApiRoute("POST", ("/tokenize",), local.tokenize, TokenizeRequest),
     ApiRoute("POST", ("/detokenize",), local.detokenize, DetokenizeRequest),
-    ApiRoute("GET", ("/tokenizer_info",), local.tokenizer_info),
+    ApiRoute("GET", ("/tokenizer_info",), local.tokenizer_info, for_model=True),
     ApiRoute("POST", ("/apply-template",), local.apply_template, ChatRequest),
-    ApiRoute("GET", ("/props",), local.props),
-    ApiRoute("GET", ("/slots",), local.slots),
-    ApiRoute("GET", ("/lora-adapters",), local.adapters),
-    ApiRoute("POST", ("/lora-adapters",), local.set_adapters, list[LoraScale]),
+    ApiRoute("GET", ("/props",), local.props, for_model=True),
+    ApiRoute("GET", ("/slots",), local.slots, for_model=True),
+    ApiRoute("GET", ("/lora-adapters",), local.adapters, for_model=True),
+    ApiRoute("POST", ("/lora-adapters",), local.set_adapters, list[LoraScale], for_model=True),
     ApiRoute("GET", ("/metrics",), local.metrics),
     ApiRoute("GET", ("/health", "/v1/health"), local.health, public=True),
     ApiRoute("POST", ("/api/chat",), ollama.chat, OllamaChat, streams=True),

@@ -11,6 +11,9 @@ from llamacli.util.sampling_defaults import DEFAULTS, MAX_NUMBER
 
 MAX_CHOICES, MAX_STOPS, MAX_BIASES, MAX_TOP_LOGPROBS, MAX_TOOLS = 16, 16, 1024, 20, 128
 MAX_ADAPTERS = 256
+MAX_NAME = 128
+"""Characters of a sampler's name or a sequence breaker: breakers are tokenized before the request is in its queue."""
+
 MAX_SCHEMA = 1 << 20
 """Size limit of a grammar or JSON Schema in bytes."""
 
@@ -23,7 +26,7 @@ Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 Positive = Annotated[float, Meta(ge=0, le=MAX_NUMBER)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Text = Annotated[str, Meta(min_length=1)]
-Names = Annotated[list[str], Meta(max_length=64)]
+Names = Annotated[list[Annotated[str, Meta(max_length=MAX_NAME)]], Meta(max_length=64)]
 
 
 class SchemaFormat(msgspec.Struct, kw_only=True):
