@@ -75,7 +75,7 @@ class Server:
 
     async def health(self) -> bool:
         """True if the server says that it is well."""
-        async with self._request("GET", "/health", b"") as (status, body):
+        async with self.request("GET", "/health", b"") as (status, _, body):
             async for _ in body:
                 pass
             return status == 200
@@ -86,7 +86,7 @@ class Server:
         fields = {"prompt": list(prompt), "max_tokens": n, "ignore_eos": True, "temperature": 0, "stream": True}
         data = json.dumps({**fields, "stream_options": {"include_usage": True}}).encode()
         try:
-            async with self._request("POST", "/v1/completions", data) as (status, body):
+            async with self.request("POST", "/v1/completions", data) as (status, _, body):
                 if status != 200:
                     raise SystemExit(f"{self.name} refused a request with status {status}")
                 async for line in body:
@@ -101,16 +101,25 @@ class Server:
         return reply
 
     @contextlib.asynccontextmanager
-    async def _request(self, method: str, path: str, data: bytes) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
-        """Status and lines of the body of a response."""
+    async def request(
+        self, method: str, path: str, data: bytes
+    ) -> AsyncIterator[tuple[int, dict[str, str], AsyncIterator[bytes]]]:
+        """Status, headers and lines of the body of a response."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nContent-Type: application/json\r\n"
             writer.write(head.encode() + f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
             lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
-            yield int(lines[0].split()[1]), _lines(reader, chunked="transfer-encoding: chunked" in lines)
+            headers = dict(line.split(": ", 1) for line in lines[1:] if line)
+            chunked = headers.get("transfer-encoding") == "chunked"
+            yield int(lines[0].split()[1]), headers, _lines(reader, chunked=chunked)
         finally:
             writer.close()
+
+    @property
+    def pid(self) -> int:
+        """Id of the process."""
+        return self._process.pid
 
     def stop(self) -> None:
         """End the process."""
@@ -131,6 +140,8 @@ async def _lines(reader: asyncio.StreamReader, *, chunked: bool) -> AsyncIterato
         for line in lines:
             yield line
         if not part:
+            if held:
+                yield held
             return
 
 

@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""Load `llamacli serve` with Poisson arrivals, below and above its capacity.
+
+    python benchmarks/overload.py [FILE.gguf] [--seconds 600] [-p 256] [-n 64]
+
+Measures in one run: the time to the first token of requests that are alone; the capacity, with twice as many clients as
+texts that run at once, each of which sends its next request when it has a reply; then `--seconds` of requests at random
+times with 0.7 of the capacity, and as many seconds with twice the capacity. The capacity is measured again after each
+part, and a part is compared with the mean of those before and after it, since the speed of a shared machine drifts.
+Prompts are new random token ids, so that none is cached, and texts have equal lengths (`ignore_eos`).
+
+- `first token, p95 / alone` at 0.7: at most 3, and no request is refused.
+- `served / capacity` at 2.0: at least 0.95.
+- `refusal, p99`: seconds until status 429, at most 0.05. `memory`: growth in MiB an hour, below 1 or its own error; a
+  short run has a large one.
+
+Ends with status 1 if a reply is cut, a refusal has no `Retry-After`, or a status is neither 200 nor 429.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import psutil
+from serving import Prompts, Server, free_port
+from soak import SAMPLES, sample, slope
+
+BELOW, ABOVE = 0.7, 2.0
+"""Shares of the capacity."""
+N_ALONE = 10
+WARM_UP = 0.2
+"""Share of a part's time before its replies are counted."""
+MIN_CAPACITY_S = 15.0
+
+Row = tuple[str, float, str, bool | None]
+"""Name of a figure, its value, the aim, and whether it is met; None without one."""
+
+
+@dataclass
+class Attempt:
+    """Request: its times in seconds, and its outcome."""
+
+    started: float = field(default_factory=time.perf_counter)
+    status: int = 0
+    answered: float = 0.0
+    first: float = 0.0
+    ended: float = 0.0
+    whole: bool = False
+    retry_after: str | None = None
+
+    @property
+    def fault(self) -> str | None:
+        """Fault of the reply, None for none."""
+        if self.status == 200:
+            return None if self.whole else "a reply was cut"
+        if self.status == 429:
+            return None if self.retry_after else "a refusal has no Retry-After"
+        return f"status {self.status}" if self.status else "a connection was lost"
+
+
+class Load:
+    """Requests of one shape to a server."""
+
+    def __init__(self, server: Server, options: argparse.Namespace):
+        self._server, self._options = server, options
+        self._prompts, self._draw = Prompts(1, server.n_vocab), random.Random(1)
+        self.attempts: list[Attempt] = []
+
+    async def send(self) -> Attempt:
+        """Stream a completion."""
+        prompt, n_gen = self._prompts.new(self._options.n_prompt), self._options.n_gen
+        fields = {"prompt": prompt, "max_tokens": n_gen, "ignore_eos": True, "temperature": 0, "stream": True}
+        data = json.dumps(fields).encode()
+        one = Attempt()
+        self.attempts.append(one)
+        try:
+            async with self._server.request("POST", "/v1/completions", data) as (status, headers, body):
+                one.answered = time.perf_counter()
+                one.status, one.retry_after = status, headers.get("retry-after")
+                async for line in body:
+                    if line.startswith(b"data: {") and not one.first:
+                        one.first = time.perf_counter()
+                    one.whole = one.whole or line == b"data: [DONE]"
+        except (OSError, asyncio.IncompleteReadError):
+            one.whole = False
+        one.ended = time.perf_counter()
+        return one
+
+    async def alone(self) -> float:
+        """Median seconds to the first token of requests without others."""
+        times = [one.first - one.started for one in [await self.send() for _ in range(N_ALONE)]]
+        return statistics.median(times)
+
+    async def capacity(self, seconds: float) -> float:
+        """Requests a second that clients get which wait for each reply."""
+        began = time.perf_counter()
+        attempts: list[Attempt] = []
+
+        async def client() -> None:
+            while time.perf_counter() < began + seconds:
+                attempts.append(await self.send())
+
+        await asyncio.gather(*(client() for _ in range(2 * self._options.max_running)))
+        return rate(attempts, began + WARM_UP * seconds, began + seconds)
+
+    async def arrivals(self, per_second: float, seconds: float) -> tuple[list[Attempt], float]:
+        """Requests at random times; they, and the replies a second."""
+        began = at = time.perf_counter()
+        tasks = []
+        while (at := at + self._draw.expovariate(per_second)) < began + seconds:
+            await asyncio.sleep(at - time.perf_counter())
+            tasks.append(asyncio.create_task(self.send()))
+        attempts = await asyncio.gather(*tasks)
+        return attempts, rate(attempts, began + WARM_UP * seconds, began + seconds)
+
+
+def rate(attempts: Sequence[Attempt], since: float, until: float) -> float:
+    """Whole replies a second that ended in a time."""
+    ends = sorted(one.ended for one in attempts if one.whole and since <= one.ended <= until)
+    if len(ends) < 2:
+        raise SystemExit("too few replies: give more --seconds")
+    return (len(ends) - 1) / (ends[-1] - ends[0])
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Value that `share` of the values do not exceed."""
+    return sorted(values)[round(share * (len(values) - 1))]
+
+
+async def sampled(pid: int, seconds: float) -> list[tuple[float, int, int, int]]:
+    """Memory, threads and files of a process, sampled until cancelled."""
+    samples, process = [], psutil.Process(pid)
+    try:
+        while True:
+            samples.append(sample(process))
+            await asyncio.sleep(seconds / SAMPLES)
+    except asyncio.CancelledError:
+        return samples
+
+
+async def measure(load: Load, pid: int, options: argparse.Namespace) -> list[Row]:
+    """Figures of all parts."""
+    rows: list[Row] = []
+    seconds, pause = options.seconds, max(MIN_CAPACITY_S, options.seconds / 10)
+    await load.capacity(pause)  # the server learns the times of its steps
+    alone = await load.alone()
+    before = await load.capacity(pause)
+    rows += [("first token alone, s", alone, "", None), ("capacity, requests/s", before, "", None)]
+
+    attempts, _ = await load.arrivals(BELOW * before, seconds)
+    first = percentile([one.first - one.started for one in attempts if one.whole], 0.95)
+    refused = sum(one.status == 429 for one in attempts)
+    between = await load.capacity(pause)
+    share = len(attempts) / seconds / statistics.mean((before, between))
+    rows += [
+        ("requests / capacity, below", share, "", None),
+        ("first token, p95, s", first, "", None),
+        ("first token, p95 / alone", first / alone, "<= 3", first <= 3 * alone),
+        ("refused", refused, "0", not refused),
+    ]
+
+    sampling = asyncio.create_task(sampled(pid, seconds))
+    attempts, served = await load.arrivals(ABOVE * between, seconds)
+    sampling.cancel()
+    samples = await sampling
+    after = await load.capacity(pause)
+    capacity = statistics.mean((between, after))
+    refusals = [one.answered - one.started for one in attempts if one.status == 429]
+    if not refusals:
+        raise SystemExit("no request was refused: the queue is too long for --seconds")
+    growth, error = (one / (1 << 20) for one in slope(samples[len(samples) // 3 :]))
+    rows += [
+        ("requests / capacity, above", len(attempts) / seconds / capacity, "", None),
+        ("served / capacity", served / capacity, ">= 0.95", served >= 0.95 * capacity),
+        ("refused / all", len(refusals) / len(attempts), "", None),
+        ("refusal, median, s", statistics.median(refusals), "", None),
+        ("refusal, p99, s", percentile(refusals, 0.99), "<= 0.05", percentile(refusals, 0.99) <= 0.05),
+        ("memory, MiB", samples[-1][1] / (1 << 20), "", None),
+        ("memory, growth in MiB an hour", growth, f"<= 1 or {2 * error:.1f}", growth <= max(1, 2 * error)),
+    ]
+    return rows
+
+
+async def run(options: argparse.Namespace) -> list[str]:
+    """Start the server, measure, and print the table; the faults."""
+    from llamacli import load_tokenizer
+    from llamacli.tools.demo import demo_path
+
+    port, n_ctx = free_port(), options.n_prompt + options.n_gen + 64
+    command = [sys.executable, "-m", "llamacli", "serve", *([options.file] if options.file else [])]
+    command += ["--port", str(port), "--threads", str(options.threads), "--ctx-size", str(n_ctx)]
+    command += ["--max-running", str(options.max_running), "--max-queue", str(options.max_queue)]
+    n_vocab = load_tokenizer(options.file or demo_path()).n_vocab
+    server = Server("llamacli", command, port, n_vocab)
+    load = Load(server, options)
+    try:
+        await server.ready()
+        print("| figure | value | aim | met |\n|---|---|---|---|")
+        for name, value, aim, met in await measure(load, server.pid, options):
+            print(f"| {name} | {value:.3g} | {aim} | {'' if met is None else 'yes' if met else 'no'} |", flush=True)
+    finally:
+        server.stop()
+    faults = Counter(filter(None, (one.fault for one in load.attempts)))
+    return [f"{n} times: {fault}" for fault, n in faults.items()]
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", nargs="?", help="model file; default: the demo model")
+    parser.add_argument("--seconds", type=float, default=600.0, help="seconds of each part [%(default)s]")
+    parser.add_argument("-p", "--n-prompt", type=int, default=256)
+    parser.add_argument("-n", "--n-gen", type=int, default=64)
+    parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("--max-running", type=int, default=8)
+    parser.add_argument("--max-queue", type=int, default=64)
+    faults = asyncio.run(run(parser.parse_args()))
+    print("\n".join(faults) or "no fault")
+    raise SystemExit(bool(faults))
+
+
+if __name__ == "__main__":
+    main()
