@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from llamacli.errors import TokenizerError
@@ -15,6 +16,7 @@ from llamacli.serve.http.limits import expect_room
 from llamacli.serve.http.openai.completions import as_prompts, checked_ids
 from llamacli.serve.http.replies import Reply, joined
 from llamacli.serve.http.schemas.completions import MAX_INPUTS, EmbeddingsRequest, Prompt
+from llamacli.serve.http.sse import to_json
 from llamacli.serve.requests import EmbeddingRequest, ModelInfo
 
 FORMATS = ("float", "base64")
@@ -31,12 +33,21 @@ async def embeddings(call: Call) -> None:
     if request.dimensions is not None:
         raise BadRequestError("dimensions: the size of vectors is the model's", "dimensions", "unsupported_parameter")
     reply, info = await embedded(call, request.model, request.input)
+    body = await call.server.run(_body, reply, info, encoding)
+    await call.respond_bytes(body, "application/json")
+
+
+def _body(reply: Reply, info: ModelInfo, encoding: str) -> bytes:
+    """Body of the response.
+
+    Work for the pool, vector by vector: those of thousands of texts would hold up the event loop for a second.
+    """
     data = [
-        {"object": "embedding", "index": i, "embedding": _encoded(reply.vectors[i], encoding)}
+        msgspec.Raw(to_json({"object": "embedding", "index": i, "embedding": _encoded(reply.vectors[i], encoding)}))
         for i in sorted(reply.vectors)
     ]
     usage = {"prompt_tokens": reply.usage.prompt, "total_tokens": reply.usage.prompt}
-    await call.respond({"object": "list", "data": data, "model": info.name, "usage": usage})
+    return to_json({"object": "list", "data": data, "model": info.name, "usage": usage})
 
 
 async def embedded(call: Call, name: str | None, texts: Prompt) -> tuple[Reply, ModelInfo]:
