@@ -36,6 +36,7 @@ SCALE = 1.25
 
 N_COLOURS = 256
 
+# Shows code and a table, which the demo model does not write. It has no numbers, as no model wrote it.
 REPLY = """\
 A list comprehension builds a list in one expression:
 
@@ -52,7 +53,6 @@ def squares(n: int) -> list[int]:
 
 Take the **generator** where the values are read once, such as in `sum(i * i for i in xs)`.
 """
-REASONING = "The question is about comprehensions. A short example and a comparison with generators are enough."
 STORY = "Once upon a time there was a fox who"
 TITLES = ("A letter to the landlord", "Regular expressions for dates", "Plan of a week in Oslo")
 
@@ -62,9 +62,8 @@ def conversation(number: int, title: str, question: str, reply: str, age_s: floa
     now = (time.time() - age_s) * 1000
     messages = [
         {"id": "a", "role": "user", "content": question, "children": ["b"], "chosen": "b"},
-        {"id": "b", "role": "assistant", "content": reply, "reasoning": REASONING, "finish": "stop", "children": [],
-         "stats": {"rate": 31.4, "first": 0.38, "generated": 187, "prompt": 412, "cached": 371}},
-    ]  # fmt: skip
+        {"id": "b", "role": "assistant", "content": reply, "finish": "stop", "children": []},
+    ]
     nodes = {"root": {"id": "root", "children": ["a"], "chosen": "a"}, **{str(one["id"]): one for one in messages}}
     return {"id": str(number), "title": title, "created": now, "updated": now, "settings": {}, "nodes": nodes}
 
@@ -92,9 +91,9 @@ def main(folder: Path) -> None:
             resize(page, {"width": SIZE[0], "height": SIZE[1], "deviceScaleFactor": SCALE, "mobile": False})
             page.one("#import-file").send_keys(str(example(Path(name))))
             page.wait(lambda: page.all(".code"))
-            page.run("document.querySelector('#chat').scrollTop = 0")
-            shoot(page, folder / "page.png")
             tell_story(page)
+            shoot(page, folder / "page.png")
+            show_alternatives(page)
             shoot(page, folder / "page-probabilities.png")
             theme(page, "dark")
             page.press("Comprehensions in Python", ".conversations")
@@ -113,7 +112,7 @@ def main(folder: Path) -> None:
 
 
 def tell_story(page: PageDriver) -> None:
-    """Write a story, and show the alternatives of a word."""
+    """Write a story with the demo model."""
     page.press("New")
     page.press("Settings")
     for name, value in {"max_tokens": "90", "seed": "4"}.items():
@@ -122,6 +121,10 @@ def tell_story(page: PageDriver) -> None:
     page.press("Close the settings")
     page.send(STORY)
     page.wait_reply()
+
+
+def show_alternatives(page: PageDriver) -> None:
+    """Show the alternatives of a word, after a branch at it."""
     number = unsure_word(page)
     page.run("arguments[0].click()", page.all("button.alternative")[0])
     page.wait_text(".message.assistant .branches", "2/2")
