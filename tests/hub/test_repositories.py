@@ -88,7 +88,7 @@ def test_error_with_old_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None
     old = types.ModuleType("huggingface_hub")
     old.__version__ = "0.26.1"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "huggingface_hub", old)
-    with pytest.raises(HubError, match=r"huggingface_hub 0.26.1 is too old"):
+    with pytest.raises(HubError, match=r"huggingface_hub 0.26.1 is too old, 2.4 is needed"):
         hub.cached_models()
 
 

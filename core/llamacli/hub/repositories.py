@@ -244,7 +244,10 @@ def _library() -> Any:
         raise HubError("models of the hub need huggingface_hub: pip install 'llamacli[hub]'") from None
     version = tuple(int(part) for part in re.findall(r"\d+", library.__version__)[:2])
     if version < _MIN_VERSION:
-        raise HubError(f"huggingface_hub {library.__version__} is too old: pip install -U 'llamacli[hub]'")
+        needed = ".".join(map(str, _MIN_VERSION))
+        raise HubError(
+            f"huggingface_hub {library.__version__} is too old, {needed} is needed: pip install -U 'llamacli[hub]'"
+        )
     return library
 
 
