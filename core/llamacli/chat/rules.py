@@ -57,9 +57,13 @@ class Rules:
         return self.add("rest", f"ANY {marker}")
 
     def json(self, name: str, schema: dict[str, Any] | bool, space: str = JSON_SPACE) -> str:
-        """Name of a rule for JSON valid under a schema."""
-        from llamacli.sampling.schemas import close_objects  # which imports Numba
+        """Name of a rule for JSON valid under a schema.
 
+        Raises InvalidRequestError for a schema that is nested too deeply.
+        """
+        from llamacli.sampling.schemas import close_objects, expect_depth  # which imports Numba
+
+        expect_depth(schema)
         options = {"whitespace_pattern": space, "coerce_one_of": True}
         given = {} if schema is True else {"not": {}} if schema is False else close_objects(schema)
         return self.add(name, f"%json {json.dumps({**given, 'x-guidance': options})}")

@@ -149,3 +149,11 @@ def test_large_schemas_of_tools_are_refused() -> None:
         tool_use(convert({"messages": HI, "tools": tools}, ChatRequest))
     assert (error.value.param, error.value.code) == ("tools", "invalid_schema")
     assert tool_use(convert({"messages": HI, "tools": tools[:1]}, ChatRequest)) is not None
+
+
+def test_schemas_of_tools_that_are_nested_too_deeply_are_refused(prepare) -> None:
+    links = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(120)}
+    function = {"name": "find", "parameters": {"$defs": {**links, "d120": {}}, "$ref": "#/$defs/d0"}}
+    with pytest.raises(BadRequestError, match="nested too deeply") as error:
+        prepare("Qwen-Qwen3-0.6B", tools=[{"type": "function", "function": function}])
+    assert (error.value.param, error.value.code) == ("tools", "invalid_schema")

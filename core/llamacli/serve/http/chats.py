@@ -87,6 +87,8 @@ def chat_prompt(request: ChatRequest, model: Model, info: ModelInfo, template: s
     try:
         constraint = reply_constraint(codec, rendering.text, schema, grammar, tools)
     except InvalidRequestError as error:
+        if str(error).startswith("json_schema"):
+            raise BadRequestError(str(error), "tools", "invalid_schema") from None
         raise BadRequestError(str(error), "tool_choice") from None
     return Prompt(rendering.text, ids, reply_format(codec, rendering, tools is not None, variables), constraint)
 
