@@ -1,6 +1,19 @@
 """Conversion of GGUF files to other tensor types."""
 
 from llamacli.conversion.convert import Plan, PlannedTensor, plan, write
+from llamacli.conversion.imatrix import Importance, ImportanceMatrix, read_imatrix, write_imatrix
 from llamacli.conversion.mixtures import FILE_TYPES, FileType, file_type
 
-__all__ = ["FILE_TYPES", "FileType", "Plan", "PlannedTensor", "file_type", "plan", "write"]
+__all__ = [
+    "FILE_TYPES",
+    "FileType",
+    "Importance",
+    "ImportanceMatrix",
+    "Plan",
+    "PlannedTensor",
+    "file_type",
+    "plan",
+    "read_imatrix",
+    "write",
+    "write_imatrix",
+]

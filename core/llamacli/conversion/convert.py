@@ -11,12 +11,24 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.conversion.mixtures import Choice, FileType, choose
+from llamacli.conversion.imatrix import ImportanceMatrix
+from llamacli.conversion.mixtures import Choice, FileType, choose, requires_imatrix
 from llamacli.errors import InvalidRequestError, ModelFormatError, PluginError, plugin_errors
-from llamacli.gguf import GGUFFile, TensorInfo, uint32_pair, write_gguf
+from llamacli.gguf import GGUFFile, TensorInfo, string_pair, uint32_pair, write_gguf
+from llamacli.kernels.codebook_encoding import encode_codebook
 from llamacli.kernels.encoding import encode
 from llamacli.kernels.team import Team, check_threads
-from llamacli.quantization import BLOCK_FORMATS, FORMATS, TensorType, block_size, dequantize, nbytes, quantize
+from llamacli.quantization import (
+    BLOCK_FORMATS,
+    CODEBOOK_TYPES,
+    FORMATS,
+    TensorType,
+    block_size,
+    codebook,
+    dequantize,
+    nbytes,
+    quantize,
+)
 from llamacli.util.files import replacing
 
 _QUANTIZATION_VERSION = 2
@@ -33,12 +45,14 @@ _LARGEST_HALF = 65504.0
 class PlannedTensor:
     """A tensor of the source and of the target file.
 
-    `wanted` is the target type without fallback.
+    `wanted` is the target type without fallback. `weights` are those of its columns in an importance matrix,
+    float32 [n_matrices, n_columns], None without.
     """
 
     source: TensorInfo
     target: TensorInfo
     wanted: IntEnum
+    weights: npt.NDArray[np.float32] | None = attrs.field(default=None, eq=False, repr=False)
 
     @property
     def changes(self) -> bool:
@@ -50,14 +64,20 @@ class PlannedTensor:
         """True if rows do not fit the blocks of the wanted type."""
         return self.target.type != self.wanted
 
+    @property
+    def is_encoded(self) -> bool:
+        """True if it changes to a type that kernels quantise to."""
+        return self.changes and (self.target.type in BLOCK_FORMATS or self.target.type in CODEBOOK_TYPES)
+
 
 @attrs.frozen
 class Plan:
-    """Conversion plan: all tensors in file order."""
+    """Conversion plan: all tensors in file order, and the importance matrix if there is one."""
 
     file: GGUFFile
     file_type: FileType
     tensors: list[PlannedTensor]
+    imatrix: ImportanceMatrix | None = None
 
     @property
     def requantized(self) -> list[PlannedTensor]:
@@ -67,7 +87,30 @@ class Plan:
     @property
     def needs_kernels(self) -> bool:
         """True if a tensor changes to a block type, which needs kernels."""
-        return any(tensor.changes and tensor.target.type in BLOCK_FORMATS for tensor in self.tensors)
+        return any(tensor.is_encoded for tensor in self.tensors)
+
+    @property
+    def unweighted(self) -> list[PlannedTensor]:
+        """Tensors to quantise that the importance matrix should have, but has not."""
+        return [
+            tensor
+            for tensor in self.tensors
+            if self.imatrix and tensor.is_encoded and tensor.weights is None and tensor.target.name.startswith("blk.")
+        ]
+
+    def check_imatrix(self) -> None:
+        """Raise InvalidRequestError for a tensor that needs an importance matrix and has none.
+
+        llama.cpp refuses those too: without weights the result is useless.
+        """
+        for tensor in self.tensors:
+            name, kind = tensor.target.name, tensor.target.type
+            if tensor.changes and tensor.weights is None and requires_imatrix(name, kind, self.file_type):
+                lacks = f"{self.imatrix.path} has no entry of it" if self.imatrix else "none is given"
+                raise InvalidRequestError(
+                    f"{self.file.path}: tensor {name!r} would be {kind.name}, which needs an importance matrix, and "
+                    f"{lacks}: llamacli imatrix makes one"
+                )
 
     @property
     def n_params(self) -> int:
@@ -80,12 +123,16 @@ class Plan:
         return sum(tensor.target.n_bytes for tensor in self.tensors)
 
 
-def plan(file: GGUFFile, file_type: FileType, *, pure: bool = False) -> Plan:
+def plan(
+    file: GGUFFile, file_type: FileType, *, pure: bool = False, imatrix: ImportanceMatrix | None = None
+) -> Plan:
     """Choose the type of every tensor.
 
-    See `mixtures`. ModelFormatError if one cannot be dequantised.
+    See `mixtures`. ModelFormatError if one cannot be dequantised; InvalidRequestError if an entry of the importance
+    matrix has another size than its tensor.
     """
-    choices = choose(file.tensors.values(), file.metadata, file_type, pure=pure)
+    has_imatrix = imatrix is not None
+    choices = choose(file.tensors.values(), file.metadata, file_type, pure=pure, has_imatrix=has_imatrix)
     tensors = []
     for info in file.tensors.values():
         choice = choices.get(info.name, Choice(info.type, info.type))
@@ -97,8 +144,9 @@ def plan(file: GGUFFile, file_type: FileType, *, pure: bool = False) -> Plan:
                 f"{file.path}: tensor {info.name!r} of type {info.type.name} cannot be converted to {choice.type.name}"
             )
         target = attrs.evolve(info, type=choice.type, n_bytes=nbytes(choice.type, info.shape), offset=0)
-        tensors.append(PlannedTensor(info, target, choice.wanted))
-    return Plan(file, file_type, tensors)
+        weights = imatrix.weights(info) if imatrix else None
+        tensors.append(PlannedTensor(info, target, choice.wanted, weights))
+    return Plan(file, file_type, tensors, imatrix)
 
 
 def write(
@@ -113,9 +161,12 @@ def write(
 
     `progress` is called with bytes written and bytes in all.
     Metadata is copied bit by bit, except general.file_type, general.quantization_version and the keys of split files.
+    Keys quantize.imatrix.* name the importance matrix, as llama.cpp's do.
     Raises ModelFormatError if a tensor to convert has NaN or infinity; InvalidRequestError if values exceed the range
-    of the type, the file exists and `overwrite` is false, it is the model itself, or the disk is full.
+    of the type, a tensor needs an importance matrix, the file exists and `overwrite` is false, it is the model itself,
+    or the disk is full.
     """
+    planned.check_imatrix()
     file, tensors = planned.file, {tensor.target.name: tensor for tensor in planned.tensors}
     for source in file.paths:
         if path.exists() and path.samefile(source):
@@ -133,7 +184,7 @@ def write(
         with replacing(path, overwrite=overwrite) as out:
             write_gguf(
                 out,
-                _pairs(file, planned.file_type),
+                _pairs(planned),
                 [tensor.target for tensor in planned.tensors],
                 lambda info: _data(file, tensors[info.name], team, count),
                 alignment=file.alignment,
@@ -142,7 +193,8 @@ def write(
         team.close()
 
 
-def _pairs(file: GGUFFile, file_type: FileType) -> list[bytes]:
+def _pairs(planned: Plan) -> list[bytes]:
+    file, file_type, imatrix = planned.file, planned.file_type, planned.imatrix
     ours = {
         key: uint32_pair(key, value)
         for key, value in (
@@ -150,6 +202,14 @@ def _pairs(file: GGUFFile, file_type: FileType) -> list[bytes]:
             ("general.file_type", file_type.number),
         )
     }
+    if imatrix:
+        ours |= {
+            "quantize.imatrix.file": string_pair("quantize.imatrix.file", imatrix.path.name),
+            "quantize.imatrix.entries_count": uint32_pair("quantize.imatrix.entries_count", len(imatrix.entries)),
+            "quantize.imatrix.chunks_count": uint32_pair("quantize.imatrix.chunks_count", imatrix.chunk_count),
+        }
+        if imatrix.datasets:
+            ours["quantize.imatrix.dataset"] = string_pair("quantize.imatrix.dataset", imatrix.datasets[0])
     kept = {key: file.pair(key) for key in file.metadata if key not in _SPLIT_KEYS}
     return list((kept | ours).values())
 
@@ -166,15 +226,33 @@ def _data(
     """Convert a tensor some rows at a time; yields bytes, uint8 arrays."""
     raw, width = file.data(tensor.source.name), tensor.source.shape[-1] if tensor.source.shape else 1
     step = max(1, _CHUNK_ELEMENTS // max(1, width))
-    for row in range(0, len(raw), step):
-        part = raw[row : row + step]
-        converted = _converted(part, file, tensor, team) if tensor.changes else part
+    for first, last, matrix in _parts(tensor, len(raw), step):
+        part = raw[first:last]
+        weights = None if tensor.weights is None else tensor.weights[matrix]
+        converted = _converted(part, file, tensor, team, weights) if tensor.changes else part
         yield converted
         file.release(tensor.source.name)
         count(converted.nbytes)
 
 
-def _converted(raw: npt.NDArray[np.uint8], file: GGUFFile, tensor: PlannedTensor, team: Team) -> npt.NDArray[Any]:
+def _parts(tensor: PlannedTensor, n_rows: int, step: int) -> Iterator[tuple[int, int, int]]:
+    """Ranges of at most `step` rows of one matrix, with its number.
+
+    Without weights matrices need not be told apart.
+    """
+    rows = n_rows if tensor.weights is None else n_rows // len(tensor.weights)
+    for start in range(0, n_rows, max(1, rows)):
+        for first in range(start, start + rows, step):
+            yield first, min(first + step, start + rows), start // rows
+
+
+def _converted(
+    raw: npt.NDArray[np.uint8],
+    file: GGUFFile,
+    tensor: PlannedTensor,
+    team: Team,
+    weights: npt.NDArray[np.float32] | None,
+) -> npt.NDArray[Any]:
     source, kind = tensor.source, tensor.target.type
     x = dequantize(raw, source.type)
     largest = max(abs(float(x.max(initial=0))), abs(float(x.min(initial=0))))
@@ -182,13 +260,18 @@ def _converted(raw: npt.NDArray[np.uint8], file: GGUFFile, tensor: PlannedTensor
         raise ModelFormatError(f"{file.path}: tensor {source.name!r} has NaN or infinity")
     if not isinstance(kind, TensorType):
         return _converted_by_plugin(x, file, tensor)
-    if largest > _LARGEST.get(kind, _LARGEST_HALF):
+    in_codebook = kind in CODEBOOK_TYPES
+    limit = min(_LARGEST_HALF, codebook(kind).largest) if in_codebook else _LARGEST.get(kind, _LARGEST_HALF)
+    if largest > limit:
         raise InvalidRequestError(
             f"{file.path}: tensor {source.name!r} has {largest:g}, out of range of {kind.name}: use BF16 or F32"
         )
     if kind in BLOCK_FORMATS:
         fmt = BLOCK_FORMATS[kind]
-        return fmt.pack(encode(team, fmt, x))
+        return fmt.pack(encode(team, fmt, x, weights))
+    if in_codebook:
+        book = codebook(kind)
+        return book.pack(encode_codebook(team, book, x, weights))
     return quantize(x, kind)
 
 

@@ -5,6 +5,7 @@ down projections of some layers. Tensors whose rows do not fit a type's blocks f
 for single architectures are left out.
 """
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum, IntEnum, auto
@@ -13,7 +14,7 @@ import attrs
 
 from llamacli.errors import InvalidRequestError
 from llamacli.gguf import Metadata, TensorInfo
-from llamacli.quantization import BLOCK_FORMATS, FORMATS, TensorType, block_size
+from llamacli.quantization import BLOCK_FORMATS, CODEBOOK_TYPES, FORMATS, TensorType, block_size
 
 T = TensorType
 
@@ -47,6 +48,23 @@ FILE_TYPES = {
         FileType("Q5_K_S", 16, T.Q5_K),
         FileType("Q5_K_M", 17, T.Q5_K),
         FileType("Q6_K", 18, T.Q6_K),
+        FileType("Q2_K_S", 21, T.Q2_K),
+        FileType("IQ4_NL", 25, T.IQ4_NL),
+        FileType("IQ4_XS", 30, T.IQ4_XS),
+        FileType("IQ3_M", 27, T.IQ3_S),
+        FileType("IQ3_S", 26, T.IQ3_S),
+        FileType("IQ3_XS", 22, T.IQ3_S),
+        FileType("IQ3_XXS", 23, T.IQ3_XXS),
+        FileType("IQ2_M", 29, T.IQ2_S),
+        FileType("IQ2_S", 28, T.IQ2_XS),
+        FileType("IQ2_XS", 20, T.IQ2_XS),
+        FileType("IQ2_XXS", 19, T.IQ2_XXS),
+        FileType("IQ1_M", 31, T.IQ1_M),
+        FileType("IQ1_S", 24, T.IQ1_S),
+        FileType("TQ2_0", 37, T.TQ2_0),
+        FileType("TQ1_0", 36, T.TQ1_0),
+        FileType("MXFP4_MOE", 38, T.MXFP4),
+        FileType("NVFP4", 39, T.NVFP4),
     )
 }
 """Supported file types by name."""
@@ -82,20 +100,37 @@ class Choice:
 
 
 def choose(
-    tensors: Collection[TensorInfo], metadata: Metadata, kind: FileType, *, pure: bool = False
+    tensors: Collection[TensorInfo],
+    metadata: Metadata,
+    kind: FileType,
+    *,
+    pure: bool = False,
+    has_imatrix: bool = False,
 ) -> dict[str, Choice]:
     """Choose the types of all tensors to be quantised, by name.
 
-    With `pure` all get the same type, except for fallbacks.
+    With `pure` all get the same type, except for fallbacks. Some mixtures depend on `has_imatrix`.
     """
     # llama.cpp counts layers in this order, whatever the file's is.
     ordered = sorted(filter(is_quantizable, tensors), key=lambda info: (_layer(info.name), info.name.encode()))
-    if kind.type not in BLOCK_FORMATS:
+    if kind.type not in BLOCK_FORMATS and kind.type not in CODEBOOK_TYPES:
         return {info.name: Choice(_fitting(kind.type, info.shape[-1]), kind.type) for info in ordered}
     types: dict[str, IntEnum] = dict.fromkeys((info.name for info in ordered), kind.type)
     if not pure:
-        types = _mixed(ordered, {info.name for info in tensors}, _Model.of(metadata), kind)
+        types = _mixed(ordered, {info.name for info in tensors}, _Model.of(metadata, has_imatrix), kind)
     return {info.name: Choice(_fitting(types[info.name], info.shape[-1]), types[info.name]) for info in ordered}
+
+
+_NEED_IMATRIX = (T.IQ3_XXS, T.IQ2_XXS, T.IQ2_XS, T.IQ2_S, T.IQ1_M, T.IQ1_S)
+
+
+def requires_imatrix(name: str, kind: IntEnum, file_type: FileType) -> bool:
+    """True if a tensor of this type needs an importance matrix.
+
+    llama.cpp refuses it without one.
+    """
+    needs = kind in _NEED_IMATRIX or (kind is T.Q2_K and file_type.name == "Q2_K_S")
+    return needs and name not in _EXACT
 
 
 # --- tensors that are not quantised ----------------------------------------------------------------------------------
@@ -130,9 +165,12 @@ class _Role(Enum):
 
     OUTPUT = auto()
     EMBEDDING = auto()
+    QUERY = auto()
     VALUE = auto()
     KEY = auto()
     ATTENTION_OUTPUT = auto()
+    UP = auto()
+    GATE = auto()
     DOWN = auto()
     OTHER = auto()
 
@@ -147,7 +185,10 @@ _PARTS = {
     "attn_kv_b.weight": _Role.VALUE,
     "attn_v.weight": _Role.VALUE,
     "attn_k.weight": _Role.KEY,
+    "attn_q.weight": _Role.QUERY,
     "attn_output.weight": _Role.ATTENTION_OUTPUT,
+    "ffn_up": _Role.UP,
+    "ffn_gate": _Role.GATE,
     "ffn_down": _Role.DOWN,
 }
 
@@ -166,15 +207,16 @@ class _Model:
     n_expert: int
     n_head: int
     n_head_kv: int
+    has_imatrix: bool
 
     @classmethod
-    def of(cls, metadata: Metadata) -> "_Model":
+    def of(cls, metadata: Metadata, has_imatrix: bool) -> "_Model":
         arch = metadata.get_str("general.architecture", "")
         n_layer = metadata.get_int(f"{arch}.block_count", 0, minimum=0)
         heads = metadata.get_ints(f"{arch}.attention.head_count", n_layer, (0,), minimum=0)
         heads_kv = metadata.get_ints(f"{arch}.attention.head_count_kv", n_layer, heads, minimum=0)
         n_expert = metadata.get_int(f"{arch}.expert_count", 0, minimum=0)
-        return cls(n_layer, n_expert, heads[0] if heads else 0, heads_kv[0] if heads_kv else 0)
+        return cls(n_layer, n_expert, heads[0] if heads else 0, heads_kv[0] if heads_kv else 0, has_imatrix)
 
     @property
     def group(self) -> int:
@@ -193,8 +235,17 @@ class _Place:
     @property
     def uses_more_bits(self) -> bool:
         """True in the first and last eighth and every third between."""
-        eighth = self.count // 8
-        return self.index < eighth or self.index >= 7 * self.count // 8 or (self.index - eighth) % 3 == 2
+        return self.is_early or self.index >= 7 * self.count // 8 or (self.index - self.count // 8) % 3 == 2
+
+    @property
+    def is_early(self) -> bool:
+        """True in the first eighth."""
+        return self.index < self.count // 8
+
+    @property
+    def is_inner(self) -> bool:
+        """True in neither the first nor the last eighth."""
+        return not self.is_early and self.index < 7 * self.count // 8
 
 
 _Rule = Callable[[_Place], TensorType | None]
@@ -208,8 +259,37 @@ def _where_more_bits(kind: TensorType) -> _Rule:
     return lambda place: kind if place.uses_more_bits else None
 
 
+def _grouped(kind: TensorType, otherwise: TensorType | None = None) -> _Rule:
+    """Type where at least four query heads share a key-value head."""
+    return lambda place: kind if place.model.group >= 4 else otherwise
+
+
+def _early(kind: TensorType, *, imatrix: bool) -> _Rule:
+    """Type in the first eighth, with or without an importance matrix."""
+    return lambda place: kind if place.is_early and place.model.has_imatrix is imatrix else None
+
+
+def _inner(kind: TensorType) -> _Rule:
+    return lambda place: kind if place.is_inner else None
+
+
+def _down_of_iq3_xxs(place: _Place) -> TensorType | None:
+    if place.model.has_imatrix:
+        return None
+    return T.Q4_K if place.is_early else T.Q3_K
+
+
+def _down_of_iq3_m(place: _Place) -> TensorType | None:
+    more = place.model.n_expert == _EIGHT_EXPERTS and place.uses_more_bits
+    return T.Q4_K if place.is_early or more else None
+
+
 _RULES: Mapping[tuple[str, _Role], _Rule] = {
-    ("Q2_K", _Role.VALUE): lambda place: T.Q4_K if place.model.group >= 4 else T.Q3_K,
+    ("Q4_0", _Role.DOWN): _early(T.Q4_1, imatrix=True),
+    ("Q5_0", _Role.DOWN): _early(T.Q5_1, imatrix=True),
+    ("Q2_K", _Role.VALUE): _grouped(T.Q4_K, T.Q3_K),
+    ("Q2_K_S", _Role.VALUE): _grouped(T.Q4_K),
+    ("Q2_K_S", _Role.DOWN): lambda place: T.Q4_K if place.is_early else None,
     ("Q2_K", _Role.DOWN): _always(T.Q3_K),
     ("Q2_K", _Role.ATTENTION_OUTPUT): _always(T.Q3_K),
     ("Q3_K_M", _Role.VALUE): lambda place: T.Q5_K if place.index < 2 else T.Q4_K,
@@ -219,16 +299,51 @@ _RULES: Mapping[tuple[str, _Role], _Rule] = {
     ("Q3_K_L", _Role.DOWN): _always(T.Q5_K),
     ("Q3_K_L", _Role.ATTENTION_OUTPUT): _always(T.Q5_K),
     ("Q4_K_S", _Role.VALUE): lambda place: T.Q5_K if place.index < 4 else None,
-    ("Q4_K_S", _Role.DOWN): lambda place: T.Q5_K if place.index < place.count // 8 else None,
+    ("Q4_K_S", _Role.DOWN): lambda place: T.Q5_K if place.is_early else None,
     ("Q4_K_M", _Role.VALUE): _where_more_bits(T.Q6_K),
     ("Q4_K_M", _Role.DOWN): _where_more_bits(T.Q6_K),
     ("Q5_K_M", _Role.VALUE): _where_more_bits(T.Q6_K),
     ("Q5_K_M", _Role.DOWN): _where_more_bits(T.Q6_K),
+    ("IQ4_NL", _Role.VALUE): _grouped(T.Q5_K),
+    ("IQ4_NL", _Role.DOWN): _early(T.Q5_K, imatrix=False),
+    ("IQ4_XS", _Role.VALUE): _grouped(T.Q5_K),
+    ("IQ4_XS", _Role.DOWN): _early(T.Q5_K, imatrix=False),
+    ("IQ3_M", _Role.VALUE): _always(T.Q4_K),
+    ("IQ3_M", _Role.DOWN): _down_of_iq3_m,
+    ("IQ3_M", _Role.ATTENTION_OUTPUT): _always(T.Q4_K),
+    ("IQ3_S", _Role.VALUE): _grouped(T.Q4_K),
+    ("IQ3_XS", _Role.VALUE): _grouped(T.Q4_K),
+    ("IQ3_XS", _Role.KEY): _always(T.IQ3_XXS),
+    ("IQ3_XS", _Role.QUERY): _always(T.IQ3_XXS),
+    ("IQ3_XS", _Role.GATE): _inner(T.IQ3_XXS),
+    ("IQ3_XS", _Role.UP): _inner(T.IQ3_XXS),
+    ("IQ3_XXS", _Role.EMBEDDING): _always(T.IQ3_S),
+    ("IQ3_XXS", _Role.VALUE): lambda place: (
+        T.Q4_K if place.model.group >= 4 else None if place.model.has_imatrix else T.IQ3_S
+    ),
+    ("IQ3_XXS", _Role.KEY): _always(T.IQ2_S),
+    ("IQ3_XXS", _Role.QUERY): _always(T.IQ2_S),
+    ("IQ3_XXS", _Role.DOWN): _down_of_iq3_xxs,
+    ("IQ3_XXS", _Role.ATTENTION_OUTPUT): _always(T.IQ3_S),
+    ("TQ1_0", _Role.EMBEDDING): _always(T.Q4_K),
+    ("TQ2_0", _Role.EMBEDDING): _always(T.Q4_K),
 }
 """Types of tensors that differ from the file's type, by mixture and role."""
 
+_MORE_OF_LOW = {
+    "IQ2_M": (T.IQ3_S, T.IQ3_S, T.IQ3_S),
+    "IQ2_S": (T.IQ3_S, T.IQ3_S, T.IQ3_S),
+    "IQ2_XS": (T.Q2_K, T.Q2_K, None),
+    "IQ2_XXS": (T.Q2_K, T.Q2_K, None),
+    "IQ1_M": (T.Q2_K, T.Q2_K, T.IQ2_XXS),
+    "IQ1_S": (T.Q2_K, T.Q2_K, T.IQ2_XXS),
+}
+"""Mixtures of the lowest bits: types of the embedding, of values and early down projections, of attention's output."""
+
 _EIGHT_EXPERTS = 8
-_EIGHT_EXPERTS_OUTPUT = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M")
+_EIGHT_EXPERTS_OUTPUT = (
+    "Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ3_XS", "IQ3_XXS", "IQ3_S", "IQ3_M", "IQ4_NL", "IQ4_XS",
+)  # fmt: skip
 _MANY_LAYERS = 80
 
 
@@ -240,20 +355,44 @@ def _mixed(ordered: Iterable[TensorInfo], names: set[str], model: _Model, kind: 
     for info in ordered:
         role = _role(info.name)
         if role is _Role.OUTPUT or (tied and role is _Role.EMBEDDING):
-            types[info.name] = _output_type(kind.type, info.shape[-1])
+            types[info.name] = _output_type(kind, info.shape[-1])
+            continue
+        if kind.name == "MXFP4_MOE":
+            types[info.name] = T.MXFP4 if math.prod(info.shape[:-2]) > 1 else T.Q8_0
             continue
         index, count = seen[role], n_value
-        if role is _Role.DOWN:
+        if role in (_Role.UP, _Role.GATE, _Role.DOWN):
             count = model.n_layer
-            index = _layer(info.name) if model.n_expert > 1 else index
-        types[info.name] = _by_role(role, _Place(index, count, model), kind)
+            index = _layer(info.name) if model.n_expert > 1 and kind.name not in _MORE_OF_LOW else index
+        choose_type = _of_low if kind.name in _MORE_OF_LOW else _by_role
+        types[info.name] = choose_type(role, _Place(index, count, model), kind)
         seen[role] += 1
     return types
 
 
-def _output_type(kind: IntEnum, width: int) -> TensorType:
+def _output_type(kind: FileType, width: int) -> TensorType:
     """Type of the output matrix, or of a tied embedding."""
-    return T.Q8_0 if kind is T.Q8_0 or width % block_size(kind) else T.Q6_K
+    if kind.type in (T.Q8_0, T.MXFP4) or width % block_size(kind.type):
+        return T.Q8_0
+    return T.Q5_K if kind.name in (*_MORE_OF_LOW, "IQ3_XXS") else T.Q6_K
+
+
+def _of_low(role: _Role, place: _Place, kind: FileType) -> IntEnum:
+    """Type of a tensor in a mixture of the lowest bits."""
+    model, has_eight = place.model, place.model.n_expert == _EIGHT_EXPERTS
+    embedding, more, output = _MORE_OF_LOW[kind.name]
+    match role:
+        case _Role.EMBEDDING:
+            return embedding
+        case _Role.VALUE:
+            return T.Q4_K if model.group >= 4 or model.n_expert >= 4 else more
+        case _Role.KEY if has_eight:
+            return T.Q4_K
+        case _Role.DOWN if place.is_early:
+            return more
+        case _Role.ATTENTION_OUTPUT:
+            return T.Q5_K if has_eight else output or kind.type
+    return kind.type
 
 
 def _by_role(role: _Role, place: _Place, kind: FileType) -> IntEnum:
@@ -278,7 +417,11 @@ def _layer(name: str) -> int:
 
 # --- fallbacks -------------------------------------------------------------------------------------------------------
 
-_FALLBACK: dict[IntEnum, IntEnum] = {T.Q2_K: T.Q4_0, T.Q3_K: T.Q4_0, T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q6_K: T.Q8_0}
+_FALLBACK: dict[IntEnum, IntEnum] = {
+    T.Q2_K: T.Q4_0, T.Q3_K: T.Q4_0, T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q6_K: T.Q8_0, T.TQ1_0: T.Q4_0, T.TQ2_0: T.Q4_0,
+    T.NVFP4: T.IQ4_NL,
+    **dict.fromkeys((T.IQ1_S, T.IQ1_M, T.IQ2_XXS, T.IQ2_XS, T.IQ2_S, T.IQ3_XXS, T.IQ3_S, T.IQ4_XS), T.IQ4_NL),
+}  # fmt: skip
 
 
 def _fitting(kind: IntEnum, width: int) -> IntEnum:

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from llamacli.engine.host import checked, describe_ops, is_plugin_op
 from llamacli.engine.weights import PackedWeights
@@ -24,6 +25,10 @@ from llamacli.ops.run import Run
 
 HOST = np.dtype([])
 
+Watch = Callable[[Tensor, npt.NDArray[np.float32], npt.NDArray[np.int64] | None], None]
+"""Callback of each matrix product: `watch(tensor, x, starts)`. `x` is float32 [n_rows, n_in]; with `starts`, int64
+[n_groups + 1], its rows starts[i] to starts[i + 1] - 1 are multiplied by matrix i of the tensor."""
+
 
 class StepTable(Lowering):
     """Step table of a graph.
@@ -33,8 +38,9 @@ class StepTable(Lowering):
     are the ops that run in NumPy, and `plugin_steps` those of plugins' ops, both described, by their step.
     """
 
-    def __init__(self, graph: Graph, weights: PackedWeights, team: Team):
-        self._weights, self._team = weights, team
+    def __init__(self, graph: Graph, weights: PackedWeights, team: Team, watch: Watch | None = None):
+        self._weights, self._team, self._watch = weights, team, watch
+        self.watches_products = watch is not None
         self._resources: dict[object, Any] = {}
         self._made: dict[Slot, Step] = {}
         self._descriptions = describe_ops(graph)
@@ -77,6 +83,21 @@ class StepTable(Lowering):
         self.steps, self.prepares, self.host_ops, self.plugin_steps = [], [], {}, {}
         self._resources, self._made = {}, {}
         return kept
+
+    def watch_product(self, x: Slot, tensor: Tensor, starts: Slot | None) -> None:
+        """See Lowering."""
+        watch = self._watch
+        assert watch is not None
+
+        def show(rows: HostRows, at: Callable[[Slot], Array]) -> None:
+            buffer = at(x)[:, : x.width]
+            if starts is None:
+                watch(tensor, buffer[rows.first : rows.stop], None)
+            else:
+                edges = at(starts)[0]
+                watch(tensor, buffer[: edges[-1]], edges)
+
+        self.host_step(show, [x, starts] if starts else [x], [])
 
     def memory(self, array: Array) -> Array:
         """See Lowering."""

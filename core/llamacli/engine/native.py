@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from llamacli.engine.base import QuantMode, Timings, wanted_rows
 from llamacli.engine.floats import modes_of
-from llamacli.engine.lowering import StepTable
+from llamacli.engine.lowering import StepTable, Watch
 from llamacli.engine.steps import assign_buffers, bind, place_barriers
 from llamacli.engine.weights import PackedWeights, load_matrix
 from llamacli.errors import InvalidRequestError, plugin_errors
@@ -46,11 +46,11 @@ _SLICE_WORK = 4e9
 class NativeEngine:
     """Engine of Numba kernels on several threads.
 
-    `threads` defaults to the usable cores.
+    `threads` defaults to the usable cores. `watch` is called with the input of each matrix product.
     """
 
-    def __init__(self, threads: int | None = None):
-        self._threads = check_threads(threads)
+    def __init__(self, threads: int | None = None, watch: Watch | None = None):
+        self._threads, self._watch = check_threads(threads), watch
 
     def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> NativeProgram:
         """Pack the graph's weights and lay out its steps.
@@ -58,7 +58,7 @@ class NativeEngine:
         `mode` says how the weights are kept.
         """
         team = _shared_team(self._threads)
-        return NativeProgram(graph, PackedWeights(file, modes_of(graph, mode), team), mode, team)
+        return NativeProgram(graph, PackedWeights(file, modes_of(graph, mode), team), mode, team, self._watch)
 
 
 _teams: dict[int, Team] = {}
@@ -88,10 +88,12 @@ class NativeProgram:
     steps, which a run leaves as it is.
     """
 
-    def __init__(self, graph: Graph, weights: PackedWeights, mode: QuantMode, team: Team):
+    def __init__(
+        self, graph: Graph, weights: PackedWeights, mode: QuantMode, team: Team, watch: Watch | None = None
+    ):
         self.graph, self._weights, self._mode = graph, weights, mode
         graph = graph.with_ops(fuse_residuals(graph.ops))
-        table = StepTable(graph, weights, team)
+        table = StepTable(graph, weights, team, watch)
         self.states: Sequence[KVSpec] = graph.states
         self.recurrent: Sequence[RecurrentSpec] = graph.recurrent
         self.max_positions, self.needs_whole_input = graph.max_positions, graph.needs_whole_input

@@ -36,7 +36,7 @@ _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
-TYPE_U32, _TYPE_BOOL, _TYPE_STRING, _TYPE_ARRAY = 4, 7, 8, 9
+TYPE_U32, _TYPE_BOOL, TYPE_STRING, TYPE_ARRAY = 4, 7, 8, 9
 _NUMBERS: dict[int, np.dtype[Any]] = {
     0: np.dtype("<u1"),
     1: np.dtype("<i1"),
@@ -169,18 +169,18 @@ class _Parser:
     def value(self, what: str, kind: int) -> Any:
         if kind in _NUMBERS:
             return self.numbers(what, kind, 1)[0].item()
-        if kind == _TYPE_STRING:
+        if kind == TYPE_STRING:
             return self.string(what, MAX_STRING_BYTES).decode(errors="replace")
-        if kind != _TYPE_ARRAY:
+        if kind != TYPE_ARRAY:
             raise self.error(f"{what} has the unknown type {kind}")
         kind, length = self.u32(f"element type of {what}"), self.u64(f"length of {what}")
         if length > MAX_ARRAY_LENGTH:
             raise self.error(f"{what} has {length} elements, more than {MAX_ARRAY_LENGTH}")
         if kind in _NUMBERS:
             return self.numbers(what, kind, length)
-        if kind == _TYPE_STRING:
+        if kind == TYPE_STRING:
             return self.strings(what, length)
-        if kind == _TYPE_ARRAY:
+        if kind == TYPE_ARRAY:
             raise self.error(f"{what} is an array of arrays: not allowed in GGUF")
         raise self.error(f"{what} is an array of the unknown type {kind}")
 

@@ -8,12 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from llamacli.kernels import activation_rounding, attention, encoding, experts, linear, packing, sampling, team
+from llamacli.kernels import (
+    activation_rounding,
+    attention,
+    codebook_encoding,
+    encoding,
+    experts,
+    linear,
+    packing,
+    sampling,
+    team,
+)
 from llamacli.kernels.jit import ArrayFunction, Compiled, Kernel
 from llamacli.kernels.kv_types.types import KV_TYPES, KVType
 from llamacli.kernels.registry import kinds
 
-_MODULES = (activation_rounding, attention, encoding, experts, linear, packing, sampling, team)
+_MODULES = (activation_rounding, attention, codebook_encoding, encoding, experts, linear, packing, sampling, team)
 
 _CACHES = [KVType(name, name) for name in KV_TYPES]
 """Cache types compiled ahead of time; mixed pairs are compiled when they are first used."""

@@ -1,4 +1,4 @@
-"""Quantization: codes and scales of least squared error.
+"""Quantization: codes and scales of least squared error, which may be weighted.
 
 Block structures are given by formats; see `llamacli.quantization.blocks`. Sixteen groups are processed side by side,
 one in each vector lane, so that a search reads as if it were for one. Results do not depend on the CPU or on the number
@@ -19,26 +19,37 @@ import numpy.typing as npt
 from numba import carray, njit
 
 from llamacli.errors import InvalidRequestError
-from llamacli.kernels import ir, simd
+from llamacli.kernels import simd
+from llamacli.kernels.groups import (
+    LANES,
+    LARGE,
+    ROW,
+    block_extremes,
+    block_sums,
+    group_weights,
+    inverse,
+    ratio,
+    read_groups,
+    round_clamped,
+    splat,
+    units,
+)
 from llamacli.kernels.jit import kernel
 from llamacli.kernels.layout import RUN, record
 from llamacli.kernels.team import STEP, Team
-from llamacli.kernels.work import share
 from llamacli.quantization import BlockFormat, Blocks
 
 _FLOATS = ("low", "high", "scale_low", "scale_high")
 ENCODE = record(
-    "x", "n_groups", "size", "groups", "codes", "scales", "shifts", "factors", "shift_factors",
+    "x", "weights", "row_groups", "n_groups", "size", "groups", "codes", "scales", "shifts", "factors", "shift_factors",
     **dict.fromkeys(_FLOATS, np.float32),
 )  # fmt: skip
-"""`x` is float32 [n_groups, size]; the other fields are those of BlockFormat and Blocks."""
+"""`x` is float32 [n_groups, size], `weights` are those of `read_groups`; other fields are of BlockFormat and Blocks."""
 
-_LANES, _ROW = ir.LANES, 4 * ir.LANES
 _LONGEST = 32
-"""Numbers of the longest group. After as many rows of lanes, one more row serves exchange between lanes."""
+"""Numbers of the longest group. Their rows of lanes are followed by those of weights, and a row for exchange."""
 
-_EXCHANGE = _LONGEST * _ROW
-_LARGE, _TINY = 3e38, 1e-30
+_WEIGHTS, _EXCHANGE = _LONGEST * ROW, 2 * _LONGEST * ROW
 
 _CLIPS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
 """Distances, in codes, of a group's largest number from the last code. With 0 among them, numbers that a plain
@@ -54,12 +65,15 @@ _FIT_ROUNDS = 2
 """Rounds of alternating fits of factors and integers."""
 
 
-def encode(team: Team, fmt: BlockFormat, x: npt.NDArray[np.float32]) -> Blocks:
+def encode(
+    team: Team, fmt: BlockFormat, x: npt.NDArray[np.float32], weights: npt.NDArray[np.float32] | None = None
+) -> Blocks:
     """Quantize float32 [...] to blocks of a format.
 
-    Numbers are finite and at most 65504 in magnitude. Raises InvalidRequestError unless they fill whole blocks.
+    Numbers are finite and at most 65504 in magnitude. `weights` are those of the squared errors in a row, float32
+    [n_columns], see `group_weights`. Raises InvalidRequestError unless the numbers fill whole blocks.
     """
-    x = np.ascontiguousarray(x, np.float32)
+    x, weights = np.ascontiguousarray(x, np.float32), group_weights(weights, fmt.size)
     block = fmt.groups * fmt.size
     n_blocks = x.size // block
     if x.size % block:
@@ -72,6 +86,7 @@ def encode(team: Team, fmt: BlockFormat, x: npt.NDArray[np.float32]) -> Blocks:
         shift_factors=np.empty(n_blocks, np.float32),
     )
     args, run, steps = np.zeros(1, ENCODE), np.zeros(1, RUN), np.zeros(1, STEP)
+    args["weights"], args["row_groups"] = weights.ctypes.data, len(weights)
     args["x"], args["n_groups"], args["size"], args["groups"] = (
         x.ctypes.data,
         n_blocks * fmt.groups,
@@ -91,41 +106,18 @@ def encode(team: Team, fmt: BlockFormat, x: npt.NDArray[np.float32]) -> Blocks:
 
 
 @njit
-def _splat(x: Any) -> Any:
-    return simd.splat(np.float32(x))
-
-
-@njit
-def _ratio(x: Any, y: Any, otherwise: Any) -> Any:
-    """x / y where y > 1e-30, else `otherwise`."""
-    return simd.where_less(_splat(_TINY), y, simd.div(x, y), otherwise)
-
-
-@njit
-def _inverse(x: Any) -> Any:
-    """1 / x, or 0 where |x| is below 1e-30."""
-    return simd.where_less(_splat(_TINY), simd.absolute(x), simd.div(_splat(1), x), _splat(0))
-
-
-@njit
-def _round_clamped(x: Any, low: Any, high: Any) -> Any:
-    """Nearest integer within a range."""
-    return simd.maximum(simd.minimum(simd.rint(x), _splat(high)), _splat(low))
-
-
-@njit
-def _code(a: Any, value: Any, inverse: Any) -> Any:
-    return _round_clamped(simd.mul(value, inverse), a.low, a.high)
+def _code(a: Any, value: Any, by: Any) -> Any:
+    return round_clamped(simd.mul(value, by), a.low, a.high)
 
 
 @njit
 def _error(a: Any, x: Any, scale: Any, shift: Any) -> Any:
     """Sum of squared errors of each group."""
-    inverse, total = _inverse(scale), _splat(0)
-    for place in range(x, x + a.size * _ROW, _ROW):
+    by, total = inverse(scale), splat(0)
+    for place in range(x, x + a.size * ROW, ROW):
         value = simd.add(simd.load(place), shift)
-        miss = simd.sub(value, simd.mul(scale, _code(a, value, inverse)))
-        total = simd.fma(miss, miss, total)
+        miss = simd.sub(value, simd.mul(scale, _code(a, value, by)))
+        total = simd.fma(simd.mul(miss, simd.load(place + _WEIGHTS)), miss, total)
     return total
 
 
@@ -135,78 +127,49 @@ def _moments(a: Any, x: Any, scale: Any, shift: Any) -> Any:
 
     For the codes that a scale and a shift give.
     """
-    inverse, q1, q2, qx = _inverse(scale), _splat(0), _splat(0), _splat(0)
-    for place in range(x, x + a.size * _ROW, _ROW):
+    by, q1, q2, qx = inverse(scale), splat(0), splat(0), splat(0)
+    for place in range(x, x + a.size * ROW, ROW):
         number = simd.load(place)
-        q = _code(a, simd.add(number, shift), inverse)
-        q1, q2, qx = simd.add(q1, q), simd.fma(q, q, q2), simd.fma(q, number, qx)
+        q = _code(a, simd.add(number, shift), by)
+        wq = simd.mul(q, simd.load(place + _WEIGHTS))
+        q1, q2, qx = simd.add(q1, wq), simd.fma(wq, q, q2), simd.fma(wq, number, qx)
     return q1, q2, qx
 
 
 @njit
 def _extremes(a: Any, x: Any) -> Any:
-    """Smallest number, largest number and sum of each group."""
-    lowest = highest = total = simd.load(x)
-    for place in range(x + _ROW, x + a.size * _ROW, _ROW):
+    """Smallest and largest number of each group."""
+    lowest = highest = simd.load(x)
+    for place in range(x + ROW, x + a.size * ROW, ROW):
         number = simd.load(place)
         lowest, highest = simd.minimum(lowest, number), simd.maximum(highest, number)
-        total = simd.add(total, number)
-    return lowest, highest, total
+    return lowest, highest
+
+
+@njit
+def _weighted_sums(a: Any, x: Any) -> Any:
+    """Sum of weight * number and sum of weights of each group."""
+    total, n = splat(0), splat(0)
+    for place in range(x, x + a.size * ROW, ROW):
+        weight = simd.load(place + _WEIGHTS)
+        total, n = simd.fma(simd.load(place), weight, total), simd.add(n, weight)
+    return total, n
 
 
 @njit
 def _block_sums(a: Any, x: Any, values: Any) -> Any:
-    """Sum over the lanes of each block, in each of its lanes."""
-    row = carray(simd.pointer(x + _EXCHANGE), _LANES, np.float32)
-    simd.store(x + _EXCHANGE, values)
-    for start in range(0, _LANES, a.groups):
-        total = np.float32(0)
-        for lane in range(start, start + a.groups):
-            total += row[lane]
-        row[start : start + a.groups] = total
-    return simd.load(x + _EXCHANGE)
+    return block_sums(a.groups, x + _EXCHANGE, values)
 
 
 @njit
 def _block_extremes(a: Any, x: Any, values: Any) -> Any:
-    """Value of largest magnitude in each block, in each of its lanes."""
-    row = carray(simd.pointer(x + _EXCHANGE), _LANES, np.float32)
-    simd.store(x + _EXCHANGE, values)
-    for start in range(0, _LANES, a.groups):
-        extreme = row[start]
-        for lane in range(start + 1, start + a.groups):
-            extreme = row[lane] if abs(row[lane]) > abs(extreme) else extreme
-        row[start : start + a.groups] = extreme
-    return simd.load(x + _EXCHANGE)
-
-
-@njit
-def _units(a: Any, thread: Any, n_threads: Any) -> Any:
-    """First groups of this thread's units of work, 16 groups each."""
-    first, last = share((a.n_groups + _LANES - 1) // _LANES, thread, n_threads)
-    return range(first * _LANES, last * _LANES, _LANES)
-
-
-@njit
-def _read(a: Any, first: Any, x: Any) -> None:
-    """Load 16 groups from `first` on, one group a lane.
-
-    Missing groups are filled with 0.
-    """
-    size, out = a.size, carray(simd.pointer(x), (_LONGEST, _LANES), np.float32)
-    for lane in range(_LANES):
-        if first + lane < a.n_groups:
-            group = carray(simd.pointer(a.x + 4 * (first + lane) * size), _LONGEST, np.float32)
-            for i in range(size):
-                out[i, lane] = group[i]
-        else:
-            out[:size, lane] = 0
+    return block_extremes(a.groups, x + _EXCHANGE, values)
 
 
 @njit
 def _write(a: Any, first: Any, x: Any, scale: Any, shift: Any, factor: Any, shift_factor: Any) -> None:
     """Write codes, scales, shifts and factors of 16 groups."""
-    lanes, row = min(_LANES, a.n_groups - first), carray(simd.pointer(x + _EXCHANGE), _LANES, np.float32)
+    lanes, row = min(LANES, a.n_groups - first), carray(simd.pointer(x + _EXCHANGE), LANES, np.float32)
     for values, address, every in (
         (scale, a.scales, 1),
         (shift, a.shifts, 1),
@@ -217,11 +180,11 @@ def _write(a: Any, first: Any, x: Any, scale: Any, shift: Any, factor: Any, shif
         for lane in range(0, lanes, every):
             simd.write_f32(address + 4 * ((first + lane) // every), row[lane])
     scale, shift = simd.mul(factor, scale), simd.mul(shift_factor, shift)
-    inverse, size = _inverse(scale), a.size
+    by, size = inverse(scale), a.size
     codes = carray(simd.pointer(a.codes), (a.n_groups, size), np.uint8)
     for i in range(size):
-        code = _code(a, simd.add(simd.load(x + i * _ROW), shift), inverse)
-        simd.store(x + _EXCHANGE, simd.sub(code, _splat(a.low)))
+        code = _code(a, simd.add(simd.load(x + i * ROW), shift), by)
+        simd.store(x + _EXCHANGE, simd.sub(code, splat(a.low)))
         for lane in range(lanes):
             codes[first + lane, i] = np.uint8(row[lane])
 
@@ -235,17 +198,17 @@ def _search_scale(a: Any, x: Any) -> Any:
 
     The group's number of largest magnitude may map to either end of the codes.
     """
-    lowest, highest, _ = _extremes(a, x)
-    extreme = simd.where_less(highest, simd.sub(_splat(0), lowest), lowest, highest)
-    best, least = _splat(0), _splat(_LARGE)
+    lowest, highest = _extremes(a, x)
+    extreme = simd.where_less(highest, simd.sub(splat(0), lowest), lowest, highest)
+    best, least = splat(0), splat(LARGE)
     for end in (a.low, a.high):
         for clip in _CLIPS:
-            grid = simd.div(extreme, _splat(end + clip if end > 0 else end - clip))
-            _, q2, qx = _moments(a, x, grid, _splat(0))
-            scale = _ratio(qx, q2, _splat(0))
+            grid = simd.div(extreme, splat(end + clip if end > 0 else end - clip))
+            _, q2, qx = _moments(a, x, grid, splat(0))
+            scale = ratio(qx, q2, splat(0))
             if a.groups == 1:
                 scale = simd.round_f16(scale)
-            error = _error(a, x, scale, _splat(0))
+            error = _error(a, x, scale, splat(0))
             best, least = simd.where_less(error, least, scale, best), simd.minimum(error, least)
     return best
 
@@ -256,11 +219,11 @@ def _choose_scale(a: Any, x: Any, factor: Any, target: Any) -> Any:
 
     Candidates are the integers around target / factor; returns them and their errors.
     """
-    middle = simd.mul(target, _inverse(factor))
-    best, least = _splat(0), _splat(_LARGE)
+    middle = simd.mul(target, inverse(factor))
+    best, least = splat(0), splat(LARGE)
     for step in (0, -1, 1):
-        scale = _round_clamped(simd.add(middle, _splat(step)), a.scale_low, a.scale_high)
-        error = _error(a, x, simd.mul(factor, scale), _splat(0))
+        scale = round_clamped(simd.add(middle, splat(step)), a.scale_low, a.scale_high)
+        error = _error(a, x, simd.mul(factor, scale), splat(0))
         best, least = simd.where_less(error, least, scale, best), simd.minimum(error, least)
     return best, least
 
@@ -268,20 +231,20 @@ def _choose_scale(a: Any, x: Any, factor: Any, target: Any) -> Any:
 @njit
 def _fit_factor(a: Any, x: Any, factor: Any, scale: Any) -> Any:
     """Least-squares factor for given integer scales and codes."""
-    _, q2, qx = _moments(a, x, simd.mul(factor, scale), _splat(0))
+    _, q2, qx = _moments(a, x, simd.mul(factor, scale), splat(0))
     above = _block_sums(a, x, simd.mul(qx, scale))
     below = _block_sums(a, x, simd.mul(q2, simd.mul(scale, scale)))
-    return simd.round_f16(_ratio(above, below, _splat(0)))
+    return simd.round_f16(ratio(above, below, splat(0)))
 
 
 @njit
 def _search_scales(a: Any, x: Any, target: Any) -> Any:
     """Search integer scales of groups and a factor of each block."""
     extreme = _block_extremes(a, x, target)
-    best, best_factor, least = _splat(0), _splat(0), _splat(_LARGE)
+    best, best_factor, least = splat(0), splat(0), splat(LARGE)
     for end in (a.scale_low, a.scale_high):
         for stretch in _STRETCHES:
-            factor = simd.round_f16(simd.div(extreme, _splat(end * np.float32(stretch))))
+            factor = simd.round_f16(simd.div(extreme, splat(end * np.float32(stretch))))
             for _ in range(_FIT_ROUNDS):
                 scale, errors = _choose_scale(a, x, factor, target)
                 error = _block_sums(a, x, errors)
@@ -296,78 +259,80 @@ def _search_scales(a: Any, x: Any, target: Any) -> Any:
 def encode_scaled(args: int, run: int, thread: int, n_threads: int) -> None:
     """Quantize formats without shift."""
     a = carray(simd.pointer(args), 1, ENCODE)[0]
-    memory = np.empty((_LONGEST + 1) * _LANES, np.float32)
+    memory = np.empty((2 * _LONGEST + 1) * LANES, np.float32)
     x = memory.ctypes.data
-    for first in _units(a, thread, n_threads):
-        _read(a, first, x)
-        scale, factor = _search_scale(a, x), _splat(1)
+    for first in units(a.n_groups, thread, n_threads):
+        read_groups(a, first, x, x + _WEIGHTS)
+        scale, factor = _search_scale(a, x), splat(1)
         if a.groups > 1:
             scale, factor = _search_scales(a, x, scale)
-        _write(a, first, x, scale, _splat(0), factor, _splat(0))
+        _write(a, first, x, scale, splat(0), factor, splat(0))
 
 
 # --- number = scale * code - shift -----------------------------------------------------------------------------------
 
 
 @njit
-def _fit_line(a: Any, x: Any, scale: Any, shift: Any, total: Any) -> Any:
+def _fit_line(a: Any, x: Any, scale: Any, shift: Any, sums: Any) -> Any:
     """Least-squares scale and shift of each group.
 
-    For the codes that the given scale and shift give; `total` is the sum of the numbers.
+    For the codes that the given scale and shift give; `sums` are those of `_weighted_sums`.
     """
-    n = _splat(a.size)
+    total, n = sums
     q1, q2, qx = _moments(a, x, scale, shift)
     spread = simd.sub(simd.mul(n, q2), simd.mul(q1, q1))
-    slope = _ratio(simd.sub(simd.mul(n, qx), simd.mul(q1, total)), spread, scale)
+    slope = ratio(simd.sub(simd.mul(n, qx), simd.mul(q1, total)), spread, scale)
     shift = simd.div(simd.sub(simd.mul(slope, q1), total), n)
     if a.groups == 1:
         return simd.round_f16(slope), simd.round_f16(shift)
     # Integers are unsigned: a negative shift becomes 0, and the line goes through the origin.
-    slope = simd.where_less(shift, _splat(0), _ratio(qx, q2, _splat(0)), slope)
-    return simd.maximum(slope, _splat(0)), simd.maximum(shift, _splat(0))
+    slope = simd.where_less(shift, splat(0), ratio(qx, q2, splat(0)), slope)
+    return simd.maximum(slope, splat(0)), simd.maximum(shift, splat(0))
 
 
 @njit
 def _search_line(a: Any, x: Any) -> Any:
     """Search scale and shift of each group by itself.
 
-    Returns the sum of its numbers too.
+    Returns its weighted sums too.
     """
-    lowest, highest, total = _extremes(a, x)
+    lowest, highest = _extremes(a, x)
+    sums = _weighted_sums(a, x)
     if a.groups > 1:
-        lowest = simd.minimum(lowest, _splat(0))
-    width = simd.div(simd.sub(highest, lowest), _splat(a.high))
-    best, best_shift, least = _splat(0), _splat(0), _splat(_LARGE)
+        lowest = simd.minimum(lowest, splat(0))
+    width = simd.div(simd.sub(highest, lowest), splat(a.high))
+    best, best_shift, least = splat(0), splat(0), splat(LARGE)
     for below in _ENDS:
-        bottom = simd.fma(_splat(below), width, lowest)
+        bottom = simd.fma(splat(below), width, lowest)
         for above in _ENDS:
-            grid = simd.mul(width, _splat(1 - np.float32(below + above) / a.high))
-            scale, shift = _fit_line(a, x, grid, simd.sub(_splat(0), bottom), total)
+            grid = simd.mul(width, splat(1 - np.float32(below + above) / a.high))
+            scale, shift = _fit_line(a, x, grid, simd.sub(splat(0), bottom), sums)
             error = _error(a, x, scale, shift)
             best = simd.where_less(error, least, scale, best)
             best_shift = simd.where_less(error, least, shift, best_shift)
             least = simd.minimum(error, least)
-    return best, best_shift, total
+    return best, best_shift, sums
 
 
 @njit
-def _choose_line(a: Any, x: Any, factors: Any, targets: Any, total: Any) -> Any:
+def _choose_line(a: Any, x: Any, factors: Any, targets: Any, sums: Any) -> Any:
     """Choose the integer scale and shift of least error for each group.
 
     Candidates lie around the target values; returns them and their errors.
     """
     factor, shift_factor = factors
     target, target_shift = targets
-    middle, inverse_shift = simd.mul(target, _inverse(factor)), _inverse(shift_factor)
-    best, best_shift, least = _splat(0), _splat(0), _splat(_LARGE)
+    total, n = sums
+    middle, inverse_shift = simd.mul(target, inverse(factor)), inverse(shift_factor)
+    best, best_shift, least = splat(0), splat(0), splat(LARGE)
     for step in (0, -1, 1):
-        scale = _round_clamped(simd.add(middle, _splat(step)), a.scale_low, a.scale_high)
+        scale = round_clamped(simd.add(middle, splat(step)), a.scale_low, a.scale_high)
         slope = simd.mul(factor, scale)
         q1, _, _ = _moments(a, x, slope, target_shift)
-        exact = simd.div(simd.sub(simd.mul(slope, q1), total), _splat(a.size))
+        exact = simd.div(simd.sub(simd.mul(slope, q1), total), n)
         for shift_step in (0, -1, 1):
-            shift = simd.add(simd.mul(exact, inverse_shift), _splat(shift_step))
-            shift = _round_clamped(shift, 0, a.scale_high)
+            shift = simd.add(simd.mul(exact, inverse_shift), splat(shift_step))
+            shift = round_clamped(shift, 0, a.scale_high)
             error = _error(a, x, slope, simd.mul(shift_factor, shift))
             best = simd.where_less(error, least, scale, best)
             best_shift = simd.where_less(error, least, shift, best_shift)
@@ -376,48 +341,49 @@ def _choose_line(a: Any, x: Any, factors: Any, targets: Any, total: Any) -> Any:
 
 
 @njit
-def _fit_factors(a: Any, x: Any, factors: Any, scale: Any, shift: Any, total: Any) -> Any:
+def _fit_factors(a: Any, x: Any, factors: Any, scale: Any, shift: Any, sums: Any) -> Any:
     """Least-squares factors for given integers and codes.
 
     There are two unknowns, of u = scale * code and of -shift.
     """
     factor, shift_factor = factors
+    total, n = sums
     q1, q2, qx = _moments(a, x, simd.mul(factor, scale), simd.mul(shift_factor, shift))
     uu = _block_sums(a, x, simd.mul(q2, simd.mul(scale, scale)))
     ux = _block_sums(a, x, simd.mul(qx, scale))
     us = _block_sums(a, x, simd.mul(q1, simd.mul(scale, shift)))
-    ss = _block_sums(a, x, simd.mul(_splat(a.size), simd.mul(shift, shift)))
+    ss = _block_sums(a, x, simd.mul(n, simd.mul(shift, shift)))
     sx = _block_sums(a, x, simd.mul(total, shift))
     product = simd.mul(uu, ss)
     spread = simd.sub(product, simd.mul(us, us))
-    clear = simd.mul(_splat(1e-6), product)
+    clear = simd.mul(splat(1e-6), product)
     fitted = simd.div(simd.sub(simd.mul(ux, ss), simd.mul(us, sx)), spread)
     fitted_shift = simd.div(simd.sub(simd.mul(us, ux), simd.mul(uu, sx)), spread)
     fitted = simd.where_less(clear, spread, fitted, factor)
     fitted_shift = simd.where_less(clear, spread, fitted_shift, shift_factor)
     # Without shifts there is one unknown.
-    fitted = simd.where_less(_splat(0), ss, fitted, _ratio(ux, uu, factor))
-    return simd.round_f16(fitted), simd.round_f16(simd.maximum(fitted_shift, _splat(0)))
+    fitted = simd.where_less(splat(0), ss, fitted, ratio(ux, uu, factor))
+    return simd.round_f16(fitted), simd.round_f16(simd.maximum(fitted_shift, splat(0)))
 
 
 @njit
-def _search_lines(a: Any, x: Any, targets: Any, total: Any) -> Any:
+def _search_lines(a: Any, x: Any, targets: Any, sums: Any) -> Any:
     """Search integer scales and shifts of groups, and factors of each block."""
     largest, largest_shift = _block_extremes(a, x, targets[0]), _block_extremes(a, x, targets[1])
-    best, best_shift, best_factor, best_shift_factor = _splat(0), _splat(0), _splat(0), _splat(0)
-    least = _splat(_LARGE)
+    best, best_shift, best_factor, best_shift_factor = splat(0), splat(0), splat(0), splat(0)
+    least = splat(LARGE)
     for stretch in _STRETCHES:
-        most = _splat(a.scale_high * np.float32(stretch))
+        most = splat(a.scale_high * np.float32(stretch))
         factors = simd.round_f16(simd.div(largest, most)), simd.round_f16(simd.div(largest_shift, most))
         for _ in range(_FIT_ROUNDS):
-            scale, shift, errors = _choose_line(a, x, factors, targets, total)
+            scale, shift, errors = _choose_line(a, x, factors, targets, sums)
             error = _block_sums(a, x, errors)
             best = simd.where_less(error, least, scale, best)
             best_shift = simd.where_less(error, least, shift, best_shift)
             best_factor = simd.where_less(error, least, factors[0], best_factor)
             best_shift_factor = simd.where_less(error, least, factors[1], best_shift_factor)
             least = simd.minimum(error, least)
-            factors = _fit_factors(a, x, factors, scale, shift, total)
+            factors = _fit_factors(a, x, factors, scale, shift, sums)
     return best, best_shift, best_factor, best_shift_factor
 
 
@@ -425,12 +391,12 @@ def _search_lines(a: Any, x: Any, targets: Any, total: Any) -> Any:
 def encode_shifted(args: int, run: int, thread: int, n_threads: int) -> None:
     """Quantize formats with a shift."""
     a = carray(simd.pointer(args), 1, ENCODE)[0]
-    memory = np.empty((_LONGEST + 1) * _LANES, np.float32)
+    memory = np.empty((2 * _LONGEST + 1) * LANES, np.float32)
     x = memory.ctypes.data
-    for first in _units(a, thread, n_threads):
-        _read(a, first, x)
-        scale, shift, total = _search_line(a, x)
-        factor, shift_factor = _splat(1), _splat(1)
+    for first in units(a.n_groups, thread, n_threads):
+        read_groups(a, first, x, x + _WEIGHTS)
+        scale, shift, sums = _search_line(a, x)
+        factor, shift_factor = splat(1), splat(1)
         if a.groups > 1:
-            scale, shift, factor, shift_factor = _search_lines(a, x, (scale, shift), total)
+            scale, shift, factor, shift_factor = _search_lines(a, x, (scale, shift), sums)
         _write(a, first, x, scale, shift, factor, shift_factor)

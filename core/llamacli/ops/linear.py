@@ -123,6 +123,8 @@ def lower_linear(
     """
     from llamacli.kernels.linear import LINEAR, linear
 
+    if to.watches_products:
+        to.watch_product(x, tensor, starts)
     matrix = to.matrix(tensor)
     biases = to.vector(bias) if bias else to.zeros
     bias_stride = stride(biases) if biases.ndim > 1 else 0

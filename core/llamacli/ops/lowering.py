@@ -120,6 +120,16 @@ class Lowering(abc.ABC):
     zeros: Array
     """float32 zeros, at least as many as any row or bias has numbers."""
 
+    watches_products = False
+    """True if the inputs of matrix products are watched, as importance matrices need it."""
+
+    @abc.abstractmethod
+    def watch_product(self, x: Slot, tensor: Tensor, starts: Slot | None) -> None:
+        """Append a step that shows the input of a matrix product to who watches.
+
+        `x` is in float32. With `starts`, its rows are sorted by group, see `llamacli.ops.linear.lower_linear`.
+        """
+
     @abc.abstractmethod
     def matrix(self, tensor: Tensor) -> Matrix:
         """Tensor of `Op.matrices()` packed for matrix kernels; each is loaded once."""

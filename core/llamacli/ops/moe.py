@@ -237,7 +237,8 @@ class MoE(Op):
             self._weigh(to, x, gathered, slots, weights)
         else:
             matrices = [matrix for expert in inputs for matrix in expert.input_matrices()]
-            for form in sorted({to.matrix(matrix).packing.activation for matrix in matrices}):
+            forms = {to.matrix(matrix).packing.activation for matrix in matrices}
+            for form in sorted(forms | ({"f32"} if to.watches_products else set())):
                 self._gather(to, to.rounded(x, form), attrs.evolve(gathered, form=form), rows)
         products = [scratch(f"product {i}", "f32", n_ff, n_used) for i in range(len(inputs))]
         for expert, product_slot in zip(inputs, products, strict=True):

@@ -1,6 +1,7 @@
 """Tensor types of GGUF files: sizes, dequantisation, block layouts, quantisation."""
 
 from llamacli.quantization.blocks import BLOCK_FORMATS, BlockFormat, Blocks
+from llamacli.quantization.codebooks import CODEBOOK_TYPES, Codebook, CodebookBlocks, Multipliers, codebook
 from llamacli.quantization.tensor_types import (
     FORMATS,
     QuantFormat,
@@ -14,12 +15,17 @@ from llamacli.quantization.tensor_types import (
 
 __all__ = [
     "BLOCK_FORMATS",
+    "CODEBOOK_TYPES",
     "FORMATS",
     "BlockFormat",
     "Blocks",
+    "Codebook",
+    "CodebookBlocks",
+    "Multipliers",
     "QuantFormat",
     "TensorType",
     "block_size",
+    "codebook",
     "dequantize",
     "nbytes",
     "quantize",

@@ -51,19 +51,20 @@ class BlockFormat:
     pack: Callable[[Blocks], Bytes]
 
 
-def _joined(values: npt.NDArray[Any], bits: int, axis: int) -> Bytes:
+def joined(values: npt.NDArray[Any], bits: int, axis: int) -> Bytes:
     """Pack values along an axis into single bytes, `bits` bits each.
 
     The first value has the lowest bits; the other axes are flattened into a row per block.
     """
     parts = np.moveaxis(values, axis, 0)
-    joined = parts[0].copy()
+    packed = parts[0].copy()
     for i, part in enumerate(parts[1:], start=1):
-        joined |= part << np.uint8(bits * i)
-    return joined.reshape(len(values), -1)
+        packed |= part << np.uint8(bits * i)
+    return packed.reshape(len(values), -1)
 
 
-def _halves(values: Floats) -> Bytes:
+def halves(values: Floats) -> Bytes:
+    """Factors of blocks as float16 bytes, uint8 [n_blocks, 2]."""
     return np.ascontiguousarray(values, "<f2").reshape(len(values), 1).view(np.uint8)
 
 
@@ -73,46 +74,46 @@ def _integers(values: Floats) -> npt.NDArray[np.uint8]:
 
 
 def _pack_4_bits(b: Blocks) -> Bytes:
-    return _joined(b.codes.reshape(-1, 2, 16) & 15, 4, axis=1)
+    return joined(b.codes.reshape(-1, 2, 16) & 15, 4, axis=1)
 
 
 def _pack_fifth_bits(b: Blocks) -> Bytes:
-    return _joined(b.codes.reshape(-1, 4, 8) >> 4, 1, axis=2)
+    return joined(b.codes.reshape(-1, 4, 8) >> 4, 1, axis=2)
 
 
 def _pack_q4_0(b: Blocks) -> Bytes:
-    return np.hstack([_halves(b.scales), _pack_4_bits(b)])
+    return np.hstack([halves(b.scales), _pack_4_bits(b)])
 
 
 def _pack_q4_1(b: Blocks) -> Bytes:
-    return np.hstack([_halves(b.scales), _halves(-b.shifts), _pack_4_bits(b)])
+    return np.hstack([halves(b.scales), halves(-b.shifts), _pack_4_bits(b)])
 
 
 def _pack_q5_0(b: Blocks) -> Bytes:
-    return np.hstack([_halves(b.scales), _pack_fifth_bits(b), _pack_4_bits(b)])
+    return np.hstack([halves(b.scales), _pack_fifth_bits(b), _pack_4_bits(b)])
 
 
 def _pack_q5_1(b: Blocks) -> Bytes:
-    return np.hstack([_halves(b.scales), _halves(-b.shifts), _pack_fifth_bits(b), _pack_4_bits(b)])
+    return np.hstack([halves(b.scales), halves(-b.shifts), _pack_fifth_bits(b), _pack_4_bits(b)])
 
 
 def _pack_q8_0(b: Blocks) -> Bytes:
-    return np.hstack([_halves(b.scales), b.codes.reshape(-1, 32) - np.uint8(127)])
+    return np.hstack([halves(b.scales), b.codes.reshape(-1, 32) - np.uint8(127)])
 
 
 def _pack_q2_k(b: Blocks) -> Bytes:
     scales = _integers(b.scales) | _integers(b.shifts) << np.uint8(4)
-    codes = _joined(b.codes.reshape(-1, 2, 4, 32), 2, axis=2)
-    return np.hstack([scales, codes, _halves(b.factors), _halves(b.shift_factors)])
+    codes = joined(b.codes.reshape(-1, 2, 4, 32), 2, axis=2)
+    return np.hstack([scales, codes, halves(b.factors), halves(b.shift_factors)])
 
 
 def _pack_q3_k(b: Blocks) -> Bytes:
     scales = _integers(b.scales + 32)
-    low = _joined(scales.reshape(-1, 2, 8) & 15, 4, axis=1)
-    high = _joined(scales.reshape(-1, 4, 4) >> 4, 2, axis=1)
-    third_bits = _joined(b.codes.reshape(-1, 8, 32) >> 2, 1, axis=1)
-    codes = _joined(b.codes.reshape(-1, 2, 4, 32) & 3, 2, axis=2)
-    return np.hstack([third_bits, codes, low, high, _halves(b.factors)])
+    low = joined(scales.reshape(-1, 2, 8) & 15, 4, axis=1)
+    high = joined(scales.reshape(-1, 4, 4) >> 4, 2, axis=1)
+    third_bits = joined(b.codes.reshape(-1, 8, 32) >> 2, 1, axis=1)
+    codes = joined(b.codes.reshape(-1, 2, 4, 32) & 3, 2, axis=2)
+    return np.hstack([third_bits, codes, low, high, halves(b.factors)])
 
 
 def _head_of_q4_k(b: Blocks) -> Bytes:
@@ -123,22 +124,22 @@ def _head_of_q4_k(b: Blocks) -> Bytes:
     scales, shifts = _integers(b.scales), _integers(b.shifts)
     first = np.hstack([scales[:, :4] | scales[:, 4:] >> 4 << 6, shifts[:, :4] | shifts[:, 4:] >> 4 << 6])
     rest = scales[:, 4:] & 15 | shifts[:, 4:] << 4
-    return np.hstack([_halves(b.factors), _halves(b.shift_factors), first, rest])
+    return np.hstack([halves(b.factors), halves(b.shift_factors), first, rest])
 
 
 def _pack_q4_k(b: Blocks) -> Bytes:
-    return np.hstack([_head_of_q4_k(b), _joined(b.codes.reshape(-1, 4, 2, 32), 4, axis=2)])
+    return np.hstack([_head_of_q4_k(b), joined(b.codes.reshape(-1, 4, 2, 32), 4, axis=2)])
 
 
 def _pack_q5_k(b: Blocks) -> Bytes:
-    fifth_bits = _joined(b.codes >> 4, 1, axis=1)
-    return np.hstack([_head_of_q4_k(b), fifth_bits, _joined(b.codes.reshape(-1, 4, 2, 32) & 15, 4, axis=2)])
+    fifth_bits = joined(b.codes >> 4, 1, axis=1)
+    return np.hstack([_head_of_q4_k(b), fifth_bits, joined(b.codes.reshape(-1, 4, 2, 32) & 15, 4, axis=2)])
 
 
 def _pack_q6_k(b: Blocks) -> Bytes:
-    low = _joined(b.codes.reshape(-1, 2, 2, 64) & 15, 4, axis=2)
-    high = _joined(b.codes.reshape(-1, 2, 4, 32) >> 4, 2, axis=2)
-    return np.hstack([low, high, _integers(b.scales), _halves(b.factors)])
+    low = joined(b.codes.reshape(-1, 2, 2, 64) & 15, 4, axis=2)
+    high = joined(b.codes.reshape(-1, 2, 4, 32) >> 4, 2, axis=2)
+    return np.hstack([low, high, _integers(b.scales), halves(b.factors)])
 
 
 _FORMATS = (

@@ -1,0 +1,176 @@
+"""Importance matrices (imatrix): files of llama.cpp, in GGUF and in the older .dat format.
+
+An entry holds the sums of the squared inputs of a matrix, or of each matrix of a stack, and how many inputs were
+summed. The GGUF format has two tensors for each, NAME.in_sum2 and NAME.counts. The .dat format has means instead, each
+times a number of chunks.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.errors import InvalidRequestError, ModelFormatError, ModelNotFoundError
+from llamacli.gguf import TensorInfo, is_gguf, open_gguf, string_pair, strings_pair, uint32_pair, write_gguf
+from llamacli.quantization import TensorType
+from llamacli.util.files import replacing
+
+Floats = npt.NDArray[np.float32]
+
+_SUMS, _COUNTS = ".in_sum2", ".counts"
+_DATASETS, _CHUNK_COUNT, _CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
+
+
+@attrs.frozen(eq=False)
+class Importance:
+    """Squared inputs of a matrix, or of a stack of matrices.
+
+    `sums`: float32 [n_counts, n_values]; `counts`: float32 [n_counts], one for all matrices of a stack or one for each.
+    """
+
+    sums: Floats
+    counts: Floats
+
+    @property
+    def means(self) -> Floats:
+        """Mean squared inputs, float32 [n_counts * n_values].
+
+        Those of an expert that was never chosen are 1.
+        """
+        counts = self.counts[:, None]
+        return np.where(counts > 0, self.sums / np.maximum(counts, 1), 1).astype(np.float32).reshape(-1)
+
+
+@attrs.frozen(eq=False)
+class ImportanceMatrix:
+    """Importance matrix of a model: entries by the names of tensors.
+
+    `datasets` are the texts that it was computed from, in `chunk_count` chunks of `chunk_size` tokens (0 if unknown).
+    """
+
+    path: Path
+    entries: Mapping[str, Importance]
+    datasets: Sequence[str]
+    chunk_count: int
+    chunk_size: int
+
+    def weights(self, info: TensorInfo) -> Floats | None:
+        """Weights of a tensor's columns, float32 [n_matrices, n_columns].
+
+        None if it has no entry; InvalidRequestError if the entry has another size.
+        """
+        entry = self.entries.get(info.name)
+        if entry is None:
+            return None
+        means, n_columns = entry.means, info.shape[-1]
+        n_matrices = int(np.prod(info.shape[:-2]))
+        if means.size != n_matrices * n_columns:
+            raise InvalidRequestError(
+                f"{self.path}: the entry of {info.name!r} has {means.size} numbers, but the tensor's shape "
+                f"{tuple(info.shape)} needs {n_matrices * n_columns}: is it of another model?"
+            )
+        return means.reshape(n_matrices, n_columns)
+
+
+def read_imatrix(path: Path) -> ImportanceMatrix:
+    """Read an importance matrix in either format.
+
+    Raises ModelFormatError, naming the entry, if it is malformed or has numbers that are negative or not finite.
+    """
+    if not path.exists():
+        raise ModelNotFoundError(path)
+    matrix = _read_gguf(path) if is_gguf(path) else _read_dat(path)
+    if not matrix.entries:
+        raise ModelFormatError(f"{path}: the importance matrix has no entries")
+    for name, entry in matrix.entries.items():
+        for numbers in (entry.sums, entry.counts):
+            if not np.isfinite(numbers).all() or (numbers < 0).any():
+                raise ModelFormatError(f"{path}: the entry of {name!r} has numbers that are negative or not finite")
+    return matrix
+
+
+def _read_gguf(path: Path) -> ImportanceMatrix:
+    with open_gguf(path) as file:
+        kind = file.metadata.get_str("general.type", "")
+        if kind != "imatrix":
+            raise ModelFormatError(f"{path}: general.type is {kind!r}, not 'imatrix': it is no importance matrix")
+        entries = {}
+        for name in file.tensors:
+            if not name.endswith(_SUMS):
+                continue
+            stem = name.removesuffix(_SUMS)
+            if stem + _COUNTS not in file.tensors:
+                raise ModelFormatError(f"{path}: {name!r} has no {stem + _COUNTS!r}")
+            sums, counts = file.tensor(name), file.tensor(stem + _COUNTS).reshape(-1)
+            if not counts.size or sums.size % counts.size or not sums.size:
+                raise ModelFormatError(f"{path}: {name!r} has {sums.size} numbers for {counts.size} counts")
+            entries[stem] = Importance(sums.reshape(counts.size, -1).copy(), counts.copy())
+        datasets = [str(name) for name in file.metadata.get(_DATASETS, ())]
+        count, size = (file.metadata.get_int(key, 0, minimum=0) for key in (_CHUNK_COUNT, _CHUNK_SIZE))
+    return ImportanceMatrix(path, entries, datasets, count, size)
+
+
+class _Bytes:
+    """Reader of a .dat file's fields."""
+
+    def __init__(self, path: Path):
+        self._path, self._data, self._place = path, path.read_bytes(), 0
+
+    @property
+    def is_at_end(self) -> bool:
+        return self._place == len(self._data)
+
+    def take(self, n: int, what: str) -> bytes:
+        if n < 0 or self._place + n > len(self._data):
+            raise ModelFormatError(
+                f"{self._path}: {what} needs {n} bytes at {self._place} of {len(self._data)}: "
+                "it is no importance matrix, or truncated"
+            )
+        self._place += n
+        return self._data[self._place - n : self._place]
+
+    def integer(self, what: str) -> int:
+        return int(struct.unpack("<i", self.take(4, what))[0])
+
+
+def _read_dat(path: Path) -> ImportanceMatrix:
+    data, entries = _Bytes(path), {}
+    for number in range(data.integer("the number of entries")):
+        name = data.take(data.integer(f"the name of entry {number}"), f"the name of entry {number}").decode("utf-8", "replace")
+        n_calls, n_values = data.integer(f"entry {name!r}"), data.integer(f"entry {name!r}")
+        sums = np.frombuffer(data.take(4 * n_values, f"entry {name!r}"), "<f4").astype(np.float32)
+        if not sums.size:
+            raise ModelFormatError(f"{path}: the entry of {name!r} has no numbers")
+        entries[name] = Importance(sums[None], np.array([max(1, n_calls)], np.float32))
+    datasets, n_chunks = [], 0
+    if not data.is_at_end:
+        n_chunks = max(0, data.integer("the number of chunks"))
+    if not data.is_at_end:
+        datasets = [data.take(data.integer("the dataset"), "the dataset").decode("utf-8", "replace")]
+    return ImportanceMatrix(path, entries, datasets, n_chunks, 0)
+
+
+def write_imatrix(matrix: ImportanceMatrix, *, overwrite: bool = False) -> None:
+    """Write an importance matrix to its path, in GGUF, atomically.
+
+    Entries are sorted by name, as llama.cpp writes them.
+    """
+    arrays: dict[str, Floats] = {}
+    for name in sorted(matrix.entries):
+        entry = matrix.entries[name]
+        arrays[name + _SUMS] = np.ascontiguousarray(entry.sums, "<f4")
+        arrays[name + _COUNTS] = np.ascontiguousarray(entry.counts[:, None], "<f4")
+    pairs = [
+        string_pair("general.type", "imatrix"),
+        strings_pair(_DATASETS, matrix.datasets),
+        uint32_pair(_CHUNK_COUNT, matrix.chunk_count),
+        uint32_pair(_CHUNK_SIZE, matrix.chunk_size),
+    ]
+    infos = [TensorInfo(name, array.shape, TensorType.F32, array.nbytes) for name, array in arrays.items()]
+    with replacing(matrix.path, overwrite=overwrite) as out:
+        write_gguf(out, pairs, infos, lambda info: [arrays[info.name].reshape(-1).view(np.uint8)])
