@@ -7,17 +7,29 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import numpy as np
 
 from llamacli.gguf import open_gguf
 from oracle.goldens import DIRECTORY
 from oracle.quantizers import FILE_TYPES, peer_quantize, write_model
 
 GOLDEN = DIRECTORY / "mixtures.json"
-PURE = "pure"
-"""Ends the name of a file type that is written without a mixture."""
+PURE, IMATRIX = "pure", "imatrix"
+"""Words behind the name of a file type that is written without a mixture, or with an importance matrix."""
+
+WEIGHED = (
+    "Q4_0", "Q5_0", "Q2_K_S", "Q4_K_M", "IQ4_NL", "IQ4_XS", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S",
+    "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S",
+)  # fmt: skip
+"""File types recorded with an importance matrix."""
+
+ONLY_WEIGHED = ("Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S")
+"""File types that llama.cpp refuses to write without one."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -89,8 +101,15 @@ def _record() -> None:
         source, target = Path(temporary) / "source.gguf", Path(temporary) / "target.gguf"
         for case, (shapes, metadata) in CASES.items():
             write_model(source, shapes, **metadata)
-            for name in (*FILE_TYPES, f"Q4_K_M {PURE}"):
-                peer_quantize(source, target, name.split()[0], pure=name.endswith(PURE))
+            ones = {
+                f"{name}.weight": np.ones(math.prod(shape[:-2]) * shape[-1], np.float32)
+                for name, shape in shapes.items()
+            }
+            plain = [name for name in FILE_TYPES if name not in (*ONLY_WEIGHED, "NVFP4")]
+            for name in (*plain, f"Q4_K_M {PURE}", *(f"{name} {IMATRIX}" for name in WEIGHED)):
+                kind, *options = name.split()
+                importance = ones if IMATRIX in options else None
+                peer_quantize(source, target, kind, pure=PURE in options, importance=importance)
                 with open_gguf(target) as file:
                     types = {info.name: info.type.name for info in file.tensors.values()}
                 golden.setdefault(case, {})[name] = by_stem(types)

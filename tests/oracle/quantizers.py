@@ -38,7 +38,9 @@ _WIDTH = 256
 FILE_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12,
     "Q3_K_S": 11, "Q3_K_M": 12, "Q3_K_L": 13, "Q4_K": 15, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K": 17, "Q5_K_S": 16,
-    "Q5_K_M": 17, "Q6_K": 18, "BF16": 32,
+    "Q5_K_M": 17, "Q6_K": 18, "BF16": 32, "Q2_K_S": 21, "IQ4_NL": 25, "IQ4_XS": 30, "IQ3_M": 27, "IQ3_S": 26,
+    "IQ3_XS": 22, "IQ3_XXS": 23, "IQ2_M": 29, "IQ2_S": 28, "IQ2_XS": 20, "IQ2_XXS": 19, "IQ1_M": 31, "IQ1_S": 24,
+    "TQ1_0": 36, "TQ2_0": 37, "MXFP4_MOE": 38, "NVFP4": 39,
 }  # fmt: skip
 """llama.cpp's numbers of its file types."""
 
@@ -95,11 +97,22 @@ def write_model(path: Path, tensors: dict[str, tuple[Any, ...] | Matrix], **meta
     writer.close()
 
 
-def peer_quantize(source: Path, target: Path, file_type: str, *, pure: bool = False) -> None:
-    """Quantise a file with llama.cpp."""
+def peer_quantize(
+    source: Path, target: Path, file_type: str, *, pure: bool = False, importance: dict[str, Matrix] | None = None
+) -> None:
+    """Quantise a file with llama.cpp.
+
+    `importance` are weights of columns by tensor, float32 [n_matrices * n_columns].
+    """
     import llama_cpp
 
     params = llama_cpp.llama_model_quantize_default_params()
+    if importance:
+        entries = (llama_cpp.llama_model_imatrix_data * (len(importance) + 1))()
+        for entry, (name, weights) in zip(entries, importance.items(), strict=False):
+            data = weights.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+            entry.name, entry.data, entry.size = name.encode(), data, weights.size
+        params.imatrix = entries
     params.ftype, params.pure, params.allow_requantize, params.nthread = FILE_TYPES[file_type], pure, True, 2
     if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)):
         raise SystemExit(f"the peer does not quantise {source} to {file_type}")

@@ -17,6 +17,7 @@ from llamacli.cli.completion import completion
 from llamacli.cli.doctor import doctor
 from llamacli.cli.embed import embed
 from llamacli.cli.hub import list_models, pull, rm
+from llamacli.cli.imatrix import imatrix
 from llamacli.cli.inspect import inspect
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.logs import logs
@@ -111,8 +112,8 @@ def app() -> None:
 
 
 for command in (
-    run, serve, inspect, tokenize, embed, quantize, bench, perplexity, pull, list_models, rm, logs, plugins, warmup,
-    doctor,
+    run, serve, inspect, tokenize, embed, quantize, imatrix, bench, perplexity, pull, list_models, rm, logs, plugins,
+    warmup, doctor,
     completion, trace,
 ):  # fmt: skip
     app.add_command(command)

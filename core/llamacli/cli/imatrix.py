@@ -53,7 +53,7 @@ def imatrix(
 ) -> None:
     """Compute the importance matrix of a model from a text.
 
-    Evaluates the text in chunks, as llama.cpp's llama-imatrix does, and writes OUT with the mean squared inputs of each
+    Evaluates the text in chunks, as llama.cpp does, and writes OUT with the mean squared inputs of each
     weight matrix, of experts one by one. `llamacli quantize --imatrix OUT` then keeps the weights that matter more
     exact. OUT is a GGUF file, which llama.cpp reads too; it is written at the end, in one step.
 

@@ -34,6 +34,7 @@ def _complete_type(_ctx: click.Context, _param: click.Parameter, typed: str) -> 
 @click.argument("model", type=PATH)
 @click.argument("out", type=PATH)
 @click.argument("kind", metavar="TYPE", shell_complete=_complete_type)
+@option("--imatrix", metavar="FILE", type=PATH, help="Importance matrix, from `llamacli imatrix` or llama.cpp.")
 @option("--pure", is_flag=True, help="Use one type for all weights, instead of a mixture.")
 @option("--allow-requantize", is_flag=True, help="Quantise weights that are already quantised, which loses precision.")
 @option("--force", is_flag=True, help="Overwrite OUT if it exists.")
@@ -44,6 +45,7 @@ def quantize(
     model: str,
     out: str,
     kind: str,
+    imatrix: str | None,
     pure: bool,
     allow_requantize: bool,
     force: bool,
@@ -54,9 +56,13 @@ def quantize(
 
     Reads MODEL and writes OUT with its weights in TYPE.
 
-    TYPE is F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q6_K, or one of llama.cpp's mixtures Q3_K_S, Q3_K_M,
-    Q3_K_L, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M; Q3_K, Q4_K and Q5_K are aliases for those that end in M. Q4_K_M is a good
-    default. Importance matrices are not supported. Tensor types that plugins add with a quantiser are TYPEs too.
+    TYPE is F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q6_K, NVFP4, or one of llama.cpp's mixtures Q2_K_S,
+    Q3_K_S, Q3_K_M, Q3_K_L, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M, IQ4_NL, IQ4_XS, IQ3_M, IQ3_S, IQ3_XS, IQ3_XXS, IQ2_M, IQ2_S,
+    IQ2_XS, IQ2_XXS, IQ1_M, IQ1_S, TQ2_0, TQ1_0, MXFP4_MOE; Q3_K, Q4_K and Q5_K are aliases for those that end in M.
+    Q4_K_M is a good default. Tensor types that plugins add with a quantiser are TYPEs too.
+
+    With --imatrix the errors of weights are weighed by the mean squares of what they are multiplied by. Q2_K_S,
+    IQ3_XS, IQ3_XXS and TYPEs that begin with IQ2 or IQ1 need one.
 
     For a split model, MODEL is any of its files, and OUT is one file. Norms, routers and metadata other than the file
     type are copied. OUT is written atomically: an interrupted run leaves nothing behind.
@@ -64,7 +70,7 @@ def quantize(
     if not os.path.basename(out):
         raise click.BadParameter(f"{out!r} is not a file name.", param_hint="OUT")
     with bar(f"reading {os.path.basename(model)}"):
-        from llamacli.conversion import file_type, plan
+        from llamacli.conversion import file_type, plan, read_imatrix
         from llamacli.gguf import open_gguf
         from llamacli.plugins import installed_plugins
         from llamacli.util.files import check_target
@@ -79,9 +85,11 @@ def quantize(
         if Path(out).is_file() and not force:
             raise InvalidRequestError(f"{out} exists: --force overwrites it")
         check_target(Path(out), overwrite=force)
+    importance = read_imatrix(Path(imatrix)) if imatrix else None
     with open_gguf(model) as file:
-        planned = plan(file, wanted, pure=pure)
+        planned = plan(file, wanted, pure=pure, imatrix=importance)
         _check_requantizing(planned, allow_requantize)
+        _check_weights(planned, dry_run)
         _warn_of_fallbacks(planned)
         if not dry_run:
             try:
@@ -113,6 +121,24 @@ def _check_requantizing(planned: Plan, allowed: bool) -> None:
             f"{planned.file.path}: {found}; start from an F32, F16 or BF16 file, or add --allow-requantize"
         )
     _log.warning("%s: quantising them again loses more than quantising the original", found)
+
+
+def _check_weights(planned: Plan, dry_run: bool) -> None:
+    """Check that there are weights for all tensors that need some; warn of others."""
+    try:
+        planned.check_imatrix()
+    except InvalidRequestError as error:
+        if not dry_run:
+            raise
+        _log.warning("%s", error)
+    if planned.imatrix and (missing := planned.unweighted):
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        _log.warning(
+            "%s has no entry of %s%s: quantised with equal weights",
+            planned.imatrix.path,
+            missing[0].target.name,
+            others,
+        )
 
 
 def _warn_of_fallbacks(planned: Plan) -> None:

@@ -72,7 +72,7 @@ class PlannedTensor:
 
 @attrs.frozen
 class Plan:
-    """Conversion plan: all tensors in file order, and the importance matrix if there is one."""
+    """Conversion plan: all tensors in file order, and their importance matrix."""
 
     file: GGUFFile
     file_type: FileType
@@ -99,9 +99,9 @@ class Plan:
         ]
 
     def check_imatrix(self) -> None:
-        """Raise InvalidRequestError for a tensor that needs an importance matrix and has none.
+        """Raise InvalidRequestError if a tensor lacks the weights that it needs.
 
-        llama.cpp refuses those too: without weights the result is useless.
+        llama.cpp refuses those too: without an importance matrix the result is useless.
         """
         for tensor in self.tensors:
             name, kind = tensor.target.name, tensor.target.type
@@ -123,9 +123,7 @@ class Plan:
         return sum(tensor.target.n_bytes for tensor in self.tensors)
 
 
-def plan(
-    file: GGUFFile, file_type: FileType, *, pure: bool = False, imatrix: ImportanceMatrix | None = None
-) -> Plan:
+def plan(file: GGUFFile, file_type: FileType, *, pure: bool = False, imatrix: ImportanceMatrix | None = None) -> Plan:
     """Choose the type of every tensor.
 
     See `mixtures`. ModelFormatError if one cannot be dequantised; InvalidRequestError if an entry of the importance

@@ -1,8 +1,8 @@
-"""Importance matrices (imatrix): files of llama.cpp, in GGUF and in the older .dat format.
+"""Importance matrices (imatrix): llama.cpp's files in GGUF and .dat format.
 
 An entry holds the sums of the squared inputs of a matrix, or of each matrix of a stack, and how many inputs were
-summed. The GGUF format has two tensors for each, NAME.in_sum2 and NAME.counts. The .dat format has means instead, each
-times a number of chunks.
+summed. The GGUF format has two tensors for each, NAME.in_sum2 and NAME.counts. The older .dat format has means
+instead, each times a number of chunks.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ class _Bytes:
 def _read_dat(path: Path) -> ImportanceMatrix:
     data, entries = _Bytes(path), {}
     for number in range(data.integer("the number of entries")):
-        name = data.take(data.integer(f"the name of entry {number}"), f"the name of entry {number}").decode("utf-8", "replace")
+        name = data.take(data.integer(f"the name of entry {number}"), f"the name of entry {number}").decode(
+            "utf-8", "replace"
+        )
         n_calls, n_values = data.integer(f"entry {name!r}"), data.integer(f"entry {name!r}")
         sums = np.frombuffer(data.take(4 * n_values, f"entry {name!r}"), "<f4").astype(np.float32)
         if not sums.size:

@@ -88,9 +88,7 @@ class NativeProgram:
     steps, which a run leaves as it is.
     """
 
-    def __init__(
-        self, graph: Graph, weights: PackedWeights, mode: QuantMode, team: Team, watch: Watch | None = None
-    ):
+    def __init__(self, graph: Graph, weights: PackedWeights, mode: QuantMode, team: Team, watch: Watch | None = None):
         self.graph, self._weights, self._mode = graph, weights, mode
         graph = graph.with_ops(fuse_residuals(graph.ops))
         table = StepTable(graph, weights, team, watch)

@@ -38,9 +38,9 @@ def write_gguf(
     """Write a GGUF file: header, metadata, tensor infos, tensor data.
 
     `file` is at its start. `pairs` are metadata keys with their values as GGUFFile.pair(), uint32_pair() and the like
-    return them; one of them must state `alignment` unless it is the default. `data` yields a tensor's bytes in parts, written
-    as they come. The offsets of `tensors` are ignored. InvalidRequestError when a tensor's bytes are not as many as its
-    `n_bytes`.
+    return them; one of them must state `alignment` unless it is the default. `data` yields a tensor's bytes in parts,
+    written as they come. The offsets of `tensors` are ignored. InvalidRequestError when a tensor's bytes are not as
+    many as its `n_bytes`.
     """
     header = b"".join(
         (MAGIC, struct.pack("<IQQ", _VERSION, len(tensors), len(pairs)), *pairs, _infos(tensors, alignment))

@@ -40,28 +40,26 @@ from llamacli.quantization import Codebook, CodebookBlocks, Multipliers
 
 CODEBOOK = record(
     "x", "weights", "row_groups", "n_groups", "size", "groups", "codes", "shift_codes", "signs", "scales", "factors",
-    "levels", "bounds", "n_levels", "pairs", "grid", "n_entries", "dim", "half_dim", "n_halves", "sign_kind", "shifts",
-    "n_shifts", "shift_span", "allowed", "n_allowed", "n_tries", "count", "first", "step", unit=np.float32,
+    "levels", "bounds", "n_levels", "pairs", "grid", "n_entries", "dim", "half_dim", "sign_kind", "shifts",
+    "n_shifts", "shift_span", "allowed", "n_allowed", "n_tries", "count", "first", "step",
+    "stretches", "n_stretches", unit=np.float32,
     first_try=np.float32, try_ratio=np.float32,
 )  # fmt: skip
 """`x` is float32 [n_groups, size], `weights` are those of `read_groups`; `codes`, `shift_codes`, `signs`, `scales` and
 `factors` are those of CodebookBlocks. `bounds` are the middles between levels, float32 [n_levels - 1]. `pairs`,
-int32 [n_entries, 2], are the indices of an entry's halves among the `n_halves` combinations of `half_dim` levels, times
-64; `grid`, float32 [n_entries, dim], are its levels. Other fields are those of Codebook and Multipliers."""
+int32 [n_entries, 2], are the indices of an entry's halves among the combinations of `half_dim` levels, times 64;
+`grid`, float32 [n_entries, dim], are its levels. Other fields are those of Codebook and Multipliers."""
 
 _LONGEST, _MOST_HALVES = 256, 81
 _VECTORS = 4 * ROW
 """Bytes of a vector's rows: best entry and its cost, for two shifts."""
 
-# Rows of lanes of a thread, by their distance from the numbers': weights, results of vectors, costs of halves, exchange.
+# Rows of lanes of a thread, behind its numbers: weights, results of vectors, costs of halves, exchange.
 _WEIGHTS = _LONGEST * ROW
 _FOUND = 2 * _LONGEST * ROW
 _COSTS = _FOUND + 8 * _VECTORS
 _EXCHANGE = _COSTS + 2 * _MOST_HALVES * ROW
 _ROWS = _EXCHANGE // ROW + 1
-
-_STRETCHES = (0.9, 0.95, 1.0, 1.05)
-"""Shares of the integers' range that the largest scale of a block may take."""
 
 _FIT_ROUNDS = 2
 """Rounds of alternating fits of factors and integers."""
@@ -97,9 +95,10 @@ def encode_codebook(
     numbers = {
         "row_groups": len(weights), "n_groups": n_groups, "size": book.size, "groups": book.groups,
         "n_levels": len(book.levels), "n_entries": 0 if book.grid is None else len(book.grid), "dim": book.dim,
-        "half_dim": book.dim // 2, "n_halves": len(book.levels) ** (book.dim // 2), "sign_kind": book.signs,
+        "half_dim": book.dim // 2, "sign_kind": book.signs,
         "n_shifts": len(book.shifts), "shift_span": book.shift_span, "n_allowed": len(tables["allowed"]),
-        "first_try": book.tries[0], "try_ratio": book.tries[1], "n_tries": book.tries[2],
+        "n_stretches": len(tables["stretches"]), "first_try": book.tries[0], "try_ratio": book.tries[1],
+        "n_tries": book.tries[2],
     }  # fmt: skip
     for name, array in arrays.items():
         args[name] = array.ctypes.data
@@ -118,6 +117,7 @@ def _tables(book: Codebook) -> dict[str, npt.NDArray[Any]]:
         "levels": np.ascontiguousarray(book.levels, np.float32),
         "bounds": np.array((book.levels[1:] + book.levels[:-1]) / 2, np.float32),
         "shifts": np.array(book.shifts, np.float32),
+        "stretches": np.array(book.multipliers.stretches if book.multipliers else (), np.float32),
         "allowed": np.empty(0, np.float32) if book.scales is None else book.scales,
         "pairs": np.empty((0, 2), np.int32),
         "grid": np.empty((0, 1), np.float32),
@@ -147,7 +147,7 @@ def _nearest(a: Any, number: Any, by: Any) -> Any:
 
 @njit
 def _fit_numbers(a: Any, x: Any, scale: Any) -> Any:
-    """Sums of q^2, q * number and squared error of each group, all weighted.
+    """Weighted sums of q^2, q * number and squared error of groups.
 
     q are the levels that a scale gives.
     """
@@ -401,11 +401,11 @@ def _search_integers(a: Any, x: Any, target: Any) -> Any:
     """Search the integers of groups and the factor of each block."""
     extreme, row = block_extremes(a.groups, x + _EXCHANGE, target), x + _EXCHANGE
     best, best_factor, least = splat(a.first), splat(0), splat(LARGE)
-    last = a.first + a.step * (a.count - 1)
+    stretches, last = carray(simd.pointer(a.stretches), a.n_stretches, np.float32), a.first + a.step * (a.count - 1)
     for k in range(2 if a.first < 0 else 1):
         end = np.float32(a.first if k else last)
-        for stretch in _STRETCHES:
-            factor = _factor(a, simd.div(extreme, splat(end * np.float32(stretch))))
+        for i in range(a.n_stretches):
+            factor = _factor(a, simd.div(extreme, splat(end * stretches[i])))
             for _ in range(_FIT_ROUNDS):
                 integer, errors = _choose_integer(a, x, factor, target)
                 error = block_sums(a.groups, row, errors)
@@ -462,8 +462,8 @@ def _write_codes(a: Any, first: Any, x: Any, scale: Any) -> None:
 def encode_groups(args: int, run: int, thread: int, n_threads: int) -> None:
     """Quantize to a codebook."""
     a = carray(simd.pointer(args), 1, CODEBOOK)[0]
-    memory = np.empty(_ROWS * LANES, np.float32)
-    x = memory.ctypes.data
+    memory = np.empty((_ROWS + 1) * LANES, np.float32)
+    x = (memory.ctypes.data + ROW - 1) // ROW * ROW  # whole cache lines
     for first in units(a.n_groups, thread, n_threads):
         read_groups(a, first, x, x + _WEIGHTS)
         if a.sign_kind > 0:

@@ -23,9 +23,10 @@ _LEAST_WEIGHT = 1e-6
 
 
 def group_weights(weights: npt.NDArray[np.float32] | None, size: int) -> npt.NDArray[np.float32]:
-    """Weights of the groups of a row, float32 [n_groups, size], scaled to a mean of 1.
+    """Weights of the groups of a row, scaled to a mean of 1.
 
-    Those of a row, [n_columns], are finite and not negative; None, or all zeros, stand for equal weights.
+    Returns float32 [n_groups, size]. Those of a row, [n_columns], are finite and not negative; None, or all zeros,
+    stand for equal weights.
     """
     if weights is None or not weights.any():
         return np.ones((1, size), np.float32)
@@ -60,7 +61,7 @@ def round_clamped(x: Any, low: Any, high: Any) -> Any:
 
 @njit
 def block_sums(groups: Any, row: Any, values: Any) -> Any:
-    """Sum over the lanes of each block of `groups`, in each of its lanes."""
+    """Sum over the lanes of each block, in each of its lanes."""
     lanes = carray(simd.pointer(row), LANES, np.float32)
     simd.store(row, values)
     for start in range(0, LANES, groups):

@@ -125,9 +125,10 @@ class Lowering(abc.ABC):
 
     @abc.abstractmethod
     def watch_product(self, x: Slot, tensor: Tensor, starts: Slot | None) -> None:
-        """Append a step that shows the input of a matrix product to who watches.
+        """Append a step that shows the input of a matrix product.
 
-        `x` is in float32. With `starts`, its rows are sorted by group, see `llamacli.ops.linear.lower_linear`.
+        Called where `watches_products` is true. `x` is in float32. With `starts`, its rows are sorted by group, see
+        `llamacli.ops.linear.lower_linear`.
         """
 
     @abc.abstractmethod

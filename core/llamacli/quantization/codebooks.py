@@ -1,4 +1,4 @@
-"""Codebook formats for quantising: levels, grids and byte layouts of IQ, TQ and FP4 types.
+"""Codebook formats for quantising: IQ, TQ and FP4 types.
 
 A group of numbers has one scale, and number = scale * sign * (level + shift). In the formats of single numbers, every
 level is free for each; in those of vectors, 4 or 8 neighbouring numbers
@@ -21,7 +21,10 @@ from llamacli.quantization.tensor_types import IQ4_NL_VALUES, Bytes, Floats, Ten
 
 
 class Signs(IntEnum):
-    """Signs of a grid format: those of the levels, free for each number, or an even number of minus in eight."""
+    """Signs of a grid format.
+
+    Those of the levels, free for each number, or an even number of minus in eight.
+    """
 
     LEVELS = 0
     FREE = 1
@@ -46,15 +49,18 @@ class CodebookBlocks:
 
 @attrs.frozen(eq=False)
 class Multipliers:
-    """Integers that scale the groups of a block: `first`, `first + step`, ..., `count` of them.
+    """Integers that scale the groups of a block.
 
-    A group's scale is unit * factor * integer, and the factor is float16.
+    They are `first`, `first + step`, ..., `count` of them. A group's scale is unit * factor * integer, and the
+    factor is float16. `stretches` are the shares of the integers' range that a search gives to the largest scale of a
+    block.
     """
 
     first: int
     step: int
     count: int
     unit: float = 1.0
+    stretches: tuple[float, ...] = (0.9, 0.95, 1.0, 1.05)
 
 
 @attrs.frozen(eq=False)
@@ -114,12 +120,12 @@ def codebook(kind: IntEnum) -> Codebook:
 
 
 def _nibbles(values: npt.NDArray[np.uint8]) -> Bytes:
-    """Pairs of 4-bit values of each row, the first one in the lower bits."""
+    """Pairs of 4-bit values, the first one in the lower bits."""
     return joined(values.reshape(len(values), -1, 2), 4, axis=2)
 
 
 def _half_blocks(codes: npt.NDArray[np.uint8], size: int) -> Bytes:
-    """4-bit codes of groups of `size`: the first half in the lower bits, the second in the upper ones."""
+    """4-bit codes of groups, the first half in the lower bits."""
     return joined(codes.reshape(len(codes), -1, 2, size // 2), 4, axis=2)
 
 
@@ -154,7 +160,7 @@ _POWERS = np.array([81, 27, 9, 3, 1], np.uint8)
 
 
 def _trits(codes: npt.NDArray[np.uint8], per_byte: int, run: int) -> Bytes:
-    """Ternary digits as fixed-point fractions of 256, `per_byte` of them `run` bytes apart."""
+    """Ternary digits as fixed-point fractions of 256, `run` digits apart."""
     digits = codes.reshape(len(codes), -1, per_byte, run) * _POWERS[:per_byte, None]
     whole = digits.sum(axis=2, dtype=np.uint16).reshape(len(codes), -1)
     return ((whole * np.uint32(256) + 242) // 243).astype(np.uint8)
@@ -186,7 +192,7 @@ def _pack_nvfp4(b: CodebookBlocks) -> Bytes:
 
 
 def _sign_words(signs: Bytes, scales: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
-    """Words of 32 numbers: four times 7 bits of signs, and 4 bits of the scale."""
+    """Words of signs, four times 7 bits, and a 4-bit scale."""
     words = scales.astype(np.uint32) << np.uint32(28)
     for i, byte in enumerate(np.moveaxis(signs.reshape(*scales.shape, 4), 2, 0)):
         words |= (byte & np.uint8(127)).astype(np.uint32) << np.uint32(7 * i)
@@ -248,13 +254,13 @@ def _pack_iq1_m(b: CodebookBlocks) -> Bytes:
 
 @functools.cache
 def _mx_scales() -> Floats:
-    """Scales of MXFP4, E8M0 halved, by their bytes (the last one, NaN in the standard, is left out)."""
+    """Scales of MXFP4, E8M0 halved, by their bytes without NaN."""
     return np.ldexp(np.float32(1), np.arange(255) - 128).astype(np.float32)
 
 
 @functools.cache
 def _nv_scales() -> Floats:
-    """Scales of NVFP4, unsigned E4M3 halved, by their bytes (the last one, NaN, is left out)."""
+    """Scales of NVFP4, unsigned E4M3 halved, by their bytes without NaN."""
     codes = np.arange(127)
     exponents, fractions = codes >> 3, codes & 7
     normal = np.ldexp(8.0 + fractions, exponents - 11)
@@ -276,9 +282,7 @@ def _scalar(
     scales: Floats | None = None,
 ) -> Codebook:
     """Format of single numbers."""
-    return Codebook(
-        kind, size, groups, levels, None, Signs.LEVELS, (0.0,), size, multipliers, scales, tries, pack
-    )
+    return Codebook(kind, size, groups, levels, None, Signs.LEVELS, (0.0,), size, multipliers, scales, tries, pack)
 
 
 def _grid(
@@ -299,16 +303,17 @@ def _grid(
     source.init_grid()
     levels = np.sort(np.array(source.grid_map, np.float32))
     grid = np.searchsorted(levels, source.grid.reshape(source.grid_shape))
-    return Codebook(
-        kind, size, 256 // size, levels, grid, signs, shifts, shift_span, multipliers, None, tries, pack
-    )
+    return Codebook(kind, size, 256 // size, levels, grid, signs, shifts, shift_span, multipliers, None, tries, pack)
 
 
 _TERNARY = np.array([-1, 0, 1], np.float32)
 _IQ4_LEVELS = np.array(IQ4_NL_VALUES, np.float32)
 _IQ4_TRIES, _TERNARY_TRIES = (0.8, 1.04, 13), (1.0, 1.15, 16)
-_IQ3_TRIES, _IQ2_TRIES, _IQ1_TRIES = (0.8, 1.06, 9), (0.8, 1.1, 9), (0.85, 1.17, 8)
+_IQ3_TRIES, _IQ2_TRIES, _IQ1_TRIES = (0.8, 1.06, 9), (0.8, 1.1, 9), (0.85, 1.27, 6)
 _SIGNED_SHIFTS = (0.125, -0.125)
+_IQ1_MULTIPLIERS = Multipliers(1, 2, 8, stretches=(0.9, 1.0))
+"""Fewer stretches than by default: the search of two times 2048 entries is slow, and more hardly help."""
+
 
 _MAKERS: dict[TensorType, Callable[[], Codebook]] = {
     TensorType.IQ4_NL: lambda: _scalar(TensorType.IQ4_NL, 32, _IQ4_LEVELS, _IQ4_TRIES, _pack_iq4_nl),
@@ -339,10 +344,10 @@ _MAKERS: dict[TensorType, Callable[[], Codebook]] = {
         TensorType.IQ2_S, 16, Signs.FREE, Multipliers(1, 2, 16, 0.125), _IQ2_TRIES, _pack_iq2_s
     ),
     TensorType.IQ1_S: lambda: _grid(
-        TensorType.IQ1_S, 32, Signs.LEVELS, Multipliers(1, 2, 8), _IQ1_TRIES, _pack_iq1_s,
+        TensorType.IQ1_S, 32, Signs.LEVELS, _IQ1_MULTIPLIERS, _IQ1_TRIES, _pack_iq1_s,
         shifts=_SIGNED_SHIFTS, shift_span=32,
     ),
     TensorType.IQ1_M: lambda: _grid(
-        TensorType.IQ1_M, 16, Signs.LEVELS, Multipliers(1, 2, 8), _IQ1_TRIES, _pack_iq1_m, shifts=_SIGNED_SHIFTS
+        TensorType.IQ1_M, 16, Signs.LEVELS, _IQ1_MULTIPLIERS, _IQ1_TRIES, _pack_iq1_m, shifts=_SIGNED_SHIFTS
     ),
 }  # fmt: skip

@@ -1,8 +1,8 @@
 """Importance matrix of a model (imatrix), collected by llama.cpp's method.
 
-The tokens are split into chunks of `n_ctx`, without an incomplete last one. Each chunk is evaluated by itself, its first
-token replaced by BOS if the model uses it, and the squares of every input of each matrix product are summed: for stacks
-of experts by expert. Matrices outside of layers (the output matrix) are left out unless they are asked for.
+The tokens are split into chunks of `n_ctx`, without an incomplete last one. Each chunk is evaluated by itself, its
+first token replaced by BOS if the model uses it, and the squares of every input of each matrix product are summed: for
+stacks of experts by expert. Matrices outside of layers (the output matrix) are left out unless they are asked for.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class Collector:
         return self._sums[name], self._counts[name]
 
     def entries(self, tensors: Mapping[str, TensorInfo]) -> dict[str, Importance]:
-        """Entries of the tensors of a file; those of products of other shapes are left out."""
+        """Entries of a file's tensors.
+
+        Products of other shapes are left out.
+        """
         return {
             name: Importance(
                 sums.astype(np.float32).reshape(len(self._counts[name]), -1), self._counts[name].astype(np.float32)
@@ -83,9 +86,7 @@ def _squares(x: Rows) -> Rows:
     return np.einsum("ij,ij->j", x, x)
 
 
-def collect(
-    model: Model, tokens: Sequence[int], *, n_ctx: int = 512, max_chunks: int | None = None
-) -> Iterator[int]:
+def collect(model: Model, tokens: Sequence[int], *, n_ctx: int = 512, max_chunks: int | None = None) -> Iterator[int]:
     """Evaluate a text in chunks; yields the number of chunks done.
 
     The model is one whose engine has a Collector. Raises InvalidRequestError if the tokens do not fill a chunk, or
@@ -135,5 +136,3 @@ def importance_matrix(
         if not np.isfinite(entry.sums).all():
             raise InvalidRequestError(f"the inputs of {name!r} are not finite: the model cannot be measured")
     return ImportanceMatrix(path, entries, [dataset], n_chunks, n_ctx)
-
-
