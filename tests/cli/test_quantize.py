@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from llamacli.cli import progress
+from llamacli.conversion import Importance, ImportanceMatrix, write_imatrix
 from llamacli.gguf import open_gguf
 
 WIDE = {"n_embd": 256, "n_head": 4, "n_head_kv": 2, "n_ff": 512}
@@ -152,3 +154,32 @@ def test_progress_only_on_a_terminal(invoke, wide: Path, out: Path, monkeypatch)
     shown = invoke("quantize", wide, out, "F16", "--force").stderr
     assert f"writing {out.name} [" in shown
     assert shown.endswith("\r\x1b[K")
+
+
+def test_types_that_need_an_importance_matrix(invoke, wide: Path, out: Path) -> None:
+    needs = "tensor 'blk.0.attn_q.weight' would be IQ2_XS, which needs an importance matrix, and none is given"
+    result = invoke("quantize", wide, out, "IQ2_S")
+    assert (result.exit_code, needs in result.stderr) == (1, True)
+    result = invoke("quantize", wide, out, "IQ2_S", "--dry-run")
+    assert (result.exit_code, needs in result.stderr) == (0, True)
+    assert {line.split()[0] for line in result.stdout.splitlines()[1:-1]} == {"IQ2_XS", "IQ3_S", "Q5_K", "F32"}
+    assert not out.exists()
+
+
+def test_importance_matrix_without_some_entries(invoke, wide: Path, out: Path, tmp_path: Path) -> None:
+    entry = Importance(np.ones((1, 256), np.float32), np.ones(1, np.float32))
+    path = tmp_path / "some.gguf"
+    write_imatrix(ImportanceMatrix(path, {"blk.0.attn_q.weight": entry}, [], 1, 512))
+    result = invoke("quantize", wide, out, "Q4_K_M", "--dry-run", "--imatrix", path)
+    assert result.exit_code == 0
+    assert f"warning: {path} has no entry of blk.0.attn_k.weight and 12 more: quantised with equal weights" in (
+        result.stderr
+    )
+
+
+@pytest.mark.parametrize("name", ["missing.gguf", "model.gguf"])
+def test_file_that_is_no_importance_matrix(invoke, wide: Path, out: Path, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name if name == "missing.gguf" else wide
+    result = invoke("quantize", wide, out, "Q4_K_M", "--imatrix", path)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
+    assert str(path) in result.stderr

@@ -15,10 +15,12 @@ import gguf_builder as b
 from example_formats import Added, dequantize_q3, quantize_q3
 from gguf_builder import Kind, Tensor
 from llamacli import load_model
-from llamacli.conversion import FILE_TYPES, Plan, file_type, plan, write
+from llamacli.conversion import FILE_TYPES, Importance, ImportanceMatrix, Plan, file_type, plan, write
 from llamacli.errors import InvalidRequestError, ModelFormatError, PluginError
 from llamacli.gguf import GGUFFile, open_gguf
-from llamacli.quantization import FORMATS, QuantFormat, TensorType
+from llamacli.kernels.encoding import encode
+from llamacli.kernels.team import Team
+from llamacli.quantization import BLOCK_FORMATS, FORMATS, QuantFormat, TensorType
 from llamacli.testing import formulas
 
 OWN_KEYS = {"general.file_type", "general.quantization_version"}
@@ -26,9 +28,14 @@ WIDE = {"n_embd": 256, "n_head": 4, "n_head_kv": 2, "n_ff": 512}
 
 BITS = {
     "F32": 24, "F16": 11, "BF16": 8, "Q8_0": 7, "Q6_K": 5.5, "Q5_K": 4.5, "Q5_1": 4.5, "Q5_0": 4.3, "Q4_K": 3.5,
-    "Q4_1": 3.5, "Q4_0": 3.3, "Q3_K": 2.3, "Q2_K": 1.3,
+    "Q4_1": 3.5, "Q4_0": 3.3, "Q3_K": 2.3, "Q2_K": 1.3, "IQ4_NL": 3.5, "IQ4_XS": 3.5, "NVFP4": 3, "MXFP4": 2.9,
+    "IQ3_S": 2.7, "IQ3_XXS": 2.3, "IQ2_S": 1.9, "IQ2_XS": 1.6, "IQ2_XXS": 1.4, "IQ1_M": 1.1, "IQ1_S": 1, "TQ2_0": 1,
+    "TQ1_0": 1,
 }  # fmt: skip
 """Effective bits of random weights after quantisation: NMSE is at most 4^-bits."""
+
+WITH_IMATRIX = ("Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S")
+"""File types that need an importance matrix."""
 
 
 @pytest.fixture
@@ -42,15 +49,30 @@ def converted(source: Path, target: Path, name: str, **options) -> GGUFFile:
     return open_gguf(target)
 
 
+def importance(source: Path, *names: str, spread: float = 0.0) -> ImportanceMatrix:
+    """An importance matrix of all matrices of a file's layers, or of those named."""
+    random = np.random.default_rng(0)
+    with open_gguf(source) as file:
+        entries = {}
+        for name, info in file.tensors.items():
+            if len(info.shape) > 1 and (name in names if names else name.startswith("blk.")):
+                n = int(np.prod(info.shape[:-2]))
+                sums = np.exp(spread * random.normal(size=(n, info.shape[-1]))).astype(np.float32)
+                entries[name] = Importance(3 * sums, np.full(n, 3, np.float32))
+    return ImportanceMatrix(source.with_name("some.imatrix"), entries, ["text.txt"], 5, 512)
+
+
 def raw_metadata(file: GGUFFile) -> dict[str, bytes]:
     return {key: file.pair(key) for key in file.metadata if key not in OWN_KEYS and not key.startswith("split.")}
 
 
 @pytest.mark.parametrize("name", FILE_TYPES)
 def test_every_type(name: str, model: Path, tmp_path: Path) -> None:
-    with open_gguf(model) as before, converted(model, tmp_path / "out.gguf", name) as after:
+    imatrix = importance(model) if name in WITH_IMATRIX else None
+    with open_gguf(model) as before, converted(model, tmp_path / "out.gguf", name, imatrix=imatrix) as after:
         assert list(after.tensors) == list(before.tensors)
-        assert raw_metadata(after) == raw_metadata(before)
+        kept = {key: pair for key, pair in raw_metadata(after).items() if not key.startswith("quantize.imatrix.")}
+        assert kept == raw_metadata(before)
         assert after.metadata["general.file_type"] == FILE_TYPES[name].number
         assert after.metadata["general.quantization_version"] == 2
         changed = set()
@@ -61,7 +83,7 @@ def test_every_type(name: str, model: Path, tmp_path: Path) -> None:
                 changed.add(info.type)
                 error = formulas.nmse(after.tensor(tensor), before.tensor(tensor))
                 assert error < 4.0 ** -BITS[info.type.name], tensor
-        assert FILE_TYPES[name].type in changed or name == "F32"
+        assert FILE_TYPES[name].type in changed or name in ("F32", "MXFP4_MOE")
 
 
 @pytest.mark.parametrize("name", ["F16", "Q8_0", "Q6_K", "Q4_K_M"])
@@ -243,7 +265,7 @@ class TestAddedTypes:
         return add
 
     def test_file_is_written_and_read(self, add, model: Path, tmp_path: Path) -> None:
-        with pytest.raises(InvalidRequestError, match=r"unknown type .q3_s.; known are F32, .*Q6_K, Q3_K"):
+        with pytest.raises(InvalidRequestError, match=r"unknown type .q3_s.; known are F32, .*NVFP4, Q3_K"):
             file_type("q3_s")
         add()
         with open_gguf(model) as before, converted(model, tmp_path / "out.gguf", "q3_s") as after:
@@ -309,3 +331,95 @@ def test_a_thousand_killed_writers_leave_whole_files(model: Path, tmp_path: Path
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=True, timeout=600,
     )  # fmt: skip
     assert len(os.listdir(tmp_path)) <= 2, "the next writer removes a leftover"
+
+
+# --- importance matrices ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WITH_IMATRIX)
+def test_types_of_few_bits_need_an_importance_matrix(name: str, model: Path, tmp_path: Path) -> None:
+    missing = "blk.0.attn_q.weight" if name != "IQ2_M" else "blk.0.attn_k.weight"
+    with open_gguf(model) as file:
+        planned = plan(file, file_type(name))
+        with pytest.raises(InvalidRequestError, match="which needs an importance matrix, and none is given"):
+            write(planned, tmp_path / "out.gguf")
+        given = [tensor for tensor in importance(model).entries if tensor != missing]
+        planned = plan(file, file_type(name), imatrix=importance(model, *given))
+        with pytest.raises(InvalidRequestError, match=rf"'{missing}' would be .*some.imatrix has no entry of it"):
+            write(planned, tmp_path / "out.gguf")
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_entry_of_another_size_is_refused(model: Path, tiny_gguf) -> None:
+    other = importance(tiny_gguf("gqa", n_embd=64, n_ff=72))
+    with open_gguf(model) as file, pytest.raises(InvalidRequestError, match="is it of another model"):
+        plan(file, file_type("Q4_K_M"), imatrix=other)
+
+
+def test_tensors_without_entry_are_listed(model: Path) -> None:
+    some = importance(model, "blk.0.attn_q.weight", "blk.1.attn_q.weight")
+    with open_gguf(model) as file:
+        names = {tensor.target.name for tensor in plan(file, file_type("Q4_K_M"), imatrix=some).unweighted}
+        assert not plan(file, file_type("Q4_K_M"), imatrix=importance(model)).unweighted
+        assert not plan(file, file_type("Q4_K_M")).unweighted
+    assert names == {name for name in importance(model).entries if name not in some.entries}
+
+
+@pytest.mark.parametrize("name", ["Q4_K_M", "Q8_0", "Q5_1", "IQ4_XS", "IQ2_M"])
+def test_weights_lower_the_weighted_error_of_each_matrix(name: str, model: Path, tmp_path: Path) -> None:
+    matrix = importance(model, spread=1.5)
+    equal = importance(model) if name == "IQ2_M" else None
+    better = []
+    with (
+        open_gguf(model) as before,
+        converted(model, tmp_path / "plain.gguf", name, pure=True, imatrix=equal) as plain,
+        converted(model, tmp_path / "weighted.gguf", name, pure=True, imatrix=matrix) as weighted,
+    ):
+        for tensor in matrix.entries:
+            weights = matrix.weights(before.tensors[tensor])
+            errors = [
+                np.mean(np.square(file.tensor(tensor) - before.tensor(tensor)).mean(axis=0) * weights)
+                for file in (plain, weighted)
+            ]
+            better.append(errors[1] < errors[0])
+        assert all(better)
+        assert weighted.metadata["quantize.imatrix.file"] == "some.imatrix"
+        assert weighted.metadata["quantize.imatrix.dataset"] == "text.txt"
+        assert weighted.metadata["quantize.imatrix.entries_count"] == len(matrix.entries)
+        assert weighted.metadata["quantize.imatrix.chunks_count"] == 5
+
+
+def test_experts_have_their_own_weights(tiny_gguf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each expert's rows are those of its matrix quantised by itself."""
+    path, name = tiny_gguf("moe_4_1", **WIDE), "blk.0.ffn_up_exps.weight"
+    matrix = importance(path, spread=1.5)
+    whole = converted(path, tmp_path / "whole.gguf", "Q4_K_S", imatrix=matrix)
+    monkeypatch.setattr("llamacli.conversion.convert._CHUNK_ELEMENTS", 700)
+    parts = converted(path, tmp_path / "parts.gguf", "Q4_K_S", imatrix=matrix)
+    np.testing.assert_array_equal(parts.data(name), whole.data(name))
+    with open_gguf(path) as file:
+        rows, weights = file.tensor(name), matrix.weights(file.tensors[name])
+    assert weights is not None
+    team, fmt = Team(1), BLOCK_FORMATS[TensorType.Q4_K]
+    for expert in range(4):
+        alone = fmt.pack(encode(team, fmt, rows[expert], weights[expert]))
+        found = whole.data(name).reshape(4, -1)[expert]
+        np.testing.assert_array_equal(found, alone.reshape(-1))
+    team.close()
+
+
+def test_mxfp4_of_experts(tiny_gguf, tmp_path: Path) -> None:
+    after = converted(tiny_gguf("moe_4_1", **WIDE), tmp_path / "out.gguf", "MXFP4_MOE")
+    types = {name: info.type for name, info in after.tensors.items()}
+    assert types["blk.0.ffn_up_exps.weight"] == TensorType.MXFP4
+    assert types["blk.0.attn_q.weight"] == types["output.weight"] == TensorType.Q8_0
+
+
+def test_nvfp4_is_out_of_range_above_its_largest_number(tiny_gguf, tmp_path: Path) -> None:
+    path = tmp_path / "large.gguf"
+    data = np.full((2, 64), 3000, np.float32).tobytes()
+    path.write_bytes(b.gguf_bytes([], [Tensor("blk.0.attn_q.weight", [64, 2], TensorType.F32, data=data)]))
+    with open_gguf(path) as file:
+        planned = plan(file, file_type("NVFP4"))
+        with pytest.raises(InvalidRequestError, match="has 3000, out of range of NVFP4"):
+            write(planned, tmp_path / "out.gguf")

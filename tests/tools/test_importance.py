@@ -134,7 +134,7 @@ def test_inputs_that_are_not_finite_are_named() -> None:
     collector = Collector()
     collector(Tensor("blk.0.ffn_up.weight", (6, 8)), np.full((1, 8), np.inf, np.float32), None)
     infos = {"blk.0.ffn_up.weight": type("Info", (), {"shape": (6, 8)})}
-    with pytest.raises(InvalidRequestError, match="inputs of 'blk.0.ffn_up.weight' are not finite"):
+    with pytest.raises(InvalidRequestError, match=r"inputs of 'blk.0.ffn_up.weight' are not finite"):
         importance_matrix(Path("x"), collector, infos, dataset="t", n_chunks=1, n_ctx=16)
 
 
