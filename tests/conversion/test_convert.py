@@ -50,7 +50,7 @@ def converted(source: Path, target: Path, name: str, **options) -> GGUFFile:
 
 
 def importance(source: Path, *names: str, spread: float = 0.0) -> ImportanceMatrix:
-    """An importance matrix of all matrices of a file's layers, or of those named."""
+    """Importance matrix of all matrices of layers, or of those named."""
     random = np.random.default_rng(0)
     with open_gguf(source) as file:
         entries = {}

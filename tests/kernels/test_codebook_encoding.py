@@ -81,7 +81,7 @@ def test_equal_weights_are_none(team: Team, kind: TensorType) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_belong_to_columns(team: Team, kind: TensorType) -> None:
-    """Weigh each row, and each block of a row, by its own columns."""
+    """Weigh each row, and each of its blocks, by its own columns."""
     x, weights = oracle.samples()["normal"][:3], oracle.weights_of("weighted")
     assert weights is not None
     whole = quantized(team, kind, x, weights)

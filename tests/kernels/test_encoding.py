@@ -17,7 +17,7 @@ from llamacli.kernels.encoding import encode
 from llamacli.kernels.team import Team
 from llamacli.quantization import BLOCK_FORMATS, BlockFormat, TensorType, dequantize
 from llamacli.testing import formulas
-from oracle import quantizers
+from oracle import importance_quantizers, quantizers
 
 FORMATS = [pytest.param(fmt, id=fmt.type.name) for fmt in BLOCK_FORMATS.values()]
 PLAIN = [pytest.param(fmt, id=fmt.type.name) for fmt in BLOCK_FORMATS.values() if fmt.groups == 1]
@@ -71,6 +71,17 @@ def test_errors_keep_their_margin(team: Team, fmt: BlockFormat, golden: dict[str
     theirs = golden["random"][fmt.type.name]
     ours = errors(team, fmt, quantizers.matrices("random"))
     assert np.mean([ours[name] / theirs[name] for name in ours]) < MARGIN[fmt.type.name]
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_weighted_errors_are_below_those_of_llama_cpp(team: Team, fmt: BlockFormat) -> None:
+    theirs = json.loads(importance_quantizers.GOLDEN.read_text())["weighted"][fmt.type.name]
+    weights, ours = importance_quantizers.weights_of("weighted"), {}
+    for name, x in importance_quantizers.samples().items():
+        found = dequantize(fmt.pack(encode(team, fmt, x, weights)).reshape(len(x), -1), fmt.type)
+        ours[name] = importance_quantizers.weighted_rmse(x, found, weights)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] > theirs[name] * 1.01] == []
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -1,10 +1,12 @@
 """Errors of llama.cpp's quantisers with importance matrices: `python -m oracle.importance_quantizers`.
 
-They are those of its function ggml_quantize_chunk. The tables of some types take it up to a minute to make.
+They are those of its function ggml_quantize_chunk. The tables of some types take it up to a minute to make. With
+`--compare`, prints the share of llama.cpp's error that ours has: the mean over the samples and the largest.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import functools
 import json
@@ -13,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.quantization import BLOCK_FORMATS, CODEBOOK_TYPES, TensorType, dequantize, nbytes
+from llamacli.quantization import BLOCK_FORMATS, CODEBOOK_TYPES, TensorType, codebook, dequantize, nbytes
 from oracle.goldens import DIRECTORY
 from oracle.quantizers import Matrix, matrices
 
@@ -85,5 +87,32 @@ def _record() -> None:
     GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
 
 
+def _compare() -> None:
+    from llamacli.kernels.codebook_encoding import encode_codebook
+    from llamacli.kernels.encoding import encode
+    from llamacli.kernels.team import Team
+
+    golden, team, exact = json.loads(GOLDEN.read_text()), Team(1), samples()
+    print("| type | plain | weighted |\n|---|---:|---:|")
+    for kind in KINDS["weighted"]:
+        cells = []
+        for case in KINDS:
+            weights, shares = weights_of(case), []
+            for name, error in golden[case].get(kind.name, {}).items():
+                x = exact[name]
+                if kind in BLOCK_FORMATS:
+                    raw = BLOCK_FORMATS[kind].pack(encode(team, BLOCK_FORMATS[kind], x, weights))
+                else:
+                    raw = codebook(kind).pack(encode_codebook(team, codebook(kind), x, weights))
+                shares.append(weighted_rmse(x, dequantize(raw.reshape(len(x), -1), kind), weights) / error)
+            cells.append(f"{np.mean(shares):.3f}, {max(shares):.3f}" if shares else "")
+        print(f"| {kind.name} | {' | '.join(cells)} |")
+
+
 if __name__ == "__main__":
-    _record()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--compare", action="store_true", help="compare with what was recorded")
+    if parser.parse_args().compare:
+        _compare()
+    else:
+        _record()

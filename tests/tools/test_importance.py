@@ -34,7 +34,7 @@ def measured(path: Path, plugins, tokens=TOKENS, *, mode: str = "fp32", output: 
 
 
 def expected(path: Path, plugins, n_chunks: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Sums of squares and counts by tensor, from the values of NumPy ops."""
+    """Sums of squares and counts by tensor, from values in NumPy."""
     recorded = Recorded.of(path, plugins)
     sums: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for chunk in range(n_chunks):

@@ -124,7 +124,7 @@ def _check_requantizing(planned: Plan, allowed: bool) -> None:
 
 
 def _check_weights(planned: Plan, dry_run: bool) -> None:
-    """Check that there are weights for all tensors that need some; warn of others."""
+    """Check that tensors have the weights that they need; warn of others."""
     try:
         planned.check_imatrix()
     except InvalidRequestError as error:

@@ -23,7 +23,7 @@ _LEAST_WEIGHT = 1e-6
 
 
 def group_weights(weights: npt.NDArray[np.float32] | None, size: int) -> npt.NDArray[np.float32]:
-    """Weights of the groups of a row, scaled to a mean of 1.
+    """Weights of a row's groups, scaled to a mean of 1.
 
     Returns float32 [n_groups, size]. Those of a row, [n_columns], are finite and not negative; None, or all zeros,
     stand for equal weights.
