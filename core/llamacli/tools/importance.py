@@ -108,7 +108,7 @@ def number_of_chunks(tokens: Sequence[int], n_ctx: int, max_chunks: int | None =
 
 
 def _evaluated(model: Model, tokens: Sequence[int], n_ctx: int, n_chunks: int) -> Iterator[int]:
-    with model.create_session(seq_len=n_ctx, reuse=False) as session:
+    with model.create_session(n_ctx=n_ctx, reuse=False) as session:
         for chunk in range(n_chunks):
             ids = list(tokens[chunk * n_ctx : (chunk + 1) * n_ctx])
             if model.tokenizer.add_bos and model.tokenizer.bos_id is not None:
