@@ -37,6 +37,9 @@ BITS = {
 WITH_IMATRIX = ("Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S")
 """File types that need an importance matrix."""
 
+LONG_SEARCHES = ("IQ3_M", "IQ3_XS", "IQ2_M", "IQ1_M", "IQ1_S")
+"""File types whose grids take long to search, and whose tensor types others have too or tests of kernels cover."""
+
 
 @pytest.fixture
 def model(tiny_gguf) -> Path:
@@ -66,7 +69,9 @@ def raw_metadata(file: GGUFFile) -> dict[str, bytes]:
     return {key: file.pair(key) for key in file.metadata if key not in OWN_KEYS and not key.startswith("split.")}
 
 
-@pytest.mark.parametrize("name", FILE_TYPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG_SEARCHES)) for name in FILE_TYPES]
+)
 def test_every_type(name: str, model: Path, tmp_path: Path) -> None:
     imatrix = importance(model) if name in WITH_IMATRIX else None
     with open_gguf(model) as before, converted(model, tmp_path / "out.gguf", name, imatrix=imatrix) as after:
@@ -365,10 +370,10 @@ def test_tensors_without_entry_are_listed(model: Path) -> None:
     assert names == {name for name in importance(model).entries if name not in some.entries}
 
 
-@pytest.mark.parametrize("name", ["Q4_K_M", "Q8_0", "Q5_1", "IQ4_XS", "IQ2_M"])
+@pytest.mark.parametrize("name", ["Q4_K_M", "Q8_0", "Q5_1", "IQ4_XS", "IQ2_XXS"])
 def test_weights_lower_the_weighted_error_of_each_matrix(name: str, model: Path, tmp_path: Path) -> None:
     matrix = importance(model, spread=1.5)
-    equal = importance(model) if name == "IQ2_M" else None
+    equal = importance(model) if name in WITH_IMATRIX else None
     better = []
     with (
         open_gguf(model) as before,
@@ -391,7 +396,7 @@ def test_weights_lower_the_weighted_error_of_each_matrix(name: str, model: Path,
 
 def test_experts_have_their_own_weights(tiny_gguf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each expert's rows are those of its matrix quantised by itself."""
-    path, name = tiny_gguf("moe_4_1", **WIDE), "blk.0.ffn_up_exps.weight"
+    path, name = tiny_gguf("moe_4_1", **WIDE | {"n_ff": 64}), "blk.0.ffn_up_exps.weight"
     matrix = importance(path, spread=1.5)
     whole = converted(path, tmp_path / "whole.gguf", "Q4_K_S", imatrix=matrix)
     monkeypatch.setattr("llamacli.conversion.convert._CHUNK_ELEMENTS", 700)
