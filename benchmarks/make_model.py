@@ -123,6 +123,7 @@ _SCALES = {  # offsets of float16 scales in blocks of random bytes; those of min
     Type.Q5_K: {0: 1, 2: 15.5},
     Type.Q6_K: {208: 1},
     Type.IQ4_XS: {0: 1},
+    **{kind: {0: 1} for kind in (Type.IQ1_S, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S, Type.IQ3_XXS, Type.IQ3_S)},
 }
 _SIGMA = 0.02
 _ROWS = 256

@@ -9,7 +9,7 @@ import pytest
 
 from conftest import SLOW_REFERENCE, LoadTiny, TinyGguf
 from llamacli import Model, load_model
-from llamacli.engine import Engine, ReferenceEngine
+from llamacli.engine import Engine, ReferenceEngine, default_engine
 from llamacli.ops import linear, moe
 from llamacli.plugins import Plugins
 from oracle.goldens import DIRECTORY, N_CTX, N_GREEDY, N_PROMPT, POSITIONS, TOKENS, Golden, nmse, sha256, sure
@@ -207,6 +207,21 @@ def test_auto_differs_from_llama_cpp_by_activation_rounding_only(
     # one does in bf16, and from its position on results differ.
     assert sorted(errors)[4] <= 1e-12
     assert max(errors) <= 2e-5
+
+
+SMALL_TYPES = ["iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "tq1_0", "tq2_0", "q1_0", "nvfp4"]
+SMALL_TYPES += ["mxfp4", "moe_iq1_m", "moe_iq2_xs", "moe_nvfp4"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", SMALL_TYPES)
+def test_kernels_of_small_types_round_as_llama_cpp(variant: str, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    with load_model(tiny_gguf(variant), "auto", plugins=plugins, engine=default_engine()) as model:
+        session = model.create_session(seq_len=N_CTX, kv_type="f32")
+        logits = session.eval(TOKENS.tolist(), all_logits=True)[POSITIONS]
+    # Further on a number on the edge between two roundings falls to the other side in some, as above.
+    errors = [nmse(one, other) for one, other in zip(Golden.load(variant).logits[:3], logits[:3], strict=True)]
+    assert max(errors) <= 1e-12
 
 
 class TestWrongResults:

@@ -260,6 +260,10 @@ def random_weights(random, packing, n_blocks):
         if kind.item is np.float16:
             scales = random.normal(0, 0.01, (n_blocks, ROWS * count)).astype(np.float16)
             weights[:, at : at + n_bytes] = scales.view(np.uint8)
+        elif kind.item is np.float32:
+            weights[:, at : at + n_bytes] = (
+                random.normal(0, 0.01, (n_blocks, ROWS * count)).astype(np.float32).view(np.uint8)
+            )
         elif packing.table and len(packing.fields) == 1:
             weights[:, at : at + n_bytes] = random.integers(110, 130, (n_blocks, n_bytes))
         at += n_bytes

@@ -133,6 +133,8 @@ def test_code_without_a_file_counts() -> None:
         {"bias_bits": 3},
         {"bias_bits": None},
         {"table": tuple(range(16))},
+        {"code_shift": 1},
+        {"decode_table": lambda: np.zeros(3, np.uint8)},
         {"fields": {"scale": (attrs.evolve(PACKING.fields["scale"][0], exponent=0), 1)}},
     ],
     ids=lambda change: next(iter(change)),

@@ -1,6 +1,7 @@
 """Packed formats of core and plugins: exact layout, products against NumPy."""
 
 from enum import IntEnum
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,13 +19,20 @@ from llamacli.kernels.packing import pack
 from llamacli.kernels.packing_formats import ROWS
 from llamacli.kernels.registry import packing_of, packings
 from llamacli.kernels.team import Team
-from llamacli.quantization import FORMATS, TensorType, dequantize, nbytes
+from llamacli.quantization import FORMATS, TensorType, block_size, dequantize, nbytes, type_size
 from llamacli.testing import formulas
 from llamacli.testing.kernels import run_kernel
 from suite import examples
 
 ADDED = [fmt for fmt in example_formats.FORMATS if fmt.packing]
-KINDS = [pytest.param(kind, id=kind.name) for kind in (*packings(), *(fmt.type for fmt in ADDED))]
+
+LEFT_TO_SLOW = ("IQ1_S", "IQ2_XXS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0", "Q2_0", "Q8_K")
+"""Types like others of GGML that are tested quickly; each takes seconds to compile."""
+
+KINDS = [
+    pytest.param(kind, id=kind.name, marks=pytest.mark.slow if kind.name in LEFT_TO_SLOW else ())
+    for kind in (*packings(), *(fmt.type for fmt in ADDED))
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -144,6 +152,45 @@ def test_every_scale_of_mxfp4(team):
     np.testing.assert_allclose(result, formulas.linear(used, values[:220]), rtol=1e-4)
 
 
+def test_every_scale_of_nvfp4(team):
+    raw = np.random.default_rng(8).integers(0, 256, (256, 36), dtype=np.uint8)
+    raw[:, :4] = np.arange(256)[:, None] ^ [[0, 1, 127, 255]]
+    values = gguf.quants.dequantize(raw, GGMLQuantizationType.NVFP4)
+    packed = packed_rows(team, TensorType.NVFP4, raw, 64)
+    unpacked = packing_of(TensorType.NVFP4).unpack(packed, np.arange(256))
+    np.testing.assert_array_equal(unpacked.view(np.uint32), values.view(np.uint32))
+    x = np.random.default_rng(9).normal(size=(5, 64)).astype(np.float32)
+    result, used = multiply(team, TensorType.NVFP4, raw, 256, x)
+    expected = formulas.linear(used, values)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
+def test_every_index_of_a_grid(team, kind):
+    """Random bytes of so many rows have each index."""
+    raw, values = random_rows(TensorType[kind], 1040, 256, seed=5)
+    packed = packed_rows(team, TensorType[kind], raw, 256)
+    unpacked = packing_of(TensorType[kind]).unpack(packed, np.arange(1040))
+    np.testing.assert_array_equal(unpacked.view(np.uint32), values.view(np.uint32))
+
+
+BITS = {
+    "Q8_K": 8.125, "NVFP4": 4.5, "IQ3_S": 4.1875, "IQ3_XXS": 4.1875, "IQ2_S": 3.3125, "IQ2_XS": 3.3125,
+    "IQ2_XXS": 3.1875, "IQ1_M": 2.4375, "IQ1_S": 2.1875, "Q2_0": 2.25, "TQ2_0": 2.0625, "TQ1_0": 2.0625, "Q1_0": 1.125,
+}  # fmt: skip
+"""Bits a weight in memory, as docs/performance.md lists them."""
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_packed_size(kind):
+    packing = packing_of(TensorType[kind])
+    assert 8 * packing.n_bytes / (ROWS * packing.block) == BITS[kind]
+    page = (Path(__file__).resolve().parents[2] / "docs" / "performance.md").read_text()
+    file = 8 * type_size(TensorType[kind]) / block_size(TensorType[kind])
+    assert f"| {kind} | {file:.2f} | {BITS[kind]:.2f} |" in page
+
+
 @pytest.mark.parametrize("kind", [TensorType.F32, TensorType.Q8_0])
 def test_bias_residual_and_first_row(team, kind):
     raw, weight = random_rows(kind, 20, 64, seed=2)
@@ -155,9 +202,12 @@ def test_bias_residual_and_first_row(team, kind):
     assert (result[:4] == 7).all()
 
 
+QUICK = ("F32", "F16", "Q8_0", "Q4_0", "IQ1_M", "IQ2_XS", "NVFP4", "Q1_0")
+
+
 @examples(40)
 @given(
-    kind=st.sampled_from([TensorType.F32, TensorType.F16, TensorType.Q8_0, TensorType.Q4_0]),
+    kind=st.sampled_from([TensorType[name] for name in QUICK]),
     n=st.integers(1, 70),
     n_out=st.integers(1, 40),
     n_blocks=st.integers(1, 5),
@@ -165,8 +215,21 @@ def test_bias_residual_and_first_row(team, kind):
     seed=st.integers(0, 2**32 - 1),
 )
 def test_product_of_odd_shapes_and_magnitudes(team, kind, n, n_out, n_blocks, magnitude, seed):
-    raw, weight = random_rows(kind, n_out, 32 * n_blocks, seed)
-    x = (np.random.default_rng(seed).normal(size=(n, 32 * n_blocks)) * magnitude).astype(np.float32)
+    check_product(team, kind, n, n_out, n_blocks, magnitude, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [TensorType[name] for name in LEFT_TO_SLOW], ids=str)
+@examples(10)
+@given(n=st.integers(1, 40), n_out=st.integers(1, 40), n_blocks=st.integers(1, 3), seed=st.integers(0, 2**32 - 1))
+def test_product_of_odd_shapes_of_small_types(team, kind, n, n_out, n_blocks, seed):
+    check_product(team, kind, n, n_out, n_blocks, 1.0, seed)
+
+
+def check_product(team, kind, n, n_out, n_blocks, magnitude, seed):
+    width = n_blocks * max(32, packing_of(kind).block)
+    raw, weight = random_rows(kind, n_out, width, seed)
+    x = (np.random.default_rng(seed).normal(size=(n, width)) * magnitude).astype(np.float32)
     result, used = multiply(team, kind, raw, n_out, x)
     expected = formulas.linear(used, weight)
     floor = 1e-37  # products of subnormal numbers lose digits

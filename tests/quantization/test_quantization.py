@@ -98,6 +98,25 @@ def test_plain_numbers_become_float32(t: TensorType, dtype: str) -> None:
     np.testing.assert_array_equal(dequantize(values.view(np.uint8), t), values.astype(np.float32))
 
 
+def test_types_that_gguf_does_not_dequantise() -> None:
+    """Numbers as llama.cpp's `dequantize_row_*` gives them."""
+    scale = np.array([0.5], "<f2").view(np.uint8)
+    bits = np.array([0b00000101, *[0xFF] * 15], np.uint8)
+    found = dequantize(np.concatenate([scale, bits])[None], TensorType.Q1_0)
+    assert found.tolist() == [[0.5, -0.5, 0.5, *[-0.5] * 5, *[0.5] * 120]]
+    pairs = np.array([0b11100100, *[0b01010101] * 15], np.uint8)
+    found = dequantize(np.concatenate([scale, pairs])[None], TensorType.Q2_0)
+    assert found.tolist() == [[-0.5, 0, 0.5, 1, *[0] * 60]]
+    codes, sums = np.arange(-128, 128, dtype=np.int8), np.zeros(16, "<i2")
+    blocks = [
+        np.concatenate([np.array([d], "<f4").view(np.uint8), codes.view(np.uint8), sums.view(np.uint8)])
+        for d in (0.1, -3)
+    ]
+    found = dequantize(np.concatenate(blocks)[None], TensorType.Q8_K)
+    expected = np.concatenate([np.float32(0.1) * codes.astype(np.float32), np.float32(-3) * codes.astype(np.float32)])
+    assert_same_bits(found, expected[None])
+
+
 @pytest.mark.parametrize("t", QUANTIZABLE, ids=lambda t: t.name)
 @examples(40)
 @given(data=st.data())

@@ -33,6 +33,9 @@ In between, interrupts are handled and the file's pages are released: they would
 
 _TARGETS = {QuantMode.FP32: TensorType.F32, **REQUANTIZED}
 
+_PLAIN = (TensorType.F64, TensorType.I8, TensorType.I16, TensorType.I32, TensorType.I64)
+"""Types of plain numbers without kernels, kept as float32."""
+
 
 class PackedWeights:
     """Weights of a model as kernels read them.
@@ -154,9 +157,7 @@ def target_type(source: int, mode: QuantMode) -> IntEnum:
         return _TARGETS[mode]
     if packing_of(source) is not None:
         return FORMATS[source].type
-    if source == TensorType.F64:
-        return TensorType.F32
-    return TensorType.Q8_0
+    return TensorType.F32 if source in _PLAIN else TensorType.Q8_0
 
 
 def _converted(rows: npt.NDArray[np.uint8], source: int, kind: IntEnum) -> npt.NDArray[np.uint8]:

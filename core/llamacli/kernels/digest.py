@@ -39,7 +39,7 @@ def packing_digest(packing: IntegerPacking) -> str:
     """Hexadecimal hash of everything that a packing's kernels are compiled from."""
     stored = [(name, np.dtype(kind.item).str, kind.exponent, count) for name, (kind, count) in packing.fields.items()]
     layout = repr((packing.file_bytes, packing.groups, packing.planes, packing.bias_bits, stored))
-    return _combined((layout, *_emitted(packing), *_hash_parts(packing.decode, {})))
+    return _combined((layout, *_emitted(packing), *_hash_parts((packing.decode, packing.decode_table), {})))
 
 
 def _combined(parts: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """GGML integer formats: decoders and formulas of their blocks.
 
 Layouts as in GGML's `block_q*` structures. A decoder reads one block of a row: it writes the block's codes, a byte
-each, and the fields that stand beside them in the order in which the format lists them, 16 bits each.
+each, and the bits of the fields that stand beside them in the order in which the format lists them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llamacli.kernels.packing_formats import Bytes, FieldKind, integer_format
 from llamacli.quantization import TensorType
 from llamacli.quantization.tensor_types import IQ4_NL_VALUES
 
-Fields = npt.NDArray[np.uint16]
+Fields = npt.NDArray[np.uint32]
 
 _SIGN = np.uint16(0x8000)
 """Sign bit of float16: values that GGML subtracts are stored negated, so that they can be added."""
@@ -25,7 +25,8 @@ _SIGN = np.uint16(0x8000)
 # --- kinds of scales -------------------------------------------------------------------------------------------------
 
 
-def _load_int(b: ir.Builder, address: ir.Value, signed: bool) -> ir.Value:
+def load_int(b: ir.Builder, address: ir.Value, signed: bool) -> ir.Value:
+    """Load 16 bytes as int32."""
     stored = ir.load(b, address, ir.I8X16)
     return b.sext(stored, ir.I32X16) if signed else b.zext(stored, ir.I32X16)
 
@@ -35,7 +36,7 @@ def _load_e8m0(b: ir.Builder, address: ir.Value) -> ir.Value:
 
     Made from the bits of the float; the two smallest are subnormal.
     """
-    e = _load_int(b, address, signed=False)
+    e = load_int(b, address, signed=False)
     small = b.shl(ir.constant(ir.I32X16, 0x00200000), e)
     normal = b.shl(b.sub(e, ir.constant(ir.I32X16, 1)), ir.constant(ir.I32X16, 23))
     bits = b.select(b.icmp_unsigned("<", e, ir.constant(ir.I32X16, 2)), small, normal)
@@ -43,7 +44,7 @@ def _load_e8m0(b: ir.Builder, address: ir.Value) -> ir.Value:
 
 
 def _load_nibbles(b: ir.Builder, address: ir.Value) -> tuple[ir.Value, ir.Value]:
-    both = _load_int(b, address, signed=False)
+    both = load_int(b, address, signed=False)
     low = b.and_(both, ir.constant(ir.I32X16, 15))
     return ir.to_f32(b, low), ir.to_f32(b, b.lshr(both, ir.constant(ir.I32X16, 4)))
 
@@ -52,16 +53,39 @@ def _to_floats(stored: np.ndarray) -> np.ndarray:
     return stored.astype(np.float32)
 
 
+def _from_e4m3(stored: np.ndarray) -> np.ndarray:
+    """Half of an E4M3 number without sign.
+
+    Its bits are those of a float16, whose exponent has another bias.
+    """
+    return (stored.astype(np.uint16) << 7).view(np.float16).astype(np.float32) * np.float32(128)
+
+
+def _load_e4m3(b: ir.Builder, address: ir.Value) -> ir.Value:
+    words = ir.ir.VectorType(ir.I16, ir.LANES)
+    bits = b.shl(b.zext(ir.load(b, address, ir.I8X16), words), ir.constant(words, 7))
+    half = b.bitcast(bits, ir.ir.VectorType(ir.HALF, ir.LANES))
+    return b.fmul(b.fpext(half, ir.F32X16), ir.constant(ir.F32X16, 128))
+
+
+F32 = FieldKind(np.float32, _to_floats, lambda b, address: ir.load(b, address, ir.F32X16), exponent=0x7F800000)
 F16 = FieldKind(np.float16, _to_floats, ir.load_f16, exponent=0x7C00)
-U8 = FieldKind(np.uint8, _to_floats, lambda b, address: ir.to_f32(b, _load_int(b, address, signed=False)))
-I8 = FieldKind(np.int8, _to_floats, lambda b, address: ir.to_f32(b, _load_int(b, address, signed=True)))
+U8 = FieldKind(np.uint8, _to_floats, lambda b, address: ir.to_f32(b, load_int(b, address, signed=False)))
+I8 = FieldKind(np.int8, _to_floats, lambda b, address: ir.to_f32(b, load_int(b, address, signed=True)))
 E8M0_HALF = FieldKind(np.uint8, lambda stored: np.ldexp(np.float32(1), stored.astype(np.int32) - 128), _load_e8m0)
+E4M3_HALF = FieldKind(np.uint8, _from_e4m3, _load_e4m3)
 U4_PAIR = FieldKind(np.uint8, lambda stored: (_to_floats(stored & 15), _to_floats(stored >> 4)), _load_nibbles)
 
 # --- formulas --------------------------------------------------------------------------------------------------------
 
 
-def _d(f: dict[str, Any]) -> tuple[Any, Any]:
+def no_factors(f: dict[str, Any]) -> tuple[Any, Any]:
+    """No factors: scales of groups are all there is."""
+    return None, None
+
+
+def only_d(f: dict[str, Any]) -> tuple[Any, Any]:
+    """A single factor, d."""
     return f["d"][0], None
 
 
@@ -73,7 +97,8 @@ def _d_and_min(f: dict[str, Any]) -> tuple[Any, Any]:
     return f["d"][0], f["minus_dmin"][0]
 
 
-def _plain(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
+def no_terms(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
+    """No scales within the block."""
     return [(None, None)]
 
 
@@ -97,7 +122,8 @@ def _half_scales_and_minima(f: dict[str, Any], group: int) -> list[tuple[Any, An
 
 
 @njit(inline="always")
-def _u16(block: Any, at: Any) -> Any:
+def u16(block: Any, at: Any) -> Any:
+    """Read 16 bits from a byte position."""
     return np.uint16(block[at]) | np.uint16(block[at + 1]) << 8
 
 
@@ -134,7 +160,7 @@ def _nibble_groups(packed: Any, codes: Any) -> None:
 
 
 @njit(inline="always")
-def _bit_pair(packed: Any, group: Any, i: Any) -> Any:
+def bit_pair(packed: Any, group: Any, i: Any) -> Any:
     """Code i of a group of 32 codes of 2 bits.
 
     Each 32 bytes hold four groups, lowest bits first.
@@ -153,7 +179,14 @@ def _scales_and_mins(packed: Any, fields: Any) -> None:
 
 
 @integer_format(
-    TensorType.Q8_0, file_bytes=34, groups=1, planes=(8,), fields={"d": (F16, 1)}, factors=_d, terms=_plain, bias_bits=7
+    TensorType.Q8_0,
+    file_bytes=34,
+    groups=1,
+    planes=(8,),
+    fields={"d": (F16, 1)},
+    factors=only_d,
+    terms=no_terms,
+    bias_bits=7,
 )
 def q8_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: d, int8 codes.
@@ -162,26 +195,33 @@ def q8_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """
     for i in range(32):
         codes[i] = block[2 + i] ^ 0x80
-    fields[0] = _u16(block, 0)
+    fields[0] = u16(block, 0)
 
 
 @integer_format(
-    TensorType.Q4_0, file_bytes=18, groups=1, planes=(4,), fields={"d": (F16, 1)}, factors=_d, terms=_plain, bias_bits=3
+    TensorType.Q4_0,
+    file_bytes=18,
+    groups=1,
+    planes=(4,),
+    fields={"d": (F16, 1)},
+    factors=only_d,
+    terms=no_terms,
+    bias_bits=3,
 )
 def q4_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """d, nibbles."""
     _nibbles(block[2:], codes)
-    fields[0] = _u16(block, 0)
+    fields[0] = u16(block, 0)
 
 
 @integer_format(
     TensorType.Q4_1, file_bytes=20, groups=1, planes=(4,), fields={"d": (F16, 1), "m": (F16, 1)},
-    factors=_d_and_m, terms=_plain,
+    factors=_d_and_m, terms=no_terms,
 )  # fmt: skip
 def q4_1(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: d, m, nibbles."""
     _nibbles(block[4:], codes)
-    fields[0], fields[1] = _u16(block, 0), _u16(block, 2)
+    fields[0], fields[1] = u16(block, 0), u16(block, 2)
 
 
 @integer_format(
@@ -190,24 +230,24 @@ def q4_1(block: Bytes, codes: Bytes, fields: Fields) -> None:
     groups=1,
     planes=(4, 1),
     fields={"d": (F16, 1)},
-    factors=_d,
-    terms=_plain,
+    factors=only_d,
+    terms=no_terms,
     bias_bits=4,
 )
 def q5_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: d, fifth bits, nibbles."""
     _nibbles_and_bits(block[6:], block[2:], codes)
-    fields[0] = _u16(block, 0)
+    fields[0] = u16(block, 0)
 
 
 @integer_format(
     TensorType.Q5_1, file_bytes=24, groups=1, planes=(4, 1), fields={"d": (F16, 1), "m": (F16, 1)},
-    factors=_d_and_m, terms=_plain,
+    factors=_d_and_m, terms=no_terms,
 )  # fmt: skip
 def q5_1(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: d, m, fifth bits, nibbles."""
     _nibbles_and_bits(block[8:], block[4:], codes)
-    fields[0], fields[1] = _u16(block, 0), _u16(block, 2)
+    fields[0], fields[1] = u16(block, 0), u16(block, 2)
 
 
 @integer_format(
@@ -219,15 +259,15 @@ def q2_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: 16 scales and minima, bit pairs, d, dmin."""
     for group in range(8):
         for i in range(32):
-            codes[32 * group + i] = _bit_pair(block[16:], group, i)
-    fields[0], fields[1] = _u16(block, 80), _u16(block, 82) ^ _SIGN
+            codes[32 * group + i] = bit_pair(block[16:], group, i)
+    fields[0], fields[1] = u16(block, 80), u16(block, 82) ^ _SIGN
     for i in range(16):
         fields[2 + i] = block[i]
 
 
 @integer_format(
     TensorType.Q3_K, file_bytes=110, groups=8, planes=(2, 1), fields={"d": (F16, 1), "scale": (I8, 16)},
-    factors=_d, terms=_half_scales, bias_bits=2,
+    factors=only_d, terms=_half_scales, bias_bits=2,
 )  # fmt: skip
 def q3_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: third bits, bit pairs, scales, d.
@@ -236,8 +276,8 @@ def q3_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """
     for group in range(8):
         for i in range(32):
-            codes[32 * group + i] = _bit_pair(block[32:], group, i) | (block[i] >> group & 1) << 2
-    fields[0] = _u16(block, 108)
+            codes[32 * group + i] = bit_pair(block[32:], group, i) | (block[i] >> group & 1) << 2
+    fields[0] = u16(block, 108)
     for i in range(16):
         low = block[96 + i % 8] >> (4 * (i // 8)) & 15
         high = block[104 + i % 4] >> (2 * (i // 4)) & 3
@@ -259,7 +299,7 @@ _K_FIELDS = {"d": (F16, 1), "minus_dmin": (F16, 1), "scale": (U8, 8), "min": (U8
 def q4_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: d, dmin, scales and minima, nibbles."""
     _nibble_groups(block[16:], codes)
-    fields[0], fields[1] = _u16(block, 0), _u16(block, 2) ^ _SIGN
+    fields[0], fields[1] = u16(block, 0), u16(block, 2) ^ _SIGN
     _scales_and_mins(block[4:], fields[2:])
 
 
@@ -281,13 +321,13 @@ def q5_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
         for i in range(32):
             low = block[48 + 32 * (group // 2) + i] >> (4 * (group % 2)) & 15
             codes[32 * group + i] = low | (block[16 + i] >> group & 1) << 4
-    fields[0], fields[1] = _u16(block, 0), _u16(block, 2) ^ _SIGN
+    fields[0], fields[1] = u16(block, 0), u16(block, 2) ^ _SIGN
     _scales_and_mins(block[4:], fields[2:])
 
 
 @integer_format(
     TensorType.Q6_K, file_bytes=210, groups=8, planes=(4, 2), fields={"d": (F16, 1), "scale": (I8, 16)},
-    factors=_d, terms=_half_scales, bias_bits=5,
+    factors=only_d, terms=_half_scales, bias_bits=5,
 )  # fmt: skip
 def q6_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: nibbles, upper bit pairs, 16 scales, d.
@@ -298,8 +338,8 @@ def q6_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
         half, quarter = group // 4, group % 4
         for i in range(32):
             low = block[64 * half + 32 * (quarter % 2) + i] >> (4 * (quarter // 2)) & 15
-            codes[32 * group + i] = low | _bit_pair(block[128:], group, i) << 4
-    fields[0] = _u16(block, 208)
+            codes[32 * group + i] = low | bit_pair(block[128:], group, i) << 4
+    fields[0] = u16(block, 208)
     for i in range(16):
         fields[1 + i] = block[192 + i]
 
@@ -308,37 +348,65 @@ _IQ4_TABLE = tuple(value + 128 for value in IQ4_NL_VALUES)
 
 
 @integer_format(
-    TensorType.IQ4_NL, file_bytes=18, groups=1, planes=(4,), fields={"d": (F16, 1)}, factors=_d, terms=_plain,
+    TensorType.IQ4_NL, file_bytes=18, groups=1, planes=(4,), fields={"d": (F16, 1)}, factors=only_d, terms=no_terms,
     bias_bits=7, table=_IQ4_TABLE,
 )  # fmt: skip
 def iq4_nl(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """d, nibbles."""
     _nibbles(block[2:], codes)
-    fields[0] = _u16(block, 0)
+    fields[0] = u16(block, 0)
 
 
 @integer_format(
     TensorType.IQ4_XS, file_bytes=136, groups=8, planes=(4,), fields={"d": (F16, 1), "scale": (I8, 8)},
-    factors=_d, terms=_scales, bias_bits=7, table=_IQ4_TABLE,
+    factors=only_d, terms=_scales, bias_bits=7, table=_IQ4_TABLE,
 )  # fmt: skip
 def iq4_xs(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: d, upper bit pairs of scales, their nibbles, nibbles."""
     for group in range(8):
         _nibbles(block[8 + 16 * group :], codes[32 * group :])
         low = block[4 + group // 2] >> (4 * (group % 2)) & 15
-        high = _u16(block, 2) >> (2 * group) & 3
+        high = u16(block, 2) >> (2 * group) & 3
         fields[1 + group] = np.uint8((low | high << 4) - 32)
-    fields[0] = _u16(block, 0)
+    fields[0] = u16(block, 0)
 
 
-_E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+_E2M1_TABLE = tuple(value + 16 for value in (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
+"""Numbers of E2M1 doubled, plus 16."""
 
 
 @integer_format(
-    TensorType.MXFP4, file_bytes=17, groups=1, planes=(4,), fields={"d": (E8M0_HALF, 1)}, factors=_d, terms=_plain,
-    bias_bits=4, table=tuple(value + 16 for value in _E2M1_DOUBLED),
+    TensorType.MXFP4, file_bytes=17, groups=1, planes=(4,), fields={"d": (E8M0_HALF, 1)}, factors=only_d,
+    terms=no_terms, bias_bits=4, table=_E2M1_TABLE,
 )  # fmt: skip
 def mxfp4(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: exponent, nibbles."""
     _nibbles(block[1:], codes)
     fields[0] = block[0]
+
+
+@integer_format(
+    TensorType.NVFP4, file_bytes=36, groups=2, planes=(4,), fields={"scale": (E4M3_HALF, 4)},
+    factors=no_factors, terms=_half_scales, bias_bits=4, table=_E2M1_TABLE,
+)  # fmt: skip
+def nvfp4(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """Block layout: 4 scales, nibbles of 16 numbers each.
+
+    A scale has no sign, and 127 stands for 0.
+    """
+    for part in range(4):
+        fields[part] = 0 if block[part] == 127 else block[part] & 127
+        for i in range(8):
+            codes[16 * part + i] = block[4 + 8 * part + i] & 15
+            codes[16 * part + 8 + i] = block[4 + 8 * part + i] >> 4
+
+
+@integer_format(
+    TensorType.Q8_K, file_bytes=292, groups=8, planes=(8,), fields={"d": (F32, 1)}, factors=only_d, terms=no_terms,
+    bias_bits=7,
+)  # fmt: skip
+def q8_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
+    """Block layout: d, int8 codes, their sums."""
+    for i in range(256):
+        codes[i] = block[4 + i] ^ 0x80
+    fields[0] = np.uint32(u16(block, 0)) | np.uint32(u16(block, 2)) << 16

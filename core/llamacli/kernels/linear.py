@@ -126,16 +126,17 @@ def _integer_block(
                 codes = group.codes[part * n : (part + 1) * n]
                 product = _dot(b, block, codes, ir.offset(b, x, 4 * part * n), len(rows), _minus_sum(b, group, part, x))
                 sums[token] = _add_scaled(b, sums[token], product, scale)
-                if block.shift_factor is not None:
+                if block.shift_factor is not None or shift is not None:
                     sum_x = ir.broadcast_f32(b, ir.offset(b, x, offsets["sum"]))
                     if len(group.terms) == 2:
                         sum_x = ir.to_f32(b, b.neg(_minus_sum(b, group, part, x)()))
-                    shifts[token] = _add_scaled(b, shifts[token], sum_x, shift)
+                    shifted = sums if block.shift_factor is None else shifts
+                    shifted[token] = _add_scaled(b, shifted[token], sum_x, shift)
         if (g + 1) % shared:
             continue
         for token, place in enumerate(places):
             x_scale = ir.broadcast_f32(b, ir.offset(b, place, (g + 1 - shared) * size + offsets["scale"]))
-            product = b.fmul(sums[token], block.factor)
+            product = sums[token] if block.factor is None else b.fmul(sums[token], block.factor)
             if block.shift_factor is not None:
                 product = ir.fma(b, shifts[token], block.shift_factor, product)
             totals[token] = ir.fma(b, product, x_scale, totals[token])

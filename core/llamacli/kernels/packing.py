@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -100,13 +101,13 @@ def _pack_integers(packing: IntegerPacking) -> Kernel:
     planes, groups, file_bytes, n_bytes = packing.planes, packing.groups, packing.file_bytes, packing.n_bytes
     stored = [field for field, count in packing.fields.values() for _ in range(count)]
     sizes, exponents = tuple(field.size for field in stored), tuple(field.exponent for field in stored)
-    decode = njit(inline="always")(packing.decode)
+    decode = _decoder(packing)
     block, field_words, n_planes, n_fields = packing.block, packing.field_bytes // 4, len(planes), len(sizes)
 
     def pack_integers(args: int, run: int, thread: int, n_threads: int) -> None:
         a = carray(simd.pointer(args), 1, PACK)[0]
         first, last = share(a.n_tiles, thread, n_threads)
-        codes, fields = np.zeros(block, np.uint8), np.zeros(n_fields, np.uint16)
+        codes, fields = np.zeros(block, np.uint8), np.zeros(n_fields, np.uint32)
         word = codes.view(np.uint32)
         unbounded = False
         for unit in range(first * a.n_blocks, last * a.n_blocks):
@@ -137,13 +138,28 @@ def _pack_integers(packing: IntegerPacking) -> Kernel:
                         lowest += bits
                 place = address
                 for i in range(n_fields):
-                    if sizes[i] == 2:
-                        carray(simd.pointer(place + 2 * lane), 1, np.uint16)[0] = fields[i]
-                        unbounded |= exponents[i] != 0 and fields[i] & exponents[i] == exponents[i]
+                    if sizes[i] == 4:
+                        carray(simd.pointer(place + 4 * lane), 1, np.uint32)[0] = fields[i]
+                    elif sizes[i] == 2:
+                        carray(simd.pointer(place + 2 * lane), 1, np.uint16)[0] = np.uint16(fields[i])
                     else:
                         carray(simd.pointer(place + lane), 1, np.uint8)[0] = np.uint8(fields[i])
+                    unbounded |= exponents[i] != 0 and fields[i] & exponents[i] == exponents[i]
                     place += ROWS * sizes[i]
         if unbounded:
             carray(simd.pointer(a.unbounded), 1, np.int64)[0] = 1
 
     return Kernel(pack_integers, f"_{packing.name}")
+
+
+def _decoder(packing: IntegerPacking) -> Any:
+    """Decoder of a block for Numba, with its table."""
+    decode = njit(inline="always")(packing.decode)
+    if packing.decode_table is None:
+        return decode
+    table = packing.decode_table()
+
+    def decode_with_table(block: Any, codes: Any, fields: Any) -> None:
+        decode(block, codes, fields, table)
+
+    return njit(decode_with_table)

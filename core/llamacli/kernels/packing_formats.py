@@ -12,7 +12,7 @@ the sum of the activations. (See `ir.dot_bias` for ARM.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -116,11 +116,11 @@ class Group:
 class Block:
     """A block in registers: weight = factor * scale * (code - 2^bias_bits) + shift_factor * shift.
 
-    Without bias_bits there is no bias; shift_factor may be None. Codes are below 2^code_bits. Each group is loaded when
-    it is asked for, so that few registers are in use at a time.
+    Without bias_bits there is no bias; a factor of None is 1. Shifts without shift_factor are multiplied by factor.
+    Codes are below 2^code_bits. Each group is loaded when it is asked for, so that few registers are in use at a time.
     """
 
-    factor: ir.Value
+    factor: ir.Value | None
     shift_factor: ir.Value | None
     bias_bits: int | None
     code_bits: int
@@ -131,8 +131,8 @@ class Block:
 class FieldKind:
     """Field type, such as a scale: storage and conversion.
 
-    Stored in 1 or 2 bytes (`item`); `to_floats` and `load` give its float32 value in NumPy and in registers.
-    `exponent`: the bits that are all set in NaN and infinity; 0 if the type has neither.
+    Stored in 1, 2 or 4 bytes (`item`); `to_floats` and `load` give its float32 value in NumPy and in registers, or
+    several in tuples. `exponent`: the bits that are all set in NaN and infinity; 0 if the type has neither.
     """
 
     item: type[np.generic] = attrs.field()
@@ -142,8 +142,8 @@ class FieldKind:
 
     @item.validator
     def _check_item(self, _attribute: Any, item: type[np.generic]) -> None:
-        if self.size not in (1, 2):
-            raise ValueError(f"a field is stored in 1 or 2 bytes, not in the {self.size} of {item.__name__}")
+        if self.size not in (1, 2, 4):
+            raise ValueError(f"a field is stored in 1, 2 or 4 bytes, not in the {self.size} of {item.__name__}")
 
     @property
     def size(self) -> int:
@@ -165,9 +165,10 @@ class _Loads:
         return self._loaded[i]
 
 
-Decode = Callable[[Bytes, Bytes, npt.NDArray[np.uint16]], None]
+Decode = Callable[..., None]
 Factors = Callable[[dict[str, Any]], tuple[Any, Any]]
 Terms = Callable[[dict[str, Any], int], list[tuple[Any, Any]]]
+Marks = Callable[[dict[str, Any], int], Sequence[Any]]
 
 
 @attrs.frozen(eq=False)
@@ -178,10 +179,14 @@ class IntegerPacking:
     - `planes`: codes are stored in planes of 1, 2, 4 or 8 bits, lowest first.
     - `fields`: the scales of a block by name: their kind and how many there are.
     - `decode`: from one block of `file_bytes` bytes of a row, its codes, uint8 [32 * groups], and its fields one after
-      another, as the bits that are stored, uint16. Compiled by Numba.
+      another, as the bits that are stored, uint32. Compiled by Numba.
+    - `decode_table`: makes the array that `decode` takes as its fourth argument, if it takes one.
     - `factors` and `terms`: from the fields' values, factor and shift_factor of a Block; from them and a group's
       number, the terms of the Group.
     - `table`: values of the codes, if not the codes themselves: 16 unsigned bytes.
+    - `code_shift`: codes are multiplied by 2^code_shift, at no cost.
+    - `marks`: from the fields' values and a group's number, a bit for each 8 columns; the first of `mark_offsets` is
+      added to their codes where it is 0, the second where it is 1.
     - `name`: see Packing; given where the format is registered.
 
     Raises ValueError for descriptions that kernels cannot implement.
@@ -196,6 +201,10 @@ class IntegerPacking:
     terms: Terms
     bias_bits: int | None = None
     table: tuple[int, ...] | None = None
+    code_shift: int = 0
+    marks: Marks | None = None
+    mark_offsets: tuple[int, int] = (0, 0)
+    decode_table: Callable[[], Bytes] | None = None
     name: str = ""
 
     def __attrs_post_init__(self) -> None:
@@ -210,6 +219,19 @@ class IntegerPacking:
             raise ValueError(f"a bias is 2^0 to 2^7, not 2^{self.bias_bits}")
         if self.table is not None and (bits > 4 or len(self.table) != 16 or not set(self.table) <= set(range(256))):
             raise ValueError("a table has 16 unsigned bytes, for codes of 4 bits at the most")
+        if self.table is not None and (self.code_shift or self.marks):
+            raise ValueError("codes with a table are neither shifted nor marked")
+        if not 0 <= self.code_shift < 8 or not all(0 <= n <= 127 for n in self.mark_offsets) or self.largest > 255:
+            raise ValueError(
+                f"codes of {bits} bits times 2^{self.code_shift} plus {self.mark_offsets} are not unsigned bytes"
+            )
+
+    @property
+    def largest(self) -> int:
+        """Largest code in registers."""
+        if self.table is not None:
+            return max(self.table)
+        return (2 ** sum(self.planes) - 1) * 2**self.code_shift + max(self.mark_offsets)
 
     @property
     def activation(self) -> str:
@@ -262,16 +284,26 @@ class IntegerPacking:
             stored = stored.reshape(len(rows), n_blocks, count, ROWS)[which, :, :, lane]
             fields[name] = [kind.to_floats(stored[..., i, None]) for i in range(count)]
             at += size
-        values = codes.astype(np.int16) if self.table is None else np.array(self.table, np.int16)[codes]
-        values = (values - (0 if self.bias_bits is None else 2**self.bias_bits)).astype(np.float32)
+        integers = codes.astype(np.int16) << self.code_shift
+        if self.table is not None:
+            integers = np.array(self.table, np.int16)[codes]
+        if self.marks is not None:
+            marks = np.stack([bit for group in range(self.groups) for bit in self.marks(fields, group)], axis=-1)
+            integers += np.array(self.mark_offsets, np.int16)[marks].repeat(8, axis=-1).reshape(integers.shape)
+        values = (integers - (0 if self.bias_bits is None else 2**self.bias_bits)).astype(np.float32)
         factor, shift_factor = self.factors(fields)
         for group in range(self.groups):
             terms = self.terms(fields, group)
             for half, (scale, shift) in enumerate(terms):
                 columns = values[:, :, group, half * 32 // len(terms) : (half + 1) * 32 // len(terms)]
-                columns *= factor if scale is None else factor * scale
+                if shift is not None and shift_factor is None:
+                    columns *= _product(scale, None)
+                    columns += shift
+                    columns *= _product(factor, None)
+                    continue
+                columns *= _product(factor, scale)
                 if shift_factor is not None:
-                    columns += shift_factor if shift is None else shift_factor * shift
+                    columns += _product(shift_factor, shift)
         return values.reshape(len(rows), -1)
 
     def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Block:
@@ -282,8 +314,8 @@ class IntegerPacking:
             fields[name] = _Loads(b, kind, ir.offset(b, address, at))
             at += ROWS * kind.size * count
         factor, shift_factor = self.factors(fields)
-        code_bits = sum(self.planes) if self.table is None else max(self.table).bit_length()
-        return Block(factor, shift_factor, self.bias_bits, code_bits, self._load_groups(b, address, ahead, fields))
+        groups = self._load_groups(b, address, ahead, fields)
+        return Block(factor, shift_factor, self.bias_bits, self.largest.bit_length(), groups)
 
     def _load_groups(self, b: ir.Builder, address: ir.Value, ahead: int, fields: dict[str, Any]) -> Iterator[Group]:
         lines = range(0, self.n_bytes, 64)
@@ -292,11 +324,13 @@ class IntegerPacking:
                 for line in lines[group * len(lines) // self.groups : (group + 1) * len(lines) // self.groups]:
                     ir.prefetch(b, ir.offset(b, address, ahead + line), 64)
             codes = self._load_codes(b, ir.offset(b, address, self.field_bytes + group * self.group_bytes))
+            if self.marks is not None:
+                codes = self._add_marks(b, codes, self.marks(fields, group))
             yield Group(codes, self.terms(fields, group))
 
     def _load_codes(self, b: ir.Builder, address: ir.Value) -> list[ir.Value]:
         codes: list[ir.Value] = []
-        start = lowest = 0
+        start, lowest = 0, self.code_shift
         for bits in self.planes:
             plane = [ir.load(b, ir.offset(b, address, start + 64 * i), ir.I8X64) for i in range(bits)]
             parts = [ir.shift_left(b, vector, lowest - bits * part) for part in range(8 // bits) for vector in plane]
@@ -305,6 +339,17 @@ class IntegerPacking:
             codes = [b.or_(low, high) for low, high in zip(codes, parts, strict=True)] if codes else parts
             start, lowest = start + 64 * bits, lowest + bits
         return codes if self.table is None else [ir.look_up(b, self.table, code) for code in codes]
+
+    def _add_marks(self, b: ir.Builder, codes: list[ir.Value], marks: Sequence[ir.Value]) -> list[ir.Value]:
+        """Add an offset to the codes of each 8 columns, two vectors."""
+        off, on = (ir.constant(ir.I32X16, offset * 0x01010101) for offset in self.mark_offsets)
+        offsets = [b.bitcast(b.select(mark, on, off), ir.I8X64) for mark in marks for _ in range(2)]
+        return [b.add(code, offset) for code, offset in zip(codes, offsets, strict=True)]
+
+
+def _product(x: Any, y: Any) -> Any:
+    """Product of two factors, where None means 1."""
+    return (1 if x is None else x) if y is None else y if x is None else x * y
 
 
 INTEGER_PACKINGS: dict[TensorType, IntegerPacking] = {}

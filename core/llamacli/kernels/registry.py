@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from llamacli.errors import PluginError, plugin_errors
-from llamacli.kernels import ggml_packings, ir
+from llamacli.kernels import ggml_packings, grid_packings, ir
 from llamacli.kernels.digest import packing_digest
 from llamacli.kernels.packing_formats import INTEGER_PACKINGS, FloatPacking, IntegerPacking, Packing
 from llamacli.quantization import FORMATS, QuantFormat, TensorType
@@ -23,7 +23,8 @@ from llamacli.quantization import FORMATS, QuantFormat, TensorType
 _log = logging.getLogger(__name__)
 
 
-assert ggml_packings, "its import registers the packings of integers"
+assert ggml_packings, "its import registers packings of integers"
+assert grid_packings, "its import registers those of small types"
 
 
 @functools.cache

@@ -142,6 +142,35 @@ def _quantize_bf16(x: Floats) -> Bytes:
     return to_bf16(x).view(np.uint8)
 
 
+def _scaled(raw: Bytes, codes: npt.NDArray[np.integer[Any]], scales: Bytes, dtype: str) -> Floats:
+    """Integers times the scale of their block.
+
+    `codes` is [n_blocks, block_size], `scales` uint8 [n_blocks, size of dtype].
+    """
+    factors = np.ascontiguousarray(scales).view(dtype).astype(np.float32)
+    return (factors * codes.astype(np.float32)).reshape(len(raw), -1)
+
+
+def _dequantize_q1_0(raw: Bytes) -> Floats:
+    """Float16 scale, then a bit for each number: 1 or -1."""
+    blocks = raw.reshape(-1, 18)
+    bits = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little")
+    return _scaled(raw, 2 * bits.astype(np.int8) - 1, blocks[:, :2], "<f2")
+
+
+def _dequantize_q2_0(raw: Bytes) -> Floats:
+    """Float16 scale, then 2 bits for each number: -1 to 2."""
+    blocks = raw.reshape(-1, 18)
+    pairs = blocks[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
+    return _scaled(raw, pairs.reshape(-1, 64).astype(np.int8) - 1, blocks[:, :2], "<f2")
+
+
+def _dequantize_q8_k(raw: Bytes) -> Floats:
+    """Float32 scale, then int8; their sums, which follow, are for products."""
+    blocks = raw.reshape(-1, 292)
+    return _scaled(raw, blocks[:, 4:260].view(np.int8), blocks[:, :4], "<f4")
+
+
 def _blocks(tensor_type: TensorType, block_size: int, type_size: int, *, quantizable: bool = False) -> QuantFormat:
     """Format of blocks that `gguf.quants` implements."""
 
@@ -196,11 +225,11 @@ _FORMATS = (
     _blocks(TensorType.TQ2_0, 256, 66),
     _blocks(TensorType.MXFP4, 32, 17),
     _blocks(TensorType.NVFP4, 64, 36),
-    # Sizes only: intermediate formats (Q8_1, Q8_K), and types that `gguf.quants` does not implement.
+    # Types that `gguf.quants` does not implement; of Q8_1, the form of activations in GGML, the size only.
     QuantFormat(TensorType.Q8_1, 32, 36),
-    QuantFormat(TensorType.Q8_K, 256, 292),
-    QuantFormat(TensorType.Q1_0, 128, 18),
-    QuantFormat(TensorType.Q2_0, 64, 18),
+    QuantFormat(TensorType.Q8_K, 256, 292, _dequantize_q8_k),
+    QuantFormat(TensorType.Q1_0, 128, 18, _dequantize_q1_0),
+    QuantFormat(TensorType.Q2_0, 64, 18, _dequantize_q2_0),
 )
 
 FORMATS: dict[int, QuantFormat] = {fmt.type: fmt for fmt in _FORMATS}

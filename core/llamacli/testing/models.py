@@ -15,6 +15,7 @@ import numpy as np
 
 import gguf
 from gguf import GGMLQuantizationType as Type
+from llamacli.quantization import dequantize
 from llamacli.testing.vocabularies import vocabulary, vocabulary_size
 
 SIGMA = 0.1
@@ -39,8 +40,8 @@ def write_model(
     """Write a GGUF file of random tensors; return its path.
 
     `keys` are full metadata keys; `shapes` gives the shape of each tensor in NumPy's order, rows first. `tokenizer` is
-    as in `vocabularies.vocabulary`. `type` is the tensor type of matrices (of K-quants, those that the core computes;
-    rows must be multiples of the type's block), `expert_type` that of names with `_exps.`, if it is another;
+    as in `vocabularies.vocabulary`. `type` is the tensor type of matrices (rows must be
+    multiples of the type's block), `expert_type` that of names with `_exps.`, if it is another;
     `dequantized` stores the same numbers as float32.
 
     For broken files: `metadata` are keys to add or, with None, to leave out; `tensors` are float32 arrays to add or to
@@ -56,7 +57,7 @@ def write_model(
         for name, shape in shapes.items()
     }
     if dequantized:
-        content = {name: (gguf.quants.dequantize(*tensor), Type.F32) for name, tensor in content.items()}
+        content = {name: (_floats(*tensor), Type.F32) for name, tensor in content.items()}
     content |= {name: (array.astype(np.float32), Type.F32) for name, array in (tensors or {}).items()}
     content = {name: tensor for name, tensor in content.items() if name not in without}
     write_gguf(path, architecture, common | dict(keys) | dict(metadata or {}), content)
@@ -96,13 +97,17 @@ _SCALES: dict[Type, tuple[int, int | None, float]] = {
     Type.Q4_K: (0, 2, 7.5),
     Type.Q5_K: (0, 2, 15.5),
     Type.Q6_K: (208, None, 0),
+    **dict.fromkeys(
+        (Type.IQ1_S, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S, Type.IQ3_XXS, Type.IQ3_S, Type.Q1_0), (0, None, 0)
+    ),
+    Type.IQ1_M: (48, None, 0),
 }
-"""K-quants, which `gguf` cannot write: offsets in a block of the float16 scale and minimum, and the quotient of the two
-that leaves weights with a mean near 0."""
+"""Types that `gguf` cannot write: offsets in a block of the float16 scale and minimum, and the quotient of the two that
+leaves weights with a mean near 0."""
 
 
 def _random_blocks(random: np.random.RandomState, shape: tuple[int, ...], stored: Type) -> np.ndarray:
-    """K-quant blocks of random bits; one scale gives weights of deviation SIGMA."""
+    """Blocks of random bits; one scale gives weights of deviation SIGMA."""
     block_size, type_size = gguf.GGML_QUANT_SIZES[stored]
     rows = (*shape[:-1], shape[-1] // block_size)
     blocks = random.randint(0, 256, (*rows, type_size)).astype(np.uint8)
@@ -110,11 +115,23 @@ def _random_blocks(random: np.random.RandomState, shape: tuple[int, ...], stored
 
     def set_scale(scale: float) -> np.ndarray:
         for offset, value in ((at, scale), (at_minimum, scale * quotient)):
-            if offset is not None:
+            if offset is None:
+                continue
+            if stored is Type.IQ1_M:  # the upper four bits of four words
+                parts = np.float16(value).view(np.uint16) >> np.arange(0, 16, 4, dtype=np.uint16) & 15
+                blocks[..., 49:56:2] = blocks[..., 49:56:2] & 15 | parts.astype(np.uint8) << 4
+            else:
                 blocks[..., offset : offset + 2] = np.frombuffer(np.float16(value).tobytes(), np.uint8)
         return blocks.reshape(*shape[:-1], -1)
 
-    return set_scale(SIGMA / float(gguf.quants.dequantize(set_scale(1), stored).std()))
+    return set_scale(SIGMA / float(_floats(set_scale(1), stored).std()))
+
+
+def _floats(array: np.ndarray, stored: Type) -> np.ndarray:
+    """Tensor in float32; of types that `gguf` knows, as it dequantises them."""
+    if stored is not Type.Q1_0:
+        return gguf.quants.dequantize(array, stored)
+    return dequantize(array.reshape(-1, array.shape[-1]), stored).reshape(*array.shape[:-1], -1)
 
 
 def _random_mxfp4(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:

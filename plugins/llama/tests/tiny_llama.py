@@ -98,6 +98,8 @@ def write_llama(
     )
 
 
+_SMALL_TYPES = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0", "Q1_0")
+
 LLAMA: dict[str, dict[str, Any]] = {
     "mha": {},
     "gqa": {"n_head_kv": 2},
@@ -146,8 +148,14 @@ LLAMA: dict[str, dict[str, Any]] = {
     "moe_q8_0": {"n_head_kv": 2, "n_ff": 64, "n_expert": 8, "n_expert_used": 2, "type": "Q8_0"},
     **{
         kind.lower(): {"n_embd": 256, "n_head_kv": 2, "n_ff": 512, "type": kind}
-        for kind in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+        for kind in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", *_SMALL_TYPES)
     },
+    **{
+        f"moe_{kind.lower()}": {"n_embd": 256, "n_ff": 256, "n_expert": 4, "n_expert_used": 2, "type": kind}
+        for kind in ("IQ1_M", "IQ2_XS")
+    },
+    "moe_nvfp4": {"n_head_kv": 2, "n_ff": 64, "n_expert": 8, "n_expert_used": 2, "type": "NVFP4"},
+    "mxfp4": {"n_head_kv": 2, "type": "MXFP4"},
 }
 """Options of `write_llama` by the variant's name. All share one seed, so variants differ by what they are named for."""
 
