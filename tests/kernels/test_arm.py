@@ -282,8 +282,11 @@ def random_activations(random, packing, n_tokens, n_blocks):
     return x
 
 
+ALIKE = ("IQ2_XXS", "IQ2_S", "IQ3_XXS", "TQ1_0", "TQ2_0", "Q2_0")
+"""Types whose blocks are loaded like those of IQ2_XS, IQ3_S and IQ1_S."""
+
 TILES = [
-    *(("neon", kind, 1) for kind in packings()),
+    *(("neon", kind, 1) for kind in packings() if kind.name not in ALIKE),
     *(("neon", kind, 4) for kind in (TensorType.F16, TensorType.Q8_0, TensorType.Q4_0, TensorType.Q4_K)),
     *(("i8mm", kind, 1) for kind in (TensorType.Q8_0, TensorType.Q4_K, TensorType.IQ4_NL)),
 ]
@@ -297,6 +300,19 @@ TILES = [
 )
 def test_tile_is_bit_equal_to_the_host(name, kind, n_tokens):
     check_tile(name, packings()[kind], n_tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["IQ1_M", "NVFP4"])
+def test_tile_is_bit_equal_under_each_instruction_set_of_the_host(kind):
+    packing, random = packings()[TensorType[kind]], np.random.default_rng(1)
+    weights, x = random_weights(random, packing, 3), random_activations(random, packing, 1, 3)
+    bias, residual = random.normal(size=(2, ROWS)).astype(np.float32)
+    results = np.zeros((len(isa.available()), ROWS), np.float32)
+    for name, out in zip(isa.available(), results, strict=True):
+        HostFunction(name, *tile(packing, 1))(weights, 3, x, 0, out, 0, bias, residual)
+    assert results[0].any()
+    np.testing.assert_array_equal(results.view(np.uint32), np.tile(results[0].view(np.uint32), (len(results), 1)))
 
 
 @emulated
