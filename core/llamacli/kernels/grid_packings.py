@@ -1,8 +1,8 @@
 """GGML formats of few bits: IQ1, IQ2, IQ3, TQ, Q1_0 and Q2_0.
 
-Files store numbers of IQ types as indices into a table of 4 or 8 numbers, the grid. Looking these up would take a
-gather for each row, so a packed matrix has a code for each number instead: its level among the few of the grid, and its
-sign. That takes more memory than the file, and no time: see docs/performance.md.
+Files store numbers of IQ types as indices into a table of vectors, the grid. Looking these up would take a gather for
+each 4 columns, so a packed matrix has a code for each number instead: its level among the few of the grid, and its
+sign. That takes more memory than the file: see docs/performance.md.
 """
 
 from __future__ import annotations
