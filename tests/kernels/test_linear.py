@@ -219,7 +219,7 @@ def test_product_of_odd_shapes_and_magnitudes(team, kind, n, n_out, n_blocks, ma
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [TensorType[name] for name in LEFT_TO_SLOW], ids=str)
+@pytest.mark.parametrize("kind", [TensorType[name] for name in LEFT_TO_SLOW], ids=lambda kind: kind.name)
 @examples(10)
 @given(n=st.integers(1, 40), n_out=st.integers(1, 40), n_blocks=st.integers(1, 3), seed=st.integers(0, 2**32 - 1))
 def test_product_of_odd_shapes_of_small_types(team, kind, n, n_out, n_blocks, seed):
