@@ -293,6 +293,30 @@ def test_any_other_token_is_no_end_token(text: str) -> None:
     assert allowed(grammar, NAMED.n_vocab) == NAMED.eog_ids
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"const": -9223372036854775808}', '{"enum": ["a", -9223372036854775808]}', '{"const": -1e300}',
+        '{"type": "integer", "minimum": -1e19, "maximum": -1e19}',
+        '{"type": "array", "enum": [[-9223372036854775807]]}',
+        '{"properties": {"-1": {"allOf": [{"type": "integer"}, {"const": -9223372036854775300}]}}}',
+    ],
+)  # fmt: skip
+def test_numbers_at_the_end_of_64_bits_are_refused(schema: str) -> None:
+    """Check that they reach no code that would end the process."""
+    with pytest.raises(InvalidRequestError, match=r"json_schema: line 1: the number -.* is below -9.2e\+18"):
+        Grammar.from_json_schema(schema, BYTES)
+    with pytest.raises(InvalidRequestError, match=r"grammar: the number -.* is below -9.2e\+18"):
+        Grammar.from_gbnf(f"%llguidance {{}}\nstart: %json {schema}", BYTES)
+
+
+def test_numbers_near_the_end_of_64_bits() -> None:
+    for number in (-(2**62), 2**62):
+        assert accepts(Grammar.from_json_schema(json.dumps({"type": "integer", "const": number}), BYTES), str(number))
+    text = {"const": "-9223372036854775808"}
+    assert accepts(Grammar.from_json_schema(json.dumps(text), BYTES), '"-9223372036854775808"')
+
+
 def test_thousands_of_repetitions() -> None:
     grammar = Grammar.from_gbnf('root ::= "a"{3,5000} "b"', BYTES)
     for _ in range(5000):

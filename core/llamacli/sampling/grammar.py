@@ -34,6 +34,10 @@ _SMALL_TEXT, _SMALL_STACK, _STACK_PER_BYTE = 4 << 10, 8 << 20, 1 << 10
 llguidance follows references by recursion: a rule of six bytes that names the next one takes 3 KB.
 """
 _JSON_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_NEGATIVE = re.compile(r"-\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_LOWEST = -9.2e18
+"""Lowest number of a schema: llguidance's ranges are 64-bit integers, and negating -2^63 makes it recurse until the
+process dies."""
 
 T = TypeVar("T")
 
@@ -68,6 +72,8 @@ class Grammar(Sampler):
             lark = text if text.startswith(_LARK) else to_lark(parse_gbnf(text, tokenizer.token_id), tokenizer.eog_ids)
         except RecursionError:
             raise InvalidRequestError("grammar: its rules are nested too deeply") from None
+        if lark is text:
+            _check_numbers("grammar", text)  # it may hold JSON Schemas
         grammar = engine.grammar_from_lark(lark)
         return cls(tokenizer, _with_stack_for(lark, lambda: _matcher(tokenizer, grammar, "grammar")))
 
@@ -101,6 +107,7 @@ class Grammar(Sampler):
                 f"json_schema: line 1: {str(error).partition(' at line')[0]}; a schema must be standard JSON, "
                 "with finite numbers and whole characters"
             ) from None
+        _check_numbers("json_schema: line 1", _JSON_STRING.sub("", closed))
         reason = _with_stack_for(closed, lambda: engine.validate_grammar(grammar))
         if reason:
             raise InvalidRequestError(f"json_schema: line {_line_of(schema, reason)}: {_first_line(reason)}")
@@ -193,6 +200,13 @@ def _with_stack_for(text: str, compile_text: Callable[[], T]) -> T:
 def _raise_if_failed(matcher: LLMatcher) -> None:
     if matcher.is_error():
         raise InvalidRequestError(f"grammar: {_first_line(matcher.get_error())}")
+
+
+def _check_numbers(name: str, text: str) -> None:
+    """Raise InvalidRequestError for a number that would end the process."""
+    for number in _NEGATIVE.findall(text):
+        if float(number) < _LOWEST:
+            raise InvalidRequestError(f"{name}: the number {number[:40]} is below {_LOWEST:g}, the lowest allowed")
 
 
 def _engine() -> type[LLMatcher]:
