@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llamacli.kernels.attention import ATTENTION, STORE, attention, latent_attention, scratch_bytes, store_kv
 from llamacli.kernels.layout import ROW
@@ -12,6 +14,7 @@ from llamacli.ops.attention import alibi_slopes
 from llamacli.testing import formulas
 from llamacli.testing.kernels import run_kernel
 from llamacli.util.memory import view
+from suite import examples
 
 THREADS = 2
 TYPES = [*KV_TYPES, ("q8_0", "q4_1"), ("q5_0", "iq4_nl")]
@@ -49,9 +52,15 @@ def place(*spans: tuple[KVSequence, int, int]) -> np.ndarray:
 def run(team: Team, kernel: object, record: np.dtype, state: KVSpec, rows: np.ndarray, **params) -> None:
     size = scratch_bytes(state.head_dim, state.value_dim)
     scratch = np.full((THREADS, size // 4), np.nan, np.float32)
+    given = {
+        "layer": 0,
+        "n_head_kv": state.n_head_kv,
+        "head_dim": state.head_dim,
+        "value_dim": state.value_dim,
+        **params,
+    }
     run_kernel(
-        team, kernel, record, n_rows=len(rows), rows=rows, layer=0, n_head_kv=state.n_head_kv, head_dim=state.head_dim,
-        value_dim=state.value_dim, scratch=scratch, scratch_stride=size, **params,
+        team, kernel, record, n_rows=len(rows), rows=rows, scratch=scratch, scratch_stride=size, **given
     )  # fmt: skip
 
 
@@ -158,3 +167,71 @@ def test_values_of_another_width_than_keys(kv_type, head_dim: int, value_dim: in
 @pytest.mark.parametrize("kv_type", TYPES, ids=str)
 def test_values_in_keys(kv_type, head_dim: int, value_dim: int, options: dict, team: Team) -> None:
     check_attention(team, KVSpec(2, head_dim, value_dim=value_dim, values_in_keys=True), kv_type, options)
+
+
+def padded(rows: np.ndarray, n: int) -> np.ndarray:
+    """Rows [n_rows, ...] as float32 [n_rows, width], with n NaN behind each."""
+    return np.pad(rows.reshape(len(rows), -1), ((0, 0), (0, n)), constant_values=np.nan)
+
+
+@pytest.mark.parametrize("latent", [False, True])
+@pytest.mark.parametrize("kv_type", TYPES, ids=str)
+@examples(10)
+@given(data=st.data())
+def test_attention_of_random_shapes_and_strides(kv_type, latent: bool, data: st.DataObject, team: Team) -> None:
+    """Write cells of one of several layers, read them, compare both with NumPy."""
+
+    def draw(low: int, high: int) -> int:
+        return data.draw(st.integers(low, high))
+
+    n_head_kv, group, head_dim, n_layers = draw(1, 2), draw(1, 11), draw(1, 70), draw(1, 3)
+    state = KVSpec(n_head_kv, head_dim, value_dim=draw(1, head_dim if latent else 70), values_in_keys=latent)
+    layer, spare, random = draw(0, n_layers - 1), draw(0, 5), np.random.default_rng(draw(0, 1 << 30))
+    options = {
+        "window": data.draw(st.sampled_from([None, 1, 5, 40])),
+        "softcap": data.draw(st.sampled_from([None, 2.0])),
+    }
+    options["alibi"] = data.draw(st.sampled_from([None, 8.0]))
+    options["chunk"], n_after = data.draw(st.sampled_from([(None, 0), (1, 0), (12, 0), (None, 3), (None, 1 << 40)]))
+    sinks = random.normal(size=n_head_kv * group).astype(np.float32) if draw(0, 1) else None
+    kind, spans, queries, expected = KVType.of(kv_type), [], [], []
+    for _ in range(draw(1, 2)):
+        stop = draw(1, 90)
+        start = draw(max(0, stop - 10), stop - 1)
+        sequence = KVSequence(KVPool(KVLayout.of([state] * n_layers, kv_type)), stop)
+        sequence.reserve(0, stop)
+        for page in pages(sequence):
+            page[:] = UNUSED
+        k, v = (
+            random.normal(size=(stop, n_head_kv, width)).astype(np.float32) for width in (head_dim, state.value_dim)
+        )
+        rows, keys, values = place((sequence, 0, stop)), padded(k, spare), padded(v, 3)
+        given_v = {} if latent else {"v": values, "v_stride": values.strides[0]}
+        run(
+            team, store_kv(kind), STORE, state, rows, layer=layer, k=keys, k_stride=keys.strides[0],
+            **{"v": 0, "v_stride": 0, **given_v},
+        )  # fmt: skip
+        numpys = KVSequence(KVPool(KVLayout.of([state], kv_type)), stop)
+        numpys.reserve(0, stop)
+        numpys.write(0, 0, k, v)
+        keys, values = sequence.read(layer, stop)
+        for mine, theirs in zip((keys, values), numpys.read(0, stop), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+        q = random.normal(size=(stop - start, n_head_kv * group, head_dim)).astype(np.float32)
+        cells = keys.transpose(2, 0, 1), values.transpose(1, 0, 2)
+        expected.append(formulas.attention(q, *cells, 0.3, sinks=sinks, n_after=n_after, **options))
+        spans.append((sequence, start, stop))
+        queries.append(q)
+    q = padded(np.concatenate(queries), spare)
+    wanted = np.concatenate(expected)
+    out = np.full((len(q), wanted[0].size + spare), np.nan, np.float32)
+    alibi = options["alibi"]
+    run(
+        team, (latent_attention if latent else attention)(kind), ATTENTION, state, place(*spans), layer=layer, q=q,
+        q_stride=q.strides[0], out=out, out_stride=out.strides[0], group=group, window=options["window"] or 1 << 40,
+        chunk=options["chunk"] or 1 << 40, n_after=n_after, sinks=0 if sinks is None else sinks,
+        slopes=0 if alibi is None else alibi_slopes(n_head_kv * group, alibi).astype(np.float32), scale=0.3,
+        softcap=options["softcap"] or 0.0,
+    )  # fmt: skip
+    assert formulas.nmse(out[:, : wanted[0].size].reshape(wanted.shape), wanted) < 1e-11
+    assert np.isnan(out[:, wanted[0].size :]).all()

@@ -1,10 +1,18 @@
 """The catalog names every kernel that there is."""
 
 import ast
+import random
+import re
 from pathlib import Path
 
+import pytest
+
 import llamacli.kernels.catalog as catalog_module
-from llamacli.engine.catalog import catalog
+from llamacli.engine.catalog import _steps_of, catalog
+from llamacli.kernels.jit import Kernel
+from llamacli.kernels.team import Team
+from llamacli.kv import KV_TYPES, KVType
+from random_graphs import MAKERS, random_example
 
 SOURCES = sorted(Path(catalog_module.__file__).parent.glob("*.py"))
 
@@ -33,6 +41,85 @@ def test_every_module_with_kernels_is_in_it() -> None:
         ):
             decorated.add(source.stem)
     assert decorated <= {module.__name__.rsplit(".", 1)[1] for module in catalog_module._MODULES}
+
+
+TESTS = Path(__file__).parents[1]
+
+RANDOM = {
+    "pack_kernel": "kernels/test_linear.py::test_packed_rows_of_random_shapes",
+    "linear": "kernels/test_linear.py::test_products_of_random_shapes_strides_and_groups",
+    "round_activations": "kernels/test_linear.py::test_activations_of_random_shapes_and_strides",
+    "store_kv": "kernels/test_attention.py::test_attention_of_random_shapes_and_strides",
+    "attention": "kernels/test_attention.py::test_attention_of_random_shapes_and_strides",
+    "latent_attention": "kernels/test_attention.py::test_attention_of_random_shapes_and_strides",
+    "encode_scaled": "kernels/test_encoding.py::test_codes_of_random_shapes_are_the_nearest",
+    "encode_shifted": "kernels/test_encoding.py::test_codes_of_random_shapes_are_the_nearest",
+    "kth_largest": "kernels/test_sampling_kernels.py::test_kth_largest",
+    "keep_from": "kernels/test_sampling_kernels.py::test_keep_from",
+    "keep_where": "kernels/test_sampling_kernels.py::test_keep_where",
+    "falling_order": "kernels/test_sampling_kernels.py::test_falling_order",
+    "log_sum_exp": "kernels/test_sampling_kernels.py::test_exponentials",
+    "softmax": "kernels/test_sampling_kernels.py::test_exponentials",
+    "running_sums": "kernels/test_sampling_kernels.py::test_exponentials",
+    "entropy": "kernels/test_sampling_kernels.py::test_exponentials",
+    "deviation": "kernels/test_sampling_kernels.py::test_deviation",
+    "repeat_lengths": "kernels/test_sampling_kernels.py::test_repeat_lengths",
+    "fill_slots": "tokenizer/test_merging.py::test_ranked_merges_match_the_definition",
+    "join_merges": "tokenizer/test_merging.py::test_ranked_merges_match_the_definition",
+    "foreign_merge": "tokenizer/test_merging.py::test_ranked_merges_match_the_definition",
+    "mark_joints": "tokenizer/test_merging.py::test_merges_by_score_match_the_definition",
+    "encode_words": "tokenizer/test_merging.py::test_merges_by_score_match_the_definition",
+    "decode_bytes": "tokenizer/test_byte_level.py::test_round_trip",
+    "fill_trie": "tokenizer/test_unigram.py::test_sum_of_scores_is_the_best_of_all",
+    "encode_unigram": "tokenizer/test_unigram.py::test_sum_of_scores_is_the_best_of_all",
+    "normalize": "tokenizer/test_unigram.py::test_longest_key_is_replaced",
+}
+"""Test by Hypothesis of each function that makes kernels, and of each single one; those of ops have random graphs."""
+
+OF_TEAMS = {"_run_job", "_worker_loop", "_prepare", "_spin"}
+"""Functions that run kernels, and compute nothing themselves."""
+
+
+def of_ops() -> set[str]:
+    """Names of the kernels that random graphs of ops run."""
+    team, names = Team(1), set()
+    for maker in MAKERS:
+        for seed in range(4):
+            for step in _steps_of(random_example(maker, random.Random(seed).randint), team):
+                kernels = [step.kernel] if isinstance(step.kernel, Kernel | None) else map(step.kernel, CACHES)
+                names |= {kernel.name for kernel in kernels if kernel}
+    return names
+
+
+def plain(name: str) -> str:
+    """Name of a function of the tokenizers' module, without the digest of its source."""
+    return re.sub(r"tokenizer_(\w+)_[0-9a-f]{16}", r"\1", name)
+
+
+CACHES = [KVType(name, name) for name in KV_TYPES]
+
+
+def test_every_kernel_is_compared_on_random_shapes() -> None:
+    families = {
+        kernel.name: make.__name__ for make, variants in catalog_module._FAMILIES for kernel in map(make, variants())
+    }
+    of_graphs = of_ops()
+    missing = {
+        kernel.name
+        for kernel in catalog()
+        if families.get(kernel.name, plain(kernel.name)) not in RANDOM and kernel.name not in OF_TEAMS | of_graphs
+    }
+    assert missing == set()
+
+
+@pytest.mark.parametrize("test", sorted(set(RANDOM.values())))
+def test_comparisons_are_by_hypothesis(test: str) -> None:
+    path, name = test.split("::")
+    (found,) = [
+        node for node in ast.parse((TESTS / path).read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    ]  # fmt: skip
+    assert any(ast.unparse(decorator).startswith("given(") for decorator in found.decorator_list)
 
 
 def test_names_are_unique() -> None:

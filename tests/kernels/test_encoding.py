@@ -18,6 +18,7 @@ from llamacli.kernels.team import Team
 from llamacli.quantization import BLOCK_FORMATS, BlockFormat, TensorType, dequantize
 from llamacli.testing import formulas
 from oracle import importance_quantizers, quantizers
+from suite import examples
 
 FORMATS = [pytest.param(fmt, id=fmt.type.name) for fmt in BLOCK_FORMATS.values()]
 PLAIN = [pytest.param(fmt, id=fmt.type.name) for fmt in BLOCK_FORMATS.values() if fmt.groups == 1]
@@ -171,3 +172,26 @@ def test_product_with_quantised_weights_is_close(team: Team, fmt: BlockFormat) -
     bits = fmt.high - fmt.low + 1
     exact, found = formulas.linear(x, weight), formulas.linear(x, quantized(team, fmt, weight))
     assert formulas.nmse(exact, found) < 3 / bits**2
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@examples(25)
+@given(data=st.data())
+def test_codes_of_random_shapes_are_the_nearest(team: Team, fmt: BlockFormat, data: st.DataObject) -> None:
+    """Compare codes with those that NumPy finds for the same scales and shifts, which have the least error."""
+    n_blocks = data.draw(st.integers(1, 40))
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    x = random.normal(size=(n_blocks * fmt.groups, fmt.size)).astype(np.float32)
+    x *= 10.0 ** random.integers(-6, 5, (len(x), 1))
+    x[random.random(x.shape) < data.draw(st.sampled_from([0.0, 0.1, 1.0]))] = data.draw(
+        st.sampled_from([0, -0.0, 1e-30])
+    )
+    x = np.clip(x, -65504, 65504).astype(np.float32)
+    blocks = encode(team, fmt, x)
+    scale = (blocks.factors[:, None] * blocks.scales).reshape(-1, 1)
+    shift = (blocks.shift_factors[:, None] * blocks.shifts).reshape(-1, 1)
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=np.abs(scale) > 1e-30)
+    codes = np.clip(np.rint((x + shift) * inverse), fmt.low, fmt.high)
+    np.testing.assert_array_equal(blocks.codes.reshape(x.shape), codes - fmt.low)
+    result = dequantize(fmt.pack(blocks).reshape(1, -1), fmt.type).reshape(x.shape)
+    np.testing.assert_allclose(result, scale * codes - shift, rtol=1e-3, atol=1e-3 * np.abs(x).max())

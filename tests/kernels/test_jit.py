@@ -1,7 +1,9 @@
 """Cache of compiled kernels: reuse, damaged files, folders that cannot be written."""
 
 import ast
+import ctypes
 import errno
+import functools
 import logging
 import os
 import resource
@@ -342,17 +344,67 @@ def test_numbas_own_folder_stays_as_it_was(tmp_path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 
+def bind_modes() -> None:
+    """Give up root's right to pass by the modes of files, from the next program on (`man 2 prctl`)."""
+    for capability in (1, 2) if hasattr(LIBC, "prctl") else ():  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        LIBC.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+
+
+LIBC = ctypes.CDLL(None)
+
+
+def set_read_only(folder: Path) -> None:
+    """Forbid to write in a folder and to what is in it."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o500 if path.is_dir() else 0o400)
+
+
+@pytest.fixture
+def binding(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], None]:
+    """Function that a child process calls so that modes bind it."""
+    folder = tmp_path_factory.mktemp("read-only")
+    set_read_only(folder)
+    done = run(f"open({str(folder / 'file')!r}, 'w')", preexec_fn=bind_modes)
+    if "PermissionError" not in done.stderr:
+        pytest.skip("this process, or the file system, does not let modes of files bind: no folder is read-only")
+    return bind_modes
+
+
+@pytest.mark.parametrize("state", ["whole", "damaged", "empty"])
+def test_a_read_only_folder(state, binding, tmp_path) -> None:
+    """Load what is there; compile the rest, and say once that it cannot be kept."""
+    folder = tmp_path / "cache"
+    folder.mkdir(0o700)
+    if state != "empty":
+        assert run(PROGRAM, env={"LLAMACLI_CACHE": str(folder)}).returncode == 0
+    entries = sorted(folder.rglob("*.kernel"))
+    if state == "damaged":
+        entries[0].write_bytes(entries[0].read_bytes()[:-1])
+    set_read_only(folder)
+    before = {path: path.stat().st_mtime for path in folder.rglob("*.kernel")}
+    done = run(PROGRAM, env={"LLAMACLI_CACHE": str(folder)}, preexec_fn=binding)
+    assert (done.returncode, done.stdout) == (0, "14 21\n"), done.stderr
+    assert done.stderr.count("cannot be cached") == (state != "whole"), done.stderr
+    assert done.stderr.count("is damaged") == (state == "damaged"), done.stderr
+    assert bool(done.stderr) == (state != "whole")
+    assert {path: path.stat().st_mtime for path in folder.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("state", ["empty", "corrupt", "unwritable", "full"])
-def test_sixteen_first_starts_at_once(state, tmp_path) -> None:
+@pytest.mark.parametrize("state", ["empty", "corrupt", "read-only", "full"])
+def test_sixteen_first_starts_at_once(state, tmp_path, request) -> None:
     """All print the right numbers, and leave whole files behind, or none."""
-    folder = Path("/proc/llamacli") if state == "unwritable" else tmp_path / "cache"
+    folder, limit = tmp_path / "cache", None
     env = os.environ | {"LLAMACLI_CACHE": str(folder)}
+    if state == "read-only":
+        folder.mkdir(0o500)
+        limit = request.getfixturevalue("binding")
     if state == "corrupt":
         assert run(PROGRAM, env=env).returncode == 0
         for path in folder.rglob("*.kernel"):
             path.write_bytes(path.read_bytes()[:-1])
-    limit = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))) if state == "full" else None
+    if state == "full":
+        limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1000, 1000))
     starts = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -363,9 +415,9 @@ def test_sixteen_first_starts_at_once(state, tmp_path) -> None:
     for start in starts:
         text, errors = start.communicate(timeout=600)
         assert (start.returncode, text) == (0, "14 21\n"), errors
-        assert errors.count("cannot be cached") == (state in ("unwritable", "full")), errors
+        assert errors.count("cannot be cached") == (state in ("read-only", "full")), errors
     left = sorted(path.name for path in folder.rglob("*") if path.is_file())
-    assert left == ([] if state in ("unwritable", "full") else ["double.kernel", "triple.kernel"])
+    assert left == ([] if state in ("read-only", "full") else ["double.kernel", "triple.kernel"])
     if left:
         assert run(PROGRAM, env=env).stderr == ""
 

@@ -12,7 +12,7 @@ import example_formats
 import gguf
 from example_formats import Added
 from gguf import GGMLQuantizationType
-from llamacli.kernels.activation_rounding import ROUND, round_activations
+from llamacli.kernels.activation_rounding import FORMS, ROUND, round_activations
 from llamacli.kernels.layout import ACTIVATION, INTEGER_FORMS
 from llamacli.kernels.linear import LINEAR, linear
 from llamacli.kernels.packing import pack
@@ -236,6 +236,86 @@ def check_product(team, kind, n, n_out, n_blocks, magnitude, seed):
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max() + floor)
 
 
+def strided(rows: np.ndarray, before: int, after: int) -> np.ndarray:
+    """Copy of rows with other bytes before and behind each."""
+    memory = np.full((len(rows), before + rows[0].nbytes + after), 0x7F, np.uint8)
+    memory[:, before : before + rows[0].nbytes] = rows.reshape(len(rows), -1).view(np.uint8)
+    return memory[:, before:]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@examples(15)
+@given(data=st.data())
+def test_products_of_random_shapes_strides_and_groups(team, kind, data):
+    """Several matrices: for some of the rows each, or for a part of every row."""
+    draw, packing = data.draw, packing_of(kind)
+    n, n_out, n_groups = draw(st.integers(1, 40)), draw(st.integers(1, 50)), draw(st.integers(1, 3))
+    width, first_row = draw(st.integers(1, 3)) * max(32, packing.block), draw(st.integers(0, n - 1))
+    by_rows = draw(st.booleans())
+    with_residual = draw(st.booleans()) and (by_rows or n_groups == 1)
+    before, after = (4 * draw(st.integers(0, 20)) for _ in range(2))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    raw, weight = random_rows(kind, n_groups * n_out, width, int(random.integers(1 << 30)))
+    packed = np.stack([packed_rows(team, kind, part, width) for part in np.split(raw, n_groups)])
+    weights, lanes = np.split(weight, n_groups), packed.shape[1] * ROWS
+    n_parts = 1 if by_rows else n_groups
+    x = random.normal(size=(n, n_parts * width)).astype(np.float32) * 10.0 ** random.integers(-3, 4, (n, 1))
+    rows = used = x.astype(np.float32)
+    if packing.activation != "f32":
+        rows = rounded(team, packing.activation, rows)
+        used = floats(rows)
+    given_x, out = strided(rows, before, after), strided(np.full((n, n_parts * lanes), 7, np.float32), after, before)
+    bias = random.normal(size=(n_groups, lanes + 16)).astype(np.float32)
+    residual = random.normal(size=(n, n_parts * lanes)).astype(np.float32)
+    sums = strided(residual, after, before)
+    starts = np.sort(random.integers(0, n + 1, n_groups + 1))
+    run_kernel(
+        team, linear(kind), LINEAR, n_rows=n, first_row=first_row, weight=packed, tile_bytes=packed[0, 0].nbytes,
+        n_tiles=packed.shape[1], n_blocks=packed.shape[2], x=given_x, x_stride=given_x.strides[0], out=out,
+        out_stride=out.strides[0], bias=bias, bias_stride=bias.strides[0], residual=sums if with_residual else 0,
+        n_groups=n_groups, starts=starts if by_rows else 0, x_group=0 if by_rows else rows[0].nbytes // n_groups,
+        out_group=0 if by_rows else 4 * lanes,
+    )  # fmt: skip
+    expected = np.full((n, n_parts, lanes), 7.0)
+    summed = np.zeros_like(expected)  # magnitudes, whose sum bounds the error
+    for group in range(n_groups):
+        part = slice(starts[group], starts[group + 1]) if by_rows else slice(first_row, n)
+        column = 0 if by_rows else group
+        columns = used.reshape(n, n_parts, -1)[part, column]
+        expected[part, column] = bias[group, :lanes]
+        expected[part, column, :n_out] += formulas.linear(columns, weights[group])
+        summed[part, column, :n_out] = formulas.linear(np.abs(columns), np.abs(weights[group]))
+        if with_residual:
+            expected[part, column] += residual.reshape(n, n_parts, lanes)[part, column]
+    result = np.ascontiguousarray(out[:, : 4 * n_parts * lanes]).view(np.float32).reshape(expected.shape)
+    assert (np.abs(result - expected) <= 1e-5 * (summed + np.abs(expected) + 1)).all()
+    assert (out[:, 4 * n_parts * lanes :] == 0x7F).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@examples(15)
+@given(data=st.data())
+def test_packed_rows_of_random_shapes(team, kind, data):
+    """Rows that fill no whole tile; whatever bytes they have."""
+    n_rows, block = data.draw(st.integers(1, 50)), packing_of(kind).block
+    n_columns = block * data.draw(st.integers(1, 3))
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    raw = random.integers(0, 256, (n_rows, nbytes(kind, (n_columns,))), dtype=np.uint8)
+    if data.draw(st.booleans()):
+        raw[random.random(raw.shape) < 0.7] = data.draw(st.sampled_from([0, 0x7C, 0x7F, 0xFF]))
+    packing, packed = (
+        packing_of(kind),
+        np.full((-(-n_rows // ROWS), n_columns // block, packing_of(kind).n_bytes), 99, np.uint8),
+    )
+    is_finite = pack(team, kind, raw, packed, n_columns)
+    with np.errstate(all="ignore"):
+        values, unpacked = dequantize(raw, kind), packing.unpack(packed, np.arange(len(packed) * ROWS))
+    if kind is not TensorType.MXFP4:  # whose scales are powers of two up to 2^127
+        assert np.isfinite(values).all() or not is_finite
+    np.testing.assert_array_equal(unpacked[:n_rows], values)
+    assert not unpacked[n_rows:].any()
+
+
 def rounded(team: Team, form: str, x: np.ndarray, by_row: int = 0) -> np.ndarray:
     out = np.zeros((len(x), x.shape[1] // 32), ACTIVATION) if form in INTEGER_FORMS else np.zeros_like(x)
     run_kernel(
@@ -263,6 +343,53 @@ def test_activations_rounded_to_integers(team, form, width, by_row):
     np.testing.assert_array_equal(blocks["minus_sum"], -blocks["q"].astype(int).sum(-1))
     np.testing.assert_array_equal(blocks["sum"], blocks["q"].astype(int).sum(-1))
     np.testing.assert_array_equal(blocks["minus_half"], -blocks["q"][..., :16].astype(int).sum(-1))
+
+
+SPECIAL = np.float32([0, -0.0, 1e-45, -1e-40, 1e-30, 1, -127, 65504, 65520, -1e9, 3e38])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@examples(25)
+@given(data=st.data())
+def test_activations_of_random_shapes_and_strides(team, form, data):
+    """Rows of blocks; some of their numbers at the edges of formats."""
+    unit, draw = FORMS[form].width, data.draw
+    n, n_units, slots = draw(st.integers(1, 12)), draw(st.integers(1, 4)), draw(st.integers(0, 3))
+    first_row = draw(st.integers(0, n - 1))
+    n_all = (n - first_row) * slots or n
+    first = 0 if slots else first_row
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    x = (random.normal(size=(n_all, n_units * unit)) * 10.0 ** random.integers(-3, 4, (n_all, 1))).astype(np.float32)
+    chosen = random.random(x.shape) < draw(st.sampled_from([0.0, 0.05, 1.0]))
+    x[chosen] = random.choice(SPECIAL, chosen.sum())
+    blank = np.zeros((n_all, x.shape[1] // 32), ACTIVATION) if form in INTEGER_FORMS else np.zeros_like(x)
+    before, after = (4 * draw(st.integers(0, 20)) for _ in range(2))
+    rows, out = strided(x, before, after), strided(blank, after, before)
+    run_kernel(
+        team, round_activations(form), ROUND, n_rows=n, first_row=first_row, x=rows, x_stride=rows.strides[0], out=out,
+        out_stride=out.strides[0], width=x.shape[1], by_row=draw(st.integers(0, 1)), slots=slots,
+    )  # fmt: skip
+    n_bytes = blank[0].nbytes
+    found = np.ascontiguousarray(out[:, :n_bytes]).view(blank.dtype)
+    assert (out[:, n_bytes:] == 0x7F).all()
+    assert not np.ascontiguousarray(out[:first, :n_bytes]).any()
+    if form in INTEGER_FORMS:
+        with np.errstate(over="ignore"):
+            q, scale = formulas.quantize_rows(x[first:], unit, signed=form == "q8_K")
+        unbounded = np.abs(x[first:]).reshape(len(q), -1, unit).max(-1).repeat(unit // 32, axis=1) >= 127 * 65504
+        np.testing.assert_array_equal(found["q"][first:], q)
+        np.testing.assert_array_equal(found["scale"][first:][~unbounded], scale[~unbounded])
+        assert np.isfinite(found["scale"]).all()
+        np.testing.assert_array_equal(found["minus_sum"][first:], -q.sum(-1))
+        np.testing.assert_array_equal(found["sum"][first:], q.sum(-1))
+        np.testing.assert_array_equal(found["minus_half"][first:], -q[..., :16].sum(-1))
+    elif form == "f16":
+        np.testing.assert_array_equal(found[first:], np.clip(x[first:], -65504, 65504).astype(np.float16))
+    else:
+        kind = GGMLQuantizationType.BF16
+        np.testing.assert_array_equal(
+            found[first:], gguf.quants.dequantize(gguf.quants.quantize(x[first:], kind), kind)
+        )
 
 
 def test_activations_rounded_to_short_floats(team):

@@ -1,0 +1,34 @@
+"""Kernels of every op on random shapes, compared with NumPy."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamacli.engine.examples import op_classes
+from llamacli.ops.base import Op
+from llamacli.testing.conformance import check_example
+from paths import entry_points
+from random_graphs import FLOORS, MAKERS, N_TOKENS, made_ops, random_example
+from suite import examples
+
+WITHOUT = {"Lanewise", "Store"}
+"""A base class, and the op that every attention needs."""
+
+
+def all_ops() -> set[type[Op]]:
+    """Ops of the core, of plugins and of the example plugin."""
+    for entry in entry_points():
+        entry.load()
+    return {op for op in op_classes() if op.__module__.startswith("llamacli") and op.__name__ not in WITHOUT}
+
+
+def test_every_op_has_random_graphs() -> None:
+    assert {op.__name__ for op in all_ops()} == {op.__name__ for op in made_ops()}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@examples(10)
+@given(data=st.data())
+def test_kernels_compute_what_numpy_does(name: str, data: st.DataObject) -> None:
+    example = random_example(name, lambda low, high: data.draw(st.integers(low, high)))
+    check_example(example, data.draw(st.integers(1, N_TOKENS)), FLOORS.get(example.op.__name__, 0.0))
