@@ -137,7 +137,7 @@ def test_rendering_goes_on_after_a_limit_and_leaves_no_zombie() -> None:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Handler of SIGINT, which programs that a shell starts in the background ignore."""
+    """Handle SIGINT, which programs that a shell starts in background ignore."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -145,7 +145,7 @@ def interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("interruptible")
 def test_interrupt_ends_a_rendering_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupt a helper deep in C code; its limits are far away, so that only the interrupt can end it."""
+    """Interrupt a helper deep in C code, with its limits far away."""
     assert render("a") == "a"
     (helper,) = map(psutil.Process, helpers())
     monkeypatch.setattr(environment, "MAX_SECONDS", 600.0)

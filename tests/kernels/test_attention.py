@@ -179,7 +179,7 @@ def padded(rows: np.ndarray, n: int) -> np.ndarray:
 @examples(10)
 @given(data=st.data())
 def test_attention_of_random_shapes_and_strides(kv_type, latent: bool, data: st.DataObject, team: Team) -> None:
-    """Write cells of one of several layers, read them, compare both with NumPy."""
+    """Write cells of one of several layers, and read them."""
 
     def draw(low: int, high: int) -> int:
         return data.draw(st.integers(low, high))

@@ -92,7 +92,7 @@ def of_ops() -> set[str]:
 
 
 def plain(name: str) -> str:
-    """Name of a function of the tokenizers' module, without the digest of its source."""
+    """Name of a tokenizer function without the digest of its source."""
     return re.sub(r"tokenizer_(\w+)_[0-9a-f]{16}", r"\1", name)
 
 

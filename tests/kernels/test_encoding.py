@@ -178,7 +178,7 @@ def test_product_with_quantised_weights_is_close(team: Team, fmt: BlockFormat) -
 @examples(25)
 @given(data=st.data())
 def test_codes_of_random_shapes_are_the_nearest(team: Team, fmt: BlockFormat, data: st.DataObject) -> None:
-    """Compare codes with those that NumPy finds for the same scales and shifts, which have the least error."""
+    """Compare codes with those of NumPy for the same scales and shifts."""
     n_blocks = data.draw(st.integers(1, 40))
     random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     x = random.normal(size=(n_blocks * fmt.groups, fmt.size)).astype(np.float32)

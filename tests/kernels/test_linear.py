@@ -247,7 +247,7 @@ def strided(rows: np.ndarray, before: int, after: int) -> np.ndarray:
 @examples(15)
 @given(data=st.data())
 def test_products_of_random_shapes_strides_and_groups(team, kind, data):
-    """Several matrices: for some of the rows each, or for a part of every row."""
+    """Several matrices, each for some rows or for a part of each."""
     draw, packing = data.draw, packing_of(kind)
     n, n_out, n_groups = draw(st.integers(1, 40)), draw(st.integers(1, 50)), draw(st.integers(1, 3))
     width, first_row = draw(st.integers(1, 3)) * max(32, packing.block), draw(st.integers(0, n - 1))

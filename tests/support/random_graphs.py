@@ -1,4 +1,7 @@
-"""Random graphs of every op: sizes from 1 on, numbers of very different magnitudes."""
+"""Random graphs of every op, for comparisons with NumPy.
+
+Sizes begin at 1, numbers have very different magnitudes.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -61,7 +64,10 @@ class Draft:
         return Tensor(name, shape)
 
     def param(self, *shape: int, bias: bool = False) -> Param:
-        """Parameter of random weights; the bias has a number for each row, or each number of a vector."""
+        """Parameter of random weights.
+
+        The bias has a number for each row, or for each number of a vector.
+        """
         return Param(self.tensor(*shape), self.tensor(*(shape[:-1] or shape)) if bias else None)
 
     def x(self, width: int, *, even: bool = False) -> Value:
@@ -82,7 +88,7 @@ FLOORS = {"Softcap": 30.0, "Xielu": 1.0, "Map": 1.0, "CorrectStream": 1.0}
 
 
 def maker(op: type[Op], name: str) -> Callable[[Maker], Maker]:
-    """Decorate the function that records an op at random, last of a graph."""
+    """Decorate the function that records an op, last of a graph."""
 
     def register(function: Maker) -> Maker:
         _MAKERS[f"{op.__name__}-{name}"] = op, function
@@ -351,7 +357,10 @@ def _linear_state(make: Callable[[Draft, "_Heads"], object], *, n_vectors: int =
 
 @attrs.frozen
 class _Heads:
-    """Inputs of a linear recurrence that does not grow: vectors of at most unit length, decays below 1."""
+    """Inputs of a linear recurrence that does not grow.
+
+    Vectors have at most unit length, decays are below 1.
+    """
 
     d: Draft
     n: int

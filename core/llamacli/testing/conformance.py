@@ -46,9 +46,10 @@ def check_op(op: type[Op]) -> None:
 
 
 def check_example(example: Example, n_tokens: int = N_TOKENS, floor: float = 0.0) -> None:
-    """Compare the kernels of one example with its reference, on `n_tokens` random tokens; see `check_op`.
+    """Compare the kernels of one example with its reference; see `check_op`.
 
-    Rows whose largest number is below `floor` may differ by as much as those of this magnitude.
+    The input is `n_tokens` random tokens. Rows whose largest number is below `floor` may differ by as much as those of
+    this magnitude.
     """
     name = f"{example.op.__name__}, example {example.number + 1}"
     tokens = np.random.default_rng(example.number).integers(0, N_VOCAB, n_tokens).astype(np.int32)
