@@ -345,7 +345,10 @@ def test_numbas_own_folder_stays_as_it_was(tmp_path) -> None:
 
 
 def bind_modes() -> None:
-    """Give up root's right to pass by the modes of files, from the next program on (`man 2 prctl`)."""
+    """Drop root's capabilities that override file modes (prctl).
+
+    From the next program on.
+    """
     for capability in (1, 2) if hasattr(LIBC, "prctl") else ():  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
         LIBC.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
 
@@ -372,7 +375,7 @@ def binding(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], None]:
 
 @pytest.mark.parametrize("state", ["whole", "damaged", "empty"])
 def test_a_read_only_folder(state, binding, tmp_path) -> None:
-    """Load what is there; compile the rest, and say once that it cannot be kept."""
+    """Load kernels that are there; compile the others, with one warning."""
     folder = tmp_path / "cache"
     folder.mkdir(0o700)
     if state != "empty":
