@@ -29,6 +29,7 @@ SHARED = (
     "{% set a = namespace(x=[1]) %}{% set b = namespace(x=[1]) %}{% for i in range(60) %}"
     "{% set a.x = [a.x, a.x] %}{% set b.x = [b.x, b.x] %}{% endfor %}"
 )
+TUPLES = "{% set a.x = (1,) %}{% for i in range(60) %}{% set a.x = (a.x, a.x) %}{% endfor %}"
 SLOW = [
     "{{ a.x == b.x }}", "{{ a.x < b.x }}", "{{ a.x in [b.x] }}", "{{ [a.x, b.x] | sort }}", "{{ [a.x, b.x] | min }}",
     "{{ a.x }}", "{{ a.x | string }}", "{{ a.x | tojson }}", "{{ a.x | pprint }}", "{{ '%s' % a.x }}", "{{ a.x ~ 1 }}",
@@ -37,7 +38,9 @@ SLOW = [
     "{{ range(99999) | map('string') | select('in', range(99999) | list) | list | length }}",
     "{{ ([range(100000) | list] * 100000) | map('sum') | list | length }}",
     "{{ ([range(100000) | list] * 100000) | map('max') | list | length }}",
-    "{{ ('a' * 1000000) | wordwrap(1, wrapstring='b' * 100000) }}",
+    "{{ ('a' * 1000000) | wordwrap(1, wrapstring='b' * 100000) }}", TUPLES + "{{ [a.x] | unique | list }}",
+    TUPLES + "{{ {a.x: 1} }}", "{{ ([range(100000) | list] * 100000) | map('sort') | list | length }}",
+    "{{ ([range(100000) | list] * 100000) | map('tojson') | list | length }}",
 ]  # fmt: skip
 LARGE = [
     "{{ ([range(100000) | list] * 100000) | map('list') | list | length }}",
