@@ -4,6 +4,7 @@
     make fuzz ARGS="--target header --cases 100000 --seed 7"
     make fuzz ARGS="--target header --engine atheris"   # guided by coverage, where atheris installs
 
-Cases are made by Hypothesis and tried in child processes with bounded memory. A signal, a case of more than five
-seconds, an exception outside of `llamacli.errors` and growing memory are findings; their cases are kept.
+Cases are made of random numbers, by strategies of Hypothesis, and tried in child processes with bounded memory. A
+signal, a case of more than five seconds, an exception outside of `llamacli.errors` and growing memory are findings;
+their cases are kept.
 """

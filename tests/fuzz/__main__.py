@@ -17,7 +17,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the cases (default: 1)")
     parser.add_argument("--minutes", type=float, metavar="N", help="time of each target (default: 1 without --cases)")
     parser.add_argument("--findings", type=Path, default=Path(".fuzz"), metavar="FOLDER", help="default: .fuzz")
-    parser.add_argument("--engine", choices=("hypothesis", "atheris"), default="hypothesis")
+    parser.add_argument(
+        "--engine", choices=("fastest", "hypothesis", "atheris"), default="fastest",
+        help="what makes the cases (default: random numbers)",
+    )  # fmt: skip
     given = parser.parse_args()
     minutes = given.minutes if given.minutes or given.cases < 10**9 else 1.0
     print("target           cases   refused findings  slow   slowest    growth     time")
@@ -30,6 +33,7 @@ def main() -> int:
             findings=given.findings,
             deadline=time.monotonic() + 60 * minutes if minutes else None,
             corpus=given.findings.resolve() / "corpus" / name if given.engine == "atheris" else None,
+            by_hypothesis=given.engine == "hypothesis",
         )
         failed |= bool(result.findings)
         print(

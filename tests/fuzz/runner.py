@@ -55,12 +55,19 @@ class _Ending:
 
 
 def fuzz(
-    name: str, *, cases: int, seed: int, findings: Path, deadline: float | None = None, corpus: Path | None = None
+    name: str,
+    *,
+    cases: int,
+    seed: int,
+    findings: Path,
+    deadline: float | None = None,
+    corpus: Path | None = None,
+    by_hypothesis: bool = False,
 ) -> Result:
     """Try a number of cases of a target.
 
     It ends earlier at `deadline` (time.monotonic). `name` is as in `find_target`. With `corpus`, a folder, atheris
-    makes the cases.
+    makes the cases, `by_hypothesis` Hypothesis; else they are made of random numbers, which is faster.
     """
     target, result = find_target(name), Result(name.rpartition(":")[2])
     started = time.monotonic()
@@ -71,7 +78,7 @@ def fuzz(
         if n <= 0:
             break
         options = ["--cases", str(n), "--seed", str(seed * 1_000_003 + number)]
-        options += ["--corpus", str(corpus)] if corpus else []
+        options += ["--corpus", str(corpus)] if corpus else ["--hypothesis"] if by_hypothesis else []
         ending = _run(name, findings, options, target.seconds, deadline)
         watch = ending.watch
         result.n_cases, result.n_refused = result.n_cases + watch.n_done, result.n_refused + watch.n_refused

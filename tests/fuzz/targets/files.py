@@ -8,15 +8,16 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+import gguf_builder as b
 import test_llama2c
 import tiny_variants
 from adapters import write_adapter
-from fuzz.mutations import Edit, Field, edited, edits, gguf_fields
+from fuzz.mutations import Edit, Field, Fields, draw_edits, edited, edits, gguf_fields
 from fuzz.target import Target
 from llamacli import Model, TokenizerError, load_model
 from llamacli.gguf.header import parse_header
 from llamacli.plugins import Plugins
-from llamacli.quantization import FORMATS
+from llamacli.quantization import FORMATS, TensorType
 from paths import entry_points
 
 BASES: dict[str, dict[str, Any]] = {
@@ -30,7 +31,7 @@ _HEADER_BYTES = 1 << 16
 
 
 @functools.cache
-def _base(name: str) -> tuple[bytes, list[Field]]:
+def _base(name: str) -> tuple[bytes, Fields]:
     path = Path(f"{name}.gguf").resolve()
     data = tiny_variants.write(path, name, **BASES[name]).read_bytes()
     path.unlink()
@@ -38,14 +39,27 @@ def _base(name: str) -> tuple[bytes, list[Field]]:
 
 
 @functools.cache
-def _short_base(name: str) -> tuple[bytes, list[Field]]:
+def _small_base() -> tuple[bytes, Fields]:
+    """File with metadata of every type and a few tensors."""
+    kinds = [kind for kind in b.Kind if kind is not b.Kind.ARRAY]
+    values = {kind: "text" if kind is b.Kind.STRING else 1 for kind in kinds}
+    pairs = [b.pair("general.architecture", b.Kind.STRING, "llama"), b.pair("general.alignment", b.Kind.U32, 32)]
+    pairs += [b.pair(f"one.{kind.name}", kind, value) for kind, value in values.items()]
+    pairs += [b.array_pair(f"some.{kind.name}", kind, [value] * 3) for kind, value in values.items()]
+    tensors = [b.Tensor("a", [32, 4], type=TensorType.Q8_0), b.Tensor("b.weight", [3]), b.Tensor("c", [2, 2, 2, 2])]
+    data = b.gguf_bytes(pairs, tensors)
+    return data, gguf_fields(data)
+
+
+@functools.cache
+def _short_base(name: str) -> tuple[bytes, Fields]:
     data, fields = _base(name)
-    return data[:_HEADER_BYTES], [field for field in fields if field.stop <= _HEADER_BYTES]
+    return data[:_HEADER_BYTES], Fields.of(field for field in fields if field.stop <= _HEADER_BYTES)
 
 
 def _read_header(case: tuple[str, list[Edit]]) -> None:
     """Parse a header, and read everything in it."""
-    data, fields = _short_base(case[0])
+    data, fields = _short_base(case[0]) if case[0] else _small_base()
     header = parse_header(edited(data, case[1], fields), "fuzz")
     for value in header.metadata.values():
         if not isinstance(value, bool | int | float | str):
@@ -56,15 +70,15 @@ def _read_header(case: tuple[str, list[Edit]]) -> None:
 
 
 _RAW = ("bit", "byte", "cut", "drop", "repeat")
+_NAMES = sorted(BASES)
+_HEADER_KINDS = (*_RAW, "field", "field", "copy", "count", "length", "type", "dim", "offset", "letter", "value")
 HEADERS = Target(
-    cases=st.tuples(
-        st.sampled_from(sorted(BASES)),
-        edits((*_RAW, "field", "field", "copy", "count", "length", "type", "dim", "offset", "letter", "value")),
-    ),
+    cases=st.tuples(st.sampled_from(["", *_NAMES]), edits(_HEADER_KINDS)),
+    draw=lambda chance: (chance.choice(_NAMES) if chance.random() < 0.2 else "", draw_edits(chance, _HEADER_KINDS)),
     start=lambda folder: _read_header,
-    per_process=20_000,
+    per_process=50_000,
 )
-"""Headers of GGUF files."""
+"""Headers of GGUF files: most of a small one, one in five of a tiny model's."""
 
 
 def use(model: Model) -> None:
@@ -92,15 +106,14 @@ def _start_loading(folder: Path) -> Callable[[tuple[str, list[Edit]]], None]:
     return load
 
 
+_MODEL_KINDS = (
+    *_RAW[:2], "cut", "field", "copy", "value", "value", "value", "float", "float", "float", "type", "dim",
+)  # fmt: skip
 MODELS = Target(
-    cases=st.tuples(
-        st.sampled_from(sorted(BASES)),
-        edits(
-            (*_RAW[:2], "cut", "field", "copy", "value", "value", "value", "float", "float", "float", "type", "dim"), 3
-        ),
-    ),
+    cases=st.tuples(st.sampled_from(_NAMES), edits(_MODEL_KINDS, 3)),
+    draw=lambda chance: (chance.choice(_NAMES), draw_edits(chance, _MODEL_KINDS, 3)),
     start=_start_loading,
-    per_process=1000,
+    per_process=5000,
     memory=8 << 30,
 )
 """Whole models: load, generate a token, encode."""
@@ -121,10 +134,12 @@ def _start_adapters(folder: Path) -> Callable[[list[Edit]], None]:
     return load
 
 
+_ADAPTER_KINDS = (*_RAW, "field", "copy", "value", "float", "float", "type", "dim", "letter")
 ADAPTERS = Target(
-    cases=edits((*_RAW, "field", "copy", "value", "float", "float", "type", "dim", "letter"), 3),
+    cases=edits(_ADAPTER_KINDS, 3),
+    draw=lambda chance: draw_edits(chance, _ADAPTER_KINDS, 3),
     start=_start_adapters,
-    per_process=1000,
+    per_process=10_000,
 )
 """LoRA adapters: load one, and generate a token with it."""
 
@@ -135,10 +150,10 @@ def _checkpoints() -> list[bytes]:
 
 
 _SIZES = [Field(at, at + 4, "value") for at in range(0, 36, 4)] + [Field(36, 37, "value"), Field(37, 41, "value")]
-_CHECKPOINT_FIELDS = [*_SIZES, *(Field(at, at + 4, "float") for at in range(256, 20_000, 400))]
-_VOCABULARY_FIELDS = [
+_CHECKPOINT_FIELDS = Fields.of([*_SIZES, *(Field(at, at + 4, "float") for at in range(256, 20_000, 400))])
+_VOCABULARY_FIELDS = Fields.of(
     Field(at, at + 4, kind) for kind, start in (("value", 0), ("float", 4)) for at in range(start, 40, 4)
-]
+)
 
 
 def _start_checkpoints(folder: Path) -> Callable[[tuple[int, list[Edit], list[Edit]]], None]:
@@ -157,13 +172,18 @@ def _start_checkpoints(folder: Path) -> Callable[[tuple[int, list[Edit], list[Ed
     return load
 
 
+_CHECKPOINT_KINDS = ("bit", "byte", "cut", "repeat", "field", "value", "float", "float")
+_VOCABULARY_KINDS = (*_RAW, "field", "value", "float")
 CHECKPOINTS = Target(
     cases=st.tuples(
-        st.integers(0, 3),
-        edits(("bit", "byte", "cut", "repeat", "field", "value", "float", "float"), 3),
-        st.one_of(st.just([]), edits((*_RAW, "field", "value", "float"), 3)),
+        st.integers(0, 3), edits(_CHECKPOINT_KINDS, 3), st.one_of(st.just([]), edits(_VOCABULARY_KINDS, 3))
+    ),
+    draw=lambda chance: (
+        chance.randrange(4),
+        draw_edits(chance, _CHECKPOINT_KINDS, 3),
+        draw_edits(chance, _VOCABULARY_KINDS, 3) if chance.random() < 0.5 else [],
     ),
     start=_start_checkpoints,
-    per_process=2000,
+    per_process=10_000,
 )
 """llama2.c checkpoints with their vocabulary."""

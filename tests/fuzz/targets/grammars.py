@@ -72,7 +72,8 @@ GRAMMARS = Target(cases=st.tuples(GRAMMAR_TEXTS, _CHOICES), start=_start_grammar
 _NAMES = st.sampled_from(["a", "b", "a/b~c", "", "é", "$defs"])
 _SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-(10**20), 10**20), st.floats(), st.text(max_size=4),
-    st.sampled_from([0, 1, -1, 1000, 10**6, "#", "#/$defs/a", "#/properties/a", "http://x/y", "object", "date-time",
+    st.sampled_from([0, 1, -1, 1000, 10**6, 2**63 - 1, 1 - 2**63, -(2**63),
+                     "#", "#/$defs/a", "#/properties/a", "http://x/y", "object", "date-time",
                      "^a+$", "(a|b)*c", "[", "(?=a)", "a{1,99999}", "\\d{3}-\\w*", "(((((a)*)*)*)*)*"]),
 )  # fmt: skip
 _TYPES = st.sampled_from(
