@@ -1,7 +1,9 @@
-"""Demo model file, and the grammar of its training stories (tools/demo)."""
+"""Demo model file, and the grammars of its training texts (tools/demo)."""
 
+import functools
 import importlib.util
 import re
+import sys
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -19,8 +21,8 @@ OTHER_PRONOUNS = {"she": r"\b(he|him|his|himself)\b", "he": r"\b(she|her|hers|he
 seeds = st.integers(min_value=0, max_value=2**40)
 
 
-def load_grammar() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("demo_stories", ROOT / "tools" / "demo" / "stories.py")
+def load_grammar(name: str = "stories") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / "demo" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -29,6 +31,11 @@ def load_grammar() -> ModuleType:
 
 
 grammar = load_grammar()
+with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(sys.modules, "stories", grammar)
+    chats = load_grammar("chats")
+    patch.setitem(sys.modules, "chats", chats)
+    score = load_grammar("score")
 
 
 def words_of(text: str) -> list[str]:
@@ -100,6 +107,79 @@ def test_every_line_of_every_plot_is_reachable() -> None:
                 for line in grammar.lines(block):
                     found = generator.fill(line)
                     assert len(words_of(found)) >= 4, f"{name}.{beat}: {line}"
+
+
+# --- conversations
+
+
+@given(seeds)
+def test_conversation_depends_on_seed_only(seed: int) -> None:
+    assert chats.converse(seed) == chats.converse(seed)
+    assert chats.converse(seed) != chats.converse(seed + 1)
+
+
+@given(seeds)
+def test_users_and_model_take_turns(seed: int) -> None:
+    messages = chats.converse(seed)
+    roles = [message.role for message in messages if message.role != "system"]
+    assert roles == ["user", "assistant"] * (len(roles) // 2)
+    assert "system" not in [message.role for message in messages[1:]]
+    for message in messages:
+        assert not re.search(r"[{}\[\]|]", message.content), "a template shows through"
+        assert message.content == message.content.strip() != ""
+
+
+@given(seeds)
+def test_articles_of_messages_agree_with_the_next_word(seed: int) -> None:
+    for message in chats.converse(seed):
+        assert not re.search(r"\b[Aa] [aeio]|\b[Aa]n [^aeiouh]", message.content)
+
+
+@functools.cache
+def tellings() -> list:
+    return [chats.telling_of(f"test {n}", chats.random.Random(n)) for n in range(150)]
+
+
+def test_answers_have_no_characters_that_the_story_does_not_have() -> None:
+    for telling in tellings():
+        for name in ("problem", "turn", "end", "helper", "tried", "moral"):
+            answer = telling.extra.get(name, "")
+            spoken = set(re.findall(r"(?<=[a-z,] )[A-Z][a-z]+", answer)) - {"I"}
+            assert all(word in telling.story for word in spoken), f"{answer} / {telling.story}"
+            introduced = re.search(r"\b(his|her) (\w+ )?(friend|neighbour) [A-Z]\w* the\b", answer)
+            assert name == "tried" or not introduced, "the story has not introduced the character"
+
+
+def test_facts_are_those_of_the_story() -> None:
+    for telling in tellings():
+        story, facts = telling.story.lower(), telling.extra
+        for name in ("site", "size", "trait", "friend_name", "friend_kind", "tried"):
+            assert facts.get(name, "").lower().rstrip(".!") in story.replace(" an ", " a ") + story
+        assert telling.cast["h"]["name"].lower() in story
+        assert telling.cast["h"]["kind"] in story
+
+
+def test_every_plot_has_answers_for_all_of_its_lines() -> None:
+    assert set(chats.ANSWERS) == set(grammar.PLOTS)
+    for name, answers in chats.ANSWERS.items():
+        assert set(answers) == {"theme", "problem", "turn", "end", "moral"}
+        for beat in ("problem", "turn", "end"):
+            assert len(grammar.lines(answers[beat])) in (1, len(grammar.lines(grammar.PLOTS[name][beat])))
+        assert all(chats.fields(line)[0] in chats.HELPERS for line in grammar.lines(answers["turn"]))
+
+
+def test_score_asks_all_short_answers() -> None:
+    story = chats.Message("assistant", "word " * 100)
+    user, answer = chats.Message("user", "Who is it about?"), chats.Message("assistant", "The story does not say.")
+    found = list(score.questions([user, story, user, answer, user, chats.Message("assistant", "You are welcome!")]))
+    assert [(len(messages), text) for messages, text in found] == [(3, answer.content), (5, "You are welcome!")]
+    assert [score.kind_of(text) for _, text in found] == ["unknown", "talk"]
+    assert score.kind_of("The story is about Rusty the fox.") == "story"
+    names = [name for name, block in chats.PHRASES["talk"].items() if score.kind_of(block["answers"]) != "talk"]
+    assert names == []
+
+
+# --- the file
 
 
 @pytest.fixture(scope="module")
