@@ -2,20 +2,23 @@
 
 python tools/demo/train.py
 
-Every seed is fixed. See README.md for what it needs and how long it takes.
+It is trained on stories first, and then on conversations and some more stories. Every seed is fixed. See README.md for
+what it needs and how long it takes.
 """
 
 import argparse
 import json
 import math
+import multiprocessing
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from chats import Message, converse
 from stories import generate
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
@@ -25,8 +28,23 @@ import gguf
 
 OUTPUT = Path(__file__).parents[2] / "core" / "llamacli" / "data" / "demo.gguf"
 BEGIN, END = 0, 1
-PADDING = -100  # cross_entropy ignores it
-HELD_OUT = range(10_000_000, 10_000_512)  # seeds of the validation stories
+CHAT_TOKENS = ("<|im_start|>", "<|im_end|>")  # the last ids of the vocabulary
+CHAT_TEMPLATE = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
+HELD_OUT = range(10_000_000, 10_000_128)  # seeds of the validation texts
+
+SHORT_REPLY = 70  # tokens of an answer; replies that are longer are stories
+ANSWER_WEIGHT = 3.0  # of a token of an answer, where one of a story has 1
+CHATS_KEPT = 0.57  # part of the conversations that is trained on: those with the most answers
+
+Row = tuple[list[int], list[float]]  # tokens, and their weights in the loss
 
 
 @dataclass(frozen=True)
@@ -37,7 +55,7 @@ class Config:
     """
 
     n_vocab: int = 2048
-    n_ctx: int = 512
+    n_ctx: int = 1024
     n_embd: int = 192
     n_layer: int = 6
     n_head: int = 6
@@ -46,8 +64,11 @@ class Config:
     rope_base: float = 10000.0
     norm_eps: float = 1e-5
     n_stories: int = 60_000
+    n_chats: int = 24_000
+    stories_per_chat: float = 0.25
     batch: int = 8
     learning_rate: float = 2.5e-3
+    learning_rate_chats: float = 1.5e-3
     warmup: int = 200
 
     @property
@@ -121,101 +142,149 @@ class Llama(nn.Module):
                 into_stream = name.endswith(("attn_output.weight", "ffn_down.weight"))
                 nn.init.normal_(parameter, std=0.04 / math.sqrt(2 * c.n_layer) if into_stream else 0.04)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """[batch, tokens] ids to logits [batch, tokens, n_vocab]."""
+    def forward(self, tokens: Tensor, wanted: Tensor) -> Tensor:
+        """[batch, tokens] ids to the logits [wanted, n_vocab] of those wanted."""
         x = self.token_embd(tokens)
         rope = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         for block in self.blk:
             x = block(x, rope)
-        return functional.linear(self.output_norm(x), self.token_embd.weight)
+        return functional.linear(self.output_norm(x[wanted]), self.token_embd.weight)
+
+
+def byte_level(model: models.BPE) -> Tokenizer:
+    """Byte-level tokenizer of a BPE model."""
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def train_tokenizer(texts: list[str], n_vocab: int) -> Tokenizer:
     """Train a byte-level BPE that covers every byte.
 
-    Ids 0 and 1 are BOS and EOS.
+    Ids 0 and 1 are BOS and EOS, the last ones are CHAT_TOKENS.
     """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
-        vocab_size=n_vocab,
+        vocab_size=n_vocab - len(CHAT_TOKENS),
         special_tokens=["<|begin|>", "<|end|>"],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens(list(CHAT_TOKENS))
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Encode texts with BOS and EOS."""
-    return [[BEGIN, *encoding.ids, END] for encoding in tokenizer.encode_batch(texts)]
+def story_rows(tokenizer: Tokenizer, texts: list[str]) -> list[Row]:
+    """Encode stories with BOS and EOS; all of it is learned."""
+    rows = [[BEGIN, *encoding.ids, END] for encoding in tokenizer.encode_batch(texts)]
+    return [(row, [1.0] * len(row)) for row in rows]
 
 
-def batches(stories: list[list[int]], size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield inputs and targets [size, tokens], one story per row.
+def chat_rows(tokenizer: Tokenizer, chats: list[list[Message]], n_ctx: int) -> list[Row]:
+    """Encode conversations as CHAT_TEMPLATE renders them; replies are learned.
 
-    Stories of similar length share a batch to avoid padding.
+    Those longer than `n_ctx` tokens are left out.
+    """
+    vocabulary = tokenizer.get_vocab()
+    start, end = (vocabulary[token] for token in CHAT_TOKENS)
+    texts = {f"{m.role}\n{m.content}" for chat in chats for m in chat} | {"assistant\n", "\n"}
+    ids = dict(zip(texts, (found.ids for found in tokenizer.encode_batch(list(texts))), strict=True))
+    newline, n_header = ids["\n"], len(ids["assistant\n"])
+    rows = []
+    for chat in chats:
+        tokens, weights = [BEGIN], [0.0]
+        for message in chat:
+            text = ids[f"{message.role}\n{message.content}"]
+            n_reply = len(text) - n_header + 1 if message.role == "assistant" else 0
+            weight = ANSWER_WEIGHT if n_reply <= SHORT_REPLY else 1.0
+            tokens += [start, *text, end, *newline]
+            weights += [0.0] * (len(text) + 2 - n_reply) + [weight] * n_reply + [0.0] * len(newline)
+        if len(tokens) <= n_ctx:
+            rows.append((tokens, weights))
+    return rows
+
+
+def share_of_answers(row: Row) -> float:
+    """Part of a conversation's tokens that are answers."""
+    return row[1].count(ANSWER_WEIGHT) / len(row[0])
+
+
+def batches(rows: list[Row], size: int, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield inputs, targets and weights [size, tokens].
+
+    Rows of similar length share a batch to avoid padding.
     """
     rng = random.Random(seed)
-    stories = rng.sample(stories, len(stories))
+    rows = rng.sample(rows, len(rows))
     window = 32 * size
-    for start in range(0, len(stories), window):
-        near = sorted(stories[start : start + window], key=len)
+    for start in range(0, len(rows), window):
+        near = sorted(rows[start : start + window], key=lambda row: len(row[0]))
         groups = [near[i : i + size] for i in range(0, len(near), size)]
         for group in rng.sample(groups, len(groups)):
-            longest = max(map(len, group))
-            rows = np.full((len(group), longest), PADDING)
-            for row, story in zip(rows, group, strict=True):
-                row[: len(story)] = story
-            tokens = torch.from_numpy(rows)
-            yield tokens[:, :-1].clamp(min=0), tokens[:, 1:]
+            shape = len(group), len(group[-1][0])
+            tokens, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+            for i, row in enumerate(group):
+                tokens[i, : len(row[0])], weights[i, : len(row[1])] = row
+            inputs = torch.from_numpy(tokens)
+            yield inputs[:, :-1], inputs[:, 1:], torch.from_numpy(weights)[:, 1:]
 
 
-def loss_of(model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy in nats per token."""
+def loss_of(model: Llama, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """Weighted mean of the cross entropy in nats per token."""
+    learned = weights > 0
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = model(inputs)
-    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=PADDING)
+        logits = model(inputs, learned)
+    losses = functional.cross_entropy(logits.float(), targets[learned], reduction="none")
+    return (losses * weights[learned]).sum() / weights.sum()
 
 
-def train(model: Llama, stories: list[list[int]], held_out: list[list[int]], c: Config) -> None:
-    """Train for one epoch with AdamW, warmup and cosine decay."""
+def train(model: Llama, rows: list[Row], learning_rate: float, c: Config, save: Callable[[], None]) -> None:
+    """Train for one epoch with AdamW, warmup and cosine decay.
+
+    `save` is called every 100 steps.
+    """
     matrices = [p for p in model.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-        lr=c.learning_rate,
+        lr=learning_rate,
         betas=(0.9, 0.98),
         fused=True,
     )
-    steps = math.ceil(len(stories) / c.batch)
+    steps = math.ceil(len(rows) / c.batch)
     start = time.perf_counter()
     tokens = 0
-    for step, (inputs, targets) in enumerate(batches(stories, c.batch, seed=1)):
+    for step, batch in enumerate(batches(rows, c.batch, seed=1)):
         cosine = 0.5 + 0.5 * math.cos(math.pi * step / steps)
         for group in optimizer.param_groups:
-            group["lr"] = c.learning_rate * min((step + 1) / c.warmup, cosine)
-        loss = loss_of(model, inputs, targets)
+            group["lr"] = learning_rate * min((step + 1) / c.warmup, cosine)
+        loss = loss_of(model, *batch)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        tokens += int((targets != PADDING).sum())
+        tokens += batch[0].numel()
         if step % 100 == 0 or step == steps - 1:
             seconds = time.perf_counter() - start
             print(f"step {step}/{steps} loss {loss.item():.4f} tokens {tokens} seconds {seconds:.0f}", flush=True)
+            save()
+
+
+def validate(model: Llama, held_out: dict[str, list[Row]], c: Config) -> None:
+    """Print the mean loss on held-out stories and conversations."""
     with torch.no_grad():
-        losses = [loss_of(model, *batch).item() for batch in batches(held_out, c.batch, seed=0)]
-    print(f"held-out loss {sum(losses) / len(losses):.4f}", flush=True)
+        for name, rows in held_out.items():
+            losses = [loss_of(model, *batch).item() for batch in batches(rows, c.batch, seed=0)]
+            print(f"held-out loss of {name} {sum(losses) / len(losses):.4f}", flush=True)
 
 
 def export(model: Llama, tokenizer: Tokenizer, c: Config, path: Path, matrices: gguf.GGMLQuantizationType) -> None:
     """Write the GGUF file: matrices in the given type, norms in F32."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("llamacli demo stories")
-    writer.add_description("A small model that tells little stories, made by tools/demo of the llamacli project")
+    writer.add_description("A small model of the llamacli project that tells little stories and answers questions")
     writer.add_license("MIT")
     writer.add_languages(["en"])
     writer.add_size_label(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M")
@@ -240,12 +309,15 @@ def export(model: Llama, tokenizer: Tokenizer, c: Config, path: Path, matrices: 
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(sorted(vocabulary, key=vocabulary.__getitem__))
     normal, control = int(gguf.TokenType.NORMAL), int(gguf.TokenType.CONTROL)
-    writer.add_token_types([control if i in (BEGIN, END) else normal for i in range(c.n_vocab)])
+    controls = {BEGIN, END, *(vocabulary[token] for token in CHAT_TOKENS)}
+    writer.add_token_types([control if i in controls else normal for i in range(c.n_vocab)])
     writer.add_token_merges([" ".join(pair) for pair in merges(tokenizer)])
     writer.add_bos_token_id(BEGIN)
     writer.add_eos_token_id(END)
+    writer.add_eot_token_id(vocabulary[CHAT_TOKENS[1]])
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
 
     for name, parameter in model.named_parameters():
         array = parameter.detach().float().numpy()
@@ -260,6 +332,26 @@ def export(model: Llama, tokenizer: Tokenizer, c: Config, path: Path, matrices: 
     writer.close()
 
 
+def load_trained(path: Path, model: Llama, c: Config) -> Tokenizer:
+    """Load the weights of an exported file into the model.
+
+    Returns the tokenizer. A file without CHAT_TOKENS gets them instead of its last tokens.
+    """
+    reader = gguf.GGUFReader(path)
+    n_normal = c.n_vocab - len(CHAT_TOKENS)
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()[:n_normal]
+    pairs = [tuple(text.split(" ")) for text in reader.fields["tokenizer.ggml.merges"].contents()]
+    pairs = [pair for pair in pairs if "".join(pair) in set(tokens)]
+    tokenizer = byte_level(models.BPE({token: i for i, token in enumerate(tokens)}, pairs))
+    tokenizer.add_special_tokens([tokens[BEGIN], tokens[END], *CHAT_TOKENS])
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for tensor in reader.tensors:
+            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            parameters[tensor.name].copy_(torch.from_numpy(np.array(values)))
+    return tokenizer
+
+
 def merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
     """The merges of a BPE tokenizer, in order."""
     return [tuple(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
@@ -271,26 +363,50 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=OUTPUT)
     parser.add_argument("--f32", type=Path, help="write the model in F32 as well, to compare exactly")
     parser.add_argument("--stories", type=int, default=Config.n_stories, help="how many stories to train on")
+    parser.add_argument("--chats", type=int, default=Config.n_chats, help="how many conversations to train on")
+    parser.add_argument("--start", type=Path, help="model file to start from, without training on stories alone")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
 
-    config = Config(n_stories=options.stories)
+    config = Config(n_stories=options.stories, n_chats=options.chats)
     torch.manual_seed(1)
     torch.set_num_threads(options.threads)
-    texts = [generate(seed).text for seed in range(config.n_stories)]
-    tokenizer = train_tokenizer(texts[:20_000], config.n_vocab)
-    stories = encode(tokenizer, texts)
-    held_out = encode(tokenizer, [generate(seed).text for seed in HELD_OUT])
     model = Llama(config)
+
+    def save() -> None:
+        if options.f32:
+            export(model, tokenizer, config, options.f32, gguf.GGMLQuantizationType.F32)
+
+    if options.start:
+        tokenizer = load_trained(options.start, model, config)
+    else:
+        texts = [generate(seed).text for seed in range(config.n_stories)]
+        tokenizer = train_tokenizer(texts[:20_000], config.n_vocab)
+        train(model, story_rows(tokenizer, texts), config.learning_rate, config, save)
+    n_plain = int(config.n_chats * config.stories_per_chat)
+    with multiprocessing.Pool(options.threads) as pool:
+        plain = pool.map(text_of, range(config.n_stories, config.n_stories + n_plain), 64)
+        chats = pool.map(converse, range(config.n_chats), 64)
+    dialogues = sorted(chat_rows(tokenizer, chats, config.n_ctx), key=share_of_answers, reverse=True)
+    rows = story_rows(tokenizer, plain) + dialogues[: int(CHATS_KEPT * len(dialogues))]
+    held_out = {
+        "stories": story_rows(tokenizer, [text_of(seed) for seed in HELD_OUT]),
+        "chats": chat_rows(tokenizer, [converse(seed) for seed in HELD_OUT], config.n_ctx),
+    }
     print(
-        f"{sum(p.numel() for p in model.parameters())} parameters, {sum(map(len, stories))} tokens,"
-        f" longest story {max(map(len, stories))}",
+        f"{sum(p.numel() for p in model.parameters())} parameters, {sum(len(row[0]) for row in rows)} tokens,"
+        f" {len(rows)} rows, longest {max(len(row[0]) for row in rows)}",
         flush=True,
     )
-    train(model, stories, held_out, config)
+    train(model, rows, config.learning_rate_chats, config, save)
+    validate(model, held_out, config)
     export(model, tokenizer, config, options.output, gguf.GGMLQuantizationType.Q8_0)
-    if options.f32:
-        export(model, tokenizer, config, options.f32, gguf.GGMLQuantizationType.F32)
+    save()
+
+
+def text_of(seed: int) -> str:
+    """The text of the story of a seed."""
+    return generate(seed).text
 
 
 if __name__ == "__main__":
