@@ -97,7 +97,8 @@ def test_wrong_arguments(
     assert not (tmp_path / "out.gguf").exists()
 
 
-def test_file_is_required(invoke, model: Path) -> None:
-    result = invoke("imatrix", model)
-    assert result.exit_code == 2
-    assert "Missing option '-f'" in result.stderr
+@pytest.mark.usefixtures("kernels")
+def test_text_from_stdin(invoke, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "imatrix.gguf"
+    assert invoke("imatrix", model, "-o", out, "-c", "16", "--chunks", "1", input=TEXT).exit_code == 0
+    assert read_imatrix(out).datasets == ["stdin"]

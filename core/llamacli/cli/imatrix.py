@@ -14,7 +14,7 @@ from llamacli.cli.numbers import Integer
 from llamacli.cli.options import PATH, global_options, mode_option, option, threads_option, warn_of_long_context
 from llamacli.cli.output import human_bytes, note
 from llamacli.cli.progress import bar
-from llamacli.cli.text import read_file
+from llamacli.cli.text import read_file, read_stdin
 from llamacli.errors import InvalidRequestError
 from llamacli.util.settings import MAX_CONTEXT
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("model", type=PATH)
-@option("-f", "--file", metavar="TEXT", type=PATH, required=True, allow_from_autoenv=False, help="Text file.")
+@option("-f", "--file", metavar="TEXT", type=PATH, allow_from_autoenv=False, help="Text file; default: stdin.")
 @option("-o", "--output", metavar="OUT", type=PATH, default="imatrix.gguf", show_default=True, help="File to write.")
 @option(
     "-c", "--ctx-size", metavar="N", type=Integer(16, MAX_CONTEXT), default=512, show_default=True,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @global_options
 def imatrix(
     model: str,
-    file: str,
+    file: str | None,
     output: str,
     ctx_size: int,
     chunks: int,
@@ -61,10 +61,13 @@ def imatrix(
     """
     from llamacli.util.files import check_target
 
-    text, out = read_file(Path(file)), Path(output)
+    out = Path(output)
     if out.is_file() and not force:
         raise InvalidRequestError(f"{out} exists: --force overwrites it")
     check_target(out, overwrite=force)
+    text = read_stdin() if file is None else read_file(Path(file))
+    if text is None:
+        raise click.UsageError("Give a text with -f, or pipe one in.")
     path = resolve_model(model)
     with bar(f"reading {os.path.basename(path)}"):
         from llamacli.conversion import write_imatrix
@@ -87,7 +90,7 @@ def imatrix(
         note(f"interrupted: {out} is not written")
         raise
     found = importance_matrix(
-        out, collector, tensors, dataset=os.path.basename(file), n_chunks=n_chunks, n_ctx=ctx_size
+        out, collector, tensors, dataset=os.path.basename(file or "stdin"), n_chunks=n_chunks, n_ctx=ctx_size
     )
     write_imatrix(found, overwrite=force)
     unseen = sum(int((entry.counts == 0).sum()) for entry in found.entries.values())
