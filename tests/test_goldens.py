@@ -217,7 +217,7 @@ SMALL_TYPES += ["mxfp4", "moe_iq1_m", "moe_iq2_xs", "moe_nvfp4"]
 @pytest.mark.parametrize("variant", SMALL_TYPES)
 def test_kernels_of_small_types_round_as_llama_cpp(variant: str, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
     with load_model(tiny_gguf(variant), "auto", plugins=plugins, engine=default_engine()) as model:
-        session = model.create_session(seq_len=N_CTX, kv_type="f32")
+        session = model.create_session(n_ctx=N_CTX, kv_type="f32")
         logits = session.eval(TOKENS.tolist(), all_logits=True)[POSITIONS]
     # Further on a number on the edge between two roundings falls to the other side in some, as above.
     errors = [nmse(one, other) for one, other in zip(Golden.load(variant).logits[:3], logits[:3], strict=True)]
