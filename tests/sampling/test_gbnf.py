@@ -257,3 +257,11 @@ def test_large_and_deep_grammars() -> None:
     assert walk(optional, list(b"zabbac" + b"z."))
     doubling = "".join(f"x{i} ::= x{i + 1} x{i + 1}\n" for i in range(40))
     assert follows("a", f'root ::= "a" x0\n{doubling}x40 ::= ""')
+
+
+def test_time_to_compare_lexemes_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = 'root ::= "ab" root | "cd"'
+    Grammar.from_gbnf(text, TOKENS)
+    monkeypatch.setattr("llamacli.sampling.lexemes._MAX_SECONDS", -1)
+    with pytest.raises(InvalidRequestError, match="lexemes take more than"):
+        Grammar.from_gbnf(text, TOKENS)

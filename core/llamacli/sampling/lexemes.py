@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import bisect
 import functools
+import time
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
 import attrs
 
+from llamacli.errors import InvalidRequestError
 from llamacli.sampling.automata import Automaton, automaton, clash
 from llamacli.sampling.gbnf import Chars, Choice, Node, Ref, Repeat, Rules, Sequence, Token
 
 _MAX_CHARACTERS = 2000
 """Largest number of characters of a lexeme, repetitions expanded."""
+_MAX_SECONDS = 20
+"""Seconds of CPU time for comparing pairs of lexemes: a server's thread must not be busy for hours with one grammar."""
 
 
 @attrs.frozen(eq=False)
@@ -42,6 +46,7 @@ class _Translator:
 
     def __init__(self, rules: Rules, ends: Collection[int]):
         self.rules, self.ends = rules, ends
+        self.deadline = time.thread_time() + _MAX_SECONDS
         chars = (part for node in rules.values() for part in _walk(node) if isinstance(part, Chars))
         self.starts = sorted({edge for part in chars for low, high in part.ranges for edge in (low, high + 1)})
         self.nullable_rules = _nullable_rules(rules)
@@ -217,11 +222,15 @@ class _Translator:
             key = one.continuing[0] if isinstance(lexeme.node, Chars) else lexeme.node
             shorter[key] = one, chars | (shorter[key][1] if key in shorter else 0)
         longer = [lexeme for lexeme in after if not isinstance(lexeme.node, Chars)]
-        return {
-            lexeme.node
-            for lexeme in longer
-            if any(clash(one, self.read_as_one(lexeme), chars) for one, chars in shorter.values())
-        }
+        found: set[Node] = set()
+        for lexeme in longer:
+            if time.thread_time() > self.deadline:
+                raise InvalidRequestError(
+                    f"grammar: its {len(after)} lexemes take more than {_MAX_SECONDS} s of CPU time to compare"
+                )
+            if any(clash(one, self.read_as_one(lexeme), chars) for one, chars in shorter.values()):
+                found.add(lexeme.node)
+        return found
 
     # Lark text.
 
