@@ -214,7 +214,9 @@ def _linear(packing: Packing) -> Kernel:
                     while token < chunk_end:
                         x = a.x + group * a.x_group + token * a.x_stride
                         out = a.out + group * a.out_group + token * a.out_stride + lanes
-                        residual = a.residual + token * a.out_stride + lanes if a.residual else 0
+                        residual = 0
+                        if a.residual:
+                            residual = a.residual + group * a.out_group + token * a.out_stride + lanes
                         bias = a.bias + group * a.bias_stride + lanes
                         if chunk_end - token >= wide:
                             tile(wide, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
