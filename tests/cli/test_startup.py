@@ -42,6 +42,14 @@ def test_commands_without_computing_import_no_compiler(command: str, environment
     assert {"numba", "llvmlite.binding"} & set(result.stdout.splitlines()[-1].split()) == set()
 
 
+def test_cached_kernels_run_without_numba(environment: dict[str, str], model: Path) -> None:
+    """Importing Numba would take half of a short run."""
+    command = [sys.executable, "-c", LOADED, "run", str(model), "once", "-n", "4"]
+    for _ in range(2):  # the first run compiles what is not in the cache
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert {"numba"} & set(result.stdout.splitlines()[-1].split()) == set()
+
+
 def test_help_is_fast(program) -> None:
     def cpu_s() -> float:
         before = os.times()

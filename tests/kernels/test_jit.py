@@ -16,7 +16,6 @@ from pathlib import Path
 
 import platformdirs
 import pytest
-from numba import types
 from numba.core.compiler_lock import global_compiler_lock
 from platformdirs.macos import MacOS
 from platformdirs.unix import Unix
@@ -24,16 +23,15 @@ from platformdirs.unix import Unix
 import tiny_llama
 from llamacli.kernels import jit
 
-SIGNATURE = types.int64(types.int64)
+SIGNATURE = "int64(int64)"
 
 PROGRAM = """
 import logging
 logging.basicConfig(format="%(message)s")
-from numba import types
 from llamacli.kernels.jit import Compiled
 def double(x): return 2 * x
 def triple(x): return 3 * x
-print(*(Compiled(f, types.int64(types.int64)).call(7) for f in (double, triple)))
+print(*(Compiled(f, "int64(int64)").call(7) for f in (double, triple)))
 """
 
 STORY = """
@@ -46,7 +44,7 @@ with llamacli.load_model(sys.argv[1]) as model, model.create_session() as sessio
 
 CLOSURES = """
 import sys
-from numba import njit, types
+from numba import njit
 from llamacli.kernels.jit import Compiled
 
 def compiled(n):
@@ -62,10 +60,13 @@ def compiled(n):
         return total
     def power_sums(x):
         return power_sum(x) + power_sum(x + 1) + power_sum(x + 2) * power_sum(x + 3) - power_sum(2 * x)
-    return Compiled(power_sums, types.int64(types.int64), f"_{n}")
+    return Compiled(power_sums, "int64(int64)", f"_{n}")
 
 print(*(compiled(int(n)).call(50) for n in sys.argv[1:]))
 """
+
+
+UTILITIES = ("files", "folders", "numbers", "settings", "system")
 
 
 def double(x):
@@ -106,8 +107,7 @@ def call(function, x: int = 7) -> int:
 def test_whatever_kernels_are_made_from_decides_which_are_current() -> None:
     package = Path(jit.__file__).parents[1]
     spared = {
-        package / f"{name}.py"
-        for name in ("errors", "kv/layout", "util/folders", "util/numbers", "util/settings", "util/system")
+        package / f"{name}.py" for name in ("errors", "kv/layout", *(f"util/{name}" for name in UTILITIES))
     }  # what goes in no machine code
     sources, imported = set(jit.sources()), set()
     for source in sources:
@@ -143,7 +143,7 @@ def test_an_interrupt_leaves_no_lock_with_its_thread(folder, monkeypatch) -> Non
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("numba.core.ccallback.CFunc.compile", interrupted)
+        patch.setattr("llamacli.kernels.compiler._with_wrapper", interrupted)
         with pytest.raises(KeyboardInterrupt):
             call(double)
     assert elsewhere(lambda: call(double)) == 14
@@ -257,7 +257,7 @@ def test_a_damaged_kernel_is_made_anew(folder, compiled, damage) -> None:
 
 
 def test_a_kernel_that_others_can_write_is_compiled_again(folder, compiled, caplog) -> None:
-    """A kernel's file holds a pickle, which is code."""
+    """A kernel's file holds machine code."""
     call(double)
     (folder / "double.kernel").chmod(0o666)
     assert call(double) == 14

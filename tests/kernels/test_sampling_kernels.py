@@ -46,9 +46,7 @@ def test_keep_where(x: np.ndarray, seed: int, in_place: bool) -> None:
 
 @given(ARRAYS)
 def test_falling_order(x: np.ndarray) -> None:
-    order = np.empty(len(x), np.int32)
-    kernels.falling_order(x, order)
-    assert order.tolist() == np.argsort(-x, kind="stable").tolist()
+    assert kernels.falling_order(x).tolist() == np.argsort(-x, kind="stable").tolist()
 
 
 @given(FINITE_ARRAYS)

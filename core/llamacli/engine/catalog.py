@@ -75,7 +75,7 @@ def _kernels_of_ops(team: Team) -> Iterator[Kernel]:
                 yield from (kernel(KVType(name, name)) for name in KV_TYPES)
 
 
-def catalog() -> list[Compiled | ArrayFunction]:
+def catalog() -> list[Compiled]:
     """List all kernels, each once.
 
     Listing compiles none but those that run a team of threads.

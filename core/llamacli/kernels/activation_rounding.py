@@ -7,11 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-from numba import carray
-from numba.core import types
-from numba.extending import intrinsic
 
 from llamacli.kernels import ir, simd
+from llamacli.kernels.deferred import carray, intrinsic, types
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, RUN, record
 from llamacli.kernels.work import rows_of, share

@@ -19,9 +19,8 @@ only with zeros.
 
 from __future__ import annotations
 
-from numba import carray, njit
-
 from llamacli.kernels import simd
+from llamacli.kernels.deferred import carray, njit
 from llamacli.kernels.jit import Kernel, kernel
 from llamacli.kernels.layout import ACTIVATION_BLOCK, LANES, ROW, RUN, record
 from llamacli.kernels.simd import pointer

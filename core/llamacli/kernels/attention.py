@@ -12,11 +12,9 @@ import functools
 from typing import Any
 
 import numpy as np
-from numba import carray, njit
-from numba.core import types
-from numba.extending import intrinsic
 
 from llamacli.kernels import ir, simd
+from llamacli.kernels.deferred import carray, intrinsic, njit, types
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.kv_types import cells
 from llamacli.kernels.kv_types.rounding import BLOCK

@@ -19,7 +19,7 @@ from llamacli.kernels import (
     sampling,
     team,
 )
-from llamacli.kernels.jit import ArrayFunction, Compiled, Kernel
+from llamacli.kernels.jit import Compiled, Kernel
 from llamacli.kernels.kv_types.types import KV_TYPES, KVType
 from llamacli.kernels.registry import kinds
 
@@ -39,9 +39,8 @@ _FAMILIES: tuple[tuple[Callable[[Any], Kernel], Callable[[], Iterable[Any]]], ..
 """Functions that make a kernel for a variant, and functions that list the variants."""
 
 
-def shared_kernels() -> list[Compiled | ArrayFunction]:
+def shared_kernels() -> list[Compiled]:
     """List the kernels of this package, each once, without compiling any."""
-    kinds = (Compiled, ArrayFunction)
-    singles = [value for module in _MODULES for value in vars(module).values() if isinstance(value, kinds)]
+    singles = [value for module in _MODULES for value in vars(module).values() if isinstance(value, Compiled)]
     made = [make(variant) for make, variants in _FAMILIES for variant in variants()]
     return list({kernel.name: kernel for kernel in (*singles, *made)}.values())

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import carray, njit
 
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import simd
+from llamacli.kernels.deferred import carray, njit
 from llamacli.kernels.groups import (
     LANES,
     LARGE,

@@ -18,6 +18,7 @@ import numpy as np
 from llvmlite import ir as llvm
 
 from llamacli.kernels import ir
+from llamacli.kernels.deferred import import_numba, resolve_closure
 from llamacli.kernels.packing_formats import IntegerPacking
 
 _COVERED = {"llamacli", "numba", "llvmlite", "numpy", "builtins"}
@@ -32,12 +33,16 @@ def function_digest(function: Callable[..., None]) -> str:
     assert isinstance(function, FunctionType)
     if _is_covered(function):
         return ""
+    import_numba()
+    resolve_closure(function)
     return _combined((str(function.__globals__.get("__name__")), *_hash_parts(function, {})))
 
 
 def packing_digest(packing: IntegerPacking) -> str:
     """Hexadecimal hash of everything that a packing's kernels are compiled from."""
     stored = [(name, np.dtype(kind.item).str, kind.exponent, count) for name, (kind, count) in packing.fields.items()]
+    import_numba()
+    resolve_closure(packing.decode)
     layout = repr((packing.file_bytes, packing.groups, packing.planes, packing.bias_bits, stored))
     return _combined((layout, *_emitted(packing), *_hash_parts((packing.decode, packing.decode_table), {})))
 

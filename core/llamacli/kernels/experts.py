@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, njit
 
 from llamacli.kernels import ir, simd
+from llamacli.kernels.deferred import carray, njit
 from llamacli.kernels.jit import kernel
 from llamacli.kernels.layout import RUN, record
 from llamacli.kernels.work import share

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from llamacli.kernels import ir
+from llamacli.kernels.deferred import njit
 from llamacli.kernels.packing_formats import Bytes, FieldKind, integer_format
 from llamacli.quantization import TensorType
 from llamacli.quantization.tensor_types import IQ4_NL_VALUES

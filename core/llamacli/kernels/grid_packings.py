@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from llamacli.kernels import ir
+from llamacli.kernels.deferred import njit
 from llamacli.kernels.ggml_packings import F16, bit_pair, load_int, no_terms, only_d, u16
 from llamacli.kernels.packing_formats import Bytes, FieldKind, integer_format
 from llamacli.quantization import TensorType

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import carray, njit
 
 from llamacli.kernels import ir, simd
+from llamacli.kernels.deferred import carray, njit
 from llamacli.kernels.work import share
 
 LANES, ROW = ir.LANES, 4 * ir.LANES

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
-
 from llamacli.kernels import simd
+from llamacli.kernels.deferred import njit
 from llamacli.kernels.layout import LANES
 
 

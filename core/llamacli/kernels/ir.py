@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
+from llamacli.kernels.deferred import resolved
 from llamacli.kernels.isa import ARM, isa
 
 LANES = 16
@@ -113,7 +113,7 @@ def broadcasts_i32(b: Builder, address: Value, n: int) -> list[Value]:
 def call(b: Builder, name: str, result: ir.Type, *args: Value) -> Value:
     """Call an LLVM intrinsic by its full name."""
     kind = ir.FunctionType(result, [arg.type for arg in args])
-    return b.call(cgutils.get_or_insert_function(b.module, kind, name), args)
+    return b.call(b.module.globals.get(name) or ir.Function(b.module, kind, name), args)
 
 
 def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
@@ -424,16 +424,19 @@ def expose(result: Any, *params: Any) -> Callable[[Callable[..., Any]], Any]:
     """
     import inspect
 
-    from numba.core import types
-    from numba.extending import intrinsic
+    from llamacli.kernels.deferred import intrinsic
 
     def wrap(emit: Callable[..., Any]) -> Any:
         def define(typingctx: Any, *args: Any) -> Any:
+            from numba.core import types
+
+            kind, kinds = resolved(result), map(resolved, params)
+
             def codegen(context: Any, builder: Builder, signature: Any, args: Any) -> Any:
                 value = emit(builder, *args)
-                return context.get_dummy_value() if result is types.void else value
+                return context.get_dummy_value() if kind is types.void else value
 
-            return result(*params), codegen
+            return kind(*kinds), codegen
 
         names = ["typingctx", *list(inspect.signature(emit).parameters)[1 : 1 + len(params)]]
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

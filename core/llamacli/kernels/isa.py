@@ -30,14 +30,19 @@ define i32 @dot_{name}(<16 x i8> %x, <16 x i8> %y) {{
 """
 
 
+def host() -> tuple[str, str, str]:
+    """Triple, name and features of this CPU, for LLVM."""
+    return binding.get_process_triple(), binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+
+
 @functools.cache
 def features() -> frozenset[str]:
     """The instruction-set extensions of this CPU, by LLVM's names."""
     listed = {name for name, present in binding.get_host_cpu_features().items() if present}
     if platform.machine().lower() in ("aarch64", "arm64"):
-        from numba.core.registry import cpu_target
-
-        triple, cpu, flags = cpu_target.target_context.codegen().magic_tuple()
+        triple, cpu, flags = host()
+        binding.initialize_native_target()
+        binding.initialize_native_asmprinter()
         listed |= arm_features(binding.Target.from_triple(triple).create_target_machine(cpu=cpu, features=flags))
     return frozenset(listed)
 

@@ -10,46 +10,43 @@ run share, this thread's number and the number of threads. Each thread does its 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import hashlib
-import itertools
+import importlib.util
+import json
 import logging
 import os
-import pickle
 import shutil
 import string
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import llvmlite
-import numba
 import numpy as np
-from numba import njit, types
-from numba.core import config
-from numba.core.bytecode import FunctionIdentity
-from numba.core.ccallback import CFunc
-from numba.core.compiler import CompileResult
-from numba.core.compiler_lock import global_compiler_lock
-from numba.core.registry import cpu_target
-from numba.core.serialize import dumps
 
+from llamacli.kernels.blocks import Block
+from llamacli.kernels.deferred import import_numba
 from llamacli.kernels.digest import function_digest
-from llamacli.kernels.isa import isa
+from llamacli.kernels.isa import host, isa
+from llamacli.kernels.linker import link, undefined_symbols
 from llamacli.kernels.switch import jit_disabled
-from llamacli.util.folders import user_folder
+from llamacli.util.files import is_own
+from llamacli.util.folders import cache_folder
 
 _log = logging.getLogger(__name__)
 
 _UNUSED_S = 30 * 24 * 3600
 """Seconds without use after which the kernels of other sources, or of another CPU, are deleted."""
 
-SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
+SIGNATURE = "void(int64, int64, int64, int64)"
 
+_NUMBA_SETTINGS = ("OPT", "BOUNDSCHECK", "CPU_NAME", "CPU_FEATURES", "ENABLE_AVX", "LOOP_VECTORIZE", "SLP_VECTORIZE")
+"""Settings of Numba that change machine code, without their prefix NUMBA_."""
 
 listeners: list[Callable[[str], None]] = []
 """Callbacks, called with the name of a kernel that is about to be compiled."""
@@ -61,8 +58,8 @@ def cache_directory() -> Path | None:
     There is one for each state of the sources and each CPU. LLAMACLI_CACHE names another folder than the system's usual
     one.
     """
-    base = os.environ.get("LLAMACLI_CACHE") or user_folder("cache")
-    return Path(base) / "kernels" / _fingerprint() if base else None
+    base = cache_folder()
+    return base / "kernels" / _fingerprint() if base else None
 
 
 def sources() -> list[Path]:
@@ -78,32 +75,43 @@ def _fingerprint() -> str:
     digest = hashlib.sha256()
     for source in sources():
         digest.update(source.read_bytes())
-    versions = (numba.__version__, llvmlite.__version__, np.__version__, sys.version, isa())
-    settings = (config.OPT, config.BOUNDSCHECK)
-    digest.update(repr((versions, settings, cpu_target.target_context.codegen().magic_tuple())).encode())
+    versions = (_numba_version(), llvmlite.__version__, np.__version__, sys.version, isa())
+    settings = [os.environ.get(f"NUMBA_{name}") for name in _NUMBA_SETTINGS]
+    digest.update(repr((versions, settings, host())).encode())
     return digest.hexdigest()[:16]
 
 
+def _numba_version() -> bytes:
+    """Source of Numba's version, read without importing it."""
+    found = importlib.util.find_spec("numba")
+    assert found
+    assert found.origin
+    return Path(found.origin).with_name("_version.py").read_bytes()
+
+
 class _Entry:
-    """Cache file of a kernel, as the cache object of a CFunc.
+    """Cache file of a kernel: checksum, line of JSON, object code.
 
     Numba's own cache has three drawbacks: its folder is a setting of the whole process, that folder must be writable,
-    and its contents are trusted unchecked. Here a checksum precedes the code.
+    and its contents are trusted unchecked. And it needs Numba to be imported.
     """
 
     def __init__(self, name: str):
         directory = cache_directory()
         self._name, self._path = name, directory and directory / f"{name}.kernel"
 
-    def load_overload(self, _signature: Any, context: Any) -> CompileResult | None:
-        """Load the code, or return None if it must be compiled."""
+    def load(self) -> int | None:
+        """Load and link the code.
+
+        Returns its address, or None if it must be compiled.
+        """
         with contextlib.suppress(OSError):
             data = self._read()
             if data and hashlib.sha256(data[32:]).digest() == data[:32]:
                 _touch(self._path.parent)
-                context.refresh()  # symbols that the code refers to must exist before linking
-                with contextlib.suppress(ImportError):  # of a plugin's module that is not importable by its name
-                    return CompileResult._rebuild(context, *pickle.loads(data[32:]))
+                head, _, code = data[32:].partition(b"\n")
+                if (address := link(code, *json.loads(head))) is not None:
+                    return address
             elif data:
                 _log.warning("%s is damaged and is compiled again", self._path)
         _announce()
@@ -112,31 +120,29 @@ class _Entry:
         return None
 
     def _read(self) -> bytes:
-        """Read the file; b"" if other users may have written it.
-
-        It holds a pickle, which is code.
-        """
+        """Read the file; b"" if other users may have written it."""
         if self._path is None:
             return b""
         with open(self._path, "rb") as file:
-            if not _is_own(os.stat(self._path.parent)):
+            if not is_own(os.stat(self._path.parent)):
                 _warn_cache_unwritable(f"other users can write to {self._path.parent}")
-            elif not _is_own(os.fstat(file.fileno())):
+            elif not is_own(os.fstat(file.fileno())):
                 _log.warning("other users can write to %s, so it is compiled again", self._path)
             else:
                 return file.read()
         return b""
 
-    def save_overload(self, _signature: Any, result: CompileResult) -> None:
+    def save(self, library: Any, symbol: str) -> None:
         """Write the code; if that fails, this process alone has it."""
         if self._path is None:
             _warn_cache_unwritable("this user has no home folder, and LLAMACLI_CACHE names none")
             return
-        assert not result.library.has_dynamic_globals, f"{self._name} holds addresses of this process"
+        assert not library.has_dynamic_globals, f"{self._name} holds addresses of this process"
         try:
-            code = dumps(result._reduce())
+            _, _, (code, _) = library.serialize_using_object_code()
         except RuntimeError:  # an interrupt in LLVM's callback is lost, and the object code with it
             return
+        data = json.dumps((symbol, undefined_symbols(code))).encode() + b"\n" + code
         written = self._path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}")
         try:
             if not self._path.parent.exists():
@@ -144,17 +150,12 @@ class _Entry:
                 _prune(self._path.parent.parent)
             try:
                 written.touch(mode=0o600, exist_ok=False)
-                written.write_bytes(hashlib.sha256(code).digest() + code)
+                written.write_bytes(hashlib.sha256(data).digest() + data)
                 written.replace(self._path)
             finally:
                 written.unlink(missing_ok=True)
         except OSError as error:
             _warn_cache_unwritable(str(error))
-
-
-def _is_own(status: os.stat_result) -> bool:
-    """Test that only this user and the superuser can write a file."""
-    return sys.platform == "win32" or (status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022)
 
 
 @functools.cache
@@ -187,55 +188,21 @@ def _warn_cache_unwritable(reason: str) -> None:
         _log.warning("compiled kernels cannot be cached, so every process compiles them: %s", reason)
 
 
-Code = TypeVar("Code")
-
 _compiling = threading.RLock()
 """Held while a function is compiled or loaded: code compiled twice would be freed with its owner."""
 
-
-def _run_compiler(compile_it: Callable[..., object], *arguments: object) -> None:
-    """Run Numba's compiler; release its lock after an interrupt.
-
-    An interrupt at the wrong moment would otherwise leave the lock with this thread for ever.
-
-    Symbols get names that no other process uses. Numba numbers functions from 1 in every process and puts the number
-    into the symbol, and functions that a kernel calls are weak symbols. Two kernels that two processes compiled would
-    use the same name for different closures, and where both are loaded, the second one would call the first one's.
-    """
-    FunctionIdentity._unique_ids = itertools.count(int.from_bytes(os.urandom(7), "little"))
-    try:
-        compile_it(*arguments)
-    except BaseException:
-        while global_compiler_lock.is_locked():
-            global_compiler_lock.release()
-        raise
+_ctypes = {"void": None, "int64": ctypes.c_int64, "float32": ctypes.c_float, "float64": ctypes.c_double}
 
 
-class _OnDemand(ABC, Generic[Code]):
-    """Lazily compiled code: compiled or loaded from the cache when needed."""
+class Compiled:
+    """Function of numbers compiled to machine code.
 
-    _code: Code | None = None
-
-    @abstractmethod
-    def _make(self) -> Code:
-        """Compile or load it."""
-
-    def compile(self) -> Code:
-        """Compile or load it unless that has been done."""
-        if self._code is None:
-            with _compiling:
-                if self._code is None:
-                    self._code = self._make()
-        return self._code
-
-
-class Compiled(_OnDemand[CFunc]):
-    """Function compiled to machine code.
-
-    Its name and `variant` are unique.
+    Its name and `variant` are unique; its signature is Numba's, of int64, float32 and float64.
     """
 
-    def __init__(self, function: Callable[..., Any], signature: Any, variant: str = ""):
+    _address: int | None = None
+
+    def __init__(self, function: Callable[..., Any], signature: str, variant: str = ""):
         self._function, self._signature, self._variant = function, signature, variant
         self.__doc__ = function.__doc__
 
@@ -244,21 +211,42 @@ class Compiled(_OnDemand[CFunc]):
         """Name of the code in the cache."""
         return self._function.__name__ + self._variant
 
-    def _make(self) -> CFunc:
-        code = CFunc(self._function, (self._signature.args, self._signature.return_type), locals={}, options={})
-        code._cache = _Entry(self.name)
-        _run_compiler(code.compile)
-        return code
+    def compile(self) -> int:
+        """Compile it or load it from the cache, once.
+
+        Returns the address of the machine code.
+        """
+        if self._address is None:
+            with _compiling:
+                if self._address is None:
+                    self._address = self._make()
+        return self._address
+
+    def _to_compile(self) -> Callable[..., Any]:
+        return self._function
+
+    def _make(self) -> int:
+        entry = _Entry(self.name)
+        address = entry.load()
+        if address is None:
+            from llamacli.kernels.compiler import compile_function
+
+            self._library, symbol = compile_function(self._to_compile(), self._signature, self.name)
+            entry.save(self._library, symbol)
+            address = self._library.get_pointer_to_function(symbol)
+        return address
 
     @property
     def address(self) -> int:
         """Address of the machine code."""
-        return int(self.compile().address)
+        return self.compile()
 
     @functools.cached_property
     def call(self) -> Callable[..., Any]:
         """ctypes function that runs it without the GIL."""
-        return self.compile().ctypes  # type: ignore[no-any-return]
+        result, parameters = self._signature.rstrip(")").split("(")
+        kinds = [_ctypes[parameter.strip()] for parameter in parameters.split(",")]
+        return ctypes.CFUNCTYPE(_ctypes[result], *kinds)(self.compile())
 
 
 class Kernel(Compiled):
@@ -285,28 +273,28 @@ def kernel(function: Callable[..., None]) -> Kernel:
     return Kernel(function)
 
 
-class ArrayFunction(_OnDemand[Callable[..., Any]]):
+class ArrayFunction(Compiled):
     """Compiled function of arrays, called from Python without the GIL.
 
+    Its signature is Numba's: of contiguous arrays, tuples of them, and numbers; its result is a number or nothing.
     Where NUMBA_DISABLE_JIT is set, it is plain Python.
     """
 
     def __init__(self, function: Callable[..., Any], signature: str):
-        self._function, self._signature = function, signature
-        self.name = function.__name__
-        self.__doc__ = function.__doc__
+        super().__init__(function, "void(int64)")
+        self._block = Block(signature)
 
-    def _make(self) -> Callable[..., Any]:
-        code = njit(nogil=True)(self._function)
-        code._cache = _Entry(self.name)
-        _run_compiler(code.compile, self._signature)
-        code.disable_compile()
-        return code  # type: ignore[no-any-return]
+    def _to_compile(self) -> Callable[..., Any]:
+        import_numba()
+        return self._block.taking(self._function)
 
     def __call__(self, *arguments: Any) -> Any:
         """Run it; the arguments' types are the signature's, exactly."""
-        call = self._code or (self._function if jit_disabled() else self.compile())
-        return call(*arguments)
+        if jit_disabled():
+            return self._function(*arguments)
+        memory = self._block.filled(arguments)
+        self.call(ctypes.addressof(memory))
+        return self._block.result(memory)
 
 
 def array_function(signature: str) -> Callable[[Callable[..., Any]], ArrayFunction]:

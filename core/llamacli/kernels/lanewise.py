@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir as llvm
-from numba import carray
-from numba.core import types
-from numba.extending import intrinsic
 
 from llamacli.kernels import ir, simd
+from llamacli.kernels.deferred import carray, intrinsic, types
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import ACTIVATION_BLOCK, LANES, RUN, record
 from llamacli.kernels.work import rows_of, share

@@ -7,11 +7,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
-from numba import carray
-from numba.core import types
-from numba.extending import intrinsic
-
 from llamacli.kernels import ir, simd
+from llamacli.kernels.deferred import carray, intrinsic, types
 from llamacli.kernels.isa import ARM, isa
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, INTEGER_FORMS, RUN, record

@@ -11,11 +11,9 @@ import functools
 from typing import Any
 
 import numpy as np
-from numba import carray
-from numba.core import types
-from numba.extending import intrinsic
 
 from llamacli.kernels import ir, simd
+from llamacli.kernels.deferred import carray, intrinsic, types
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import LANES, RUN, record
 from llamacli.kernels.recurrent import before_last_page, last_row, source_page, target_page

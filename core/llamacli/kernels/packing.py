@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import carray, njit
 
 from llamacli.kernels import simd
+from llamacli.kernels.deferred import carray, njit
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import RUN, record
 from llamacli.kernels.packing_formats import ROWS, FloatPacking, IntegerPacking
@@ -23,12 +23,15 @@ from llamacli.kernels.work import share
 from llamacli.quantization import TensorType
 
 PACK = record(
-    "raw", "row_bytes", "n_rows", "packed", "n_tiles", "n_blocks", "n_columns", "exponent", "unbounded"
+    "raw", "row_bytes", "n_rows", "packed", "n_tiles", "n_blocks", "n_columns", "exponent", "unbounded", "scratch"
 )  # fmt: skip
 """`raw`: n_rows rows of row_bytes bytes, a whole number of blocks each; `packed`: n_tiles tiles of n_blocks blocks.
 `exponent`: the bits that are all set in NaN and infinity, where weights are floats; int64 `unbounded` is set to
-1 if any float or scale is.
+1 if any float or scale is. `scratch`: _SCRATCH bytes for each thread.
 """
+
+_SCRATCH, _CODES = 1024, 256
+"""Bytes of a decoded block, and of its codes; behind these are its fields."""
 
 _EXPONENTS = {TensorType.F32: 0x7F800000, TensorType.F16: 0x7C00, TensorType.BF16: 0x7F80}
 
@@ -44,7 +47,8 @@ def pack(team: Team, kind: IntEnum, raw: npt.NDArray[np.uint8], packed: npt.NDAr
     args["raw"], args["row_bytes"], args["n_rows"] = raw.ctypes.data, raw.shape[1], len(raw)
     args["packed"], args["n_tiles"], args["n_blocks"] = packed.ctypes.data, packed.shape[0], packed.shape[1]
     args["n_columns"], args["exponent"] = n_columns, _EXPONENTS.get(kind, 0)
-    args["unbounded"] = unbounded.ctypes.data
+    scratch = np.zeros((team.n_threads, _SCRATCH), np.uint8)
+    args["unbounded"], args["scratch"] = unbounded.ctypes.data, scratch.ctypes.data
     steps["function"], steps["args"] = pack_kernel(kind).address, args.ctypes.data
     team.run(steps, 0, 1, run)
     return not unbounded[0]
@@ -98,6 +102,8 @@ def _pack_integers(packing: IntegerPacking) -> Kernel:
     A tile is a unit of work. 4 codes of a row are a 32-bit word, and so is each row's part of a vector: planes are made
     of whole words.
     """
+    assert packing.block <= _CODES
+    assert sum(count for _, count in packing.fields.values()) <= (_SCRATCH - _CODES) // 4
     planes, groups, file_bytes, n_bytes = packing.planes, packing.groups, packing.file_bytes, packing.n_bytes
     stored = [field for field, count in packing.fields.values() for _ in range(count)]
     sizes, exponents = tuple(field.size for field in stored), tuple(field.exponent for field in stored)
@@ -107,8 +113,10 @@ def _pack_integers(packing: IntegerPacking) -> Kernel:
     def pack_integers(args: int, run: int, thread: int, n_threads: int) -> None:
         a = carray(simd.pointer(args), 1, PACK)[0]
         first, last = share(a.n_tiles, thread, n_threads)
-        codes, fields = np.zeros(block, np.uint8), np.zeros(n_fields, np.uint32)
-        word = codes.view(np.uint32)
+        scratch = a.scratch + thread * _SCRATCH  # arrays of its own would need Numba's allocator
+        codes = carray(simd.pointer(scratch), block, np.uint8)
+        word = carray(simd.pointer(scratch), block // 4, np.uint32)
+        fields = carray(simd.pointer(scratch + _CODES), n_fields, np.uint32)
         unbounded = False
         for unit in range(first * a.n_blocks, last * a.n_blocks):
             tile, number = unit // a.n_blocks, unit % a.n_blocks

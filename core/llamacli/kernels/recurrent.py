@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import carray, njit
-
 from llamacli.kernels import simd
+from llamacli.kernels.deferred import carray, njit
 from llamacli.kernels.layout import BEFORE_LAST, ROW, SOURCE, TARGET
 
 

@@ -11,8 +11,8 @@ import math
 from typing import Any
 
 import numpy as np
-from numba.extending import register_jitable
 
+from llamacli.kernels.deferred import register_jitable
 from llamacli.kernels.jit import array_function
 
 _BLOCK = 64
@@ -128,21 +128,28 @@ def running_sums(logits: Any, largest: float, out: Any) -> None:
         out[i] = total
 
 
-@array_function("void(float32[::1], int32[::1])")
-def falling_order(keys: Any, order: Any) -> None:
-    """Indices that sort keys in falling order: a stable radix sort.
+def falling_order(keys: Any) -> Any:
+    """Indices that sort float32 keys in falling order, int32 [n].
 
-    Among equal keys the first index is first; the keys are the bits of the floats.
+    Among equal keys the first index is first.
     """
-    n = len(keys)
+    order, other = np.empty((2, len(keys)), np.int32)
     plain = keys + np.float32(0)  # no minus zero
-    bits = plain.view(np.uint32)
+    sort_falling(plain.view(np.uint32), order, other, np.empty(_DIGITS, np.int64))
+    return order
+
+
+@array_function("void(uint32[::1], int32[::1], int32[::1], int64[::1])")
+def sort_falling(bits: Any, order: Any, other: Any, starts: Any) -> None:
+    """Radix sort of the bits of floats in falling order, stable.
+
+    `other` and `starts`, int64 [_DIGITS], are memory for it.
+    """
+    n = len(bits)
     for i in range(n):
         # Floats rise with their bits, negative ones fall; falling order is the inverse of both.
         bits[i] = bits[i] if bits[i] >> np.uint32(31) else bits[i] ^ np.uint32(0x7FFFFFFF)
         order[i] = i
-    other = np.empty(n, np.int32)
-    starts = np.empty(_DIGITS, np.int64)
     source, target = order, other
     for shift in range(0, 33, _BITS):
         starts[:] = 0
@@ -156,7 +163,8 @@ def falling_order(keys: Any, order: Any) -> None:
             target[starts[digit]] = source[i]
             starts[digit] += 1
         source, target = target, source
-    order[:] = source
+    for i in range(n):
+        order[i] = source[i]
 
 
 @array_function("float64(float32[::1])")

@@ -7,26 +7,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba.core import types
-from numba.extending import models, register_model
-
 from llamacli.kernels import ir
+from llamacli.kernels.deferred import Deferred, types
 
 
-class Float32x16(types.Type):  # type: ignore[misc]
-    """Vector of 16 float32, in one register or several narrower ones."""
+def _vector_type() -> Any:
+    """Numba type of a vector of 16 float32.
 
-    def __init__(self) -> None:
-        super().__init__("f32x16")
+    It lies in one register, or in several narrower ones.
+    """
+    from numba.core import types
+    from numba.extending import models, register_model
+
+    class Float32x16(types.Type):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__("f32x16")
+
+    @register_model(Float32x16)
+    class _Float32x16Model(models.PrimitiveModel):  # type: ignore[misc]
+        def __init__(self, manager: Any, numba_type: Any) -> None:
+            super().__init__(manager, numba_type, ir.F32X16)
+
+    return Float32x16()
 
 
-@register_model(Float32x16)
-class _Float32x16Model(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, numba_type: Any) -> None:
-        super().__init__(manager, numba_type, ir.F32X16)
-
-
-f32x16 = Float32x16()
+f32x16 = Deferred(_vector_type)
 f32, i64, void = types.float32, types.int64, types.void
 
 load_f16 = ir.expose(f32x16, i64)(ir.load_f16)

@@ -32,10 +32,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit, types
 
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import ir
+from llamacli.kernels.deferred import njit, types
 from llamacli.kernels.isa import features
 from llamacli.kernels.jit import Compiled
 from llamacli.kernels.layout import record
@@ -65,7 +65,7 @@ sleeps between jobs."""
 _QUIT = -1
 
 
-def compiled(signature: Any) -> Callable[[Callable[..., Any]], Compiled]:
+def compiled(signature: str) -> Callable[[Callable[..., Any]], Compiled]:
     """Decorate a function that Python calls with addresses and numbers."""
     return lambda function: Compiled(function, signature)
 
@@ -268,7 +268,7 @@ def _work(state: int, thread: int, n_threads: int) -> None:
             spins = 0
 
 
-@compiled(_i64(_i64, _i64))
+@compiled("int64(int64, int64)")
 def _spin(address: int, n: int) -> int:
     """Spin n times, as a waiting thread does."""
     total = 0
@@ -278,14 +278,14 @@ def _spin(address: int, n: int) -> int:
     return total
 
 
-@compiled(types.void(_i64))
+@compiled("void(int64)")
 def _prepare(state: int) -> None:
     """Initialise the lock and the condition variable of a new state."""
     _prepare_lock(state + 8 * _LOCK)
     _prepare_condition(state + 8 * _CONDITION)
 
 
-@compiled(types.void(*[_i64] * 6))
+@compiled(f"void({', '.join(['int64'] * 6)})")
 def _run_job(state: int, steps: int, start: int, stop: int, run: int, n_threads: int) -> None:
     """Publish a job, wake sleepers, and compute shares until all are done.
 
@@ -306,7 +306,7 @@ def _run_job(state: int, steps: int, start: int, stop: int, run: int, n_threads:
         _work(state, 0, n_threads)
 
 
-@compiled(types.void(*[_i64] * 3))
+@compiled("void(int64, int64, int64)")
 def _worker_loop(state: int, thread: int, n_threads: int) -> None:
     """Compute shares of all jobs until one says to quit."""
     _work(state, thread, n_threads)

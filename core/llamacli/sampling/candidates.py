@@ -132,8 +132,7 @@ class Candidates:
     def falling_order(self, keys: Logits | None = None) -> Ids:
         """Indices that sort the logits (or keys) in descending order; stable."""
         keys = self.logits if keys is None else self._checked(keys, np.dtype(np.float32))
-        order = np.empty(len(self), np.int32)
-        kernels.falling_order(keys, order)
+        order: Ids = kernels.falling_order(keys)
         return order
 
     def log_total(self) -> float:

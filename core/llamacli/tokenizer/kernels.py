@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba.extending import register_jitable
 
+from llamacli.kernels.deferred import register_jitable
 from llamacli.kernels.jit import ArrayFunction
 
 TABLE = "Tuple((uint8[::1], int64[::1], int64[::1], int32[::1], int64[:, ::1]))"
@@ -23,6 +23,9 @@ String i is bytes[starts[i]:stops[i]]; middles[i] is the length of a merge's lef
 a string that is not in the table. A slot holds a key and the number of a string, or -1. The key of a short string is
 the string itself, that of a longer one a hash.
 """
+
+HEAP = "Tuple((float64[::1], int32[::1], int32[::1], int32[::1]))"
+"""Signature of a heap of merges."""
 
 TRIE = "Tuple((int64[::1], int32[::1], int32[::1]))"
 """Signature of a trie: keys, children, values."""
@@ -303,11 +306,21 @@ def _emit(text: Any, start: Any, stop: Any, tokens: Any, byte_ids: Any, ids: Any
     return count
 
 
+def encode_words(text: Any, *arguments: Any) -> int:
+    """Encode words of text by BPE; see `merge_words` for the arguments."""
+    n, n_seen = len(text) + 1, 64
+    while n_seen < min(n // 8, 1 << 16):
+        n_seen *= 2
+    heap = (np.empty(3 * n), *np.empty((3, 3 * n), np.int32))
+    ends, before = np.empty((2, n), np.int32)
+    return int(merge_words(text, *arguments, heap, ends, before, np.zeros((n_seen, 4), np.int32)))
+
+
 @_compiled(
     f"int64(uint8[::1], int64[::1], boolean, int64, {TABLE}, float64[::1], boolean, {TABLE}, uint8[::1], int32[::1],"
-    " int32[::1])"
+    f" int32[::1], {HEAP}, int32[::1], int32[::1], int32[:, ::1])"
 )
-def encode_words(
+def merge_words(
     text: Any,
     lengths: Any,
     by_byte: Any,
@@ -319,23 +332,22 @@ def encode_words(
     joints: Any,
     byte_ids: Any,
     ids: Any,
+    heap: Any,
+    end: Any,
+    before: Any,
+    seen: Any,
 ) -> Any:
     """Encode words of text by BPE; returns the number of ids.
 
     `lengths`: characters of each word. `by_byte`: pieces begin as bytes, not as characters. `unmerged`: which words
     that are tokens are not merged. `merges`, `costs`: what is merged; `paired` if it depends on both parts, not on
     their union alone. `joints`: empty, or what `mark_joints` marked. `byte_ids`: ids for the bytes of a piece that is
-    not a token; -1 drops a byte, at -2 the result is -1 - its position. `ids` is as long as the text.
+    not a token; -1 drops a byte, at -2 the result is -1 - its position. `ids` is as long as the text. The others are
+    memory: `heap`, `end` and `before` for merging, and `seen`, zeros [a power of two, 4], for the parts seen last.
     """
-    n = len(text) + 1
-    heap = np.empty(3 * n, np.float64), np.empty(3 * n, np.int32), np.empty(3 * n, np.int32), np.empty(3 * n, np.int32)
-    end = np.empty(n, np.int32)
-    work = end, np.empty(n, np.int32), heap
-    # Parts seen last, by hash: start, length, first id, number of ids. Most words of a text come again.
-    n_seen = 64
-    while n_seen < min(n // 8, 1 << 16):
-        n_seen *= 2
-    seen = np.zeros((n_seen, 4), np.int32)
+    work = end, before, heap
+    # Parts by hash: start, length, first id, number of ids. Most words of a text come again.
+    n_seen = len(seen)
     count = 0
     start = 0
     ascii_only = lengths.sum() == len(text)

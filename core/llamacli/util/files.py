@@ -67,6 +67,51 @@ def replacing(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
         _sync_folder(target.parent)
 
 
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[BinaryIO | None]:
+    """Open a temporary file that replaces `path`, unless another process writes it.
+
+    The context is None then, and where files cannot be locked (flock). An exception removes the file; that of a killed
+    process is written anew by the next one. Not synced to disk: the contents need a checksum. Raises OSError.
+    """
+    temporary = path.with_name(f".{path.name}.part")
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT, 0o600)
+    with open(descriptor, "r+b") as file:
+        if not _lock(descriptor) or not _is_at(descriptor, temporary):
+            yield None
+            return
+        try:
+            file.truncate(0)
+            yield file
+            file.flush()
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def remove_unclaimed(folder: Path) -> None:
+    """Remove the temporary files of `claimed` whose writers no longer run."""
+    with contextlib.suppress(OSError):
+        for leftover in folder.glob(".*.part"):
+            with contextlib.suppress(OSError), open(leftover, "rb") as file:
+                if _lock(file.fileno()):
+                    leftover.unlink()
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Test that only this user and the superuser can write a file."""
+    return sys.platform == "win32" or (status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Test that an open file is still the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
 def _remove_leftovers(target: Path) -> None:
     """Remove temporary files of `target` whose writers no longer run.
 

@@ -21,3 +21,12 @@ def user_folder(kind: Literal["cache", "state", "config"]) -> Path | None:
         return Path(getattr(folders, f"user_{kind}_path"))
     except RuntimeError:  # HOME is empty and the user is not in the password database
         return None
+
+
+def cache_folder() -> Path | None:
+    """Cache folder: LLAMACLI_CACHE, or the user's cache directory.
+
+    None for a user without a home.
+    """
+    folder = os.environ.get("LLAMACLI_CACHE") or user_folder("cache")
+    return Path(folder) if folder else None

@@ -12,11 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit
-from numba.core import types
-from numba.extending import intrinsic
 
 from llamacli.kernels import ir, simd
+from llamacli.kernels.deferred import intrinsic, njit, types
 from llamacli.kernels.kv_types.rounding import BLOCK, Rounding
 from llamacli.kernels.kv_types.types import KV_TYPES, MEAN_PREFIXES, MEAN_WEIGHTS, PAGE, UNIT, FloatType, IntegerType
 

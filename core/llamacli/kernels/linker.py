@@ -1,0 +1,103 @@
+"""Linker of object code in this process: LLVM's RuntimeDyld, by llvmlite.
+
+Numba links by the same means. Here its helper functions are registered only if code refers to them, since that takes
+the import of Numba.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+from llvmlite import binding
+
+from llamacli.kernels.deferred import import_numba
+
+_HEADER = struct.Struct("<4sB3x32xQ10xHH")
+_SECTION = struct.Struct("<4xI16xQQI12xQ")
+_SYMBOL = struct.Struct("<IBxHQQ")
+
+FAILED = "llamacli_report_failure"
+"""Symbol of the function that wrappers call after an exception, with the name of the code."""
+
+_UNUSED = ("NRT_MemInfo_call_dtor",)
+"""Symbols that code refers to and calls only if it allocates arrays, for which it needs others of Numba's."""
+
+_ELF, _SYMBOL_TABLE = (b"\x7fELF", 2), 2
+
+
+def undefined_symbols(code: bytes) -> list[str] | None:
+    """Names that ELF object code refers to and does not define.
+
+    None for object code of other systems, which may need anything.
+    """
+    magic, bits, sections_at, section_bytes, n_sections = _HEADER.unpack_from(code)
+    if (magic, bits) != _ELF:
+        return None
+    sections = [_SECTION.unpack_from(code, sections_at + i * section_bytes) for i in range(n_sections)]
+    names = set()
+    for kind, start, size, names_section, entry_bytes in sections:
+        if kind == _SYMBOL_TABLE:
+            names_at = sections[names_section][1]
+            for at in range(start, start + size, entry_bytes):
+                name, _, section, _, _ = _SYMBOL.unpack_from(code, at)
+                if name and not section:
+                    begin = names_at + name
+                    names.add(code[begin : code.index(b"\0", begin)].decode())
+    return sorted(names)
+
+
+def link(code: bytes, symbol: str, needs: Iterable[str] | None) -> int | None:
+    """Address of a symbol of object code, once it is linked.
+
+    `needs` are the `undefined_symbols`. None if this process has not all of them: LLVM would end the process.
+    """
+    if not _register(needs):
+        return None
+    engine = _engine()
+    engine.add_object_file(binding.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return engine.get_function_address(symbol) or None
+
+
+def _register(needs: Iterable[str] | None) -> bool:
+    """Make symbols known to LLVM; false if one is undefined."""
+    register_failure()
+    if needs is not None and all(name in _UNUSED or _is_known(name) for name in needs):
+        for name in _UNUSED:
+            if not _is_known(name):
+                binding.add_symbol(name, binding.address_of_symbol("abort"))
+        return True
+    import_numba()
+    from numba.core.registry import cpu_target
+
+    cpu_target.target_context.refresh()  # it registers Numba's functions
+    return needs is None or all(map(_is_known, needs))
+
+
+def _is_known(name: str) -> bool:
+    # Numba has the object of an exception under this name, where Python has a pointer to it.
+    return not name.startswith("PyExc_") and binding.address_of_symbol(name) is not None
+
+
+@functools.cache
+def register_failure() -> None:
+    """Make the function known to LLVM that wrappers call after an exception."""
+    binding.add_symbol(FAILED, ctypes.cast(_report_failure, ctypes.c_void_p).value)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+def _report_failure(name: bytes) -> None:
+    """Raise an error, which ctypes prints: nothing can propagate through machine code."""
+    raise RuntimeError(f"the compiled function {name.decode()} raised an exception; NUMBA_BOUNDSCHECK=1 names it")
+
+
+@functools.cache
+def _engine() -> Any:
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    machine = binding.Target.from_default_triple().create_target_machine(jit=True)
+    return binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
