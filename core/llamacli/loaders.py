@@ -172,4 +172,5 @@ def identity(file: ModelFile) -> str:
         info, data = file.tensors[name], file.data(name).reshape(-1)
         digest.update(repr((name, tuple(info.shape), int(info.type), data.size)).encode())
         digest.update(data[:_SAMPLE].tobytes() + data[-_SAMPLE:].tobytes())
+        file.release(name)
     return digest.hexdigest()

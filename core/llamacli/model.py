@@ -13,6 +13,7 @@ from llamacli.architecture import Architecture, Config, trace
 from llamacli.engine import Engine, Program, QuantMode, default_engine
 from llamacli.engine.adapters import AdaptersLike, checked_scale
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
+from llamacli.engine.packed_copies import copy_key
 from llamacli.engine.sharing import file_key, shared_program
 from llamacli.errors import (
     InvalidRequestError,
@@ -356,7 +357,9 @@ def load_model(
         _check_all_read(file, graph, table.unused)
         watched = WatchedFile(file, progress or (lambda done, n_bytes: None))
         _warn_of_unread_keys(file.metadata, config.architecture)
-        compiler, model_id = engine or default_engine(threads), identity(file)
+        paths = file.paths if engine is None and transform is None and isinstance(file, GGUFFile) else []
+        model_id = identity(file)
+        compiler = engine or default_engine(threads, copy_key(paths, model_id, mode) if paths else None)
 
         def compiled() -> Program:
             with plugin_errors(f"architecture {architecture.name!r}"):
@@ -365,8 +368,8 @@ def load_model(
                 except KeyboardInterrupt:
                     raise KeyboardInterrupt from None  # without pages of Numba's frames
 
-        if engine is None and transform is None and isinstance(file, GGUFFile):
-            key = file_key(file.paths), model_id, mode, threads, type(compiler), architecture
+        if paths:
+            key = file_key(paths), model_id, mode, threads, type(compiler), architecture
             program = shared_program(key, compiled)
         else:
             program = compiled()

@@ -16,7 +16,7 @@ from llamacli.errors import LlamaCliError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from llamacli.tools.doctor import Cpu, KernelCache, Memory, Report, Trial
+    from llamacli.tools.doctor import Copies, Cpu, KernelCache, Memory, Report, Trial
 
 
 @click.command(cls=Command)
@@ -62,6 +62,7 @@ def _lines(report: Report) -> Iterator[tuple[str, str]]:
     yield from _of_cpu(report.cpu)
     yield from _of_memory(report.memory)
     yield from _of_kernels(report.kernels)
+    yield "packed copies", _of_copies(report.copies)
     for plugin in report.plugins:
         state = f"failed: {plugin.error}" if plugin.error else " ".join(plugin.architectures) or "ok"
         yield "plugin", f"{plugin.module} ({plugin.distribution} {plugin.version}): {state}"
@@ -98,3 +99,8 @@ def _of_kernels(kernels: KernelCache) -> Iterator[tuple[str, str]]:
     state = "writable" if kernels.writable else "not writable"
     size = human_bytes(kernels.n_bytes)
     yield "kernels", f"{kernels.n_compiled} of {kernels.n_kernels} compiled, {size}, {state}"
+
+
+def _of_copies(copies: Copies) -> str:
+    limit = human_bytes(copies.limit) if copies.limit else "0, so that none are made"
+    return f"{copies.n_copies} of models, {human_bytes(copies.n_bytes)}, limit {limit}"

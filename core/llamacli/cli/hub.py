@@ -34,17 +34,25 @@ def pull(reference: str) -> None:
 
 @click.command("list", cls=Command)
 @option("--names", is_flag=True, help="List the short names of models instead, your own first.")
+@option("--packed", is_flag=True, help="List the packed copies of models in the cache folder instead.")
 @option("--json", is_flag=True, help="Print JSON.")
 @global_options
-def list_models(names: bool, json: bool) -> None:
+def list_models(names: bool, packed: bool, json: bool) -> None:
     """List the models in the Hugging Face cache.
 
     `run -hf` and `rm` accept the names. `run` and other commands also accept short names: those of a list in the
     package, and your own from the file aliases.toml in the configuration folder (~/.config/llamacli on Linux), with a
-    line such as `name = "user/repo:Q4_K_M"` for each. Needs the extra `hub`.
+    line such as `name = "user/repo:Q4_K_M"` for each.
+    Packed copies are files that are mapped when a model is loaded again; `rm --packed` deletes them. Needs the
+    extra `hub`, except for --names and --packed.
     """
+    if names and packed:
+        raise click.UsageError("--names and --packed exclude each other.")
     if names:
         _print_names(json)
+        return
+    if packed:
+        _print_copies(json)
         return
     from llamacli.hub.repositories import cached_models
 
@@ -65,17 +73,34 @@ def list_models(names: bool, json: bool) -> None:
         print_table(
             ("model", "size:", "modified", "file"),
             [
-                (
-                    str(model.reference),
-                    human_bytes(model.n_bytes),
-                    time.strftime("%Y-%m-%d %H:%M", time.localtime(model.modified)),
-                    model.path.name,
-                )
+                (str(model.reference), human_bytes(model.n_bytes), _minute(model.modified), model.path.name)
                 for model in models
             ],
         )
     else:
         note("the cache has no GGUF files; llamacli pull downloads one")
+
+
+def _minute(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def _print_copies(json: bool) -> None:
+    from llamacli.engine.packed_copies import copies
+
+    found = copies()
+    if json:
+        print_json(
+            [
+                {"model": copy.model, "path": str(copy.path), "n_bytes": copy.n_bytes, "used": copy.used}
+                for copy in found
+            ]
+        )
+    elif found:
+        rows = [(copy.model, human_bytes(copy.n_bytes), _minute(copy.used)) for copy in found]
+        print_table(("model", "size:", "last used"), rows)
+    else:
+        note("there are no packed copies; loading a model of 64 MiB or more makes one")
 
 
 def _print_names(json: bool) -> None:
@@ -89,13 +114,22 @@ def _print_names(json: bool) -> None:
 
 
 @click.command(cls=Command)
-@click.argument("references", metavar=f"{REFERENCE}...", nargs=-1, required=True)
+@click.argument("references", metavar=f"{REFERENCE}...", nargs=-1)
+@option("--packed", is_flag=True, help="Delete all packed copies of models in the cache folder instead.")
 @global_options
-def rm(references: tuple[str, ...]) -> None:
+def rm(references: tuple[str, ...], packed: bool) -> None:
     """Delete models from the Hugging Face cache.
 
-    Without QUANT all GGUF files of the repository are deleted; its other files stay. Needs the extra `hub`.
+    Without QUANT all GGUF files of the repository are deleted; its other files stay. Needs the extra `hub`, except for
+    --packed: packed copies are made again when their models are loaded.
     """
+    if packed == bool(references):
+        raise click.UsageError(f"Give models to delete, {REFERENCE}, or --packed.")
+    if packed:
+        from llamacli.engine.packed_copies import remove_copies
+
+        note(f"packed copies: {human_bytes(remove_copies())} freed")
+        return
     from llamacli.hub.names import reference as named
     from llamacli.hub.repositories import remove
 

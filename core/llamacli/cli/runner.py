@@ -114,7 +114,10 @@ def _run(options: RunOptions, repl: Repl | None) -> str | Switch | None:
     """Load the model and use it; `repl` continues a chat."""
     started = time.perf_counter()
     with load(options.model, options.mode, options.threads, options.lora) as model:
+        from llamacli.engine.packed_copies import finish_copies
+
         result = _generate(options, model, time.perf_counter() - started, repl)
+        finish_copies()  # a model that is closed earlier leaves none
     if not isinstance(result, Result):
         return result
     _report(options, model, result)

@@ -8,17 +8,17 @@ from llamacli.ops.run import Span
 from llamacli.util.settings import QuantMode
 
 
-def default_engine(threads: int | None = None) -> Engine:
+def default_engine(threads: int | None = None, copy_key: str | None = None) -> Engine:
     """Fastest engine available here.
 
-    Compiled kernels, or NumPy where NUMBA_DISABLE_JIT forbids to compile. Raises InvalidRequestError if `threads` is
-    not a valid number of threads; see `llamacli.kernels.team.check_threads`.
+    Compiled kernels, or NumPy where NUMBA_DISABLE_JIT forbids to compile. `copy_key` is as for `NativeEngine`. Raises
+    InvalidRequestError if `threads` is not a valid number of threads; see `llamacli.kernels.team.check_threads`.
     """
     if jit_disabled():
         return ReferenceEngine()
     from llamacli.engine.native import NativeEngine
 
-    return NativeEngine(threads)
+    return NativeEngine(threads, copy_key=copy_key)
 
 
 __all__ = ["Engine", "Program", "QuantMode", "ReferenceEngine", "Span", "default_engine", "evaluate", "jit_disabled"]

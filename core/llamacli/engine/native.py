@@ -21,6 +21,7 @@ import numpy.typing as npt
 from llamacli.engine.base import QuantMode, Timings, wanted_rows
 from llamacli.engine.floats import modes_of
 from llamacli.engine.lowering import StepTable, Watch
+from llamacli.engine.packed_copies import open_copy, save_copy
 from llamacli.engine.steps import assign_buffers, bind, place_barriers
 from llamacli.engine.weights import PackedWeights, load_matrix
 from llamacli.errors import InvalidRequestError, plugin_errors
@@ -46,11 +47,12 @@ _SLICE_WORK = 4e9
 class NativeEngine:
     """Engine of Numba kernels on several threads.
 
-    `threads` defaults to the usable cores. `watch` is called with the input of each matrix product.
+    `threads` defaults to the usable cores. `watch` is called with the input of each matrix product. `copy_key` names the
+    packed copy of the one model that it compiles then; see `llamacli.engine.packed_copies`.
     """
 
-    def __init__(self, threads: int | None = None, watch: Watch | None = None):
-        self._threads, self._watch = check_threads(threads), watch
+    def __init__(self, threads: int | None = None, watch: Watch | None = None, copy_key: str | None = None):
+        self._threads, self._watch, self._copy_key = check_threads(threads), watch, copy_key
 
     def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> NativeProgram:
         """Pack the graph's weights and lay out its steps.
@@ -58,7 +60,12 @@ class NativeEngine:
         `mode` says how the weights are kept.
         """
         team = _shared_team(self._threads)
-        return NativeProgram(graph, PackedWeights(file, modes_of(graph, mode), team), mode, team, self._watch)
+        copy = open_copy(self._copy_key, self._threads) if self._copy_key else None
+        weights = PackedWeights(file, modes_of(graph, mode), team, copy=copy)
+        program = NativeProgram(graph, weights, mode, team, self._watch)
+        if self._copy_key and not (copy and copy.complete):
+            save_copy(self._copy_key, file.path, weights.copyable)
+        return program
 
 
 _teams: dict[int, Team] = {}

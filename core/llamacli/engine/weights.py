@@ -7,16 +7,18 @@ import math
 from collections.abc import Mapping
 from enum import IntEnum
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
 from llamacli.engine.base import QuantMode, expect_finite
 from llamacli.engine.floats import REQUANTIZED, load_floats
+from llamacli.engine.packed_copies import PackedCopy
 from llamacli.errors import PluginError, plugin_errors
 from llamacli.graph import Tensor
 from llamacli.kernels.matrix import Matrix
 from llamacli.kernels.packing import pack, pack_kernel
-from llamacli.kernels.packing_formats import ROWS
+from llamacli.kernels.packing_formats import ROWS, Packing
 from llamacli.kernels.registry import packing_of, packings
 from llamacli.kernels.team import Team
 from llamacli.loaders import ModelFile
@@ -41,6 +43,7 @@ class PackedWeights:
     """Weights of a model as kernels read them.
 
     Each tensor is loaded once: `file` is read in the `modes` of its tensors. `loaded` are matrices that are not in it.
+    Matrices in `copy` are not packed again; `copyable` are those loaded so far, by their names in a copy.
     """
 
     def __init__(
@@ -49,8 +52,10 @@ class PackedWeights:
         modes: Mapping[Tensor, QuantMode],
         team: Team,
         loaded: Mapping[Tensor, Matrix] | None = None,
+        copy: PackedCopy | None = None,
     ):
-        self._file, self._modes, self._team = file, modes, team
+        self._file, self._modes, self._team, self._copy = file, modes, team, copy
+        self.copyable: dict[str, Matrix] = {}
         self._repacked: set[int] = set()
         self._matrices: dict[Tensor, Matrix] = dict(loaded or {})
         self._vectors: dict[Tensor, npt.NDArray[np.float32]] = {}
@@ -63,9 +68,16 @@ class PackedWeights:
         return self._matrices[tensor]
 
     def _load_matrix(self, tensor: Tensor) -> Matrix:
-        matrix = load_matrix(tensor, self._file, self._modes[tensor], self._team)
-        source = self._file.tensors[tensor.name].type
-        if self._modes[tensor] is QuantMode.AUTO and matrix.kind != source and source not in self._repacked:
+        mode, source = self._modes[tensor], self._file.tensors[tensor.name].type
+        layout = layout_of(tensor, self._file, mode)
+        packed = self._copy.get(layout.name, layout.packed_shape) if self._copy else None
+        if packed is None:
+            matrix = load_matrix(tensor, self._file, mode, self._team)
+        else:
+            matrix = Matrix(layout.kind, packed, layout.shape, layout.packing)
+        if layout.name:
+            self.copyable[layout.name] = matrix
+        if mode is QuantMode.AUTO and matrix.kind != source and source not in self._repacked:
             self._repacked.add(source)
             _log.warning("%s has no kernel of its own: such tensors are kept as %s", source.name, matrix.kind.name)
         return matrix
@@ -101,24 +113,48 @@ def load_rows(tensor: Tensor, file: ModelFile) -> npt.NDArray[np.float32]:
     return np.pad(values, (*[(0, 0)] * (values.ndim - 1), (0, -values.shape[-1] % 32)))
 
 
+@attrs.frozen
+class Layout:
+    """Type and shapes of a packed tensor.
+
+    `shape` is that of a matrix, (n_out, n_in), and `packed_shape` that of the packed bytes. `name` names the tensor in
+    a packed copy; "" where a plugin's function converts it, of which a copy's key knows nothing.
+    """
+
+    name: str
+    kind: IntEnum
+    packing: Packing
+    shape: tuple[int, int]
+    packed_shape: tuple[int, int, int, int]
+
+
+def layout_of(tensor: Tensor, file: ModelFile, mode: QuantMode) -> Layout:
+    """Type and shapes of a tensor packed in a mode."""
+    info = file.tensors[tensor.name]
+    kind = target_type(info.type, mode)
+    packing = packing_of(kind)
+    assert packing
+    n_out, n_in = (1, *tensor.shape)[-2:]
+    n_groups = 1 if tensor.group is not None else math.prod(info.shape[:-2])
+    packed_shape = n_groups, -(-n_out // ROWS), -(-n_in // packing.block), packing.n_bytes
+    place = f"{tensor.name} {tensor.group} {tensor.first_row} {n_out} {n_in} {packing.name}"
+    name = place if kind == info.type or info.type in tuple(TensorType) else ""
+    return Layout(name, kind, packing, (n_out, n_in), packed_shape)
+
+
 def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) -> Matrix:
     """Load and pack a matrix, or one matrix an expert.
 
     Tensors of three dimensions have a matrix an expert. One dimension is a matrix of one row. Raises ModelFormatError
     for numbers or scales that are not finite, PluginError where a plugin's packing is broken.
     """
-    source = file.tensors[tensor.name].type
-    kind = target_type(source, mode)
-    packing = packing_of(kind)
-    assert packing
-    n_out, n_in = (1, *tensor.shape)[-2:]
-    n_tiles, n_blocks = -(-n_out // ROWS), -(-n_in // packing.block)
+    source, layout = file.tensors[tensor.name].type, layout_of(tensor, file, mode)
+    kind, (n_out, n_in), n_tiles = layout.kind, layout.shape, layout.packed_shape[1]
     data = file.data(tensor.name)
     stored_rows = (1, *file.tensors[tensor.name].shape)[-2]
     groups = slice(None) if tensor.group is None else slice(tensor.group, tensor.group + 1)
     raw = data.reshape(-1, stored_rows, data.shape[1])[groups, tensor.first_row : tensor.first_row + n_out]
-    shape = (len(raw), n_tiles, n_blocks, packing.n_bytes)
-    packed = anonymous(math.prod(shape)).reshape(shape)
+    packed = anonymous(math.prod(layout.packed_shape)).reshape(layout.packed_shape)
     tiles_at_once = max(1, _CHUNK_BYTES // (4 * ROWS * n_in))
     if kind not in packings():
         with plugin_errors(f"compiling the packing of tensor type {kind.name}"):
@@ -131,7 +167,7 @@ def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) ->
             finite = pack(team, kind, rows, target[tile : tile + tiles_at_once], n_in)
             expect_finite(finite, tensor.name, file)
             file.release(tensor.name)
-    result = Matrix(kind, packed, (n_out, n_in), packing)
+    result = Matrix(kind, packed, layout.shape, layout.packing)
     if kind not in packings():
         _expect_meaning(result, raw[0], tensor.name, file)
     return result

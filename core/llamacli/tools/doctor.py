@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from llamacli import engine
+from llamacli.engine import packed_copies
 from llamacli.engine.catalog import catalog
 from llamacli.kernels.isa import VARIABLE, available, isa
 from llamacli.kernels.jit import cache_directory
@@ -72,6 +73,15 @@ class KernelCache:
 
 
 @attrs.frozen
+class Copies:
+    """Packed copies of models: their number, and their bytes with the limit."""
+
+    n_copies: int
+    n_bytes: int
+    limit: int
+
+
+@attrs.frozen
 class Trial:
     """Speed of a model on a short prompt, in tokens per second.
 
@@ -98,6 +108,7 @@ class Report:
     kernels: KernelCache
     jit_disabled: bool
     plugins: tuple[PluginInfo, ...]
+    copies: Copies = Copies(0, 0, 0)
     trial: Trial | None = None
     failure: str | None = None
 
@@ -222,6 +233,7 @@ def examine(
         kernels=_kernels(),
         jit_disabled=engine.jit_disabled(),
         plugins=plugins,
+        copies=_copies(),
         trial=trial,
         failure=failure,
     )
@@ -249,6 +261,11 @@ def _cpu(root: Path) -> Cpu:
 def _memory(root: Path) -> Memory:
     total, free = system.system_memory() or (None, None)
     return Memory(total, free, system.memory_limit(root), system.huge_pages(root))
+
+
+def _copies() -> Copies:
+    found = packed_copies.copies()
+    return Copies(len(found), sum(copy.n_bytes for copy in found), packed_copies.limit())
 
 
 def _kernels() -> KernelCache:

@@ -2,6 +2,7 @@
 
 from fuzz.target import Target
 from fuzz.targets.commands import COMMANDS
+from fuzz.targets.copies import COPIES
 from fuzz.targets.files import ADAPTERS, CHECKPOINTS, HEADERS, MODELS
 from fuzz.targets.grammars import GRAMMARS, SCHEMAS
 from fuzz.targets.states import STATES
@@ -14,6 +15,7 @@ TARGETS: dict[str, Target] = {
     "adapter": ADAPTERS,
     "llama2c": CHECKPOINTS,
     "state": STATES,
+    "copy": COPIES,
     "text": TEXTS,
     "vocabulary": VOCABULARIES,
     "template": TEMPLATES,

@@ -1,0 +1,432 @@
+"""Packed copies of models: cache files, mapped at the next start.
+
+Packing the weights of a file takes longer than reading it. So the packed bytes are written to a file in the background
+once a model is loaded, and mapped read-only when the same file is loaded again: processes that map one copy share its
+memory.
+
+A copy is named by a digest of all that its bytes depend on: the model's files (device and path excepted), the mode, and
+the sources of packing. All of it is checked before any of it is used, against sums that are computed at the speed of
+memory. A copy that is not as it was written is made again. Nothing is lost with it: this is a cache, and failures to
+write it are no errors.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import math
+import mmap
+import os
+import re
+import shutil
+import struct
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.errors import InvalidRequestError
+from llamacli.kernels.matrix import Matrix
+from llamacli.util.files import claimed, is_own, remove_unclaimed
+from llamacli.util.folders import cache_folder
+
+_log = logging.getLogger(__name__)
+
+Bytes = npt.NDArray[np.uint8]
+
+VARIABLE = "LLAMACLI_PACKED_CACHE"
+"""Environment variable with the limit of all copies together, such as 20G; 0: no copies."""
+
+DEFAULT_LIMIT = 16 << 30
+
+MIN_BYTES = 64 << 20
+"""Bytes of packed weights from which a copy is worth its file: fewer are packed in a tenth of a second."""
+
+UNUSED_S = 30 * 24 * 3600
+"""Seconds without use after which a copy is deleted."""
+
+_MAGIC = b"llamacli packed1"
+_PREFIX = struct.Struct("<16s32sQQ")
+"""Magic number with version; SHA-256 of the index, its offset and its length. The index is JSON and ends the file."""
+
+_ALIGNMENT = 4096
+_UNIT = 1 << 24
+"""Bytes of a tensor that have a sum of their own."""
+
+_COLUMNS = 2039
+"""Words that a sum adds side by side: a prime, so that moved pages of the file change it."""
+
+_SIZE = re.compile(r"(\d+)([KMGT]?)", re.ASCII)
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def limit() -> int:
+    """Limit of all copies together in bytes; 0: no copies.
+
+    Raises InvalidRequestError if LLAMACLI_PACKED_CACHE is not a size.
+    """
+    given = os.environ.get(VARIABLE, "")
+    if not given:
+        return DEFAULT_LIMIT
+    found = _SIZE.fullmatch(given.upper())
+    if found is None:
+        raise InvalidRequestError(f"{VARIABLE} = {given!r} is not a size such as 500M, 20G or 0")
+    return int(found[1]) << 10 * " KMGT".index(found[2] or " ")
+
+
+def copy_key(files: Iterable[Path], identity: str, mode: str) -> str:
+    """Name of a copy: digest of all that its bytes depend on.
+
+    `files` are those of the model, `identity` is the digest of their metadata and of the ends of their tensors. Raises
+    OSError.
+    """
+    stats = [(file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns) for file in map(os.stat, files)]
+    return hashlib.sha256(repr((stats, identity, mode, _sources_digest(), sys.byteorder)).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _sources_digest() -> str:
+    """Digest of the sources that decide the bytes of copies."""
+    package = Path(__file__).parents[1]
+    packing = sorted((package / "kernels").glob("*packing*.py"))
+    sources = [
+        Path(__file__),
+        package / "engine/weights.py",
+        *packing,
+        *sorted((package / "quantization").glob("*.py")),
+    ]
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in sources)).hexdigest()
+
+
+def folder() -> Path | None:
+    """Folder of the copies; None for a user without a home."""
+    cache = cache_folder()
+    return cache and cache / "packed"
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+class PackedCopy:
+    """Mapped copy: packed tensors by their names, all checked.
+
+    Its memory is the file's, shared with other processes. It is unmapped with the last array. `complete` is false once
+    a tensor was not there.
+    """
+
+    def __init__(self, tensors: Mapping[str, Bytes]):
+        self._tensors, self.complete = tensors, True
+
+    def get(self, name: str, shape: Sequence[int]) -> Bytes | None:
+        """Packed bytes of a tensor, read-only; None if they are not there."""
+        found = self._tensors.get(name)
+        if found is None or found.size != math.prod(shape):
+            self.complete = False
+            return None
+        return found.reshape(shape)
+
+
+class _DamagedError(ValueError):
+    """Reason why a copy cannot be used."""
+
+
+def open_copy(key: str, n_threads: int = 1) -> PackedCopy | None:
+    """Map the copy of a key and check it, with several threads.
+
+    None if there is none, or none that can be believed: that is deleted, with a warning.
+    """
+    base = folder()
+    if base is None or not limit():
+        return None
+    path = base / f"{key}.packed"
+    try:
+        with open(path, "rb") as file:
+            if not (is_own(os.stat(base)) and is_own(os.fstat(file.fileno()))):
+                _log.warning("other users can write to %s, so it is not used", path)
+                return None
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:  # ValueError: an empty file
+        _discard(path, str(error))
+        return None
+    try:
+        copy = PackedCopy(_checked(np.frombuffer(mapping, np.uint8), key, n_threads))
+    except _DamagedError as error:
+        _discard(path, str(error))
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return copy
+
+
+def _discard(path: Path, reason: str) -> None:
+    _log.warning("the packed copy %s is made again: %s", path, reason)
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _checked(data: Bytes, key: str, n_threads: int) -> dict[str, Bytes]:
+    """Tensors of a copy.
+
+    Raises _DamagedError unless all are as they were written.
+    """
+    index = _read_index(data)
+    if index.key != key:
+        raise _DamagedError("it is the copy of another model")
+    tensors = {name: data[entry.start : entry.start + entry.n_bytes] for name, entry in index.tensors.items()}
+    units = [
+        unit for name, entry in index.tensors.items() for unit in zip(_units(tensors[name]), entry.sums, strict=True)
+    ]
+    with ThreadPoolExecutor(n_threads) as threads:  # NumPy adds without the GIL
+        if not all(threads.map(lambda unit: _sum(unit[0]) == unit[1], units)):
+            raise _DamagedError("its bytes have changed")
+    return tensors
+
+
+@attrs.frozen
+class _Entry:
+    """Place of a tensor in a copy, and sums of its units."""
+
+    start: int
+    n_bytes: int
+    sums: list[str]
+
+
+@attrs.frozen
+class _Index:
+    """Index of a copy: its key, its model's path, its tensors."""
+
+    key: str
+    model: str
+    tensors: dict[str, _Entry]
+
+    def as_json(self) -> bytes:
+        return json.dumps(attrs.asdict(self)).encode()
+
+
+def _read_index(data: Bytes) -> _Index:
+    """Index of a copy.
+
+    Raises _DamagedError, also for places that are not in the file.
+    """
+    if len(data) < _PREFIX.size:
+        raise _DamagedError("it is cut short")
+    magic, digest, start, length = _PREFIX.unpack(data[: _PREFIX.size].tobytes())
+    if magic != _MAGIC:
+        raise _DamagedError("it is of another version")
+    if start + length != len(data):
+        raise _DamagedError("it has not the size that it was written with")
+    text = data[start:].tobytes()
+    if hashlib.sha256(text).digest() != digest:
+        raise _DamagedError("its index has changed")
+    try:
+        return _parsed(json.loads(text), start)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _DamagedError(f"its index is malformed: {type(error).__name__}") from error
+
+
+def _parsed(found: Any, end: int) -> _Index:
+    tensors = {}
+    for name, fields in found["tensors"].items():
+        entry = _Entry(fields["start"], fields["n_bytes"], fields["sums"])
+        if not all(type(number) is int for number in (entry.start, entry.n_bytes)) or entry.start % 64:
+            raise ValueError(name)
+        if not 0 <= entry.start <= entry.start + entry.n_bytes <= end or len(entry.sums) != -(-entry.n_bytes // _UNIT):
+            raise ValueError(name)
+        tensors[name] = entry
+    return _Index(str(found["key"]), str(found["model"]), tensors)
+
+
+def _units(data: Bytes) -> Iterator[Bytes]:
+    for start in range(0, len(data), _UNIT):
+        yield data[start : start + _UNIT]
+
+
+def _sum(data: Bytes) -> str:
+    """Checksum of some bytes, as fast as memory is read.
+
+    Words are added in columns: one changed bit or byte always changes it, anything else all but certainly. It protects
+    from faults, not from forgery, as no other user can write to the folder.
+    """
+    n_words = len(data) // 8 // _COLUMNS * _COLUMNS
+    columns = np.add.reduce(data[: 8 * n_words].view(np.uint64).reshape(-1, _COLUMNS), axis=0)
+    return hashlib.blake2b(columns.tobytes() + data[8 * n_words :].tobytes(), digest_size=8).hexdigest()
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+_writers: set[_Writer] = set()
+
+
+def save_copy(key: str, model: Path, matrices: Mapping[str, Matrix]) -> None:
+    """Write the copy of a model in the background.
+
+    Unless copies are off, or it is too small or too large. A model that is closed before all is written leaves none;
+    `finish_copies` waits.
+    """
+    base, n_bytes, most = folder(), sum(matrix.packed.nbytes for matrix in matrices.values()), limit()
+    if base is None or not MIN_BYTES <= n_bytes <= most:
+        return
+    writer = _Writer(base / f"{key}.packed", model, matrices, most - n_bytes)
+    _writers.add(writer)
+    writer.start()
+
+
+def finish_copies(seconds: float = 10.0) -> None:
+    """Wait for copies that are being written, so long at the most."""
+    end = time.monotonic() + seconds
+    for writer in list(_writers):
+        writer.join(max(0.0, end - time.monotonic()))
+
+
+@atexit.register
+def _stop_writers() -> None:
+    finish_copies()
+    for writer in list(_writers):
+        writer.stopped.set()
+        writer.join()
+
+
+class _StoppedError(Exception):
+    """Reason why a copy was not written to its end."""
+
+
+class _Writer(threading.Thread):
+    """Thread that writes a copy.
+
+    It refers weakly to matrices: their memory is freed when the model is closed. Other copies may keep `others` bytes.
+    """
+
+    def __init__(self, path: Path, model: Path, matrices: Mapping[str, Matrix], others: int):
+        super().__init__(name="llamacli-copy", daemon=True)
+        self.stopped = threading.Event()
+        self._path, self._model, self._others = path, model, others
+        self._n_bytes = sum(matrix.packed.nbytes for matrix in matrices.values())
+        self._matrices = {name: (weakref.ref(matrix), matrix.packed.nbytes) for name, matrix in matrices.items()}
+
+    def run(self) -> None:
+        try:
+            self._save()
+        except (OSError, _StoppedError) as error:
+            _log.info("no packed copy of %s was written: %s", self._model, error)
+        finally:
+            _writers.discard(self)
+
+    def _save(self) -> None:
+        base = self._path.parent
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not is_own(os.stat(base)):
+            raise _StoppedError(f"other users can write to {base}")
+        remove_unclaimed(base)
+        _evict(self._others)
+        if shutil.disk_usage(base).free < 2 * self._n_bytes:
+            raise _StoppedError(f"{base} is on a disk that is nearly full")
+        with claimed(self._path) as file:
+            if file is None:
+                raise _StoppedError("another process writes it")
+            self._write(file)
+
+    def _write(self, file: BinaryIO) -> None:
+        tensors, start = {}, _ALIGNMENT
+        for name, (matrix, n_bytes) in self._matrices.items():
+            file.seek(start)
+            sums = []
+            for first in range(0, n_bytes, _UNIT):
+                unit = self._unit(matrix, first)
+                sums.append(_sum(unit))
+                file.write(unit.data)
+                del unit
+            tensors[name] = _Entry(start, n_bytes, sums)
+            start += -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
+        text = _Index(self._path.stem, str(self._model), tensors).as_json()
+        file.seek(start)
+        file.write(text)
+        file.seek(0)
+        file.write(_PREFIX.pack(_MAGIC, hashlib.sha256(text).digest(), start, len(text)))
+
+    def _unit(self, reference: weakref.ref[Matrix], first: int) -> Bytes:
+        matrix = reference()
+        if matrix is None or self.stopped.is_set():
+            raise _StoppedError("the model was closed meanwhile")
+        return matrix.packed.reshape(-1)[first : first + _UNIT]
+
+
+# --- housekeeping ----------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class CopyInfo:
+    """Copy in the cache folder.
+
+    Its file, its model's path, its size in bytes and the time of its last use.
+    """
+
+    path: Path
+    model: str
+    n_bytes: int
+    used: float
+
+
+def copies() -> list[CopyInfo]:
+    """List the copies of this user, the last used one last."""
+    found, base = [], folder()
+    with contextlib.suppress(OSError):
+        for path in base.glob("*.packed") if base else ():
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                found.append(CopyInfo(path, _model_of(path), status.st_size, status.st_mtime))
+    return sorted(found, key=lambda copy: copy.used)
+
+
+def _model_of(path: Path) -> str:
+    """Path of a copy's model; "" if it cannot be read."""
+    try:
+        return _read_index(np.memmap(path, np.uint8, "r")).model
+    except ValueError:
+        return ""
+
+
+def remove_copies() -> int:
+    """Delete all copies of this user.
+
+    Returns the number of bytes. Models that are loaded keep theirs until they are closed.
+    """
+    base = folder()
+    if base:
+        remove_unclaimed(base)
+    return sum(_remove(copy) for copy in copies())
+
+
+def _evict(n_bytes: int) -> None:
+    """Delete copies that have not been used for long.
+
+    And the oldest ones, until the others have `n_bytes`.
+    """
+    kept = copies()
+    total = sum(copy.n_bytes for copy in kept)
+    for copy in kept:
+        if total > n_bytes or time.time() - copy.used > UNUSED_S:
+            total -= _remove(copy)
+
+
+def _remove(copy: CopyInfo) -> int:
+    try:
+        copy.path.unlink()
+    except OSError:
+        return 0
+    return copy.n_bytes
