@@ -20,6 +20,7 @@ from llamacli.engine import packed_copies
 from llamacli.engine.packed_copies import PackedCopy, copies, finish_copies, limit, remove_copies
 from llamacli.plugins import Plugins
 from llamacli.util import files
+from test_full_disk import no_file_larger_than
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +86,24 @@ def test_second_start_packs_nothing(logits, packs, cache) -> None:
     assert [entry.name for entry in cache.iterdir()] == [only(cache).name], "no temporary file is left"
 
 
+@pytest.mark.parametrize("huge", [True, False])
+def test_copy_without_huge_pages_is_read_into_memory(huge, logits, packs, monkeypatch) -> None:
+    """Pages of 4 KiB would slow generation down."""
+    copied, in_memory = list[int](), packed_copies._in_memory
+
+    def counted(tensors, *arguments):
+        copied.append(len(tensors))
+        return in_memory(tensors, *arguments)
+
+    monkeypatch.setattr(packed_copies, "_in_memory", counted)
+    monkeypatch.setattr(packed_copies, "huge_pages", lambda: "madvise")
+    monkeypatch.setattr(packed_copies, "is_huge", lambda data: huge)
+    first = logits()
+    packs.clear()
+    np.testing.assert_array_equal(logits(), first)
+    assert (packs, bool(copied)) == ([], not huge)
+
+
 @pytest.mark.parametrize("variant", ["moe_8_2", "phi3_long", "biases"])
 def test_every_kind_of_tensor_is_the_same_from_a_copy(variant, tiny_gguf, plugins, packs) -> None:
     """Experts, parts of fused tensors, biases."""
@@ -107,6 +126,7 @@ def test_each_mode_has_its_copy(logits, cache, packs) -> None:
     assert packs == []
 
 
+START = packed_copies._DATA_START
 DAMAGE = {
     "empty": lambda data: b"",
     "start": lambda data: data[:40],
@@ -114,13 +134,17 @@ DAMAGE = {
     "half": lambda data: data[: len(data) // 2],
     "longer": lambda data: data + b"0",
     "version": lambda data: b"llamacli packed0" + data[16:],
-    "bit": lambda data: flipped(data, 4500, 1),
-    "sign": lambda data: flipped(data, 4096, 128),
+    "bit": lambda data: flipped(data, START + 500, 1),
+    "sign": lambda data: flipped(data, START, 128),
     "index": lambda data: flipped(data, len(data) - 5, 1),
     "digest": lambda data: flipped(data, 20, 1),
-    "zeros": lambda data: data[:4096] + bytes(4096) + data[8192:],
-    "moved": lambda data: data[:4096] + data[8192:12288] + data[4096:8192] + data[12288:],
+    "zeros": lambda data: data[:START] + bytes(4096) + data[START + 4096 :],
+    "moved": lambda data: moved(data, START, 4096),
 }
+
+
+def moved(data: bytes, at: int, n: int) -> bytes:
+    return data[:at] + data[at + n : at + 2 * n] + data[at : at + n] + data[at + 2 * n :]
 
 
 def flipped(data: bytes, at: int, mask: int) -> bytes:
@@ -247,6 +271,15 @@ def test_oldest_copies_make_room(logits, path, cache, monkeypatch) -> None:
     os.utime(path)
     logits()
     assert {copy.path.stem for copy in copies()} == names, "a copy above the limit removes no other"
+
+
+def test_disk_that_fills_while_writing(logits, cache) -> None:
+    """The write is short, the next one fails."""
+    with no_file_larger_than(START + 50_000):
+        first = logits()
+    assert [*cache.iterdir()] == []
+    np.testing.assert_array_equal(logits(), first)
+    assert only(cache)
 
 
 def test_full_disk_gets_no_copy(logits, cache, monkeypatch) -> None:

@@ -41,6 +41,8 @@ from llamacli.errors import InvalidRequestError
 from llamacli.kernels.matrix import Matrix
 from llamacli.util.files import claimed, is_own, remove_unclaimed
 from llamacli.util.folders import cache_folder
+from llamacli.util.memory import anonymous, is_huge, release_pages
+from llamacli.util.system import huge_pages
 
 _log = logging.getLogger(__name__)
 
@@ -61,9 +63,14 @@ _MAGIC = b"llamacli packed1"
 _PREFIX = struct.Struct("<16s32sQQ")
 """Magic number with version; SHA-256 of the index, its offset and its length. The index is JSON and ends the file."""
 
-_ALIGNMENT = 4096
+_DATA_START, _ALIGNMENT = 1 << 21, 64
+"""Places of the first tensor, and of the others: huge pages, and cache lines."""
+
 _UNIT = 1 << 24
-"""Bytes of a tensor that have a sum of their own."""
+"""Bytes of a tensor that have a sum of their own, and of a file that are written at once."""
+
+_MAX_PIECES = 512
+"""Arrays that are written at once; the system's limit is 1024."""
 
 _COLUMNS = 2039
 """Words that a sum adds side by side: a prime, so that moved pages of the file change it."""
@@ -124,8 +131,8 @@ def folder() -> Path | None:
 class PackedCopy:
     """Mapped copy: packed tensors by their names, all checked.
 
-    Its memory is the file's, shared with other processes. It is unmapped with the last array. `complete` is false once
-    a tensor was not there.
+    Its memory is the file's, shared with other processes, where the system maps it in huge pages; else it is this
+    process's own. It is freed with the last array. `complete` is false once a tensor was not there.
     """
 
     def __init__(self, tensors: Mapping[str, Bytes]):
@@ -164,14 +171,36 @@ def open_copy(key: str, n_threads: int = 1) -> PackedCopy | None:
     except (OSError, ValueError) as error:  # ValueError: an empty file
         _discard(path, str(error))
         return None
+    data = np.frombuffer(mapping, np.uint8)
     try:
-        copy = PackedCopy(_checked(np.frombuffer(mapping, np.uint8), key, n_threads))
+        tensors = _checked(data, key, n_threads)
     except _DamagedError as error:
         _discard(path, str(error))
         return None
+    if huge_pages() in ("always", "madvise") and not is_huge(data):
+        tensors = _in_memory(tensors, mapping, n_threads)
+    copy = PackedCopy(tensors)
     with contextlib.suppress(OSError):
         os.utime(path)
     return copy
+
+
+def _in_memory(tensors: Mapping[str, Bytes], mapping: mmap.mmap, n_threads: int) -> dict[str, Bytes]:
+    """Copy tensors to memory with huge pages, of this process alone.
+
+    With pages of 4 KiB, kernels would wait for the processor's address translation (TLB misses).
+    """
+    result = {name: anonymous(len(data)) for name, data in tensors.items()}
+
+    def move(name: str) -> None:
+        np.copyto(result[name], tensors[name])
+        release_pages(mapping, tensors[name])
+
+    with ThreadPoolExecutor(n_threads) as threads:
+        list(threads.map(move, tensors))
+    for data in result.values():
+        data.flags.writeable = False
+    return result
 
 
 def _discard(path: Path, reason: str) -> None:
@@ -244,7 +273,7 @@ def _parsed(found: Any, end: int) -> _Index:
     tensors = {}
     for name, fields in found["tensors"].items():
         entry = _Entry(fields["start"], fields["n_bytes"], fields["sums"])
-        if not all(type(number) is int for number in (entry.start, entry.n_bytes)) or entry.start % 64:
+        if not all(type(number) is int for number in (entry.start, entry.n_bytes)) or entry.start % _ALIGNMENT:
             raise ValueError(name)
         if not 0 <= entry.start <= entry.start + entry.n_bytes <= end or len(entry.sums) != -(-entry.n_bytes // _UNIT):
             raise ValueError(name)
@@ -279,10 +308,11 @@ def save_copy(key: str, model: Path, matrices: Mapping[str, Matrix]) -> None:
     Unless copies are off, or it is too small or too large. A model that is closed before all is written leaves none;
     `finish_copies` waits.
     """
-    base, n_bytes, most = folder(), sum(matrix.packed.nbytes for matrix in matrices.values()), limit()
-    if base is None or not MIN_BYTES <= n_bytes <= most:
+    base, n_bytes = folder(), sum(matrix.packed.nbytes for matrix in matrices.values())
+    others = limit() - _DATA_START - n_bytes
+    if base is None or n_bytes < MIN_BYTES or others < 0:
         return
-    writer = _Writer(base / f"{key}.packed", model, matrices, most - n_bytes)
+    writer = _Writer(base / f"{key}.packed", model, matrices, others)
     _writers.add(writer)
     writer.start()
 
@@ -300,6 +330,36 @@ def _stop_writers() -> None:
     for writer in list(_writers):
         writer.stopped.set()
         writer.join()
+
+
+class _Blocks:
+    """Writer of data in aligned blocks of _UNIT bytes, without copies.
+
+    Linux keeps what one such call writes in huge pages, where the file system can, and maps them as such.
+    """
+
+    def __init__(self, descriptor: int, start: int):
+        self.end = start
+        self._descriptor, self._pieces = descriptor, list[memoryview]()
+        os.lseek(descriptor, start, os.SEEK_SET)
+
+    def add(self, data: memoryview) -> None:
+        """Append data, which may be written later."""
+        while data:
+            part = data[: _UNIT - self.end % _UNIT]
+            self._pieces.append(part)
+            self.end, data = self.end + len(part), data[len(part) :]
+            if self.end % _UNIT == 0 or len(self._pieces) >= _MAX_PIECES:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write all that was appended. Raises OSError."""
+        while self._pieces:
+            written = os.writev(self._descriptor, self._pieces)
+            while self._pieces and written >= len(self._pieces[0]):
+                written -= len(self._pieces.pop(0))
+            if written:
+                self._pieces[0] = self._pieces[0][written:]
 
 
 class _StoppedError(Exception):
@@ -342,20 +402,20 @@ class _Writer(threading.Thread):
             self._write(file)
 
     def _write(self, file: BinaryIO) -> None:
-        tensors, start = {}, _ALIGNMENT
+        tensors, blocks = {}, _Blocks(file.fileno(), _DATA_START)
         for name, (matrix, n_bytes) in self._matrices.items():
-            file.seek(start)
-            sums = []
+            start, sums = blocks.end, []
             for first in range(0, n_bytes, _UNIT):
                 unit = self._unit(matrix, first)
                 sums.append(_sum(unit))
-                file.write(unit.data)
+                blocks.add(unit.data)
                 del unit
             tensors[name] = _Entry(start, n_bytes, sums)
-            start += -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
+            blocks.add(memoryview(bytes(-n_bytes % _ALIGNMENT)))
         text = _Index(self._path.stem, str(self._model), tensors).as_json()
-        file.seek(start)
-        file.write(text)
+        start = blocks.end
+        blocks.add(memoryview(text))
+        blocks.flush()
         file.seek(0)
         file.write(_PREFIX.pack(_MAGIC, hashlib.sha256(text).digest(), start, len(text)))
 

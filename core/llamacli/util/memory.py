@@ -6,7 +6,9 @@ import contextlib
 import ctypes
 import functools
 import mmap
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +34,27 @@ def anonymous(n_bytes: int) -> npt.NDArray[np.uint8]:
         with contextlib.suppress(OSError):  # advice only; some systems do not take it
             pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)
+
+
+def release_pages(mapping: mmap.mmap, data: npt.NDArray[np.uint8]) -> None:
+    """Drop the pages of a part of a mapped file from memory (MADV_DONTNEED).
+
+    Those at its ends may be dropped too; all are read from the file again when touched.
+    """
+    if hasattr(mmap, "MADV_DONTNEED"):
+        base = np.frombuffer(mapping, np.uint8).ctypes.data
+        start = (data.ctypes.data - base) // mmap.PAGESIZE * mmap.PAGESIZE
+        mapping.madvise(mmap.MADV_DONTNEED, start, data.ctypes.data - base + len(data) - start)
+
+
+def is_huge(data: npt.NDArray[np.uint8], maps: Path = Path("/proc/self/smaps")) -> bool:
+    """Test that nearly all of a mapped file, which was read, lies in huge pages."""
+    try:
+        text = maps.read_text()
+    except OSError:
+        return False
+    mapped = re.search(rf"^{data.ctypes.data:x}-.*?^FilePmdMapped: *(\d+) kB", text, re.MULTILINE | re.DOTALL)
+    return mapped is not None and int(mapped[1]) << 10 >= 0.9 * len(data) - (2 << 20)
 
 
 def trim_heap() -> None:
