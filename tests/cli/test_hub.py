@@ -150,3 +150,21 @@ def test_missing_file_names_similar_ones(invoke, tmp_path: Path) -> None:
     assert "similar in its folder: story-Q8_0.gguf" in invoke("run", tmp_path / "story-Q4_0.gguf").stderr
     assert "unsloth" not in invoke("run", "qwen2.5:9b").stderr
     assert "qwen2.5:7b" in invoke("run", "qwen2.5:9b").stderr
+
+
+def test_packed_copies_are_listed_and_deleted(invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMACLI_CACHE", str(tmp_path))
+    assert "there are no packed copies" in invoke("list", "--packed").stderr
+    copy = tmp_path / "packed" / "0123.packed"
+    copy.parent.mkdir()
+    copy.write_bytes(bytes(3 << 20))
+    (listed,) = json.loads(invoke("list", "--packed", "--json").stdout)
+    assert (listed["model"], listed["path"], listed["n_bytes"]) == ("", str(copy), 3 << 20)
+    assert "3.00 MiB" in invoke("list", "--packed").stdout
+    assert invoke("rm", "--packed").stderr == "packed copies: 3.00 MiB freed\n"
+    assert not copy.exists()
+
+
+@pytest.mark.parametrize("arguments", [("list", "--names", "--packed"), ("rm",), ("rm", "user/repo", "--packed")])
+def test_contradictory_options_are_refused(arguments: tuple[str, ...], invoke) -> None:
+    assert invoke(*arguments).exit_code == 2
