@@ -47,8 +47,8 @@ _SLICE_WORK = 4e9
 class NativeEngine:
     """Engine of Numba kernels on several threads.
 
-    `threads` defaults to the usable cores. `watch` is called with the input of each matrix product. `copy_key` names the
-    packed copy of the one model that it compiles then; see `llamacli.engine.packed_copies`.
+    `threads` defaults to the usable cores. `watch` is called with the input of each matrix product. `copy_key` names
+    the packed copy of the one model that it compiles then; see `llamacli.engine.packed_copies`.
     """
 
     def __init__(self, threads: int | None = None, watch: Watch | None = None, copy_key: str | None = None):

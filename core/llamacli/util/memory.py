@@ -37,7 +37,7 @@ def anonymous(n_bytes: int) -> npt.NDArray[np.uint8]:
 
 
 def release_pages(mapping: mmap.mmap, data: npt.NDArray[np.uint8]) -> None:
-    """Drop the pages of a part of a mapped file from memory (MADV_DONTNEED).
+    """Drop the pages of a part of a mapped file (MADV_DONTNEED).
 
     Those at its ends may be dropped too; all are read from the file again when touched.
     """
@@ -48,7 +48,10 @@ def release_pages(mapping: mmap.mmap, data: npt.NDArray[np.uint8]) -> None:
 
 
 def is_huge(data: npt.NDArray[np.uint8], maps: Path = Path("/proc/self/smaps")) -> bool:
-    """Test that nearly all of a mapped file, which was read, lies in huge pages."""
+    """Test that nearly all of a mapped file lies in huge pages.
+
+    It must have been read.
+    """
     try:
         text = maps.read_text()
     except OSError:
