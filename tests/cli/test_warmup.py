@@ -4,7 +4,6 @@ from importlib.metadata import EntryPoint
 
 import attrs
 import pytest
-from numba import types
 
 import example_formats
 from llamacli import engine, plugins
@@ -22,7 +21,7 @@ def test_missing_kernels_are_compiled(invoke, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(engine, "jit_disabled", lambda: False)
     monkeypatch.setenv("LLAMACLI_CACHE", str(tmp_path))
     for expected in ("1 kernels are ready: 1 compiled in ", "1 kernels are ready: 0 compiled in "):
-        monkeypatch.setattr(catalog, "catalog", lambda: [Compiled(double, types.int64(types.int64))])
+        monkeypatch.setattr(catalog, "catalog", lambda: [Compiled(double, "int64(int64)")])
         result = invoke("warmup")
         assert (result.exit_code, result.stdout) == (0, "")
         assert result.stderr.splitlines()[-1].startswith(expected)
