@@ -123,7 +123,7 @@ def test_drafters_never_change_the_text(models: dict[str, Model], params: Sampli
 @pytest.mark.parametrize("name", ["gqa", "gemma3"])
 @pytest.mark.parametrize("params", [None, SamplingParams(temperature=1.0)])
 def test_right_drafts_save_passes(models: dict[str, Model], name: str, params: SamplingParams | None) -> None:
-    model, passes = models[name], 0
+    model, drafts = models[name], 0
     prompt = prompt_of(model, 5)
     expected = plain(model, prompt, params, 60)
     drafter = Mixed(ids(expected), len(prompt), 0, 0.0)
@@ -131,15 +131,15 @@ def test_right_drafts_save_passes(models: dict[str, Model], name: str, params: S
         eval_ahead = session.eval_ahead
 
         def counted(token: int, draft: Sequence[int]) -> None:
-            nonlocal passes
-            passes += 1
+            nonlocal drafts
+            drafts += 1
             eval_ahead(token, draft)
 
         session.eval_ahead = counted
         assert generated(session, prompt, params, 60, speculate=drafter) == expected
         stats = session.stats
-        assert stats.n_drafted == stats.n_accepted == 60 - passes
-        assert passes < 25
+        assert stats.n_drafted == stats.n_accepted > 30
+        assert 0 < drafts < 25
         assert session.n_computed == len(prompt) + 60
 
 

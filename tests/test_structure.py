@@ -36,6 +36,7 @@ LAYERS = [
     {"blocks"},
     {"sampling"},
     {"conversion", "engine"},
+    {"drafting"},
     {"generation"},
     {"session"},
     {"speculation"},

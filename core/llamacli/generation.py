@@ -10,6 +10,7 @@ from typing import Protocol
 
 import attrs
 
+from llamacli.drafting import Budget, Drafter
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import ClosedError, InvalidRequestError
 from llamacli.sampling import LogProbs, SamplerChain, SamplingParams, StopStrings
@@ -52,28 +53,6 @@ class Stats:
     gen_tps: float = 0.0
     n_drafted: int = 0
     n_accepted: int = 0
-
-
-class Drafter(Protocol):
-    """Proposer of the tokens that may come next (speculative decoding).
-
-    Proposals change how fast a text comes and never the text. `llamacli.speculation` has drafters.
-    """
-
-    def begin(self, model: CompiledModel) -> None:
-        """Prepare for a text of a model.
-
-        Raises InvalidRequestError if the drafter cannot propose its tokens.
-        """
-
-    def draft(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
-        """At most `limit` tokens that may follow those given; none is allowed."""
-
-    def observe(self, n_drafted: int, n_accepted: int) -> None:
-        """Learn how many of the first tokens of the last draft came.
-
-        Not called for empty drafts.
-        """
 
 
 class _TokenStream(Protocol):
@@ -174,7 +153,8 @@ class _Speculation:
     """Evaluation of drawn tokens together with those that a drafter proposes."""
 
     def __init__(self, session: _TokenStream, drafter: Drafter | None):
-        self._session, self._drafter = session, drafter
+        self._session, self._drafter, self._budget = session, drafter, Budget()
+        self._tokens: list[int] = []
         self._n_latest = self._n_latest_accepted = 0
         self.n_drafted = self.n_accepted = 0
 
@@ -187,6 +167,9 @@ class _Speculation:
         if drafter is None:
             session.eval([token])
             return
+        if len(self._tokens) != session.n_past:
+            self._tokens = list(session.tokens)
+        self._tokens.append(token)
         if session.is_ahead(token):
             session.eval([token])
             self.n_accepted += 1
@@ -194,11 +177,24 @@ class _Speculation:
             return
         if self._n_latest:
             drafter.observe(self._n_latest, self._n_latest_accepted)
-        limit = min(limit, session.n_ctx - session.n_past - 1)
-        draft = drafter.draft([*session.tokens, token], limit) if limit > 0 else ()
-        session.eval_ahead(token, draft)
+            self._budget.settle(self._n_latest, self._n_latest_accepted)
+        draft = self._draft(drafter, min(limit, session.seq_len - session.n_past - 1))
+        started = time.perf_counter()
+        if draft:
+            session.eval_ahead(token, draft)
+        else:
+            session.eval([token])
+        self._budget.add_pass(1 + len(draft), time.perf_counter() - started)
         self.n_drafted += len(draft)
         self._n_latest, self._n_latest_accepted = len(draft), 0
+
+    def _draft(self, drafter: Drafter, limit: int) -> Sequence[int]:
+        if limit <= 0 or not self._budget.allows:
+            return ()
+        started = time.perf_counter()
+        draft = drafter.draft(self._tokens, limit)
+        self._budget.add_drafting(time.perf_counter() - started)
+        return draft
 
 
 def until_stop(session: _TokenStream, tokens: Iterator[Token], stop: StopStrings, n_prompt: int) -> Iterator[Token]:

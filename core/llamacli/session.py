@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from llamacli.drafting import Drafter
 from llamacli.engine import Program, evaluate
 from llamacli.engine.adapters import Adapter, AdaptersLike, key_of
 from llamacli.engine.batching import Checkpoint
@@ -24,7 +25,7 @@ from llamacli.errors import (
     SessionBusyError,
     StateError,
 )
-from llamacli.generation import Drafter, Stats, Token, generate, token_limit, until_stop
+from llamacli.generation import Stats, Token, generate, until_stop
 from llamacli.kv import CacheStrategy, KVSequence, snapshot
 from llamacli.kv.prefixes import n_common
 from llamacli.loaders import Progress
@@ -271,11 +272,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
         cache, missing = self._plan(ids, reuse=False)
         n_ahead = len(ids) - 1
         try:
-            logits = evaluate(self.program, [(cache, missing)], n_last=[len(ids)], n_ahead=n_ahead)[0]
+            logits = evaluate(self.program, [(cache, missing)], n_last=[len(ids)], n_ahead=[n_ahead])[0]
         except BaseException:
             self._drop_stale_cells()
             raise
-        (first, *rest), rows = ids.tolist(), [row.copy() for row in logits]
+        (first, *rest), rows = ids.tolist(), list(logits)
         ahead, n_computed = list(zip(rest, rows[1:], strict=True)), len(missing)
         self._tokens += (first,)  # no call from here on, as in _commit
         self._logits, self._ahead = rows[0], ahead

@@ -62,7 +62,27 @@ class Pace:
         self.waiting = self.pause
 
 
-class PromptLookup:
+class _Paced:
+    """Base of drafters whose drafts have an adaptive length."""
+
+    def __init__(self, max_tokens: int):
+        self._pace = Pace(checked_max_tokens(max_tokens))
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum length of a draft, in tokens; may be set."""
+        return self._pace.max_tokens
+
+    @max_tokens.setter
+    def max_tokens(self, max_tokens: int) -> None:
+        self._pace.max_tokens = checked_max_tokens(max_tokens)
+
+    def observe(self, n_drafted: int, n_accepted: int) -> None:
+        """Adapt the length of drafts."""
+        self._pace.observe(n_drafted, n_accepted)
+
+
+class PromptLookup(_Paced):
     """Drafter that continues as the last equal n-gram of the context did.
 
     It finds copies: quotations, edited text and code, summaries. N-grams of `max_ngram` tokens are looked up first,
@@ -73,30 +93,26 @@ class PromptLookup:
     def __init__(self, max_tokens: int = MAX_DRAFT, *, min_ngram: int = 2, max_ngram: int = 4):
         if not is_integer(min_ngram) or not is_integer(max_ngram) or not 1 <= min_ngram <= max_ngram <= 16:
             raise InvalidRequestError(f"n-grams of {min_ngram!r} to {max_ngram!r} tokens are not within 1 to 16")
-        self._pace = Pace(checked_max_tokens(max_tokens))
+        super().__init__(max_tokens)
         self._sizes = range(int(max_ngram), int(min_ngram) - 1, -1)
         self._tokens: list[int] = []
-        self._ends: dict[tuple[int, ...], int] = {}
+        self._ends: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in self._sizes}
 
     def begin(self, model: CompiledModel) -> None:
         """Accept any model: tokens are compared with tokens."""
 
     def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
-        """Tokens that may follow; see `llamacli.generation.Drafter`."""
+        """Tokens that may follow; see `llamacli.drafting.Drafter`."""
         self._index(tokens)
         n = min(limit, self._pace.next_length())
         for size in self._sizes if n > 0 else ():
-            at = self._ends.get(tuple(self._tokens[-size:])) if len(self._tokens) > size else None
+            at = self._ends[size].get(tuple(self._tokens[-size:]))
             if at is not None:
                 text = list(self._tokens[at:])
                 while len(text) < n:  # a repetition that reaches the end goes on repeating
                     text += text
                 return text[:n]
         return []
-
-    def observe(self, n_drafted: int, n_accepted: int) -> None:
-        """Adapt the length of drafts."""
-        self._pace.observe(n_drafted, n_accepted)
 
     def _index(self, tokens: Sequence[int]) -> None:
         """Index the n-grams that end before each new token.
@@ -105,15 +121,18 @@ class PromptLookup:
         """
         n = len(self._tokens)
         if n > len(tokens) or list(tokens[max(0, n - _COMPARED) : n]) != self._tokens[-_COMPARED:]:
-            self._tokens, self._ends, n = [], {}, 0
+            self._tokens, self._ends, n = [], {size: {} for size in self._sizes}, 0
         self._tokens += tokens[n:]
-        for end in range(n, len(self._tokens)):
-            for size in self._sizes:
-                if end >= size:
-                    self._ends[tuple(self._tokens[end - size : end])] = end
+        stop = len(self._tokens)
+        for size, ends in self._ends.items():
+            start = max(n, size)
+            if start >= stop:
+                continue
+            columns = (self._tokens[start - size + i : stop - size + i] for i in range(size))
+            ends.update(zip(zip(*columns, strict=True), range(start, stop), strict=True))
 
 
-class DraftModel(contextlib.AbstractContextManager["DraftModel"]):
+class DraftModel(_Paced, contextlib.AbstractContextManager["DraftModel"]):
     """Drafter that lets a smaller model of the same vocabulary predict.
 
     It takes that model's most probable tokens, as long as each is at least `min_probability` probable. `max_tokens` is
@@ -131,9 +150,9 @@ class DraftModel(contextlib.AbstractContextManager["DraftModel"]):
     ):
         if not 0 <= min_probability <= 1:
             raise InvalidRequestError(f"min_probability must be from 0 to 1, not {min_probability!r}")
+        super().__init__(max_tokens)
         self.model, self._min_probability = model, min_probability
-        self._pace = Pace(checked_max_tokens(max_tokens))
-        self._session = Session(model, n_ctx=n_ctx)
+        self._session = Session(model, seq_len=seq_len)
         self._fits: CompiledModel | None = None
 
     def begin(self, model: CompiledModel) -> None:
@@ -150,7 +169,7 @@ class DraftModel(contextlib.AbstractContextManager["DraftModel"]):
             self._fits = model
 
     def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
-        """Tokens that may follow; see `llamacli.generation.Drafter`."""
+        """Tokens that may follow; see `llamacli.drafting.Drafter`."""
         session, wanted = self._session, list(tokens)
         n = min(limit, self._pace.next_length(), session.n_ctx - len(wanted))
         if n <= 0:
@@ -169,10 +188,6 @@ class DraftModel(contextlib.AbstractContextManager["DraftModel"]):
             if len(drafted) < n:
                 session.eval([token])
         return drafted
-
-    def observe(self, n_drafted: int, n_accepted: int) -> None:
-        """Adapt the length of drafts."""
-        self._pace.observe(n_drafted, n_accepted)
 
     def close(self) -> None:
         """Free the session of the draft model; closing twice does nothing."""

@@ -58,4 +58,4 @@ def test_a_draft_model_with_another_vocabulary_is_refused(invoke, model, tiny_gg
 
 
 def test_limits_are_those_of_the_library() -> None:
-    assert (speculation._DEFAULT_DRAFT, speculation._LIMIT) == (MAX_DRAFT, LIMIT_DRAFT)
+    assert (speculation.DEFAULT_DRAFT, speculation.LIMIT) == (MAX_DRAFT, LIMIT_DRAFT)

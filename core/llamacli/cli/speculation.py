@@ -14,14 +14,14 @@ from llamacli.cli.options import PATH, option
 from llamacli.cli.progress import load
 
 if TYPE_CHECKING:
-    from llamacli.generation import Drafter
+    from llamacli.drafting import Drafter
 
 Decorated = TypeVar("Decorated")
 
-_DEFAULT_DRAFT, _LIMIT = 16, 256
+DEFAULT_DRAFT, LIMIT = 16, 256
 """`MAX_DRAFT` and `LIMIT_DRAFT` of `llamacli.speculation`, which takes long to import."""
 
-_OPTIONS = (
+OPTIONS = (
     option(
         "--lookup", is_flag=True,
         help="Draft tokens by prompt lookup (n-grams of the context); the text stays the same.",
@@ -31,7 +31,7 @@ _OPTIONS = (
         help="Draft tokens with a smaller model of the same vocabulary; the text stays the same.",
     ),
     option(
-        "--draft-max", metavar="N", type=Integer(1, _LIMIT), default=_DEFAULT_DRAFT, show_default=True,
+        "--draft-max", metavar="N", type=Integer(1, LIMIT), default=DEFAULT_DRAFT, show_default=True,
         help="Maximum number of tokens to draft at once, with --lookup or --draft.",
     ),
 )  # fmt: skip
@@ -39,7 +39,13 @@ _OPTIONS = (
 
 def speculation_options(command: Decorated) -> Decorated:
     """Add `--lookup`, `--draft` and `--draft-max` to a command."""
-    return in_group("Speculative decoding", *_OPTIONS)(command)
+    return in_group("Speculative decoding", *OPTIONS)(command)
+
+
+def expect_one_drafter(lookup: bool, draft: str | None) -> None:
+    """Raise UsageError for two drafters."""
+    if lookup and draft is not None:
+        raise click.UsageError("--lookup and --draft exclude each other.")
 
 
 @contextlib.contextmanager
@@ -50,8 +56,7 @@ def open_drafter(
 
     A draft model is loaded, and closed in the end.
     """
-    if lookup and draft is not None:
-        raise click.UsageError("--lookup and --draft exclude each other.")
+    expect_one_drafter(lookup, draft)
     if draft is not None:
         from llamacli.speculation import DraftModel
 

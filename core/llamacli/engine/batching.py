@@ -32,7 +32,7 @@ def evaluate(
     hidden: bool = False,
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
-    n_ahead: int = 0,
+    n_ahead: Sequence[int] | None = None,
 ) -> list[Logits]:
     """Evaluate the next tokens of many sequences in the same batches.
 
@@ -43,8 +43,8 @@ def evaluate(
     is called with the tokens done and those in all, where they take more than one batch.
 
     Sequences with recurrent states can be truncated to no token before their last. `checkpoint` is called with forks of
-    them within long prompts, and with one that lacks only the last token. Sequences can be truncated by the last
-    `n_ahead` tokens afterwards, whatever their sliding windows are.
+    them within long prompts, and with one that lacks only the last token. Sequences can be truncated by as many last
+    tokens as `n_ahead` says afterwards, whatever their sliding windows are.
 
     If anything is raised, all sequences are as they were, but that an interrupt at the very end may find some of them
     with their tokens. Raises MemoryError, ClosedError.
@@ -86,7 +86,7 @@ def evaluate(
         raise
     for i, (sequence, ids) in enumerate(work):
         if len(ids):
-            sequence.commit(ids.tolist(), n_ahead=n_ahead)
+            sequence.commit(ids.tolist(), n_ahead=n_ahead[i] if n_ahead else 0)
             if checkpoint is not None and len(ids) > 1:
                 checkpoint(i, sequence.fork_before_last())
             sequence.finish()

@@ -1,0 +1,84 @@
+"""Drafters of speculative decoding, and the time that drafts may cost."""
+
+from __future__ import annotations
+
+import collections
+import statistics
+from collections.abc import Sequence
+from typing import Protocol
+
+from llamacli.engine.compiled_model import CompiledModel
+
+MAX_COST = 0.01
+"""Share of the time of a text that drafts may cost in vain, beside one pass."""
+
+_KEPT = 9
+"""Latest times of which the median counts."""
+
+
+class Drafter(Protocol):
+    """Proposer of the tokens that may come next (speculative decoding).
+
+    Proposals change how fast a text comes and never the text. `llamacli.speculation` has drafters.
+    """
+
+    def begin(self, model: CompiledModel) -> None:
+        """Prepare for a text of a model.
+
+        Raises InvalidRequestError if the drafter cannot propose its tokens.
+        """
+
+    def draft(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
+        """At most `limit` tokens that may follow those given; none is allowed.
+
+        The sequence grows afterwards: it must not be changed or kept.
+        """
+
+    def observe(self, n_drafted: int, n_accepted: int) -> None:
+        """Learn how many of the first tokens of the last draft came.
+
+        Not called for empty drafts.
+        """
+
+
+class Budget:
+    """Budget of time for drafts.
+
+    With it, texts that cannot be predicted lose little.
+    Drafts gain the passes that they spare, and cost drafting and longer passes. They are allowed until they have cost
+    more than they gained by one pass and MAX_COST of all time. Costs are medians of the latest times, because a pause
+    of the machine is no fault of a draft. Times are in seconds.
+    """
+
+    def __init__(self) -> None:
+        self._passes: dict[int, collections.deque[float]] = {}
+        self._drafting = collections.deque[float](maxlen=_KEPT)
+        self._total = self._gained = 0.0
+
+    @property
+    def allows(self) -> bool:
+        """True if a draft may be tried.
+
+        A pass over one token has been timed, and drafts have not cost too much.
+        """
+        return 1 in self._passes and self._gained + self._pass(1) + MAX_COST * self._total > 0
+
+    def add_pass(self, n_tokens: int, seconds: float) -> None:
+        """Add the time of a pass over one token and its draft."""
+        self._passes.setdefault(n_tokens, collections.deque(maxlen=_KEPT)).append(seconds)
+        self._total += seconds
+
+    def add_drafting(self, seconds: float) -> None:
+        """Add the time of drafting, successful or not."""
+        self._drafting.append(seconds)
+        self._total += seconds
+        self._gained -= statistics.median(self._drafting)
+
+    def settle(self, n_drafted: int, n_accepted: int) -> None:
+        """Add the gain or loss of a draft that was evaluated."""
+        one = self._pass(1)
+        longer = min(self._pass(1 + n_drafted), (1 + n_drafted) * one)
+        self._gained += n_accepted * one - max(0.0, longer - one)
+
+    def _pass(self, n_tokens: int) -> float:
+        return statistics.median(self._passes[n_tokens])
