@@ -179,18 +179,22 @@ def test_replies_are_the_same_alone_and_under_any_load(demo: Model, monkeypatch:
     loads: list[dict[str, Any]] = [
         {"step_ms": 0, "max_running": 16},
         {"step_ms": 0.5, "max_running": 8},
-        {"step_ms": 20, "max_running": 12, "n_ctx": 224, "kv_memory": 14 * page},
+        {"step_ms": 0, "max_running": 2, "lookup": True},
+        {"step_ms": 20, "max_running": 12, "n_ctx": 224, "kv_memory": 14 * page, "lookup": True},
         {"step_ms": 20, "max_running": 12},
     ]
+    n_drafted = 0
     for load in loads:
         if load is loads[-1]:
             monkeypatch.setattr(scheduler.Scheduler, "_plan", preempting)
         *found, stats = run(demo, together, max_queue=100, **load)
         assert found == expected, load
+        n_drafted += stats.draft_tokens
         assert stats.running == stats.waiting == 0
         assert sum(stats.finished.values()) == sum(one.n for one in requests)
     assert stats.preemptions > 0
     assert stats.prefix_tokens["true"] > 0
+    assert n_drafted > 0
 
 
 def test_text_equals_that_of_a_session(demo: Model) -> None:

@@ -465,6 +465,7 @@ def loads(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         "kv_memory": PAGE_BYTES * (8 if pressed else draw(st.sampled_from([8, 10, 17, 40, 200]))),
         "max_queue": 100,
         "growth": 0 if pressed else 64,
+        "draft_max": draw(st.sampled_from([0, 3, 16])),
     }
     requests = []
     for i in range(draw(st.integers(5 if pressed else 1, 12))):
@@ -524,6 +525,7 @@ def test_any_load_gives_each_request_its_own_result_and_returns_all_pages(
             assert simulation.pool.n_used_bytes <= given["kv_memory"]
         simulation.run(limit=5000)
     event(f"preemptions: {min(2, simulation.scheduler.counters.preemptions)}")
+    event(f"accepted drafts: {simulation.scheduler.counters.draft_tokens_accepted > 0}")
     for spec in specs:
         if isinstance(last_or_none(simulation, spec["id"]), Done):
             assert simulation.result(spec["id"]) == alone(requests[spec["id"]])

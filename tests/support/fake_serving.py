@@ -14,6 +14,7 @@ from llamacli.engine.compiled_model import CompiledModel
 from llamacli.gguf import Metadata
 from llamacli.kv import KVSpec
 from llamacli.ops.run import Span
+from llamacli.serve.drafts import DraftSource
 from llamacli.serve.requests import Done, Event, Failed, GenerationRequest, TextDelta
 from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
@@ -103,6 +104,32 @@ def _row(prefix: tuple[int, ...], width: int, hidden: bool) -> np.ndarray:
     return row.astype(np.float32)
 
 
+class Guesses:
+    """Drafter of the most probable tokens, some of them wrong.
+
+    - `lengths`: those of its drafts.
+    """
+
+    def __init__(self, program: FakeProgram, max_tokens: int, lengths: list[int]):
+        self.program, self.max_tokens, self.lengths = program, max_tokens, lengths
+
+    def begin(self, model: CompiledModel) -> None:
+        assert model.program is self.program
+
+    def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
+        assert 0 < limit <= self.max_tokens
+        found = list(tokens)
+        for _ in range(limit):
+            found.append(int(np.argmax(self.program.row(found, False))))
+        found[-1] += len(tokens) % 5 == 0
+        self.lengths.append(limit)
+        return found[len(tokens) :]
+
+    def observe(self, n_drafted: int, n_accepted: int) -> None:
+        assert 0 <= n_accepted <= n_drafted
+        assert n_drafted in self.lengths
+
+
 def fake_model(clock: FakeClock, **costs: float) -> CompiledModel:
     """Model of 512 tokens of context over a fake program."""
     tokenizer = tokenizer_from_metadata(Metadata(vocabulary("spm")))
@@ -114,13 +141,28 @@ def fake_model(clock: FakeClock, **costs: float) -> CompiledModel:
 
 
 class Simulation:
-    """Scheduler over a fake program, with all events by request id."""
+    """Scheduler over a fake program, with all events by request id.
 
-    def __init__(self, *, costs: dict[str, float] | None = None, pooling: Pooling = Pooling.MEAN, **settings: Any):
+    With `draft_max` above 0 it drafts; `drafted` are the lengths of the drafts.
+    """
+
+    def __init__(
+        self,
+        *,
+        costs: dict[str, float] | None = None,
+        pooling: Pooling = Pooling.MEAN,
+        draft_max: int = 0,
+        **settings: Any,
+    ):
+        self.drafted: list[int] = []
         self.clock = FakeClock()
         self.model = fake_model(self.clock, **(costs or {}))
         self.scheduler = Scheduler(
-            self.model, EngineSettings(**{"max_running": 8, **settings}), pooling=pooling, clock=self.clock
+            self.model,
+            EngineSettings(**{"max_running": 8, **settings}),
+            pooling=pooling,
+            clock=self.clock,
+            drafts=DraftSource(lambda n: Guesses(self.program, n, self.drafted), draft_max) if draft_max else None,
         )
         self.events: dict[str, list[Event]] = {}
         self.times: dict[str, list[float]] = {}

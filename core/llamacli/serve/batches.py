@@ -18,14 +18,15 @@ Rows = npt.NDArray[np.float32]
 class Work:
     """Next tokens of a sequence, to be evaluated.
 
-    Results of the `n_last` last ones are wanted. `keep` is called with checkpoints of recurrent states, which it may
-    fork.
+    Results of the `n_last` last ones are wanted. The sequence may be truncated by the `n_ahead` last ones afterwards.
+    `keep` is called with checkpoints of recurrent states, which it may fork.
     """
 
     sequence: KVSequence
     tokens: Sequence[int]
     n_last: int
     keep: Callable[[KVSequence], None] | None = None
+    n_ahead: int = 0
 
 
 def evaluate_each(program: Program, work: Sequence[Work], *, hidden: bool = False) -> list[Rows | Exception]:
@@ -58,5 +59,11 @@ def _evaluate(program: Program, work: Sequence[Work], hidden: bool) -> list[Rows
         sequence.close()
 
     wanted = any(one.keep for one in work) and bool(work[0].sequence.pool.layout.recurrent)
-    counts = [one.n_last for one in work]
-    return evaluate(program, pairs, n_last=counts, hidden=hidden, checkpoint=checkpoint if wanted else None)
+    return evaluate(
+        program,
+        pairs,
+        n_last=[one.n_last for one in work],
+        hidden=hidden,
+        checkpoint=checkpoint if wanted else None,
+        n_ahead=[one.n_ahead for one in work],
+    )

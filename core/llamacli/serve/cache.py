@@ -101,6 +101,13 @@ class CacheMemory:
                 return False
         return True
 
+    def spare(self, n_bytes: int) -> bool:
+        """Evict prefixes until so many bytes are free.
+
+        False if that is impossible, and then none is evicted.
+        """
+        return (self.pool.free_bytes or 0) >= n_bytes or (self.free_bytes >= n_bytes and self.evict(n_bytes))
+
     def keep(self, sequence: KVSequence) -> None:
         """Keep a sequence's tokens for later prompts."""
         self.prefixes.keep(sequence, self.max_bytes)

@@ -47,9 +47,21 @@ class StepCost:
         bucket.seconds += _NEWEST * (seconds - bucket.seconds)
         self._fit()
 
-    def seconds(self, rows: int) -> float:
+    def seconds(self, rows: float) -> float:
         """Expected seconds of a step; 0 before the first."""
         return self.base + self.per_row * rows
+
+    def likely_seconds(self, rows: int) -> float:
+        """Expected seconds of a step as steps of a similar size took.
+
+        By the line where there were none; 0 before there are two buckets.
+        """
+        if len(self._buckets) < 2:
+            return 0.0
+        bucket = self._buckets.get(rows.bit_length())
+        if bucket is None:
+            return self.seconds(rows)
+        return bucket.seconds * self.seconds(rows) / self.seconds(bucket.rows)
 
     def rows_within(self, seconds: float) -> int:
         """Largest number of rows that a step can compute in this time.

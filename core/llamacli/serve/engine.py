@@ -203,7 +203,7 @@ class LocalEngine:
         for entry in self._entries.values():
             loaded, entry.loaded = entry.loaded, None
             if loaded is not None:
-                _close(loaded)
+                loaded.close()
         self._drawer.close()
         sys.setswitchinterval(self._interval)
 
@@ -341,7 +341,7 @@ class LocalEngine:
             if loaded is None or entry.in_use:
                 return
             entry.loaded = None
-        _close(loaded)
+        loaded.close()
         _log.info("model %s unloaded", entry.source.name)
 
     # --- the watchdog's thread
@@ -355,11 +355,6 @@ class LocalEngine:
                 stack = "".join(traceback.format_stack(frame)) if frame else "the thread has ended\n"
                 _log.critical("no step for %g seconds; the engine is at\n%s", self.settings.stuck_after, stack)
             self._stopped.wait(min(_IDLE, max(_POLL, self.settings.stuck_after / 4)))
-
-
-def _close(loaded: LoadedModel) -> None:
-    loaded.scheduler.close()
-    loaded.model.close()
 
 
 def _deliver(events: Sequence[tuple[Ticket, Event]]) -> None:

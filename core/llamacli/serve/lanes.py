@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
+from llamacli.drafting import Drafter
 from llamacli.engine.adapters import Adapters
 from llamacli.kv import KVSequence
 from llamacli.sampling import SamplerChain, SamplerState
 from llamacli.serve.requests import EmbeddingRequest, GenerationRequest, Ids, Request, TokenLogprob, Usage
 from llamacli.serve.texts import ChoiceText
+
+_FIRST_CHANCE = 0.7
+"""Probability that a drafted token comes, before any has."""
+_KEPT, _KEPT_WAITING = 0.8, 0.98
+"""Share of the past that counts after another draft, and after a step without one."""
 
 
 @attrs.define(eq=False)
@@ -24,6 +31,7 @@ class Ticket:
       evaluated; None before.
     - `n_open`: choices and vectors that have not ended.
     - `n_cached`, `n_processed`: tokens of its prompts that came from the prefix cache, and that are done (with those).
+    - `n_drafted`, `n_accepted`: tokens drafted for its texts, and those of them that came.
     - `cancelled`: set from any thread, seen at the next step.
     - `closed`: set when nothing of it is left.
     """
@@ -41,13 +49,15 @@ class Ticket:
     n_generated: int = 0
     n_reasoning: int = 0
     n_preempted: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
     cancelled: bool = False
     closed: bool = False
 
     @property
     def usage(self) -> Usage:
         """Numbers of tokens so far."""
-        return Usage(self.n_prompt, self.n_cached, self.n_generated, self.n_reasoning)
+        return Usage(self.n_prompt, self.n_cached, self.n_generated, self.n_reasoning, self.n_drafted, self.n_accepted)
 
 
 @attrs.define(eq=False)
@@ -96,6 +106,49 @@ class Job:
 
 
 @attrs.define(eq=False)
+class LaneDraft:
+    """Drafts of a text.
+
+    - `drafter`: proposes them; `max_tokens`: their maximum length.
+    - `tokens`: the draft of this step; `n_accepted`: those of its first tokens that came.
+    """
+
+    drafter: Drafter
+    max_tokens: int
+    tokens: Sequence[int] = ()
+    n_accepted: int = 0
+    _came: float = 0.0
+    _tried: float = 0.0
+
+    def expected(self, n: int) -> float:
+        """Tokens to expect of a draft of n tokens.
+
+        As if each came with the same probability, if all before it did.
+        """
+        p = (self._came + _FIRST_CHANCE) / (self._tried + 1)
+        return p * (1 - p**n) / (1 - p) if p < 1 else float(n)
+
+    def accepts(self, token: int) -> bool:
+        """True, and counted, if the draft continues with a token."""
+        accepted = self.n_accepted < len(self.tokens) and self.tokens[self.n_accepted] == token
+        self.n_accepted += accepted
+        return accepted
+
+    def settle(self) -> None:
+        """Learn from the fate of the draft, and end it."""
+        n_drafted, n_accepted = len(self.tokens), self.n_accepted
+        self.drafter.observe(n_drafted, n_accepted)
+        self._came = _KEPT * self._came + n_accepted
+        self._tried = _KEPT * self._tried + n_accepted + (n_accepted < n_drafted)
+        self.tokens, self.n_accepted = (), 0
+
+    def wait(self, *, drafted: bool) -> None:
+        """Forget slowly without a draft, so that others are tried later."""
+        if not drafted:
+            self._came, self._tried = _KEPT_WAITING * self._came, _KEPT_WAITING * self._tried
+
+
+@attrs.define(eq=False)
 class Lane:
     """Sequence that is evaluated: a prompt, then one choice after it.
 
@@ -103,6 +156,7 @@ class Lane:
     - `sampler`, `text`: of a choice; None in a prompt that is not forked yet, and in embeddings.
     - `logprobs`, `rows`: those of the prompt so far, where they are asked for.
     - `last_at`: time of the last token.
+    - `draft`: drafts of a choice, None without.
     """
 
     job: Job
@@ -116,6 +170,7 @@ class Lane:
     last_at: float | None = None
     logprobs: list[TokenLogprob] = attrs.field(factory=list)
     rows: list[npt.NDArray[np.float32]] = attrs.field(factory=list)
+    draft: LaneDraft | None = None
 
     @property
     def ticket(self) -> Ticket:
@@ -167,6 +222,18 @@ class Lane:
     def state(self) -> str:
         """Name of its phase: "prefill" or "decode"."""
         return "prefill" if self.text is None or self.n_missing > 1 else "decode"
+
+    @property
+    def n_drafted(self) -> int:
+        """Tokens of the draft of this step."""
+        return 0 if self.draft is None else len(self.draft.tokens)
+
+    def drop_draft(self) -> None:
+        """End the drafts, and free the session of a draft model."""
+        draft, self.draft = self.draft, None
+        close = getattr(draft and draft.drafter, "close", None)
+        if close is not None:
+            close()
 
 
 def seed_of_choice(seed: int, choice: int) -> int:

@@ -94,6 +94,8 @@ class ModelStats:
     kv_pages_cached: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    draft_tokens: int = 0
+    draft_tokens_accepted: int = 0
     preemptions: int = 0
     prefix_tokens: Mapping[str, int] = attrs.field(factory=dict)
     cancelled: Mapping[str, int] = attrs.field(factory=dict)
@@ -120,6 +122,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.prompt_tokens = self.generation_tokens = self.preemptions = 0
+        self.draft_tokens = self.draft_tokens_accepted = 0
         self.prefix_tokens: collections.Counter[str] = collections.Counter(true=0, false=0)
         self.cancelled: collections.Counter[str] = collections.Counter()
         self.refused: collections.Counter[str] = collections.Counter()
@@ -135,6 +138,8 @@ class Counters:
         return ModelStats(
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,
+            draft_tokens=self.draft_tokens,
+            draft_tokens_accepted=self.draft_tokens_accepted,
             preemptions=self.preemptions,
             prefix_tokens=dict(self.prefix_tokens),
             cancelled=dict(self.cancelled),

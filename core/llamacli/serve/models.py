@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
+import logging
 import math
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import attrs
 
-from llamacli.errors import ModelFormatError
+from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.loaders import open_model_file
 from llamacli.model import Model, load_model
 from llamacli.plugins import installed_plugins
 from llamacli.serve.checks import expect_adapters
+from llamacli.serve.drafts import DraftSource
 from llamacli.serve.draws import Drawer
 from llamacli.serve.requests import AdapterInfo, AdapterScales, ModelInfo
 from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
+from llamacli.speculation import DraftModel, PromptLookup
 from llamacli.tools.embedding import Pooling, pooling_of
+
+_log = logging.getLogger(__name__)
 
 Load = Callable[..., Model]
 
@@ -29,26 +36,36 @@ Load = Callable[..., Model]
 class ModelSource:
     """Model file that the server offers under a name, and under aliases.
 
-    `adapters` are files of LoRA adapters, with their scales.
+    `adapters` are files of LoRA adapters, with their scales; `draft` is the file of a draft model.
     """
 
     name: str
     path: Path
     aliases: tuple[str, ...] = ()
     adapters: tuple[tuple[Path, float], ...] = ()
+    draft: Path | None = None
 
 
 @attrs.define(eq=False)
 class LoadedModel:
     """Model in memory, with its scheduler.
 
-    `info` describes it. `used` are the seconds that its steps have taken, by which models take turns.
+    `info` describes it. `used` are the seconds that its steps have taken, by which models take turns. `draft` is its
+    draft model.
     """
 
     model: Model
     scheduler: Scheduler
     info: ModelInfo
     used: float = 0.0
+    draft: Model | None = None
+
+    def close(self) -> None:
+        """Free the cache and the models."""
+        self.scheduler.close()
+        self.model.close()
+        if self.draft is not None:
+            self.draft.close()
 
 
 @attrs.define(eq=False)
@@ -112,15 +129,48 @@ def unloaded_info(source: ModelSource) -> ModelInfo:
 def load(
     source: ModelSource, settings: EngineSettings, load: Load = load_model, drawer: Drawer | None = None
 ) -> LoadedModel:
-    """Load a model and make its scheduler. Raises what `load_model` raises."""
-    model = load(source.path, settings.mode, threads=settings.threads)
-    try:
-        adapters = [model.load_adapter(path) for path, _ in source.adapters]
-        scheduler = Scheduler(model, settings, pooling=_pooling(model), drawer=drawer, adapters=adapters)
-        return LoadedModel(model, scheduler, _info(source, model, scheduler))
-    except BaseException:
-        model.close()
-        raise
+    """Load a model and make its scheduler.
+
+    Raises what `load_model` raises, and InvalidRequestError for a draft model that does not fit.
+    """
+    with contextlib.ExitStack() as opened:
+        model = load(source.path, settings.mode, threads=settings.threads)
+        opened.callback(model.close)
+        draft = None
+        if source.draft is not None:
+            draft = load(source.draft, settings.mode, threads=settings.threads)
+            opened.callback(draft.close)
+        scheduler = Scheduler(
+            model,
+            settings,
+            pooling=_pooling(model),
+            drawer=drawer,
+            adapters=[model.load_adapter(path) for path, _ in source.adapters],
+            drafts=_draft_source(model, draft, settings),
+        )
+        loaded = LoadedModel(model, scheduler, _info(source, model, scheduler), draft=draft)
+        opened.pop_all()
+        return loaded
+
+
+def _draft_source(model: Model, draft: Model | None, settings: EngineSettings) -> DraftSource | None:
+    """Maker of drafters: prompt lookup, a draft model, or None.
+
+    Raises InvalidRequestError for a draft model of another vocabulary, or for a model whose states cannot be rewound.
+    """
+    if draft is None and not settings.lookup:
+        return None
+    if model.program.recurrent:
+        reason = f"the recurrent states of {model.name!r} cannot be rewound"
+        if draft is not None:
+            raise InvalidRequestError(f"{reason}: serve it without a draft model")
+        _log.warning("%s: it generates without drafts", reason)
+        return None
+    if draft is None:
+        return DraftSource(PromptLookup, settings.draft_max)
+    with DraftModel(draft) as drafter:
+        drafter.begin(model)
+    return DraftSource(partial(DraftModel, draft), settings.draft_max)
 
 
 def _pooling(model: Model) -> Pooling | None:

@@ -72,6 +72,7 @@ class GenerationRequest:
     - `progress`: send `PromptProgress`.
     - `key`: the API key, or what else separates clients: keys take turns.
     - `adapters`: ids of LoRA adapters of the model, with their scales; others are not applied.
+    - `draft_max`: maximum length of drafts where the server drafts, 0 for none, None for the server's.
     """
 
     id: str
@@ -88,6 +89,7 @@ class GenerationRequest:
     progress: bool = False
     key: str = ""
     adapters: AdapterScales = ()
+    draft_max: int | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -186,13 +188,16 @@ class Finished:
 class Usage:
     """Numbers of tokens of a request.
 
-    Those of prompts, of these from the cache; generated ones, of these reasoning.
+    Those of prompts, of these from the cache; generated ones, of these reasoning. Those that speculative decoding
+    drafted, of these accepted.
     """
 
     prompt: int
     cached: int = 0
     generated: int = 0
     reasoning: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @attrs.frozen

@@ -60,12 +60,15 @@ class Running:
                 lanes.remove(lane)
         if keep and not lane.wants_rows:
             self._memory.keep(lane.sequence)
+        lane.drop_draft()
         lane.sequence.close()
 
     def preempt(self, lane: Lane) -> None:
         """Take a lane's pages; it is evaluated again later."""
         self.lanes.remove(lane)
         lane.sequence.truncate(0)
+        if lane.draft is not None:
+            lane.draft.tokens = ()
         lane.logprobs.clear()
         lane.rows.clear()
         lane.n_preempted += 1
@@ -96,5 +99,6 @@ class Running:
     def close(self) -> None:
         """Free the pages of all lanes."""
         for lane in self:
+            lane.drop_draft()
             lane.sequence.close()
         self.lanes, self.preempted = [], []

@@ -29,6 +29,7 @@ from llamacli.serve.batches import Rows, Work, evaluate_each
 from llamacli.serve.cache import CacheMemory
 from llamacli.serve.checks import check_request, expect_adapters
 from llamacli.serve.costs import MIN_CHUNK, StepCost, chunk_rows
+from llamacli.serve.drafts import Drafts, DraftSource
 from llamacli.serve.draws import Draw, Drawer
 from llamacli.serve.errors import InternalError, QueueTimeoutError, ServeError
 from llamacli.serve.lanes import Job, Lane, Ticket, seed_of_choice
@@ -73,6 +74,7 @@ class Scheduler:
     - `queue`: prompts that wait. `running`: those that were admitted, and texts.
     - `pooling`: that of embeddings; None refuses them. `drawer`: draws the tokens of a step.
     - `adapters`: LoRA adapters of the model; requests name them by their index.
+    - `drafts`: maker of drafters for speculative decoding; None drafts nothing.
 
     `clock` gives seconds, and may be a fake one.
     """
@@ -85,6 +87,7 @@ class Scheduler:
         pooling: Pooling | None = None,
         drawer: Drawer | None = None,
         adapters: Sequence[Adapter] = (),
+        drafts: DraftSource | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.model, self.settings, self.pooling, self._clock = model, settings, pooling, clock
@@ -99,7 +102,8 @@ class Scheduler:
         self.running = Running(self.memory, self.counters)
         self._events: list[tuple[Ticket, Event]] = []
         self._drawer, self._adapters = drawer or Drawer(), tuple(adapters)
-        self._ready: list[tuple[Lane, Rows]] = []  # lanes whose next token is drawn in this step, and their logits
+        self._drafts = Drafts(drafts, model, self.memory, self.cost, self.counters, clock)
+        self._ready: list[tuple[Lane, Rows]] = []  # lanes whose next tokens are drawn in this step, and their logits
         self._evaluated_s = self._other_s = 0.0
         self._orders = itertools.count()
         self._n_pieces = self._n_steps = 0
@@ -329,6 +333,10 @@ class Scheduler:
                 need += more
         n_decode, step_s = len(plan), self._step_s
         prompts = self._prompts_in_turn()
+        if plan and not prompts:
+            lanes = [lane for lane, _ in plan if lane in self.running.lanes]
+            self._drafts.propose(lanes, step_s, need)
+            return [(lane, 1 + lane.n_drafted) for lane in lanes]
         n_adapted = len({lane.job.adapters for lane in [*(lane for lane, _ in plan), *prompts[:1]]})
         passes = max(1, n_adapted) + bool(prompts and prompts[0].embeds)
         room = chunk_rows(self.cost, n_decode, step_s, passes=passes)
@@ -392,9 +400,12 @@ class Scheduler:
         """Evaluate pieces of lanes, and go on with each."""
         work = []
         for lane, n in plan:
-            start = lane.n_cached
+            start, n_ahead = lane.n_cached, lane.n_drafted
             keep = self.memory.keep if n > 1 and n == lane.n_missing and not lane.wants_rows else None
-            work.append(Work(lane.sequence, lane.tokens[start : start + n], self._n_wanted(lane, n), keep))
+            tokens = lane.tokens[start : start + n - n_ahead]
+            if lane.draft is not None:
+                tokens += lane.draft.tokens
+            work.append(Work(lane.sequence, tokens, self._n_wanted(lane, n), keep, n_ahead))
         n_rows, started = sum(n for _, n in plan), self._clock()
         try:
             program = self.model.program_with(plan[0][0].job.adapters)
@@ -420,13 +431,13 @@ class Scheduler:
 
     def _n_wanted(self, lane: Lane, n: int) -> int:
         """Number of last tokens of a piece whose rows are wanted."""
-        if lane.wants_rows:
+        if lane.wants_rows or lane.n_drafted:
             return n
         return int(n == lane.n_missing and lane.n_left > 0)
 
     def _advance(self, lane: Lane, n: int, rows: Rows) -> None:
         """Go on with a lane after a piece of it was evaluated."""
-        if lane.text is None or n > 1:
+        if lane.text is None or (n > 1 and not lane.n_drafted):
             lane.n_served += n
         if lane.text is None and not lane.n_preempted:
             lane.ticket.n_processed += n
@@ -437,8 +448,8 @@ class Scheduler:
             if lane.embeds:
                 self._add_vector_rows(lane, rows)
             elif lane.text is not None:
-                if not lane.n_missing:
-                    self._ready.append((lane, rows[-1]))
+                if lane.n_missing <= 0:
+                    self._ready.append((lane, rows[-1 - lane.n_drafted :]))
             else:
                 self._add_prompt_logprobs(lane, n, rows)
                 if not lane.n_missing:
@@ -501,10 +512,11 @@ class Scheduler:
                 seed_of_choice(generation.seed, k), self.model.tokenizer, self.model.find_sampler
             )
             one.text = self._text(job, k)
+            self._drafts.begin(one)
             if one is not lane:
                 self.running.enter(one)
-        self._ready += [(one, rows[-1].copy()) for one in lanes[1:]]
-        self._ready.append((lane, rows[-1]))
+        self._ready += [(one, rows[-1:].copy()) for one in lanes[1:]]
+        self._ready.append((lane, rows[-1:]))
 
     def _text(self, job: Job, choice: int) -> ChoiceText:
         assert job.generation is not None
@@ -512,27 +524,37 @@ class Scheduler:
         return ChoiceText(job.generation, index, self.model.tokenizer, job.prompt, job.max_new)
 
     def _draw_ready(self) -> None:
-        """Draw the next tokens of all texts that have logits."""
-        ready, self._ready = [pair for pair in self._ready if not pair[0].ticket.closed], []
-        draws: list[Draw] = []
-        for lane, logits in ready:
-            assert lane.sampler is not None
-            assert lane.text is not None
-            assert lane.job.chain is not None
-            draws.append((lane.sampler, lane.job.chain, lane.text, logits))
-        for (lane, _), token in zip(ready, self._drawer.draw(draws), strict=True):
-            if lane.ticket.closed:
-                continue  # another choice of the request has failed
-            if isinstance(token, Exception):
-                self._fail_unexpectedly(lane.ticket, token)
-                continue
-            try:
-                self._take(lane, token)
-            except Exception as error:
-                self._fail_unexpectedly(lane.ticket, error)
+        """Draw the next tokens of all texts that have logits.
 
-    def _take(self, lane: Lane, token: int) -> None:
-        """Go on with a text after a token was drawn for it."""
+        A text whose draft has the token that was drawn goes on with the next row of its logits.
+        """
+        ready, self._ready = self._ready, []
+        while ready := [pair for pair in ready if not pair[0].ticket.closed]:
+            draws: list[Draw] = []
+            for lane, rows in ready:
+                assert lane.sampler is not None
+                assert lane.text is not None
+                assert lane.job.chain is not None
+                draws.append((lane.sampler, lane.job.chain, lane.text, rows[0]))
+            going_on = []
+            for (lane, rows), token in zip(ready, self._drawer.draw(draws), strict=True):
+                if lane.ticket.closed:
+                    continue  # another choice of the request has failed
+                if isinstance(token, Exception):
+                    self._fail_unexpectedly(lane.ticket, token)
+                    continue
+                try:
+                    if self._take(lane, token):
+                        going_on.append((lane, rows[1:]))
+                except Exception as error:
+                    self._fail_unexpectedly(lane.ticket, error)
+            ready = going_on
+
+    def _take(self, lane: Lane, token: int) -> bool:
+        """Go on with a text after a token was drawn for it.
+
+        True if its draft has the token, so that there are logits for the next.
+        """
         sampler, text = lane.sampler, lane.text
         assert sampler is not None
         assert text is not None
@@ -551,9 +573,13 @@ class Scheduler:
         self._emit(lane.ticket, *events)
         if text.finished is None:
             lane.tokens.append(token)
-            return
-        self.running.leave(lane)
-        self._end_choice(lane, text)
+            if lane.draft is not None and lane.draft.accepts(token):
+                return True
+        self._drafts.settle(lane)
+        if text.finished is not None:
+            self.running.leave(lane)
+            self._end_choice(lane, text)
+        return False
 
     def _add_vector_rows(self, lane: Lane, rows: Rows) -> None:
         """Collect hidden states of an embedding, and pool them at its end."""

@@ -10,6 +10,7 @@ import attrs
 from llamacli.engine.compiled_model import KVTypes
 from llamacli.errors import InvalidRequestError
 from llamacli.kv import N_BATCH
+from llamacli.speculation import MAX_DRAFT, checked_max_tokens
 from llamacli.util.system import usable_cores
 
 _FEW_CORES = 4
@@ -33,6 +34,10 @@ def _at_most_a_batch(_: object, attribute: attrs.Attribute[int], value: int) -> 
         raise InvalidRequestError(f"{attribute.name} must be from 1 to {N_BATCH}, not {value!r}")
 
 
+def _length_of_drafts(_: object, attribute: attrs.Attribute[int], value: int) -> None:
+    checked_max_tokens(value)
+
+
 @attrs.frozen(kw_only=True)
 class EngineSettings:
     """Limits of the engine.
@@ -54,6 +59,7 @@ class EngineSettings:
     - `load_timeout`: seconds that a request waits for its model to be loaded.
     - `stuck_after`: seconds without a step, while requests run, after which the engine counts as stuck.
     - `mode`, `threads`: as for `load_model`.
+    - `lookup`: draft tokens by prompt lookup. `draft_max`: maximum length of drafts.
     """
 
     n_ctx: int | None = attrs.field(default=None, validator=_at_least(1))
@@ -73,3 +79,5 @@ class EngineSettings:
     stuck_after: float = attrs.field(default=30.0, validator=_at_least(0))
     mode: str = "auto"
     threads: int | None = None
+    lookup: bool = False
+    draft_max: int = attrs.field(default=MAX_DRAFT, validator=_length_of_drafts)

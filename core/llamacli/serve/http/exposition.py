@@ -33,6 +33,8 @@ _GAUGES = {
 _COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens evaluated or found in the cache."),
     "generation_tokens": ("generation_tokens", "Tokens generated."),
+    "draft_tokens": ("draft_tokens", "Tokens drafted by speculative decoding."),
+    "draft_tokens_accepted": ("draft_tokens_accepted", "Drafted tokens that came."),
     "preemptions": ("preemptions", "Requests that gave up their cache for others."),
 }
 _LABELLED = {

@@ -57,6 +57,7 @@ async def generation_request(
         prompt_logprobs=prompt_logprobs,
         progress=bool(request.return_progress and request.stream),
         key=call.key,
+        draft_max=request.draft_max,
         adapters=info.adapter_scales if request.lora is None else adapter_scales(request.lora, info, "lora"),
     )
 

@@ -123,6 +123,7 @@ def llamacpp_timings(usage: Usage, timings: Timings, *, timed_out: bool = False)
         "predicted_per_second": _rate(usage.generated, timings.generate_s),
         "queue_ms": timings.queue_s * 1000,
         "preempted_n": timings.n_preempted,
+        **({"draft_n": usage.drafted, "draft_n_accepted": usage.accepted} if usage.drafted else {}),
         **({"timed_out": True} if timed_out else {}),
     }
 

@@ -11,7 +11,7 @@ import attrs
 from llamacli.serve.metrics import HistogramStats, ModelStats
 
 _GAUGES = ("running", "waiting", "prompt_tokens_waiting", "kv_pages_used", "kv_pages_total", "kv_pages_cached")
-_COUNTERS = ("prompt_tokens", "generation_tokens", "preemptions")
+_COUNTERS = ("prompt_tokens", "generation_tokens", "draft_tokens", "draft_tokens_accepted", "preemptions")
 _LABELLED = ("prefix_tokens", "cancelled", "refused", "finished")
 
 

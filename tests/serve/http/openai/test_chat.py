@@ -165,6 +165,19 @@ def test_progress(http, fake) -> None:
     assert not fake.requests[1].progress
 
 
+def test_drafts_of_a_request_and_their_numbers(http, fake) -> None:
+    reply = http.chat()
+    assert fake.requests[0].draft_max is None
+    assert "draft_n" not in reply.json["timings"]
+    fake.script = lambda _: [*events(TextDelta(0, "a"))[:-1], Done(Usage(3, 0, 5, 0, 7, 4), Timings(0.0, 0.0, 0.0))]
+    timings = http.chat(**{"speculative.n_max": 3}).json["timings"]
+    assert (timings["draft_n"], timings["draft_n_accepted"]) == (7, 4)
+    assert fake.requests[1].draft_max == 3
+    http.chat(**{"speculative.n_max": 0})
+    assert fake.requests[2].draft_max == 0
+    assert http.chat(**{"speculative.n_max": -1}).status == 400
+
+
 def test_seeds(http, fake) -> None:
     for seed in (3, None, -1):
         http.chat(seed=seed)

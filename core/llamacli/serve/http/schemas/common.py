@@ -118,4 +118,5 @@ class Generation(Sampling, kw_only=True):
     ignore_eos: bool | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = None
+    draft_max: Annotated[int, Meta(ge=0, le=256)] | None = msgspec.field(default=None, name="speculative.n_max")
     lora: Lora | None = None

@@ -1,0 +1,130 @@
+"""Drafts of running texts: speculative decoding in steps that many texts share."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from llamacli.drafting import Drafter
+from llamacli.engine.compiled_model import CompiledModel
+from llamacli.serve.cache import CacheMemory
+from llamacli.serve.costs import StepCost
+from llamacli.serve.lanes import Lane, LaneDraft
+from llamacli.serve.metrics import Counters
+
+_log = logging.getLogger(__name__)
+
+_NEWEST = 0.2
+"""Weight of the newest time in the mean of the time that drafting takes."""
+
+
+@attrs.frozen
+class DraftSource:
+    """Maker of drafters, one for each text.
+
+    - `create`: drafter of drafts of at most so many tokens.
+    - `max_tokens`: maximum length of a draft where a request names none.
+    """
+
+    create: Callable[[int], Drafter]
+    max_tokens: int
+
+
+class Drafts:
+    """Drafts of the texts of a scheduler.
+
+    A text is drafted for as long as the tokens to expect pay for the time that the step takes longer: by the fitted
+    cost of steps, the share of its drafts that came, and the time of drafting. The more texts run, the less that is,
+    down to nothing. Drafts use memory that is free or holds prefixes; no text is preempted for them.
+    """
+
+    def __init__(
+        self,
+        source: DraftSource | None,
+        model: CompiledModel,
+        memory: CacheMemory,
+        cost: StepCost,
+        counters: Counters,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self._source, self._model, self._memory, self._clock = source, model, memory, clock
+        self._cost, self._counters, self._seconds = cost, counters, 0.0
+
+    def begin(self, lane: Lane) -> None:
+        """Prepare a text that begins, with its request's limit."""
+        generation = lane.job.generation
+        if self._source is None or generation is None:
+            return
+        n = self._source.max_tokens if generation.draft_max is None else generation.draft_max
+        if n:
+            drafter = self._source.create(n)
+            drafter.begin(self._model)
+            lane.draft = LaneDraft(drafter, n)
+
+    def propose(self, lanes: Sequence[Lane], step_s: float, reserved: int) -> None:
+        """Draft for the lanes of a step.
+
+        Each has one token to evaluate. A step may take `step_s` seconds, 0 for no limit; `reserved` bytes are for its
+        other tokens.
+        """
+        n_rows, expected, drafting_s = len(lanes), float(len(lanes)), 0.0
+        for lane in lanes:
+            draft = lane.draft
+            if draft is None:
+                continue
+            draft.tokens, draft.n_accepted = (), 0
+            limit = min(draft.max_tokens, lane.n_left - 1)
+            n = self._best_length(draft, limit, n_rows, expected, step_s, drafting_s)
+            if n:
+                draft.tokens = self._drafted(lane, draft, n)
+            n = len(draft.tokens)
+            more = lane.sequence.bytes_to_reserve(1 + n) - lane.sequence.bytes_to_reserve(1) if n else 0
+            if not self._memory.spare(reserved + more):
+                draft.tokens, n, more = (), 0, 0
+            draft.wait(drafted=bool(n))
+            n_rows, expected, drafting_s = n_rows + n, expected + draft.expected(n), drafting_s + n * self._seconds
+            reserved += more
+
+    def settle(self, lane: Lane) -> None:
+        """Drop what was evaluated of a draft and did not come."""
+        draft = lane.draft
+        if draft is None or not draft.tokens:
+            return
+        n_drafted, n_accepted = len(draft.tokens), draft.n_accepted
+        lane.sequence.truncate(len(lane.sequence.tokens) - n_drafted + n_accepted)
+        draft.settle()
+        lane.ticket.n_drafted += n_drafted
+        lane.ticket.n_accepted += n_accepted
+        self._counters.draft_tokens += n_drafted
+        self._counters.draft_tokens_accepted += n_accepted
+
+    def _best_length(
+        self, draft: LaneDraft, limit: int, n_rows: int, expected: float, step_s: float, drafting_s: float
+    ) -> int:
+        """Length of the draft that gives most tokens a second."""
+        best, best_rate = 0, expected / max(1e-9, self._cost.likely_seconds(n_rows) + drafting_s)
+        n = 1
+        while n <= limit:
+            seconds = self._cost.likely_seconds(n_rows + n)
+            if step_s and seconds > step_s:
+                break
+            rate = (expected + draft.expected(n)) / max(1e-9, seconds + drafting_s + n * self._seconds)
+            if rate > best_rate:
+                best, best_rate = n, rate
+            n = limit if n < limit < 2 * n else 2 * n
+        return best
+
+    def _drafted(self, lane: Lane, draft: LaneDraft, limit: int) -> Sequence[int]:
+        started = self._clock()
+        try:
+            tokens = draft.drafter.draft(lane.tokens, limit)
+        except Exception as error:  # of memory for a draft model, or of a drafter of a plugin
+            _log.warning("no more drafts for the request %s", lane.ticket.request.id, exc_info=error)
+            lane.drop_draft()
+            return ()
+        if tokens:
+            self._seconds += _NEWEST * ((self._clock() - started) / len(tokens) - self._seconds)
+        return tokens

@@ -1,0 +1,233 @@
+"""Speculative decoding in the scheduler: equal texts, fewer steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters import write_adapter
+from conftest import TinyGguf
+from fake_serving import FakeProgram, Guesses, Simulation, alone
+from llamacli import DraftModel, InvalidRequestError, Model, PromptLookup, SamplingParams, load_model
+from llamacli.engine import default_engine
+from llamacli.plugins import Plugins
+from llamacli.serve.drafts import DraftSource
+from llamacli.serve.models import ModelSource, load
+from llamacli.serve.requests import Done, GenerationRequest, TextDelta
+from llamacli.serve.scheduler import Scheduler
+from llamacli.serve.settings import EngineSettings
+from sessions import LONG
+
+GREEDY = SamplingParams(temp=0.0)
+
+
+def request(name: str, seed: int = 0, **fields: Any) -> GenerationRequest:
+    given = {"params": GREEDY, "max_tokens": 40, "ignore_eos": True, "prompts": (tuple(range(300, 310 + seed)),)}
+    return GenerationRequest(id=name, model="m", seed=seed, **{**given, **fields})
+
+
+def done(simulation: Simulation, name: str) -> Done:
+    last = simulation.events[name][-1]
+    assert isinstance(last, Done)
+    return last
+
+
+def test_a_lone_text_takes_fewer_steps() -> None:
+    simulation = Simulation(draft_max=8)
+    simulation.submit(request("a"))
+    simulation.run()
+    usage = done(simulation, "a").usage
+    assert simulation.result("a") == alone(request("a"))
+    assert 20 < usage.accepted < usage.drafted
+    assert len(simulation.program.calls) == 40 - usage.accepted
+    counters = simulation.scheduler.stats()
+    assert (counters.draft_tokens, counters.draft_tokens_accepted) == (usage.drafted, usage.accepted)
+    assert counters.generation_tokens == 40
+
+
+@pytest.mark.parametrize("n_texts", [1, 8])
+def test_drafts_shrink_to_none_where_rows_cost_more_than_they_bring(n_texts: int) -> None:
+    simulation = Simulation(draft_max=8, costs={"base": 0.02, "per_row": 0.01}, step_ms=0)
+    for i in range(n_texts):
+        simulation.submit(request(str(i), i, max_tokens=200))
+    simulation.run()
+    drafted, accepted = simulation.scheduler.counters.draft_tokens, simulation.scheduler.counters.draft_tokens_accepted
+    steps = len(simulation.program.calls)
+    if n_texts == 1:
+        assert steps < 120
+        assert accepted > 80
+    else:
+        assert drafted < 200 * n_texts / 4
+    plain = Simulation(costs={"base": 0.02, "per_row": 0.01}, step_ms=0)
+    for i in range(n_texts):
+        plain.submit(request(str(i), i, max_tokens=200))
+    plain.run()
+    assert simulation.clock.now < 1.03 * plain.clock.now - 100 * 0.03
+    for i in range(n_texts):
+        assert simulation.result(str(i)) == plain.result(str(i))
+
+
+def test_steps_with_drafts_stay_within_their_time() -> None:
+    simulation = Simulation(draft_max=16, step_ms=30)
+    simulation.submit(request("a", max_tokens=100))
+    simulation.run()
+    assert simulation.drafted
+    assert max(simulation.step_seconds[8:]) <= 0.031
+
+
+def test_nothing_is_drafted_beside_prompts() -> None:
+    simulation = Simulation(draft_max=8, step_ms=40)
+    simulation.submit(request("a", max_tokens=200))
+    simulation.run(until=lambda: bool(simulation.drafted))
+    simulation.submit(request("long", prompts=(tuple(300 + i % 20 for i in range(400)),), max_tokens=1))
+    n_calls, n_drafts = len(simulation.program.calls), len(simulation.drafted)
+    simulation.run(until=lambda: isinstance(simulation.events["long"][-1:] and simulation.events["long"][-1], Done))
+    assert len(simulation.program.calls) - n_calls > 3
+    assert len(simulation.drafted) == n_drafts
+
+
+def test_a_request_sets_the_length_of_its_drafts() -> None:
+    simulation = Simulation(draft_max=8)
+    simulation.submit(request("none", draft_max=0))
+    simulation.run()
+    assert not simulation.drafted
+    assert done(simulation, "none").usage.drafted == 0
+    simulation.submit(request("short", 1, draft_max=2))
+    simulation.run()
+    assert max(simulation.drafted) == 2
+    simulation.submit(request("long", 2, draft_max=12))
+    simulation.run()
+    assert max(simulation.drafted) == 12
+
+
+def test_the_last_token_is_not_overshot() -> None:
+    for n in range(1, 8):
+        simulation = Simulation(draft_max=16)
+        simulation.submit(request("a", max_tokens=n, params=SamplingParams(n_probs=2)))
+        simulation.run()
+        assert done(simulation, "a").usage.generated == n
+        assert simulation.result("a") == alone(request("a", max_tokens=n, params=SamplingParams(n_probs=2)))
+        for sequence in simulation.scheduler.memory.prefixes.sequences():
+            assert len(sequence.tokens) < 10 + n
+
+
+class Faulty(Guesses):
+    """Drafter without memory after its third draft."""
+
+    closed = False
+
+    def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
+        if len(self.lengths) == 3:
+            raise MemoryError
+        return super().draft(tokens, limit)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_drafter_that_fails_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    simulation = Simulation(draft_max=8)
+    drafters: list[Faulty] = []
+
+    def create(n: int) -> Faulty:
+        program: FakeProgram = simulation.program
+        drafters.append(Faulty(program, n, simulation.drafted))
+        return drafters[-1]
+
+    simulation.scheduler._drafts._source = DraftSource(create, 8)
+    simulation.submit(request("a"))
+    with caplog.at_level(logging.WARNING):
+        simulation.run()
+    assert simulation.result("a") == alone(request("a"))
+    assert "no more drafts for the request a" in caplog.text
+    assert len(simulation.drafted) == 3
+    assert drafters[0].closed
+
+
+# --- with a real model
+
+
+@pytest.fixture(scope="module")
+def model(tiny_gguf: TinyGguf, plugins: Plugins) -> Iterator[Model]:
+    with load_model(
+        tiny_gguf("gemma3", n_layer=6, context_length=400), plugins=plugins, engine=default_engine()
+    ) as one:
+        yield one
+
+
+def run(model: Model, wanted: list[GenerationRequest], source: DraftSource | None, **options: Any) -> dict[str, Any]:
+    """Ids and log-probabilities of tokens by request; the number of drafted ones."""
+    scheduler = Scheduler(model, EngineSettings(n_ctx=160), drafts=source, **options)
+    found: dict[str, Any] = {one.id: [] for one in wanted}
+    for one in wanted:
+        scheduler.submit(one)
+    while scheduler.busy:
+        for ticket, event in scheduler.step():
+            if isinstance(event, TextDelta):
+                found[ticket.request.id] += [(event.index, token.id, token.logprob) for token in event.tokens]
+    found["drafted"] = scheduler.counters.draft_tokens
+    scheduler.close()
+    return {
+        name: sorted(rows, key=lambda row: row[0]) if isinstance(rows, list) else rows for name, rows in found.items()
+    }
+
+
+def requests(n: int, **fields: Any) -> list[GenerationRequest]:
+    prompt = tuple(LONG[:24]) * 2
+    return [
+        GenerationRequest(
+            id=str(i), model="m", prompts=(prompt[i:],), seed=i, max_tokens=60, ignore_eos=True,
+            params=SamplingParams(temp=0.0 if i % 2 else 0.3, n_probs=1), n=1 + i % 2, **fields,
+        )
+        for i in range(n)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_texts_are_those_without_drafts(model: Model, n: int) -> None:
+    plain = run(model, requests(n), None)
+    lookup = run(model, requests(n), DraftSource(partial(PromptLookup, min_ngram=1), 8))
+    own = run(model, requests(n), DraftSource(partial(DraftModel, model, min_probability=0.0), 4))
+    assert lookup.pop("drafted") > 0
+    assert own.pop("drafted") > 0
+    assert plain.pop("drafted") == 0
+    assert lookup == own == plain
+
+
+def test_lora_adapters_apply_to_drafted_tokens(tiny_gguf: TinyGguf, plugins: Plugins, tmp_path: Path) -> None:
+    file = write_adapter(tmp_path / "a.gguf", tiny_gguf(), seed="a")
+    with load_model(tiny_gguf(), plugins=plugins, engine=default_engine()) as model:
+        adapter = model.load_adapter(file)
+        source = DraftSource(partial(PromptLookup, min_ngram=1), 8)
+        wanted = [*requests(1, adapters=((0, 1.0),)), *requests(2)[1:]]
+        plain, drafted = (run(model, wanted, one, adapters=[adapter]) for one in (None, source))
+        assert drafted.pop("drafted") > plain.pop("drafted") == 0
+        assert plain == drafted
+        assert plain["0"] != run(model, requests(1), None)["0"]
+
+
+def test_models_are_served_with_the_drafts_of_their_settings(tiny_gguf: TinyGguf, caplog: Any) -> None:
+    plain, other = tiny_gguf("gqa", tokenizer="spm"), tiny_gguf("gqa")
+    with pytest.raises(InvalidRequestError, match="has another vocabulary than the model"):
+        load(ModelSource("m", plain, draft=other), EngineSettings(threads=1))
+    recurrent = tiny_gguf("qwen35")
+    with pytest.raises(InvalidRequestError, match="cannot be rewound: serve it without a draft model"):
+        load(ModelSource("m", recurrent, draft=recurrent), EngineSettings(threads=1))
+    loaded = load(ModelSource("m", recurrent), EngineSettings(threads=1, lookup=True))
+    assert "cannot be rewound: it generates without drafts" in caplog.text
+    assert loaded.scheduler._drafts._source is None
+    loaded.close()
+    for settings, draft in ((EngineSettings(threads=1, lookup=True, draft_max=3), None), (EngineSettings(), plain)):
+        loaded = load(ModelSource("m", plain, draft=draft), settings)
+        source = loaded.scheduler._drafts._source
+        assert source is not None
+        assert source.max_tokens == settings.draft_max
+        drafter = source.create(3)
+        assert isinstance(drafter, DraftModel if draft else PromptLookup)
+        loaded.close()
+        assert loaded.draft is None or loaded.draft.closed
