@@ -29,6 +29,7 @@ from http_server import TEMPLATE, HttpReply, request_json
 from llamacli import load_model
 from llamacli.cli.app import app
 from llamacli.cli.serve import ByteSize, engine_settings, http_settings, model_sources, serve
+from llamacli.errors import ModelFormatError
 from llamacli.serve.http.page import PAGE
 from llamacli.tools.demo import demo_path
 from suite import PROFILE
@@ -524,6 +525,7 @@ def test_addresses_of_clusters() -> None:
     [
         (["--ray", "a.gguf"], "'--ray': 'a.gguf' is not auto, local, or the HOST:PORT"),
         (["--ray=auto", f"a={demo_path()}", f"b={demo_path()}"], "--ray serves one model"),
+        (["--ray=auto", "--draft", str(demo_path())], "--ray has no draft models; --lookup drafts without one"),
     ],
 )
 def test_wrong_clusters(monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str) -> None:
@@ -552,6 +554,21 @@ def test_names_of_models(tmp_path: Path) -> None:
     assert model_sources([], [])[0].name == "demo"
     with pytest.raises(click.UsageError, match="Two models are called 'a'"):
         model_sources([str(tmp_path / "a.gguf")] * 2, [])
+
+
+def test_drafts(tmp_path: Path) -> None:
+    limits = engine_settings(given("--lookup", "--draft-max", "5"))
+    assert (limits.lookup, limits.draft_max) == (True, 5)
+    assert not engine_settings(given()).lookup
+    file = tmp_path / "small.gguf"
+    file.write_bytes(b"")
+    sources = model_sources([f"a={demo_path()}", f"b={demo_path()}"], [], (), file)
+    assert [source.draft for source in sources] == [file, None]
+    with pytest.raises(ModelFormatError, match=r"none\.gguf: no such file"):
+        model_sources([], [], (), tmp_path / "none.gguf")
+    result = click.testing.CliRunner().invoke(app, ["serve", "--lookup", "-md", str(file)], prog_name="llamacli")
+    assert result.exit_code == 2
+    assert "--lookup and --draft exclude each other" in result.stderr
 
 
 def test_keys(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamacli.cli.command import Command
-from llamacli.cli.hub import REFERENCE, model_from_hub
+from llamacli.cli.hub import REFERENCE, model_from_hub, resolve_model
 from llamacli.cli.numbers import Integer, Number
 from llamacli.cli.options import (
     PATH,
@@ -24,7 +23,8 @@ from llamacli.cli.options import (
     threads_option,
 )
 from llamacli.cli.output import human_bytes, note
-from llamacli.cli.progress import Task, shown, working
+from llamacli.cli.speculation import OPTIONS as SPECULATION
+from llamacli.cli.speculation import expect_one_drafter
 from llamacli.cli.text import argument, read_file
 from llamacli.errors import ChatTemplateError, InvalidRequestError, ModelFormatError
 from llamacli.tools.demo import demo_path
@@ -129,6 +129,7 @@ _OPTIONS = (
         "-c", "--ctx-size", metavar="N", type=Integer(0, MAX_CONTEXT), default=0, show_default=True,
         help="Context length in tokens; 0: that of the model, or what the KV cache's memory holds.",
     ),
+    *SPECULATION,
     click.option(
         "--max-running", metavar="N", type=_COUNT, help="Texts generated at once. Default: 8, with many cores 32.",
     ),
@@ -242,8 +243,8 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
     """Serve each MODEL on the API of OpenAI and of ollama.
 
     A MODEL is a file, or a name for it and the file, as in small=model.gguf; without one, a small demo model is served.
-    The first is loaded at the start, others when they are asked for; --lora is for the first. SIGTERM lets running
-    requests end. Needs the extra `serve`.
+    The first is loaded at the start, others when they are asked for; --lora and --draft are for the first. SIGTERM lets
+    running requests end. Needs the extra `serve`.
     """
     _expect_packages(_NEEDED, "serve")
     with working("starting the server"):
@@ -252,7 +253,9 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
 
     scaled = 0.0 if given["lora_init_without_apply"] else 1.0
     lora = [(Path(file), scaled * scale) for file, scale in given["lora"]]
-    sources = model_sources([*models, *map(model_from_hub, given["hf_repos"])], given["aliases"], lora)
+    expect_one_drafter(given["lookup"], given["draft"])
+    draft = None if given["draft"] is None else Path(resolve_model(given["draft"]))
+    sources = model_sources([*models, *map(model_from_hub, given["hf_repos"])], given["aliases"], lora, draft)
     http, limits = http_settings(given), engine_settings(given)
     with listen(http.host, http.port) as listening:
         port = listening.getsockname()[1]
@@ -286,12 +289,15 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
 
 
 def model_sources(
-    models: Sequence[str], aliases: Sequence[str], adapters: Sequence[tuple[Path, float]] = ()
+    models: Sequence[str],
+    aliases: Sequence[str],
+    adapters: Sequence[tuple[Path, float]] = (),
+    draft: Path | None = None,
 ) -> list[ModelSource]:
     """Models of the arguments: files, or names and files with a = between.
 
-    The demo model for none. The first has the aliases and adapters. Raises ModelFormatError for a file that does not
-    exist, UsageError for a name that is there twice.
+    The demo model for none. The first has the aliases, the adapters and the draft model. Raises ModelFormatError for a
+    file that does not exist, UsageError for a name that is there twice.
     """
     from llamacli.serve.models import ModelSource
 
@@ -302,11 +308,11 @@ def model_sources(
             name, file = Path(text).stem, text
         if not Path(file).exists():
             raise ModelFormatError(f"{file}: no such file")
-        own = ((), ()) if sources else (tuple(aliases), tuple(adapters))
+        own = ((), (), None) if sources else (tuple(aliases), tuple(adapters), draft)
         sources.append(ModelSource(name, Path(file), *own))
-    for adapter, _ in adapters:
-        if not adapter.is_file():
-            raise ModelFormatError(f"{adapter}: no such file")
+    for more in [*(adapter for adapter, _ in adapters), *([draft] if draft else [])]:
+        if not more.is_file():
+            raise ModelFormatError(f"{more}: no such file")
     names = [name for source in sources for name in (source.name, *source.aliases)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -353,7 +359,7 @@ def engine_settings(given: dict[str, Any]) -> EngineSettings:
 
     names = ("kv_type", "kv_memory", "max_queue", "max_queue_tokens", "max_per_key", "step_ms", "max_tokens",
              "queue_timeout", "request_timeout", "models_max", "idle_unload", "load_timeout", "mode",
-             "threads")  # fmt: skip
+             "threads", "lookup", "draft_max")  # fmt: skip
     more = {} if given["max_running"] is None else {"max_running": given["max_running"]}
     return EngineSettings(n_ctx=given["ctx_size"] or None, **{name: given[name] for name in names}, **more)
 
@@ -361,8 +367,10 @@ def engine_settings(given: dict[str, Any]) -> EngineSettings:
 def ray_engine(sources: Sequence[ModelSource], limits: EngineSettings, given: dict[str, Any]) -> RayEngine:
     """Engine on a Ray cluster.
 
-    Raises UsageError for several models, ClusterError if there is no cluster.
+    Raises UsageError for several models or a draft model, ClusterError if there is no cluster.
     """
+    if given["draft"] is not None:
+        raise click.UsageError("--ray has no draft models; --lookup drafts without one.")
     _expect_packages(("ray",), "ray", "serve --ray")
     from llamacli.serve.ray.engine import RayEngine
     from llamacli.serve.ray.settings import RaySettings
