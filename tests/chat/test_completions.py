@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llamacli import ChatTemplateError, ContextOverflowError, InvalidRequestError, Model
+from llamacli import ChatTemplateError, ContextOverflowError, InvalidRequestError, Model, PromptLookup
 from llamacli.errors import TokenizerError
 from llamacli.testing.chats import CHATML
 
@@ -61,6 +61,16 @@ class TestChat:
         assert result["choices"][0]["finish_reason"] == "length"
         assert result["usage"]["completion_tokens"] == 20
         json.dumps([result, chunks])
+
+    def test_drafters_do_not_change_the_reply(self, talker) -> None:
+        model = talker()
+        options: dict[str, Any] = {"temperature": 1.5, "seed": 7, "max_tokens": 20}
+        expected = model.create_chat_completion(MESSAGES, **options)
+        drafter = PromptLookup(min_ngram=1)
+        assert model.create_chat_completion(MESSAGES, speculate=drafter, **options)["choices"] == expected["choices"]
+        assert len(drafter._tokens) > expected["usage"]["prompt_tokens"]
+        text = model.create_completion("a b a b a", speculate=PromptLookup(min_ngram=1), **options)
+        assert text["choices"] == model.create_completion("a b a b a", **options)["choices"]
 
     def test_draws_differ_without_a_seed(self, talker) -> None:
         model = talker()

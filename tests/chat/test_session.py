@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from llamacli import ChatTemplateError, ContextOverflowError, InvalidRequestError, SamplingParams, Session
+from llamacli import ChatTemplateError, ContextOverflowError, InvalidRequestError, PromptLookup, SamplingParams, Session
 from llamacli.chat.messages import Message, ToolCall
 from llamacli.kv import KVSequence
 from llamacli.testing.chats import CHATML, TOOLS
@@ -35,6 +35,17 @@ def evaluated(chat) -> str:
     """Text that the session has evaluated, special tokens spelled."""
     assert tuple(token for part in chat._held for token in part.ids) == chat.session.tokens
     return chat.model.tokenizer.decode(chat.session.tokens, unparse_special=True)
+
+
+def test_drafters_do_not_change_replies(talker) -> None:
+    params = SamplingParams(temp=0.5)
+    with talker().create_chat(max_new=20) as plain, talker().create_chat(max_new=20) as chat:
+        drafter = PromptLookup(min_ngram=1)
+        for text in ("a b a b a b", "a b a b a b c"):
+            assert say(chat, text, params=params, speculate=drafter) == say(plain, text, params=params)
+            assert chat.session.tokens == plain.session.tokens
+        assert chat.session.drafter is None
+        assert len(drafter._tokens) > 20
 
 
 def test_a_conversation(talker, script) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conftest import LoadTiny
-from llamacli import ContextOverflowError, InvalidRequestError, Model, OutOfMemoryError
+from llamacli import ContextOverflowError, InvalidRequestError, Model, OutOfMemoryError, PromptLookup
 from llamacli.prefix import (
     CancelledError,
     DecodeConfig,
@@ -47,6 +47,19 @@ def text_of(session: PrefixSession, config: DecodeConfig = GREEDY) -> str:
     chunks = list(session.decode(config))
     assert all(chunk.error is None for chunk in chunks)
     return "".join(chunk.text for chunk in chunks)
+
+
+def test_drafters_do_not_change_the_text(session: PrefixSession, model: Model) -> None:
+    session.ensure_prefix(PREFIX)
+    session.prefill_suffix(SUFFIX)
+    expected = text_of(session)
+    with PrefixSession(model, CONFIG) as other:
+        other.ensure_prefix(PREFIX)
+        other.prefill_suffix(SUFFIX)
+        drafter = PromptLookup(min_ngram=1)
+        assert "".join(chunk.text for chunk in other.decode(GREEDY, speculate=drafter)) == expected
+        assert len(drafter._tokens) > 1
+        assert other.tokens == session.tokens
 
 
 def cold(model: Model, *texts: str) -> tuple[str, np.ndarray]:

@@ -19,6 +19,7 @@ from llamacli.chat.codec import ChatCodec, ReplyReader
 from llamacli.chat.constraints import FREE, Constraint, ToolUse, completion_constraint, reply_constraint
 from llamacli.chat.logprobs import CompletionLogprobs, TokenLogprob, chat_logprobs, token_logprob
 from llamacli.chat.messages import Piece, ToolCall, checked_tools
+from llamacli.drafting import Drafter
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import InvalidRequestError
 from llamacli.generation import Token
@@ -44,6 +45,7 @@ class CompletionArguments:
     - `stop`: a string or several, before which the text ends.
     - `grammar`: GBNF that constrains the text.
     - `model`: the name of the model in the result; None for that of its file.
+    - `speculate`: drafter of speculative decoding, as for `Session.generate`.
     """
 
     temperature: float | None = None
@@ -62,6 +64,7 @@ class CompletionArguments:
     stop: str | Sequence[str] | None = None
     grammar: str | None = None
     model: str | None = None
+    speculate: Drafter | None = None
 
     def sampling(
         self, model: CompiledModel, metadata: Metadata, constraint: Constraint, n_probs: int
@@ -135,7 +138,7 @@ def chat_completion(
     n_top = (top_logprobs or 0) if logprobs else None
     params = arguments.sampling(model, metadata, constraint, 0 if n_top is None else max(1, n_top))
     reader = codec.reader(rendering, tools=use is not None, variables=variables)
-    run = _Run(arguments.session(model), codec.encode(rendering), params, max_tokens)
+    run = _Run(arguments.session(model), codec.encode(rendering), params, max_tokens, arguments.speculate)
     head = {**arguments.head("chatcmpl", metadata), "object": "chat.completion"}
     return _chat_chunks(run, reader, head, n_top)
 
@@ -212,7 +215,7 @@ def completion(
     session = arguments.session(model)
     ids = infill or (session.encode(prompt) if isinstance(prompt, str) else list(prompt))
     before = "" if not echo else prompt if isinstance(prompt, str) else model.decode(ids)
-    run = _Run(session, ids, params, max_tokens)
+    run = _Run(session, ids, params, max_tokens, arguments.speculate)
     head = {**arguments.head("cmpl", metadata), "object": "text_completion"}
     return _text_chunks(run, before, head, logprobs)
 
@@ -252,13 +255,20 @@ def whole(chunks: Generator[Json, None, Json]) -> Json:
 class _Run:
     """Generation of one completion in a session of its own."""
 
-    def __init__(self, session: Session, ids: Sequence[int], params: SamplingParams, max_tokens: int | None):
+    def __init__(
+        self,
+        session: Session,
+        ids: Sequence[int],
+        params: SamplingParams,
+        max_tokens: int | None,
+        speculate: Drafter | None,
+    ):
         if max_tokens is not None and not is_integer(max_tokens):
             raise InvalidRequestError(f"max_tokens must be an integer or None, not {max_tokens!r}")
         self.session, self._n_prompt, self.n_generated = session, len(ids), 0
         # llama-cpp-python: no limit but the context for None, 0 and less
-        self._limit = max_tokens if max_tokens is not None and max_tokens > 0 else session.n_ctx
-        self.tokens: Iterator[Token] = session.generate(ids, params, max_tokens=self._limit)
+        self._limit = max_tokens if max_tokens is not None and max_tokens > 0 else session.seq_len
+        self.tokens: Iterator[Token] = session.generate(ids, params, max_tokens=self._limit, speculate=speculate)
 
     @property
     def finish_reason(self) -> str:

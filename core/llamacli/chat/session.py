@@ -14,6 +14,7 @@ from llamacli.chat.formats import ChatFormat
 from llamacli.chat.messages import Message, Piece, ToolCall, checked_tools
 from llamacli.chat.syntax import Event
 from llamacli.chat.template import Rendering
+from llamacli.drafting import Drafter
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError, StateError
 from llamacli.generation import Token, token_limit
@@ -122,13 +123,15 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         """
         return len(self._plan_reply()[0].ids) if self.pending else self.session.n_past
 
-    def respond(self, params: SamplingParams | SamplerChain | None = None) -> Generator[Piece, None, None]:
+    def respond(
+        self, params: SamplingParams | SamplerChain | None = None, *, speculate: Drafter | None = None
+    ) -> Generator[Piece, None, None]:
         """Stream the model's reply to the last messages.
 
         Nothing if none is waiting for a reply. The reply ends at an end-of-generation token of the file, or at the
         token or text with which the template ends a message; neither is shown or counted. Then what the template puts
         after a message is evaluated. The reply is added to `history`, with reasoning and tool calls apart. Leaving the
-        loop ends it too: what was yielded so far is kept.
+        loop ends it too: what was yielded so far is kept. `speculate` is as for `Session.generate`.
 
         Raises, before anything is evaluated, ContextOverflowError if the messages do not fit and ChatTemplateError if
         they cannot be rendered.
@@ -137,9 +140,9 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
             return _no_pieces()
         wanted, rendering = self._plan_reply()
         n_new = len(wanted.new_ids)
-        if wanted.n_kept + n_new > self.session.n_ctx:
-            raise ContextOverflowError(wanted.n_kept, n_new, self.session.n_ctx)
-        return self._respond(wanted, rendering, params or SamplingParams())
+        if wanted.n_kept + n_new > self.session.seq_len:
+            raise ContextOverflowError(wanted.n_kept, n_new, self.session.seq_len)
+        return self._respond(wanted, rendering, params or SamplingParams(), speculate)
 
     def save(self, path: str | os.PathLike[str]) -> int:
         """Write conversation and session state to a file.
@@ -177,14 +180,14 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
     # --- replying
 
     def _respond(
-        self, wanted: Plan, rendering: Rendering, params: SamplingParams | SamplerChain
+        self, wanted: Plan, rendering: Rendering, params: SamplingParams | SamplerChain, speculate: Drafter | None
     ) -> Generator[Piece, None, None]:
         new_ids = self._rewind(wanted)
         n_calls = sum(len(message.tool_calls) for message in self.history)
         reply = self.codec.reader(rendering, tools=bool(self.tools), variables=self.variables, n_calls=n_calls)
         generated: list[tuple[Part, int]] = []
         self.reply_tokens = []
-        tokens = self.session.generate(new_ids, params, max_tokens=self.max_tokens)
+        tokens = self.session.generate(new_ids, params, max_tokens=self.max_new, speculate=speculate)
         self.stop = "interrupt"
         try:
             stop = "eos" if self.max_tokens else "length"

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import attrs
 
+from llamacli.drafting import Drafter
 from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError, LlamaCliError
 from llamacli.kv import KVSequence
 from llamacli.kv.prefixes import n_common
@@ -279,20 +280,26 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
         digest = (self._manifest if manifest.is_zero else manifest).digest
         return SuffixStatus(len(tokens), len(self._prefix), len(self.tokens), self._available, digest)
 
-    def decode(self, config: DecodeConfig | None = None, *, cancel: Cancel | None = None) -> Iterator[StreamChunk]:
+    def decode(
+        self,
+        config: DecodeConfig | None = None,
+        *,
+        cancel: Cancel | None = None,
+        speculate: Drafter | None = None,
+    ) -> Iterator[StreamChunk]:
         """Generate text as a stream of chunks.
 
         Generated tokens become part of the context. Generation ends at an end-of-generation token or a stop string,
         which are neither returned nor kept, or when the context is full. An error during generation is the last chunk:
-        SessionClosedError after `close`, SessionFatalError if memory ends or the engine fails. Raises
-        ContextOverflowError at once if the context is empty or full.
+        SessionClosedError after `close`, SessionFatalError if memory ends or the engine fails. `speculate` is as for
+        `Session.generate`. Raises ContextOverflowError at once if the context is empty or full.
         """
         self._expect_open(cancel)
         n = len(self.tokens)
         if not n or n >= self.config.n_ctx:
             raise ContextOverflowError(n, 1, self.config.n_ctx, stage="decode")
         config = config or DecodeConfig()
-        return self._decode(config, config.params(), cancel)
+        return self._decode(config, config.params(), cancel, speculate)
 
     def explain_context(self) -> ContextReport:
         """Report what the context holds."""
@@ -312,7 +319,9 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _decode(self, config: DecodeConfig, params: SamplingParams, cancel: Cancel | None) -> Iterator[StreamChunk]:
+    def _decode(
+        self, config: DecodeConfig, params: SamplingParams, cancel: Cancel | None, speculate: Drafter | None
+    ) -> Iterator[StreamChunk]:
         session = self._session
         try:
             self._expect_open()
@@ -320,7 +329,7 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
             if not session.has_logits:  # the whole prefix was reused, so nothing was evaluated
                 self._evaluate_last_again()
             session.set_seed(int.from_bytes(os.urandom(4)) if config.seed is None else config.seed)
-            for token in session.generate([], params, max_tokens=config.max_tokens):
+            for token in session.generate([], params, max_tokens=config.max_tokens, speculate=speculate):
                 if cancel is not None and cancel.is_set():
                     raise CancelledError("cancelled while generating")
                 yield StreamChunk(token.piece)
