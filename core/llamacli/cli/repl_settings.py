@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from llamacli.cli.sampling import FIELDS
+from llamacli.cli.speculation import DEFAULT_DRAFT, LIMIT
 from llamacli.cli.text import read_file, unescaped, words
 from llamacli.errors import InvalidRequestError
 from llamacli.util.foreign_names import OURS
 from llamacli.util.numbers import is_integer
 
 if TYPE_CHECKING:
-    from llamacli import ChatSession, SamplingParams
+    from llamacli import ChatSession, SamplingParams, Session
 
 _SWITCHES = {"on": True, "off": False, "true": True, "false": False}
 _EFFORTS = ("low", "medium", "high")
@@ -24,8 +25,8 @@ _NONE = ("none", "off")
 _ANY_JSON = '{"type": "object"}'
 
 _ALIASES = {
-    **OURS, "n": "max_tokens", "predict": "max_tokens", "reasoning_effort": "effort",
-    "enable_thinking": "think", "json_schema": "schema", "stats": "verbose",
+    "n": "max_tokens", "n_predict": "max_tokens", "num_predict": "max_tokens", "reasoning_effort": "effort",
+    "enable_thinking": "think", "json_schema": "schema", "stats": "verbose", "draft_n": "draft_max",
 }  # fmt: skip
 """Other names of settings: those of other programs, and short ones."""
 
@@ -33,13 +34,13 @@ _WORDS = {
     "nothink": ("think", "off"), "quiet": ("verbose", "off"), "nohistory": ("history", "off"),
     "nowordwrap": ("wordwrap", "off"), "noformat": ("format", "off"),
     "think": ("think", "on"), "verbose": ("verbose", "on"), "history": ("history", "on"),
-    "wordwrap": ("wordwrap", "on"), "log": ("log", "on"),
+    "wordwrap": ("wordwrap", "on"), "log": ("log", "on"), "lookup": ("lookup", "on"),
 }  # fmt: skip
 """Settings that may be named without a value, as ollama's are."""
 
 _AT_START = {
-    "n_ctx": "-c N", "c": "-c N", "threads": "-t N", "mode": "--mode",
-    "kv_type": "--kv-type",
+    "num_ctx": "-c N", "ctx_size": "-c N", "c": "-c N", "num_thread": "-t N", "threads": "-t N", "mode": "--mode",
+    "kv_type": "--kv-type", "draft": "--draft FILE", "model_draft": "--draft FILE",
 }  # fmt: skip
 """Settings that only the command line has, and their options."""
 
@@ -50,10 +51,22 @@ class Settings:
     - `params`: sampling parameters. `seed`: the last one set.
     - `verbose`: print speeds after each reply. `wordwrap`: wrap lines at words. `history`: keep typed lines in a file.
       `log`: record the conversation.
+    - `lookup`: draft tokens by prompt lookup, None as at the start. `draft_max`: maximum length of drafts.
     """
 
-    def __init__(self, chat: ChatSession, params: SamplingParams, *, seed: int, verbose: bool, log: bool):
+    def __init__(
+        self,
+        chat: ChatSession,
+        params: SamplingParams,
+        *,
+        seed: int,
+        verbose: bool,
+        log: bool,
+        draft_max: int = DEFAULT_DRAFT,
+    ):
         self.chat, self.params, self.seed = chat, params, seed
+        self.lookup: bool | None = None
+        self.draft_max = draft_max
         self.verbose, self.log, self.wordwrap, self.history = verbose, log, True, True
         self._changed: dict[str, Any] = {}
 
@@ -61,6 +74,7 @@ class Settings:
         """Take over another model's chat; what was set stays set."""
         chat.max_tokens = min(self.chat.max_tokens, chat.session.n_ctx)
         chat.session.set_seed(self.seed)
+        self._use_drafter(chat.session, self.lookup, self.draft_max)
         self.chat, self.params = chat, attrs.evolve(params, **self._changed)
 
     def set(self, text: str) -> None:
@@ -92,6 +106,8 @@ class Settings:
 
     def values(self) -> dict[str, str]:
         """All settings as text, by name."""
+        from llamacli.speculation import PromptLookup
+
         variables, params = self.chat.variables, self.params
         think = variables.get("enable_thinking")
         return {
@@ -107,6 +123,8 @@ class Settings:
             "wordwrap": _on_off(self.wordwrap),
             "history": _on_off(self.history),
             "log": _on_off(self.log),
+            "lookup": _on_off(isinstance(self.chat.session.drafter, PromptLookup)),
+            "draft_max": str(self.draft_max),
             **{field: f"{getattr(params, field):.6g}" for field in dict.fromkeys(FIELDS.values())},
         }
 
@@ -124,6 +142,32 @@ class Settings:
     def _set_max_tokens(self, value: str) -> None:
         n = _integer("max_tokens", value)
         self.chat.max_tokens = n if n >= 0 else self.chat.session.n_ctx
+
+    def _set_lookup(self, value: str) -> None:
+        if value not in _SWITCHES:
+            raise InvalidRequestError(f"/set lookup takes on or off, not {value!r}")
+        self._use_drafter(self.chat.session, _SWITCHES[value], self.draft_max)
+        self.lookup = _SWITCHES[value]
+
+    def _set_draft_max(self, value: str) -> None:
+        n = _integer("draft_max", value)
+        if not 1 <= n <= LIMIT:
+            raise InvalidRequestError(f"/set draft_max takes 1 to {LIMIT}, not {n}")
+        self._use_drafter(self.chat.session, self.lookup, n)
+        self.draft_max = n
+
+    @staticmethod
+    def _use_drafter(session: Session, lookup: bool | None, draft_max: int) -> None:
+        """Turn prompt lookup on or off, None leaves it, and limit drafts."""
+        from llamacli.speculation import DraftModel, PromptLookup
+
+        if lookup:
+            session.check_speculation()
+            session.drafter = PromptLookup(draft_max)
+        elif lookup is not None:
+            session.drafter = None
+        elif isinstance(session.drafter, DraftModel | PromptLookup):
+            session.drafter.max_tokens = draft_max
 
     def _set_system(self, value: str) -> None:
         self.chat.system = value
@@ -173,6 +217,8 @@ _SETTERS: Mapping[str, Callable[[Settings, str], None]] = {
     "format": Settings._set_format,
     "think": Settings._set_think,
     "effort": Settings._set_effort,
+    "lookup": Settings._set_lookup,
+    "draft_max": Settings._set_draft_max,
     **{name: _switch(name) for name in ("verbose", "wordwrap", "history", "log")},
 }
 

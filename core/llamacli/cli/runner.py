@@ -220,7 +220,7 @@ def _create_repl(
     from llamacli.cli.repl_settings import Settings
 
     log = options.chat.log or logged is not None
-    settings = Settings(chat, params, seed=seed, verbose=options.stats, log=log)
+    settings = Settings(chat, params, seed=seed, verbose=options.stats, log=log, draft_max=options.draft_max)
     return Repl(settings, shift=options.chat.context_shift, functions=functions, logged=logged)
 
 
