@@ -3,6 +3,7 @@
 import contextlib
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from adapters import write_adapter
 from conftest import LoadTiny, TinyGguf
 from llamacli import DraftModel, InvalidRequestError, Model, PromptLookup, SamplingParams, Session, load_model
 from llamacli.engine import Engine, default_engine
@@ -141,6 +143,23 @@ def test_right_drafts_save_passes(models: dict[str, Model], name: str, params: S
         assert stats.n_drafted == stats.n_accepted > 30
         assert 0 < drafts < 25
         assert session.n_computed == len(prompt) + 60
+
+
+@pytest.mark.parametrize("params", [None, SamplingParams(temp=0.3)])
+def test_drafts_with_lora_adapters(
+    tiny_gguf: TinyGguf, plugins: Plugins, engine: Engine, tmp_path: Path, params: SamplingParams | None
+) -> None:
+    file = tiny_gguf("gqa", tokenizer="spm")
+    lora = write_adapter(tmp_path / "lora.gguf", file)
+    with load_model(file, plugins=plugins, engine=engine, lora_path=lora) as model, DraftModel(model, 4) as own:
+        prompt = prompt_of(model, 8)
+        expected = plain(model, prompt, params, 60)
+        for drafter in (Mixed(ids(expected), len(prompt), 0, 0.2), PromptLookup(min_ngram=1), own):
+            with model.create_session(seed=1, seq_len=SEQ_LEN, reuse=False) as session:
+                assert generated(session, prompt, params, 60, speculate=drafter) == expected
+                assert session.stats.n_drafted or drafter is own
+    with load_model(file, plugins=plugins, engine=engine) as model:
+        assert plain(model, prompt, params, 60) != expected
 
 
 def test_leaving_the_loop_drops_what_was_evaluated_ahead(models: dict[str, Model]) -> None:
