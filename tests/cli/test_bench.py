@@ -3,12 +3,14 @@
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 import llamacli
 import tiny_llama
+from adapters import write_adapter
 from llamacli.cli.app import app
 from llamacli.util.settings import MAX_THREADS
 
@@ -33,6 +35,18 @@ def test_json_rows(model):
         assert row["avg_ts"] == pytest.approx(sum(row["samples_ts"]) / 2)
         assert row["stddev_ts"] >= 0
         assert row["model_type"] == "llama F32"
+
+
+def test_adapters_are_applied(model, tmp_path, monkeypatch):
+    file = write_adapter(tmp_path / "a.gguf", Path(model))
+    used = []
+    evaluate = llamacli.Session.eval
+    monkeypatch.setattr(
+        llamacli.Session, "eval", lambda self, tokens: (used.append(self.adapters), evaluate(self, tokens))[1]
+    )
+    bench("-m", model, "-p", "8", "-n", "0", "-r", "1", "--lora", f"{file}:0.5")
+    assert used
+    assert all([(adapter.path, scale) for adapter, scale in one] == [(file, 0.5)] for one in used)
 
 
 def test_jsonl_rows(model):

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adapters import write_adapter
 from llamacli.tools.embedding import load_embedder
 
 
@@ -27,6 +28,15 @@ def test_texts_from_stdin(invoke, model: Path) -> None:
     lines = embedded(invoke("embed", model, input="a dog\n\nonce").stdout)
     assert [line["text"] for line in lines] == ["a dog", "", "once"]
     assert lines[0] == embedded(invoke("embed", model, "a dog").stdout)[0]
+
+
+def test_adapters_change_vectors(invoke, model: Path, plugins, tmp_path: Path) -> None:
+    file = write_adapter(tmp_path / "a.gguf", model, chosen=lambda name: name != "output.weight")
+    texts = {scale: invoke("embed", model, "a dog", "--lora", f"{file}:{scale}").stdout for scale in (0, 0.5, 1)}
+    assert texts[0] == invoke("embed", model, "a dog").stdout
+    assert len(set(texts.values())) == 3
+    with load_embedder(model, plugins=plugins, lora_path=file, lora_scale=0.5) as embedder:
+        np.testing.assert_array_equal(np.float32(embedded(texts[0.5])[0]["embedding"]), embedder.embed("a dog"))
 
 
 def test_pooling_and_normalization(invoke, model: Path) -> None:

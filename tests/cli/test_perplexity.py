@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from adapters import write_adapter
+
 TEXT = "once upon a time there was a little girl and the dog saw a big ball " * 4
 
 
@@ -30,6 +32,13 @@ def test_json_output(invoke, model, text) -> None:
     assert (answer["n_ctx"], answer["n_chunks"], answer["n_scored"], len(answer["running"])) == (16, 2, 14, 2)
     assert answer["perplexity"] == answer["running"][-1]
     assert answer["error"] > 0
+
+
+def test_adapters_change_the_perplexity(invoke, model, text, tmp_path) -> None:
+    file = write_adapter(tmp_path / "a.gguf", model)
+    arguments = ("perplexity", text, "-m", model, "-c", "16")
+    plain, none, whole = (invoke(*arguments, *more).stdout for more in ((), ("--lora", f"{file}:0"), ("--lora", file)))
+    assert plain == none != whole
 
 
 def test_text_from_stdin(invoke, model, text) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tiny_variants
+from adapters import write_adapter
 from llamacli.engine import ReferenceEngine, default_engine
 from llamacli.errors import ClosedError, EmbeddingModelError, InvalidRequestError, ModelFormatError, PluginError
 from llamacli.graph import Graph, Param, Tensor
@@ -76,6 +77,20 @@ class TestEncoders:
         embedder = load("gemma_embedding")
         embedder.embed(TOKENS)
         assert embedder._model.kv_pool("f32").n_bytes == 0
+
+
+def test_adapters_change_the_vectors_of_encoders(tiny_gguf, plugins, engine, tmp_path) -> None:
+    path = tiny_gguf("bert")
+    chosen = ("attn_q.weight", "attn_qkv.weight", "ffn_up.weight")
+    lora = write_adapter(tmp_path / "a.gguf", path, chosen=lambda name: name.endswith(chosen))
+    vectors = []
+    for scale in (0.0, 0.5, 1.0):
+        options = {"plugins": plugins, "engine": engine, "lora_path": lora, "lora_scale": scale}
+        with load_embedder(path, "fp32", **options) as embedder:
+            vectors.append(embedder.embed(TOKENS))
+    with load_embedder(path, "fp32", plugins=plugins, engine=engine) as embedder:
+        np.testing.assert_array_equal(vectors[0], embedder.embed(TOKENS))
+    assert np.abs(vectors[1] - vectors[0]).max() > 1e-3 < np.abs(vectors[2] - vectors[1]).max()
 
 
 def test_poolings(load) -> None:

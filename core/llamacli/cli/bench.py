@@ -12,7 +12,15 @@ import click
 from llamacli.cli.command import Command
 from llamacli.cli.hub import resolve_model
 from llamacli.cli.numbers import Integer, IntList
-from llamacli.cli.options import PATH, global_options, kv_type_options, mode_option, option, threads_option
+from llamacli.cli.options import (
+    PATH,
+    global_options,
+    kv_type_options,
+    lora_option,
+    mode_option,
+    option,
+    threads_option,
+)
 from llamacli.cli.output import print_json
 from llamacli.cli.plot import ImagePath
 from llamacli.cli.progress import Task, load, shown
@@ -66,6 +74,7 @@ _INTERVAL_S = 0.5
 @threads_option
 @mode_option
 @kv_type_options("f16")
+@lora_option
 @option(
     "-o", "--output", type=click.Choice(["md", "json", "jsonl", "csv"]), default="md", show_default=True,
     help="Output format.",
@@ -81,6 +90,7 @@ def bench(
     threads: int | None,
     mode: str,
     kv_type: str | tuple[str, str] | None,
+    lora: tuple[tuple[str, float], ...],
     output: str,
     plot: str | None,
 ) -> None:
@@ -91,7 +101,7 @@ def bench(
     """
     path = resolve_model(model) if model is not None else str(demo_path())
     measured: list[Row] = []
-    with load(path, mode, threads) as loaded:
+    with load(path, mode, threads, lora) as loaded:
         from llamacli.kernels.team import check_threads
         from llamacli.tools.bench import measure
 

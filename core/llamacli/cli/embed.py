@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import click
 
 from llamacli.cli.command import Command
 from llamacli.cli.hub import resolve_model
-from llamacli.cli.options import PATH, global_options, mode_option, option, threads_option
+from llamacli.cli.options import PATH, global_options, lora_option, mode_option, option, threads_option
 from llamacli.cli.output import human_bytes, print_json
 from llamacli.cli.progress import bar
 from llamacli.cli.text import argument, read_stdin
@@ -27,11 +28,18 @@ if TYPE_CHECKING:
     help="Pooling of token vectors: mean, first (cls), last, or all (none). Default: the model's, else mean.",
 )  # fmt: skip
 @option("--normalize/--no-normalize", default=True, help="Scale vectors to length 1; default: on.")
+@lora_option
 @mode_option
 @threads_option
 @global_options
 def embed(
-    model: str, texts: tuple[str, ...], pooling: str | None, normalize: bool, mode: str, threads: int | None
+    model: str,
+    texts: tuple[str, ...],
+    pooling: str | None,
+    normalize: bool,
+    lora: tuple[tuple[str, float], ...],
+    mode: str,
+    threads: int | None,
 ) -> None:
     """Print the embedding of each TEXT as a line of JSON.
 
@@ -42,7 +50,7 @@ def embed(
     if not given:
         raise click.UsageError("Give TEXT, or pipe lines in.")
 
-    with _load(model, mode, threads) as embedder:
+    with _load(model, mode, threads, lora) as embedder:
         for number, text in enumerate(given, start=1):
             try:
                 record = _embed(embedder, text, pooling, normalize)
@@ -51,12 +59,13 @@ def embed(
             print_json(record, indent=None)
 
 
-def _load(model: str, mode: str, threads: int | None) -> Embedder:
+def _load(model: str, mode: str, threads: int | None, lora: Sequence[tuple[str, float]]) -> Embedder:
     model = resolve_model(model)
     with bar(f"loading {Path(model).name}", human_bytes) as progress:
         from llamacli.tools.embedding import load_embedder
 
-        return load_embedder(model, mode, threads=threads, progress=progress)
+        files, scales = [file for file, _ in lora], [scale for _, scale in lora]
+        return load_embedder(model, mode, threads=threads, progress=progress, lora_path=files, lora_scale=scales)
 
 
 def _embed(embedder: Embedder, text: str, pooling: str | None, normalize: bool) -> dict[str, Any]:

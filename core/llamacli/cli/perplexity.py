@@ -15,6 +15,7 @@ from llamacli.cli.options import (
     PATH,
     global_options,
     kv_type_options,
+    lora_option,
     mode_option,
     option,
     threads_option,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 @threads_option
 @mode_option
 @kv_type_options("f32 in mode fp32, else f16")
+@lora_option
 @option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True,
     help="Output format.",
@@ -60,6 +62,7 @@ def perplexity(
     threads: int | None,
     mode: str,
     kv_type: str | tuple[str, str] | None,
+    lora: tuple[tuple[str, float], ...],
     output: str,
 ) -> None:
     """Measure the perplexity of a text, as llama.cpp does.
@@ -70,7 +73,7 @@ def perplexity(
     """
     content = _read_text(text, file)
 
-    with load(model or str(demo_path()), mode, threads) as loaded:
+    with load(model or str(demo_path()), mode, threads, lora) as loaded:
         from llamacli.tools.perplexity import number_of_chunks, perplexity_tokens
         from llamacli.tools.perplexity import perplexity as measure
 

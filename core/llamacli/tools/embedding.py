@@ -143,7 +143,8 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
         ids = np.array(tokens, np.int32)
         sequence = KVSequence(self._model.kv_pool("f32"), len(ids))  # keys and values of one text: no need to round
         try:
-            return evaluate(self._model.program, [(sequence, ids)], all_logits=not only_last)[0]
+            program = self._model.program_with(self._model.adapters)
+            return evaluate(program, [(sequence, ids)], all_logits=not only_last)[0]
         finally:
             sequence.close()
 
