@@ -18,6 +18,7 @@ from pathlib import Path
 
 import llamacli
 from llamacli.drafting import Drafter
+from llamacli.sampling import Candidates
 
 
 def measure(
@@ -35,11 +36,11 @@ def measure(
         return tokens, session.stats, time.process_time() - started
 
 
-def copying(prompt: Sequence[int]) -> Callable[[llamacli.Candidates], None]:
+def copying(prompt: Sequence[int]) -> Callable[[Candidates], None]:
     """Steering that makes the prompt come again and again."""
     following = itertools.cycle(prompt)
 
-    def steer(candidates: llamacli.Candidates) -> None:
+    def steer(candidates: Candidates) -> None:
         candidates.logits[candidates.ids == next(following)] = 1e9
 
     return steer

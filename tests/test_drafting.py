@@ -37,7 +37,7 @@ def test_drafts_in_vain_cost_one_pass_and_their_share(longer: float) -> None:
     budget = Budget()
     budget.add_pass(1, 1.0)
     n_drafts, cost = spend(budget, 1000, n_drafted=3, n_accepted=0, longer=longer)
-    assert n_drafts > 3
+    assert n_drafts > 2
     assert MAX_COST * 900 < cost < 1 + longer + MAX_COST * 1100
 
 

@@ -235,6 +235,25 @@ def test_lookup_continues_as_the_last_equal_ngram() -> None:
     assert lookup.draft([7, 6, 7, 6], 9) == [7, 6, 7, 6], "a repetition goes on"
 
 
+def test_lookup_takes_the_latest_of_the_longest_of_few_places() -> None:
+    lookup = PromptLookup(max_tokens=1, max_ngram=3)
+    assert lookup.draft([7, 1, 2, 3, 9, 1, 2, 4, 7, 1, 2, 5, 9, 9, 1, 2, 6, 7, 1, 2], 1) == [5]
+    far = [7, 1, 2, 3, *[8, 1, 2, 4] * 20, 7, 1, 2]
+    lookup = PromptLookup(max_tokens=1, max_ngram=3)
+    assert lookup.draft(far, 1) == [4]
+    assert lookup.draft([*far[:8], 7, 1, 2], 1) == [3], "another context is indexed anew"
+
+
+def test_lookup_in_a_growing_context_is_that_in_a_whole_one() -> None:
+    numbers = random.Random(1)
+    tokens = [numbers.randrange(6) for _ in range(300)]
+    growing = PromptLookup(max_tokens=5, min_ngram=1)
+    for n in range(1, 300):
+        for lookup in (growing, PromptLookup(max_tokens=5, min_ngram=1)):
+            lookup._pace = Pace(5)
+        assert growing.draft(tokens[:n], 5) == lookup.draft(tokens[:n], 5)
+
+
 def test_length_of_drafts_adapts() -> None:
     pace = Pace(16)
     lengths = []

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import collections
-import statistics
 from collections.abc import Sequence
 from typing import Protocol
 
 from llamacli.engine.compiled_model import CompiledModel
 
-MAX_COST = 0.01
-"""Share of the time of a text that drafts may cost in vain, beside one pass."""
+MAX_COST = 0.005
+"""Share of the time of a text's passes that drafts may cost in vain, beside one pass."""
 
-_KEPT = 9
-"""Latest times of which the median counts."""
+_NEWEST = 0.1
+"""Weight of the newest time in the usual time."""
 
 
 class Drafter(Protocol):
@@ -46,14 +44,14 @@ class Budget:
 
     With it, texts that cannot be predicted lose little.
     Drafts gain the passes that they spare, and cost drafting and longer passes. They are allowed until they have cost
-    more than they gained by one pass and MAX_COST of all time. Costs are medians of the latest times, because a pause
-    of the machine is no fault of a draft. Times are in seconds.
+    more than they gained by one pass and MAX_COST of all passes. Each counts with its usual time, in seconds, because a
+    pause of the machine is no fault of a draft. This is done for every token: it has to be cheap.
     """
 
     def __init__(self) -> None:
-        self._passes: dict[int, collections.deque[float]] = {}
-        self._drafting = collections.deque[float](maxlen=_KEPT)
-        self._total = self._gained = 0.0
+        self._passes: dict[int, float] = {}
+        self._drafting = self._gained = 0.0
+        self._n = 0
 
     @property
     def allows(self) -> bool:
@@ -61,24 +59,25 @@ class Budget:
 
         A pass over one token has been timed, and drafts have not cost too much.
         """
-        return 1 in self._passes and self._gained + self._pass(1) + MAX_COST * self._total > 0
+        return self._gained + (1 + MAX_COST * self._n) * self._passes.get(1, 0.0) > 0
 
     def add_pass(self, n_tokens: int, seconds: float) -> None:
         """Add the time of a pass over one token and its draft."""
-        self._passes.setdefault(n_tokens, collections.deque(maxlen=_KEPT)).append(seconds)
-        self._total += seconds
+        self._passes[n_tokens] = _usual(self._passes.get(n_tokens, 0.0), seconds)
+        self._n += 1
 
     def add_drafting(self, seconds: float) -> None:
         """Add the time of drafting, successful or not."""
-        self._drafting.append(seconds)
-        self._total += seconds
-        self._gained -= statistics.median(self._drafting)
+        self._drafting = _usual(self._drafting, seconds)
+        self._gained -= self._drafting
 
     def settle(self, n_drafted: int, n_accepted: int) -> None:
         """Add the gain or loss of a draft that was evaluated."""
-        one = self._pass(1)
-        longer = min(self._pass(1 + n_drafted), (1 + n_drafted) * one)
+        one = self._passes[1]
+        longer = min(self._passes[1 + n_drafted], (1 + n_drafted) * one)
         self._gained += n_accepted * one - max(0.0, longer - one)
 
-    def _pass(self, n_tokens: int) -> float:
-        return statistics.median(self._passes[n_tokens])
+
+def _usual(usual: float, seconds: float) -> float:
+    """Moving mean in which a long pause counts as twice the mean."""
+    return usual + _NEWEST * (min(seconds, 2 * usual) - usual) if usual else seconds

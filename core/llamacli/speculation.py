@@ -28,8 +28,11 @@ LIMIT_DRAFT = 256
 
 _FIRST_LENGTH, _LONGEST_PAUSE = 4, 32
 
-_COMPARED = 64
+_COMPARED = 8
 """Last tokens by which prompt lookup sees that a context goes on; a mistake would only cost wrong drafts."""
+
+_PLACES = 16
+"""Places that prompt lookup compares."""
 
 
 @attrs.define
@@ -85,51 +88,72 @@ class _Paced:
 class PromptLookup(_Paced):
     """Drafter that continues as the last equal n-gram of the context did.
 
-    It finds copies: quotations, edited text and code, summaries. N-grams of `max_ngram` tokens are looked up first,
-    then shorter ones down to `min_ngram`. `max_tokens` is the maximum length of a draft. One object serves one session
-    at a time. Raises InvalidRequestError for values out of range.
+    It finds copies: quotations, edited text and code, summaries. Of the latest places with the last `min_ngram` tokens,
+    it takes the first of those where most of the last `max_ngram` are equal. `max_tokens` is the maximum length of a
+    draft. One object serves one session at a time. Raises InvalidRequestError for values out of range.
     """
 
     def __init__(self, max_tokens: int = MAX_DRAFT, *, min_ngram: int = 2, max_ngram: int = 4):
         if not is_integer(min_ngram) or not is_integer(max_ngram) or not 1 <= min_ngram <= max_ngram <= 16:
             raise InvalidRequestError(f"n-grams of {min_ngram!r} to {max_ngram!r} tokens are not within 1 to 16")
         super().__init__(max_tokens)
-        self._sizes = range(int(max_ngram), int(min_ngram) - 1, -1)
-        self._tokens: list[int] = []
-        self._ends: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in self._sizes}
+        self._min, self._max = int(min_ngram), int(max_ngram)
+        self._clear()
 
     def begin(self, model: CompiledModel) -> None:
         """Accept any model: tokens are compared with tokens."""
 
     def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
         """Tokens that may follow; see `llamacli.drafting.Drafter`."""
-        self._index(tokens)
         n = min(limit, self._pace.next_length())
-        for size in self._sizes if n > 0 else ():
-            at = self._ends[size].get(tuple(self._tokens[-size:]))
-            if at is not None:
-                text = list(self._tokens[at:])
-                while len(text) < n:  # a repetition that reaches the end goes on repeating
-                    text += text
-                return text[:n]
-        return []
+        if n <= 0:
+            return []
+        self._index(tokens)
+        at = self._find()
+        if not at:
+            return []
+        text = self._tokens[at : at + n]
+        while len(text) < n:  # a repetition that reaches the end goes on repeating
+            text += self._tokens[at:]
+        return text[:n]
+
+    def _clear(self) -> None:
+        self._tokens: list[int] = []
+        self._ends: dict[tuple[int, ...], int] = {}  # the last place where an n-gram ends
+        self._before: list[int] = []  # for each place the one before with the same n-gram, 0 for none
 
     def _index(self, tokens: Sequence[int]) -> None:
         """Index the n-grams that end before each new token.
 
         All of them anew if the context was changed.
         """
-        n = len(self._tokens)
-        if n > len(tokens) or list(tokens[max(0, n - _COMPARED) : n]) != self._tokens[-_COMPARED:]:
-            self._tokens, self._ends, n = [], {size: {} for size in self._sizes}, 0
-        self._tokens += tokens[n:]
-        stop = len(self._tokens)
-        for size, ends in self._ends.items():
-            start = max(n, size)
-            if start >= stop:
-                continue
-            columns = (self._tokens[start - size + i : stop - size + i] for i in range(size))
-            ends.update(zip(zip(*columns, strict=True), range(start, stop), strict=True))
+        own, size = self._tokens, self._min
+        n = len(own)
+        if n > len(tokens) or (n and list(tokens[max(0, n - _COMPARED) : n]) != own[-_COMPARED:]):
+            self._clear()
+            own, n = self._tokens, 0
+        own += tokens[n:]
+        ends, before = self._ends, self._before
+        for end in range(max(n, size), len(own)):
+            ngram = tuple(own[end - size : end])
+            before.append(ends.get(ngram, 0))
+            ends[ngram] = end
+
+    def _find(self) -> int:
+        """Place after tokens equal to the last ones; 0 for none."""
+        tokens, size = self._tokens, self._min
+        at = self._ends.get(tuple(tokens[-size:]), 0)
+        best, longest = at, size
+        for _ in range(_PLACES):
+            if not at or longest == self._max:
+                break
+            n = size
+            while n < min(self._max, at) and tokens[at - 1 - n] == tokens[-1 - n]:
+                n += 1
+            if n > longest:
+                best, longest = at, n
+            at = self._before[at - size]
+        return best
 
 
 class DraftModel(_Paced, contextlib.AbstractContextManager["DraftModel"]):
