@@ -80,3 +80,40 @@ def test_prompts_alone_take_bounded_time_too() -> None:
     n = chunk_rows(cost, 0, 0.15)
     assert cost.seconds(n) <= ALONE_S < cost.seconds(n + TILE)
     assert chunk_rows(cost, 0, 4.0) > n
+
+
+def test_likely_times_are_the_usual_ones_of_the_size() -> None:
+    cost = StepCost()
+    cost.observe(1, 0.01)
+    assert cost.likely_seconds(1) == 0.0
+    cost.observe(64, 0.05)
+    for _ in range(20):
+        cost.observe(1, 0.01)
+    assert cost.likely_seconds(1) == pytest.approx(0.01)
+    for _ in range(20):
+        cost.observe(4, 0.03)
+    assert cost.likely_seconds(4) == pytest.approx(0.03, rel=0.01)
+    assert cost.likely_seconds(4) > cost.seconds(4)
+
+
+def test_a_pause_of_the_machine_hardly_changes_likely_times() -> None:
+    cost = StepCost()
+    cost.observe(64, 0.05)
+    for _ in range(50):
+        cost.observe(1, 0.01)
+    cost.observe(1, 0.1)
+    assert cost.likely_seconds(1) < 0.013
+    assert cost.likely_seconds(4) < 2 * cost.likely_seconds(1)
+
+
+def test_likely_times_of_another_size_are_learned_anew() -> None:
+    cost = StepCost()
+    cost.observe(64, 0.05)
+    cost.observe(1, 0.01)
+    cost.observe(4, 1.0)
+    assert cost.likely_seconds(4) == pytest.approx(1.0)
+    for _ in range(250):
+        cost.observe(1, 0.01)
+    assert cost.likely_seconds(4) < 0.03
+    cost.observe(4, 0.012)
+    assert cost.likely_seconds(4) == pytest.approx(0.012, rel=0.05)

@@ -18,14 +18,21 @@ FIRST_CHUNK = 64
 
 _NEWEST = 0.2
 """Weight of the newest step in the mean of its bucket."""
+_FORGOTTEN = 200
+"""Steps after which the usual time of steps of another size is learned anew."""
 
 
 @attrs.define
 class _Bucket:
-    """Mean rows and seconds of steps of similar size."""
+    """Mean rows and seconds of steps of similar size.
+
+    `usual` is the mean without long pauses of the machine, `seen` the number of the last step of this size.
+    """
 
     rows: float
     seconds: float
+    usual: float
+    seen: int
 
 
 class StepCost:
@@ -39,12 +46,22 @@ class StepCost:
     def __init__(self) -> None:
         self._buckets: dict[int, _Bucket] = {}
         self.base = self.per_row = 0.0
+        self._n = 0
+        self._latest: _Bucket | None = None
 
     def observe(self, rows: int, seconds: float) -> None:
         """Add a step that took some seconds."""
-        bucket = self._buckets.setdefault(rows.bit_length(), _Bucket(rows, seconds))
+        self._n += 1
+        key = rows.bit_length()
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = _Bucket(rows, seconds, seconds, 0)
+        elif self._n - bucket.seen > _FORGOTTEN:
+            bucket.usual = seconds
         bucket.rows += _NEWEST * (rows - bucket.rows)
         bucket.seconds += _NEWEST * (seconds - bucket.seconds)
+        bucket.usual += _NEWEST * (min(seconds, 2 * bucket.usual) - bucket.usual)
+        bucket.seen, self._latest = self._n, bucket
         self._fit()
 
     def seconds(self, rows: float) -> float:
@@ -52,16 +69,17 @@ class StepCost:
         return self.base + self.per_row * rows
 
     def likely_seconds(self, rows: int) -> float:
-        """Expected seconds of a step as steps of a similar size took.
+        """Expected seconds of a step as steps of a similar size usually took.
 
-        By the line where there were none; 0 before there are two buckets.
+        If there were none of late, as the last step usually took, and as the line goes from there. 0 before there are
+        two buckets.
         """
-        if len(self._buckets) < 2:
+        if self._latest is None or len(self._buckets) < 2:
             return 0.0
         bucket = self._buckets.get(rows.bit_length())
-        if bucket is None:
-            return self.seconds(rows)
-        return bucket.seconds * self.seconds(rows) / self.seconds(bucket.rows)
+        if bucket is None or self._n - bucket.seen > _FORGOTTEN:
+            bucket = self._latest
+        return bucket.usual * self.seconds(rows) / self.seconds(bucket.rows)
 
     def rows_within(self, seconds: float) -> int:
         """Largest number of rows that a step can compute in this time.

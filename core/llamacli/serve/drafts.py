@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 
 _NEWEST = 0.2
 """Weight of the newest time in the mean of the time that drafting takes."""
+_CHEAP = 0.02
+"""Share of a step's time below which drafting is not thought about before."""
 
 
 @attrs.frozen
@@ -77,16 +79,19 @@ class Drafts:
                 continue
             draft.tokens, draft.n_accepted = (), 0
             limit = min(draft.max_tokens, lane.n_left - 1)
-            n = self._best_length(draft, limit, n_rows, expected, step_s, drafting_s)
-            if n:
-                draft.tokens = self._drafted(lane, draft, n)
-            n = len(draft.tokens)
+            is_cheap = limit * self._seconds < _CHEAP * self._cost.seconds(n_rows)
+            if not is_cheap:
+                limit = self._best_length(draft, limit, n_rows, expected, step_s, drafting_s)
+            tokens = self._drafted(lane, draft, limit) if limit > 0 else ()
+            n = len(tokens)
+            if n and is_cheap:
+                n = self._best_length(draft, n, n_rows, expected, step_s, drafting_s)
             more = lane.sequence.bytes_to_reserve(1 + n) - lane.sequence.bytes_to_reserve(1) if n else 0
-            if not self._memory.spare(reserved + more):
-                draft.tokens, n, more = (), 0, 0
-            draft.wait(drafted=bool(n))
+            if not n or not self._memory.spare(reserved + more):
+                draft.wait()
+                continue
+            draft.tokens, reserved = tokens[:n], reserved + more
             n_rows, expected, drafting_s = n_rows + n, expected + draft.expected(n), drafting_s + n * self._seconds
-            reserved += more
 
     def settle(self, lane: Lane) -> None:
         """Drop what was evaluated of a draft and did not come."""
@@ -114,7 +119,7 @@ class Drafts:
             rate = (expected + draft.expected(n)) / max(1e-9, seconds + drafting_s + n * self._seconds)
             if rate > best_rate:
                 best, best_rate = n, rate
-            n = limit if n < limit < 2 * n else 2 * n
+            n = limit if n < limit < 4 * n else 4 * n
         return best
 
     def _drafted(self, lane: Lane, draft: LaneDraft, limit: int) -> Sequence[int]:

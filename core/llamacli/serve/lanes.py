@@ -142,10 +142,9 @@ class LaneDraft:
         self._tried = _KEPT * self._tried + n_accepted + (n_accepted < n_drafted)
         self.tokens, self.n_accepted = (), 0
 
-    def wait(self, *, drafted: bool) -> None:
+    def wait(self) -> None:
         """Forget slowly without a draft, so that others are tried later."""
-        if not drafted:
-            self._came, self._tried = _KEPT_WAITING * self._came, _KEPT_WAITING * self._tried
+        self._came, self._tried = _KEPT_WAITING * self._came, _KEPT_WAITING * self._tried
 
 
 @attrs.define(eq=False)
