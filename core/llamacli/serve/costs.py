@@ -69,7 +69,7 @@ class StepCost:
         return self.base + self.per_row * rows
 
     def likely_seconds(self, rows: int) -> float:
-        """Expected seconds of a step as steps of a similar size usually took.
+        """Expected seconds by what steps of a similar size usually took.
 
         If there were none of late, as the last step usually took, and as the line goes from there. 0 before there are
         two buckets.
