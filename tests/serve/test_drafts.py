@@ -116,6 +116,32 @@ def test_the_last_token_is_not_overshot() -> None:
             assert len(sequence.tokens) < 10 + n
 
 
+class Slow(Guesses):
+    """Drafter whose first draft takes a second, later ones `seconds` a token."""
+
+    seconds = 0.001
+
+    def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
+        self.program.clock.now += self.seconds * limit if self.lengths else 1.0
+        return super().draft(tokens, limit)
+
+
+@pytest.mark.parametrize(("seconds", "pays"), [(0.001, True), (0.5, False)])
+def test_the_time_of_drafting_counts_but_for_the_first(seconds: float, pays: bool) -> None:
+    simulation = Simulation(draft_max=8, step_ms=0)
+
+    def create(n: int) -> Slow:
+        drafter = Slow(simulation.program, n, simulation.drafted)
+        drafter.seconds = seconds
+        return drafter
+
+    simulation.scheduler._drafts._source = DraftSource(create, 8)
+    simulation.submit(request("a"))
+    simulation.run()
+    assert simulation.result("a") == alone(request("a"))
+    assert (len(simulation.program.calls) < 25) == pays
+
+
 class Faulty(Guesses):
     """Drafter without memory after its third draft."""
 

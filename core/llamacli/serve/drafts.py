@@ -10,6 +10,7 @@ import attrs
 
 from llamacli.drafting import Drafter
 from llamacli.engine.compiled_model import CompiledModel
+from llamacli.kv import N_BATCH
 from llamacli.serve.cache import CacheMemory
 from llamacli.serve.costs import StepCost
 from llamacli.serve.lanes import Lane, LaneDraft
@@ -19,6 +20,8 @@ _log = logging.getLogger(__name__)
 
 _NEWEST = 0.2
 """Weight of the newest time in the mean of the time that drafting takes."""
+_KEPT = 0.99
+"""Share of that mean that is left after a step, so that what was too slow is tried again."""
 _CHEAP = 0.02
 """Share of a step's time below which drafting is not thought about before."""
 
@@ -73,12 +76,13 @@ class Drafts:
         other tokens.
         """
         n_rows, expected, drafting_s = len(lanes), float(len(lanes)), 0.0
+        self._seconds *= _KEPT
         for lane in lanes:
             draft = lane.draft
             if draft is None:
                 continue
             draft.tokens, draft.n_accepted = (), 0
-            limit = min(draft.max_tokens, lane.n_left - 1)
+            limit = min(draft.max_tokens, lane.n_left - 1, N_BATCH - n_rows)
             is_cheap = limit * self._seconds < _CHEAP * self._cost.seconds(n_rows)
             if not is_cheap:
                 limit = self._best_length(draft, limit, n_rows, expected, step_s, drafting_s)
@@ -130,6 +134,7 @@ class Drafts:
             _log.warning("no more drafts for the request %s", lane.ticket.request.id, exc_info=error)
             lane.drop_draft()
             return ()
-        if tokens:
+        if tokens and draft.is_warm:
             self._seconds += _NEWEST * ((self._clock() - started) / len(tokens) - self._seconds)
-        return tokens
+        draft.is_warm = True
+        return tokens[:limit]

@@ -111,12 +111,14 @@ class LaneDraft:
 
     - `drafter`: proposes them; `max_tokens`: their maximum length.
     - `tokens`: the draft of this step; `n_accepted`: those of its first tokens that came.
+    - `is_warm`: true after the first draft, for which a draft model has to evaluate the prompt.
     """
 
     drafter: Drafter
     max_tokens: int
     tokens: Sequence[int] = ()
     n_accepted: int = 0
+    is_warm: bool = False
     _came: float = 0.0
     _tried: float = 0.0
 
