@@ -653,6 +653,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         Those are `ids`, and before them any tokens that are not cached.
         """
         cache = self.cache
+        if len(ids) and self._ahead and len(cache.tokens) == self.n_past + len(self._ahead):
+            self._truncate_cache(self.n_past)  # of drafted tokens: what is before them needs no comparison
         if not len(ids) or (len(ids) == 1 and len(cache.tokens) == len(self._tokens)):
             return cache, ids
         self._drop_stale_cells()
