@@ -25,8 +25,8 @@ def measure(
     model: llamacli.Model, prompt: Sequence[int], options: argparse.Namespace, drafter: Drafter | None
 ) -> tuple[list[int], llamacli.Stats, float]:
     """Tokens, statistics, and seconds of processor time after the first token."""
-    params = llamacli.SamplingParams(temp=options.temp)
-    with model.create_session(seq_len=len(prompt) + options.n + 1, seed=1) as session:
+    params = llamacli.SamplingParams(temperature=options.temp)
+    with model.create_session(n_ctx=len(prompt) + options.n + 1, seed=1) as session:
         if options.copy:
             session.steer = copying(prompt)
         stream = session.generate(prompt, params, max_tokens=options.n, ignore_eos=True, speculate=drafter)

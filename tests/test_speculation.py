@@ -145,7 +145,7 @@ def test_right_drafts_save_passes(models: dict[str, Model], name: str, params: S
         assert session.n_computed == len(prompt) + 60
 
 
-@pytest.mark.parametrize("params", [None, SamplingParams(temp=0.3)])
+@pytest.mark.parametrize("params", [None, SamplingParams(temperature=0.3)])
 def test_drafts_with_lora_adapters(
     tiny_gguf: TinyGguf, plugins: Plugins, engine: Engine, tmp_path: Path, params: SamplingParams | None
 ) -> None:
@@ -155,7 +155,7 @@ def test_drafts_with_lora_adapters(
         prompt = prompt_of(model, 8)
         expected = plain(model, prompt, params, 60)
         for drafter in (Mixed(ids(expected), len(prompt), 0, 0.2), PromptLookup(min_ngram=1), own):
-            with model.create_session(seed=1, seq_len=SEQ_LEN, reuse=False) as session:
+            with model.create_session(seed=1, n_ctx=SEQ_LEN, reuse=False) as session:
                 assert generated(session, prompt, params, 60, speculate=drafter) == expected
                 assert session.stats.n_drafted or drafter is own
     with load_model(file, plugins=plugins, engine=engine) as model:

@@ -178,7 +178,7 @@ class _Speculation:
         if self._n_latest:
             drafter.observe(self._n_latest, self._n_latest_accepted)
             self._budget.settle(self._n_latest, self._n_latest_accepted)
-        draft = self._draft(drafter, min(limit, session.seq_len - session.n_past - 1))
+        draft = self._draft(drafter, min(limit, session.n_ctx - session.n_past - 1))
         started = time.perf_counter()
         if draft:
             session.eval_ahead(token, draft)

@@ -25,7 +25,7 @@ from llamacli.errors import (
     SessionBusyError,
     StateError,
 )
-from llamacli.generation import Stats, Token, generate, until_stop
+from llamacli.generation import Stats, Token, generate, token_limit, until_stop
 from llamacli.kv import CacheStrategy, KVSequence, snapshot
 from llamacli.kv.prefixes import n_common
 from llamacli.loaders import Progress

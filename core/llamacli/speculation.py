@@ -176,7 +176,7 @@ class DraftModel(_Paced, contextlib.AbstractContextManager["DraftModel"]):
             raise InvalidRequestError(f"min_probability must be from 0 to 1, not {min_probability!r}")
         super().__init__(max_tokens)
         self.model, self._min_probability = model, min_probability
-        self._session = Session(model, seq_len=seq_len)
+        self._session = Session(model, n_ctx=n_ctx)
         self._fits: CompiledModel | None = None
 
     def begin(self, model: CompiledModel) -> None:

@@ -38,8 +38,8 @@ def evaluated(chat) -> str:
 
 
 def test_drafters_do_not_change_replies(talker) -> None:
-    params = SamplingParams(temp=0.5)
-    with talker().create_chat(max_new=20) as plain, talker().create_chat(max_new=20) as chat:
+    params = SamplingParams(temperature=0.5)
+    with talker().create_chat(max_tokens=20) as plain, talker().create_chat(max_tokens=20) as chat:
         drafter = PromptLookup(min_ngram=1)
         for text in ("a b a b a b", "a b a b a b c"):
             assert say(chat, text, params=params, speculate=drafter) == say(plain, text, params=params)

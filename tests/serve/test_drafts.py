@@ -23,7 +23,7 @@ from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
 from sessions import LONG
 
-GREEDY = SamplingParams(temp=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 
 
 def request(name: str, seed: int = 0, **fields: Any) -> GenerationRequest:
@@ -208,7 +208,7 @@ def requests(n: int, **fields: Any) -> list[GenerationRequest]:
     return [
         GenerationRequest(
             id=str(i), model="m", prompts=(prompt[i:],), seed=i, max_tokens=60, ignore_eos=True,
-            params=SamplingParams(temp=0.0 if i % 2 else 0.3, n_probs=1), n=1 + i % 2, **fields,
+            params=SamplingParams(temperature=0.0 if i % 2 else 0.3, n_probs=1), n=1 + i % 2, **fields,
         )
         for i in range(n)
     ]  # fmt: skip

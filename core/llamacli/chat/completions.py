@@ -267,7 +267,7 @@ class _Run:
             raise InvalidRequestError(f"max_tokens must be an integer or None, not {max_tokens!r}")
         self.session, self._n_prompt, self.n_generated = session, len(ids), 0
         # llama-cpp-python: no limit but the context for None, 0 and less
-        self._limit = max_tokens if max_tokens is not None and max_tokens > 0 else session.seq_len
+        self._limit = max_tokens if max_tokens is not None and max_tokens > 0 else session.n_ctx
         self.tokens: Iterator[Token] = session.generate(ids, params, max_tokens=self._limit, speculate=speculate)
 
     @property

@@ -140,8 +140,8 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
             return _no_pieces()
         wanted, rendering = self._plan_reply()
         n_new = len(wanted.new_ids)
-        if wanted.n_kept + n_new > self.session.seq_len:
-            raise ContextOverflowError(wanted.n_kept, n_new, self.session.seq_len)
+        if wanted.n_kept + n_new > self.session.n_ctx:
+            raise ContextOverflowError(wanted.n_kept, n_new, self.session.n_ctx)
         return self._respond(wanted, rendering, params or SamplingParams(), speculate)
 
     def save(self, path: str | os.PathLike[str]) -> int:
@@ -187,7 +187,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         reply = self.codec.reader(rendering, tools=bool(self.tools), variables=self.variables, n_calls=n_calls)
         generated: list[tuple[Part, int]] = []
         self.reply_tokens = []
-        tokens = self.session.generate(new_ids, params, max_tokens=self.max_new, speculate=speculate)
+        tokens = self.session.generate(new_ids, params, max_tokens=self.max_tokens, speculate=speculate)
         self.stop = "interrupt"
         try:
             stop = "eos" if self.max_tokens else "length"

@@ -25,7 +25,7 @@ _NONE = ("none", "off")
 _ANY_JSON = '{"type": "object"}'
 
 _ALIASES = {
-    "n": "max_tokens", "n_predict": "max_tokens", "num_predict": "max_tokens", "reasoning_effort": "effort",
+    **OURS, "n": "max_tokens", "predict": "max_tokens", "reasoning_effort": "effort",
     "enable_thinking": "think", "json_schema": "schema", "stats": "verbose", "draft_n": "draft_max",
 }  # fmt: skip
 """Other names of settings: those of other programs, and short ones."""
@@ -39,7 +39,7 @@ _WORDS = {
 """Settings that may be named without a value, as ollama's are."""
 
 _AT_START = {
-    "num_ctx": "-c N", "ctx_size": "-c N", "c": "-c N", "num_thread": "-t N", "threads": "-t N", "mode": "--mode",
+    "n_ctx": "-c N", "c": "-c N", "threads": "-t N", "mode": "--mode",
     "kv_type": "--kv-type", "draft": "--draft FILE", "model_draft": "--draft FILE",
 }  # fmt: skip
 """Settings that only the command line has, and their options."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llamacli.cli.command import Command
 from llamacli.cli.hub import REFERENCE, model_from_hub, resolve_model
 from llamacli.cli.numbers import Integer, Number
 from llamacli.cli.options import (
@@ -23,6 +24,7 @@ from llamacli.cli.options import (
     threads_option,
 )
 from llamacli.cli.output import human_bytes, note
+from llamacli.cli.progress import Task, shown, working
 from llamacli.cli.speculation import OPTIONS as SPECULATION
 from llamacli.cli.speculation import expect_one_drafter
 from llamacli.cli.text import argument, read_file
