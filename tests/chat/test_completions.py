@@ -173,7 +173,7 @@ class TestChat:
             ({"top_logprobs": 2}, "needs logprobs=True"),
             ({"max_tokens": 1.5}, "max_tokens must be an integer or None, not 1.5"),
             ({"top_p": 2}, "top_p"),
-            ({"seed": -1}, "seed"),
+            ({"seed": -2}, "seed"),
         ],
     )
     def test_invalid_arguments_raise_at_once(self, talker, options: dict[str, Any], said: str) -> None:
