@@ -54,12 +54,12 @@ def _compile_once(folder: Path) -> None:
     from llamacli.kernels import jit
 
     folder.mkdir(parents=True, exist_ok=True)
-    compile_alone = jit._OnDemand.compile
+    compile_alone = jit.Compiled.compile
 
-    def compile_locked(self: Any) -> Any:
-        if self._code is not None:
-            return self._code
+    def compile_locked(self: jit.Compiled) -> int:
+        if self._address is not None:
+            return self._address
         with filelock.FileLock(folder / f"{self.name}.lock"):
             return compile_alone(self)
 
-    jit._OnDemand.compile = compile_locked  # type: ignore[method-assign]
+    jit.Compiled.compile = compile_locked  # type: ignore[method-assign]
