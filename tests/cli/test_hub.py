@@ -106,7 +106,7 @@ def test_errors_without_network(hub) -> None:
     [
         (["pull", "nonsense"], 1, "'nonsense' is not a model of the hub"),
         (["rm", "user/nothing"], 1, "user/nothing is not in the cache"),
-        (["rm"], 2, "Missing argument"),
+        (["rm"], 2, "Give models to delete"),
         (["run", "-hf", REPO, "-m", "x.gguf"], 2, "MODEL, -m and -hf exclude each other."),
         (["run", "-hf", REPO, "one", "two"], 2, "MODEL, -m and -hf exclude each other."),
         (["run", "-hf", REPO, ""], 1, "the prompt is empty"),

@@ -57,7 +57,8 @@ def link(code: bytes, symbol: str, needs: Iterable[str] | None) -> int | None:
     """
     if not _register(needs):
         return None
-    engine = _engine()
+    allocates = needs is None or any(name.startswith("NRT_") and name not in _UNUSED for name in needs)
+    engine = _engine(allocates)
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return engine.get_function_address(symbol) or None
@@ -96,7 +97,12 @@ def _report_failure(name: bytes) -> None:
 
 
 @functools.cache
-def _engine() -> Any:
+def _engine(allocates: bool) -> Any:
+    """Linker of code that allocates arrays, or of code that does not.
+
+    Both kinds define the weak symbol NRT_decref, and the first definition serves all code of a linker: that of code
+    that does not allocate ends the process.
+    """
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     machine = binding.Target.from_default_triple().create_target_machine(jit=True)
