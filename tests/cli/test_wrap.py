@@ -63,7 +63,9 @@ def test_one_completion_at_a_terminal(start, model: Path) -> None:
     user, tty = pty.openpty()
     fcntl.ioctl(tty, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 25, 0, 0))
     prompt = " ".join(["elephants"] * 5)
-    process = start("run", model, "-n", "0", "-p", prompt, stdin=tty, stdout=tty, stderr=tty, env={"TERM": "xterm"})
+    process = start(
+        "run", model, "-n", "0", "-p", prompt, stdin=tty, stdout=tty, stderr=tty, env={"TERM": "xterm", "COLUMNS": ""}
+    )
     os.close(tty)
     output = b""
     while True:
