@@ -78,6 +78,31 @@ def allocating(n): return np.arange(n).sum()
 print(Compiled(allocating, "int64(int64)").call(5), "numba" in sys.modules)
 """
 
+FIRST_OF_A_PROCESS = """
+import sys
+from llvmlite import binding
+from llamacli.kernels import linker
+binding.initialize_native_target()
+binding.initialize_native_asmprinter()
+machine = binding.Target.from_default_triple().create_target_machine(jit=True)
+code = machine.emit_object(binding.parse_assembly('''
+declare void @NRT_MemInfo_call_dtor()
+define void @root() {
+  call void @NRT_MemInfo_call_dtor()
+  ret void
+}
+'''))
+needs = linker.undefined_symbols(code)
+print(needs, bool(linker.link(code, "root", needs)), bool(binding.address_of_symbol(*needs)))
+"""
+
+
+def test_first_code_of_a_process_needs_no_function_of_the_system() -> None:
+    """LLVM knows the system's functions only once there is a linker."""
+    command, env = [sys.executable, "-c", FIRST_OF_A_PROCESS], os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "['NRT_MemInfo_call_dtor'] True True\n"
+
 
 @pytest.mark.parametrize(
     "program", [FAILS, ALLOCATES, ALLOCATES_AFTER_OTHERS], ids=["fails", "allocates", "allocates_after_others"]

@@ -55,10 +55,10 @@ def link(code: bytes, symbol: str, needs: Iterable[str] | None) -> int | None:
 
     `needs` are the `undefined_symbols`. None if this process has not all of them: LLVM would end the process.
     """
+    allocates = needs is None or any(name.startswith("NRT_") and name not in _UNUSED for name in needs)
+    engine = _engine(allocates)  # before symbols are looked up: it makes those of the process known
     if not _register(needs):
         return None
-    allocates = needs is None or any(name.startswith("NRT_") and name not in _UNUSED for name in needs)
-    engine = _engine(allocates)
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return engine.get_function_address(symbol) or None
