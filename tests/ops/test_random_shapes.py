@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from llamacli.engine.examples import op_classes
 from llamacli.ops.base import Op
 from llamacli.testing.conformance import check_example
-from paths import entry_points
+from paths import entry_points, is_of_this_project
 from random_graphs import FLOORS, MAKERS, N_TOKENS, made_ops, random_example
 from suite import examples
 
@@ -16,10 +16,10 @@ WITHOUT = {"Lanewise", "Store"}
 
 
 def all_ops() -> set[type[Op]]:
-    """Ops of the core, of plugins and of the example plugin."""
+    """Ops of the core, plugins and examples, without those of tests."""
     for entry in entry_points():
         entry.load()
-    return {op for op in op_classes() if op.__module__.startswith("llamacli") and op.__name__ not in WITHOUT}
+    return {op for op in op_classes() if is_of_this_project(op) and op.__name__ not in WITHOUT}
 
 
 def test_every_op_has_random_graphs() -> None:

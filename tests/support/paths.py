@@ -8,6 +8,7 @@ from pathlib import Path
 from llamacli.plugins import ARCHITECTURES, GENERAL
 
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
+CORE, EXAMPLES = PLUGINS.with_name("core"), PLUGINS.with_name("examples")
 
 
 def add_plugin_paths() -> None:
@@ -26,3 +27,11 @@ def entry_points() -> list[EntryPoint]:
         for group in (ARCHITECTURES, GENERAL)
         for name, module in project["entry-points"].get(group, {}).items()
     ]
+
+
+def is_of_this_project(found: type) -> bool:
+    """Test for a class of the core, a plugin or an example."""
+    source = getattr(sys.modules.get(found.__module__), "__file__", None)
+    return source is not None and any(
+        Path(source).resolve().is_relative_to(folder) for folder in (CORE, PLUGINS, EXAMPLES)
+    )
