@@ -400,7 +400,7 @@ def _format(value: Any, *args: Any, **options: Any) -> Any:
 @jinja2.pass_environment
 def _join(environment: jinja2.Environment, value: Iterable[Any], d: Any = "", attribute: Any = None) -> str:
     if attribute is not None:
-        value = map(make_attrgetter(environment, attribute), value)
+        value = map(make_attrgetter(environment, untainted(attribute)), value)
     return _joined(text_of(d), map(text_of, value))
 
 
