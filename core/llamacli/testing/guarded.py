@@ -53,10 +53,11 @@ def memory(n_bytes: int) -> np.ndarray:
 
 
 def guarded(array: np.ndarray) -> np.ndarray:
-    """Copy an array to between forbidden pages."""
-    if not array.nbytes:
+    """Copy an array, with its strides, to between forbidden pages."""
+    if not array.nbytes or min(array.strides, default=0) < 0:
         return array.copy()
-    copy = memory(array.nbytes).view(array.dtype).reshape(array.shape)
+    n_bytes = array.itemsize + sum((n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True))
+    copy: np.ndarray = np.ndarray(array.shape, array.dtype, memory(n_bytes), strides=array.strides)
     copy[...] = array
     return copy
 
@@ -80,7 +81,7 @@ def _on_copies(function: Callable[..., Any]) -> Callable[..., Any]:
         def copied(value: Any) -> Any:
             if not isinstance(value, np.ndarray):
                 return value
-            pairs.append((value, guarded(np.ascontiguousarray(value))))
+            pairs.append((value, guarded(value)))
             return pairs[-1][1]
 
         result = function(*map(copied, args), **{name: copied(value) for name, value in options.items()})
