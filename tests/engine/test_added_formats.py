@@ -109,7 +109,7 @@ def test_results_differ_from_those_of_q8_0(write, plugins) -> None:
 def test_products_under_each_instruction_set(isa: str) -> None:
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kernels/test_linear.py"]
     done = subprocess.run(
-        [sys.executable, *command, "-k", "(test_product or test_unpacked) and (Q3_S or T_S or Q4_A)"],
+        [sys.executable, *command, "-k", "(test_product or test_unpacked) and (Q3_S or T_S or Q4_A) and not random"],
         env=os.environ | {"LLAMACLI_ISA": isa}, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout

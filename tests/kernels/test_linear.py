@@ -309,7 +309,7 @@ def test_packed_rows_of_random_shapes(team, kind, data):
     is_finite = pack(team, kind, raw, packed, n_columns)
     with np.errstate(all="ignore"):
         values, unpacked = dequantize(raw, kind), packing.unpack(packed, np.arange(len(packed) * ROWS))
-    if kind is not TensorType.MXFP4:  # whose scales are powers of two up to 2^127
+    if kind not in (TensorType.MXFP4, TensorType.Q8_K):  # whose scales reach 2^127
         assert np.isfinite(values).all() or not is_finite
     np.testing.assert_array_equal(unpacked[:n_rows], values)
     assert not unpacked[n_rows:].any()
