@@ -113,7 +113,9 @@ def test_products_under_each_instruction_set(isa: str) -> None:
         env=os.environ | {"LLAMACLI_ISA": isa}, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    assert "42 passed" in done.stdout
+    found = re.search(r"(\d+) passed", done.stdout)
+    assert found
+    assert int(found[1]) >= 42  # three types in all shapes
 
 
 def test_registering_kernels_does_not_import_numba(write) -> None:
