@@ -83,7 +83,8 @@ def test_repeat_lengths(text: list[int]) -> None:
 
 def test_compiled_kernels_are_reused_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMACLI_CACHE", str(tmp_path))
-    monkeypatch.delenv("NUMBA_DISABLE_JIT", raising=False)
+    for name in ("NUMBA_DISABLE_JIT", "NUMBA_BOUNDSCHECK"):  # code that checks bounds is compiled by each process
+        monkeypatch.delenv(name, raising=False)
     code = """
 import numpy as np
 from llamacli.kernels import jit
