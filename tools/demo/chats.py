@@ -244,7 +244,7 @@ def converse(seed: int) -> list[Message]:
         chat.messages += [Message("user", start), Message("assistant", rest)]
     else:
         chat.tell(PHRASES["requests"])
-    chat.ask(rng.randint(2, 8))
+    chat.ask(rng.randint(3, 10))
     if rng.random() < 0.1:
         chat.telling = telling_of(f"second {seed}", rng)
         chat.tell(PHRASES["again"])

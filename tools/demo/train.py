@@ -10,9 +10,11 @@ import argparse
 import json
 import math
 import multiprocessing
+import os
 import random
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +23,9 @@ import torch
 from chats import Message, converse
 from stories import generate
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 import gguf
 
@@ -64,12 +67,12 @@ class Config:
     rope_base: float = 10000.0
     norm_eps: float = 1e-5
     n_stories: int = 60_000
-    n_chats: int = 24_000
+    n_chats: int = 32_000
     stories_per_chat: float = 0.25
-    batch: int = 8
+    batch: int = 4  # rows of each process
     learning_rate: float = 2.5e-3
-    learning_rate_chats: float = 1.5e-3
-    warmup: int = 200
+    learning_rate_chats: float = 2e-3
+    warmup: int = 100
 
     @property
     def n_rot(self) -> int:
@@ -231,7 +234,7 @@ def batches(rows: list[Row], size: int, seed: int) -> Iterator[tuple[Tensor, Ten
             yield inputs[:, :-1], inputs[:, 1:], torch.from_numpy(weights)[:, 1:]
 
 
-def loss_of(model: Llama, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     """Weighted mean of the cross entropy in nats per token."""
     learned = weights > 0
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -240,36 +243,72 @@ def loss_of(model: Llama, inputs: Tensor, targets: Tensor, weights: Tensor) -> T
     return (losses * weights[learned]).sum() / weights.sum()
 
 
-def train(model: Llama, rows: list[Row], learning_rate: float, c: Config, save: Callable[[], None]) -> None:
-    """Train for one epoch with AdamW, warmup and cosine decay.
+def train(
+    model: Llama, tokenizer: Tokenizer, rows: list[Row], learning_rate: float, c: Config, options: argparse.Namespace
+) -> None:
+    """Train for one epoch, each batch divided over `options.processes`.
 
-    `save` is called every 100 steps.
+    A process has one thread: several threads of one process wait for each other in each of the small products.
     """
-    matrices = [p for p in model.parameters() if p.dim() == 2]
-    vectors = [p for p in model.parameters() if p.dim() == 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-        lr=learning_rate,
-        betas=(0.9, 0.98),
-        fused=True,
-    )
-    steps = math.ceil(len(rows) / c.batch)
+    model.share_memory()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = folder, model, tokenizer.to_str(), rows, learning_rate, c, options
+        torch.multiprocessing.spawn(train_share, arguments, options.processes)
+
+
+def train_share(
+    rank: int,
+    folder: str,
+    shared: Llama,
+    tokenizer: str,
+    rows: list[Row],
+    learning_rate: float,
+    c: Config,
+    options: argparse.Namespace,
+) -> None:
+    """Train on one process's share of each batch.
+
+    Matrices are trained by Muon (https://kellerjordan.github.io/posts/muon/), embedding and norms by AdamW, with warmup
+    and cosine decay. The first process writes `options.f32` every 100 steps, and the trained weights to `shared`.
+    """
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    distributed.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=options.processes)
+    model = Llama(c)
+    model.load_state_dict(shared.state_dict())
+    for i in range(c.n_layer):
+        model.blk[i].compile(dynamic=True)
+    parallel = DistributedDataParallel(model)
+    matrices = [p for p in model.blk.parameters() if p.dim() == 2]
+    others = [model.token_embd.weight, *(p for p in model.parameters() if p.dim() == 1)]
+    optimizers = [
+        torch.optim.Muon(matrices, learning_rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+    ]
+    size = c.batch * options.processes
+    steps = len(rows) // size
     start = time.perf_counter()
     tokens = 0
-    for step, batch in enumerate(batches(rows, c.batch, seed=1)):
+    for step, (inputs, targets, weights) in enumerate(batches(rows[: steps * size], size, seed=1)):
         cosine = 0.5 + 0.5 * math.cos(math.pi * step / steps)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate * min((step + 1) / c.warmup, cosine)
-        loss = loss_of(model, *batch)
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = learning_rate * min((step + 1) / c.warmup, cosine)
+        share = slice(rank, None, options.processes)
+        loss = loss_of(parallel, inputs[share], targets[share], weights[share])
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        tokens += batch[0].numel()
-        if step % 100 == 0 or step == steps - 1:
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        tokens += inputs.numel()
+        if rank == 0 and (step % 100 == 0 or step == steps - 1):
             seconds = time.perf_counter() - start
             print(f"step {step}/{steps} loss {loss.item():.4f} tokens {tokens} seconds {seconds:.0f}", flush=True)
-            save()
+            if options.f32:
+                export(model, Tokenizer.from_str(tokenizer), c, options.f32, gguf.GGMLQuantizationType.F32)
+    if rank == 0:
+        shared.load_state_dict(model.state_dict())
+    distributed.destroy_process_group()
 
 
 def validate(model: Llama, held_out: dict[str, list[Row]], c: Config) -> None:
@@ -365,26 +404,20 @@ def main() -> None:
     parser.add_argument("--stories", type=int, default=Config.n_stories, help="how many stories to train on")
     parser.add_argument("--chats", type=int, default=Config.n_chats, help="how many conversations to train on")
     parser.add_argument("--start", type=Path, help="model file to start from, without training on stories alone")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
 
     config = Config(n_stories=options.stories, n_chats=options.chats)
     torch.manual_seed(1)
-    torch.set_num_threads(options.threads)
     model = Llama(config)
-
-    def save() -> None:
-        if options.f32:
-            export(model, tokenizer, config, options.f32, gguf.GGMLQuantizationType.F32)
-
     if options.start:
         tokenizer = load_trained(options.start, model, config)
     else:
         texts = [generate(seed).text for seed in range(config.n_stories)]
         tokenizer = train_tokenizer(texts[:20_000], config.n_vocab)
-        train(model, story_rows(tokenizer, texts), config.learning_rate, config, save)
+        train(model, tokenizer, story_rows(tokenizer, texts), config.learning_rate, config, options)
     n_plain = int(config.n_chats * config.stories_per_chat)
-    with multiprocessing.Pool(options.threads) as pool:
+    with multiprocessing.Pool(options.processes) as pool:
         plain = pool.map(text_of, range(config.n_stories, config.n_stories + n_plain), 64)
         chats = pool.map(converse, range(config.n_chats), 64)
     dialogues = sorted(chat_rows(tokenizer, chats, config.n_ctx), key=share_of_answers, reverse=True)
@@ -398,10 +431,11 @@ def main() -> None:
         f" {len(rows)} rows, longest {max(len(row[0]) for row in rows)}",
         flush=True,
     )
-    train(model, rows, config.learning_rate_chats, config, save)
+    train(model, tokenizer, rows, config.learning_rate_chats, config, options)
     validate(model, held_out, config)
     export(model, tokenizer, config, options.output, gguf.GGMLQuantizationType.Q8_0)
-    save()
+    if options.f32:
+        export(model, tokenizer, config, options.f32, gguf.GGMLQuantizationType.F32)
 
 
 def text_of(seed: int) -> str:
