@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_llama.write_llama(path / "model.gguf", tokenizer="spm")
     write_adapter(path / "adapter.gguf", path / "model.gguf")
     keys = chat_keys("{{ tools }}" + CHATML)
-    tiny_llama.write_llama(path / "chat-model.gguf", tokenizer="spm", context_length=4096, metadata=keys)
+    tiny_llama.write_llama(path / "model-with-tools.gguf", tokenizer="spm", context_length=4096, metadata=keys)
     (path / "text.txt").write_text("once upon a time there was a little girl " * 200)
     return path
 

@@ -24,7 +24,7 @@ import pyte
 PATH = Path(__file__).resolve().parents[1] / "docs" / "pictures" / "terminal.svg"
 
 COMMANDS = (
-    "llamacli run --temp 0 -n 75 --stats -p 'One rainy morning, a small fox named Rusty'",
+    "llamacli run demo 'Tell me a story about a fox named Rusty.' --temp 0 -n 75 --stats",
     'llamacli run --temp 0 -p \'Mia found\' --grammar \'root ::= " a " ("key" | "kite") "."\'',
     "llamacli run --temp 0 -n 6 -p 'Once upon a time' --logprobs 3",
 )

@@ -53,7 +53,7 @@ def squares(n: int) -> list[int]:
 
 Take the **generator** where the values are read once, such as in `sum(i * i for i in xs)`.
 """
-STORY = "Once upon a time there was a fox who"
+STORY = "Tell me a story about a fox named Rusty."
 TITLES = ("A letter to the landlord", "Regular expressions for dates", "Plan of a week in Oslo")
 
 
@@ -115,7 +115,7 @@ def tell_story(page: PageDriver) -> None:
     """Write a story with the demo model."""
     page.press("New")
     page.press("Settings")
-    for name, value in {"max_tokens": "90", "seed": "4"}.items():
+    for name, value in {"max_tokens": "300", "seed": "4"}.items():
         page.run("arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))",
                  page.one(f"#param-{name}"), value)  # fmt: skip
     page.press("Close the settings")

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import pytest
 
+from demo_copies import write_demo_without_template
 from http_server import Served, served
 from llamacli import Model, load_model
 from llamacli.engine import ReferenceEngine
@@ -121,9 +122,9 @@ def open_page(driver: Any, demo: Model) -> Iterator[Callable[..., Site]]:
 
 
 @pytest.fixture(scope="session")
-def story_server(plugins: Plugins) -> Iterator[Served]:
-    """The demo model, which writes stories and has no chat template."""
-    sources = [ModelSource("demo", demo_path())]
+def story_server(plugins: Plugins, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The demo model, which writes stories, without its chat template."""
+    sources = [ModelSource("demo", write_demo_without_template(tmp_path_factory.mktemp("story")))]
     engine = LocalEngine(sources, EngineSettings(max_running=2), functools.partial(load_model, plugins=plugins))
     with served(engine, page=PAGE, slots=True, template=None) as server:
         engine.load("demo").result(120)

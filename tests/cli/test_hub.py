@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import hub_server
+from llamacli.cli.hub import resolve_model
+from llamacli.tools.demo import demo_path
 
 pytest.importorskip("huggingface_hub")
 
@@ -131,6 +133,18 @@ def test_short_name_of_the_user_is_downloaded_and_run(hub, tmp_path: Path) -> No
     assert listed[1].split() == ["tiny", f"{REPO}:Q8_0"]
     assert json.loads(hub("list", "--names", "--json", **env).stdout)["tiny"] == f"{REPO}:Q8_0"
     assert hub("rm", "tiny", **env).returncode == 0
+
+
+def test_demo_is_the_short_name_of_the_demo_model(invoke, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("demo") == str(demo_path())
+    assert json.loads(invoke("list", "--names", "--json").stdout)["demo"] == str(demo_path())
+    (tmp_path / "llamacli").mkdir()
+    (tmp_path / "llamacli" / "aliases.toml").write_text('demo = "own.gguf"\n')
+    assert resolve_model("demo") == "own.gguf"
+    (tmp_path / "demo").touch()
+    assert resolve_model("demo") == "demo"
 
 
 @pytest.mark.parametrize(("name", "said"), [("qwen3:7b", "similar names: qwen3:0.6b"), ("zzz", "list --names prints")])

@@ -120,6 +120,18 @@ def test_default_model_is_the_demo(invoke, model, monkeypatch, greedy) -> None:
     assert invoke("run", *GREEDY, "-n", "8", "-p", PROMPT).stdout == f"{PROMPT}{greedy(PROMPT, 8)[1]}\n"
 
 
+def test_demo_model_continues_texts_without_a_name_and_chats_with_one(invoke) -> None:
+    prompt = "Tell me a story about a fox."
+    assert invoke("run", "-p", prompt, "-n", "4").stdout.startswith(prompt)
+    replies = [
+        invoke("run", *args, "--temp", "0", "-n", "40").stdout
+        for args in (("demo", prompt), ("-p", prompt, "--chat-template", "chatml"), (demo_path(), prompt))
+    ]
+    assert len(set(replies)) == 1
+    assert "fox" in replies[0]
+    assert not replies[0].startswith(prompt)
+
+
 def test_demo_model_is_in_the_package() -> None:
     assert demo_path() == Path(llamacli.__file__).parent / "data" / "demo.gguf"
 
@@ -127,7 +139,7 @@ def test_demo_model_is_in_the_package() -> None:
 def test_error_for_a_prompt_instead_of_a_model(invoke) -> None:
     result = invoke("run", "Once upon a time")
     assert result.exit_code == 1
-    assert "Once upon a time: no such file (a prompt for the demo model is given with -p)" in result.stderr
+    assert "Once upon a time: no such file (a prompt for the demo model: llamacli run demo PROMPT)" in result.stderr
 
 
 @pytest.mark.parametrize("args", [("",), ("-p", "")])

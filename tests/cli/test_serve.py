@@ -232,9 +232,9 @@ def test_stop_strings(server: Program) -> None:
 
 def test_context_overflow(server: Program) -> None:
     with server.client() as client, pytest.raises(openai.BadRequestError) as error:
-        client.completions.create(model="demo", prompt=[5] * 600)
+        client.completions.create(model="demo", prompt=[5] * 1100)
     assert error.value.code == "context_length_exceeded"
-    assert error.value.body["n_ctx"] == 512
+    assert error.value.body["n_ctx"] == 1024
 
 
 def test_invalid_samplers_are_client_errors(server: Program) -> None:

@@ -27,7 +27,7 @@ def test_loaded_model_is_described_and_fingerprints_tell_types_of_the_cache() ->
     loaded, other = (load(source, EngineSettings(n_ctx=100, threads=1, kv_type=kind)) for kind in (None, "q8_0"))
     again = load(source, settings)
     info = loaded.info
-    assert (info.n_ctx, info.n_ctx_train, info.n_vocab, info.loaded) == (100, 512, 2048, True)
+    assert (info.n_ctx, info.n_ctx_train, info.n_vocab, info.loaded) == (100, 1024, 2048, True)
     assert info.fingerprint == again.info.fingerprint != other.info.fingerprint
     assert loaded.scheduler.pooling is Pooling.MEAN
     for one in (loaded, other, again):

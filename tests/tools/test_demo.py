@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gguf
+from llamacli import ChatSession, Model, load_model
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "core" / "llamacli" / "data" / "demo.gguf"
@@ -206,6 +207,40 @@ def test_demo_vocabulary_covers_every_byte(demo: gguf.GGUFReader) -> None:
     normal = {token for token, kind in zip(tokens, types, strict=True) if kind == gguf.TokenType.NORMAL}
     assert sum(len(token) == 1 for token in normal) == 256
     control = [tokens[i] for i, kind in enumerate(types) if kind == gguf.TokenType.CONTROL]
-    assert control == ["<|begin|>", "<|end|>"]
-    ends = demo.fields["tokenizer.ggml.bos_token_id"].contents(), demo.fields["tokenizer.ggml.eos_token_id"].contents()
-    assert [tokens[i] for i in ends] == control
+    assert control == ["<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>"]
+    ends = [demo.fields[f"tokenizer.ggml.{name}_token_id"].contents() for name in ("bos", "eos", "eot")]
+    assert [tokens[i] for i in ends] == ["<|begin|>", "<|end|>", "<|im_end|>"]
+
+
+@pytest.fixture(scope="module")
+def model(plugins) -> Model:
+    with load_model(DEMO, plugins=plugins) as model:
+        yield model
+
+
+def said(chat: ChatSession, text: str) -> str:
+    chat.add_user(text)
+    return "".join(piece.text for piece in chat.respond())
+
+
+def test_demo_continues_texts(model: Model) -> None:
+    with model.create_session() as session:
+        prompt = model.encode("Once upon a time, a small fox named Rusty")
+        tokens = list(session.generate(prompt, max_tokens=400))
+    text = "".join(token.piece for token in tokens)
+    assert 80 < len(text.split()) < 260
+    assert len(text.split("\n\n")) == 4
+    assert "Rusty" in text
+
+
+def test_demo_tells_stories_and_answers_questions_about_them(model: Model) -> None:
+    for article, kind, name in (("a", "fox", "Rusty"), ("an", "owl", "Molly"), ("a", "mouse", "Tom")):
+        with model.create_chat(max_tokens=400) as chat:
+            story = said(chat, f"Tell me a story about {article} {kind} named {name}.")
+            assert chat.stop == "eos"
+            assert name in story
+            assert kind in story
+            assert said(chat, "Who is the story about?") == f"The story is about {name} the {kind}."
+    with model.create_chat(max_tokens=60) as chat:
+        assert said(chat, "Hello!").startswith("Hello!")
+        assert said(chat, "What is the capital of France?").startswith("I only know stories.")

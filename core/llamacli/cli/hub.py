@@ -12,8 +12,11 @@ from llamacli.cli.command import Command
 from llamacli.cli.options import global_options, option
 from llamacli.cli.output import human_bytes, note, print_json, print_table
 from llamacli.errors import ModelFormatError
+from llamacli.tools.demo import demo_path
 
 REFERENCE = "USER/REPO[:QUANT]"
+DEMO = "demo"
+"""Short name of the demo model, unless it is one of the user's own names."""
 
 
 @click.command(cls=Command)
@@ -106,7 +109,8 @@ def _print_copies(json: bool) -> None:
 def _print_names(json: bool) -> None:
     from llamacli.hub.names import aliases, shipped_names
 
-    known = aliases() | {name: repo for name, repo in shipped_names().items() if name not in aliases()}
+    shipped = {DEMO: str(demo_path())} | shipped_names()
+    known = aliases() | {name: repo for name, repo in shipped.items() if name not in aliases()}
     if json:
         print_json(known)
     else:
@@ -156,7 +160,7 @@ def resolve_model(name: str) -> str:
     from llamacli.hub.names import lookup
     from llamacli.hub.repositories import cached, fetch
 
-    found = lookup(name)
+    found = lookup(name) or (demo_path() if name == DEMO else None)
     if found is None:
         raise ModelFormatError(_no_model(name))
     if isinstance(found, Path):

@@ -118,7 +118,8 @@ def run(
     A model whose file has a chat template replies to PROMPT; at a terminal without a prompt it starts a chat, in which
     /help lists the commands. Other models continue PROMPT, and with --raw all do; without PROMPT they begin a text.
     Text from a pipe or a file at stdin comes before PROMPT, with an empty line between them. Without MODEL, a small
-    demo model runs. Text goes to stdout, everything else, such as reasoning, to stderr.
+    demo model continues PROMPT or tells a story; its name is `demo`, and with this name it chats. Text goes to stdout,
+    everything else, such as reasoning, to stderr.
 
     Special tokens in the prompt are parsed with --raw and are plain text in a chat. A final newline of a file or of
     stdin is not part of the prompt.
@@ -138,10 +139,11 @@ def run(
         second = first
     elif first is not None:
         if second is prompt is file is None and " " in first and not Path(first).exists():
-            raise ModelFormatError(f"{first}: no such file (a prompt for the demo model is given with -p)")
+            raise ModelFormatError(f"{first}: no such file (a prompt for the demo model: llamacli run demo PROMPT)")
         model = first
     if model is None:  # but "" is a name, of a file that cannot be opened
         model = str(demo_path())
+        chat = chat._replace(raw=chat.raw or not chat.requested)
     text = _prompt(second, prompt, file, escape=given["escape"])
     if hf_repo is not None:
         model = model_from_hub(hf_repo)

@@ -6,20 +6,21 @@ from typing import Any
 
 import pytest
 
+from demo_copies import write_demo_without_template
 from http_server import Served, served
 from llamacli import Model, load_model
 from llamacli.engine import ReferenceEngine
 from llamacli.plugins import Plugins
 from llamacli.testing.serving import FakeEngine
-from llamacli.tools.demo import demo_path
 
 Serve = Callable[..., Served]
 
 
 @pytest.fixture(scope="session")
-def demo(plugins: Plugins) -> Model:
-    """The demo model: a byte-level vocabulary of 2048 tokens, no chat template."""
-    return load_model(demo_path(), plugins=plugins, engine=ReferenceEngine())
+def demo(plugins: Plugins, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The demo model without its template: 2048 tokens, a context of 1024."""
+    path = write_demo_without_template(tmp_path_factory.mktemp("demo"))
+    return load_model(path, plugins=plugins, engine=ReferenceEngine())
 
 
 @pytest.fixture(scope="session")

@@ -10,17 +10,17 @@ def test_texts_that_may_fit_are_passed_on(fake) -> None:
     model, info = fake._model, fake.models()[0]
     longest = longest_piece(model)
     assert longest == 12
-    expect_room(["x" * (512 * longest - 1)], model, info)
+    expect_room(["x" * (1024 * longest - 1)], model, info)
     with pytest.raises(PromptTooLongError) as error:
-        expect_room(["x" * 256 * longest, "\u20ac" * 86 * longest], model, info)
-    assert error.value.details["n_ctx"] == 512
+        expect_room(["x" * 512 * longest, "\u20ac" * 171 * longest], model, info)
+    assert error.value.details["n_ctx"] == 1024
 
 
 def test_ids_are_counted(fake) -> None:
     model, info = fake._model, fake.models()[0]
-    expect_room([[5] * 500, "x" * 144], model, info)
-    for parts in ([[5] * 513], [[5] * 500, "x" * 156]):
-        with pytest.raises(PromptTooLongError, match="prompt of 513 tokens"):
+    expect_room([[5] * 1012, "x" * 144], model, info)
+    for parts in ([[5] * 1025], [[5] * 1012, "x" * 156]):
+        with pytest.raises(PromptTooLongError, match="prompt of 1025 tokens"):
             expect_room(parts, model, info)
 
 

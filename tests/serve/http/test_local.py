@@ -23,7 +23,7 @@ def test_pieces(http) -> None:
 def test_vllms_forms(http) -> None:
     body = http.send("/tokenize", {"prompt": "a b"}).json
     assert body["count"] == len(body["tokens"])
-    assert body["max_model_len"] == 512
+    assert body["max_model_len"] == 1024
     chat = http.send("/tokenize", {"messages": [{"role": "user", "content": "hi"}]}).json
     assert http.send("/detokenize", {"tokens": chat["tokens"][1:]}).json["content"] == "<user>hi\n<assistant>"
 
@@ -45,7 +45,7 @@ def test_refused_requests(path: str, body: dict, http) -> None:
 def test_tokenizer_info(http, fake) -> None:
     tokenizer, info = fake._model.tokenizer, http.send("/tokenizer_info").json
     assert info["eos_token"] == tokenizer.token_text(tokenizer.eos_id)
-    assert (info["pad_token"], info["model_max_length"], info["chat_template"]) == (None, 512, TEMPLATE)
+    assert (info["pad_token"], info["model_max_length"], info["chat_template"]) == (None, 1024, TEMPLATE)
     body = {"prompt": info["eos_token"], "add_special_tokens": False}  # lm-eval asks for the ids of these texts
     assert http.send("/tokenize", body).json["tokens"] == [tokenizer.eos_id]
 
@@ -57,7 +57,7 @@ def test_apply_template(http) -> None:
 
 def test_props(http) -> None:
     props = http.send("/props").json
-    assert (props["model_path"], props["n_ctx"], props["chat_template"]) == ("demo.gguf", 512, TEMPLATE)
+    assert (props["model_path"], props["n_ctx"], props["chat_template"]) == ("demo.gguf", 1024, TEMPLATE)
     assert props["default_generation_settings"]["params"]["top_k"] == 40
 
 

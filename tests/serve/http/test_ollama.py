@@ -95,7 +95,7 @@ def test_formats(raw: bool, http, fake) -> None:
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
-        ("/api/chat", {"messages": HI, "options": {"num_ctx": 1024}}),
+        ("/api/chat", {"messages": HI, "options": {"num_ctx": 2048}}),
         ("/api/chat", {"messages": [{"role": "user", "images": ["x"]}]}),
         ("/api/chat", {"messages": [{"role": "robot", "content": "x"}]}),
         ("/api/generate", {"prompt": "x", "context": [1]}),
@@ -121,7 +121,7 @@ def test_error_in_a_stream_is_a_line(http, fake, monkeypatch: pytest.MonkeyPatch
 
 def test_models(http) -> None:
     assert [one["name"] for one in http.send("/api/tags").json["models"]] == ["demo"]
-    assert http.send("/api/ps").json["models"][0]["context_length"] == 512
+    assert http.send("/api/ps").json["models"][0]["context_length"] == 1024
     shown = http.send("/api/show", {"model": "demo"}).json
     assert shown["details"]["family"] == "llama"
     assert shown["details"]["quantization_level"] == "Q8_0"

@@ -202,7 +202,7 @@ def test_sampling_parameters_of_both_apis(http, fake) -> None:
         0.9,
         1.5,
     )
-    assert (params.repeat_last_n, params.frequency_penalty, params.presence_penalty) == (512, 0.25, 0.75)
+    assert (params.repeat_last_n, params.frequency_penalty, params.presence_penalty) == (1024, 0.25, 0.75)
     assert (params.logit_bias, params.samplers, params.mirostat) == (((5, -100), (6, 1.5)), ("top_k", "temperature"), 2)
     assert (request.ignore_eos, request.max_tokens) == (True, 9)
 
