@@ -44,6 +44,14 @@ def test_open_quotation_mark() -> None:
         words("it's")
 
 
+@pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF\x0a\0\0\0WEBPVP8 "])
+def test_images_are_no_text(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "picture"
+    path.write_bytes(data)
+    with pytest.raises(InvalidRequestError, match=r"picture is an image, and models read text only$"):
+        read_file(path)
+
+
 def test_files_without_end_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match=r"^/dev/zero is larger than 256 MiB, the most that is read$"):
         read_file(Path("/dev/zero"))

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from llamacli.conversion import FILE_TYPES, file_type
+import gguf
+from llamacli.conversion import FILE_TYPE_NAMES, FILE_TYPES, file_type
 from llamacli.conversion.mixtures import ALIASES, choose
 from llamacli.errors import InvalidRequestError
 from llamacli.gguf import Metadata, TensorInfo
@@ -59,6 +60,13 @@ def test_file_type_numbers_match_llama_cpp() -> None:
         assert file_type(name.lower()) is file_type(name)
     with pytest.raises(InvalidRequestError, match=r"unknown type 'Q9_0'.*Q4_K_M"):
         file_type("Q9_0")
+
+
+def test_file_type_names_are_those_of_llama_cpp() -> None:
+    for kind in set(gguf.LlamaFileType) - {gguf.LlamaFileType.GUESSED}:
+        assert kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") == FILE_TYPE_NAMES[kind.value]
+    for name, kind in FILE_TYPES.items():
+        assert FILE_TYPE_NAMES[kind.number] == name
 
 
 def test_file_without_hyperparameters() -> None:

@@ -17,6 +17,7 @@ _ATTENTION = "attention is always computed block by block"
 _LOG = "-v logs more"
 _SPLIT = "there is one session"
 _ROPE = "RoPE is that of the model's file, and longer contexts use its own scaling"
+_TEXT = "models read text only, no images and no audio"
 _LATER = "it is not supported"
 
 
@@ -74,6 +75,7 @@ def _table() -> Iterator[tuple[str, Foreign]]:
     for name in ("-no-cnv", "--no-conversation"):
         yield name, Foreign("", instead=("--raw",))
     refused = {
+        _TEXT: "--image --audio -mm --mmproj -mmu --mmproj-url",
         _ROPE: "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor "
         "--yarn-attn-factor --yarn-beta-slow --yarn-beta-fast",
         "use --save-session and --load-session": "--prompt-cache --prompt-cache-all --prompt-cache-ro",
@@ -83,8 +85,7 @@ def _table() -> Iterator[tuple[str, Foreign]]:
         "use --samplers": "--sampling-seq --sampler-seq",
         "use --context-shift": "--keep",
         "write the text into the prompt": "--in-prefix --in-suffix --in-prefix-bos",
-        _LATER: "--draft-min -gan --grp-attn-n -gaw --grp-attn-w -mm --mmproj "
-        "--image --audio --override-kv --control-vector -sp --special",
+        _LATER: "--draft-min -gan --grp-attn-n -gaw --grp-attn-w --override-kv --control-vector -sp --special",
     }
     for reason, names in refused.items():
         yield from ((name, Foreign(reason, works=False)) for name in names.split())

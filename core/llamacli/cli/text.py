@@ -23,12 +23,18 @@ MAX_TEXT_BYTES = 256 << 20
 _UNDECODED = re.compile("[\udc80-\udcff]")
 
 
+_IMAGE = re.compile(rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|RIFF.{4}WEBP", re.DOTALL)
+
+
 def read_file(path: Path) -> str:
     """Read a UTF-8 file.
 
-    Raises InvalidRequestError if it is larger than MAX_TEXT_BYTES or not UTF-8, OSError.
+    Raises InvalidRequestError if it is larger than MAX_TEXT_BYTES, an image or not UTF-8, OSError.
     """
-    return decoded(read_bytes(path), str(path))
+    data = read_bytes(path)
+    if _IMAGE.match(data):
+        raise InvalidRequestError(f"{path} is an image, and models read text only")
+    return decoded(data, str(path))
 
 
 def read_bytes(path: Path) -> bytes:

@@ -2,10 +2,11 @@
 
 from llamacli.conversion.convert import Plan, PlannedTensor, plan, write
 from llamacli.conversion.imatrix import Importance, ImportanceMatrix, read_imatrix, write_imatrix
-from llamacli.conversion.mixtures import FILE_TYPES, FileType, file_type
+from llamacli.conversion.mixtures import FILE_TYPE_NAMES, FILE_TYPES, FileType, file_type
 
 __all__ = [
     "FILE_TYPES",
+    "FILE_TYPE_NAMES",
     "FileType",
     "Importance",
     "ImportanceMatrix",

@@ -69,6 +69,11 @@ FILE_TYPES = {
 }
 """Supported file types by name."""
 
+FILE_TYPE_NAMES = {kind.number: kind.name for kind in FILE_TYPES.values()} | {
+    4: "Q4_1_SOME_F16", 40: "Q1_0", 41: "Q2_0",
+}  # fmt: skip
+"""Names of llama.cpp's file types by `general.file_type`, with those that are only read here."""
+
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 
 

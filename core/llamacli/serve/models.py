@@ -14,6 +14,7 @@ from pathlib import Path
 
 import attrs
 
+from llamacli.conversion import FILE_TYPE_NAMES
 from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.loaders import open_model_file
 from llamacli.model import Model, load_model
@@ -191,6 +192,8 @@ def _info(source: ModelSource, model: Model, scheduler: Scheduler) -> ModelInfo:
         n_vocab=config.n_vocab,
         n_embd=config.n_embd,
         n_params=_n_params(source),
+        architecture=model.arch,
+        file_type=FILE_TYPE_NAMES.get(model.metadata.get_int("general.file_type", -1), ""),
         fingerprint=f"llamacli-{_version()}-{digest[:8]}",
         embeds=scheduler.embeds,
     )

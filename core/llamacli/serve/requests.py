@@ -278,6 +278,7 @@ class ModelInfo:
     - `created`: time of the file's last change, in seconds since 1970.
     - `n_ctx`: tokens of a context; `n_ctx_train`: those it was trained for.
     - `n_params`, `n_bytes`: parameters, and bytes of the file.
+    - `architecture`: `general.architecture`; `file_type`: llama.cpp's name of its types, as in Q4_K_M; "" if unknown.
     - `fingerprint`: `system_fingerprint` of the OpenAI API: equal ones give equal texts.
     - `embeds`: true if it answers EmbeddingRequest.
     - `adapters`: its LoRA adapters by id.
@@ -294,6 +295,8 @@ class ModelInfo:
     n_embd: int | None = None
     n_params: int | None = None
     n_bytes: int = 0
+    architecture: str = ""
+    file_type: str = ""
     fingerprint: str = ""
     embeds: bool = False
     adapters: tuple[AdapterInfo, ...] = ()

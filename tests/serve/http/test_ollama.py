@@ -120,15 +120,29 @@ def test_error_in_a_stream_is_a_line(http, fake, monkeypatch: pytest.MonkeyPatch
 
 
 def test_models(http) -> None:
-    assert [one["name"] for one in http.send("/api/tags").json["models"]] == ["demo"]
     assert http.send("/api/ps").json["models"][0]["context_length"] == 1024
     shown = http.send("/api/show", {"model": "demo"}).json
-    assert shown["details"]["family"] == "llama"
-    assert shown["details"]["quantization_level"] == "Q8_0"
+    [tag] = http.send("/api/tags").json["models"]
+    assert tag["name"] == "demo"
+    for details in (shown["details"], tag["details"]):
+        assert (details["family"], details["families"], details["quantization_level"]) == ("llama", ["llama"], "Q8_0")
     assert shown["model_info"]["general.architecture"] == "llama"
     assert shown["capabilities"] == ["completion", "tools"]
     assert http.send("/api/show", {"model": "other"}).status == 404
     assert "version" in http.send("/api/version").json
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["x"]}]}),
+        ("/api/generate", {"prompt": "x", "images": ["x"]}),
+    ],
+)
+def test_images_are_refused_with_the_reason(path: str, fields: dict, http) -> None:
+    reply = http.send(path, {"model": "demo", **fields})
+    assert reply.status == 400
+    assert reply.json["error"].endswith("images: not supported, models read text only")
 
 
 @pytest.mark.parametrize(

@@ -51,10 +51,7 @@ _AT_ONCE = (0, "0", "0s", "0m", "0h")
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "stop", "repeat_penalty", "repeat_last_n",
              "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta")  # fmt: skip
-_QUANTIZATION = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
-                 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K",
-                 25: "IQ4_NL", 30: "IQ4_XS", 32: "BF16"}  # fmt: skip
-"""Names of llama.cpp's file types by `general.file_type`."""
+_TEXT_ONLY = "not supported, models read text only"
 
 
 async def chat(call: Call) -> None:
@@ -80,7 +77,7 @@ async def generate(call: Call) -> None:
     if request.context:
         raise BadRequestError("context: it is not supported; use /api/chat", "context")
     if request.images:
-        raise BadRequestError("images: they are not supported", "images")
+        raise BadRequestError(f"images: {_TEXT_ONLY}", "images", "unsupported_content")
     if request.template:
         raise BadRequestError("template: it is not supported; start the server with --chat-template", "template")
     if not request.prompt:
@@ -150,12 +147,7 @@ async def show(call: Call) -> None:
             "modelfile": "",
             "parameters": "",
             "template": template,
-            "details": {
-                **_details(info),
-                "family": model.arch,
-                "families": [model.arch],
-                "quantization_level": _QUANTIZATION.get(model.metadata.get_int("general.file_type", -1), ""),
-            },
+            "details": _details(info),
             "model_info": metadata,
             "capabilities": capabilities,
             "modified_at": _timestamp(info.created),
@@ -178,7 +170,7 @@ async def not_supported(call: Call) -> None:
 
 def _message(message: OllamaMessage, path: str) -> ChatMessage:
     if message.images:
-        raise BadRequestError(f"{path}.images: they are not supported", f"{path}.images", "unsupported_content")
+        raise BadRequestError(f"{path}.images: {_TEXT_ONLY}", f"{path}.images", "unsupported_content")
     return ChatMessage(
         role=message.role,
         content=message.content or "",
@@ -388,10 +380,10 @@ def _details(info: ModelInfo) -> dict[str, Any]:
     return {
         "parent_model": "",
         "format": PurePath(info.path).suffix.removeprefix("."),
-        "family": "",
-        "families": [],
+        "family": info.architecture,
+        "families": [info.architecture] if info.architecture else [],
         "parameter_size": parameters,
-        "quantization_level": "",
+        "quantization_level": info.file_type,
     }
 
 
