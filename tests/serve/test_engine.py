@@ -17,7 +17,7 @@ import llamacli
 from llamacli import Model, load_model
 from llamacli.errors import ModelFormatError
 from llamacli.sampling import SamplingParams
-from llamacli.serve import running, scheduler
+from llamacli.serve import planning, running
 from llamacli.serve.engine import LocalEngine
 from llamacli.serve.errors import InternalError, LoadingError, QueueFullError, ShuttingDownError, UnknownModelError
 from llamacli.serve.lanes import Lane
@@ -167,11 +167,11 @@ def test_replies_are_the_same_alone_and_under_any_load(demo: Model, monkeypatch:
         return [*map(result, found), stats]
 
     expected = run(demo, one_by_one, max_running=2)
-    plan = scheduler.Scheduler._plan
+    plan = planning.Planner.plan
 
-    def preempting(self: scheduler.Scheduler) -> list[tuple[Lane, int]]:
+    def preempting(self: planning.Planner) -> list[tuple[Lane, int]]:
         """Plan a step, and every fifth time preempt the latest lane first."""
-        if self._n_steps % 5 == 4 and len(self.running.lanes) > 1:
+        if self.n_steps % 5 == 4 and len(self.running.lanes) > 1:
             self.running.preempt(self.running.lanes[-1])
         return plan(self)
 
@@ -186,7 +186,7 @@ def test_replies_are_the_same_alone_and_under_any_load(demo: Model, monkeypatch:
     n_drafted = 0
     for load in loads:
         if load is loads[-1]:
-            monkeypatch.setattr(scheduler.Scheduler, "_plan", preempting)
+            monkeypatch.setattr(planning.Planner, "plan", preempting)
         *found, stats = run(demo, together, max_queue=100, **load)
         assert found == expected, load
         n_drafted += stats.draft_tokens
@@ -562,13 +562,13 @@ def test_defect_of_the_scheduler_fails_its_requests_and_the_engine_goes_on(
     demo: Model, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def use(engine: LocalEngine) -> None:
-        broken: Any = engine._entries["demo"].loaded.scheduler  # type: ignore[union-attr]
-        plan = broken._plan
-        broken._plan = lambda: 1 / 0
+        broken: Any = engine._entries["demo"].loaded.scheduler._planner  # type: ignore[union-attr]
+        plan = broken.plan
+        broken.plan = lambda: 1 / 0
         (*_, failed) = await events_of(engine, request(demo, "a"))
         assert isinstance(failed, Failed)
         assert isinstance(failed.error, InternalError)
-        broken._plan = plan
+        broken.plan = plan
         assert result(await events_of(engine, request(demo, "b")))
 
     run(demo, use)

@@ -10,53 +10,28 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from fake_serving import EOS, NAN, PAGE_BYTES, POISON, Simulation, alone
+from fake_serving import EOS, PAGE_BYTES, Simulation, alone, kinds, last, prompt_of, request
 from llamacli.errors import InvalidRequestError
 from llamacli.sampling import SamplingParams
 from llamacli.serve import running
-from llamacli.serve.costs import MIN_CHUNK
 from llamacli.serve.errors import (
-    InternalError,
     NotSupportedError,
     PromptTooLongError,
     QueueFullError,
-    QueueTimeoutError,
 )
 from llamacli.serve.requests import (
     Admitted,
     Done,
     Embedding,
     EmbeddingRequest,
-    Failed,
     Finished,
     GenerationRequest,
     PromptLogprobs,
     PromptProgress,
     TextDelta,
 )
-from llamacli.serve.scheduler import OLDEST_EVERY
 from llamacli.tools.embedding import Pooling, pool_states
 from suite import examples
-
-DRAWN = SamplingParams(temperature=1.0, top_k=40)
-
-
-def prompt_of(seed: int, n: int) -> tuple[int, ...]:
-    return tuple(np.random.default_rng(seed).integers(300, 330, n).tolist())
-
-
-def request(name: str, n_prompt: int = 20, *, seed: int = 0, **fields: Any) -> GenerationRequest:
-    given = {"params": DRAWN, "max_tokens": 20, "seed": seed, "prompts": (prompt_of(seed, n_prompt),)}
-    return GenerationRequest(id=name, model="m", **{**given, **fields})
-
-
-def last(simulation: Simulation, name: str) -> Any:
-    return simulation.events[name][-1]
-
-
-def kinds(simulation: Simulation, name: str) -> list[type]:
-    return [type(event) for event in simulation.events[name]]
-
 
 # --- one request
 
@@ -232,34 +207,6 @@ def test_share_of_a_key() -> None:
     assert Done in kinds(simulation, "c")
 
 
-def test_waiting_too_long_fails() -> None:
-    simulation = Simulation(max_running=1, queue_timeout=0.5)
-    simulation.submit(request("a", max_tokens=100, ignore_eos=True))
-    simulation.step()
-    simulation.submit(request("b"))
-    simulation.run()
-    (failed,) = simulation.events["b"]
-    assert isinstance(failed.error, QueueTimeoutError)
-    assert failed.error.retry_after >= 1
-    assert Done in kinds(simulation, "a")
-
-
-def test_running_too_long_ends_the_text() -> None:
-    simulation = Simulation(request_timeout=1.0)
-    simulation.submit(request("a", max_tokens=400, ignore_eos=True, n=2))
-    simulation.run()
-    ends = [event for event in simulation.events["a"] if isinstance(event, Finished)]
-    assert [(end.reason, end.timed_out) for end in ends] == [("length", True)] * 2
-    assert isinstance(last(simulation, "a"), Done)
-    slow = Simulation(request_timeout=0.01, step_ms=100)
-    slow.submit(request("running", max_tokens=5, ignore_eos=True))
-    slow.submit(request("long", 400, seed=1, n=2))
-    slow.submit(EmbeddingRequest(id="vector", model="m", prompts=(prompt_of(1, 300),)))
-    slow.run()
-    assert kinds(slow, "long")[-3:] == [Finished, Finished, Done]
-    assert isinstance(last(slow, "vector"), Failed)
-
-
 def test_models_without_embeddings() -> None:
     simulation = Simulation()
     simulation.scheduler.pooling = None
@@ -267,137 +214,7 @@ def test_models_without_embeddings() -> None:
         simulation.scheduler.submit(EmbeddingRequest(id="a", model="m", prompts=((1, 2),)))
 
 
-# --- faults
-
-
-@pytest.mark.parametrize("token", [POISON, NAN])
-def test_one_bad_request_does_not_fail_others(token: int, caplog: pytest.LogCaptureFixture) -> None:
-    simulation = Simulation()
-    for i in range(3):
-        simulation.submit(request(f"good {i}", seed=i + 1, n=2))
-    simulation.submit(request("bad", prompts=((*prompt_of(9, 5), token),), n=2))
-    for i in range(3, 5):
-        simulation.submit(request(f"good {i}", seed=i + 1))
-    simulation.run()
-    assert isinstance(last(simulation, "bad").error, InternalError)
-    assert "request bad failed" in caplog.text
-    for i in range(5):
-        assert simulation.result(f"good {i}") == alone(request(f"good {i}", seed=i + 1, n=2 if i < 3 else 1))
-    simulation.scheduler.memory.prefixes.clear()
-    assert simulation.pool.n_used_bytes == 0
-
-
-def test_fail_ends_all_requests_or_those_that_wait() -> None:
-    simulation = Simulation(max_running=1)
-    for name in "abc":
-        simulation.submit(request(name, seed=ord(name)))
-    simulation.step()
-    error = QueueTimeoutError("over")
-    assert [ticket.request.id for ticket, _ in simulation.scheduler.fail(error, waiting_only=True)] == ["b", "c"]
-    assert [(ticket.request.id, event) for ticket, event in simulation.scheduler.fail(error)] == [("a", Failed(error))]
-    assert not simulation.scheduler.busy
-    simulation.scheduler.close()
-    assert simulation.pool.n_used_bytes == 0
-
-
-@pytest.mark.parametrize("phase", ["waiting", "prefill", "decode", "preempted"])
-def test_cancelled_in_any_phase(phase: str) -> None:
-    simulation = Simulation(max_running=2)
-    if phase == "prefill":
-        simulation.submit(request("other", seed=4, max_tokens=30, ignore_eos=True))
-        simulation.step()
-    ticket = simulation.submit(request("a", 400 if phase == "prefill" else 20, max_tokens=50, ignore_eos=True))
-    if phase == "prefill":
-        simulation.step()
-        assert 0 < ticket.n_processed < 400
-    elif phase != "waiting":
-        simulation.run(until=lambda: ticket.n_generated > 3)
-    if phase == "preempted":
-        simulation.scheduler.running.preempt(simulation.scheduler.running.lanes[0])
-    n_events = len(simulation.events["a"])
-    simulation.scheduler.cancel(ticket)
-    simulation.step()
-    assert simulation.scheduler.stats().cancelled == {phase: 1}
-    simulation.run()
-    assert len(simulation.events["a"]) == n_events
-    simulation.scheduler.memory.prefixes.clear()
-    assert simulation.pool.n_used_bytes == 0
-
-
-# --- steps
-
-
-def test_steps_stay_within_their_time_while_texts_run() -> None:
-    simulation = Simulation(step_ms=150, max_running=8)
-    for i in range(4):
-        simulation.submit(request(f"stream {i}", seed=i, max_tokens=200, ignore_eos=True))
-    simulation.run(until=lambda: all(len(simulation.events[f"stream {i}"]) > 5 for i in range(4)))
-    started, n_steps = simulation.clock.now, len(simulation.step_seconds)
-    simulation.submit(request("long", 480, seed=9, max_tokens=1))
-    simulation.run(until=lambda: Done in kinds(simulation, "long"))
-    assert max(simulation.step_seconds[n_steps:]) <= 0.15
-    assert all(call[:4] == [1] * 4 for call in simulation.program.calls[n_steps:])
-    whole = 0.025 + 0.002 * 480
-    assert simulation.clock.now - started <= 2 * whole
-
-
-def test_prompt_alone_takes_whole_batches() -> None:
-    simulation = Simulation(step_ms=50)
-    simulation.submit(request("a", 500, max_tokens=1))
-    simulation.run()
-    assert simulation.program.calls == [[64], [436]]
-    slow = Simulation(step_ms=50, costs={"base": 0.5, "per_row": 0.02})
-    slow.submit(request("a", 500, max_tokens=1))
-    slow.run()
-    assert max(slow.step_seconds) <= 2.0
-
-
-def test_prompts_go_on_when_texts_alone_exceed_the_time() -> None:
-    simulation = Simulation(step_ms=20, max_running=8)
-    for i in range(4):
-        simulation.submit(request(f"stream {i}", seed=i, max_tokens=300, ignore_eos=True))
-    simulation.run(until=lambda: all(len(simulation.events[f"stream {i}"]) > 9 for i in range(4)))
-    simulation.submit(request("long", 320, seed=9, max_tokens=1))
-    before = len(simulation.program.calls)
-    simulation.run(until=lambda: Done in kinds(simulation, "long"))
-    calls = simulation.program.calls[before:]
-    assert len(calls) <= 2 * (320 // MIN_CHUNK) + 2
-    assert max(map(max, calls)) == MIN_CHUNK
-
-
-def test_short_prompts_pass_a_long_one_which_is_not_starved() -> None:
-    simulation = Simulation(step_ms=60, max_running=8, max_queue=1000)
-    simulation.submit(request("stream", max_tokens=400, ignore_eos=True))
-    simulation.run(until=lambda: len(simulation.events["stream"]) > 9)
-    simulation.submit(request("long", 500, seed=1, max_tokens=1))
-    simulation.step()
-    finished: list[int] = []
-    for i in range(60):
-        simulation.submit(request(f"short {i}", 30, seed=100 + i, max_tokens=1))
-        simulation.run(until=lambda i=i: Done in kinds(simulation, f"short {i}"))
-        if Done in kinds(simulation, "long"):
-            finished.append(i)
-            break
-    assert finished, "the long prompt made no progress beside new short ones"
-    assert Done in kinds(simulation, "short 0")
-
-
-@examples(50)
-@given(st.lists(st.tuples(st.integers(1, 120), st.integers(0, 3)), max_size=120), st.sampled_from([20, 40, 150]))
-def test_no_arrivals_starve_a_prompt(arrivals: list[tuple[int, int]], step_ms: int) -> None:
-    """Prompts of any length come at any rate beside a long one."""
-    simulation = Simulation(step_ms=step_ms, max_running=12, max_queue=1000, n_ctx=512)
-    simulation.submit(request("stream", 1, max_tokens=500, ignore_eos=True))
-    simulation.step()
-    simulation.submit(request("long", 500, seed=1, max_tokens=1))
-    left, n_steps = [*arrivals], 0
-    while Done not in kinds(simulation, "long"):
-        for _ in range(left[0][1] if left else 0):
-            simulation.submit(request(f"short {len(simulation.events)}", left[0][0], seed=len(simulation.events)))
-        left = left[1:]
-        simulation.step()
-        n_steps += 1
-        assert n_steps <= 2 * OLDEST_EVERY * -(-500 // MIN_CHUNK) + 12
+# --- sharing
 
 
 def test_keys_take_turns() -> None:
@@ -408,19 +225,6 @@ def test_keys_take_turns() -> None:
     simulation.run()
     order = sorted(simulation.times, key=lambda name: simulation.times[name][0])
     assert order.index("modest") <= 1
-
-
-def test_prompts_that_begin_alike_are_evaluated_once() -> None:
-    simulation = Simulation()
-    begin = prompt_of(5, 300)
-    for i in range(6):
-        simulation.submit(request(str(i), prompts=((*begin, 301 + i, 305),), max_tokens=5))
-    simulation.run()
-    assert sum(map(sum, simulation.program.calls)) < 300 + 6 * (16 + 2 + 5)
-    assert sum(last(simulation, str(i)).usage.cached for i in range(6)) >= 5 * 299
-    for i in range(6):
-        expected = alone(request(str(i), prompts=((*begin, 301 + i, 305),), max_tokens=5))
-        assert simulation.result(str(i)) == expected
 
 
 def test_second_turn_of_a_conversation_shares_the_first() -> None:

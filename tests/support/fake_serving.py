@@ -14,6 +14,7 @@ from llamacli.engine.compiled_model import CompiledModel
 from llamacli.gguf import Metadata
 from llamacli.kv import KVSpec
 from llamacli.ops.run import Span
+from llamacli.sampling import SamplingParams
 from llamacli.serve.drafts import DraftSource
 from llamacli.serve.requests import Done, Event, Failed, GenerationRequest, TextDelta
 from llamacli.serve.scheduler import Scheduler
@@ -27,6 +28,7 @@ PAGE_BYTES = 2 * 4 * 16 * 4
 POISON, NAN = 7, 8
 """Tokens that make an evaluation fail, and give logits that are NaN."""
 EOS = 2
+DRAWN = SamplingParams(temperature=1.0, top_k=40)
 _N_SPECIAL = 259
 
 
@@ -230,3 +232,24 @@ def alone(request: GenerationRequest) -> list[Any]:
     simulation.submit(request)
     simulation.run()
     return simulation.result(request.id)
+
+
+def prompt_of(seed: int, n: int) -> tuple[int, ...]:
+    """Random prompt of n tokens."""
+    return tuple(np.random.default_rng(seed).integers(300, 330, n).tolist())
+
+
+def request(name: str, n_prompt: int = 20, *, seed: int = 0, **fields: Any) -> GenerationRequest:
+    """Request with a random prompt."""
+    given = {"params": DRAWN, "max_tokens": 20, "seed": seed, "prompts": (prompt_of(seed, n_prompt),)}
+    return GenerationRequest(id=name, model="m", **{**given, **fields})
+
+
+def last(simulation: Simulation, name: str) -> Any:
+    """Last event of a request."""
+    return simulation.events[name][-1]
+
+
+def kinds(simulation: Simulation, name: str) -> list[type]:
+    """Types of the events of a request."""
+    return [type(event) for event in simulation.events[name]]

@@ -1,15 +1,14 @@
 """Continuous batching: steps of bounded time for many requests of one model.
 
-A step evaluates one token of every text that is being generated and, in the time that is left, pieces of prompts. All
-methods but `submit`, `cancel`, `stats` and the properties are for one thread. Which tokens are drawn depends on the
-request, its seed and the model only: results of the engine do not depend on what shares a step, so that pieces, cached
-prefixes, preemption and the order of requests change times alone.
+`planning` chooses what a step evaluates, `lifecycle` counts and ends requests. All methods but `submit`, `cancel`,
+`stats` and the properties are for one thread. Which tokens are drawn depends on the request, its seed and the model
+only: results of the engine do not depend on what shares a step, so that pieces, cached prefixes, preemption and the
+order of requests change times alone.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -22,30 +21,26 @@ from llamacli.engine.adapters import Adapter, Adapters, key_of
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import OutOfMemoryError
 from llamacli.kv import N_BATCH
-from llamacli.kv.prefixes import n_common
 from llamacli.sampling import Candidates, SamplerChain, SamplerState, build_chain
 from llamacli.sampling.logprobs import log_probabilities
 from llamacli.serve.batches import Rows, Work, evaluate_each
 from llamacli.serve.cache import CacheMemory
 from llamacli.serve.checks import check_request, expect_adapters
-from llamacli.serve.costs import MIN_CHUNK, StepCost, chunk_rows
+from llamacli.serve.costs import StepCost
 from llamacli.serve.drafts import Drafts, DraftSource
 from llamacli.serve.draws import Draw, Drawer
-from llamacli.serve.errors import InternalError, QueueTimeoutError, ServeError
+from llamacli.serve.errors import QueueTimeoutError, ServeError
 from llamacli.serve.lanes import Job, Lane, Ticket, seed_of_choice
+from llamacli.serve.lifecycle import Lifecycle
 from llamacli.serve.metrics import Counters, ModelStats, SlotStats
+from llamacli.serve.planning import Planner
 from llamacli.serve.queue import FairQueue
 from llamacli.serve.requests import (
-    Admitted,
-    Done,
     Embedding,
     Event,
-    Failed,
     GenerationRequest,
     PromptLogprobs,
-    PromptProgress,
     Request,
-    Timings,
     TokenLogprob,
 )
 from llamacli.serve.running import Running
@@ -53,18 +48,7 @@ from llamacli.serve.settings import EngineSettings
 from llamacli.serve.texts import ChoiceText
 from llamacli.tools.embedding import Pooling, pool_states
 
-_log = logging.getLogger(__name__)
-
-QUANTUM = 512
-"""Tokens of prompts after which another prompt has its turn."""
-OLDEST_EVERY = 4
-"""Of so many pieces of prompts, one goes to the oldest."""
-
-_ROW_BYTES = 64 << 20
-"""Bytes of logits of a piece of a prompt whose log-probabilities are wanted."""
 _MAX_RETRY = 60
-_NEWEST = 0.1
-"""Weight of the newest step in the mean of the time that steps spend outside of evaluation."""
 
 
 class Scheduler:
@@ -100,13 +84,13 @@ class Scheduler:
             n_free=lambda: max(0, settings.max_running - self.running.n_slots),
         )
         self.running = Running(self.memory, self.counters)
-        self._events: list[tuple[Ticket, Event]] = []
+        self._lifecycle = Lifecycle(self.queue, self.running, self.counters, clock)
         self._drawer, self._adapters = drawer or Drawer(), tuple(adapters)
         self._drafts = Drafts(drafts, model, self.memory, self.cost, self.counters, clock)
+        self._planner = Planner(model, settings, self.memory, self.running, self.cost, self._drafts, self._lifecycle)
         self._ready: list[tuple[Lane, Rows]] = []  # lanes whose next tokens are drawn in this step, and their logits
-        self._evaluated_s = self._other_s = 0.0
+        self._evaluated_s = 0.0
         self._orders = itertools.count()
-        self._n_pieces = self._n_steps = 0
 
     # --- from any thread
 
@@ -150,11 +134,6 @@ class Scheduler:
     def embeds(self) -> bool:
         """True if the model has embeddings."""
         return self.pooling is not None and self.model.program.has_hidden
-
-    @property
-    def _is_encoder(self) -> bool:
-        """True if prompts must be evaluated at once, as encoders do."""
-        return self.model.program.needs_whole_input
 
     @property
     def busy(self) -> bool:
@@ -223,29 +202,25 @@ class Scheduler:
         now = self._clock()
         self._drop(now)
         self._admit(now)
-        plan = self._plan()
+        plan = self._planner.plan()
         if plan:
-            self._n_steps += 1
             self._evaluated_s = 0.0
             for kind in sorted(dict.fromkeys(lane.kind for lane, _ in plan), key=lambda kind: kind[0]):
                 part = [(lane, n) for lane, n in plan if lane.kind == kind and lane in self.running.lanes]
                 if part:
                     self._run(part, hidden=kind[0])
             self._draw_ready()
-            other = self._clock() - now - self._evaluated_s
-            self._other_s += _NEWEST * (other - self._other_s)
-        events, self._events = self._events, []
-        return events
+            self._planner.observe_other(self._clock() - now - self._evaluated_s)
+        return self._lifecycle.take_events()
 
     def fail(self, error: ServeError, *, waiting_only: bool = False) -> list[tuple[Ticket, Event]]:
         """End all requests with an error, or those that wait; the events."""
         for job in self.queue.remove_where(lambda job: not waiting_only or job.ticket.admitted_at is None):
-            self._fail(job.ticket, error)
+            self._lifecycle.fail(job.ticket, error)
         if not waiting_only:
             for lane in self.running:
-                self._fail(lane.ticket, error)
-        events, self._events = self._events, []
-        return events
+                self._lifecycle.fail(lane.ticket, error)
+        return self._lifecycle.take_events()
 
     def close(self) -> None:
         """Free the cache; the model stays open."""
@@ -264,14 +239,14 @@ class Scheduler:
 
         for job in self.queue.remove_where(leaves):
             if job.ticket.cancelled:
-                self._cancel(job.ticket, "waiting")
+                self._lifecycle.cancel(job.ticket, "waiting")
             else:
                 seconds = f"{settings.queue_timeout:g} seconds"
                 error = QueueTimeoutError(f"the request waited for {seconds}", retry_after=self._retry_after())
-                self._fail(job.ticket, error)
+                self._lifecycle.fail(job.ticket, error)
         for lane in self.running:
             if lane.ticket.cancelled:
-                self._cancel(lane.ticket, "preempted" if lane in self.running.preempted else lane.state)
+                self._lifecycle.cancel(lane.ticket, "preempted" if lane in self.running.preempted else lane.state)
         if settings.request_timeout is not None:
             late = [lane for lane in self.running if self._is_late(lane, now)]
             for lane in late:
@@ -285,12 +260,12 @@ class Scheduler:
         """End a text by time, or all texts after an unfinished prompt."""
         generation = lane.job.generation
         if generation is None:
-            self._fail(lane.ticket, QueueTimeoutError("the request took too long"))
+            self._lifecycle.fail(lane.ticket, QueueTimeoutError("the request took too long"))
             return
         texts = [lane.text] if lane.text else [self._text(lane.job, k) for k in range(lane.job.n_choices)]
         for text in texts:
-            self._emit(lane.ticket, *text.finish("length", timed_out=True))
-            self._end_choice(lane, text)
+            self._lifecycle.emit(lane.ticket, *text.finish("length", timed_out=True))
+            self._lifecycle.end_choice(lane, text)
         self.running.leave(lane)
 
     def _admit(self, now: float) -> None:
@@ -308,91 +283,10 @@ class Scheduler:
                 return
             self.queue.take()
             self.running.enter(lane)
-            self._count_cached(lane, lane.n_served)
+            self._lifecycle.count_cached(lane, lane.n_served)
             lane.n_served = 0
             if job.ticket.admitted_at is None:
-                job.ticket.admitted_at = now
-                queued = now - job.ticket.submitted_at
-                self.counters.observe("queue_seconds", queued)
-                self.counters.observe("prompt_tokens", job.ticket.n_prompt)
-                self._emit(job.ticket, Admitted(queued))
-
-    # --- what a step evaluates
-
-    def _plan(self) -> list[tuple[Lane, int]]:
-        """Lanes of the step, and how many tokens of each.
-
-        There are free pages for these.
-        """
-        plan: list[tuple[Lane, int]] = []
-        need = 0
-        for lane in [lane for lane in self.running.lanes if lane.text is not None and lane.n_missing == 1]:
-            more = lane.sequence.bytes_to_reserve(1) if lane in self.running.lanes else 0
-            if lane in self.running.lanes and self.running.make_room(lane, need + more):
-                plan.append((lane, 1))
-                need += more
-        n_decode, step_s = len(plan), self._step_s
-        prompts = self._prompts_in_turn()
-        if plan and not prompts:
-            lanes = [lane for lane, _ in plan if lane in self.running.lanes]
-            self._drafts.propose(lanes, step_s, need)
-            return [(lane, 1 + lane.n_drafted) for lane in lanes]
-        n_adapted = len({lane.job.adapters for lane in [*(lane for lane, _ in plan), *prompts[:1]]})
-        passes = max(1, n_adapted) + bool(prompts and prompts[0].embeds)
-        room = chunk_rows(self.cost, n_decode, step_s, passes=passes)
-        if n_decode and step_s and self.cost.seconds(n_decode) > step_s and self._n_steps % 2:
-            room = 0  # generation alone takes too long: prompts go on in every second step
-        for lane in prompts:
-            if not room:
-                break
-            if lane not in self.running.lanes or lane.kind != prompts[0].kind:
-                continue
-            if not lane.wants_rows:
-                gained = self.memory.reuse(lane.sequence, lane.tokens)
-                self._count_cached(lane, gained)
-            most = MIN_CHUNK if n_decode and lane.wants_rows and not lane.embeds else room
-            n, more = self._piece(lane, min(room, most), need)
-            if n:
-                plan.append((lane, n))
-                need, room = need + more, room - n
-                self._n_pieces += 1
-        return [(lane, n) for lane, n in plan if lane in self.running.lanes]
-
-    @property
-    def _step_s(self) -> float:
-        """Seconds that a step may spend in evaluation; 0 for no limit."""
-        if not self.settings.step_ms:
-            return 0.0
-        return max(1e-6, self.settings.step_ms / 1000 - self._other_s)
-
-    def _prompts_in_turn(self) -> list[Lane]:
-        """Lanes with prompts, or other tokens before their next draw, in turn.
-
-        The least served first, in quanta; every fourth piece goes to the oldest. A prompt waits while an older one
-        computes tokens that both begin with.
-        """
-        lanes = [lane for lane in self.running.lanes if lane.text is None or lane.n_missing > 1]
-        if self.memory.shares_anywhere:
-            lanes = [lane for i, lane in enumerate(lanes) if not any(_leads(other, lane) for other in lanes[:i])]
-        oldest = lanes[:1] if self._n_pieces % OLDEST_EVERY == OLDEST_EVERY - 1 else []
-        return sorted(lanes, key=lambda lane: (lane not in oldest, lane.n_served // QUANTUM, lane.order))
-
-    def _piece(self, lane: Lane, room: int, reserved: int) -> tuple[int, int]:
-        """Tokens of a prompt's next piece, and the bytes of its pages.
-
-        As many as fit into the `room` of the step and, beside the bytes `reserved`, into memory.
-        """
-        n = min(room, lane.n_missing)
-        if self._is_encoder and n < lane.n_missing:
-            return 0, 0
-        if lane.wants_rows and not lane.embeds:
-            n = min(n, max(1, _ROW_BYTES // (4 * self.model.config.n_vocab)))
-        while n:
-            more = lane.sequence.bytes_to_reserve(n)
-            if self.running.make_room(lane, reserved + more):
-                return n, more
-            n = 0 if self._is_encoder else n // 2
-        return 0, 0
+                self._lifecycle.admit(job.ticket, now)
 
     # --- evaluation
 
@@ -411,7 +305,7 @@ class Scheduler:
             program = self.model.program_with(plan[0][0].job.adapters)
         except Exception as error:
             for lane, _ in plan:
-                self._fail_unexpectedly(lane.ticket, error)
+                self._lifecycle.fail_unexpectedly(lane.ticket, error)
             return
         results = evaluate_each(program, work, hidden=hidden)
         seconds = self._clock() - started
@@ -425,7 +319,7 @@ class Scheduler:
             if isinstance(rows, OutOfMemoryError) and len(self.running.lanes) > 1:
                 self.running.preempt(lane)  # the system has less memory than the limit allows
             elif isinstance(rows, Exception):
-                self._fail_unexpectedly(lane.ticket, rows)
+                self._lifecycle.fail_unexpectedly(lane.ticket, rows)
             else:
                 self._advance(lane, n, rows)
 
@@ -439,11 +333,7 @@ class Scheduler:
         """Go on with a lane after a piece of it was evaluated."""
         if lane.text is None or (n > 1 and not lane.n_drafted):
             lane.n_served += n
-        if lane.text is None and not lane.n_preempted:
-            lane.ticket.n_processed += n
-            self.counters.prompt_tokens += n
-            self.counters.prefix_tokens["false"] += n
-            self._report_progress(lane.ticket)
+        self._lifecycle.count_evaluated(lane, n)
         try:
             if lane.embeds:
                 self._add_vector_rows(lane, rows)
@@ -455,20 +345,7 @@ class Scheduler:
                 if not lane.n_missing:
                     self._begin_texts(lane, rows)
         except Exception as error:
-            self._fail_unexpectedly(lane.ticket, error)
-
-    def _report_progress(self, ticket: Ticket) -> None:
-        request = ticket.request
-        if isinstance(request, GenerationRequest) and request.progress:
-            seconds = self._clock() - (ticket.admitted_at or 0.0)
-            self._emit(ticket, PromptProgress(ticket.n_prompt, ticket.n_cached, ticket.n_processed, seconds))
-
-    def _count_cached(self, lane: Lane, n: int) -> None:
-        """Count tokens of a prompt that came from the prefix cache."""
-        if n and lane.text is None and not lane.n_preempted:
-            lane.ticket.n_cached += n
-            lane.ticket.n_processed += n
-            self.counters.prefix_tokens["true"] += n
+            self._lifecycle.fail_unexpectedly(lane.ticket, error)
 
     def _add_prompt_logprobs(self, lane: Lane, n: int, rows: Rows) -> None:
         """Add the log-probabilities that rows give to the next tokens."""
@@ -493,13 +370,13 @@ class Scheduler:
         job, generation = lane.job, lane.job.generation
         assert generation is not None
         if lane.logprobs:
-            self._emit(job.ticket, PromptLogprobs(job.number, tuple(lane.logprobs)))
-        self._end_prompt(job.ticket)
+            self._lifecycle.emit(job.ticket, PromptLogprobs(job.number, tuple(lane.logprobs)))
+        self._lifecycle.end_prompt(job.ticket)
         if not job.max_new:
             for k in range(job.n_choices):
                 text = self._text(job, k)
-                self._emit(job.ticket, *text.finish("length"))
-                self._end_choice(lane, text)
+                self._lifecycle.emit(job.ticket, *text.finish("length"))
+                self._lifecycle.end_choice(lane, text)
             self.running.leave(lane)
             return
         if self.memory.pool.layout.has_windows:
@@ -541,13 +418,13 @@ class Scheduler:
                 if lane.ticket.closed:
                     continue  # another choice of the request has failed
                 if isinstance(token, Exception):
-                    self._fail_unexpectedly(lane.ticket, token)
+                    self._lifecycle.fail_unexpectedly(lane.ticket, token)
                     continue
                 try:
                     if self._take(lane, token):
                         going_on.append((lane, rows[1:]))
                 except Exception as error:
-                    self._fail_unexpectedly(lane.ticket, error)
+                    self._lifecycle.fail_unexpectedly(lane.ticket, error)
             ready = going_on
 
     def _take(self, lane: Lane, token: int) -> bool:
@@ -558,19 +435,12 @@ class Scheduler:
         sampler, text = lane.sampler, lane.text
         assert sampler is not None
         assert text is not None
-        self.counters.generation_tokens += not text.is_end(token)
-        now = self._clock()
-        if lane.last_at is None:
-            if not lane.ticket.n_generated:
-                self.counters.observe("time_to_first_token_seconds", now - lane.ticket.submitted_at)
-        else:
-            self.counters.observe("inter_token_seconds", now - lane.last_at)
-        lane.last_at = now
+        self._lifecycle.count_drawn(lane, is_end=text.is_end(token))
         n_reasoning, n_tokens = text.n_reasoning, text.n_tokens
         events = text.feed(token, sampler.logprobs)
         lane.ticket.n_generated += text.n_tokens - n_tokens
         lane.ticket.n_reasoning += text.n_reasoning - n_reasoning
-        self._emit(lane.ticket, *events)
+        self._lifecycle.emit(lane.ticket, *events)
         if text.finished is None:
             lane.tokens.append(token)
             if lane.draft is not None and lane.draft.accepts(token):
@@ -578,7 +448,7 @@ class Scheduler:
         self._drafts.settle(lane)
         if text.finished is not None:
             self.running.leave(lane)
-            self._end_choice(lane, text)
+            self._lifecycle.end_choice(lane, text)
         return False
 
     def _add_vector_rows(self, lane: Lane, rows: Rows) -> None:
@@ -589,74 +459,7 @@ class Scheduler:
         assert self.pooling is not None
         pooling = Pooling.MEAN if self.pooling is Pooling.NONE else self.pooling
         vector = pool_states(np.concatenate(lane.rows), pooling)
-        self._emit(lane.ticket, Embedding(lane.job.number, vector))
-        self._end_prompt(lane.ticket)
+        self._lifecycle.emit(lane.ticket, Embedding(lane.job.number, vector))
+        self._lifecycle.end_prompt(lane.ticket)
         self.running.leave(lane, keep=False)
-        self._end_part(lane.ticket)
-
-    # --- ends
-
-    def _end_prompt(self, ticket: Ticket) -> None:
-        ticket.n_unprompted -= 1
-        if not ticket.n_unprompted:
-            ticket.prompted_at = self._clock()
-            self.counters.observe("prefill_seconds", ticket.prompted_at - (ticket.admitted_at or ticket.prompted_at))
-
-    def _end_choice(self, lane: Lane, text: ChoiceText) -> None:
-        assert text.finished is not None
-        self.counters.finished[text.finished.reason] += 1
-        self.counters.observe("output_tokens", text.n_tokens)
-        self._end_part(lane.ticket)
-
-    def _end_part(self, ticket: Ticket) -> None:
-        """Count a choice or vector as ended, with the last the request."""
-        ticket.n_open -= 1
-        if ticket.n_open:
-            return
-        now, admitted = self._clock(), ticket.admitted_at or ticket.submitted_at
-        prompted = now if ticket.prompted_at is None else ticket.prompted_at
-        timings = Timings(admitted - ticket.submitted_at, prompted - admitted, now - prompted, ticket.n_preempted)
-        self.counters.observe("decode_seconds", now - prompted)
-        self.counters.observe("e2e_seconds", now - ticket.submitted_at)
-        if ticket.n_generated > 1:
-            per_token = (now - prompted) / (ticket.n_generated - 1)
-            self.counters.observe("request_time_per_output_token_seconds", per_token)
-        self._emit(ticket, Done(ticket.usage, timings))
-        self._close(ticket)
-
-    def _fail(self, ticket: Ticket, error: ServeError) -> None:
-        """End a request with an error."""
-        if not ticket.closed:
-            self._emit(ticket, Failed(error))
-            self.counters.finished["error"] += 1
-            self._close(ticket, keep=False)
-
-    def _fail_unexpectedly(self, ticket: Ticket, error: Exception) -> None:
-        request = ticket.request
-        _log.error("request %s failed", request.id, exc_info=error)
-        self._fail(ticket, InternalError(f"the request {request.id} failed: the server's log says why"))
-
-    def _cancel(self, ticket: Ticket, phase: str) -> None:
-        if not ticket.closed:
-            self.counters.cancelled[phase] += 1
-            self._close(ticket)
-
-    def _close(self, ticket: Ticket, *, keep: bool = True) -> None:
-        """Remove all that is left of a request."""
-        ticket.closed = True
-        for lane in [lane for lane in self.running if lane.ticket is ticket]:
-            self.running.leave(lane, keep=keep)
-        self.queue.remove_where(lambda job: job.ticket is ticket)
-        self.queue.closed(ticket.request.key)
-
-    def _emit(self, ticket: Ticket, *events: Event) -> None:
-        if not ticket.cancelled:
-            self._events += [(ticket, event) for event in events]
-
-
-def _leads(other: Lane, lane: Lane) -> bool:
-    """True if another prompt computes next what a lane could share afterwards."""
-    if other.kind != lane.kind or lane.wants_rows or not other.n_missing:
-        return False
-    common = min(n_common(other.tokens, lane.tokens), len(lane.tokens) - 1)
-    return other.n_cached < common and lane.n_cached < common
+        self._lifecycle.end_part(lane.ticket)

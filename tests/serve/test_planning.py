@@ -1,0 +1,100 @@
+"""Planning of steps over a fake program: bounded time, turns of prompts."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fake_serving import Simulation, alone, kinds, last, prompt_of, request
+from llamacli.serve.costs import MIN_CHUNK
+from llamacli.serve.planning import OLDEST_EVERY
+from llamacli.serve.requests import (
+    Done,
+)
+from suite import examples
+
+
+def test_steps_stay_within_their_time_while_texts_run() -> None:
+    simulation = Simulation(step_ms=150, max_running=8)
+    for i in range(4):
+        simulation.submit(request(f"stream {i}", seed=i, max_tokens=200, ignore_eos=True))
+    simulation.run(until=lambda: all(len(simulation.events[f"stream {i}"]) > 5 for i in range(4)))
+    started, n_steps = simulation.clock.now, len(simulation.step_seconds)
+    simulation.submit(request("long", 480, seed=9, max_tokens=1))
+    simulation.run(until=lambda: Done in kinds(simulation, "long"))
+    assert max(simulation.step_seconds[n_steps:]) <= 0.15
+    assert all(call[:4] == [1] * 4 for call in simulation.program.calls[n_steps:])
+    whole = 0.025 + 0.002 * 480
+    assert simulation.clock.now - started <= 2 * whole
+
+
+def test_prompt_alone_takes_whole_batches() -> None:
+    simulation = Simulation(step_ms=50)
+    simulation.submit(request("a", 500, max_tokens=1))
+    simulation.run()
+    assert simulation.program.calls == [[64], [436]]
+    slow = Simulation(step_ms=50, costs={"base": 0.5, "per_row": 0.02})
+    slow.submit(request("a", 500, max_tokens=1))
+    slow.run()
+    assert max(slow.step_seconds) <= 2.0
+
+
+def test_prompts_go_on_when_texts_alone_exceed_the_time() -> None:
+    simulation = Simulation(step_ms=20, max_running=8)
+    for i in range(4):
+        simulation.submit(request(f"stream {i}", seed=i, max_tokens=300, ignore_eos=True))
+    simulation.run(until=lambda: all(len(simulation.events[f"stream {i}"]) > 9 for i in range(4)))
+    simulation.submit(request("long", 320, seed=9, max_tokens=1))
+    before = len(simulation.program.calls)
+    simulation.run(until=lambda: Done in kinds(simulation, "long"))
+    calls = simulation.program.calls[before:]
+    assert len(calls) <= 2 * (320 // MIN_CHUNK) + 2
+    assert max(map(max, calls)) == MIN_CHUNK
+
+
+def test_short_prompts_pass_a_long_one_which_is_not_starved() -> None:
+    simulation = Simulation(step_ms=60, max_running=8, max_queue=1000)
+    simulation.submit(request("stream", max_tokens=400, ignore_eos=True))
+    simulation.run(until=lambda: len(simulation.events["stream"]) > 9)
+    simulation.submit(request("long", 500, seed=1, max_tokens=1))
+    simulation.step()
+    finished: list[int] = []
+    for i in range(60):
+        simulation.submit(request(f"short {i}", 30, seed=100 + i, max_tokens=1))
+        simulation.run(until=lambda i=i: Done in kinds(simulation, f"short {i}"))
+        if Done in kinds(simulation, "long"):
+            finished.append(i)
+            break
+    assert finished, "the long prompt made no progress beside new short ones"
+    assert Done in kinds(simulation, "short 0")
+
+
+@examples(50)
+@given(st.lists(st.tuples(st.integers(1, 120), st.integers(0, 3)), max_size=120), st.sampled_from([20, 40, 150]))
+def test_no_arrivals_starve_a_prompt(arrivals: list[tuple[int, int]], step_ms: int) -> None:
+    """Prompts of any length come at any rate beside a long one."""
+    simulation = Simulation(step_ms=step_ms, max_running=12, max_queue=1000, n_ctx=512)
+    simulation.submit(request("stream", 1, max_tokens=500, ignore_eos=True))
+    simulation.step()
+    simulation.submit(request("long", 500, seed=1, max_tokens=1))
+    left, n_steps = [*arrivals], 0
+    while Done not in kinds(simulation, "long"):
+        for _ in range(left[0][1] if left else 0):
+            simulation.submit(request(f"short {len(simulation.events)}", left[0][0], seed=len(simulation.events)))
+        left = left[1:]
+        simulation.step()
+        n_steps += 1
+        assert n_steps <= 2 * OLDEST_EVERY * -(-500 // MIN_CHUNK) + 12
+
+
+def test_prompts_that_begin_alike_are_evaluated_once() -> None:
+    simulation = Simulation()
+    begin = prompt_of(5, 300)
+    for i in range(6):
+        simulation.submit(request(str(i), prompts=((*begin, 301 + i, 305),), max_tokens=5))
+    simulation.run()
+    assert sum(map(sum, simulation.program.calls)) < 300 + 6 * (16 + 2 + 5)
+    assert sum(last(simulation, str(i)).usage.cached for i in range(6)) >= 5 * 299
+    for i in range(6):
+        expected = alone(request(str(i), prompts=((*begin, 301 + i, 305),), max_tokens=5))
+        assert simulation.result(str(i)) == expected
