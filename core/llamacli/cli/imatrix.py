@@ -10,13 +10,19 @@ import click
 
 from llamacli.cli.command import Command
 from llamacli.cli.hub import resolve_model
-from llamacli.cli.numbers import Integer
-from llamacli.cli.options import PATH, global_options, mode_option, option, threads_option, warn_of_long_context
+from llamacli.cli.options import (
+    PATH,
+    chunk_options,
+    global_options,
+    mode_option,
+    option,
+    threads_option,
+    warn_of_long_context,
+)
 from llamacli.cli.output import human_bytes, note
 from llamacli.cli.progress import bar
 from llamacli.cli.text import read_file, read_stdin
 from llamacli.errors import InvalidRequestError
-from llamacli.util.settings import MAX_CONTEXT
 
 if TYPE_CHECKING:
     from llamacli import Model
@@ -27,14 +33,7 @@ if TYPE_CHECKING:
 @click.argument("model", type=PATH)
 @option("-f", "--file", metavar="TEXT", type=PATH, allow_from_autoenv=False, help="Text file; default: stdin.")
 @option("-o", "--output", metavar="OUT", type=PATH, default="imatrix.gguf", show_default=True, help="File to write.")
-@option(
-    "-c", "--ctx-size", metavar="N", type=Integer(16, MAX_CONTEXT), default=512, show_default=True,
-    help="Chunk length in tokens.",
-)  # fmt: skip
-@option(
-    "--chunks", metavar="N", type=Integer(-1), default=-1, show_default=True,
-    help="Maximum number of chunks; -1: all.",
-)  # fmt: skip
+@chunk_options(16)
 @option("--process-output", is_flag=True, help="Measure the output matrix too.")
 @option("--force", is_flag=True, help="Overwrite OUT if it exists.")
 @threads_option
@@ -45,7 +44,7 @@ def imatrix(
     file: str | None,
     output: str,
     ctx_size: int,
-    chunks: int,
+    chunks: int | None,
     process_output: bool,
     force: bool,
     threads: int | None,
@@ -77,14 +76,13 @@ def imatrix(
     with open_gguf(path) as opened:
         tensors = opened.tensors
     collector = Collector(output=process_output)
-    max_chunks = None if chunks < 0 else chunks
     try:
         with _load(path, mode, threads, collector) as loaded:
             tokens = loaded.tokenizer.encode_prompt(text)
             warn_of_long_context(loaded, ctx_size)
-            n_chunks = number_of_chunks(tokens, ctx_size, max_chunks)
+            n_chunks = number_of_chunks(tokens, ctx_size, chunks)
             with bar("measuring", unit=" chunks") as progress:
-                for n_done in collect(loaded, tokens, n_ctx=ctx_size, max_chunks=max_chunks):
+                for n_done in collect(loaded, tokens, n_ctx=ctx_size, max_chunks=chunks):
                     progress(n_done, n_chunks)
     except KeyboardInterrupt:
         note(f"interrupted: {out} is not written")

@@ -17,7 +17,7 @@ from llamacli.cli.command import Option
 from llamacli.cli.numbers import Integer
 from llamacli.cli.output import note
 from llamacli.errors import PluginWarning
-from llamacli.util.settings import MAX_THREADS, KVTypeName, QuantMode
+from llamacli.util.settings import MAX_CONTEXT, MAX_THREADS, KVTypeName, QuantMode
 
 if TYPE_CHECKING:
     from llamacli import Model
@@ -58,6 +58,32 @@ def mode_option(command: Decorated) -> Decorated:
         help="Types of the weights in memory: those of the file (auto), exact (fp32), or requantised (q8, q4).",
     )
     return decorate(command)  # type: ignore[type-var]
+
+
+def chunk_options(shortest: int) -> Callable[[Decorated], Decorated]:
+    """Add `-c` and `--chunks` to a command that evaluates a text in chunks.
+
+    A chunk has at least `shortest` tokens. The command gets `ctx_size`, and `chunks`, which is None for all.
+    """
+
+    def limit(_ctx: click.Context, _param: click.Parameter, value: int) -> int | None:
+        return None if value < 0 else value
+
+    def decorate(command: Decorated) -> Decorated:
+        for add in (
+            option(
+                "--chunks", metavar="N", type=Integer(-1), default=-1, show_default=True, callback=limit,
+                help="Maximum number of chunks; -1: all.",
+            ),
+            option(
+                "-c", "--ctx-size", metavar="N", type=Integer(shortest, MAX_CONTEXT), default=512, show_default=True,
+                help="Chunk length in tokens.",
+            ),
+        ):  # fmt: skip
+            command = add(command)  # type: ignore[type-var]
+        return command
+
+    return decorate
 
 
 def kv_type_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacli.cli.command import Command
-from llamacli.cli.numbers import Integer
 from llamacli.cli.options import (
     PATH,
+    chunk_options,
     global_options,
     kv_type_options,
     lora_option,
@@ -26,7 +26,6 @@ from llamacli.cli.progress import Task, load, shown
 from llamacli.cli.text import decoded, read_bytes, read_stdin
 from llamacli.errors import InvalidRequestError
 from llamacli.tools.demo import demo_path
-from llamacli.util.settings import MAX_CONTEXT
 
 if TYPE_CHECKING:
     from llamacli.tools.perplexity import Estimate
@@ -36,14 +35,7 @@ if TYPE_CHECKING:
 @click.argument("text", required=False, type=PATH, metavar="[TEXT_FILE]")
 @option("-m", "--model", type=PATH, help="Model file; default: the demo model.")
 @option("-f", "--file", type=PATH, allow_from_autoenv=False, help="Text file, instead of TEXT_FILE.")
-@option(
-    "-c", "--ctx-size", metavar="N", type=Integer(4, MAX_CONTEXT), default=512, show_default=True,
-    help="Chunk length in tokens.",
-)  # fmt: skip
-@option(
-    "--chunks", metavar="N", type=Integer(-1), default=-1, show_default=True,
-    help="Maximum number of chunks; -1: all.",
-)  # fmt: skip
+@chunk_options(4)
 @threads_option
 @mode_option
 @kv_type_options("f32 in mode fp32, else f16")
@@ -58,7 +50,7 @@ def perplexity(
     model: str | None,
     file: str | None,
     ctx_size: int,
-    chunks: int,
+    chunks: int | None,
     threads: int | None,
     mode: str,
     kv_type: str | tuple[str, str] | None,
@@ -79,9 +71,8 @@ def perplexity(
 
         tokens = perplexity_tokens(loaded, content)
         warn_of_long_context(loaded, ctx_size)
-        max_chunks = None if chunks < 0 else chunks
-        estimates = measure(loaded, tokens, n_ctx=ctx_size, max_chunks=max_chunks, kv_type=kv_type)
-        n_chunks = number_of_chunks(tokens, ctx_size, max_chunks)
+        estimates = measure(loaded, tokens, n_ctx=ctx_size, max_chunks=chunks, kv_type=kv_type)
+        n_chunks = number_of_chunks(tokens, ctx_size, chunks)
         results = list(_watched(estimates, n_chunks, output == "text"))
     if results and output == "json":
         _print_json(results, ctx_size, len(tokens))
