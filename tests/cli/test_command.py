@@ -95,6 +95,7 @@ def test_server_takes_them_too(invoke) -> None:
 
 def test_options_that_would_change_results_are_errors(run) -> None:
     assert run("m", "--rope-scale", "2")[0].startswith("--rope-scale is an option of llama.cpp; here: RoPE is that of")
+    assert run("m", "--image", "x.png")[0].endswith("llama.cpp; here: models read text only, no images and no audio.")
     assert run("m", "--num-ctx", "2")[0] == "--num-ctx is an option of other programs; here: use --ctx-size."
 
 
@@ -119,6 +120,18 @@ def test_values_and_positional_arguments_stay(run) -> None:
     assert run("-", "--prompt=-cnv")[0] == {
         "model": "-", "n": None, "x": None, "prompt": "-cnv", "raw": False, "b": False, "a": False,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_defaults_in_the_help_are_not_broken(columns: int, invoke) -> None:
+    shown = invoke("run", "--help", terminal_width=columns).stdout
+    assert "[default: -1]\n" in shown
+    assert "\N{NO-BREAK SPACE}" not in shown
+    assert not [
+        line
+        for line in shown.splitlines()
+        if line.rpartition("[")[2].startswith(("default:", "from ")) and not line.endswith("]")
+    ]
 
 
 def test_no_option_of_ours_is_shadowed() -> None:

@@ -1,8 +1,12 @@
-"""Shell completion: the protocol of each shell, and a real bash."""
+"""Shell completion: the protocol of each shell, and the shells themselves."""
 
+import os
+import pty
+import select
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -78,19 +82,63 @@ def test_unknown_shell_is_a_usage_error(invoke) -> None:
     assert "'tcsh' is not one of 'bash', 'zsh', 'fish'" in result.stderr
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_completion_in_bash(program, environment, tmp_path: Path) -> None:
-    command = tmp_path / "llamacli"
+def needs(shell: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(shutil.which(shell) is None, reason=f"needs {shell}")
+
+
+@pytest.fixture
+def shell_environment(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """Environment of a shell with the program in its path."""
+    command = tmp_path / "bin" / "llamacli"
+    command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m llamacli "$@"\n')
     command.chmod(0o755)
+    return environment | {"PATH": f"{command.parent}:{environment['PATH']}", "HOME": str(tmp_path), "TERM": "xterm"}
+
+
+@needs("bash")
+def test_completion_in_bash(shell_environment: dict[str, str]) -> None:
     press_tab = """
 eval "$(llamacli completion bash)"
 COMP_WORDS=(llamacli run --seed 1 --no-d) COMP_CWORD=4
 _llamacli_completion llamacli
 echo "${COMPREPLY[@]}"
 """
-    env = environment | {"PATH": f"{tmp_path}:{environment['PATH']}"}
     done = subprocess.run(
-        ["bash", "--norc", "-c", press_tab], env=env, capture_output=True, text=True, check=True, timeout=60
-    )
+        ["bash", "--norc", "-c", press_tab], env=shell_environment, capture_output=True, text=True, check=True,
+        timeout=60,
+    )  # fmt: skip
     assert (done.stdout, done.stderr) == ("--no-display-prompt\n", "")
+
+
+@needs("fish")
+def test_completion_in_fish(shell_environment: dict[str, str]) -> None:
+    press_tab = 'llamacli completion fish | source; complete -C "llamacli run --seed 1 --no-d"'
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", press_tab], env=shell_environment, capture_output=True, text=True, check=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.stdout.split("\t")[0] == "--no-display-prompt"
+
+
+@needs("zsh")
+def test_completion_in_zsh(shell_environment: dict[str, str]) -> None:
+    user, tty = pty.openpty()
+    with subprocess.Popen(["zsh", "-f", "-i"], stdin=tty, stdout=tty, stderr=tty, env=shell_environment) as zsh:
+        os.close(tty)
+        try:
+            os.write(user, b'autoload -Uz compinit; compinit -u; eval "$(llamacli completion zsh)"; echo rea""dy\n')
+            shown_until(user, b"ready")
+            os.write(user, b"llamacli run --seed 1 --no-d\t")
+            shown_until(user, b"isplay-prompt")
+        finally:
+            zsh.kill()
+            os.close(user)
+
+
+def shown_until(terminal: int, wanted: bytes) -> None:
+    """Read the output of a terminal until a text has come."""
+    shown, deadline = b"", time.monotonic() + 60
+    while wanted not in shown:
+        assert select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0], shown
+        shown += os.read(terminal, 65536)

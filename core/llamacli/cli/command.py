@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -13,6 +14,10 @@ from llamacli.cli.output import note
 from llamacli.cli.peer_options import FOREIGN
 
 Decorated = TypeVar("Decorated")
+
+_FACTS = re.compile(r"\[[^][]+\]$")
+"""Default and range at the end of an option's help."""
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 
 _WIDE = 100_000
 """Limit from which the help does not show a range."""
@@ -59,7 +64,11 @@ class Command(click.Command):
         for name, options in grouped(self.get_params(ctx)).items():
             records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
             with formatter.section(name):
-                formatter.write_dl(records)
+                formatter.write_dl([(flags, _FACTS.sub(_unbroken, text)) for flags, text in records])
+
+    def get_help(self, ctx: click.Context) -> str:
+        """Format the help; the default of an option stands in one line."""
+        return super().get_help(ctx).replace(_NO_BREAK, " ")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments, without those of llama.cpp."""
@@ -128,6 +137,10 @@ def _check_short(ctx: click.Context, arg: str, known: dict[str, click.Option]) -
     if short is None or arg[2] not in "0123456789.,=+-":
         similar = difflib.get_close_matches(arg, [*known, *FOREIGN])
         raise click.NoSuchOption(arg, possibilities=similar, ctx=ctx)
+
+
+def _unbroken(found: re.Match[str]) -> str:
+    return found[0].replace(" ", _NO_BREAK)
 
 
 def _flags(option: click.Option) -> list[str]:

@@ -18,8 +18,9 @@ def completion(ctx: click.Context, shell: str) -> None:
 
     It completes commands, options, their values and file names in bash, zsh or fish.
 
-    bash, in ~/.bashrc: `eval "$(llamacli completion bash)"`; zsh, in ~/.zshrc: `eval "$(llamacli completion zsh)"`;
-    fish, once: `llamacli completion fish > ~/.config/fish/completions/llamacli.fish`.
+    bash, in ~/.bashrc: `eval "$(llamacli completion bash)"`; zsh, in ~/.zshrc below compinit:
+    `eval "$(llamacli completion zsh)"`; fish, once:
+    `llamacli completion fish > ~/.config/fish/completions/llamacli.fish`.
     """
     kind = get_completion_class(shell)
     assert kind is not None, "click knows these three"
