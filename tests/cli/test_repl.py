@@ -170,6 +170,19 @@ def test_message_of_several_lines(talk, tmp_path: Path) -> None:
     assert terminal.exit() == 0
 
 
+def test_pasted_lines_are_one_message(talk, tmp_path: Path) -> None:
+    terminal = talk("the dog", "she saw")
+    terminal.press("\x1b[200~/etc/fstab is empty\n  or not\x1b[201~")
+    assert "the dog\n" in terminal.say("?")
+    terminal.press("\x1b[200~/system be\nbrief\x1b[201~")
+    terminal.say("")
+    terminal.say(f"/save {tmp_path / 'talk.json'}")
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    assert saved["messages"][0]["content"] == "/etc/fstab is empty\n  or not?"
+    assert saved["system"] == "be\nbrief"
+    assert terminal.exit() == 0
+
+
 def test_ctrl_c_stops_reply_and_typed_line(talk) -> None:
     terminal = talk("the dog")
     terminal.press("half a line\x03")
@@ -195,13 +208,14 @@ def test_all_commands(talk, tmp_path: Path) -> None:
     terminal = talk("the dog", "she saw", "big", "little", "a ball")
     listed = terminal.say("/help").split("/help", 1)[1]
     for name in (
-        "/help", "/set", "/show", "/stats", "/clear", "/regen", "/edit", "/copy", "/system", "/model", "/tools",
-        "/save", "/load", "/read", "/logs", "/resume", "/exit", "/quit",
+        "/help", "/set", "/show", "/stats", "/clear", "/tokens", "/regen", "/edit", "/copy", "/system", "/model",
+        "/tools", "/save", "/load", "/read", "/logs", "/resume", "/exit", "/quit",
     ):  # fmt: skip
         assert name in listed
     assert "unknown command /nonsense" in terminal.say("/nonsense")
     assert "there is no reply to replace" in terminal.say("/regen")
     assert "the dog\n" in terminal.say("once")
+    assert "/regen takes a seed, an integer of at least 0, not 'x'" in terminal.say("/regen x")
     assert "she saw\n" in terminal.say("/regen")
     assert "(none)" in terminal.say("/system")
     terminal.say("/system be brief")
@@ -225,6 +239,31 @@ def test_all_commands(talk, tmp_path: Path) -> None:
     assert "big\n" in terminal.say("what of it")
     terminal.say(f"/save {saved}")
     assert json.loads(saved.read_text())["messages"][2]["content"] == "my notes\n\nwhat of it"
+    assert terminal.exit() == 0
+
+
+def test_reply_is_drawn_again_with_a_seed(start, tiny_gguf, tmp_path: Path) -> None:
+    model = tiny_gguf("gqa", tokenizer="spm", context_length=512, metadata=chat_keys(CHATML))
+    terminal = Terminal(start, model, "-n", "8", env={"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)})
+    terminal.ready()
+    first = terminal.say("once").split("once", 1)[1]
+    replies = [terminal.say(command).split("(seed ", 1)[1] for command in ("/regen 7", "/retry", "/retry 7")]
+    assert replies[0] == replies[2]
+    assert replies[0].startswith("7)\n")
+    assert len({first, *(reply.split("\n", 1)[1] for reply in replies)}) == 3
+    assert "2 messages" in terminal.say("/show")
+    terminal.say("/set temperature 0")
+    assert "(seed 7; at temperature 0 replies do not depend on it)" in terminal.say("/retry 7")
+    assert terminal.exit() == 0
+
+
+def test_tokens_of_a_text_and_of_the_last_message(talk) -> None:
+    terminal = talk("the dog")
+    assert "there is no message with a text; /tokens TEXT lists" in terminal.say("/tokens")
+    assert re.search(r"\(1 token, 4 characters\)\n  \d+ ' once'\n", terminal.say("/tokens once"))
+    terminal.say("once")
+    assert re.search(r"\(2 tokens, 7 characters\)\n  \d+ ' the'  \d+ ' dog'\n", terminal.say("/tokens"))
+    assert "(600 tokens, 600 characters; the first 200:)" in terminal.say("/tokens " + "9" * 600)
     assert terminal.exit() == 0
 
 

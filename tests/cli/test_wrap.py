@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacli.cli.wrap import WordWrap, word_wrap
+from llamacli.cli.wrap import WordWrap, flowed, word_wrap
 
 MOVED = re.compile(r"(.*)\x1b\[(\d+)D\x1b\[K\n", re.DOTALL)
 
@@ -77,3 +77,10 @@ def test_one_completion_at_a_terminal(start, model: Path) -> None:
     assert process.wait() == 0
     text = re.sub(r"\r\x1b\[K[^\r]*(?=\r\x1b\[K)|\r\x1b\[K", "", output.decode()).replace("\r\n", "\n")
     assert shown_by(text).split("\n") == ["elephants elephants "] * 2 + ["elephants", ""]
+
+
+def test_cells_are_not_broken() -> None:
+    assert flowed(["1 ' a'", "2 ' b'", "3 ' c'"], 14) == ["1 ' a'  2 ' b'", "3 ' c'"]
+    assert flowed(["日本", "日本"], 9) == ["日本", "日本"]
+    assert flowed(["longer than that"], 4) == ["longer than that"]
+    assert flowed([], 4) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,8 @@ from llamacli.cli.progress import waiting
 from llamacli.cli.repl_input import QUOTES, Input
 from llamacli.cli.repl_settings import NAMES, Settings
 from llamacli.cli.text import read_file
-from llamacli.cli.wrap import word_wrap
+from llamacli.cli.tokenize import shown_piece
+from llamacli.cli.wrap import flowed, word_wrap
 from llamacli.errors import ContextOverflowError, InvalidRequestError, LlamaCliError
 from llamacli.util.files import replacing
 
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 _NEARLY_FULL = 0.85
 """Fraction of the context from which on every reply is followed by a note about it."""
+
+_MAX_LISTED = 200
+"""Largest number of tokens that /tokens lists."""
 
 _COLUMN = 24
 """Width of the commands in /help."""
@@ -51,9 +56,9 @@ class _SwitchModel(Exception):  # noqa: N818 - not an error
 class Repl:
     """Interactive chat at a terminal.
 
-    Ctrl-C stops a reply or discards the typed line; Ctrl-D exits. Lines between triple quotes are one message. Lines
-    that begin with a slash are commands. A message that is stopped before its reply, or does not fit, comes back to the
-    prompt.
+    Ctrl-C stops a reply or discards the typed line; Ctrl-D exits. Lines between triple quotes, or pasted,
+    are one message. A slash and a word begin a command, a path does not. A message that is stopped before its reply, or
+    does not fit, comes back to the prompt.
 
     `shift` drops the oldest messages when the context is full. `functions` are tools that the model may call. `logged`
     is the conversation of the log that is continued.
@@ -102,11 +107,12 @@ class Repl:
     # --- messages and replies
 
     def _handle(self, text: str) -> None:
-        if text.startswith("/"):
-            name, _, argument = text[1:].partition(" ")
+        word = text.split(maxsplit=1)[0] if text.startswith("/") else ""
+        if word.count("/") == 1:  # "/etc/fstab is empty" is a message
+            name = word.removeprefix("/")
             if name not in _COMMANDS:
                 raise InvalidRequestError(f"unknown command /{name}; /help lists the commands")
-            _COMMANDS[name].run(self, argument.strip())
+            _COMMANDS[name].run(self, text.removeprefix(word).strip())
         elif text in ("exit", "quit"):
             raise _Exit
         elif text or self._attached:
@@ -250,12 +256,29 @@ class Repl:
         self._number = None
         note("(all messages deleted)")
 
-    def regen(self, _: str) -> None:
-        """Replace the last reply with a new one."""
-        text = self._retract()
-        if text is None:
+    def tokens(self, argument: str) -> None:
+        """Count and list the tokens of TEXT, else of the last message."""
+        tokenizer, history = self._chat.model.tokenizer, self._chat.history
+        text = argument or (history[-1].content if history else "")
+        if not text:
+            raise InvalidRequestError("there is no message with a text; /tokens TEXT lists the tokens of a text")
+        ids = tokenizer.encode(text, add_special=False)
+        cells = [f"{token} '{shown_piece(tokenizer, token)}'" for token in ids[:_MAX_LISTED]]
+        more = f"; the first {_MAX_LISTED}:" if len(ids) > _MAX_LISTED else ""
+        note(f"({_counted(len(ids), 'token')}, {_counted(len(text), 'character')}{more})")
+        for line in flowed(cells, shutil.get_terminal_size().columns - 3):
+            note(f"  {line}")
+
+    def regen(self, argument: str) -> None:
+        """Replace the last reply with one drawn with another seed."""
+        if argument and not argument.isdecimal():
+            raise InvalidRequestError(f"/regen takes a seed, an integer of at least 0, not {argument!r}")
+        if not any(message.role == "assistant" for message in self._chat.history):
             raise InvalidRequestError("there is no reply to replace")
-        self._send(text)
+        self._settings.set(f"seed {argument or -1}")
+        same = "; at temperature 0 replies do not depend on it" if not self._settings.params.temperature else ""
+        note(f"(seed {self._settings.seed}{same})")
+        self._send(self._retract())
 
     def edit(self, _: str) -> None:
         """Edit the last message in $EDITOR and send it again."""
@@ -359,16 +382,14 @@ class Repl:
         """Exit."""
         raise _Exit
 
-    def _retract(self) -> str | None:
+    def _retract(self) -> str:
         """Remove the last message of the user, and return its text."""
         history = self._chat.history
-        if not any(message.role == "assistant" for message in history):
-            return None
         while history:
             message = history.pop()
             if message.role == "user":
                 return message.content
-        return None
+        return ""
 
     def _use_functions(self, functions: Functions) -> None:
         self._functions = functions
@@ -393,7 +414,8 @@ _ALL = (
     _Command(("show",), "[info|system|...]", Repl.show),
     _Command(("stats",), "", Repl.stats),
     _Command(("clear",), "", Repl.clear),
-    _Command(("regen", "retry"), "", Repl.regen),
+    _Command(("tokens",), "[TEXT]", Repl.tokens),
+    _Command(("regen", "retry"), "[SEED]", Repl.regen),
     _Command(("edit",), "", Repl.edit),
     _Command(("copy",), "", Repl.copy),
     _Command(("system",), "[TEXT]", Repl.system),
@@ -416,6 +438,10 @@ def _print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         note(f"{name:<{width}}  {value}", hang=width + 2)
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def _path(command: str, argument: str) -> Path:

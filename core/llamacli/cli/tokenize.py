@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from llamacli.cli.command import Command
@@ -10,6 +12,9 @@ from llamacli.cli.options import PATH, global_options, option
 from llamacli.cli.output import print_json, printable
 from llamacli.cli.progress import working
 from llamacli.cli.text import argument, read_stdin
+
+if TYPE_CHECKING:
+    from llamacli.tokenizer import Tokenizer
 
 
 @click.command(cls=Command)
@@ -40,13 +45,16 @@ def tokenize(model: str, text: str | None, ids: bool, no_special: bool, parse_sp
     if ids:
         click.echo(f"[{', '.join(map(str, tokens))}]")
         return
-    pieces = [tokenizer.piece(token, unparse_special=True) for token in tokens]
     if json:
-        print_json([{"id": token, "piece": piece} for token, piece in zip(tokens, pieces, strict=True)])
+        print_json([{"id": token, "piece": tokenizer.piece(token, unparse_special=True)} for token in tokens])
         return
-    for token, piece in zip(tokens, pieces, strict=True):
-        part = tokenizer.piece_bytes(token, unparse_special=True)
-        shown = printable(piece.replace("\\", "\\\\"))
-        if "\ufffd" in piece and part != piece.encode():  # bytes of a character that others complete
-            shown = "".join(f"<0x{byte:02X}>" for byte in part)
-        click.echo(f"{token:>6} -> '{shown}'")
+    for token in tokens:
+        click.echo(f"{token:>6} -> '{shown_piece(tokenizer, token)}'")
+
+
+def shown_piece(tokenizer: Tokenizer, token: int) -> str:
+    """Text of a token for a terminal, with escapes for what cannot be seen."""
+    piece, part = tokenizer.piece(token, unparse_special=True), tokenizer.piece_bytes(token, unparse_special=True)
+    if "\ufffd" in piece and part != piece.encode():  # bytes of a character that others complete
+        return "".join(f"<0x{byte:02X}>" for byte in part)
+    return printable(piece.replace("\\", "\\\\"))

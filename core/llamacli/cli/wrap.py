@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from wcwidth import wcwidth
 
@@ -62,6 +62,17 @@ def word_wrap() -> Callable[[str], str]:
     if os.environ.get("TERM") == "dumb":
         return str
     return WordWrap(lambda: shutil.get_terminal_size().columns).feed
+
+
+def flowed(cells: Iterable[str], width: int) -> list[str]:
+    """Lines of cells with two spaces between them, broken between cells only."""
+    lines: list[str] = []
+    for cell in cells:
+        if lines and _n_cells(lines[-1]) + 2 + _n_cells(cell) <= width:
+            lines[-1] += f"  {cell}"
+        else:
+            lines.append(cell)
+    return lines
 
 
 def _n_cells(text: str) -> int:
