@@ -28,6 +28,7 @@ import pytest
 from http_server import TEMPLATE, HttpReply, request_json
 from llamacli import load_model
 from llamacli.cli.app import app
+from llamacli.cli.command import grouped
 from llamacli.cli.serve import ByteSize, engine_settings, http_settings, model_sources, serve
 from llamacli.errors import ModelFormatError
 from llamacli.serve.http.page import PAGE
@@ -554,6 +555,28 @@ def test_names_of_models(tmp_path: Path) -> None:
     assert model_sources([], [])[0].name == "demo"
     with pytest.raises(click.UsageError, match="Two models are called 'a'"):
         model_sources([str(tmp_path / "a.gguf")] * 2, [])
+
+
+def test_short_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    file = tmp_path / "a.gguf"
+    file.write_bytes(b"")
+    names = tmp_path / "llamacli" / "aliases.toml"
+    names.parent.mkdir()
+    names.write_text(f'"mine:1b" = "{file}"\n')
+    sources = model_sources(["mine:1b", "other=mine:1b"], [])
+    assert [(source.name, source.path) for source in sources] == [("mine:1b", file), ("other", file)]
+    with pytest.raises(ModelFormatError, match="nobody's: no such file, and no short name of a model"):
+        model_sources(["nobody's"], [])
+
+
+def test_options_are_grouped() -> None:
+    groups = grouped(serve.params)
+    assert list(groups) == [
+        "Models", "Context and requests", "Speculative decoding", "Network", "Monitoring", "Ray cluster", "Computing",
+        "Other",
+    ]  # fmt: skip
+    assert [option.name for option in groups["Other"]] == ["verbose", "debug"]
 
 
 def test_drafts(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamacli.cli.command import Command
+from llamacli.cli.command import Command, in_group
 from llamacli.cli.hub import REFERENCE, model_from_hub, resolve_model
 from llamacli.cli.numbers import Integer, Number
 from llamacli.cli.options import (
@@ -21,6 +21,7 @@ from llamacli.cli.options import (
     kv_type_options,
     lora_option,
     mode_option,
+    option,
     threads_option,
 )
 from llamacli.cli.output import human_bytes, note
@@ -102,151 +103,163 @@ _HOST = Form(r"[^\s/:]+|\[[0-9A-Fa-f:.]+\]", "a host name such as models.example
 _ADDRESS = Form(r"auto|local|(?:ray://)?[^\s/]+:\d+", "auto, local, or the HOST:PORT of a cluster's head")
 _APP = Form(r"[^\s/]+", "a name without spaces")
 
-_OPTIONS = (
-    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
-    click.option(
-        "--port", metavar="N", type=Integer(0, 65535), default=8080, show_default=True,
-        help="Port to listen on; 0: a free one.",
+_GROUPS = {
+    "Models": (
+        option(
+            "-hf", "--hf-repo", "hf_repos", metavar=REFERENCE, multiple=True, allow_from_autoenv=False,
+            help="Model of the Hugging Face hub; downloaded unless cached. May be given several times.",
+        ),
+        option(
+            "--alias", "aliases", metavar="NAME", type=_ALIAS, multiple=True,
+            help="Further name of the first model; may be given several times.",
+        ),
+        option("--any-model", is_flag=True, help="Answer requests for unknown models with the first one."),
+        lora_option,
+        option(
+            "--lora-init-without-apply", is_flag=True,
+            help="Load LoRA adapters with the scale 0; requests, or POST /lora-adapters, give others.",
+        ),
+        option(
+            "--chat-template", metavar="NAME",
+            help="Use this chat template instead of the models' own: a name, or Jinja source.",
+        ),
+        option("--chat-template-file", type=PATH, help="Read the chat template from a file."),
+        option(
+            "--models-max", metavar="N", type=_COUNT, default=1, show_default=True, help="Models in memory at once.",
+        ),
+        option(
+            "--idle-unload", metavar="S", type=_SECONDS,
+            help="Seconds without requests after which a model is unloaded. Default: never.",
+        ),
+        option(
+            "--load-timeout", metavar="S", type=_SECONDS, default=120.0, show_default=True,
+            help="Seconds that a request waits for its model to be loaded.",
+        ),
     ),
-    click.option(
-        "--api-key", "api_keys", metavar="KEY", multiple=True,
-        help="Key that clients must send; may be given several times. Default: none is asked for.",
+    "Context and requests": (
+        option(
+            "-c", "--ctx-size", metavar="N", type=Integer(0, MAX_CONTEXT), default=0, show_default=True,
+            help="Context length in tokens; 0: that of the model, or what the KV cache's memory holds.",
+        ),
+        option("-n", "--max-tokens", metavar="N", type=_COUNT, help="Limit of the tokens of a reply."),
+        option(
+            "--max-running", metavar="N", type=_COUNT, help="Texts generated at once. Default: 8, with many cores 32.",
+        ),
+        option(
+            "--kv-memory", metavar="SIZE", type=ByteSize(),
+            help="Memory of a model's KV cache, such as 4G. Default: 40 % of what is free after loading.",
+        ),
+        option(
+            "--step-ms", metavar="X", type=_SECONDS, default=150.0, show_default=True,
+            help="Longest step in milliseconds while texts are generated: prompts are evaluated in pieces that fit. "
+            "0: the greatest throughput.",
+        ),
+        option(
+            "--max-queue", metavar="N", type=_COUNT_OR_0, default=64, show_default=True,
+            help="Requests that may wait; others are refused with 429.",
+        ),
+        option(
+            "--max-queue-tokens", metavar="N", type=_COUNT_OR_0, default=65_536, show_default=True,
+            help="Prompt tokens of the requests that may wait.",
+        ),
+        option("--max-per-key", metavar="N", type=_COUNT, help="Requests of one key that may wait or run."),
+        option(
+            "--queue-timeout", metavar="S", type=_SECONDS, default=300.0, show_default=True,
+            help="Seconds after which a waiting request fails with 503.",
+        ),
+        option(
+            "--request-timeout", metavar="S", type=_SECONDS,
+            help="Seconds after which a reply ends, with the finish reason length. Default: no limit.",
+        ),
+        option(
+            "--shutdown-timeout", metavar="S", type=_SECONDS, default=30.0, show_default=True,
+            help="Seconds that running requests have after SIGTERM.",
+        ),
     ),
-    click.option("--api-key-file", type=PATH, help="Read keys from a file, one a line; # begins a comment."),
-    click.option(
-        "--alias", "aliases", metavar="NAME", type=_ALIAS, multiple=True,
-        help="Further name of the first model; may be given several times.",
+    "Speculative decoding": (
+        *SPECULATION,
     ),
-    lora_option,
-    click.option(
-        "--lora-init-without-apply", is_flag=True,
-        help="Load LoRA adapters with the scale 0; requests, or POST /lora-adapters, give others.",
+    "Network": (
+        option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
+        option(
+            "--port", metavar="N", type=Integer(0, 65535), default=8080, show_default=True,
+            help="Port to listen on; 0: a free one.",
+        ),
+        option(
+            "--api-key", "api_keys", metavar="KEY", multiple=True,
+            help="Key that clients must send; may be given several times. Default: none is asked for.",
+        ),
+        option("--api-key-file", type=PATH, help="Read keys from a file, one a line; # begins a comment."),
+        option(
+            "--cors-origin", "cors_origins", metavar="ORIGIN", type=_ORIGIN, multiple=True,
+            help="Origin whose web pages may use the API, as https://page.example; may be given several times. "
+            "*: any, without keys only.",
+        ),
+        option(
+            "--allowed-host", "allowed_hosts", metavar="NAME", type=_HOST, multiple=True,
+            help="Further name that the header Host may have when listening on loopback; may be given several times.",
+        ),
+        option("--page/--no-page", default=True, show_default=True, help="Serve a web page to chat on, at /."),
+        option(
+            "--max-body", metavar="SIZE", type=ByteSize(), default="10M", show_default=True,
+            help="Largest body of a request.",
+        ),
+        option(
+            "--read-timeout", metavar="S", type=_SECONDS, default=60.0, show_default=True,
+            help="Seconds that the head of a request has to arrive, and again its body.",
+        ),
+        option(
+            "--write-timeout", metavar="S", type=_SECONDS, default=60.0, show_default=True,
+            help="Seconds after which a client that reads nothing is cut off.",
+        ),
     ),
-    click.option("--any-model", is_flag=True, help="Answer requests for unknown models with the first one."),
-    click.option(
-        "-hf", "--hf-repo", "hf_repos", metavar=REFERENCE, multiple=True, allow_from_autoenv=False,
-        help="Model of the Hugging Face hub; downloaded unless cached. May be given several times.",
+    "Monitoring": (
+        option("--slots", is_flag=True, help="Show running requests at /slots, without texts."),
+        option("--llamacpp-metrics", is_flag=True, help="Repeat metrics under llama-server's names."),
+        option("--log-texts", is_flag=True, help="Log the bodies of requests."),
     ),
-    click.option(
-        "-c", "--ctx-size", metavar="N", type=Integer(0, MAX_CONTEXT), default=0, show_default=True,
-        help="Context length in tokens; 0: that of the model, or what the KV cache's memory holds.",
+    "Ray cluster": (
+        option(
+            "--ray", "ray_address", metavar="[ADDRESS]", type=_ADDRESS, is_flag=False, flag_value="auto",
+            help="Run replicas of the engine on a Ray cluster: HOST:PORT of its head, auto (that of this machine), or "
+            "local (a new one). Needs the extra ray.",
+        ),
+        option(
+            "--ray-replicas", metavar="N[:MOST]", type=ReplicaRange(), default="1", show_default=True,
+            help="Replicas in the cluster; with MOST, as many as the requests need.",
+        ),
+        option(
+            "--ray-cpus", metavar="X", type=Number(0.01, 4096),
+            help="CPUs of a replica. Default: all of the smallest node. Give those of a NUMA node where there are "
+            "several.",
+        ),
+        option(
+            "--ray-app", metavar="NAME", type=_APP, default="llamacli", show_default=True,
+            help="Name of the replicas in the cluster. A server with the same name and settings joins them.",
+        ),
+        option("--ray-keep", is_flag=True, help="Leave the replicas running when this server ends."),
     ),
-    *SPECULATION,
-    click.option(
-        "--max-running", metavar="N", type=_COUNT, help="Texts generated at once. Default: 8, with many cores 32.",
-    ),
-    click.option(
-        "--max-queue", metavar="N", type=_COUNT_OR_0, default=64, show_default=True,
-        help="Requests that may wait; others are refused with 429.",
-    ),
-    click.option(
-        "--max-queue-tokens", metavar="N", type=_COUNT_OR_0, default=65_536, show_default=True,
-        help="Prompt tokens of the requests that may wait.",
-    ),
-    click.option("--max-per-key", metavar="N", type=_COUNT, help="Requests of one key that may wait or run."),
-    click.option(
-        "--kv-memory", metavar="SIZE", type=ByteSize(),
-        help="Memory of a model's KV cache, such as 4G. Default: 40 % of what is free after loading.",
-    ),
-    click.option(
-        "--step-ms", metavar="X", type=_SECONDS, default=150.0, show_default=True,
-        help="Longest step in milliseconds while texts are generated: prompts are evaluated in pieces that fit. "
-        "0: the greatest throughput.",
-    ),
-    click.option("-n", "--max-tokens", metavar="N", type=_COUNT, help="Limit of the tokens of a reply."),
-    click.option(
-        "--queue-timeout", metavar="S", type=_SECONDS, default=300.0, show_default=True,
-        help="Seconds after which a waiting request fails with 503.",
-    ),
-    click.option(
-        "--request-timeout", metavar="S", type=_SECONDS,
-        help="Seconds after which a reply ends, with the finish reason length. Default: no limit.",
-    ),
-    click.option(
-        "--shutdown-timeout", metavar="S", type=_SECONDS, default=30.0, show_default=True,
-        help="Seconds that running requests have after SIGTERM.",
-    ),
-    click.option(
-        "--read-timeout", metavar="S", type=_SECONDS, default=60.0, show_default=True,
-        help="Seconds that the head of a request has to arrive, and again its body.",
-    ),
-    click.option(
-        "--write-timeout", metavar="S", type=_SECONDS, default=60.0, show_default=True,
-        help="Seconds after which a client that reads nothing is cut off.",
-    ),
-    click.option(
-        "--models-max", metavar="N", type=_COUNT, default=1, show_default=True, help="Models in memory at once.",
-    ),
-    click.option(
-        "--idle-unload", metavar="S", type=_SECONDS,
-        help="Seconds without requests after which a model is unloaded. Default: never.",
-    ),
-    click.option(
-        "--load-timeout", metavar="S", type=_SECONDS, default=120.0, show_default=True,
-        help="Seconds that a request waits for its model to be loaded.",
-    ),
-    click.option(
-        "--max-body", metavar="SIZE", type=ByteSize(), default="10M", show_default=True,
-        help="Largest body of a request.",
-    ),
-    click.option(
-        "--cors-origin", "cors_origins", metavar="ORIGIN", type=_ORIGIN, multiple=True,
-        help="Origin whose web pages may use the API, as https://page.example; may be given several times. "
-        "*: any, without keys only.",
-    ),
-    click.option(
-        "--allowed-host", "allowed_hosts", metavar="NAME", type=_HOST, multiple=True,
-        help="Further name that the header Host may have when listening on loopback; may be given several times.",
-    ),
-    click.option(
-        "--chat-template", metavar="NAME",
-        help="Use this chat template instead of the models' own: a name, or Jinja source.",
-    ),
-    click.option("--chat-template-file", type=PATH, help="Read the chat template from a file."),
-    click.option("--page/--no-page", default=True, show_default=True, help="Serve a web page to chat on, at /."),
-    click.option("--slots", is_flag=True, help="Show running requests at /slots, without texts."),
-    click.option("--llamacpp-metrics", is_flag=True, help="Repeat metrics under llama-server's names."),
-    click.option("--log-texts", is_flag=True, help="Log the bodies of requests."),
-    click.option(
-        "--ray", "ray_address", metavar="[ADDRESS]", type=_ADDRESS, is_flag=False, flag_value="auto",
-        help="Run replicas of the engine on a Ray cluster: HOST:PORT of its head, auto (that of this machine), or "
-        "local (a new one). Needs the extra ray.",
-    ),
-    click.option(
-        "--ray-replicas", metavar="N[:MOST]", type=ReplicaRange(), default="1", show_default=True,
-        help="Replicas in the cluster; with MOST, as many as the requests need.",
-    ),
-    click.option(
-        "--ray-cpus", metavar="X", type=Number(0.01, 4096),
-        help="CPUs of a replica. Default: all of the smallest node. Give those of a NUMA node where there are several.",
-    ),
-    click.option(
-        "--ray-app", metavar="NAME", type=_APP, default="llamacli", show_default=True,
-        help="Name of the replicas in the cluster. A server with the same name and settings joins them.",
-    ),
-    click.option("--ray-keep", is_flag=True, help="Leave the replicas running when this server ends."),
-)  # fmt: skip
+}  # fmt: skip
+"""Options by the heading in the help."""
 
 
 def _serve_options(command: Any) -> Any:
-    for option in reversed(_OPTIONS):
-        command = option(command)
+    for name, options in reversed(_GROUPS.items()):
+        command = in_group(name, *options)(command)
     return command
 
 
 @click.command(cls=Command)
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
 @_serve_options
-@mode_option
-@kv_type_options("f32 in mode fp32, else f16")
-@threads_option
+@in_group("Computing", mode_option, kv_type_options("f32 in mode fp32, else f16"), threads_option)
 @global_options
 def serve(models: tuple[str, ...], **given: Any) -> None:
     """Serve each MODEL on the API of OpenAI and of ollama.
 
-    A MODEL is a file, or a name for it and the file, as in small=model.gguf; without one, a small demo model is served.
-    The first is loaded at the start, others when they are asked for; --lora and --draft are for the first. SIGTERM lets
-    running requests end. Needs the extra `serve`.
+    A MODEL is a file, or a short name of `llamacli list --names`; as in small=model.gguf it gets another name for
+    clients. Without one, a small demo model is served. The first is loaded at the start, others when they are asked
+    for; --lora and --draft are for the first. SIGTERM lets running requests end. Needs the extra `serve`.
     """
     _expect_packages(_NEEDED, "serve")
     with working("starting the server"):
@@ -296,10 +309,10 @@ def model_sources(
     adapters: Sequence[tuple[Path, float]] = (),
     draft: Path | None = None,
 ) -> list[ModelSource]:
-    """Models of the arguments: files, or names and files with a = between.
+    """Models of the arguments: files or short names, perhaps with a name and = before.
 
-    The demo model for none. The first has the aliases, the adapters and the draft model. Raises ModelFormatError for a
-    file that does not exist, UsageError for a name that is there twice.
+    The demo model for none. The first has the aliases, the adapters and the draft model. Raises ModelFormatError for
+    what is neither a file nor a short name, UsageError for a name that is there twice.
     """
     from llamacli.serve.models import ModelSource
 
@@ -307,11 +320,9 @@ def model_sources(
     for text in models or [f"demo={demo_path()}"]:
         name, separator, file = text.partition("=")
         if not separator or Path(text).exists():
-            name, file = Path(text).stem, text
-        if not Path(file).exists():
-            raise ModelFormatError(f"{file}: no such file")
+            name, file = Path(text).stem if Path(text).exists() else text, text
         own = ((), (), None) if sources else (tuple(aliases), tuple(adapters), draft)
-        sources.append(ModelSource(name, Path(file), *own))
+        sources.append(ModelSource(name, Path(resolve_model(file)), *own))
     for more in [*(adapter for adapter, _ in adapters), *([draft] if draft else [])]:
         if not more.is_file():
             raise ModelFormatError(f"{more}: no such file")
