@@ -11,6 +11,7 @@ import pytest
 
 import llamacli.model
 from llamacli import hookimpl
+from llamacli.cli.app import ELSEWHERE, app
 from llamacli.plugins import GENERAL, Plugins
 
 
@@ -119,6 +120,8 @@ def test_bugs_are_not_hidden(invoke, model, monkeypatch) -> None:
     [
         (["rnu"], "No such command 'rnu'"),
         (["model.gguf"], "To run a model: llamacli run model.gguf"),
+        (["show", "model.gguf"], "No such command 'show'. Here: llamacli inspect MODEL"),
+        (["help"], "Here: llamacli --help"),
         (["--nonsense"], "--nonsense"),
         (["inspect"], "Missing argument 'MODEL'"),
         (["run", "a", "b", "c"], "unexpected extra argument"),
@@ -201,3 +204,8 @@ def test_broken_plugin_does_not_affect_others(with_commands, invoke) -> None:
 def test_plugin_cannot_replace_builtin_command(with_commands, invoke) -> None:
     with_commands(one=add_to_run)
     assert "taken over" not in invoke("plugins").stdout
+
+
+def test_commands_of_other_programs_are_none_of_ours() -> None:
+    assert not ELSEWHERE.keys() & app.commands.keys()
+    assert {text.split()[0] for text in ELSEWHERE.values()} <= {*app.commands, "--help", "--version"}

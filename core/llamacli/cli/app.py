@@ -33,6 +33,14 @@ from llamacli.cli.trace import trace
 from llamacli.cli.warmup import warmup
 from llamacli.errors import LlamaCliError
 
+ELSEWHERE = {
+    "show": "inspect MODEL", "create": "quantize MODEL OUT TYPE", "ls": "list", "chat": "run MODEL",
+    "cli": "run MODEL", "generate": "run MODEL PROMPT", "completions": "completion bash", "server": "serve MODEL",
+    "remove": "rm USER/REPO", "delete": "rm USER/REPO", "download": "pull USER/REPO", "embedding": "embed MODEL TEXT",
+    "help": "--help", "version": "--version",
+}  # fmt: skip
+"""Commands of other programs, and those here instead of them."""
+
 
 class App(click.Group):
     """Command group with plugin commands.
@@ -54,8 +62,12 @@ class App(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve the command from the arguments."""
-        if args[0].endswith(".gguf") and args[0] not in self.commands:
-            ctx.fail(f"No such command {args[0]!r}. To run a model: llamacli run {args[0]}")
+        name = args[0]
+        if name not in self.commands and not ctx.resilient_parsing:
+            if name.endswith(".gguf"):
+                ctx.fail(f"No such command {name!r}. To run a model: llamacli run {name}")
+            if name in ELSEWHERE and self.get_command(ctx, name) is None:
+                ctx.fail(f"No such command {name!r}. Here: llamacli {ELSEWHERE[name]}")
         return super().resolve_command(ctx, args)
 
     def make_context(
