@@ -46,15 +46,12 @@ def test_text_from_stdin(invoke, model, text) -> None:
     assert piped.stdout == invoke("perplexity", text, "-m", model, "-c", "16").stdout
 
 
-def test_no_result_without_chunks(invoke, model, text) -> None:
-    assert invoke("perplexity", text, "-m", model, "-c", "16", "--chunks", "0").stdout == ""
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (("-c", "3"), 2, "'3' is not an integer from 4 to 2147483647"),
         (("--chunks", "-2"), 2, "'-2' is not an integer of at least -1"),
+        (("--chunks", "0"), 2, "0 is no chunk; give at least 1, or -1 for all."),
         (("-c", "500"), 1, "chunks of 500 need at least 1000"),
         (("-f", "other.txt"), 2, "TEXT_FILE and -f exclude each other."),
     ],

@@ -6,6 +6,7 @@ import os
 import pty
 import select
 import signal
+import struct
 import subprocess
 import sys
 import termios
@@ -195,6 +196,16 @@ def test_terminal_as_stdin_is_not_read_and_ctrl_c_works(start, terminal, model: 
     os.write(user, b"\x03")
     read_until(user, b"^C")
     assert process.wait(TIMEOUT_S) == 130
+
+
+def test_usage_errors_are_broken_at_words(start, terminal) -> None:
+    user, tty = terminal
+    fcntl.ioctl(tty, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    process = start("quantize", "a.gguf", "b.gguf", "Q9", stderr=tty, env={"TERM": "xterm", "COLUMNS": ""})
+    os.close(tty)
+    shown = read_until(user, b"Q5_K.").decode().replace("\r\n", "\n")
+    assert process.wait(TIMEOUT_S) == 2
+    assert "Error: Invalid value for TYPE: unknown\ntype 'Q9'; known are F32, F16, BF16," in shown
 
 
 def test_tokenize_on_a_terminal_needs_text(start, terminal, model: Path) -> None:

@@ -22,7 +22,7 @@ from llamacli.cli.inspect import inspect
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.logs import logs
 from llamacli.cli.options import DEBUG, global_options, log_to_stderr
-from llamacli.cli.output import ClosedStdout, discard_stdout, note, one_line
+from llamacli.cli.output import ClosedStdout, at_words, discard_stdout, note, one_line
 from llamacli.cli.perplexity import perplexity
 from llamacli.cli.plugins import plugin_commands, plugins
 from llamacli.cli.quantize import quantize
@@ -98,6 +98,11 @@ def _reported(ctx: click.Context | None) -> Iterator[None]:
         # Programs that SIGPIPE ends die silently; shells report 141.
         discard_stdout()
         raise Exit(141) from None
+    except click.UsageError as error:
+        message = error.format_message()
+        if type(error).show is not click.UsageError.show or "\n" in message:
+            raise  # help, and messages that have lines
+        raise click.UsageError(at_words(f"Error: {message}").removeprefix("Error: "), error.ctx) from None
     except (LlamaCliError, OSError, MemoryError) as error:
         if ctx is not None and ctx.meta.get(DEBUG):
             click.echo(traceback.format_exc(), err=True, nl=False)

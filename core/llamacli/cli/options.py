@@ -67,6 +67,8 @@ def chunk_options(shortest: int) -> Callable[[Decorated], Decorated]:
     """
 
     def limit(_ctx: click.Context, _param: click.Parameter, value: int) -> int | None:
+        if not value:
+            raise click.BadParameter("0 is no chunk; give at least 1, or -1 for all.")
         return None if value < 0 else value
 
     def decorate(command: Decorated) -> Decorated:

@@ -51,13 +51,18 @@ def note(text: str, *, hang: int = 0) -> None:
 
     A terminal gets lines broken at words; those after the first are indented by `hang`.
     """
-    line = printable(text)
-    if has_status():
-        width, indent = max(20, shutil.get_terminal_size().columns - 1), " " * hang
-        line = textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    line = at_words(printable(text), hang=hang)
     with _lock:
         status("")
         click.echo(line, err=True)
+
+
+def at_words(text: str, *, hang: int = 0) -> str:
+    """Text for stderr: on a terminal in lines that are broken at words."""
+    if not has_status():
+        return text
+    width, indent = max(20, terminal_columns() - 1), " " * hang
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 _status = ""
@@ -75,8 +80,16 @@ def status(text: str) -> None:
         if text == _status:
             return
         _status = text
-        columns = shutil.get_terminal_size().columns
-        click.echo(f"\r\x1b[K{printable(text)[: columns - 1]}", err=True, nl=False, color=True)
+        click.echo(f"\r\x1b[K{printable(text)[: terminal_columns() - 1]}", err=True, nl=False, color=True)
+
+
+def terminal_columns() -> int:
+    """Width of the terminal on stderr, whatever stdout is; 80 if unknown."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is no file, or closed
+        columns = 0 if os.environ.get("COLUMNS") else os.get_terminal_size(sys.stderr.fileno()).columns
+        if columns:
+            return columns
+    return shutil.get_terminal_size().columns
 
 
 def has_status() -> bool:

@@ -74,9 +74,9 @@ def perplexity(
         estimates = measure(loaded, tokens, n_ctx=ctx_size, max_chunks=chunks, kv_type=kv_type)
         n_chunks = number_of_chunks(tokens, ctx_size, chunks)
         results = list(_watched(estimates, n_chunks, output == "text"))
-    if results and output == "json":
+    if output == "json":
         _print_json(results, ctx_size, len(tokens))
-    elif results:
+    else:
         last = results[-1]
         note = f"{last.n_chunks} chunks of {ctx_size} tokens, {last.n_scored} of them scored"
         if not _in_status_line():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from llamacli.cli.chat import replying
 from llamacli.cli.conversations import Conversation, conversation_log
 from llamacli.cli.functions import MAX_ROUNDS, Functions, answer_calls, describe, load_functions
 from llamacli.cli.interrupts import clear, raise_if_interrupted
-from llamacli.cli.output import note, one_line, write
+from llamacli.cli.output import note, one_line, terminal_columns, write
 from llamacli.cli.progress import waiting
 from llamacli.cli.repl_input import QUOTES, Input
 from llamacli.cli.repl_settings import NAMES, Settings
@@ -266,7 +265,7 @@ class Repl:
         cells = [f"{token} '{shown_piece(tokenizer, token)}'" for token in ids[:_MAX_LISTED]]
         more = f"; the first {_MAX_LISTED}:" if len(ids) > _MAX_LISTED else ""
         note(f"({_counted(len(ids), 'token')}, {_counted(len(text), 'character')}{more})")
-        for line in flowed(cells, shutil.get_terminal_size().columns - 3):
+        for line in flowed(cells, terminal_columns() - 3):
             note(f"  {line}")
 
     def regen(self, argument: str) -> None:
