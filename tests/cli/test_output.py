@@ -112,3 +112,14 @@ def test_text_that_cannot_be_written_is_an_error(arguments: str, target: str, re
     command = f"{sys.executable} -m llamacli {arguments} >{target}"
     result = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True)
     assert (result.returncode, result.stderr) == (1, f"llamacli: error: {reason}\n")
+
+
+def test_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    print_table(("name", "size:", "what it is"), [("a", "1", "one two three"), ("b-and-c", "22", "unbreakable")])
+    assert terminal.getvalue() == (
+        "name     size  what it is\na           1  one two\n               three\nb-and-c    22  unbreakable\n"
+    )

@@ -13,12 +13,12 @@ BROKEN = EntryPoint("broken", "no_such_plugin_module", GENERAL)
 def test_line_per_plugin(invoke) -> None:
     header, *rows = invoke("plugins").stdout.splitlines()
     llama, llama2c = (row for row in rows if row.split()[0] in ("llamacli_llama", "llamacli_llama.llama2c"))
-    assert header.split() == ["module", "distribution", "version", "architectures", "commands", "brings", "status"]
+    assert header.split() == ["module", "distribution", "architectures", "brings"]
     assert llama.split()[:3] == ["llamacli_llama", "(unknown)", "llama"]
     assert "chat formats: llama-3" in llama
     assert llama2c.split()[:2] == ["llamacli_llama.llama2c", "(unknown)"]
     assert "loaders: llama2.c" in llama2c
-    assert llama.split()[-1] == llama2c.split()[-1] == "ok"
+    assert "error:" not in llama
 
 
 def test_broken_plugin_is_listed(invoke, use_plugins) -> None:
@@ -27,7 +27,8 @@ def test_broken_plugin_is_listed(invoke, use_plugins) -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert lines[1].startswith("llamacli_llama ")
-    assert lines[1].endswith("ok")
+    assert "error:" not in lines[1]
+    assert "error: " in lines[2]
     assert "No module named 'no_such_plugin_module'" in lines[2]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import itertools
 import json
 import math
 import os
@@ -108,17 +109,40 @@ def print_json(value: Any, indent: int | None = 2) -> None:
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "") -> None:
     """Print a table.
 
-    A column whose header ends in a colon is right-aligned.
+    A column whose header ends in a colon is right-aligned. On a terminal, cells are broken at words where the table is
+    wider than that.
     """
     lines = [[printable(cell) for cell in row] for row in rows]
     names = [name.removesuffix(":") for name in header]
-    widths = [max(map(len, column)) for column in zip(names, *lines, strict=True)]
+    columns = list(zip(names, *lines, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    if sys.stdout is not None and sys.stdout.isatty():
+        least = [max(len(word) for cell in column for word in cell.split() or [""]) for column in columns]
+        _fit(widths, least, shutil.get_terminal_size().columns - len(indent) - 2 * (len(widths) - 1))
     for line in (names, *lines):
-        cells = [
-            cell.rjust(width) if name.endswith(":") else cell.ljust(width)
-            for cell, width, name in zip(line, widths, header, strict=True)
-        ]
-        click.echo(indent + "  ".join(cells).rstrip())
+        broken = [_broken(cell, width) for cell, width in zip(line, widths, strict=True)]
+        for parts in itertools.zip_longest(*broken, fillvalue=""):
+            cells = [
+                part.rjust(width) if name.endswith(":") else part.ljust(width)
+                for part, width, name in zip(parts, widths, header, strict=True)
+            ]
+            click.echo(indent + "  ".join(cells).rstrip())
+
+
+def _fit(widths: list[int], least: Sequence[int], room: int) -> None:
+    """Make the widest columns narrower until all fit, or have their least width."""
+    while sum(widths) > room:
+        wide = [i for i, width in enumerate(widths) if width > least[i]]
+        if not wide:
+            return
+        widths[max(wide, key=widths.__getitem__)] -= 1
+
+
+def _broken(cell: str, width: int) -> list[str]:
+    """Lines of a cell; most cells have one."""
+    if len(cell) <= width:
+        return [cell]
+    return textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)
 
 
 def printable(text: str) -> str:

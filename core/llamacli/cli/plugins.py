@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -119,22 +120,27 @@ def _list(json: bool) -> None:
         print_json(rows)
     elif rows:
         print_table(
-            ("module", "distribution", "version", "architectures", "commands", "brings", "status"),
+            ("module", "distribution", "architectures", "brings"),
             [
                 (
                     row["module"],
-                    row["distribution"],
-                    row["version"],
+                    f"{row['distribution']} {row['version']}".rstrip(),
                     " ".join(row["architectures"]) or "-",
-                    " ".join(row["commands"]) or "-",
-                    "; ".join(f"{kind}: {', '.join(names)}" for kind, names in row["brings"].items()) or "-",
-                    row["error"] or "ok",
+                    "; ".join(_described(row)) or "-",
                 )
                 for row in rows
             ],
         )
     else:
         click.echo("no plugins are installed; model families are plugins: pip install 'llamacli[all]'")
+
+
+def _described(row: Mapping[str, Any]) -> Iterator[str]:
+    """Texts on what a plugin brings beside architectures, and its errors."""
+    kinds = dict(row["brings"]) | ({"commands": row["commands"]} if row["commands"] else {})
+    yield from (f"{kind}: {', '.join(names)}" for kind, names in kinds.items())
+    if row["error"]:
+        yield f"error: {row['error']}"
 
 
 @plugins.command(cls=Command)

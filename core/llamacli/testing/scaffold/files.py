@@ -32,7 +32,9 @@ def write_plugin(folder: Path, name: str, description: Description, *, from_file
     """
     module = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", module) or keyword.iskeyword(module):
-        raise InvalidRequestError(f"the name {name!r} must be lower-case letters, digits and hyphens, a letter first")
+        raise InvalidRequestError(
+            f"the name {name!r} must be lower-case letters, digits and hyphens, a letter first, and no Python keyword"
+        )
     if folder.exists():
         raise InvalidRequestError(f"{folder} exists already")
     files = _contents(name, module, description, from_file)
