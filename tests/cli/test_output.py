@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamacli.cli.output import human_bytes, human_count, one_line, print_json, print_table, printable, write
+from llamacli.cli.output import (
+    human_bytes,
+    human_count,
+    one_line,
+    print_field,
+    print_json,
+    print_table,
+    printable,
+    write,
+)
 
 
 def output_of(function, *args) -> str:
@@ -114,12 +123,24 @@ def test_text_that_cannot_be_written_is_an_error(arguments: str, target: str, re
     assert (result.returncode, result.stderr) == (1, f"llamacli: error: {reason}\n")
 
 
-def test_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """Stdout that is a terminal of 24 columns."""
     monkeypatch.setenv("COLUMNS", "24")
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stdout", terminal)
+    return terminal
+
+
+def test_tables_fit_the_terminal(narrow_terminal: io.StringIO) -> None:
     print_table(("name", "size:", "what it is"), [("a", "1", "one two three"), ("b-and-c", "22", "unbreakable")])
-    assert terminal.getvalue() == (
+    assert narrow_terminal.getvalue() == (
         "name     size  what it is\na           1  one two\n               three\nb-and-c    22  unbreakable\n"
     )
+
+
+def test_fields_fit_the_terminal(narrow_terminal: io.StringIO) -> None:
+    print_field("plugin", "one two three four", 8)
+    assert narrow_terminal.getvalue() == "plugin  one two three\n        four\n"
+    assert output_of(print_field, "plugin", "one two three four\n") == "plugin          one two three four\\n\n"

@@ -29,6 +29,7 @@ def test_loaded_model_is_described_and_fingerprints_tell_types_of_the_cache() ->
     info = loaded.info
     assert (info.n_ctx, info.n_ctx_train, info.n_vocab, info.loaded) == (100, 1024, 2048, True)
     assert info.fingerprint == again.info.fingerprint != other.info.fingerprint
+    assert (info.architecture, info.file_type) == ("llama", "Q8_0")
     assert loaded.scheduler.pooling is Pooling.MEAN
     for one in (loaded, other, again):
         one.model.close()

@@ -9,7 +9,7 @@ import click
 
 from llamacli.cli.command import Command
 from llamacli.cli.options import PATH, global_options, option
-from llamacli.cli.output import human_bytes, print_json, printable
+from llamacli.cli.output import human_bytes, print_field, print_json
 from llamacli.cli.progress import bar, load
 from llamacli.errors import LlamaCliError
 
@@ -50,11 +50,12 @@ def doctor(model: str | None, output: str) -> None:
         print_json(json.loads(json.dumps(report.as_dict())))
         return
     for label, value in _lines(report):
-        click.echo(f"{label:<16}{printable(value)}")
+        print_field(label, value)
     advice = report.advice()
     click.echo("\nno problems found" if not advice else "\nproblems:")
     for item in advice:
-        click.echo(f"- {printable(item.what)}\n  -> {printable(item.do)}")
+        print_field("-", item.what, 2)
+        print_field("  ->", item.do, 5)
 
 
 def _lines(report: Report) -> Iterator[tuple[str, str]]:

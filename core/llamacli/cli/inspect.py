@@ -12,7 +12,7 @@ import click
 from llamacli.cli.command import Command
 from llamacli.cli.hub import resolve_model
 from llamacli.cli.options import PATH, global_options, option
-from llamacli.cli.output import human_bytes, human_count, print_json, print_table, printable
+from llamacli.cli.output import human_bytes, human_count, print_field, print_json, print_table, printable
 from llamacli.cli.plot import ImagePath, plot_sizes
 from llamacli.cli.progress import working
 
@@ -166,7 +166,7 @@ def _contents(file: ModelFile, tensors: bool, full: bool) -> dict[str, Any]:
 def _print_summary(summary: Mapping[str, Any], metadata: Metadata) -> None:
     def line(label: str, value: object) -> None:
         if value is not None:
-            click.echo(f"{label:<16}{printable(str(value))}")
+            print_field(label, str(value))
 
     line("file", summary["path"])
     line("format", summary["format"])

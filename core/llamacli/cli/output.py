@@ -59,11 +59,25 @@ def note(text: str, *, hang: int = 0) -> None:
 
 
 def at_words(text: str, *, hang: int = 0) -> str:
-    """Text for stderr: on a terminal in lines that are broken at words."""
-    if not has_status():
-        return text
-    width, indent = max(20, terminal_columns() - 1), " " * hang
-    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    """Text for stderr; lines for a terminal are broken at words."""
+    return _filled(text, terminal_columns(), hang) if has_status() else text
+
+
+def print_field(label: str, value: str, width: int = 16) -> None:
+    """Print a label and a value in two columns.
+
+    A terminal gets lines broken at words.
+    """
+    line = f"{label:<{width}}{printable(value)}"
+    if sys.stdout is not None and sys.stdout.isatty():
+        line = _filled(line, shutil.get_terminal_size().columns, width)
+    click.echo(line)
+
+
+def _filled(text: str, columns: int, hang: int) -> str:
+    """Text in lines that are broken at words; those after the first are indented."""
+    width = max(20, columns - 1)
+    return textwrap.fill(text, width, subsequent_indent=" " * hang, break_long_words=False, break_on_hyphens=False)
 
 
 _status = ""
@@ -130,7 +144,10 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: st
 
 
 def _fit(widths: list[int], least: Sequence[int], room: int) -> None:
-    """Make the widest columns narrower until all fit, or have their least width."""
+    """Make the widest columns narrower until all columns fit.
+
+    None gets narrower than its least width.
+    """
     while sum(widths) > room:
         wide = [i for i, width in enumerate(widths) if width > least[i]]
         if not wide:

@@ -309,9 +309,9 @@ def model_sources(
     adapters: Sequence[tuple[Path, float]] = (),
     draft: Path | None = None,
 ) -> list[ModelSource]:
-    """Models of the arguments: files or short names, perhaps with a name and = before.
+    """Models of the arguments: files or short names.
 
-    The demo model for none. The first has the aliases, the adapters and the draft model. Raises ModelFormatError for
+    A name and = may be before. The demo model for none. The first has the aliases, the adapters and the draft model. Raises ModelFormatError for
     what is neither a file nor a short name, UsageError for a name that is there twice.
     """
     from llamacli.serve.models import ModelSource

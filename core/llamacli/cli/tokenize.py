@@ -53,7 +53,7 @@ def tokenize(model: str, text: str | None, ids: bool, no_special: bool, parse_sp
 
 
 def shown_piece(tokenizer: Tokenizer, token: int) -> str:
-    """Text of a token for a terminal, with escapes for what cannot be seen."""
+    """Text of a token for a terminal; control characters are escaped."""
     piece, part = tokenizer.piece(token, unparse_special=True), tokenizer.piece_bytes(token, unparse_special=True)
     if "\ufffd" in piece and part != piece.encode():  # bytes of a character that others complete
         return "".join(f"<0x{byte:02X}>" for byte in part)

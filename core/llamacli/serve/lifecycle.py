@@ -66,7 +66,7 @@ class Lifecycle:
             self.emit(ticket, PromptProgress(ticket.n_prompt, ticket.n_cached, ticket.n_processed, seconds))
 
     def count_drawn(self, lane: Lane, *, is_end: bool) -> None:
-        """Count a token of a text, and the time since the one before."""
+        """Count a token of a text, and its time."""
         self._counters.generation_tokens += not is_end
         now = self._clock()
         if lane.last_at is not None:

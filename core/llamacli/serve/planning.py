@@ -1,4 +1,4 @@
-"""Planning of steps: a token of each text, and pieces of prompts in turn."""
+"""Planning of steps: tokens of texts, and pieces of prompts in turn."""
 
 from __future__ import annotations
 

@@ -81,6 +81,8 @@ class FakeEngine:
                 n_ctx_train=config.n_ctx,
                 n_vocab=config.n_vocab,
                 n_embd=config.n_embd,
+                architecture=self._model.arch,
+                file_type="Q8_0",
                 fingerprint="llamacli-fake",
                 adapters=self.adapters,
             ),

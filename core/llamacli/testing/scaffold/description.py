@@ -1,4 +1,4 @@
-"""Descriptions of models: keys and tensor shapes, of a file or a kind of model."""
+"""Descriptions of models: keys and tensor shapes."""
 
 from __future__ import annotations
 
