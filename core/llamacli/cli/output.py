@@ -75,7 +75,7 @@ def print_field(label: str, value: str, width: int = 16) -> None:
 
 
 def _filled(text: str, columns: int, hang: int) -> str:
-    """Text in lines that are broken at words; those after the first are indented."""
+    """Text in lines broken at words, with a hanging indent."""
     width = max(20, columns - 1)
     return textwrap.fill(text, width, subsequent_indent=" " * hang, break_long_words=False, break_on_hyphens=False)
 

@@ -376,15 +376,19 @@ def _tag(info: ModelInfo) -> dict[str, Any]:
 
 
 def _details(info: ModelInfo) -> dict[str, Any]:
-    parameters = f"{info.n_params / 1e9:.1f}B" if info.n_params else ""
     return {
         "parent_model": "",
         "format": PurePath(info.path).suffix.removeprefix("."),
         "family": info.architecture,
         "families": [info.architecture] if info.architecture else [],
-        "parameter_size": parameters,
+        "parameter_size": _count(info.n_params) if info.n_params else "",
         "quantization_level": info.file_type,
     }
+
+
+def _count(n: int) -> str:
+    """Number of parameters as ollama writes it: 8.0B, 135.00M."""
+    return f"{n / 1e9:.1f}B" if n >= 10**9 else f"{n / 1e6:.2f}M"
 
 
 def _now() -> str:
