@@ -6,6 +6,7 @@ import re
 import pytest
 
 from adapters import write_adapter
+from llamacli.tools import perplexity
 
 TEXT = "once upon a time there was a little girl and the dog saw a big ball " * 4
 
@@ -44,6 +45,19 @@ def test_adapters_change_the_perplexity(invoke, model, text, tmp_path) -> None:
 def test_text_from_stdin(invoke, model, text) -> None:
     piped = invoke("perplexity", "-m", model, "-c", "16", input=TEXT)
     assert piped.stdout == invoke("perplexity", text, "-m", model, "-c", "16").stdout
+
+
+def test_interrupt_keeps_the_estimate(invoke, model, text, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = perplexity.perplexity
+
+    def interrupted(*args, **options):
+        yield next(measure(*args, **options))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(perplexity, "perplexity", interrupted)
+    result = invoke("perplexity", text, "-m", model, "-c", "16")
+    assert result.exit_code == 130
+    assert re.search(r"interrupted: perplexity [\d.]+ ± [\d.]+ after 1 of \d+ chunks\n", result.stderr)
 
 
 @pytest.mark.parametrize(

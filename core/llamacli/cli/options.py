@@ -63,7 +63,8 @@ def mode_option(command: Decorated) -> Decorated:
 def chunk_options(shortest: int) -> Callable[[Decorated], Decorated]:
     """Add `-c` and `--chunks` to a command.
 
-    A text is evaluated in chunks. A chunk has at least `shortest` tokens. The command gets `ctx_size`, and `chunks`, which is None for all.
+    A text is evaluated in chunks of at least `shortest` tokens. The command gets `ctx_size`, and `chunks`, which is
+    None for all.
     """
 
     def limit(_ctx: click.Context, _param: click.Parameter, value: int) -> int | None:

@@ -21,7 +21,7 @@ from llamacli.cli.options import (
     threads_option,
     warn_of_long_context,
 )
-from llamacli.cli.output import has_status, print_json, write
+from llamacli.cli.output import has_status, note, print_json, write
 from llamacli.cli.progress import Task, load, shown
 from llamacli.cli.text import decoded, read_bytes, read_stdin
 from llamacli.errors import InvalidRequestError
@@ -73,15 +73,24 @@ def perplexity(
         warn_of_long_context(loaded, ctx_size)
         estimates = measure(loaded, tokens, n_ctx=ctx_size, max_chunks=chunks, kv_type=kv_type)
         n_chunks = number_of_chunks(tokens, ctx_size, chunks)
-        results = list(_watched(estimates, n_chunks, output == "text"))
+        results: list[Estimate] = []
+        try:
+            for estimate in _watched(estimates, n_chunks, output == "text"):
+                results.append(estimate)
+        except KeyboardInterrupt:
+            if results:
+                last = results[-1]
+                value = f"perplexity {last.value:.4f} ± {last.error:.5f}"
+                note(f"interrupted: {value} after {last.n_chunks} of {n_chunks} chunks")
+            raise
     if output == "json":
         _print_json(results, ctx_size, len(tokens))
     else:
         last = results[-1]
-        note = f"{last.n_chunks} chunks of {ctx_size} tokens, {last.n_scored} of them scored"
+        scored = f"{last.n_chunks} chunks of {ctx_size} tokens, {last.n_scored} of them scored"
         if not _in_status_line():
             click.echo()
-        click.echo(f"perplexity {last.value:.4f} ± {last.error:.5f} ({note})")
+        click.echo(f"perplexity {last.value:.4f} ± {last.error:.5f} ({scored})")
 
 
 def _read_text(argument: str | None, option: str | None) -> str:

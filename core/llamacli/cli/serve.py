@@ -311,8 +311,8 @@ def model_sources(
 ) -> list[ModelSource]:
     """Models of the arguments: files or short names.
 
-    A name and = may be before. The demo model for none. The first has the aliases, the adapters and the draft model. Raises ModelFormatError for
-    what is neither a file nor a short name, UsageError for a name that is there twice.
+    A name and = may be before. The demo model for none. The first has the aliases, the adapters and the draft model.
+    Raises ModelFormatError for what is neither a file nor a short name, UsageError for a name that is there twice.
     """
     from llamacli.serve.models import ModelSource
 
