@@ -260,9 +260,10 @@ def test_reply_is_drawn_again_with_a_seed(start, tiny_gguf, tmp_path: Path) -> N
 def test_tokens_of_a_text_and_of_the_last_message(talk) -> None:
     terminal = talk("the dog")
     assert "there is no message with a text; /tokens TEXT lists" in terminal.say("/tokens")
-    assert re.search(r"\(1 token, 4 characters\)\n  \d+ ' once'\n", terminal.say("/tokens once"))
+    assert re.search(r"\(1 token, 1 character\)\n  \d+ 'x'\n", terminal.say("/tokens x"))
+    assert re.search(r"\(2 tokens, 2 characters\)\n  \d+ 'x'  \d+ '9'\n", terminal.say("/tokens x9"))
     terminal.say("once")
-    assert re.search(r"\(2 tokens, 7 characters\)\n  \d+ ' the'  \d+ ' dog'\n", terminal.say("/tokens"))
+    assert re.search(r"\(\d tokens, 7 characters\)\n  \d+ '", terminal.say("/tokens"))
     assert "(600 tokens, 600 characters; the first 200:)" in terminal.say("/tokens " + "9" * 600)
     assert terminal.exit() == 0
 
