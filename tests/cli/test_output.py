@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import unicodedata
+from unittest.mock import patch
 
 import click
 import click.testing
@@ -123,24 +124,20 @@ def test_text_that_cannot_be_written_is_an_error(arguments: str, target: str, re
     assert (result.returncode, result.stderr) == (1, f"llamacli: error: {reason}\n")
 
 
-@pytest.fixture
-def narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """Stdout that is a terminal of 24 columns."""
-    monkeypatch.setenv("COLUMNS", "24")
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    monkeypatch.setattr(sys, "stdout", terminal)
-    return terminal
+def shown_in_24_columns(function, *args) -> str:
+    with contextlib.redirect_stdout(Terminal()) as terminal, patch.dict("os.environ", COLUMNS="24"):
+        function(*args)
+    return terminal.getvalue()
 
 
-def test_tables_fit_the_terminal(narrow_terminal: io.StringIO) -> None:
-    print_table(("name", "size:", "what it is"), [("a", "1", "one two three"), ("b-and-c", "22", "unbreakable")])
-    assert narrow_terminal.getvalue() == (
+def test_tables_fit_the_terminal() -> None:
+    rows = [("a", "1", "one two three"), ("b-and-c", "22", "unbreakable")]
+    assert shown_in_24_columns(print_table, ("name", "size:", "what it is"), rows) == (
         "name     size  what it is\na           1  one two\n               three\nb-and-c    22  unbreakable\n"
     )
 
 
-def test_fields_fit_the_terminal(narrow_terminal: io.StringIO) -> None:
-    print_field("plugin", "one two three four", 8)
-    assert narrow_terminal.getvalue() == "plugin  one two three\n        four\n"
+def test_fields_fit_the_terminal() -> None:
+    shown = shown_in_24_columns(print_field, "plugin", "one two three four", 8)
+    assert shown == "plugin  one two three\n        four\n"
     assert output_of(print_field, "plugin", "one two three four\n") == "plugin          one two three four\\n\n"

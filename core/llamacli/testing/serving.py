@@ -81,6 +81,7 @@ class FakeEngine:
                 n_ctx_train=config.n_ctx,
                 n_vocab=config.n_vocab,
                 n_embd=config.n_embd,
+                n_params=2_755_008,
                 architecture=self._model.arch,
                 file_type="Q8_0",
                 fingerprint="llamacli-fake",

@@ -126,6 +126,7 @@ def test_models(http) -> None:
     assert tag["name"] == "demo"
     for details in (shown["details"], tag["details"]):
         assert (details["family"], details["families"], details["quantization_level"]) == ("llama", ["llama"], "Q8_0")
+        assert details["parameter_size"] == "2.76M"
     assert shown["model_info"]["general.architecture"] == "llama"
     assert shown["capabilities"] == ["completion", "tools"]
     assert http.send("/api/show", {"model": "other"}).status == 404
