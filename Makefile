@@ -46,7 +46,7 @@ soak: $(VENV)/.installed-test
 
 # Every kernel's memory between forbidden pages, and in front of it in the tests of the kernels themselves; functions of
 # arrays with Numba's own checks.
-KERNELS := tests/ops tests/engine tests/kernels/test_attention.py tests/kernels/test_linear.py \
+KERNELS := tests/ops tests/engine tests/kernels/test_attention.py tests/kernels/test_linear.py tests/kernels/test_tiles.py \
            tests/kernels/test_encoding.py tests/kernels/test_sampling_kernels.py tests/kernels/kv_types tests/kv \
            tests/sampling tests/tools/test_embedding.py
 GUARDED := $(KERNELS) tests/branches tests/test_goldens.py tests/session plugins

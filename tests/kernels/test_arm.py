@@ -18,7 +18,7 @@ from llamacli.kernels import ir, isa, linear
 from llamacli.kernels.kv_types import cells
 from llamacli.kernels.layout import ACTIVATION, INTEGER_FORMS
 from llamacli.kernels.packing_formats import ROWS, IntegerPacking
-from llamacli.kernels.registry import packings
+from llamacli.kernels.registry import packings_for
 from llamacli.kv import KV_TYPES, PAGE
 from llamacli.quantization import TensorType
 from suite import examples
@@ -26,6 +26,9 @@ from suite import examples
 emulated = pytest.mark.skipif(
     importlib.util.find_spec("unicorn") is None, reason="the emulator unicorn is not installed"
 )
+
+PACKINGS = packings_for("neon")
+"""Packings as ARM and all x86 CPUs without dot products of bfloat16 have them."""
 
 TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 127)
 
@@ -218,6 +221,34 @@ def test_float16():
 # --- tiles -----------------------------------------------------------------------------------------------------------
 
 
+FLOATS_OF_ISA = [(name, kind) for name in isa.available() if name != "amx" for kind in ("F32", "F16", "BF16")]
+
+
+@pytest.mark.parametrize(("name", "kind"), FLOATS_OF_ISA)
+def test_tile_of_floats_is_bit_equal_under_each_instruction_set(name, kind):
+    """Compare with sums of one product after another.
+
+    AMD's dot product of bfloat16 has not been compared, so only its value is.
+    """
+    packing, random = packings_for(name)[TensorType[kind]], np.random.default_rng(3)
+    n_tokens, n_columns = 3, 24
+    w, x = (random.integers(-255, 256, shape).astype(np.float32) / 64 for shape in ((n_columns, ROWS), (3, n_columns)))
+    x *= 2.0 ** random.integers(-4, 4, x.shape).astype(np.float32)
+    stored = {"F32": w, "F16": w.astype(np.float16), "BF16": (w.view(np.uint32) >> 16).astype(np.uint16)}[kind]
+    weights = np.ascontiguousarray(stored.reshape(-1, packing.adjacent, ROWS).transpose(0, 2, 1))
+    given = (x.view(np.uint32) >> 16).astype(np.uint16) if packing.activation == "bf16_pairs" else x
+    out, zeros = np.zeros((n_tokens, ROWS), np.float32), np.zeros(ROWS, np.float32)
+    code = HostFunction(name, *tile(packing, n_tokens))
+    code(weights, n_columns // packing.block, given, given.strides[0], out, out.strides[0], zeros, 0)
+    expected = np.zeros_like(out)
+    for column in np.arange(n_columns).reshape(-1, packing.adjacent)[:, ::-1].ravel():
+        expected = (expected + x[:, column, None].astype(np.float64) * w[column]).astype(np.float32)
+    if packing.activation == "bf16_pairs" and isa.host()[1].startswith("znver"):
+        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+    else:
+        np.testing.assert_array_equal(out, expected)
+
+
 def tile(packing, n_tokens):
     return 8, lambda b, *args: linear.emit_tile(b, packing, n_tokens, *args)
 
@@ -234,13 +265,13 @@ def tile(packing, n_tokens):
     ],
 )
 def test_tile_multiplies_by_dot_products_only(name, kind, expected):
-    code = ArmFunction(name, *tile(packings()[kind], 1))
+    code = ArmFunction(name, *tile(PACKINGS[kind], 1))
     assert {instruction: code.count(instruction) for instruction in expected} == expected
     assert code.count("bl") == 0
 
 
 def test_tile_of_four_tokens_multiplies_by_lanes():
-    code = ArmFunction("neon", *tile(packings()[TensorType.Q8_0], 4))
+    code = ArmFunction("neon", *tile(PACKINGS[TensorType.Q8_0], 4))
     products = [line for line in code.assembly.splitlines() if "\tsdot" in line]
     assert len(products) == 128
     assert all(".4b[" in line for line in products)
@@ -286,7 +317,7 @@ ALIKE = ("IQ2_XXS", "IQ2_S", "IQ3_XXS", "TQ1_0", "TQ2_0", "Q2_0")
 """Types whose blocks are loaded like those of IQ2_XS, IQ3_S and IQ1_S."""
 
 TILES = [
-    *(("neon", kind, 1) for kind in packings() if kind.name not in ALIKE),
+    *(("neon", kind, 1) for kind in PACKINGS if kind.name not in ALIKE),
     *(("neon", kind, 4) for kind in (TensorType.F16, TensorType.Q8_0, TensorType.Q4_0, TensorType.Q4_K)),
     *(("i8mm", kind, 1) for kind in (TensorType.Q8_0, TensorType.Q4_K, TensorType.IQ4_NL)),
 ]
@@ -299,13 +330,13 @@ TILES = [
     ids=str,
 )
 def test_tile_is_bit_equal_to_the_host(name, kind, n_tokens):
-    check_tile(name, packings()[kind], n_tokens)
+    check_tile(name, PACKINGS[kind], n_tokens)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["IQ1_M", "NVFP4"])
 def test_tile_is_bit_equal_under_each_instruction_set_of_the_host(kind):
-    packing, random = packings()[TensorType[kind]], np.random.default_rng(1)
+    packing, random = PACKINGS[TensorType[kind]], np.random.default_rng(1)
     weights, x = random_weights(random, packing, 3), random_activations(random, packing, 1, 3)
     bias, residual = random.normal(size=(2, ROWS)).astype(np.float32)
     results = np.zeros((len(isa.available()), ROWS), np.float32)
@@ -318,7 +349,7 @@ def test_tile_is_bit_equal_under_each_instruction_set_of_the_host(kind):
 @emulated
 @pytest.mark.parametrize("bias_bits", [None, 6])
 def test_codes_of_8_bits_with_every_bias(bias_bits):
-    check_tile("neon", attrs.evolve(packings()[TensorType.Q8_0], bias_bits=bias_bits), 1)
+    check_tile("neon", attrs.evolve(PACKINGS[TensorType.Q8_0], bias_bits=bias_bits), 1)
 
 
 def check_tile(name, packing, n_tokens):

@@ -131,5 +131,5 @@ def test_names_are_unique() -> None:
     kernels = catalog()
     assert len({kernel.name for kernel in kernels}) == len(kernels) > 40
     names = {kernel.name for kernel in kernels}
-    assert {"rms_norm", "_run_job", "linear_Q4_K", "pack_floats_2", "attention_f16"} <= names
+    assert {"rms_norm", "_run_job", "linear_Q4_K", "pack_floats_4_1_4", "attention_f16"} <= names
     assert any(name.startswith("lanewise_gated_vv_") for name in names)

@@ -13,8 +13,8 @@ import gguf
 from example_formats import Added
 from gguf import GGMLQuantizationType
 from llamacli.kernels.activation_rounding import FORMS, ROUND, round_activations
-from llamacli.kernels.layout import ACTIVATION, INTEGER_FORMS
-from llamacli.kernels.linear import LINEAR, linear
+from llamacli.kernels.layout import ACTIVATION, BLOCK_BYTES, FLOAT_FORMS, INTEGER_FORMS, LINEAR, PAIR_FORMS
+from llamacli.kernels.linear import linear
 from llamacli.kernels.packing import pack
 from llamacli.kernels.packing_formats import ROWS
 from llamacli.kernels.registry import packing_of, packings
@@ -79,7 +79,7 @@ def multiply(team, kind, raw, n_out, x, *, bias=None, residual=None, first_row=0
     used = x
     if packing.activation != "f32":
         rows = rounded(team, packing.activation, rows)
-        used = floats(rows)[:, :width]
+        used = floats(rows, packing.activation)[:, :width]
     out = np.full((n, packed.shape[0] * ROWS), 7, np.float32)
     biases = np.zeros(out.shape[1], np.float32)
     biases[:n_out] = 0 if bias is None else bias
@@ -105,8 +105,8 @@ def test_unpacked_weights_equal_dequantized(team, kind, n_rows):
 
 @pytest.mark.parametrize("kind", [TensorType.F32, TensorType.F16, TensorType.BF16])
 def test_float_weights_of_any_width(team, kind):
-    raw, values = random_rows(kind, 16, 12, seed=4)
-    size = raw.shape[1] // 12
+    raw, values = random_rows(kind, 16, 32, seed=4)
+    size = raw.shape[1] // 32
     packed = packed_rows(team, kind, raw[:, : 10 * size], 10)
     unpacked = packing_of(kind).unpack(packed, np.arange(16))
     np.testing.assert_array_equal(unpacked[:, :10], values[:, :10])
@@ -136,6 +136,21 @@ def test_rows_do_not_depend_on_their_neighbours(team, kind):
     together, _ = multiply(team, kind, raw, 16, x)
     for i in range(len(x)):
         alone, _ = multiply(team, kind, raw, 16, x[i : i + 1])
+        np.testing.assert_array_equal(alone[0], together[i])
+
+
+@pytest.mark.parametrize("kind", [TensorType.F32, TensorType.F16, TensorType.BF16])
+def test_rows_of_several_chunks_and_panels(team, kind):
+    """A token alone has the bits that it has among others."""
+    n, n_out, width = 277, 150, 1120
+    raw, weight = random_rows(kind, n_out, width, seed=7)
+    random = np.random.default_rng(7)
+    x, residual = (random.normal(size=shape).astype(np.float32) for shape in ((n, width), (n, n_out)))
+    bias = random.normal(size=n_out).astype(np.float32)
+    together, used = multiply(team, kind, raw, n_out, x, bias=bias, residual=residual)
+    assert formulas.nmse(together, formulas.linear(used, weight) + bias + residual) < 1e-10
+    for i in (0, 15, 16, 143, 191, 192, 255, 256, n - 1):
+        alone, _ = multiply(team, kind, raw, n_out, x[i : i + 1], bias=bias, residual=residual[i : i + 1])
         np.testing.assert_array_equal(alone[0], together[i])
 
 
@@ -202,7 +217,7 @@ def test_bias_residual_and_first_row(team, kind):
     assert (result[:4] == 7).all()
 
 
-QUICK = ("F32", "F16", "Q8_0", "Q4_0", "IQ1_M", "NVFP4", "Q1_0")
+QUICK = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "IQ1_M", "NVFP4", "Q1_0")
 
 
 @examples(40)
@@ -262,7 +277,7 @@ def test_products_of_random_shapes_strides_and_groups(team, kind, data):
     rows = used = x.astype(np.float32)
     if packing.activation != "f32":
         rows = rounded(team, packing.activation, rows)
-        used = floats(rows)
+        used = floats(rows, packing.activation)
     given_x, out = strided(rows, before, after), strided(np.full((n, n_parts * lanes), 7, np.float32), after, before)
     bias = random.normal(size=(n_groups, lanes + 16)).astype(np.float32)
     residual = random.normal(size=(n, n_parts * lanes)).astype(np.float32)
@@ -316,7 +331,7 @@ def test_packed_rows_of_random_shapes(team, kind, data):
 
 
 def rounded(team: Team, form: str, x: np.ndarray, by_row: int = 0) -> np.ndarray:
-    out = np.zeros((len(x), x.shape[1] // 32), ACTIVATION) if form in INTEGER_FORMS else np.zeros_like(x)
+    out = blank(form, len(x), x.shape[1])
     run_kernel(
         team, round_activations(form), ROUND, n_rows=len(x), x=x, x_stride=x.strides[0], out=out,
         out_stride=out.strides[0], width=x.shape[1], by_row=by_row, slots=0,
@@ -324,9 +339,21 @@ def rounded(team: Team, form: str, x: np.ndarray, by_row: int = 0) -> np.ndarray
     return out
 
 
-def floats(activations: np.ndarray) -> np.ndarray:
-    if activations.dtype == np.float32:
+def blank(form: str, n: int, width: int) -> np.ndarray:
+    """Memory for activations of a form, zeros."""
+    if form in INTEGER_FORMS:
+        return np.zeros((n, width // 32), ACTIVATION)
+    return (
+        np.zeros((n, width * BLOCK_BYTES[form] // 64), np.uint16) if form in PAIR_FORMS else np.zeros((n, width), "f")
+    )
+
+
+def floats(activations: np.ndarray, form: str) -> np.ndarray:
+    if form in FLOAT_FORMS:
         return activations
+    if form in PAIR_FORMS:
+        parts = (activations.astype(np.uint32) << 16).view(np.float32)
+        return parts.reshape(len(parts), -1, BLOCK_BYTES[form] // 64, 32).sum(axis=2).reshape(len(parts), -1)
     return (activations["q"] * activations["scale"][..., None]).reshape(len(activations), -1)
 
 
@@ -361,15 +388,15 @@ def test_activations_of_random_shapes_and_strides(team, form, data):
     x = (random.normal(size=(n_all, n_units * unit)) * 10.0 ** random.integers(-3, 4, (n_all, 1))).astype(np.float32)
     chosen = random.random(x.shape) < draw(st.sampled_from([0.0, 0.05, 1.0]))
     x[chosen] = random.choice(SPECIAL, chosen.sum())
-    blank = np.zeros((n_all, x.shape[1] // 32), ACTIVATION) if form in INTEGER_FORMS else np.zeros_like(x)
+    zeros = blank(form, n_all, x.shape[1])
     before, after = (4 * draw(st.integers(0, 20)) for _ in range(2))
-    rows, out = strided(x, before, after), strided(blank, after, before)
+    rows, out = strided(x, before, after), strided(zeros, after, before)
     run_kernel(
         team, round_activations(form), ROUND, n_rows=n, first_row=first_row, x=rows, x_stride=rows.strides[0], out=out,
         out_stride=out.strides[0], width=x.shape[1], by_row=draw(st.integers(0, 1)), slots=slots,
     )  # fmt: skip
-    n_bytes = blank[0].nbytes
-    found = np.ascontiguousarray(out[:, :n_bytes]).view(blank.dtype)
+    n_bytes = zeros[0].nbytes
+    found = np.ascontiguousarray(out[:, :n_bytes]).view(zeros.dtype)
     assert (out[:, n_bytes:] == 0x7F).all()
     assert not np.ascontiguousarray(out[:first, :n_bytes]).any()
     if form in INTEGER_FORMS:
@@ -382,13 +409,12 @@ def test_activations_of_random_shapes_and_strides(team, form, data):
         np.testing.assert_array_equal(found["minus_sum"][first:], -q.sum(-1))
         np.testing.assert_array_equal(found["sum"][first:], q.sum(-1))
         np.testing.assert_array_equal(found["minus_half"][first:], -q[..., :16].sum(-1))
-    elif form == "f16":
-        np.testing.assert_array_equal(found[first:], np.clip(x[first:], -65504, 65504).astype(np.float16))
+    elif form in ("f16", "f16_split"):
+        found = floats(found[first:], form)
+        np.testing.assert_array_equal(found, np.clip(x[first:], -65504, 65504).astype(np.float16))
     else:
-        kind = GGMLQuantizationType.BF16
-        np.testing.assert_array_equal(
-            found[first:], gguf.quants.dequantize(gguf.quants.quantize(x[first:], kind), kind)
-        )
+        kind, found = GGMLQuantizationType.BF16, floats(found[first:], form)
+        np.testing.assert_array_equal(found, gguf.quants.dequantize(gguf.quants.quantize(x[first:], kind), kind))
 
 
 def test_activations_rounded_to_short_floats(team):

@@ -8,9 +8,12 @@ from collections import defaultdict
 import numpy as np
 
 from llamacli.errors import PluginError
-from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, FLOAT_FORMS, INTEGER_FORMS
+from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, BLOCK_BYTES, FLOAT_FORMS, INTEGER_FORMS, PAIR_FORMS
 from llamacli.kv import N_BATCH
 from llamacli.ops.lowering import Array, Slot, Step
+
+_LINE = 64
+"""Bytes of a cache line."""
 
 
 def allocate(slot: Slot) -> Array:
@@ -25,6 +28,11 @@ def allocate(slot: Slot) -> Array:
         return np.zeros((n_rows, width + 16), np.float32)[:, :width]
     if slot.form in INTEGER_FORMS:
         return np.zeros((n_rows, n_blocks + 1), ACTIVATION)[:, :n_blocks]
+    if slot.form in PAIR_FORMS:  # rows begin with a cache line, as tiles of AMX are loaded by lines
+        row_bytes = n_blocks * BLOCK_BYTES[slot.form] + _LINE
+        memory = np.zeros(n_rows * row_bytes + _LINE, np.uint8)
+        start = -memory.ctypes.data % _LINE
+        return memory[start : start + n_rows * row_bytes].reshape(n_rows, row_bytes)[:, :-_LINE]
     return np.zeros((n_rows, slot.width), slot.form)
 
 

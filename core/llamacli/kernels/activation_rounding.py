@@ -11,7 +11,7 @@ import attrs
 from llamacli.kernels import ir, simd
 from llamacli.kernels.deferred import carray, intrinsic, types
 from llamacli.kernels.jit import Kernel
-from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, RUN, record
+from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, BLOCK_BYTES, RUN, record
 from llamacli.kernels.work import rows_of, share
 
 ROUND = record("x", "x_stride", "out", "out_stride", "width", "by_row", "slots")
@@ -78,25 +78,54 @@ def _quantize_q8_k(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
         _store_block(b, ir.offset(b, out, i * _ITEM), integers, scale)
 
 
-def _round_f16(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
-    """Round 32 float32 to finite float16, kept as float32."""
-    for vector, start in zip(_load_block(b, x), (0, 4 * _LANES), strict=True):
+def _nearest_f16(b: ir.Builder, x: ir.Value) -> list[ir.Value]:
+    """Nearest finite float16 of 32 float32, as two vectors of float32."""
+    rounded = []
+    for vector in _load_block(b, x):
         bounded = ir.minimum(b, vector, ir.constant(ir.F32X16, _LARGEST_HALF))
         bounded = ir.maximum(b, bounded, ir.constant(ir.F32X16, -_LARGEST_HALF))
-        half = b.fptrunc(bounded, ir.ir.VectorType(ir.HALF, _LANES))
-        ir.store(b, ir.offset(b, out, start), b.fpext(half, ir.F32X16))
+        rounded.append(ir.round_f16(b, bounded))
+    return rounded
+
+
+def _nearest_bf16(b: ir.Builder, x: ir.Value) -> list[ir.Value]:
+    """Nearest bfloat16 of 32 finite float32, ties to even.
+
+    Two vectors of int32; the upper halves of their lanes are the results, the lower ones are left over.
+    """
+    rounded = []
+    for vector in _load_block(b, x):
+        bits = b.bitcast(vector, ir.I32X16)
+        odd = b.and_(b.lshr(bits, ir.constant(ir.I32X16, 16)), ir.constant(ir.I32X16, 1))
+        rounded.append(b.add(bits, b.add(odd, ir.constant(ir.I32X16, 0x7FFF))))
+    return rounded
+
+
+def _round_f16(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
+    """Round 32 float32 to finite float16, kept as float32."""
+    for vector, start in zip(_nearest_f16(b, x), (0, 4 * _LANES), strict=True):
+        ir.store(b, ir.offset(b, out, start), vector)
+
+
+def _split_f16(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
+    """Round 32 float32 to finite float16, kept as sums of two bfloat16."""
+    halves = _nearest_f16(b, x)
+    even, odd = (ir.shuffle(b, *halves, list(range(start, 2 * _LANES, 2))) for start in (0, 1))
+    for half, start in zip(ir.split_bf16(b, even, odd), (0, 2 * ACTIVATION_BLOCK), strict=True):
+        ir.store(b, ir.offset(b, out, start), half)
 
 
 def _round_bf16(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
-    """Round 32 finite float32 to bfloat16, kept as float32.
-
-    To nearest, ties to even.
-    """
-    for vector, start in zip(_load_block(b, x), (0, 4 * _LANES), strict=True):
-        bits = b.bitcast(vector, ir.I32X16)
-        odd = b.and_(b.lshr(bits, ir.constant(ir.I32X16, 16)), ir.constant(ir.I32X16, 1))
-        bits = b.add(bits, b.add(odd, ir.constant(ir.I32X16, 0x7FFF)))
+    """Round 32 finite float32 to bfloat16, kept as float32."""
+    for bits, start in zip(_nearest_bf16(b, x), (0, 4 * _LANES), strict=True):
         ir.store(b, ir.offset(b, out, start), b.bitcast(b.and_(bits, ir.constant(ir.I32X16, -65536)), ir.F32X16))
+
+
+def _pack_bf16(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
+    """Round 32 finite float32 to bfloat16."""
+    for bits, start in zip(_nearest_bf16(b, x), (0, 2 * _LANES), strict=True):
+        halves = b.trunc(b.lshr(bits, ir.constant(ir.I32X16, 16)), ir.ir.VectorType(ir.I16, _LANES))
+        ir.store(b, ir.offset(b, out, start), halves)
 
 
 @attrs.frozen
@@ -112,8 +141,10 @@ class Form:
 
 
 FORMS = {
-    "f16": Form(ACTIVATION_BLOCK, 4 * ACTIVATION_BLOCK, _round_f16),
-    "bf16": Form(ACTIVATION_BLOCK, 4 * ACTIVATION_BLOCK, _round_bf16),
+    "f16": Form(ACTIVATION_BLOCK, BLOCK_BYTES["f16"], _round_f16),
+    "f16_split": Form(ACTIVATION_BLOCK, BLOCK_BYTES["f16_split"], _split_f16),
+    "bf16": Form(ACTIVATION_BLOCK, BLOCK_BYTES["bf16"], _round_bf16),
+    "bf16_pairs": Form(ACTIVATION_BLOCK, BLOCK_BYTES["bf16_pairs"], _pack_bf16),
     "q8_0": Form(ACTIVATION_BLOCK, _ITEM, _quantize_q8_0),
     "q8_K": Form(8 * ACTIVATION_BLOCK, 8 * _ITEM, _quantize_q8_k),
 }

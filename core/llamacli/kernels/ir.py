@@ -15,12 +15,23 @@ from typing import Any
 from llvmlite import ir
 
 from llamacli.kernels.deferred import resolved
-from llamacli.kernels.isa import ARM, isa
+from llamacli.kernels.isa import ARM, AVX512, isa
 
 LANES = 16
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 HALF, F32 = ir.HalfType(), ir.FloatType()
+
+
+class _BFloatType(ir.HalfType):
+    """LLVM's bfloat, which llvmlite lacks."""
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+
+_BFloatType._create_instance()
+BFLOAT = _BFloatType()
 F32X16, I32X16 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 I8X64, I8X16 = (ir.VectorType(I8, lanes) for lanes in (64, 16))
 
@@ -69,6 +80,19 @@ def store_f16(b: Builder, address: Value, value: Value) -> None:
     """Store 16 float32 rounded to float16."""
     half = b.fptrunc(value, ir.VectorType(HALF, LANES))
     store(b, address, b.bitcast(half, ir.VectorType(I16, LANES)))
+
+
+def load_bf16_pairs(b: Builder, address: Value) -> tuple[Value, Value]:
+    """Load 32 bfloat16 as two vectors of float32: even and odd ones."""
+    bits = load(b, address, I32X16)
+    halves = b.shl(bits, constant(I32X16, 16)), b.and_(bits, constant(I32X16, -65536))
+    return b.bitcast(halves[0], F32X16), b.bitcast(halves[1], F32X16)
+
+
+def stack(b: Builder, n_bytes: int) -> Value:
+    """Address of memory on the stack, whole vectors."""
+    with b.goto_entry_block():
+        return b.ptrtoint(b.alloca(ir.ArrayType(F32X16, n_bytes // 64)), I64)
 
 
 # --- constants and broadcasts ----------------------------------------------------------------------------------------
@@ -264,10 +288,33 @@ def log(b: Builder, x: Value) -> Value:
     return b.select(b.fcmp_unordered("<", x, zero), constant(F32X16, math.nan), result)
 
 
+def dot_bf16(b: Builder, total: Value, x: Value, y: Value) -> Value:
+    """Dot product of AVX512-BF16: two bfloat16 in each int32 lane.
+
+    total[i] + x[2i + 1] * y[2i + 1] + x[2i] * y[2i]. Sums are rounded one after another to the nearest float32;
+    subnormal numbers are taken as 0.
+    """
+    kind = ir.VectorType(BFLOAT, 2 * LANES)
+    return call(b, "llvm.x86.avx512bf16.dpbf16ps.512", F32X16, total, b.bitcast(x, kind), b.bitcast(y, kind))
+
+
+def split_bf16(b: Builder, even: Value, odd: Value) -> tuple[Value, Value]:
+    """Split float32 into sums of two bfloat16.
+
+    The numbers have at most 16 significant bits. Returns the larger parts, truncated, and the smaller ones, each as
+    int32x16: an even number in the lower half of a lane, an odd one in the upper half. The sums are exact.
+    """
+    mask = constant(I32X16, -65536)
+    numbers, upper = (even, odd), [b.and_(b.bitcast(x, I32X16), mask) for x in (even, odd)]
+    rest = [b.bitcast(b.fsub(x, b.bitcast(part, F32X16)), I32X16) for x, part in zip(numbers, upper, strict=True)]
+    large, small = (b.or_(odd, b.lshr(even, constant(I32X16, 16))) for even, odd in (upper, rest))
+    return large, small
+
+
 # --- the integer dot product -----------------------------------------------------------------------------------------
 _DOTS = {
     "avxvnni": (8, "llvm.x86.avx512.vpdpbusd.256"),
-    "avx512": (16, "llvm.x86.avx512.vpdpbusd.512"),
+    **dict.fromkeys(AVX512, (16, "llvm.x86.avx512.vpdpbusd.512")),
     "neon": (4, "llvm.aarch64.neon.sdot.v4i32.v16i8"),
     "i8mm": (4, "llvm.aarch64.neon.usdot.v4i32.v16i8"),
 }
@@ -326,7 +373,7 @@ _ARM_SHUFFLES = {16: "llvm.aarch64.neon.tbl1.v16i8"}
 _SHUFFLES = {
     "avx2": (32, _X86_SHUFFLES),
     "avxvnni": (32, _X86_SHUFFLES),
-    "avx512": (64, _X86_SHUFFLES),
+    **dict.fromkeys(AVX512, (64, _X86_SHUFFLES)),
     "neon": (16, _ARM_SHUFFLES),
     "i8mm": (16, _ARM_SHUFFLES),
 }

@@ -56,5 +56,25 @@ ACTIVATION = np.dtype(
 minus the sum of the first 16."""
 
 FLOAT_FORMS, INTEGER_FORMS = ("f32", "f16", "bf16"), ("q8_0", "q8_K")
+PAIR_FORMS = ("bf16_pairs", "f16_split")
 """Forms of activations. Floats stay stored as float32; integers are blocks of ACTIVATION: q8_0 has a float16 scale for
-each 32, q8_K one float32 scale for 256."""
+each 32, q8_K one float32 scale for 256. A block of bf16_pairs is 32 bfloat16, one of f16_split 32 float16, each the sum
+of two bfloat16: the larger ones come first, then the smaller ones."""
+
+BLOCK_BYTES = {
+    **dict.fromkeys(FLOAT_FORMS, 4 * ACTIVATION_BLOCK),
+    **dict.fromkeys(INTEGER_FORMS, ACTIVATION.itemsize),
+    "bf16_pairs": 2 * ACTIVATION_BLOCK,
+    "f16_split": 4 * ACTIVATION_BLOCK,
+}
+"""Bytes of a block of activations by form."""
+
+LINEAR = record(
+    "weight", "tile_bytes", "n_tiles", "n_blocks", "x", "x_stride", "out", "out_stride", "bias", "bias_stride",
+    "residual", "n_groups", "starts", "x_group", "out_group",
+)  # fmt: skip
+"""`weight` in tiles, times `x`, rows `x_stride` bytes apart, each of n_blocks blocks of the weight's format; `bias` is
+float32 [n_tiles * 16]; `residual`, which may be 0, lies like `out` and is added to it.
+With `starts`, int64 [n_groups + 1], there are n_groups weights one after another, and group i's is multiplied by rows
+starts[i] to starts[i + 1] - 1; their biases are `bias_stride` bytes apart. Without `starts`, group i's is multiplied by
+the part of each row that begins `x_group` * i bytes after `x`, and the result is that of `out_group` * i."""

@@ -11,22 +11,14 @@ from llamacli.kernels import ir, simd
 from llamacli.kernels.deferred import carray, intrinsic, types
 from llamacli.kernels.isa import ARM, isa
 from llamacli.kernels.jit import Kernel
-from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, INTEGER_FORMS, RUN, record
-from llamacli.kernels.packing_formats import ROWS, Block, Group, Packing
+from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, INTEGER_FORMS, LINEAR, RUN
+from llamacli.kernels.packing_formats import ROWS, Block, FloatPacking, Group, Packing
+from llamacli.kernels.panels import panel_product
 from llamacli.kernels.registry import packing_of
+from llamacli.kernels.tiles import tiled_product
 from llamacli.kernels.work import share
 
-LINEAR = record(
-    "weight", "tile_bytes", "n_tiles", "n_blocks", "x", "x_stride", "out", "out_stride", "bias", "bias_stride",
-    "residual", "n_groups", "starts", "x_group", "out_group",
-)  # fmt: skip
-"""`weight` in tiles, times `x`, rows `x_stride` bytes apart, each of n_blocks blocks of the weight's format; `bias` is
-float32 [n_tiles * 16]; `residual`, which may be 0, lies like `out` and is added to it.
-With `starts`, int64 [n_groups + 1], there are n_groups weights one after another, and group i's is multiplied by rows
-starts[i] to starts[i + 1] - 1; their biases are `bias_stride` bytes apart. Without `starts`, group i's is multiplied by
-the part of each row that begins `x_group` * i bytes after `x`, and the result is that of `out_group` * i."""
-
-WIDE_FLOAT, WIDE_INTEGER, MIDDLE, NARROW, PAIR = 16, 12, 8, 4, 2
+WIDE, MIDDLE, NARROW, PAIR = 12, 8, 4, 2
 """Tokens of a register tile: as many as registers hold, and fewer for the remainder. The 32 registers of 128 bits of
 ARM hold NARROW tokens."""
 
@@ -66,7 +58,7 @@ def emit_tile(
 
     The order of every sum is fixed.
     """
-    multiply = _integer_block if packing.activation in INTEGER_FORMS else _float_block
+    multiply = _multiplier(packing)
     rows = [b.add(x, b.mul(x_stride, ir.I64(token))) for token in range(n_tokens)]
 
     def body(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
@@ -88,14 +80,39 @@ def emit_tile(
                 ir.store(b, b.add(out, place), b.fadd(ir.load(b, b.add(residual, place), ir.F32X16), total))
 
 
+def _multiplier(packing: Packing) -> Callable[..., list[ir.Value]]:
+    """Function that adds the products of a block."""
+    if packing.activation in INTEGER_FORMS:
+        return _integer_block
+    return _pair_block if packing.activation == "bf16_pairs" else _float_block
+
+
 def _float_block(
     b: ir.Builder, packing: Packing, block: Any, i: ir.Value, rows: list[ir.Value], totals: list[ir.Value]
 ) -> list[ir.Value]:
-    start = b.mul(i, ir.I64(4 * packing.block))
-    for column, weights in enumerate(block):
+    """Add the products of a block of floats.
+
+    Of adjacent columns, the last is the first to be added, as AVX512-BF16 does.
+    """
+    start, column = b.mul(i, ir.I64(4 * packing.block)), 0
+    for adjacent in block:
+        for place, weights in reversed(list(enumerate(adjacent))):
+            for token, row in enumerate(rows):
+                x = ir.broadcast_f32(b, ir.offset(b, b.add(row, start), 4 * (column + place)))
+                totals[token] = ir.fma(b, weights, x, totals[token])
+        column += len(adjacent)
+    return totals
+
+
+def _pair_block(
+    b: ir.Builder, packing: Packing, block: Any, i: ir.Value, rows: list[ir.Value], totals: list[ir.Value]
+) -> list[ir.Value]:
+    """Add the products of a block of bfloat16, by pairs of columns."""
+    start = b.mul(i, ir.I64(2 * packing.block))
+    for pair, (weights,) in enumerate(block):
         for token, row in enumerate(rows):
-            x = ir.broadcast_f32(b, ir.offset(b, b.add(row, start), 4 * column))
-            totals[token] = ir.fma(b, weights, x, totals[token])
+            x = ir.broadcast_i32(b, ir.offset(b, b.add(row, start), 4 * pair))
+            totals[token] = ir.dot_bf16(b, totals[token], weights, x)
     return totals
 
 
@@ -186,10 +203,17 @@ def linear(kind: IntEnum) -> Kernel:
 
 @functools.cache
 def _linear(packing: Packing) -> Kernel:
-    tile, wide = _tile_of(packing), WIDE_INTEGER if packing.activation in INTEGER_FORMS else WIDE_FLOAT
-    chunk = _TILES_A_CHUNK * wide
-    if isa() in ARM:
-        wide = NARROW
+    if not isinstance(packing, FloatPacking) or isa() in ARM:
+        function = _product(packing)
+    else:
+        function = tiled_product(packing) if packing.is_tiled else panel_product(packing, _tile_of(packing))
+    return Kernel(function, f"_{packing.name}")
+
+
+def _product(packing: Packing) -> Callable[..., None]:
+    """Function of a matrix product, to be compiled."""
+    tile, wide = _tile_of(packing), NARROW if isa() in ARM else WIDE
+    chunk = _TILES_A_CHUNK * WIDE
 
     def linear(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, LINEAR)[0], carray(simd.pointer(run), 1, RUN)[0]
@@ -232,4 +256,4 @@ def _linear(packing: Packing) -> Kernel:
                             token += 1
                 row = chunk_end
 
-    return Kernel(linear, f"_{packing.name}")
+    return linear

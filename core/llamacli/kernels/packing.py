@@ -58,18 +58,17 @@ def pack_kernel(kind: IntEnum) -> Kernel:
     """Kernel that packs weights of a format."""
     packing = packing_of(kind)
     if isinstance(packing, FloatPacking):
-        return _pack_floats(np.dtype(packing.item).itemsize)
+        return _pack_floats(np.dtype(packing.item).itemsize, packing.adjacent, packing.block)
     assert isinstance(packing, IntegerPacking)
     return _pack_integers(packing)
 
 
 @functools.cache
-def _pack_floats(size: int) -> Kernel:
+def _pack_floats(size: int, adjacent: int, columns: int) -> Kernel:
     """Packing kernel for floats of 2 or 4 bytes.
 
-    A tile is a unit of work.
+    A block has `columns` columns, of which `adjacent` lie side by side. A tile is a unit of work.
     """
-    columns = FloatPacking.COLUMNS
     item = np.uint16 if size == 2 else np.uint32
 
     def pack_floats(args: int, run: int, thread: int, n_threads: int) -> None:
@@ -78,21 +77,22 @@ def _pack_floats(size: int) -> Kernel:
         n_padded = a.n_blocks * columns
         exponent, highest = item(a.exponent), item(0)
         for tile in range(first, last):
-            out = carray(simd.pointer(a.packed + tile * n_padded * ROWS * size), (n_padded, ROWS), item)
+            place = simd.pointer(a.packed + tile * n_padded * ROWS * size)
+            out = carray(place, (n_padded // adjacent, ROWS, adjacent), item)
             for lane in range(ROWS):
                 row = tile * ROWS + lane
                 n_columns = a.n_columns if row < a.n_rows else 0
                 x = carray(simd.pointer(a.raw + min(row, a.n_rows - 1) * a.row_bytes), a.n_columns, item)
                 for i in range(n_columns):
-                    out[i, lane] = x[i]
+                    out[i // adjacent, lane, i % adjacent] = x[i]
                 for i in range(n_columns, n_padded):
-                    out[i, lane] = 0
+                    out[i // adjacent, lane, i % adjacent] = 0
                 for i in range(n_columns):  # a loop of its own, which LLVM vectorizes
                     highest = max(highest, x[i] & exponent)
         if highest == exponent:
             carray(simd.pointer(a.unbounded), 1, np.int64)[0] = 1
 
-    return Kernel(pack_floats, f"_{size}")
+    return Kernel(pack_floats, f"_{size}_{adjacent}_{columns}")
 
 
 @functools.cache

@@ -50,8 +50,8 @@ class Packing(Protocol):
     def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Any:
         """Emit the loads of a block.
 
-        Returns a Block of integers, or an iterator of columns of floats. Meanwhile the bytes `ahead` bytes further are
-        prefetched, unless that is 0.
+        Returns a Block of integers, or an iterator of adjacent columns of floats. Meanwhile the bytes `ahead` bytes
+        further are prefetched, unless that is 0.
         """
 
 
@@ -62,21 +62,27 @@ class Packing(Protocol):
 class FloatPacking:
     """Packed format of a float type.
 
-    A block is only a few columns, so that all widths fit.
+    - `load_columns`: loads `adjacent` columns, which lie side by side in each row's lane. None where tiles of AMX load
+      whole blocks.
+    - `block`: a few columns, so that all widths fit; with AMX, those of a tile.
     """
-
-    COLUMNS = 4
 
     kind: TensorType
     item: type[np.generic]
-    load_column: Callable[[ir.Builder, ir.Value], ir.Value]
+    load_columns: Callable[[ir.Builder, ir.Value], Sequence[ir.Value]] | None
     activation: str = "f32"
-    block: int = COLUMNS
+    adjacent: int = 1
+    block: int = 4
+
+    @property
+    def is_tiled(self) -> bool:
+        """True for tiles of AMX."""
+        return self.load_columns is None
 
     @property
     def name(self) -> str:
         """See Packing."""
-        return self.kind.name
+        return self.kind.name + ("_tiles" if self.is_tiled else "")
 
     @property
     def n_bytes(self) -> int:
@@ -86,15 +92,16 @@ class FloatPacking:
     def unpack(self, packed: Bytes, rows: Indices) -> Floats:
         """See Packing."""
         tile, lane = np.divmod(rows, ROWS)
-        values = packed.view(self.item).reshape(len(packed), -1, ROWS)[tile, :, lane]
-        return dequantize(np.ascontiguousarray(values).view(np.uint8), self.kind)
+        values = packed.view(self.item).reshape(len(packed), -1, ROWS, self.adjacent)[tile, :, lane]
+        return dequantize(np.ascontiguousarray(values.reshape(len(rows), -1)).view(np.uint8), self.kind)
 
-    def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Iterator[ir.Value]:
+    def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Iterator[Sequence[ir.Value]]:
         """See Packing."""
+        assert self.load_columns
         if ahead:
             ir.prefetch(b, ir.offset(b, address, ahead), self.n_bytes)
-        for column in range(self.block):
-            yield self.load_column(b, ir.offset(b, address, column * self.n_bytes // self.block))
+        for column in range(0, self.block, self.adjacent):
+            yield self.load_columns(b, ir.offset(b, address, column * self.n_bytes // self.block))
 
 
 # --- integers --------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import numpy as np
 from llamacli.errors import PluginError, plugin_errors
 from llamacli.kernels import ggml_packings, grid_packings, ir
 from llamacli.kernels.digest import packing_digest
+from llamacli.kernels.isa import isa
 from llamacli.kernels.packing_formats import INTEGER_PACKINGS, FloatPacking, IntegerPacking, Packing
 from llamacli.quantization import FORMATS, QuantFormat, TensorType
 
@@ -27,16 +28,35 @@ assert ggml_packings, "its import registers packings of integers"
 assert grid_packings, "its import registers those of small types"
 
 
-@functools.cache
 def packings() -> dict[TensorType, Packing]:
     """Packings of the core's tensor types that have kernels."""
-    load_f32 = functools.partial(ir.load, kind=ir.F32X16)
+    return packings_for(isa())
+
+
+@functools.cache
+def packings_for(instructions: str) -> dict[TensorType, Packing]:
+    """Packings of the core's tensor types for an instruction set.
+
+    Only those of floats differ between instruction sets.
+    """
+    f16 = FloatPacking(TensorType.F16, np.uint16, lambda b, address: [ir.load_f16(b, address)], "f16")
+    bf16 = FloatPacking(TensorType.BF16, np.uint16, ir.load_bf16_pairs, "bf16", adjacent=2)
+    if instructions == "avx512bf16":
+        bf16 = attrs.evolve(bf16, load_columns=_load_words, activation="bf16_pairs")
+    if instructions == "amx":
+        f16 = FloatPacking(TensorType.F16, np.uint16, None, "f16_split", block=32)
+        bf16 = FloatPacking(TensorType.BF16, np.uint16, None, "bf16_pairs", adjacent=2, block=32)
     return {
-        TensorType.F32: FloatPacking(TensorType.F32, np.float32, load_f32),
-        TensorType.F16: FloatPacking(TensorType.F16, np.uint16, ir.load_f16, "f16"),
-        TensorType.BF16: FloatPacking(TensorType.BF16, np.uint16, ir.load_bf16, "bf16"),
+        TensorType.F32: FloatPacking(TensorType.F32, np.float32, lambda b, address: [ir.load(b, address, ir.F32X16)]),
+        TensorType.F16: f16,
+        TensorType.BF16: bf16,
         **INTEGER_PACKINGS,
     }
+
+
+def _load_words(b: ir.Builder, address: ir.Value) -> list[ir.Value]:
+    """Load two columns of bfloat16 as a vector of int32."""
+    return [ir.load(b, address, ir.I32X16)]
 
 
 def packing_of(kind: int) -> Packing | None:

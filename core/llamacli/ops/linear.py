@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, INTEGER_FORMS
+from llamacli.kernels.layout import ACTIVATION_BLOCK, BLOCK_BYTES, LINEAR
 from llamacli.ops.add import Add, add
 from llamacli.ops.base import MakeParam, Op, Recorder, expect
 from llamacli.ops.lanewise import Vocabulary, lower_lanewise
@@ -121,7 +121,7 @@ def lower_linear(
     group: rows starts[i] to starts[i + 1] - 1 of x are multiplied by matrix i. A tensor of several matrices without
     `starts` has one for each head of x and out, which must be whole blocks of activations wide.
     """
-    from llamacli.kernels.linear import LINEAR, linear
+    from llamacli.kernels.linear import linear
 
     if to.watches_products:
         to.watch_product(x, tensor, starts)
@@ -132,7 +132,6 @@ def lower_linear(
     n_groups, n_tiles, n_blocks, _ = matrix.packed.shape
     n_heads = n_groups if starts is None else 1
     head_blocks = x.width // n_heads // ACTIVATION_BLOCK
-    block_bytes = ACTIVATION.itemsize if source.form in INTEGER_FORMS else 4 * ACTIVATION_BLOCK
     to.step(
         linear(matrix.kind),
         LINEAR,
@@ -143,7 +142,7 @@ def lower_linear(
             "n_blocks": n_blocks, "x": at(source), "x_stride": stride(at(source)), "out": at(out),
             "out_stride": stride(at(out)), "bias": biases, "bias_stride": bias_stride,
             "residual": at(residual) if residual else 0, "n_groups": n_groups,
-            "starts": at(starts) if starts else 0, "x_group": 0 if starts else head_blocks * block_bytes,
+            "starts": at(starts) if starts else 0, "x_group": 0 if starts else head_blocks * BLOCK_BYTES[source.form],
             "out_group": 0 if starts else 4 * (out.width // n_heads),
         },
         work=float(matrix.shape[0] * matrix.shape[1] * max(1, x.slots) * n_heads),
