@@ -303,7 +303,7 @@ def _run_job(state: int, steps: int, start: int, stop: int, run: int, n_threads:
     _atomic_store(state + 8 * _PHASE, ((_phase(state) + 1) << _FIRST_STEP_BITS) + start)
     _wake(state)
     if stop != _QUIT:
-        _work(state, 0, n_threads)
+        _work(state, np.int64(0), n_threads)  # a literal would be another type, for which all is compiled again
 
 
 @compiled("void(int64, int64, int64)")
