@@ -200,7 +200,7 @@ def test_what_cannot_be_written_is_compiled_in_memory(folder, compiled, caplog, 
 def test_a_disk_that_takes_no_more_ends_no_run(tmp_path) -> None:
     done = run(
         PROGRAM, env={"LLAMACLI_CACHE": str(tmp_path)},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "14 21\n"), done.stderr
     assert done.stderr.count("compiled kernels cannot be cached, so every process compiles them: ") == 1
@@ -407,7 +407,7 @@ def test_sixteen_first_starts_at_once(state, tmp_path, request) -> None:
         for path in folder.rglob("*.kernel"):
             path.write_bytes(path.read_bytes()[:-1])
     if state == "full":
-        limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1000, 1000))
+        limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100, 100))
     starts = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

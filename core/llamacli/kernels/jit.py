@@ -114,9 +114,6 @@ class _Entry:
                     return address
             elif data:
                 _log.warning("%s is damaged and is compiled again", self._path)
-        _announce()
-        for listener in listeners:
-            listener(self._name)
         return None
 
     def _read(self) -> bytes:
@@ -132,17 +129,12 @@ class _Entry:
                 return file.read()
         return b""
 
-    def save(self, library: Any, symbol: str) -> None:
+    def save(self, code: bytes, symbol: str, needs: list[str] | None) -> None:
         """Write the code; if that fails, this process alone has it."""
         if self._path is None:
             _warn_cache_unwritable("this user has no home folder, and LLAMACLI_CACHE names none")
             return
-        assert not library.has_dynamic_globals, f"{self._name} holds addresses of this process"
-        try:
-            _, _, (code, _) = library.serialize_using_object_code()
-        except RuntimeError:  # an interrupt in LLVM's callback is lost, and the object code with it
-            return
-        data = json.dumps((symbol, undefined_symbols(code))).encode() + b"\n" + code
+        data = json.dumps((symbol, needs)).encode() + b"\n" + code
         written = self._path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}")
         try:
             if not self._path.parent.exists():
@@ -189,7 +181,7 @@ def _warn_cache_unwritable(reason: str) -> None:
 
 
 _compiling = threading.RLock()
-"""Held while a function is compiled or loaded: code compiled twice would be freed with its owner."""
+"""Held while a function is compiled or loaded, so that it is done once."""
 
 _ctypes = {"void": None, "int64": ctypes.c_int64, "float32": ctypes.c_float, "float64": ctypes.c_double}
 
@@ -231,9 +223,14 @@ class Compiled:
         if address is None:
             from llamacli.kernels.compiler import compile_function
 
-            self._library, symbol = compile_function(self._to_compile(), self._signature, self.name)
-            entry.save(self._library, symbol)
-            address = self._library.get_pointer_to_function(symbol)
+            _announce()
+            for listener in listeners:
+                listener(self.name)
+            symbol, code = compile_function(self._to_compile(), self._signature, self.name)
+            needs = undefined_symbols(code)
+            entry.save(code, symbol, needs)
+            address = link(code, symbol, needs)
+            assert address, f"{self.name} needs one of {needs}, which this process has not"
         return address
 
     @property

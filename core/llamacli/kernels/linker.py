@@ -23,9 +23,6 @@ _SYMBOL = struct.Struct("<IBxHQQ")
 FAILED = "llamacli_report_failure"
 """Symbol of the function that wrappers call after an exception, with the name of the code."""
 
-_UNUSED = ("NRT_MemInfo_call_dtor",)
-"""Symbols that code refers to and calls only if it allocates arrays, for which it needs others of Numba's."""
-
 _ELF, _SYMBOL_TABLE = (b"\x7fELF", 2), 2
 
 
@@ -55,8 +52,7 @@ def link(code: bytes, symbol: str, needs: Iterable[str] | None) -> int | None:
 
     `needs` are the `undefined_symbols`. None if this process has not all of them: LLVM would end the process.
     """
-    allocates = needs is None or any(name.startswith("NRT_") and name not in _UNUSED for name in needs)
-    engine = _engine(allocates)  # before symbols are looked up: it makes those of the process known
+    engine = _engine()  # before symbols are looked up: it makes those of the process known
     if not _register(needs):
         return None
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
@@ -66,11 +62,9 @@ def link(code: bytes, symbol: str, needs: Iterable[str] | None) -> int | None:
 
 def _register(needs: Iterable[str] | None) -> bool:
     """Make symbols known to LLVM; false if one is undefined."""
-    register_failure()
-    if needs is not None and all(name in _UNUSED or _is_known(name) for name in needs):
-        for name in _UNUSED:
-            if not _is_known(name):
-                binding.add_symbol(name, binding.address_of_symbol("abort"))
+    binding.add_symbol(FAILED, ctypes.cast(_report_failure, ctypes.c_void_p).value)
+    # Numba has the object of an exception under its name, where Python has a pointer to it.
+    if needs is not None and not any(name.startswith("PyExc_") or not _is_known(name) for name in needs):
         return True
     import_numba()
     from numba.core.registry import cpu_target
@@ -80,14 +74,7 @@ def _register(needs: Iterable[str] | None) -> bool:
 
 
 def _is_known(name: str) -> bool:
-    # Numba has the object of an exception under this name, where Python has a pointer to it.
-    return not name.startswith("PyExc_") and binding.address_of_symbol(name) is not None
-
-
-@functools.cache
-def register_failure() -> None:
-    """Make the function known to LLVM that wrappers call after an exception."""
-    binding.add_symbol(FAILED, ctypes.cast(_report_failure, ctypes.c_void_p).value)
+    return binding.address_of_symbol(name) is not None
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p)
@@ -97,12 +84,7 @@ def _report_failure(name: bytes) -> None:
 
 
 @functools.cache
-def _engine(allocates: bool) -> Any:
-    """Linker of code that allocates arrays, or of code that does not.
-
-    Both kinds define the weak symbol NRT_decref, and the first definition serves all code of a linker: that of code
-    that does not allocate ends the process.
-    """
+def _engine() -> Any:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     machine = binding.Target.from_default_triple().create_target_machine(jit=True)
