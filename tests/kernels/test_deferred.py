@@ -20,7 +20,8 @@ import numba
 left = [(module.__name__, name) for module in list(sys.modules.values()) for name, value in vars(module).items()
         if isinstance(value, Deferred)]
 assert left == [], left
-assert api.njit is numba.njit and api.carray is numba.carray and str(simd.f32x16) == "f32x16"
+from llamacli.kernels import arrays
+assert api.njit is numba.njit and api.carray is arrays.carray and str(simd.f32x16) == "f32x16"
 print("replaced")
 """
 

@@ -50,6 +50,7 @@ def resolved(value: Any) -> Any:
 
 
 _imported: list[bool] = []
+_ARRAYS = "llamacli.kernels.arrays"
 
 
 def import_numba() -> None:
@@ -99,7 +100,7 @@ else:
 
 numba_njit, types = _root.njit, _root.core.types
 intrinsic, register_jitable = _extending.intrinsic, _extending.register_jitable
-carray = _root.carray
+carray: Any = _root.carray if jit_disabled() else Deferred(lambda: importlib.import_module(_ARRAYS).carray)
 
 
 def njit(*function: Any, **options: Any) -> Any:
