@@ -51,6 +51,9 @@ _NUMBA_SETTINGS = ("OPT", "BOUNDSCHECK", "CPU_NAME", "CPU_FEATURES", "ENABLE_AVX
 listeners: list[Callable[[str], None]] = []
 """Callbacks, called with the name of a kernel that is about to be compiled."""
 
+helpers: list[Callable[[str], bool]] = []
+"""Callbacks, called with the name of a kernel that is not cached: true if another process has now compiled it."""
+
 
 def cache_directory() -> Path | None:
     """Folder of compiled kernels of this user, None without a home.
@@ -220,6 +223,8 @@ class Compiled:
     def _make(self) -> int:
         entry = _Entry(self.name)
         address = entry.load()
+        if address is None and any(wait(self.name) for wait in helpers):
+            address = entry.load()
         if address is None:
             from llamacli.kernels.compiler import compile_function
 

@@ -1,0 +1,86 @@
+"""Second process that compiles common kernels while a first run compiles others.
+
+Numba compiles on one core. So the first run with an empty cache starts this module as a program. It compiles kernels
+that most runs need, those first that are needed last, and writes the name of each as it begins with it. A process that
+comes to such a kernel waits for it; it compiles itself what the program has not begun.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from typing import IO
+
+from llamacli.kernels import attention, jit, sampling
+from llamacli.kernels.kv_types.types import KVType
+from llamacli.kernels.switch import jit_disabled
+from llamacli.util.system import usable_cores
+
+
+def common_kernels() -> list[jit.Compiled]:
+    """Kernels of most runs: default sampling, attention with the default cache."""
+    kv_type = KVType("f16", "f16")
+    return [
+        sampling.running_sums, sampling.keep_where, sampling.sort_falling, sampling.log_sum_exp, sampling.keep_from,
+        sampling.kth_largest, attention.attention(kv_type), attention.store_kv(kv_type),
+    ]  # fmt: skip
+
+
+def start_helper() -> None:
+    """Start the program if nothing is cached and a core is idle."""
+    folder = jit.cache_directory()
+    if folder is None or folder.exists() or jit_disabled() or not _has_idle_core() or not sys.executable:
+        return
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True,
+    )  # fmt: skip
+    assert process.stdout
+    jit.helpers.append(_Progress(process.stdout).wait)
+
+
+def _has_idle_core() -> bool:
+    """True if this process leaves a core idle, by the load average."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] < usable_cores().threads - 1
+
+
+class _Progress:
+    """Names that the program has written so far."""
+
+    def __init__(self, names: IO[str]):
+        self._begun: list[str] = []
+        self._changed = threading.Condition()
+        threading.Thread(target=self._read, args=(names,), name="llamacli-helper", daemon=True).start()
+
+    def _read(self, names: IO[str]) -> None:
+        with names:
+            for name in itertools.chain(names, [""]):
+                with self._changed:
+                    self._begun.append(name.strip())
+                    self._changed.notify_all()
+
+    def wait(self, name: str) -> bool:
+        """Wait until the program goes on from a kernel.
+
+        False if it has not begun it.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._begun or self._begun[-1] != name)
+            return name in self._begun
+
+
+def main() -> None:
+    """Compile common kernels, as long as they can be cached."""
+    for kernel in common_kernels():
+        print(kernel.name, flush=True)
+        kernel.compile()
+        folder = jit.cache_directory()
+        if folder is None or not (folder / f"{kernel.name}.kernel").exists():
+            break
+
+
+if __name__ == "__main__":
+    main()

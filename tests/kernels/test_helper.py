@@ -1,0 +1,111 @@
+"""Second process that compiles common kernels during a first run."""
+
+import io
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from llamacli.kernels import helper, jit
+from llamacli.kernels.jit import Compiled
+
+
+def triple(x):
+    return 3 * x
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("LLAMACLI_CACHE", str(tmp_path))
+    monkeypatch.setattr(jit, "helpers", [])
+    return jit.cache_directory()
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Programs that are started; they write one name."""
+    commands: list[list[str]] = []
+
+    class Started:
+        def __init__(self, command: list[str], **options: object):
+            commands.append(command)
+            self.stdout = io.StringIO("triple\n")
+
+    monkeypatch.setattr(subprocess, "Popen", Started)
+    monkeypatch.setattr(helper, "usable_cores", lambda: SimpleNamespace(threads=2))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 2.0, 2.0))
+    monkeypatch.setattr(helper, "jit_disabled", lambda: False)
+    return commands
+
+
+def test_program_is_started_where_no_kernel_is_cached(folder, starts) -> None:
+    helper.start_helper()
+    assert starts == [[sys.executable, "-m", "llamacli.kernels.helper"]]
+    folder.mkdir(parents=True)
+    helper.start_helper()
+    assert len(starts) == 1
+
+
+@pytest.mark.parametrize("reason", ["cores", "load", "python code"])
+def test_program_is_not_started_where_it_is_of_no_use(reason, folder, starts, monkeypatch) -> None:
+    if reason == "cores":
+        monkeypatch.setattr(helper, "usable_cores", lambda: SimpleNamespace(threads=1))
+    elif reason == "load":
+        monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 0.0, 0.0))
+    else:
+        monkeypatch.setattr(helper, "jit_disabled", lambda: True)
+    helper.start_helper()
+    assert starts == []
+
+
+def test_program_names_kernels_and_caches_them(folder, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(helper, "common_kernels", lambda: [Compiled(triple, "int64(int64)")])
+    helper.main()
+    assert capsys.readouterr().out == "triple\n"
+    assert [path.name for path in folder.iterdir()] == ["triple.kernel"]
+
+
+def test_program_ends_where_nothing_can_be_cached(folder, monkeypatch, capsys) -> None:
+    kernels = [Compiled(triple, "int64(int64)", f"_{i}") for i in range(2)]
+    monkeypatch.setattr(helper, "common_kernels", lambda: kernels)
+    monkeypatch.setattr(jit._Entry, "save", lambda *_: None)
+    helper.main()
+    assert capsys.readouterr().out == "triple_0\n"
+
+
+def test_wait_ends_with_the_next_kernel_and_with_the_program() -> None:
+    reader, writer = os.pipe()
+    progress, waited = helper._Progress(os.fdopen(reader)), list[bool]()
+    assert not progress.wait("one")
+    os.write(writer, b"one\n")
+    while not progress._begun:
+        pass
+    assert not progress.wait("two")
+    thread = threading.Thread(target=lambda: waited.append(progress.wait("one")))
+    thread.start()
+    thread.join(0.05)
+    assert waited == []
+    os.write(writer, b"two\n")
+    thread.join(10)
+    assert waited == [True]
+    os.close(writer)
+    assert progress.wait("two")
+    assert not progress.wait("three")
+
+
+def test_kernel_of_another_process_is_loaded(folder, monkeypatch) -> None:
+    compiled = list[str]()
+    monkeypatch.setattr(jit, "listeners", [compiled.append])
+    other = Compiled(triple, "int64(int64)")
+
+    def wait(name: str) -> bool:
+        monkeypatch.setattr(jit, "helpers", [])
+        return other.compile() != 0
+
+    monkeypatch.setattr(jit, "helpers", [wait])
+    assert Compiled(triple, "int64(int64)").call(5) == 15
+    assert compiled == ["triple"]
