@@ -44,8 +44,10 @@ def test_keep_where(x: np.ndarray, seed: int, in_place: bool) -> None:
     np.testing.assert_array_equal(into[1][:n], expected[1])
 
 
-@given(ARRAYS)
-def test_falling_order(x: np.ndarray) -> None:
+@given(ARRAYS, st.booleans())
+def test_falling_order(x: np.ndarray, many: bool) -> None:
+    if many:
+        x = np.tile(x, kernels._FEW // len(x) + 1)
     assert kernels.falling_order(x).tolist() == np.argsort(-x, kind="stable").tolist()
 
 
