@@ -109,3 +109,14 @@ def test_kernel_of_another_process_is_loaded(folder, monkeypatch) -> None:
     monkeypatch.setattr(jit, "helpers", [wait])
     assert Compiled(triple, "int64(int64)").call(5) == 15
     assert compiled == ["triple"]
+
+
+def test_program_that_is_late_is_not_waited_for(monkeypatch) -> None:
+    reader, writer = os.pipe()
+    monkeypatch.setattr(helper, "_PATIENCE_S", 0.01)
+    progress = helper._Progress(os.fdopen(reader))
+    os.write(writer, b"one\n")
+    while not progress._begun:
+        pass
+    assert not progress.wait("one")
+    os.close(writer)

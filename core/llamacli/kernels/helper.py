@@ -19,13 +19,16 @@ from llamacli.kernels.kv_types.types import KVType
 from llamacli.kernels.switch import jit_disabled
 from llamacli.util.system import usable_cores
 
+_PATIENCE_S = 2.0
+"""Seconds that a process waits for a kernel of the program, whose core others may have taken."""
+
 
 def common_kernels() -> list[jit.Compiled]:
     """Kernels of most runs: default sampling, attention with the default cache."""
     kv_type = KVType("f16", "f16")
     return [
-        sampling.running_sums, sampling.keep_where, sampling.sort_falling, sampling.log_sum_exp, sampling.keep_from,
-        sampling.kth_largest, attention.attention(kv_type), attention.store_kv(kv_type),
+        sampling.running_sums, sampling.keep_where, sampling.log_sum_exp, sampling.keep_from, sampling.kth_largest,
+        attention.attention(kv_type), attention.store_kv(kv_type),
     ]  # fmt: skip
 
 
@@ -65,11 +68,11 @@ class _Progress:
     def wait(self, name: str) -> bool:
         """Wait until the program goes on from a kernel.
 
-        False if it has not begun it.
+        False if it has not begun it, or takes too long.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self._begun or self._begun[-1] != name)
-            return name in self._begun
+            ended = self._changed.wait_for(lambda: not self._begun or self._begun[-1] != name, _PATIENCE_S)
+            return ended and name in self._begun
 
 
 def main() -> None:
