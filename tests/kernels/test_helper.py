@@ -35,6 +35,9 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             commands.append(command)
             self.stdout = io.StringIO("triple\n")
 
+        def wait(self) -> int:
+            return 0
+
     monkeypatch.setattr(subprocess, "Popen", Started)
     monkeypatch.setattr(helper, "usable_cores", lambda: SimpleNamespace(threads=2))
     monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 2.0, 2.0))
@@ -79,7 +82,8 @@ def test_program_ends_where_nothing_can_be_cached(folder, monkeypatch, capsys) -
 
 def test_wait_ends_with_the_next_kernel_and_with_the_program() -> None:
     reader, writer = os.pipe()
-    progress, waited = helper._Progress(os.fdopen(reader)), list[bool]()
+    ended = threading.Event()
+    progress, waited = helper._Progress(os.fdopen(reader), ended.set), list[bool]()
     assert not progress.wait("one")
     os.write(writer, b"one\n")
     while not progress._begun:
@@ -95,6 +99,7 @@ def test_wait_ends_with_the_next_kernel_and_with_the_program() -> None:
     os.close(writer)
     assert progress.wait("two")
     assert not progress.wait("three")
+    assert ended.wait(10)
 
 
 def test_kernel_of_another_process_is_loaded(folder, monkeypatch) -> None:
@@ -114,7 +119,7 @@ def test_kernel_of_another_process_is_loaded(folder, monkeypatch) -> None:
 def test_program_that_is_late_is_not_waited_for(monkeypatch) -> None:
     reader, writer = os.pipe()
     monkeypatch.setattr(helper, "_PATIENCE_S", 0.01)
-    progress = helper._Progress(os.fdopen(reader))
+    progress = helper._Progress(os.fdopen(reader), lambda: None)
     os.write(writer, b"one\n")
     while not progress._begun:
         pass

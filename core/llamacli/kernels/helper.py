@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import IO
 
 from llamacli.kernels import attention, jit, sampling
@@ -42,7 +43,7 @@ def start_helper() -> None:
         text=True,
     )  # fmt: skip
     assert process.stdout
-    jit.helpers.append(_Progress(process.stdout).wait)
+    jit.helpers.append(_Progress(process.stdout, process.wait).wait)
 
 
 def _has_idle_core() -> bool:
@@ -51,10 +52,14 @@ def _has_idle_core() -> bool:
 
 
 class _Progress:
-    """Names that the program has written so far."""
+    """Names that the program has written so far.
 
-    def __init__(self, names: IO[str]):
+    `end` is called when it writes no more. It ends by itself if nobody reads them.
+    """
+
+    def __init__(self, names: IO[str], end: Callable[[], object]):
         self._begun: list[str] = []
+        self._end = end
         self._changed = threading.Condition()
         threading.Thread(target=self._read, args=(names,), name="llamacli-helper", daemon=True).start()
 
@@ -64,6 +69,7 @@ class _Progress:
                 with self._changed:
                     self._begun.append(name.strip())
                     self._changed.notify_all()
+        self._end()
 
     def wait(self, name: str) -> bool:
         """Wait until the program goes on from a kernel.
