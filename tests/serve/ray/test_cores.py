@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamacli.serve.ray.cores import CoreLock, numa_nodes, slots
+from llamacli.serve.ray.cores import CoreLock, slots
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="affinity and flock are Linux's")
 
@@ -30,23 +30,6 @@ def test_slots_are_disjoint_and_within_nodes(sizes: list[int], n: int) -> None:
         assert len(found) == sum(size // n for size in sizes)
     else:
         assert len(found) == sum(sizes) // n
-
-
-@linux
-def test_nodes_have_one_cpu_of_each_core_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4, 5, 6})
-    for number, listed in (("0", "0-1,4-5"), ("1", "2-3,6-7"), ("10", "8-9")):
-        folder = tmp_path / f"sys/devices/system/node/node{number}"
-        folder.mkdir(parents=True)
-        (folder / "cpulist").write_text(listed)
-    for cpu in range(8):
-        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
-        folder.mkdir(parents=True)
-        (folder / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}")
-    assert numa_nodes(tmp_path) == [[0, 1], [2, 3]]
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 7})
-    assert numa_nodes(tmp_path) == [[2, 7]]
-    assert numa_nodes(tmp_path / "none") == [[2, 7]]
 
 
 @linux

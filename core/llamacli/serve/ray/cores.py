@@ -10,20 +10,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from llamacli.util.system import ROOT
-
-
-def numa_nodes(root: Path = ROOT) -> list[list[int]]:
-    """Usable CPUs of each NUMA node, one of each physical core."""
-    try:
-        allowed = os.sched_getaffinity(0)
-    except AttributeError:  # macOS, Windows
-        return [list(range(os.cpu_count() or 1))]
-    folders = sorted(
-        (root / "sys/devices/system/node").glob("node[0-9]*"), key=lambda folder: int(folder.name.removeprefix("node"))
-    )
-    nodes = [_listed(_read(folder / "cpulist")) for folder in folders] or [sorted(allowed)]
-    return [found for node in nodes if (found := _physical([cpu for cpu in node if cpu in allowed], root))]
+from llamacli.util.numa import numa_nodes
 
 
 def slots(nodes: list[list[int]], n_cpus: int) -> list[list[int]]:
@@ -48,7 +35,7 @@ class CoreLock:
             return
         folder = folder or Path(tempfile.gettempdir()) / f"llamacli-cores-{os.getuid()}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for cpus in slots(numa_nodes() if nodes is None else nodes, n_cpus):
+        for cpus in slots([[*node.cores] for node in numa_nodes()] if nodes is None else nodes, n_cpus):
             files: list[int] = []
             try:
                 for cpu in cpus:
@@ -72,31 +59,3 @@ class CoreLock:
         if self.cpus:
             with contextlib.suppress(OSError):  # of a container that forbids it
                 os.sched_setaffinity(0, self.cpus)
-
-
-def _listed(text: str) -> list[int]:
-    """CPUs of a list such as 0-3,8."""
-    found: list[int] = []
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
-
-
-def _physical(cpus: list[int], root: Path) -> list[int]:
-    """First CPU of each physical core."""
-    seen = set[str]()
-    found = []
-    for cpu in cpus:
-        siblings = _read(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
-        if siblings not in seen:
-            seen.add(siblings)
-            found.append(cpu)
-    return found
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
