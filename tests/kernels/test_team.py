@@ -107,7 +107,7 @@ def test_more_threads_than_cores_warn_once(caplog):
 
 
 def test_each_work_unit_is_computed_once():
-    for n_threads in (1, 2, 3, 7):
+    for n_threads in (1, 2, 3, 7, 8, 9, 17):
         team = Team(n_threads)
         for n in (1, 2, 5, 50):
             assert not sums(team, n).any()
@@ -182,7 +182,7 @@ class Chain:
 
 @pytest.fixture(scope="module")
 def teams() -> Iterator[list[Team]]:
-    teams = [Team(n) for n in (1, 2, 3, 5)]
+    teams = [Team(n) for n in (1, 2, 3, 5, 8, 9, 20)]
     yield teams
     for team in teams:
         team.close()
@@ -201,11 +201,12 @@ def test_each_share_runs_once_and_in_order_under_random_delays(teams, data):
         steps.check(team)
 
 
-def test_one_thread_takes_over_the_shares_of_absent_ones(monkeypatch):
+@pytest.mark.parametrize("n_threads", [4, 19])
+def test_one_thread_takes_over_the_shares_of_absent_ones(n_threads, monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", lambda self: None)
-    team = Team(4)
+    team = Team(n_threads)
     barriers = [True, False, True, True] * 10
-    Chain(4, barriers, np.zeros((40, 4), np.int64)).check(team)
+    Chain(n_threads, barriers, np.zeros((40, n_threads), np.int64)).check(team)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs usleep")

@@ -12,6 +12,9 @@ that a thread which the system has set aside delays the others by the share that
 barrier costs about a tenth of a microsecond. Numba's own parallel loops would cost one to two microseconds a step with
 OpenMP and eighty without it.
 
+Shares that have ended are counted in groups of eight, and the groups that have ended in one word (a combining tree), as
+atomic additions to one word are executed one after the other: 64 of them would take some microseconds.
+
 Threads that wait spin for some microseconds and then sleep on a condition variable: the core is then free for the
 thread that the others wait for, and a thread that has slept is soon given a core again. `sched_yield` would be worse,
 as Linux (EEVDF) lets a thread that yields wait for a whole time slice. Between jobs threads spin for longer, since the
@@ -53,11 +56,14 @@ _log = logging.getLogger(__name__)
 _i64 = types.int64
 
 # A team's shared state, int64 words. Words written by different threads lie on different cache lines; a lock and a
-# condition of the system's take less than two lines each. From _CLAIMS on there is a line for each share. The phase's
-# word holds its number and its first step, so that one store publishes both.
+# condition of the system's take less than two lines each. From _CLAIMS on there is a line for each share, then one for
+# each group of shares. The phase's word holds its number and its first step, so that one store publishes both.
 _STEPS, _STOP, _RUN, _TAKE_AFTER, _TAKE_AGAIN_AFTER, _SLEEP_AFTER, _IDLE_AFTER = range(7)
 _PHASE, _DONE, _FINISHED, _SLEEPERS, _LOCK, _CONDITION, _CLAIMS, _CLAIM_WORDS = 8, 16, 24, 32, 40, 56, 72, 8
 _FIRST_STEP_BITS = 16
+_GROUP = 8
+"""Shares whose ends are counted in one word; the words of groups are counted in another if there are several."""
+
 _SPIN_US = {_TAKE_AFTER: 5.0, _TAKE_AGAIN_AFTER: 0.3, _SLEEP_AFTER: 50.0, _IDLE_AFTER: 100.0}
 """Microseconds after which a waiting thread takes over shares, does so if it did at the last barrier, sleeps, and
 sleeps between jobs."""
@@ -197,7 +203,14 @@ def _compute(state: int, share: int, n_threads: int, phase: int) -> None:
         _call(_atomic_load(step), _atomic_load(step + 8), run, share, n_threads)
         meets = _atomic_load(step + 16) != 0
         i += 1
-    if _atomic_add(state + 8 * _DONE, 1) < n_threads - 1:
+    expected = n_threads
+    if n_threads > _GROUP:
+        group, expected = share // _GROUP, (n_threads + _GROUP - 1) // _GROUP
+        ended = state + 8 * (_CLAIMS + _CLAIM_WORDS * (n_threads + group))
+        if _atomic_add(ended, 1) < min(_GROUP, n_threads - _GROUP * group) - 1:
+            return
+        _store(ended, 0)
+    if _atomic_add(state + 8 * _DONE, 1) < expected - 1:
         return
     _store(state + 8 * _DONE, 0)
     if i < stop:
@@ -347,7 +360,8 @@ class Team:
 
         Workers of a start that an interrupt broke off keep the old state and never see a job.
         """
-        words = np.zeros(_CLAIMS + _CLAIM_WORDS * self.n_threads, np.int64)
+        n_lines = self.n_threads + -(-self.n_threads // _GROUP)
+        words = np.zeros(_CLAIMS + _CLAIM_WORDS * n_lines, np.int64)
         for word, microseconds in _SPIN_US.items():
             words[word] = microseconds * _spins_per_us()
         self._memory, self._state = words, words.ctypes.data
