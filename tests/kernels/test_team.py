@@ -26,6 +26,7 @@ from llamacli.kernels.layout import RUN, record
 from llamacli.kernels.team import STEP, VARIABLE, Team, check_threads
 from llamacli.ops.columns import COLUMNS, columns_kernel
 from llamacli.testing.kernels import run_kernel
+from llamacli.util.numa import Node
 from llamacli.util.system import usable_cores
 from suite import STRIDE, examples
 
@@ -207,6 +208,41 @@ def test_one_thread_takes_over_the_shares_of_absent_ones(n_threads, monkeypatch)
     team = Team(n_threads)
     barriers = [True, False, True, True] * 10
     Chain(n_threads, barriers, np.zeros((40, n_threads), np.int64)).check(team)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="affinity is Linux's")
+def test_workers_are_bound_to_the_nodes_of_their_shares(monkeypatch):
+    def masks() -> list[set[int]]:
+        found = {thread.name: thread.native_id for thread in threading.enumerate() if thread not in before}
+        return [os.sched_getaffinity(found[name]) for name in sorted(found)]
+
+    before, mine = threading.enumerate(), os.sched_getaffinity(0)
+    first, last = min(mine), max(mine)
+    nodes = [Node(0, (first,), (first,)), Node(1, (last,), (last,))]
+    monkeypatch.setattr("llamacli.kernels.team.numa_nodes", lambda: nodes)
+    team = Team(4)
+    assert [node.number for node in team.nodes] == [0, 0, 1, 1]
+    assert not sums(team, 50).any()
+    assert masks() == [{first}, {last}, {last}]
+    assert os.sched_getaffinity(0) == mine, "the caller's thread stays free"
+    team.close()
+    monkeypatch.setattr("llamacli.kernels.team.numa_nodes", lambda: nodes[:1])
+    before, team = threading.enumerate(), Team(3)
+    assert not sums(team, 50).any()
+    assert (team.nodes, masks()) == ((), [mine, mine]), "with one node nothing is bound"
+    team.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="affinity is Linux's")
+def test_default_threads_of_a_process_with_one_cpu():
+    program = "from llamacli.kernels.team import check_threads; print(check_threads(None))"
+    cpu = min(os.sched_getaffinity(0))
+    for setting, expected in (("", "1"), ("3", "3")):
+        done = subprocess.run(
+            [sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{cpu}]); {program}"],
+            env=os.environ | {VARIABLE: setting}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout.strip() == expected
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs usleep")

@@ -15,6 +15,9 @@ OpenMP and eighty without it.
 Shares that have ended are counted in groups of eight, and the groups that have ended in one word (a combining tree), as
 atomic additions to one word are executed one after the other: 64 of them would take some microseconds.
 
+With several NUMA nodes, neighbouring shares belong to one node, and each worker is bound to the node of its share, so
+that what it reads again and again can lie there. Thread 0 is the caller's and stays where the system puts it.
+
 Threads that wait spin for some microseconds and then sleep on a condition variable: the core is then free for the
 thread that the others wait for, and a thread that has slept is soon given a core again. `sched_yield` would be worse,
 as Linux (EEVDF) lets a thread that yields wait for a whole time slice. Between jobs threads spin for longer, since the
@@ -42,6 +45,7 @@ from llamacli.kernels.deferred import njit, types
 from llamacli.kernels.isa import features
 from llamacli.kernels.jit import Compiled
 from llamacli.kernels.layout import record
+from llamacli.util.numa import Node, bind_thread, numa_nodes, thread_nodes
 from llamacli.util.numbers import is_integer
 from llamacli.util.settings import MAX_THREADS
 from llamacli.util.system import usable_cores
@@ -328,11 +332,13 @@ def _worker_loop(state: int, thread: int, n_threads: int) -> None:
 class Team:
     """Team of `n_threads` threads, the caller's included.
 
-    One job runs at a time; other callers wait for the lock.
+    One job runs at a time; other callers wait for the lock. `nodes` are the NUMA nodes of the threads, empty if all
+    have one.
     """
 
     def __init__(self, n_threads: int):
         self.n_threads = n_threads
+        self.nodes = thread_nodes(n_threads, numa_nodes())
         self.lock = threading.RLock()
         self._pid = 0
         self._start_workers()
@@ -367,7 +373,7 @@ class Team:
         self._memory, self._state = words, words.ctypes.data
         _prepare.call(self._state)
         for thread in range(1, self.n_threads):
-            arguments = (words, thread, self.n_threads)
+            arguments = (words, thread, self.n_threads, self.nodes[thread] if self.nodes else None)
             threading.Thread(target=_worker, args=arguments, name=f"llamacli-{thread}", daemon=True).start()
         self._pid = os.getpid()
 
@@ -386,7 +392,9 @@ def _spins_per_us() -> float:
     return n / (1e6 * seconds)
 
 
-def _worker(words: np.ndarray[Any, Any], thread: int, n_threads: int) -> None:
+def _worker(words: np.ndarray[Any, Any], thread: int, n_threads: int, node: Node | None) -> None:
+    if node is not None:
+        bind_thread(node)
     _worker_loop.call(words.ctypes.data, thread, n_threads)
 
 
