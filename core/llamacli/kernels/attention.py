@@ -295,7 +295,11 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
         n_parts = -(-a.group // n_heads)
         n_tokens = MAX_QUERY_ROWS // n_heads
         a_token = a.n_head_kv * n_parts
-        for unit in range(thread, -(-(r.n_rows - r.first_row) // n_tokens) * a_token, n_threads):
+        n_units = -(-(r.n_rows - r.first_row) // n_tokens) * a_token
+        # Fewer units than threads go to threads apart, and thereby to all parts of a processor and all NUMA nodes.
+        apart = max(1, n_threads // max(1, n_units))
+        first_unit = thread // apart if thread % apart == 0 else n_units
+        for unit in range(first_unit, n_units, n_threads):
             unit_row = r.first_row + unit // a_token * n_tokens
             unit_end = min(unit_row + n_tokens, r.n_rows)
             head_kv, first_head = unit % a_token // n_parts, unit % n_parts * n_heads
