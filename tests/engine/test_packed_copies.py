@@ -319,10 +319,11 @@ def test_limit_that_is_no_size(text: str, monkeypatch) -> None:
 
 
 def test_copy_gives_whole_tensors_only() -> None:
-    copy = PackedCopy({"a": np.zeros(24, np.uint8)})
+    copy = PackedCopy({"a": np.zeros((2, 3, 4), np.uint8)})
     assert copy.get("a", (2, 3, 4)).shape == (2, 3, 4)
     assert copy.complete
     assert copy.get("a", (2, 3, 5)) is None
+    assert copy.get("a", (24,)) is None
     assert copy.get("b", (2, 3, 4)) is None
     assert not copy.complete
 
@@ -376,7 +377,7 @@ def test_killed_writers_leave_whole_copies_or_none(cache) -> None:
         copy = packed_copies.open_copy("key")
         seen.add(copy is not None)
         for number in range(8) if copy else ():
-            assert (copy.get(str(number), (1 << 22,)) == number).all()
+            assert (copy.get(str(number), (1, 1, 1, 1 << 22)) == number).all()
         remove_copies()
         assert [*cache.iterdir()] == [] if cache.exists() else True
     assert True in seen
@@ -391,7 +392,8 @@ def test_index_that_points_outside_is_refused(logits, cache, packs) -> None:
     index = json.loads(data[start:])
     name = next(iter(index["tensors"]))
     changes: list[dict[str, object]] = [
-        {"start": 1 << 40}, {"start": -64}, {"start": 3}, {"start": "x"}, {"n_bytes": 1 << 40}, {"sums": []},
+        {"start": 1 << 40}, {"start": -64}, {"start": 3}, {"start": "x"}, {"shape": [1 << 40]}, {"shape": [-1, -64]},
+        {"shape": 64}, {"shape": "x"}, {"sums": []},
     ]  # fmt: skip
     for change in changes:
         forged = json.loads(data[start:])

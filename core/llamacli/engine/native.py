@@ -60,7 +60,7 @@ class NativeEngine:
         `mode` says how the weights are kept.
         """
         team = _shared_team(self._threads)
-        copy = open_copy(self._copy_key, self._threads) if self._copy_key else None
+        copy = open_copy(self._copy_key, self._threads, team.nodes) if self._copy_key else None
         weights = PackedWeights(file, modes_of(graph, mode), team, copy=copy)
         program = NativeProgram(graph, weights, mode, team, self._watch)
         if self._copy_key and not (copy and copy.complete):

@@ -37,11 +37,13 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from llamacli.engine.placement import place
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels.matrix import Matrix
 from llamacli.util.files import claimed, is_own, remove_unclaimed
 from llamacli.util.folders import cache_folder
 from llamacli.util.memory import anonymous, is_huge, release_pages
+from llamacli.util.numa import Node
 from llamacli.util.system import huge_pages
 
 _log = logging.getLogger(__name__)
@@ -59,7 +61,7 @@ MIN_BYTES = 64 << 20
 UNUSED_S = 30 * 24 * 3600
 """Seconds without use after which a copy is deleted."""
 
-_MAGIC = b"llamacli packed1"
+_MAGIC = b"llamacli packed2"
 _PREFIX = struct.Struct("<16s32sQQ")
 """Magic number with version; SHA-256 of the index, its offset and its length. The index is JSON and ends the file."""
 
@@ -131,8 +133,9 @@ def folder() -> Path | None:
 class PackedCopy:
     """Mapped copy: packed tensors by their names, all checked.
 
-    Its memory is the file's, shared with other processes, where the system maps it in huge pages; else it is this
-    process's own. It is freed with the last array. `complete` is false once a tensor was not there.
+    Its memory is the file's, shared with other processes, where the system maps it in huge pages; else, and with
+    several NUMA nodes, it is this process's own. It is freed with the last array. `complete` is false once a tensor was
+    not there.
     """
 
     def __init__(self, tensors: Mapping[str, Bytes]):
@@ -141,20 +144,22 @@ class PackedCopy:
     def get(self, name: str, shape: Sequence[int]) -> Bytes | None:
         """Packed bytes of a tensor, read-only; None if they are not there."""
         found = self._tensors.get(name)
-        if found is None or found.size != math.prod(shape):
+        if found is None or found.shape != tuple(shape):
             self.complete = False
             return None
-        return found.reshape(shape)
+        return found
 
 
 class _DamagedError(ValueError):
     """Reason why a copy cannot be used."""
 
 
-def open_copy(key: str, n_threads: int = 1) -> PackedCopy | None:
+def open_copy(key: str, n_threads: int = 1, nodes: Sequence[Node] = ()) -> PackedCopy | None:
     """Map the copy of a key and check it, with several threads.
 
-    None if there is none, or none that can be believed: that is deleted, with a warning.
+    None if there is none, or none that can be believed: that is deleted, with a warning. `nodes` are those of the
+    team's threads (`Team.nodes`): pages of a file cannot lie where each process wants them, so with several NUMA nodes
+    the copy is read into memory.
     """
     base = folder()
     if base is None or not limit():
@@ -177,24 +182,27 @@ def open_copy(key: str, n_threads: int = 1) -> PackedCopy | None:
     except _DamagedError as error:
         _discard(path, str(error))
         return None
-    if huge_pages() in ("always", "madvise") and not is_huge(data):
-        tensors = _in_memory(tensors, mapping, n_threads)
+    if nodes or (huge_pages() in ("always", "madvise") and not is_huge(data)):
+        tensors = _in_memory(tensors, mapping, n_threads, nodes)
     copy = PackedCopy(tensors)
     with contextlib.suppress(OSError):
         os.utime(path)
     return copy
 
 
-def _in_memory(tensors: Mapping[str, Bytes], mapping: mmap.mmap, n_threads: int) -> dict[str, Bytes]:
+def _in_memory(
+    tensors: Mapping[str, Bytes], mapping: mmap.mmap, n_threads: int, nodes: Sequence[Node]
+) -> dict[str, Bytes]:
     """Copy tensors to memory with huge pages, of this process alone.
 
     With pages of 4 KiB, kernels would wait for the processor's address translation (TLB misses).
     """
-    result = {name: anonymous(len(data)) for name, data in tensors.items()}
+    result = {name: anonymous(data.size).reshape(data.shape) for name, data in tensors.items()}
 
     def move(name: str) -> None:
+        place(result[name], nodes)
         np.copyto(result[name], tensors[name])
-        release_pages(mapping, tensors[name])
+        release_pages(mapping, tensors[name].reshape(-1))
 
     with ThreadPoolExecutor(n_threads) as threads:
         list(threads.map(move, tensors))
@@ -224,16 +232,20 @@ def _checked(data: Bytes, key: str, n_threads: int) -> dict[str, Bytes]:
     with ThreadPoolExecutor(n_threads) as threads:  # NumPy adds without the GIL
         if not all(threads.map(lambda unit: _sum(unit[0]) == unit[1], units)):
             raise _DamagedError("its bytes have changed")
-    return tensors
+    return {name: tensors[name].reshape(entry.shape) for name, entry in index.tensors.items()}
 
 
 @attrs.frozen
 class _Entry:
-    """Place of a tensor in a copy, and sums of its units."""
+    """Place of a packed tensor in a copy, its shape, and sums of its units."""
 
     start: int
-    n_bytes: int
+    shape: list[int]
     sums: list[str]
+
+    @property
+    def n_bytes(self) -> int:
+        return math.prod(self.shape)
 
 
 @attrs.frozen
@@ -272,8 +284,10 @@ def _read_index(data: Bytes) -> _Index:
 def _parsed(found: Any, end: int) -> _Index:
     tensors = {}
     for name, fields in found["tensors"].items():
-        entry = _Entry(fields["start"], fields["n_bytes"], fields["sums"])
-        if not all(type(number) is int for number in (entry.start, entry.n_bytes)) or entry.start % _ALIGNMENT:
+        entry = _Entry(fields["start"], fields["shape"], fields["sums"])
+        if not all(type(number) is int and number >= 0 for number in (entry.start, *entry.shape)):
+            raise ValueError(name)
+        if entry.start % _ALIGNMENT:
             raise ValueError(name)
         if not 0 <= entry.start <= entry.start + entry.n_bytes <= end or len(entry.sums) != -(-entry.n_bytes // _UNIT):
             raise ValueError(name)
@@ -377,7 +391,7 @@ class _Writer(threading.Thread):
         self.stopped = threading.Event()
         self._path, self._model, self._others = path, model, others
         self._n_bytes = sum(matrix.packed.nbytes for matrix in matrices.values())
-        self._matrices = {name: (weakref.ref(matrix), matrix.packed.nbytes) for name, matrix in matrices.items()}
+        self._matrices = {name: (weakref.ref(matrix), matrix.packed.shape) for name, matrix in matrices.items()}
 
     def run(self) -> None:
         try:
@@ -403,14 +417,14 @@ class _Writer(threading.Thread):
 
     def _write(self, file: BinaryIO) -> None:
         tensors, blocks = {}, _Blocks(file.fileno(), _DATA_START)
-        for name, (matrix, n_bytes) in self._matrices.items():
-            start, sums = blocks.end, []
+        for name, (matrix, shape) in self._matrices.items():
+            start, n_bytes, sums = blocks.end, math.prod(shape), []
             for first in range(0, n_bytes, _UNIT):
                 unit = self._unit(matrix, first)
                 sums.append(_sum(unit))
                 blocks.add(unit.data)
                 del unit
-            tensors[name] = _Entry(start, n_bytes, sums)
+            tensors[name] = _Entry(start, [*shape], sums)
             blocks.add(memoryview(bytes(-n_bytes % _ALIGNMENT)))
         text = _Index(self._path.stem, str(self._model), tensors).as_json()
         start = blocks.end

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from llamacli.engine.base import QuantMode, expect_finite
 from llamacli.engine.floats import REQUANTIZED, load_floats
 from llamacli.engine.packed_copies import PackedCopy
+from llamacli.engine.placement import place
 from llamacli.errors import PluginError, plugin_errors
 from llamacli.graph import Tensor
 from llamacli.kernels.matrix import Matrix
@@ -155,6 +156,7 @@ def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) ->
     groups = slice(None) if tensor.group is None else slice(tensor.group, tensor.group + 1)
     raw = data.reshape(-1, stored_rows, data.shape[1])[groups, tensor.first_row : tensor.first_row + n_out]
     packed = anonymous(math.prod(layout.packed_shape)).reshape(layout.packed_shape)
+    place(packed, team.nodes)
     tiles_at_once = max(1, _CHUNK_BYTES // (4 * ROWS * n_in))
     if kind not in packings():
         with plugin_errors(f"compiling the packing of tensor type {kind.name}"):
