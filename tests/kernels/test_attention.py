@@ -1,5 +1,7 @@
 """Attention kernels: storing cells to pages and reading them."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -51,7 +53,7 @@ def place(*spans: tuple[KVSequence, int, int]) -> np.ndarray:
 
 def run(team: Team, kernel: object, record: np.dtype, state: KVSpec, rows: np.ndarray, **params) -> None:
     size = scratch_bytes(state.head_dim, state.value_dim)
-    scratch = np.full((THREADS, size // 4), np.nan, np.float32)
+    scratch = np.full((team.n_threads, size // 4), np.nan, np.float32)
     given = {
         "layer": 0,
         "n_head_kv": state.n_head_kv,
@@ -167,6 +169,34 @@ def test_values_of_another_width_than_keys(kv_type, head_dim: int, value_dim: in
 @pytest.mark.parametrize("kv_type", TYPES, ids=str)
 def test_values_in_keys(kv_type, head_dim: int, value_dim: int, options: dict, team: Team) -> None:
     check_attention(team, KVSpec(2, head_dim, value_dim=value_dim, values_in_keys=True), kv_type, options)
+
+
+@pytest.fixture(scope="module")
+def teams() -> Iterator[list[Team]]:
+    teams = [Team(n) for n in (1, 2, 3, 6, 7, 20)]
+    yield teams
+    for team in teams:
+        team.close()
+
+
+@pytest.mark.parametrize("latent", [False, True])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_results_do_not_depend_on_the_number_of_threads(kv_type: str, latent: bool, teams: list[Team]) -> None:
+    """Few rows: units have fewer heads, and go to threads apart."""
+    group, state, random = 7, KVSpec(2, 48, values_in_keys=latent), np.random.default_rng(1)
+    sequence = new_sequence(state, kv_type, 150)
+    k, v = (random.normal(size=(150, 2, 48)).astype(np.float32) for _ in "kv")
+    store(teams[0], place((sequence, 0, 150)), state, kv_type, k, v)
+    for n in (1, 2, 5):
+        q, outs = random.normal(size=(n, 2 * group, 48)).astype(np.float32), []
+        for team in teams:
+            outs.append(out := np.full(q.shape, np.nan, np.float32))
+            run(
+                team, (latent_attention if latent else attention)(KVType.of(kv_type)), ATTENTION, state,
+                place((sequence, 150 - n, 150)), q=q, q_stride=4 * q[0].size, out=out, out_stride=4 * out[0].size,
+                group=group, window=1 << 40, chunk=1 << 40, n_after=0, sinks=0, slopes=0, scale=0.3, softcap=0.0,
+            )  # fmt: skip
+            np.testing.assert_array_equal(out, outs[0])
 
 
 def padded(rows: np.ndarray, n: int) -> np.ndarray:

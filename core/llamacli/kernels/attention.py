@@ -292,10 +292,13 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
 
         # Unit of work: some tokens and some query heads of one KV head, at most MAX_QUERY_ROWS rows of queries.
         n_heads = min(a.group, MAX_QUERY_ROWS)
-        n_parts = -(-a.group // n_heads)
         n_tokens = MAX_QUERY_ROWS // n_heads
-        a_token = a.n_head_kv * n_parts
-        n_units = -(-(r.n_rows - r.first_row) // n_tokens) * a_token
+        n_parts, n_groups = -(-a.group // n_heads), -(-(r.n_rows - r.first_row) // n_tokens) * a.n_head_kv
+        # Where threads would have no unit, units have fewer heads: each reads the cells again, at the same time.
+        while n_heads > 1 and n_groups * -(-a.group // ((n_heads + 1) // 2)) <= n_threads:
+            n_heads = (n_heads + 1) // 2
+            n_parts = -(-a.group // n_heads)
+        a_token, n_units = a.n_head_kv * n_parts, n_groups * n_parts
         # Fewer units than threads go to threads apart, and thereby to all parts of a processor and all NUMA nodes.
         apart = max(1, n_threads // max(1, n_units))
         first_unit = thread // apart if thread % apart == 0 else n_units
