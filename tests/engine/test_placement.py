@@ -1,4 +1,4 @@
-"""Placement of packed weights on NUMA nodes, with nodes that are made up."""
+"""Placement of packed weights on NUMA nodes that are simulated."""
 
 import os
 import sys
@@ -98,7 +98,7 @@ def test_pages_are_committed_by_bound_threads_only(bound: bool, monkeypatch) -> 
 
 @linux
 def test_a_model_on_two_nodes_gives_the_same_bits(tiny_gguf, plugins, monkeypatch, tmp_path) -> None:
-    """Packed, and from a packed copy, which is read into memory of the nodes."""
+    """Packed by itself, and read from a packed copy."""
     monkeypatch.setattr(packed_copies, "MIN_BYTES", 1)
     monkeypatch.setattr(packed_copies, "cache_folder", lambda: tmp_path)
     placed, copied = list[int](), list[int]()

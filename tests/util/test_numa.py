@@ -31,7 +31,7 @@ def allowed(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def system(tmp_path: Path, allowed):
-    """Write nodes with their lists of CPUs; CPUs i and i + 4 are one core."""
+    """Write lists of CPUs by node; CPU pairs 4 apart share cores."""
 
     def write(**nodes: str) -> Path:
         for name, listed in nodes.items():

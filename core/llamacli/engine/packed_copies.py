@@ -237,7 +237,7 @@ def _checked(data: Bytes, key: str, n_threads: int) -> dict[str, Bytes]:
 
 @attrs.frozen
 class _Entry:
-    """Place of a packed tensor in a copy, its shape, and sums of its units."""
+    """Place of a tensor in a copy, packed shape, sums of units."""
 
     start: int
     shape: list[int]

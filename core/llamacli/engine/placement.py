@@ -28,7 +28,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def place(packed: Bytes, nodes: Sequence[Node]) -> None:
-    """Put untouched memory of a packed matrix on the nodes of its readers.
+    """Place untouched memory of a packed matrix on its readers' nodes.
 
     `packed` is uint8 [n_group, n_tiles, n_blocks, block bytes], zeros of a new mapping; `nodes` are those of the team's
     threads (`Team.nodes`). Does nothing with one node, and where threads cannot be bound.
@@ -49,7 +49,7 @@ def place(packed: Bytes, nodes: Sequence[Node]) -> None:
 
 
 def page_threads(address: int, shape: Sequence[int], n_threads: int) -> npt.NDArray[np.int64]:
-    """Thread that reads the middle of each huge page of a packed matrix.
+    """Thread that reads the middle of each huge page of a matrix.
 
     `shape` is [n_group, n_tiles, n_blocks, block bytes], and `address` its first byte. Pages lie at multiples of their
     size; the first and the last one may be parts.
