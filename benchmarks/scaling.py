@@ -17,7 +17,6 @@ Cores are this machine's at all N: the clock is not lowered where many cores com
 
 import argparse
 import ctypes
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -201,15 +200,15 @@ class Runs:
         self._session = self.model.create_session(n_ctx=n_ctx, reuse=False)
         self._session.eval(self._tokens[: options.depth + 1])
 
-    def evaluate(self, n: int, team: Any) -> float:
-        """Seconds to evaluate n tokens with another team's `run`."""
+    def evaluate(self, n: int, team: Any) -> tuple[float, float]:
+        """Seconds to evaluate n tokens on another team, and processor time."""
         depth = self._options.depth
         self._session.rewind(depth)
         self.program._team = team
         try:
-            started = time.perf_counter()
+            started, used = time.perf_counter(), time.process_time()
             self._session.eval(self._tokens[depth : depth + n])
-            return time.perf_counter() - started
+            return time.perf_counter() - started, time.process_time() - used
         finally:
             self.program._team = self.team
 
@@ -365,56 +364,71 @@ def step_table(runs: Runs, n_tokens: int, real: dict[int, list[float]], parts: S
         print(f"| `{name}` | {count:.0f} | {n_bytes / 1e6:.1f} | {work / 1e9:.2f} | {cells} |")
 
 
-def real_seconds(path: str, options: argparse.Namespace, tests: Sequence[int], threads: int) -> dict[int, Any]:
-    """Measured evaluations with some threads, by number of tokens.
+@attrs.frozen
+class Measured:
+    """Evaluations on a team of this machine's threads.
 
-    Fastest seconds of all, those outside of jobs, and the seconds of each step.
+    `seconds`: the fastest; `processor`: the least processor time, by thread; `outside`: seconds outside of jobs;
+    `steps`: those of each step as a job of its own.
     """
-    runs, found = Runs(path, threads, options), {}
-    for n in tests:
-        repetitions = options.repetitions * (4 if n == 1 else 1)
-        jobs = [JobTimer(runs.team) for _ in range(repetitions)]
-        whole = [runs.evaluate(n, job) for job in jobs]
-        outside = statistics.median(seconds - job.seconds for seconds, job in zip(whole, jobs, strict=True))
-        timers = [StepTimer(runs.team) for _ in range(options.repetitions)]
-        for timer in timers:
-            runs.evaluate(n, timer)
-        found[n] = min(whole), outside, np.min([timer.seconds for timer in timers], axis=0).tolist()
-    runs.close()
-    return found
+
+    seconds: float
+    processor: float
+    outside: float
+    steps: list[float]
+
+
+def measure(runs: Runs, n_tokens: int, team: Team, repetitions: int) -> Measured:
+    """Measure evaluations of some tokens on a team."""
+    jobs = [JobTimer(team) for _ in range(repetitions * (4 if n_tokens == 1 else 1))]
+    whole = [runs.evaluate(n_tokens, job) for job in jobs]
+    outside = min(seconds - job.seconds for (seconds, _), job in zip(whole, jobs, strict=True))
+    seconds, processor = (min(values) for values in zip(*whole, strict=True))
+    timers = [StepTimer(team) for _ in range(repetitions)]
+    for timer in timers:
+        runs.evaluate(n_tokens, timer)
+    steps = np.min([timer.seconds for timer in timers], axis=0).tolist()
+    return Measured(seconds, processor / team.n_threads, outside, steps)
+
+
+def reading_speed(parts: Sequence[Part], steps: Sequence[float]) -> float:
+    """Bytes of weights per second of the steps that read any."""
+    read = [(part.n_bytes.sum(), seconds) for part, seconds in zip(parts, steps, strict=True) if part.n_bytes.any()]
+    return float(sum(n_bytes for n_bytes, _ in read) / sum(seconds for _, seconds in read))
 
 
 def report(path: str, options: argparse.Namespace, machine: Machine, show: Callable[[str], None]) -> dict[int, Any]:
     """Measure, simulate and print; results by number of tokens."""
-    tests = [n for n in (1, options.n_prompt) if n]
-    speeds = {n: memory_speed(n) for n in (1, 2)}
-    barriers = {n: barrier_seconds(n) for n in (1, 2)}
-    this = attrs.evolve(machine, nodes=1, node_speed=speeds[2])
-    show(
-        f"memory: {speeds[1] / 1e9:.1f} and {speeds[2] / 1e9:.1f} GB/s with 1 and 2 threads; barrier of 2 threads:"
-        f" {1e9 * (barriers[2] - barriers[1]):.0f} ns, model {1e9 * this.barrier_s(2):.0f} ns"
-    )
-    real = {threads: real_seconds(path, options, tests, threads) for threads in (1, 2)}
-    runs, plotted = Runs(path, max(options.threads), options), dict[int, Any]()
-    for n_tokens in tests:
+    teams, plotted = {n: Team(n) for n in (1, 2)}, dict[int, Any]()
+    runs = Runs(path, max(options.threads), options)
+    plain = {n: memory_speed(n) for n in teams}
+    barrier = barrier_seconds(2) - barrier_seconds(1)
+    for n_tokens in [n for n in (1, options.n_prompt) if n]:
         parts = {n: measure_shares(runs, n_tokens, n, options.repetitions) for n in options.threads}
-        here = Here(speeds[1], min(map(call_seconds, parts.values())), real[1][n_tokens][1])
+        real = {n: measure(runs, n_tokens, team, options.repetitions) for n, team in teams.items()}
+        if n_tokens == 1:  # kernels fetch ahead, so they may be faster than a plain read
+            speeds = {n: max(plain[n], reading_speed(parts[1], real[n].steps)) for n in teams}
+            this = attrs.evolve(machine, nodes=1, node_speed=speeds[2])
+            rates = " and ".join(f"{speeds[n] / 1e9:.1f} (plain {plain[n] / 1e9:.1f})" for n in teams)
+            show(f"memory: {rates} GB/s with 1 and 2 threads")
+            show(f"barrier of 2 threads: {1e9 * barrier:.0f} ns, model {1e9 * this.barrier_s(2):.0f} ns")
+        here = Here(speeds[1], min(map(call_seconds, parts.values())), real[1].outside)
         if options.steps:
-            step_table(runs, n_tokens, {n: real[n][n_tokens][2] for n in real}, parts[1])
-        for n in (1, 2):
-            if n in parts:
-                found, measured = simulate(parts[n], this, here, PLACEMENTS[0]), real[n][n_tokens][0]
-                show(
-                    f"{n_tokens} tokens, {n} threads here: measured {1e3 * measured:.2f} ms, simulated"
-                    f" {1e3 * found.seconds:.2f} ms, error {100 * (found.seconds / measured - 1):+.0f} %"
-                )
+            step_table(runs, n_tokens, {n: real[n].steps for n in real}, parts[1])
+        for n in teams:
+            found, seconds = simulate(parts[n], this, here, PLACEMENTS[0]).seconds, real[n].seconds
+            error, of_processor = (100 * (found / measured - 1) for measured in (seconds, real[n].processor))
+            show(
+                f"{n_tokens} tokens, {n} threads here: {1e3 * seconds:.1f} ms, {1e3 * real[n].processor:.1f} ms of each"
+                f" processor; simulated {1e3 * found:.1f} ms, error {error:+.0f} %, {of_processor:+.0f} %"
+            )
         n_phases = len(phases(parts[options.threads[0]]))
         megabytes = sum(part.n_bytes.sum() for part in parts[options.threads[0]]) / 1e6
         outside = f"{1e6 * here.serial:.0f} us outside of steps"
         show(f"\n{n_tokens} tokens: {n_phases} phases, {megabytes:.0f} MB of weights, {outside}\n")
         show(
-            "| threads | t/s, own node | one node | spread | one counter | barriers | imbalance | memory |\n"
-            + "|---" * 8 + "|"
+            "| threads | t/s, own node | one node | spread | one counter | barriers | imbalance | memory | outside |\n"
+            + "|---" * 9 + "|"
         )  # fmt: skip
         for n, own in parts.items():
             found = {name: simulate(own, machine, here, name) for name in PLACEMENTS}
@@ -422,7 +436,8 @@ def report(path: str, options: argparse.Namespace, machine: Machine, show: Calla
             result = found[PLACEMENTS[0]]
             rates = " | ".join(f"{n_tokens / one.seconds:.0f}" for one in (*found.values(), flat))
             shares = " | ".join(
-                f"{100 * value / result.seconds:.0f} %" for value in (result.barriers, result.imbalance, result.memory)
+                f"{100 * value / result.seconds:.0f} %"
+                for value in (result.barriers, result.imbalance, result.memory, here.serial)
             )
             show(f"| {n} | {rates} | {shares} |")
             for name, one in found.items():
@@ -472,6 +487,7 @@ def main() -> None:
     parser.add_argument("--steps", action="store_true", help="also print the cost of each kernel's steps")
     parser.add_argument("--plot", metavar="OUT.png")
     options = parser.parse_args()
+    options.threads = sorted({1, 2, *options.threads})
     given = {
         field.name: getattr(options, field.name) for field in attrs.fields(Machine) if hasattr(options, field.name)
     }
