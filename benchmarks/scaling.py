@@ -194,15 +194,14 @@ class Runs:
         self.model = llamacli.load_model(path, threads=threads)
         self.program: Any = self.model.program
         self.team, self._options = self.program._team, options
-        tokens = np.random.default_rng(0).integers(0, self.model.config.n_vocab, options.depth + options.n_prompt + 1)
-        self._tokens = [int(token) for token in tokens]
         n_ctx = options.depth + options.n_prompt + 16
+        self._tokens = np.random.default_rng(0).integers(0, self.model.config.n_vocab, n_ctx).tolist()
         self._session = self.model.create_session(n_ctx=n_ctx, reuse=False)
         self._session.eval(self._tokens[: options.depth + 1])
 
     def evaluate(self, n: int, team: Any) -> tuple[float, float]:
         """Seconds to evaluate n tokens on another team, and processor time."""
-        depth = self._options.depth
+        depth = self._options.depth + 1  # not an empty cache, whose first page would be allocated each time
         self._session.rewind(depth)
         self.program._team = team
         try:
