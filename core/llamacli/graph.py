@@ -32,6 +32,7 @@ from llamacli.ops.map import map_
 from llamacli.ops.moe import moe
 from llamacli.ops.mul import mul
 from llamacli.ops.positions import positions
+from llamacli.ops.previous_hidden import PreviousHidden, previous_hidden
 from llamacli.ops.repeat import repeat
 from llamacli.ops.rms_norm import rms_norm
 from llamacli.ops.rope import rope
@@ -73,6 +74,7 @@ class Graph(Recorder):
     moe = moe
     mul = mul
     positions = positions
+    previous_hidden = previous_hidden
     repeat = repeat
     rms_norm = rms_norm
     rope = rope
@@ -110,6 +112,14 @@ class Graph(Recorder):
         Sessions, which evaluate token by token, cannot run such a graph.
         """
         return any(op.needs_whole_input for op in self.ops)
+
+    @property
+    def reads_hidden(self) -> bool:
+        """True if it reads hidden states of another graph.
+
+        Multi-token-prediction heads do.
+        """
+        return any(isinstance(op, PreviousHidden) for op in self.ops)
 
     def exact_tensors(self) -> set[str]:
         """Names of the tensors that no mode may round.

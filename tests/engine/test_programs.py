@@ -126,3 +126,29 @@ def test_chosen_rows_equal_those_of_a_whole_evaluation(n_last: tuple[int, ...], 
     assert whole.shape == (16, WIDTH if hidden else run.logits.shape[1])
     np.testing.assert_array_equal(chosen, whole[wanted])
     np.testing.assert_array_equal(run.program.forward(tokens, spans(), all_logits=True, hidden=hidden), whole)
+    logits, states = run.program.forward_with_hidden(tokens, spans(), n_last)
+    if hidden:
+        np.testing.assert_array_equal(states, whole)
+    else:
+        np.testing.assert_array_equal(logits, whole[wanted])
+
+
+def test_a_program_is_extended_by_another_graph_of_the_file(engine: Engine, tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    shapes = {"token_embd.weight": (20, 64), "output.weight": (32, 64), "more.weight": (64, 64), "norm.weight": (64,)}
+    arrays = {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    embd, output, more, norm = (Param(Tensor(name, shape)) for name, shape in shapes.items())
+    first, second = Graph(), Graph()
+    first.linear(first.embed(embd), output)
+    second.linear(second.rms_norm(second.linear(second.embed(embd), more), norm, 1e-5), output)
+    tokens = np.array(TOKENS, np.int32)
+    for mode in QuantMode:
+        program = engine.compile(first, ArrayFile(tmp_path, Metadata({}), arrays), mode)
+        before = program.forward(tokens, [span(program, len(tokens))], all_logits=True)
+        file = ArrayFile(tmp_path, Metadata({}), arrays)
+        extended = program.extended(second, file)
+        file.close()
+        alone = engine.compile(second, ArrayFile(tmp_path, Metadata({}), arrays), mode)
+        found, expected = (one.forward(tokens, [span(one, len(tokens))], all_logits=True) for one in (extended, alone))
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(program.forward(tokens, [span(program, len(tokens))], all_logits=True), before)

@@ -56,6 +56,13 @@ class Program(Protocol):
     def recompiled(self, graph: Graph, matrices: Mapping[Tensor, Any]) -> Program:
         """Compile another graph of the same weights and of further matrices."""
 
+    def extended(self, graph: Graph, file: ModelFile) -> Program:
+        """Compile another graph of the model's file.
+
+        Its tensors are the same weights and further ones, such as those of a multi-token-prediction head. The file may
+        be closed afterwards. Raises ModelFormatError for numbers that are not finite.
+        """
+
     @property
     def states(self) -> Sequence[KVSpec]:
         """KV cache shapes of the attention layers.
@@ -95,6 +102,16 @@ class Program(Protocol):
         tokens of each, which may be 0. With `hidden`, the rows are those that the output layer reads, [.., n_embd]. A
         token's logits do not depend on which tokens are evaluated in the same call. The caller has checked bounds,
         reserved the cells and lets no sequence occur twice.
+        """
+
+    def forward_with_hidden(
+        self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Run a batch as `forward` does, and return the hidden states too.
+
+        Returns the logits of the last `n_last` tokens of each span, float32 [sum(n_last), n_vocab], bit for bit those
+        of `forward`, and the rows that the output layer reads of all tokens, float32 [n, n_embd]. Only where
+        `has_hidden`.
         """
 
     def shift_keys(self, layer: int, keys: npt.NDArray[np.float32], by: int, seq_len: int) -> npt.NDArray[np.float32]:

@@ -22,6 +22,10 @@ CHECKPOINT_TOKENS = 2048
 Checkpoint = Callable[[int, KVSequence], None]
 """Called with the index of a sequence and a checkpoint of it, which the caller of `evaluate` owns."""
 
+TakeHidden = Callable[[int, Sequence[int], Logits, int], None]
+"""Called after each batch with the position of a sequence's first token there, its tokens, their hidden states, float32
+[n, n_embd], and how many of the last tokens are only drafted."""
+
 
 def evaluate(
     program: Program,
@@ -33,6 +37,8 @@ def evaluate(
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
     n_ahead: Sequence[int] | None = None,
+    hidden_in: Sequence[Logits] | None = None,
+    hidden_out: Sequence[TakeHidden | None] | None = None,
 ) -> list[Logits]:
     """Evaluate the next tokens of many sequences in the same batches.
 
@@ -45,6 +51,9 @@ def evaluate(
     Sequences with recurrent states can be truncated to no token before their last. `checkpoint` is called with forks of
     them within long prompts, and with one that lacks only the last token. Sequences can be truncated by as many last
     tokens as `n_ahead` says afterwards, whatever their sliding windows are.
+
+    `hidden_in` are the hidden states that `g.previous_hidden` reads, float32 [n, n_embd] for each sequence.
+    `hidden_out` take those of the sequences' own tokens, where they are not None.
 
     If anything is raised, all sequences are as they were, but that an interrupt at the very end may find some of them
     with their tokens. Raises MemoryError, ClosedError.
@@ -62,12 +71,17 @@ def evaluate(
                 is_last = first + n == len(work[i][1])
                 wanted = checkpoint is not None and is_last and first + n > 1
                 work[i][0].reserve(starts[i] + first, n, before_last=wanted)
-                spans.append(Span(work[i][0], starts[i] + first, n))
+                hidden_rows = None if hidden_in is None else hidden_in[i][first : first + n]
+                spans.append(Span(work[i][0], starts[i] + first, n, hidden_rows))
                 pieces.append(work[i][1][first : first + n])
             ids = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
             counts = [max(0, min(n, n_wanted[i] - len(work[i][1]) + first + n)) for i, first, n in batch]
             with np.errstate(all="ignore"):  # what overflows reaches the logits, and is refused when drawing
-                logits = program.forward(ids, spans, n_last=counts, hidden=hidden)
+                if hidden_out is not None and any(hidden_out[i] for i, *_ in batch):
+                    logits, states = program.forward_with_hidden(ids, spans, counts)
+                    _give_hidden(states, batch, starts, pieces, hidden_out, [len(ids) for _, ids in work], n_ahead)
+                else:
+                    logits = program.forward(ids, spans, n_last=counts, hidden=hidden)
             row = 0
             for (i, first, n), n_rows in zip(batch, counts, strict=True):
                 rows[i].append(logits[row : row + n_rows])
@@ -91,6 +105,25 @@ def evaluate(
                 checkpoint(i, sequence.fork_before_last())
             sequence.finish()
     return [_joined(parts) if parts else _no_rows(rows) for parts in rows]
+
+
+def _give_hidden(
+    states: Logits,
+    batch: Sequence[tuple[int, int, int]],
+    starts: Sequence[int],
+    pieces: Sequence[Ids],
+    takers: Sequence[TakeHidden | None],
+    lengths: Sequence[int],
+    n_ahead: Sequence[int] | None,
+) -> None:
+    """Give the hidden states of a batch to its sequences' takers."""
+    row = 0
+    for (i, first, n), piece in zip(batch, pieces, strict=True):
+        take, n_certain = takers[i], lengths[i] - (n_ahead[i] if n_ahead else 0)
+        if take is not None:
+            n_drafted = min(n, max(0, first + n - n_certain))
+            take(starts[i] + first, piece.tolist(), states[row : row + n], n_drafted)
+        row += n
 
 
 def _batches(work: Sequence[tuple[KVSequence, Ids]]) -> Iterator[list[tuple[int, int, int]]]:

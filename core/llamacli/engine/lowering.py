@@ -150,7 +150,9 @@ class StepTable(Lowering):
                 if first < stop:
                     values = {value: at(f32(value))[first:stop, : value.width] for value in inputs}
                     tokens = rows.tokens[first - rows.first : stop - rows.first]
-                    run = Run(tokens, span.start + first - row, span.sequence, states, values, weights.__getitem__)
+                    hidden = None if span.hidden is None else span.hidden[first - row : stop - row]
+                    start, weight = span.start + first - row, weights.__getitem__
+                    run = Run(tokens, start, span.sequence, states, values, weight, hidden)
                     at(f32(out))[first:stop, : out.width] = checked(compute, run, out.width, description)
                 row += span.n
 

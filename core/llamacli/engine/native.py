@@ -12,8 +12,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import numpy.typing as npt
@@ -121,6 +121,8 @@ class NativeProgram:
         self._body = _segments(self._steps, 0, self._tail)
         self._to_logits = _segments(self._steps, self._tail, len(self._steps))
         self._crossing = _crossing(self._steps, self._tail, self.buffers)
+        self._output = _segments(self._steps, table.output, len(self._steps))
+        self._crossing_output = _crossing(self._steps, table.output, self.buffers)
         self._result_is_hidden = table.hidden == graph.ops[-1].out
         self._to_hidden, self._hidden, self._hidden_width = self._find_hidden(table)
         # The rows of a last step that mixes tokens are more than those that logits are wanted of.
@@ -148,6 +150,11 @@ class NativeProgram:
     def recompiled(self, graph: Graph, matrices: Mapping[Tensor, Matrix]) -> NativeProgram:
         """See `llamacli.engine.base.Program.recompiled`."""
         return NativeProgram(graph, self._weights.extended(matrices), self._mode, self._team)
+
+    def extended(self, graph: Graph, file: ModelFile) -> NativeProgram:
+        """See `llamacli.engine.base.Program.extended`."""
+        weights = self._weights.of_file(file, modes_of(graph, self._mode))
+        return NativeProgram(graph, weights, self._mode, self._team)
 
     def _find_hidden(self, table: StepTable) -> tuple[Sequence[tuple[int, int]], Array, int]:
         """Segments of the tail up to the output layer.
@@ -185,48 +192,88 @@ class NativeProgram:
         hidden: bool = False,
     ) -> npt.NDArray[np.float32]:
         """See `llamacli.engine.base.Program.forward`; at most N_BATCH tokens."""
+        wanted = wanted_rows(spans, all_logits, n_last)
+        with self._team.lock, self._batch(tokens, spans) as (table, batch, n_seen):
+            self._run_steps(table, self._body, batch, n_seen)
+            if hidden and not self._result_is_hidden:
+                rows = self._run_to_hidden(table, batch, wanted, n_seen)
+            else:
+                rows = self._run_to_logits(table, self._to_logits, self._crossing, batch, wanted, n_seen)
+        return rows
+
+    def forward_with_hidden(
+        self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """See `llamacli.engine.base.Program.forward_with_hidden`."""
+        wanted = wanted_rows(spans, False, n_last)
+        with self._team.lock, self._batch(tokens, spans) as (table, batch, n_seen):
+            self._run_steps(table, [*self._body, *self._to_hidden], batch, n_seen)
+            states = self._hidden[: batch.stop, : self._hidden_width].copy()
+            logits = self._run_to_logits(table, self._output, self._crossing_output, batch, wanted, n_seen)
+        return logits, states
+
+    @contextmanager
+    def _batch(self, tokens: npt.NDArray[np.int32], spans: Sequence[Span]) -> Iterator[tuple[Array, HostRows, int]]:
+        """Place a batch in the buffers, and time its run.
+
+        Gives the table of steps, the rows, and the largest number of tokens that one of them attends to.
+        """
         n = len(tokens)
         if n > N_BATCH:
             raise ValueError(f"{n} tokens are more than the {N_BATCH} of a batch")
-        wanted = wanted_rows(spans, all_logits, n_last)
-        hidden = hidden and not self._result_is_hidden
-        with self._team.lock:
-            table = self._table(spans[0].sequence.kv_type)
-            started, self.timings.batch_share = time.perf_counter(), 0.0
-            self._place(spans)
-            n_seen = max(span.start + span.n for span in spans)
-            self._run_steps(table, self._body, HostRows(tokens, 0, n, spans), n_seen)
-            rows = self._run_tail(table, HostRows(tokens, 0, n, spans), wanted, n_seen, hidden=hidden)
-            self._add_time(started, n)
-        return rows
+        table = self._table(spans[0].sequence.kv_type)
+        started, self.timings.batch_share = time.perf_counter(), 0.0
+        self._place(spans)
+        yield table, HostRows(tokens, 0, n, spans), max(span.start + span.n for span in spans)
+        self._add_time(started, n)
 
-    def _run_tail(
-        self, table: Array, batch: HostRows, wanted: npt.NDArray[np.intp], n_seen: int, *, hidden: bool
+    def _run_to_hidden(
+        self, table: Array, batch: HostRows, wanted: npt.NDArray[np.intp], n_seen: int
     ) -> npt.NDArray[np.float32]:
-        """Run the last part for the rows wanted; their results."""
-        tail, width = (self._to_hidden, self._hidden_width) if hidden else (self._to_logits, self._n_vocab)
+        """Run the last part up to the output layer; what that reads.
+
+        Only the rows wanted.
+        """
         if not len(wanted):
-            return np.empty((0, width), np.float32)
-        rows = self._gather(batch, wanted)
-        logits = np.empty((0, width), np.float32) if hidden else self._new_logits(rows.first, rows.stop)
-        self._run_steps(table, tail, rows, n_seen)
-        if hidden:
-            logits = self._hidden[rows.first : rows.stop].copy()
-        elif self._writes_logits is None:
+            return np.empty((0, self._hidden_width), np.float32)
+        rows = self._gather(batch, wanted, self._crossing)
+        self._run_steps(table, self._to_hidden, rows, n_seen)
+        hidden = self._hidden[rows.first : rows.stop, : self._hidden_width].copy()
+        return hidden if len(hidden) == len(wanted) else hidden[wanted - rows.first]
+
+    def _run_to_logits(
+        self,
+        table: Array,
+        segments: Sequence[tuple[int, int]],
+        crossing: Sequence[Array] | None,
+        batch: HostRows,
+        wanted: npt.NDArray[np.intp],
+        n_seen: int,
+    ) -> npt.NDArray[np.float32]:
+        """Run the last part, or the output layer alone; the logits.
+
+        Only the rows wanted. `segments` are those of the part, `crossing` the buffers that it reads.
+        """
+        if not len(wanted):
+            return np.empty((0, self._n_vocab), np.float32)
+        rows = self._gather(batch, wanted, crossing)
+        logits = self._new_logits(rows.first, rows.stop)
+        self._run_steps(table, segments, rows, n_seen)
+        if self._writes_logits is None:
             logits[:] = self._logits[rows.first : rows.stop]
-        logits = logits[:, :width]
+        logits = logits[:, : self._n_vocab]
         return logits if len(logits) == len(wanted) else logits[wanted - rows.first]
 
-    def _gather(self, batch: HostRows, wanted: npt.NDArray[np.intp]) -> HostRows:
+    def _gather(self, batch: HostRows, wanted: npt.NDArray[np.intp], crossing: Sequence[Array] | None) -> HostRows:
         """Move the rows wanted to the front of the batch.
 
         Unless they are its last ones. The rows that the last part shall compute; where rows of a slot cannot be moved,
         those between them too.
         """
         n, first = batch.stop, int(wanted[0])
-        if len(wanted) == n - first or self._crossing is None:
+        if len(wanted) == n - first or crossing is None:
             return HostRows(batch.tokens[first:], first, n, batch.spans)
-        for buffer in self._crossing:
+        for buffer in crossing:
             buffer[: len(wanted)] = buffer[wanted]
         self._rows[: len(wanted)] = self._rows[wanted]
         ends = np.cumsum([span.n for span in batch.spans])
@@ -234,7 +281,9 @@ class NativeProgram:
         for row in wanted.tolist():
             i = int(np.searchsorted(ends, row, side="right"))
             span = batch.spans[i]
-            spans.append(Span(span.sequence, span.start + row - int(ends[i]) + span.n, 1))
+            at = row - int(ends[i]) + span.n
+            hidden = None if span.hidden is None else span.hidden[at : at + 1]
+            spans.append(Span(span.sequence, span.start + at, 1, hidden))
         return HostRows(batch.tokens[wanted], 0, len(wanted), spans)
 
     def _run_steps(self, table: Array, segments: Sequence[tuple[int, int]], rows: HostRows, n_seen: int) -> None:

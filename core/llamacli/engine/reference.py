@@ -32,14 +32,14 @@ class ReferenceEngine:
         Modes `q8` and `q4` round all matrices but routers first.
         """
         modes = modes_of(graph, mode)
-        return ReferenceProgram(graph, {tensor: load_floats(tensor, file, modes[tensor]) for tensor in modes})
+        return ReferenceProgram(graph, {tensor: load_floats(tensor, file, modes[tensor]) for tensor in modes}, mode)
 
 
 class ReferenceProgram:
     """A graph and its `weights` in float64."""
 
-    def __init__(self, graph: Graph, weights: dict[Tensor, npt.NDArray[np.float64]]):
-        self.graph, self.weights = graph, weights
+    def __init__(self, graph: Graph, weights: dict[Tensor, npt.NDArray[np.float64]], mode: QuantMode = QuantMode.AUTO):
+        self.graph, self.weights, self._mode = graph, weights, mode
         self._shifts = ShiftPlan(graph.ops, weights.__getitem__)
         self._tail = graph.tail
         self._plugin_ops = {op: text for op, text in describe_ops(graph).items() if is_plugin_op(op)}
@@ -51,7 +51,13 @@ class ReferenceProgram:
 
     def recompiled(self, graph: Graph, matrices: Mapping[Tensor, npt.NDArray[np.float64]]) -> ReferenceProgram:
         """See `llamacli.engine.base.Program.recompiled`."""
-        return ReferenceProgram(graph, {**self.weights, **matrices})
+        return ReferenceProgram(graph, {**self.weights, **matrices}, self._mode)
+
+    def extended(self, graph: Graph, file: ModelFile) -> ReferenceProgram:
+        """See `llamacli.engine.base.Program.extended`."""
+        modes = modes_of(graph, self._mode)
+        more = {tensor: load_floats(tensor, file, modes[tensor]) for tensor in modes if tensor not in self.weights}
+        return ReferenceProgram(graph, {**self.weights, **more}, self._mode)
 
     @property
     def states(self) -> Sequence[KVSpec]:
@@ -103,21 +109,43 @@ class ReferenceProgram:
             start += span.n
         return np.concatenate(parts)
 
+    def forward_with_hidden(
+        self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int]
+    ) -> tuple[Array, Array]:
+        """See `llamacli.engine.base.Program.forward_with_hidden`."""
+        ends = np.cumsum([span.n for span in spans])
+        logits, states, out, hidden = [], [], self.graph.ops[-1].out, self.graph.hidden
+        assert hidden is not None
+        for end, span, n_rows in zip(ends.tolist(), spans, n_last, strict=True):
+            values = self._values(tokens[end - span.n : end], span, span.n, out)
+            logits.append(values[out][span.n - n_rows :])
+            states.append(values[hidden])
+        return np.concatenate(logits), np.concatenate(states)
+
     def _forward(self, tokens: npt.NDArray[np.int32], span: Span, n_rows: int, hidden: bool) -> Array:
-        values: dict[Value, Array] = {}
-        run = Run(tokens, span.start, span.sequence, self.states, values, self.weights.__getitem__)
         out = self.graph.hidden if hidden else self.graph.ops[-1].out
         assert out is not None
+        values = self._values(tokens, span, n_rows, out)
+        rows = values[out] if out in values else np.empty((0, out.width), np.float32)
+        return rows[len(rows) - n_rows :]
+
+    def _values(self, tokens: npt.NDArray[np.int32], span: Span, n_rows: int, last: Value) -> dict[Value, Array]:
+        """Compute the values up to the `last`.
+
+        Those of the tail for the last `n_rows` tokens only.
+        """
+        values: dict[Value, Array] = {}
+        weight = self.weights.__getitem__
+        run = Run(tokens, span.start, span.sequence, self.states, values, weight, span.hidden)
         for i, op in enumerate(self.graph.ops):
             if i == self._tail:
                 values = {value: rows[span.n - n_rows :] for value, rows in values.items()}
                 first = span.start + span.n - n_rows
-                last = tokens[span.n - n_rows :]
-                run = Run(last, first, span.sequence, self.states, values, self.weights.__getitem__)
+                hidden = None if span.hidden is None else span.hidden[span.n - n_rows :]
+                run = Run(tokens[span.n - n_rows :], first, span.sequence, self.states, values, weight, hidden)
             if i >= self._tail and not n_rows:
-                return np.empty((0, out.width), np.float32)
-            values[op.out] = compute(op, run, self._plugin_ops.get(op))
-            if op.out == out:
                 break
-        rows = values[out]
-        return rows[len(rows) - n_rows :]
+            values[op.out] = compute(op, run, self._plugin_ops.get(op))
+            if op.out == last:
+                break
+        return values

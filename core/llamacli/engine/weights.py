@@ -101,6 +101,15 @@ class PackedWeights:
         weights._vectors, weights._floats = self._vectors, self._floats
         return weights
 
+    def of_file(self, file: ModelFile, modes: Mapping[Tensor, QuantMode]) -> PackedWeights:
+        """The weights loaded so far, and others of the model's file.
+
+        The file was opened again.
+        """
+        weights = PackedWeights(file, modes, self._team, self._matrices)
+        weights._vectors, weights._floats = dict(self._vectors), dict(self._floats)
+        return weights
+
 
 def load_rows(tensor: Tensor, file: ModelFile) -> npt.NDArray[np.float32]:
     """Load a vector or table in float32, rows padded with zeros.

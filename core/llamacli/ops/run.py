@@ -20,12 +20,14 @@ from llamacli.ops.values import Array, Tensor, Value
 class Span:
     """Consecutive tokens of a sequence within a batch.
 
-    `n` tokens, from cell and position `start` of `sequence` on.
+    `n` tokens, from cell and position `start` of `sequence` on. `hidden`, float32 [n, n_embd], are the hidden states
+    that `g.previous_hidden` reads; None for zeros.
     """
 
     sequence: KVSequence
     start: int
     n: int
+    hidden: npt.NDArray[np.float32] | None = None
 
 
 @attrs.frozen(eq=False)
@@ -35,6 +37,7 @@ class Run:
     - `run[value]`: float64 [n, width]; `run[tensor]`: float64 in the tensor's shape.
     - `tokens`: int32 [n]; `start`: the position of the first.
     - `sequence`: the cached keys and values; `states[i]`: the shape of those of layer i.
+    - `hidden`: float32 [n, n_embd], hidden states of the tokens before; None for zeros.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -43,6 +46,7 @@ class Run:
     states: Sequence[KVSpec]
     values: Mapping[Value, npt.NDArray[np.float32]]
     weights: Callable[[Tensor], Array]
+    hidden: npt.NDArray[np.float32] | None = None
 
     def __getitem__(self, what: Value | Tensor) -> Array:
         return self.weights(what) if isinstance(what, Tensor) else self.values[what].astype(np.float64)

@@ -107,6 +107,10 @@ class _Tight:
     def recompiled(self, *arguments: Any) -> _Tight:
         return _Tight(lambda: self._make().recompiled(*arguments))
 
+    def extended(self, graph: Any, file: Any) -> _Tight:
+        kept = _Kept(file)
+        return _Tight(lambda: self._make().extended(graph, kept))
+
     def _sized(self, n: int) -> Any:
         for module in _modules("engine"):
             if hasattr(module, "N_BATCH") and module is not batching:
@@ -118,6 +122,10 @@ class _Tight:
     def forward(self, tokens: np.ndarray, spans: Any, **options: Any) -> np.ndarray:
         with _LOCK:  # the size of a batch is a constant of modules, for all threads
             return self._sized(len(tokens)).forward(tokens, spans, **options)
+
+    def forward_with_hidden(self, tokens: np.ndarray, spans: Any, n_last: Any) -> Any:
+        with _LOCK:
+            return self._sized(len(tokens)).forward_with_hidden(tokens, spans, n_last)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._programs[1], name)

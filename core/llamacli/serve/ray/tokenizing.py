@@ -39,6 +39,14 @@ class UnweightedProgram:
         """Raise InvalidRequestError."""
         return self.forward()
 
+    def extended(self, *_: Any) -> Any:
+        """Raise InvalidRequestError."""
+        return self.forward()
+
+    def forward_with_hidden(self, *_: Any) -> Any:
+        """Raise InvalidRequestError."""
+        return self.forward()
+
     def shift_keys(self, *_: Any) -> Any:
         """Raise InvalidRequestError."""
         return self.forward()
