@@ -86,6 +86,27 @@ def test_families_with_layer_norm_need_no_epsilon_of_rms_norm() -> None:
         Config.from_gguf(metadata)
 
 
+def test_blocks_of_prediction_heads_are_used_by_heads_only() -> None:
+    table = TensorTable()
+    table.block().add("attn_norm", 4)
+    assert not table.has_nextn
+    block = table.block(nextn=True)
+    block.add("nextn.eh_proj", 4, 8)
+    block.add("nextn.shared_head_norm", 4, optional=True)
+    assert table.has_nextn
+    used, head = {"blk__0__attn_norm__weight": (4,)}, {"blk__1__nextn.eh_proj__weight": (4, 8)}
+    for shapes in (used, used | head):
+        weights = table.bind(file(**shapes))
+        assert (len(weights.blk), weights.nextn) == (1, [])
+    weights = table.bind(file(**used, **head), nextn=True)
+    assert (len(weights.blk), len(weights.nextn)) == (1, 1)
+    assert weights.nextn[0].nextn_eh_proj.weight.name == "blk.1.nextn.eh_proj.weight"
+    assert weights.nextn[0].nextn_shared_head_norm is None
+    assert table.shapes() == {"blk.0.attn_norm.weight": (4,)}
+    with pytest.raises(ModelFormatError, match=r"tensor blk\.1\.nextn\.eh_proj\.weight is missing, expected \(4, 8\)"):
+        table.bind(file(**used), nextn=True)
+
+
 @pytest.mark.parametrize("dtype", [np.bool_, np.int32, np.uint8])
 def test_window_patterns_may_be_stored_as_integers(dtype) -> None:
     key = "a.attention.sliding_window_pattern"

@@ -190,19 +190,20 @@ class Params:
 class Weights(Params):
     """Parameters of a model.
 
-    Those outside the blocks are attributes; `blk` are the blocks' in order.
+    Those outside the blocks are attributes; `blk` are the blocks' in order. `nextn` are those of the blocks of
+    multi-token-prediction heads, where these are read.
     """
 
-    def __init__(self, found: dict[str, Param | None], blk: list[Params]):
+    def __init__(self, found: dict[str, Param | None], blk: list[Params], nextn: Sequence[Params] = ()):
         super().__init__(found)
-        self.blk = blk
+        self.blk, self.nextn = blk, list(nextn)
 
 
 class TensorTable:
     """Tensors that an architecture reads. `table.add("attn_q", n_out, n_in)` adds `attn_q.weight`."""
 
-    def __init__(self, *, unused: bool = False) -> None:
-        self._unused = unused
+    def __init__(self, *, unused: bool = False, nextn: bool = False) -> None:
+        self._unused, self._nextn = unused or nextn, nextn
         self._specs: dict[str, TensorSpec] = {}
         self._fused: dict[str, tuple[str, ...]] = {}
         self._full_names: set[str] = set()
@@ -265,21 +266,30 @@ class TensorTable:
         """Full names of the tensors that nothing depends on."""
         return {name for name, spec in self.items() if spec.unused}
 
-    def block(self, *, unused: bool = False) -> TensorTable:
+    def block(self, *, unused: bool = False, nextn: bool = False) -> TensorTable:
         """Add a block; its tensors are named `blk.{i}.{name}`.
 
         Files may have the tensors of an `unused` block, but nothing depends on them, and it is not among
-        `weights.blk`.
+        `weights.blk`. Those of a `nextn` block, of a multi-token-prediction head, are unused but for the head.
         """
-        self._blocks.append(TensorTable(unused=unused))
+        self._blocks.append(TensorTable(unused=unused, nextn=nextn))
         return self._blocks[-1]
 
-    def items(self) -> Iterator[tuple[str, TensorSpec]]:
-        """Full name and spec of every tensor."""
+    @property
+    def has_nextn(self) -> bool:
+        """True if there are blocks of multi-token-prediction heads."""
+        return any(block._nextn for block in self._blocks)
+
+    def items(self, *, nextn: bool = False) -> Iterator[tuple[str, TensorSpec]]:
+        """Full name and spec of every tensor.
+
+        With `nextn`, those of multi-token-prediction heads are not unused.
+        """
+        unused = self._unused and not (nextn and self._nextn)
         for name, spec in self._specs.items():
-            yield name, attrs.evolve(spec, optional=True, unused=True) if self._unused else spec
+            yield name, attrs.evolve(spec, optional=True, unused=True) if unused else spec
         for i, block in enumerate(self._blocks):
-            for name, spec in block.items():
+            for name, spec in block.items(nextn=nextn):
                 yield f"blk.{i}.{name}", spec
 
     def fused(self) -> dict[str, tuple[str, ...]]:
@@ -309,14 +319,14 @@ class TensorTable:
             found |= {f"blk.{i}.{name}": shape for name, shape in shapes.items()}
         return found
 
-    def bind(self, file: ModelFile) -> Weights:
+    def bind(self, file: ModelFile, *, nextn: bool = False) -> Weights:
         """Match the table with the tensors of a file.
 
-        Raises ModelFormatError with the first mismatches and their number: tensors that are missing, of another shape,
-        or unknown.
+        With `nextn`, those of multi-token-prediction heads are matched too. Raises ModelFormatError with the first
+        mismatches and their number: tensors that are missing, of another shape, or unknown.
         """
         others = set(self._not_chosen(file, ""))
-        expected = {name: spec for name, spec in self.items() if name not in others}
+        expected = {name: spec for name, spec in self.items(nextn=nextn) if name not in others}
         problems = [
             f"tensor {name} is missing, expected {spec.shape}"
             for name, spec in expected.items()
@@ -332,7 +342,8 @@ class TensorTable:
             raise ModelFormatError(f"{file.path}: " + "; ".join(problems[:_SHOWN] + more + _sizes(file.metadata)))
         used = ((i, block) for i, block in enumerate(self._blocks) if not block._unused)
         blocks = [Params(block._params(file, f"blk.{i}.")) for i, block in used]
-        return Weights(self._params(file, ""), blocks)
+        heads = ((i, block) for i, block in enumerate(self._blocks) if nextn and block._nextn)
+        return Weights(self._params(file, ""), blocks, [Params(one._params(file, f"blk.{i}.")) for i, one in heads])
 
     def _not_chosen(self, file: ModelFile, prefix: str) -> Iterator[str]:
         """Full names excluded by the file's choice of fused parameters.
@@ -400,6 +411,15 @@ class Architecture(abc.ABC):
         directions, have no logits: their result are the hidden states.
         """
 
+    def nextn(self, g: Graph, config: Any, weights: Weights) -> Value | None:
+        """Record the multi-token-prediction head (MTP, NextN).
+
+        It computes the logits of the token after the next: block i of `weights.nextn` reads the embedding of a token
+        and the hidden state of the token before, `g.previous_hidden`. `llamacli.blocks.nextn` has the parts. None, the
+        default, is a family without such heads.
+        """
+        return None
+
     def strips_after(self, metadata: Metadata, special: str) -> bool:
         """True if encoding strips white space after a special token (`rstrip`).
 
@@ -430,4 +450,26 @@ def trace(architecture: Architecture, config: Config, weights: Weights) -> Graph
         )
     if unread := graph.unread():
         raise PluginError(f"forward of {architecture.name!r} computes what nothing reads: {', '.join(unread)}")
+    return graph
+
+
+def trace_nextn(architecture: Architecture, config: Config, weights: Weights) -> Graph | None:
+    """Record the multi-token-prediction head of a model, None without one.
+
+    Raises PluginError for one that cannot draft: it must read `g.previous_hidden`, end in an output layer, and have no
+    recurrent state, which cannot be rewound.
+    """
+    graph = Graph()
+    logits = architecture.nextn(graph, config, weights) if weights.nextn else None
+    if logits is None:
+        return None
+    part = f"nextn of {architecture.name!r}"
+    if graph.ops[-1].out is not logits or logits.width != config.n_vocab:
+        raise PluginError(f"{part} must end in the op that computes its logits, {config.n_vocab} wide")
+    if not graph.reads_hidden or graph.recurrent or graph.needs_whole_input:
+        raise PluginError(f"{part} must read g.previous_hidden, and have neither recurrent states nor an encoder")
+    if graph.hidden is None or graph.hidden.width != config.n_embd:
+        raise PluginError(f"{part} must have an output layer that reads {config.n_embd} numbers a token")
+    if unread := graph.unread():
+        raise PluginError(f"{part} computes what nothing reads: {', '.join(unread)}")
     return graph

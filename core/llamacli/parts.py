@@ -27,7 +27,7 @@ _NAMES: tuple[tuple[str, str, str], ...] = (
     (r"attn_(q|k|v|qkv|output|gate)", "attention", "attention"),
     (r"exp_probs_b|ffn_gate_inp|ffn_(gate|up|down|gate_up)_exps", "moe", "mixture of experts"),
     (r"ffn_(gate|up|down|gate_up)(_shexp|_chexp)?|ffn_gate_inp_shexp", "swiglu", "feed-forward network, or g.map"),
-    (r"nextn\..+", "linear", "multi-token prediction, which table.add_unused declares"),
+    (r"nextn\..+", "linear", "multi-token prediction, which table.block(nextn=True) declares"),
     (r"output|cls(\.\w+)?", "linear", "output layer"),
     (r"(altup|laurel|per_layer|inp_gate|proj)\w*", "", "per-layer streams"),
 )

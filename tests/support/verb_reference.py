@@ -93,7 +93,10 @@ def users() -> dict[str, set[str]]:
         config = architecture.configure(metadata)
         file = ArrayFile(Path("tiny"), metadata, {tensor: array for tensor, (array, _) in tensors.items()})
         graph = _Tracked()
-        architecture.forward(graph, config, architecture.tensors(config).bind(file))
+        table = architecture.tensors(config)
+        architecture.forward(graph, config, table.bind(file))
+        if table.has_nextn and any(".nextn." in tensor for tensor in tensors):
+            architecture.nextn(graph, config, table.bind(file, nextn=True))
         for verb in graph.called:
             found[verb].add(name)
 

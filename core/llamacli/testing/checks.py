@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from llamacli.architecture import Architecture, Config, TensorTable, trace
+from llamacli.architecture import Architecture, Config, TensorTable, trace, trace_nextn
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata, TensorInfo
 from llamacli.model import unread_keys
@@ -26,13 +26,29 @@ from llamacli.testing.tiny import TinyModel
 def check_tables(tiny: TinyModel) -> None:
     """Tables: every tensor and every key of a file is read."""
     metadata = tiny.metadata
-    _, table, _, graph = tiny.recorded(metadata)
+    config, table, _, graph = tiny.recorded(metadata)
     read = {tensor.name for op in graph.ops for tensor in op.tensors()} | table.unused
     if unread := sorted(set(tiny.file.tensors) - read):
         raise ConformanceError(f"{tiny}: the forward pass leaves out {', '.join(unread)}")
+    _expect_whole_head(tiny, config, table)
     unread_names = unread_keys(metadata, tiny.architecture.name)
     if keys := [key for key in unread_names if not any(fnmatch.fnmatch(key, pattern) for pattern in tiny.unread)]:
         raise ConformanceError(f"{tiny}: configure does not read {', '.join(keys)}")
+
+
+def _expect_whole_head(tiny: TinyModel, config: Config, table: TensorTable) -> None:
+    """Raise ConformanceError if a multi-token-prediction head leaves out tensors.
+
+    Those of the first head's block that its file must have.
+    """
+    blocks = sorted({name.partition("nextn.")[0] for name in tiny.file.tensors if ".nextn." in name})
+    if not table.has_nextn or not blocks:
+        return
+    head = trace_nextn(tiny.architecture, config, table.bind(tiny.file, nextn=True))
+    read = {tensor.name for op in head.ops for tensor in op.tensors()} if head else set[str]()
+    needed = [name for name, spec in table.items(nextn=True) if name.startswith(blocks[0]) and not spec.optional]
+    if unread := sorted({*needed} & {*tiny.file.tensors} - read):
+        raise ConformanceError(f"{tiny}: the multi-token-prediction head leaves out {', '.join(unread)}")
 
 
 def check_keys(tiny: TinyModel) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import attrs
 
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
+from llamacli.architecture import Params
 from llamacli.blocks.mixture import SHARED, add_experts, add_network, expert_groups, experts_and_shared, network
+from llamacli.blocks.nextn import add_nextn, nextn_input, nextn_logits
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
 from llamacli.ops.moe import Scoring
@@ -24,7 +26,7 @@ class BailingConfig(Config):
 
     `rope` rotates halves of heads (NeoX order). The first `n_dense` blocks have no experts; `n_ff_expert` and
     `n_ff_shared` are the widths of a routed expert and of the shared ones together. `routing` are options of the
-    mixture. `n_nextn` blocks behind the others draft further tokens and are not read.
+    mixture. `n_nextn` blocks behind the others are multi-token-prediction heads; the first of them is computed.
     """
 
     rope: Rope
@@ -88,13 +90,10 @@ class BailingMoe2(Architecture):
         for i in range(c.n_layer):
             self.add_block(table.block(), c, i)
         for _ in range(c.n_nextn):
-            block = table.block(unused=True)
+            block = table.block(nextn=True)
             self.add_block(block, c, c.n_dense)
-            block.add("nextn.eh_proj", c.n_embd, 2 * c.n_embd)
-            for norm in ("nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm", "layer_output_norm"):
-                block.add(norm, c.n_embd)
-            for matrix in ("embed_tokens", "shared_head_head"):
-                block.add(f"nextn.{matrix}", c.n_vocab, c.n_embd)
+            add_nextn(block, c)
+            block.add("layer_output_norm", c.n_embd, optional=True)
         return table
 
     def add_block(self, block: TensorTable, c: BailingConfig, i: int) -> None:
@@ -118,20 +117,32 @@ class BailingMoe2(Architecture):
         c, w = config, weights
         x = g.embed(w.token_embd)
         for i, block in enumerate(w.blk):
-            h = g.rms_norm(x, block.attn_norm, c.rms_eps)
-            q, k, v = block.attn_qkv.split(*(n * c.head_dim for n in (c.n_head, c.n_head_kv, c.n_head_kv)))
-            queries, keys = (
-                g.rope(g.rms_norm(g.linear(h, param), norm, c.rms_eps, c.head_dim), c.rope, c.head_dim)
-                for param, norm in ((q, block.attn_q_norm), (k, block.attn_k_norm))
-            )
-            kv = g.store(keys, g.linear(h, v), head_dim=c.head_dim)
-            x = x + g.linear(g.attention(queries, kv, scale=c.head_dim**-0.5), block.attn_output)
-            h = g.rms_norm(x, block.ffn_norm, c.rms_eps)
-            if i < c.n_dense:
-                x = x + network(g, block, h)
-            else:
-                x = x + experts_and_shared(g, block, h, selection_bias=block.exp_probs_b_bias, **c.routing)
+            x = self.compute_block(g, c, block, x, i)
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output)
+
+    def nextn(self, g: Graph, config: BailingConfig, weights: Weights) -> Value:
+        """Token ids and hidden states to logits of the multi-token-prediction head.
+
+        The block ends in a norm of its own, as in SGLang's `bailing_moe_nextn.py`.
+        """
+        c, block = config, weights.nextn[0]
+        x = self.compute_block(g, c, block, nextn_input(g, c, weights, block), c.n_layer)
+        return nextn_logits(g, c, weights, block, x, block.layer_output_norm)
+
+    def compute_block(self, g: Graph, c: BailingConfig, block: Params, x: Value, i: int) -> Value:
+        """Output of block `i`."""
+        h = g.rms_norm(x, block.attn_norm, c.rms_eps)
+        q, k, v = block.attn_qkv.split(*(n * c.head_dim for n in (c.n_head, c.n_head_kv, c.n_head_kv)))
+        queries, keys = (
+            g.rope(g.rms_norm(g.linear(h, param), norm, c.rms_eps, c.head_dim), c.rope, c.head_dim)
+            for param, norm in ((q, block.attn_q_norm), (k, block.attn_k_norm))
+        )
+        kv = g.store(keys, g.linear(h, v), head_dim=c.head_dim)
+        x = x + g.linear(g.attention(queries, kv, scale=c.head_dim**-0.5), block.attn_output)
+        h = g.rms_norm(x, block.ffn_norm, c.rms_eps)
+        if i < c.n_dense:
+            return x + network(g, block, h)
+        return x + experts_and_shared(g, block, h, selection_bias=block.exp_probs_b_bias, **c.routing)
 
 
 @hookimpl

@@ -14,6 +14,7 @@ import attrs
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
 from llamacli.architecture import Params
 from llamacli.blocks.mixture import SHARED, add_experts, add_network, expert_groups, experts_and_shared, network
+from llamacli.blocks.nextn import add_nextn, nextn_input, nextn_logits
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
 from llamacli.ops.moe import Scoring
@@ -33,7 +34,7 @@ class DeepSeek2Config(Config):
     `absorbed`: the file has `attn_k_b` and `attn_v_b`. `scale` multiplies scores, `temperature` is the scale and length
     of the attention temperature. The first `n_dense` blocks have no experts; `n_ff_expert` and `n_ff_shared` are the
     widths of an expert and of the shared ones; `routing` are options of the mixture. `n_nextn` blocks behind the others
-    draft further tokens and are not read.
+    are multi-token-prediction heads; the first of them is computed.
     """
 
     rope: Rope
@@ -149,13 +150,9 @@ class DeepSeek2(Architecture):
         for i in range(c.n_layer):
             self.add_block(table.block(), c, i)
         for _ in range(c.n_nextn):
-            block = table.block(unused=True)
+            block = table.block(nextn=True)
             self.add_block(block, c, c.n_dense)
-            block.add("nextn.eh_proj", c.n_embd, 2 * c.n_embd)
-            for norm in ("enorm", "hnorm", "shared_head_norm"):
-                block.add(f"nextn.{norm}", c.n_embd)
-            for matrix in ("embed_tokens", "shared_head_head"):
-                block.add(f"nextn.{matrix}", c.n_vocab, c.n_embd)
+            add_nextn(block, c)
         return table
 
     def add_block(self, block: TensorTable, c: DeepSeek2Config, i: int) -> None:
@@ -189,13 +186,22 @@ class DeepSeek2(Architecture):
         c, w = config, weights
         x = g.embed(w.token_embd)
         for i, block in enumerate(w.blk):
-            x = x + self.attention(g, c, block, g.rms_norm(x, block.attn_norm, c.rms_eps))
-            h = g.rms_norm(x, block.ffn_norm, c.rms_eps)
-            if i < c.n_dense:
-                x = x + network(g, block, h)
-            else:
-                x = x + experts_and_shared(g, block, h, selection_bias=block.exp_probs_b_bias, **c.routing)
+            x = self.compute_block(g, c, block, x, i)
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output or w.token_embd)
+
+    def nextn(self, g: Graph, config: DeepSeek2Config, weights: Weights) -> Value:
+        """Token ids and hidden states to logits of the multi-token-prediction head."""
+        c, block = config, weights.nextn[0]
+        x = self.compute_block(g, c, block, nextn_input(g, c, weights, block), c.n_layer)
+        return nextn_logits(g, c, weights, block, x)
+
+    def compute_block(self, g: Graph, c: DeepSeek2Config, block: Params, x: Value, i: int) -> Value:
+        """Output of block `i`."""
+        x = x + self.attention(g, c, block, g.rms_norm(x, block.attn_norm, c.rms_eps))
+        h = g.rms_norm(x, block.ffn_norm, c.rms_eps)
+        if i < c.n_dense:
+            return x + network(g, block, h)
+        return x + experts_and_shared(g, block, h, selection_bias=block.exp_probs_b_bias, **c.routing)
 
     def attention(self, g: Graph, c: DeepSeek2Config, block: Params, h: Value) -> Value:
         """Multi-head latent attention of the normalised input."""

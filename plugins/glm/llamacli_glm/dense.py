@@ -11,6 +11,7 @@ import attrs
 
 from llamacli import Architecture, Config, Graph, ModelFormatError, Rope, TensorTable, Value, Weights
 from llamacli.architecture import Params
+from llamacli.blocks.nextn import add_nextn, nextn_input, nextn_logits
 from llamacli.gguf import Metadata
 
 
@@ -18,7 +19,7 @@ from llamacli.gguf import Metadata
 class GlmConfig(Config):
     """Hyperparameters of GLM.
 
-    `n_nextn` blocks behind the others predict tokens further ahead (multi-token prediction); they are not computed. Of
+    `n_nextn` blocks behind the others are multi-token-prediction heads; the first of them is computed. Of
     mixtures of experts, the first `n_dense` blocks are dense; `n_ff_expert` and `n_ff_shared` are the widths of routed
     and shared experts; `routing` are options of `g.moe`.
     """
@@ -51,13 +52,9 @@ class ChatGlm(Architecture):
         for i in range(c.n_layer):
             self.add_block(table.block(), c, i)
         for i in range(c.n_layer, c.n_layer + c.n_nextn):
-            block = table.block(unused=True)
+            block = table.block(nextn=True)
             self.add_block(block, c, i)
-            block.add("nextn.eh_proj", c.n_embd, 2 * c.n_embd)
-            for norm in ("enorm", "hnorm", "shared_head_norm"):
-                block.add(f"nextn.{norm}", c.n_embd)
-            for matrix in ("embed_tokens", "shared_head_head"):
-                block.add(f"nextn.{matrix}", c.n_vocab, c.n_embd)
+            add_nextn(block, c)
         return table
 
     def add_block(self, block: TensorTable, c: GlmConfig, i: int) -> None:
@@ -81,6 +78,12 @@ class ChatGlm(Architecture):
         for i, block in enumerate(w.blk):
             x = self.compute_block(g, c, block, x, i)
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output or w.token_embd)
+
+    def nextn(self, g: Graph, config: GlmConfig, weights: Weights) -> Value:
+        """Token ids and hidden states to logits of the multi-token-prediction head."""
+        c, block = config, weights.nextn[0]
+        x = self.compute_block(g, c, block, nextn_input(g, c, weights, block), c.n_layer)
+        return nextn_logits(g, c, weights, block, x)
 
     def compute_block(self, g: Graph, c: GlmConfig, block: Params, x: Value, i: int) -> Value:
         """Output of block `i`."""

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamacli import Model, ModelFormatError, load_model
+from llamacli import Graph, Model, ModelFormatError, Value, Weights, load_model
+from llamacli.blocks.nextn import nextn_input, nextn_logits
 from llamacli.engine import ReferenceEngine
 from llamacli.plugins import ARCHITECTURES, Plugins
-from llamacli.testing import parametrize_with_checks
-from llamacli.testing.parametrize import Check
-from llamacli_glm.dense import ChatGlm, Glm4
+from llamacli.testing import ConformanceError, parametrize_with_checks
+from llamacli.testing.parametrize import Check, checks_of
+from llamacli_glm.dense import ChatGlm, Glm4, GlmConfig
 from llamacli_glm.mixture import Glm4Moe
 from tiny_glm import VARIANTS, write_glm
 
@@ -54,6 +55,27 @@ def test_blocks_of_multi_token_prediction_change_nothing(name: str, load: Any) -
         assert model.config.n_layer == 2
         logits.append(model.create_session().eval([1, 2, 3]))
     np.testing.assert_array_equal(*logits)
+
+
+class WithoutBlock(Glm4):
+    """GLM-4 whose head leaves out its block."""
+
+    def nextn(self, g: Graph, config: GlmConfig, weights: Weights) -> Value:
+        block = weights.nextn[0]
+        return nextn_logits(g, config, weights, block, nextn_input(g, config, weights, block))
+
+
+def test_a_head_that_leaves_out_its_block_is_found() -> None:
+    variants = {name: VARIANTS[name] for name in ("glm4", "glm4_nextn")}
+    for architecture, right in ((Glm4(), True), (WithoutBlock(), False)):
+        (tables,) = (check for check in checks_of(architecture, variants) if check.name == "tables")
+        if right:
+            tables()
+            continue
+        with pytest.raises(
+            ConformanceError, match=r"head leaves out blk\.2\.attn_k\.weight, blk\.2\.attn_norm\.weight"
+        ):
+            tables()
 
 
 def test_some_tensors_of_multi_token_prediction_may_be_missing(load: Any) -> None:
