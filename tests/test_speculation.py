@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+import tiny_variants
 from adapters import write_adapter
 from conftest import LoadTiny, TinyGguf
-from llamacli import DraftModel, InvalidRequestError, Model, PromptLookup, SamplingParams, Session, load_model
+from llamacli import DraftModel, InvalidRequestError, Model, MtpHead, PromptLookup, SamplingParams, Session, load_model
+from llamacli.drafting import Budget, Drafter
 from llamacli.engine import Engine, default_engine
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.plugins import Plugins
+from llamacli.session import eval_batch
 from llamacli.speculation import LIMIT_DRAFT, Pace
+from llamacli.testing.vocabularies import vocabulary_size
 from suite import examples
 
 SEQ_LEN = 120
@@ -69,9 +73,11 @@ def engine() -> Engine:
 def models(tiny_gguf: TinyGguf, plugins: Plugins, engine: Engine) -> Iterator[dict[str, Model]]:
     """Models of one vocabulary.
 
-    With full attention, with sliding windows, and one that drafts.
+    With full attention, with sliding windows, with a multi-token-prediction head, and one that drafts.
     """
-    options: dict[str, dict[str, Any]] = {"gqa": {}, "gemma3": {"n_layer": 6, "context_length": 400}}
+    options: dict[str, dict[str, Any]] = {
+        "gqa": {}, "gemma3": {"n_layer": 6, "context_length": 400}, "glm4moe_nextn": {"n_layer": 2},
+    }  # fmt: skip
     with contextlib.ExitStack() as stack:
         files = {name: tiny_gguf(name, tokenizer="spm", **more) for name, more in options.items()}
         files["draft"] = tiny_gguf("gqa", tokenizer="spm", seed="draft")
@@ -110,13 +116,17 @@ def ids(result: dict[str, Any]) -> list[int]:
 @examples(200)
 @given(PARAMS, st.data())
 def test_drafters_never_change_the_text(models: dict[str, Model], params: SamplingParams, data: st.DataObject) -> None:
-    model = models[data.draw(st.sampled_from(["gqa", "gemma3"]))]
+    model = models[data.draw(st.sampled_from(["gqa", "gemma3", "glm4moe_nextn"]))]
     seed, n = data.draw(st.integers(0, 999)), data.draw(st.integers(0, 90))
     prompt = prompt_of(model, seed)
     expected = plain(model, prompt, params, n, seed)
     error = data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
-    with DraftModel(models["draft"], 5, min_probability=0.0) as draft_model:
-        for drafter in (Mixed(ids(expected), len(prompt), seed, error), PromptLookup(min_ngram=1), draft_model):
+    with contextlib.ExitStack() as stack:
+        drafters: list[Drafter] = [Mixed(ids(expected), len(prompt), seed, error), PromptLookup(min_ngram=1)]
+        drafters.append(stack.enter_context(DraftModel(models["draft"], 5, min_probability=0.0)))
+        if model.has_nextn:
+            drafters.append(stack.enter_context(MtpHead(model, 5, min_probability=0.0)))
+        for drafter in drafters:
             with model.create_session(seed=seed, n_ctx=SEQ_LEN, reuse=False) as session:
                 assert generated(session, prompt, params, n, speculate=drafter) == expected
                 assert session.stats.n_accepted <= session.stats.n_drafted
@@ -284,6 +294,8 @@ def test_invalid_settings_of_drafters_are_refused(models: dict[str, Model]) -> N
         PromptLookup(min_ngram=3, max_ngram=2)
     with pytest.raises(InvalidRequestError, match=r"from 0 to 1, not 1\.5"):
         DraftModel(models["draft"], min_probability=1.5)
+    with pytest.raises(InvalidRequestError, match=r"min_probability must be from 0 to 1, not -1"):
+        MtpHead(models["glm4moe_nextn"], min_probability=-1)
 
 
 def test_a_draft_model_with_another_vocabulary_is_refused_with_both_names(
@@ -305,3 +317,111 @@ def test_models_with_recurrent_states_are_refused_by_name(load_tiny: LoadTiny) -
         with pytest.raises(InvalidRequestError, match="cannot be rewound"):
             session.eval_ahead(5, [6])
         assert session.n_past == 0
+
+
+@pytest.fixture
+def always_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft at any cost: tiny models are as fast as their heads."""
+    monkeypatch.setattr(Budget, "allows", property(lambda self: 1 in self._passes))
+    monkeypatch.setattr(Pace, "next_length", lambda self: self.max_tokens)
+
+
+@pytest.mark.usefixtures("always_drafts")
+@pytest.mark.parametrize("name", ["glm4moe_nextn", "deepseek2_nextn", "bailing_nextn"])
+@pytest.mark.parametrize(
+    "params",
+    [None, SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, repeat_penalty=1.3, stop=("th",))],
+)
+def test_drafts_of_heads_never_change_the_text(
+    name: str, params: SamplingParams | None, tiny_gguf: TinyGguf, plugins: Plugins, engine: Engine
+) -> None:
+    with (
+        load_model(tiny_gguf(name, tokenizer="spm"), plugins=plugins, engine=engine) as model,
+        MtpHead(model, 4, min_probability=0.0) as head,
+    ):
+        prompt = prompt_of(model, 6)
+        expected = plain(model, prompt, params, 60)
+        with model.create_session(seed=1, n_ctx=SEQ_LEN, reuse=False) as session:
+            assert generated(session, prompt, params, 60, speculate=head) == expected
+            assert session.stats.n_drafted > 3 * (len(expected["tokens"]) - 8)
+
+
+def with_blocks_that_change_nothing(path: Path, *, reads: str) -> Path:
+    """Model that sees the last token alone, and its head.
+
+    The head reads the token or the hidden state alone. In the first case any token follows, in the second the same
+    token again.
+    """
+    random = np.random.RandomState(1)
+    n_vocab, n_embd = vocabulary_size("spm"), 64
+    embd, output = random.normal(0, 0.1, (2, n_vocab, n_embd))
+    identity, nothing = np.eye(n_embd), np.zeros((n_embd, n_embd))
+    tensors = {"token_embd.weight": embd, "output.weight": output if reads == "token" else embd}
+    tensors |= {f"blk.{i}.attn_output.weight": nothing for i in range(3)}
+    tensors |= {f"blk.{i}.ffn_down.weight": np.zeros((n_embd, 96)) for i in range(3)}
+    tensors["blk.2.nextn.eh_proj.weight"] = np.hstack([identity, nothing] if reads == "token" else [nothing, identity])
+    norms = "output_norm", *(f"blk.2.nextn.{name}" for name in ("enorm", "hnorm", "shared_head_norm"))
+    tensors |= {f"{name}.weight": np.ones(n_embd) for name in norms}
+    return tiny_variants.write(path, "glm4_nextn", tokenizer="spm", tensors=tensors)
+
+
+@pytest.mark.usefixtures("always_drafts")
+@pytest.mark.parametrize("reads", ["token", "hidden state"])
+def test_all_drafts_of_a_head_that_knows_the_model_come(
+    reads: str, tmp_path: Path, plugins: Plugins, engine: Engine
+) -> None:
+    path = with_blocks_that_change_nothing(tmp_path / "m.gguf", reads=reads)
+    with load_model(path, plugins=plugins, engine=engine) as model, MtpHead(model, 5, min_probability=0.0) as head:
+        prompt = prompt_of(model, 7)
+        expected = plain(model, prompt, None, 60)
+        assert len(set(ids(expected))) == 1 or reads == "token"
+        with model.create_session(seed=1, n_ctx=SEQ_LEN, reuse=False) as session:
+            assert generated(session, prompt, None, 60, speculate=head) == expected
+            assert session.stats.n_accepted == session.stats.n_drafted == 48
+            assert session.n_computed == len(prompt) + 60
+
+
+@pytest.mark.usefixtures("always_drafts")
+def test_the_cache_of_a_head_follows_the_session(models: dict[str, Model]) -> None:
+    model = models["glm4moe_nextn"]
+    prompt = prompt_of(model, 9)
+    with model.create_session(n_ctx=SEQ_LEN) as session, MtpHead(model, 4, min_probability=0.0) as head:
+        session.drafter = head
+
+        def expect_cells(first: int, session: Session) -> None:
+            start, tokens = head._context.cells
+            assert start == first
+            assert tokens == session.tokens[first : first + len(tokens)]
+            assert first + len(tokens) >= session.n_past - 16
+
+        session.eval(prompt[:5])
+        assert [*session.generate(prompt[5:], max_tokens=10, ignore_eos=True)]
+        expect_cells(0, session)
+        session.rewind(20)
+        eval_batch([(session, prompt[:20])])
+        expect_cells(0, session)
+        assert [*session.generate([], max_tokens=10, ignore_eos=True)]
+        expect_cells(0, session)
+        known = list(session.tokens)
+        with model.create_session(n_ctx=SEQ_LEN) as other:
+            other.drafter = head
+            assert [*other.generate([*known[:30], *prompt], max_tokens=5, ignore_eos=True)]
+            expect_cells(30, other)
+            assert other.stats.n_drafted > 0
+
+
+def test_the_head_of_another_model_is_refused(models: dict[str, Model]) -> None:
+    message = "is that of the model 'tiny glm4moe', not of 'tiny llama'"
+    with MtpHead(models["glm4moe_nextn"]) as head, models["gqa"].create_session() as session:
+        session.drafter = head
+        session.eval([5, 6])
+        with pytest.raises(InvalidRequestError, match=message):
+            session.generate([7])
+
+
+def test_a_head_that_was_closed_takes_nothing(models: dict[str, Model]) -> None:
+    model = models["glm4moe_nextn"]
+    with model.create_session() as session:
+        with MtpHead(model) as head:
+            session.drafter = head
+        session.eval(prompt_of(model, 1))

@@ -39,6 +39,7 @@ LAYERS = [
     {"drafting"},
     {"generation"},
     {"session"},
+    {"mtp"},
     {"speculation"},
     {"batch"},
     {"chat"},

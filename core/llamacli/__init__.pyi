@@ -46,6 +46,7 @@ from llamacli.sampling import SamplingParams as SamplingParams
 from llamacli.session import Session as Session
 from llamacli.session import eval_batch as eval_batch
 from llamacli.speculation import DraftModel as DraftModel
+from llamacli.speculation import MtpHead as MtpHead
 from llamacli.speculation import PromptLookup as PromptLookup
 from llamacli.tokenizer import Tokenizer as Tokenizer
 from llamacli.tools.demo import demo_path as demo_path

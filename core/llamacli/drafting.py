@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.engine.batching import TakeHidden
 from llamacli.engine.compiled_model import CompiledModel
 
 MAX_COST = 0.005
@@ -17,7 +21,9 @@ _NEWEST = 0.1
 class Drafter(Protocol):
     """Proposer of the tokens that may come next (speculative decoding).
 
-    Proposals change how fast a text comes and never the text. `llamacli.speculation` has drafters.
+    Proposals change how fast a text comes and never the text. `llamacli.speculation` has drafters. One that has a
+    method `take_hidden`, a `llamacli.engine.batching.TakeHidden`, gets the hidden states of all tokens that the model
+    evaluates, before the next `draft`.
     """
 
     def begin(self, model: CompiledModel) -> None:
@@ -37,6 +43,22 @@ class Drafter(Protocol):
 
         Not called for empty drafts.
         """
+
+
+def hidden_taker(drafter: Drafter | None) -> TakeHidden | None:
+    """Method of a drafter that takes hidden states, or None."""
+    return cast(TakeHidden | None, getattr(drafter, "take_hidden", None))
+
+
+def likely_token(logits: npt.NDArray[np.float32], min_probability: float) -> int | None:
+    """Most probable token of logits, if it is probable enough.
+
+    None if it is less than `min_probability` probable, or if logits are not finite.
+    """
+    token = int(np.argmax(logits))
+    with np.errstate(all="ignore"):
+        probability = 1 / np.exp(logits - logits[token], dtype=np.float64).sum()
+    return token if probability >= min_probability else None
 
 
 class Budget:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from llamacli.architecture import Architecture, Config, trace
+from llamacli.architecture import Architecture, Config, TensorTable, trace, trace_nextn
 from llamacli.engine import Engine, Program, QuantMode, default_engine
 from llamacli.engine.adapters import AdaptersLike, checked_scale
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
@@ -378,6 +379,10 @@ def load_model(
         file.close()
     shapes = {name: info.shape for name, info in file.tensors.items()}
     model = Model(config, tokenizer, file.metadata, program, mode, plugins, model_id, shapes)
+    if table.has_nextn and any(".nextn." in name for name in shapes):
+        model._load_nextn = partial(
+            _load_nextn, Path(path).absolute(), plugins, architecture, config, table, model_id, [*key] if paths else []
+        )
     try:
         model._adapters = model.check_adapters([(model.load_adapter(one), scale) for one, scale in lora])
     except BaseException:
@@ -385,6 +390,31 @@ def load_model(
         raise
     plugins.call_each("model_loaded", model=model)
     return model
+
+
+def _load_nextn(
+    path: Path,
+    plugins: Plugins,
+    architecture: Architecture,
+    config: Config,
+    table: TensorTable,
+    model_id: str,
+    key: Sequence[Hashable],
+    program: Program,
+) -> Program:
+    """Compile the multi-token-prediction head of a model's file.
+
+    It shares the weights of the model's program. Models that share the program, by its `key`, share the head.
+    """
+    with contextlib.closing(open_model_file(path, plugins.loaders())) as file:
+        if identity(file) != model_id:
+            raise ModelFormatError(f"{path}: the file has changed since the model was loaded")
+        with plugin_errors(f"architecture {architecture.name!r}"):
+            graph = trace_nextn(architecture, config, table.bind(file, nextn=True))
+        if graph is None:
+            raise InvalidRequestError(f"the plugin of {architecture.name!r} does not compute multi-token prediction")
+        compiled = partial(program.extended, graph, file)
+        return shared_program((*key, "nextn"), compiled) if key else compiled()
 
 
 def _lora(

@@ -12,10 +12,10 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.drafting import Drafter
+from llamacli.drafting import Drafter, hidden_taker
 from llamacli.engine import Program, evaluate
 from llamacli.engine.adapters import Adapter, AdaptersLike, key_of
-from llamacli.engine.batching import Checkpoint
+from llamacli.engine.batching import Checkpoint, TakeHidden
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.errors import (
     ClosedError,
@@ -109,6 +109,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.stop_string = ""
         self.progress: Progress | None = None
         self.drafter: Drafter | None = None
+        self._speculates: Drafter | None = None
         self._logits: Logits | None = None
         self._ahead: list[tuple[int, Logits]] = []
         self._sampler = SamplerState(_checked_seed(seed), model.tokenizer, model.find_sampler)
@@ -272,7 +273,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         cache, missing = self._plan(ids, reuse=False)
         n_ahead = len(ids) - 1
         try:
-            logits = evaluate(self.program, [(cache, missing)], n_last=[len(ids)], n_ahead=[n_ahead])[0]
+            work, takers = [(cache, missing)], [self._hidden_taker]
+            logits = evaluate(self.program, work, n_last=[len(ids)], n_ahead=[n_ahead], hidden_out=takers)[0]
         except BaseException:
             self._drop_stale_cells()
             raise
@@ -281,6 +283,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self._tokens += (first,)  # no call from here on, as in _commit
         self._logits, self._ahead = rows[0], ahead
         self.n_computed += n_computed
+
+    @property
+    def _hidden_taker(self) -> TakeHidden | None:
+        """Method of the present drafter that takes hidden states, or None."""
+        return hidden_taker(self._speculates or self.drafter)
 
     def is_ahead(self, token: int) -> bool:
         """True if `eval` of this token next costs nothing, see `eval_ahead`."""
@@ -535,7 +542,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         stops = params.stop if isinstance(params, SamplingParams) else ()
         if stops:
             tokens = until_stop(self, tokens, StopStrings(stops), len(ids))
-        return self._exclusively(tokens)
+        return self._exclusively(tokens, drafter)
 
     @explain_names
     def generate_async(
@@ -555,19 +562,19 @@ class Session(contextlib.AbstractContextManager["Session"]):
         tokens = self.generate(prompt, params, max_tokens=max_tokens, ignore_eos=ignore_eos, speculate=speculate)
         return in_threads(tokens)
 
-    def _exclusively(self, tokens: Iterator[Token]) -> Generator[Token, None, None]:
+    def _exclusively(self, tokens: Iterator[Token], drafter: Drafter | None) -> Generator[Token, None, None]:
         """Generated tokens, while no other `generate` of this session may begin."""
         generation = object()
         try:
             with self.lock:
                 if self._generation is not None:
                     raise SessionBusyError(_BUSY)
-                self._generation = generation
+                self._generation, self._speculates = generation, drafter
             yield from tokens
         finally:
             self._drop_ahead()
             if self._generation is generation:
-                self._generation = None
+                self._generation = self._speculates = None
 
     @locked
     def save(self, path: str | os.PathLike[str], **extra: Any) -> int:
@@ -793,7 +800,14 @@ def _evaluate_plans(
             checkpoint(group[i], sequence)
 
         program, chosen = work[group[0]][0].program, [plans[i] for i in group]
-        found = evaluate(program, chosen, checkpoint=keep if checkpoint else None, **options)
+        takers = [work[i][0]._hidden_taker for i in group]
+        found = evaluate(
+            program,
+            chosen,
+            checkpoint=keep if checkpoint else None,
+            hidden_out=takers if any(takers) else None,
+            **options,
+        )
         results |= zip(group, found, strict=True)
     return [results[i] for i in range(len(work))]
 

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Final
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
+from llamacli.drafting import likely_token
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import InvalidRequestError
 from llamacli.kv.prefixes import n_common
+from llamacli.mtp import HeadContext
 from llamacli.session import Session
 from llamacli.util.numbers import is_integer
 
@@ -25,6 +29,9 @@ MAX_DRAFT = 16
 
 LIMIT_DRAFT = 256
 """Largest maximum."""
+
+MTP: Final = "mtp"
+"""Name of the model's own multi-token-prediction head in the place of a draft model's file."""
 
 _FIRST_LENGTH, _LONGEST_PAUSE = 4, 32
 
@@ -172,10 +179,8 @@ class DraftModel(_Paced, contextlib.AbstractContextManager["DraftModel"]):
         n_ctx: int | None = None,
         min_probability: float = 0.5,
     ):
-        if not 0 <= min_probability <= 1:
-            raise InvalidRequestError(f"min_probability must be from 0 to 1, not {min_probability!r}")
         super().__init__(max_tokens)
-        self.model, self._min_probability = model, min_probability
+        self.model, self._min_probability = model, _checked_probability(min_probability)
         self._session = Session(model, n_ctx=n_ctx)
         self._fits: CompiledModel | None = None
 
@@ -201,16 +206,11 @@ class DraftModel(_Paced, contextlib.AbstractContextManager["DraftModel"]):
         session.rewind(min(n_common(list(session.tokens), wanted), len(wanted) - 1))
         session.eval(wanted[session.n_past :])
         drafted: list[int] = []
-        while len(drafted) < n:
-            logits = session.logits
-            token = int(np.argmax(logits))
-            with np.errstate(all="ignore"):  # logits that are not finite give no draft
-                probability = 1 / np.exp(logits - logits[token], dtype=np.float64).sum()
-            if not probability >= self._min_probability:
-                break
+        while (token := likely_token(session.logits, self._min_probability)) is not None:
             drafted.append(token)
-            if len(drafted) < n:
-                session.eval([token])
+            if len(drafted) == n:
+                break
+            session.eval([token])
         return drafted
 
     def close(self) -> None:
@@ -219,6 +219,71 @@ class DraftModel(_Paced, contextlib.AbstractContextManager["DraftModel"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class MtpHead(_Paced, contextlib.AbstractContextManager["MtpHead"]):
+    """Drafter by the model's own multi-token-prediction head (MTP, NextN).
+
+    It takes the head's most probable tokens, as long as each is at least `min_probability` probable; each after the
+    first is predicted from the head's own state. `max_tokens` is the maximum length of a draft, `n_ctx` the context of
+    the head, by default the model's. The head has a KV cache of its own, for the tokens that are evaluated while this
+    drafter is that of the session: prompts too, but not what comes from the prefix cache. One object serves one session
+    at a time; `close` frees the cache.
+
+    The head's weights are read from the model's file by the first drafter, and are the model's then. Raises
+    InvalidRequestError for values out of range and for a model without a head, ModelFormatError naming the tensor if
+    the file's head is damaged or incomplete, or if the file has changed.
+    """
+
+    def __init__(
+        self,
+        model: CompiledModel,
+        max_tokens: int = MAX_DRAFT,
+        *,
+        n_ctx: int | None = None,
+        min_probability: float = 0.5,
+    ):
+        super().__init__(max_tokens)
+        self._min_probability = _checked_probability(min_probability)
+        self.model, self._context = model, HeadContext(model, n_ctx)
+
+    def begin(self, model: CompiledModel) -> None:
+        """Check that the text is the head's model's.
+
+        Raises InvalidRequestError with the names of both if it is not.
+        """
+        if model is not self.model:
+            raise InvalidRequestError(
+                f"the multi-token-prediction head is that of the model {self.model.name!r}, not of {model.name!r}"
+            )
+
+    def take_hidden(
+        self, position: int, tokens: Sequence[int], states: npt.NDArray[np.float32], n_drafted: int
+    ) -> None:
+        """Take the model's hidden states; see `llamacli.engine.batching.TakeHidden`.
+
+        Those of another width, which `begin` would refuse, are left out.
+        """
+        if states.shape[1] == self.model.config.n_embd:
+            self._context.take(position, tokens, states, n_drafted)
+
+    def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
+        """Tokens that may follow; see `llamacli.drafting.Drafter`."""
+        n = min(limit, self._pace.next_length())
+        return self._context.draft(tokens, n, self._min_probability) if n > 0 else []
+
+    def close(self) -> None:
+        """Free the head's KV cache; closing twice does nothing."""
+        self._context.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _checked_probability(value: float) -> float:
+    if not 0 <= value <= 1:
+        raise InvalidRequestError(f"min_probability must be from 0 to 1, not {value!r}")
+    return value
 
 
 def checked_max_tokens(max_tokens: int) -> int:

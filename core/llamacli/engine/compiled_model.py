@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +24,7 @@ from llamacli.engine.adapters import (
 )
 from llamacli.engine.base import Program, QuantMode
 from llamacli.errors import ClosedError, InvalidRequestError
-from llamacli.kv import KVCache, KVLayout, KVPool, KVType, PrefixIndex
+from llamacli.kv import KVCache, KVLayout, KVPool, KVSequence, KVType, PrefixIndex
 from llamacli.tokenizer import Tokenizer
 from llamacli.util.memory import trim_heap
 
@@ -74,6 +74,10 @@ class CompiledModel:
         self.identity = identity
         self.prefix_cache_bytes = max(PREFIX_CACHE_BYTES, PREFIX_CACHE_STATES * state_bytes)
         self._program: Program | None = program
+        self._load_nextn: Callable[[Program], Program] | None = None
+        self._nextn: Program | None = None
+        self._nextn_pool: KVPool | None = None
+        self._nextn_lock = threading.Lock()
         self._pools: dict[KVType, KVPool] = {}
         self._prefixes: dict[tuple[KVType, int], PrefixIndex] = {}
 
@@ -124,6 +128,40 @@ class CompiledModel:
             while len(self._programs) > _KEPT_PROGRAMS:
                 self._programs.popitem(last=False)
         return found
+
+    @property
+    def has_nextn(self) -> bool:
+        """True if the file has a multi-token-prediction head (MTP, NextN)."""
+        return self._load_nextn is not None
+
+    def nextn_program(self) -> Program:
+        """The compiled multi-token-prediction head, which shares the model's weights.
+
+        The first call reads its own weights from the file. Raises InvalidRequestError if there is none, or if the
+        forward pass gives no hidden states to it, ModelFormatError naming the tensor if the head is damaged or
+        incomplete, or if the file has changed; ClosedError after close().
+        """
+        program = self.program
+        if self._load_nextn is None:
+            raise InvalidRequestError(f"the model {self.name!r} has no multi-token-prediction head")
+        if not program.has_hidden:
+            raise InvalidRequestError(f"the forward pass of {self.name!r} has no hidden states for a head")
+        with self._nextn_lock:
+            found = self._nextn or self._load_nextn(program)
+            if not self.closed:
+                self._nextn = found
+        return found
+
+    def nextn_sequence(self, n_ctx: int | None = None) -> KVSequence:
+        """Sequence of the KV cache of the multi-token-prediction head.
+
+        It is for `n_ctx` tokens, by default `config.n_ctx`. Raises what `nextn_program` and `context_size` raise.
+        """
+        program, n_ctx = self.nextn_program(), self.context_size(n_ctx)
+        if self._nextn_pool is None:
+            kind = KVType.of("f32" if self.mode is QuantMode.FP32 else "f16")
+            self._nextn_pool = KVPool(KVLayout.of(program.states, kind), f"{self.identity}-nextn")
+        return KVSequence(self._nextn_pool, n_ctx, program.rope_variant(n_ctx))
 
     @property
     def name(self) -> str:
@@ -214,5 +252,6 @@ class CompiledModel:
             index.clear()
         self._program, self.prefix_cache_bytes = None, 0  # sessions closed from now on leave nothing in the cache
         self._pools, self._prefixes, self._adapters = {}, {}, ()
+        self._nextn = self._nextn_pool = None
         self._programs.clear()
         trim_heap()

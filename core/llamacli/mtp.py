@@ -1,0 +1,147 @@
+"""Context of a multi-token-prediction head (MTP, NextN): cache and hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.drafting import likely_token
+from llamacli.engine import evaluate
+from llamacli.engine.compiled_model import CompiledModel
+from llamacli.kv.prefixes import n_common
+
+Rows = npt.NDArray[np.float32]
+
+_LAZY = 16
+"""Tokens that wait for the next draft; more of them, those of a prompt, are evaluated at once."""
+
+
+class HeadContext:
+    """Tokens of a text that a multi-token-prediction head has seen.
+
+    Cell i of its KV cache is that of the token at position `first + i` of the text: of the token itself and of the
+    model's hidden state at the token before. Hidden states come with `take`; those that cells have been computed of are
+    dropped. Zeros take the place of one that is not known: before the first token, and after a rewind. Where tokens are
+    missing, as those of a prefix that another session had evaluated, the context starts anew behind them.
+    """
+
+    def __init__(self, model: CompiledModel, n_ctx: int | None = None):
+        self._model = model
+        self._cache = model.nextn_sequence(n_ctx)
+        self._restart(0)
+
+    @property
+    def cells(self) -> tuple[int, tuple[int, ...]]:
+        """Position of the first cell in the text, and all tokens."""
+        return self._first, tuple(self._cache.tokens)
+
+    def take(self, position: int, tokens: Sequence[int], states: Rows, n_drafted: int) -> None:
+        """Add tokens that the model has evaluated, with their hidden states.
+
+        They replace those at the same positions and behind. Arguments are those of
+        `llamacli.engine.batching.TakeHidden`. Where memory ends, the context starts anew; after `close` nothing is
+        taken.
+        """
+        if self._cache.closed:
+            return
+        at = position - self._first
+        if not 0 <= at <= len(self._tokens):
+            self._restart(position)
+            at = 0
+        self._rewind(at, tokens[0])
+        self._tokens += tokens
+        self._states = np.concatenate([self._states, states])
+        cache = self._cache
+        if len(self._tokens) > cache.seq_len:
+            self._states = self._states[:0]  # nothing is drafted beyond the head's context
+            return
+        n_certain = len(self._tokens) - n_drafted
+        if n_certain - len(cache.tokens) > _LAZY:
+            try:
+                self._evaluate(self._tokens[len(cache.tokens) : n_certain], n_last=0)
+            except MemoryError:
+                self._restart(position + len(tokens))
+
+    def draft(self, tokens: Sequence[int], limit: int, min_probability: float) -> list[int]:
+        """Predict the tokens after a text.
+
+        The model has not evaluated the last one of `tokens`, which are the text. At most `limit`, each at least
+        `min_probability` probable. None if the hidden state before the last one is not known, or if they do not fit.
+        """
+        cache, known = self._cache, list(tokens[self._first : -1])
+        n = len(known)
+        limit = min(limit, cache.seq_len - n)
+        if limit <= 0 or n_common(self._tokens, known) < n or not len(tokens) > self._first:
+            return []
+        self._rewind(n)
+        drafted: list[int] = []
+        try:
+            logits, state = self._evaluate([*self._tokens[len(cache.tokens) :], tokens[-1]])
+            while (token := likely_token(logits, min_probability)) is not None:
+                drafted.append(token)
+                if len(drafted) == limit:
+                    break
+                logits, state = self._run([token], state)
+        finally:
+            self._truncate(n + 1)  # cells of drafted tokens are not of the model's hidden states
+        return drafted
+
+    def close(self) -> None:
+        """Free the KV cache; closing twice does nothing."""
+        self._cache.close()
+
+    def _restart(self, first: int) -> None:
+        """Drop all tokens; `first` is the position of the next one."""
+        self._cache.truncate(0)
+        self._first, self._tokens = first, list[int]()
+        self._states: Rows = np.empty((0, self._model.config.n_embd), np.float32)
+
+    def _rewind(self, n: int, following: int | None = None) -> None:
+        """Keep the first n tokens.
+
+        The cell of the `following` one stays if it has been computed.
+        """
+        if n < len(self._tokens):
+            self._states = self._states[: max(0, n - len(self._tokens) + len(self._states))]
+            del self._tokens[n:]
+        self._truncate(n + (self._cache.tokens[n : n + 1] == [following]))
+
+    def _truncate(self, n: int) -> None:
+        """Keep the first n cells.
+
+        Fewer where a sliding window no longer has what is before them.
+        """
+        if n < len(self._cache.tokens):
+            self._cache.truncate(self._cache.floor(n))
+
+    def _evaluate(self, tokens: Sequence[int], *, n_last: int = 1) -> tuple[Rows, Rows]:
+        """Evaluate the next tokens with the model's hidden states; see `_run`."""
+        start = len(self._cache.tokens)
+        stop, known_from = start + len(tokens), len(self._tokens) - len(self._states)
+        rows = np.zeros((len(tokens), self._model.config.n_embd), np.float32)
+        first = max(start - 1, known_from)
+        if first < stop - 1:
+            rows[first - start + 1 :] = self._states[first - known_from : stop - 1 - known_from]
+        result = self._run(tokens, rows, n_last=n_last)
+        unused = stop - 2 - known_from  # the state before the last token stays, to evaluate it again
+        if unused > 0:
+            self._states = self._states[unused:].copy()
+        return result
+
+    def _run(self, tokens: Sequence[int], hidden: Rows, *, n_last: int = 1) -> tuple[Rows, Rows]:
+        """Run the head; logits and state of the last token.
+
+        float32 [n_vocab] and [1, n_embd]; empty if `n_last` is 0.
+        """
+        last = hidden[:0]
+
+        def keep(position: int, tokens: Sequence[int], states: Rows, n_drafted: int) -> None:
+            nonlocal last
+            last = states[-1:].copy()
+
+        work, takers = [(self._cache, np.array(tokens, np.int32))], [keep if n_last else None]
+        program = self._model.nextn_program()
+        logits = evaluate(program, work, n_last=[n_last], hidden_in=[hidden], hidden_out=takers)[0]
+        return logits[-1] if n_last else last, last
