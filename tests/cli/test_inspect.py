@@ -31,6 +31,16 @@ def test_summary(invoke, model: Path) -> None:
     assert "chat template" not in shown
 
 
+@pytest.mark.parametrize(
+    ("without", "expected"), [([], ""), (["blk.2.attn_q.weight", "blk.2.nextn.enorm.weight"], "incomplete ")]
+)
+def test_multi_token_prediction_heads_are_shown(invoke, tiny_gguf, without: list[str], expected: str) -> None:
+    shown = fields(invoke("inspect", tiny_gguf("glm4_nextn", without=without)).stdout)
+    assert shown["variant"].endswith(f"; {expected}multi-token-prediction head")
+    assert "cannot run" not in shown
+    assert "multi-token" not in fields(invoke("inspect", tiny_gguf("glm4")).stdout)["variant"]
+
+
 def test_chat_template_length_and_hash(invoke, tiny_gguf) -> None:
     path = tiny_gguf("gqa", tokenizer="spm", metadata={"tokenizer.chat_template": "é{{ messages }}"})
     assert fields(invoke("inspect", path).stdout)["chat template"] == (

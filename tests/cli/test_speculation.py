@@ -2,9 +2,9 @@
 
 import pytest
 
-from llamacli import DraftModel, PromptLookup
+from llamacli import DraftModel, MtpHead, PromptLookup
 from llamacli.cli import speculation
-from llamacli.speculation import LIMIT_DRAFT, MAX_DRAFT
+from llamacli.speculation import LIMIT_DRAFT, MAX_DRAFT, MTP
 
 PROMPT = "once upon a time once upon a"
 GREEDY = ("--temp", "0", "--mode", "fp32", "--ignore-eos", "-n", "30")
@@ -22,6 +22,22 @@ def test_text_is_that_without_drafts(invoke, model, tiny_gguf, sampling) -> None
     assert invoke(*arguments, "--lookup").stdout == expected
     assert invoke(*arguments, "--draft", draft, "--draft-max", "4").stdout == expected
     assert invoke(*arguments, "-md", draft).stdout == expected
+
+
+@pytest.mark.parametrize("sampling", [("--temp", "0"), ("--temp", "1", "-s", "7")])
+def test_text_is_that_without_drafts_of_the_models_own_head(invoke, tiny_gguf, monkeypatch, sampling) -> None:
+    monkeypatch.setitem(MtpHead.__init__.__kwdefaults__, "min_probability", 0.0)
+    file = tiny_gguf("glm4moe_nextn", tokenizer="spm", n_layer=2)
+    arguments = ("run", file, PROMPT, *GREEDY[2:], *sampling)
+    result = invoke(*arguments, "--draft", "mtp", "--draft-max", "4", "--stats")
+    assert result.stdout == invoke(*arguments).stdout
+    assert int(figures(result.stderr)["drafted"].split()[0]) > 0
+
+
+def test_a_model_without_a_head_is_refused(invoke, model) -> None:
+    result = invoke("run", model, PROMPT, "--draft", "mtp")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the model 'tiny llama' has no multi-token-prediction head" in result.stderr
 
 
 def test_stats_count_drafted_and_accepted_tokens(invoke, model, monkeypatch) -> None:
@@ -58,4 +74,4 @@ def test_a_draft_model_with_another_vocabulary_is_refused(invoke, model, tiny_gg
 
 
 def test_limits_are_those_of_the_library() -> None:
-    assert (speculation.DEFAULT_DRAFT, speculation.LIMIT) == (MAX_DRAFT, LIMIT_DRAFT)
+    assert (speculation.DEFAULT_DRAFT, speculation.LIMIT, speculation.MTP) == (MAX_DRAFT, LIMIT_DRAFT, MTP)

@@ -13,7 +13,7 @@ import pytest
 from adapters import write_adapter
 from conftest import TinyGguf
 from fake_serving import FakeProgram, Guesses, Simulation, alone
-from llamacli import DraftModel, InvalidRequestError, Model, PromptLookup, SamplingParams, load_model
+from llamacli import DraftModel, InvalidRequestError, Model, MtpHead, PromptLookup, SamplingParams, load_model
 from llamacli.engine import default_engine
 from llamacli.plugins import Plugins
 from llamacli.serve.drafts import DraftSource
@@ -257,3 +257,61 @@ def test_models_are_served_with_the_drafts_of_their_settings(tiny_gguf: TinyGguf
         assert isinstance(drafter, DraftModel if draft else PromptLookup)
         loaded.close()
         assert loaded.draft is None or loaded.draft.closed
+
+
+def test_heads_draft_with_the_prompts_and_never_change_texts(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    heads: list[tuple[MtpHead, list[Any]]] = []
+    with load_model(tiny_gguf("glm4moe_nextn", n_layer=2), plugins=plugins, engine=default_engine()) as model:
+
+        def create(n: int) -> MtpHead:
+            head, calls = MtpHead(model, n, min_probability=0.0), list[Any]()
+            take = head.take_hidden
+
+            def noted(position: int, tokens: Any, states: Any, n_drafted: int) -> None:
+                calls.append((position, len(tokens), n_drafted))
+                take(position, tokens, states, n_drafted)
+
+            head.take_hidden = noted  # type: ignore[method-assign]
+            heads.append((head, calls))
+            return head
+
+        wanted = requests(4)
+        plain, drafted = (run(model, wanted, one) for one in (None, DraftSource(create, 4, reads_prompts=True)))
+        assert drafted.pop("drafted") > plain.pop("drafted") == 0
+        assert plain == drafted
+        assert heads[0][1][0] == (0, 48, 0), "the prompt is the first that the head takes"
+        assert any(n_drafted for _, calls in heads for *_, n_drafted in calls)
+        pool = model._nextn_pool
+        assert pool is not None
+        assert pool.n_used_bytes == 0, "the heads of texts that have ended are closed"
+
+
+def test_models_are_served_with_their_heads(tiny_gguf: TinyGguf) -> None:
+    with pytest.raises(InvalidRequestError, match="has no multi-token-prediction head"):
+        load(ModelSource("m", tiny_gguf(), draft="mtp"), EngineSettings(threads=1))
+    with pytest.raises(InvalidRequestError, match="cannot be rewound: serve it without mtp"):
+        load(ModelSource("m", tiny_gguf("qwen35"), draft="mtp"), EngineSettings(threads=1))
+    file = tiny_gguf("glm4moe_nextn", n_layer=2)
+    loaded = load(ModelSource("m", file, draft="mtp"), EngineSettings(threads=1, draft_max=3, n_ctx=99))
+    source = loaded.scheduler._drafts._source
+    assert source is not None
+    assert source.reads_prompts
+    drafter = source.create(source.max_tokens)
+    assert isinstance(drafter, MtpHead)
+    assert (drafter.max_tokens, drafter._context._cache.seq_len, loaded.draft) == (3, 99, None)
+    loaded.close()
+
+
+def test_texts_whose_drafter_cannot_be_made_have_no_drafts(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(n: int) -> Guesses:
+        raise MemoryError
+
+    for reads_prompts in (False, True):
+        simulation = Simulation(draft_max=8)
+        simulation.scheduler._drafts._source = DraftSource(fail, 8, reads_prompts)
+        simulation.submit(request("a"))
+        with caplog.at_level(logging.WARNING):
+            simulation.run()
+        assert simulation.result("a") == alone(request("a"))
+        assert "no drafts for the request a" in caplog.text
+        caplog.clear()

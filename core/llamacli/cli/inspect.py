@@ -116,7 +116,7 @@ def _text(metadata: Metadata, key: str) -> str | None:
 
 def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, list[str], str | None]:
     """Plugin of the file, features of the model, load error or None."""
-    from llamacli.architecture import trace
+    from llamacli.architecture import trace, trace_nextn
     from llamacli.errors import LlamaCliError, plugin_errors
     from llamacli.tools.features import features
 
@@ -128,10 +128,20 @@ def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, 
             return plugin, [], "the file has no tensors, only a vocabulary"
         with plugin_errors(f"architecture {architecture.name!r}"):
             config = architecture.configure(file.metadata)
-            graph = trace(architecture, config, architecture.tensors(config).bind(file))
+            table = architecture.tensors(config)
+            graph = trace(architecture, config, table.bind(file))
     except LlamaCliError as error:
         return plugin, [], str(error)
-    return plugin, features(graph), None
+    found = features(graph)
+    if table.has_nextn and any(".nextn." in name for name in file.tensors):
+        try:
+            with plugin_errors(f"architecture {architecture.name!r}"):
+                head = trace_nextn(architecture, config, table.bind(file, nextn=True))
+        except LlamaCliError:
+            found.append("incomplete multi-token-prediction head")
+        else:
+            found += ["multi-token-prediction head"] if head else []
+    return plugin, found, None
 
 
 def _fingerprint(template: object) -> str | None:

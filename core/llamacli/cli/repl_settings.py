@@ -159,14 +159,14 @@ class Settings:
     @staticmethod
     def _use_drafter(session: Session, lookup: bool | None, draft_max: int) -> None:
         """Turn prompt lookup on or off, None leaves it, and limit drafts."""
-        from llamacli.speculation import DraftModel, PromptLookup
+        from llamacli.speculation import DraftModel, MtpHead, PromptLookup
 
         if lookup:
             session.check_speculation()
             session.drafter = PromptLookup(draft_max)
         elif lookup is not None:
             session.drafter = None
-        elif isinstance(session.drafter, DraftModel | PromptLookup):
+        elif isinstance(session.drafter, DraftModel | MtpHead | PromptLookup):
             session.drafter.max_tokens = draft_max
 
     def _set_system(self, value: str) -> None:

@@ -152,7 +152,9 @@ def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | Non
     warn_of_long_context(model, options.ctx_size)
     with (
         model.create_session(n_ctx=options.ctx_size or None, kv_type=options.kv_type, seed=seed) as session,
-        open_drafter(options.lookup, options.draft, options.draft_max, options.mode, options.threads) as drafter,
+        open_drafter(
+            session, options.lookup, options.draft, options.draft_max, options.mode, options.threads
+        ) as drafter,
     ):
         if drafter is not None:
             session.check_speculation()

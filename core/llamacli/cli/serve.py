@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -26,8 +26,8 @@ from llamacli.cli.options import (
 )
 from llamacli.cli.output import human_bytes, note
 from llamacli.cli.progress import Task, shown, working
+from llamacli.cli.speculation import MTP, expect_one_drafter
 from llamacli.cli.speculation import OPTIONS as SPECULATION
-from llamacli.cli.speculation import expect_one_drafter
 from llamacli.cli.text import argument, read_file
 from llamacli.errors import ChatTemplateError, InvalidRequestError, ModelFormatError
 from llamacli.tools.demo import demo_path
@@ -269,7 +269,7 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
     scaled = 0.0 if given["lora_init_without_apply"] else 1.0
     lora = [(Path(file), scaled * scale) for file, scale in given["lora"]]
     expect_one_drafter(given["lookup"], given["draft"])
-    draft = None if given["draft"] is None else Path(resolve_model(given["draft"]))
+    draft = given["draft"] if given["draft"] in (None, MTP) else Path(resolve_model(given["draft"]))
     sources = model_sources([*models, *map(model_from_hub, given["hf_repos"])], given["aliases"], lora, draft)
     http, limits = http_settings(given), engine_settings(given)
     with listen(http.host, http.port) as listening:
@@ -307,7 +307,7 @@ def model_sources(
     models: Sequence[str],
     aliases: Sequence[str],
     adapters: Sequence[tuple[Path, float]] = (),
-    draft: Path | None = None,
+    draft: Path | Literal["mtp"] | None = None,
 ) -> list[ModelSource]:
     """Models of the arguments: files or short names.
 
@@ -323,7 +323,7 @@ def model_sources(
             name, file = Path(text).stem if Path(text).exists() else text, text
         own = ((), (), None) if sources else (tuple(aliases), tuple(adapters), draft)
         sources.append(ModelSource(name, Path(resolve_model(file)), *own))
-    for more in [*(adapter for adapter, _ in adapters), *([draft] if draft else [])]:
+    for more in [*(adapter for adapter, _ in adapters), *([draft] if isinstance(draft, Path) else [])]:
         if not more.is_file():
             raise ModelFormatError(f"{more}: no such file")
     names = [name for source in sources for name in (source.name, *source.aliases)]

@@ -15,11 +15,12 @@ from llamacli.cli.progress import load
 
 if TYPE_CHECKING:
     from llamacli.drafting import Drafter
+    from llamacli.session import Session
 
 Decorated = TypeVar("Decorated")
 
-DEFAULT_DRAFT, LIMIT = 16, 256
-"""`MAX_DRAFT` and `LIMIT_DRAFT` of `llamacli.speculation`, which takes long to import."""
+DEFAULT_DRAFT, LIMIT, MTP = 16, 256, "mtp"
+"""`MAX_DRAFT`, `LIMIT_DRAFT` and `MTP` of `llamacli.speculation`, which takes long to import."""
 
 OPTIONS = (
     option(
@@ -28,7 +29,8 @@ OPTIONS = (
     ),
     option(
         "-md", "--model-draft", "--draft", "draft", type=PATH,
-        help="Draft tokens with a smaller model of the same vocabulary; the text stays the same.",
+        help="Draft tokens with a smaller model of the same vocabulary, or with the model's own multi-token-prediction "
+             "head, mtp; the text stays the same.",
     ),
     option(
         "--draft-max", metavar="N", type=Integer(1, LIMIT), default=DEFAULT_DRAFT, show_default=True,
@@ -50,14 +52,20 @@ def expect_one_drafter(lookup: bool, draft: str | None) -> None:
 
 @contextlib.contextmanager
 def open_drafter(
-    lookup: bool, draft: str | None, max_tokens: int, mode: str, threads: int | None
+    session: Session, lookup: bool, draft: str | None, max_tokens: int, mode: str, threads: int | None
 ) -> Iterator[Drafter | None]:
-    """Drafter that the options ask for, None without one.
+    """Drafter for a session that the options ask for, None without one.
 
     A draft model is loaded, and closed in the end.
     """
     expect_one_drafter(lookup, draft)
-    if draft is not None:
+    if draft == MTP:
+        from llamacli.speculation import MtpHead
+
+        session.check_speculation()
+        with MtpHead(session.model, max_tokens, n_ctx=session.n_ctx) as head:
+            yield head
+    elif draft is not None:
         from llamacli.speculation import DraftModel
 
         with load(draft, mode, threads) as model, DraftModel(model, max_tokens) as drafter:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.engine import Program, evaluate
+from llamacli.engine.batching import TakeHidden
 from llamacli.kv import KVSequence
 
 Rows = npt.NDArray[np.float32]
@@ -19,7 +20,7 @@ class Work:
     """Next tokens of a sequence, to be evaluated.
 
     Results of the `n_last` last ones are wanted. The sequence may be truncated by the `n_ahead` last ones afterwards.
-    `keep` is called with checkpoints of recurrent states, which it may fork.
+    `keep` is called with checkpoints of recurrent states, which it may fork, `take_hidden` with hidden states.
     """
 
     sequence: KVSequence
@@ -27,6 +28,7 @@ class Work:
     n_last: int
     keep: Callable[[KVSequence], None] | None = None
     n_ahead: int = 0
+    take_hidden: TakeHidden | None = None
 
 
 def evaluate_each(program: Program, work: Sequence[Work], *, hidden: bool = False) -> list[Rows | Exception]:
@@ -66,4 +68,5 @@ def _evaluate(program: Program, work: Sequence[Work], hidden: bool) -> list[Rows
         hidden=hidden,
         checkpoint=checkpoint if wanted else None,
         n_ahead=[one.n_ahead for one in work],
+        hidden_out=[one.take_hidden for one in work],
     )

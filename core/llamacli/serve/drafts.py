@@ -32,10 +32,12 @@ class DraftSource:
 
     - `create`: drafter of drafts of at most so many tokens.
     - `max_tokens`: maximum length of a draft where a request names none.
+    - `reads_prompts`: true if the drafters take the hidden states of prompts too.
     """
 
     create: Callable[[int], Drafter]
     max_tokens: int
+    reads_prompts: bool = False
 
 
 class Drafts:
@@ -58,15 +60,25 @@ class Drafts:
         self._source, self._model, self._memory, self._clock = source, model, memory, clock
         self._cost, self._counters, self._seconds = cost, counters, 0.0
 
+    def begin_prompt(self, lane: Lane) -> None:
+        """Prepare the text after a prompt, where the drafter reads the prompt."""
+        if self._source is not None and self._source.reads_prompts:
+            self.begin(lane)
+
     def begin(self, lane: Lane) -> None:
         """Prepare a text that begins, with its request's limit."""
         generation = lane.job.generation
-        if self._source is None or generation is None:
+        if self._source is None or generation is None or lane.draft is not None:
             return
         n = self._source.max_tokens if generation.draft_max is None else generation.draft_max
-        if n:
+        if not n:
+            return
+        try:
             drafter = self._source.create(n)
             drafter.begin(self._model)
+        except Exception as error:  # of memory for the drafter
+            _log.warning("no drafts for the request %s", lane.ticket.request.id, exc_info=error)
+        else:
             lane.draft = LaneDraft(drafter, n)
 
     def propose(self, lanes: Sequence[Lane], step_s: float, reserved: int) -> None:

@@ -9,8 +9,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.drafting import Drafter
+from llamacli.drafting import Drafter, hidden_taker
 from llamacli.engine.adapters import Adapters
+from llamacli.engine.batching import TakeHidden
 from llamacli.kv import KVSequence
 from llamacli.sampling import SamplerChain, SamplerState
 from llamacli.serve.requests import EmbeddingRequest, GenerationRequest, Ids, Request, TokenLogprob, Usage
@@ -228,6 +229,11 @@ class Lane:
     def n_drafted(self) -> int:
         """Tokens of the draft of this step."""
         return 0 if self.draft is None else len(self.draft.tokens)
+
+    @property
+    def take_hidden(self) -> TakeHidden | None:
+        """Method of the drafter that takes hidden states, or None."""
+        return None if self.draft is None else hidden_taker(self.draft.drafter)
 
     def drop_draft(self) -> None:
         """End the drafts, and free the session of a draft model."""

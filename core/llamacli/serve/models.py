@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import attrs
 
@@ -25,7 +26,7 @@ from llamacli.serve.draws import Drawer
 from llamacli.serve.requests import AdapterInfo, AdapterScales, ModelInfo
 from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
-from llamacli.speculation import DraftModel, PromptLookup
+from llamacli.speculation import MTP, DraftModel, MtpHead, PromptLookup
 from llamacli.tools.embedding import Pooling, pooling_of
 
 _log = logging.getLogger(__name__)
@@ -37,14 +38,15 @@ Load = Callable[..., Model]
 class ModelSource:
     """Model file that the server offers under a name, and under aliases.
 
-    `adapters` are files of LoRA adapters, with their scales; `draft` is the file of a draft model.
+    `adapters` are files of LoRA adapters, with their scales; `draft` is the file of a draft model, or `MTP` for the
+    model's own multi-token-prediction head.
     """
 
     name: str
     path: Path
     aliases: tuple[str, ...] = ()
     adapters: tuple[tuple[Path, float], ...] = ()
-    draft: Path | None = None
+    draft: Path | Literal["mtp"] | None = None
 
 
 @attrs.define(eq=False)
@@ -138,7 +140,7 @@ def load(
         model = load(source.path, settings.mode, threads=settings.threads)
         opened.callback(model.close)
         draft = None
-        if source.draft is not None:
+        if isinstance(source.draft, Path):
             draft = load(source.draft, settings.mode, threads=settings.threads)
             opened.callback(draft.close)
         scheduler = Scheduler(
@@ -147,18 +149,27 @@ def load(
             pooling=_pooling(model),
             drawer=drawer,
             adapters=[model.load_adapter(path) for path, _ in source.adapters],
-            drafts=_draft_source(model, draft, settings),
+            drafts=_draft_source(model, draft, settings, mtp=source.draft == MTP),
         )
         loaded = LoadedModel(model, scheduler, _info(source, model, scheduler), draft=draft)
         opened.pop_all()
         return loaded
 
 
-def _draft_source(model: Model, draft: Model | None, settings: EngineSettings) -> DraftSource | None:
-    """Maker of drafters: prompt lookup, a draft model, or None.
+def _draft_source(
+    model: Model, draft: Model | None, settings: EngineSettings, *, mtp: bool = False
+) -> DraftSource | None:
+    """Maker of drafters: prediction head, draft model, prompt lookup, or None.
 
-    Raises InvalidRequestError for a draft model of another vocabulary, or for a model whose states cannot be rewound.
+    Raises InvalidRequestError for a draft model of another vocabulary, for a model without the head that is asked for,
+    or whose states cannot be rewound; ModelFormatError for a damaged head.
     """
+    if mtp:
+        if model.program.recurrent:
+            raise InvalidRequestError(f"the recurrent states of {model.name!r} cannot be rewound: serve it without mtp")
+        create = partial(MtpHead, model, n_ctx=settings.n_ctx)
+        create().close()
+        return DraftSource(create, settings.draft_max, reads_prompts=True)
     if draft is None and not settings.lookup:
         return None
     if model.program.recurrent:

@@ -283,6 +283,7 @@ class Scheduler:
                 return
             self.queue.take()
             self.running.enter(lane)
+            self._drafts.begin_prompt(lane)
             self._lifecycle.count_cached(lane, lane.n_served)
             lane.n_served = 0
             if job.ticket.admitted_at is None:
@@ -299,7 +300,7 @@ class Scheduler:
             tokens = lane.tokens[start : start + n - n_ahead]
             if lane.draft is not None:
                 tokens += lane.draft.tokens
-            work.append(Work(lane.sequence, tokens, self._n_wanted(lane, n), keep, n_ahead))
+            work.append(Work(lane.sequence, tokens, self._n_wanted(lane, n), keep, n_ahead, lane.take_hidden))
         n_rows, started = sum(n for _, n in plan), self._clock()
         try:
             program = self.model.program_with(plan[0][0].job.adapters)
