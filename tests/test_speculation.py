@@ -388,7 +388,7 @@ def test_the_cache_of_a_head_follows_the_session(models: dict[str, Model]) -> No
     with model.create_session(n_ctx=SEQ_LEN) as session, MtpHead(model, 4, min_probability=0.0) as head:
         session.drafter = head
 
-        def expect_cells(first: int, session: Session) -> None:
+        def expect_cells(first: int, session: Session, head: MtpHead = head) -> None:
             start, tokens = head._context.cells
             assert start == first
             assert tokens == session.tokens[first : first + len(tokens)]
@@ -403,10 +403,10 @@ def test_the_cache_of_a_head_follows_the_session(models: dict[str, Model]) -> No
         assert [*session.generate([], max_tokens=10, ignore_eos=True)]
         expect_cells(0, session)
         known = list(session.tokens)
-        with model.create_session(n_ctx=SEQ_LEN) as other:
-            other.drafter = head
+        with model.create_session(n_ctx=SEQ_LEN) as other, MtpHead(model, 4, min_probability=0.0) as second:
+            other.drafter = second
             assert [*other.generate([*known[:30], *prompt], max_tokens=5, ignore_eos=True)]
-            expect_cells(30, other)
+            expect_cells(30, other, second)
             assert other.stats.n_drafted > 0
 
 
