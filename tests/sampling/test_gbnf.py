@@ -36,6 +36,7 @@ def follows(text: str | bytes, gbnf: str, tokenizer: Tokenizer = TOKENS) -> bool
     return walk(Grammar.from_gbnf(gbnf, tokenizer), list(data))
 
 
+DOUBLING = "".join(f"x{i} ::= x{i + 1} x{i + 1}\n" for i in range(40))
 NO_TEXT = "no text matches rule 'root': all its alternatives lead back to themselves"
 
 
@@ -74,6 +75,14 @@ NO_TEXT = "no text matches rule 'root': all its alternatives lead back to themse
         ("root ::= " + "(" * 51, 1, 60, "nested more than 50 deep"),
         ("root ::= [a]\n" + "".join(f"x{i} ::= [a]\n" for i in range(2000)), 2001, 1, "more than 2000 rules"),
         ("root ::= [a]" + "*" * 60, 1, 13, "nested more than 50 deep"),
+        (f'root ::= x0\n{DOUBLING}x40 ::= "a"', 25, 1, "a part of rule 'x23' has no text of at most 65536 bytes"),
+        ('root ::= y | "c"\ny ::= "a" ([b]{300}{300})?', 2, 1, "a part of rule 'y' has no text of at most 65536 bytes"),
+        (
+            'root ::= ("\u20ac" | [\u0100-\u0200]){32769}',
+            1,
+            1,
+            "a part of rule 'root' has no text of at most 65536 bytes",
+        ),
         ("# a comment\r\nroot ::=\r\n  [a] %\r\n", 3, 7, "expected an item, | or the end of the line"),
     ],
 )
@@ -255,13 +264,13 @@ def test_large_and_deep_grammars() -> None:
         Grammar.from_gbnf(f"root ::= x0\n{chain}x1900 ::= [a]", TOKENS)
     optional = Grammar.from_gbnf('root ::= "z" ([ab]?){1999} x\nx ::= "c" root | "."', TOKENS)
     assert walk(optional, list(b"zabbac" + b"z."))
-    doubling = "".join(f"x{i} ::= x{i + 1} x{i + 1}\n" for i in range(40))
-    assert follows("a", f'root ::= "a" x0\n{doubling}x40 ::= ""')
+    assert follows("a", f'root ::= "a" x0\n{DOUBLING}x40 ::= ""')
+    assert follows("a", f'root ::= x0 | "a"\n{DOUBLING}x40 ::= "b" | ""')
 
 
 def test_time_to_compare_lexemes_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     text = 'root ::= "ab" root | "cd"'
     Grammar.from_gbnf(text, TOKENS)
     monkeypatch.setattr("llamacli.sampling.lexemes._MAX_SECONDS", -1)
-    with pytest.raises(InvalidRequestError, match="lexemes take more than"):
+    with pytest.raises(InvalidRequestError, match="its rules take more than"):
         Grammar.from_gbnf(text, TOKENS)

@@ -334,6 +334,68 @@ def test_objects_take_listed_properties_only_unless_told() -> None:
     assert accepts(Grammar.from_json_schema(json.dumps(both), BYTES), '{"a":1,"b":2}')
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda pattern: Grammar.from_json_schema(json.dumps({"type": "string", "pattern": pattern}), BYTES),
+        lambda pattern: Grammar.from_json_schema(json.dumps({"anyOf": [{"patternProperties": {pattern: {}}}]}), BYTES),
+        lambda pattern: Grammar.from_gbnf(f"%llguidance {{}}\nstart: /{pattern}/", BYTES),
+        lambda pattern: Grammar.from_gbnf(f'%llguidance {{}}\nstart: %json {{"pattern": "{pattern}"}}', BYTES),
+    ],
+)
+def test_patterns_without_short_texts_are_refused(make: Callable[[str], Grammar]) -> None:
+    """Such a text would be written out, in many states."""
+    make("((a{30}){30}){30}")
+    with pytest.raises(InvalidRequestError, match="matches no text of at most 65536 characters"):
+        make("((a{1000}){1000}){1000}")
+
+
+def test_texts_that_a_grammar_forces_have_a_limit() -> None:
+    terminals = "start: A\nA: B{50}\nB: C{50}\nC: " + '"a"{%d}'
+    with pytest.raises(InvalidRequestError, match="grammar: it begins with a text of more than 65536 bytes"):
+        Grammar.from_gbnf("%llguidance {}\n" + terminals % 50, BYTES)
+    grammar = Grammar.from_gbnf("%llguidance {}\n" + terminals % 10, BYTES)
+    assert allowed(grammar, BYTES.n_vocab) == {97}
+
+
+@pytest.mark.parametrize("tokenizer", [WORDS, SPM], ids=["words", "spm"])
+@pytest.mark.parametrize("unit", ["the little girl and ", "a\u20ac", "\U0001f600"])
+def test_long_forced_texts_are_tokenized_in_part(tokenizer: Tokenizer, unit: str) -> None:
+    """Each of their tokens is the one of the whole text."""
+    text = unit * (6000 // len(unit.encode()))
+    grammar = Grammar.from_gbnf(f'%llguidance {{}}\nstart: "{text}"', tokenizer)
+    expected = tokenizer.encode_run(text, continues=True)
+    for token in expected[:40]:
+        assert allowed(grammar, tokenizer.n_vocab) == {token}
+        grammar.accept(token)
+
+
+def test_long_texts_get_a_lexer_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of a kept grammar is limited, texts are not."""
+    schema = json.dumps({"type": "object", "properties": {"a": {"type": "string", "maxLength": 90}}})
+    text = '{"a":"' + "the little girl " * 5
+    whole = Grammar.from_json_schema(schema, BYTES)
+    monkeypatch.setattr("llamacli.sampling.grammar._FEW_STATES", 200)
+    small = Grammar.from_json_schema(schema, BYTES)
+    kept, behind, forks = small.clone(), small.clone(), []
+    behind.accept(text.encode()[0])
+    for i, token in enumerate(text.encode()):
+        if i % 2:  # a failure may come with a mask or with a token
+            assert allowed(small, BYTES.n_vocab) == allowed(whole, BYTES.n_vocab)
+        small.accept(token)
+        whole.accept(token)
+        if i:
+            behind.accept(token)
+        forks.append(small.clone())
+    assert small._shared is behind._shared is None
+    assert whole._shared is not None
+    assert allowed(forks[-1], BYTES.n_vocab) == allowed(behind, BYTES.n_vocab) == allowed(whole, BYTES.n_vocab)
+    assert accepts(kept, text + '"}')
+    small.reset()
+    assert accepts(small, text + '"}')
+    assert not accepts(kept.clone(), "]")
+
+
 @pytest.mark.slow
 def test_long_chains_of_rules_do_not_overflow_the_stack() -> None:
     """A process would end; llguidance calls itself for each rule."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
 import attrs
@@ -25,6 +27,9 @@ _ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]"
 _MAX_REPETITIONS = 1_000_000
 _MAX_DEPTH = 50
 _MAX_RULES = 2000
+MAX_SHORTEST = 1 << 16
+"""Bytes of the longest text that a grammar may force: llguidance writes out a text that has no alternative."""
+_SATURATED = 1 << 62
 
 TokenId = Callable[[str], int | None]
 
@@ -96,7 +101,7 @@ class _Parser:
 
     def __init__(self, text: str, token_id: TokenId):
         self.text, self.token_id, self.at, self.depth = text, token_id, 0, 0
-        self.root_at = 0
+        self.rule_at: dict[str, int] = {}
         self.first_use: dict[str, int] = {}
         self.rules: dict[str, Node] = {}
 
@@ -109,15 +114,19 @@ class _Parser:
                 self.fail(f"rule {name!r} is not defined", place)
         if "root" not in self.rules:
             self.fail("rule 'root' is not defined")
-        if "root" not in _finite_rules(self.rules):
-            self.fail("no text matches rule 'root': all its alternatives lead back to themselves", self.root_at)
+        lengths = _shortest_texts(self.rules)
+        if self.rules["root"] not in lengths:
+            self.fail("no text matches rule 'root': all its alternatives lead back to themselves", self.rule_at["root"])
+        longest = next((node for node, length in lengths.items() if length > MAX_SHORTEST), None)
+        if longest is not None:
+            name = next(name for name, node in self.rules.items() if any(part is longest for part in walk(node)))
+            self.fail(f"a part of rule {name!r} has no text of at most {MAX_SHORTEST} bytes", self.rule_at[name])
         return self.rules
 
     def rule(self) -> None:
         start = self.at
         name = self.match(_NAME) or self.fail("expected the name of a rule")
-        if name == "root":
-            self.root_at = start
+        self.rule_at[name] = start
         self.match(_BLANKS)
         if not self.take("::="):
             self.fail("expected ::=")
@@ -298,24 +307,67 @@ class _Parser:
         raise InvalidRequestError(f"grammar: {self.place(self.at if at is None else at)}: {reason}")
 
 
-def _finite_rules(rules: Rules) -> set[str]:
-    """Rules that match some text of finite length."""
-    found = set[str]()
+def walk(node: Node) -> Iterator[Node]:
+    """A node and its descendants, without the rules it names."""
+    yield node
+    match node:
+        case Sequence(items) | Choice(items):
+            for item in items:
+                yield from walk(item)
+        case Repeat(item, _, _):
+            yield from walk(item)
 
-    def is_finite(node: Node) -> bool:
+
+def _shortest_texts(rules: Rules) -> dict[Node, int]:
+    """Bytes of the shortest text of each node, in ascending order.
+
+    Nodes that no text matches have none.
+
+    Nodes are reached in the order of their lengths, as in Dijkstra's algorithm (Knuth 1977): the first item of a choice
+    is the shortest, and a sequence is reached with its last item.
+    """
+    parents: dict[Node, list[Node]] = {}
+    missing: dict[Node, int] = {}
+    total: dict[Node, int] = {}
+    found: dict[Node, int] = {}
+    waiting: list[tuple[int, int, Node]] = []
+    numbers = itertools.count()
+    for node in itertools.chain.from_iterable(map(walk, rules.values())):
         match node:
+            case Chars(ranges):
+                found[node] = len(chr(min(low for low, _ in ranges)).encode())
+            case Token():
+                found[node] = 1
+            case Sequence(()) | Repeat(_, 0, _):
+                found[node] = 0
+            case Sequence(items) | Choice(items):
+                missing[node], total[node] = len(items), 0
+                for item in items:
+                    parents.setdefault(item, []).append(node)
+            case Repeat(item, _, _):
+                parents.setdefault(item, []).append(node)
             case Ref(name):
-                return name in found
-            case Sequence(items):
-                return all(map(is_finite, items))
-            case Choice(items):
-                return any(map(is_finite, items))
-            case Repeat(item, low, _):
-                return low == 0 or is_finite(item)
-        return True
+                parents.setdefault(rules[name], []).append(node)
 
-    while more := {name for name, node in rules.items() if name not in found and is_finite(node)}:
-        found |= more
+    def reach_parents(node: Node, length: int) -> None:
+        for parent in parents.get(node, ()):
+            reached = length
+            if isinstance(parent, Sequence):
+                missing[parent], total[parent] = missing[parent] - 1, total[parent] + length
+                if missing[parent]:
+                    continue
+                reached = total[parent]
+            elif isinstance(parent, Repeat):
+                reached = length * parent.low
+            heapq.heappush(waiting, (min(reached, _SATURATED), next(numbers), parent))
+
+    for node, length in list(found.items()):
+        reach_parents(node, length)
+    while waiting:
+        length, _, node = heapq.heappop(waiting)
+        if node not in found:
+            found[node] = length
+            reach_parents(node, length)
     return found
 
 

@@ -8,14 +8,17 @@ import json
 import re
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+import attrs
 import numpy as np
 
 from llamacli.errors import InvalidRequestError, TokenizerError
 from llamacli.sampling.candidates import Candidates
+from llamacli.sampling.gbnf import MAX_SHORTEST, parse_gbnf
+from llamacli.sampling.patterns import shortest_text
 from llamacli.sampling.sampler import Sampler
 from llamacli.sampling.schemas import close_objects, expect_depth
 from llamacli.tokenizer import Tokenizer
@@ -28,12 +31,24 @@ _SCHEMA_OPTIONS = {
     "whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?",  # some models write unlimited white space endlessly
     "coerce_one_of": True,
 }
+_MIN_FORCED = 1 << 10
+"""Bytes of a forced text that are tokenized; more with long tokens."""
 _SMALL_TEXT, _SMALL_STACK, _STACK_PER_BYTE = 4 << 10, 8 << 20, 1 << 10
 """Bytes of a grammar that any stack can compile; of the stack of another, and more for each of its bytes.
 
 llguidance follows references by recursion: a rule of six bytes that names the next one takes 3 KB.
 """
+_FEW_STATES, _MANY_STATES = 8_000, 250_000
+"""States of a lexer that uses of a grammar share, and of one that a long text needs.
+
+A string with `maxLength` has about nine states for each of its characters.
+"""
+_STATE_BYTES, _BYTES_PER_CHARACTER = 1400, 64
+"""Memory of a state, and of each character of a grammar's text."""
+_FULL = "too many states"
 _JSON_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_PATTERN = re.compile(r'"pattern"\s*:\s*("(?:[^"\\]|\\.)*")')
+_LARK_ITEM = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/((?:[^/\\\n]|\\.)+)/')
 _NEGATIVE = re.compile(r"-\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _LOWEST = -9.2e18
 """Lowest number of a schema: llguidance's ranges are 64-bit integers, and negating -2^63 makes it recurse until the
@@ -45,6 +60,33 @@ _stack_lock = threading.Lock()
 _tokenizers: weakref.WeakKeyDictionary[Tokenizer, LLTokenizer] = weakref.WeakKeyDictionary()
 
 
+@attrs.define(eq=False)
+class _Compiled:
+    """Compiled grammar that its uses share.
+
+    So they share the lexer, whose states are made as texts need them.
+    """
+
+    tokenizer: Tokenizer
+    source: str
+    name: str
+    beginning: LLMatcher = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.beginning = self.matcher(_FEW_STATES)
+        if len(self.beginning.deep_copy().compute_ff_bytes()) > MAX_SHORTEST:
+            raise InvalidRequestError(f"{self.name}: it begins with a text of more than {MAX_SHORTEST} bytes")
+
+    def matcher(self, n_states: int) -> LLMatcher:
+        """Matcher at the beginning, with a lexer of its own."""
+        return _with_stack_for(self.source, lambda: _matcher(self.tokenizer, self.source, self.name, n_states))
+
+    def renew(self, full: LLMatcher) -> None:
+        """Replace a full lexer, unless another use did."""
+        if self.beginning is full:
+            self.beginning = self.matcher(_FEW_STATES)
+
+
 class Grammar(Sampler):
     """Keep only tokens that the grammar allows next.
 
@@ -52,10 +94,23 @@ class Grammar(Sampler):
     `tokenizer`; a special token never matches its own spelling. Created by `from_gbnf` or `from_json_schema`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, beginning: LLMatcher):
-        self.tokenizer, self._beginning = tokenizer, beginning
-        self._mask = np.zeros(-(-tokenizer.n_vocab // 32), np.int32)
-        self._matcher: LLMatcher = beginning.deep_copy()
+    def __init__(self, compiled: _Compiled):
+        self.tokenizer, self._compiled = compiled.tokenizer, compiled
+        self._mask = np.zeros(-(-self.tokenizer.n_vocab // 32), np.int32)
+        self._accepted: list[int] = []
+        self._shared: LLMatcher | None = None
+        self._begun: LLMatcher | None = None
+
+    @property
+    def _matcher(self) -> LLMatcher:
+        """Matcher in the present state, made when it is needed.
+
+        `_shared` is the one whose lexer it shares, None for a lexer of its own.
+        """
+        if self._begun is None:
+            self._shared = self._compiled.beginning
+            self._begun = self._shared.deep_copy()
+        return self._begun
 
     @classmethod
     def from_gbnf(cls, text: str, tokenizer: Tokenizer) -> Self:
@@ -64,8 +119,7 @@ class Grammar(Sampler):
         Text that begins with `%llguidance` is llguidance's Lark instead. Raises InvalidRequestError with line and
         reason if the grammar is not valid.
         """
-        from llamacli.sampling.gbnf import parse_gbnf  # deferred: most runs have no grammar
-        from llamacli.sampling.lexemes import to_lark
+        from llamacli.sampling.lexemes import to_lark  # deferred: most runs have no grammar
 
         engine = _engine()
         try:
@@ -74,8 +128,9 @@ class Grammar(Sampler):
             raise InvalidRequestError("grammar: its rules are nested too deeply") from None
         if lark is text:
             _check_numbers("grammar", text)  # it may hold JSON Schemas
-        grammar = engine.grammar_from_lark(lark)
-        return cls(tokenizer, _with_stack_for(lark, lambda: _matcher(tokenizer, grammar, "grammar")))
+            _check_patterns("grammar", [found[1] for found in _LARK_ITEM.finditer(text) if found[1]])
+            _check_patterns("grammar", map(_unquoted, _PATTERN.findall(text)))
+        return cls(_Compiled(tokenizer, engine.grammar_from_lark(lark), "grammar"))
 
     @classmethod
     def from_json_schema(cls, schema: str, tokenizer: Tokenizer) -> Self:
@@ -108,10 +163,11 @@ class Grammar(Sampler):
                 "with finite numbers and whole characters"
             ) from None
         _check_numbers("json_schema: line 1", _JSON_STRING.sub("", closed))
+        _check_patterns("json_schema: line 1", _patterns(parsed))
         reason = _with_stack_for(closed, lambda: engine.validate_grammar(grammar))
         if reason:
             raise InvalidRequestError(f"json_schema: line {_line_of(schema, reason)}: {_first_line(reason)}")
-        return cls(tokenizer, _with_stack_for(closed, lambda: _matcher(tokenizer, grammar, "json_schema")))
+        return cls(_Compiled(tokenizer, grammar, "json_schema"))
 
     def apply(self, candidates: Candidates) -> None:
         """Apply the token mask.
@@ -123,6 +179,8 @@ class Grammar(Sampler):
     def restrict(self, candidates: Candidates) -> None:
         """Apply the token mask, as `apply`."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        if self._outgrown(self._matcher):
+            self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         _raise_if_failed(self._matcher)
         fits = np.unpackbits(self._mask.view(np.uint8), bitorder="little").view(np.bool_)
         if len(candidates) == candidates.n_vocab:
@@ -136,12 +194,15 @@ class Grammar(Sampler):
 
         Raises InvalidRequestError, with the state unchanged, if the grammar does not allow the token.
         """
-        if self._matcher.try_consume_tokens([token]):
-            return
-        after = self._matcher.deep_copy()  # fails with a reason, or accepts an end token
-        after.consume_token(token)
-        _raise_if_failed(after)
-        self._matcher = after
+        if not self._matcher.try_consume_tokens([token]):
+            after = self._matcher.deep_copy()  # fails with a reason, or accepts an end token
+            after.consume_token(token)
+            if self._outgrown(after):
+                self.accept(token)
+                return
+            _raise_if_failed(after)
+            self._begun = after
+        self._accepted.append(token)
 
     def accept_bytes(self, data: bytes) -> None:
         """Advance by text that is not aligned to tokens.
@@ -153,13 +214,36 @@ class Grammar(Sampler):
 
     def reset(self) -> None:
         """Reset to the start of the grammar."""
-        self._matcher = self._beginning.deep_copy()
+        self._accepted, self._shared, self._begun = [], None, None
 
     def clone(self) -> Self:
         """A copy in the same state."""
-        other = type(self)(self.tokenizer, self._beginning)
-        other._matcher = self._matcher.deep_copy()
+        other = type(self)(self._compiled)
+        if self._begun is not None:
+            other._begun, other._shared = self._begun.deep_copy(), self._shared
+        other._accepted += self._accepted
         return other
+
+    def _outgrown(self, matcher: LLMatcher) -> bool:
+        """Get a lexer of its own if a matcher has too few states.
+
+        Returns True if so: then the grammar is in the state that it was in.
+        The memory of kept grammars stays small so, while a long text may take more as long as it is written.
+        """
+        if self._shared is None or not matcher.is_error() or _FULL not in matcher.get_error():
+            return False
+        self._compiled.renew(self._shared)
+        self._shared, self._begun = None, self._compiled.matcher(_MANY_STATES)
+        self._begun.consume_tokens(self._accepted)
+        return True
+
+
+def memory_limit(text: str) -> int:
+    """Bytes of memory that a compiled grammar or JSON Schema may take.
+
+    With all states that its uses share.
+    """
+    return _FEW_STATES * _STATE_BYTES + len(text) * _BYTES_PER_CHARACTER
 
 
 def prepare(tokenizer: Tokenizer) -> None:
@@ -209,6 +293,41 @@ def _check_numbers(name: str, text: str) -> None:
             raise InvalidRequestError(f"{name}: the number {number[:40]} is below {_LOWEST:g}, the lowest allowed")
 
 
+def _check_patterns(name: str, patterns: Iterable[str]) -> None:
+    """Raise InvalidRequestError for a regular expression that has long texts only.
+
+    Such a text is written out, and a lexer has a state for each of its characters.
+    """
+    for pattern in patterns:
+        if shortest_text(pattern) > MAX_SHORTEST:
+            raise InvalidRequestError(
+                f"{name}: the pattern {pattern[:40]!r} matches no text of at most {MAX_SHORTEST} characters"
+            )
+
+
+def _patterns(schema: Any) -> Iterator[str]:
+    """Regular expressions in a JSON Schema."""
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            if isinstance(part.get("pattern"), str):
+                yield part["pattern"]
+            if isinstance(part.get("patternProperties"), dict):
+                yield from part["patternProperties"]
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+
+
+def _unquoted(text: str) -> str:
+    """Text of a JSON string, as it is where it is none."""
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        return text
+
+
 def _engine() -> type[LLMatcher]:
     try:
         import llguidance
@@ -219,8 +338,11 @@ def _engine() -> type[LLMatcher]:
     return llguidance.LLMatcher
 
 
-def _matcher(tokenizer: Tokenizer, grammar: str, name: str) -> LLMatcher:
-    matcher = _engine()(_trie(tokenizer), grammar, log_level=0)
+def _matcher(tokenizer: Tokenizer, grammar: str, name: str, n_states: int) -> LLMatcher:
+    from llguidance import LLParserLimits
+
+    limits = LLParserLimits(max_lexer_states=n_states)
+    matcher = _engine()(_trie(tokenizer), grammar, log_level=0, limits=limits)
     if matcher.is_error():
         raise InvalidRequestError(f"{name}: {_first_line(matcher.get_error())}")
     return matcher
@@ -251,10 +373,15 @@ class _Vocabulary:
         self.special_token_ids = [token for token, piece in enumerate(self._pieces) if not piece]
         self.tokens = [piece or tokenizer.token_text(token).encode() for token, piece in enumerate(self._pieces)]
         self.bos_token_id, self.eos_token_id = tokenizer.bos_id, min(tokenizer.eog_ids)
+        self._longest = max(map(len, self._pieces))
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokenize text that the grammar forces; only its first token is used."""
-        data = text.encode() if isinstance(text, str) else text
+        """Tokenize text that the grammar forces, at least its beginning.
+
+        Only the first token is used, and this is called for each, so a long text would take time that grows with its
+        square.
+        """
+        data = _cut(text.encode() if isinstance(text, str) else text, max(_MIN_FORCED, 4 * self._longest))
         tokenizer = self._tokenizer()
         if tokenizer is not None:
             with contextlib.suppress(TokenizerError):
@@ -266,7 +393,8 @@ class _Vocabulary:
     def _longest_first(self, data: bytes) -> list[int]:
         ids = []
         while data:
-            n = next((n for n in range(len(data), 0, -1) if data[:n] in self._by_piece), None)
+            lengths = range(min(len(data), self._longest), 0, -1)
+            n = next((n for n in lengths if data[:n] in self._by_piece), None)
             if n is None:
                 break
             ids.append(self._by_piece[data[:n]])
@@ -276,6 +404,14 @@ class _Vocabulary:
     @functools.cached_property
     def _by_piece(self) -> dict[bytes, int]:
         return {piece: token for token, piece in enumerate(self._pieces) if piece}
+
+
+def _cut(data: bytes, length: int) -> bytes:
+    """Beginning of UTF-8 data, with whole characters."""
+    for end in range(length, max(0, length - 4), -1):
+        if end >= len(data) or data[end] & 0xC0 != 0x80:
+            return data[:end]
+    return data[:length]  # not UTF-8
 
 
 def _first_line(text: str) -> str:

@@ -12,18 +12,18 @@ from __future__ import annotations
 import bisect
 import functools
 import time
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 
 import attrs
 
 from llamacli.errors import InvalidRequestError
 from llamacli.sampling.automata import Automaton, automaton, clash
-from llamacli.sampling.gbnf import Chars, Choice, Node, Ref, Repeat, Rules, Sequence, Token
+from llamacli.sampling.gbnf import Chars, Choice, Node, Ref, Repeat, Rules, Sequence, Token, walk
 
 _MAX_CHARACTERS = 2000
 """Largest number of characters of a lexeme, repetitions expanded."""
-_MAX_SECONDS = 20
-"""Seconds of CPU time for comparing pairs of lexemes: a server's thread must not be busy for hours with one grammar."""
+_MAX_SECONDS = 5
+"""Seconds of CPU time for a translation: a server's thread must not be busy for hours with one grammar."""
 
 
 @attrs.frozen(eq=False)
@@ -47,7 +47,7 @@ class _Translator:
     def __init__(self, rules: Rules, ends: Collection[int]):
         self.rules, self.ends = rules, ends
         self.deadline = time.thread_time() + _MAX_SECONDS
-        chars = (part for node in rules.values() for part in _walk(node) if isinstance(part, Chars))
+        chars = (part for node in rules.values() for part in walk(node) if isinstance(part, Chars))
         self.starts = sorted({edge for part in chars for low, high in part.ranges for edge in (low, high + 1)})
         self.nullable_rules = _nullable_rules(rules)
         self.reach = _reach(rules)
@@ -65,6 +65,11 @@ class _Translator:
                 return "\n".join(f"{names[name]}: {self.spell(node, names)}" for name, node in marked.items())
             self.apart |= clashing
 
+    def check_time(self) -> None:
+        """Raise InvalidRequestError when the time is up."""
+        if time.thread_time() > self.deadline:
+            raise InvalidRequestError(f"grammar: its rules take more than {_MAX_SECONDS} s of CPU time to compare")
+
     # Selection of lexemes.
 
     def mark_rules(self) -> dict[str, Node]:
@@ -75,7 +80,7 @@ class _Translator:
             name = waiting.pop()
             if name not in marked:
                 marked[name] = self.mark(self.rules[name])
-                waiting += [node.name for node in _walk(marked[name]) if isinstance(node, Ref)]
+                waiting += [node.name for node in walk(marked[name]) if isinstance(node, Ref)]
         return marked
 
     def mark(self, node: Node) -> Node:
@@ -176,6 +181,7 @@ class _Translator:
         first = dict.fromkeys(marked, 0)
         while (now := {name: self.first(node, first) for name, node in marked.items()}) != first:
             first = now
+            self.check_time()
         after_rule, after_lexeme = dict.fromkeys(marked, 0), dict[Lexeme, int]()
 
         def visit(node: Node, after: int) -> None:
@@ -197,6 +203,7 @@ class _Translator:
         before: dict[str, int] = {}
         while before != after_rule:
             before = dict(after_rule)
+            self.check_time()
             for name, node in marked.items():
                 visit(node, after_rule[name])
         return after_lexeme
@@ -224,10 +231,7 @@ class _Translator:
         longer = [lexeme for lexeme in after if not isinstance(lexeme.node, Chars)]
         found: set[Node] = set()
         for lexeme in longer:
-            if time.thread_time() > self.deadline:
-                raise InvalidRequestError(
-                    f"grammar: its {len(after)} lexemes take more than {_MAX_SECONDS} s of CPU time to compare"
-                )
+            self.check_time()
             if any(clash(one, self.read_as_one(lexeme), chars) for one, chars in shorter.values()):
                 found.add(lexeme.node)
         return found
@@ -270,20 +274,9 @@ def _bounds(low: int, high: int | None) -> str:
     return f"{{{low},{'' if high is None else high}}}"
 
 
-def _walk(node: Node) -> Iterator[Node]:
-    """A node and its descendants, without those inside lexemes."""
-    yield node
-    match node:
-        case Sequence(items) | Choice(items):
-            for item in items:
-                yield from _walk(item)
-        case Repeat(item, _, _):
-            yield from _walk(item)
-
-
 def _reach(rules: Rules) -> dict[str, set[str]]:
     """By rule, all rules that it refers to, directly or not."""
-    direct = {name: {part.name for part in _walk(node) if isinstance(part, Ref)} for name, node in rules.items()}
+    direct = {name: {part.name for part in walk(node) if isinstance(part, Ref)} for name, node in rules.items()}
     reach = {}
     for name in rules:
         found, waiting = set[str](), list(direct[name])

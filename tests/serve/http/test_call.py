@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from http.client import IncompleteRead
+from http.client import HTTPConnection, IncompleteRead
 
 import pytest
 
@@ -60,6 +60,41 @@ def test_disconnect_ends_the_wait_for_a_model(http, fake, caplog: pytest.LogCapt
     finally:
         del fake.pin
     assert not fake.requests
+
+
+def test_long_texts_wait_for_each_other_and_for_nobody_else(
+    http, fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "llamacli.serve")
+    free, texts = threading.Event(), []
+
+    def tokenized(request, *_) -> list[int]:
+        texts.append(request.content[:1])
+        if texts == ["a"]:
+            free.wait(30)
+        return [len(request.content)]
+
+    def post(letter: str) -> HTTPConnection:
+        connection = http.connect()
+        body = json.dumps({"content": letter * (300 << 10)})
+        connection.request("POST", "/tokenize", body, {"content-type": "application/json"})
+        return connection
+
+    monkeypatch.setattr("llamacli.serve.http.local._tokenized", tokenized)
+    first = post("a")
+    try:
+        wait_for(lambda: texts)
+        leaving, waiting = post("b"), post("c")
+        assert http.send("/tokenize", {"content": "short"}).json["tokens"] == [5]
+        time.sleep(0.1)
+        leaving.close()
+        wait_for(lambda: "POST /tokenize disconnected" in caplog.text)
+    finally:
+        free.set()
+    for connection in (first, waiting):
+        assert connection.getresponse().read() == b'{"tokens":[%d]}' % (300 << 10)
+        connection.close()
+    assert texts == ["a", "s", "c"]
 
 
 def test_a_whole_response_cancels_nothing(http, fake) -> None:

@@ -181,6 +181,8 @@ VALUES = [
     None, True, -1, 0, 1, 2**31, 2**63, -(2**63), 10**30, 0.5, 1e308, "", "x", "\ud800", "\0", "\u20ac" * 50, [], [[]],
     [None], ["a", 1], {}, {"a": {"b": {}}}, {"type": "text"}, {"type": "json_object"}, "%llguidance", "root ::= root",
     {"$ref": "#"}, {"type": "function", "function": {"name": "weather"}}, [{"role": "tool", "content": "x"}],
+    {"type": "string", "pattern": "((a{1000}){1000}){1000}"}, 'root ::= (("a"{1000})*{1000}){1000} "b"{1000}{1000}',
+    {"a": ["x"] * 60_000},
 ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import tiny_chat
 from llamacli import Model, load_model
 from llamacli.engine import ReferenceEngine
 from llamacli.sampling import SamplingParams
+from llamacli.sampling.grammar import memory_limit
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.constraints import chain, schema_of
 from llamacli.serve.http.schemas.common import ResponseFormat, SchemaFormat
@@ -81,3 +82,19 @@ def test_broken_grammars_are_client_errors(chat_model) -> None:
 def test_chains_are_kept(chat_model) -> None:
     params = SamplingParams(json_schema=json.dumps(COLOUR))
     assert chain(chat_model, params) is chain(chat_model, SamplingParams(json_schema=json.dumps(COLOUR)))
+
+
+def test_kept_chains_have_a_limit_of_memory(chat_model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def schema(n: int) -> SamplingParams:
+        return SamplingParams(json_schema=json.dumps({"const": n}))
+
+    monkeypatch.setattr("llamacli.serve.http.constraints.MAX_KEPT_BYTES", 3 * memory_limit('{"const": 1}'))
+    chains = [chain(chat_model, schema(n)) for n in range(3)]
+    assert chain(chat_model, schema(0)) is chains[0]
+    chain(chat_model, schema(3))
+    assert chain(chat_model, schema(0)) is chains[0]
+    assert chain(chat_model, schema(1)) is not chains[1], "the one that was not used for the longest time"
+    large = SamplingParams(json_schema=json.dumps({"enum": ["word" * 10 + str(n) for n in range(12000)]}))
+    assert memory_limit(large.json_schema) > 3 * memory_limit("")
+    assert chain(chat_model, large) is chain(chat_model, large), "the latest is kept in any case"
+    assert chain(chat_model, schema(0)) is not chains[0]

@@ -24,6 +24,16 @@ def test_ids_are_counted(fake) -> None:
             expect_room(parts, model, info)
 
 
+def test_texts_are_refused_by_their_beginning(fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, info = fake._model, fake.models()[0]
+    digits = "".join(chr(0x4E00 + i) for i in range(2047))  # of 6141 bytes, which 512 tokens of twelve could have
+    expect_room([digits], model, info)
+    monkeypatch.setattr("llamacli.serve.http.limits.BEGINNING", 1)
+    expect_room(["Once upon a time, there was a little girl. " * 40], model, info)
+    with pytest.raises(PromptTooLongError, match="prompt of 1344 tokens"):
+        expect_room([digits], model, info)
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/api/generate"])
 def test_megabytes_are_refused_at_once(path: str, http) -> None:
     text = "Once upon a time. " * 150_000

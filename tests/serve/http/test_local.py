@@ -13,6 +13,12 @@ def test_tokens_there_and_back(http, fake) -> None:
     assert with_bos == fake._model.tokenizer.encode(text)
 
 
+def test_long_texts_are_refused(http) -> None:
+    reply = http.send("/tokenize", {"content": "x" * ((2 << 20) + 1)})
+    assert (reply.status, reply.json["error"]["param"]) == (400, "content")
+    assert "2097152 are allowed" in reply.json["error"]["message"]
+
+
 def test_pieces(http) -> None:
     tokens = http.send("/tokenize", {"content": "a\u20ac", "with_pieces": True}).json["tokens"]
     pieces = [one["piece"] for one in tokens]

@@ -70,6 +70,9 @@ WATCHES = 8
 LARGE_BODY = 64 << 10
 """Bytes of a body above which it is parsed in the pool, so that the event loop stays free."""
 
+LONG_BODY = 256 << 10
+"""Bytes of a body above which its texts wait for a thread of their own: they take seconds."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -81,12 +84,14 @@ class DisconnectedError(Exception):
 class Server:
     """Engine, settings and threads of the endpoints.
 
-    `pool` runs short work on texts (templates, tokenizing), `compilers` grammars and schemas, which may take longer.
+    `pool` runs short work on texts (templates, tokenizing), `long_texts` that on long ones, one at a time, `compilers`
+    grammars and schemas, which may take longer.
     """
 
     engine: Engine
     settings: HttpSettings
     pool: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(2, "llamacli-text"))
+    long_texts: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(1, "llamacli-long-text"))
     compilers: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(2, "llamacli-grammar"))
     metrics: HttpMetrics = attrs.field(factory=HttpMetrics)
 
@@ -113,6 +118,7 @@ class Server:
     def close(self) -> None:
         """End the threads."""
         self.pool.shutdown(wait=False, cancel_futures=True)
+        self.long_texts.shutdown(wait=False, cancel_futures=True)
         self.compilers.shutdown(wait=False, cancel_futures=True)
 
 
@@ -128,6 +134,7 @@ class Call:
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self._receive, self._send = receive, send
         self._body_read = False
+        self._n_body = 0
         self._pins: dict[str, Pin] = {}
         self._write_began: float | None = None
         self._write_ended = 0.0
@@ -196,6 +203,17 @@ class Call:
         """Body of the request, checked against a schema."""
         return convert(await self.raw_body(), kind)
 
+    async def compute(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function of the body's texts in a thread.
+
+        Short texts do not wait for long ones. A long text that still waits when its client leaves is not begun: then
+        this raises DisconnectedError.
+        """
+        if self._n_body <= LONG_BODY:
+            return await self.server.run(function, *args, **kwargs)
+        call = functools.partial(function, *args, **kwargs)
+        return await self._unless_gone(_in_thread(self.server.long_texts, call))
+
     async def model(self, name: str | None) -> tuple[ModelInfo, Model]:
         """Loaded model of a name, and what the engine knows of it.
 
@@ -244,6 +262,7 @@ class Call:
             if n_bytes > limit:
                 raise too_large
             if self._body_read:
+                self._n_body = n_bytes
                 return b"".join(chunks)
 
     async def discard_body(self) -> None:
@@ -426,6 +445,10 @@ class Call:
         abort = self.scope["state"].get("abort")
         if abort is not None:
             abort()
+
+
+async def _in_thread(pool: ThreadPoolExecutor, call: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(pool, call)
 
 
 def _cancel(stream: Stream, gone: asyncio.Task[None]) -> None:

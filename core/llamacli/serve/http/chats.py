@@ -20,6 +20,9 @@ from llamacli.serve.http.limits import expect_room
 from llamacli.serve.http.schemas.chat import UNSUPPORTED, ChatMessage, ChatRequest, Tool, ToolChoice
 from llamacli.serve.requests import ModelInfo, ReplyFormat
 
+MAX_VARIABLES = 256 << 10
+"""Size limit of `chat_template_kwargs` as JSON, in characters."""
+
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _CUT = "\ue000"
 """Mark of the place where a rendering is cut: a character for private use."""
@@ -159,8 +162,12 @@ def tool_use(request: ChatRequest) -> ToolUse | None:
 
 
 def template_variables(request: ChatRequest) -> dict[str, Any]:
-    """Variables of the chat template that a request sets."""
+    """Variables of the chat template that a request sets. Raises BadRequestError."""
     variables = dict(request.chat_template_kwargs or {})
+    size = len(json.dumps(variables))
+    if size > MAX_VARIABLES:
+        reason = f"it has {size} characters of JSON; {MAX_VARIABLES} are allowed"
+        raise BadRequestError(f"chat_template_kwargs: {reason}", "chat_template_kwargs", "invalid_value")
     if request.reasoning_effort == "none":
         variables["enable_thinking"] = False
     elif request.reasoning_effort is not None:

@@ -11,10 +11,12 @@ import numpy as np
 from llamacli.errors import InvalidRequestError
 from llamacli.model import Model
 from llamacli.sampling import SamplerChain, SamplerState, SamplingParams, build_chain
+from llamacli.sampling.grammar import memory_limit
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.schemas.common import MAX_SCHEMA, ResponseFormat
 
-_MAX_KEPT = 64
+MAX_KEPT_BYTES = 512 << 20
+"""Memory that the kept grammars of a model may take, if each takes all that it may."""
 
 _chains: weakref.WeakKeyDictionary[Model, dict[SamplingParams, SamplerChain]] = weakref.WeakKeyDictionary()
 
@@ -60,11 +62,11 @@ def check_size(n_bytes: int, param: str | None = None) -> None:
 def chain(model: Model, params: SamplingParams) -> SamplerChain:
     """Sampler chain of parameters with a grammar, which takes time to compile.
 
-    The latest are kept with the model. Raises BadRequestError, also for a grammar that allows no beginning of a text,
-    such as one that refers to itself without an end.
+    Those used last are kept with the model, up to MAX_KEPT_BYTES. Raises BadRequestError, also for a grammar that
+    allows no beginning of a text, such as one that refers to itself without an end.
     """
     kept = _chains.setdefault(model, {})
-    found = kept.get(params)
+    found = kept.pop(params, None)
     if found is None:
         try:
             found = build_chain(params, model.tokenizer, model.find_sampler)
@@ -77,7 +79,15 @@ def chain(model: Model, params: SamplingParams) -> SamplerChain:
         except InvalidRequestError as error:
             reason = f"the grammar or schema allows no text: {error}"
             raise BadRequestError(reason, "response_format", "invalid_schema") from None
-        if len(kept) >= _MAX_KEPT:
-            kept.clear()
-        kept[params] = found
+    _keep(kept, params, found)
     return found
+
+
+def _keep(kept: dict[SamplingParams, SamplerChain], params: SamplingParams, found: SamplerChain) -> None:
+    """Keep a chain as the latest, and drop old ones above MAX_KEPT_BYTES."""
+    kept[params] = found
+    left = MAX_KEPT_BYTES
+    for each in reversed(list(kept)):
+        left -= memory_limit(each.grammar or each.json_schema or "")
+        if left < 0 and each is not params:
+            kept.pop(each, None)

@@ -9,18 +9,22 @@ from llamacli.model import Model
 from llamacli.serve.errors import PromptTooLongError
 from llamacli.serve.requests import ModelInfo
 
+BEGINNING = 8
+"""Characters for each token of the context in the beginning of a text that is tokenized first."""
+
 _longest: weakref.WeakKeyDictionary[Model, int] = weakref.WeakKeyDictionary()
 
 
 def expect_room(parts: Iterable[str | Sequence[int]], model: Model, info: ModelInfo) -> None:
     """Refuse a prompt that is certainly longer than the context.
 
-    The parts are texts or token ids; a text has at least as many tokens as its bytes need. Tokenizing many megabytes
-    takes seconds of a thread, and so does a look at each of millions of ids. Raises PromptTooLongError, with the fewest
-    tokens that the prompt may have.
+    The parts are texts or token ids; a text has at least as many tokens as its bytes need, and about as many as its
+    beginning. Tokenizing many megabytes takes seconds of a thread, and so does a look at each of millions of ids.
+    Raises PromptTooLongError, with the fewest tokens that the prompt may have.
     """
     n_ctx = info.n_ctx or model.config.n_ctx
     n_tokens = n_bytes = 0
+    parts = list(parts)
     for part in parts:
         if isinstance(part, str):
             n_bytes += len(part.encode("utf-8", "replace"))
@@ -29,6 +33,12 @@ def expect_room(parts: Iterable[str | Sequence[int]], model: Model, info: ModelI
     n_tokens += n_bytes // longest_piece(model)
     if n_tokens > n_ctx:
         raise PromptTooLongError(n_tokens, n_ctx)
+    for part in parts:
+        if isinstance(part, str) and len(part) > 2 * BEGINNING * n_ctx:
+            ids = model.tokenizer.encode(part[: BEGINNING * n_ctx], add_special=False, parse_special=True)
+            n_tokens = len(ids) * 7 // 8  # another end may have some tokens less
+            if n_tokens > n_ctx:
+                raise PromptTooLongError(n_tokens, n_ctx)
 
 
 def longest_piece(model: Model) -> int:

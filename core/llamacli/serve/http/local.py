@@ -23,17 +23,18 @@ from llamacli.serve.http.schemas.common import LoraScale, Sampling
 from llamacli.serve.http.schemas.local import DetokenizeRequest, TokenizeRequest
 from llamacli.serve.requests import ModelInfo
 
+MAX_TEXT = 2 << 20
+"""Characters of a text to tokenize, more than contexts have; they take seconds."""
+
 
 async def tokenize(call: Call) -> None:
     """Token ids of a text or of a conversation."""
     request = await call.body(TokenizeRequest)
     info, model = await call.model(request.model)
-    ids = await call.server.run(_tokenized, request, model, call.settings.template)
-    result: dict[str, Any] = {"tokens": ids}
-    if request.with_pieces:
-        result["tokens"] = [{"id": token, "piece": _piece(model, token)} for token in ids]
+    tokens = await call.compute(_tokenized, request, model, call.settings.template)
+    result: dict[str, Any] = {"tokens": tokens}
     if request.content is None:
-        result |= {"count": len(ids), "max_model_len": info.n_ctx}
+        result |= {"count": len(tokens), "max_model_len": info.n_ctx}
     await call.respond(result)
 
 
@@ -45,7 +46,7 @@ async def detokenize(call: Call) -> None:
     request = await call.body(DetokenizeRequest)
     _, model = await call.model(request.model)
     try:
-        text = await call.server.run(model.tokenizer.decode, request.tokens, unparse_special=True)
+        text = await call.compute(model.tokenizer.decode, request.tokens, unparse_special=True)
     except InvalidRequestError as error:
         raise BadRequestError(f"tokens: {error}", "tokens") from None
     await call.respond({"content": text, "prompt": text})
@@ -74,7 +75,7 @@ async def apply_template(call: Call) -> None:
     check_supported(body)
     request = convert(body, ChatRequest)
     info, model = await call.model(request.model)
-    prompt = await call.server.run(chat_prompt, request, model, info, call.settings.template)
+    prompt = await call.compute(chat_prompt, request, model, info, call.settings.template)
     await call.respond({"prompt": prompt.text, "n_tokens": len(prompt.ids)})
 
 
@@ -167,7 +168,13 @@ def version() -> str:
         return "unknown"
 
 
-def _tokenized(request: TokenizeRequest, model: Model, template: str | None) -> list[int]:
+def _tokenized(request: TokenizeRequest, model: Model, template: str | None) -> list[Any]:
+    """Token ids of a request, or objects with their texts."""
+    ids = _ids(request, model, template)
+    return [{"id": token, "piece": _piece(model, token)} for token in ids] if request.with_pieces else ids
+
+
+def _ids(request: TokenizeRequest, model: Model, template: str | None) -> list[int]:
     given = [text for text in (request.content, request.prompt, request.messages) if text is not None]
     if len(given) != 1:
         raise BadRequestError("give one of content, prompt and messages", "content", "missing_required_parameter")
@@ -176,6 +183,9 @@ def _tokenized(request: TokenizeRequest, model: Model, template: str | None) -> 
             return _conversation(request, model, template)
         text = request.prompt if request.content is None else request.content
         assert text is not None
+        if len(text) > MAX_TEXT:
+            reason = f"it has {len(text)} characters; {MAX_TEXT} are allowed"
+            raise BadRequestError(f"content: {reason}", "content", "invalid_value")
         add_special = request.add_special if request.content is not None else request.add_special_tokens is not False
         parse_special = request.parse_special is not False  # the default of both
         return model.tokenizer.encode(text, add_special=bool(add_special), parse_special=parse_special)

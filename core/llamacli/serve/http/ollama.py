@@ -246,7 +246,7 @@ async def _completion(call: Call, request: OllamaGenerate) -> tuple[GenerationRe
     prompt = request.prompt or ""
     completion = CompletionRequest(prompt=prompt, suffix=request.suffix, parse_special=request.raw)
     info, model = await call.model(request.model)
-    prompts = await call.server.run(encoded_prompts, completion, model, info)
+    prompts = await call.compute(encoded_prompts, completion, model, info)
     parameters = _parameters(request)
     wanted: ResponseFormat | None = parameters.pop("response_format")
     schema, grammar = await call.server.run(schema_of, wanted, None, None)

@@ -224,6 +224,7 @@ def test_sampling_parameters_of_both_apis(http, fake) -> None:
         ({"functions": [{"name": "x"}]}, "functions", "unsupported_parameter"),
         ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "invalid_value"),
+        ({"chat_template_kwargs": {"a": ["x"] * 60_000}}, "chat_template_kwargs", "invalid_value"),
         ({"continue_final_message": True}, "messages", "invalid_value"),
         ({"echo": True}, "echo", "invalid_value"),
         ({"json_schema": {"type": "text"}}, "response_format", "invalid_schema"),

@@ -67,7 +67,7 @@ async def prepared(
     `n_top` is the number of most probable tokens to report of a text that is echoed.
     """
     info, model = await call.model(request.model)
-    prompt = await call.server.run(chat_prompt, request, model, info, call.settings.template)
+    prompt = await call.compute(chat_prompt, request, model, info, call.settings.template)
     max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     generation = await generation_request(
         call,

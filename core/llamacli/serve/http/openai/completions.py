@@ -39,7 +39,7 @@ async def completions(call: Call) -> None:
     request = await call.body(CompletionRequest)
     _check(request)
     info, model = await call.model(request.model)
-    prompts, constraint = await call.server.run(_prepared, request, model, info)
+    prompts, constraint = await call.compute(_prepared, request, model, info)
     n_top = request.logprobs
     generation = await generation_request(
         call,

@@ -55,7 +55,7 @@ async def embedded(call: Call, name: str | None, texts: Prompt) -> tuple[Reply, 
     info, model = await call.model(name)
     if not info.embeds:
         raise NotSupportedError(f"the model {info.name!r} has no embeddings")
-    inputs = await call.server.run(_ids, texts, model, info)
+    inputs = await call.compute(_ids, texts, model, info)
     request = EmbeddingRequest(
         id=call.request_id,
         model=info.name,
