@@ -128,6 +128,10 @@ class InvalidRequestError(LlamaCliError, ValueError):
     """An argument is invalid for the model or session."""
 
 
+class GrammarError(InvalidRequestError):
+    """A grammar allows no token that was drawn, or exceeds a limit."""
+
+
 class EmbeddingModelError(InvalidRequestError):
     """The model attends in both directions: it embeds texts and generates none."""
 

@@ -19,7 +19,14 @@ from llamacli.errors import ModelFormatError
 from llamacli.sampling import SamplingParams
 from llamacli.serve import planning, running
 from llamacli.serve.engine import LocalEngine
-from llamacli.serve.errors import InternalError, LoadingError, QueueFullError, ShuttingDownError, UnknownModelError
+from llamacli.serve.errors import (
+    BadRequestError,
+    InternalError,
+    LoadingError,
+    QueueFullError,
+    ShuttingDownError,
+    UnknownModelError,
+)
 from llamacli.serve.lanes import Lane
 from llamacli.serve.models import ModelSource
 from llamacli.serve.requests import (
@@ -309,6 +316,20 @@ def test_unknown_models_and_names(demo: Model) -> None:
         assert info.fingerprint.startswith("llamacli-")
 
     run(demo, use, (ModelSource("demo", DEMO, ("other name",)),))
+
+
+def test_grammars_that_exceed_limits_later_are_client_errors(demo: Model) -> None:
+    pytest.importorskip("llguidance")
+    rules = "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(40))
+    params = SamplingParams(grammar=f'%llguidance {{}}\nstart: r0\n{rules}\nr40: "a"')
+
+    async def use(engine: LocalEngine) -> None:
+        failed = (await events_of(engine, request(demo, "a", max_tokens=5, params=params)))[-1]
+        assert isinstance(failed, Failed)
+        assert isinstance(failed.error, BadRequestError)
+        assert (failed.error.code, "Too many items" in str(failed.error)) == ("invalid_schema", True)
+
+    run(demo, use)
 
 
 def test_drain_ends_what_runs_and_refuses_the_rest(demo: Model) -> None:

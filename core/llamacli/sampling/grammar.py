@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import attrs
 import numpy as np
 
-from llamacli.errors import InvalidRequestError, TokenizerError
+from llamacli.errors import GrammarError, InvalidRequestError, TokenizerError
 from llamacli.sampling.candidates import Candidates
 from llamacli.sampling.gbnf import MAX_SHORTEST, parse_gbnf
 from llamacli.sampling.patterns import shortest_text
@@ -172,7 +172,7 @@ class Grammar(Sampler):
     def apply(self, candidates: Candidates) -> None:
         """Apply the token mask.
 
-        Raises InvalidRequestError if no token is allowed, or if computing the mask exceeds llguidance's limits.
+        Raises InvalidRequestError if no token is allowed, GrammarError if that exceeds llguidance's limits.
         """
         self.restrict(candidates)
 
@@ -192,7 +192,8 @@ class Grammar(Sampler):
     def accept(self, token: int) -> None:
         """Advance the grammar by a token.
 
-        Raises InvalidRequestError, with the state unchanged, if the grammar does not allow the token.
+        Raises GrammarError, with the state unchanged, if the grammar does not allow the token, or if that exceeds
+        llguidance's limits.
         """
         if not self._matcher.try_consume_tokens([token]):
             after = self._matcher.deep_copy()  # fails with a reason, or accepts an end token
@@ -207,7 +208,7 @@ class Grammar(Sampler):
     def accept_bytes(self, data: bytes) -> None:
         """Advance by text that is not aligned to tokens.
 
-        Raises InvalidRequestError like `accept`.
+        Raises GrammarError like `accept`.
         """
         for token in _trie(self.tokenizer).tokenize_bytes(data):
             self.accept(token)
@@ -283,7 +284,7 @@ def _with_stack_for(text: str, compile_text: Callable[[], T]) -> T:
 
 def _raise_if_failed(matcher: LLMatcher) -> None:
     if matcher.is_error():
-        raise InvalidRequestError(f"grammar: {_first_line(matcher.get_error())}")
+        raise GrammarError(f"grammar: {_first_line(matcher.get_error())}")
 
 
 def _check_numbers(name: str, text: str) -> None:

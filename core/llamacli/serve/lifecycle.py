@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from llamacli.serve.errors import InternalError, ServeError
+from llamacli.errors import GrammarError
+from llamacli.serve.errors import BadRequestError, InternalError, ServeError
 from llamacli.serve.lanes import Job, Lane, Ticket
 from llamacli.serve.metrics import Counters
 from llamacli.serve.queue import FairQueue
@@ -115,8 +116,14 @@ class Lifecycle:
             self._close(ticket, keep=False)
 
     def fail_unexpectedly(self, ticket: Ticket, error: Exception) -> None:
-        """End a request with an error that only the log names."""
+        """End a request with an error that only the log names.
+
+        A grammar that exceeds its limits at a later token is the client's fault, and named.
+        """
         request = ticket.request
+        if isinstance(error, GrammarError):
+            self.fail(ticket, BadRequestError(str(error), None, "invalid_schema"))
+            return
         _log.error("request %s failed", request.id, exc_info=error)
         self.fail(ticket, InternalError(f"the request {request.id} failed: the server's log says why"))
 

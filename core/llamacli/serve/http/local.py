@@ -171,7 +171,10 @@ def version() -> str:
 def _tokenized(request: TokenizeRequest, model: Model, template: str | None) -> list[Any]:
     """Token ids of a request, or objects with their texts."""
     ids = _ids(request, model, template)
-    return [{"id": token, "piece": _piece(model, token)} for token in ids] if request.with_pieces else ids
+    if not request.with_pieces:
+        return ids
+    pieces = {token: _piece(model, token) for token in set(ids)}
+    return [{"id": token, "piece": pieces[token]} for token in ids]
 
 
 def _ids(request: TokenizeRequest, model: Model, template: str | None) -> list[int]:
