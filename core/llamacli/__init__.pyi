@@ -19,6 +19,7 @@ from llamacli.errors import ChatTemplateError as ChatTemplateError
 from llamacli.errors import ClosedError as ClosedError
 from llamacli.errors import ContextOverflowError as ContextOverflowError
 from llamacli.errors import EmbeddingModelError as EmbeddingModelError
+from llamacli.errors import GrammarError as GrammarError
 from llamacli.errors import HubError as HubError
 from llamacli.errors import InvalidRequestError as InvalidRequestError
 from llamacli.errors import LlamaCliError as LlamaCliError

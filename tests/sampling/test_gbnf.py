@@ -74,6 +74,7 @@ NO_TEXT = "no text matches rule 'root': all its alternatives lead back to themse
         ("root ::= [^\\x00-\\U0010FFFF]", 1, 10, "the negated class matches no character"),
         ("root ::= " + "(" * 51, 1, 60, "nested more than 50 deep"),
         ("root ::= [a]\n" + "".join(f"x{i} ::= [a]\n" for i in range(2000)), 2001, 1, "more than 2000 rules"),
+        (f'root ::= "{"a" * 100_000}"', 1, 100010, "more than 100000 items and characters"),
         ("root ::= [a]" + "*" * 60, 1, 13, "nested more than 50 deep"),
         (f'root ::= x0\n{DOUBLING}x40 ::= "a"', 25, 1, "a part of rule 'x23' has no text of at most 65536 bytes"),
         ('root ::= y | "c"\ny ::= "a" ([b]{300}{300})?', 2, 1, "a part of rule 'y' has no text of at most 65536 bytes"),

@@ -27,6 +27,7 @@ _ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]"
 _MAX_REPETITIONS = 1_000_000
 _MAX_DEPTH = 50
 _MAX_RULES = 2000
+_MAX_ITEMS = 100_000
 MAX_SHORTEST = 1 << 16
 """Bytes of the longest text that a grammar may force: llguidance writes out a text that has no alternative."""
 _SATURATED = 1 << 62
@@ -100,7 +101,7 @@ class _Parser:
     """Recursive-descent parser; `at` is the current position."""
 
     def __init__(self, text: str, token_id: TokenId):
-        self.text, self.token_id, self.at, self.depth = text, token_id, 0, 0
+        self.text, self.token_id, self.at, self.depth, self.n_items = text, token_id, 0, 0, 0
         self.rule_at: dict[str, int] = {}
         self.first_use: dict[str, int] = {}
         self.rules: dict[str, Node] = {}
@@ -159,6 +160,7 @@ class _Parser:
 
     def item(self) -> Node | None:
         start = self.at
+        self.count(start)
         if self.take('"'):
             return self.literal(start)
         if self.take("["):
@@ -210,6 +212,7 @@ class _Parser:
     def character(self, start: int) -> int:
         """Parse one character of a literal or class that begins at `start`."""
         place = self.at
+        self.count(place)
         if self.at == len(self.text):
             self.fail("unterminated string or character class", start)
         self.at += 1
@@ -276,6 +279,11 @@ class _Parser:
         if len(digits) > len(str(_MAX_REPETITIONS)) or int(digits) > _MAX_REPETITIONS:
             self.fail(f"more than {_MAX_REPETITIONS} repetitions", start)
         return int(digits)
+
+    def count(self, at: int) -> None:
+        self.n_items += 1
+        if self.n_items > _MAX_ITEMS:
+            self.fail(f"more than {_MAX_ITEMS} items and characters", at)
 
     def deeper(self, by: int, at: int) -> None:
         self.depth += by

@@ -226,7 +226,7 @@ class Grammar(Sampler):
         return other
 
     def _outgrown(self, matcher: LLMatcher) -> bool:
-        """Get a lexer of its own if a matcher has too few states.
+        """Get a lexer of its own if the shared one is full.
 
         Returns True if so: then the grammar is in the state that it was in.
         The memory of kept grammars stays small so, while a long text may take more as long as it is written.

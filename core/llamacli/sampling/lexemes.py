@@ -22,7 +22,7 @@ from llamacli.sampling.gbnf import Chars, Choice, Node, Ref, Repeat, Rules, Sequ
 
 _MAX_CHARACTERS = 2000
 """Largest number of characters of a lexeme, repetitions expanded."""
-_MAX_SECONDS = 5
+_MAX_SECONDS = 20
 """Seconds of CPU time for a translation: a server's thread must not be busy for hours with one grammar."""
 
 
