@@ -27,6 +27,10 @@ class HeadContext:
     missing, as those of a prefix that another session had evaluated, the context starts anew behind them.
     """
 
+    _first: int
+    _tokens: list[int]
+    _states: Rows
+
     def __init__(self, model: CompiledModel, n_ctx: int | None = None):
         self._model = model
         self._cache = model.nextn_sequence(n_ctx)
@@ -95,8 +99,8 @@ class HeadContext:
     def _restart(self, first: int) -> None:
         """Drop all tokens; `first` is the position of the next one."""
         self._cache.truncate(0)
-        self._first, self._tokens = first, list[int]()
-        self._states: Rows = np.empty((0, self._model.config.n_embd), np.float32)
+        self._first, self._tokens = first, []
+        self._states = np.empty((0, self._model.config.n_embd), np.float32)
 
     def _rewind(self, n: int, following: int | None = None) -> None:
         """Keep the first n tokens.
