@@ -26,11 +26,11 @@ def test_ids_are_counted(fake) -> None:
 
 def test_texts_are_refused_by_their_beginning(fake, monkeypatch: pytest.MonkeyPatch) -> None:
     model, info = fake._model, fake.models()[0]
-    digits = "".join(chr(0x4E00 + i) for i in range(2047))  # of 6141 bytes, which 512 tokens of twelve could have
+    digits = "".join(chr(0x4E00 + i) for i in range(4095))  # of 12285 bytes, which 1024 tokens of twelve could have
     expect_room([digits], model, info)
     monkeypatch.setattr("llamacli.serve.http.limits.BEGINNING", 1)
-    expect_room(["Once upon a time, there was a little girl. " * 40], model, info)
-    with pytest.raises(PromptTooLongError, match="prompt of 1344 tokens"):
+    expect_room(["Once upon a time, there was a little girl. " * 100], model, info)
+    with pytest.raises(PromptTooLongError, match="prompt of 2688 tokens"):
         expect_room([digits], model, info)
 
 
