@@ -198,7 +198,9 @@ def load(path: str, mode: str, threads: int | None, lora: Sequence[tuple[str, fl
     path = resolve_model(path)
     with bar(f"loading {Path(path).name}", human_bytes) as progress:
         from llamacli import load_model
+        from llamacli.kernels.helper import start_helper
 
+        start_helper()
         return load_model(
             path,
             mode,

@@ -149,9 +149,7 @@ def run(
         model = model_from_hub(hf_repo)
 
     from llamacli.cli.runner import RunOptions, execute
-    from llamacli.kernels.helper import start_helper
 
-    start_helper()
     if execute(RunOptions.pop_from(given, model=model, prompt=text, chat=chat)) == "interrupt":
         ctx.exit(EXIT_CODE)
 
