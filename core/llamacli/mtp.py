@@ -72,7 +72,7 @@ class HeadContext:
         """Predict the tokens after a text.
 
         The model has not evaluated the last one of `tokens`, which are the text. At most `limit`, each at least
-        `min_probability` probable. None if the hidden state before the last one is not known, or if they do not fit.
+        `min_probability` probable. Empty if the hidden state before the last one is not known, or if they do not fit.
         """
         cache, known = self._cache, list(tokens[self._first : -1])
         n = len(known)
