@@ -319,7 +319,7 @@ def test_replicas_that_cannot_be_started_say_why(nodes: Nodes, ray_server: Serve
     options = ["--ray", nodes.address, "--ray-app", "small", "--ray-cpus", "0.1", "--kv-memory", "1K"]
     with program(*options) as (process, lines):
         assert process.wait(START_S) == 1
-        assert lines[-1].startswith("llamacli: error: the replicas cannot be started: a context of 512 tokens takes ")
+        assert lines[-1].startswith("llamacli: error: the replicas cannot be started: a context of 1024 tokens takes ")
     assert ray_server.send("/health").status == 200
 
 
