@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 
 from arm import ArmFunction, HostFunction, machine
 from llamacli.errors import InvalidRequestError
-from llamacli.kernels import ir, isa, linear
+from llamacli.kernels import ir, isa, register_tiles
 from llamacli.kernels.kv_types import cells
 from llamacli.kernels.layout import ACTIVATION, INTEGER_FORMS
 from llamacli.kernels.packing_formats import ROWS, IntegerPacking
@@ -250,7 +250,7 @@ def test_tile_of_floats_is_bit_equal_under_each_instruction_set(name, kind):
 
 
 def tile(packing, n_tokens):
-    return 8, lambda b, *args: linear.emit_tile(b, packing, n_tokens, *args)
+    return 8, lambda b, *args: register_tiles.emit_tile(b, packing, n_tokens, *args)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from llamacli.kernels import ir, isa, panels
-from llamacli.kernels import linear as linear_module
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import LINEAR
 from llamacli.kernels.packing_formats import ROWS
+from llamacli.kernels.register_tiles import tile_of
 from llamacli.kernels.registry import packings_for
 from llamacli.kernels.team import Team
 from llamacli.quantization import TensorType
@@ -31,7 +31,7 @@ def test_product_in_panels(monkeypatch, name, kind):
     with monkeypatch.context() as patched:
         for module in (ir, panels):
             patched.setattr(module, "isa", lambda: name)
-        kernel = Kernel(panels.panel_product(packing, linear_module._tile_of(packing)), f"_{kind}_{name}")
+        kernel = Kernel(panels.panel_product(packing, tile_of(packing)), f"_{kind}_{name}")
         kernel.compile()
     columns = raw.reshape(n_out, -1, packing.adjacent)  # packed here, as packing kernels are for the default alone
     filled = np.zeros((len(packed) * ROWS, *columns.shape[1:]), np.uint16)

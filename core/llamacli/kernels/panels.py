@@ -15,7 +15,7 @@ from llamacli.kernels.deferred import carray, types
 from llamacli.kernels.isa import AVX512, isa
 from llamacli.kernels.layout import BLOCK_BYTES, LINEAR, RUN
 from llamacli.kernels.packing_formats import ROWS, FloatPacking
-from llamacli.kernels.work import share
+from llamacli.kernels.work import part_of
 
 _LINE = 64
 """Bytes of a column of weights in float32, or of two columns in bfloat16."""
@@ -129,16 +129,9 @@ def panel_product(packing: FloatPacking, tile: Any) -> Callable[..., None]:
 
     def linear(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, LINEAR)[0], carray(simd.pointer(run), 1, RUN)[0]
-        first, last = share(a.n_tiles, thread, n_threads)
-        first_unit, last_unit = share(a.n_tiles * a.n_groups, thread, n_threads)
         sums, scratch, zero = sums_memory(), widened_memory(), simd.splat(0)
         for group in range(a.n_groups):
-            row, end = r.first_row, r.n_rows
-            if a.starts:
-                row, end = simd.read_i64(a.starts + 8 * group), simd.read_i64(a.starts + 8 * group + 8)
-            else:
-                first = max(0, first_unit - group * a.n_tiles)
-                last = min(a.n_tiles, last_unit - group * a.n_tiles)
+            row, end, first, last = part_of(a, r, group, thread, n_threads)
             while row < end and first < last:
                 n_chunks = (end - row + CHUNK - 1) // CHUNK
                 n = min(end - row, ((end - row) // n_chunks + wide - 1) // wide * wide) if n_chunks > 1 else end - row

@@ -22,7 +22,7 @@ from llamacli.kernels import ir, simd
 from llamacli.kernels.deferred import carray, njit, types
 from llamacli.kernels.layout import BLOCK_BYTES, LINEAR, RUN
 from llamacli.kernels.packing_formats import ROWS, FloatPacking
-from llamacli.kernels.work import share
+from llamacli.kernels.work import part_of
 
 TOKENS, ABREAST = 16, 4
 """Tokens of a tile, and sums in tiles at once: as many as leave registers for factors."""
@@ -254,16 +254,9 @@ def tiled_product(packing: FloatPacking) -> Callable[..., None]:
 
     def linear(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, LINEAR)[0], carray(simd.pointer(run), 1, RUN)[0]
-        first, last = share(a.n_tiles, thread, n_threads)
-        first_unit, last_unit = share(a.n_tiles * a.n_groups, thread, n_threads)
         sums, halves, configured = sums_memory(), panel_memory(), 0
         for group in range(a.n_groups):
-            row, end = r.first_row, r.n_rows
-            if a.starts:
-                row, end = simd.read_i64(a.starts + 8 * group), simd.read_i64(a.starts + 8 * group + 8)
-            else:
-                first = max(0, first_unit - group * a.n_tiles)
-                last = min(a.n_tiles, last_unit - group * a.n_tiles)
+            row, end, first, last = part_of(a, r, group, thread, n_threads)
             while row < end and first < last:
                 n = min(CHUNK, end - row)
                 x = a.x + group * a.x_group + row * a.x_stride

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llamacli.kernels import simd
 from llamacli.kernels.deferred import njit
 
 
@@ -25,3 +26,20 @@ def rows_of(r: Any, slots: Any) -> Any:
     if slots:
         return 0, (r.n_rows - r.first_row) * slots
     return r.first_row, r.n_rows - r.first_row
+
+
+@njit(inline="always")
+def part_of(a: Any, r: Any, group: Any, thread: Any, n_threads: Any) -> Any:
+    """Part that a thread has of a group of weights in a matrix product.
+
+    `a` is a LINEAR, `r` a RUN. Returns the first row of activations and one past the last, and the same of tiles of
+    weights.
+    """
+    if a.starts:
+        row, end = simd.read_i64(a.starts + 8 * group), simd.read_i64(a.starts + 8 * group + 8)
+        first, last = share(a.n_tiles, thread, n_threads)
+    else:
+        row, end = r.first_row, r.n_rows
+        first, last = share(a.n_tiles * a.n_groups, thread, n_threads)
+        first, last = max(0, first - group * a.n_tiles), min(a.n_tiles, last - group * a.n_tiles)
+    return row, end, first, last
