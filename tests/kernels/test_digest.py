@@ -19,7 +19,7 @@ import example_formats
 from example_formats import Added
 from llamacli.kernels import jit
 from llamacli.kernels.digest import function_digest, packing_digest
-from llamacli.kernels.layout import ACTIVATION
+from llamacli.kernels.layout import ACTIVATION, START
 from llamacli.kernels.linear import LINEAR, linear
 from llamacli.kernels.packing import pack
 from llamacli.kernels.packing_formats import ROWS
@@ -172,7 +172,8 @@ def test_an_edited_plugin_gets_new_kernels_and_an_unchanged_one_the_old_ones(tmp
     raw = np.random.default_rng(1).integers(0, 256, (ROWS, 14), dtype=np.uint8)
     raw[:, :2] = np.frombuffer(np.float16(0.5).tobytes(), np.uint8)
     ones = np.zeros((1, 1), ACTIVATION)
-    ones["q"], ones["scale"], ones["sum"], ones["minus_sum"], ones["minus_half"] = 1, 1, 32, -32, -16
+    ones["q"], ones["scale"], ones["sum"] = 1, 1, 32
+    ones["start"], ones["start_half"] = START - 128 * 32, START - 128 * 16
     team = Team(1)
 
     def sums(**edit) -> np.ndarray:

@@ -13,7 +13,7 @@ import gguf
 from example_formats import Added
 from gguf import GGMLQuantizationType
 from llamacli.kernels.activation_rounding import FORMS, ROUND, round_activations
-from llamacli.kernels.layout import ACTIVATION, BLOCK_BYTES, FLOAT_FORMS, INTEGER_FORMS, LINEAR, PAIR_FORMS
+from llamacli.kernels.layout import ACTIVATION, BLOCK_BYTES, FLOAT_FORMS, INTEGER_FORMS, LINEAR, PAIR_FORMS, START
 from llamacli.kernels.linear import linear
 from llamacli.kernels.packing import pack
 from llamacli.kernels.packing_formats import ROWS
@@ -120,6 +120,24 @@ def test_product(team, kind, n):
     x = np.random.default_rng(n).normal(size=(n, 512)).astype(np.float32)
     result, used = multiply(team, kind, raw, 52, x)
     assert formulas.nmse(result, formulas.linear(used, weight)) < 1e-10
+
+
+@pytest.mark.parametrize("n", [1, 2, 12])
+@pytest.mark.parametrize(
+    ("kind", "codes"),
+    [("Q8_0", (0x80, 0x7F)), ("Q4_0", (0x00, 0xFF)), ("Q4_1", (0xFF, 0x00)), ("IQ4_NL", (0x00, 0xFF))],
+)
+def test_sums_of_the_largest_integers_are_exact(team, kind, codes, n):
+    """The product of a block of scale 1 is rounded once."""
+    kind, size = TensorType[kind], type_size(TensorType[kind])
+    raw = np.zeros((2, size), np.uint8)
+    raw[:, 1] = 0x3C  # the float16 1
+    raw[:, 4 if kind == TensorType.Q4_1 else 2 :] = np.array(codes, np.uint8)[:, None]
+    x = np.where(np.arange(32) % n < n - 1, 1, -1).astype(np.float32) * np.ones((n, 1), np.float32)
+    result, used = multiply(team, kind, raw, 2, x)
+    scale = np.abs(used).max()
+    integers = np.rint(used / scale * 127) @ dequantize(raw, kind).T
+    np.testing.assert_array_equal(result, (integers * np.float64(np.float16(1 / 127))).astype(np.float32))
 
 
 def test_blocks_of_128_in_widths_that_256_does_not_divide(team):
@@ -366,9 +384,9 @@ def test_activations_rounded_to_integers(team, form, width, by_row):
     q, scale = formulas.quantize_rows(x, width, signed=form == "q8_K")
     np.testing.assert_array_equal(blocks["q"], q)
     np.testing.assert_array_equal(blocks["scale"], scale)
-    np.testing.assert_array_equal(blocks["minus_sum"], -blocks["q"].astype(int).sum(-1))
+    np.testing.assert_array_equal(blocks["start"], START - 128 * blocks["q"].astype(int).sum(-1))
     np.testing.assert_array_equal(blocks["sum"], blocks["q"].astype(int).sum(-1))
-    np.testing.assert_array_equal(blocks["minus_half"], -blocks["q"][..., :16].astype(int).sum(-1))
+    np.testing.assert_array_equal(blocks["start_half"], START - 128 * blocks["q"][..., :16].astype(int).sum(-1))
 
 
 SPECIAL = np.float32([0, -0.0, 1e-45, -1e-40, 1e-30, 1, -127, 65504, 65520, -1e9, 3e38])
@@ -406,9 +424,9 @@ def test_activations_of_random_shapes_and_strides(team, form, data):
         np.testing.assert_array_equal(found["q"][first:], q)
         np.testing.assert_array_equal(found["scale"][first:][~unbounded], scale[~unbounded])
         assert np.isfinite(found["scale"]).all()
-        np.testing.assert_array_equal(found["minus_sum"][first:], -q.sum(-1))
+        np.testing.assert_array_equal(found["start"][first:], START - 128 * q.sum(-1))
         np.testing.assert_array_equal(found["sum"][first:], q.sum(-1))
-        np.testing.assert_array_equal(found["minus_half"][first:], -q[..., :16].sum(-1))
+        np.testing.assert_array_equal(found["start_half"][first:], START - 128 * q[..., :16].sum(-1))
     elif form in ("f16", "f16_split"):
         found = floats(found[first:], form)
         np.testing.assert_array_equal(found, np.clip(x[first:], -65504, 65504).astype(np.float16))

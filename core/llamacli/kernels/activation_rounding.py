@@ -11,7 +11,7 @@ import attrs
 from llamacli.kernels import ir, simd
 from llamacli.kernels.deferred import carray, intrinsic, types
 from llamacli.kernels.jit import Kernel
-from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, BLOCK_BYTES, RUN, record
+from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, BLOCK_BYTES, CODE_BIAS, RUN, START, record
 from llamacli.kernels.work import rows_of, share
 
 ROUND = record("x", "x_stride", "out", "out_stride", "width", "by_row", "slots")
@@ -32,8 +32,8 @@ def _store_block(b: ir.Builder, out: ir.Value, integers: list[ir.Value], scale: 
     ir.store(b, ir.offset(b, out, _OFFSETS["scale"]), scale)
     total = ir.sum_i32(b, b.add(*integers))
     ir.store(b, ir.offset(b, out, _OFFSETS["sum"]), b.sitofp(total, ir.F32))
-    ir.store(b, ir.offset(b, out, _OFFSETS["minus_sum"]), b.neg(total))
-    ir.store(b, ir.offset(b, out, _OFFSETS["minus_half"]), b.neg(ir.sum_i32(b, integers[0])))
+    for name, part in (("start", total), ("start_half", ir.sum_i32(b, integers[0]))):
+        ir.store(b, ir.offset(b, out, _OFFSETS[name]), b.sub(ir.I32(START), b.mul(part, ir.I32(CODE_BIAS))))
 
 
 def _load_block(b: ir.Builder, x: ir.Value) -> list[ir.Value]:

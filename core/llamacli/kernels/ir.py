@@ -321,20 +321,25 @@ _DOTS = {
 """Number of int32 that the dot product instruction adds to, and its LLVM name."""
 
 
+def multiplies_any_bytes() -> bool:
+    """True if dot products take any unsigned bytes equally fast."""
+    return isa() in _DOTS and not dot_bias(8)
+
+
 def dot_bias(bits: int) -> int:
     """Bias that `dot_u8s8` subtracts from unsigned bytes below 2^bits.
 
-    Without I8MM, the instruction of ARM multiplies signed bytes only. Below 128 that is the same; a byte that may be
-    larger gets its sign bit flipped, which takes 128 from it.
+    Without I8MM, the instruction of ARM multiplies signed bytes only, and the sum of two products of AVX2 must fit
+    int16. Below 128 that is so; a byte that may be larger gets its sign bit flipped, which takes 128 from it.
     """
-    return 128 if isa() == "neon" and bits == 8 else 0
+    return 128 if isa() in ("neon", "avx2") and bits == 8 else 0
 
 
 def dot_u8s8(b: Builder, total: Value, unsigned: Value, signed: Value, bits: int = 8) -> Value:
     """Dot products of 4 unsigned and 4 signed bytes in each lane.
 
     total[i] + sum over j < 4 of (unsigned[4i + j] - dot_bias(bits)) * signed[4i + j]: int32x16 from 64 bytes each. The
-    unsigned bytes are below 2^bits. The result is exact.
+    unsigned bytes are below 2^bits, the signed ones above -128. The result is exact.
     """
     if dot_bias(bits):
         unsigned = b.xor(unsigned, constant(I8X64, 0x80))
@@ -343,8 +348,8 @@ def dot_u8s8(b: Builder, total: Value, unsigned: Value, signed: Value, bits: int
         return _in_parts(b, LANES // lanes, lambda *parts: call(b, name, parts[0].type, *parts),
                          total, unsigned, signed)  # fmt: skip
     if isa() == "avx2":
-        n, multiply = (2, _madd_small) if bits < 8 else (4, _madd)
-        return b.add(total, _in_parts(b, n, lambda *parts: multiply(b, *parts), unsigned, signed))
+        multiply = _madd if bits < 8 else _madd_signed
+        return b.add(total, _in_parts(b, 2, lambda *parts: multiply(b, *parts), unsigned, signed))
     products = b.mul(b.zext(unsigned, ir.VectorType(I32, 64)), b.sext(signed, ir.VectorType(I32, 64)))
     for j in range(4):
         every_fourth = ir.Constant(ir.VectorType(I32, LANES), list(range(j, 64, 4)))
@@ -413,25 +418,23 @@ def _in_parts(b: Builder, n: int, f: Callable[..., Value], *vectors: Value) -> V
     return results[0]
 
 
-def _madd_small(b: Builder, unsigned: Value, signed: Value) -> Value:
+def _madd(b: Builder, unsigned: Value, signed: Value) -> Value:
     """int32x8 sums of four products of 32 bytes each.
 
-    The unsigned bytes are below 128, so that the sum of two products fits int16.
+    The unsigned bytes are at most 128, so that the sum of two products fits int16.
     """
     words = ir.VectorType(I16, 16)
     pairs = call(b, "llvm.x86.avx2.pmadd.ub.sw", words, unsigned, signed)
     return call(b, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), pairs, constant(words, 1))
 
 
-def _madd(b: Builder, unsigned: Value, signed: Value) -> Value:
-    """int32x4 sums of four products of 16 bytes each.
+def _madd_signed(b: Builder, x: Value, y: Value) -> Value:
+    """int32x8 sums of four products of 32 signed bytes each.
 
-    Bytes are widened to int16 first: maddubs would saturate.
+    The sign of x is moved to y.
     """
-    wide = ir.VectorType(I16, 16)
-    pairs = call(b, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), b.zext(unsigned, wide), b.sext(signed, wide))
-    even, odd = (ir.Constant(ir.VectorType(I32, 4), list(range(start, 8, 2))) for start in (0, 1))
-    return b.add(b.shuffle_vector(pairs, pairs, even), b.shuffle_vector(pairs, pairs, odd))
+    moved = call(b, "llvm.x86.avx2.psign.b", y.type, y, x)
+    return _madd(b, call(b, "llvm.abs.v32i8", x.type, x, ir.IntType(1)(0)), moved)
 
 
 # --- control flow ----------------------------------------------------------------------------------------------------

@@ -43,17 +43,26 @@ STATE or SOURCE is zeros. Between evaluations TARGET is a spare page."""
 ACTIVATION_BLOCK = 32
 """Numbers of a block of activations."""
 
+START = 0x4B400000
+"""Bits of the float32 1.5 * 2^23. The float32 of bits START + i is START_VALUE + i for integers below 2^22, so a sum of
+integers that begins with START needs no conversion."""
+
+START_VALUE = 1.5 * 2**23
+
+CODE_BIAS = 128
+"""Bias of unsigned codes that a dot product is started for."""
+
 ACTIVATION = np.dtype(
     [
         ("q", np.int8, ACTIVATION_BLOCK),
         ("scale", np.float32),
         ("sum", np.float32),
-        ("minus_sum", np.int32),
-        ("minus_half", np.int32),
+        ("start", np.int32),
+        ("start_half", np.int32),
     ]
 )
-"""Block of 32 quantized activations: integers q, so that x = scale * q; their sum as a float; minus the sum of all q;
-minus the sum of the first 16."""
+"""Block of 32 quantized activations: integers q, so that x = scale * q; their sum as a float; START minus
+CODE_BIAS times the sum of all q, and of the first 16, with which a dot product with codes of that bias starts."""
 
 FLOAT_FORMS, INTEGER_FORMS = ("f32", "f16", "bf16"), ("q8_0", "q8_K")
 PAIR_FORMS = ("bf16_pairs", "f16_split")

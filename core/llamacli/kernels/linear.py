@@ -8,7 +8,7 @@ from enum import IntEnum
 
 from llamacli.kernels import simd
 from llamacli.kernels.deferred import carray
-from llamacli.kernels.isa import ARM, isa
+from llamacli.kernels.isa import ARM, AVX512, isa
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import LINEAR, RUN
 from llamacli.kernels.packing_formats import ROWS, FloatPacking, Packing
@@ -18,12 +18,11 @@ from llamacli.kernels.registry import packing_of
 from llamacli.kernels.tiles import tiled_product
 from llamacli.kernels.work import part_of
 
-WIDE, MIDDLE, NARROW, PAIR = 12, 8, 4, 2
-"""Tokens of a register tile: as many as registers hold, and fewer for the remainder. The 32 registers of 128 bits of
-ARM hold NARROW tokens."""
+MIDDLE, NARROW, PAIR = 8, 4, 2
+"""Tokens of the smaller register tiles, for those that are left."""
 
-_TILES_A_CHUNK = 8
-"""Wide tiles of tokens whose activations stay in the second-level cache while the weights are read."""
+_CHUNK = 96
+"""Tokens whose activations stay in the second-level cache while the weights are read."""
 
 
 def linear(kind: IntEnum) -> Kernel:
@@ -42,17 +41,24 @@ def _linear(packing: Packing) -> Kernel:
     return Kernel(function, f"_{packing.name}")
 
 
+def _wide() -> int:
+    """Number of tokens of the largest register tile.
+
+    As many as the registers hold: 32 of 512 bits, 16 of 256, or 32 of 128.
+    """
+    return 12 if isa() in AVX512 else NARROW if isa() in ARM else 6
+
+
 def _product(packing: Packing) -> Callable[..., None]:
     """Function of a matrix product, to be compiled."""
-    tile, wide = tile_of(packing), NARROW if isa() in ARM else WIDE
-    chunk = _TILES_A_CHUNK * WIDE
+    tile, wide = tile_of(packing), _wide()
 
     def linear(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, LINEAR)[0], carray(simd.pointer(run), 1, RUN)[0]
         for group in range(a.n_groups):
             row, end, first, last = part_of(a, r, group, thread, n_threads)
             while row < end:
-                chunk_end = min(row + chunk, end)
+                chunk_end = min(row + _CHUNK, end)
                 for t in range(first, last):
                     weight = a.weight + (group * a.n_tiles + t) * a.tile_bytes
                     lanes = 4 * ROWS * t

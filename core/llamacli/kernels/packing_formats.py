@@ -12,7 +12,7 @@ the sum of the activations. (See `ir.dot_bias` for ARM.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.kernels import ir
+from llamacli.kernels.layout import CODE_BIAS
 from llamacli.quantization import TensorType, dequantize
 
 ROWS = 16
@@ -125,12 +126,14 @@ class Block:
 
     Without bias_bits there is no bias; a factor of None is 1. Shifts without shift_factor are multiplied by factor.
     Codes are below 2^code_bits. Each group is loaded when it is asked for, so that few registers are in use at a time.
+    is_direct: a group has just one product, which is multiplied by a factor of at most 16 significant bits.
     """
 
     factor: ir.Value | None
     shift_factor: ir.Value | None
     bias_bits: int | None
     code_bits: int
+    is_direct: bool
     groups: Iterator[Group]
 
 
@@ -170,6 +173,11 @@ class _Loads:
             size = ROWS * self._kind.size
             self._loaded[i] = self._kind.load(self._b, ir.offset(self._b, self._address, i * size))
         return self._loaded[i]
+
+    @property
+    def narrow(self) -> Iterable[Any]:
+        """Loaded values, if they have at most 16 significant bits."""
+        return self._loaded.values() if self._kind.size <= 2 else ()
 
 
 Decode = Callable[..., None]
@@ -321,23 +329,46 @@ class IntegerPacking:
             fields[name] = _Loads(b, kind, ir.offset(b, address, at))
             at += ROWS * kind.size * count
         factor, shift_factor = self.factors(fields)
-        groups = self._load_groups(b, address, ahead, fields)
-        return Block(factor, shift_factor, self.bias_bits, self.largest.bit_length(), groups)
+        (scale, shift), *more = self.terms(fields, 0)
+        narrow = any(factor is field for loads in fields.values() for field in loads.narrow)
+        is_direct = narrow and scale is None and not more and self.activation == "q8_0"
+        shift_bits = 0 if shift is not None and shift_factor is None else self._bits_to_bias()
+        unit = ir.constant(ir.F32X16, 2.0**-shift_bits)
+        if shift_bits and scale is None:
+            factor = unit if factor is None else b.fmul(factor, unit)
 
-    def _load_groups(self, b: ir.Builder, address: ir.Value, ahead: int, fields: dict[str, Any]) -> Iterator[Group]:
-        lines = range(0, self.n_bytes, 64)
-        for group in range(self.groups):
-            if ahead:  # a group's share of the block: requests in one burst would hold up the loads
-                for line in lines[group * len(lines) // self.groups : (group + 1) * len(lines) // self.groups]:
-                    ir.prefetch(b, ir.offset(b, address, ahead + line), 64)
-            codes = self._load_codes(b, ir.offset(b, address, self.field_bytes + group * self.group_bytes))
-            if self.marks is not None:
-                codes = self._add_marks(b, codes, self.marks(fields, group))
-            yield Group(codes, self.terms(fields, group))
+        def load_groups() -> Iterator[Group]:
+            lines = range(0, self.n_bytes, 64)
+            for group in range(self.groups):
+                if ahead:  # a group's share of the block: requests in one burst would hold up the loads
+                    for line in lines[group * len(lines) // self.groups : (group + 1) * len(lines) // self.groups]:
+                        ir.prefetch(b, ir.offset(b, address, ahead + line), 64)
+                place = ir.offset(b, address, self.field_bytes + group * self.group_bytes)
+                codes, terms = self._load_codes(b, place, shift_bits), self.terms(fields, group)
+                if self.marks is not None:
+                    codes = self._add_marks(b, codes, self.marks(fields, group))
+                if shift_bits:
+                    terms = [(scale if scale is None else b.fmul(scale, unit), shift) for scale, shift in terms]
+                yield Group(codes, terms)
 
-    def _load_codes(self, b: ir.Builder, address: ir.Value) -> list[ir.Value]:
+        bias_bits = None if self.bias_bits is None else self.bias_bits + shift_bits
+        code_bits = (self.largest << shift_bits).bit_length()
+        return Block(factor, shift_factor, bias_bits, code_bits, is_direct, load_groups())
+
+    def _bits_to_bias(self) -> int:
+        """Number of bits by which codes are shifted in registers.
+
+        Then their bias is CODE_BIAS.
+        """
+        if self.bias_bits is None or self.marks is not None or not ir.multiplies_any_bytes():
+            return 0
+        bits = CODE_BIAS.bit_length() - 1 - self.bias_bits
+        return bits if self.largest << bits < 256 else 0
+
+    def _load_codes(self, b: ir.Builder, address: ir.Value, shift_bits: int) -> list[ir.Value]:
+        """Load the codes of a group, times 2^shift_bits."""
         codes: list[ir.Value] = []
-        start, lowest = 0, self.code_shift
+        start, lowest = 0, self.code_shift + (0 if self.table else shift_bits)
         for bits in self.planes:
             plane = [ir.load(b, ir.offset(b, address, start + 64 * i), ir.I8X64) for i in range(bits)]
             parts = [ir.shift_left(b, vector, lowest - bits * part) for part in range(8 // bits) for vector in plane]
@@ -345,7 +376,10 @@ class IntegerPacking:
                 parts = [b.and_(part, ir.constant(ir.I8X64, (2**bits - 1) << lowest)) for part in parts]
             codes = [b.or_(low, high) for low, high in zip(codes, parts, strict=True)] if codes else parts
             start, lowest = start + 64 * bits, lowest + bits
-        return codes if self.table is None else [ir.look_up(b, self.table, code) for code in codes]
+        if self.table is None:
+            return codes
+        table = tuple(entry << shift_bits for entry in self.table)
+        return [ir.look_up(b, table, code) for code in codes]
 
     def _add_marks(self, b: ir.Builder, codes: list[ir.Value], marks: Sequence[ir.Value]) -> list[ir.Value]:
         """Add an offset to the codes of each 8 columns, two vectors."""

@@ -1,7 +1,7 @@
-"""Matrix products in registers: a tile of 16 rows of weights times some tokens.
+"""Register tiles of matrix products.
 
-A vector register holds the sums of 16 rows for one token. Every sum is taken in a fixed order, whatever the number of
-tokens.
+16 rows of weights are multiplied by some tokens. A vector register holds the sums of 16 rows for one token. Every sum
+is taken in a fixed order, whatever the number of tokens.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ from typing import Any
 
 from llamacli.kernels import ir
 from llamacli.kernels.deferred import intrinsic, types
-from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, INTEGER_FORMS
+from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, CODE_BIAS, INTEGER_FORMS, START, START_VALUE
 from llamacli.kernels.packing_formats import Block, Group, Packing
 
 _AHEAD = 4096
 """Prefetch distance in bytes of weights."""
+
+_ITEM, _OFFSETS = ACTIVATION.itemsize, {name: field[1] for name, field in (ACTIVATION.fields or {}).items()}
+
+_BIAS_BITS = CODE_BIAS.bit_length() - 1
 
 _i64 = types.int64
 
@@ -113,67 +117,100 @@ def _integer_block(
     Sums of integers are scaled within the block, then once multiplied by the block's factors and the activations'
     scale.
     """
-    size, offsets = ACTIVATION.itemsize, {name: field[1] for name, field in ACTIVATION.fields.items()}  # type: ignore[union-attr]
-    start = b.mul(i, ir.I64(size * packing.block // ACTIVATION_BLOCK))
+    start = b.mul(i, ir.I64(_ITEM * packing.block // ACTIVATION_BLOCK))
     places = [b.add(row, start) for row in rows]
     shared = 1 if packing.activation == "q8_0" else packing.block // ACTIVATION_BLOCK
+    groups: list[tuple[int, Group]] = []
     sums: list[ir.Value | None] = []
-    shifts: list[ir.Value | None] = []
     for g, group in enumerate(block.groups):
         if g % shared == 0:  # a new scale of activations
-            sums, shifts = [None] * len(rows), [None] * len(rows)
-        for token, place in enumerate(places):
-            x = ir.offset(b, place, g * size)
-            for part, (scale, shift) in enumerate(group.terms):
-                n = len(group.codes) // len(group.terms)
-                codes = group.codes[part * n : (part + 1) * n]
-                product = _dot(b, block, codes, ir.offset(b, x, 4 * part * n), len(rows), _minus_sum(b, group, part, x))
+            sums, groups = [None] * len(rows), []
+        groups.append((g * _ITEM, group))
+        xs = [ir.offset(b, place, g * _ITEM) for place in places]
+        for part, (scale, shift) in enumerate(group.terms):
+            for token, x in enumerate(xs):
+                product = _dot(b, block, group, part, x, len(rows))
+                if not block.is_direct:
+                    product = b.fsub(product, ir.constant(ir.F32X16, START_VALUE))
                 sums[token] = _add_scaled(b, sums[token], product, scale)
-                if block.shift_factor is not None or shift is not None:
-                    sum_x = ir.broadcast_f32(b, ir.offset(b, x, offsets["sum"]))
-                    if len(group.terms) == 2:
-                        sum_x = ir.to_f32(b, b.neg(_minus_sum(b, group, part, x)()))
-                    shifted = sums if block.shift_factor is None else shifts
-                    shifted[token] = _add_scaled(b, shifted[token], sum_x, shift)
+                if shift is not None and block.shift_factor is None:
+                    shift = _scaled(b, shift, _sum_unit(group))
+                    sums[token] = _add_scaled(b, sums[token], _sum(b, group, part, x), shift)
         if (g + 1) % shared:
             continue
         for token, place in enumerate(places):
-            x_scale = ir.broadcast_f32(b, ir.offset(b, place, (g + 1 - shared) * size + offsets["scale"]))
-            product = sums[token] if block.factor is None else b.fmul(sums[token], block.factor)
-            if block.shift_factor is not None:
-                product = ir.fma(b, shifts[token], block.shift_factor, product)
+            product = sums[token]
+            if block.is_direct:  # without rounding: factor * START_VALUE is exact
+                minus_start = b.fmul(block.factor, ir.constant(ir.F32X16, -START_VALUE))
+                product = ir.fma(b, product, block.factor, minus_start)
+            elif block.factor is not None:
+                product = b.fmul(product, block.factor)
+            if block.shift_factor is not None:  # token by token, as there are no registers for sums of all
+                shifts: ir.Value | None = None
+                for at, one in groups:
+                    for part, (_, shift) in enumerate(one.terms):
+                        shifts = _add_scaled(b, shifts, _sum(b, one, part, ir.offset(b, place, at)), shift)
+                product = ir.fma(b, shifts, _scaled(b, block.shift_factor, _sum_unit(group)), product)
+            x_scale = ir.broadcast_f32(b, ir.offset(b, place, (g + 1 - shared) * _ITEM + _OFFSETS["scale"]))
             totals[token] = ir.fma(b, product, x_scale, totals[token])
     return totals
 
 
-def _dot(
-    b: ir.Builder, block: Block, codes: list[ir.Value], x: ir.Value, n_tokens: int, minus_sum: Callable[[], ir.Value]
-) -> ir.Value:
-    """Sum of (code - bias) * activation over some columns, as float32."""
-    none = ir.constant(ir.I32X16, 0)
+def _dot(b: ir.Builder, block: Block, group: Group, part: int, x: ir.Value, n_tokens: int) -> ir.Value:
+    """Dot product of a part of a group, plus START_VALUE.
+
+    The sum of (code - bias) * activation, as float32.
+    """
+    n = len(group.codes) // len(group.terms)
+    codes, fours = group.codes[part * n : (part + 1) * n], ir.broadcasts_i32(b, ir.offset(b, x, 4 * part * n), n)
     bias = (0 if block.bias_bits is None else 2**block.bias_bits) - ir.dot_bias(block.code_bits)
+    first = ir.constant(ir.I32X16, START)
+    if bias == CODE_BIAS or (bias and len(group.terms) == 2):
+        first = _first(b, bias, group, part, x)
     # A lone token would wait for the latency of each dot product, so it gets two chains; integers add in any order.
-    chains = [b.mul(minus_sum(), ir.constant(ir.I32X16, bias)) if bias else none]
-    chains += [none] if n_tokens == 1 else []
-    for i, (code, four) in enumerate(zip(codes, ir.broadcasts_i32(b, x, len(codes)), strict=True)):
+    chains = [first, *([ir.constant(ir.I32X16, 0)] if n_tokens == 1 else [])]
+    for i, (code, four) in enumerate(zip(codes, fours, strict=True)):
         repeated = b.bitcast(four, ir.I8X64)
         chains[i % len(chains)] = ir.dot_u8s8(b, chains[i % len(chains)], code, repeated, block.code_bits)
-    return ir.to_f32(b, chains[0] if len(chains) == 1 else b.add(*chains))
+    total = b.bitcast(chains[0] if len(chains) == 1 else b.add(*chains), ir.F32X16)
+    if bias and bias != CODE_BIAS and len(group.terms) == 1:  # exact, as all numbers are small integers
+        total = ir.fma(b, ir.broadcast_f32(b, ir.offset(b, x, _OFFSETS["sum"])), ir.constant(ir.F32X16, -bias), total)
+    return total
 
 
-def _minus_sum(b: ir.Builder, group: Group, part: int, x: ir.Value) -> Callable[[], ir.Value]:
-    """Emitter of minus the sum of a group part's activations."""
-    offsets = {name: field[1] for name, field in ACTIVATION.fields.items()}  # type: ignore[union-attr]
+def _first(b: ir.Builder, bias: int, group: Group, part: int, x: ir.Value) -> ir.Value:
+    """START minus a bias times the sum of a group part's activations."""
+    start, offset = _start(b, group, part, x)
+    if bias != CODE_BIAS:
+        minus_sum = b.ashr(b.sub(start, ir.constant(ir.I32X16, offset)), ir.constant(ir.I32X16, _BIAS_BITS))
+        start, offset = b.mul(minus_sum, ir.constant(ir.I32X16, bias)), 0
+    return start if offset else b.add(start, ir.constant(ir.I32X16, START))
 
-    def emit() -> ir.Value:
-        if len(group.terms) == 1:
-            return ir.broadcast_i32(b, ir.offset(b, x, offsets["minus_sum"]))
-        first = ir.broadcast_i32(b, ir.offset(b, x, offsets["minus_half"]))
-        if part == 0:
-            return first
-        return b.sub(ir.broadcast_i32(b, ir.offset(b, x, offsets["minus_sum"])), first)
 
-    return emit
+def _start(b: ir.Builder, group: Group, part: int, x: ir.Value) -> tuple[ir.Value, int]:
+    """Start of a dot product: offset - CODE_BIAS * sum of a part's activations.
+
+    Returns it and the offset.
+    """
+    if len(group.terms) == 1:
+        return ir.broadcast_i32(b, ir.offset(b, x, _OFFSETS["start"])), START
+    first = ir.broadcast_i32(b, ir.offset(b, x, _OFFSETS["start_half"]))
+    return (b.sub(ir.broadcast_i32(b, ir.offset(b, x, _OFFSETS["start"])), first), 0) if part else (first, START)
+
+
+def _sum(b: ir.Builder, group: Group, part: int, x: ir.Value) -> ir.Value:
+    """Sum of a group part's activations as float32, divided by `_sum_unit`."""
+    if len(group.terms) == 1:
+        return ir.broadcast_f32(b, ir.offset(b, x, _OFFSETS["sum"]))
+    start, offset = _start(b, group, part, x)
+    if not offset:
+        return ir.to_f32(b, start)
+    return b.fsub(b.bitcast(start, ir.F32X16), ir.constant(ir.F32X16, START_VALUE))
+
+
+def _sum_unit(group: Group) -> float:
+    """Unit of `_sum`, a power of two that may be multiplied late."""
+    return 1.0 if len(group.terms) == 1 else -1 / CODE_BIAS
 
 
 def _add_scaled(b: ir.Builder, total: ir.Value | None, x: ir.Value, scale: ir.Value | None) -> ir.Value:
@@ -181,3 +218,8 @@ def _add_scaled(b: ir.Builder, total: ir.Value | None, x: ir.Value, scale: ir.Va
     if total is None:
         return x if scale is None else b.fmul(x, scale)
     return b.fadd(total, x) if scale is None else ir.fma(b, x, scale, total)
+
+
+def _scaled(b: ir.Builder, x: ir.Value, unit: float) -> ir.Value:
+    """Product with a constant."""
+    return x if unit == 1 else b.fmul(x, ir.constant(ir.F32X16, unit))

@@ -30,7 +30,7 @@ def rows_of(r: Any, slots: Any) -> Any:
 
 @njit(inline="always")
 def part_of(a: Any, r: Any, group: Any, thread: Any, n_threads: Any) -> Any:
-    """Part that a thread has of a group of weights in a matrix product.
+    """Part of a group of weights that a thread multiplies.
 
     `a` is a LINEAR, `r` a RUN. Returns the first row of activations and one past the last, and the same of tiles of
     weights.
