@@ -182,8 +182,11 @@ def round_activations(form: str) -> Kernel:
             first, last = first * n_units, last * n_units
         else:
             first, last = share(n_rows * n_units, thread, n_threads)
-        for unit in range(first, last):
-            row, i = first_row + unit // n_units, unit % n_units
+        row, i = first_row + first // n_units, first % n_units
+        for _ in range(first, last):
             _convert(number, a.x + row * a.x_stride + 4 * width * i, a.out + row * a.out_stride + item_bytes * i)
+            i += 1
+            if i == n_units:
+                row, i = row + 1, 0
 
     return Kernel(round_activations, f"_{form}")

@@ -210,12 +210,16 @@ def _lanewise(variant: str, formula: Formula, is_scalar: Sequence[bool], n_const
         first_row, n_rows = rows_of(r, a.slots)
         n_blocks = -(-a.width // ACTIVATION_BLOCK)
         first, last = share(n_rows * n_blocks, thread, n_threads)
-        for unit in range(first, last):
-            row, start = first_row + unit // n_blocks, ACTIVATION_BLOCK * (unit % n_blocks)
+        row, block = first_row + first // n_blocks, first % n_blocks
+        for _ in range(first, last):
+            start = ACTIVATION_BLOCK * block
             x0, x1 = a.x0 + row * a.stride0, a.x1 + row * a.stride1
             x2, x3 = a.x2 + row * a.stride2, a.x3 + row * a.stride3
             out = a.out + row * a.out_stride
             for column in range(start, start + ACTIVATION_BLOCK, LANES):
                 apply(x0, x1, x2, x3, a.c0, a.c1, a.c2, a.c3, 4 * column, out, a.width - column)
+            block += 1
+            if block == n_blocks:
+                row, block = row + 1, 0
 
     return Kernel(lanewise, variant)
