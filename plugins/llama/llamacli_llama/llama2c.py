@@ -168,7 +168,8 @@ class Checkpoint:
             return np.frombuffer(data, "<f4", n, offset).reshape(self.shape(name))
         groups = np.frombuffer(data, np.int8, n, offset).reshape(-1, self.group_size)
         scales = np.frombuffer(data, "<f4", len(groups), offset + n)
-        return (groups * scales[:, None]).reshape(self.shape(name))
+        with np.errstate(all="ignore"):  # weights out of range are found in the logits, as those of other files
+            return (groups * scales[:, None]).reshape(self.shape(name))
 
     def metadata(self) -> dict[str, Any]:
         """Hyperparameters under GGUF's keys, llama2.c's constants included."""

@@ -133,6 +133,13 @@ class TestCheckpoints:
                 expected[name] = (q * scales[:, None]).reshape(array.shape)
         self.check(open_model_file(write(v2(shared, group)), plugins.loaders()), expected)
 
+    @pytest.mark.filterwarnings("error")
+    def test_v2_scales_out_of_range(self, write: Callable[..., Path], plugins: Plugins) -> None:
+        data = bytearray(v2())
+        data[-4:] = struct.pack("<f", 3e38)  # the last scale of the last matrix
+        file = open_model_file(write(bytes(data)), plugins.loaders())
+        assert not np.isfinite(file.data("blk.1.ffn_up.weight").view(np.float32)).all()
+
     def check(self, file: Any, expected: dict[str, np.ndarray]) -> None:
         read = {name: file.data(name).view(np.float32).reshape(info.shape) for name, info in file.tensors.items()}
         for name, array in expected.items():
