@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from fuzz.target import Target
-from llamacli.errors import InvalidRequestError
+from llamacli.errors import InvalidRequestError, plugin_errors
 
 _FAULTY = 77
 _kept: list[bytearray] = []
@@ -29,6 +29,11 @@ def _write(folder: Path) -> Callable[[int], object]:
     return lambda case: (folder / "file").write_text(str(case))
 
 
+def _fail_as_plugin() -> None:
+    with plugin_errors("loader 'x'"):
+        raise KeyError("missing")
+
+
 def _fail(folder: Path) -> Callable[[int], object]:
     raise FileNotFoundError(folder / "base")
 
@@ -37,6 +42,7 @@ TARGETS = {
     "sound": _target(lambda: None),
     "files": Target(st.integers(0, 99), _write),
     "raises": _target(lambda: {}["missing"]),
+    "plugin": _target(_fail_as_plugin),
     "signal": _target(lambda: ctypes.string_at(0)),
     "hangs": _target(lambda: time.sleep(60), seconds=0.2),
     "loops": _target(lambda: sum(range(10**12)), seconds=0.2),

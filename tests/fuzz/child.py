@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase
 
 from fuzz.target import Target
 from fuzz.watch import Watch
-from llamacli.errors import LlamaCliError
+from llamacli.errors import LlamaCliError, PluginError, UnknownArchitectureError
 
 
 def find_target(name: str) -> Target:
@@ -53,14 +53,24 @@ class Trier:
         refused = False
         try:
             self._try(case)
-        except LlamaCliError:
-            refused = True
         except Exception as error:
-            keep(self._findings, self._name, repr(case), _place(error), traceback.format_exc())
+            refused = is_refusal(error)
+            if not refused:
+                keep(self._findings, self._name, repr(case), _place(error), traceback.format_exc())
         self.watch.end(refused=refused)
         if self.watch.n_done >= self._n // 4 and not self.watch.n_done % 64:
             self._first = self._first or resident()
             self.watch.grown(resident() - self._first)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Test that an error says what is wrong with a case.
+
+    A PluginError says that of a plugin, and the tree's own have no faults that a case could show.
+    """
+    return isinstance(error, LlamaCliError) and (
+        not isinstance(error, PluginError) or isinstance(error, UnknownArchitectureError)
+    )
 
 
 def resident() -> int:
@@ -72,7 +82,8 @@ def resident() -> int:
 
 def _place(error: BaseException) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
+    place = (isinstance(error, PluginError) and error.line) or f"{frame.filename}:{frame.lineno}"
+    return f"{type(error).__name__} at {Path(place).name}"
 
 
 def keep(findings: Path, target: str, case: str, summary: str, details: str) -> Path:

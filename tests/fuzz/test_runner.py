@@ -29,6 +29,7 @@ def test_sound_target_has_no_findings(name: str, tmp_path: Path) -> None:
     ("name", "summary"),
     [
         ("raises", "KeyError at broken_targets.py"),
+        ("plugin", "PluginError at broken_targets.py:"),
         ("signal", "exit code -11: Fatal Python error: Segmentation fault"),
         ("hangs", "more than 0.2 s"),
         ("loops", "more than 0.2 s"),
