@@ -218,6 +218,7 @@ class TestBadFiles:
             ),
             ({"llama.attention.key_length": 16, "llama.attention.value_length": 8}, "value_length = 8 differs"),
             ({"llama.attention.layer_norm_rms_epsilon": -1.0}, "layer_norm_rms_epsilon' is -1.0; at least 0"),
+            ({"llama.attention.layer_norm_rms_epsilon": 65504.0}, "layer_norm_rms_epsilon' is 65504.0; at most 1"),
             ({"llama.expert_count": 4}, "expert_used_count = 0 does not fit llama.expert_count = 4"),
             ({"llama.expert_count": 4, "llama.expert_used_count": 5}, "expert_used_count = 5 does not fit"),
             ({"llama.expert_used_count": 2}, "expert_used_count = 2 does not fit llama.expert_count = 0"),

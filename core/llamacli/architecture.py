@@ -124,7 +124,9 @@ class Config:
             "n_expert_used": n_expert_used,
         }
         if not family.keys() & {"rms_eps", "layer_norm_eps"}:
-            common["rms_eps"] = metadata.get_float(f"{architecture}.attention.layer_norm_rms_epsilon", minimum=0.0)
+            common["rms_eps"] = metadata.get_float(
+                f"{architecture}.attention.layer_norm_rms_epsilon", minimum=0.0, maximum=1.0
+            )
         return cls(**common | family)
 
 

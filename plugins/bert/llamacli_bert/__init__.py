@@ -36,7 +36,7 @@ class Bert(Architecture):
         """Read the hyperparameters; causal attention is refused."""
         if metadata.get_bool(f"{self.name}.attention.causal", default=False):
             raise ModelFormatError(f"{metadata.source}: {self.name}.attention.causal = true is not supported")
-        eps = metadata.get_float(f"{self.name}.attention.layer_norm_epsilon", minimum=0.0)
+        eps = metadata.get_float(f"{self.name}.attention.layer_norm_epsilon", minimum=0.0, maximum=1.0)
         common = Config.from_gguf(metadata, layer_norm_eps=eps)
         if common.n_head * common.head_dim != common.n_embd:
             raise ModelFormatError(

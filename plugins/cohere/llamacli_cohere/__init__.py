@@ -42,7 +42,7 @@ class CommandR(Architecture):
         return attrs.evolve(config, query_key_norm=config.n_layer >= 64)
 
     def _read(self, metadata: Metadata, logit_scale: float) -> CohereConfig:
-        eps = metadata.get_float(f"{self.name}.attention.layer_norm_epsilon", minimum=0.0)
+        eps = metadata.get_float(f"{self.name}.attention.layer_norm_epsilon", minimum=0.0, maximum=1.0)
         common = Config.from_gguf(metadata, layer_norm_eps=eps)
         rope = Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=True)
         return CohereConfig.from_gguf(metadata, layer_norm_eps=eps, rope=rope, logit_scale=logit_scale or 1.0)

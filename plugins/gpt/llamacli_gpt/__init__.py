@@ -34,7 +34,7 @@ class Gpt2(Architecture):
 
     def _norm(self, metadata: Metadata) -> dict[str, Any]:
         key = f"{self.name}.attention.layer_norm_epsilon"
-        return {"layer_norm_eps": metadata.get_float(key, minimum=0.0)}
+        return {"layer_norm_eps": metadata.get_float(key, minimum=0.0, maximum=1.0)}
 
     def tensors(self, config: GptConfig) -> TensorTable:
         """The tensors of a file."""

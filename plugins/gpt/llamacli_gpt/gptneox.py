@@ -29,7 +29,7 @@ class GptNeoX(Architecture):
 
     def configure(self, metadata: Metadata) -> GptNeoXConfig:
         """Read the hyperparameters."""
-        eps = metadata.get_float("gptneox.attention.layer_norm_epsilon", minimum=0.0)
+        eps = metadata.get_float("gptneox.attention.layer_norm_epsilon", minimum=0.0, maximum=1.0)
         common = Config.from_gguf(metadata, layer_norm_eps=eps)
         return GptNeoXConfig.from_gguf(
             metadata,

@@ -24,7 +24,7 @@ class StableLm(Architecture):
 
     def configure(self, metadata: Metadata) -> StableLmConfig:
         """Read the hyperparameters."""
-        eps = metadata.get_float("stablelm.attention.layer_norm_epsilon", minimum=0.0)
+        eps = metadata.get_float("stablelm.attention.layer_norm_epsilon", minimum=0.0, maximum=1.0)
         common = Config.from_gguf(metadata, layer_norm_eps=eps)
         rope = Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=False)
         return StableLmConfig.from_gguf(metadata, layer_norm_eps=eps, rope=rope)

@@ -34,7 +34,7 @@ class Nemotron(Architecture):
     def configure(self, metadata: Metadata) -> NemotronConfig:
         """Read the hyperparameters."""
         norm: dict[str, Any] = {
-            "layer_norm_eps": metadata.get_float("nemotron.attention.layer_norm_epsilon", minimum=0.0)
+            "layer_norm_eps": metadata.get_float("nemotron.attention.layer_norm_epsilon", minimum=0.0, maximum=1.0)
         }
         common = Config.from_gguf(metadata, **norm)
         rope = Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=False)

@@ -65,7 +65,7 @@ class NemotronH(Architecture):
         name = self.name
         n_layer = metadata.get_int(f"{name}.block_count", minimum=1, maximum=1 << 10)
         metadata.get_int(f"{name}.nextn_predict_layers", default=0, maximum=0)
-        metadata.get_float(f"{name}.attention.layer_norm_epsilon", default=0.0, minimum=0.0)  # of no norm
+        metadata.get_float(f"{name}.attention.layer_norm_epsilon", default=0.0, minimum=0.0, maximum=1.0)  # of no norm
         heads, n_ff = (
             metadata.get_ints(f"{name}.{key}", n_layer, minimum=0, maximum=_WIDTH)
             for key in ("attention.head_count_kv", "feed_forward_length")

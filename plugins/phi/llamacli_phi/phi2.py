@@ -25,7 +25,7 @@ class Phi2(Architecture):
 
     def configure(self, metadata: Metadata) -> Phi2Config:
         """Read the hyperparameters."""
-        eps = metadata.get_float("phi2.attention.layer_norm_epsilon", minimum=0.0)
+        eps = metadata.get_float("phi2.attention.layer_norm_epsilon", minimum=0.0, maximum=1.0)
         common = Config.from_gguf(metadata, layer_norm_eps=eps)
         rope = Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=False)
         return Phi2Config.from_gguf(metadata, layer_norm_eps=eps, rope=rope)

@@ -71,7 +71,7 @@ class Rwkv7(Architecture):
             n_head=n_head,
             n_head_kv=n_head,
             head_dim=head_dim,
-            layer_norm_eps=metadata.get_float(f"{name}.attention.layer_norm_epsilon", minimum=0.0),
+            layer_norm_eps=metadata.get_float(f"{name}.attention.layer_norm_epsilon", minimum=0.0, maximum=1.0),
             ranks=Ranks(rank("decay"), rank("iclr"), rank("value_residual_mix"), rank("gate")),
         )
 

@@ -165,8 +165,8 @@ class Declarations:
         if "attention.value_length" in self.own:
             yield f'{indent}    "head_dim": metadata.get_int(f"{{self.name}}.attention.key_length", minimum=1),'
         if self.layer_norm:
-            epsilon = "attention.layer_norm_epsilon"
-            yield f'{indent}    "layer_norm_eps": metadata.get_float(f"{{self.name}}.{epsilon}", minimum=0.0),'
+            quoted = 'f"{self.name}.attention.layer_norm_epsilon"'
+            yield f'{indent}    "layer_norm_eps": metadata.get_float({quoted}, minimum=0.0, maximum=1.0),'
         yield f"{indent}}}"
         if self.has_rope:
             yield f"{indent}head_dim = Config.from_gguf(metadata, **common).head_dim"
