@@ -85,6 +85,14 @@ def test_streamed_text_equals_decoded_bytes(tokenizer: Tokenizer, data: st.DataO
     assert streamed == whole or tokenizer is SPM
 
 
+def test_bytes_of_repeated_tokens_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    piece_bytes = SPM.piece_bytes
+    monkeypatch.setattr(SPM, "piece_bytes", lambda token, special: read.append(token) or piece_bytes(token, special))
+    assert SPM.decode([id_of("▁the")] * 1000) == "the" + 999 * " the"
+    assert len(read) < 5
+
+
 @pytest.mark.parametrize("token", [-1, 1 << 31])
 def test_ids_beyond_the_vocabulary_are_refused(token: int) -> None:
     for call in (SPM.piece, SPM.piece_bytes, SPM.token_text, SPM.stream().feed, lambda token: SPM.decode([token])):

@@ -144,8 +144,11 @@ class Tokenizer:
         The space that encoding put first is removed, also after BOS; llama.cpp keeps it after any other special token.
         Control and unknown tokens are left out, or spelled with `unparse_special`.
         """
+        tokens = [*ids]
+        pieces = {token: self.piece_bytes(token, unparse_special) for token in dict.fromkeys(tokens)}
         stream = self.stream(unparse_special=unparse_special)
-        return "".join([*map(stream.feed, ids), stream.flush()])
+        start = [stream.feed(token) for token in tokens[:2]]  # the first, and one after BOS, lose a space
+        return "".join([*start, stream.finish(b"".join(map(pieces.__getitem__, tokens[2:])))])
 
     def stream(self, prefix: Iterable[int] = (), unparse_special: bool = False) -> "StreamDecoder":
         """Return an incremental decoder that continues after the tokens in `prefix`."""
@@ -264,4 +267,11 @@ class StreamDecoder:
 
     def flush(self) -> str:
         """Return the bytes held back, as U+FFFD if incomplete."""
-        return self._utf8.decode(b"", final=True)
+        return self.finish(b"")
+
+    def finish(self, piece: bytes) -> str:
+        """Return the text of bytes held back, and of the last ones.
+
+        An incomplete character becomes U+FFFD.
+        """
+        return self._utf8.decode(piece, final=True)
