@@ -351,11 +351,27 @@ def test_patterns_without_short_texts_are_refused(make: Callable[[str], Grammar]
 
 
 def test_texts_that_a_grammar_forces_have_a_limit() -> None:
-    terminals = "start: A\nA: B{50}\nB: C{50}\nC: " + '"a"{%d}'
-    with pytest.raises(InvalidRequestError, match="grammar: it begins with a text of more than 65536 bytes"):
-        Grammar.from_gbnf("%llguidance {}\n" + terminals % 50, BYTES)
-    grammar = Grammar.from_gbnf("%llguidance {}\n" + terminals % 10, BYTES)
-    assert allowed(grammar, BYTES.n_vocab) == {97}
+    with pytest.raises(InvalidRequestError, match="json_schema: it begins with a text of more than 65536 bytes"):
+        Grammar.from_json_schema(json.dumps({"const": "a" * 65_536}), BYTES)
+    grammar = Grammar.from_json_schema(json.dumps({"const": "a" * 60_000}), BYTES)
+    assert allowed(grammar, BYTES.n_vocab) == {ord('"')}
+
+
+@pytest.mark.parametrize(
+    "lark",
+    [
+        '{}\nstart: /a+/ "a"',
+        '{}\nstart: "x" b | /a+/{99}\nb: "b"',
+        '{"no_forcing": false}\nstart: A "a"\nA: "a"+ // comment',
+    ],
+)
+def test_texts_without_alternatives_and_without_end(lark: str) -> None:
+    """Such a text would be written out until memory ends."""
+    grammar = Grammar.from_gbnf(f"%llguidance {lark}", BYTES)
+    grammar.accept(ord("a"))
+    for _ in range(100):
+        assert allowed(grammar, BYTES.n_vocab) == {ord("a")}
+        grammar.accept(ord("a"))
 
 
 @pytest.mark.parametrize("tokenizer", [WORDS, SPM], ids=["words", "spm"])
@@ -363,7 +379,7 @@ def test_texts_that_a_grammar_forces_have_a_limit() -> None:
 def test_long_forced_texts_are_tokenized_in_part(tokenizer: Tokenizer, unit: str) -> None:
     """Each of their tokens is the one of the whole text."""
     text = unit * (6000 // len(unit.encode()))
-    grammar = Grammar.from_gbnf(f'%llguidance {{}}\nstart: "{text}"', tokenizer)
+    grammar = Grammar.from_gbnf(f'root ::= "{text}"', tokenizer)
     expected = tokenizer.encode_run(text, continues=True)
     for token in expected[:40]:
         assert allowed(grammar, tokenizer.n_vocab) == {token}

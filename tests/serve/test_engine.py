@@ -320,14 +320,15 @@ def test_unknown_models_and_names(demo: Model) -> None:
 
 def test_grammars_that_exceed_limits_later_are_client_errors(demo: Model) -> None:
     pytest.importorskip("llguidance")
-    rules = "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(40))
-    params = SamplingParams(grammar=f'%llguidance {{}}\nstart: r0\n{rules}\nr40: "a"')
+    names = [f"r{i}" for i in range(3000)]
+    rules = "\n".join(f'{name}: "a" "{name}"' for name in names)
+    params = SamplingParams(grammar=f'%llguidance {{}}\nstart: "a" ({" | ".join(names)})\n{rules}')
 
     async def use(engine: LocalEngine) -> None:
         failed = (await events_of(engine, request(demo, "a", max_tokens=5, params=params)))[-1]
         assert isinstance(failed, Failed)
         assert isinstance(failed.error, BadRequestError)
-        assert (failed.error.code, "Too many items" in str(failed.error)) == ("invalid_schema", True)
+        assert (failed.error.code, "has 3001 items" in str(failed.error)) == ("invalid_schema", True)
 
     run(demo, use)
 

@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _LARK = "%llguidance"
+_NO_FORCING = '%llguidance {"no_forcing": true}'
+"""Option of Lark: the model draws each token, where there is one text only too.
+
+llguidance writes such a text out until there is a choice or an end. It does not notice a text without end: after `/a+/`
+each "a" belongs to the longest match, and an "a" that must come next never comes. Translated GBNF has no such lexemes,
+and JSON Schemas have white space of two kinds between theirs, which is a choice.
+"""
 _SCHEMA_OPTIONS = {
     "whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?",  # some models write unlimited white space endlessly
     "coerce_one_of": True,
@@ -64,17 +71,19 @@ _tokenizers: weakref.WeakKeyDictionary[Tokenizer, LLTokenizer] = weakref.WeakKey
 class _Compiled:
     """Compiled grammar that its uses share.
 
-    So they share the lexer, whose states are made as texts need them.
+    So they share the lexer, whose states are made as texts need them. `forces`: llguidance writes out text without
+    alternatives.
     """
 
     tokenizer: Tokenizer
     source: str
     name: str
+    forces: bool
     beginning: LLMatcher = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.beginning = self.matcher(_FEW_STATES)
-        if len(self.beginning.deep_copy().compute_ff_bytes()) > MAX_SHORTEST:
+        if self.forces and len(self.beginning.deep_copy().compute_ff_bytes()) > MAX_SHORTEST:
             raise InvalidRequestError(f"{self.name}: it begins with a text of more than {MAX_SHORTEST} bytes")
 
     def matcher(self, n_states: int) -> LLMatcher:
@@ -126,11 +135,13 @@ class Grammar(Sampler):
             lark = text if text.startswith(_LARK) else to_lark(parse_gbnf(text, tokenizer.token_id), tokenizer.eog_ids)
         except RecursionError:
             raise InvalidRequestError("grammar: its rules are nested too deeply") from None
-        if lark is text:
-            _check_numbers("grammar", text)  # it may hold JSON Schemas
-            _check_patterns("grammar", [found[1] for found in _LARK_ITEM.finditer(text) if found[1]])
-            _check_patterns("grammar", map(_unquoted, _PATTERN.findall(text)))
-        return cls(_Compiled(tokenizer, engine.grammar_from_lark(lark), "grammar"))
+        if lark is not text:
+            return cls(_Compiled(tokenizer, engine.grammar_from_lark(lark), "grammar", forces=True))
+        _check_numbers("grammar", text)  # it may hold JSON Schemas
+        _check_patterns("grammar", [found[1] for found in _LARK_ITEM.finditer(text) if found[1]])
+        _check_patterns("grammar", map(_unquoted, _PATTERN.findall(text)))
+        source = engine.grammar_from_lark(f"{text}\n{_NO_FORCING}")  # the last statement decides
+        return cls(_Compiled(tokenizer, source, "grammar", forces=False))
 
     @classmethod
     def from_json_schema(cls, schema: str, tokenizer: Tokenizer) -> Self:
@@ -167,7 +178,7 @@ class Grammar(Sampler):
         reason = _with_stack_for(closed, lambda: engine.validate_grammar(grammar))
         if reason:
             raise InvalidRequestError(f"json_schema: line {_line_of(schema, reason)}: {_first_line(reason)}")
-        return cls(_Compiled(tokenizer, grammar, "json_schema"))
+        return cls(_Compiled(tokenizer, grammar, "json_schema", forces=True))
 
     def apply(self, candidates: Candidates) -> None:
         """Apply the token mask.
