@@ -100,7 +100,8 @@ def fuzz(
         summary += f": {ending.output.strip().splitlines()[0]}" if ending.output.strip() else ""
         path = keep(findings, result.target, watch.case, f"{summary} {watch.case[:60]}", ending.output)
         if hung and not _hangs_alone(name, path, findings, target.seconds):
-            path.unlink()
+            if path not in result.findings:
+                path.unlink()
             result.n_slow += 1
             continue
         result.findings.add(path)
