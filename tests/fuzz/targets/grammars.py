@@ -32,10 +32,26 @@ _MUTATED = st.builds(
     st.sampled_from(_SEEDS),
     edits(("bit", "byte", "cut", "drop", "repeat"), 4),
 )
+_LARK_PIECES = st.sampled_from(
+    ["a", "A", "start", '"a"', '"b"i', "/a+/", "/[a-c]*/", "/(?s:.*)/", "/a{2,}b?/", "/(a|ab)+c/", "<|im_start|>",
+     "<[257]>", "<[1-300]>", "<[^1]>", "(", ")", "*", "+", "?", "{3}", "{2,}", "{,4}", " | ", " ", "\nstart: ",
+     "\na: ", "\nA: ", "\na[lazy]: ", '\na[stop="b"]: ', '\na[suffix="b"]: ', "\na[max_tokens=2]: ", "\na[capture]: ",
+     "%json ", '{"type": "integer"}', '{"const": 1, "x-guidance": {"item_separator": "1+"}}', "\n%ignore / +/",
+     "\n%import common.INT",
+     '\n%llguidance {"no_forcing": false}', " // c", "~A & ", '%regex {"substring_words": "a b"}', "::0x0", "\na::_: ",
+     "a::incr(_)", " %if lt(_, 3)"]
+)  # fmt: skip
+_LARK = st.lists(_LARK_PIECES, max_size=15).map(lambda pieces: "%llguidance {}\nstart: " + "".join(pieces))
+_LARK_RULES = st.builds(
+    lambda start, a, terminal: f"%llguidance {{}}\nstart: {start}\na: {a}\nA: {terminal}",
+    *[st.lists(_LARK_PIECES, min_size=1, max_size=4).map("".join)] * 3,
+)
 GRAMMAR_TEXTS = st.one_of(
     st.lists(_PIECES, max_size=25).map(lambda pieces: "root ::= " + "".join(pieces)),
     st.lists(_PIECES, max_size=25).map("".join),
     _MUTATED,
+    _LARK,
+    _LARK_RULES,
 )
 
 
@@ -67,7 +83,7 @@ def _start_grammars(folder: Path) -> Callable[[tuple[str, list[int]]], None]:
 
 
 GRAMMARS = Target(cases=st.tuples(GRAMMAR_TEXTS, _CHOICES), start=_start_grammars, per_process=4000)
-"""GBNF grammars."""
+"""GBNF grammars, and those in llguidance's Lark."""
 
 _NAMES = st.sampled_from(["a", "b", "a/b~c", "", "é", "$defs"])
 _SCALARS = st.one_of(

@@ -48,6 +48,10 @@ TEXT = st.one_of(*[_SHORT] * 30, st.builds(lambda piece, n: piece * n, PIECES, s
 """Texts, a few of them long, some with lone surrogates."""
 
 
+_STREAMED = 500
+"""Tokens that are decoded one by one: it took most of the time, and those that come later are alike."""
+
+
 def _encode(case: tuple[str, str, bool, bool, Sequence[int]]) -> None:
     """Encode a text and decode its tokens; decode any ids."""
     scheme, text, add_special, parse_special, ids = case
@@ -55,7 +59,7 @@ def _encode(case: tuple[str, str, bool, bool, Sequence[int]]) -> None:
     tokens = tokenizer.encode(text, add_special, parse_special)
     assert all(0 <= token < tokenizer.n_vocab for token in tokens)
     stream = tokenizer.stream()
-    "".join([*map(stream.feed, tokens), stream.flush()]).encode()
+    "".join([*map(stream.feed, tokens[:_STREAMED]), stream.flush()]).encode()
     tokenizer.decode(tokens).encode()
     tokenizer.decode([token % tokenizer.n_vocab for token in ids], parse_special)
     tokenizer.decode(ids)
