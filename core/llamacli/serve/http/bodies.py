@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import re
@@ -54,10 +55,14 @@ def _parsed(data: bytes, kind: type[Body], name: str) -> Body:
 
 def convert(body: dict[str, Any], kind: type[T]) -> T:
     """Check a body against a schema. Raises BadRequestError that names the field."""
-    unknown = body.keys() - {field.encode_name for field in msgspec.structs.fields(kind)}
-    if unknown and _log.isEnabledFor(logging.DEBUG):
+    if _log.isEnabledFor(logging.DEBUG) and (unknown := body.keys() - _field_names(kind)):
         _log.debug("fields of a %s that have no effect: %s", kind.__name__, ", ".join(sorted(unknown)))
     return _converted(body, kind)
+
+
+@functools.cache
+def _field_names(kind: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(field.encode_name for field in msgspec.structs.fields(kind))
 
 
 def convert_list(body: list[Any], kind: type[T]) -> list[T]:

@@ -79,13 +79,16 @@ def _prepared(
 
 
 def encoded_prompts(request: CompletionRequest, model: Model, info: ModelInfo) -> list[tuple[str, list[int]]]:
-    """Text and token ids of each prompt. Raises BadRequestError, PromptTooLongError."""
+    """Text and token ids of each prompt.
+
+    Prompts of ids have a text only with `echo`. Raises BadRequestError, PromptTooLongError.
+    """
     prompts = as_prompts(request.prompt, "prompt", MAX_PROMPTS)
     for prompt in prompts:
         expect_room([prompt, request.suffix or ""], model, info)
     if request.suffix is not None:
         return [_infilled(prompt, request.suffix, model) for prompt in prompts]
-    return [_encoded(prompt, model, bool(request.parse_special)) for prompt in prompts]
+    return [_encoded(prompt, request, model) for prompt in prompts]
 
 
 def as_prompts(prompt: Prompt, name: str, limit: int) -> list[str | list[int]]:
@@ -115,15 +118,15 @@ def checked_ids(ids: list[int], model: Model, name: str) -> list[int]:
     return ids
 
 
-def _encoded(prompt: str | list[int], model: Model, parse_special: bool) -> tuple[str, list[int]]:
+def _encoded(prompt: str | list[int], request: CompletionRequest, model: Model) -> tuple[str, list[int]]:
     if isinstance(prompt, str):
         try:
-            ids = model.tokenizer.encode_prompt(prompt, parse_special=parse_special)
+            ids = model.tokenizer.encode_prompt(prompt, parse_special=bool(request.parse_special))
         except TokenizerError as error:
             raise BadRequestError(f"prompt: {error}", "prompt") from None
         return prompt, checked_ids(ids, model, "prompt")
     ids = checked_ids(prompt, model, "prompt")
-    return model.tokenizer.decode(ids), ids
+    return model.tokenizer.decode(ids) if request.echo else "", ids
 
 
 def _infilled(prompt: str | list[int], suffix: str, model: Model) -> tuple[str, list[int]]:
