@@ -51,6 +51,21 @@ def test_a_request_is_refused_whole() -> None:
     assert (len(queue), queue.n_requests, queue.n_tokens) == (1, 1, 4)
 
 
+def test_room_for_any_request() -> None:
+    queue: FairQueue[Item] = FairQueue(2, 5)
+    queue.expect_room()
+    queue.put([Item("a", n_tokens=4)])
+    queue.expect_room()
+    queue.put([Item("a")])
+    with pytest.raises(QueueFullError, match="2 requests wait already, 2 are allowed"):
+        queue.expect_room()
+    queue.take()
+    queue.take()
+    queue.put([Item("a", n_tokens=5)])
+    with pytest.raises(QueueFullError, match="prompts of 5 tokens wait already, 5 tokens are allowed"):
+        queue.expect_room()
+
+
 def test_open_requests_of_a_key_are_limited_until_they_are_closed() -> None:
     queue: FairQueue[Item] = FairQueue(10, 100, max_per_key=1)
     queue.put([Item("a")])

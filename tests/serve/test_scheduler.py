@@ -180,11 +180,13 @@ def test_queue_limits() -> None:
     simulation.step()
     with pytest.raises(QueueFullError, match="1 requests wait already"):
         simulation.submit(request("c", 1))
+    with pytest.raises(QueueFullError, match="1 requests wait already"):
+        simulation.scheduler.expect_room()
     simulation.run()
     simulation.submit(request("c", 1))
     simulation.run()
     assert all(Done in kinds(simulation, name) for name in "abc")
-    assert simulation.scheduler.stats().refused == {"queue_full": 3}
+    assert simulation.scheduler.stats().refused == {"queue_full": 4}
 
 
 def test_a_lone_request_may_exceed_the_queue_tokens() -> None:

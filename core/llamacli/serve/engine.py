@@ -121,6 +121,12 @@ class LocalEngine:
         """See Engine."""
         self._entry(name).set_adapters(scales)
 
+    def expect_room(self) -> None:
+        """See Engine; with several models only `submit` knows the queue."""
+        loaded = self._loaded()
+        if len(self._entries) == 1 and loaded:
+            loaded[0].scheduler.expect_room()
+
     def submit(self, request: Request) -> EventStream:
         """See Engine."""
         entry = self._entry(request.model)

@@ -68,14 +68,22 @@ class FairQueue(Generic[Item]):
         key = items[0].key
         if self.max_per_key is not None and self._open[key] + n_requests > self.max_per_key:
             self._refuse(f"{self._open[key]} requests of this key wait or run already", f"{self.max_per_key}")
-        if self.n_requests + n_requests > self.max_requests + self._n_free():
-            self._refuse(f"{self.n_requests} requests wait already", f"{self.max_requests}")
-        if self.n_requests and self.n_tokens + n_tokens > self.max_tokens:
-            self._refuse(f"prompts of {self.n_tokens} tokens wait already", f"{self.max_tokens} tokens")
+        self.expect_room(n_requests, n_tokens)
         self._keys.setdefault(key, collections.deque()).extend(items)
         self._open[key] += n_requests
         self.n_requests += n_requests
         self.n_tokens += n_tokens
+
+    @locked
+    def expect_room(self, n_requests: int = 1, n_tokens: int = 1) -> None:
+        """Raise QueueFullError if so much would exceed a limit of all keys.
+
+        The default is the least that a request has.
+        """
+        if self.n_requests + n_requests > self.max_requests + self._n_free():
+            self._refuse(f"{self.n_requests} requests wait already", f"{self.max_requests}")
+        if self.n_requests and self.n_tokens + n_tokens > self.max_tokens:
+            self._refuse(f"prompts of {self.n_tokens} tokens wait already", f"{self.max_tokens} tokens")
 
     @locked
     def peek(self) -> Item | None:

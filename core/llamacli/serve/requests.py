@@ -345,6 +345,12 @@ class Engine(Protocol):
         Those that are not listed get the scale 0. Raises UnknownModelError, InvalidRequestError for an unknown id.
         """
 
+    def expect_room(self) -> None:
+        """Raise QueueFullError if `submit` would, whatever the request is.
+
+        Much cheaper than making the request first. Without an error `submit` may refuse it all the same.
+        """
+
     def submit(self, request: Request) -> Stream:
         """Enqueue a request; its model stays loaded until it ends.
 

@@ -8,10 +8,11 @@ order of requests change times alone.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -119,12 +120,14 @@ class Scheduler:
                 Job(ticket, i, next(self._orders), prompt, n, min([*limits, n_ctx - len(prompt)]), chain, adapters)
                 for i, prompt in enumerate(request.prompts)
             ]
-            try:
+            with self._counted_refusals():
                 self.queue.put(jobs)
-            except ServeError as error:
-                self.counters.refused[str(error.code)] += 1
-                raise
         return ticket
+
+    def expect_room(self) -> None:
+        """Raise QueueFullError if the queue has no room for any request."""
+        with self._counted_refusals():
+            self.queue.expect_room()
 
     def cancel(self, ticket: Ticket) -> None:
         """End a request at the next step; no event of it follows."""
@@ -178,6 +181,14 @@ class Scheduler:
                 for lane, state in lanes
             ),
         )
+
+    @contextlib.contextmanager
+    def _counted_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except ServeError as error:
+            self.counters.refused[str(error.code)] += 1
+            raise
 
     def _adapters_of(self, request: Request) -> Adapters:
         """LoRA adapters of a request."""

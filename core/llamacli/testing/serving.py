@@ -63,6 +63,7 @@ class FakeEngine:
         self.unloaded: list[str] = []
         self.adapters: tuple[AdapterInfo, ...] = ()
         self.draining = self.closed = False
+        self.refusal: ServeError | None = None
         self.n_pins = 0
         self.gate = asyncio.Event()
         self.gate.set()
@@ -104,6 +105,11 @@ class FakeEngine:
         """Set the scales of `adapters`."""
         self._check(name)
         self.adapters = tuple(attrs.evolve(one, scale=dict(scales).get(one.id, 0.0)) for one in self.adapters)
+
+    def expect_room(self) -> None:
+        """Raise `refusal`, if it is set."""
+        if self.refusal is not None:
+            raise self.refusal
 
     def submit(self, request: Request) -> EventStream:
         """Play the script."""

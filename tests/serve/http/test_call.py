@@ -12,7 +12,7 @@ from http.client import HTTPConnection, IncompleteRead
 import pytest
 
 from http_server import Served, wait_for
-from llamacli.serve.errors import InternalError
+from llamacli.serve.errors import InternalError, QueueFullError
 from llamacli.serve.http.call import LINGER_S
 from llamacli.serve.requests import Admitted, Done, Finished, TextDelta, Timings, Usage
 from llamacli.testing.serving import words
@@ -95,6 +95,21 @@ def test_long_texts_wait_for_each_other_and_for_nobody_else(
         assert connection.getresponse().read() == b'{"tokens":[%d]}' % (300 << 10)
         connection.close()
     assert texts == ["a", "s", "c"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/api/generate"])
+def test_full_queue_refuses_before_the_body_is_parsed(path: str, http, fake) -> None:
+    fake.refusal = QueueFullError("too many requests", retry_after=3)
+    connection = http.connect()
+    for body in ("not JSON", json.dumps({"prompt": "a" * (4 << 20)})):  # the second on the same connection
+        connection.request("POST", path, body, {"content-type": "application/json"})
+        reply = connection.getresponse()
+        reply.read()
+        assert (reply.status, reply.headers["retry-after"]) == (429, "3")
+    connection.close()
+    assert http.send("/tokenize", {"content": "a"}).status == 200
+    assert http.send("/health").status == 200
+    assert not fake.requests
 
 
 def test_a_whole_response_cancels_nothing(http, fake) -> None:

@@ -57,7 +57,7 @@ class MethodNotAllowed:
 
 def _routes(server: Server) -> Iterator[BaseRoute]:
     for route in ROUTES:
-        endpoint = Endpoint(route.handler, server, route.name, public=route.public)
+        endpoint = Endpoint(route.handler, server, route.name, public=route.public, queued=route.queued)
         for path in route.paths:
             yield Route(path, endpoint, methods=[route.method])
     methods: dict[str, list[str]] = {}

@@ -462,11 +462,13 @@ Handler = Callable[[Call], Awaitable[None]]
 class Endpoint:
     """ASGI app of one endpoint.
 
-    Checks the key, unless it is `public`, and turns exceptions of its handler into responses.
+    Checks the key, unless it is `public`, and turns exceptions of its handler into responses. One that is `queued`
+    refuses requests before their body is read while the engine has no room for any.
     """
 
-    def __init__(self, handler: Handler, server: Server, name: str, *, public: bool = False):
-        self._handler, self._server, self._name, self._public = handler, server, name, public
+    def __init__(self, handler: Handler, server: Server, name: str, *, public: bool = False, queued: bool = False):
+        self._handler, self._server, self._name = handler, server, name
+        self._public, self._queued = public, queued
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -474,6 +476,8 @@ class Endpoint:
         try:
             if not self._public:
                 call.check_key()
+            if self._queued:
+                self._server.engine.expect_room()
             await self._handler(call)
         except DisconnectedError:
             return

@@ -24,7 +24,8 @@ class ApiRoute:
     """Route of the API.
 
     `paths` are equal to each other. `schema` is that of the body. `streams` is true if the response may be a stream of
-    events. `public` ones need no key. `for_model` ones take the query parameter `model`.
+    events. `public` ones need no key. `for_model` ones take the query parameter `model`. `queued` ones
+    are refused before their body is read while the queue is full.
     """
 
     method: str
@@ -34,6 +35,7 @@ class ApiRoute:
     streams: bool = False
     public: bool = False
     for_model: bool = False
+    queued: bool = False
 
     @property
     def name(self) -> str:
@@ -46,10 +48,10 @@ def _versioned(path: str) -> tuple[str, ...]:
 
 
 ROUTES = (
-    ApiRoute("POST", _versioned("/chat/completions"), chat.chat_completions, ChatRequest, streams=True),
-    ApiRoute("POST", _versioned("/completions"), completions.completions, CompletionRequest, streams=True),
-    ApiRoute("POST", _versioned("/responses"), responses.responses, ResponsesRequest, streams=True),
-    ApiRoute("POST", _versioned("/embeddings"), embeddings.embeddings, EmbeddingsRequest),
+    ApiRoute("POST", _versioned("/chat/completions"), chat.chat_completions, ChatRequest, streams=True, queued=True),
+    ApiRoute("POST", _versioned("/completions"), completions.completions, CompletionRequest, streams=True, queued=True),
+    ApiRoute("POST", _versioned("/responses"), responses.responses, ResponsesRequest, streams=True, queued=True),
+    ApiRoute("POST", _versioned("/embeddings"), embeddings.embeddings, EmbeddingsRequest, queued=True),
     ApiRoute("GET", _versioned("/models"), models.models),
     ApiRoute("GET", _versioned("/models/{name:path}"), models.model),
     ApiRoute("POST", ("/tokenize",), local.tokenize, TokenizeRequest),
@@ -62,9 +64,9 @@ ROUTES = (
     ApiRoute("POST", ("/lora-adapters",), local.set_adapters, list[LoraScale], for_model=True),
     ApiRoute("GET", ("/metrics",), local.metrics),
     ApiRoute("GET", ("/health", "/v1/health"), local.health, public=True),
-    ApiRoute("POST", ("/api/chat",), ollama.chat, OllamaChat, streams=True),
-    ApiRoute("POST", ("/api/generate",), ollama.generate, OllamaGenerate, streams=True),
-    ApiRoute("POST", ("/api/embed",), ollama.embed, OllamaEmbed),
+    ApiRoute("POST", ("/api/chat",), ollama.chat, OllamaChat, streams=True, queued=True),
+    ApiRoute("POST", ("/api/generate",), ollama.generate, OllamaGenerate, streams=True, queued=True),
+    ApiRoute("POST", ("/api/embed",), ollama.embed, OllamaEmbed, queued=True),
     ApiRoute("GET", ("/api/tags",), ollama.tags),
     ApiRoute("POST", ("/api/show",), ollama.show, OllamaName),
     ApiRoute("GET", ("/api/ps",), ollama.running),

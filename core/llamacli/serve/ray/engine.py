@@ -128,6 +128,9 @@ class RayEngine:
         """Check the name; the replicas keep the model."""
         self._expect_name(name)
 
+    def expect_room(self) -> None:
+        """See Engine; only the replicas know their queues."""
+
     def submit(self, request: Request) -> EventStream:
         """See Engine.
 
