@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_serving import Simulation, alone, kinds, last, prompt_of, request
 from llamacli.serve.costs import MIN_CHUNK
+from llamacli.serve.errors import QueueFullError
 from llamacli.serve.planning import OLDEST_EVERY
 from llamacli.serve.requests import (
     Done,
@@ -37,6 +39,39 @@ def test_prompt_alone_takes_whole_batches() -> None:
     slow.submit(request("a", 500, max_tokens=1))
     slow.run()
     assert max(slow.step_seconds) <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "base", "per_row", "most"),
+    [
+        (150, 0.005, 0.0005, 32),
+        (150, 0.045, 0.002, 15),  # so many take half of a step
+        (150, 0.070, 0.002, 8),
+        (0, 0.070, 0.002, 32),
+    ],
+)
+def test_more_texts_run_while_their_steps_are_short(step_ms: int, base: float, per_row: float, most: int) -> None:
+    costs = {"base": base, "per_row": per_row}
+    simulation = Simulation(step_ms=step_ms, costs=costs, max_running=8, extra_running=24, max_queue=100)
+    for i, n in enumerate((1, 40, 300)):  # the time of steps is learned
+        simulation.submit(request(f"before {i}", n, seed=i, max_tokens=3))
+        simulation.run()
+    for i in range(50):
+        simulation.submit(request(str(i), 3, seed=i, max_tokens=80, ignore_eos=True))
+    simulation.run()
+    assert abs(max(map(len, simulation.program.calls)) - most) <= (most not in (8, 32))
+    assert all(Done in kinds(simulation, str(i)) for i in range(50))
+    assert simulation.result("7") == alone(request("7", 3, seed=7, max_tokens=80, ignore_eos=True))
+
+
+def test_extra_texts_wait_until_the_time_of_steps_is_known() -> None:
+    simulation = Simulation(max_running=2, extra_running=20, max_queue=10)
+    for i in range(12):  # two of them have a place
+        simulation.submit(request(str(i), seed=i))
+    with pytest.raises(QueueFullError):
+        simulation.submit(request("one more"))
+    simulation.step()
+    assert simulation.scheduler.n_running == 2
 
 
 def test_prompts_go_on_when_texts_alone_exceed_the_time() -> None:

@@ -267,6 +267,7 @@ def loads(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     given = {
         "step_ms": draw(st.sampled_from([0, 20, 60, 150])),
         "max_running": 8 if pressed else draw(st.sampled_from([2, 4, 8])),
+        "extra_running": draw(st.sampled_from([0, 4])),
         "n_ctx": 128,
         "kv_memory": PAGE_BYTES * (8 if pressed else draw(st.sampled_from([8, 10, 17, 40, 200]))),
         "max_queue": 100,

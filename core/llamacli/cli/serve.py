@@ -143,7 +143,9 @@ _GROUPS = {
         ),
         option("-n", "--max-tokens", metavar="N", type=_COUNT, help="Limit of the tokens of a reply."),
         option(
-            "--max-running", metavar="N", type=_COUNT, help="Texts generated at once. Default: 8, with many cores 32.",
+            "--max-running", metavar="N", type=_COUNT,
+            help="Texts generated at once. Default: 8, and up to 32 while a step of them takes half of --step-ms at "
+            "most; with many cores 32.",
         ),
         option(
             "--kv-memory", metavar="SIZE", type=ByteSize(),
@@ -368,13 +370,18 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
 
 def engine_settings(given: dict[str, Any]) -> EngineSettings:
     """Limits of the engine; raises InvalidRequestError for a value out of range."""
-    from llamacli.serve.settings import EngineSettings
+    from llamacli.serve.settings import MOST_RUNNING, EngineSettings, default_max_running
 
     names = ("kv_type", "kv_memory", "max_queue", "max_queue_tokens", "max_per_key", "step_ms", "max_tokens",
              "queue_timeout", "request_timeout", "models_max", "idle_unload", "load_timeout", "mode",
              "threads", "lookup", "draft_max")  # fmt: skip
-    more = {} if given["max_running"] is None else {"max_running": given["max_running"]}
-    return EngineSettings(n_ctx=given["ctx_size"] or None, **{name: given[name] for name in names}, **more)
+    running = given["max_running"] or default_max_running()
+    return EngineSettings(
+        n_ctx=given["ctx_size"] or None,
+        max_running=running,
+        extra_running=0 if given["max_running"] else MOST_RUNNING - running,
+        **{name: given[name] for name in names},
+    )
 
 
 def ray_engine(sources: Sequence[ModelSource], limits: EngineSettings, given: dict[str, Any]) -> RayEngine:
@@ -450,9 +457,11 @@ def _greeting(loaded: LoadedModel | ModelInfo, host: str, port: int, limits: Eng
         info, rest = loaded.info, f"KV cache of {human_bytes(loaded.scheduler.memory.max_bytes)}"
     else:
         info, rest = loaded, "on each replica"
+    fewest, most = limits.max_running, limits.max_running + limits.extra_running
+    texts = f"{fewest} to {most}" if most > fewest else f"{fewest}"
     return (
         f"llamacli: serving {info.name} on {_address(host, port)} (context of {info.n_ctx} tokens, "
-        f"{limits.max_running} texts at once, {rest})"
+        f"{texts} texts at once, {rest})"
     )
 
 

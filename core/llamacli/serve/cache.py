@@ -45,7 +45,8 @@ class CacheMemory:
                 f"a context of {self.n_ctx} tokens takes {one} bytes of KV cache, and {limit} are allowed: "
                 "give fewer tokens or more memory"
             )
-        self.max_bytes = limit if settings.kv_memory is not None else min(limit, settings.max_running * one)
+        most = settings.max_running + settings.extra_running
+        self.max_bytes = limit if settings.kv_memory is not None else min(limit, most * one)
         self.pool.max_bytes = model.prefix_cache_bytes = self.max_bytes
         self.prefixes = model.prefixes(self.pool.layout.kv_type, self.n_ctx)
         self._rope_variant = program.rope_variant(self.n_ctx)

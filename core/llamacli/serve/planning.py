@@ -14,6 +14,8 @@ from llamacli.serve.settings import EngineSettings
 
 QUANTUM = 512
 """Tokens of prompts after which another prompt has its turn."""
+EXTRA_SHARE = 0.5
+"""Share of a step's time that its texts may take where more run than `max_running`."""
 OLDEST_EVERY = 4
 """Of so many pieces of prompts, one goes to the oldest."""
 
@@ -54,6 +56,20 @@ class Planner:
         found = self._lanes()
         self.n_steps += bool(found)
         return found
+
+    @property
+    def n_places(self) -> int:
+        """Texts that may run at once.
+
+        Above `max_running` so many that a step of them leaves enough of its time for prompts.
+        """
+        settings = self._settings
+        fewest, most = settings.max_running, settings.max_running + settings.extra_running
+        if not settings.step_ms or most == fewest:
+            return most
+        if self._cost.per_row <= 0:
+            return fewest  # nothing is known of the model's time
+        return max(fewest, min(most, self._cost.rows_within(EXTRA_SHARE * settings.step_ms / 1000)))
 
     def observe_other(self, seconds: float) -> None:
         """Learn the time that a step has spent outside of evaluation."""

@@ -82,7 +82,7 @@ class Scheduler:
             settings.max_queue_tokens,
             settings.max_per_key,
             retry_after=self._retry_after,
-            n_free=lambda: max(0, settings.max_running - self.running.n_slots),
+            n_free=lambda: max(0, self.n_places - self.running.n_slots),
         )
         self.running = Running(self.memory, self.counters)
         self._lifecycle = Lifecycle(self.queue, self.running, self.counters, clock)
@@ -147,6 +147,11 @@ class Scheduler:
     def n_running(self) -> int:
         """Texts and prompts that run or are preempted."""
         return len(self.running)
+
+    @property
+    def n_places(self) -> int:
+        """Texts that may run at once, by the measured time of steps."""
+        return self._planner.n_places
 
     @property
     def prompt_tokens_left(self) -> int:
@@ -282,8 +287,9 @@ class Scheduler:
     def _admit(self, now: float) -> None:
         """Start preempted lanes, then waiting prompts, as memory allows."""
         self.running.resume()
+        n_places = self.n_places
         while not self.running.preempted and (job := self.queue.peek()) is not None:
-            if self.running.n_slots + job.n_choices > self.settings.max_running:
+            if self.running.n_slots + job.n_choices > n_places:
                 return
             sequence = self.memory.new_sequence(key_of(job.adapters))
             lane = Lane(job, list(job.prompt), sequence)

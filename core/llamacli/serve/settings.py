@@ -13,12 +13,15 @@ from llamacli.kv import N_BATCH
 from llamacli.speculation import MAX_DRAFT, checked_max_tokens
 from llamacli.util.system import usable_cores
 
+MOST_RUNNING = 32
+"""Texts that run at once at most, unless `--max-running` is given."""
+
 _FEW_CORES = 4
 
 
 def default_max_running() -> int:
     """Default number of running texts: 8, or 32 on many cores."""
-    return 8 if usable_cores().threads <= _FEW_CORES else 32
+    return 8 if usable_cores().threads <= _FEW_CORES else MOST_RUNNING
 
 
 def _at_least(low: float) -> Callable[[object, attrs.Attribute[Any], Any], None]:
@@ -48,6 +51,7 @@ class EngineSettings:
     - `kv_type`: type of cached keys and values, as for `Model.create_session`.
     - `kv_memory`: bytes of a model's cache, None for a share of the memory that is free after loading.
     - `max_running`: texts that are generated at once.
+    - `extra_running`: further texts, while a step of all of them takes at most half of `step_ms`.
     - `max_queue`, `max_queue_tokens`: requests that wait, and tokens of their prompts.
     - `max_per_key`: requests of one key that wait or run, None for no limit.
     - `step_ms`: time of a step that running texts wait for at most, in milliseconds; 0 for the greatest throughput.
@@ -66,6 +70,7 @@ class EngineSettings:
     kv_type: KVTypes | None = None
     kv_memory: int | None = attrs.field(default=None, validator=_at_least(1))
     max_running: int = attrs.field(factory=default_max_running, validator=_at_most_a_batch)
+    extra_running: int = attrs.field(default=0, validator=_at_least(0))
     max_queue: int = attrs.field(default=64, validator=_at_least(0))
     max_queue_tokens: int = attrs.field(default=65_536, validator=_at_least(0))
     max_per_key: int | None = attrs.field(default=None, validator=_at_least(1))

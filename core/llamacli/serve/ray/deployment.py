@@ -104,7 +104,7 @@ def deploy(settings: RaySettings, limits: EngineSettings, setup: Setup) -> Any:
     if _running_setup(settings.app) == setup:
         _log.info("the application %r runs with these settings: it is joined", settings.app)
         return serve.get_app_handle(settings.app)
-    most_calls = limits.max_running + limits.max_queue + SPARE_CALLS
+    most_calls = limits.max_running + limits.extra_running + limits.max_queue + SPARE_CALLS
     deployment = serve.deployment(ServedReplica).options(
         name="Replica",
         ray_actor_options={"num_cpus": setup.cpus},

@@ -136,7 +136,7 @@ class Replica:
         load = Load(
             running=numbers.running,
             waiting=numbers.waiting,
-            slots=scheduler.settings.max_running,
+            slots=scheduler.n_places,
             tokens=scheduler.prompt_tokens_left,
             base_s=cost.base if measured else None,
             row_s=cost.per_row if measured else None,
