@@ -21,6 +21,7 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.types import Receive, Scope, Send
 
 from llamacli.model import Model
+from llamacli.serve.compilers import Compilers
 from llamacli.serve.errors import (
     ApiKeyError,
     BodyTimeoutError,
@@ -92,7 +93,7 @@ class Server:
     settings: HttpSettings
     pool: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(2, "llamacli-text"))
     long_texts: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(1, "llamacli-long-text"))
-    compilers: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(2, "llamacli-grammar"))
+    compilers: Compilers = attrs.field(factory=Compilers)
     metrics: HttpMetrics = attrs.field(factory=HttpMetrics)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -119,7 +120,7 @@ class Server:
         """End the threads."""
         self.pool.shutdown(wait=False, cancel_futures=True)
         self.long_texts.shutdown(wait=False, cancel_futures=True)
-        self.compilers.shutdown(wait=False, cancel_futures=True)
+        self.compilers.close()
 
 
 class Call:

@@ -109,10 +109,9 @@ async def compiled(call: Call, model: Model, params: SamplingParams) -> SamplerC
     """
     await call.server.run(prepare, model.tokenizer)  # not within the time of the schema that comes first
     seconds = call.settings.schema_timeout
-    work = asyncio.get_running_loop().run_in_executor(call.server.compilers, chain, model, params)
     try:
         async with asyncio.timeout(seconds):
-            return await work
+            return await call.server.compilers.run(call.key, chain, model, params)
     except TimeoutError:
         raise BadRequestError(
             f"the schema or grammar took longer than {seconds:g} seconds to compile", None, "invalid_schema"

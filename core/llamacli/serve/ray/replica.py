@@ -8,12 +8,12 @@ import logging
 import pickle
 import time
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
 
 from llamacli.sampling import SamplingParams
+from llamacli.serve.compilers import Compilers
 from llamacli.serve.engine import LocalEngine
 from llamacli.serve.errors import InternalError
 from llamacli.serve.http.constraints import chain
@@ -76,7 +76,7 @@ class Replica:
         except BaseException:
             self._engine.close()
             raise
-        self._compilers = ThreadPoolExecutor(2, "llamacli-grammar")
+        self._compilers = Compilers()
         self._chains, self._salts = ChainCache(), dict[str, bytes]()
         self._open: dict[str, _Open] = {}
         self._heard: dict[str, float] = {}
@@ -152,7 +152,7 @@ class Replica:
 
     def close(self) -> None:
         """End the engine and give the cores back."""
-        self._compilers.shutdown(wait=False, cancel_futures=True)
+        self._compilers.close()
         self._engine.close()
         if self._cores is not None:
             self._cores.close()
@@ -164,7 +164,7 @@ class Replica:
         params = request.params
         if params.grammar is None and params.json_schema is None:
             return request
-        compiled = await asyncio.get_running_loop().run_in_executor(self._compilers, chain, self._loaded.model, params)
+        compiled = await self._compilers.run(request.key, chain, self._loaded.model, params)
         return attrs.evolve(request, params=compiled)
 
     async def _watch_ingresses(self) -> None:
