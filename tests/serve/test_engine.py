@@ -188,6 +188,7 @@ def test_replies_are_the_same_alone_and_under_any_load(demo: Model, monkeypatch:
         {"step_ms": 0.5, "max_running": 8},
         {"step_ms": 0, "max_running": 2, "lookup": True},
         {"step_ms": 20, "max_running": 12, "n_ctx": 224, "kv_memory": 14 * page, "lookup": True},
+        {"step_ms": 40, "max_running": 2, "extra_running": 30},
         {"step_ms": 20, "max_running": 12},
     ]
     n_drafted = 0
