@@ -40,6 +40,9 @@ HEADS: dict[str, dict[str, Any]] = {
     "glm4moe_nextn": {"n_layer": 1, "n_dense": 0},
     "deepseek2_nextn": {"n_layer": 1, "n_dense": 0},
     "bailing_nextn": {"n_layer": 1, "n_dense": 0},
+    "qwen35_nextn": {"n_layer": 1, "interval": 1},
+    "qwen35moe_nextn": {"n_layer": 1, "interval": 1},
+    "qwen3next_nextn": {"n_layer": 1, "interval": 1},
 }
 """Variants with a head, and options of a model that has nothing but the head's block."""
 
@@ -277,7 +280,7 @@ def test_a_file_that_was_replaced_is_refused(tmp_path: Path, plugins: Plugins, e
 
 
 def test_models_without_a_head_are_refused(load_tiny: LoadTiny) -> None:
-    for variant in ("gqa", "glm4", "qwen35_nextn"):
+    for variant in ("gqa", "glm4", "qwen35"):
         with load_tiny(variant) as model:
             assert not model.has_nextn
             with pytest.raises(InvalidRequestError, match=r"the model '.*' has no multi-token-prediction head"):

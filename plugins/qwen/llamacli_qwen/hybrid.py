@@ -11,6 +11,7 @@ import attrs
 
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights
 from llamacli.architecture import Params
+from llamacli.blocks.nextn import add_nextn, nextn_input, nextn_logits
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
 from llamacli.ops.activations import exp, sigmoid, silu, softplus
@@ -65,7 +66,7 @@ class HybridConfig(Config):
     """Hyperparameters of Qwen hybrids.
 
     - `recurrent`: layers that are gated delta nets, one boolean a layer; the others have attention.
-    - `n_nextn`: blocks behind the others that predict tokens further ahead (multi-token prediction); not computed.
+    - `n_nextn`: blocks behind the others that are multi-token-prediction heads, with attention; the first is computed.
     - `n_ff_expert`, `n_ff_shared`: widths of routed and shared experts.
     """
 
@@ -137,7 +138,7 @@ class Qwen35(Architecture):
         table.add("output_norm", c.n_embd)
         table.add("output", c.n_vocab, c.n_embd, optional=True)
         for i in range(c.n_layer + c.n_nextn):
-            block = table.block(unused=i >= c.n_layer)
+            block = table.block(nextn=i >= c.n_layer)
             block.add("attn_norm", c.n_embd)
             block.add("post_attention_norm", c.n_embd)
             if i < c.n_layer and c.recurrent[i]:
@@ -146,12 +147,7 @@ class Qwen35(Architecture):
                 self.add_attention(block, c)
             self.add_feed_forward(block, c)
             if i >= c.n_layer:
-                block.add("nextn.eh_proj", c.n_embd, 2 * c.n_embd)
-                block.add("nextn.enorm", c.n_embd)
-                block.add("nextn.hnorm", c.n_embd)
-                block.add("nextn.embed_tokens", c.n_vocab, c.n_embd, optional=True)
-                block.add("nextn.shared_head_head", c.n_vocab, c.n_embd, optional=True)
-                block.add("nextn.shared_head_norm", c.n_embd, optional=True)
+                add_nextn(block, c)
         return table
 
     def add_attention(self, block: TensorTable, c: HybridConfig) -> None:
@@ -204,10 +200,20 @@ class Qwen35(Architecture):
         c, w = config, weights
         x = g.embed(w.token_embd)
         for block, recurrent in zip(w.blk, c.recurrent, strict=False):
-            mix = self.delta_net if recurrent else self.attention
-            x = x + mix(g, c, block, g.rms_norm(x, block.attn_norm, c.rms_eps))
-            x = x + self.feed_forward(g, c, block, g.rms_norm(x, block.post_attention_norm, c.rms_eps))
+            x = self.compute_block(g, c, block, x, recurrent=recurrent)
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output or w.token_embd)
+
+    def nextn(self, g: Graph, config: HybridConfig, weights: Weights) -> Value:
+        """Token ids and hidden states to logits of the multi-token-prediction head."""
+        c, block = config, weights.nextn[0]
+        x = self.compute_block(g, c, block, nextn_input(g, c, weights, block), recurrent=False)
+        return nextn_logits(g, c, weights, block, x)
+
+    def compute_block(self, g: Graph, c: HybridConfig, block: Params, x: Value, *, recurrent: bool) -> Value:
+        """Output of a block: gated delta net or attention, then feed-forward."""
+        mix = self.delta_net if recurrent else self.attention
+        x = x + mix(g, c, block, g.rms_norm(x, block.attn_norm, c.rms_eps))
+        return x + self.feed_forward(g, c, block, g.rms_norm(x, block.post_attention_norm, c.rms_eps))
 
     def attention(self, g: Graph, c: HybridConfig, block: Params, h: Value) -> Value:
         """Attention with normalised queries and keys and a gate for each element."""

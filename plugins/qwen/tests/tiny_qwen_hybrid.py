@@ -135,6 +135,8 @@ QWEN_HYBRID: dict[str, dict[str, Any]] = {
     "qwen35_default_interval": {"n_layer": 5, "interval": None, "taps": 3},
     "qwen35_one_key_head": {"n_head_k": 1, "state": 48, "n_head_kv": 1},
     "qwen35_nextn": {"n_layer": 5, "n_nextn": 1},
+    "qwen35moe_nextn": _MOE | {"n_layer": 3, "n_nextn": 1},
+    "qwen3next_nextn": _NEXT | {"n_layer": 3, "n_nextn": 1},
     "qwen35_q8_0": {"type": "Q8_0"},
     "qwen35_q4_k": _WIDE | {"type": "Q4_K"},
     "qwen35moe": _MOE,
