@@ -17,7 +17,7 @@ def spend(budget: Budget, n_texts: int, *, n_drafted: int, n_accepted: int, long
             continue
         budget.add_drafting(0.01)
         budget.add_pass(1 + n_drafted, 1.0 + longer)
-        budget.settle(n_drafted, n_accepted)
+        budget.settle(1 + n_drafted, n_accepted)
         n_drafts += 1
         cost += longer + 0.01 - n_accepted
     return n_drafts, cost
@@ -61,8 +61,8 @@ def test_a_pause_of_the_machine_is_not_a_cost_of_drafts() -> None:
         budget.add_pass(1, 1.0)
         budget.add_drafting(0.01)
         budget.add_pass(4, 1.2)
-        budget.settle(3, 1)
+        budget.settle(4, 1)
     budget.add_drafting(100.0)
     budget.add_pass(4, 100.0)
-    budget.settle(3, 1)
+    budget.settle(4, 1)
     assert budget.allows

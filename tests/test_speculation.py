@@ -73,14 +73,17 @@ def engine() -> Engine:
 def models(tiny_gguf: TinyGguf, plugins: Plugins, engine: Engine) -> Iterator[dict[str, Model]]:
     """Models of one vocabulary.
 
-    With full attention, with sliding windows, with a multi-token-prediction head, and one that drafts.
+    With full attention, with sliding windows, with multi-token-prediction heads, with recurrent states, and models that
+    draft.
     """
     options: dict[str, dict[str, Any]] = {
         "gqa": {}, "gemma3": {"n_layer": 6, "context_length": 400}, "glm4moe_nextn": {"n_layer": 2},
+        "qwen35_nextn": {"n_layer": 3}, "mamba": {},
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         files = {name: tiny_gguf(name, tokenizer="spm", **more) for name, more in options.items()}
         files["draft"] = tiny_gguf("gqa", tokenizer="spm", seed="draft")
+        files["recurrent draft"] = tiny_gguf("qwen3next", tokenizer="spm")
         yield {
             name: stack.enter_context(load_model(file, plugins=plugins, engine=engine)) for name, file in files.items()
         }
@@ -116,14 +119,15 @@ def ids(result: dict[str, Any]) -> list[int]:
 @examples(200)
 @given(PARAMS, st.data())
 def test_drafters_never_change_the_text(models: dict[str, Model], params: SamplingParams, data: st.DataObject) -> None:
-    model = models[data.draw(st.sampled_from(["gqa", "gemma3", "glm4moe_nextn"]))]
+    model = models[data.draw(st.sampled_from(["gqa", "gemma3", "glm4moe_nextn", "qwen35_nextn", "mamba"]))]
     seed, n = data.draw(st.integers(0, 999)), data.draw(st.integers(0, 90))
     prompt = prompt_of(model, seed)
     expected = plain(model, prompt, params, n, seed)
     error = data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
     with contextlib.ExitStack() as stack:
         drafters: list[Drafter] = [Mixed(ids(expected), len(prompt), seed, error), PromptLookup(min_ngram=1)]
-        drafters.append(stack.enter_context(DraftModel(models["draft"], 5, min_probability=0.0)))
+        draft = models[data.draw(st.sampled_from(["draft", "recurrent draft"]))]
+        drafters.append(stack.enter_context(DraftModel(draft, 5, min_probability=0.0)))
         if model.has_nextn:
             drafters.append(stack.enter_context(MtpHead(model, 5, min_probability=0.0)))
         for drafter in drafters:
@@ -132,7 +136,7 @@ def test_drafters_never_change_the_text(models: dict[str, Model], params: Sampli
                 assert session.stats.n_accepted <= session.stats.n_drafted
 
 
-@pytest.mark.parametrize("name", ["gqa", "gemma3"])
+@pytest.mark.parametrize("name", ["gqa", "gemma3", "qwen35_nextn", "mamba"])
 @pytest.mark.parametrize("params", [None, SamplingParams(temperature=1.0)])
 def test_right_drafts_save_passes(models: dict[str, Model], name: str, params: SamplingParams | None) -> None:
     model, drafts = models[name], 0
@@ -310,15 +314,6 @@ def test_a_draft_model_with_another_vocabulary_is_refused_with_both_names(
         assert [token.id for token in session.generate([5, 6], max_tokens=3, ignore_eos=True)]
 
 
-def test_models_with_recurrent_states_are_refused_by_name(load_tiny: LoadTiny) -> None:
-    with load_tiny("qwen35") as model, model.create_session() as session:
-        with pytest.raises(InvalidRequestError, match=f"recurrent states of '{model.name}' cannot be rewound"):
-            session.generate([5, 6], speculate=PromptLookup())
-        with pytest.raises(InvalidRequestError, match="cannot be rewound"):
-            session.eval_ahead(5, [6])
-        assert session.n_past == 0
-
-
 @pytest.fixture
 def always_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft at any cost: tiny models are as fast as their heads."""
@@ -327,7 +322,9 @@ def always_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("always_drafts")
-@pytest.mark.parametrize("name", ["glm4moe_nextn", "deepseek2_nextn", "bailing_nextn"])
+@pytest.mark.parametrize(
+    "name", ["glm4moe_nextn", "deepseek2_nextn", "bailing_nextn", "qwen35_nextn", "qwen3next_nextn"]
+)
 @pytest.mark.parametrize(
     "params",
     [None, SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, repeat_penalty=1.3, stop=("th",))],

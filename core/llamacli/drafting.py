@@ -84,7 +84,7 @@ class Budget:
         return self._gained + (1 + MAX_COST * self._n) * self._passes.get(1, 0.0) > 0
 
     def add_pass(self, n_tokens: int, seconds: float) -> None:
-        """Add the time of a pass over one token and its draft."""
+        """Add the time of a pass over so many tokens."""
         self._passes[n_tokens] = _usual(self._passes.get(n_tokens, 0.0), seconds)
         self._n += 1
 
@@ -93,10 +93,14 @@ class Budget:
         self._drafting = _usual(self._drafting, seconds)
         self._gained -= self._drafting
 
-    def settle(self, n_drafted: int, n_accepted: int) -> None:
-        """Add the gain or loss of a draft that was evaluated."""
-        one = self._passes[1]
-        longer = min(self._passes[1 + n_drafted], (1 + n_drafted) * one)
+    def settle(self, n_tokens: int, n_accepted: int) -> None:
+        """Add the gain or loss of a pass over so many tokens.
+
+        They are one token, its draft, and those that are evaluated again because recurrent states went back before
+        them.
+        """
+        one = self._passes.get(1, 0.0)
+        longer = min(self._passes[n_tokens], n_tokens * one)
         self._gained += n_accepted * one - max(0.0, longer - one)
 
 

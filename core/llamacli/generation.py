@@ -155,7 +155,7 @@ class _Speculation:
     def __init__(self, session: _TokenStream, drafter: Drafter | None):
         self._session, self._drafter, self._budget = session, drafter, Budget()
         self._tokens: list[int] = []
-        self._n_latest = self._n_latest_accepted = 0
+        self._n_latest = self._n_latest_accepted = self._n_computed = 0
         self.n_drafted = self.n_accepted = 0
 
     def eval(self, token: int, limit: int) -> None:
@@ -177,14 +177,16 @@ class _Speculation:
             return
         if self._n_latest:
             drafter.observe(self._n_latest, self._n_latest_accepted)
-            self._budget.settle(self._n_latest, self._n_latest_accepted)
+        if self._n_computed > 1:
+            self._budget.settle(self._n_computed, self._n_latest_accepted)
         draft = self._draft(drafter, min(limit, session.n_ctx - session.n_past - 1))
-        started = time.perf_counter()
+        started, n_before = time.perf_counter(), session.n_computed
         if draft:
             session.eval_ahead(token, draft)
         else:
             session.eval([token])
-        self._budget.add_pass(1 + len(draft), time.perf_counter() - started)
+        self._n_computed = session.n_computed - n_before
+        self._budget.add_pass(self._n_computed, time.perf_counter() - started)
         self.n_drafted += len(draft)
         self._n_latest, self._n_latest_accepted = len(draft), 0
 

@@ -44,13 +44,17 @@ class HeadContext:
     def take(self, position: int, tokens: Sequence[int], states: Rows, n_drafted: int) -> None:
         """Add tokens that the model has evaluated, with their hidden states.
 
-        They replace those at the same positions and behind. Arguments are those of
+        They replace those at the same positions and behind; equal tokens are left as they are, because the model
+        evaluates some of them twice (see `Session.eval_ahead`). Arguments are those of
         `llamacli.engine.batching.TakeHidden`. Where memory ends, the context starts anew; after `close` nothing is
         taken.
         """
         if self._cache.closed:
             return
         at = position - self._first
+        if 0 <= at < len(self._tokens):
+            n = min(n_common(self._tokens[at : at + len(tokens)], list(tokens)), len(tokens) - 1)
+            position, at, tokens, states = position + n, at + n, tokens[n:], states[n:]
         if not 0 <= at <= len(self._tokens):
             self._restart(position)
             at = 0

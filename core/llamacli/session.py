@@ -40,7 +40,8 @@ Ids = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
 
 MIN_CHECKPOINT = 64
-"""Minimum length of a prompt at whose end sliding windows are checkpointed; recurrent states are after any prompt."""
+"""Minimum length of a prompt at whose end sliding windows are checkpointed; recurrent states are after any prompt, and
+after so many tokens that are evaluated again."""
 
 _BUSY = "the session is in another generate that has not ended: go through its tokens, or close() it"
 
@@ -262,14 +263,13 @@ class Session(contextlib.AbstractContextManager["Session"]):
         """Evaluate a token, and in the same pass those that may follow.
 
         Afterwards the session is as after `eval([token])`. If the next tokens are those of the draft, `eval` of each of
-        them costs nothing; any other use of the session drops them. Raises what `eval` raises for all of the tokens,
-        and InvalidRequestError if the model has recurrent states, which cannot be rewound.
+        them costs nothing; any other use of the session drops them. With recurrent states, tokens that came of a draft
+        before one that did not are evaluated again with the next. Raises what `eval` raises for all of the tokens.
         """
         ids = self._checked([token, *draft])
         if len(ids) == 1 or self.strategy is not CacheStrategy.ALWAYS:
             self.eval(ids[:1].tolist())
             return
-        self.check_speculation()
         cache, missing = self._plan(ids, reuse=False)
         n_ahead = len(ids) - 1
         try:
@@ -296,14 +296,6 @@ class Session(contextlib.AbstractContextManager["Session"]):
             and self._ahead[0][0] == token
             and len(self.cache.tokens) == self.n_past + len(self._ahead)
         )
-
-    def check_speculation(self) -> None:
-        """Raise InvalidRequestError if the model's states cannot be rewound."""
-        if self.program.recurrent:
-            raise InvalidRequestError(
-                f"speculation has to rewind what was not accepted, and the recurrent states of {self.model.name!r} "
-                "cannot be rewound: generate without a drafter"
-            )
 
     @locked
     def rewind(self, n_past: int) -> None:
@@ -534,7 +526,6 @@ class Session(contextlib.AbstractContextManager["Session"]):
         ids = self._checked(self.encode(prompt) if isinstance(prompt, str) else prompt).tolist()
         drafter = self.drafter if speculate is None else speculate
         if drafter is not None:
-            self.check_speculation()
             drafter.begin(self.model)
         self._sampler.use(params)
         tokens = generate(self, ids, params, max_tokens=limit, ignore_eos=ignore_eos, speculate=drafter)
@@ -770,7 +761,8 @@ def _evaluate(
 
     try:
         plans = [session._plan(ids, reuse=not all_logits) for session, ids in work]
-        checkpoint = keep if plans[0][0].pool.layout.recurrent else None
+        reads = any(len(ids) > 1 for _, ids in work) or any(len(missing) >= MIN_CHECKPOINT for _, missing in plans)
+        checkpoint = keep if plans[0][0].pool.layout.recurrent and reads else None  # not after drafts
         results = _evaluate_plans(work, plans, all_logits=all_logits, progress=progress, checkpoint=checkpoint)
     except BaseException:
         for session, _ in work:

@@ -205,6 +205,7 @@ class DraftModel(_Paced, contextlib.AbstractContextManager["DraftModel"]):
             return []
         session.rewind(min(n_common(list(session.tokens), wanted), len(wanted) - 1))
         session.eval(wanted[session.n_past :])
+        session.cache.hold()
         drafted: list[int] = []
         while (token := likely_token(session.logits, self._min_probability)) is not None:
             drafted.append(token)

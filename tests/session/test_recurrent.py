@@ -211,3 +211,92 @@ def test_memory_that_ends_changes_nothing(hybrid: Model, monkeypatch: pytest.Mon
     session.eval(TOKENS[20:25])
     assert session.n_computed == 25, "the state was not lost"
     expect_logits(session, TOKENS[:25])
+
+
+@pytest.mark.parametrize("n_right", range(5))
+@pytest.mark.parametrize("n_batch", [4, 7, 512])
+def test_drafts_are_dropped_from_where_they_are_wrong(
+    hybrid: Model, n_right: int, n_batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drop drafts again and again.
+
+    With small batches, the states to go back to are those within another batch than the last.
+    """
+    monkeypatch.setattr(batching, "N_BATCH", n_batch)
+    session = hybrid.create_session(reuse=False)
+    session.eval(TOKENS[:20])
+    for start in range(20, 50, 6):
+        draft = [*TOKENS[start + 1 : start + 1 + n_right], *[3] * (4 - n_right)]
+        session.eval_ahead(TOKENS[start], draft)
+        for i, token in enumerate(TOKENS[start + 1 : start + 6]):
+            assert session.is_ahead(token) == (i < n_right)
+            session.eval([token])
+    expect_logits(session, TOKENS[:50])
+    n_again = n_right if n_right < 4 else 0
+    assert session.n_computed == 50 + 5 * (4 - n_right + n_again)
+
+
+def test_drafts_take_a_page_of_states(hybrid: Model) -> None:
+    pool = hybrid.kv_pool()
+    session = hybrid.create_session(reuse=False)
+    session.eval(TOKENS[:5])
+    cells = sum(pages.page_bytes for pages in pool.groups[:-1])
+    for token in TOKENS[5:9]:
+        session.eval_ahead(token, [3, 4])
+        assert pool.n_used_bytes == cells + 3 * pool.layout.recurrent_bytes
+    expect_logits(session, TOKENS[:9])
+    session.rewind(0)
+    session.eval(TOKENS[:3])
+    assert pool.n_used_bytes == cells + pool.layout.recurrent_bytes
+    session.close()
+    assert pool.n_used_bytes == 0
+
+
+def test_states_can_be_held_and_returned_to(hybrid: Model) -> None:
+    session = hybrid.create_session(reuse=False)
+    session.eval(TOKENS[:20])
+    for end in (23, 25):
+        session.cache.hold()
+        for token in TOKENS[20:end]:
+            session.eval([token])
+        before = session.n_computed
+        session.rewind(20)
+        session.eval([7])
+        assert session.n_computed == before + 1
+        expect_logits(session, [*TOKENS[:20], 7])
+        session.rewind(0)
+        session.eval(TOKENS[:20])
+    session.cache.hold()
+    session.eval(TOKENS[20:30])
+    session.cache.hold()
+    session.eval([5])
+    session.rewind(29)
+    session.eval([6])
+    expect_logits(session, [*TOKENS[:29], 6])
+
+
+def test_forks_have_no_drafts(hybrid: Model) -> None:
+    session = hybrid.create_session(reuse=False)
+    session.eval(TOKENS[:20])
+    session.eval_ahead(TOKENS[20], TOKENS[21:24])
+    session.eval(TOKENS[21:22])
+    fork = session.fork()
+    fork.eval([9])
+    expect_logits(fork, [*TOKENS[:22], 9])
+    session.eval(TOKENS[22:23])
+    session.eval([8])
+    expect_logits(session, [*TOKENS[:23], 8])
+
+
+def test_memory_that_ends_in_a_draft_changes_nothing(hybrid: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = hybrid.create_session(reuse=False)
+    session.eval(TOKENS[:20])
+    pool = hybrid.kv_pool()
+    monkeypatch.setattr(pool, "max_bytes", pool.n_used_bytes)
+    with pytest.raises(OutOfMemoryError):
+        session.eval_ahead(TOKENS[20], TOKENS[21:24])
+    monkeypatch.setattr(pool, "max_bytes", None)
+    session.eval_ahead(TOKENS[20], TOKENS[21:24])
+    assert session.n_computed == 24
+    session.eval([9])
+    expect_logits(session, [*TOKENS[:21], 9])

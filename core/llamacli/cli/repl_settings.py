@@ -162,7 +162,6 @@ class Settings:
         from llamacli.speculation import DraftModel, MtpHead, PromptLookup
 
         if lookup:
-            session.check_speculation()
             session.drafter = PromptLookup(draft_max)
         elif lookup is not None:
             session.drafter = None

@@ -157,7 +157,6 @@ def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | Non
         ) as drafter,
     ):
         if drafter is not None:
-            session.check_speculation()
             drafter.begin(model)
             session.drafter = drafter
         params = sampling_params(options.sampling, model.metadata, session.n_ctx, model.find_sampler)

@@ -62,7 +62,6 @@ def open_drafter(
     if draft == MTP:
         from llamacli.speculation import MtpHead
 
-        session.check_speculation()
         with MtpHead(session.model, max_tokens, n_ctx=session.n_ctx) as head:
             yield head
     elif draft is not None:

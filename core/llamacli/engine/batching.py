@@ -48,9 +48,9 @@ def evaluate(
     in a batch. Each sequence is there once and has room; those of different pools go into different batches. `progress`
     is called with the tokens done and those in all, where they take more than one batch.
 
-    Sequences with recurrent states can be truncated to no token before their last. `checkpoint` is called with forks of
-    them within long prompts, and with one that lacks only the last token. Sequences can be truncated by as many last
-    tokens as `n_ahead` says afterwards, whatever their sliding windows are.
+    Sequences can be truncated by as many last tokens as `n_ahead` says afterwards, whatever their sliding windows are;
+    those with recurrent states by exactly as many. `checkpoint` is called with forks of the latter within long prompts,
+    and, for prompts without `n_ahead`, with one that lacks only the last token.
 
     `hidden_in` are the hidden states that `g.previous_hidden` reads, float32 [n, n_embd] for each sequence.
     `hidden_out` take those of the sequences' own tokens, where they are not None.
@@ -60,6 +60,10 @@ def evaluate(
     """
     starts = [len(sequence.tokens) for sequence, _ in work]
     rows: list[list[Logits]] = [[] for _ in work]
+    n_behind = [
+        n_ahead[i] if n_ahead and n_ahead[i] else int(checkpoint is not None and len(ids) > 1)
+        for i, (_, ids) in enumerate(work)
+    ]  # last tokens before which recurrent states are kept
     n_wanted = [len(ids) for _, ids in work] if all_logits else [1] * len(work) if n_last is None else n_last
     n_done, n_tokens = 0, 0 if progress is None else sum(len(ids) for _, ids in work)
     if progress is not None and n_tokens > N_BATCH:
@@ -68,9 +72,9 @@ def evaluate(
         for batch in _batches(work):
             spans, pieces = [], []
             for i, first, n in batch:
-                is_last = first + n == len(work[i][1])
-                wanted = checkpoint is not None and is_last and first + n > 1
-                work[i][0].reserve(starts[i] + first, n, before_last=wanted)
+                behind = first + n + n_behind[i] - len(work[i][1])  # of this batch, if it has the place
+                is_here = n_behind[i] and 0 < behind <= n
+                work[i][0].reserve(starts[i] + first, n, n_behind=behind if is_here else 0)
                 hidden_rows = None if hidden_in is None else hidden_in[i][first : first + n]
                 spans.append(Span(work[i][0], starts[i] + first, n, hidden_rows))
                 pieces.append(work[i][1][first : first + n])
@@ -101,7 +105,7 @@ def evaluate(
     for i, (sequence, ids) in enumerate(work):
         if len(ids):
             sequence.commit(ids.tolist(), n_ahead=n_ahead[i] if n_ahead else 0)
-            if checkpoint is not None and len(ids) > 1:
+            if checkpoint is not None and len(ids) > 1 and not (n_ahead and n_ahead[i]):
                 checkpoint(i, sequence.fork_before_last())
             sequence.finish()
     return [_joined(parts) if parts else _no_rows(rows) for parts in rows]

@@ -35,10 +35,10 @@ both directions sees all of them)."""
 RECURRENT_ENTRY = 24
 """Bytes of an entry of `KVSequence.addresses`: those of layers, then those of recurrent states."""
 
-STATE, SOURCE, TARGET, BEFORE_LAST = RECURRENT_SLOTS = range(4)
-"""Slots of the page table of recurrent states. STATE: after the cached tokens. While tokens are evaluated, SOURCE:
-before the batch, TARGET: after it, BEFORE_LAST: before the last row of the batch, if that is wanted. An empty slot
-STATE or SOURCE is zeros. Between evaluations TARGET is a spare page."""
+STATE, SOURCE, TARGET, KEPT = RECURRENT_SLOTS = range(4)
+"""Slots of the page table of recurrent states. STATE: after the cached tokens. KEPT: after some of them, to which the
+sequence can be truncated. While tokens are evaluated, SOURCE: before the batch, TARGET: after it. An empty slot STATE
+or SOURCE is zeros. Between evaluations TARGET is a spare page, and so is KEPT after drafts."""
 
 ACTIVATION_BLOCK = 32
 """Numbers of a block of activations."""

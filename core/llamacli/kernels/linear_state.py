@@ -16,7 +16,7 @@ from llamacli.kernels import ir, simd
 from llamacli.kernels.deferred import carray, intrinsic, types
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import LANES, RUN, record
-from llamacli.kernels.recurrent import before_last_page, last_row, source_page, target_page
+from llamacli.kernels.recurrent import kept_page, last_row, rows_behind, source_page, target_page
 
 LINEAR_STATE = record(
     "r", "r_stride", "k", "k_stride", "v", "v_stride", "w", "w_stride", "beta", "beta_stride", "a", "a_stride", "b",
@@ -127,19 +127,17 @@ def linear_state(n_vectors: int, decay_kind: int, correction: int, has_bonus: bo
         while first < r.n_rows:
             last = last_row(r.rows, first, r.n_rows)
             source, target = source_page(r.rows, first, a.entry), target_page(r.rows, first, a.entry)
-            before_last = before_last_page(r.rows, first, a.entry)
+            kept, n_behind = kept_page(r.rows, first, a.entry), rows_behind(r.rows, first, a.entry)
             for part in range((thread - unit) % n_threads, a.n_head * n_tiles, n_threads):
                 head, column = part // n_tiles, LANES * n_vectors * (part % n_tiles)
                 head_k = head % a.n_head_k if a.tiled else head // (a.n_head // a.n_head_k)
                 place = head * a.d_k * row_bytes + 4 * column
                 state = source + place if source else a.zeros
                 for row in range(first, last):
-                    if row == last - 1 and before_last:
+                    if row == last - n_behind:
                         for i in range(a.d_k):
                             for at in range(0, 4 * LANES * n_vectors, 4 * LANES):
-                                simd.store(
-                                    before_last + place + i * row_bytes + at, simd.load(state + i * row_bytes + at)
-                                )
+                                simd.store(kept + place + i * row_bytes + at, simd.load(state + i * row_bytes + at))
                     w = a.w + row * a.w_stride
                     if decay_kind == HEAD:
                         w += 4 * head

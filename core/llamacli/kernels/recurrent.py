@@ -1,7 +1,8 @@
 """Access of kernels to recurrent states: spans of rows and their pages.
 
 Rows of one sequence follow one another in a batch. A kernel reads the state before them from one page and writes that
-after them to another; see `llamacli.kernels.layout`. Steps of such kernels get all rows of a batch at once.
+after them to another, and that before the last `rows_behind` of them to a third; see `llamacli.kernels.layout`. Steps
+of such kernels get all rows of a batch at once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 from llamacli.kernels import simd
 from llamacli.kernels.deferred import carray, njit
-from llamacli.kernels.layout import BEFORE_LAST, ROW, SOURCE, TARGET
+from llamacli.kernels.layout import KEPT, ROW, SOURCE, TARGET
 
 
 @njit(inline="always")
@@ -24,12 +25,18 @@ def last_row(rows: Any, first: Any, n_rows: Any) -> Any:
 
 
 @njit(inline="always")
+def _entry(rows: Any, row: Any, entry: Any) -> Any:
+    """Address of the entry of a row's state."""
+    return carray(simd.pointer(rows), row + 1, ROW)[row].kv + entry
+
+
+@njit(inline="always")
 def _state(rows: Any, row: Any, entry: Any, slot: Any) -> Any:
     """Address of a row's state in a slot, 0 if empty.
 
     `entry` is where the state's entry begins in KVSequence.addresses, in bytes.
     """
-    place = carray(simd.pointer(rows), row + 1, ROW)[row].kv + entry
+    place = _entry(rows, row, entry)
     page = simd.read_i64(simd.read_i64(place) + 8 * slot)
     return page + simd.read_i64(place + 8) if page else page
 
@@ -47,9 +54,15 @@ def target_page(rows: Any, row: Any, entry: Any) -> Any:
 
 
 @njit(inline="always")
-def before_last_page(rows: Any, row: Any, entry: Any) -> Any:
-    """Address of the state before the sequence's last row of the batch.
+def rows_behind(rows: Any, row: Any, entry: Any) -> Any:
+    """Last rows of a sequence before which its state is kept.
 
-    0 if it is not wanted.
+    Their number in the batch, 0 if none is wanted.
     """
-    return _state(rows, row, entry, BEFORE_LAST)
+    return simd.read_i64(_entry(rows, row, entry) + 16)
+
+
+@njit(inline="always")
+def kept_page(rows: Any, row: Any, entry: Any) -> Any:
+    """Address of the state to keep, that before the last `rows_behind` rows."""
+    return _state(rows, row, entry, KEPT)

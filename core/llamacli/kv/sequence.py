@@ -11,7 +11,7 @@ import numpy as np
 from llamacli.errors import ClosedError, InvalidRequestError
 from llamacli.kernels.kv_types.rounding import Bytes, Floats
 from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, FloatType, IntegerType, KVType
-from llamacli.kernels.layout import BEFORE_LAST, RECURRENT_SLOTS, SOURCE, STATE, TARGET
+from llamacli.kernels.layout import KEPT, RECURRENT_SLOTS, SOURCE, STATE, TARGET
 from llamacli.kv.pool import KVPool, Pages, Table
 from llamacli.kv.recurrent import RecurrentTable, new_table
 from llamacli.util.locking import locked
@@ -35,7 +35,7 @@ class KVSequence:
     """Cached keys, values and recurrent states of up to `seq_len` tokens.
 
     Pages may be shared with other sequences of the pool and are copied on write. Recurrent states are there only for
-    all tokens: a sequence that has them cannot be truncated, but for all of its tokens.
+    all tokens, and for `n_kept` of them: a sequence that has them can be truncated to these, or to none.
 
     - `rope_variant`: the RoPE variant for a context of `seq_len`; only sequences of one variant can share cells.
     - `adapters`: the LoRA adapters and scales that cells are computed with, "" for none; likewise.
@@ -48,7 +48,8 @@ class KVSequence:
       context, which may be huge: nothing looks at the slots from there on.
     - `addresses`: the index that kernels read, int64 [n_layer, 3]: the address of the layer's page table, and byte
       offsets of the layer's keys and values in a page. Recurrent states follow the layers: the address of their page
-      table, the byte offset of the state in a page, and its size in bytes.
+      table, the byte offset of the state in a page, and `n_behind`.
+    - `n_kept`: tokens after which recurrent states are kept, beside those after all tokens; None without.
     """
 
     def __init__(self, pool: KVPool, seq_len: int, rope_variant: int = 0, adapters: str = ""):
@@ -61,9 +62,10 @@ class KVSequence:
         self._n_cell_groups = len(self.tables) - bool(layout.recurrent)
         self._recurrent = RecurrentTable(pool.groups[-1], self.tables[-1]) if layout.recurrent else None
         entries = [(self.tables[place.group].ctypes.data, place.keys, place.values) for place in layout.places]
-        for spec, offset in zip(layout.recurrent, layout.offsets, strict=True):
-            entries.append((self.tables[-1].ctypes.data, offset, spec.n_bytes))
+        entries += [(self.tables[-1].ctypes.data, offset, 0) for offset in layout.offsets]
         self.addresses = np.array(entries, np.int64).reshape(-1, 3)
+        self._rows_behind = self.addresses[len(layout.places) :, 2]
+        self.n_kept: int | None = None
         self.first_cells = [0] * len(self.tables)
         self.first_stale_cell: int | None = None
         self.extent = [len(RECURRENT_SLOTS)]
@@ -81,11 +83,11 @@ class KVSequence:
         return self.pool.layout.n_bytes(self.seq_len)
 
     @locked
-    def reserve(self, start: int, n: int, *, before_last: bool = False) -> None:
+    def reserve(self, start: int, n: int, *, n_behind: int = 0) -> None:
         """Allocate `n` cells from `start` on for writing; shared pages are copied.
 
-        With `before_last`, recurrent states before the last of these tokens will be kept, for `fork_before_last`.
-        Raises OutOfMemoryError, changing nothing; ClosedError.
+        Recurrent states before the last `n_behind` of these tokens will be kept, for `fork_before_last` or `truncate`.
+        Raises OutOfMemoryError, changing nothing but `n_kept`; ClosedError.
         """
         if self.closed:
             raise ClosedError("the sequence is closed")
@@ -102,7 +104,10 @@ class KVSequence:
             if self._recurrent is not None:
                 if start == len(self.tokens):
                     self._recurrent.begin(is_empty=not start)
-                self._recurrent.reserve(before_last=before_last)
+                if n_behind:
+                    self.n_kept = None
+                self._recurrent.reserve(keep=n_behind > 0)
+                self._rows_behind[:] = n_behind
         except MemoryError:
             self._release_from(-(-start // PAGE))
             raise
@@ -145,9 +150,9 @@ class KVSequence:
         )
         if self._recurrent is None:
             return n_bytes
-        spare = int(self.tables[-1][TARGET])
-        n_states = (self.pool.groups[-1].ref_count(spare) != 1) + (n > 1)
-        return n_bytes + n_states * self.pool.groups[-1].page_bytes
+        pages, table = self.pool.groups[-1], self.tables[-1]
+        n_states = sum(pages.ref_count(int(table[slot])) != 1 for slot in ((TARGET, KEPT) if n > 1 else (TARGET,)))
+        return n_bytes + n_states * pages.page_bytes
 
     @locked
     def evict(self, n_past: int, *, since: int | None = None) -> None:
@@ -180,16 +185,29 @@ class KVSequence:
     def commit(self, tokens: Sequence[int], *, n_ahead: int = 0) -> None:
         """Append tokens whose cells and recurrent states have been written.
 
-        Sliding windows keep what truncating by the last `n_ahead` of them needs.
+        Sliding windows keep what truncating by the last `n_ahead` of them needs; recurrent states before these must
+        have been kept, see `reserve`.
         """
         added = list(tokens)
         if self._recurrent is None:
             self.tokens += added
         elif added:
             table, committed = self._recurrent.table, self._recurrent.committed()
-            self.tokens += added  # no call from here to the next line: an interrupt finds both changed or neither
+            self._recurrent.keeps |= n_ahead > 0
+            n_kept = len(self.tokens) + len(added) - n_ahead if n_ahead else self.n_kept
+            self.tokens += added  # no call from here on: an interrupt finds all changed or nothing
+            self.n_kept = n_kept
             table[:] = committed
         self.evict(len(self.tokens) - n_ahead)
+
+    @locked
+    def hold(self) -> None:
+        """Keep the present recurrent states, so that `truncate` can return to them."""
+        if self._recurrent is not None:
+            self.n_kept = None
+            self._recurrent.keeps = True
+            self._recurrent.hold()
+            self.n_kept = len(self.tokens)
 
     @locked
     def finish(self) -> None:
@@ -206,14 +224,16 @@ class KVSequence:
         """
         if n < 0:
             raise InvalidRequestError(f"n must be at least 0, not {n}")
-        if self._recurrent is not None and 0 < n < len(self.tokens):
+        rewinds = self._recurrent is not None and 0 < n < len(self.tokens)
+        if rewinds and n != self.n_kept:
             raise InvalidRequestError(
                 f"cannot truncate to {n} tokens: the recurrent states are those after all {len(self.tokens)}"
             )
         if not self.can_truncate(n):
             raise InvalidRequestError(f"cannot truncate to {n} tokens: the sliding window before them was evicted")
+        states = self._recurrent.rewound() if self._recurrent is not None and rewinds else None
         stale = None if self.first_stale_cell is None or n <= self.first_stale_cell else self.first_stale_cell
-        self.set_contents(self.tokens[:n], self.first_cells if n else [0] * len(self.tables), stale)
+        self.set_contents(self.tokens[:n], self.first_cells if n else [0] * len(self.tables), stale, states)
         self._release_from(-(-n // PAGE))
         if self._recurrent is not None and not n:
             self._recurrent.clear()
@@ -221,14 +241,17 @@ class KVSequence:
 
     def floor(self, n: int) -> int:
         """Largest number of tokens to which `truncate` is possible, at most n."""
-        return min(n, len(self.tokens)) if self.can_truncate(n) else 0
+        if self.can_truncate(n):
+            return min(n, len(self.tokens))
+        kept = self.n_kept or 0
+        return kept if kept < n and self.can_truncate(kept) else 0
 
     def can_truncate(self, n: int) -> bool:
         """Check that all that position n depends on is cached.
 
         These are the cells visible from there, and the recurrent states.
         """
-        if self._recurrent is not None and 0 < n < len(self.tokens):
+        if self._recurrent is not None and 0 < n < len(self.tokens) and n != self.n_kept:
             return False
         groups = zip(self.pool.layout.groups, self.first_cells, strict=True)
         return n == 0 or all(not group.evicts or group.first_seen(n) >= first for group, first in groups)
@@ -247,7 +270,7 @@ class KVSequence:
 
         Recurrent states before it must have been kept, see `reserve`.
         """
-        return self._fork(self.tokens[:-1], BEFORE_LAST)
+        return self._fork(self.tokens[:-1], KEPT)
 
     @locked
     def fork_within(self, tokens: Sequence[int]) -> KVSequence:
@@ -326,7 +349,7 @@ class KVSequence:
         if self._recurrent is not None and source._recurrent is not None:
             self._recurrent.finish()
             source._recurrent.share(STATE, self.tables[-1], SOURCE)
-            states = self.tables[-1][[SOURCE, STATE, TARGET, BEFORE_LAST]]
+            states = self.tables[-1][[SOURCE, STATE, TARGET, KEPT]]
         self.set_contents(self.tokens + source.tokens[start:stop], first_cells, stale, states)
         self.finish()
         for g, own in enumerate(before):  # own cells before a gap are outside the window
@@ -395,12 +418,18 @@ class KVSequence:
         state = self._state(i, slot)
         return np.zeros(self.pool.layout.recurrent[i].shape, np.float32) if state is None else state.copy()
 
-    def write_state(self, i: int, last: Floats, before_last: Floats) -> None:
-        """Write recurrent state `i` after a batch and before its last token.
+    @property
+    def n_behind(self) -> int:
+        """Last tokens of the batch before which recurrent states are kept."""
+        return int(self._rows_behind[0]) if len(self._rows_behind) else 0
 
-        Both are float32 in the state's shape.
+    def write_state(self, i: int, last: Floats, kept: Floats) -> None:
+        """Write recurrent state `i` after a batch, and the one to keep.
+
+        Both are float32 in the state's shape. The second is that before the last `n_behind` tokens, and is ignored if
+        these are 0.
         """
-        for slot, values in ((TARGET, last), (BEFORE_LAST, before_last)):
+        for slot, values in ((TARGET, last), (KEPT, kept)) if self.n_behind else ((TARGET, last),):
             state = self._state(i, slot)
             if state is not None:
                 state[:] = values
@@ -424,6 +453,7 @@ class KVSequence:
         `states` are the slots of the recurrent states from now on, a permutation of the present ones.
         """
         new_tokens, new_first_cells = list(tokens), list(first_cells)
+        self.n_kept = None
         self.tokens, self.first_cells, self.first_stale_cell = new_tokens, new_first_cells, first_stale_cell
         if states is not None:
             self.tables[-1][:] = states

@@ -73,9 +73,11 @@ class LinearState(Op):
             w = run[self.w].reshape(n, self.n_head, -1, 1)
         a, b = (None if x is None else run[x].reshape(n, self.n_head, self.d_k) for x in (self.a, self.b))
         state = run.sequence.read_state(self.state, SOURCE)
-        before_last, out = state, np.empty((n, self.n_head, self.d_v))
+        kept, out = state, np.empty((n, self.n_head, self.d_v))
         for t in range(n):
-            before_last, old = state, state.astype(np.float64)
+            if t == n - run.sequence.n_behind:
+                kept = state
+            old = state.astype(np.float64)
             taken = v[t]
             new = w[t] * old
             if self.beta:
@@ -89,7 +91,7 @@ class LinearState(Op):
                 read = old + (run[self.bonus] * k[t])[:, :, None] * taken[:, None]
             out[t] = self.scale * np.einsum("hkv,hk->hv", read, r[t])
             state = new.astype(np.float32)
-        run.sequence.write_state(self.state, state, before_last)
+        run.sequence.write_state(self.state, state, kept)
         return out.reshape(n, -1)
 
     def lower(self, to: Lowering) -> None:

@@ -44,9 +44,9 @@ class ShortConv(Op):
         state = run.sequence.read_state(self.state, SOURCE)
         x = np.concatenate([state[:, :width].astype(np.float64), run[self.x]])
         out = sum(weight[:, j] * x[j : j + run.n] for j in range(n_before + 1))
-        last, before_last = np.zeros_like(state), np.zeros_like(state)
-        last[:, :width], before_last[:, :width] = x[run.n :], x[run.n - 1 : run.n - 1 + n_before]
-        run.sequence.write_state(self.state, last, before_last)
+        last, kept, n_kept = np.zeros_like(state), np.zeros_like(state), run.n - run.sequence.n_behind
+        last[:, :width], kept[:, :width] = x[run.n :], x[n_kept : n_kept + n_before]
+        run.sequence.write_state(self.state, last, kept)
         return np.asarray(out + run[self.bias] if self.bias else out)
 
     def lower(self, to: Lowering) -> None:
@@ -111,7 +111,7 @@ def short_conv_kernel() -> Kernel:
     A unit of work is 16 columns of all rows.
     """
     from llamacli.kernels.api import Kernel, carray, njit, pointer, share, simd
-    from llamacli.kernels.recurrent import before_last_page, last_row, source_page, target_page
+    from llamacli.kernels.recurrent import kept_page, last_row, rows_behind, source_page, target_page
 
     @njit(inline="always")
     def copy_state(a, first, n, source, page, at):  # type: ignore[no-untyped-def]
@@ -153,9 +153,10 @@ def short_conv_kernel() -> Kernel:
                         total = simd.add(total, simd.load(a.bias + at))
                     simd.store(a.out + row * a.stride + at, total)
                 copy_state(a, first, last - first, source, target_page(r.rows, first, a.entry), at)
-                before_last = before_last_page(r.rows, first, a.entry)
-                if before_last:
-                    copy_state(a, first, last - first - 1, source, before_last, at)
+                n_behind = rows_behind(r.rows, first, a.entry)
+                if n_behind:
+                    kept = kept_page(r.rows, first, a.entry)
+                    copy_state(a, first, last - first - n_behind, source, kept, at)
                 first = last
 
     return Kernel(short_conv)
