@@ -178,11 +178,11 @@ def test_a_drafter_that_fails_is_left_out(caplog: pytest.LogCaptureFixture) -> N
 # --- with a real model
 
 
-@pytest.fixture(scope="module")
-def model(tiny_gguf: TinyGguf, plugins: Plugins) -> Iterator[Model]:
-    with load_model(
-        tiny_gguf("gemma3", n_layer=6, context_length=400), plugins=plugins, engine=default_engine()
-    ) as one:
+@pytest.fixture(scope="module", params=["sliding windows", "recurrent states"])
+def model(request: pytest.FixtureRequest, tiny_gguf: TinyGguf, plugins: Plugins) -> Iterator[Model]:
+    windows = request.param == "sliding windows"
+    file = tiny_gguf("gemma3", n_layer=6, context_length=400) if windows else tiny_gguf("qwen35")
+    with load_model(file, plugins=plugins, engine=default_engine()) as one:
         yield one
 
 
@@ -237,17 +237,10 @@ def test_lora_adapters_apply_to_drafted_tokens(tiny_gguf: TinyGguf, plugins: Plu
         assert plain["0"] != run(model, requests(1), None)["0"]
 
 
-def test_models_are_served_with_the_drafts_of_their_settings(tiny_gguf: TinyGguf, caplog: Any) -> None:
+def test_models_are_served_with_the_drafts_of_their_settings(tiny_gguf: TinyGguf) -> None:
     plain, other = tiny_gguf("gqa", tokenizer="spm"), tiny_gguf("gqa")
     with pytest.raises(InvalidRequestError, match="has another vocabulary than the model"):
         load(ModelSource("m", plain, draft=other), EngineSettings(threads=1))
-    recurrent = tiny_gguf("qwen35")
-    with pytest.raises(InvalidRequestError, match="cannot be rewound: serve it without a draft model"):
-        load(ModelSource("m", recurrent, draft=recurrent), EngineSettings(threads=1))
-    loaded = load(ModelSource("m", recurrent), EngineSettings(threads=1, lookup=True))
-    assert "cannot be rewound: it generates without drafts" in caplog.text
-    assert loaded.scheduler._drafts._source is None
-    loaded.close()
     for settings, draft in ((EngineSettings(threads=1, lookup=True, draft_max=3), None), (EngineSettings(), plain)):
         loaded = load(ModelSource("m", plain, draft=draft), settings)
         source = loaded.scheduler._drafts._source
@@ -259,9 +252,10 @@ def test_models_are_served_with_the_drafts_of_their_settings(tiny_gguf: TinyGguf
         assert loaded.draft is None or loaded.draft.closed
 
 
-def test_heads_draft_with_the_prompts_and_never_change_texts(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+@pytest.mark.parametrize("name", ["glm4moe_nextn", "qwen35_nextn"])
+def test_heads_draft_with_the_prompts_and_never_change_texts(name: str, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
     heads: list[tuple[MtpHead, list[Any]]] = []
-    with load_model(tiny_gguf("glm4moe_nextn", n_layer=2), plugins=plugins, engine=default_engine()) as model:
+    with load_model(tiny_gguf(name, n_layer=2), plugins=plugins, engine=default_engine()) as model:
 
         def create(n: int) -> MtpHead:
             head, calls = MtpHead(model, n, min_probability=0.0), list[Any]()
@@ -289,8 +283,6 @@ def test_heads_draft_with_the_prompts_and_never_change_texts(tiny_gguf: TinyGguf
 def test_models_are_served_with_their_heads(tiny_gguf: TinyGguf) -> None:
     with pytest.raises(InvalidRequestError, match="has no multi-token-prediction head"):
         load(ModelSource("m", tiny_gguf(), draft="mtp"), EngineSettings(threads=1))
-    with pytest.raises(InvalidRequestError, match="cannot be rewound: serve it without mtp"):
-        load(ModelSource("m", tiny_gguf("qwen35"), draft="mtp"), EngineSettings(threads=1))
     file = tiny_gguf("glm4moe_nextn", n_layer=2)
     loaded = load(ModelSource("m", file, draft="mtp"), EngineSettings(threads=1, draft_max=3, n_ctx=99))
     source = loaded.scheduler._drafts._source

@@ -84,10 +84,10 @@ class Drafts:
     def propose(self, lanes: Sequence[Lane], step_s: float, reserved: int) -> None:
         """Draft for the lanes of a step.
 
-        Each has one token to evaluate. A step may take `step_s` seconds, 0 for no limit; `reserved` bytes are for its
-        other tokens.
+        Each has one token to evaluate, and those that it evaluates again. A step may take `step_s` seconds, 0 for no
+        limit; `reserved` bytes are for its other tokens.
         """
-        n_rows, expected, drafting_s = len(lanes), float(len(lanes)), 0.0
+        n_rows, expected, drafting_s = sum(lane.n_missing for lane in lanes), float(len(lanes)), 0.0
         self._seconds *= _KEPT
         for lane in lanes:
             draft = lane.draft
@@ -102,7 +102,8 @@ class Drafts:
             n = len(tokens)
             if n and is_cheap:
                 n = self._best_length(draft, n, n_rows, expected, step_s, drafting_s)
-            more = lane.sequence.bytes_to_reserve(1 + n) - lane.sequence.bytes_to_reserve(1) if n else 0
+            m = lane.n_missing
+            more = lane.sequence.bytes_to_reserve(m + n) - lane.sequence.bytes_to_reserve(m) if n else 0
             if not n or not self._memory.spare(reserved + more):
                 draft.wait()
                 continue
@@ -110,12 +111,17 @@ class Drafts:
             n_rows, expected, drafting_s = n_rows + n, expected + draft.expected(n), drafting_s + n * self._seconds
 
     def settle(self, lane: Lane) -> None:
-        """Drop what was evaluated of a draft and did not come."""
+        """Drop what was evaluated of a draft and did not come.
+
+        Recurrent states drop the whole draft.
+        """
         draft = lane.draft
         if draft is None or not draft.tokens:
             return
         n_drafted, n_accepted = len(draft.tokens), draft.n_accepted
-        lane.sequence.truncate(len(lane.sequence.tokens) - n_drafted + n_accepted)
+        n = len(lane.sequence.tokens) - n_drafted + n_accepted
+        lane.sequence.truncate(lane.sequence.floor(n))
+        lane.n_again = n - len(lane.sequence.tokens)
         draft.settle()
         lane.ticket.n_drafted += n_drafted
         lane.ticket.n_accepted += n_accepted

@@ -159,6 +159,7 @@ class Lane:
     - `logprobs`, `rows`: those of the prompt so far, where they are asked for.
     - `last_at`: time of the last token.
     - `draft`: drafts of a choice, None without.
+    - `n_again`: drafted tokens that came, but are to be evaluated again: recurrent states went back before the draft.
     """
 
     job: Job
@@ -173,6 +174,7 @@ class Lane:
     logprobs: list[TokenLogprob] = attrs.field(factory=list)
     rows: list[npt.NDArray[np.float32]] = attrs.field(factory=list)
     draft: LaneDraft | None = None
+    n_again: int = 0
 
     @property
     def ticket(self) -> Ticket:
@@ -223,7 +225,7 @@ class Lane:
     @property
     def state(self) -> str:
         """Name of its phase: "prefill" or "decode"."""
-        return "prefill" if self.text is None or self.n_missing > 1 else "decode"
+        return "prefill" if self.text is None or self.n_missing > 1 + self.n_again else "decode"
 
     @property
     def n_drafted(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import logging
 import math
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,7 +15,7 @@ from typing import Literal
 import attrs
 
 from llamacli.conversion import FILE_TYPE_NAMES
-from llamacli.errors import InvalidRequestError, ModelFormatError
+from llamacli.errors import ModelFormatError
 from llamacli.loaders import open_model_file
 from llamacli.model import Model, load_model
 from llamacli.plugins import installed_plugins
@@ -28,8 +27,6 @@ from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
 from llamacli.speculation import MTP, DraftModel, MtpHead, PromptLookup
 from llamacli.tools.embedding import Pooling, pooling_of
-
-_log = logging.getLogger(__name__)
 
 Load = Callable[..., Model]
 
@@ -161,22 +158,14 @@ def _draft_source(
 ) -> DraftSource | None:
     """Maker of drafters: prediction head, draft model, prompt lookup, or None.
 
-    Raises InvalidRequestError for a draft model of another vocabulary, for a model without the head that is asked for,
-    or whose states cannot be rewound; ModelFormatError for a damaged head.
+    Raises InvalidRequestError for a draft model of another vocabulary, and for a model without the head that is asked
+    for; ModelFormatError for a damaged head.
     """
     if mtp:
-        if model.program.recurrent:
-            raise InvalidRequestError(f"the recurrent states of {model.name!r} cannot be rewound: serve it without mtp")
         create = partial(MtpHead, model, n_ctx=settings.n_ctx)
         create().close()
         return DraftSource(create, settings.draft_max, reads_prompts=True)
     if draft is None and not settings.lookup:
-        return None
-    if model.program.recurrent:
-        reason = f"the recurrent states of {model.name!r} cannot be rewound"
-        if draft is not None:
-            raise InvalidRequestError(f"{reason}: serve it without a draft model")
-        _log.warning("%s: it generates without drafts", reason)
         return None
     if draft is None:
         return DraftSource(PromptLookup, settings.draft_max)

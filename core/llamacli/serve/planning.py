@@ -78,17 +78,18 @@ class Planner:
     def _lanes(self) -> list[tuple[Lane, int]]:
         plan: list[tuple[Lane, int]] = []
         need = 0
-        for lane in [lane for lane in self.running.lanes if lane.text is not None and lane.n_missing == 1]:
-            more = lane.sequence.bytes_to_reserve(1) if lane in self.running.lanes else 0
+        for lane in [lane for lane in self.running.lanes if lane.state == "decode" and lane.n_missing]:
+            n = lane.n_missing
+            more = lane.sequence.bytes_to_reserve(n) if lane in self.running.lanes else 0
             if lane in self.running.lanes and self.running.make_room(lane, need + more):
-                plan.append((lane, 1))
+                plan.append((lane, n))
                 need += more
-        n_decode, step_s = len(plan), self._step_s
+        n_decode, step_s = sum(n for _, n in plan), self._step_s
         prompts = self._prompts_in_turn()
         if plan and not prompts:
             lanes = [lane for lane, _ in plan if lane in self.running.lanes]
             self._drafts.propose(lanes, step_s, need)
-            return [(lane, 1 + lane.n_drafted) for lane in lanes]
+            return [(lane, lane.n_missing + lane.n_drafted) for lane in lanes]
         n_adapted = len({lane.job.adapters for lane in [*(lane for lane, _ in plan), *prompts[:1]]})
         passes = max(1, n_adapted) + bool(prompts and prompts[0].embeds)
         room = chunk_rows(self._cost, n_decode, step_s, passes=passes)
@@ -123,7 +124,7 @@ class Planner:
         The least served first, in quanta; every fourth piece goes to the oldest. A prompt waits while an older one
         computes tokens that both begin with.
         """
-        lanes = [lane for lane in self.running.lanes if lane.text is None or lane.n_missing > 1]
+        lanes = [lane for lane in self.running.lanes if lane.state == "prefill"]
         if self._memory.shares_anywhere:
             lanes = [lane for i, lane in enumerate(lanes) if not any(_leads(other, lane) for other in lanes[:i])]
         oldest = lanes[:1] if self._n_pieces % OLDEST_EVERY == OLDEST_EVERY - 1 else []

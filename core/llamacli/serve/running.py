@@ -71,6 +71,7 @@ class Running:
             lane.draft.tokens = ()
         lane.logprobs.clear()
         lane.rows.clear()
+        lane.n_again = 0
         lane.n_preempted += 1
         lane.ticket.n_preempted += 1
         self._counters.preemptions += 1

@@ -313,7 +313,8 @@ class Scheduler:
         work = []
         for lane, n in plan:
             start, n_ahead = lane.n_cached, lane.n_drafted
-            keep = self.memory.keep if n > 1 and n == lane.n_missing and not lane.wants_rows else None
+            reads = lane.state == "prefill" and n > 1 and n == lane.n_missing
+            keep = self.memory.keep if reads and not lane.wants_rows else None
             tokens = lane.tokens[start : start + n - n_ahead]
             if lane.draft is not None:
                 tokens += lane.draft.tokens
@@ -343,14 +344,17 @@ class Scheduler:
 
     def _n_wanted(self, lane: Lane, n: int) -> int:
         """Number of last tokens of a piece whose rows are wanted."""
-        if lane.wants_rows or lane.n_drafted:
+        if lane.wants_rows:
             return n
+        if lane.n_drafted:
+            return 1 + lane.n_drafted
         return int(n == lane.n_missing and lane.n_left > 0)
 
     def _advance(self, lane: Lane, n: int, rows: Rows) -> None:
         """Go on with a lane after a piece of it was evaluated."""
-        if lane.text is None or (n > 1 and not lane.n_drafted):
+        if lane.text is None or (n > 1 + lane.n_again and not lane.n_drafted):
             lane.n_served += n
+        lane.n_again = 0
         self._lifecycle.count_evaluated(lane, n)
         try:
             if lane.embeds:
