@@ -526,7 +526,7 @@ def test_addresses_of_clusters() -> None:
     [
         (["--ray", "a.gguf"], "'--ray': 'a.gguf' is not auto, local, or the HOST:PORT"),
         (["--ray=auto", f"a={demo_path()}", f"b={demo_path()}"], "--ray serves one model"),
-        (["--ray=auto", "--draft", str(demo_path())], "--ray has no draft models; --lookup drafts without one"),
+        (["--ray=auto", "--draft", str(demo_path())], "--ray has no draft models; --lookup and --draft mtp draft"),
     ],
 )
 def test_wrong_clusters(monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str) -> None:

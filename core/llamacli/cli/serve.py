@@ -389,8 +389,8 @@ def ray_engine(sources: Sequence[ModelSource], limits: EngineSettings, given: di
 
     Raises UsageError for several models or a draft model, ClusterError if there is no cluster.
     """
-    if given["draft"] is not None:
-        raise click.UsageError("--ray has no draft models; --lookup drafts without one.")
+    if given["draft"] not in (None, MTP):
+        raise click.UsageError("--ray has no draft models; --lookup and --draft mtp draft without one.")
     _expect_packages(("ray",), "ray", "serve --ray")
     from llamacli.serve.ray.engine import RayEngine
     from llamacli.serve.ray.settings import RaySettings

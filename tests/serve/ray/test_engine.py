@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 from http_server import Served, request_json, served, wait_for
+from llamacli.errors import InvalidRequestError
 from llamacli.serve.engine import LocalEngine
 from llamacli.serve.models import ModelSource
 from llamacli.serve.settings import EngineSettings
@@ -79,6 +80,14 @@ def ray_engine(nodes: Nodes) -> Any:
     from llamacli.serve.ray.settings import RaySettings
 
     return RayEngine(SOURCE, LIMITS, RaySettings(address=nodes.address, replicas=(2, 2), cpus=CPUS))
+
+
+def test_a_model_without_the_head_that_is_asked_for_is_refused(nodes: Nodes) -> None:
+    from llamacli.serve.ray.engine import RayEngine
+    from llamacli.serve.ray.settings import RaySettings
+
+    with pytest.raises(InvalidRequestError, match="has no multi-token-prediction head"):
+        RayEngine(attrs.evolve(SOURCE, draft="mtp"), LIMITS, RaySettings(address=nodes.address))
 
 
 @pytest.fixture(scope="module")

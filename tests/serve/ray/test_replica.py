@@ -125,6 +125,18 @@ def test_calls_end_when_nothing_is_heard_of_their_ingress(replica: Replica, monk
     asyncio.run(run())
 
 
+def test_a_replica_drafts_with_the_head_of_its_model(tiny_gguf: TinyGguf) -> None:
+    file = tiny_gguf("glm4moe_nextn", n_layer=2)
+    with load_model(file) as model:
+        setup = attrs.evolve(setup_of(model.identity), path=str(file), mtp=True)
+    one = Replica(setup, "r3")
+    source = one._loaded.scheduler._drafts._source
+    assert source is not None
+    assert source.reads_prompts
+    assert isinstance(events(asyncio.run(answers(one, request(prompts=((5, 6, 7),)))))[-1], Done)
+    one.close()
+
+
 def test_another_model_is_refused() -> None:
     with pytest.raises(MismatchError, match=r"demo\.gguf: this node has another file"):
         Replica(setup_of("other"), "r2")

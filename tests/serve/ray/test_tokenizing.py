@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from conftest import TinyGguf
 from llamacli import load_model
 from llamacli.errors import InvalidRequestError
 from llamacli.serve.ray.tokenizing import context_length, load_unweighted
@@ -19,3 +20,9 @@ def test_a_model_without_weights_has_the_tokenizer_and_identity_of_the_whole() -
         session = model.create_session()
         with pytest.raises(InvalidRequestError, match="without weights"):
             session.eval([1])
+
+
+def test_a_model_without_weights_knows_of_its_head(tiny_gguf: TinyGguf) -> None:
+    for name, has_head in (("gqa", False), ("qwen35_nextn", True)):
+        with load_unweighted(tiny_gguf(name), "auto") as model:
+            assert model.has_nextn == has_head

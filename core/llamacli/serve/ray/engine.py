@@ -17,7 +17,7 @@ import attrs
 import ray
 from ray.serve import exceptions as serve_errors
 
-from llamacli.errors import LlamaCliError
+from llamacli.errors import InvalidRequestError, LlamaCliError
 from llamacli.serve.engine import LocalPin
 from llamacli.serve.errors import (
     InternalError,
@@ -39,6 +39,7 @@ from llamacli.serve.ray.view import forget_view, view_of
 from llamacli.serve.requests import AdapterScales, Failed, ModelInfo, Request
 from llamacli.serve.settings import EngineSettings
 from llamacli.serve.streams import EventStream
+from llamacli.speculation import MTP
 
 _RETRY = 5
 _POLL_S = 0.01
@@ -64,10 +65,13 @@ class RayEngine:
     ):
         """Connect to the cluster.
 
-        Raises ClusterError if that is not possible, and what `load_model` raises.
+        Raises ClusterError if that is not possible, what `load_model` raises, and InvalidRequestError if the model has
+        not the prediction head that is asked for.
         """
         self._source, self._cluster, self._entry = source, cluster, Entry(source)
         self._model = load_unweighted(source.path, settings.mode)
+        if source.draft == MTP and not self._model.has_nextn:
+            raise InvalidRequestError(f"the model {self._model.name!r} has no multi-token-prediction head")
         self._settings = attrs.evolve(settings, n_ctx=context_length(self._model, settings.n_ctx))
         cpus = deployment.connect(cluster)
         threads = settings.threads or max(1, int(cpus))
@@ -81,6 +85,7 @@ class RayEngine:
             cluster.replicas,
             shutdown_timeout,
             tuple((str(path.resolve()), file_digest(path)) for path, _ in source.adapters),
+            source.draft == MTP,
         )
         self._limits = limits
         self._ingress = secrets.token_hex(8)

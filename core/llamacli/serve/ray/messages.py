@@ -68,6 +68,7 @@ class Setup:
     - `adapters`: files of LoRA adapters, with the SHA-256 of each.
     - `cpus`: CPUs of each replica. `replicas`: how many there are, from and to.
     - `shutdown_timeout`: seconds that running requests have when a replica ends.
+    - `mtp`: true to draft with the model's multi-token-prediction head.
     """
 
     identity: str
@@ -78,6 +79,7 @@ class Setup:
     replicas: tuple[int, int] = attrs.field(converter=_pair)
     shutdown_timeout: float
     adapters: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_pairs)
+    mtp: bool = False
 
 
 def route_of(request: Request, call: str, avoid: frozenset[str] = frozenset()) -> Route:

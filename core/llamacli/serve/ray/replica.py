@@ -28,6 +28,7 @@ from llamacli.serve.ray.policy import OUTPUT_TOKENS, Load
 from llamacli.serve.requests import Event, Failed, GenerationRequest, ModelInfo, Request
 from llamacli.serve.settings import EngineSettings
 from llamacli.serve.streams import EventStream
+from llamacli.speculation import MTP
 
 BEAT_S = 5.0
 """Seconds between signs of life, in both directions."""
@@ -65,7 +66,8 @@ class Replica:
             self._cores.pin()
         settings = EngineSettings(**setup.settings)
         adapters = tuple((Path(path), 1.0) for path, _ in setup.adapters)
-        self._engine = LocalEngine([ModelSource(setup.name, Path(setup.path), (), adapters)], settings)
+        source = ModelSource(setup.name, Path(setup.path), (), adapters, MTP if setup.mtp else None)
+        self._engine = LocalEngine([source], settings)
         try:
             for path, digest in setup.adapters:
                 if file_digest(Path(path)) != digest:
