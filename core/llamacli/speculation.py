@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from llamacli.drafting import likely_token
 from llamacli.engine.compiled_model import CompiledModel
-from llamacli.errors import InvalidRequestError
+from llamacli.errors import InvalidRequestError, OutOfMemoryError
 from llamacli.kv.prefixes import n_common
 from llamacli.mtp import HeadContext
 from llamacli.session import Session
@@ -204,7 +204,11 @@ class DraftModel(_Paced, contextlib.AbstractContextManager["DraftModel"]):
         if n <= 0:
             return []
         session.rewind(min(n_common(list(session.tokens), wanted), len(wanted) - 1))
-        session.eval(wanted[session.n_past :])
+        try:
+            session.eval(wanted[session.n_past :])
+        except OutOfMemoryError:  # perhaps for what other texts have left in the prefix cache
+            self.model.prefixes(session.cache.kv_type, session.n_ctx).clear()
+            session.eval(wanted[session.n_past :])
         session.cache.hold()
         drafted: list[int] = []
         while (token := likely_token(session.logits, self._min_probability)) is not None:

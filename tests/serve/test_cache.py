@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from conftest import LoadTiny, TinyGguf
-from llamacli import Model
+from llamacli import DraftModel, InvalidRequestError, Model, MtpHead
 from llamacli.engine import Engine, default_engine
 from llamacli.kv import N_BATCH
 from llamacli.plugins import Plugins
 from llamacli.sampling import SamplingParams
 from llamacli.serve import running
+from llamacli.serve.drafts import DraftSource
 from llamacli.serve.errors import NotSupportedError, PromptTooLongError
 from llamacli.serve.requests import Done, Embedding, EmbeddingRequest, Event, GenerationRequest, TextDelta
 from llamacli.serve.scheduler import Scheduler
@@ -47,8 +49,10 @@ def requests() -> list[GenerationRequest]:
     ]  # fmt: skip
 
 
-def run(model: Model, wanted: list[GenerationRequest], **settings: Any) -> tuple[Scheduler, dict[str, list[Event]]]:
-    one = Scheduler(model, EngineSettings(n_ctx=128, max_queue=100, **settings))
+def run(
+    model: Model, wanted: list[GenerationRequest], drafts: DraftSource | None = None, **settings: Any
+) -> tuple[Scheduler, dict[str, list[Event]]]:
+    one = Scheduler(model, EngineSettings(n_ctx=128, max_queue=100, **settings), drafts=drafts)
     events: dict[str, list[Event]] = {request.id: [] for request in wanted}
     for request in wanted:
         one.submit(request)
@@ -93,6 +97,44 @@ def test_texts_are_the_same_alone_together_and_short_of_memory(variant: str, loa
         assert one.counters.prefix_tokens["true"] > 0 or not one.memory.shares_anywhere
         one.close()
         assert pool.n_used_bytes == 0
+
+
+@pytest.mark.parametrize("drafter", ["head", "draft model"])
+@pytest.mark.parametrize("variant", ["glm4moe_nextn", "qwen35_nextn"])
+@pytest.mark.parametrize("engine", [pytest.param(default_engine, id="default")], indirect=True)
+def test_drafters_have_a_part_of_the_memory(variant: str, drafter: str, load_tiny: LoadTiny) -> None:
+    """Serve with memory for few contexts and their drafts.
+
+    Texts are those without drafts, and the pages of both caches stay within the limit.
+    """
+    model, wanted = load_tiny(variant, n_layer=3), requests()
+    one, plain = run(model, wanted, step_ms=0)
+    one.close()
+    if drafter == "head":
+        source = DraftSource(
+            partial(MtpHead, model, min_probability=0.0), 4, reads_prompts=True, pool=model.nextn_pool()
+        )
+    else:
+        draft = load_tiny(variant, n_layer=2)
+        source = DraftSource(partial(DraftModel, draft, min_probability=0.0), 4, pool=draft.kv_pool())
+    assert source.pool is not None
+    layouts = model.kv_pool().layout, source.pool.layout
+    context = sum(layout.n_bytes(128) for layout in layouts)
+    with pytest.raises(
+        InvalidRequestError, match=f"128 tokens takes {context} bytes of KV cache, and {context - 1} are"
+    ):
+        run(model, wanted, source, kv_memory=context - 1)
+    for kv_memory in (context, 3 * context):
+        with patch.object(running, "GROWTH", 0):
+            one, events = run(model, wanted, source, step_ms=0, max_running=8, kv_memory=kv_memory)
+        pools = one.memory.pool, source.pool
+        assert sum(pool.max_bytes or 0 for pool in pools) == kv_memory
+        assert all((pool.max_bytes or 0) >= layout.n_bytes(128) for pool, layout in zip(pools, layouts, strict=True))
+        assert {name: tokens(found) for name, found in events.items()} == {
+            name: tokens(found) for name, found in plain.items()
+        }
+        assert one.counters.draft_tokens > 0
+        one.close()
 
 
 @pytest.mark.parametrize("variant", ["bert", "nomic_bert", "gqa", "qwen35"])

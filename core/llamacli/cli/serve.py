@@ -149,7 +149,8 @@ _GROUPS = {
         ),
         option(
             "--kv-memory", metavar="SIZE", type=ByteSize(),
-            help="Memory of a model's KV cache, such as 4G. Default: 40 % of what is free after loading.",
+            help="Memory of a model's KV cache, and of those of its drafts, such as 4G. Default: 40 % of what is free "
+            "after loading.",
         ),
         option(
             "--step-ms", metavar="X", type=_SECONDS, default=150.0, show_default=True,

@@ -157,11 +157,19 @@ class CompiledModel:
 
         It is for `n_ctx` tokens, by default `config.n_ctx`. Raises what `nextn_program` and `context_size` raise.
         """
-        program, n_ctx = self.nextn_program(), self.context_size(n_ctx)
+        pool, n_ctx = self.nextn_pool(), self.context_size(n_ctx)
+        return KVSequence(pool, n_ctx, self.nextn_program().rope_variant(n_ctx))
+
+    def nextn_pool(self) -> KVPool:
+        """Page pool of the caches of the multi-token-prediction head.
+
+        Raises what `nextn_program` raises.
+        """
+        program = self.nextn_program()
         if self._nextn_pool is None:
             kind = KVType.of("f32" if self.mode is QuantMode.FP32 else "f16")
             self._nextn_pool = KVPool(KVLayout.of(program.states, kind), f"{self.identity}-nextn")
-        return KVSequence(self._nextn_pool, n_ctx, program.rope_variant(n_ctx))
+        return self._nextn_pool
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import InvalidRequestError, OutOfMemoryError
-from llamacli.kv import KVSequence
+from llamacli.kv import KVPool, KVSequence
 from llamacli.serve.settings import EngineSettings
 from llamacli.util.system import available_memory
 
@@ -15,38 +15,44 @@ _SHARE = 0.4
 
 
 class CacheMemory:
-    """KV cache and prefix cache of a model under one limit.
+    """KV cache, prefix cache and drafters of a model under one limit.
 
-    Kept prefixes use what running texts leave, and are evicted when they need it.
+    Kept prefixes use what running texts leave, and are evicted when they need it. Drafters have the share of the
+    memory that their caches have of a context's bytes.
 
     - `n_ctx`: tokens of every sequence; a single one always fits.
+    - `max_bytes`: limit of the model's own caches.
     """
 
-    def __init__(self, model: CompiledModel, settings: EngineSettings):
-        """Set the limit of the model's pool.
+    def __init__(self, model: CompiledModel, settings: EngineSettings, draft_pool: KVPool | None = None):
+        """Set the limits of the model's pool and the drafters'.
 
         Raises InvalidRequestError if a context does not fit into the memory once, with both numbers.
         """
         program, n_ctx = model.program, settings.n_ctx
         # An encoder's keys and values are read in the step that writes them: rounding them saves nothing.
         self.pool = model.kv_pool(settings.kv_type or ("f32" if program.needs_whole_input else None))
-        layout = self.pool.layout
+        self._layouts = [pool.layout for pool in (self.pool, draft_pool) if pool is not None]
         if n_ctx is None:
             n_ctx = min(model.config.n_ctx, program.max_positions or model.config.n_ctx)
         wanted = model.context_size(n_ctx)
         limit = settings.kv_memory
         if limit is None:
             free = available_memory()
-            limit = layout.n_bytes(wanted) if free is None else int(_SHARE * free)
-        self.n_ctx = wanted if settings.n_ctx is not None else _largest(self, wanted, limit)
-        one = layout.n_bytes(self.n_ctx)
+            limit = self._context_bytes(wanted) if free is None else int(_SHARE * free)
+        self.n_ctx = wanted if settings.n_ctx is not None else self._largest(wanted, limit)
+        one = self._context_bytes(self.n_ctx)
         if one > limit:
             raise InvalidRequestError(
                 f"a context of {self.n_ctx} tokens takes {one} bytes of KV cache, and {limit} are allowed: "
                 "give fewer tokens or more memory"
             )
-        most = settings.max_running + settings.extra_running
-        self.max_bytes = limit if settings.kv_memory is not None else min(limit, most * one)
+        n_texts = settings.max_running + settings.extra_running
+        most = limit if settings.kv_memory is not None else min(limit, n_texts * one)
+        n_drafts = most * (one - self.n_bytes(self.n_ctx)) // max(1, one)
+        self.max_bytes = most - n_drafts
+        if draft_pool is not None:
+            draft_pool.max_bytes = n_drafts
         self.pool.max_bytes = model.prefix_cache_bytes = self.max_bytes
         self.prefixes = model.prefixes(self.pool.layout.kv_type, self.n_ctx)
         self._rope_variant = program.rope_variant(self.n_ctx)
@@ -113,17 +119,20 @@ class CacheMemory:
         """Keep a sequence's tokens for later prompts."""
         self.prefixes.keep(sequence, self.max_bytes)
 
+    def _context_bytes(self, n_tokens: int) -> int:
+        """Bytes of a context: the model's cache and that of a drafter."""
+        return sum(layout.n_bytes(n_tokens) for layout in self._layouts)
 
-def _largest(memory: CacheMemory, n_ctx: int, limit: int) -> int:
-    """Largest context within a limit of bytes.
+    def _largest(self, n_ctx: int, limit: int) -> int:
+        """Largest context within a limit of bytes.
 
-    From one to `n_ctx` tokens.
-    """
-    low, high = 1, n_ctx
-    while low < high:
-        middle = (low + high + 1) // 2
-        if memory.pool.layout.n_bytes(middle) <= limit:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+        From one to `n_ctx` tokens.
+        """
+        low, high = 1, n_ctx
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._context_bytes(middle) <= limit:
+                low = middle
+            else:
+                high = middle - 1
+        return low

@@ -10,7 +10,7 @@ import attrs
 
 from llamacli.drafting import Drafter
 from llamacli.engine.compiled_model import CompiledModel
-from llamacli.kv import N_BATCH
+from llamacli.kv import N_BATCH, KVPool
 from llamacli.serve.cache import CacheMemory
 from llamacli.serve.costs import StepCost
 from llamacli.serve.lanes import Lane, LaneDraft
@@ -33,11 +33,13 @@ class DraftSource:
     - `create`: drafter of drafts of at most so many tokens.
     - `max_tokens`: maximum length of a draft where a request names none.
     - `reads_prompts`: true if the drafters take the hidden states of prompts too.
+    - `pool`: where their caches are, None for drafters without.
     """
 
     create: Callable[[int], Drafter]
     max_tokens: int
     reads_prompts: bool = False
+    pool: KVPool | None = None
 
 
 class Drafts:

@@ -164,14 +164,14 @@ def _draft_source(
     if mtp:
         create = partial(MtpHead, model, n_ctx=settings.n_ctx)
         create().close()
-        return DraftSource(create, settings.draft_max, reads_prompts=True)
+        return DraftSource(create, settings.draft_max, reads_prompts=True, pool=model.nextn_pool())
     if draft is None and not settings.lookup:
         return None
     if draft is None:
         return DraftSource(PromptLookup, settings.draft_max)
     with DraftModel(draft) as drafter:
         drafter.begin(model)
-    return DraftSource(partial(DraftModel, draft), settings.draft_max)
+    return DraftSource(partial(DraftModel, draft), settings.draft_max, pool=draft.kv_pool())
 
 
 def _pooling(model: Model) -> Pooling | None:

@@ -76,7 +76,8 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.model, self.settings, self.pooling, self._clock = model, settings, pooling, clock
-        self.memory, self.cost, self.counters = CacheMemory(model, settings), StepCost(), Counters()
+        self.memory = CacheMemory(model, settings, None if drafts is None else drafts.pool)
+        self.cost, self.counters = StepCost(), Counters()
         self.queue: FairQueue[Job] = FairQueue(
             settings.max_queue,
             settings.max_queue_tokens,
