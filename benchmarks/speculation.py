@@ -3,6 +3,7 @@
 
     python benchmarks/speculation.py FILE.gguf -f prompt.txt -n 128
     python benchmarks/speculation.py FILE.gguf -f prompt.txt --draft SMALLER.gguf --temp 0.8
+    python benchmarks/speculation.py FILE.gguf --draft mtp --draft-max 3
 
 Prints median tokens per second of both, the median ratio of neighbouring runs, by the clock and by the processor time
 of all threads (with -t 1 that hardly depends on what else runs), and how many tokens were drafted and accepted. The
@@ -10,6 +11,7 @@ texts are compared too. With `--copy` the text is the prompt again, as if the mo
 """
 
 import argparse
+import contextlib
 import itertools
 import statistics
 import time
@@ -51,7 +53,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file")
     parser.add_argument("-f", "--prompt-file", type=Path, help="the prompt; default: 64 tokens of the vocabulary")
-    parser.add_argument("--draft", help="draft model; default: prompt lookup")
+    parser.add_argument(
+        "--draft", help="draft model, or mtp for the multi-token-prediction head of the file; default: prompt lookup"
+    )
     parser.add_argument("--draft-max", type=int, default=16, help="tokens of a draft; default: 16")
     parser.add_argument("-n", type=int, default=128, help="tokens to generate; default: 128")
     parser.add_argument("-r", type=int, default=5, help="runs of each; default: 5")
@@ -64,14 +68,20 @@ def main() -> None:
             prompt = model.encode(options.prompt_file.read_text())
         else:
             prompt = [(7 * i + 3) % model.config.n_vocab for i in range(64)]
-        smaller = llamacli.load_model(options.draft, threads=options.threads) if options.draft else None
+        is_model = options.draft not in (None, "mtp")
+        smaller = llamacli.load_model(options.draft, threads=options.threads) if is_model else None
         rates: list[tuple[float, float]] = []
         times: list[float] = []
         for _ in range(options.r + 1):
             n = options.draft_max
-            drafter = llamacli.DraftModel(smaller, n) if smaller else llamacli.PromptLookup(n)
             expected, plain, plain_s = measure(model, prompt, options, None)
-            found, fast, fast_s = measure(model, prompt, options, drafter)
+            with contextlib.ExitStack() as opened:
+                drafter: Drafter = llamacli.PromptLookup(n)
+                if options.draft:
+                    drafter = opened.enter_context(
+                        llamacli.DraftModel(smaller, n) if smaller else llamacli.MtpHead(model, n)
+                    )
+                found, fast, fast_s = measure(model, prompt, options, drafter)
             if found != expected:
                 raise SystemExit("the texts differ")
             rates.append((plain.gen_tps, fast.gen_tps))
