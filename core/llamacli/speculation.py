@@ -33,7 +33,10 @@ LIMIT_DRAFT = 256
 MTP: Final = "mtp"
 """Name of the model's own multi-token-prediction head in the place of a draft model's file."""
 
-_FIRST_LENGTH, _LONGEST_PAUSE = 4, 32
+_FIRST_LENGTH, _FIRST_COMPUTED, _LONGEST_PAUSE = 4, 2, 32
+"""Length of the first draft, if it is looked up or computed, and the longest pause in proposals.
+
+Computing a draft costs time of its own."""
 
 _COMPARED = 8
 """Last tokens by which prompt lookup sees that a context goes on; a mistake would only cost wrong drafts."""
@@ -75,8 +78,8 @@ class Pace:
 class _Paced:
     """Base of drafters whose drafts have an adaptive length."""
 
-    def __init__(self, max_tokens: int):
-        self._pace = Pace(checked_max_tokens(max_tokens))
+    def __init__(self, max_tokens: int, first: int):
+        self._pace = Pace(checked_max_tokens(max_tokens), first)
 
     @property
     def max_tokens(self) -> int:
@@ -103,7 +106,7 @@ class PromptLookup(_Paced):
     def __init__(self, max_tokens: int = MAX_DRAFT, *, min_ngram: int = 2, max_ngram: int = 4):
         if not is_integer(min_ngram) or not is_integer(max_ngram) or not 1 <= min_ngram <= max_ngram <= 16:
             raise InvalidRequestError(f"n-grams of {min_ngram!r} to {max_ngram!r} tokens are not within 1 to 16")
-        super().__init__(max_tokens)
+        super().__init__(max_tokens, _FIRST_LENGTH)
         self._min, self._max = int(min_ngram), int(max_ngram)
         self._clear()
 
@@ -179,7 +182,7 @@ class DraftModel(_Paced, contextlib.AbstractContextManager["DraftModel"]):
         n_ctx: int | None = None,
         min_probability: float = 0.5,
     ):
-        super().__init__(max_tokens)
+        super().__init__(max_tokens, _FIRST_COMPUTED)
         self.model, self._min_probability = model, _checked_probability(min_probability)
         self._session = Session(model, n_ctx=n_ctx)
         self._fits: CompiledModel | None = None
@@ -248,7 +251,7 @@ class MtpHead(_Paced, contextlib.AbstractContextManager["MtpHead"]):
         n_ctx: int | None = None,
         min_probability: float = 0.5,
     ):
-        super().__init__(max_tokens)
+        super().__init__(max_tokens, _FIRST_COMPUTED)
         self._min_probability = _checked_probability(min_probability)
         self.model, self._context = model, HeadContext(model, n_ctx)
 
