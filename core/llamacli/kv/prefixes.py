@@ -64,7 +64,7 @@ class PrefixIndex:
             if n == len(sequence.tokens) and other.can_truncate(n):  # the other contains this one
                 self._touch(other)
                 return
-            if n == len(other.tokens) and sequence.can_truncate(n):
+            if n == len(other.tokens) and n != sequence.n_kept and sequence.can_truncate(n):
                 self._evict(other)
         self._kept.append(sequence.fork())
         while len(self._kept) > MAX_KEPT or self.n_bytes > max_bytes:
