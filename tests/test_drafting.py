@@ -66,3 +66,16 @@ def test_a_pause_of_the_machine_is_not_a_cost_of_drafts() -> None:
     budget.add_pass(4, 100.0)
     budget.settle(4, 1)
     assert budget.allows
+
+
+def test_tokens_that_are_evaluated_again_count() -> None:
+    budget = Budget()
+    budget.add_pass(1, 1.0)
+    for _ in range(3):
+        budget.add_pass(5, 1.5)
+        budget.settle(5, 2)
+    for _ in range(6):
+        assert budget.allows
+        budget.add_pass(3, 2.0)
+        budget.settle(3, 0)
+    assert not budget.allows
