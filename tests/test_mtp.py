@@ -198,6 +198,25 @@ def test_prompts_are_evaluated_at_once_and_short_passes_with_the_next_draft(mode
     assert context.cells == (0, tuple(tokens[:43]))
 
 
+def test_tokens_without_drafts_wait_and_are_dropped(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = text_of(model, 3, 120)
+    states, context = hidden_states(model, tokens), HeadContext(model)
+    context.take(0, tokens[:40], states[:40], 0)
+
+    def take(start: int, stop: int) -> None:
+        for i in range(start, stop):
+            context.take(i, tokens[i : i + 1], states[i : i + 1], 0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(context, "_run", None)
+        take(40, 104)
+        assert context.cells == (0, tuple(tokens[:40]))
+        take(104, 110)
+        assert context.cells == (105, ())
+    assert context.draft(tokens[:111], 2, 0.0)
+    assert context.cells == (105, tuple(tokens[105:111]))
+
+
 def test_after_a_gap_the_context_starts_anew(model: Model) -> None:
     tokens = text_of(model, 4)
     states, context = hidden_states(model, tokens), HeadContext(model)
@@ -292,7 +311,7 @@ def test_heads_are_kept_in_the_mode_of_the_model(mode: str, load_tiny: LoadTiny)
     with load_tiny("glm4moe_nextn", mode, n_layer=2) as model, MtpHead(model, min_probability=0.0) as head:
         tokens = text_of(model, 1, 8)
         head.take_hidden(0, tokens[:-1], hidden_states(model, tokens)[:-1], 0)
-        assert len(head.draft(tokens, 3)) == 3
+        assert len(head.draft(tokens, 3)) == 2
 
 
 def test_closing_gives_the_memory_back(tiny_gguf: TinyGguf, plugins: Plugins) -> None:

@@ -15,7 +15,11 @@ from llamacli.kv.prefixes import n_common
 Rows = npt.NDArray[np.float32]
 
 _LAZY = 16
-"""Tokens that wait for the next draft; more of them, those of a prompt, are evaluated at once."""
+"""Tokens that wait for the next draft; if those of a prompt make them more, they are evaluated at once."""
+
+_PATIENCE = 64
+"""Generated tokens that wait for the next draft, before all are dropped: evaluating all tokens of a text that is not
+drafted would cost more than drafts in vain may."""
 
 
 class HeadContext:
@@ -24,7 +28,8 @@ class HeadContext:
     Cell i of its KV cache is that of the token at position `first + i` of the text: of the token itself and of the
     model's hidden state at the token before. Hidden states come with `take`; those that cells have been computed of are
     dropped. Zeros take the place of one that is not known: before the first token, and after a rewind. Where tokens are
-    missing, as those of a prefix that another session had evaluated, the context starts anew behind them.
+    missing, as those of a prefix that another session had evaluated, the context starts anew behind them, and so it
+    does after many tokens without a draft.
     """
 
     _first: int
@@ -66,7 +71,10 @@ class HeadContext:
             self._states = self._states[:0]  # nothing is drafted beyond the head's context
             return
         n_certain = len(self._tokens) - n_drafted
-        if n_certain - len(cache.tokens) > _LAZY:
+        n_waiting, is_prompt = n_certain - len(cache.tokens), len(tokens) - n_drafted > 1
+        if n_waiting > _PATIENCE and not is_prompt:
+            self._restart(position + len(tokens))
+        elif n_waiting > _LAZY and is_prompt:
             try:
                 self._evaluate(self._tokens[len(cache.tokens) : n_certain], n_last=0)
             except MemoryError:
