@@ -59,6 +59,8 @@ def check_example(example: Example, n_tokens: int = N_TOKENS, floor: float = 0.0
     _expect_equal(f"{name}, with 3 threads", actual, _rows(example, NativeEngine(3), tokens, n_tokens))
     if not example.graph.needs_whole_input:
         _expect_equal(f"{name}, token by token", actual, _rows(example, NativeEngine(1), tokens, 1))
+    if example.graph.recurrent:
+        _expect_equal(f"{name}, after drafts", actual, _rows(example, NativeEngine(1), tokens, 2, n_drafted=3))
     _expect_equal(f"{name}, last rows of several sequences", *_last_rows(example, tokens))
     _expect_zero_padding(name, example, tokens)
 
@@ -83,17 +85,23 @@ def _last_rows(example: Example, tokens: npt.NDArray[np.int32]) -> tuple[Rows, R
     return results[0], results[1]
 
 
-def _rows(example: Example, engine: Engine, tokens: npt.NDArray[np.int32], n_batch: int) -> Rows:
-    """Compute the result of the example's op, float32 [n_tokens, width]."""
+def _rows(example: Example, engine: Engine, tokens: npt.NDArray[np.int32], n_batch: int, *, n_drafted: int = 0) -> Rows:
+    """Compute the result of the example's op, float32 [n_tokens, width].
+
+    Each batch has `n_drafted` more tokens, which are dropped afterwards.
+    """
     file = ArrayFile(Path("example"), Metadata({}), example.weights)
     program = engine.compile(example.graph, file, QuantMode.FP32)
-    sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32", program.recurrent)), len(tokens))
+    sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32", program.recurrent)), len(tokens) + n_drafted)
     parts = []
     for start in range(0, len(tokens), n_batch):
-        ids = tokens[start : start + n_batch]
-        sequence.reserve(start, len(ids))
-        parts.append(program.forward(ids, [Span(sequence, start, len(ids))], all_logits=True))
-        sequence.commit(ids.tolist())
+        stop = min(start + n_batch, len(tokens))
+        ids = np.concatenate([tokens[start:stop], np.resize(tokens, n_drafted)])
+        sequence.reserve(start, len(ids), n_behind=n_drafted)
+        rows = program.forward(ids, [Span(sequence, start, len(ids))], all_logits=True)
+        parts.append(rows[: stop - start])
+        sequence.commit(ids.tolist(), n_ahead=n_drafted)
+        sequence.truncate(stop)
     return np.concatenate(parts)
 
 
