@@ -92,11 +92,15 @@ def models(tiny_gguf: TinyGguf, plugins: Plugins, engine: Engine) -> Iterator[di
 def generated(
     session: Session, prompt: Sequence[int], params: SamplingParams | None, n: int, **options: Any
 ) -> dict[str, Any]:
-    """Text of a session, with all state that speculation must not change."""
+    """Text of a session, with all state that speculation must not change.
+
+    Recurrent states may be those before the last draft.
+    """
     tokens = list(session.generate(prompt, params, max_tokens=n, ignore_eos=True, **options))
+    n_cached = session.n_past if session.program.recurrent else session.n_cached
     return {
         "tokens": [(token.id, token.piece, token.logprobs) for token in tokens],
-        "state": (session.tokens, session.n_cached, session.stop_string, session.stats.n_gen),
+        "state": (session.tokens, n_cached, session.stop_string, session.stats.n_gen),
         "draws": session._sampler.draws,
         "logits": session.logits.tobytes() if session.has_logits else None,
     }
@@ -134,6 +138,12 @@ def test_drafters_never_change_the_text(models: dict[str, Model], params: Sampli
             with model.create_session(seed=seed, n_ctx=SEQ_LEN, reuse=False) as session:
                 assert generated(session, prompt, params, n, speculate=drafter) == expected
                 assert session.stats.n_accepted <= session.stats.n_drafted
+                if session.n_past == SEQ_LEN:
+                    continue
+                session.eval([5])
+                with model.create_session(n_ctx=SEQ_LEN, reuse=False) as fresh:
+                    fresh.eval(session.tokens)
+                    np.testing.assert_array_equal(session.logits, fresh.logits)
 
 
 @pytest.mark.parametrize("name", ["gqa", "gemma3", "qwen35_nextn", "mamba"])
