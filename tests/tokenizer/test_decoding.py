@@ -74,6 +74,24 @@ def test_stream_continues_after_its_prefix() -> None:
 
 @pytest.mark.parametrize("tokenizer", ALL)
 @given(data=st.data())
+def test_stream_with_a_prefix_equals_one_that_was_fed_it(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    parts = [token for text in ("the cat", "é€😀", "<|end|>") for token in tokenizer.encode(text, parse_special=True)]
+    prefix, more = (data.draw(st.lists(st.sampled_from(parts), max_size=n)) for n in (9, 4))
+    continuing, fed = tokenizer.stream(prefix), tokenizer.stream()
+    for token in prefix:
+        fed.feed(token)
+    assert [*map(continuing.feed, more), continuing.flush()] == [*map(fed.feed, more), fed.flush()]
+
+
+def test_stream_reads_both_ends_of_its_prefix_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, read, piece_bytes = SPM.encode("the cat " * 20), list[object](), Tokenizer.piece_bytes
+    monkeypatch.setattr(Tokenizer, "piece_bytes", lambda *args: read.append(args) or piece_bytes(*args))
+    SPM.stream(ids)
+    assert len(read) < 20 < len(ids)
+
+
+@pytest.mark.parametrize("tokenizer", ALL)
+@given(data=st.data())
 def test_streamed_text_equals_decoded_bytes(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, tokenizer.n_vocab - 1), max_size=30))
     unparse_special = data.draw(st.booleans())

@@ -17,6 +17,9 @@ _C_SPACES = " \t\n\v\f\r"
 _C_SPACE = re.compile(r"[ \t\n\v\f\r]*")
 _HIDDEN = (TokenKind.CONTROL, TokenKind.UNKNOWN)
 
+_UTF8_STATE = 3
+"""Bytes that a UTF-8 decoder can hold back: all but the last of the longest character."""
+
 
 class Scheme(Protocol):
     """Encoding of plain text, and decoding of normal tokens."""
@@ -150,8 +153,16 @@ class Tokenizer:
         start = [stream.feed(token) for token in tokens[:2]]  # the first, and one after BOS, lose a space
         return "".join([*start, stream.finish(b"".join(map(pieces.__getitem__, tokens[2:])))])
 
-    def stream(self, prefix: Iterable[int] = (), unparse_special: bool = False) -> "StreamDecoder":
+    def stream(self, prefix: Sequence[int] = (), unparse_special: bool = False) -> "StreamDecoder":
         """Return an incremental decoder that continues after the tokens in `prefix`."""
+        # They change two things in a decoder: whether there was text before, and the bytes it holds back.
+        n_bytes, start = 0, len(prefix)
+        while start and n_bytes < _UTF8_STATE:
+            start -= 1
+            n_bytes += len(self.piece_bytes(prefix[start], unparse_special))
+        if start:
+            begins = next(token for token in prefix if self.piece_bytes(token, unparse_special))
+            prefix = [begins, *prefix[start:]]
         stream = StreamDecoder(self, unparse_special)
         for token in prefix:
             stream.feed(token)
