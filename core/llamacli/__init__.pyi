@@ -45,6 +45,7 @@ from llamacli.model import load_tokenizer as load_tokenizer
 from llamacli.ops.rope import Rope as Rope
 from llamacli.sampling import SamplingParams as SamplingParams
 from llamacli.session import Session as Session
+from llamacli.session import TokenStream as TokenStream
 from llamacli.session import eval_batch as eval_batch
 from llamacli.speculation import DraftModel as DraftModel
 from llamacli.speculation import MtpHead as MtpHead

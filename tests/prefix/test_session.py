@@ -218,7 +218,7 @@ class TestErrors:
         def fail(*_: object, **__: object) -> None:
             raise RuntimeError("the first cause")
 
-        monkeypatch.setattr("llamacli.session.evaluate", fail)
+        monkeypatch.setattr("llamacli.session.evaluation.evaluate", fail)
         with pytest.raises(SessionFatalError, match="first cause"):
             session.prefill_suffix(SUFFIX)
         monkeypatch.undo()
@@ -262,7 +262,7 @@ class TestErrors:
         def fail(*_: object, **__: object) -> None:
             raise OutOfMemoryError(5, 1)
 
-        monkeypatch.setattr("llamacli.session.evaluate", fail)
+        monkeypatch.setattr("llamacli.session.evaluation.evaluate", fail)
         *_, last = session.decode(GREEDY)
         monkeypatch.undo()
         assert isinstance(last.error, SessionFatalError)

@@ -1,0 +1,421 @@
+"""Token streams: evaluated tokens with their KV cache and logits."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import numpy as np
+
+from llamacli.engine import Program
+from llamacli.engine.adapters import AdaptersLike, key_of
+from llamacli.engine.batching import TakeHidden
+from llamacli.engine.compiled_model import CompiledModel, KVTypes
+from llamacli.errors import ClosedError, ContextOverflowError, EmbeddingModelError, InvalidRequestError
+from llamacli.kv import CacheStrategy, KVSequence
+from llamacli.kv.prefixes import n_common
+from llamacli.loaders import Progress
+from llamacli.sampling import as_logits
+from llamacli.session.evaluation import Ids, Logits, Plan, evaluate_plans
+from llamacli.util.locking import locked
+from llamacli.util.numbers import is_integer
+
+MIN_CHECKPOINT = 64
+"""Minimum length of a prompt at whose end sliding windows are checkpointed; recurrent states are after any prompt, and
+after so many tokens that are evaluated again."""
+
+
+class TokenStream:
+    """Evaluated tokens of one text, with their KV cache and logits.
+
+    Streams of one model never affect each other's results. Calls from several threads wait for one another; `close`
+    too waits for the evaluation that another thread is in. `llamacli.Session` adds sampling and generation.
+
+    - `n_past`: tokens evaluated so far, which is the next token's position.
+    - `logits`: float32 [n_vocab], of the last token evaluated.
+    - `n_ctx`: the context size, in tokens.
+    - `tokens`: the tokens evaluated so far.
+    - `n_cached`: how many of the first tokens the cache holds.
+    - `n_reused`: how many tokens came from the prefix cache: they share pages with a stream that had evaluated them.
+    - `n_computed`: tokens that were run through the model for it so far, those evaluated again included.
+    - `progress`: called with the tokens evaluated so far, and all, while more than a batch of them is; may be set.
+    - `adapters`: its LoRA adapters, with their scales.
+
+    `tokens` is the only record of what has been evaluated, and changes only once all is done. The cache holds the first
+    of them: strategies and sliding windows may drop cells, and an interrupt may leave cells of other tokens. So every
+    evaluation plans (drop stale cells, share cells with other streams, evaluate what is missing), evaluates, commits.
+    """
+
+    def __init__(
+        self,
+        model: CompiledModel,
+        *,
+        n_ctx: int | None = None,
+        kv_type: KVTypes | None = None,
+        strategy: str | CacheStrategy = CacheStrategy.ALWAYS,
+        reuse: bool = True,
+        adapters: AdaptersLike | None = None,
+        sequence: KVSequence | None = None,
+    ):
+        """Create an empty stream, or continue a `sequence`.
+
+        Its cells must be of the same adapters. Arguments are those of `llamacli.Model.create_session`.
+        """
+        if model.program.needs_whole_input:
+            raise EmbeddingModelError(
+                "tokens of this model attend to later ones, so it cannot generate text: use it for embeddings"
+            )
+        self.adapters = model.adapters if adapters is None else model.check_adapters(adapters)
+        if sequence is None:
+            n_ctx, variant = model.context_size(n_ctx), key_of(self.adapters)
+            sequence = KVSequence(model.kv_pool(kv_type), n_ctx, model.program.rope_variant(n_ctx), variant)
+        model.program_with(self.adapters)  # compiled now, so that errors and waiting come here
+        self.model, self.n_ctx, self.strategy = model, sequence.seq_len, CacheStrategy.of(strategy)
+        self.lock = threading.RLock()
+        self._cache: KVSequence | None = sequence
+        self._tokens: list[int] = list(sequence.tokens)
+        self._prefixes = model.prefixes(sequence.kv_type, self.n_ctx) if reuse else None
+        if self._prefixes is not None:
+            self._prefixes.add(sequence)
+        self.n_reused = self.n_computed = 0
+        self.progress: Progress | None = None
+        self._logits: Logits | None = None
+        self._ahead: list[tuple[int, Logits]] = []
+
+    @property
+    def cache(self) -> KVSequence:
+        """KV cache of the stream.
+
+        Raises ClosedError after close(), its own or that of the cache it is a sequence of.
+        """
+        if self._cache is None or self._cache.closed:
+            raise ClosedError("the session is closed")
+        return self._cache
+
+    @property
+    def program(self) -> Program:
+        """The forward pass of the model with the stream's adapters."""
+        return self.model.program_with(self.adapters)
+
+    @property
+    def n_past(self) -> int:
+        """Number of tokens evaluated so far."""
+        return len(self._tokens)
+
+    @property
+    def pos_max(self) -> int:
+        """Position of the last token, -1 if there is none."""
+        return self.n_past - 1
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Tokens evaluated so far."""
+        return tuple(self._tokens)
+
+    @property
+    def n_cached(self) -> int:
+        """Number of tokens, from the first on, that the cache holds.
+
+        Those after them were dropped by a `strategy` or a sliding window, and are evaluated again before new tokens.
+        """
+        return n_common(self.cache.tokens, self._tokens)
+
+    @property
+    def logits(self) -> Logits:
+        """Logits after the last token, float32 [n_vocab].
+
+        Raises InvalidRequestError before the first eval.
+        """
+        if self._logits is None:
+            raise InvalidRequestError("no token has been evaluated yet, so there are no logits")
+        return self._logits
+
+    @logits.setter
+    def logits(self, logits: Logits) -> None:
+        row, n_vocab = as_logits(logits), self.model.config.n_vocab
+        if len(row) != n_vocab:
+            raise InvalidRequestError(f"logits of shape {row.shape} are not ({n_vocab},)")
+        self._logits = row.copy()
+
+    @property
+    def has_logits(self) -> bool:
+        """True if there are logits to draw from."""
+        return self._logits is not None
+
+    def clear_logits(self) -> None:
+        """Drop the logits: there are none until the next `eval`."""
+        self._logits = None
+
+    @locked
+    def eval(self, tokens: Sequence[int], *, all_logits: bool = False) -> Logits | None:
+        """Evaluate tokens at position `n_past` onwards.
+
+        Afterwards `logits` are those of the last one. Returns float32 [len(tokens), n_vocab] with `all_logits`, else
+        None. No tokens change nothing. How tokens are split over calls does not change results.
+
+        Raises InvalidRequestError for an id that is not in the vocabulary and ContextOverflowError if the tokens do not
+        fit, both before anything is evaluated.
+        """
+        ids = self._checked(tokens)
+        if len(ids) == 1 and not all_logits and self.is_ahead(int(ids[0])):
+            (token, logits_ahead), ahead = self._ahead[0], self._ahead[1:]
+            self._tokens += (token,)  # no call from here on: an interrupt comes before all of this or after it
+            self._logits, self._ahead = logits_ahead, ahead
+            return None
+        (logits,) = _evaluate([(self, ids)], all_logits=all_logits, progress=self.progress)
+        if not all_logits:
+            return None
+        return logits if len(ids) else np.empty((0, self.model.config.n_vocab), np.float32)
+
+    @locked
+    def eval_ahead(self, token: int, draft: Sequence[int]) -> None:
+        """Evaluate a token, and in the same pass those that may follow.
+
+        Afterwards the stream is as after `eval([token])`. If the next tokens are those of the draft, `eval` of each of
+        them costs nothing; any other use of the stream drops them. With recurrent states, tokens that came of a draft
+        before one that did not are evaluated again with the next. Raises what `eval` raises for all of the tokens.
+        """
+        ids = self._checked([token, *draft])
+        if len(ids) == 1 or self.strategy is not CacheStrategy.ALWAYS:
+            self.eval(ids[:1].tolist())
+            return
+        _evaluate([(self, ids)], n_ahead=len(ids) - 1)
+
+    def is_ahead(self, token: int) -> bool:
+        """True if `eval` of this token next costs nothing, see `eval_ahead`."""
+        return (
+            bool(self._ahead)
+            and self._ahead[0][0] == token
+            and len(self.cache.tokens) == self.n_past + len(self._ahead)
+        )
+
+    @locked
+    def rewind(self, n_past: int) -> None:
+        """Truncate the context to its first `n_past` tokens.
+
+        The logits are cleared until the next `eval`. Where layers with a sliding window no longer have what a token
+        there would see, or recurrent states are those after later tokens, that `eval` computes it again, from the
+        nearest checkpoint on: ends of prompts are checkpoints, unless the stream was created without `reuse`. Raises
+        InvalidRequestError if `n_past` is not from 0 to the present position.
+        """
+        if not is_integer(n_past) or not 0 <= n_past <= self.n_past:
+            raise InvalidRequestError(f"n_past must be an integer from 0 to {self.n_past}, not {n_past!r}")
+        self._truncate_cache(int(n_past))
+        del self._tokens[n_past:]
+        self._logits = None
+        self.n_reused = min(self.n_reused, int(n_past))
+
+    @locked
+    def remove_range(self, p0: int, p1: int = -1) -> None:
+        """Remove the tokens at positions `p0` to `p1` - 1.
+
+        A `p1` of -1 is the end, and then this is `rewind`. Tokens behind the gap move up, as llama.cpp's context shift
+        does: their keys are rotated to their new positions (RoPE), and what they have attended to stays in them. The
+        logits stay too. With recurrent states they are evaluated again instead, at the next `eval`. Raises
+        InvalidRequestError, changing nothing, for a range outside the context, or if a sliding window no longer has
+        what would be seen then.
+        """
+        stop = self.n_past if is_integer(p1) and p1 == -1 else p1
+        if not is_integer(p0) or not is_integer(stop) or not 0 <= p0 <= stop <= self.n_past:
+            raise InvalidRequestError(f"positions {p0!r} to {p1!r} are not within the {self.n_past} of the session")
+        if stop == self.n_past:
+            self.rewind(p0)
+            return
+        program, by = self.program, stop - p0
+        if len(self.cache.tokens) == self.n_past and not self.cache.pool.layout.recurrent:
+            self.cache.remove(p0, stop, lambda layer, keys: program.shift_keys(layer, keys, by, self.n_ctx))
+        else:
+            self._truncate_cache(p0)
+        del self._tokens[p0:stop]
+        self.n_reused = min(self.n_reused, self.n_past)
+
+    @locked
+    def clear_and_reseed(self, sinks: Sequence[int], tail: Sequence[int]) -> None:
+        """Restart the context with attention sinks and the last tokens.
+
+        As in StreamingLLM (Xiao et al. 2023), both are evaluated from position 0 on, so that a text can go on without
+        end. Raises what `eval` raises, InvalidRequestError if there is no token at all, both before anything changes.
+        """
+        ids = self._checked([*sinks, *tail], n_past=0)
+        if not len(ids):
+            raise InvalidRequestError("sinks and tail are both empty: at least one token is needed")
+        self.rewind(0)
+        self.eval(ids.tolist())
+
+    @locked
+    def checkpoint(self) -> KVSequence:
+        """Pin the current KV cache, so that other streams can reuse it.
+
+        With it, layers with a sliding window can be rewound to here from far beyond, and recurrent states at all. It
+        lasts as long as it is referred to and not closed.
+        """
+        sequence = self.cache.fork()
+        if self._prefixes is not None:
+            self._prefixes.add(sequence)
+        return sequence
+
+    @locked
+    def reuse(self, tokens: Sequence[int]) -> int:
+        """Continue with those first `tokens` that the prefix cache holds.
+
+        Returns how many. These are all but the last at most. None is evaluated, so there are no logits then until the
+        next `eval`. Raises what `eval` raises.
+        """
+        ids = self._checked(tokens)
+        n = max(0, len(ids) - len(self._plan(ids).ids))
+        if n:
+            self._tokens += ids[:n].tolist()
+            self._logits = None
+            self.n_reused += n
+        return n
+
+    @locked
+    def close(self) -> None:
+        """Free the KV cache, which the prefix cache may keep.
+
+        Closing twice does nothing.
+        """
+        if self._cache is not None:
+            self._keep(self._cache)
+            self._cache.close()
+        self._cache = None
+
+    def _take_hidden(self) -> TakeHidden | None:
+        """Function that takes the hidden states of evaluated tokens, or None."""
+        return None
+
+    def _plan(self, ids: Ids, *, all_logits: bool = False, n_ahead: int = 0) -> Plan:
+        """Plan to evaluate `ids`, after any earlier tokens that are not cached.
+
+        Those that the prefix cache holds are left out, unless the logits of several are wanted.
+        """
+        sequence, n_last, n_given = self.cache, len(ids) if all_logits else 1 + n_ahead, len(ids) - n_ahead
+        if len(ids) and self._ahead and len(sequence.tokens) == self.n_past + len(self._ahead):
+            self._truncate_cache(self.n_past)  # of drafted tokens: what is before them needs no comparison
+        if len(ids) > 1 or (len(ids) and len(sequence.tokens) != len(self._tokens)):
+            self._drop_stale_cells()
+            wanted = [*self._tokens, *ids.tolist()]
+            if self._prefixes is not None and self.strategy is CacheStrategy.ALWAYS and not (all_logits or n_ahead):
+                self._prefixes.reuse(sequence, wanted)
+            ids = np.array(wanted[len(sequence.tokens) :], np.int32)
+        reads = n_given > 1 or len(ids) >= MIN_CHECKPOINT  # not what is evaluated again after drafts
+        keep = self._keep_and_close if sequence.pool.layout.recurrent and reads and not n_ahead else None
+        return Plan(sequence, ids, self.adapters, n_last, n_ahead, self._take_hidden(), keep)
+
+    def _commit(self, ids: Ids, plan: Plan, logits: Logits) -> None:
+        """Append evaluated `ids` to the tokens, except drafted ones."""
+        if not len(ids):
+            return
+        layout, n_new = self.cache.pool.layout, len(ids) - plan.n_ahead
+        if (layout.has_windows and n_new >= MIN_CHECKPOINT) or (layout.recurrent and n_new > 1):
+            self._keep(self.cache)
+        tokens, ahead = ids[:n_new].tolist(), list(zip(ids[n_new:].tolist(), logits[n_new:], strict=True))
+        last, n_computed = logits[len(logits) - 1 - plan.n_ahead].copy(), len(plan.ids)
+        n_reused = max(0, len(ids) - n_computed)
+        self._tokens += tokens  # no call from here on: an interrupt comes before all of this or after it
+        self._logits, self._ahead = last, ahead
+        self.n_reused += n_reused
+        self.n_computed += n_computed
+        if not self.strategy.caches(self.n_past):
+            self.cache.truncate(0)
+
+    def _drop_stale_cells(self) -> None:
+        """Drop cells of other tokens than the stream's.
+
+        Interrupts and changes to the cache leave such cells.
+        """
+        if self._cache is not None and not self._cache.closed:
+            self._truncate_cache(self.n_cached)
+
+    def _truncate_cache(self, n: int) -> None:
+        """Keep at most the first n cells.
+
+        None if a sliding window no longer has what is before them, or recurrent states are those after more tokens.
+        """
+        cache, self._ahead = self.cache, []
+        if n < len(cache.tokens):
+            cache.truncate(cache.floor(n))
+
+    @locked
+    def _drop_ahead(self) -> None:
+        """Drop the cells of tokens that were evaluated ahead."""
+        if self._ahead:
+            self._drop_stale_cells()
+
+    def _keep(self, sequence: KVSequence) -> None:
+        """Keep a copy of a sequence in the prefix cache."""
+        if self._prefixes is not None:
+            self._prefixes.keep(sequence, self.model.prefix_cache_bytes)
+
+    def _keep_and_close(self, sequence: KVSequence) -> None:
+        """Keep a sequence in the prefix cache alone."""
+        self._keep(sequence)
+        sequence.close()
+
+    def _checked(self, tokens: Sequence[int], n_past: int | None = None) -> Ids:
+        """Check that tokens are in the vocabulary and fit; int32 [n]."""
+        n_vocab, given = self.model.config.n_vocab, cast(object, tokens)
+        if isinstance(given, str):
+            raise InvalidRequestError(f"tokens are a sequence of ids, not the text {given[:40]!r}: use encode(text)")
+        try:
+            ids = list(tokens)
+        except TypeError:
+            raise InvalidRequestError(f"tokens are a sequence of ids, not {tokens!r}") from None
+        for i, token in enumerate(ids):
+            if not is_integer(token) or not 0 <= token < n_vocab:
+                raise InvalidRequestError(f"token {token!r} at index {i} is not an id from 0 to {n_vocab - 1}")
+        self._expect_room(len(ids), n_past)
+        return np.array(ids, np.int32)
+
+    def _expect_room(self, n_tokens: int, n_past: int | None = None) -> None:
+        n_past = self.n_past if n_past is None else n_past
+        if n_past + n_tokens > self.n_ctx:
+            raise ContextOverflowError(n_past, n_tokens, self.n_ctx)
+
+
+def eval_batch(work: Iterable[tuple[TokenStream, Sequence[int]]]) -> None:
+    """Evaluate the next tokens of many sessions of one model together.
+
+    Each batch of tokens is one pass over the weights, for sessions with the same LoRA adapters.
+
+    Each session then is as if it had evaluated its tokens by itself. Raises what `TokenStream.eval` raises,
+    InvalidRequestError if a session is there twice or the models differ; nothing has changed then.
+    """
+    checked = [(stream, stream._checked(tokens)) for stream, tokens in work]
+    if len({id(stream) for stream, _ in checked}) < len(checked):
+        raise InvalidRequestError("a session is there twice: give its tokens at once")
+    if len({id(stream.model) for stream, _ in checked}) > 1:
+        raise InvalidRequestError("sessions of different models cannot be evaluated together")
+    with contextlib.ExitStack() as locks:
+        for stream, _ in sorted(checked, key=lambda one: id(one[0])):  # in one order, or two could wait for each other
+            locks.enter_context(stream.lock)
+        for stream, ids in checked:
+            stream._expect_room(len(ids))  # another thread may have used it since
+        if checked:
+            _evaluate(checked)
+
+
+def _evaluate(
+    work: Sequence[tuple[TokenStream, Ids]],
+    *,
+    all_logits: bool = False,
+    n_ahead: int = 0,
+    progress: Progress | None = None,
+) -> list[Logits]:
+    """Plan, evaluate and commit checked tokens; the logits of each stream.
+
+    The streams' locks are held. Tokens and logits of a stream change only in the end, when all are evaluated. The last
+    `n_ahead` tokens of each are only drafted.
+    """
+    try:
+        plans = [stream._plan(ids, all_logits=all_logits, n_ahead=n_ahead) for stream, ids in work]
+        results = evaluate_plans(work[0][0].model, plans, progress)
+    except BaseException:
+        for stream, _ in work:
+            stream._drop_stale_cells()
+        raise
+    for (stream, ids), plan, logits in zip(work, plans, results, strict=True):
+        stream._commit(ids, plan, logits)
+    return results
