@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 import numpy as np
@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from llamacli.engine.batching import TakeHidden
 from llamacli.engine.compiled_model import CompiledModel
+
+Logits = npt.NDArray[np.float32]
 
 MAX_COST = 0.005
 """Share of the time of a text's passes that drafts may cost in vain, beside one pass."""
@@ -50,7 +52,22 @@ def hidden_taker(drafter: Drafter | None) -> TakeHidden | None:
     return cast(TakeHidden | None, getattr(drafter, "take_hidden", None))
 
 
-def likely_token(logits: npt.NDArray[np.float32], min_probability: float) -> int | None:
+def likely_tokens(
+    tokens: Sequence[int], limit: int, min_probability: float, logits_after: Callable[[Sequence[int]], Logits]
+) -> list[int]:
+    """Most probable tokens after others, while they are probable enough.
+
+    At most `limit`, each at least `min_probability` probable. `logits_after` evaluates the next tokens and returns the
+    logits of the last one.
+    """
+    found: list[int] = []
+    while len(found) < limit and (token := _likely_token(logits_after(tokens), min_probability)) is not None:
+        found.append(token)
+        tokens = [token]
+    return found
+
+
+def _likely_token(logits: Logits, min_probability: float) -> int | None:
     """Most probable token of logits, if it is probable enough.
 
     None if it is less than `min_probability` probable, or if logits are not finite.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.drafting import likely_token
+from llamacli.drafting import likely_tokens
 from llamacli.engine import evaluate
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.kv.prefixes import n_common
@@ -92,17 +92,18 @@ class HeadContext:
         if limit <= 0 or n_common(self._tokens, known) < n or not len(tokens) > self._first:
             return []
         self._rewind(n)
-        drafted: list[int] = []
+        state: Rows | None = None  # of the last token, once the head has run
+
+        def logits_after(tokens: Sequence[int]) -> Rows:
+            nonlocal state
+            logits, state = self._evaluate(tokens) if state is None else self._run(tokens, state)
+            return logits
+
         try:
-            logits, state = self._evaluate([*self._tokens[len(cache.tokens) :], tokens[-1]])
-            while (token := likely_token(logits, min_probability)) is not None:
-                drafted.append(token)
-                if len(drafted) == limit:
-                    break
-                logits, state = self._run([token], state)
+            waiting = [*self._tokens[len(cache.tokens) :], tokens[-1]]
+            return likely_tokens(waiting, limit, min_probability, logits_after)
         finally:
             self._truncate(n + 1)  # cells of drafted tokens are not of the model's hidden states
-        return drafted
 
     def close(self) -> None:
         """Free the KV cache; closing twice does nothing."""

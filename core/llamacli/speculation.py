@@ -8,20 +8,17 @@ verification by equality needs no rejection sampling).
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, Self
 
 import attrs
-import numpy as np
-import numpy.typing as npt
 
-from llamacli.drafting import likely_token
+from llamacli.drafting import Logits, likely_tokens
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import InvalidRequestError, OutOfMemoryError
 from llamacli.kv.prefixes import n_common
 from llamacli.mtp import HeadContext
-from llamacli.session import Session
+from llamacli.session import TokenStream
 from llamacli.util.numbers import is_integer
 
 MAX_DRAFT = 16
@@ -166,13 +163,23 @@ class PromptLookup(_Paced):
         return best
 
 
-class DraftModel(_Paced, contextlib.AbstractContextManager["DraftModel"]):
-    """Drafter that lets a smaller model of the same vocabulary predict.
+class _Predictor(Protocol):
+    """Context of a model that predicts the tokens of drafts."""
 
-    It takes that model's most probable tokens, as long as each is at least `min_probability` probable. `max_tokens` is
-    the maximum length of a draft, `n_ctx` the context of the draft model, by default its own. `close` frees its
-    session; the model stays the caller's. Raises InvalidRequestError for values out of range.
+    def draft(self, tokens: Sequence[int], limit: int, min_probability: float) -> list[int]:
+        """Predict the tokens after a text; at most `limit`, each probable enough."""
+
+    def close(self) -> None:
+        """Free the KV cache; closing twice does nothing."""
+
+
+class _ModelDrafter(_Paced):
+    """Base of drafters by the most probable tokens of a model.
+
+    Arguments are described in the classes below. `_create_context` makes their context of a model and `n_ctx`.
     """
+
+    _create_context: Callable[[CompiledModel, int | None], _Predictor]
 
     def __init__(
         self,
@@ -183,9 +190,71 @@ class DraftModel(_Paced, contextlib.AbstractContextManager["DraftModel"]):
         min_probability: float = 0.5,
     ):
         super().__init__(max_tokens, _FIRST_COMPUTED)
-        self.model, self._min_probability = model, _checked_probability(min_probability)
-        self._session = Session(model, n_ctx=n_ctx)
-        self._fits: CompiledModel | None = None
+        if not 0 <= min_probability <= 1:
+            raise InvalidRequestError(f"min_probability must be from 0 to 1, not {min_probability!r}")
+        self.model, self._min_probability = model, min_probability
+        self._context = self._create_context(model, n_ctx)
+
+    def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
+        """Tokens that may follow; see `llamacli.drafting.Drafter`."""
+        n = min(limit, self._pace.next_length())
+        return self._context.draft(tokens, n, self._min_probability) if n > 0 else []
+
+    def close(self) -> None:
+        """Free the KV cache; closing twice does nothing."""
+        self._context.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _DraftContext:
+    """Token stream of a draft model, which follows texts."""
+
+    def __init__(self, model: CompiledModel, n_ctx: int | None = None):
+        self._stream = TokenStream(model, n_ctx=n_ctx)
+
+    def draft(self, tokens: Sequence[int], limit: int, min_probability: float) -> list[int]:
+        """See _Predictor."""
+        stream, wanted = self._stream, list(tokens)
+        limit = min(limit, stream.n_ctx - len(wanted))
+        if limit <= 0:
+            return []
+        stream.rewind(min(n_common(list(stream.tokens), wanted), len(wanted) - 1))
+        is_held = False
+
+        def logits_after(tokens: Sequence[int]) -> Logits:
+            nonlocal is_held
+            try:
+                stream.eval(tokens)
+            except OutOfMemoryError:  # perhaps for what other texts have left in the prefix cache
+                stream.model.prefixes(stream.cache.kv_type, stream.n_ctx).clear()
+                stream.eval(tokens)
+            if not is_held:  # drafted tokens are rewound
+                stream.cache.hold()
+                is_held = True
+            return stream.logits
+
+        return likely_tokens(wanted[stream.n_past :], limit, min_probability, logits_after)
+
+    def close(self) -> None:
+        """See _Predictor."""
+        self._stream.close()
+
+
+class DraftModel(_ModelDrafter):
+    """Drafter that lets a smaller model of the same vocabulary predict.
+
+    It takes that model's most probable tokens, as long as each is at least `min_probability` probable. `max_tokens` is
+    the maximum length of a draft, `n_ctx` the context of the draft model, by default its own. `close` frees its KV
+    cache; the model stays the caller's. Raises InvalidRequestError for values out of range.
+    """
+
+    _create_context = _DraftContext
+    _fits: CompiledModel | None = None
 
     def begin(self, model: CompiledModel) -> None:
         """Check that a model has the same vocabulary.
@@ -200,36 +269,8 @@ class DraftModel(_Paced, contextlib.AbstractContextManager["DraftModel"]):
                 )
             self._fits = model
 
-    def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
-        """Tokens that may follow; see `llamacli.drafting.Drafter`."""
-        session, wanted = self._session, list(tokens)
-        n = min(limit, self._pace.next_length(), session.n_ctx - len(wanted))
-        if n <= 0:
-            return []
-        session.rewind(min(n_common(list(session.tokens), wanted), len(wanted) - 1))
-        try:
-            session.eval(wanted[session.n_past :])
-        except OutOfMemoryError:  # perhaps for what other texts have left in the prefix cache
-            self.model.prefixes(session.cache.kv_type, session.n_ctx).clear()
-            session.eval(wanted[session.n_past :])
-        session.cache.hold()
-        drafted: list[int] = []
-        while (token := likely_token(session.logits, self._min_probability)) is not None:
-            drafted.append(token)
-            if len(drafted) == n:
-                break
-            session.eval([token])
-        return drafted
 
-    def close(self) -> None:
-        """Free the session of the draft model; closing twice does nothing."""
-        self._session.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class MtpHead(_Paced, contextlib.AbstractContextManager["MtpHead"]):
+class MtpHead(_ModelDrafter):
     """Drafter by the model's own multi-token-prediction head (MTP, NextN).
 
     It takes the head's most probable tokens, as long as each is at least `min_probability` probable; each after the
@@ -243,17 +284,8 @@ class MtpHead(_Paced, contextlib.AbstractContextManager["MtpHead"]):
     the file's head is damaged or incomplete, or if the file has changed.
     """
 
-    def __init__(
-        self,
-        model: CompiledModel,
-        max_tokens: int = MAX_DRAFT,
-        *,
-        n_ctx: int | None = None,
-        min_probability: float = 0.5,
-    ):
-        super().__init__(max_tokens, _FIRST_COMPUTED)
-        self._min_probability = _checked_probability(min_probability)
-        self.model, self._context = model, HeadContext(model, n_ctx)
+    _context: HeadContext
+    _create_context = HeadContext
 
     def begin(self, model: CompiledModel) -> None:
         """Check that the text is the head's model's.
@@ -265,33 +297,13 @@ class MtpHead(_Paced, contextlib.AbstractContextManager["MtpHead"]):
                 f"the multi-token-prediction head is that of the model {self.model.name!r}, not of {model.name!r}"
             )
 
-    def take_hidden(
-        self, position: int, tokens: Sequence[int], states: npt.NDArray[np.float32], n_drafted: int
-    ) -> None:
+    def take_hidden(self, position: int, tokens: Sequence[int], states: Logits, n_drafted: int) -> None:
         """Take the model's hidden states; see `llamacli.engine.batching.TakeHidden`.
 
         Those of another width, which `begin` would refuse, are left out.
         """
         if states.shape[1] == self.model.config.n_embd:
             self._context.take(position, tokens, states, n_drafted)
-
-    def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
-        """Tokens that may follow; see `llamacli.drafting.Drafter`."""
-        n = min(limit, self._pace.next_length())
-        return self._context.draft(tokens, n, self._min_probability) if n > 0 else []
-
-    def close(self) -> None:
-        """Free the head's KV cache; closing twice does nothing."""
-        self._context.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _checked_probability(value: float) -> float:
-    if not 0 <= value <= 1:
-        raise InvalidRequestError(f"min_probability must be from 0 to 1, not {value!r}")
-    return value
 
 
 def checked_max_tokens(max_tokens: int) -> int:
