@@ -66,7 +66,7 @@ print(*(compiled(int(n)).call(50) for n in sys.argv[1:]))
 """
 
 
-UTILITIES = ("files", "folders", "numa", "numbers", "settings", "system")
+UTILITIES = ("files", "folders", "memory", "numa", "numbers", "settings", "system")
 
 
 def double(x):

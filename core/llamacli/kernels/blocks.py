@@ -16,6 +16,8 @@ from typing import Any
 import attrs
 import numpy as np
 
+from llamacli.util.memory import address_of
+
 _ARRAY = re.compile(r"(\w+)\[(?:(:),)? ?::1\]")
 _TYPES = {
     name: getattr(np, name) for name in ("bool_", "uint8", "int16", "int32", "uint32", "int64", "float32", "float64")
@@ -40,7 +42,7 @@ class _Array:
             or not value.flags.carray
         ):  # fmt: skip
             raise TypeError(f"expected a contiguous, writable array of {self.dtype} with {self.ndim} axes")
-        return value.__array_interface__["data"][0], *value.shape
+        return address_of(value), *value.shape
 
     def source(self, slot: int) -> str:
         lengths = "".join(f"integers[{slot + 1 + axis}], " for axis in range(self.ndim))
@@ -113,6 +115,7 @@ class Block:
         self._result, _, rest = signature.partition("(")
         self._parameters = list(_parameters(rest.removesuffix(")")))
         self._packer = struct.Struct("q" + "".join(parameter.format for parameter in self._parameters))
+        self._memory = ctypes.c_char * self._packer.size
         self._unpacker = None if self._result == "void" else struct.Struct(_NUMBERS[self._result])
 
     def filled(self, arguments: Iterable[Any]) -> ctypes.Array[ctypes.c_char]:
@@ -120,8 +123,9 @@ class Block:
 
         Raises TypeError if they are of other types.
         """
-        memory = ctypes.create_string_buffer(self._packer.size)
-        slots = [slot for one, value in zip(self._parameters, arguments, strict=True) for slot in one.slots(value)]
+        memory, slots = self._memory(), list[Any]()
+        for one, value in zip(self._parameters, arguments, strict=True):
+            slots += one.slots(value)
         try:
             self._packer.pack_into(memory, 0, 0, *slots)
         except struct.error as error:

@@ -289,8 +289,9 @@ class IntegerPacking:
         for bits in self.planes:
             plane = planes[..., start : start + 64 * bits].reshape(len(rows), n_blocks, self.groups, bits, ROWS, 4)
             plane = plane[which, :, :, :, lane]
-            parts = [(plane >> (bits * part)) & (2**bits - 1) for part in range(8 // bits)]
-            codes |= np.stack(parts, axis=3).reshape(codes.shape) << lowest
+            parts = codes.reshape(len(rows), n_blocks, self.groups, 8 // bits, bits, 4)  # a view
+            for part in range(8 // bits):
+                parts[:, :, :, part] |= ((plane >> (bits * part)) & (2**bits - 1)) << lowest
             start, lowest = start + 64 * bits, lowest + bits
         fields, at = {}, 0
         for name, (kind, count) in self.fields.items():

@@ -45,6 +45,7 @@ from llamacli.kernels.deferred import njit, types
 from llamacli.kernels.isa import features
 from llamacli.kernels.jit import Compiled
 from llamacli.kernels.layout import record
+from llamacli.util.memory import address_of
 from llamacli.util.numa import Node, bind_thread, numa_nodes, thread_nodes
 from llamacli.util.numbers import is_integer
 from llamacli.util.settings import MAX_THREADS
@@ -352,7 +353,7 @@ class Team:
         with self.lock:
             if self._pid != os.getpid():  # threads do not survive a fork
                 self._start_workers()
-            _run_job.call(self._state, steps.ctypes.data, start, stop, run.ctypes.data, self.n_threads)
+            _run_job.call(self._state, address_of(steps), start, stop, address_of(run), self.n_threads)
 
     def close(self) -> None:
         """Stop the worker threads."""

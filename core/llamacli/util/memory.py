@@ -9,6 +9,7 @@ import mmap
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +79,17 @@ def _malloc_trim() -> Callable[[int], int] | None:
         return None
     function.argtypes, function.restype = (ctypes.c_size_t,), ctypes.c_int
     return function
+
+
+_NOTHING = ctypes.c_char * 0
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Address of a contiguous, writable array.
+
+    Three times as fast as its attribute `ctypes.data`.
+    """
+    return ctypes.addressof(_NOTHING.from_buffer(cast(Any, array)))
 
 
 def view(address: int, n_bytes: int) -> npt.NDArray[np.uint8]:
