@@ -130,12 +130,12 @@ class Program(Protocol):
 
 def wanted_rows(spans: Sequence[Span], all_logits: bool, n_last: Sequence[int] | None) -> npt.NDArray[np.intp]:
     """Rows of a batch whose results `Program.forward` returns, ascending."""
-    ends = np.cumsum([span.n for span in spans])
-    if all_logits:
-        return np.arange(ends[-1])
-    if n_last is None:
-        return ends - 1
-    return np.concatenate([np.arange(end - n, end) for end, n in zip(ends, n_last, strict=True)])
+    rows: list[int] = []
+    stop = 0
+    for span, n in zip(spans, [1] * len(spans) if n_last is None else n_last, strict=True):
+        stop += span.n
+        rows += range(stop - (span.n if all_logits else n), stop)
+    return np.array(rows, np.intp)
 
 
 class Engine(Protocol):

@@ -12,8 +12,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ from llamacli.ops.linear import fuse_residuals
 from llamacli.ops.lowering import Array, HostRows, Slot, Step, f32, stride
 from llamacli.ops.run import Span
 from llamacli.ops.shift_plan import ShiftPlan
+from llamacli.util.memory import address_of
 
 _log = logging.getLogger(__name__)
 
@@ -133,6 +134,9 @@ class NativeProgram:
         self._work, self._work_seen = (
             np.array([getattr(step, name) for step in self._steps]) for name in ("work", "work_seen")
         )
+        self._work_before, self._work_seen_before = (
+            [0.0, *np.cumsum(work).tolist()] for work in (self._work, self._work_seen)
+        )
         self._tables: dict[KVType, Array] = {}
         self._table(KVType("f16", "f16"))
         self._shared = table.release()
@@ -193,12 +197,15 @@ class NativeProgram:
     ) -> npt.NDArray[np.float32]:
         """See `llamacli.engine.base.Program.forward`; at most N_BATCH tokens."""
         wanted = wanted_rows(spans, all_logits, n_last)
-        with self._team.lock, self._batch(tokens, spans) as (table, batch, n_seen):
+        with self._team.lock:
+            started = time.perf_counter()
+            table, batch, n_seen = self._begin(tokens, spans)
             self._run_steps(table, self._body, batch, n_seen)
             if hidden and not self._result_is_hidden:
                 rows = self._run_to_hidden(table, batch, wanted, n_seen)
             else:
                 rows = self._run_to_logits(table, self._to_logits, self._crossing, batch, wanted, n_seen)
+            self._add_time(started, len(tokens))
         return rows
 
     def forward_with_hidden(
@@ -206,26 +213,28 @@ class NativeProgram:
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """See `llamacli.engine.base.Program.forward_with_hidden`."""
         wanted = wanted_rows(spans, False, n_last)
-        with self._team.lock, self._batch(tokens, spans) as (table, batch, n_seen):
+        with self._team.lock:
+            started = time.perf_counter()
+            table, batch, n_seen = self._begin(tokens, spans)
             self._run_steps(table, [*self._body, *self._to_hidden], batch, n_seen)
             states = self._hidden[: batch.stop, : self._hidden_width].copy()
             logits = self._run_to_logits(table, self._output, self._crossing_output, batch, wanted, n_seen)
+            self._add_time(started, len(tokens))
         return logits, states
 
-    @contextmanager
-    def _batch(self, tokens: npt.NDArray[np.int32], spans: Sequence[Span]) -> Iterator[tuple[Array, HostRows, int]]:
-        """Place a batch in the buffers, and time its run.
+    def _begin(self, tokens: npt.NDArray[np.int32], spans: Sequence[Span]) -> tuple[Array, HostRows, int]:
+        """Place a batch in the buffers.
 
-        Gives the table of steps, the rows, and the largest number of tokens that one of them attends to.
+        Returns the table of steps, the rows, and the largest number of tokens that one of them attends to.
         """
         n = len(tokens)
         if n > N_BATCH:
             raise ValueError(f"{n} tokens are more than the {N_BATCH} of a batch")
         table = self._table(spans[0].sequence.kv_type)
-        started, self.timings.batch_share = time.perf_counter(), 0.0
-        self._place(spans)
-        yield table, HostRows(tokens, 0, n, spans), max(span.start + span.n for span in spans)
-        self._add_time(started, n)
+        self.timings.batch_share = 0.0
+        n_seen = max(span.start + span.n for span in spans)
+        self._place(spans, n_seen)
+        return table, HostRows(tokens, 0, n, spans), n_seen
 
     def _run_to_hidden(
         self, table: Array, batch: HostRows, wanted: npt.NDArray[np.intp], n_seen: int
@@ -303,23 +312,23 @@ class NativeProgram:
         logits = np.empty((n - first, row_bytes // 4), np.float32)
         if self._writes_logits is None:
             return logits[:, : self._logits.shape[1]]
-        self._writes_logits.params["out"] = logits.ctypes.data - first * row_bytes
+        self._writes_logits.params["out"] = address_of(logits) - first * row_bytes
         return logits
 
-    def _place(self, spans: Sequence[Span]) -> None:
+    def _place(self, spans: Sequence[Span], n_seen: int) -> None:
         """Fill in each row's cell, position and sequence.
 
-        Extends the tables that depend on positions.
+        Extends the tables that depend on positions, which are below `n_seen`.
         """
         row = 0
         for span in spans:
             rows = self._rows[row : row + span.n]
             rows["cell"] = rows["position"] = np.arange(span.start, span.start + span.n)
-            rows["kv"], rows["seq_len"] = span.sequence.addresses.ctypes.data, span.sequence.seq_len
+            rows["kv"], rows["seq_len"] = address_of(span.sequence.addresses), span.sequence.seq_len
             rows["end"] = span.start + span.n
             row += span.n
         for prepare in self._prepares:
-            prepare(max(span.start + span.n for span in spans))
+            prepare(n_seen)
 
     def _run_host(self, step: Step, rows: HostRows) -> None:
         """Run a host step, and time it.
@@ -357,11 +366,12 @@ class NativeProgram:
         """
         run = self._run
         run["first_row"], run["n_rows"] = first, last
-        work = (last - first) * (self._work + n_seen * self._work_seen)
-        if work[start:stop].sum() <= _SLICE_WORK:  # a lone token, mostly
+        work_of_row = self._work_before[stop] - self._work_before[start]
+        work_of_row += n_seen * (self._work_seen_before[stop] - self._work_seen_before[start])
+        if (last - first) * work_of_row <= _SLICE_WORK:  # a lone token, mostly
             self._team.run(table, start, stop, run)
             return
-        done = 0.0
+        work, done = (last - first) * (self._work + n_seen * self._work_seen), 0.0
         for i in (np.flatnonzero(work[start:stop]) + start).tolist():
             done += work[i]
             if done <= _SLICE_WORK:
@@ -386,7 +396,8 @@ class NativeProgram:
 
         Kernels are compiled here, when their addresses are read.
         """
-        if kv_type not in self._tables:
+        table = self._tables.get(kv_type)
+        if table is None:
             table = np.zeros(len(self._steps), STEP)
             for entry, step in zip(table, self._steps, strict=True):
                 if step.kernel is not None:
@@ -395,7 +406,7 @@ class NativeProgram:
                         entry["function"], entry["args"] = kernel.address, step.params.ctypes.data
                     entry["barrier"] = step.barrier
             self._tables[kv_type] = table
-        return self._tables[kv_type]
+        return table
 
 
 def _segments(steps: Sequence[Step], start: int, stop: int) -> list[tuple[int, int]]:
