@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from llamacli.kernels import sampling as kernels
 
 Logits = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int32]
+
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest finite logit."""
 
 _MAX_HEAP = 256
 
@@ -99,7 +103,7 @@ class Candidates:
 
     def best(self) -> int:
         """Index of the largest logit, the first of equal ones."""
-        return int(np.argmax(self.logits))
+        return int(self.logits.argmax())
 
     @property
     def largest(self) -> float:
@@ -158,8 +162,8 @@ class Candidates:
         """
         sums = self._scratch()
         kernels.running_sums(self.logits, self.largest, sums)
-        index = np.searchsorted(sums, self.random.random() * sums[-1], side="right")
-        return int(min(index, np.searchsorted(sums, sums[-1])))
+        total = sums[-1]
+        return int(min(sums.searchsorted(self.random.random() * total, side="right"), sums.searchsorted(total)))
 
     def surprisal(self, index: int) -> float:
         """Negative log-probability of the candidate at this index, in nats."""
@@ -178,12 +182,11 @@ class Candidates:
 
         The threshold is rounded up to float32.
         """
-        with np.errstate(over="ignore"):
-            least = np.float32(threshold)
+        if threshold == -math.inf:
+            return
+        least = np.float32(max(min(threshold, LARGEST), -LARGEST))
         if float(least) < threshold:
             least = np.nextafter(least, np.float32(np.inf))
-        if np.isneginf(least):
-            return
         self._prepare()
         self._shrink(kernels.keep_from(self.logits, self.ids, least, self._kept_logits, self._kept_ids))
 

@@ -5,6 +5,7 @@ Penalties apply to tokens generated since the last `reset`; the prompt does not 
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import sampling as kernels
-from llamacli.sampling.candidates import Candidates, Ids
+from llamacli.sampling.candidates import LARGEST, Candidates, Ids
 from llamacli.sampling.checks import integer, number
 from llamacli.sampling.sampler import Sampler
 from llamacli.tokenizer import Tokenizer
@@ -104,9 +105,6 @@ class SuppressTokens(Sampler):
         candidates.check_drawable()
 
 
-_LARGEST = np.finfo(np.float32).max
-
-
 @attrs.frozen
 class Penalties(Sampler):
     """Repetition, frequency and presence penalties over the last n tokens.
@@ -127,19 +125,18 @@ class Penalties(Sampler):
         """Lower the logits."""
         if self.last_n <= 0 or not candidates.history:
             return
-        ids, counts = np.unique(np.array(candidates.history[-self.last_n :], np.int32), return_counts=True)
-        places, which = candidates.find(ids)
-        logits = candidates.logits[places]
-        if self.repeat > 0:
-            factor = np.float32(self.repeat)
-            with np.errstate(over="ignore"):
-                logits = np.where(logits > 0, logits / factor, logits * factor)
-        subtracted = counts[which].astype(np.float32) * np.float32(self.frequency) + np.float32(self.presence)
+        counts = collections.Counter(candidates.history[-self.last_n :])
+        places, which = candidates.find(np.fromiter(counts, np.int32))
+        logits = before = candidates.logits[places]
         with np.errstate(over="ignore"):
-            logits = logits - subtracted
+            if self.repeat > 0:
+                factor = np.float32(self.repeat)
+                logits = np.where(logits > 0, logits / factor, logits * factor)
+            if self.frequency or self.presence:
+                n = np.fromiter(counts.values(), np.float32)[which]
+                logits = logits - (n * np.float32(self.frequency) + np.float32(self.presence))
         # Clip to finite numbers: +inf would make a token certain, -inf is only for forbidden tokens.
-        forbidden = np.isneginf(candidates.logits[places])
-        candidates.logits[places] = np.where(forbidden, logits, np.clip(logits, -_LARGEST, _LARGEST))
+        candidates.logits[places] = np.where(before == -np.inf, before, logits.clip(-LARGEST, LARGEST))
 
 
 @attrs.frozen
@@ -189,9 +186,7 @@ class Dry(Sampler):
 
     def _max_excess(self) -> float:
         """Largest exponent whose power is finite in float32."""
-        return (
-            math.floor(math.log(np.finfo(np.float32).max) / math.log(self.base)) if self.base > 1.000001 else math.inf
-        )
+        return math.floor(math.log(LARGEST) / math.log(self.base)) if self.base > 1.000001 else math.inf
 
 
 @functools.lru_cache(maxsize=4)

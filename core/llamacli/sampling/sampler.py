@@ -111,6 +111,9 @@ def steered(chain: SamplerChain, steer: Callable[[Candidates], None]) -> Sampler
 def _run(sampler: Sampler, step: Callable[[Candidates], None], candidates: Candidates) -> None:
     """Run a sampler, which may be a plugin's, and validate the result."""
     name = type(sampler).__name__
-    with plugin_errors(f"sampler {name}"):
+    try:
         step(candidates)
+    except Exception:
+        with plugin_errors(f"sampler {name}"):
+            raise
     candidates.check(name)

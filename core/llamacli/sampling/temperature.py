@@ -7,7 +7,7 @@ import math
 import attrs
 import numpy as np
 
-from llamacli.sampling.candidates import Candidates
+from llamacli.sampling.candidates import LARGEST, Candidates
 from llamacli.sampling.checks import number
 from llamacli.sampling.sampler import Sampler
 
@@ -53,7 +53,7 @@ def divide(candidates: Candidates, temperature: float) -> None:
     If it is so low that float32 overflows, only the most probable token is kept.
     """
     best = candidates.best()
-    largest, divisor = candidates.logits[best], np.float32(min(temperature, float(np.finfo(np.float32).max)))
+    largest, divisor = candidates.logits[best], np.float32(min(temperature, LARGEST))
     if divisor > 0:
         with np.errstate(over="ignore"):
             np.divide(candidates.logits, divisor, out=candidates.logits)

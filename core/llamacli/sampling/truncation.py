@@ -46,8 +46,8 @@ class TopP(Sampler):
         candidates.keep_from(largest + min(total + math.log((1 - self.p) / (2 * len(candidates))), 0.0))
         order = candidates.falling_order()
         falling = candidates.logits[order].astype(np.float64)
-        reached = np.cumsum(np.exp(falling - largest - total)).astype(np.float32)
-        last = np.searchsorted(reached, np.float32(self.p))
+        reached = np.exp(falling - largest - total).cumsum().astype(np.float32)
+        last = reached.searchsorted(np.float32(self.p))
         candidates.keep(order[: last + 1])
 
 
