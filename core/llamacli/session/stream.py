@@ -304,15 +304,18 @@ class TokenStream:
         keep = self._keep_and_close if sequence.pool.layout.recurrent and reads and not n_ahead else None
         return Plan(sequence, ids, self.adapters, n_last, n_ahead, self._take_hidden(), keep)
 
-    def _commit(self, ids: Ids, plan: Plan, logits: Logits) -> None:
-        """Append evaluated `ids` to the tokens, except drafted ones."""
+    def _commit(self, ids: Ids, plan: Plan, rows: Logits) -> None:
+        """Append evaluated `ids` to the tokens, except drafted ones.
+
+        `rows` are the logits of the last token that is not drafted, and of those after it; they are kept.
+        """
         if not len(ids):
             return
         layout, n_new = self.cache.pool.layout, len(ids) - plan.n_ahead
         if (layout.has_windows and n_new >= MIN_CHECKPOINT) or (layout.recurrent and n_new > 1):
             self._keep(self.cache)
-        tokens, ahead = ids[:n_new].tolist(), list(zip(ids[n_new:].tolist(), logits[n_new:], strict=True))
-        last, n_computed = logits[len(logits) - 1 - plan.n_ahead].copy(), len(plan.ids)
+        tokens, ahead = ids[:n_new].tolist(), list(zip(ids[n_new:].tolist(), rows[1:], strict=True))
+        last, n_computed = rows[0], len(plan.ids)
         n_reused = max(0, len(ids) - n_computed)
         self._tokens += tokens  # no call from here on: an interrupt comes before all of this or after it
         self._logits, self._ahead = last, ahead
@@ -416,6 +419,8 @@ def _evaluate(
         for stream, _ in work:
             stream._drop_stale_cells()
         raise
+    is_shared = len(work) > 1 or all_logits  # memory with the logits of other streams, or of the caller
     for (stream, ids), plan, logits in zip(work, plans, results, strict=True):
-        stream._commit(ids, plan, logits)
+        rows = logits[-1 - n_ahead :]
+        stream._commit(ids, plan, rows.copy() if is_shared else rows)
     return results
