@@ -26,6 +26,23 @@ def test_memory_is_allocated_on_demand_and_released() -> None:
     assert (pool.groups[0].n_used, pool.n_bytes) == (0, 0)
 
 
+def test_available_memory_is_read_once_a_second_or_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, reads, clock = [5 << 24, 2 << 24, 1 << 20], list[int](), [0.0]
+    monkeypatch.setattr(pool_module, "available_memory", lambda: reads.append(left[len(reads)]) or reads[-1])
+    monkeypatch.setattr(pool_module.time, "monotonic", lambda: clock[0])
+    pages = pool_module.Pages(1 << 24)
+    table = np.zeros(9, np.int64)
+    for i, n_reads in enumerate([1, 1, 1, 2]):  # the fourth takes more than half of what the first reading left
+        pages.allocate(table, i)
+        assert len(reads) == n_reads
+    clock[0] = 1.5
+    with pytest.raises(OutOfMemoryError, match=f"and {1 << 20} are available"):
+        pages.allocate(table, 4)
+    assert len(reads) == 3
+    for i in range(4):
+        pages.release(table, i)
+
+
 def test_garbage_collected_sequence_releases_its_pages() -> None:
     sequence = new_sequence([ONE], 100)
     pool = sequence.pool

@@ -11,7 +11,9 @@ from __future__ import annotations
 import bisect
 import ctypes
 import functools
+import math
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,6 +28,10 @@ from llamacli.util.memory import anonymous
 from llamacli.util.system import available_memory
 
 _SLAB_BYTES = 1 << 24
+
+_READ_AFTER_S = 1.0
+"""Seconds after which the available memory is read again: the files of cgroups take 0.3 ms."""
+
 _PAGE_PADDING = 33 * 64
 """Bytes between pages: padding against cache-set conflicts, which distances of a power of two cause. Kernels may also
 read a whole vector at the end of a row, past the end of the page."""
@@ -71,6 +77,7 @@ class Pages:
         self._slabs: list[_Slab] = []  # sorted by address
         self._ref_counts: dict[int, int] = {}
         self._lock = threading.Lock()
+        self._room = _Room()
 
     @property
     def n_used(self) -> int:
@@ -139,7 +146,7 @@ class Pages:
         self._expect_room(self.page_bytes)
         slab = next((slab for slab in self._slabs if slab.free or slab.fresh < slab.n_pages), None)
         if slab is None:
-            slab = _Slab(_memory(self._slab_pages * self._stride), self._slab_pages)
+            slab = _Slab(self._room.allocate(self._slab_pages * self._stride), self._slab_pages)
             bisect.insort(self._slabs, slab, key=lambda slab: slab.base)
         return slab, slab.free[-1] if slab.free else slab.base + slab.fresh * self._stride
 
@@ -159,14 +166,29 @@ class Pages:
         table[i] = page
 
 
-def _memory(n_bytes: int) -> npt.NDArray[np.uint8]:
-    n_available = available_memory()
-    try:
-        if n_available is None or n_bytes <= n_available:
-            return anonymous(n_bytes)
-    except MemoryError:
-        pass
-    raise OutOfMemoryError(n_bytes, n_available or 0)
+class _Room:
+    """Memory that is available for slabs.
+
+    It is read again after a second, or when a slab takes more than half of what is left.
+    """
+
+    def __init__(self) -> None:
+        self._left: int | None = 0  # None if unknown
+        self._read_at = -math.inf
+
+    def allocate(self, n_bytes: int) -> npt.NDArray[np.uint8]:
+        """Zeros, uint8 [n_bytes]. Raises OutOfMemoryError."""
+        now, left = time.monotonic(), self._left
+        if now - self._read_at > _READ_AFTER_S or (left is not None and 2 * n_bytes > left):
+            left, self._read_at = available_memory(), now
+        try:
+            if left is None or n_bytes <= left:
+                memory = anonymous(n_bytes)
+                self._left = None if left is None else left - n_bytes
+                return memory
+        except MemoryError:
+            pass
+        raise OutOfMemoryError(n_bytes, left or 0)
 
 
 class KVPool:
