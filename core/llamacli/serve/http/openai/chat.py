@@ -12,8 +12,8 @@ from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.bodies import convert
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.chats import chat_prompt, check_supported, echoed_text
-from llamacli.serve.http.errors import openai_body
 from llamacli.serve.http.generation import generation_request
+from llamacli.serve.http.openai.answers import answer
 from llamacli.serve.http.replies import (
     Choice,
     call_id,
@@ -23,7 +23,6 @@ from llamacli.serve.http.replies import (
     openai_usage,
 )
 from llamacli.serve.http.schemas.chat import ChatRequest
-from llamacli.serve.http.sse import DONE, event
 from llamacli.serve.requests import (
     Done,
     Event,
@@ -46,17 +45,7 @@ async def chat_completions(call: Call) -> None:
     generation, info = await prepared(call, request, 0 if n_top is None else max(1, n_top), n_top)
     async with call.run(generation) as events:
         shapes = ChatShapes(request, generation, info, n_top, echoed_text(request))
-        if not request.stream:
-            await call.respond(await shapes.whole(events))
-            return
-        async with call.stream(error_event=lambda error: event(openai_body(error))) as write:
-            for chunk in shapes.first_chunks():
-                await write(event(chunk))
-            async for one in events:
-                data = b"".join(map(event, shapes.chunks(one)))
-                if data:
-                    await write(data)
-            await write(DONE)
+        await answer(call, events, shapes, stream=bool(request.stream))
 
 
 async def prepared(

@@ -13,12 +13,11 @@ from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.constraints import schema_of
-from llamacli.serve.http.errors import openai_body
 from llamacli.serve.http.generation import generation_request
 from llamacli.serve.http.limits import expect_room
+from llamacli.serve.http.openai.answers import answer
 from llamacli.serve.http.replies import joined, llamacpp_progress, llamacpp_timings, openai_usage
 from llamacli.serve.http.schemas.completions import MAX_PROMPTS, CompletionRequest, Prompt
-from llamacli.serve.http.sse import DONE, event
 from llamacli.serve.requests import (
     Done,
     Event,
@@ -54,17 +53,7 @@ async def completions(call: Call) -> None:
     )
     async with call.run(generation) as events:
         shapes = CompletionShapes(request, generation, info, [text for text, _ in prompts])
-        if not request.stream:
-            await call.respond(await shapes.whole(events))
-            return
-        async with call.stream(error_event=lambda error: event(openai_body(error))) as write:
-            for chunk in shapes.first_chunks():
-                await write(event(chunk))
-            async for one in events:
-                data = b"".join(map(event, shapes.chunks(one)))
-                if data:
-                    await write(data)
-            await write(DONE)
+        await answer(call, events, shapes, stream=bool(request.stream))
 
 
 def _prepared(
