@@ -59,12 +59,18 @@ def speeds(command: Sequence[str]) -> dict[str, float]:
     return best
 
 
-@numba.njit("int64(int64[::1])", nogil=True)
+STREAMS, RUN = 16, 64
+"""Places that a thread reads from in turn, and words at each: a lone stream waits for the memory's latency."""
+
+
+@numba.njit("int64(int64[:, ::1])", nogil=True)
 def sum_of(words: np.ndarray) -> int:
-    """Sum of integers, which compilers vectorise."""
+    """Sum of integers, of several streams at once."""
     total = 0
-    for word in words:
-        total += word
+    for start in range(0, words.shape[1], RUN):
+        for stream in range(words.shape[0]):
+            for word in words[stream, start : start + RUN]:
+                total += word
     return total
 
 
@@ -73,9 +79,9 @@ def memory_speed(threads: int) -> float:
 
     Of huge pages, in which llamacli keeps weights: with small ones a read waits for address translation.
     """
-    words = anonymous(MEMORY_BYTES).view(np.int64)
+    words = anonymous(MEMORY_BYTES // (8 * STREAMS * threads) * 8 * STREAMS * threads).view(np.int64)
     words.fill(1)
-    parts = np.array_split(words, threads)
+    parts = words.reshape(threads, STREAMS, -1)
 
     def read() -> float:
         workers = [threading.Thread(target=sum_of, args=(part,)) for part in parts]
