@@ -343,7 +343,7 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
     """
     from llamacli.serve.http.page import PAGE
     from llamacli.serve.http.settings import HttpSettings
-    from llamacli.serve.settings import default_max_running
+    from llamacli.serve.settings import MOST_RUNNING
 
     template, file, key_file = given["chat_template"], given["chat_template_file"], given["api_key_file"]
     if template is not None and file is not None:
@@ -364,7 +364,7 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         **{name: given[name] for name in names},
         api_keys=tuple(keys),
         template=template if file is None else read_file(Path(file)),
-        total_slots=given["max_running"] or default_max_running(),
+        total_slots=given["max_running"] or MOST_RUNNING,
         page=PAGE if given["page"] else None,
     )
 

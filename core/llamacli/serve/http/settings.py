@@ -16,7 +16,7 @@ class HttpSettings:
     - `cors_origins`: origins whose web pages may read responses; "*" is any.
     - `allowed_hosts`: names accepted in the header Host on loopback, besides the loopback's own.
     - `max_body`: size limit of a request's body, in bytes.
-    - `total_slots`: number of texts that the engine generates at once, for `/props`.
+    - `total_slots`: number of texts that the engine generates at once at most, for `/props`.
     - `read_timeout`: seconds for the head of a request to arrive, and again for its body.
     - `write_timeout`: seconds for a client to take what was written.
     - `load_timeout`: seconds that a request waits for its model.
