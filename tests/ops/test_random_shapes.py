@@ -8,7 +8,7 @@ from llamacli.engine.examples import op_classes
 from llamacli.ops.base import Op
 from llamacli.testing.conformance import check_example
 from paths import entry_points, is_of_this_project
-from random_graphs import FLOORS, MAKERS, N_TOKENS, made_ops, random_example
+from random_graphs import FLOORS, INPUT_BOUNDS, MAKERS, N_TOKENS, made_ops, random_example
 from suite import examples
 
 WITHOUT = {"Lanewise", "Store", "PreviousHidden"}
@@ -31,4 +31,6 @@ def test_every_op_has_random_graphs() -> None:
 @given(data=st.data())
 def test_kernels_compute_what_numpy_does(name: str, data: st.DataObject) -> None:
     example = random_example(name, lambda low, high: data.draw(st.integers(low, high)))
-    check_example(example, data.draw(st.integers(1, N_TOKENS)), FLOORS.get(example.op.__name__, 0.0))
+    op = example.op.__name__
+    n_tokens, floor = data.draw(st.integers(1, N_TOKENS)), FLOORS.get(op, 0.0)
+    check_example(example, n_tokens, floor, input_bounds=op in INPUT_BOUNDS)

@@ -45,17 +45,23 @@ def check_op(op: type[Op]) -> None:
         check_example(example)
 
 
-def check_example(example: Example, n_tokens: int = N_TOKENS, floor: float = 0.0) -> None:
+def check_example(
+    example: Example, n_tokens: int = N_TOKENS, floor: float = 0.0, *, input_bounds: bool = False
+) -> None:
     """Compare the kernels of one example with its reference; see `check_op`.
 
-    The input is `n_tokens` random tokens. Rows whose largest number is below `floor` may differ by as much as those of
-    this magnitude.
+    The input is `n_tokens` random tokens. Rows whose largest number is below `floor`, or with `input_bounds` below the
+    largest one of the input's row, may differ by as much as those of this magnitude.
     """
     name = f"{example.op.__name__}, example {example.number + 1}"
     tokens = np.random.default_rng(example.number).integers(0, N_VOCAB, n_tokens).astype(np.int32)
     expected = _rows(example, ReferenceEngine(), tokens, n_tokens)
     actual = _rows(example, NativeEngine(1), tokens, n_tokens)
-    _expect_close(name, expected, actual, floor)
+    floors = np.full((n_tokens, 1), floor)
+    if input_bounds:
+        tables = [table for table in example.weights.values() if len(table) == N_VOCAB]
+        floors = np.maximum(floors, np.abs(np.hstack(tables)[tokens]).max(axis=1, keepdims=True))
+    _expect_close(name, expected, actual, floors)
     _expect_equal(f"{name}, with 3 threads", actual, _rows(example, NativeEngine(3), tokens, n_tokens))
     if not example.graph.needs_whole_input:
         _expect_equal(f"{name}, token by token", actual, _rows(example, NativeEngine(1), tokens, 1))
@@ -105,8 +111,8 @@ def _rows(example: Example, engine: Engine, tokens: npt.NDArray[np.int32], n_bat
     return np.concatenate(parts)
 
 
-def _expect_close(name: str, expected: Rows, actual: Rows, floor: float) -> None:
-    bound = TOLERANCE * np.abs(expected).max(axis=1, keepdims=True, initial=floor) + 1e-30
+def _expect_close(name: str, expected: Rows, actual: Rows, floors: npt.NDArray[np.floating]) -> None:
+    bound = TOLERANCE * np.maximum(floors, np.abs(expected).max(axis=1, keepdims=True, initial=0)) + 1e-30
     _expect(name, np.abs(actual - expected) <= bound, expected, actual)
 
 
