@@ -179,15 +179,18 @@ def test_errors_are_those_of_one_process(ray_server: Served, alone: Served) -> N
         assert mine.status in (400, 404)
 
 
+def metric_names(server: Served) -> set[str]:
+    lines = server.send("/metrics").body.decode().splitlines()
+    return {line.split("{")[0].split(" ")[0] for line in lines if line.startswith("llamacli_")}
+
+
 def test_metrics_have_the_names_of_one_process(ray_server: Served, alone: Served) -> None:
     completion(ray_server)
     completion(alone)
-    names = [
-        {line.split("{")[0].split(" ")[0] for line in server.send("/metrics").body.decode().splitlines()}
-        for server in (ray_server, alone)
-    ]
-    assert names[0] >= {name for name in names[1] if name.startswith("llamacli_")}
-    wait_for(lambda: "llamacli_generation_tokens_total" in ray_server.send("/metrics").body.decode())
+    wait_for(lambda: "llamacli_finished_total" in metric_names(alone))  # counted after the reply's last event
+    names = metric_names(alone)
+    assert "llamacli_generation_tokens_total" in names
+    wait_for(lambda: metric_names(ray_server) >= names)  # replicas tell their counts now and then
     assert ray_server.send("/health").status == 200
 
 
