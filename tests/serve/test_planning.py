@@ -77,6 +77,18 @@ def test_extra_texts_wait_until_the_time_of_steps_is_known() -> None:
 def test_prompts_go_on_when_texts_alone_exceed_the_time() -> None:
     simulation = Simulation(step_ms=20, max_running=8)
     for i in range(4):
+def test_extra_texts_have_memory_for_whole_contexts() -> None:
+    simulation = Simulation(max_running=2, extra_running=6, max_queue=100, n_ctx=64)
+    for i, n in enumerate((1, 40)):  # the time of steps is learned
+        simulation.submit(request(f"before {i}", n, seed=i, max_tokens=3))
+        simulation.run()
+    for i in range(12):
+        simulation.submit(request(str(i), 32, seed=i, max_tokens=32, ignore_eos=True))
+    simulation.run()
+    assert max(map(len, simulation.program.calls)) == 8
+    assert simulation.scheduler.stats().preemptions == 0
+
+
         simulation.submit(request(f"stream {i}", seed=i, max_tokens=300, ignore_eos=True))
     simulation.run(until=lambda: all(len(simulation.events[f"stream {i}"]) > 9 for i in range(4)))
     simulation.submit(request("long", 320, seed=9, max_tokens=1))

@@ -47,7 +47,8 @@ class CacheMemory:
                 f"a context of {self.n_ctx} tokens takes {one} bytes of KV cache, and {limit} are allowed: "
                 "give fewer tokens or more memory"
             )
-        most = limit if settings.kv_memory is not None else min(limit, settings.max_running * one)
+        n_texts = settings.max_running + settings.extra_running
+        most = limit if settings.kv_memory is not None else min(limit, n_texts * one)
         n_drafts = most * (one - self.n_bytes(self.n_ctx)) // max(1, one)
         self.max_bytes = most - n_drafts
         if draft_pool is not None:

@@ -49,8 +49,8 @@ class EngineSettings:
 
     - `n_ctx`: tokens of a context, None for the model's own length, or what the cache's memory holds.
     - `kv_type`: type of cached keys and values, as for `Model.create_session`.
-    - `kv_memory`: bytes of a model's cache, with those of its drafters, None for a share of the memory that is free
-      after loading.
+    - `kv_memory`: bytes of a model's cache, with those of its drafters, None for as many as contexts of all texts at
+      once take, up to a share of the memory that is free after loading.
     - `max_running`: texts that are generated at once.
     - `extra_running`: further texts, while a step of all of them takes at most half of `step_ms`.
     - `max_queue`, `max_queue_tokens`: requests that wait, and tokens of their prompts.
