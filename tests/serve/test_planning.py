@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fake_serving import Simulation, alone, kinds, last, prompt_of, request
 from llamacli.serve.costs import MIN_CHUNK
 from llamacli.serve.errors import QueueFullError
-from llamacli.serve.planning import OLDEST_EVERY
+from llamacli.serve.planning import LAST_PIECE, OLDEST_EVERY
 from llamacli.serve.requests import (
     Done,
 )
@@ -28,6 +28,19 @@ def test_steps_stay_within_their_time_while_texts_run() -> None:
     assert all(call[:4] == [1] * 4 for call in simulation.program.calls[n_steps:])
     whole = 0.025 + 0.002 * 480
     assert simulation.clock.now - started <= 2 * whole
+
+
+@pytest.mark.parametrize(("n_prompt", "pieces"), [(56, [56]), (57, [57]), (68, [68]), (69, [56, 13])])
+def test_step_that_ends_a_prompt_may_take_a_little_longer(n_prompt: int, pieces: list[int]) -> None:
+    simulation = Simulation(step_ms=150, max_running=8)
+    for i in range(4):
+        simulation.submit(request(f"stream {i}", seed=i, max_tokens=200, ignore_eos=True))
+    simulation.run(until=lambda: all(len(simulation.events[f"stream {i}"]) > 5 for i in range(4)))
+    n_steps = len(simulation.step_seconds)
+    simulation.submit(request("last", n_prompt, seed=9, max_tokens=1))
+    simulation.run(until=lambda: Done in kinds(simulation, "last"))
+    assert [call[4:] for call in simulation.program.calls[n_steps:]] == [[n] for n in pieces]
+    assert max(simulation.step_seconds[n_steps:]) <= LAST_PIECE * 0.15
 
 
 def test_prompt_alone_takes_whole_batches() -> None:
@@ -64,6 +77,18 @@ def test_more_texts_run_while_their_steps_are_short(step_ms: int, base: float, p
     assert simulation.result("7") == alone(request("7", 3, seed=7, max_tokens=80, ignore_eos=True))
 
 
+def test_extra_texts_have_memory_for_whole_contexts() -> None:
+    simulation = Simulation(max_running=2, extra_running=6, max_queue=100, n_ctx=64)
+    for i, n in enumerate((1, 40)):  # the time of steps is learned
+        simulation.submit(request(f"before {i}", n, seed=i, max_tokens=3))
+        simulation.run()
+    for i in range(12):
+        simulation.submit(request(str(i), 32, seed=i, max_tokens=32, ignore_eos=True))
+    simulation.run()
+    assert max(map(len, simulation.program.calls)) == 8
+    assert simulation.scheduler.stats().preemptions == 0
+
+
 def test_extra_texts_wait_until_the_time_of_steps_is_known() -> None:
     simulation = Simulation(max_running=2, extra_running=20, max_queue=10)
     for i in range(12):  # two of them have a place
@@ -77,18 +102,6 @@ def test_extra_texts_wait_until_the_time_of_steps_is_known() -> None:
 def test_prompts_go_on_when_texts_alone_exceed_the_time() -> None:
     simulation = Simulation(step_ms=20, max_running=8)
     for i in range(4):
-def test_extra_texts_have_memory_for_whole_contexts() -> None:
-    simulation = Simulation(max_running=2, extra_running=6, max_queue=100, n_ctx=64)
-    for i, n in enumerate((1, 40)):  # the time of steps is learned
-        simulation.submit(request(f"before {i}", n, seed=i, max_tokens=3))
-        simulation.run()
-    for i in range(12):
-        simulation.submit(request(str(i), 32, seed=i, max_tokens=32, ignore_eos=True))
-    simulation.run()
-    assert max(map(len, simulation.program.calls)) == 8
-    assert simulation.scheduler.stats().preemptions == 0
-
-
         simulation.submit(request(f"stream {i}", seed=i, max_tokens=300, ignore_eos=True))
     simulation.run(until=lambda: all(len(simulation.events[f"stream {i}"]) > 9 for i in range(4)))
     simulation.submit(request("long", 320, seed=9, max_tokens=1))

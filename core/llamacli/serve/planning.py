@@ -16,6 +16,8 @@ QUANTUM = 512
 """Tokens of prompts after which another prompt has its turn."""
 EXTRA_SHARE = 0.5
 """Share of a step's time that its texts may take where more run than `max_running`."""
+LAST_PIECE = 1.15
+"""Share of a step's time that it may take if that ends the first prompt, whose next token would wait for another."""
 OLDEST_EVERY = 4
 """Of so many pieces of prompts, one goes to the oldest."""
 
@@ -93,6 +95,7 @@ class Planner:
         n_adapted = len({lane.job.adapters for lane in [*(lane for lane, _ in plan), *prompts[:1]]})
         passes = max(1, n_adapted) + bool(prompts and prompts[0].embeds)
         room = chunk_rows(self._cost, n_decode, step_s, passes=passes)
+        longest = chunk_rows(self._cost, n_decode, LAST_PIECE * step_s, passes=passes)
         if n_decode and step_s and self._cost.seconds(n_decode) > step_s and self.n_steps % 2:
             room = 0  # generation alone takes too long: prompts go on in every second step
         for lane in prompts:
@@ -103,6 +106,8 @@ class Planner:
             if not lane.wants_rows:
                 gained = self._memory.reuse(lane.sequence, lane.tokens)
                 self._lifecycle.count_cached(lane, gained)
+            if lane is prompts[0] and lane.n_missing <= longest:
+                room = max(room, lane.n_missing)
             most = MIN_CHUNK if n_decode and lane.wants_rows and not lane.embeds else room
             n, more = self._piece(lane, min(room, most), need)
             if n:
