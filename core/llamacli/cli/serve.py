@@ -149,8 +149,8 @@ _GROUPS = {
         ),
         option(
             "--kv-memory", metavar="SIZE", type=ByteSize(),
-            help="Memory of a model's KV cache, and of those of its drafts, such as 4G. Default: that of whole contexts "
-            "for all texts at once, 40 % of what is free after loading at most.",
+            help="Memory of a model's KV cache, and of those of its drafts, such as 4G. Default: that of whole "
+            "contexts for all texts at once, 40 % of what is free after loading at most.",
         ),
         option(
             "--step-ms", metavar="X", type=_SECONDS, default=150.0, show_default=True,
