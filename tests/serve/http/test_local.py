@@ -14,9 +14,16 @@ def test_tokens_there_and_back(http, fake) -> None:
 
 
 def test_long_texts_are_refused(http) -> None:
-    reply = http.send("/tokenize", {"content": "x" * ((2 << 20) + 1)})
-    assert (reply.status, reply.json["error"]["param"]) == (400, "content")
-    assert "2097152 are allowed" in reply.json["error"]["message"]
+    limit = 2 << 20
+    half = {"role": "user", "content": "x" * (limit // 2)}
+    for name, value in (
+        ("content", "x" * (limit + 1)),
+        ("messages", [half, half, {"role": "user", "content": "x"}]),
+        ("messages", [half, {**half, "role": "assistant", "content": "x" * (limit // 2 - 1)}]),  # and the template's
+    ):
+        reply = http.send("/tokenize", {name: value})
+        assert (reply.status, reply.json["error"]["param"]) == (400, name)
+        assert "2097152 are allowed" in reply.json["error"]["message"]
 
 
 def test_pieces(http) -> None:

@@ -186,9 +186,7 @@ def _ids(request: TokenizeRequest, model: Model, template: str | None) -> list[i
             return _conversation(request, model, template)
         text = request.prompt if request.content is None else request.content
         assert text is not None
-        if len(text) > MAX_TEXT:
-            reason = f"it has {len(text)} characters; {MAX_TEXT} are allowed"
-            raise BadRequestError(f"content: {reason}", "content", "invalid_value")
+        _expect_length(len(text), "content")
         add_special = request.add_special if request.content is not None else request.add_special_tokens is not False
         parse_special = request.parse_special is not False  # the default of both
         return model.tokenizer.encode(text, add_special=bool(add_special), parse_special=parse_special)
@@ -197,16 +195,25 @@ def _ids(request: TokenizeRequest, model: Model, template: str | None) -> list[i
 
 
 def _conversation(request: TokenizeRequest, model: Model, template: str | None) -> list[int]:
+    messages = as_dicts(request.messages or ())
+    _expect_length(sum(len(message["content"]) for message in messages), "messages")  # rendering takes seconds too
     codec = codec_of(model, template, bool(request.tools))
     try:
         rendering = codec.render(
-            as_dicts(request.messages or ()),
+            messages,
             tools=tools_as_dicts(request.tools or ()),
             add_generation_prompt=request.add_generation_prompt is not False,
         )
     except ChatTemplateError as error:
         raise BadRequestError(str(error), "messages", "chat_template_error") from None
+    _expect_length(len(rendering.text), "messages")
     return codec.encode(rendering)
+
+
+def _expect_length(n: int, name: str) -> None:
+    """Refuse a text of more than MAX_TEXT characters. Raises BadRequestError."""
+    if n > MAX_TEXT:
+        raise BadRequestError(f"{name}: it has {n} characters; {MAX_TEXT} are allowed", name, "invalid_value")
 
 
 def _piece(model: Model, token: int) -> str | list[int]:
