@@ -1,6 +1,7 @@
 """GBNF: parse errors, and the language of compiled grammars."""
 
 import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from llamacli.sampling.gbnf import parse_gbnf
 from llamacli.sampling.lexemes import to_lark
 from llamacli.testing.vocabularies import CONTROL, byte_level
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
+from llamacli.util.cancellation import cancellable_by
 from suite import examples
 
 pytest.importorskip("llguidance")
@@ -275,3 +277,12 @@ def test_time_to_compare_lexemes_has_a_limit(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("llamacli.sampling.lexemes._MAX_SECONDS", -1)
     with pytest.raises(InvalidRequestError, match="its rules take more than"):
         Grammar.from_gbnf(text, TOKENS)
+
+
+def test_comparing_lexemes_ends_when_nobody_waits() -> None:
+    left = threading.Event()
+    with cancellable_by(left):
+        Grammar.from_gbnf('root ::= "ab" root | "cd"', TOKENS)
+        left.set()
+        with pytest.raises(InvalidRequestError, match="was cancelled"):
+            Grammar.from_gbnf('root ::= "ab" root | "cd"', TOKENS)

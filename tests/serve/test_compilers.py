@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 
 from llamacli.serve.compilers import MOST_PER_KEY, N_THREADS, Compilers
+from llamacli.util.cancellation import is_cancelled
 
 
 def test_results_and_errors() -> None:
@@ -57,3 +59,22 @@ def test_callers_that_leave_keep_their_share_until_the_thread_is_free() -> None:
     finally:
         gate.set()
         compilers.close()
+
+
+def test_work_learns_that_its_caller_has_left() -> None:
+    compilers, ended = Compilers(), threading.Event()
+
+    def work() -> None:
+        while not is_cancelled():
+            time.sleep(0.001)
+        ended.set()
+
+    async def use() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await compilers.run("a", work)
+        assert await asyncio.to_thread(ended.wait, 10)
+        assert not await compilers.run("a", is_cancelled)
+
+    asyncio.run(use())
+    compilers.close()

@@ -19,6 +19,7 @@ import attrs
 from llamacli.errors import InvalidRequestError
 from llamacli.sampling.automata import Automaton, automaton, clash
 from llamacli.sampling.gbnf import Chars, Choice, Node, Ref, Repeat, Rules, Sequence, Token, walk
+from llamacli.util.cancellation import is_cancelled
 
 _MAX_CHARACTERS = 2000
 """Largest number of characters of a lexeme, repetitions expanded."""
@@ -66,9 +67,11 @@ class _Translator:
             self.apart |= clashing
 
     def check_time(self) -> None:
-        """Raise InvalidRequestError when the time is up."""
+        """Raise InvalidRequestError when the time is up, or nobody waits any more."""
         if time.thread_time() > self.deadline:
             raise InvalidRequestError(f"grammar: its rules take more than {_MAX_SECONDS} s of CPU time to compare")
+        if is_cancelled():
+            raise InvalidRequestError("grammar: compiling it was cancelled")
 
     # Selection of lexemes.
 

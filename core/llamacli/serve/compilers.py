@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
+
+from llamacli.util.cancellation import cancellable_by
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -19,7 +22,8 @@ N_THREADS, MOST_PER_KEY = 4, 3
 class Compilers:
     """Thread pool for grammars; one key never takes all threads.
 
-    A compilation cannot be ended from outside and may take 20 seconds, whether its client still waits or not.
+    A thread cannot be ended from outside. What may take long asks `is_cancelled`, which is true once its client has
+    left, or has its answer because the time was over.
     """
 
     def __init__(self) -> None:
@@ -27,12 +31,20 @@ class Compilers:
         self._shares: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
 
     async def run(self, key: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function in a thread, within the share of a key."""
+        """Call a function in a thread, within the share of a key.
+
+        Cancelling this cancels the function's work.
+        """
         share = self._shares.setdefault(key, asyncio.Semaphore(MOST_PER_KEY))
         await share.acquire()
-        loop = asyncio.get_running_loop()
+        loop, left = asyncio.get_running_loop(), threading.Event()
+
+        def work_of_caller() -> T:
+            with cancellable_by(left):
+                return function(*args, **kwargs)
+
         try:
-            work = self._pool.submit(function, *args, **kwargs)
+            work = self._pool.submit(work_of_caller)
         except BaseException:
             share.release()
             raise
@@ -42,7 +54,10 @@ class Compilers:
                 loop.call_soon_threadsafe(share.release)
 
         work.add_done_callback(ended)
-        return await asyncio.wrap_future(work)
+        try:
+            return await asyncio.wrap_future(work)
+        finally:
+            left.set()
 
     def close(self) -> None:
         """Begin no more calls."""
