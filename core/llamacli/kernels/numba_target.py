@@ -20,6 +20,8 @@ from numba.core.cpu import CPUContext
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 
+from llamacli.kernels.numba_shortcuts import shortcuts
+
 _REFERENCE_COUNTS = {"NRT_incref", "NRT_decref"}
 """Functions of Numba's runtime (NRT) that code refers to for each array, even if it allocates none."""
 
@@ -134,6 +136,7 @@ def kernel_target() -> Iterator[None]:
     attributes["_toplevel_target_context"] = context
     try:
         _load_registries()
-        yield
+        with shortcuts():
+            yield
     finally:
         attributes["_toplevel_target_context"] = context.numbas
