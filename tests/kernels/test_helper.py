@@ -40,7 +40,10 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     monkeypatch.setattr(subprocess, "Popen", Started)
     monkeypatch.setattr(helper, "usable_cores", lambda: SimpleNamespace(threads=2))
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 2.0, 2.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    counts = iter([2, 1, 3] * 2)
+    monkeypatch.setattr(helper, "running_threads", lambda: next(counts))
+    monkeypatch.setattr(helper, "load_average", lambda: 2.0)
     monkeypatch.setattr(helper, "jit_disabled", lambda: False)
     return commands
 
@@ -58,11 +61,19 @@ def test_program_is_not_started_where_it_is_of_no_use(reason, folder, starts, mo
     if reason == "cores":
         monkeypatch.setattr(helper, "usable_cores", lambda: SimpleNamespace(threads=1))
     elif reason == "load":
-        monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 0.0, 0.0))
+        monkeypatch.setattr(helper, "running_threads", lambda: 2)
     else:
         monkeypatch.setattr(helper, "jit_disabled", lambda: True)
     helper.start_helper()
     assert starts == []
+
+
+@pytest.mark.parametrize(("load", "n_starts"), [(0.5, 1), (1.5, 0), (None, 0)])
+def test_load_average_counts_where_running_threads_are_unknown(load, n_starts, folder, starts, monkeypatch) -> None:
+    monkeypatch.setattr(helper, "running_threads", lambda: None)
+    monkeypatch.setattr(helper, "load_average", lambda: load)
+    helper.start_helper()
+    assert len(starts) == n_starts
 
 
 def test_program_names_kernels_and_caches_them(folder, monkeypatch, capsys) -> None:

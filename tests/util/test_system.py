@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llamacli.util.system import Cores, available_memory, memory_limit, system_memory, usable_cores
+from llamacli.util.system import Cores, available_memory, memory_limit, running_threads, system_memory, usable_cores
 
 V2 = "26 25 0:23 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = (
@@ -107,6 +107,14 @@ def test_cores_of_this_machine(monkeypatch) -> None:
     if hasattr(os, "sched_getaffinity"):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
         assert usable_cores().threads == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "threads"),
+    [("0.20 1.18 0.12 3/80 11206\n", 3), ("0.00 0.00 0.00 0/0 0\n", None), ("0.20 0.18\n", None), ("", None)],
+)
+def test_running_threads(system, text, threads) -> None:
+    assert running_threads(system(proc__loadavg=text)) == threads
 
 
 V2_FILES = {"proc__self__cgroup": "0::/a/b\n", "proc__self__mountinfo": OTHER_MOUNT + V2}

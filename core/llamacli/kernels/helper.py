@@ -7,18 +7,20 @@ comes to such a kernel waits for it; it compiles itself what the program has not
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import IO
 
 from llamacli.kernels import attention, jit, sampling
 from llamacli.kernels.kv_types.types import KVType
 from llamacli.kernels.switch import jit_disabled
-from llamacli.util.system import usable_cores
+from llamacli.util.system import load_average, running_threads, usable_cores
 
 _PATIENCE_S = 2.0
 """Seconds that a process waits for a kernel of the program, whose core others may have taken."""
@@ -47,8 +49,22 @@ def start_helper() -> None:
 
 
 def _has_idle_core() -> bool:
-    """True if this process leaves a core idle, by the load average."""
-    return hasattr(os, "getloadavg") and os.getloadavg()[0] < usable_cores().threads - 1
+    """True if this process leaves a core idle at this moment.
+
+    Other programs may run for an instant: the fewest threads of a few milliseconds count. Where their number is
+    unknown, the load average does.
+    """
+    if usable_cores().threads < 2:
+        return False
+    samples = []
+    for pause_s in (0.0, 0.001, 0.002):
+        time.sleep(pause_s)
+        samples.append(running_threads())
+    known = [threads for threads in samples if threads is not None]
+    if known:
+        return min(known) < (os.cpu_count() or 1)
+    load = load_average()
+    return load is not None and load < usable_cores().threads - 1
 
 
 class _Progress:
@@ -92,4 +108,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # the program ends before garbage matters
     main()

@@ -85,6 +85,15 @@ def load_average() -> float | None:
         return None
 
 
+def running_threads(root: Path = ROOT) -> int | None:
+    """Number of runnable threads on the machine, the caller included.
+
+    None if unknown.
+    """
+    found = re.match(r"(?:\S+ ){3}(\d+)/", _read(root / "proc" / "loadavg"))
+    return (int(found[1]) or None) if found else None
+
+
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
