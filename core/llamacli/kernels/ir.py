@@ -7,6 +7,7 @@ the rest well by itself.
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Callable
@@ -100,14 +101,27 @@ def constant(kind: ir.VectorType, value: float) -> ir.Constant:
     """The same constant in every lane."""
     if kind.element == F32:
         value = struct.unpack("f", struct.pack("f", value))[0]
-    return ir.Constant(kind, [value] * kind.count)
+    key = f"{kind} {value!r}"
+    if key not in _splats:
+        _splats[key] = ir.Constant(kind, [value] * kind.count)
+    return _splats[key]
+
+
+_splats: dict[str, ir.Constant] = {}
+"""Constants by type and value: llvmlite keeps the text of each, whose making was half of the IR of a product."""
+
+
+@functools.cache
+def lane_numbers(*lanes: int) -> ir.Constant:
+    """Vector of lane numbers: int32, for shuffles."""
+    return ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
 
 
 def splat(b: Builder, scalar: Value, lanes: int = LANES) -> Value:
     """A scalar in every lane."""
     kind = ir.VectorType(scalar.type, lanes)
     first = b.insert_element(ir.Constant(kind, ir.Undefined), scalar, I32(0))
-    return b.shuffle_vector(first, first, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+    return b.shuffle_vector(first, first, lane_numbers(*[0] * lanes))
 
 
 def broadcast_f32(b: Builder, address: Value) -> Value:
@@ -129,7 +143,7 @@ def broadcasts_i32(b: Builder, address: Value, n: int) -> list[Value]:
         return [broadcast_i32(b, offset(b, address, 4 * i)) for i in range(n)]
     # ARM multiplies by a lane of a register, so four of them share one.
     fours = [load(b, offset(b, address, 4 * i), ir.VectorType(I32, 4)) for i in range(0, n, 4)]
-    lanes = [ir.Constant(I32X16, [lane] * LANES) for lane in range(4)]
+    lanes = [lane_numbers(*[lane] * LANES) for lane in range(4)]
     return [b.shuffle_vector(four, four, lane) for four in fours for lane in lanes]
 
 
@@ -187,7 +201,7 @@ def sqrt(b: Builder, x: Value) -> Value:
 
 def first_lanes(b: Builder, x: Value, count: Value, otherwise: Value) -> Value:
     """x in the first `count` lanes, `otherwise` in the others."""
-    index = ir.Constant(I32X16, list(range(LANES)))
+    index = lane_numbers(*range(LANES))
     return b.select(b.icmp_signed("<", index, splat(b, b.trunc(count, I32))), x, otherwise)
 
 
@@ -199,15 +213,15 @@ def _fold(b: Builder, x: Value, combine: Callable[[Builder, Value, Value], Value
     lanes = x.type.count
     while lanes > 1:
         lanes //= 2
-        order = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
-        upper = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes, 2 * lanes)))
+        order = lane_numbers(*range(lanes))
+        upper = lane_numbers(*range(lanes, 2 * lanes))
         x = combine(b, b.shuffle_vector(x, x, order), b.shuffle_vector(x, x, upper))
     return b.extract_element(x, I32(0))
 
 
 def shuffle(b: Builder, x: Value, y: Value, lanes: list[int]) -> Value:
     """Lanes of x and, from 16 on, of y."""
-    return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
+    return b.shuffle_vector(x, y, lane_numbers(*lanes))
 
 
 def exchange_lanes(b: Builder, x: Value, distance: int) -> Value:
@@ -352,7 +366,7 @@ def dot_u8s8(b: Builder, total: Value, unsigned: Value, signed: Value, bits: int
         return b.add(total, _in_parts(b, 2, lambda *parts: multiply(b, *parts), unsigned, signed))
     products = b.mul(b.zext(unsigned, ir.VectorType(I32, 64)), b.sext(signed, ir.VectorType(I32, 64)))
     for j in range(4):
-        every_fourth = ir.Constant(ir.VectorType(I32, LANES), list(range(j, 64, 4)))
+        every_fourth = lane_numbers(*range(j, 64, 4))
         total = b.add(total, b.shuffle_vector(products, products, every_fourth))
     return total
 
@@ -406,14 +420,13 @@ def _in_parts(b: Builder, n: int, f: Callable[..., Value], *vectors: Value) -> V
         pieces = []
         for vector in vectors:
             lanes = vector.type.count // n
-            indices = list(range(part * lanes, (part + 1) * lanes))
-            pieces.append(b.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(I32, lanes), indices)))
+            pieces.append(b.shuffle_vector(vector, vector, lane_numbers(*range(part * lanes, (part + 1) * lanes))))
         results.append(f(*pieces))
     while len(results) > 1:
         joined = []
         for low, high in zip(results[::2], results[1::2], strict=True):
             lanes = 2 * low.type.count
-            joined.append(b.shuffle_vector(low, high, ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))))
+            joined.append(b.shuffle_vector(low, high, lane_numbers(*range(lanes))))
         results = joined
     return results[0]
 
