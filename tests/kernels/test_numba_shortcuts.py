@@ -2,13 +2,14 @@
 
 import contextlib
 
+import numba
 import numpy as np
 import pytest
 from numba.core import ir, postproc
 from numba.core.errors import TypingError
 from numba.core.types import BaseFunction
 
-from llamacli.kernels import linker, numba_target
+from llamacli.kernels import linker, numba_shortcuts, numba_target
 from llamacli.kernels.compiler import compile_function
 from llamacli.kernels.deferred import carray, njit
 from llamacli.kernels.jit import Compiled
@@ -84,3 +85,12 @@ def test_numba_is_as_before_afterwards(monkeypatch, tmp_path) -> None:
     assert "no_such_attribute" in str(error.value)
     assert "\x1b" not in str(error.value)
     assert [getattr(owner, name) for owner, name in places] == before
+
+
+def test_another_version_of_numba_has_none(monkeypatch) -> None:
+    before = BaseFunction.get_call_type
+    with numba_shortcuts.shortcuts():
+        assert (BaseFunction.get_call_type is before) != numba.__version__.startswith(numba_shortcuts.VERSIONS)
+    monkeypatch.setattr(numba, "__version__", "1.0.0")
+    with numba_shortcuts.shortcuts():
+        assert BaseFunction.get_call_type is before

@@ -4,6 +4,8 @@ Numba resolves the types of a call anew each time, analyses lifetimes of variabl
 lowering uses them, and prepares a terminal for colours in each error message, most of which it never shows. A fourth
 of the time of a first run went there.
 
+They take the place of private methods, so that only the versions of Numba that they were read against have them.
+
 To be imported once something has to be compiled: this module imports Numba.
 """
 
@@ -13,9 +15,13 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import numba
 from numba.core import errors, ir, postproc, transforms
 from numba.core.targetconfig import ConfigStack
 from numba.core.types import BaseFunction
+
+VERSIONS = ("0.68.",)
+"""Beginnings of the versions of Numba with shortcuts."""
 
 _ATTRIBUTES = (
     (BaseFunction, "get_call_type"),
@@ -23,7 +29,7 @@ _ATTRIBUTES = (
     (ir.Inst, "_rec_list_vars"),
     (type(errors.termcolor()), "_markup"),
 )
-_numbas = {name: getattr(owner, name, None) for owner, name in _ATTRIBUTES}
+_numbas = {name: getattr(owner, name, None) for owner, name in _ATTRIBUTES}  # None in another version
 
 _signatures: dict[tuple[Any, ...], Any] = {}
 """Signatures by function, types of arguments and number of flags."""
@@ -94,16 +100,14 @@ _SHORTCUTS = (_get_call_type, _run, _rec_list_vars, _markup)
 
 @contextlib.contextmanager
 def shortcuts() -> Iterator[None]:
-    """Take the shortcuts; Numba's compiler lock must be held."""
-    taken = [
-        (owner, name, shortcut)
-        for (owner, name), shortcut in zip(_ATTRIBUTES, _SHORTCUTS, strict=True)
-        if _numbas[name] is not None
-    ]
-    for owner, name, shortcut in taken:
+    """Take the shortcuts, in VERSIONS only; Numba's compiler lock must be held."""
+    if not numba.__version__.startswith(VERSIONS):
+        yield
+        return
+    for (owner, name), shortcut in zip(_ATTRIBUTES, _SHORTCUTS, strict=True):
         setattr(owner, name, shortcut)
     try:
         yield
     finally:
-        for owner, name, _ in taken:
+        for owner, name in _ATTRIBUTES:
             setattr(owner, name, _numbas[name])
