@@ -116,12 +116,14 @@ SHAPES = {
         },
     ),
 }  # fmt: skip
+SHAPES["llama-1b-4-layers"] = replace(SHAPES["llama-1b"], n_layer=4)
 _SCALES = {  # offsets of float16 scales in blocks of random bytes; those of minima with a factor
     Type.Q2_K: {80: 1, 82: 1.5},
     Type.Q3_K: {108: 1},
     Type.Q4_K: {0: 1, 2: 7.5},
     Type.Q5_K: {0: 1, 2: 15.5},
     Type.Q6_K: {208: 1},
+    Type.IQ4_NL: {0: 1},
     Type.IQ4_XS: {0: 1},
     **{kind: {0: 1} for kind in (Type.IQ1_S, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S, Type.IQ3_XXS, Type.IQ3_S)},
 }
