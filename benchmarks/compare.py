@@ -5,9 +5,9 @@
     python benchmarks/compare.py FILE.gguf [FILE.gguf ...] -p 512 -n 32 [-d 4096] [-r 5] [--plot OUT.png]
     python benchmarks/compare.py --all FOLDER     # all comparisons of docs/performance.md; writes the files first
 
-Both use the same files and the same number of threads. Prints a row per test: median tokens per second of both, and the
-median ratio of neighbouring runs with its interquartile range. The peer runs with flash attention on and off, and the
-faster of the two counts.
+Both use the same files and the same number of threads. Prints a row per test: the median ratio of neighbouring runs
+with its interquartile range, and median tokens per second of both. The peer runs with flash attention on and off in a
+first repetition, which does not count; in the others only with the faster setting.
 """
 
 import argparse
@@ -98,19 +98,21 @@ class Peer:
         self._lib.llama_model_free(self._model)
 
 
-ALL = (  # shape, type, tokens of a prompt, tokens generated, depth
-    ("llama-1b", "Q8_0", 512, 32, 0),
-    ("llama-1b", "Q4_0", 512, 32, 0),
-    ("llama-1b", "Q4_K_M", 512, 32, 0),
-    ("llama-1b", "F16", 512, 16, 0),
-    ("smollm2-135m", "Q8_0", 512, 128, 0),
-    ("smollm2-135m", "Q4_0", 512, 128, 0),
-    ("llama-1b", "Q8_0", 0, 32, 4096),
-    ("llama-1b", "Q8_0", 4096, 0, 0),
+ALL = (  # shape, name in the table, type, tokens of a prompt, tokens generated
+    ("llama-1b", "1B", "Q8_0", 512, 32),
+    ("llama-1b", "1B", "Q4_0", 512, 32),
+    ("llama-1b", "1B", "Q4_K_M", 512, 32),
+    ("llama-1b", "1B", "F16", 512, 16),
+    ("smollm2-135m", "135M", "Q8_0", 512, 128),
+    ("smollm2-135m", "135M", "Q4_0", 512, 128),
+    ("llama-1b", "1B", "Q8_0", 4096, 32),
 )
+"""Comparisons of docs/performance.md; behind a long prompt, tokens are generated at its depth."""
 
+Row = tuple[str, str, float, float, float, float, float]
+"""Name, test, medians of both engines, ratio and its quartiles."""
 
-COSTS = ("load to first token, s", "peak memory, MB")
+COSTS = ("seconds of load to first token", "MB of peak memory")
 """Rows where smaller is better."""
 
 
@@ -123,76 +125,77 @@ def timed(engine: Ours | Peer, tokens: list[int], at_once: int) -> float:
 
 
 def measure(
-    engines: list[Ours | Peer], n_prompt: int, n_gen: int, depth: int, repetitions: int
-) -> dict[str, list[list[float]]]:
-    """Tokens per second: test -> engine -> repetition.
+    engines: list[Ours | Peer], options: argparse.Namespace, repetitions: int
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Tokens per second by test: of llamacli and of the faster peer.
 
-    Engines alternate, after a warm-up repetition.
+    Engines alternate, after a warm-up repetition that chooses the peer.
     """
+    n_prompt, n_gen, depth = options.n_prompt, options.n_gen, options.depth
     random = np.random.default_rng(0)
     tokens = random.integers(0, engines[0].n_vocab, max(n_prompt, n_gen, depth, 1)).tolist()
     for engine in engines:
         engine.start(0)
         engine.evaluate(tokens[:depth] if depth else tokens[:1])
-    results: dict[str, list[list[float]]] = {}
-    suffix = f" @ d{depth}" if depth else ""
-    for name, n in ((f"pp{n_prompt}{suffix}", n_prompt), (f"tg{n_gen}{suffix}", n_gen)):
-        if not n:
-            continue
-        rates: list[list[float]] = [[] for _ in engines]
-        for repetition in range(repetitions + 1):
-            for engine, own in zip(engines, rates, strict=True):
-                engine.start(depth)
-                at_once = n if name.startswith("pp") else 1
-                seconds = timed(engine, tokens[:n], at_once)
-                if repetition:
-                    own.append(n / seconds)
-        results[name] = rates
+    behind = depth + (n_prompt if options.after_prompt else 0)
+
+    def speed(engine: Ours | Peer, n: int, n_past: int, at_once: int) -> float:
+        engine.start(n_past)
+        return n / timed(engine, tokens[:n], at_once)
+
+    tests = ((f"prompt {n_prompt}", n_prompt, depth, n_prompt), ("generate", n_gen, behind, 1))
+    results: dict[str, tuple[list[float], list[float]]] = {}
+    for name, *sizes in tests:
+        if sizes[0]:
+            _, *warm = [speed(engine, *sizes) for engine in engines]
+            pair = engines[0], engines[1 + warm.index(max(warm))]
+            runs = [[speed(engine, *sizes) for engine in pair] for _ in range(repetitions)]
+            results[f"{name} at depth {sizes[1]}" if sizes[1] else name] = tuple(map(list, zip(*runs, strict=True)))
     return results
 
 
-def rows(path: str, options: argparse.Namespace) -> Iterator[tuple[str, str, float, float, float, float, float]]:
-    """Rows of a file: name, test, medians, ratio and its quartiles."""
-    n_ctx = max(options.n_prompt, options.n_gen) + options.depth + 64
+def rows(path: str, options: argparse.Namespace) -> Iterator[Row]:
+    """Rows of a file."""
+    n_ctx = options.n_prompt + options.n_gen + options.depth + 64
     engines: list[Ours | Peer] = [Ours(path, options.threads, n_ctx)]
     engines += [Peer(path, options.threads, n_ctx, flash, repack=not options.no_repack) for flash in (0, 1)]
-    results = measure(engines, options.n_prompt, options.n_gen, options.depth, options.repetitions)
+    results = measure(engines, options, options.repetitions)
     for engine in engines:
         engine.close()
     gc.collect()
-    for test, (ours, *peers) in results.items():
-        peer = max(peers, key=statistics.median)
+    for test, (ours, peer) in results.items():
         ratios = sorted(a / b for a, b in zip(ours, peer, strict=True))
         low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         medians = (statistics.median(ours), statistics.median(peer), statistics.median(ratios))
-        yield Path(path).stem, test, *medians, low, high
+        yield options.label or Path(path).stem, test, *medians, low, high
 
 
-def started(path: str, threads: int) -> Iterator[tuple[str, str, float, float, float, float, float]]:
+def started(path: str, options: argparse.Namespace) -> Iterator[Row]:
     """Rows of startup time and peak memory, measured in separate processes."""
     figures: dict[str, list[list[float]]] = {"ours": [], "peer": []}
     for _ in range(4):
         for engine, own in figures.items():
-            command = [sys.executable, __file__, "--start", engine, path, "-t", str(threads)]
+            command = [sys.executable, __file__, "--start", engine, path, "-t", str(options.threads)]
+            command += ["--no-repack"] if options.no_repack else []
             answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             own.append([float(figure) for figure in answer.split()[-2:]])
     for column, test in enumerate(COSTS):
         ours, peer = ([run[column] for run in runs[1:]] for runs in figures.values())
         ratios = sorted(a / b for a, b in zip(ours, peer, strict=True))
         medians = (statistics.median(ours), statistics.median(peer), statistics.median(ratios))
-        yield Path(path).stem, test, *medians, ratios[0], ratios[-1]
+        yield options.label or Path(path).stem, test, *medians, ratios[0], ratios[-1]
 
 
-def start(engine: str, path: str, threads: int) -> None:
+def start(engine: str, path: str, threads: int, *, repack: bool) -> None:
     """Load, evaluate a token, and print seconds and megabytes used."""
     begun = time.perf_counter()
-    runner = Ours(path, threads, 576) if engine == "ours" else Peer(path, threads, 576, 1)
+    runner = Ours(path, threads, 576) if engine == "ours" else Peer(path, threads, 576, 1, repack=repack)
     runner.start(0)
     runner.evaluate([1])
     print(time.perf_counter() - begun, (peak_rss() or 0) / 2**20)
 
 
-def plot(table: list[tuple[str, str, float, float, float, float, float]], out: str) -> None:
+def plot(table: list[Row], out: str) -> None:
     """Plot the ratios of speeds as bars."""
     import matplotlib.pyplot as plt
 
@@ -211,13 +214,14 @@ def plot(table: list[tuple[str, str, float, float, float, float, float]], out: s
 def everything(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, argparse.Namespace]]:
     """Arguments of the comparisons in ALL; missing files are written first."""
     folder.mkdir(parents=True, exist_ok=True)
-    for shape, kind, n_prompt, n_gen, depth in ALL:
+    for shape, name, kind, n_prompt, n_gen in ALL:
         path = folder / f"{shape}-{kind}.gguf"
         if not path.exists():
             make_model.write(str(path), shape, kind)
-        sizes = {"n_prompt": n_prompt, "n_gen": n_gen, "depth": depth}
-        repetitions = min(options.repetitions, 2) if n_prompt > 512 else options.repetitions
-        yield str(path), argparse.Namespace(**vars(options) | sizes | {"repetitions": repetitions})
+        row = {"label": f"{name} {kind}", "n_prompt": n_prompt, "n_gen": n_gen, "depth": 0}
+        if n_prompt > 512:
+            row |= {"after_prompt": True, "repetitions": min(options.repetitions, 2)}
+        yield str(path), argparse.Namespace(**vars(options) | row)
 
 
 def main() -> None:
@@ -231,25 +235,27 @@ def main() -> None:
     parser.add_argument("-p", "--n-prompt", type=int, default=512)
     parser.add_argument("-n", "--n-gen", type=int, default=32)
     parser.add_argument("-d", "--depth", type=int, default=0)
+    parser.add_argument("--after-prompt", action="store_true", help="generate behind the prompt")
     parser.add_argument("-r", "--repetitions", type=int, default=5)
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--no-repack", action="store_true", help="the peer keeps weights as stored (some builds crash)")
     parser.add_argument("--plot", metavar="OUT.png")
+    parser.set_defaults(label="")
     options = parser.parse_args()
     if options.start:
-        start(options.start, options.files[0], options.threads)
+        start(options.start, options.files[0], options.threads, repack=not options.no_repack)
         return
     works = [(path, options) for path in options.files]
     if options.all:
         works += list(everything(Path(options.all), options))
     table = []
-    print("| model | test | llamacli t/s | llama.cpp t/s | ratio | middle half |\n|---|---|---|---|---|---|")
+    print("| task | ratio | interquartile range | llamacli tok/s | llama.cpp tok/s |\n|---|---|---|---|---|")
     lines = itertools.chain.from_iterable(rows(*work) for work in works)
-    costs = started(works[0][0], options.threads) if options.all else ()
+    costs = started(*works[0]) if options.all else ()
     for row in itertools.chain(lines, costs):
         table.append(row)
         name, test, ours, peer, ratio, low, high = row
-        print(f"| {name} | {test} | {ours:.1f} | {peer:.1f} | {ratio:.2f} | {low:.2f} to {high:.2f} |", flush=True)
+        print(f"| {test}, {name} | {ratio:.2f} | {low:.2f} to {high:.2f} | {ours:.4g} | {peer:.4g} |", flush=True)
     if options.plot:
         plot(table, options.plot)
 
