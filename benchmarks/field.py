@@ -9,7 +9,8 @@ ik_llama.cpp with flash attention and weights repacked at load. Each repetition 
 
 Prints a row per engine and test: median tokens per second, the median ratio of llamacli's speed to it in the same
 repetition with its interquartile range, and for generation the share of the memory's speed: bytes of the weights that a
-token needs, times tokens per second, divided by the speed of a plain read by all threads.
+token needs, as they are in the file, times tokens per second, divided by the speed of a plain read by all threads just
+before. An engine that cannot run the file has "-" and what it said.
 """
 
 import argparse
@@ -22,7 +23,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numba
 import numpy as np
 
 from llamacli.util.memory import anonymous
@@ -30,12 +30,17 @@ from llamacli.util.memory import anonymous
 OURS = "llamacli"
 OPENVINO = Path(__file__).with_name("openvino_bench.py")
 TIMEOUT_S = 900
-MEMORY_BYTES = 1 << 30
+READ_BYTES = 1 << 30
+"""Bytes of a read at least, so that the start of threads does not count."""
 
 
-def commands(options: argparse.Namespace, path: str) -> dict[str, list[str]]:
+class RefusedError(Exception):
+    """An engine cannot run a file."""
+
+
+def commands(options: argparse.Namespace, path: str, n_prompt: int, n_gen: int) -> dict[str, list[str]]:
     """Command of each engine; all print llama-bench's JSON."""
-    sizes = ["-p", str(options.n_prompt), "-n", str(options.n_gen), "-t", str(options.threads)]
+    sizes = ["-p", str(n_prompt), "-n", str(n_gen), "-t", str(options.threads)]
     bench = ["-m", path, *sizes, "-r", "1", "-o", "json"]
     found = {OURS: [str(Path(sys.executable).with_name("llamacli")), "bench", *bench]}
     if options.llama_bench:
@@ -49,9 +54,13 @@ def commands(options: argparse.Namespace, path: str) -> dict[str, list[str]]:
 
 def speeds(command: Sequence[str]) -> dict[str, float]:
     """Tokens per second of an engine: test -> best of its settings."""
-    answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
+    try:
+        answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise RefusedError(f"no result in {TIMEOUT_S} s") from None
     if answer.returncode:
-        raise SystemExit(f"{command[0]} ended with status {answer.returncode}:\n{answer.stderr[-2000:]}")
+        lines = [line for line in answer.stderr.splitlines() if line.strip()]
+        raise RefusedError(lines[-1].strip() if lines else f"ended with status {answer.returncode}")
     best: dict[str, float] = {}
     for run in json.loads(answer.stdout):
         test = f"pp{run['n_prompt']}" if run["n_prompt"] else f"tg{run['n_gen']}"
@@ -59,44 +68,34 @@ def speeds(command: Sequence[str]) -> dict[str, float]:
     return best
 
 
-STREAMS, RUN = 16, 64
-"""Places that a thread reads from in turn, and words at each: a lone stream waits for the memory's latency."""
+def memory_speed(n_bytes: int, threads: int) -> float:
+    """Bytes per second of repeated reads of `n_bytes` by all threads.
 
-
-@numba.njit("int64(int64[:, ::1])", nogil=True)
-def sum_of(words: np.ndarray) -> int:
-    """Sum of integers, of several streams at once."""
-    total = 0
-    for start in range(0, words.shape[1], RUN):
-        for stream in range(words.shape[0]):
-            for word in words[stream, start : start + RUN]:
-                total += word
-    return total
-
-
-def memory_speed(threads: int) -> float:
-    """Bytes per second of a plain read by all threads.
-
-    Of huge pages, in which llamacli keeps weights: with small ones a read waits for address translation.
+    In huge pages, in which llamacli keeps weights: with small ones a read waits for address translation. As many bytes
+    as the weights have, since caches keep as much of either. NumPy's maximum of bytes is as fast as loads alone.
     """
-    words = anonymous(MEMORY_BYTES // (8 * STREAMS * threads) * 8 * STREAMS * threads).view(np.int64)
-    words.fill(1)
-    parts = words.reshape(threads, STREAMS, -1)
+    data = anonymous(n_bytes // threads * threads)
+    data.fill(1)
+    parts, rounds = data.reshape(threads, -1), -(-READ_BYTES // n_bytes)
 
-    def read() -> float:
-        workers = [threading.Thread(target=sum_of, args=(part,)) for part in parts]
+    def read(part: np.ndarray) -> None:
+        for _ in range(rounds):
+            part.max()
+
+    def seconds() -> float:
+        workers = [threading.Thread(target=read, args=(part,)) for part in parts]
         started = time.perf_counter()
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
-        return words.nbytes / (time.perf_counter() - started)
+        return time.perf_counter() - started
 
-    return max(read() for _ in range(5))
+    return rounds * data.nbytes / min(seconds() for _ in range(5))
 
 
-def bytes_per_token(path: str) -> float:
-    """Bytes of the weights that a token uses."""
+def weight_bytes(path: str) -> tuple[float, int]:
+    """Bytes of weights that a token uses, and that all use."""
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
@@ -107,13 +106,9 @@ def bytes_per_token(path: str) -> float:
         return int(field.contents()) if field else 1
 
     share = number("expert_used_count") / number("expert_count")
-    names = {tensor.name for tensor in reader.tensors}
-    tied = "output.weight" not in names
-    return sum(
-        int(tensor.n_bytes) * (share if "_exps." in tensor.name else 1.0)
-        for tensor in reader.tensors
-        if tied or tensor.name != "token_embd.weight"
-    )
+    tied = all(tensor.name != "output.weight" for tensor in reader.tensors)
+    used = {t.name: int(t.n_bytes) for t in reader.tensors if tied or t.name != "token_embd.weight"}
+    return sum(size * (share if "_exps." in name else 1.0) for name, size in used.items()), sum(used.values())
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -126,23 +121,31 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 def rows(path: str, options: argparse.Namespace, report: Callable[[str], None]) -> None:
     """Measure a file and report the rows of its table."""
-    runs = commands(options, path)
-    found: dict[tuple[str, str], list[float]] = {}
+    model, (needed, total) = Path(path).stem, weight_bytes(path)
+    runs = commands(options, path, options.n_prompt, options.n_gen)
+    for name, command in commands(options, path, min(options.n_prompt, 32), 2).items():
+        try:
+            speeds(command)  # warms up caches of files and of kernels
+        except RefusedError as error:
+            if name == OURS:
+                raise
+            del runs[name]
+            report(f"| {model} | | {name} | - | | {error} | |")
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     memory: list[float] = []
-    for repetition in range(options.repetitions + 1):  # the first warms up caches of files and of kernels
-        memory.append(memory_speed(options.threads))
+    for _ in range(options.repetitions):
         for name, command in runs.items():
+            memory.append(memory_speed(total, options.threads))
             for test, speed in speeds(command).items():
-                if repetition:
-                    found.setdefault((name, test), []).append(speed)
-    read, needed = statistics.median(memory), bytes_per_token(path)
+                found.setdefault((name, test), []).append((speed, needed * speed / memory[-1]))
     for (name, test), values in found.items():
-        low, ratio, high = quartiles([ours / other for ours, other in zip(found[OURS, test], values, strict=True)])
-        speed = statistics.median(values)
-        share = f"{needed * speed / read:.2f}" if test.startswith("tg") else ""
-        compared = "" if name == OURS else f"{ratio:.2f} | {low:.2f} to {high:.2f}"
-        report(f"| {Path(path).stem} | {test} | {name} | {speed:.1f} | {compared or ' | '} | {share} |")
-    report(f"| {Path(path).stem} | memory read | | {read / 1e9:.1f} GB/s | | | |")
+        speed, share = (statistics.median(column) for column in zip(*values, strict=True))
+        ratios = [ours[0] / other[0] for ours, other in zip(found[OURS, test], values, strict=True)]
+        low, ratio, high = quartiles(ratios)
+        compared = " | " if name == OURS else f"{ratio:.2f} | {low:.2f} to {high:.2f}"
+        report(f"| {model} | {test} | {name} | {speed:.1f} | {compared} | {f'{share:.2f}' if 'tg' in test else ''} |")
+    low, middle, high = (speed / 1e9 for speed in quartiles(memory))
+    report(f"| {model} | read of {total / 1e6:.0f} MB | memory | {middle:.1f} GB/s | | {low:.1f} to {high:.1f} | |")
 
 
 def main() -> None:
@@ -160,7 +163,10 @@ def main() -> None:
     print("| model | test | engine | t/s | llamacli's ratio | middle half | share of memory speed |")
     print("|---|---|---|---|---|---|---|")
     for path in options.files:
-        rows(path, options, lambda line: print(line, flush=True))
+        try:
+            rows(path, options, lambda line: print(line, flush=True))
+        except RefusedError as error:
+            print(f"| {Path(path).stem} | | | - | | {error} | |", flush=True)
 
 
 if __name__ == "__main__":
