@@ -37,6 +37,30 @@ def expert_groups(metadata: Metadata, architecture: str, n_expert: int) -> tuple
     return (n_groups, n_used) if n_groups > 1 else None
 
 
+def expert_options(metadata: Metadata, architecture: str) -> dict[str, Any]:
+    """Hyperparameters of routed and shared experts behind dense blocks.
+
+    `n_dense`, the number of blocks without experts; `n_ff_expert` and `n_ff_shared`, the widths of a routed expert and
+    of the shared ones together; `weight_scale`, the factor of the weights of routed experts, for which 0 means 1.
+
+    Raises ModelFormatError for invalid keys, groups of experts and multi-token-prediction heads.
+    """
+
+    def count(key: str, minimum: int, maximum: int, **default: int) -> int:
+        return metadata.get_int(f"{architecture}.{key}", minimum=minimum, maximum=maximum, **default)
+
+    count("expert_group_count", 0, 1, default=0)
+    count("nextn_predict_layers", 0, 0, default=0)
+    n_ff_expert = count("expert_feed_forward_length", 1, 1 << 24)
+    count("expert_count", 1, 1 << 14)
+    return {
+        "n_dense": count("leading_dense_block_count", 0, count("block_count", 1, 1 << 10)),
+        "n_ff_expert": n_ff_expert,
+        "n_ff_shared": n_ff_expert * count("expert_shared_count", 1, 1 << 14),
+        "weight_scale": metadata.get_float(f"{architecture}.expert_weights_scale", default=0.0, minimum=0.0) or 1.0,
+    }
+
+
 def add_network(block: TensorTable, c: Config, n_ff: int, suffix: str = "") -> None:
     """Add the tensors of a SwiGLU network, `n_ff` wide.
 

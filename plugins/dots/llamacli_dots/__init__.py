@@ -9,7 +9,7 @@ import attrs
 
 from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
 from llamacli.architecture import Params
-from llamacli.blocks.mixture import SHARED, add_experts, add_network, experts_and_shared, network
+from llamacli.blocks.mixture import SHARED, add_experts, add_network, expert_options, experts_and_shared, network
 from llamacli.gguf import Metadata
 from llamacli.ops.moe import Scoring
 
@@ -40,28 +40,17 @@ class Dots(Architecture):
     name = "dots1"
 
     def configure(self, metadata: Metadata) -> DotsConfig:
-        """Read the hyperparameters.
-
-        The factor `expert_weights_scale` = 0 means 1. Groups of experts are refused.
-        """
-
-        def count(key: str, minimum: int, maximum: int) -> int:
-            return metadata.get_int(f"{self.name}.{key}", minimum=minimum, maximum=maximum)
-
-        metadata.get_int(f"{self.name}.expert_group_count", default=0, minimum=0, maximum=1)
-        metadata.get_int(f"{self.name}.nextn_predict_layers", default=0, maximum=0)
-        n_ff_expert = count("expert_feed_forward_length", 1, 1 << 24)
-        count("expert_count", 1, 1 << 14)
-        common = Config.from_gguf(metadata)
+        """Read the hyperparameters; groups of experts are refused."""
+        experts = expert_options(metadata, self.name)
+        head_dim = Config.from_gguf(metadata).head_dim
         return DotsConfig.from_gguf(
             metadata,
-            rope=Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=False),
-            n_dense=count("leading_dense_block_count", 0, common.n_layer),
-            n_ff_expert=n_ff_expert,
-            n_ff_shared=n_ff_expert * count("expert_shared_count", 1, 1 << 14),
-            scoring=Scoring(count("expert_gating_func", min(Scoring), max(Scoring))),
+            rope=Rope.from_gguf(metadata, self.name, head_dim, interleaved=False),
+            scoring=Scoring(
+                metadata.get_int(f"{self.name}.expert_gating_func", minimum=min(Scoring), maximum=max(Scoring))
+            ),
             renormalize=metadata.get_bool(f"{self.name}.expert_weights_norm", default=False),
-            weight_scale=metadata.get_float(f"{self.name}.expert_weights_scale", default=0.0, minimum=0.0) or 1.0,
+            **experts,
         )
 
     def tensors(self, config: DotsConfig) -> TensorTable:
