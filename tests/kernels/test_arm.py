@@ -77,10 +77,10 @@ def test_arm_instruction_set_is_refused_on_x86(monkeypatch, name):
 # --- operations ------------------------------------------------------------------------------------------------------
 
 
-def dot(bits):
-    def emit(b, total, unsigned, signed):
-        operands = ir.load(b, total, ir.I32X16), ir.load(b, unsigned, ir.I8X64), ir.load(b, signed, ir.I8X64)
-        ir.store(b, total, ir.dot_u8s8(b, *operands, bits))
+def dot(bits, n_pairs=1):
+    def emit(b, total, *operands):
+        pairs = [[ir.load(b, ir.offset(b, x, 64 * i), ir.I8X64) for x in operands] for i in range(n_pairs)]
+        ir.store(b, total, ir.dots_u8s8(b, ir.load(b, total, ir.I32X16), pairs, bits))
 
     return emit
 
@@ -130,9 +130,9 @@ DOTS = [
 
 @pytest.fixture(scope="module", params=DOTS)
 def dot_products(request):
-    """Dot products of bytes below 2^7 and 2^8, and their bias."""
+    """Sums of three dot products by the bits of bytes, and the bias of 8 bits."""
     kind, name = request.param
-    return {bits: kind(name, 3, dot(bits)) for bits in (7, 8)}, 128 if name in ("neon", "avx2") else 0
+    return {bits: kind(name, 3, dot(bits, 3)) for bits in (6, 7, 8)}, 128 if name in ("neon", "avx2") else 0
 
 
 def check_dot(dot_products, total, unsigned, signed):
@@ -142,20 +142,20 @@ def check_dot(dot_products, total, unsigned, signed):
         products = (factors.astype(np.int64) - (bias if bits == 8 else 0)) * signed
         result = total.copy()
         code(result, factors, signed)
-        np.testing.assert_array_equal(result, total + products.reshape(16, 4).sum(axis=1))
+        np.testing.assert_array_equal(result, total + products.reshape(3, 16, 4).sum(axis=(0, 2)))
 
 
 @pytest.mark.parametrize("u", [0, 1, 127, 128, 255])
 @pytest.mark.parametrize("s", [-127, -1, 0, 127])
 def test_dot_product_of_extremes(dot_products, u, s):
-    check_dot(dot_products, np.arange(16, dtype=np.int32), np.full(64, u, np.uint8), np.full(64, s, np.int8))
+    check_dot(dot_products, np.arange(16, dtype=np.int32), np.full(192, u, np.uint8), np.full(192, s, np.int8))
 
 
 @examples(40)
 @given(
     total=arrays(np.int32, 16, elements=st.integers(-(2**30), 2**30)),
-    unsigned=arrays(np.uint8, 64),
-    signed=arrays(np.int8, 64, elements=st.integers(-127, 127)),
+    unsigned=arrays(np.uint8, 192),
+    signed=arrays(np.int8, 192, elements=st.integers(-127, 127)),
 )
 def test_dot_product(dot_products, total, unsigned, signed):
     check_dot(dot_products, total, unsigned, signed)
@@ -313,8 +313,8 @@ def random_activations(random, packing, n_tokens, n_blocks):
     return x
 
 
-ALIKE = ("IQ2_XXS", "IQ2_S", "IQ3_XXS", "TQ1_0", "TQ2_0", "Q2_0")
-"""Types whose blocks are loaded like those of IQ2_XS, IQ3_S and IQ1_S."""
+ALIKE = ("IQ2_XXS", "IQ2_S", "IQ3_XXS", "TQ1_0", "Q2_0")
+"""Types whose blocks are loaded like those of IQ2_XS, IQ3_S, TQ2_0 and Q1_0."""
 
 TILES = [
     *(("neon", kind, 1) for kind in PACKINGS if kind.name not in ALIKE),
@@ -334,7 +334,7 @@ def test_tile_is_bit_equal_to_the_host(name, kind, n_tokens):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["IQ1_M", "NVFP4"])
+@pytest.mark.parametrize("kind", ["IQ1_M", "NVFP4", "TQ2_0"])
 def test_tile_is_bit_equal_under_each_instruction_set_of_the_host(kind):
     packing, random = PACKINGS[TensorType[kind]], np.random.default_rng(1)
     weights, x = random_weights(random, packing, 3), random_activations(random, packing, 1, 3)

@@ -122,22 +122,36 @@ def test_product(team, kind, n):
     assert formulas.nmse(result, formulas.linear(used, weight)) < 1e-10
 
 
+HALF_ONE, ONE = np.float16(1).tobytes(), np.float32(1).tobytes()
+HIGH, LOW = b"\xff", b"\0"
+
+LARGEST = {
+    "Q8_0": (HALF_ONE + b"\x80" * 32, HALF_ONE + b"\x7f" * 32),
+    "Q4_0": (HALF_ONE + LOW * 16, HALF_ONE + HIGH * 16),
+    "Q4_1": (HALF_ONE + LOW * 2 + HIGH * 16, HALF_ONE + LOW * 18),
+    "IQ4_NL": (HALF_ONE + LOW * 16, HALF_ONE + HIGH * 16),
+    "Q2_K": (HIGH * 80 + HALF_ONE + LOW * 2, HIGH * 16 + LOW * 64 + HALF_ONE * 2),
+    "TQ2_0": (HIGH * 64 + HALF_ONE, LOW * 64 + HALF_ONE),
+    "Q8_K": (ONE + b"\x80" * 256 + LOW * 32, ONE + b"\x7f" * 256 + LOW * 32),
+}
+"""Blocks of the largest codes and scales, and a factor of 1."""
+
+
 @pytest.mark.parametrize("n", [1, 2, 12])
 @pytest.mark.parametrize(
-    ("kind", "codes"),
-    [("Q8_0", (0x80, 0x7F)), ("Q4_0", (0x00, 0xFF)), ("Q4_1", (0xFF, 0x00)), ("IQ4_NL", (0x00, 0xFF))],
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in LEFT_TO_SLOW else ()) for kind in LARGEST]
 )
-def test_sums_of_the_largest_integers_are_exact(team, kind, codes, n):
+def test_sums_of_the_largest_integers_are_exact(team, kind, n):
     """The product of a block of scale 1 is rounded once."""
-    kind, size = TensorType[kind], type_size(TensorType[kind])
-    raw = np.zeros((2, size), np.uint8)
-    raw[:, 1] = 0x3C  # the float16 1
-    raw[:, 4 if kind == TensorType.Q4_1 else 2 :] = np.array(codes, np.uint8)[:, None]
-    x = np.where(np.arange(32) % n < n - 1, 1, -1).astype(np.float32) * np.ones((n, 1), np.float32)
+    raw, kind = np.array([list(block) for block in LARGEST[kind]], np.uint8), TensorType[kind]
+    packing = packing_of(kind)
+    columns = np.arange(packing.block)
+    x = np.where(columns % n < n - 1, 1, -1).astype(np.float32) * np.ones((n, 1), np.float32)
     result, used = multiply(team, kind, raw, 2, x)
     scale = np.abs(used).max()
     integers = np.rint(used / scale * 127) @ dequantize(raw, kind).T
-    np.testing.assert_array_equal(result, (integers * np.float64(np.float16(1 / 127))).astype(np.float32))
+    rounded_scale = (np.float16 if packing.activation == "q8_0" else np.float32)(1 / 127)
+    np.testing.assert_array_equal(result, (integers * np.float64(rounded_scale)).astype(np.float32))
 
 
 def test_blocks_of_128_in_widths_that_256_does_not_divide(team):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -341,7 +341,7 @@ def multiplies_any_bytes() -> bool:
 
 
 def dot_bias(bits: int) -> int:
-    """Bias that `dot_u8s8` subtracts from unsigned bytes below 2^bits.
+    """Bias that `dots_u8s8` subtracts from unsigned bytes below 2^bits.
 
     Without I8MM, the instruction of ARM multiplies signed bytes only, and the sum of two products of AVX2 must fit
     int16. Below 128 that is so; a byte that may be larger gets its sign bit flipped, which takes 128 from it.
@@ -349,21 +349,35 @@ def dot_bias(bits: int) -> int:
     return 128 if isa() in ("neon", "avx2") and bits == 8 else 0
 
 
-def dot_u8s8(b: Builder, total: Value, unsigned: Value, signed: Value, bits: int = 8) -> Value:
-    """Dot products of 4 unsigned and 4 signed bytes in each lane.
+def dots_u8s8(b: Builder, total: Value, pairs: Sequence[tuple[Value, Value]], bits: int = 8) -> Value:
+    """Sum of dot products of 4 unsigned and 4 signed bytes in each lane.
 
-    total[i] + sum over j < 4 of (unsigned[4i + j] - dot_bias(bits)) * signed[4i + j]: int32x16 from 64 bytes each. The
-    unsigned bytes are below 2^bits, the signed ones above -128. The result is exact.
+    total[i] + sum over j < 4 of (unsigned[4i + j] - dot_bias(bits)) * signed[4i + j], and so for each pair of unsigned
+    and signed vectors: int32x16 from 64 bytes each. The unsigned bytes are below 2^bits, the signed ones above -128.
+    The result is exact.
     """
     if dot_bias(bits):
-        unsigned = b.xor(unsigned, constant(I8X64, 0x80))
+        pairs = [(b.xor(unsigned, constant(I8X64, 0x80)), signed) for unsigned, signed in pairs]
+    if isa() == "avx2":
+        # Sums of pairs of products are added as int16 as long as they fit.
+        multiply, largest = (_pairs, 2**bits - 1) if bits < 8 else (_pairs_signed, 128)
+        most = (2**15 - 1) // (2 * 127 * largest)
+        for first in range(0, len(pairs), most):
+            few = [_in_parts(b, 2, functools.partial(multiply, b), *pair) for pair in pairs[first : first + most]]
+            sums = functools.reduce(b.add, few)
+            total = b.add(total, _in_parts(b, 2, functools.partial(_add_pairs, b), sums))
+        return total
+    for pair in pairs:
+        total = _dot_u8s8(b, total, *pair)
+    return total
+
+
+def _dot_u8s8(b: Builder, total: Value, unsigned: Value, signed: Value) -> Value:
+    """Dot product by an instruction of VNNI or ARM, or in plain IR."""
     if isa() in _DOTS:
         lanes, name = _DOTS[isa()]
         return _in_parts(b, LANES // lanes, lambda *parts: call(b, name, parts[0].type, *parts),
                          total, unsigned, signed)  # fmt: skip
-    if isa() == "avx2":
-        multiply = _madd if bits < 8 else _madd_signed
-        return b.add(total, _in_parts(b, 2, lambda *parts: multiply(b, *parts), unsigned, signed))
     products = b.mul(b.zext(unsigned, ir.VectorType(I32, 64)), b.sext(signed, ir.VectorType(I32, 64)))
     for j in range(4):
         every_fourth = lane_numbers(*range(j, 64, 4))
@@ -431,23 +445,26 @@ def _in_parts(b: Builder, n: int, f: Callable[..., Value], *vectors: Value) -> V
     return results[0]
 
 
-def _madd(b: Builder, unsigned: Value, signed: Value) -> Value:
-    """int32x8 sums of four products of 32 bytes each.
+def _pairs(b: Builder, unsigned: Value, signed: Value) -> Value:
+    """int16x16 sums of two products of 32 bytes each.
 
-    The unsigned bytes are at most 128, so that the sum of two products fits int16.
+    The unsigned bytes are at most 128, so that a sum fits int16.
     """
-    words = ir.VectorType(I16, 16)
-    pairs = call(b, "llvm.x86.avx2.pmadd.ub.sw", words, unsigned, signed)
-    return call(b, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), pairs, constant(words, 1))
+    return call(b, "llvm.x86.avx2.pmadd.ub.sw", ir.VectorType(I16, 16), unsigned, signed)
 
 
-def _madd_signed(b: Builder, x: Value, y: Value) -> Value:
-    """int32x8 sums of four products of 32 signed bytes each.
+def _pairs_signed(b: Builder, x: Value, y: Value) -> Value:
+    """int16x16 sums of two products of 32 signed bytes each.
 
     The sign of x is moved to y.
     """
     moved = call(b, "llvm.x86.avx2.psign.b", y.type, y, x)
-    return _madd(b, call(b, "llvm.abs.v32i8", x.type, x, ir.IntType(1)(0)), moved)
+    return _pairs(b, call(b, "llvm.abs.v32i8", x.type, x, ir.IntType(1)(0)), moved)
+
+
+def _add_pairs(b: Builder, words: Value) -> Value:
+    """int32x8 sums of two int16 each."""
+    return call(b, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), words, constant(words.type, 1))
 
 
 # --- control flow ----------------------------------------------------------------------------------------------------

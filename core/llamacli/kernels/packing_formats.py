@@ -126,13 +126,15 @@ class Block:
 
     Without bias_bits there is no bias; a factor of None is 1. Shifts without shift_factor are multiplied by factor.
     Codes are below 2^code_bits. Each group is loaded when it is asked for, so that few registers are in use at a time.
-    is_direct: a group has just one product, which is multiplied by a factor of at most 16 significant bits.
+    chain: groups whose products are one sum of integers, which is below 2^22. is_direct: columns of one scale of
+    activations have just one such sum, which is multiplied by a factor of at most 16 significant bits.
     """
 
     factor: ir.Value | None
     shift_factor: ir.Value | None
     bias_bits: int | None
     code_bits: int
+    chain: int
     is_direct: bool
     groups: Iterator[Group]
 
@@ -332,7 +334,7 @@ class IntegerPacking:
         factor, shift_factor = self.factors(fields)
         (scale, shift), *more = self.terms(fields, 0)
         narrow = any(factor is field for loads in fields.values() for field in loads.narrow)
-        is_direct = narrow and scale is None and not more and self.activation == "q8_0"
+        is_plain = scale is None and not more and (shift is None or shift_factor is not None)
         shift_bits = 0 if shift is not None and shift_factor is None else self._bits_to_bias()
         unit = ir.constant(ir.F32X16, 2.0**-shift_bits)
         if shift_bits and scale is None:
@@ -353,8 +355,11 @@ class IntegerPacking:
                 yield Group(codes, terms)
 
         bias_bits = None if self.bias_bits is None else self.bias_bits + shift_bits
-        code_bits = (self.largest << shift_bits).bit_length()
-        return Block(factor, shift_factor, bias_bits, code_bits, is_direct, load_groups())
+        largest, bias = self.largest << shift_bits, 0 if bias_bits is None else 2**bias_bits
+        shared = self.groups if self.activation == "q8_K" else 1
+        chain = shared if is_plain and max(largest - bias, bias) <= CODE_BIAS else 1
+        is_direct = narrow and is_plain and chain == shared
+        return Block(factor, shift_factor, bias_bits, largest.bit_length(), chain, is_direct, load_groups())
 
     def _bits_to_bias(self) -> int:
         """Number of bits by which codes are shifted in registers.

@@ -6,6 +6,7 @@ is taken in a fixed order, whatever the number of tokens.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +19,6 @@ _AHEAD = 4096
 """Prefetch distance in bytes of weights."""
 
 _ITEM, _OFFSETS = ACTIVATION.itemsize, {name: field[1] for name, field in (ACTIVATION.fields or {}).items()}
-
-_BIAS_BITS = CODE_BIAS.bit_length() - 1
 
 _i64 = types.int64
 
@@ -115,27 +114,30 @@ def _integer_block(
     """Add the products of a block of integers.
 
     Sums of integers are scaled within the block, then once multiplied by the block's factors and the activations'
-    scale.
+    scale. A chain of dot products runs through groups that have no scales of their own.
     """
     start = b.mul(i, ir.I64(_ITEM * packing.block // ACTIVATION_BLOCK))
     places = [b.add(row, start) for row in rows]
     shared = 1 if packing.activation == "q8_0" else packing.block // ACTIVATION_BLOCK
     groups: list[tuple[int, Group]] = []
     sums: list[ir.Value | None] = []
+    chains: list[list[ir.Value]] = [[] for _ in rows]
     for g, group in enumerate(block.groups):
         if g % shared == 0:  # a new scale of activations
             sums, groups = [None] * len(rows), []
         groups.append((g * _ITEM, group))
         xs = [ir.offset(b, place, g * _ITEM) for place in places]
-        for part, (scale, shift) in enumerate(group.terms):
+        for part, (scale, _) in enumerate(group.terms):
             for token, x in enumerate(xs):
-                product = _dot(b, block, group, part, x, len(rows))
-                if not block.is_direct:
-                    product = b.fsub(product, ir.constant(ir.F32X16, START_VALUE))
+                if g % block.chain == 0:
+                    chains[token] = _new_chains(b, block, group, part, x, len(rows))
+                _extend(b, block, group, part, x, chains[token])
+                if (g + 1) % block.chain:
+                    continue
+                product = _value(b, block, group, x, chains[token])
                 sums[token] = _add_scaled(b, sums[token], product, scale)
-                if shift is not None and block.shift_factor is None:
-                    shift = _scaled(b, shift, _sum_unit(group))
-                    sums[token] = _add_scaled(b, sums[token], _sum(b, group, part, x), shift)
+        if block.shift_factor is None and group.terms[0][1] is not None:
+            sums = [_add_shifts(b, total, group, x) for total, x in zip(sums, xs, strict=True)]
         if (g + 1) % shared:
             continue
         for token, place in enumerate(places):
@@ -148,69 +150,89 @@ def _integer_block(
             if block.shift_factor is not None:  # token by token, as there are no registers for sums of all
                 shifts: ir.Value | None = None
                 for at, one in groups:
-                    for part, (_, shift) in enumerate(one.terms):
-                        shifts = _add_scaled(b, shifts, _sum(b, one, part, ir.offset(b, place, at)), shift)
-                product = ir.fma(b, shifts, _scaled(b, block.shift_factor, _sum_unit(group)), product)
+                    shifts = _add_shifts(b, shifts, one, ir.offset(b, place, at))
+                product = ir.fma(b, shifts, block.shift_factor, product)
             x_scale = ir.broadcast_f32(b, ir.offset(b, place, (g + 1 - shared) * _ITEM + _OFFSETS["scale"]))
             totals[token] = ir.fma(b, product, x_scale, totals[token])
     return totals
 
 
-def _dot(b: ir.Builder, block: Block, group: Group, part: int, x: ir.Value, n_tokens: int) -> ir.Value:
-    """Dot product of a part of a group, plus START_VALUE.
+def _bias(block: Block) -> int:
+    """Bias that dot products leave in codes."""
+    return (0 if block.bias_bits is None else 2**block.bias_bits) - ir.dot_bias(block.code_bits)
 
-    The sum of (code - bias) * activation, as float32.
+
+def _starts_with_bias(block: Block, group: Group) -> bool:
+    """True if a chain starts with what the bias takes from it.
+
+    Else that is subtracted from the sum: an operation, but a start would have to be computed by more.
     """
-    n = len(group.codes) // len(group.terms)
-    codes, fours = group.codes[part * n : (part + 1) * n], ir.broadcasts_i32(b, ir.offset(b, x, 4 * part * n), n)
-    bias = (0 if block.bias_bits is None else 2**block.bias_bits) - ir.dot_bias(block.code_bits)
+    return _bias(block) == CODE_BIAS or (_bias(block) != 0 and (len(group.terms) == 2 or block.chain > 1))
+
+
+def _new_chains(b: ir.Builder, block: Block, group: Group, part: int, x: ir.Value, n_tokens: int) -> list[ir.Value]:
+    """Start the chains of dot products that are one sum, plus START.
+
+    A lone token would wait for the latency of each dot product, so it gets two chains; integers add in any order.
+    """
     first = ir.constant(ir.I32X16, START)
-    if bias == CODE_BIAS or (bias and len(group.terms) == 2):
-        first = _first(b, bias, group, part, x)
-    # A lone token would wait for the latency of each dot product, so it gets two chains; integers add in any order.
-    chains = [first, *([ir.constant(ir.I32X16, 0)] if n_tokens == 1 else [])]
-    for i, (code, four) in enumerate(zip(codes, fours, strict=True)):
-        repeated = b.bitcast(four, ir.I8X64)
-        chains[i % len(chains)] = ir.dot_u8s8(b, chains[i % len(chains)], code, repeated, block.code_bits)
-    total = b.bitcast(chains[0] if len(chains) == 1 else b.add(*chains), ir.F32X16)
-    if bias and bias != CODE_BIAS and len(group.terms) == 1:  # exact, as all numbers are small integers
-        total = ir.fma(b, ir.broadcast_f32(b, ir.offset(b, x, _OFFSETS["sum"])), ir.constant(ir.F32X16, -bias), total)
+    if _starts_with_bias(block, group):
+        first = ir.splat(b, _start(b, block, group, part, x))
+    return [first, *([ir.constant(ir.I32X16, 0)] if n_tokens == 1 else [])]
+
+
+def _start(b: ir.Builder, block: Block, group: Group, part: int, x: ir.Value) -> ir.Value:
+    """START minus the bias times the sum of a chain's activations, int32."""
+    starts = [ir.load(b, ir.offset(b, x, g * _ITEM + _OFFSETS["start"]), ir.I32) for g in range(block.chain)]
+    start, n_starts = functools.reduce(b.add, starts), block.chain  # n_starts * START - CODE_BIAS * sum
+    if len(group.terms) == 2:
+        half = ir.load(b, ir.offset(b, x, _OFFSETS["start_half"]), ir.I32)
+        start, n_starts = (b.sub(start, half), 0) if part else (half, 1)
+    if _bias(block) != CODE_BIAS:
+        minus_sum = b.ashr(b.sub(start, _wrapped(n_starts * START)), ir.I32(CODE_BIAS.bit_length() - 1))
+        start, n_starts = b.mul(minus_sum, ir.I32(_bias(block))), 0
+    return b.add(start, _wrapped((1 - n_starts) * START))
+
+
+def _wrapped(number: int) -> ir.Value:
+    """Integer modulo 2^32, as int32."""
+    return ir.I32(number % 2**32)
+
+
+def _extend(b: ir.Builder, block: Block, group: Group, part: int, x: ir.Value, chains: list[ir.Value]) -> None:
+    """Add the dot products of a part of a group to chains."""
+    n = len(group.codes) // len(group.terms)
+    fours = ir.broadcasts_i32(b, ir.offset(b, x, 4 * part * n), n)
+    pairs = [(code, b.bitcast(four, ir.I8X64)) for code, four in zip(group.codes[part * n :], fours, strict=False)]
+    for i, chain in enumerate(chains):
+        chains[i] = ir.dots_u8s8(b, chain, pairs[i :: len(chains)], block.code_bits)
+
+
+def _value(b: ir.Builder, block: Block, group: Group, x: ir.Value, chains: list[ir.Value]) -> ir.Value:
+    """Sum of chains as float32, plus START_VALUE where the block is direct."""
+    total = b.bitcast(functools.reduce(b.add, chains), ir.F32X16)
+    if not block.is_direct:
+        total = b.fsub(total, ir.constant(ir.F32X16, START_VALUE))
+    if _bias(block) and not _starts_with_bias(block, group):  # exact, as all numbers are small integers
+        minus_bias = ir.constant(ir.F32X16, -_bias(block))
+        total = ir.fma(b, ir.broadcast_f32(b, ir.offset(b, x, _OFFSETS["sum"])), minus_bias, total)
     return total
 
 
-def _first(b: ir.Builder, bias: int, group: Group, part: int, x: ir.Value) -> ir.Value:
-    """START minus a bias times the sum of a group part's activations."""
-    start, offset = _start(b, group, part, x)
-    if bias != CODE_BIAS:
-        minus_sum = b.ashr(b.sub(start, ir.constant(ir.I32X16, offset)), ir.constant(ir.I32X16, _BIAS_BITS))
-        start, offset = b.mul(minus_sum, ir.constant(ir.I32X16, bias)), 0
-    return start if offset else b.add(start, ir.constant(ir.I32X16, START))
+def _add_shifts(b: ir.Builder, total: ir.Value | None, group: Group, x: ir.Value) -> ir.Value:
+    """Add a group's shifts times the sums of its activations.
 
-
-def _start(b: ir.Builder, group: Group, part: int, x: ir.Value) -> tuple[ir.Value, int]:
-    """Start of a dot product: offset - CODE_BIAS * sum of a part's activations.
-
-    Returns it and the offset.
+    The shift of the second half is taken for both, and that of the first counts from it, as activations have no sum of
+    the second half.
     """
-    if len(group.terms) == 1:
-        return ir.broadcast_i32(b, ir.offset(b, x, _OFFSETS["start"])), START
-    first = ir.broadcast_i32(b, ir.offset(b, x, _OFFSETS["start_half"]))
-    return (b.sub(ir.broadcast_i32(b, ir.offset(b, x, _OFFSETS["start"])), first), 0) if part else (first, START)
-
-
-def _sum(b: ir.Builder, group: Group, part: int, x: ir.Value) -> ir.Value:
-    """Sum of a group part's activations as float32, divided by `_sum_unit`."""
-    if len(group.terms) == 1:
-        return ir.broadcast_f32(b, ir.offset(b, x, _OFFSETS["sum"]))
-    start, offset = _start(b, group, part, x)
-    if not offset:
-        return ir.to_f32(b, start)
-    return b.fsub(b.bitcast(start, ir.F32X16), ir.constant(ir.F32X16, START_VALUE))
-
-
-def _sum_unit(group: Group) -> float:
-    """Unit of `_sum`, a power of two that may be multiplied late."""
-    return 1.0 if len(group.terms) == 1 else -1 / CODE_BIAS
+    *first, (_, last) = group.terms
+    total = _add_scaled(b, total, ir.broadcast_f32(b, ir.offset(b, x, _OFFSETS["sum"])), last)
+    for _, shift in first:
+        start = ir.broadcast_f32(b, ir.offset(b, x, _OFFSETS["start_half"]))
+        sum_of_half = b.fsub(start, ir.constant(ir.F32X16, START_VALUE))  # times -CODE_BIAS
+        difference = b.fmul(b.fsub(shift, last), ir.constant(ir.F32X16, -1 / CODE_BIAS))
+        total = ir.fma(b, sum_of_half, difference, total)
+    return total
 
 
 def _add_scaled(b: ir.Builder, total: ir.Value | None, x: ir.Value, scale: ir.Value | None) -> ir.Value:
@@ -218,8 +240,3 @@ def _add_scaled(b: ir.Builder, total: ir.Value | None, x: ir.Value, scale: ir.Va
     if total is None:
         return x if scale is None else b.fmul(x, scale)
     return b.fadd(total, x) if scale is None else ir.fma(b, x, scale, total)
-
-
-def _scaled(b: ir.Builder, x: ir.Value, unit: float) -> ir.Value:
-    """Product with a constant."""
-    return x if unit == 1 else b.fmul(x, ir.constant(ir.F32X16, unit))
