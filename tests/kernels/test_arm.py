@@ -130,7 +130,7 @@ DOTS = [
 
 @pytest.fixture(scope="module", params=DOTS)
 def dot_products(request):
-    """Sums of three dot products by the bits of bytes, and the bias of 8 bits."""
+    """Sums of dot products by width of codes, and the bias."""
     kind, name = request.param
     return {bits: kind(name, 3, dot(bits, 3)) for bits in (6, 7, 8)}, 128 if name in ("neon", "avx2") else 0
 

@@ -350,7 +350,7 @@ def dot_bias(bits: int) -> int:
 
 
 def dots_u8s8(b: Builder, total: Value, pairs: Sequence[tuple[Value, Value]], bits: int = 8) -> Value:
-    """Sum of dot products of 4 unsigned and 4 signed bytes in each lane.
+    """Dot products of unsigned and signed bytes, four in each lane.
 
     total[i] + sum over j < 4 of (unsigned[4i + j] - dot_bias(bits)) * signed[4i + j], and so for each pair of unsigned
     and signed vectors: int32x16 from 64 bytes each. The unsigned bytes are below 2^bits, the signed ones above -128.
@@ -360,7 +360,7 @@ def dots_u8s8(b: Builder, total: Value, pairs: Sequence[tuple[Value, Value]], bi
         pairs = [(b.xor(unsigned, constant(I8X64, 0x80)), signed) for unsigned, signed in pairs]
     if isa() == "avx2":
         # Sums of pairs of products are added as int16 as long as they fit.
-        multiply, largest = (_pairs, 2**bits - 1) if bits < 8 else (_pairs_signed, 128)
+        multiply, largest = (_pair_sums, 2**bits - 1) if bits < 8 else (_pair_sums_signed, 128)
         most = (2**15 - 1) // (2 * 127 * largest)
         for first in range(0, len(pairs), most):
             few = [_in_parts(b, 2, functools.partial(multiply, b), *pair) for pair in pairs[first : first + most]]
@@ -373,7 +373,7 @@ def dots_u8s8(b: Builder, total: Value, pairs: Sequence[tuple[Value, Value]], bi
 
 
 def _dot_u8s8(b: Builder, total: Value, unsigned: Value, signed: Value) -> Value:
-    """Dot product by an instruction of VNNI or ARM, or in plain IR."""
+    """Dot product by an instruction, or in plain IR."""
     if isa() in _DOTS:
         lanes, name = _DOTS[isa()]
         return _in_parts(b, LANES // lanes, lambda *parts: call(b, name, parts[0].type, *parts),
@@ -445,7 +445,7 @@ def _in_parts(b: Builder, n: int, f: Callable[..., Value], *vectors: Value) -> V
     return results[0]
 
 
-def _pairs(b: Builder, unsigned: Value, signed: Value) -> Value:
+def _pair_sums(b: Builder, unsigned: Value, signed: Value) -> Value:
     """int16x16 sums of two products of 32 bytes each.
 
     The unsigned bytes are at most 128, so that a sum fits int16.
@@ -453,13 +453,13 @@ def _pairs(b: Builder, unsigned: Value, signed: Value) -> Value:
     return call(b, "llvm.x86.avx2.pmadd.ub.sw", ir.VectorType(I16, 16), unsigned, signed)
 
 
-def _pairs_signed(b: Builder, x: Value, y: Value) -> Value:
+def _pair_sums_signed(b: Builder, x: Value, y: Value) -> Value:
     """int16x16 sums of two products of 32 signed bytes each.
 
     The sign of x is moved to y.
     """
     moved = call(b, "llvm.x86.avx2.psign.b", y.type, y, x)
-    return _pairs(b, call(b, "llvm.abs.v32i8", x.type, x, ir.IntType(1)(0)), moved)
+    return _pair_sums(b, call(b, "llvm.abs.v32i8", x.type, x, ir.IntType(1)(0)), moved)
 
 
 def _add_pairs(b: Builder, words: Value) -> Value:

@@ -222,12 +222,12 @@ def _value(b: ir.Builder, block: Block, group: Group, x: ir.Value, chains: list[
 def _add_shifts(b: ir.Builder, total: ir.Value | None, group: Group, x: ir.Value) -> ir.Value:
     """Add a group's shifts times the sums of its activations.
 
-    The shift of the second half is taken for both, and that of the first counts from it, as activations have no sum of
-    the second half.
+    The shift of the second half is taken for both, and that of the first, if it is another, counts from it, as
+    activations have no sum of the second half.
     """
     *first, (_, last) = group.terms
     total = _add_scaled(b, total, ir.broadcast_f32(b, ir.offset(b, x, _OFFSETS["sum"])), last)
-    for _, shift in first:
+    for shift in (shift for _, shift in first if shift is not last):
         start = ir.broadcast_f32(b, ir.offset(b, x, _OFFSETS["start_half"]))
         sum_of_half = b.fsub(start, ir.constant(ir.F32X16, START_VALUE))  # times -CODE_BIAS
         difference = b.fmul(b.fsub(shift, last), ir.constant(ir.F32X16, -1 / CODE_BIAS))
