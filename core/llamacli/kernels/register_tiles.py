@@ -173,12 +173,14 @@ def _starts_with_bias(block: Block, group: Group) -> bool:
 def _new_chains(b: ir.Builder, block: Block, group: Group, part: int, x: ir.Value, n_tokens: int) -> list[ir.Value]:
     """Start the chains of dot products that are one sum, plus START.
 
-    A lone token would wait for the latency of each dot product, so it gets two chains; integers add in any order.
+    Few tokens would wait for the latency of each dot product, so they get several chains; integers add in any order.
+    Chains of one group overlap with those of the next, but for a lone token.
     """
     first = ir.constant(ir.I32X16, START)
     if _starts_with_bias(block, group):
         first = ir.splat(b, _start(b, block, group, part, x))
-    return [first, *([ir.constant(ir.I32X16, 0)] if n_tokens == 1 else [])]
+    n_chains = max(1, min(4, (8 if block.chain > 1 else 2) // n_tokens))
+    return [first, *[ir.constant(ir.I32X16, 0)] * (n_chains - 1)]
 
 
 def _start(b: ir.Builder, block: Block, group: Group, part: int, x: ir.Value) -> ir.Value:
