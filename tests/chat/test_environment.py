@@ -240,10 +240,12 @@ def test_operations_on_masked_text_give_the_same_text(operation: str, shown: str
         ("{{ ('{}'.format(c)) == c }}{{ ('%s' | format(c)) | upper }}{{ ','.join(l).upper() }}", "TrueBSTRING,NULL"),
         ("{{ c.translate({98: 'xy'}) }}{{ c.encode() }}{{ c.encode().decode() }}", "xyb'b'b"),
         ("{{ messages | string | length }}", "34"),
+        ("{{ '%s' is odd }}{{ (c ~ '%s') is even }}{{ percent is divisibleby(c) }}{{ percent is odd }}", "False" * 4),
+        ("{{ 5 is odd }}{{ 4 is even }}{{ 9 is divisibleby 3 }}{{ percent % 4 }}", "TrueTrueTrue4"),
     ],
 )
 def test_text_of_lists_and_methods_of_literals(source: str, expected: str) -> None:
-    given = {"c": "b", "l": ["string", "null"], "messages": [{"role": "user", "content": "b"}]}
+    given = {"c": "b", "percent": "%s", "l": ["string", "null"], "messages": [{"role": "user", "content": "b"}]}
     assert rendered(source, None, **given) == expected
     assert rendered(source, CharacterMask("".join(map(chr, range(33, 127))), ""), **given) == expected
 

@@ -165,6 +165,9 @@ class Environment(ImmutableSandboxedEnvironment):
         self.filters = {name: _charged(name, function) for name, function in self.filters.items()}
         self.tests |= {
             "in": lambda value, container: self.compare("in", value, container),
+            "even": lambda value: _remainder(value, 2) == 0,
+            "odd": lambda value: _remainder(value, 2) == 1,
+            "divisibleby": lambda value, num: _remainder(value, num) == 0,
             "lower": lambda value: untainted(text_of(value)).islower(),
             "upper": lambda value: untainted(text_of(value)).isupper(),
             "escaped": lambda value: isinstance(value, markupsafe.Markup),
@@ -200,9 +203,9 @@ class Environment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Apply a binary operator, if the result will not be too large."""
+        if operator == "%":
+            return _remainder(left, right)
         _charge_operator(operator, left, right)
-        if operator == "%" and isinstance(left, str):
-            return _percent(left, right)
         return _marked(super().call_binop(context, operator, left, right))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -251,6 +254,12 @@ def _marked(value: Any) -> Any:
     """Mark strings that have lost their taint in an operation."""
     mask = active_mask()
     return mask.marked(value) if mask else value
+
+
+def _remainder(left: Any, right: Any) -> Any:
+    """Compute `left % right`, if the result will not be too large."""
+    _charge_operator("%", left, right)
+    return _percent(left, right) if isinstance(left, str) else left % right
 
 
 def _percent(left: str, right: Any) -> Any:
