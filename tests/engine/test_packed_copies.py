@@ -229,7 +229,7 @@ def test_model_that_is_closed_early_leaves_no_copy(path, plugins, cache, monkeyp
     waiting: list[packed_copies._Writer] = []
     model = load_model(path, threads=1, plugins=plugins)
     monkeypatch.setattr(packed_copies, "claimed", slow)
-    waiting[0].run()
+    waiting[0].save()
     assert entered
     assert [*cache.iterdir()] == []
 

@@ -1,12 +1,22 @@
 """Usable cores and memory, on simulated systems."""
 
 import os
+import sys
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
-from llamacli.util.system import Cores, available_memory, memory_limit, running_threads, system_memory, usable_cores
+from llamacli.util.system import (
+    Cores,
+    available_memory,
+    lower_priority,
+    memory_limit,
+    running_threads,
+    system_memory,
+    usable_cores,
+)
 
 V2 = "26 25 0:23 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = (
@@ -107,6 +117,21 @@ def test_cores_of_this_machine(monkeypatch) -> None:
     if hasattr(os, "sched_getaffinity"):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
         assert usable_cores().threads == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
+def test_lowest_priority_of_one_thread() -> None:
+    own, found = os.getpriority(os.PRIO_PROCESS, 0), []
+
+    def work() -> None:
+        lower_priority()
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [19]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ from llamacli.util.files import claimed, is_own, remove_unclaimed
 from llamacli.util.folders import cache_folder
 from llamacli.util.memory import anonymous, is_huge, release_pages
 from llamacli.util.numa import Node
-from llamacli.util.system import huge_pages
+from llamacli.util.system import huge_pages, lower_priority
 
 _log = logging.getLogger(__name__)
 
@@ -381,7 +381,7 @@ class _StoppedError(Exception):
 
 
 class _Writer(threading.Thread):
-    """Thread that writes a copy.
+    """Thread that writes a copy, with the lowest priority.
 
     It refers weakly to matrices: their memory is freed when the model is closed. Other copies may keep `others` bytes.
     """
@@ -394,6 +394,11 @@ class _Writer(threading.Thread):
         self._matrices = {name: (weakref.ref(matrix), matrix.packed.shape) for name, matrix in matrices.items()}
 
     def run(self) -> None:
+        lower_priority()
+        self.save()
+
+    def save(self) -> None:
+        """Write the copy, or log why there is none."""
         try:
             self._save()
         except (OSError, _StoppedError) as error:

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -92,6 +93,16 @@ def running_threads(root: Path = ROOT) -> int | None:
     """
     found = re.match(r"(?:\S+ ){3}(\d+)/", _read(root / "proc" / "loadavg"))
     return (int(found[1]) or None) if found else None
+
+
+def lower_priority() -> None:
+    """Give the calling thread the lowest priority, on Linux.
+
+    Elsewhere priorities belong to processes, and it changes nothing.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
