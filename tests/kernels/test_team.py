@@ -364,7 +364,7 @@ def test_idle_workers_sleep():
     for _ in range(20):
         time.sleep(0.2)
         now = wakes(workers)
-        idle, used = (now[0] <= used[0] + 1 and now[1] <= used[1] + 2), now
+        idle, used = (now[0] == used[0] and now[1] <= used[1] + 2), now
         if idle:
             break
     assert idle, "idle workers wake up"
