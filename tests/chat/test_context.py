@@ -27,9 +27,17 @@ def test_plan_gives_the_tokens_of_the_rendering(before, after, n: int) -> None:
 
 def test_generated_tokens_extend_the_text_before_them() -> None:
     held = [Evaluated(1, (1,)), Evaluated("a", (9,))]
-    grown = extended(held, [("b", 7), ("", 8), (2, 2), ("c", 5)])
+    grown = extended(held, [("", 7), ("b", 8), (2, 2), ("c", 5)])
     assert grown == [Evaluated(1, (1,)), Evaluated("ab", (9, 7, 8)), Evaluated(2, (2,)), Evaluated("c", (5,))]
     assert extended([Evaluated(None, (1,))], [("b", 7)]) == [Evaluated(None, (1, 7))]
     assert extended([], []) == []
     planned = plan(grown, [1, "ab", 2, "cd", 3], encode)
     assert (planned.n_kept, planned.new_ids) == (6, [ord("d"), 3])
+
+
+def test_tokens_without_text_at_the_end_of_a_run_are_not_of_it() -> None:
+    held = [Evaluated(1, (1,)), Evaluated("a", (9,))]
+    assert extended(held, [("", 7)]) == [*held, Evaluated(None, (7,))]
+    assert extended(held, [("b", 7), ("", 8)])[1:] == [Evaluated("ab", (9, 7)), Evaluated(None, (8,))]
+    assert extended(held[:1], [("", 7), (2, 2)]) == [held[0], Evaluated(None, (7,)), Evaluated(2, (2,))]
+    assert plan(extended(held, [("", 7)]), [1, "a"], encode).ids == [1, 9]

@@ -376,6 +376,21 @@ def test_retract_and_regenerate(talker, script) -> None:
         assert evaluated(chat).endswith("assistant\nshe saw<|im_end|>\n")
 
 
+def test_retracted_bytes_of_a_character_are_not_in_the_next_prompt(talker, script) -> None:
+    model = talker()
+    unfinished = 3 + 0xF0
+    script(model, [unfinished], "she saw", [unfinished], "a")
+    with model.create_chat() as chat:
+        assert say(chat, "once") == ""
+        chat.retract()
+        assert "".join(piece.text for piece in chat.respond()) == "she saw"
+        assert evaluated(chat) == "<s><|im_start|>user\nonce<|im_end|>\n<|im_start|>assistant\nshe saw<|im_end|>\n"
+        assert unfinished not in chat.session.tokens
+        say(chat, "and")
+        assert say(chat, "then") == "a"
+        assert unfinished not in chat.session.tokens
+
+
 def test_system_and_history_may_change(talker, script) -> None:
     model = talker()
     script(model, "the dog", "she saw", "a")

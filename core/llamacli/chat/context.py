@@ -17,7 +17,8 @@ Part = int | str
 class Evaluated:
     """Part as it was evaluated, with its token `ids`.
 
-    `part` is None for what is left of a truncated one.
+    `part` is None for what is left of a truncated one, and for tokens without text at the end of a generated run (the
+    first bytes of a character, for instance).
     """
 
     part: Part | None
@@ -87,7 +88,8 @@ def truncated(parts: Iterable[Evaluated], n: int) -> list[Evaluated]:
 def extended(parts: Sequence[Evaluated], tokens: Iterable[tuple[Part, int]]) -> list[Evaluated]:
     """Append generated tokens to parts.
 
-    Special tokens as parts of their own, text to the last run.
+    Special tokens as parts of their own, text to the last run. Tokens without text that end a run are not of it: the
+    same run rendered later has other tokens.
     """
     result = list(parts)
     for is_text, group in itertools.groupby(tokens, key=lambda token: isinstance(token[0], str)):
@@ -95,11 +97,13 @@ def extended(parts: Sequence[Evaluated], tokens: Iterable[tuple[Part, int]]) -> 
             result += [Evaluated(part, (token,)) for part, token in group]
             continue
         texts, ids = zip(*group, strict=True)
-        if result and isinstance(result[-1].part, str):
-            before = result.pop()
-            texts, ids = (before.part, *texts), (*before.ids, *ids)
-        elif result and result[-1].part is None:
+        if result and result[-1].part is None:
             result[-1] = Evaluated(None, (*result[-1].ids, *ids))
             continue
-        result.append(Evaluated("".join(texts), ids))
+        n = max((i for i, text in enumerate(texts, start=1) if text), default=0)
+        if n:
+            before = result.pop() if result and isinstance(result[-1].part, str) else Evaluated("", ())
+            result.append(Evaluated("".join((str(before.part), *texts[:n])), (*before.ids, *ids[:n])))
+        if n < len(ids):
+            result.append(Evaluated(None, ids[n:]))
     return result
