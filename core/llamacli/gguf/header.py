@@ -4,6 +4,8 @@ The layout is that of the GGUF specification, versions 2 and 3, little endian. A
 integers, and every size is compared with the remaining bytes of the file before anything is read or allocated for it.
 """
 
+import bisect
+import contextlib
 import math
 import struct
 from array import array
@@ -196,18 +198,17 @@ class _Parser:
     def strings(self, what: str, length: int) -> StringArray:
         if length * 8 > self.size - self.pos:
             raise self.error(f"{what} has {length} strings, more than fit into the rest of the file")
-        data, size, start = self.data, self.size, self.pos
+        data, start = self.data, self.pos
         ends = array("q")
-        pos, read_length = start, _U64.unpack_from
-        for _ in range(length):
-            if pos + 8 > size:
-                break
-            pos += 8 + read_length(data, pos)[0]
-            if pos > size:
-                break
-            ends.append(pos - start)
-        if len(ends) != length:
-            raise self.error(f"{what}: string {len(ends)} of {length} reaches beyond the end of the file")
+        pos, read_length, append = 0, _U64.unpack_from, ends.append
+        with contextlib.suppress(struct.error, OverflowError):  # a length that ends behind the file, or is no index
+            for _ in range(length):
+                pos += 8 + read_length(data, start + pos)[0]
+                append(pos)
+        n_whole = bisect.bisect_right(ends, self.size - start)
+        if n_whole < length:
+            raise self.error(f"{what}: string {n_whole} of {length} reaches beyond the end of the file")
+        pos += start
         self.pos = pos
         return StringArray(data[start:pos], ends)
 
