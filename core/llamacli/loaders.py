@@ -165,7 +165,7 @@ def identity(file: ModelFile) -> str:
     """
     digest = hashlib.sha256()
     for key in sorted(file.metadata):
-        value = file.metadata[key]
+        value = file.metadata.peek(key)
         if isinstance(value, (str, int, float)):
             digest.update(repr((key, value)).encode())
     for name in sorted(file.tensors):

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamacli.architecture import Architecture, Config, TensorTable, trace, trace_nextn
-from llamacli.engine import Engine, Program, QuantMode, default_engine
+from llamacli.engine import Engine, Program, QuantMode, default_engine, jit_disabled
 from llamacli.engine.adapters import AdaptersLike, checked_scale
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.engine.packed_copies import copy_key
-from llamacli.engine.sharing import file_key, shared_program
+from llamacli.engine.sharing import file_key, find_program, shared_program
 from llamacli.errors import (
     InvalidRequestError,
     ModelFormatError,
@@ -348,6 +348,11 @@ def load_model(
         if not file.tensors:
             raise ModelFormatError(f"{file.path}: it has no tensors: a vocabulary only")
         architecture = _resolve(plugins, file)
+        paths = file.paths if engine is None and transform is None and isinstance(file, GGUFFile) else []
+        model_id = identity(file)
+        key = (file_key(paths), model_id, mode, threads, jit_disabled(), architecture) if paths else ()
+        program = find_program(key)
+        compiler = engine or default_engine(threads, None if program or not key else copy_key(paths, model_id, mode))
         with plugin_errors(f"architecture {architecture.name!r}"):
             config = architecture.configure(file.metadata)
             table = architecture.tensors(config)
@@ -358,9 +363,6 @@ def load_model(
         _check_all_read(file, graph, table.unused)
         watched = WatchedFile(file, progress or (lambda done, n_bytes: None))
         _warn_of_unread_keys(file.metadata, config.architecture)
-        paths = file.paths if engine is None and transform is None and isinstance(file, GGUFFile) else []
-        model_id = identity(file)
-        compiler = engine or default_engine(threads, copy_key(paths, model_id, mode) if paths else None)
 
         def compiled() -> Program:
             with plugin_errors(f"architecture {architecture.name!r}"):
@@ -369,11 +371,8 @@ def load_model(
                 except KeyboardInterrupt:
                     raise KeyboardInterrupt from None  # without pages of Numba's frames
 
-        if paths:
-            key = file_key(paths), model_id, mode, threads, type(compiler), architecture
-            program = shared_program(key, compiled)
-        else:
-            program = compiled()
+        if program is None:
+            program = shared_program(key, compiled) if key else compiled()
         watched.done()
     finally:
         file.close()
@@ -381,7 +380,7 @@ def load_model(
     model = Model(config, tokenizer, file.metadata, program, mode, plugins, model_id, shapes)
     if table.has_nextn and any(".nextn." in name for name in shapes):
         model._load_nextn = partial(
-            _load_nextn, Path(path).absolute(), plugins, architecture, config, table, model_id, [*key] if paths else []
+            _load_nextn, Path(path).absolute(), plugins, architecture, config, table, model_id, key
         )
     try:
         model._adapters = model.check_adapters([(model.load_adapter(one), scale) for one, scale in lora])
@@ -399,7 +398,7 @@ def _load_nextn(
     config: Config,
     table: TensorTable,
     model_id: str,
-    key: Sequence[Hashable],
+    key: tuple[Hashable, ...],
     program: Program,
 ) -> Program:
     """Compile the multi-token-prediction head of a model's file.

@@ -16,7 +16,7 @@ import pytest
 
 from conftest import TinyGguf
 from llamacli import InvalidRequestError, Model, load_model
-from llamacli.engine import packed_copies
+from llamacli.engine import native, packed_copies
 from llamacli.engine.packed_copies import PackedCopy, copies, finish_copies, limit, remove_copies
 from llamacli.plugins import Plugins
 from llamacli.util import files
@@ -91,9 +91,9 @@ def test_copy_without_huge_pages_is_read_into_memory(huge, logits, packs, monkey
     """Pages of 4 KiB would slow generation down."""
     copied, in_memory = list[int](), packed_copies._in_memory
 
-    def counted(tensors, *arguments):
-        copied.append(len(tensors))
-        return in_memory(tensors, *arguments)
+    def counted(*arguments):
+        copied.append(1)
+        return in_memory(*arguments)
 
     monkeypatch.setattr(packed_copies, "_in_memory", counted)
     monkeypatch.setattr(packed_copies, "huge_pages", lambda: "madvise")
@@ -102,6 +102,33 @@ def test_copy_without_huge_pages_is_read_into_memory(huge, logits, packs, monkey
     packs.clear()
     np.testing.assert_array_equal(logits(), first)
     assert (packs, bool(copied)) == ([], not huge)
+
+
+def test_copy_that_ends_while_it_is_read(logits, packs, cache, monkeypatch) -> None:
+    monkeypatch.setattr(packed_copies, "huge_pages", lambda: "madvise")
+    monkeypatch.setattr(packed_copies, "is_huge", lambda data: False)
+    first, whole = logits(), only(cache).read_bytes()
+    in_memory = packed_copies._in_memory
+
+    def cut(*arguments):
+        os.truncate(only(cache), len(whole) // 2)
+        return in_memory(*arguments)
+
+    monkeypatch.setattr(packed_copies, "_in_memory", cut)
+    packs.clear()
+    np.testing.assert_array_equal(logits(), first)
+    assert packs
+    assert only(cache).read_bytes() == whole, "made again"
+
+
+def test_copy_is_opened_once_for_models_that_share_weights(path, plugins, logits, monkeypatch) -> None:
+    opened, open_copy = list[str](), packed_copies.open_copy
+    monkeypatch.setattr(native, "open_copy", lambda key, *others: (opened.append(key), open_copy(key, *others))[1])
+    expected = logits()
+    opened.clear()
+    with load_model(path, threads=1, plugins=plugins), load_model(path, threads=1, plugins=plugins) as second:
+        np.testing.assert_array_equal(some_logits(second), expected)
+    assert len(opened) == 1
 
 
 @pytest.mark.parametrize("variant", ["moe_8_2", "phi3_long", "biases"])

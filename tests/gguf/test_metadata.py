@@ -52,7 +52,7 @@ def test_records_consumed_keys() -> None:
     assert metadata.consumed == set()
     metadata.get_int("int")
     metadata.get_ints("ints", 3)
-    assert metadata["str"] == "seven"
+    assert (metadata.peek("float"), metadata["str"]) == (VALUES["float"], "seven")
     assert metadata.consumed == {"int", "ints", "str"}
 
 

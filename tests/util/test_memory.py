@@ -1,12 +1,10 @@
 """Arrays of mapped memory: huge pages, and pages that are given back."""
 
-import mmap
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from llamacli.util.memory import anonymous, is_huge, release_pages
+from llamacli.util.memory import anonymous, is_huge
 
 SMAPS = """{start:x}-{stop:x} r--s 00000000 fe:00 123 /cache/packed/a.packed
 Size:             262144 kB
@@ -19,20 +17,9 @@ FilePmdMapped:    262144 kB
 
 @pytest.mark.parametrize(("share", "expected"), [(1.0, True), (0.95, True), (0.5, False), (0.0, False)])
 def test_huge_pages_of_a_mapped_file(share: float, expected: bool, tmp_path: Path) -> None:
-    data = anonymous(64 << 20)
+    data = anonymous(32 << 20)
     start, kb = data.ctypes.data, int(share * len(data)) >> 10
     (maps := tmp_path / "smaps").write_text(SMAPS.format(start=start, stop=start + len(data), kb=kb))
     assert is_huge(data, maps) is expected
     assert not is_huge(data[4096:], maps), "not the start of a mapping"
     assert not is_huge(data, tmp_path / "none")
-
-
-def test_released_pages_are_read_again(tmp_path: Path) -> None:
-    (path := tmp_path / "file").write_bytes(np.arange(100_000, dtype=np.int32).tobytes())
-    with open(path, "rb") as file:
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    data = np.frombuffer(mapping, np.uint8)
-    for part in (data, data[5000:9000], data[-1:]):
-        before = part.copy()
-        release_pages(mapping, part)
-        np.testing.assert_array_equal(part, before)

@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from llamacli.engine.base import QuantMode, Timings, wanted_rows
 from llamacli.engine.floats import modes_of
 from llamacli.engine.lowering import StepTable, Watch
-from llamacli.engine.packed_copies import open_copy, save_copy
+from llamacli.engine.packed_copies import PackedCopy, open_copy, save_copy
 from llamacli.engine.steps import assign_buffers, bind, place_barriers
 from llamacli.engine.weights import PackedWeights, load_matrix
 from llamacli.errors import InvalidRequestError, plugin_errors
@@ -49,11 +50,17 @@ class NativeEngine:
     """Engine of Numba kernels on several threads.
 
     `threads` defaults to the usable cores. `watch` is called with the input of each matrix product. `copy_key` names
-    the packed copy of the one model that it compiles then; see `llamacli.engine.packed_copies`.
+    the packed copy of the one model that it compiles then; see `llamacli.engine.packed_copies`. It is opened in the
+    background at once.
     """
 
     def __init__(self, threads: int | None = None, watch: Watch | None = None, copy_key: str | None = None):
         self._threads, self._watch, self._copy_key = check_threads(threads), watch, copy_key
+        self._copy: Future[PackedCopy | None] | None = None
+        if copy_key:
+            nodes, opener = _shared_team(self._threads).nodes, ThreadPoolExecutor(1)
+            self._copy = opener.submit(open_copy, copy_key, self._threads, nodes)
+            opener.shutdown(wait=False)
 
     def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> NativeProgram:
         """Pack the graph's weights and lay out its steps.
@@ -61,7 +68,7 @@ class NativeEngine:
         `mode` says how the weights are kept.
         """
         team = _shared_team(self._threads)
-        copy = open_copy(self._copy_key, self._threads, team.nodes) if self._copy_key else None
+        copy = self._copy.result() if self._copy else None
         weights = PackedWeights(file, modes_of(graph, mode), team, copy=copy)
         program = NativeProgram(graph, weights, mode, team, self._watch)
         if self._copy_key and not (copy and copy.complete):

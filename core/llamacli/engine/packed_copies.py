@@ -31,7 +31,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import attrs
 import numpy as np
@@ -42,7 +42,7 @@ from llamacli.errors import InvalidRequestError
 from llamacli.kernels.matrix import Matrix
 from llamacli.util.files import claimed, is_own, remove_unclaimed
 from llamacli.util.folders import cache_folder
-from llamacli.util.memory import anonymous, is_huge, release_pages
+from llamacli.util.memory import anonymous, is_huge
 from llamacli.util.numa import Node
 from llamacli.util.system import huge_pages, lower_priority
 
@@ -170,45 +170,45 @@ def open_copy(key: str, n_threads: int = 1, nodes: Sequence[Node] = ()) -> Packe
             if not (is_own(os.stat(base)) and is_own(os.fstat(file.fileno()))):
                 _log.warning("other users can write to %s, so it is not used", path)
                 return None
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            index = _read_index(data)
+            if index.key != key:
+                raise _DamagedError("it is the copy of another model")
+            if nodes or (huge_pages() in ("always", "madvise") and not is_huge(data)):
+                data = _in_memory(file.fileno(), index, n_threads, nodes)
+        copy = PackedCopy(_checked(data, index, n_threads))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:  # ValueError: an empty file
+    except (OSError, ValueError) as error:  # ValueError: an empty file, and _DamagedError
         _discard(path, str(error))
         return None
-    data = np.frombuffer(mapping, np.uint8)
-    try:
-        tensors = _checked(data, key, n_threads)
-    except _DamagedError as error:
-        _discard(path, str(error))
-        return None
-    if nodes or (huge_pages() in ("always", "madvise") and not is_huge(data)):
-        tensors = _in_memory(tensors, mapping, n_threads, nodes)
-    copy = PackedCopy(tensors)
     with contextlib.suppress(OSError):
         os.utime(path)
     return copy
 
 
-def _in_memory(
-    tensors: Mapping[str, Bytes], mapping: mmap.mmap, n_threads: int, nodes: Sequence[Node]
-) -> dict[str, Bytes]:
-    """Copy tensors to memory with huge pages, of this process alone.
+def _in_memory(descriptor: int, index: _Index, n_threads: int, nodes: Sequence[Node]) -> Bytes:
+    """Read a copy into memory with huge pages, of this process alone.
 
-    With pages of 4 KiB, kernels would wait for the processor's address translation (TLB misses).
+    With pages of 4 KiB, kernels would wait for the processor's address translation (TLB misses). Each thread reads its
+    part by one call: other threads of Python run meanwhile.
     """
-    result = {name: anonymous(data.size).reshape(data.shape) for name, data in tensors.items()}
+    data = anonymous(index.end)
+    for entry in index.tensors.values():
+        place(entry.of(data), nodes)
 
-    def move(name: str) -> None:
-        place(result[name], nodes)
-        np.copyto(result[name], tensors[name])
-        release_pages(mapping, tensors[name].reshape(-1))
+    def read(start: int, end: int) -> None:
+        while start < end:
+            n_read = os.preadv(descriptor, [cast(Any, data[start:end])], start)
+            if not n_read:
+                raise _DamagedError("it is cut short")
+            start += n_read
 
+    edges = [index.end * i // n_threads // _UNIT * _UNIT for i in range(n_threads)] + [index.end]
     with ThreadPoolExecutor(n_threads) as threads:
-        list(threads.map(move, tensors))
-    for data in result.values():
-        data.flags.writeable = False
-    return result
+        list(threads.map(read, edges, edges[1:]))
+    data.flags.writeable = False
+    return data
 
 
 def _discard(path: Path, reason: str) -> None:
@@ -217,22 +217,21 @@ def _discard(path: Path, reason: str) -> None:
         path.unlink()
 
 
-def _checked(data: Bytes, key: str, n_threads: int) -> dict[str, Bytes]:
+def _checked(data: Bytes, index: _Index, n_threads: int) -> dict[str, Bytes]:
     """Tensors of a copy.
 
     Raises _DamagedError unless all are as they were written.
     """
-    index = _read_index(data)
-    if index.key != key:
-        raise _DamagedError("it is the copy of another model")
-    tensors = {name: data[entry.start : entry.start + entry.n_bytes] for name, entry in index.tensors.items()}
+    tensors = {name: entry.of(data) for name, entry in index.tensors.items()}
     units = [
-        unit for name, entry in index.tensors.items() for unit in zip(_units(tensors[name]), entry.sums, strict=True)
+        unit
+        for name, entry in index.tensors.items()
+        for unit in zip(_units(tensors[name].reshape(-1)), entry.sums, strict=True)
     ]
     with ThreadPoolExecutor(n_threads) as threads:  # NumPy adds without the GIL
         if not all(threads.map(lambda unit: _sum(unit[0]) == unit[1], units)):
             raise _DamagedError("its bytes have changed")
-    return {name: tensors[name].reshape(entry.shape) for name, entry in index.tensors.items()}
+    return tensors
 
 
 @attrs.frozen
@@ -247,6 +246,10 @@ class _Entry:
     def n_bytes(self) -> int:
         return math.prod(self.shape)
 
+    def of(self, data: Bytes) -> Bytes:
+        """The tensor in a copy's bytes, in its packed shape."""
+        return data[self.start : self.start + self.n_bytes].reshape(self.shape)
+
 
 @attrs.frozen
 class _Index:
@@ -255,6 +258,11 @@ class _Index:
     key: str
     model: str
     tensors: dict[str, _Entry]
+
+    @property
+    def end(self) -> int:
+        """Place behind the last tensor."""
+        return max((entry.start + entry.n_bytes for entry in self.tensors.values()), default=0)
 
     def as_json(self) -> bytes:
         return json.dumps(attrs.asdict(self)).encode()

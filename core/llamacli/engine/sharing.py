@@ -30,6 +30,11 @@ def file_key(paths: Iterable[Path]) -> Hashable:
     return tuple((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats)
 
 
+def find_program(key: Hashable) -> Program | None:
+    """Get the program of a key if it is compiled."""
+    return _programs.get(key)
+
+
 def shared_program(key: Hashable, compile_program: Callable[[], Program]) -> Program:
     """Get the program of a key, or compile it.
 

@@ -102,6 +102,10 @@ class Metadata(Mapping[str, Any]):
         self.consumed.add(key)
         return self._values[key]
 
+    def peek(self, key: str) -> Any:
+        """Return the value under `key`, which does not become `consumed`."""
+        return self._values[key]
+
     def __contains__(self, key: object) -> bool:
         return key in self._values
 
