@@ -1,4 +1,4 @@
-"""Random conversations: replies of any tokens, cut and retracted, between messages that change."""
+"""Conversations of random tokens, cut and retracted, with messages that change."""
 
 from collections.abc import Callable
 
