@@ -197,6 +197,21 @@ def test_invalid_calls_stay_text(text: str) -> None:
         json_calls(text)
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_calls_that_json_cannot_express_stay_text(number: str) -> None:
+    arguments = f'{{"a": {number}}}'
+    call = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    assert read(HERMES, [call]) == (call, "", [])
+    message = f"<|channel|>commentary to=functions.f<|message|>{arguments}"
+    assert read(HARMONY, [message], "<|start|>assistant") == (arguments, "", [])
+
+
+def test_lone_surrogates_of_calls_are_replaced() -> None:
+    call = r'{"name": "f\ud83d", "arguments": {"\udd8a": ["\ud83e\udd8a", "\ud83d"]}}'
+    calls = [ToolCall("f\ufffd", {"\ufffd": ["🦊", "\ufffd"]})]
+    assert read(HERMES, [f"<tool_call>{call}</tool_call>"]) == ("", "", calls)
+
+
 @given(st.lists(st.tuples(st.text(min_size=1), st.dictionaries(st.text(), st.integers() | st.text())), min_size=1))
 def test_json_calls_round_trip(calls: list[tuple[str, dict]]) -> None:
     expected = [ToolCall(name, arguments) for name, arguments in calls]

@@ -181,7 +181,7 @@ class _SpanReader(Reader):
             end, closes = len(self._held), ""
         text, rest = self._held[:end], self._held[end + len(closes) :]
         try:
-            calls = self._inside.parse(text)
+            calls = [_encodable(call) for call in self._inside.parse(text)]
         except (ValueError, RecursionError):
             self._enter(None)
             self._skips_space = False
@@ -292,7 +292,7 @@ class _ChannelReader(Reader):
             yield from _pieces(text, reasoning=self._kind == "reasoning")
         elif whole:
             try:
-                yield ToolCall(self._kind.name, _arguments(text))
+                yield _encodable(ToolCall(self._kind.name, _arguments(text)))
             except (ValueError, RecursionError):
                 yield from _pieces(text, reasoning=False)
 
@@ -421,6 +421,19 @@ def _call(value: Any) -> ToolCall:
         raise ValueError("a tool call without a name")
     arguments = value.get("arguments", value.get("parameters"))
     return ToolCall(name, _arguments(arguments if isinstance(arguments, str) else json.dumps(arguments or {})))
+
+
+def _encodable(call: ToolCall) -> ToolCall:
+    """Tool call that JSON in UTF-8 can express: lone surrogates become U+FFFD.
+
+    Raises ValueError for arguments with infinite numbers or NaN.
+    """
+    text = json.dumps([call.name, call.arguments], ensure_ascii=False, allow_nan=False)
+    name, arguments = json.loads(_LONE_SURROGATE.sub("\ufffd", text))
+    return attrs.evolve(call, name=name, arguments=arguments)
+
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _arguments(text: str) -> dict[str, Any]:
