@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from fake_serving import NAN, POISON, Simulation, alone, kinds, last, prompt_of, request
+from llamacli.chat.messages import Piece
+from llamacli.chat.syntax import Reader
 from llamacli.serve.errors import (
     InternalError,
     QueueTimeoutError,
@@ -14,6 +18,7 @@ from llamacli.serve.requests import (
     EmbeddingRequest,
     Failed,
     Finished,
+    ReplyFormat,
 )
 
 
@@ -43,6 +48,34 @@ def test_running_too_long_ends_the_text() -> None:
     slow.run()
     assert kinds(slow, "long")[-3:] == [Finished, Finished, Done]
     assert isinstance(last(slow, "vector"), Failed)
+
+
+class _AllReasoning(Reader):
+    """Reader of replies that are reasoning, known at their end."""
+
+    def _read(self, *, final: bool) -> Iterator[Piece]:
+        if final and self._held:
+            yield Piece(self._held, reasoning=True)
+
+
+class _Late:
+    """Syntax of `_AllReasoning`."""
+
+    markers = ()
+
+    def reader(self, prompt: str, *, tools: bool) -> Reader:
+        return _AllReasoning()
+
+    def reasoning_markers(self, prompt: str) -> tuple[str, ...]:
+        return ()
+
+
+def test_usage_counts_reasoning_that_a_time_limit_ends() -> None:
+    simulation = Simulation(request_timeout=1.0)
+    simulation.submit(request("a", max_tokens=400, ignore_eos=True, reply=ReplyFormat(syntax=_Late())))
+    simulation.run()
+    usage = last(simulation, "a").usage
+    assert usage.reasoning == usage.generated > 0
 
 
 @pytest.mark.parametrize("token", [POISON, NAN])

@@ -73,6 +73,15 @@ def test_limit_ends_the_text_and_flushes_what_is_held_back() -> None:
     assert end(events).reason == "length"
 
 
+def test_bytes_that_the_prompt_has_left_unfinished_are_no_text_of_a_reply_without_bytes() -> None:
+    prompt = (*PROMPT, *TOKENIZER.encode_run("é", continues=True)[:1])
+    for tokens, expected in ([], ""), ([0], ""), (TOKENIZER.encode_run("é", continues=True)[1:], "é"):
+        text = ChoiceText(
+            GenerationRequest(id="a", model="m", prompts=(prompt,), ignore_eos=True), 0, TOKENIZER, prompt, 9
+        )
+        assert joined([event for token in tokens for event in text.feed(token)] + text.finish("length")) == expected
+
+
 @given(
     st.text("abc ", max_size=20),
     st.lists(st.text("abc ", min_size=1, max_size=4), max_size=3),

@@ -28,19 +28,31 @@ class Reader(abc.ABC):
 
     def __init__(self, held: str = ""):
         self._held = held
+        self._n_fed = 0
 
     def feed(self, text: str) -> list[Event]:
         """Parse the next piece of text; the events that are certain now."""
-        self._held += text
-        return list(self._read(final=False))
+        return [event for event, _ in self.locate(text)]
 
     def flush(self) -> list[Event]:
         """Events of the text held back, at the end of the reply."""
-        return list(self._read(final=True))
+        return [event for event, _ in self.locate("", final=True)]
+
+    def locate(self, text: str, *, final: bool = False) -> list[tuple[Event, int]]:
+        """Parse as `feed` does, with `final` as `flush`: events with offsets.
+
+        A `Piece` is the reply's text from its offset on.
+        """
+        self._held += text
+        self._n_fed += len(text)
+        return [(event, self._n_fed - len(self._held)) for event in self._read(final=final)]
 
     @abc.abstractmethod
     def _read(self, *, final: bool) -> Iterator[Event]:
-        """Parse events from the text held back, all of it if `final`."""
+        """Parse events from the text held back, all of it if `final`.
+
+        While a `Piece` is yielded, the text held back begins with it.
+        """
 
 
 class Syntax(Protocol):
@@ -161,10 +173,9 @@ class _SpanReader(Reader):
             self._enter(spans[marker])
             return True
         keep = 0 if final else _partial_marker(self._held, spans)
-        if final and self._inside:
-            self._held = self._held.rstrip()
-        yield from self._text(self._held[: len(self._held) - keep])
-        self._held = self._held[len(self._held) - keep :]
+        text = self._held[: len(self._held) - keep]
+        yield from self._text(text.rstrip() if final and self._inside else text)
+        self._held = self._held[len(text) :]
         return False
 
     def _read_call(self, final: bool) -> Generator[Event, None, bool]:
@@ -185,6 +196,7 @@ class _SpanReader(Reader):
         except (ValueError, RecursionError):
             self._enter(None)
             self._skips_space = False
+            self._held = opens + self._held
             yield Piece(opens + text + closes)
         else:
             self._enter(None)
@@ -253,20 +265,22 @@ class _ChannelReader(Reader):
             at, marker = _first(self._held, stops)
             if not marker:
                 break
-            text, self._held = self._held[:at], self._held[at + len(marker) :]
+            text = self._held[:at]
             if self._kind == "header":
                 yield from self._read_header(text)
             else:
                 yield from self._read_body(text, whole=True)
                 self._kind = "header"
+            self._held = self._held[at + len(marker) :]
         keep = 0 if final else _partial_marker(self._held, stops)
         text, rest = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         if self._kind == "header" or (isinstance(self._kind, ToolCall) and not final):
             if final and not self._n_messages:  # a reply without channels
-                yield from _pieces(self._held[self._n_prompt :], reasoning=False)
+                self._held = self._held[self._n_prompt :]
+                yield from _pieces(self._held, reasoning=False)
         else:
-            self._held = rest
             yield from self._read_body(text, whole=final)
+            self._held = rest
 
     def _read_header(self, header: str) -> Iterator[Event]:
         """Parse a complete header; yields the separator between two reasoning messages."""

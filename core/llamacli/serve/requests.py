@@ -137,7 +137,8 @@ class TextDelta:
     """Text of a choice that follows the text sent before.
 
     Characters and stop strings that are not certain yet are held back. `tokens`, where `n_probs` asks for them, are
-    those that the text ends; they come with empty text if it is the reply's end.
+    those that begin in the text; tokens without text follow at the reply's end. Reasoning has none, nor have the
+    markers, white space and calls that are not part of a reply's text.
     """
 
     index: int

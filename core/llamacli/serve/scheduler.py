@@ -281,7 +281,9 @@ class Scheduler:
             return
         texts = [lane.text] if lane.text else [self._text(lane.job, k) for k in range(lane.job.n_choices)]
         for text in texts:
+            n_reasoning = text.n_reasoning
             self._lifecycle.emit(lane.ticket, *text.finish("length", timed_out=True))
+            lane.ticket.n_reasoning += text.n_reasoning - n_reasoning
             self._lifecycle.end_choice(lane, text)
         self.running.leave(lane)
 

@@ -43,8 +43,11 @@ class ChoiceText:
         self._reader = reply.syntax.reader(reply.prompt, tools=reply.tools) if reply else None
         self._stops = StopStrings(request.stop)
         self.n_tokens = self.n_reasoning = self._n_calls = self._n_unassigned = 0
-        self._n_decoded = self._n_sent = 0
-        self._pending: collections.deque[tuple[int, TokenLogprob]] = collections.deque()
+        self._n_decoded = self._n_content = self._n_sent = 0
+        self._has_bytes = False
+        # Tokens with the parts of the reply that they spell, and those of the content with their places in it.
+        self._drawn: collections.deque[tuple[int, int, TokenLogprob]] = collections.deque()
+        self._scored: collections.deque[tuple[int, TokenLogprob]] = collections.deque()
         self.finished: Finished | None = None
 
     def is_end(self, token: int) -> bool:
@@ -60,13 +63,15 @@ class ChoiceText:
             return self._finish("stop")
         self.n_tokens += 1
         self._n_unassigned += 1
-        piece = self._decoder.feed(token)
-        if not piece and self._reply is not None:
-            piece = self._reply.markers.get(token, "")
+        marker = self._reply.markers.get(token, "") if self._reply is not None else ""
+        events = self._read(self._rest()) if marker else []
+        piece = self._decoder.feed(token) or marker
+        self._has_bytes = self._has_bytes or bool(self._tokenizer.piece_bytes(token))
         if logprobs is not None:
-            self._pending.append((self._n_decoded, token_logprob(self._tokenizer, token, logprobs)))
-        self._n_decoded += len(piece)
-        events = self._read(piece)
+            scored = token_logprob(self._tokenizer, token, logprobs)
+            self._drawn.append((self._n_decoded, self._n_decoded + len(piece), scored))
+        if not self._stopped:
+            events += self._read(piece)
         if self._stopped:
             return [*events, *self._finish("stop")]
         if self.n_tokens >= self._max_tokens:
@@ -84,14 +89,14 @@ class ChoiceText:
     def _finish(self, reason: FinishReason, *, timed_out: bool = False) -> list[Event]:
         events: list[Event] = []
         if not self._stopped:
-            events += self._read(self._decoder.flush())
+            events += self._read(self._rest())
         if not self._stopped and self._reader is not None:
-            events += self._sent(self._reader.feed(self._end_text.flush()))
+            events += self._sent(self._reader.locate(self._end_text.flush()))
         if not self._stops.stopped and self._reader is not None:
-            events += self._sent(self._reader.flush())
+            events += self._sent(self._reader.locate("", final=True))
         if not self._stops.stopped:
-            events += self._delta(self._stops.flush(), reasoning=False)
-            tokens = tuple(token for _, token in self._pending)
+            events += self._delta(self._stops.flush())
+            tokens = tuple(token for start, _, token in self._drawn if start == self._n_decoded)
             if tokens:
                 events.append(TextDelta(self._index, "", tokens=tokens))
         if self._stops.stopped:
@@ -101,39 +106,52 @@ class ChoiceText:
         self.finished = Finished(self._index, reason, self._stops.found or None, timed_out)
         return [*events, self.finished]
 
+    def _rest(self) -> str:
+        """Text of an unfinished character that the tokens have begun."""
+        return self._decoder.flush() if self._has_bytes else ""
+
     def _read(self, piece: str) -> list[Event]:
         """Events of decoded text."""
+        self._n_decoded += len(piece)
         if self._reader is None:
-            return self._content(piece)
-        return self._sent(self._reader.feed(self._end_text.feed(piece)))
+            return self._content(piece, self._n_content)
+        return self._sent(self._reader.locate(self._end_text.feed(piece)))
 
-    def _sent(self, found: Iterable[ReplyEvent]) -> list[Event]:
+    def _sent(self, found: Iterable[tuple[ReplyEvent, int]]) -> list[Event]:
         """Events of what the reader has found, up to a stop string."""
         events: list[Event] = []
-        for event in found:
+        for event, start in found:
             if self._stops.stopped:
                 break
             if isinstance(event, Piece):
                 if event.reasoning:
                     self.n_reasoning += self._n_unassigned
-                self._n_unassigned = 0
-                events += self._delta(event.text, reasoning=True) if event.reasoning else self._content(event.text)
+                    events.append(TextDelta(self._index, event.text, reasoning=True))
+                else:
+                    events += self._content(event.text, start)
             else:
-                self._n_unassigned = 0
                 events.append(ToolCallDelta(self._index, self._n_calls, event))
                 self._n_calls += 1
+            self._n_unassigned = 0
         return events
 
-    def _content(self, text: str) -> list[Event]:
-        return self._delta(self._stops.feed(text), reasoning=False) if text else []
+    def _content(self, text: str, start: int) -> list[Event]:
+        """Events of content, which is the reply's text from `start` on."""
+        if not text:
+            return []
+        while self._drawn and self._drawn[0][0] < start + len(text):
+            begin, end, token = self._drawn.popleft()
+            if begin >= start or end > start:  # else reasoning, a marker, white space or a call
+                self._scored.append((self._n_content + max(0, begin - start), token))
+        self._n_content += len(text)
+        return self._delta(self._stops.feed(text))
 
-    def _delta(self, text: str, *, reasoning: bool) -> list[Event]:
-        """Event of text, with the tokens that begin in it."""
+    def _delta(self, text: str) -> list[Event]:
+        """Event of content, with the tokens that begin in it."""
         if not text:
             return []
         self._n_sent += len(text)
         tokens = []
-        # A reader drops white space and markers, so places in its text are not those of the tokens.
-        while self._pending and (self._reader is not None or self._pending[0][0] < self._n_sent):
-            tokens.append(self._pending.popleft()[1])
-        return [TextDelta(self._index, text, reasoning, tuple(tokens))]
+        while self._scored and self._scored[0][0] < self._n_sent:
+            tokens.append(self._scored.popleft()[1])
+        return [TextDelta(self._index, text, tokens=tuple(tokens))]
