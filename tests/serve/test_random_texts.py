@@ -1,4 +1,4 @@
-"""Random texts: tokens of any kind, cut anywhere, against a plain reading of the whole reply."""
+"""Random tokens, cut anywhere, against a plain reading of the whole reply."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ INTERRUPTED = [*BYTES[:1], CONTROLS[0], *BYTES[1:2]]  # a character, and a marke
 
 
 def events_of(request: GenerationRequest, tokens: Sequence[int], max_tokens: int) -> tuple[list[list[Event]], int]:
-    """Events of each token up to the end of the text, and the number of tokens that count."""
+    """Events of each token up to the text's end, and `n_tokens`."""
     text = ChoiceText(request, 0, TOKENIZER, request.prompts[0], max_tokens)
     found = []
     for token in tokens:
@@ -121,7 +121,7 @@ def events_of(request: GenerationRequest, tokens: Sequence[int], max_tokens: int
 
 
 def drawn(request: GenerationRequest, tokens: Sequence[int], max_tokens: int) -> tuple[list[int], str]:
-    """Tokens before the first that ends the text, and why it ends if nothing in it does."""
+    """Tokens before the first that ends the text, and the reason."""
     ends: frozenset[int] = frozenset()
     if not request.ignore_eos:
         ends = TOKENIZER.eog_ids | (request.reply.end_ids if request.reply else frozenset())
@@ -130,7 +130,7 @@ def drawn(request: GenerationRequest, tokens: Sequence[int], max_tokens: int) ->
 
 
 def text_of(tokens: Sequence[int], markers: Any) -> str:
-    """Text of tokens; the bytes of a character do not continue after a marker."""
+    """Text of tokens, in which no character continues after a marker."""
     text, run = "", b""
     for token in tokens:
         if token in markers:
@@ -141,7 +141,7 @@ def text_of(tokens: Sequence[int], markers: Any) -> str:
 
 
 def read_whole(request: GenerationRequest, tokens: Sequence[int], max_tokens: int) -> tuple[Any, ...]:
-    """Content, reasoning, calls and end of a reply whose whole text is read at once."""
+    """Content, reasoning, calls and end of a reply, read at once."""
     kept, reason = drawn(request, tokens, max_tokens)
     reply = request.reply
     text = text_of(kept, reply.markers if reply else {})
