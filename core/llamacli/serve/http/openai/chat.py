@@ -94,7 +94,7 @@ class ChatShapes:
         self._generation, self._n_top, self._begun = generation, n_top, begun
         self._has_usage = bool(request.stream_options is not None and request.stream_options.include_usage)
         self._has_timings = bool(request.timings_per_token)
-        self._timed_out = False
+        self._timed_out = self._has_begun = False
         self._head = {
             "id": f"chatcmpl-{generation.id}",
             "created": int(time.time()),
@@ -135,6 +135,7 @@ class ChatShapes:
         """Chunks of an event."""
         match event:
             case PromptLogprobs():
+                self._has_begun = True
                 logprobs = chat_logprobs(last_tokens(event.tokens, self._begun.encode()), self._n_top or 0)
                 for i in range(self._generation.n):
                     yield self._chunk(i, {"content": self._begun}, logprobs)
@@ -157,6 +158,8 @@ class ChatShapes:
                 yield self._object(choices=[], prompt_progress=llamacpp_progress(event))
             case Finished():
                 self._timed_out |= event.timed_out
+                if self._awaits_logprobs and not self._has_begun:  # the time was over within the prompt
+                    yield self._chunk(event.index, {"content": self._begun})
                 yield self._chunk(event.index, {}, finish_reason=event.reason)
             case Done() if self._has_usage or self._has_timings:
                 last = self._object(choices=[], usage=openai_usage(event.usage))

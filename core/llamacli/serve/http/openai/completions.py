@@ -149,6 +149,7 @@ class CompletionShapes:
         self._has_timings = bool(request.timings_per_token)
         self._logprobs: dict[int, CompletionLogprobs] = {}
         self._timed_out = False
+        self._scored: set[int] = set()
         self._head = {
             "id": f"cmpl-{generation.id}",
             "object": "text_completion",
@@ -185,6 +186,7 @@ class CompletionShapes:
         """Chunks of an event."""
         match event:
             case PromptLogprobs():
+                self._scored.add(event.prompt)
                 for k in range(self._generation.n):
                     i = event.prompt * self._generation.n + k
                     yield self._chunk(i, self._prompt(i), self._shape(i, event.tokens))
@@ -194,6 +196,9 @@ class CompletionShapes:
                 yield self._object(choices=[], prompt_progress=llamacpp_progress(event))
             case Finished():
                 self._timed_out |= event.timed_out
+                unscored = event.index // self._generation.n not in self._scored
+                if self._echo and self._n_top is not None and unscored:  # the time was over within the prompt
+                    yield self._chunk(event.index, self._prompt(event.index), self._shape(event.index, ()))
                 yield self._chunk(event.index, "", finish_reason=event.reason)
             case Done() if self._has_usage or self._has_timings:
                 last = self._object(choices=[], usage=openai_usage(event.usage))
