@@ -23,13 +23,14 @@ class Token:
     """Generated token.
 
     Its `id`, and `piece`, the text that is complete with it. Bytes of an incomplete character are held back and come
-    with the token that completes it: pieces joined are the text, and continue that of the prompt. `logprobs` are those
-    that `n_probs` asks for.
+    with the token that completes it: pieces joined are the text, and continue that of the prompt. `complete` is False
+    while there are such bytes after it. `logprobs` are those that `n_probs` asks for.
     """
 
     id: int
     piece: str
     logprobs: LogProbs | None = None
+    complete: bool = True
 
 
 @attrs.frozen
@@ -140,7 +141,7 @@ def generate(
         piece = text.feed(token)
         if n_gen == limit or session.n_past + 1 == session.n_ctx:
             piece += text.flush()
-        yield Token(token, piece, session.logprobs)
+        yield Token(token, piece, session.logprobs, not text.holds_bytes)
         step = clock()
         session.accept(token)
         ahead.eval(token, limit - n_gen - 1)
@@ -209,14 +210,11 @@ def until_stop(session: _TokenStream, tokens: Iterator[Token], stop: StopStrings
     held: collections.deque[Token] = collections.deque()
     n_certain = 0  # characters of the held tokens that are before any stop string
 
-    def begins_character(token: Token) -> bool:
-        return not token.piece and bool(session.model.tokenizer.piece_bytes(token.id))
-
     def is_certain() -> bool:
         n = 0
         for token in held:
             n += len(token.piece)
-            if not begins_character(token):
+            if token.complete:
                 return n <= n_certain
         return False
 

@@ -1,7 +1,9 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli.chat.context import Evaluated, extended, plan, truncated
+from llamacli.generation import Token
 
 PARTS = st.lists(st.tuples(st.integers(0, 3), st.text("ab", max_size=3)), max_size=3).map(
     lambda pairs: [part for pair in pairs for part in pair if part != ""]
@@ -25,19 +27,24 @@ def test_plan_gives_the_tokens_of_the_rendering(before, after, n: int) -> None:
         assert planned.ids[planned.n_kept] != there[planned.n_kept]
 
 
+def grow(held: list[Evaluated], *tokens: Token) -> list[Evaluated]:
+    return extended(held, tokens, {2})
+
+
 def test_generated_tokens_extend_the_text_before_them() -> None:
     held = [Evaluated(1, (1,)), Evaluated("a", (9,))]
-    grown = extended(held, [("", 7), ("b", 8), (2, 2), ("c", 5)])
+    grown = grow(held, Token(7, ""), Token(8, "b"), Token(2, ""), Token(5, "c"))
     assert grown == [Evaluated(1, (1,)), Evaluated("ab", (9, 7, 8)), Evaluated(2, (2,)), Evaluated("c", (5,))]
-    assert extended([Evaluated(None, (1,))], [("b", 7)]) == [Evaluated(None, (1, 7))]
-    assert extended([], []) == []
+    assert grow([Evaluated(None, (1,))], Token(7, "b")) == [Evaluated(None, (1, 7))]
+    assert grow([]) == []
     planned = plan(grown, [1, "ab", 2, "cd", 3], encode)
     assert (planned.n_kept, planned.new_ids) == (6, [ord("d"), 3])
 
 
-def test_tokens_without_text_at_the_end_of_a_run_are_not_of_it() -> None:
+@pytest.mark.parametrize("last", [Token(8, ""), Token(8, "", complete=False), Token(8, "c", complete=False)])
+def test_tokens_without_whole_text_at_the_end_of_a_run_are_not_of_it(last: Token) -> None:
     held = [Evaluated(1, (1,)), Evaluated("a", (9,))]
-    assert extended(held, [("", 7)]) == [*held, Evaluated(None, (7,))]
-    assert extended(held, [("b", 7), ("", 8)])[1:] == [Evaluated("ab", (9, 7)), Evaluated(None, (8,))]
-    assert extended(held[:1], [("", 7), (2, 2)]) == [held[0], Evaluated(None, (7,)), Evaluated(2, (2,))]
-    assert plan(extended(held, [("", 7)]), [1, "a"], encode).ids == [1, 9]
+    assert grow(held, last) == [*held, Evaluated(None, (8,))]
+    assert grow(held, Token(7, "b"), last)[1:] == [Evaluated("ab", (9, 7)), Evaluated(None, (8,))]
+    assert grow(held[:1], last, Token(2, "")) == [held[0], Evaluated(None, (8,)), Evaluated(2, (2,))]
+    assert plan(grow(held, last), [1, "a"], encode).ids == [1, 9]

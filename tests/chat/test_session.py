@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+import byte_tokens
 from llamacli import ChatTemplateError, ContextOverflowError, InvalidRequestError, PromptLookup, SamplingParams, Session
 from llamacli.chat.messages import Message, ToolCall
 from llamacli.kv import KVSequence
@@ -389,6 +390,19 @@ def test_retracted_bytes_of_a_character_are_not_in_the_next_prompt(talker, scrip
         say(chat, "and")
         assert say(chat, "then") == "a"
         assert unfinished not in chat.session.tokens
+
+
+def test_text_of_a_token_that_begins_a_character_is_evaluated_again(talker, script) -> None:
+    """Reply that ends with text and a byte in one token."""
+    keys = byte_tokens.byte_keys(365)
+    model = talker(**{name.removeprefix("tokenizer.ggml."): value for name, value in keys.items()})
+    token = model.tokenizer.token_id("a\u00c3")
+    script(model, [token], "b")
+    with model.create_chat() as chat:
+        assert say(chat, "c") == "a"
+        assert say(chat, "c") == "b"
+        turns = [f"<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n{reply}<|im_end|>\n" for reply in "ab"]
+        assert evaluated(chat) == "".join(turns)
 
 
 def test_system_and_history_may_change(talker, script) -> None:

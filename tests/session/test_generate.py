@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import byte_tokens
 from conftest import LoadTiny
 from llamacli import (
     ContextOverflowError,
@@ -230,6 +231,19 @@ class TestStopStrings:
         tokens, session = self.run(text_model, "a é€😀 a", "€")
         assert "".join(token.piece for token in tokens) == "a é"
         assert text_model.decode(session.tokens) == "a é"
+
+    @pytest.mark.parametrize("inner", [[], ["<unused>"]])
+    @pytest.mark.parametrize("first", ["\u00c3", "a\u00c3"])
+    def test_first_byte_of_a_stop_string_leaves_the_context(
+        self, first: str, inner: list[str], load_tiny: LoadTiny
+    ) -> None:
+        """Also within a token of text, or before a token without text."""
+        model = load_tiny("gqa", tokenizer=f"gpt2:{byte_tokens.N_VOCAB}", metadata=byte_tokens.byte_keys())
+        session, wanted = model.create_session(), map(byte_tokens.TEXTS.index, ["b", first, *inner, "\u00a9"])
+        session.draw = lambda _: next(wanted)
+        tokens = list(session.generate([1], SamplingParams(stop="é")))
+        assert "".join(token.piece for token in tokens) == "b" + first[:-1]
+        assert session.tokens == (1, byte_tokens.TEXTS.index("b"))
 
     def test_leaving_the_loop_drops_tokens_held_back(self, text_model: Model) -> None:
         session, ids = text_model.create_session(), text_model.encode("once upon a time")[1:]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import attrs
 
+from llamacli.generation import Token
 from llamacli.kv.prefixes import n_common
 
 Part = int | str
@@ -17,8 +18,8 @@ Part = int | str
 class Evaluated:
     """Part as it was evaluated, with its token `ids`.
 
-    `part` is None for what is left of a truncated one, and for tokens without text at the end of a generated run (the
-    first bytes of a character, for instance).
+    `part` is None for what is left of a truncated one, and for tokens at the end of a generated run that have no text,
+    or the first bytes of a character.
     """
 
     part: Part | None
@@ -85,25 +86,27 @@ def truncated(parts: Iterable[Evaluated], n: int) -> list[Evaluated]:
     return kept
 
 
-def extended(parts: Sequence[Evaluated], tokens: Iterable[tuple[Part, int]]) -> list[Evaluated]:
+def extended(parts: Sequence[Evaluated], tokens: Iterable[Token], special: Container[int]) -> list[Evaluated]:
     """Append generated tokens to parts.
 
-    Special tokens as parts of their own, text to the last run. Tokens without text that end a run are not of it: the
-    same run rendered later has other tokens.
+    Special tokens as parts of their own, text to the last run. The last tokens of a run are not of it if they have no
+    text, or bytes of a character that does not come: the same run rendered later has other tokens.
     """
     result = list(parts)
-    for is_text, group in itertools.groupby(tokens, key=lambda token: isinstance(token[0], str)):
-        if not is_text:
-            result += [Evaluated(part, (token,)) for part, token in group]
+    for is_special, group in itertools.groupby(tokens, key=lambda token: token.id in special):
+        run = list(group)
+        ids = tuple(token.id for token in run)
+        if is_special:
+            result += [Evaluated(token, (token,)) for token in ids]
             continue
-        texts, ids = zip(*group, strict=True)
         if result and result[-1].part is None:
             result[-1] = Evaluated(None, (*result[-1].ids, *ids))
             continue
-        n = max((i for i, text in enumerate(texts, start=1) if text), default=0)
+        n = max((i for i, token in enumerate(run, start=1) if token.piece and token.complete), default=0)
         if n:
             before = result.pop() if result and isinstance(result[-1].part, str) else Evaluated("", ())
-            result.append(Evaluated("".join((str(before.part), *texts[:n])), (*before.ids, *ids[:n])))
+            text = "".join((str(before.part), *(token.piece for token in run[:n])))
+            result.append(Evaluated(text, (*before.ids, *ids[:n])))
         if n < len(ids):
             result.append(Evaluated(None, ids[n:]))
     return result

@@ -185,7 +185,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         new_ids = self._rewind(wanted)
         n_calls = sum(len(message.tool_calls) for message in self.history)
         reply = self.codec.reader(rendering, tools=bool(self.tools), variables=self.variables, n_calls=n_calls)
-        generated: list[tuple[Part, int]] = []
+        generated: list[Token] = []
         self.reply_tokens = []
         tokens = self.session.generate(new_ids, params, max_tokens=self.max_tokens, speculate=speculate)
         self.stop = "interrupt"
@@ -194,8 +194,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
             for n, token in enumerate(tokens, start=1):
                 if token.id in reply.ends.tokens:
                     break
-                is_special = token.id in self.template.structure
-                generated.append((token.id if is_special else token.piece, token.id))
+                generated.append(token)
                 self.reply_tokens.append(token)
                 yield from _pieces(reply.feed(token.id, token.piece))
                 if reply.ended:
@@ -210,7 +209,8 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         finally:
             tokens.close()
             n_accepted = max(0, self.session.n_past - len(wanted.ids))
-            self._held = truncated(extended(wanted.parts, generated[:n_accepted]), self.session.n_past)
+            parts = extended(wanted.parts, generated[:n_accepted], self.template.structure)
+            self._held = truncated(parts, self.session.n_past)
             if self.stop != "interrupt" or not reply.is_empty:
                 self.history.append(reply.message())
         if self.stop in ("eos", "stop"):

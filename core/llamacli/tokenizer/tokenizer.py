@@ -276,6 +276,11 @@ class StreamDecoder:
         self._at_start = False
         return self._utf8.decode(piece)
 
+    @property
+    def holds_bytes(self) -> bool:
+        """True while bytes of an incomplete character are held back."""
+        return bool(self._utf8.getstate()[0])
+
     def flush(self) -> str:
         """Return the bytes held back, as U+FFFD if incomplete."""
         return self.finish(b"")
