@@ -206,7 +206,8 @@ def until_stop(session: _TokenStream, tokens: Iterator[Token], stop: StopStrings
     Tokens are held back until their text is certain to be before one. The text of the token in which it begins is cut.
     In the end tokens that were evaluated, but not yielded whole, are dropped from the context.
     """
-    n_past = n_evaluated = session.n_past + n_prompt
+    n_past = session.n_past + n_prompt
+    n_evaluated: int | None = None  # while the caller has a token: others may be evaluated meanwhile, and stay
     held: collections.deque[Token] = collections.deque()
     n_certain = 0  # characters of the held tokens that are before any stop string
 
@@ -234,12 +235,13 @@ def until_stop(session: _TokenStream, tokens: Iterator[Token], stop: StopStrings
                     yield attrs.evolve(token, piece=token.piece[:n_certain])
                     n_certain -= min(n_certain, len(token.piece))
                 return
+            n_evaluated = None
         n_evaluated = session.n_past
         while held:
             yield held.popleft()
             n_past += 1
     finally:
-        if n_past < session.n_past == n_evaluated:
+        if n_past < session.n_past and n_evaluated in (None, session.n_past):
             with contextlib.suppress(ClosedError):
                 session.rewind(n_past)
 

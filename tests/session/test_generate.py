@@ -1,5 +1,7 @@
 """`Session.generate`: tokens, text, statistics."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -254,6 +256,15 @@ class TestStopStrings:
         assert session.n_past > 1
         tokens.close()
         assert session.tokens == (1,)
+
+    def test_interrupted_draw_drops_tokens_held_back(self, text_model: Model) -> None:
+        session, ids = text_model.create_session(), text_model.encode("once upon a time")[1:]
+        session.draw = mock.Mock(side_effect=[*ids[:3], KeyboardInterrupt])
+        tokens = session.generate([1], SamplingParams(stop="upon a dog"))
+        assert next(tokens).id == ids[0]
+        with pytest.raises(KeyboardInterrupt):
+            next(tokens)
+        assert session.tokens == (1, ids[0])
 
     def test_a_loop_left_late_changes_no_later_tokens(self, text_model: Model) -> None:
         session, ids = text_model.create_session(), text_model.encode("once upon a time")[1:]
