@@ -1,5 +1,7 @@
 import math
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import attrs
 import numpy as np
@@ -7,13 +9,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-import tiny_llama
-import tiny_qwen_hybrid
 from candidates import exact_softmax, log_softmax
 from conftest import LoadTiny
 from llamacli import CacheFull, ClosedError, InvalidRequestError, Model, SamplingParams, load_model
 from llamacli.branches import Branches
-from llamacli.engine import ReferenceEngine
+from llamacli.engine import default_engine
 from llamacli.sampling import Candidates, Draw, Grammar, SamplerChain, merge_logits
 from suite import examples
 
@@ -260,6 +260,16 @@ def test_accept_refuses_invalid_token_ids(model: Model, token: int) -> None:
     assert branches.sample(root) == branches.logits(root).argmax()
 
 
+def test_evaluating_no_tokens_keeps_the_token_drawn(model: Model) -> None:
+    branches = Branches(model, n_leases=1, n_ctx_seq=64, measure=True)
+    root = branches.create(LONG[:10], RANDOM)
+    token = branches.sample(root)
+    branches.decode({root: []})
+    branches.prefill(root, [])
+    branches.accept(root, token)
+    assert branches.metrics(root).sampling.perplexity < math.inf
+
+
 def test_metrics_need_measure(branches: Branches) -> None:
     root = branches.create(LONG[:5])
     with pytest.raises(InvalidRequestError, match="measure=True"):
@@ -358,7 +368,8 @@ def test_drain_releases_memory_and_closes(model: Model, branches: Branches) -> N
 class Expected:
     """Expected branch.
 
-    `head` tokens are shared with the parent; `model` and `sampling` are surprisals.
+    `head` tokens are shared with the parent; `model` and `sampling` are surprisals. `events` are all that draws depend
+    on: seeds, steering, logits drawn from, and tokens accepted.
     """
 
     parent: int
@@ -368,6 +379,15 @@ class Expected:
     model: list[float] = attrs.field(factory=list)
     sampling: list[float] = attrs.field(factory=list)
     drawn: tuple[int, float] | None = None
+    banned: int | None = None
+    events: list[tuple[str, Any]] = attrs.field(factory=list)
+
+
+DRAWING = SamplingParams(temperature=1.0, top_k=3, presence_penalty=0.5)
+
+
+def ban(token: int) -> Callable[[Candidates], None]:
+    return lambda candidates: candidates.keep_where(candidates.ids != token)
 
 
 def perplexity(surprisals: list[float]) -> float:
@@ -395,18 +415,40 @@ class BranchMachine(RuleBasedStateMachine):
     def used(self) -> int:
         return sum(len(expected.tokens) - expected.head for expected in self.tree.values())
 
+    def fresh(self, tokens: list[int]) -> np.ndarray | None:
+        """Logits of a new session."""
+        return logits_after(self.model, tuple(tokens)) if tokens else None
+
+    def redraw(self, events: list[tuple[str, Any]]) -> int:
+        """Last token that a new session draws."""
+        drawn = -1
+        with self.model.create_session(n_ctx=40, seed=1234, reuse=False) as session:
+            session.params = DRAWING
+            for what, value in events:
+                match what:
+                    case "seed":
+                        session.set_seed(value)
+                    case "accept":
+                        session.accept(value)
+                    case "steer":
+                        session.steer = None if value is None else ban(value)
+                    case "draw":
+                        session.logits = value
+                        drawn = session.draw()
+        return drawn
+
     def drawable(self, handle: int) -> bool:
         return handle in self.tree and self.tree[handle].logits is not None
 
     @rule(target=handles, tokens=st.lists(st.integers(0, 127), max_size=30))
     def create(self, tokens: list[int]) -> object:
         try:
-            handle = self.branches.create(tokens, SamplingParams(temperature=1.0, top_k=3))
+            handle = self.branches.create(tokens, DRAWING)
         except CacheFull:
             assert len(self.tree) == 5 or self.used + len(tokens) > 90
             return multiple()
         assert handle not in self.tree
-        self.tree[handle] = Expected(0, tokens, 0, self.branches.logits(handle).copy() if tokens else None)
+        self.tree[handle] = Expected(0, list(tokens), 0, self.fresh(tokens))
         return handle
 
     @rule(target=handles, handle=handles, clone_logits=st.booleans())
@@ -428,10 +470,11 @@ class BranchMachine(RuleBasedStateMachine):
             list(expected.model),
             list(expected.sampling),
             expected.drawn if clone_logits else None,
+            events=[*expected.events, ("steer", None)],
         )
         return child
 
-    @rule(work=st.dictionaries(handles, st.lists(st.integers(0, 127), min_size=1, max_size=5), max_size=4))
+    @rule(work=st.dictionaries(handles, st.lists(st.integers(0, 127), max_size=5), max_size=4))
     def decode(self, work: dict[int, list[int]]) -> None:
         valid = work.keys() <= self.tree.keys()
         fits = valid and all(len(self.tree[handle].tokens) + len(tokens) <= 40 for handle, tokens in work.items())
@@ -444,7 +487,8 @@ class BranchMachine(RuleBasedStateMachine):
         for handle, tokens in work.items():
             expected = self.tree[handle]
             expected.tokens.extend(tokens)
-            expected.logits, expected.drawn = self.branches.logits(handle).copy(), None
+            if tokens:
+                expected.logits, expected.drawn = self.fresh(expected.tokens), None
 
     @rule(handle=handles)
     def sample(self, handle: int) -> None:
@@ -453,10 +497,32 @@ class BranchMachine(RuleBasedStateMachine):
         except InvalidRequestError:
             assert not self.drawable(handle)
             return
-        logits = self.tree[handle].logits
-        assert logits is not None
+        expected = self.tree[handle]
+        assert expected.logits is not None
+        expected.events.append(("draw", expected.logits))
+        assert token == self.redraw(expected.events)
+        logits = expected.logits.copy()
+        for accepted in {value for what, value in expected.events if what == "accept"}:
+            logits[accepted] -= 0.5
+        if expected.banned is not None:
+            logits[expected.banned] = -np.inf
         kept = np.flatnonzero(logits >= np.sort(logits)[-3])
-        self.tree[handle].drawn = token, -float(log_softmax(logits[kept])[kept.tolist().index(token)])
+        expected.drawn = token, -float(log_softmax(logits[kept])[kept.tolist().index(token)])
+
+    @rule(handle=handles, seed=st.integers(0, 3))
+    def set_seed(self, handle: int, seed: int) -> None:
+        if handle in self.tree:
+            self.branches.set_seed(handle, seed)
+            self.tree[handle].events.append(("seed", seed))
+
+    @rule(handle=handles)
+    def set_steer(self, handle: int) -> None:
+        """Ban the likeliest token."""
+        if self.drawable(handle):
+            expected = self.tree[handle]
+            expected.banned = int(np.argmax(expected.logits))
+            self.branches.set_steer(handle, ban(expected.banned))
+            expected.events.append(("steer", expected.banned))
 
     @rule(handle=handles, token=st.one_of(st.none(), st.integers(0, 127)))
     def accept(self, handle: int, token: int | None) -> None:
@@ -475,6 +541,7 @@ class BranchMachine(RuleBasedStateMachine):
         if expected.drawn is not None and expected.drawn[0] == token:
             expected.sampling.append(expected.drawn[1])
         expected.drawn = None
+        expected.events.append(("accept", token))
 
     @rule(handle=handles, other=handles, weight=st.sampled_from([-1.0, -0.5, 0.5]), alpha=st.sampled_from([0.0, 0.1]))
     def merge(self, handle: int, other: int, weight: float, alpha: float) -> None:
@@ -545,10 +612,10 @@ class BranchMachine(RuleBasedStateMachine):
         assert self.model.kv_pool().n_used_bytes == 0
 
 
-@pytest.fixture(scope="module", params=[tiny_llama.write_llama, tiny_qwen_hybrid.write_qwen_hybrid])
-def machine(request: pytest.FixtureRequest, tmp_path_factory, plugins) -> type[RuleBasedStateMachine]:
-    path = request.param(tmp_path_factory.mktemp("branches") / "m.gguf")
-    BranchMachine.model = load_model(path, "fp32", plugins=plugins, engine=ReferenceEngine())
+@pytest.fixture(scope="module", params=["gqa", "gemma3", "qwen35"])
+def machine(request: pytest.FixtureRequest, tiny_gguf, plugins) -> type[RuleBasedStateMachine]:
+    """Machine of a model with full attention, sliding windows, recurrent states."""
+    BranchMachine.model = load_model(tiny_gguf(request.param), "fp32", plugins=plugins, engine=default_engine())
     BranchMachine.model.prefix_cache_bytes = 0  # all pages are those of branches
     return BranchMachine
 

@@ -148,7 +148,7 @@ class Branches:
         sessions = [(self._branch(handle).session, tokens) for handle, tokens in work.items()]
         self._expect_room(sum(map(len, work.values())))
         eval_batch(sessions)
-        self._clear_draws(work)
+        self._clear_draws(handle for handle, tokens in work.items() if len(tokens))
 
     def prefill(
         self, handle: int, tokens: Sequence[int], *, all_logits: bool = False
@@ -160,7 +160,7 @@ class Branches:
         session = self._branch(handle).session
         self._expect_room(len(tokens))
         logits = session.eval(tokens, all_logits=all_logits)
-        self._clear_draws([handle])
+        self._clear_draws([handle] if len(tokens) else [])
         return logits
 
     def step(self, handle: int, token: int) -> None:
