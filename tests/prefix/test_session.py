@@ -1,5 +1,6 @@
 import hashlib
 import threading
+from unittest import mock
 
 import attrs
 import numpy as np
@@ -101,6 +102,30 @@ class TestReuse:
         first = text_of(session)
         session.ensure_prefix(PREFIX)
         assert text_of(session) == first == cold(model, PREFIX)[0]
+
+    def test_interrupted_decode_after_a_fully_reused_prefix(
+        self, session: PrefixSession, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        session.ensure_prefix(PREFIX)
+        first, tokens = text_of(session), session.tokens
+        session.ensure_prefix(PREFIX)
+        chunks = session.decode(GREEDY)
+        with monkeypatch.context() as patch:
+            patch.setattr("llamacli.session.evaluation.evaluate", mock.Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                next(chunks)
+        assert text_of(session) == first
+        assert session.tokens == tokens
+
+    def test_text_goes_on_after_a_decode_without_tokens(
+        self, model: Model, session: PrefixSession, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        session.ensure_prefix(PREFIX)
+        with monkeypatch.context() as patch:
+            patch.setattr("llamacli.Session.draw", lambda *_: model.tokenizer.eos_id)
+            assert text_of(session) == ""
+        session.prefill_suffix(SUFFIX)
+        assert list(session.tokens) == model.encode(PREFIX + SUFFIX)
 
     def test_suffixes_tokenize_as_the_whole_text(self, model: Model, session: PrefixSession) -> None:
         session.ensure_prefix(PREFIX)

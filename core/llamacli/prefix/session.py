@@ -322,10 +322,9 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
     def _decode(
         self, config: DecodeConfig, params: SamplingParams, cancel: Cancel | None, speculate: Drafter | None
     ) -> Iterator[StreamChunk]:
-        session = self._session
+        session, n = self._session, self._session.n_past
         try:
             self._expect_open()
-            self._text = None
             if not session.has_logits:  # the whole prefix was reused, so nothing was evaluated
                 self._evaluate_last_again()
             session.set_seed(int.from_bytes(os.urandom(4)) if config.seed is None else config.seed)
@@ -345,11 +344,19 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
         except Exception as error:
             self._fatal = SessionFatalError(error)
             yield StreamChunk(error=self._fatal)
+        finally:
+            if session.n_past != n:
+                self._text = None
 
     def _evaluate_last_again(self) -> None:
-        *rest, last = self._session.tokens
-        self._session.rewind(len(rest))
-        self._session.eval([last])
+        """Compute the logits of the last token.
+
+        In a fork, because an interrupt must leave the context whole.
+        """
+        with self._session.fork() as fork:
+            fork.rewind(len(self.tokens) - 1)
+            fork.eval(self.tokens[-1:])
+            self._session.logits = fork.logits
 
     def _rewind(self, n: int) -> int:
         """Keep the first n tokens; returns how many are left.
