@@ -35,6 +35,7 @@ indices = st.integers(0, MAX_SESSIONS - 1)
 places = st.integers(0, N_CTX)
 runs = st.lists(TOKENS, min_size=1, max_size=6) | st.integers(1, len(LONG)).map(lambda n: LONG[:n])
 stops = st.sampled_from([(), (), ("é",), ("a€", "b"), ("\ufffd",)])
+strategies = st.sampled_from(["always", "always", "disabled"])
 faults = st.sampled_from([None, None, None, "before", "after"])
 
 
@@ -97,7 +98,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def pick(self, index: int) -> tuple[Session, Plain]:
         if not self.sessions:
-            self.create(0.0, True)
+            self.create(0.0, True, "always")
         return self.sessions[index % len(self.sessions)]
 
     def add(self, session: Session, plain: Plain) -> None:
@@ -129,9 +130,14 @@ class SessionMachine(RuleBasedStateMachine):
             is_stale = session.cache.first_stale_cell is not None
             plain.logits = session.logits.copy() if is_stale else self.fresh(plain, plain.tokens)
 
-    @rule(scale=st.sampled_from([0.0, 0.0, 1.0]), reuse=st.booleans())
-    def create(self, scale: float, reuse: bool) -> None:
-        self.add(self.model.create_session(n_ctx=N_CTX, reuse=reuse, adapters=self.adapters(scale)), Plain(scale))
+    @rule(scale=st.sampled_from([0.0, 0.0, 1.0]), reuse=st.booleans(), strategy=strategies)
+    def create(self, scale: float, reuse: bool, strategy: str) -> None:
+        options = {"n_ctx": N_CTX, "reuse": reuse, "strategy": strategy, "adapters": self.adapters(scale)}
+        self.add(self.model.create_session(**options), Plain(scale))
+
+    @rule(index=indices)
+    def hold(self, index: int) -> None:
+        self.pick(index)[0].cache.hold()
 
     @rule(index=indices, tokens=runs, when=faults, all_logits=st.booleans())
     def evaluate(self, index: int, tokens: list[int], when: str | None, all_logits: bool) -> None:
