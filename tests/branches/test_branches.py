@@ -509,6 +509,11 @@ class BranchMachine(RuleBasedStateMachine):
         kept = np.flatnonzero(logits >= np.sort(logits)[-3])
         expected.drawn = token, -float(log_softmax(logits[kept])[kept.tolist().index(token)])
 
+    @rule()
+    def sample_each(self) -> None:
+        for handle in self.tree:
+            self.sample(handle)
+
     @rule(handle=handles, seed=st.integers(0, 3))
     def set_seed(self, handle: int, seed: int) -> None:
         if handle in self.tree:

@@ -34,19 +34,23 @@ INTERRUPT = -1
 indices = st.integers(0, MAX_SESSIONS - 1)
 places = st.integers(0, N_CTX)
 runs = st.lists(TOKENS, min_size=1, max_size=6) | st.integers(1, len(LONG)).map(lambda n: LONG[:n])
-stops = st.sampled_from([(), (), ("é",), ("a€", "b"), ("\ufffd",)])
+stops = st.sampled_from([(), (), ("é",), ("a€", "b"), ("abc",)])
 strategies = st.sampled_from(["always", "always", "disabled"])
 faults = st.sampled_from([None, None, None, "before", "after"])
 
 
 @attrs.define(eq=False)
 class Plain:
-    """Expected tokens and logits of a session, and the tokens accepted."""
+    """Expected tokens and logits of a session, and the tokens accepted.
+
+    With `is_cut`, some of its cells may have seen tokens that were removed.
+    """
 
     scale: float
     tokens: list[int] = attrs.field(factory=list)
     logits: np.ndarray | None = None
     accepted: list[int] = attrs.field(factory=list)
+    is_cut: bool = False
 
 
 @attrs.define
@@ -127,7 +131,7 @@ class SessionMachine(RuleBasedStateMachine):
         if drops and not session.has_logits:
             plain.logits = None
         elif tokens:
-            is_stale = session.cache.first_stale_cell is not None
+            is_stale = plain.is_cut and session.cache.first_stale_cell is not None
             plain.logits = session.logits.copy() if is_stale else self.fresh(plain, plain.tokens)
 
     @rule(scale=st.sampled_from([0.0, 0.0, 1.0]), reuse=st.booleans(), strategy=strategies)
@@ -149,6 +153,15 @@ class SessionMachine(RuleBasedStateMachine):
         with fault(when):
             session.eval(tokens, all_logits=all_logits)
         self.extend(session, plain, [] if when else tokens)
+
+    @rule(index=indices, scale=st.sampled_from([0.0, 1.0]), token=TOKENS)
+    def evaluate_as_another(self, index: int, scale: float, token: int) -> None:
+        """Share what can be shared of the cells of another session."""
+        tokens = [*self.pick(index)[1].tokens[: N_CTX - 1], token]
+        self.create(scale, True, "always")
+        session, plain = self.sessions[-1]
+        session.eval(tokens)
+        self.extend(session, plain, tokens)
 
     @rule(tokens=st.lists(runs, min_size=2, max_size=MAX_SESSIONS), when=faults)
     def evaluate_batch(self, tokens: list[list[int]], when: str | None) -> None:
@@ -193,7 +206,9 @@ class SessionMachine(RuleBasedStateMachine):
             assert session.cache.pool.layout.has_windows
             return
         del plain.tokens[p0:p1]
-        if not n_after:
+        if n_after:
+            plain.is_cut = True
+        else:
             plain.logits = None
 
     @rule(index=indices)
@@ -211,6 +226,7 @@ class SessionMachine(RuleBasedStateMachine):
             return
         assert target.load_state(state) == {"note": index}
         changed.tokens, changed.accepted, changed.logits = list(plain.tokens), list(plain.accepted), plain.logits
+        changed.is_cut = plain.is_cut
 
     @rule(index=indices, tokens=runs)
     def reuse(self, index: int, tokens: list[int]) -> None:
