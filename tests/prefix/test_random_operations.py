@@ -105,7 +105,8 @@ class PrefixMachine(RuleBasedStateMachine):
         n=STOPS,
     )
     def decode(self, draws: list[int], limit: int, n_taken: int, n: int | None) -> None:
-        ids = list(itertools.takewhile(lambda token: token != EOS, draws))[: min(limit, N_CTX - len(self.tokens))]
+        ends = self.model.tokenizer.eog_ids
+        ids = list(itertools.takewhile(lambda token: token not in ends, draws))[: min(limit, N_CTX - len(self.tokens))]
         with mock.patch.object(Session, "draw", side_effect=itertools.chain(draws, itertools.repeat(EOS))):
             chunks = self.session.decode(DecodeConfig(max_tokens=limit), cancel=None if n is None else Cancel(n))
             found = list(itertools.islice(chunks, n_taken))

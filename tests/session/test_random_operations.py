@@ -376,7 +376,7 @@ class Text:
         tokens: list[tuple[int, str]] = []
         text, ends = "", [0]  # of the text after each token that ends no character half-way
         for token in [*draws, EOS][: limit or None]:
-            if token in (EOS, INTERRUPT) or not limit:
+            if token in model.tokenizer.eog_ids or token == INTERRUPT or not limit:
                 break
             piece = decoder.feed(token) + (decoder.flush() if len(tokens) == limit - 1 else "")
             tokens, text = [*tokens, (token, piece)], text + piece
