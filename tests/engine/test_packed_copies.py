@@ -420,7 +420,8 @@ def test_index_that_points_outside_is_refused(logits, cache, packs) -> None:
     name = next(iter(index["tensors"]))
     changes: list[dict[str, object]] = [
         {"start": 1 << 40}, {"start": -64}, {"start": 3}, {"start": "x"}, {"shape": [1 << 40]}, {"shape": [-1, -64]},
-        {"shape": 64}, {"shape": "x"}, {"sums": []},
+        {"shape": 64}, {"shape": "x"}, {"shape": {}}, {"shape": [0, 1 << 62, 1 << 62], "sums": []}, {"sums": []},
+        {"sums": {}},
     ]  # fmt: skip
     for change in changes:
         forged = json.loads(data[start:])

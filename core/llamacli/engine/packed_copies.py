@@ -292,6 +292,8 @@ def _read_index(data: Bytes) -> _Index:
 def _parsed(found: Any, end: int) -> _Index:
     tensors = {}
     for name, fields in found["tensors"].items():
+        if not (isinstance(fields["shape"], list) and isinstance(fields["sums"], list)):
+            raise TypeError(name)
         entry = _Entry(fields["start"], fields["shape"], fields["sums"])
         if not all(type(number) is int and number >= 0 for number in (entry.start, *entry.shape)):
             raise ValueError(name)
