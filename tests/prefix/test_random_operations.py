@@ -25,6 +25,7 @@ from llamacli.prefix import (
     PrefixSession,
 )
 from llamacli.session import evaluation
+from prefix_helpers import CancelAfter
 from suite import examples
 
 N_CTX = 80
@@ -32,17 +33,6 @@ TEXTS = st.sampled_from(["a", "aé", "é", " €b", "<think>", "a\u00c3", "abc" 
 MANIFESTS = st.sampled_from([None, None, ContextManifest(profile_id="a"), ContextManifest(profile_id="b")])
 STOPS = st.sampled_from([None, None, None, 0, 1, 2])
 """Batch before which a call is cancelled or interrupted."""
-
-
-class Cancel:
-    """Cancellation flag that is set after n checks."""
-
-    def __init__(self, n: int):
-        self.n = n
-
-    def is_set(self) -> bool:
-        self.n -= 1
-        return self.n < 0
 
 
 class PrefixMachine(RuleBasedStateMachine):
@@ -67,7 +57,7 @@ class PrefixMachine(RuleBasedStateMachine):
     def ensure_prefix(self, text: str, more: str, manifest: ContextManifest | None, n: int | None) -> None:
         tokens = self.encoded(text + more)
         try:
-            status = self.session.ensure_prefix(text + more, manifest, cancel=None if n is None else Cancel(n))
+            status = self.session.ensure_prefix(text + more, manifest, cancel=None if n is None else CancelAfter(n))
         except ContextOverflowError:
             assert len(tokens) > N_CTX
             return
@@ -86,7 +76,7 @@ class PrefixMachine(RuleBasedStateMachine):
         is_whole = whole is not None and whole[: len(self.tokens)] == self.tokens
         tokens = whole if is_whole and whole is not None else [*self.tokens, *self.encoded(text)]
         try:
-            self.session.prefill_suffix(text, manifest, cancel=None if n is None else Cancel(n))
+            self.session.prefill_suffix(text, manifest, cancel=None if n is None else CancelAfter(n))
         except ContextOverflowError:
             assert len(tokens) > N_CTX
         except ManifestMismatchError:
@@ -108,7 +98,7 @@ class PrefixMachine(RuleBasedStateMachine):
         ends = self.model.tokenizer.eog_ids
         ids = list(itertools.takewhile(lambda token: token not in ends, draws))[: min(limit, N_CTX - len(self.tokens))]
         with mock.patch.object(Session, "draw", side_effect=itertools.chain(draws, itertools.repeat(EOS))):
-            chunks = self.session.decode(DecodeConfig(max_tokens=limit), cancel=None if n is None else Cancel(n))
+            chunks = self.session.decode(DecodeConfig(max_tokens=limit), cancel=None if n is None else CancelAfter(n))
             found = list(itertools.islice(chunks, n_taken))
             chunks.close()
         is_cancelled = n is not None and n < min(len(ids), n_taken)

@@ -18,20 +18,9 @@ from llamacli.prefix import (
     UnsupportedFeatureError,
     hash_token_ids,
 )
-from prefix_helpers import CONFIG, OTHER, PREFIX, SUFFIX
+from prefix_helpers import CONFIG, OTHER, PREFIX, SUFFIX, CancelAfter
 
 GREEDY = DecodeConfig(max_tokens=8, temperature=0.0)
-
-
-class CancelAfter:
-    """Cancellation flag that is set after n checks."""
-
-    def __init__(self, n: int):
-        self.n = n
-
-    def is_set(self) -> bool:
-        self.n -= 1
-        return self.n < 0
 
 
 @pytest.fixture
