@@ -146,6 +146,18 @@ class TestChat:
         text = bytes(byte for entry in content for byte in entry["bytes"]).decode("utf-8", "replace")
         assert choice["message"]["content"].strip() in text
 
+    def test_logprobs_are_those_of_the_content(self, talker, script) -> None:
+        """Scores of reasoning, markers, white space and calls are left out."""
+        model = talker(WITH_TOOLS)
+        script(model, f"<think>dice</think>\n\nshé {CALL}", f"<think>dice</think>\n\nshé {CALL}")
+        arguments = {"tools": TOOLS, "tool_choice": "auto", "logprobs": True}
+        choice = model.create_chat_completion(MESSAGES, **arguments)["choices"][0]
+        chunks = list(model.create_chat_completion(MESSAGES, **arguments, stream=True))
+        shapes = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"]]
+        assert [entry for shape in shapes for entry in shape["content"]] == choice["logprobs"]["content"]
+        joined = bytes(byte for entry in choice["logprobs"]["content"] for byte in entry["bytes"]).decode()
+        assert joined == choice["message"]["content"] == "shé"
+
     def test_content_may_be_parts(self, talker, script) -> None:
         model = talker()
         script(model, "Yes.", "Yes.")

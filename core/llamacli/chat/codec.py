@@ -158,8 +158,9 @@ class ChatCodec:
 class ReplyReader:
     """Incremental parser of one reply, from tokens to text and tool calls.
 
-    `ended` is true once an end token or the end text has come: generation should stop. What it returns does not depend
-    on how the text is divided into tokens, joined pieces are the text.
+    `ended` is true once an end token or the end text has come: generation should stop. `n_read` is the number of
+    characters that the tokens have spelled so far. What it returns does not depend on how the text is divided into
+    tokens, joined pieces are the text.
     """
 
     def __init__(self, codec: ChatCodec, parser: Reader, ends: ReplyEnds, n_calls: int = 0):
@@ -170,6 +171,7 @@ class ReplyReader:
         self._calls: list[ToolCall] = []
         self._n_calls = n_calls
         self.ended = False
+        self.n_read = 0
 
     def feed(self, token: int, piece: str) -> list[Event]:
         """Read a token; returns the events that are certain now.
@@ -177,17 +179,30 @@ class ReplyReader:
         `piece` is the text that is complete with the token (`Token.piece`). Events are `Piece` (text or reasoning) and
         `ToolCall` (whole, when its text is complete). An end token has no events: call `flush` after it.
         """
+        return [event for event, _ in self.locate(token, piece)]
+
+    def flush(self) -> list[Event]:
+        """Events of the text held back, at the end of the reply."""
+        return [event for event, _ in self.locate_rest()]
+
+    def locate(self, token: int, piece: str) -> list[tuple[Event, int]]:
+        """Read a token as `feed` does: events with offsets.
+
+        A `Piece` is the reply's text from its offset on.
+        """
         if token in self.ends.tokens:
             self.ended = True
         if self.ended:
             return []
-        events = self._parser.feed(self._end_text.feed(piece or self._codec.spelled(token)))
+        text = piece or self._codec.spelled(token)
+        self.n_read += len(text)
+        events = self._parser.locate(self._end_text.feed(text))
         self.ended = self._end_text.found
         return self._taken(events)
 
-    def flush(self) -> list[Event]:
-        """Events of the text held back, at the end of the reply."""
-        return self._taken([*self._parser.feed(self._end_text.flush()), *self._parser.flush()])
+    def locate_rest(self) -> list[tuple[Event, int]]:
+        """Events of `flush` with offsets."""
+        return self._taken([*self._parser.locate(self._end_text.flush()), *self._parser.locate("", final=True)])
 
     @property
     def is_empty(self) -> bool:
@@ -198,14 +213,14 @@ class ReplyReader:
         """Message of what has been read so far."""
         return Message("assistant", "".join(self._content), "".join(self._reasoning), tuple(self._calls))
 
-    def _taken(self, events: Iterable[Event]) -> list[Event]:
-        taken: list[Event] = []
-        for event in events:
+    def _taken(self, events: Iterable[tuple[Event, int]]) -> list[tuple[Event, int]]:
+        taken: list[tuple[Event, int]] = []
+        for event, start in events:
             if isinstance(event, Piece):
                 (self._reasoning if event.reasoning else self._content).append(event.text)
             else:  # templates of some models insist on nine letters and digits
                 number = self._n_calls + len(self._calls) + 1
                 event = attrs.evolve(event, id=f"call{number:05d}")
                 self._calls.append(event)
-            taken.append(event)
+            taken.append((event, start))
         return taken

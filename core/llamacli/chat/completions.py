@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import secrets
 import time
@@ -17,7 +18,7 @@ import attrs
 
 from llamacli.chat.codec import ChatCodec, ReplyReader
 from llamacli.chat.constraints import FREE, Constraint, ToolUse, completion_constraint, reply_constraint
-from llamacli.chat.logprobs import CompletionLogprobs, TokenLogprob, chat_logprobs, token_logprob
+from llamacli.chat.logprobs import CompletionLogprobs, Drawn, TokenLogprob, chat_logprobs, take_content, token_logprob
 from llamacli.chat.messages import Piece, ToolCall, checked_tools
 from llamacli.drafting import Drafter
 from llamacli.engine.compiled_model import CompiledModel
@@ -145,25 +146,28 @@ def chat_completion(
 
 def _chat_chunks(run: _Run, reader: ReplyReader, head: Json, n_top: int | None) -> Generator[Json, None, Json]:
     read: list[TokenLogprob] = []
-    pending: list[TokenLogprob] = []
+    drawn: Drawn = collections.deque()
     n_calls = 0
 
     def chunk(delta: Json, shape: Json | None = None, finish: str | None = None) -> Json:
         choice = {"index": 0, "delta": delta, "logprobs": shape, "finish_reason": finish}
         return {**head, "object": "chat.completion.chunk", "choices": [choice]}
 
-    def chunks(events: Sequence[Piece | ToolCall]) -> Iterator[Json]:
+    def content(text: str, tokens: Sequence[TokenLogprob]) -> Json:
+        read.extend(tokens)
+        return chunk({"content": text}, None if n_top is None else chat_logprobs(tokens, n_top))
+
+    def chunks(events: Sequence[tuple[Piece | ToolCall, int]]) -> Iterator[Json]:
         nonlocal n_calls
-        for event in events:
+        for event, start in events:
             if isinstance(event, ToolCall):
                 yield chunk({"tool_calls": [{"index": n_calls, **_call(event)}]})
                 n_calls += 1
             elif event.reasoning:
                 yield chunk({"reasoning_content": event.text})
             else:
-                yield chunk({"content": event.text}, None if n_top is None else chat_logprobs(pending, n_top))
-                read.extend(pending)
-            pending.clear()
+                tokens = take_content(drawn, start, start + len(event.text))
+                yield content(event.text, [token for _, token in tokens])
 
     yield chunk({"role": "assistant"})
     ended = False
@@ -173,12 +177,17 @@ def _chat_chunks(run: _Run, reader: ReplyReader, head: Json, n_top: int | None) 
                 ended = True
                 break
             run.n_generated += 1
-            pending.append(token_logprob(run.session.model.tokenizer, token.id, token.logprobs))
-            yield from chunks(reader.feed(token.id, token.piece))
+            start, events = reader.n_read, reader.locate(token.id, token.piece)
+            if n_top is not None:
+                scored = token_logprob(run.session.model.tokenizer, token.id, token.logprobs)
+                drawn.append((start, reader.n_read, scored))
+            yield from chunks(events)
             if reader.ended:
                 ended = True
                 break
-        yield from chunks(reader.flush())
+        yield from chunks(reader.locate_rest())
+        if rest := [token for start, _, token in drawn if start == reader.n_read]:  # tokens without text at the end
+            yield content("", rest)
         finish = "tool_calls" if n_calls else "stop" if ended else run.finish_reason
     yield chunk({}, finish=finish)
     reply = reader.message()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,24 @@ def token_logprob(tokenizer: Tokenizer, token: int, logprobs: LogProbs | None) -
         return TokenLogprob(token, piece, None)
     top = tuple((other, tokenizer.piece_bytes(other), value) for other, value in logprobs.top)
     return TokenLogprob(token, piece, logprobs.chosen, top)
+
+
+Drawn = collections.deque[tuple[int, int, TokenLogprob]]
+"""Tokens of a reply, in order, each with the start and stop of what it spells in the reply's text."""
+
+
+def take_content(drawn: Drawn, start: int, stop: int) -> list[tuple[int, TokenLogprob]]:
+    """Take the tokens of content, with their offsets in it.
+
+    The content is the reply's text from `start` to `stop`. Tokens before it are dropped: they are reasoning, markers,
+    white space or calls.
+    """
+    found: list[tuple[int, TokenLogprob]] = []
+    while drawn and drawn[0][0] < stop:
+        first, end, token = drawn.popleft()
+        if first >= start or end > start:
+            found.append((max(0, first - start), token))
+    return found
 
 
 def last_tokens(tokens: Sequence[TokenLogprob], text: bytes) -> list[TokenLogprob]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable
 
-from llamacli.chat.logprobs import token_logprob
+from llamacli.chat.logprobs import Drawn, take_content, token_logprob
 from llamacli.chat.messages import Piece
 from llamacli.chat.syntax import Event as ReplyEvent
 from llamacli.chat.syntax import StopText
@@ -45,8 +45,8 @@ class ChoiceText:
         self.n_tokens = self.n_reasoning = self._n_calls = self._n_unassigned = 0
         self._n_decoded = self._n_content = self._n_sent = 0
         self._has_bytes = False
-        # Tokens with the parts of the reply that they spell, and those of the content with their places in it.
-        self._drawn: collections.deque[tuple[int, int, TokenLogprob]] = collections.deque()
+        self._drawn: Drawn = collections.deque()
+        # Tokens of the content that are not sent, with their places in it.
         self._scored: collections.deque[tuple[int, TokenLogprob]] = collections.deque()
         self.finished: Finished | None = None
 
@@ -139,10 +139,8 @@ class ChoiceText:
         """Events of content, which is the reply's text from `start` on."""
         if not text:
             return []
-        while self._drawn and self._drawn[0][0] < start + len(text):
-            begin, end, token = self._drawn.popleft()
-            if begin >= start or end > start:  # else reasoning, a marker, white space or a call
-                self._scored.append((self._n_content + max(0, begin - start), token))
+        for offset, token in take_content(self._drawn, start, start + len(text)):
+            self._scored.append((self._n_content + offset, token))
         self._n_content += len(text)
         return self._delta(self._stops.feed(text))
 
