@@ -131,6 +131,15 @@ def test_copy_is_opened_once_for_models_that_share_weights(path, plugins, logits
     assert len(opened) == 1
 
 
+def test_engine_that_compiles_again_finds_the_copy_that_it_wrote(path, plugins, packs) -> None:
+    engine = native.NativeEngine(1, copy_key="key")
+    for expected in (True, False):
+        packs.clear()
+        with load_model(path, plugins=plugins, engine=engine):
+            finish_copies()
+        assert bool(packs) is expected
+
+
 @pytest.mark.parametrize("variant", ["moe_8_2", "phi3_long", "biases"])
 def test_every_kind_of_tensor_is_the_same_from_a_copy(variant, tiny_gguf, plugins, packs) -> None:
     """Experts, parts of fused tensors, biases."""

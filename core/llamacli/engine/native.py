@@ -51,15 +51,15 @@ class NativeEngine:
 
     `threads` defaults to the usable cores. `watch` is called with the input of each matrix product. `copy_key` names
     the packed copy of the one model that it compiles then; see `llamacli.engine.packed_copies`. It is opened in the
-    background at once.
+    background at once, for the first call of `compile`.
     """
 
     def __init__(self, threads: int | None = None, watch: Watch | None = None, copy_key: str | None = None):
         self._threads, self._watch, self._copy_key = check_threads(threads), watch, copy_key
-        self._copy: Future[PackedCopy | None] | None = None
+        self._opening: Future[PackedCopy | None] | None = None
         if copy_key:
-            nodes, opener = _shared_team(self._threads).nodes, ThreadPoolExecutor(1)
-            self._copy = opener.submit(open_copy, copy_key, self._threads, nodes)
+            opener = ThreadPoolExecutor(1)
+            self._opening = opener.submit(self._open_copy, _shared_team(self._threads))
             opener.shutdown(wait=False)
 
     def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> NativeProgram:
@@ -68,12 +68,16 @@ class NativeEngine:
         `mode` says how the weights are kept.
         """
         team = _shared_team(self._threads)
-        copy = self._copy.result() if self._copy else None
+        opening, self._opening = self._opening, None
+        copy = opening.result() if opening else self._open_copy(team)
         weights = PackedWeights(file, modes_of(graph, mode), team, copy=copy)
         program = NativeProgram(graph, weights, mode, team, self._watch)
         if self._copy_key and not (copy and copy.complete):
             save_copy(self._copy_key, file.path, weights.copyable)
         return program
+
+    def _open_copy(self, team: Team) -> PackedCopy | None:
+        return open_copy(self._copy_key, self._threads, team.nodes) if self._copy_key else None
 
 
 _teams: dict[int, Team] = {}
