@@ -1,5 +1,6 @@
 """Kernels of every op on random shapes, compared with NumPy."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,3 +35,10 @@ def test_kernels_compute_what_numpy_does(name: str, data: st.DataObject) -> None
     op = example.op.__name__
     n_tokens, floor = data.draw(st.integers(1, N_TOKENS)), FLOORS.get(op, 0.0)
     check_example(example, n_tokens, floor, input_bounds=op in INPUT_BOUNDS)
+
+
+def test_statistical_topk_of_numbers_whose_squares_underflow() -> None:
+    example = random_example("GaussianTopK-any", lambda low, high: low)
+    for table in example.weights.values():
+        table[:] = np.linspace(1e-23, 6e-23, table.shape[-1])
+    check_example(example, 1)

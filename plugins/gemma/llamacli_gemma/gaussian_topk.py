@@ -83,7 +83,8 @@ def gaussian_topk_kernel() -> Kernel:
             mean = np.float32(total / a.width)
             squares = 0.0
             for i in range(a.width):
-                squares += np.float64((x[i] - mean) * (x[i] - mean))
+                deviation = np.float64(x[i] - mean)  # its square may be 0 in float32
+                squares += deviation * deviation
             cutoff = mean + a.z * np.float32(np.sqrt(squares / (a.width - 1)))
             for i in range(a.width):
                 out[i] = max(x[i] - cutoff, np.float32(0))
