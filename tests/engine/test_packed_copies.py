@@ -58,7 +58,9 @@ def logits(path: Path, plugins: Plugins) -> Callable[..., np.ndarray]:
     def run(mode: str = "auto", threads: int = 1) -> np.ndarray:
         with load_model(path, mode, threads=threads, plugins=plugins) as model:
             finish_copies()
-            return some_logits(model)
+            found = some_logits(model)
+            finish_copies()  # a guarded engine compiles again when it runs
+            return found
 
     return run
 
