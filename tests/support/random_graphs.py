@@ -417,8 +417,7 @@ def _attention(*, both_ways: bool = False, latent: bool = False) -> Maker:
         kv = d.graph.store(k, v, head_dim=head_dim, value_dim=value_dim, window=window, chunk=chunk)
         n_head = n_kv * group
         d.graph.attention(
-            # a larger scale makes scores whose rounding alone is a share of 1e-5 of their exponentials
-            d.x(n_head * head_dim), kv, scale=0.1, softcap=d.pick(None, 2.0), causal=not both_ways,
+            d.x(n_head * head_dim), kv, scale=0.3, softcap=d.pick(None, 2.0), causal=not both_ways,
             sinks=d.param(n_head) if d.choose(0, 1) else None, alibi=d.pick(None, 4.0),
         )  # fmt: skip
 
