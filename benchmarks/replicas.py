@@ -4,7 +4,7 @@
     python benchmarks/replicas.py [--replicas 1,2,10,100,1000] [--load 0.8] [--base-ms 25] [--row-ms 2] [--requests 20]
 
 The policy is the code that serves (`llamacli.serve.ray.policy`), with reports a second old. The replicas are simulated:
-a step takes `base` + `row` * rows, as `llamacli.serve.costs` measures it (the defaults: a 1B model in Q8_0 on two
+a step takes `base` + `row` * rows, as `llamacli.generation.costs` measures it (the defaults: a 1B model in Q8_0 on two
 cores), prompts are evaluated in pieces of `--step-ms`, and the cache keeps the latest blocks. Requests come
 at random times: half begin with one of some system prompts, few of which are common (Zipf), half go on with a
 conversation. Compared are `cost`, `least` (fewest requests that run or wait, known without delay) and `random`. Prints,

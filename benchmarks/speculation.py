@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import llamacli
-from llamacli.drafting import Drafter
+from llamacli.generation.drafting import Drafter
 from llamacli.sampling import Candidates
 
 

@@ -7,7 +7,6 @@ from llamacli.architecture import Architecture as Architecture
 from llamacli.architecture import Config as Config
 from llamacli.architecture import TensorTable as TensorTable
 from llamacli.architecture import Weights as Weights
-from llamacli.batch import Generated as Generated
 from llamacli.chat.messages import Message as Message
 from llamacli.chat.messages import Piece as Piece
 from llamacli.chat.messages import ToolCall as ToolCall
@@ -31,8 +30,14 @@ from llamacli.errors import SessionBusyError as SessionBusyError
 from llamacli.errors import StateError as StateError
 from llamacli.errors import TokenizerError as TokenizerError
 from llamacli.errors import UnknownArchitectureError as UnknownArchitectureError
-from llamacli.generation import Stats as Stats
-from llamacli.generation import Token as Token
+from llamacli.generation.drafters import DraftModel as DraftModel
+from llamacli.generation.drafters import MtpHead as MtpHead
+from llamacli.generation.drafters import PromptLookup as PromptLookup
+from llamacli.generation.loop import Generated as Generated
+from llamacli.generation.loop import Stats as Stats
+from llamacli.generation.stream import TokenStream as TokenStream
+from llamacli.generation.stream import eval_batch as eval_batch
+from llamacli.generation.text import Token as Token
 from llamacli.graph import Activation as Activation
 from llamacli.graph import Graph as Graph
 from llamacli.graph import Value as Value
@@ -45,11 +50,6 @@ from llamacli.model import load_tokenizer as load_tokenizer
 from llamacli.ops.rope import Rope as Rope
 from llamacli.sampling import SamplingParams as SamplingParams
 from llamacli.session import Session as Session
-from llamacli.session import TokenStream as TokenStream
-from llamacli.session import eval_batch as eval_batch
-from llamacli.speculation import DraftModel as DraftModel
-from llamacli.speculation import MtpHead as MtpHead
-from llamacli.speculation import PromptLookup as PromptLookup
 from llamacli.tokenizer import Tokenizer as Tokenizer
 from llamacli.tools.demo import demo_path as demo_path
 from llamacli.tools.embedding import Embedder as Embedder

@@ -17,6 +17,7 @@ from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.engine.packed_copies import copy_key
 from llamacli.engine.sharing import file_key, find_program, shared_program
 from llamacli.errors import (
+    ContextOverflowError,
     InvalidRequestError,
     ModelFormatError,
     PluginError,
@@ -31,12 +32,13 @@ from llamacli.parts import describe_parts
 from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 from llamacli.util.foreign_names import explain_names
+from llamacli.util.numbers import is_integer
 
 if TYPE_CHECKING:
-    from llamacli.batch import Generated
     from llamacli.chat.codec import ChatCodec
     from llamacli.chat.formats import ChatFormat
     from llamacli.chat.session import ChatSession
+    from llamacli.generation.loop import Generated
     from llamacli.sampling import SamplerType, SamplingParams
     from llamacli.session import Session
 
@@ -199,9 +201,22 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         probable tokens are taken. Raises InvalidRequestError for a value out of range, ContextOverflowError for a
         prompt that does not fit.
         """
-        from llamacli.batch import generate_batch
+        from llamacli.generation.loop import generate_batch, token_limit
+        from llamacli.generation.stream import eval_batch
+        from llamacli.sampling import SamplingParams
 
-        return generate_batch(self, prompts, params, max_tokens=max_tokens, seed=seed, n_parallel=n_parallel)
+        if isinstance(prompts, str):
+            raise InvalidRequestError("prompts is a list of texts or of token ids: put a single text into a list")
+        if not is_integer(n_parallel) or n_parallel < 1:
+            raise InvalidRequestError(f"n_parallel must be an integer of at least 1, not {n_parallel!r}")
+        limit = token_limit(max_tokens, self.config.n_ctx)
+        ids = [self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
+        for prompt in ids:
+            if len(prompt) > self.config.n_ctx:
+                raise ContextOverflowError(0, len(prompt), self.config.n_ctx)
+        with contextlib.ExitStack() as stack:
+            sessions = [stack.enter_context(self.create_session(seed=seed)) for _ in ids]
+            return generate_batch(sessions, ids, eval_batch, params or SamplingParams(), limit, n_parallel)
 
     @overload
     def create_chat_completion(

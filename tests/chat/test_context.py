@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli.chat.context import Evaluated, extended, plan, truncated
-from llamacli.generation import Token
+from llamacli.generation.text import Token
 
 PARTS = st.lists(st.tuples(st.integers(0, 3), st.text("ab", max_size=3)), max_size=3).map(
     lambda pairs: [part for pair in pairs for part in pair if part != ""]

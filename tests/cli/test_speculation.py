@@ -4,7 +4,7 @@ import pytest
 
 from llamacli import DraftModel, MtpHead, PromptLookup
 from llamacli.cli import speculation
-from llamacli.speculation import LIMIT_DRAFT, MAX_DRAFT, MTP
+from llamacli.generation.drafters import LIMIT_DRAFT, MAX_DRAFT, MTP
 
 PROMPT = "once upon a time once upon a"
 GREEDY = ("--temp", "0", "--mode", "fp32", "--ignore-eos", "-n", "30")

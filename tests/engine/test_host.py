@@ -11,11 +11,11 @@ import tiny_llama
 from llamacli import ArrayFile, Config, Graph, Model, PluginError, QuantMode, load_model
 from llamacli.engine import ReferenceEngine, Span, default_engine
 from llamacli.engine.native import NativeEngine
+from llamacli.generation.stream import eval_batch
 from llamacli.gguf import Metadata
 from llamacli.graph import Param, Tensor
 from llamacli.kv import KVLayout, KVPool, KVSequence
 from llamacli.plugins import ARCHITECTURES, EntryPoint, Plugins
-from llamacli.session import eval_batch
 from llamacli_l2.l2_norm import L2Norm
 
 TOKENS = [(7 * i + 3) % 128 for i in range(40)]

@@ -16,6 +16,7 @@ import byte_tokens
 from byte_tokens import EOS, TOKENS
 from llamacli import ContextOverflowError, Model, Session, load_model
 from llamacli.engine import default_engine
+from llamacli.generation import evaluation
 from llamacli.prefix import (
     CancelledError,
     ContextManifest,
@@ -24,7 +25,6 @@ from llamacli.prefix import (
     PrefixConfig,
     PrefixSession,
 )
-from llamacli.session import evaluation
 from prefix_helpers import CancelAfter
 from suite import examples
 

@@ -11,11 +11,12 @@ import pytest
 from conftest import LoadTiny, TinyGguf
 from llamacli import DraftModel, InvalidRequestError, Model, MtpHead
 from llamacli.engine import Engine, default_engine
+from llamacli.generation.drafts import Drafts
 from llamacli.kv import N_BATCH
 from llamacli.plugins import Plugins
 from llamacli.sampling import SamplingParams
 from llamacli.serve import running
-from llamacli.serve.drafts import Drafts, DraftSource
+from llamacli.serve.drafts import DraftSource
 from llamacli.serve.errors import NotSupportedError, PromptTooLongError
 from llamacli.serve.requests import Done, Embedding, EmbeddingRequest, Event, GenerationRequest, TextDelta
 from llamacli.serve.scheduler import Scheduler

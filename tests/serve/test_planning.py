@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_serving import Simulation, alone, kinds, last, prompt_of, request
-from llamacli.serve.costs import MIN_CHUNK
+from llamacli.generation.costs import MIN_CHUNK
 from llamacli.serve.errors import QueueFullError
 from llamacli.serve.planning import LAST_PIECE, OLDEST_EVERY
 from llamacli.serve.requests import (

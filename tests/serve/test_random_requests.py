@@ -17,9 +17,10 @@ from conftest import TinyGguf
 from llamacli import Model, PromptLookup, SamplingParams, load_model
 from llamacli.engine import default_engine
 from llamacli.engine.adapters import Adapter
+from llamacli.generation.drafts import Drafts
 from llamacli.plugins import Plugins
 from llamacli.serve import running
-from llamacli.serve.drafts import Drafts, DraftSource
+from llamacli.serve.drafts import DraftSource
 from llamacli.serve.requests import (
     Done,
     Embedding,

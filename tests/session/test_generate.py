@@ -17,7 +17,7 @@ from llamacli import (
     Stats,
     Token,
 )
-from llamacli.generation import generate
+from llamacli.generation.loop import generate
 from sessions import PROMPT, RANDOM, logits_after
 
 
@@ -108,7 +108,7 @@ def test_stats(session: Session) -> None:
 
 
 def test_rates_are_zero_where_no_time_passes(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamacli.generation.time.perf_counter", lambda: 1.0)
+    monkeypatch.setattr("llamacli.generation.loop.time.perf_counter", lambda: 1.0)
     list(session.generate(PROMPT, max_tokens=2))
     assert session.stats == Stats(n_prompt=len(PROMPT), n_gen=2)
 

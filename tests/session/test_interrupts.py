@@ -15,9 +15,10 @@ import pytest
 import llamacli
 from conftest import LoadTiny
 from llamacli import InvalidRequestError, Model
+from llamacli.generation.stream import eval_batch
 from llamacli.kernels.kv_types.types import PAGE
 from llamacli.kv import KVPool, KVSequence
-from llamacli.session import Session, eval_batch
+from llamacli.session import Session
 
 CORE = Path(llamacli.__file__).parent
 WATCHED = tuple(str(CORE / part) for part in ("session", "kv", "engine/batching.py", "util/locking.py"))

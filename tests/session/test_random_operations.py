@@ -21,7 +21,8 @@ from byte_tokens import EOS, TOKENS
 from llamacli import ContextOverflowError, InvalidRequestError, Model, SamplingParams, Session, StateError, load_model
 from llamacli.engine import default_engine
 from llamacli.engine.adapters import Adapter
-from llamacli.session import eval_batch, evaluation
+from llamacli.generation import evaluation
+from llamacli.generation.stream import eval_batch
 from suite import examples
 
 N_CTX, MAX_SESSIONS = 90, 4

@@ -8,8 +8,8 @@ import pytest
 from conftest import LoadTiny
 from llamacli import InvalidRequestError, Model, OutOfMemoryError, Session, StateError
 from llamacli.engine import batching
+from llamacli.generation.stream import eval_batch
 from llamacli.kv import pool as kv_pool
-from llamacli.session import eval_batch
 from sessions import LONG, fresh
 
 TOKENS = LONG[:90]

@@ -13,10 +13,11 @@ import numpy.typing as npt
 from llamacli.branches.slot_map import MAX_SLOTS, SlotMap
 from llamacli.engine.compiled_model import KVTypes
 from llamacli.errors import CacheFull, ClosedError, InvalidRequestError
+from llamacli.generation.stream import eval_batch
 from llamacli.kv import NO_LEASE, SequencePool
 from llamacli.model import Model
 from llamacli.sampling import Candidates, Metrics, SamplerChain, SamplingParams, entropy, merge_logits, surprisal
-from llamacli.session import Session, eval_batch
+from llamacli.session import Session
 from llamacli.util.numbers import is_integer
 
 

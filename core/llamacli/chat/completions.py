@@ -20,10 +20,10 @@ from llamacli.chat.codec import ChatCodec, ReplyReader
 from llamacli.chat.constraints import FREE, Constraint, ToolUse, completion_constraint, reply_constraint
 from llamacli.chat.logprobs import CompletionLogprobs, Drawn, TokenLogprob, chat_logprobs, take_content, token_logprob
 from llamacli.chat.messages import Piece, ToolCall, checked_tools
-from llamacli.drafting import Drafter
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import InvalidRequestError
-from llamacli.generation import Token
+from llamacli.generation.drafting import Drafter
+from llamacli.generation.text import Token
 from llamacli.gguf import Metadata
 from llamacli.sampling import SamplingParams
 from llamacli.sampling.defaults import params_with_defaults

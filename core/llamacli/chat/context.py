@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 
 import attrs
 
-from llamacli.generation import Token
+from llamacli.generation.text import Token
 from llamacli.kv.prefixes import n_common
 
 Part = int | str

@@ -14,10 +14,11 @@ from llamacli.chat.formats import ChatFormat
 from llamacli.chat.messages import Message, Piece, ToolCall, checked_tools
 from llamacli.chat.syntax import Event
 from llamacli.chat.template import Rendering
-from llamacli.drafting import Drafter
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError, StateError
-from llamacli.generation import Token, token_limit
+from llamacli.generation.drafting import Drafter
+from llamacli.generation.loop import token_limit
+from llamacli.generation.text import Token
 from llamacli.gguf import Metadata
 from llamacli.kv.prefixes import n_common
 from llamacli.sampling import SamplerChain, SamplingParams

@@ -106,7 +106,7 @@ class Settings:
 
     def values(self) -> dict[str, str]:
         """All settings as text, by name."""
-        from llamacli.speculation import PromptLookup
+        from llamacli.generation.drafters import PromptLookup
 
         variables, params = self.chat.variables, self.params
         think = variables.get("enable_thinking")
@@ -159,7 +159,7 @@ class Settings:
     @staticmethod
     def _use_drafter(session: Session, lookup: bool | None, draft_max: int) -> None:
         """Turn prompt lookup on or off, None leaves it, and limit drafts."""
-        from llamacli.speculation import DraftModel, MtpHead, PromptLookup
+        from llamacli.generation.drafters import DraftModel, MtpHead, PromptLookup
 
         if lookup:
             session.drafter = PromptLookup(draft_max)

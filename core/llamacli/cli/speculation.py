@@ -14,13 +14,13 @@ from llamacli.cli.options import PATH, option
 from llamacli.cli.progress import load
 
 if TYPE_CHECKING:
-    from llamacli.drafting import Drafter
+    from llamacli.generation.drafting import Drafter
     from llamacli.session import Session
 
 Decorated = TypeVar("Decorated")
 
 DEFAULT_DRAFT, LIMIT, MTP = 16, 256, "mtp"
-"""`MAX_DRAFT`, `LIMIT_DRAFT` and `MTP` of `llamacli.speculation`, which takes long to import."""
+"""`MAX_DRAFT`, `LIMIT_DRAFT` and `MTP` of `llamacli.generation.drafters`, which takes long to import."""
 
 OPTIONS = (
     option(
@@ -60,17 +60,17 @@ def open_drafter(
     """
     expect_one_drafter(lookup, draft)
     if draft == MTP:
-        from llamacli.speculation import MtpHead
+        from llamacli.generation.drafters import MtpHead
 
         with MtpHead(session.model, max_tokens, n_ctx=session.n_ctx) as head:
             yield head
     elif draft is not None:
-        from llamacli.speculation import DraftModel
+        from llamacli.generation.drafters import DraftModel
 
         with load(draft, mode, threads) as model, DraftModel(model, max_tokens) as drafter:
             yield drafter
     elif lookup:
-        from llamacli.speculation import PromptLookup
+        from llamacli.generation.drafters import PromptLookup
 
         yield PromptLookup(max_tokens)
     else:

@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import attrs
 
-from llamacli.drafting import Drafter
 from llamacli.errors import ClosedError, ContextOverflowError, InvalidRequestError, LlamaCliError
+from llamacli.generation.drafting import Drafter
 from llamacli.kv import KVSequence
 from llamacli.kv.prefixes import n_common
 from llamacli.model import Model

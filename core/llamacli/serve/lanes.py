@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.drafting import Drafter, hidden_taker
 from llamacli.engine.adapters import Adapters
 from llamacli.engine.batching import TakeHidden
+from llamacli.generation.drafting import hidden_taker
+from llamacli.generation.drafts import Draft
 from llamacli.kv import KVSequence
 from llamacli.sampling import SamplerChain, SamplerState
 from llamacli.serve.requests import EmbeddingRequest, GenerationRequest, Ids, Request, TokenLogprob, Usage
 from llamacli.serve.texts import ChoiceText
-
-_FIRST_CHANCE = 0.7
-"""Probability that a drafted token comes, before any has."""
-_KEPT, _KEPT_WAITING = 0.8, 0.98
-"""Share of the past that counts after another draft, and after a step without one."""
 
 
 @attrs.define(eq=False)
@@ -107,50 +102,6 @@ class Job:
 
 
 @attrs.define(eq=False)
-class LaneDraft:
-    """Drafts of a text.
-
-    - `drafter`: proposes them; `max_tokens`: their maximum length.
-    - `tokens`: the draft of this step; `n_accepted`: those of its first tokens that came.
-    - `is_warm`: true after the first draft, for which a draft model has to evaluate the prompt.
-    """
-
-    drafter: Drafter
-    max_tokens: int
-    tokens: Sequence[int] = ()
-    n_accepted: int = 0
-    is_warm: bool = False
-    _came: float = 0.0
-    _tried: float = 0.0
-
-    def expected(self, n: int) -> float:
-        """Tokens to expect of a draft of n tokens.
-
-        As if each came with the same probability, if all before it did.
-        """
-        p = (self._came + _FIRST_CHANCE) / (self._tried + 1)
-        return p * (1 - p**n) / (1 - p) if p < 1 else float(n)
-
-    def accepts(self, token: int) -> bool:
-        """True, and counted, if the draft continues with a token."""
-        accepted = self.n_accepted < len(self.tokens) and self.tokens[self.n_accepted] == token
-        self.n_accepted += accepted
-        return accepted
-
-    def settle(self) -> None:
-        """Learn from the fate of the draft, and end it."""
-        n_drafted, n_accepted = len(self.tokens), self.n_accepted
-        self.drafter.observe(n_drafted, n_accepted)
-        self._came = _KEPT * self._came + n_accepted
-        self._tried = _KEPT * self._tried + n_accepted + (n_accepted < n_drafted)
-        self.tokens, self.n_accepted = (), 0
-
-    def wait(self) -> None:
-        """Forget slowly without a draft, so that others are tried later."""
-        self._came, self._tried = _KEPT_WAITING * self._came, _KEPT_WAITING * self._tried
-
-
-@attrs.define(eq=False)
 class Lane:
     """Sequence that is evaluated: a prompt, then one choice after it.
 
@@ -173,8 +124,11 @@ class Lane:
     last_at: float | None = None
     logprobs: list[TokenLogprob] = attrs.field(factory=list)
     rows: list[npt.NDArray[np.float32]] = attrs.field(factory=list)
-    draft: LaneDraft | None = None
+    draft: Draft | None = None
     n_again: int = 0
+
+    def __str__(self) -> str:
+        return f"the request {self.ticket.request.id}"
 
     @property
     def ticket(self) -> Ticket:

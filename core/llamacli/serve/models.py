@@ -16,6 +16,7 @@ import attrs
 
 from llamacli.conversion import FILE_TYPE_NAMES
 from llamacli.errors import ModelFormatError
+from llamacli.generation.drafters import MTP, DraftModel, MtpHead, PromptLookup
 from llamacli.loaders import open_model_file
 from llamacli.model import Model, load_model
 from llamacli.plugins import installed_plugins
@@ -25,7 +26,6 @@ from llamacli.serve.draws import Drawer
 from llamacli.serve.requests import AdapterInfo, AdapterScales, ModelInfo
 from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
-from llamacli.speculation import MTP, DraftModel, MtpHead, PromptLookup
 from llamacli.tools.embedding import Pooling, pooling_of
 
 Load = Callable[..., Model]

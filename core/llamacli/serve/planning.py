@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from llamacli.engine.compiled_model import CompiledModel
+from llamacli.generation.costs import MIN_CHUNK, StepCost, chunk_rows
 from llamacli.kv.prefixes import n_common
 from llamacli.serve.cache import CacheMemory
-from llamacli.serve.costs import MIN_CHUNK, StepCost, chunk_rows
-from llamacli.serve.drafts import Drafts
+from llamacli.serve.drafts import ServedDrafts
 from llamacli.serve.lanes import Lane
 from llamacli.serve.lifecycle import Lifecycle
 from llamacli.serve.running import Running
@@ -42,7 +42,7 @@ class Planner:
         memory: CacheMemory,
         running: Running,
         cost: StepCost,
-        drafts: Drafts,
+        drafts: ServedDrafts,
         lifecycle: Lifecycle,
     ):
         self._model, self._settings, self._memory, self.running = model, settings, memory, running
@@ -90,7 +90,7 @@ class Planner:
         prompts = self._prompts_in_turn()
         if plan and not prompts:
             lanes = [lane for lane, _ in plan if lane in self.running.lanes]
-            self._drafts.propose(lanes, step_s, need)
+            self._drafts.controller.propose(lanes, step_s, need)
             return [(lane, lane.n_missing + lane.n_drafted) for lane in lanes]
         n_adapted = len({lane.job.adapters for lane in [*(lane for lane, _ in plan), *prompts[:1]]})
         passes = max(1, n_adapted) + bool(prompts and prompts[0].embeds)

@@ -21,14 +21,14 @@ from llamacli.chat.logprobs import token_logprob
 from llamacli.engine.adapters import Adapter, Adapters, key_of
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import OutOfMemoryError
+from llamacli.generation.costs import StepCost
+from llamacli.generation.evaluation import Chunk, Logits, evaluate_each
 from llamacli.kv import N_BATCH
 from llamacli.sampling import Candidates, SamplerChain, SamplerState, build_chain
 from llamacli.sampling.logprobs import log_probabilities
-from llamacli.serve.batches import Rows, Work, evaluate_each
 from llamacli.serve.cache import CacheMemory
 from llamacli.serve.checks import check_request, expect_adapters
-from llamacli.serve.costs import StepCost
-from llamacli.serve.drafts import Drafts, DraftSource
+from llamacli.serve.drafts import DraftSource, ServedDrafts
 from llamacli.serve.draws import Draw, Drawer
 from llamacli.serve.errors import QueueTimeoutError, ServeError
 from llamacli.serve.lanes import Job, Lane, Ticket, seed_of_choice
@@ -88,9 +88,9 @@ class Scheduler:
         self.running = Running(self.memory, self.counters)
         self._lifecycle = Lifecycle(self.queue, self.running, self.counters, clock)
         self._drawer, self._adapters = drawer or Drawer(), tuple(adapters)
-        self._drafts = Drafts(drafts, model, self.memory, self.cost, self.counters, clock)
+        self._drafts = ServedDrafts(drafts, model, self.memory, self.cost, self.counters, clock)
         self._planner = Planner(model, settings, self.memory, self.running, self.cost, self._drafts, self._lifecycle)
-        self._ready: list[tuple[Lane, Rows]] = []  # lanes whose next tokens are drawn in this step, and their logits
+        self._ready: list[tuple[Lane, Logits]] = []  # lanes whose next tokens are drawn in this step, and their logits
         self._evaluated_s = 0.0
         self._orders = itertools.count()
 
@@ -313,23 +313,9 @@ class Scheduler:
 
     def _run(self, plan: Sequence[tuple[Lane, int]], *, hidden: bool) -> None:
         """Evaluate pieces of lanes, and go on with each."""
-        work = []
-        for lane, n in plan:
-            start, n_ahead = lane.n_cached, lane.n_drafted
-            reads = lane.state == "prefill" and n > 1 and n == lane.n_missing
-            keep = self.memory.keep if reads and not lane.wants_rows else None
-            tokens = lane.tokens[start : start + n - n_ahead]
-            if lane.draft is not None:
-                tokens += lane.draft.tokens
-            work.append(Work(lane.sequence, tokens, self._n_wanted(lane, n), keep, n_ahead, lane.take_hidden))
+        chunks = [self._chunk(lane, n) for lane, n in plan]
         n_rows, started = sum(n for _, n in plan), self._clock()
-        try:
-            program = self.model.program_with(plan[0][0].job.adapters)
-        except Exception as error:
-            for lane, _ in plan:
-                self._lifecycle.fail_unexpectedly(lane.ticket, error)
-            return
-        results = evaluate_each(program, work, hidden=hidden)
+        results = evaluate_each(self.model, chunks, hidden=hidden)
         seconds = self._clock() - started
         self._evaluated_s += seconds
         self.cost.observe(n_rows, seconds)
@@ -345,6 +331,17 @@ class Scheduler:
             else:
                 self._advance(lane, n, rows)
 
+    def _chunk(self, lane: Lane, n: int) -> Chunk:
+        """The next n tokens of a lane, drafted ones included."""
+        start, n_ahead = lane.n_cached, lane.n_drafted
+        reads = lane.state == "prefill" and n > 1 and n == lane.n_missing
+        keep = self.memory.keep if reads and self.memory.pool.layout.recurrent and not lane.wants_rows else None
+        tokens = lane.tokens[start : start + n - n_ahead]
+        if lane.draft is not None:
+            tokens += lane.draft.tokens
+        ids, n_last = np.array(tokens, np.int32), self._n_wanted(lane, n)
+        return Chunk(lane.sequence, ids, lane.job.adapters, n_last, n_ahead, lane.take_hidden, keep)
+
     def _n_wanted(self, lane: Lane, n: int) -> int:
         """Number of last tokens of a piece whose rows are wanted."""
         if lane.wants_rows:
@@ -353,7 +350,7 @@ class Scheduler:
             return 1 + lane.n_drafted
         return int(n == lane.n_missing and lane.n_left > 0)
 
-    def _advance(self, lane: Lane, n: int, rows: Rows) -> None:
+    def _advance(self, lane: Lane, n: int, rows: Logits) -> None:
         """Go on with a lane after a piece of it was evaluated."""
         if lane.text is None or (n > 1 + lane.n_again and not lane.n_drafted):
             lane.n_served += n
@@ -372,7 +369,7 @@ class Scheduler:
         except Exception as error:
             self._lifecycle.fail_unexpectedly(lane.ticket, error)
 
-    def _add_prompt_logprobs(self, lane: Lane, n: int, rows: Rows) -> None:
+    def _add_prompt_logprobs(self, lane: Lane, n: int, rows: Logits) -> None:
         """Add the log-probabilities that rows give to the next tokens."""
         generation = lane.job.generation
         if generation is None or generation.prompt_logprobs is None:
@@ -382,7 +379,7 @@ class Scheduler:
             lane.logprobs.append(token_logprob(tokenizer, lane.tokens[0], None))
         n_top = max(1, generation.prompt_logprobs)
 
-        def logprob(pair: tuple[Rows, int]) -> TokenLogprob:
+        def logprob(pair: tuple[Logits, int]) -> TokenLogprob:
             candidates = Candidates(np.random.default_rng(0))
             candidates.start(pair[0])
             return token_logprob(tokenizer, pair[1], log_probabilities(candidates, pair[1], n_top))
@@ -390,7 +387,7 @@ class Scheduler:
         pairs = list(zip(rows, lane.tokens[stop - n + 1 : stop + 1], strict=False))  # none follows the prompt's last
         lane.logprobs += self._drawer.map(logprob, pairs, rows.size)
 
-    def _begin_texts(self, lane: Lane, rows: Rows) -> None:
+    def _begin_texts(self, lane: Lane, rows: Logits) -> None:
         """Begin the texts after a whole prompt: fork the lane."""
         job, generation = lane.job, lane.job.generation
         assert generation is not None
@@ -476,7 +473,7 @@ class Scheduler:
             self._lifecycle.end_choice(lane, text)
         return False
 
-    def _add_vector_rows(self, lane: Lane, rows: Rows) -> None:
+    def _add_vector_rows(self, lane: Lane, rows: Logits) -> None:
         """Collect hidden states of an embedding, and pool them at its end."""
         lane.rows.append(rows)
         if lane.n_missing:

@@ -9,8 +9,8 @@ import attrs
 
 from llamacli.engine.compiled_model import KVTypes
 from llamacli.errors import InvalidRequestError
+from llamacli.generation.drafters import MAX_DRAFT, checked_max_tokens
 from llamacli.kv import N_BATCH
-from llamacli.speculation import MAX_DRAFT, checked_max_tokens
 from llamacli.util.system import usable_cores
 
 MOST_RUNNING = 32

@@ -16,10 +16,11 @@ import numpy.typing as npt
 from llamacli.engine import QuantMode, ReferenceEngine, Span
 from llamacli.engine.reference import ReferenceProgram
 from llamacli.errors import InvalidRequestError
+from llamacli.generation.stream import eval_batch
 from llamacli.graph import Tensor
 from llamacli.kv import KV_TYPES, KVLayout, KVPool, KVSequence
 from llamacli.ops.run import Run
-from llamacli.session import Session, eval_batch
+from llamacli.session import Session
 from llamacli.testing.checks import block_of, first_blocks
 from llamacli.testing.conformance import ConformanceError
 from llamacli.testing.formulas import nmse

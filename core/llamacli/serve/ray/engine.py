@@ -18,6 +18,7 @@ import ray
 from ray.serve import exceptions as serve_errors
 
 from llamacli.errors import InvalidRequestError, LlamaCliError
+from llamacli.generation.drafters import MTP
 from llamacli.serve.engine import LocalPin
 from llamacli.serve.errors import (
     InternalError,
@@ -39,7 +40,6 @@ from llamacli.serve.ray.view import forget_view, view_of
 from llamacli.serve.requests import AdapterScales, Failed, ModelInfo, Request
 from llamacli.serve.settings import EngineSettings
 from llamacli.serve.streams import EventStream
-from llamacli.speculation import MTP
 
 _RETRY = 5
 _POLL_S = 0.01

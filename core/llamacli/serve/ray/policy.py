@@ -30,8 +30,8 @@ class Load:
 
     - `running`, `waiting`: texts that run, and requests in the queue. `slots`: texts that can run at once.
     - `tokens`: tokens of prompts to be evaluated, of waiting and running requests.
-    - `base_s`, `row_s`: seconds of a step, and of each row in it (`llamacli.serve.costs.StepCost`); None before the
-      first step.
+    - `base_s`, `row_s`: seconds of a step, and of each row in it (`llamacli.generation.costs.StepCost`); None before
+      the first step.
     - `output`: tokens of a text, on average.
     - `blocks`: hashes of the blocks of tokens in its cache.
     """

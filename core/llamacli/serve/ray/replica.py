@@ -12,6 +12,7 @@ from pathlib import Path
 
 import attrs
 
+from llamacli.generation.drafters import MTP
 from llamacli.sampling import SamplingParams
 from llamacli.serve.compilers import Compilers
 from llamacli.serve.engine import LocalEngine
@@ -28,7 +29,6 @@ from llamacli.serve.ray.policy import OUTPUT_TOKENS, Load
 from llamacli.serve.requests import Event, Failed, GenerationRequest, ModelInfo, Request
 from llamacli.serve.settings import EngineSettings
 from llamacli.serve.streams import EventStream
-from llamacli.speculation import MTP
 
 BEAT_S = 5.0
 """Seconds between signs of life, in both directions."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.drafting import likely_tokens
 from llamacli.engine import evaluate
 from llamacli.engine.compiled_model import CompiledModel
+from llamacli.generation.drafting import likely_tokens
 from llamacli.kv.prefixes import n_common
 
 Rows = npt.NDArray[np.float32]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamacli.serve.costs import ALONE_S, FIRST_CHUNK, MIN_CHUNK, TILE, StepCost, chunk_rows
+from llamacli.generation.costs import ALONE_S, FIRST_CHUNK, MIN_CHUNK, TILE, StepCost, chunk_rows
 
 rates = st.tuples(st.floats(1e-4, 0.5), st.floats(1e-6, 0.05))
 

@@ -14,11 +14,11 @@ from llamacli.engine.adapters import AdaptersLike, key_of
 from llamacli.engine.batching import TakeHidden
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.errors import ClosedError, ContextOverflowError, EmbeddingModelError, InvalidRequestError
+from llamacli.generation.evaluation import Chunk, Ids, Logits, evaluate_chunks
 from llamacli.kv import CacheStrategy, KVSequence
 from llamacli.kv.prefixes import n_common
 from llamacli.loaders import Progress
 from llamacli.sampling import as_logits
-from llamacli.session.evaluation import Ids, Logits, Plan, evaluate_plans
 from llamacli.util.locking import locked
 from llamacli.util.numbers import is_integer
 
@@ -264,7 +264,7 @@ class TokenStream:
         next `eval`. Raises what `eval` raises.
         """
         ids = self._checked(tokens)
-        n = max(0, len(ids) - len(self._plan(ids).ids))
+        n = max(0, len(ids) - len(self._chunk(ids).ids))
         if n:
             self._tokens += ids[:n].tolist()
             self._logits = None
@@ -286,8 +286,8 @@ class TokenStream:
         """Function that takes the hidden states of evaluated tokens, or None."""
         return None
 
-    def _plan(self, ids: Ids, *, all_logits: bool = False, n_ahead: int = 0) -> Plan:
-        """Plan to evaluate `ids`, after any earlier tokens that are not cached.
+    def _chunk(self, ids: Ids, *, all_logits: bool = False, n_ahead: int = 0) -> Chunk:
+        """Chunk of `ids`, after any earlier tokens that are not cached.
 
         Those that the prefix cache holds are left out, unless the logits of several are wanted.
         """
@@ -301,21 +301,21 @@ class TokenStream:
                 self._prefixes.reuse(sequence, wanted)
             ids = np.array(wanted[len(sequence.tokens) :], np.int32)
         reads = n_given > 1 or len(ids) >= MIN_CHECKPOINT  # not what is evaluated again after drafts
-        keep = self._keep_and_close if sequence.pool.layout.recurrent and reads and not n_ahead else None
-        return Plan(sequence, ids, self.adapters, n_last, n_ahead, self._take_hidden(), keep)
+        keep = self._keep if sequence.pool.layout.recurrent and reads and not n_ahead else None
+        return Chunk(sequence, ids, self.adapters, n_last, n_ahead, self._take_hidden(), keep)
 
-    def _commit(self, ids: Ids, plan: Plan, rows: Logits) -> None:
+    def _commit(self, ids: Ids, chunk: Chunk, rows: Logits) -> None:
         """Append evaluated `ids` to the tokens, except drafted ones.
 
         `rows` are the logits of the last token that is not drafted, and of those after it; they are kept.
         """
         if not len(ids):
             return
-        layout, n_new = self.cache.pool.layout, len(ids) - plan.n_ahead
+        layout, n_new = self.cache.pool.layout, len(ids) - chunk.n_ahead
         if (layout.has_windows and n_new >= MIN_CHECKPOINT) or (layout.recurrent and n_new > 1):
             self._keep(self.cache)
         tokens, ahead = ids[:n_new].tolist(), list(zip(ids[n_new:].tolist(), rows[1:], strict=True))
-        last, n_computed = rows[0], len(plan.ids)
+        last, n_computed = rows[0], len(chunk.ids)
         n_reused = max(0, len(ids) - n_computed)
         self._tokens += tokens  # no call from here on: an interrupt comes before all of this or after it
         self._logits, self._ahead = last, ahead
@@ -351,11 +351,6 @@ class TokenStream:
         """Keep a copy of a sequence in the prefix cache."""
         if self._prefixes is not None:
             self._prefixes.keep(sequence, self.model.prefix_cache_bytes)
-
-    def _keep_and_close(self, sequence: KVSequence) -> None:
-        """Keep a sequence in the prefix cache alone."""
-        self._keep(sequence)
-        sequence.close()
 
     def _checked(self, tokens: Sequence[int], n_past: int | None = None) -> Ids:
         """Check that tokens are in the vocabulary and fit; int32 [n]."""
@@ -407,20 +402,20 @@ def _evaluate(
     n_ahead: int = 0,
     progress: Progress | None = None,
 ) -> list[Logits]:
-    """Plan, evaluate and commit checked tokens; the logits of each stream.
+    """Evaluate and commit checked tokens; the logits of each stream.
 
     The streams' locks are held. Tokens and logits of a stream change only in the end, when all are evaluated. The last
     `n_ahead` tokens of each are only drafted.
     """
     try:
-        plans = [stream._plan(ids, all_logits=all_logits, n_ahead=n_ahead) for stream, ids in work]
-        results = evaluate_plans(work[0][0].model, plans, progress)
+        chunks = [stream._chunk(ids, all_logits=all_logits, n_ahead=n_ahead) for stream, ids in work]
+        results = evaluate_chunks(work[0][0].model, chunks, progress=progress)
     except BaseException:
         for stream, _ in work:
             stream._drop_stale_cells()
         raise
     is_shared = len(work) > 1 or all_logits  # memory with the logits of other streams, or of the caller
-    for (stream, ids), plan, logits in zip(work, plans, results, strict=True):
+    for (stream, ids), chunk, logits in zip(work, chunks, results, strict=True):
         rows = logits[-1 - n_ahead :]
-        stream._commit(ids, plan, rows.copy() if is_shared else rows)
+        stream._commit(ids, chunk, rows.copy() if is_shared else rows)
     return results

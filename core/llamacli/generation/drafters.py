@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, Self
 
-import attrs
-
-from llamacli.drafting import Logits, likely_tokens
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import InvalidRequestError, OutOfMemoryError
+from llamacli.generation.drafting import Logits, likely_tokens
+from llamacli.generation.mtp import HeadContext
+from llamacli.generation.stream import TokenStream
 from llamacli.kv.prefixes import n_common
-from llamacli.mtp import HeadContext
-from llamacli.session import TokenStream
 from llamacli.util.numbers import is_integer
 
 MAX_DRAFT = 16
@@ -30,11 +28,6 @@ LIMIT_DRAFT = 256
 MTP: Final = "mtp"
 """Name of the model's own multi-token-prediction head in the place of a draft model's file."""
 
-_FIRST_LENGTH, _FIRST_COMPUTED, _LONGEST_PAUSE = 4, 2, 32
-"""Length of the first draft, if it is looked up or computed, and the longest pause in proposals.
-
-Computing a draft costs time of its own."""
-
 _COMPARED = 8
 """Last tokens by which prompt lookup sees that a context goes on; a mistake would only cost wrong drafts."""
 
@@ -42,57 +35,23 @@ _PLACES = 16
 """Places that prompt lookup compares."""
 
 
-@attrs.define
-class Pace:
-    """Adaptive length of drafts.
+class _Limited:
+    """Base of drafters whose drafts have a maximum length."""
 
-    It doubles when a whole draft was accepted and shrinks to what was accepted otherwise. After drafts of which nothing
-    was accepted, ever more proposals are left out, up to 32, so that texts that cannot be predicted cost little.
-    """
-
-    max_tokens: int
-    length: int = _FIRST_LENGTH
-    pause: int = 0
-    waiting: int = 0
-
-    def next_length(self) -> int:
-        """Tokens to draft now; 0 in a pause."""
-        if self.waiting:
-            self.waiting -= 1
-            return 0
-        return min(self.length, self.max_tokens)
-
-    def observe(self, n_drafted: int, n_accepted: int) -> None:
-        """Adapt to the fate of a draft."""
-        if n_accepted == n_drafted:
-            self.length = min(2 * self.length, self.max_tokens)
-        else:
-            self.length = max(1, n_accepted + 1)
-        self.pause = 0 if n_accepted else min(2 * self.pause + 1, _LONGEST_PAUSE)
-        self.waiting = self.pause
-
-
-class _Paced:
-    """Base of drafters whose drafts have an adaptive length."""
-
-    def __init__(self, max_tokens: int, first: int):
-        self._pace = Pace(checked_max_tokens(max_tokens), first)
+    def __init__(self, max_tokens: int):
+        self._max_tokens = checked_max_tokens(max_tokens)
 
     @property
     def max_tokens(self) -> int:
         """Maximum length of a draft, in tokens; may be set."""
-        return self._pace.max_tokens
+        return self._max_tokens
 
     @max_tokens.setter
     def max_tokens(self, max_tokens: int) -> None:
-        self._pace.max_tokens = checked_max_tokens(max_tokens)
-
-    def observe(self, n_drafted: int, n_accepted: int) -> None:
-        """Adapt the length of drafts."""
-        self._pace.observe(n_drafted, n_accepted)
+        self._max_tokens = checked_max_tokens(max_tokens)
 
 
-class PromptLookup(_Paced):
+class PromptLookup(_Limited):
     """Drafter that continues as the last equal n-gram of the context did.
 
     It finds copies: quotations, edited text and code, summaries. Of the latest places with the last `min_ngram` tokens,
@@ -103,7 +62,7 @@ class PromptLookup(_Paced):
     def __init__(self, max_tokens: int = MAX_DRAFT, *, min_ngram: int = 2, max_ngram: int = 4):
         if not is_integer(min_ngram) or not is_integer(max_ngram) or not 1 <= min_ngram <= max_ngram <= 16:
             raise InvalidRequestError(f"n-grams of {min_ngram!r} to {max_ngram!r} tokens are not within 1 to 16")
-        super().__init__(max_tokens, _FIRST_LENGTH)
+        super().__init__(max_tokens)
         self._min, self._max = int(min_ngram), int(max_ngram)
         self._clear()
 
@@ -111,8 +70,8 @@ class PromptLookup(_Paced):
         """Accept any model: tokens are compared with tokens."""
 
     def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
-        """Tokens that may follow; see `llamacli.drafting.Drafter`."""
-        n = min(limit, self._pace.next_length())
+        """Tokens that may follow; see `llamacli.generation.drafting.Drafter`."""
+        n = min(limit, self._max_tokens)
         if n <= 0:
             return []
         self._index(tokens)
@@ -173,7 +132,7 @@ class _Predictor(Protocol):
         """Free the KV cache; closing twice does nothing."""
 
 
-class _ModelDrafter(_Paced):
+class _ModelDrafter(_Limited):
     """Base of drafters by the most probable tokens of a model.
 
     Arguments are described in the classes below. `_create_context` makes their context of a model and `n_ctx`.
@@ -189,15 +148,15 @@ class _ModelDrafter(_Paced):
         n_ctx: int | None = None,
         min_probability: float = 0.5,
     ):
-        super().__init__(max_tokens, _FIRST_COMPUTED)
+        super().__init__(max_tokens)
         if not 0 <= min_probability <= 1:
             raise InvalidRequestError(f"min_probability must be from 0 to 1, not {min_probability!r}")
         self.model, self._min_probability = model, min_probability
         self._context = self._create_context(model, n_ctx)
 
     def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
-        """Tokens that may follow; see `llamacli.drafting.Drafter`."""
-        n = min(limit, self._pace.next_length())
+        """Tokens that may follow; see `llamacli.generation.drafting.Drafter`."""
+        n = min(limit, self._max_tokens)
         return self._context.draft(tokens, n, self._min_probability) if n > 0 else []
 
     def close(self) -> None:

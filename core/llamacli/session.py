@@ -8,15 +8,17 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from llamacli.drafting import Drafter, hidden_taker
 from llamacli.engine.adapters import AdaptersLike
 from llamacli.engine.batching import TakeHidden
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.errors import InvalidRequestError, SessionBusyError, StateError
-from llamacli.generation import Stats, Token, generate, token_limit, until_stop
+from llamacli.generation.costs import StepCost
+from llamacli.generation.drafting import Drafter, hidden_taker
+from llamacli.generation.loop import Stats, generate, token_limit
+from llamacli.generation.stream import TokenStream
+from llamacli.generation.text import Token
 from llamacli.kv import CacheStrategy, KVSequence, snapshot
-from llamacli.sampling import Candidates, LogProbs, SamplerChain, SamplerState, SamplingParams, StopStrings
-from llamacli.session.stream import TokenStream
+from llamacli.sampling import Candidates, LogProbs, SamplerChain, SamplerState, SamplingParams
 from llamacli.tokenizer import StreamDecoder
 from llamacli.util.asynchronous import in_threads
 from llamacli.util.foreign_names import explain_names
@@ -36,6 +38,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
     - `stats`: counts and rates of the last `generate`.
     - `stop_string`: the stop string that ended the last `generate`, "" if none did.
     - `drafter`: proposer of tokens that `generate` uses by default (speculative decoding); may be set, None for none.
+    - `step_cost`: the time of its steps with a drafter, by which the length of drafts is chosen.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         self.stats = Stats()
         self.stop_string = ""
         self.drafter: Drafter | None = None
+        self.step_cost = StepCost()
         self._speculates: Drafter | None = None
         self._sampler = SamplerState(_checked_seed(seed), model.tokenizer, model.find_sampler)
         self._params: SamplingParams | SamplerChain = SamplingParams()
@@ -254,11 +258,11 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         stop string, so a few later ones may have been evaluated by then.
 
         `speculate` proposes tokens that are evaluated together (speculative decoding), which can be faster and never
-        changes the text: see `llamacli.speculation`. The default is `drafter`.
+        changes the text: see `llamacli.generation.drafters`. The default is `drafter`.
 
         Raises what `eval` raises for the prompt, and what is wrong with `params`, at once; an empty prompt continues
         from `logits`. SessionBusyError if another `generate` of this session has begun and not ended: go through it, or
-        `close` it. The loop itself is `llamacli.generation.generate`.
+        `close` it. The loop itself is `llamacli.generation.loop.generate`.
         """
         if self._generation is not None:
             raise SessionBusyError(_BUSY)
@@ -271,9 +275,6 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         self._sampler.use(params)
         tokens = generate(self, ids, params, max_tokens=limit, ignore_eos=ignore_eos, speculate=drafter)
         self.stop_string = ""
-        stops = params.stop if isinstance(params, SamplingParams) else ()
-        if stops:
-            tokens = until_stop(self, tokens, StopStrings(stops), len(ids))
         return self._exclusively(tokens, drafter)
 
     @explain_names

@@ -15,12 +15,13 @@ import tiny_variants
 from adapters import write_adapter
 from conftest import LoadTiny, TinyGguf
 from llamacli import DraftModel, InvalidRequestError, Model, MtpHead, PromptLookup, SamplingParams, Session, load_model
-from llamacli.drafting import Budget, Drafter
 from llamacli.engine import Engine, default_engine
 from llamacli.engine.compiled_model import CompiledModel
+from llamacli.generation.drafters import LIMIT_DRAFT
+from llamacli.generation.drafting import Drafter
+from llamacli.generation.drafts import Drafts
+from llamacli.generation.stream import eval_batch
 from llamacli.plugins import Plugins
-from llamacli.session import eval_batch
-from llamacli.speculation import LIMIT_DRAFT, Pace
 from llamacli.testing.vocabularies import vocabulary_size
 from suite import examples
 
@@ -48,7 +49,6 @@ class Mixed:
     def __init__(self, text: Sequence[int], n_prompt: int, seed: int, error: float):
         self._text, self._n_prompt = text, n_prompt
         self._random, self._error = random.Random(seed), error
-        self.n_drafted = self.n_accepted = 0
 
     def begin(self, model: CompiledModel) -> None:
         self._n_vocab = model.config.n_vocab
@@ -56,11 +56,6 @@ class Mixed:
     def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
         known = self._text[len(tokens) - self._n_prompt :][: min(limit, self._random.randrange(9))]
         return [self._random.randrange(self._n_vocab) if self._random.random() < self._error else t for t in known]
-
-    def observe(self, n_drafted: int, n_accepted: int) -> None:
-        assert 0 <= n_accepted <= n_drafted > 0
-        self.n_drafted += n_drafted
-        self.n_accepted += n_accepted
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +246,6 @@ def test_the_drafter_of_a_session_is_its_default(models: dict[str, Model]) -> No
 
 def test_lookup_continues_as_the_last_equal_ngram() -> None:
     lookup = PromptLookup(max_tokens=4)
-    lookup._pace.length = 4
     assert lookup.draft([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], 9) == [4, 8, 1, 2]
     assert lookup.draft([1, 2, 3, 9, 1, 2, 4, 8, 9, 1, 2], 9) == [4, 8, 9, 1], "the longest n-gram, 9 1 2, is first"
     assert lookup.draft([1, 2, 3, 9, 1, 2, 4, 8, 9, 1, 2], 2) == [4, 8]
@@ -273,28 +267,8 @@ def test_lookup_in_a_growing_context_is_that_in_a_whole_one() -> None:
     tokens = [numbers.randrange(6) for _ in range(300)]
     growing = PromptLookup(max_tokens=5, min_ngram=1)
     for n in range(1, 300):
-        for lookup in (growing, PromptLookup(max_tokens=5, min_ngram=1)):
-            lookup._pace = Pace(5)
+        lookup = PromptLookup(max_tokens=5, min_ngram=1)
         assert growing.draft(tokens[:n], 5) == lookup.draft(tokens[:n], 5)
-
-
-def test_length_of_drafts_adapts() -> None:
-    pace = Pace(16)
-    lengths = []
-    for _ in range(4):
-        lengths.append(pace.next_length())
-        pace.observe(lengths[-1], lengths[-1])
-    assert lengths == [4, 8, 16, 16]
-    pace.observe(16, 5)
-    assert pace.next_length() == 6
-    proposals = []
-    for _ in range(300):
-        length = pace.next_length()
-        proposals.append(length)
-        if length:
-            pace.observe(length, 0)
-    assert sum(map(bool, proposals)) < 15
-    assert max(proposals[10:]) == 1
 
 
 @pytest.mark.parametrize("max_tokens", [0, -1, LIMIT_DRAFT + 1, 1.5, "4", True])
@@ -327,8 +301,7 @@ def test_a_draft_model_with_another_vocabulary_is_refused_with_both_names(
 @pytest.fixture
 def always_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft at any cost: tiny models are as fast as their heads."""
-    monkeypatch.setattr(Budget, "allows", property(lambda self: 1 in self._passes))
-    monkeypatch.setattr(Pace, "next_length", lambda self: self.max_tokens)
+    monkeypatch.setattr(Drafts, "_best_length", lambda self, draft, limit, *_: limit)
 
 
 @pytest.mark.usefixtures("always_drafts")
@@ -384,7 +357,7 @@ def test_all_drafts_of_a_head_that_knows_the_model_come(
         assert len(set(ids(expected))) == 1 or reads == "token"
         with model.create_session(seed=1, n_ctx=SEQ_LEN, reuse=False) as session:
             assert generated(session, prompt, None, 60, speculate=head) == expected
-            assert session.stats.n_accepted == session.stats.n_drafted == 48
+            assert session.stats.n_accepted == session.stats.n_drafted == 49
             assert session.n_computed == len(prompt) + 60
 
 
