@@ -70,7 +70,7 @@ def test_every_public_name_is_described_once() -> None:
     for path in (
         "model.load_model",
         "model.Model",
-        "session.session.Session",
+        "session.Session",
         "sampling.truncation.TopK",
         "kernels.jit.Kernel",
         "kernels.simd",

@@ -21,7 +21,7 @@ Logits = npt.NDArray[np.float32]
 
 @attrs.frozen(eq=False)
 class Chunk:
-    """Next tokens of a sequence, of a decode step or of a chunked prefill.
+    """Next tokens of a sequence: of a decode step or chunked prefill.
 
     - `cache`: the sequence's cache, which holds the tokens before them.
     - `ids`: int32 [n].

@@ -291,7 +291,8 @@ def generate_batch(
 ) -> list[Generated]:
     """Generate the text after each prompt, in the same batches.
 
-    Up to `n_parallel` run at once. Each has a new session, which is closed when its text has ended. `evaluate` is `llamacli.eval_batch`.
+    Up to `n_parallel` run at once. Each has a new session, which is closed when its text has ended. `evaluate` is
+    `llamacli.eval_batch`.
     """
     results = {i: Generated("", (), "length") for i in range(len(sessions))}
     waiting, pieces = collections.deque(range(len(sessions) if limit else 0)), [""] * len(sessions)
