@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fake_serving import FakeClock, fake_model
+from llamacli.engine.batching import Logits
 from llamacli.errors import InvalidRequestError
-from llamacli.generation.evaluation import Logits
 from llamacli.sampling import Candidates, SamplerChain, SamplerState, SamplingParams, build_chain
 from llamacli.sampling.choice import Draw as RandomDraw
 from llamacli.sampling.sampler import Sampler

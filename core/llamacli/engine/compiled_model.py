@@ -118,9 +118,10 @@ class CompiledModel:
 
         Those used last are kept. Raises ClosedError after close().
         """
-        program, key = self.program, key_of(adapters)
-        if not key:
+        program = self.program
+        if not adapters:
             return program
+        key = key_of(adapters)
         with self._programs_lock:
             found = self._programs.pop(key, None) or adapted_program(program, adapters)
             if not self.closed:

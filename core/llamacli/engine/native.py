@@ -132,6 +132,7 @@ class NativeProgram:
         place_barriers(self._steps, self.buffers)
         self._body = _segments(self._steps, 0, self._tail)
         self._to_logits = _segments(self._steps, self._tail, len(self._steps))
+        self._whole = _segments(self._steps, 0, len(self._steps))
         self._crossing = _crossing(self._steps, self._tail, self.buffers)
         self._output = _segments(self._steps, table.output, len(self._steps))
         self._crossing_output = _crossing(self._steps, table.output, self.buffers)
@@ -211,11 +212,15 @@ class NativeProgram:
         with self._team.lock:
             started = time.perf_counter()
             table, batch, n_seen = self._begin(tokens, spans)
-            self._run_steps(table, self._body, batch, n_seen)
-            if hidden and not self._result_is_hidden:
-                rows = self._run_to_hidden(table, batch, wanted, n_seen)
+            is_hidden = hidden and not self._result_is_hidden
+            if len(wanted) == batch.stop and not is_hidden:  # all rows run through all steps, as in most decode steps
+                rows = self._run_to_logits(table, self._whole, None, batch, wanted, n_seen)
             else:
-                rows = self._run_to_logits(table, self._to_logits, self._crossing, batch, wanted, n_seen)
+                self._run_steps(table, self._body, batch, n_seen)
+                if is_hidden:
+                    rows = self._run_to_hidden(table, batch, wanted, n_seen)
+                else:
+                    rows = self._run_to_logits(table, self._to_logits, self._crossing, batch, wanted, n_seen)
             self._add_time(started, len(tokens))
         return rows
 
@@ -308,11 +313,18 @@ class NativeProgram:
 
     def _run_steps(self, table: Array, segments: Sequence[tuple[int, int]], rows: HostRows, n_seen: int) -> None:
         """Run segments of the table for some rows."""
+        first, last, run = rows.first, rows.stop, self._run
         for start, stop in segments:
-            if self._steps[start].host is None:
-                self._walk(table, start, stop, rows.first, rows.stop, n_seen)
-            else:
+            if self._steps[start].host is not None:
                 self._run_host(self._steps[start], rows)
+                continue
+            run["first_row"], run["n_rows"] = first, last
+            work_of_row = self._work_before[stop] - self._work_before[start]
+            work_of_row += n_seen * (self._work_seen_before[stop] - self._work_seen_before[start])
+            if (last - first) * work_of_row <= _SLICE_WORK:  # a lone token, mostly
+                self._team.run(table, start, stop, run)
+            else:
+                self._run_slices(table, start, stop, first, last, n_seen)
 
     def _new_logits(self, first: int, n: int) -> npt.NDArray[np.float32]:
         """Allocate the logits of rows `first` to n - 1.
@@ -370,18 +382,9 @@ class NativeProgram:
                 n_tokens,
             )
 
-    def _walk(self, table: Array, start: int, stop: int, first: int, last: int, n_seen: int) -> None:
-        """Run steps for rows `first` to `last` - 1.
-
-        In slices short enough for Ctrl-C.
-        """
+    def _run_slices(self, table: Array, start: int, stop: int, first: int, last: int, n_seen: int) -> None:
+        """Run steps for rows `first` to `last` - 1 in slices short enough for Ctrl-C."""
         run = self._run
-        run["first_row"], run["n_rows"] = first, last
-        work_of_row = self._work_before[stop] - self._work_before[start]
-        work_of_row += n_seen * (self._work_seen_before[stop] - self._work_seen_before[start])
-        if (last - first) * work_of_row <= _SLICE_WORK:  # a lone token, mostly
-            self._team.run(table, start, stop, run)
-            return
         work, done = (last - first) * (self._work + n_seen * self._work_seen), 0.0
         for i in (np.flatnonzero(work[start:stop]) + start).tolist():
             done += work[i]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from llamacli.generation.evaluation import Logits
+from llamacli.engine.batching import Logits
 from llamacli.serve.sequences import SequenceState
 
 MIN_LOGITS = 1 << 18

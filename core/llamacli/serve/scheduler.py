@@ -20,10 +20,10 @@ import numpy as np
 
 from llamacli.chat.logprobs import token_logprob
 from llamacli.engine.adapters import Adapter, Adapters, key_of
+from llamacli.engine.batching import Chunk, Logits, evaluate_each
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import OutOfMemoryError
 from llamacli.generation.costs import StepCost
-from llamacli.generation.evaluation import Chunk, Logits, evaluate_each
 from llamacli.kv import N_BATCH
 from llamacli.sampling import Candidates, SamplerChain, SamplerState, build_chain
 from llamacli.sampling.logprobs import log_probabilities
@@ -319,7 +319,7 @@ class Scheduler:
         """Evaluate chunks of sequences, and go on with each."""
         chunks = [self._chunk(sequence, n) for sequence, n in plan]
         n_rows, started = sum(n for _, n in plan), self._clock()
-        results = evaluate_each(self.model, chunks, hidden=hidden)
+        results = evaluate_each(self.model.program_with, chunks, hidden=hidden)
         seconds = self._clock() - started
         self._evaluated_s += seconds
         self.cost.observe(n_rows, seconds)
@@ -338,13 +338,13 @@ class Scheduler:
     def _chunk(self, sequence: SequenceState, n: int) -> Chunk:
         """The next n tokens of a sequence, drafted ones included."""
         start, n_ahead = len(sequence.cache.tokens), sequence.n_drafted
-        reads = sequence.decodes is False and n > 1 and n == sequence.n_missing
+        reads = not sequence.decodes and n > 1 and n == sequence.n_missing
         keep = self.memory.keep if reads and self.memory.pool.layout.recurrent and not sequence.wants_rows else None
         tokens = sequence.tokens[start : start + n - n_ahead]
         if sequence.draft is not None:
             tokens += sequence.draft.tokens
         ids, n_last = np.array(tokens, np.int32), self._n_wanted(sequence, n)
-        return Chunk(sequence.cache, ids, sequence.adapters, n_last, n_ahead, sequence.take_hidden, keep)
+        return Chunk(sequence.cache, ids, sequence.adapters, n_last, n_ahead, keep, take_hidden=sequence.take_hidden)
 
     def _n_wanted(self, sequence: SequenceState, n: int) -> int:
         """Number of last tokens of a chunk whose rows are wanted."""

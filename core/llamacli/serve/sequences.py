@@ -8,10 +8,9 @@ import attrs
 import numpy as np
 
 from llamacli.engine.adapters import Adapters
-from llamacli.engine.batching import TakeHidden
+from llamacli.engine.batching import Logits, TakeHidden
 from llamacli.generation.drafting import hidden_taker
 from llamacli.generation.drafts import Draft
-from llamacli.generation.evaluation import Logits
 from llamacli.kv import KVSequence
 from llamacli.sampling import SamplerChain, SamplerState
 from llamacli.serve.requests import GenerationRequest, Ids, Request, TokenLogprob, Usage
