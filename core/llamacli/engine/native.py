@@ -214,7 +214,11 @@ class NativeProgram:
             table, batch, n_seen = self._begin(tokens, spans)
             is_hidden = hidden and not self._result_is_hidden
             if len(wanted) == batch.stop and not is_hidden:  # all rows run through all steps, as in most decode steps
-                rows = self._run_to_logits(table, self._whole, None, batch, wanted, n_seen)
+                logits = self._new_logits(0, batch.stop)
+                self._run_steps(table, self._whole, batch, n_seen)
+                if self._writes_logits is None:
+                    logits[:] = self._logits[: batch.stop]
+                rows = logits[:, : self._n_vocab]
             else:
                 self._run_steps(table, self._body, batch, n_seen)
                 if is_hidden:

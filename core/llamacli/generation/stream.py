@@ -163,7 +163,13 @@ class TokenStream:
                 self._tokens += (token,)  # no call from here on: an interrupt comes before all of this or after it
                 self._logits, self._ahead = logits_ahead, ahead
                 return None
-            (logits,) = _evaluate([(self, ids)], all_logits=all_logits, progress=self.progress)
+            try:
+                chunk = self._chunk(ids, all_logits=all_logits)
+                (logits,) = evaluate(self.model.program_with, [chunk], progress=self.progress)
+            except BaseException:
+                self._drop_stale_cells()
+                raise
+            self._commit(ids, chunk, logits[-1:].copy() if all_logits else logits)
             if not all_logits:
                 return None
             return logits if len(ids) else np.empty((0, self.model.config.n_vocab), np.float32)
@@ -394,27 +400,20 @@ def eval_batch(work: Iterable[tuple[TokenStream, Sequence[int]]]) -> None:
             _evaluate(checked)
 
 
-def _evaluate(
-    work: Sequence[tuple[TokenStream, Ids]],
-    *,
-    all_logits: bool = False,
-    n_ahead: int = 0,
-    progress: Progress | None = None,
-) -> list[Logits]:
-    """Evaluate and commit checked tokens; the logits of each stream.
+def _evaluate(work: Sequence[tuple[TokenStream, Ids]], *, n_ahead: int = 0) -> None:
+    """Evaluate and commit checked tokens.
 
     The streams' locks are held. Tokens and logits of a stream change only in the end, when all are evaluated. The last
     `n_ahead` tokens of each are only drafted.
     """
     try:
-        chunks = [stream._chunk(ids, all_logits=all_logits, n_ahead=n_ahead) for stream, ids in work]
-        results = evaluate(work[0][0].model.program_with, chunks, progress=progress)
+        chunks = [stream._chunk(ids, n_ahead=n_ahead) for stream, ids in work]
+        results = evaluate(work[0][0].model.program_with, chunks)
     except BaseException:
         for stream, _ in work:
             stream._drop_stale_cells()
         raise
-    is_shared = len(work) > 1 or all_logits  # memory with the logits of other streams, or of the caller
+    is_shared = len(work) > 1  # memory with the logits of other streams
     for (stream, ids), chunk, logits in zip(work, chunks, results, strict=True):
         rows = logits[-1 - n_ahead :]
         stream._commit(ids, chunk, rows.copy() if is_shared else rows)
-    return results

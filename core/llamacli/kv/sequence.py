@@ -391,15 +391,16 @@ class KVSequence:
                 )
         cells = [self.read(layer, n, stop) for layer in range(len(self.pool.layout.specs))]
         moved = [(shift_keys(layer, keys), values) for layer, (keys, values) in enumerate(cells)]
+        stale = start if self.first_stale_cell is None else min(start, self.first_stale_cell)
+        tokens = self.tokens[:start] + self.tokens[stop:]
         try:
             self.reserve(start, left - start)
             for layer, (keys, values) in enumerate(moved):
                 self.write(layer, start, keys.transpose(2, 0, 1), values.swapaxes(0, 1))
+            self.set_contents(tokens, first_cells, stale)
         except BaseException:
             self.truncate(start if self.can_truncate(start) else 0)
             raise
-        stale = start if self.first_stale_cell is None else min(start, self.first_stale_cell)
-        self.set_contents(self.tokens[:start] + self.tokens[stop:], first_cells, stale)
         self._release_from(-(-left // PAGE))
         for g, first in enumerate(first_cells):
             for i in range(start // PAGE, first // PAGE):
