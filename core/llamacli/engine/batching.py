@@ -9,6 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.engine.base import Program
+from llamacli.errors import InvalidRequestError
+from llamacli.graph import Graph
+from llamacli.inputs import Inputs
 from llamacli.kv import N_BATCH, KVSequence
 from llamacli.loaders import Progress
 from llamacli.ops.run import Span
@@ -29,7 +32,7 @@ TakeHidden = Callable[[int, Sequence[int], Logits, int], None]
 
 def evaluate(
     program: Program,
-    work: Sequence[tuple[KVSequence, Ids]],
+    given: Sequence[tuple[KVSequence, Ids | Inputs]],
     *,
     all_logits: bool = False,
     n_last: Sequence[int] | None = None,
@@ -42,7 +45,9 @@ def evaluate(
 ) -> list[Logits]:
     """Evaluate the next tokens of many sequences in the same batches.
 
-    Tokens are int32 [n]. Returns for each sequence its logits, float32 [n, n_vocab] with `all_logits`, else [1,
+    Tokens are int32 [n], or an `Inputs` of n tokens: their positions, unless given, follow the number of tokens of the
+    sequence, so that the positions of tokens after explicit ones have to be given (`Contents.slice`). The sequence gets
+    their content keys. Returns for each sequence its logits, float32 [n, n_vocab] with `all_logits`, else [1,
     n_vocab] of its last token, or of as many last tokens as `n_last` says; for no tokens, [0, n_vocab or 0]. With
     `hidden`, rows are those that the output layer reads, [.., n_embd]. A token's logits do not depend on what else is
     in a batch. Each sequence is there once and has room; those of different pools go into different batches. `progress`
@@ -56,8 +61,15 @@ def evaluate(
     `hidden_out` take those of the sequences' own tokens, where they are not None.
 
     If anything is raised, all sequences are as they were, but that an interrupt at the very end may find some of them
-    with their tokens. Raises MemoryError, ClosedError.
+    with their tokens. Raises MemoryError, ClosedError; InvalidRequestError for inputs that the model cannot compute.
     """
+    inputs: list[Inputs | None] = [None] * len(given)
+    work = list[tuple[KVSequence, Ids]]()
+    for sequence, ids in given:
+        if isinstance(ids, Inputs):
+            inputs[len(work)] = ids = _checked(program, sequence, ids)
+            ids = ids.ids
+        work.append((sequence, ids))
     starts = [len(sequence.tokens) for sequence, _ in work]
     rows: list[list[Logits]] = [[] for _ in work]
     n_behind = [
@@ -69,14 +81,16 @@ def evaluate(
     if progress is not None and n_tokens > N_BATCH:
         progress(0, n_tokens)
     try:
-        for batch in _batches(work):
+        for batch in _batches(work, inputs):
             spans, pieces = [], []
             for i, first, n in batch:
                 behind = first + n + n_behind[i] - len(work[i][1])  # of this batch, if it has the place
                 is_here = n_behind[i] and 0 < behind <= n
                 work[i][0].reserve(starts[i] + first, n, n_behind=behind if is_here else 0)
                 hidden_rows = None if hidden_in is None else hidden_in[i][first : first + n]
-                spans.append(Span(work[i][0], starts[i] + first, n, hidden_rows))
+                one = inputs[i]
+                part = None if one is None else one.part(first, first + n)
+                spans.append(Span(work[i][0], starts[i] + first, n, hidden_rows, part))
                 pieces.append(work[i][1][first : first + n])
             ids = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
             counts = [max(0, min(n, n_wanted[i] - len(work[i][1]) + first + n)) for i, first, n in batch]
@@ -93,7 +107,7 @@ def evaluate(
                 if first + n < len(work[i][1]):  # more of it follows: pages behind its windows are free already
                     work[i][0].advance(starts[i] + first + n)
                     if checkpoint is not None and not (first + n) % CHECKPOINT_TOKENS:
-                        sequence, done = work[i][0], work[i][1][: first + n].tolist()
+                        sequence, done = work[i][0], _keys(work[i][1], inputs[i])[: first + n]
                         checkpoint(i, sequence.fork_within(sequence.tokens + done))
             n_done += len(ids)
             if progress is not None and n_tokens > N_BATCH:
@@ -104,7 +118,7 @@ def evaluate(
         raise
     for i, (sequence, ids) in enumerate(work):
         if len(ids):
-            sequence.commit(ids.tolist(), n_ahead=n_ahead[i] if n_ahead else 0)
+            sequence.commit(_keys(ids, inputs[i]), n_ahead=n_ahead[i] if n_ahead else 0)
             if checkpoint is not None and len(ids) > 1 and not (n_ahead and n_ahead[i]):
                 checkpoint(i, sequence.fork_before_last())
             sequence.finish()
@@ -130,8 +144,59 @@ def _give_hidden(
         row += n
 
 
-def _batches(work: Sequence[tuple[KVSequence, Ids]]) -> Iterator[list[tuple[int, int, int]]]:
-    """Split tokens into batches of at most N_BATCH, each of one pool.
+def _keys(ids: Ids, inputs: Inputs | None) -> list[int]:
+    return ids.tolist() if inputs is None else inputs.keys
+
+
+def _checked(program: Program, sequence: KVSequence, inputs: Inputs) -> Inputs:
+    """Check that a program can compute inputs; with the position of each token."""
+    graph, start = program.graph, len(sequence.tokens)
+    check_inputs(graph, inputs)
+    placed = inputs.placed(start, graph.n_components)
+    if placed.positions is not None:
+        cells = np.arange(start, start + len(inputs))
+        if graph.uses_distance and (placed.positions[:, 0] != cells).any():
+            raise InvalidRequestError(
+                "positions other than the tokens' numbers are not supported by a model with sliding windows, chunks or "
+                "ALiBi, which count tokens"
+            )
+        if program.max_positions is not None and placed.positions.max(initial=0) >= program.max_positions:
+            raise InvalidRequestError(
+                f"position {placed.positions.max()} is beyond the {program.max_positions} that the model has learned"
+            )
+    return placed
+
+
+def check_inputs(graph: Graph, inputs: Inputs) -> None:
+    """Raise InvalidRequestError unless a model's graph can compute inputs, wherever they are in a sequence.
+
+    Checked are ids, the width of embeddings, the number of position components and the lengths of spans.
+    """
+    embedding = graph.embedding
+    if embedding is not None and len(inputs):
+        ids = np.delete(inputs.ids, inputs.rows)
+        if len(ids) and ids.max() >= embedding.table.shape[0]:
+            raise InvalidRequestError(f"token {ids.max()} is not an id from 0 to {embedding.table.shape[0] - 1}")
+    if inputs.embeddings is not None:
+        width = inputs.embeddings.shape[1]
+        if embedding is None or width != embedding.out.width:
+            expected = "takes none" if embedding is None else f"has embeddings of {embedding.out.width}"
+            raise InvalidRequestError(f"embeddings have rows of {width} numbers, and the model {expected}")
+    if inputs.positions is not None and inputs.positions.shape[1] > graph.n_components:
+        raise InvalidRequestError(
+            f"positions have {inputs.positions.shape[1]} components, and the model has one position a token"
+        )
+    for start, stop in inputs.spans:
+        if stop - start > N_BATCH:
+            raise InvalidRequestError(
+                f"the span of tokens {start} to {stop - 1} is longer than a batch, which has {N_BATCH} tokens"
+            )
+
+
+def _batches(
+    work: Sequence[tuple[KVSequence, Ids]], inputs: Sequence[Inputs | None]
+) -> Iterator[list[tuple[int, int, int]]]:
+    """Split tokens into batches of at most N_BATCH, each of one pool; spans are not cut.
 
     A batch lists sequences: the index, its first token, the number of tokens.
     """
@@ -145,10 +210,12 @@ def _batches(work: Sequence[tuple[KVSequence, Ids]]) -> Iterator[list[tuple[int,
         for i in members:
             done = 0
             while done < len(work[i][1]):
-                n = min(room, len(work[i][1]) - done)
-                batch.append((i, done, n))
+                one = inputs[i]
+                n = min(room, len(work[i][1]) - done) if one is None else one.largest_piece(done, room)
+                if n:
+                    batch.append((i, done, n))
                 done, room = done + n, room - n
-                if not room:
+                if not room or not n:  # full, or a span that needs another one
                     yield batch
                     batch, room = [], N_BATCH
         if batch:
