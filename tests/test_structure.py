@@ -22,6 +22,7 @@ OURS_AND_THE_PEER = re.compile(r"llama_?cli|llama[.-]?cpp(?:-python)?|llama-serv
 LAYERS = [
     {"errors"},
     {"util"},
+    {"inputs"},
     {"hub"},
     {"quantization"},
     {"gguf"},

@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 from llamacli.engine.adapters import Adapters
 from llamacli.engine.base import Program
+from llamacli.errors import InvalidRequestError
+from llamacli.graph import Graph
+from llamacli.inputs import Inputs
 from llamacli.kv import N_BATCH, KVSequence
 from llamacli.loaders import Progress
 from llamacli.ops.run import Span
@@ -30,7 +33,9 @@ class Chunk:
     """Next tokens of a sequence: of a decode step or chunked prefill.
 
     - `cache`: the sequence's cache, which holds the tokens before them and has room.
-    - `ids`: int32 [n].
+    - `ids`: int32 [n], or an `Inputs` of n tokens. Positions of the latter, unless given, follow the number of cached
+      tokens, so that those of tokens after explicit ones have to be given (`Contents.slice`). The cache gets their
+      content keys.
     - `adapters`: the LoRA adapters that the cells are computed with.
     - `n_last`: the number of last tokens whose results are wanted.
     - `n_ahead`: the number of last tokens that are only drafted. The cache can be truncated by so many afterwards,
@@ -42,7 +47,7 @@ class Chunk:
     """
 
     cache: KVSequence
-    ids: Ids
+    ids: Ids | Inputs
     adapters: Adapters = ()
     n_last: int = 1
     n_ahead: int = 0
@@ -66,10 +71,13 @@ def evaluate(
     and the tokens in all, where they take more than one batch.
 
     If anything is raised, all caches are as they were, but that an interrupt at the very end may find some of them with
-    their tokens. Raises MemoryError, ClosedError.
+    their tokens. Raises MemoryError, ClosedError; InvalidRequestError for inputs that the model cannot compute.
     """
     starts, rows, n_done, n_tokens = [], list[list[Logits]](), 0, 0
-    for chunk in chunks:
+    for i, chunk in enumerate(chunks):
+        if isinstance(chunk.ids, Inputs):
+            inputs = _placed(program_of(chunk.adapters), chunk.cache, chunk.ids)
+            chunks = [*chunks[:i], attrs.evolve(chunk, ids=inputs), *chunks[i + 1 :]]
         starts.append(len(chunk.cache.tokens))
         rows.append([])
         n_tokens += len(chunk.ids)
@@ -88,7 +96,7 @@ def evaluate(
         raise
     for chunk in chunks:
         if len(chunk.ids):
-            chunk.cache.commit(chunk.ids.tolist(), n_ahead=chunk.n_ahead)
+            chunk.cache.commit(_keys(chunk.ids), n_ahead=chunk.n_ahead)
             if chunk.keep is not None and len(chunk.ids) > 1 and not chunk.n_ahead:
                 _keep(chunk.keep, chunk.cache.fork_before_last())
             if chunk.cache.pool.layout.recurrent:
@@ -125,25 +133,31 @@ def _run(
     rows: Sequence[list[Logits]],
     hidden: bool,
 ) -> int:
-    """Run a batch, and append the results of its chunks to their rows; its number of tokens."""
+    """Run a batch, and append the results of its chunks to their rows.
+
+    Returns its number of tokens.
+    """
     program, spans, parts, counts, takes_hidden = program_of(chunks[batch[0][0]].adapters), [], [], [], False
     for i, first, n in batch:
-        chunk, start, n_left = chunks[i], starts[i] + first, len(chunks[i].ids) - first - n
+        chunk, ids, start, n_left = chunks[i], chunks[i].ids, starts[i] + first, len(chunks[i].ids) - first - n
         n_kept_before = chunk.n_ahead or int(chunk.keep is not None and len(chunk.ids) > 1)
         behind = n_kept_before - n_left  # last tokens of this batch before which recurrent states are kept
         chunk.cache.reserve(start, n, n_behind=behind if 0 < behind <= n and n_kept_before else 0)
         hidden_in = None if chunk.hidden_in is None else chunk.hidden_in[first : first + n]
-        spans.append(Span(chunk.cache, start, n, hidden_in))
-        parts.append(chunk.ids[first : first + n])
+        part = None
+        if isinstance(ids, Inputs):
+            part, ids = ids.part(first, first + n), ids.ids
+        spans.append(Span(chunk.cache, start, n, hidden_in, part))
+        parts.append(ids[first : first + n])
         counts.append(max(0, min(n, chunk.n_last - n_left)))
         takes_hidden |= chunk.take_hidden is not None
-    ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
     with np.errstate(all="ignore"):  # what overflows reaches the logits, and is refused when drawing
         if takes_hidden:
-            logits, states = program.forward_with_hidden(ids, spans, counts)
+            logits, states = program.forward_with_hidden(tokens, spans, counts)
             _give_hidden(states, batch, spans, parts, chunks)
         else:
-            logits = program.forward(ids, spans, n_last=counts, hidden=hidden)
+            logits = program.forward(tokens, spans, n_last=counts, hidden=hidden)
     row = 0
     for (i, first, n), n_rows in zip(batch, counts, strict=True):
         chunk = chunks[i]
@@ -152,9 +166,9 @@ def _run(
         if first + n < len(chunk.ids):  # more of it follows: pages behind its windows are free already
             chunk.cache.advance(starts[i] + first + n)
             if chunk.keep is not None and not (first + n) % CHECKPOINT_TOKENS:
-                done = chunk.ids[: first + n].tolist()
+                done = _keys(chunk.ids)[: first + n]
                 _keep(chunk.keep, chunk.cache.fork_within(chunk.cache.tokens + done))
-    return len(ids)
+    return len(tokens)
 
 
 def _keep(keep: Callable[[KVSequence], None], checkpoint: KVSequence) -> None:
@@ -179,8 +193,59 @@ def _give_hidden(
         row += n
 
 
+def _keys(ids: Ids | Inputs) -> list[int]:
+    return ids.keys if isinstance(ids, Inputs) else ids.tolist()
+
+
+def _placed(program: Program, cache: KVSequence, inputs: Inputs) -> Inputs:
+    """Check that a program can compute inputs; with the position of each token."""
+    graph, start = program.graph, len(cache.tokens)
+    check_inputs(graph, inputs)
+    placed = inputs.placed(start, graph.n_components)
+    if placed.positions is not None:
+        cells = np.arange(start, start + len(inputs))
+        if graph.uses_distance and (placed.positions[:, 0] != cells).any():
+            raise InvalidRequestError(
+                "positions other than the tokens' numbers are not supported by a model with sliding windows, chunks or "
+                "ALiBi, which count tokens"
+            )
+        if program.max_positions is not None and placed.positions.max(initial=0) >= program.max_positions:
+            raise InvalidRequestError(
+                f"position {placed.positions.max()} is beyond the {program.max_positions} that the model has learned"
+            )
+    return placed
+
+
+def check_inputs(graph: Graph, inputs: Inputs) -> None:
+    """Raise InvalidRequestError unless a model's graph can compute inputs, wherever they are in a sequence.
+
+    Checked are ids, the width of embeddings, the number of position components and the lengths of spans.
+    """
+    embedding = graph.embedding
+    if embedding is not None and len(inputs):
+        ids = np.delete(inputs.ids, inputs.rows)
+        if len(ids) and ids.max() >= embedding.table.shape[0]:
+            raise InvalidRequestError(f"token {ids.max()} is not an id from 0 to {embedding.table.shape[0] - 1}")
+    if inputs.embeddings is not None:
+        width = inputs.embeddings.shape[1]
+        if embedding is None or width != embedding.out.width:
+            expected = "takes none" if embedding is None else f"has embeddings of {embedding.out.width}"
+            raise InvalidRequestError(f"embeddings have rows of {width} numbers, and the model {expected}")
+    if inputs.positions is not None and inputs.positions.shape[1] > graph.n_components:
+        raise InvalidRequestError(
+            f"positions have {inputs.positions.shape[1]} components, and the model has one position a token"
+        )
+    for start, stop in inputs.spans:
+        if stop - start > N_BATCH:
+            raise InvalidRequestError(
+                f"the span of tokens {start} to {stop - 1} is longer than a batch, which has {N_BATCH} tokens"
+            )
+
+
 def _batches(chunks: Sequence[Chunk]) -> Iterator[list[tuple[int, int, int]]]:
-    """Split chunks into batches of at most N_BATCH tokens, each of one pool and set of adapters.
+    """Split chunks into batches of at most N_BATCH tokens.
+
+    Each is of one pool and set of adapters; spans of inputs are not cut.
 
     A batch lists parts of chunks: the index, its first token, the number of tokens.
     """
@@ -193,10 +258,12 @@ def _batches(chunks: Sequence[Chunk]) -> Iterator[list[tuple[int, int, int]]]:
         for i in members:
             done = 0
             while done < len(chunks[i].ids):
-                n = min(room, len(chunks[i].ids) - done)
-                batch.append((i, done, n))
+                ids = chunks[i].ids
+                n = ids.largest_piece(done, room) if isinstance(ids, Inputs) else min(room, len(ids) - done)
+                if n:
+                    batch.append((i, done, n))
                 done, room = done + n, room - n
-                if not room:
+                if not room or not n:  # full, or a span that needs another one
                     yield batch
                     batch, room = [], N_BATCH
         if batch:

@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from llamacli.errors import ClosedError, InvalidRequestError
+from llamacli.inputs import is_in_span, is_positioned
 from llamacli.kernels.kv_types.rounding import Bytes, Floats
 from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, FloatType, IntegerType, KVType
 from llamacli.kernels.layout import KEPT, RECURRENT_SLOTS, SOURCE, STATE, TARGET
@@ -39,7 +40,8 @@ class KVSequence:
 
     - `rope_variant`: the RoPE variant for a context of `seq_len`; only sequences of one variant can share cells.
     - `adapters`: the LoRA adapters and scales that cells are computed with, "" for none; likewise.
-    - `tokens`: the cached tokens; token i is in cell i, at position i.
+    - `tokens`: content keys of the cached tokens (`llamacli.inputs`): the id of a plain one, a negative int of others.
+      Token i is in cell i, and at position i unless it or one before it has an explicit position.
     - `first_cells`: for each group of layers, the first cell that has not been evicted.
     - `first_stale_cell`: cells from here on were computed with a different prefix (after `remove`); None if there are
       no such cells.
@@ -379,6 +381,11 @@ class KVSequence:
         if self._recurrent is not None:
             raise InvalidRequestError(
                 f"cannot remove positions {start} to {stop}: recurrent states cannot lose tokens before the last"
+            )
+        if min(self.tokens) < 0 and any(is_positioned(key) or is_in_span(key) for key in self.tokens):
+            raise InvalidRequestError(
+                f"cannot remove positions {start} to {stop}: the sequence has tokens with explicit positions, or that "
+                "attend to each other"
             )
         left = n - (stop - start)
         first_cells = [

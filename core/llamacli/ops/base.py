@@ -132,6 +132,16 @@ class Op(abc.ABC):
         """
         return False
 
+    @property
+    def uses_distance(self) -> bool:
+        """True if it measures the distance of tokens by their cells, as ALiBi does."""
+        return False
+
+    @property
+    def n_components(self) -> int:
+        """Position components of a token that it reads: 1, or 4 for M-RoPE."""
+        return 1
+
     @abc.abstractmethod
     def compute(self, run: Run) -> npt.NDArray[np.floating[Any]]:
         """Compute `out` in NumPy, [n, out.width].

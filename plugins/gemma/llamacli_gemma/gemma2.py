@@ -48,7 +48,7 @@ class Gemma2(Architecture):
     def forward(self, g: Graph, config: GemmaConfig, weights: Weights) -> Value:
         """Token ids to logits."""
         c, w = config, weights
-        x = family.embed(g, c, w)
+        x = g.scale(g.embed(w.token_embd), c.n_embd**0.5)
         for layer, block in zip(c.layers, w.blk, strict=True):
             h = g.rms_norm(x, block.attn_norm, c.rms_eps)
             q = g.rope(g.linear(h, block.attn_q), layer.rope, c.head_dim)

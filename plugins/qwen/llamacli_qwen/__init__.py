@@ -12,7 +12,7 @@ from llamacli.architecture import Params
 from llamacli.gguf import Metadata
 from llamacli_qwen.chat import FORMATS
 from llamacli_qwen.hybrid import ARCHITECTURES as HYBRIDS
-from llamacli_qwen.mrope import TextMRope
+from llamacli_qwen.mrope import read_mrope
 
 LLAMACLI_API = 1
 
@@ -190,8 +190,8 @@ class _Text(Qwen2):
     alternate: bool
 
     def read_rope(self, metadata: Metadata, head_dim: int) -> Rope:
-        """Read M-RoPE for text."""
-        return TextMRope.from_sections(metadata, self.name, head_dim, alternate=self.alternate)
+        """Read M-RoPE."""
+        return read_mrope(metadata, self.name, head_dim, alternate=self.alternate)
 
 
 class Qwen2Vl(_Text, Qwen2):
