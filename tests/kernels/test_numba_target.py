@@ -149,4 +149,6 @@ def test_versions_of_numba_without_the_target_compile_callbacks(broken, monkeypa
     square_sum = ArrayFunction(sum_of_ends, "float64(float64[::1])")
     assert square_sum(np.arange(4.0)) == 9.0
     (record,) = [record for record in caplog.records if record.name == compiler.__name__]
-    assert record.message.startswith(f"kernels are compiled as callbacks of Numba {numba.__version__}, which takes longer")
+    assert record.message.startswith(
+        f"kernels are compiled as callbacks of Numba {numba.__version__}, which takes longer"
+    )
