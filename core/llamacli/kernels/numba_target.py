@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from llvmlite import binding, ir
@@ -47,7 +47,7 @@ def compile_kernel(function: Callable[..., Any], signature: str) -> Any:
     Returns Numba's `CompileResult`, with a `Library`.
     """
     with target_override(_NAME):
-        dispatcher = jit(signature, _target=_NAME)(function)
+        dispatcher = _jit(signature)(function)
         (result,) = dispatcher.overloads.values()
     return result
 
@@ -164,7 +164,7 @@ class _Descriptor(TargetDescriptor):  # type: ignore[misc]
         return _Lowering(self.typing_context, _NAME)
 
 
-class KernelDispatcher(Dispatcher):  # type: ignore[misc]
+class KernelDispatcher(Dispatcher):
     """Function that kernels call, compiled once for each signature."""
 
     targetdescr = _Descriptor(_NAME)
@@ -176,4 +176,4 @@ class KernelDispatcher(Dispatcher):  # type: ignore[misc]
 
 target_registry[_NAME] = _Kernels
 dispatcher_registry[_Kernels] = KernelDispatcher
-jit_registry[_Kernels] = functools.partial(jit, _target=_NAME)
+jit_registry[_Kernels] = _jit = functools.partial(cast(Any, jit), _target=_NAME)
