@@ -39,6 +39,7 @@ from llamacli.ops.linear import fuse_residuals
 from llamacli.ops.lowering import Array, HostRows, Slot, Step, f32, stride
 from llamacli.ops.run import Span
 from llamacli.ops.shift_plan import ShiftPlan
+from llamacli.util.locking import fork_safe
 from llamacli.util.memory import address_of
 
 _log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class NativeEngine:
 
 
 _teams: dict[int, Team] = {}
-_teams_lock = threading.Lock()
+_teams_lock = fork_safe(threading.Lock())
 
 
 def _shared_team(n_threads: int) -> Team:

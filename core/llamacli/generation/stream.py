@@ -18,7 +18,7 @@ from llamacli.kv import CacheStrategy, KVSequence
 from llamacli.kv.prefixes import n_common
 from llamacli.loaders import Progress
 from llamacli.sampling import as_logits
-from llamacli.util.locking import locked
+from llamacli.util.locking import fork_safe, locked
 from llamacli.util.numbers import is_integer
 
 MIN_CHECKPOINT = 64
@@ -72,7 +72,7 @@ class TokenStream:
             sequence = KVSequence(model.kv_pool(kv_type), n_ctx, model.program.rope_variant(n_ctx), variant)
         model.program_with(self.adapters)  # compiled now, so that errors and waiting come here
         self.model, self.n_ctx, self.strategy = model, sequence.seq_len, CacheStrategy.of(strategy)
-        self.lock = threading.RLock()
+        self.lock = fork_safe(threading.RLock())
         self._cache: KVSequence | None = sequence
         self._tokens: list[int] = list(sequence.tokens)
         self._prefixes = model.prefixes(sequence.kv_type, self.n_ctx) if reuse else None

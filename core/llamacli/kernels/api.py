@@ -20,8 +20,7 @@ only with zeros.
 from __future__ import annotations
 
 from llamacli.kernels import simd
-from llamacli.kernels.deferred import carray
-from llamacli.kernels.deferred import numba_njit as njit
+from llamacli.kernels.deferred import carray, njit
 from llamacli.kernels.jit import Kernel, kernel
 from llamacli.kernels.layout import ACTIVATION_BLOCK, LANES, ROW, RUN, record
 from llamacli.kernels.simd import pointer
