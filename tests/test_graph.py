@@ -56,7 +56,7 @@ def test_fused_parameters_are_split_by_rows() -> None:
     assert [(part.bias.shape, part.bias.first_row) for part in parts if part.bias] == [((6,), 0), ((4,), 6)]
     gate, up = param("gate_up", 3, 10, 8).split(5, 5)
     assert (gate.weight.shape, up.weight.first_row) == ((3, 5, 8), 5)
-    with pytest.raises(PluginError, match=r"qkv.weight has 10 rows; it cannot be split into 9"):
+    with pytest.raises(PluginError, match=r"qkv.weight \(10, 8\) has 10 rows; it cannot be split into 6 \+ 3"):
         param("qkv", 10, 8).split(6, 3)
 
 

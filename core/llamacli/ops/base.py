@@ -43,12 +43,17 @@ class Recorder(abc.ABC):
     def record(self, op: Op) -> Value:
         """Append an op; returns its `out`.
 
-        Raises PluginError naming the field of the op that has a wrong type, or a value of another graph.
+        Raises PluginError naming the field of the op that has a wrong type, a value of another graph, or a factor of
+        matrix products whose rows are not those of the file.
         """
         op = _checked(op)
         for value in op.inputs():
             if value.graph is not self and all(value is not other.out for other in self.ops):
                 raise PluginError(f"{verb_of(op)}: a value of width {value.width} belongs to another forward pass")
+        for tensor in op.matrices():
+            if tensor.stored_width:
+                stored = f"rows of {tensor.stored_width} numbers in the file"
+                raise PluginError(f"{verb_of(op)}: {tensor.name}, {stored}, cannot be a matrix {tensor.shape}")
         self.ops.append(op)
         return op.out
 
