@@ -49,7 +49,7 @@ HOOK_OF = {
 }
 """Hook of each page; the others are classes that a plugin derives from."""
 
-CLASSES = {"verb", "rope"}
+CLASSES = {"verb", "verb_with_state", "rope"}
 
 Use = Callable[[str], tuple[ModuleType, Plugins]]
 
@@ -117,6 +117,12 @@ def test_architecture(use: Use) -> None:
 def test_verb(use: Use) -> None:
     module, _ = use("verb")
     check_op(module.Relu6)
+
+
+def test_verb_with_state(use: Use) -> None:
+    module, _ = use("verb_with_state")
+    check_op(module.MovingSum)
+    assert re.fullmatch(r"recurrent_moving_sum_[0-9a-f]{16}", module.moving_sum_kernel().name)
 
 
 def test_rope(use: Use, engine: Engine) -> None:

@@ -65,15 +65,12 @@ def _commands_by_module() -> tuple[dict[str, click.Group], dict[str, list[str]]]
 
 def _brings() -> dict[str, dict[str, list[str]]]:
     """Verbs and RoPE variants of the loaded plugins, by package."""
-    from llamacli.ops.base import Op
-    from llamacli.ops.lanewise import Lanewise
+    from llamacli.engine.examples import op_classes
     from llamacli.ops.rope import Rope
 
     found: dict[str, dict[str, list[str]]] = {}
-    for kind, bases in (("verbs", (Op, Lanewise)), ("RoPE variants", (Rope,))):
-        # attrs makes a second class of each one with slots
-        names = {(made.__module__, made.__name__) for base in bases for made in base.__subclasses__()}
-        for module, name in sorted(names - {(Lanewise.__module__, Lanewise.__name__)}):
+    for kind, classes in (("verbs", op_classes()), ("RoPE variants", Rope.__subclasses__())):
+        for module, name in sorted({(made.__module__, made.__name__) for made in classes}):  # attrs makes some twice
             found.setdefault(module.partition(".")[0], {}).setdefault(kind, []).append(name)
     return found
 

@@ -25,17 +25,21 @@ _COVERED = {"llamacli", "numba", "llvmlite", "numpy", "builtins"}
 """Packages whose versions or sources the name of the cache folder hashes."""
 
 
-def function_digest(function: Callable[..., None]) -> str:
-    """Hexadecimal hash of a plugin kernel's code.
+def function_digest(*functions: Callable[..., Any]) -> str:
+    """Hexadecimal hash of the code of a plugin's kernel.
 
-    Empty for a kernel of the core. The module's name counts as well, since compiled code imports it.
+    `functions` are those that it is made of; the hash is empty if all are the core's. The module's name counts as
+    well, since compiled code imports it.
     """
-    assert isinstance(function, FunctionType)
-    if _is_covered(function):
+    found = [function for function in functions if isinstance(function, FunctionType) and not _is_covered(function)]
+    if not found:
         return ""
     import_numba()
-    resolve_closure(function)
-    return _combined((str(function.__globals__.get("__name__")), *_hash_parts(function, {})))
+    parts: list[str] = []
+    for function in found:
+        resolve_closure(function)
+        parts += (str(function.__globals__.get("__name__")), *_hash_parts(function, {}))
+    return _combined(parts)
 
 
 def packing_digest(packing: IntegerPacking) -> str:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from llamacli.errors import PluginError
 
 Array = npt.NDArray[np.float64]
+"""Array of float64."""
 
 
 @attrs.frozen
