@@ -31,6 +31,7 @@ API_VERSION = 1
 
 hookspec = pluggy.HookspecMarker("llamacli")
 hookimpl = pluggy.HookimplMarker("llamacli")
+"""Decorator of the hooks that a plugin implements."""
 
 
 class LoadedModel(Protocol):

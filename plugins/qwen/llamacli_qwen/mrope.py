@@ -9,9 +9,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli import Rope
-from llamacli.errors import ModelFormatError
-from llamacli.gguf import Metadata
+from llamacli.plugin import Metadata, ModelFormatError, Rope
 
 Floats = npt.NDArray[np.float32]
 
