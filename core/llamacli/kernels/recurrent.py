@@ -61,9 +61,9 @@ def state_kernel(
 
     - `name` and `variant` make up its name; `fields` is the record of its parameters `a`, with STATE_FIELDS.
     - `count(a)` is the number of units of work, parts of the state that do not depend on one another.
-    - `advance(a, unit, first, last, state, target)` computes rows `first` to `last` - 1, one at least, consecutive tokens
-      of one sequence. It reads the unit's part of the state before them at the address `state`, and writes the part
-      after them at `target`, another address. The state is float32 in the shape of `g.recurrent_state`.
+    - `advance(a, unit, first, last, state, target)` computes rows `first` to `last` - 1, one at least, which are
+      consecutive tokens of one sequence. It reads the unit's part of the state before them at the address `state`, and
+      writes the part after them at `target`, another address. The state is float32 in the shape of `g.recurrent_state`.
 
     Both are plain functions in Numba's dialect, and are compiled here.
     """
