@@ -46,6 +46,20 @@ def test_operators_name_the_verb_to_use(use: Callable[[Value], object], verb: st
         use(x)
 
 
+def test_sum_of_values(x: Value) -> None:
+    assert sum([x, x, x]).width == 8
+    assert [type(op).__name__ for op in x.graph.ops] == ["Embed", "Add", "Add"]
+
+
+@pytest.mark.parametrize("verb", ["linear", "batched_linear", "add", "mul", "div"])
+@pytest.mark.parametrize(
+    ("given", "said"), [(None, "the parameter is None; check optional ones"), (2.5, "2.5 is no par")]
+)
+def test_parameters_that_are_none_are_named(verb: str, given: object, said: str, x: Value) -> None:
+    with pytest.raises(PluginError, match=f"^{verb}: {said}"):
+        getattr(x.graph, verb)(x, given)
+
+
 def test_verbs_that_a_graph_lacks_are_not_named(x: Value) -> None:
     with pytest.raises(PluginError) as raised:
         _ = x * x

@@ -234,6 +234,18 @@ def expect_number(verb: str, name: str, value: object, minimum: float, maximum: 
         raise PluginError(f"{verb}: {name} must be a number {limits}, not {_shown(value)}")
 
 
+def param_of(verb: str, param: object) -> Param:
+    """The parameter that a verb was given.
+
+    Raises PluginError for anything else, such as None for an optional tensor that the file lacks.
+    """
+    if isinstance(param, Param):
+        return param
+    if param is None:
+        raise PluginError(f"{verb}: the parameter is None; check optional ones, which a file may lack")
+    raise PluginError(f"{verb}: {_shown(param)} is no parameter; weights.NAME is one, and Param(tensor) makes one")
+
+
 def expect(verb: str, holds: bool, found: str) -> None:
     """Raise PluginError unless the operands of a verb fit.
 

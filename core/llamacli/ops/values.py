@@ -166,6 +166,11 @@ class Value:
     graph: Adds = attrs.field(repr=False)
     width: int
 
+    def __radd__(self, other: object) -> Value:
+        if isinstance(other, int) and other == 0:
+            return self  # sum(values) begins with 0
+        raise PluginError(_advice("+", self, other))
+
     def __add__(self, other: Value) -> Value:
         if not isinstance(other, Value):
             raise PluginError(_advice("+", self, other))
@@ -180,15 +185,14 @@ _VERBS: dict[str, tuple[tuple[str, str], ...]] = {
         ("mul", "g.mul(x, y) multiplies element by element"),
         ("linear", "g.linear(x, param) is the product with a matrix"),
     ),
-    "/": (("scale", "g.scale(x, 1 / number) divides by a number"),),
+    "/": (("div", "g.div(x, y) divides element by element"), ("scale", "g.scale(x, 1 / number) divides by a number")),
     "@": (("linear", "g.linear(x, param) computes x @ weight.T"),),
     "[]": (("columns", "g.columns(x, first, width) selects columns"),),
-    "a function": (("map", "g.map(x, function) applies a function of llamacli.ops.activations"),),
+    "a function": (("map", "g.map(x, function) applies a function, such as llamacli.plugin.silu"),),
 }
 """Verbs that do what an operator of Python does with arrays, with their uses."""
 
 _OPERATORS = {
-    "+": ("__radd__",),
     "-": ("__sub__", "__rsub__", "__neg__"),
     "*": ("__mul__", "__rmul__"),
     "/": ("__truediv__", "__rtruediv__"),
