@@ -1,11 +1,13 @@
 """Pages of samplers and cache types, made from docstrings and tables."""
 
 import inspect
+import re
 from pathlib import Path
 
 import attrs
 import pytest
 
+import llamacli.plugin
 from llamacli import SamplingParams, sampling
 from llamacli.kernels.kv_types.types import KV_TYPES
 from llamacli.sampling import BUILT_IN, Sampler, SamplerChain
@@ -33,6 +35,13 @@ def test_every_sampler_has_a_section() -> None:
 def test_every_parameter_has_a_section() -> None:
     described = {field for section in SECTIONS.values() for field in section.fields}
     assert described == {field.name for field in attrs.fields(SamplingParams)} - OTHERS
+
+
+def test_every_name_of_a_plugin_is_described() -> None:
+    rows = re.findall(r"^\| \[`(\w+)`\]\((\S+)\) \| (.*) \|$", PAGES["plugin-names.md"](), re.M)
+    assert sorted(name for name, _, _ in rows) == sorted(llamacli.plugin.__all__)
+    assert [name for name, _, text in rows if not text] == []
+    assert {(DOCS / file).is_file() for _, file, _ in rows} == {True}
 
 
 def test_every_cache_type_has_a_section_and_a_size() -> None:

@@ -1,17 +1,22 @@
-"""Generator of docs/samplers.md and docs/cache-types.md: `python tools/reference_pages.py`.
+"""Generator of docs/samplers.md, cache-types.md, plugin-names.md: `python tools/reference_pages.py`.
 
 Text comes from docstrings, the options of `llamacli run`, and the tables of samplers and cache types.
 """
 
+import ast
+import importlib
 import inspect
+import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import attrs
 import click
 
-from llamacli import sampling
+from llamacli import plugin, sampling
 from llamacli.cli.app import app
 from llamacli.cli.sampling import FIELDS
 from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, FloatType, IntegerType
@@ -80,6 +85,15 @@ _SAMPLERS = f"""\
 A section for each sampler: its classes in `llamacli.sampling`, and its parameters. [Sampling](sampling.md) explains how
 samplers are combined, their order, and the differences to llama.cpp.
 """
+
+_PLUGIN_NAMES = f"""\
+# Names that a plugin may import
+
+{_GENERATED}
+
+A plugin imports these names from `llamacli.plugin`, and in its tests from `llamacli.testing`; nothing else of llamacli
+is promised. A module that declares `LLAMACLI_API = 1` finds all of them; a core that changes one in an incompatible way
+has another number and refuses the plugin by name. [Writing a plugin](plugins.md) explains them."""
 
 _CACHE_TYPES = f"""\
 # Cache types
@@ -187,7 +201,51 @@ def _listed(values: tuple[int, ...]) -> str:
     return ", ".join(map(str, values))
 
 
-PAGES = {"samplers.md": samplers_page, "cache-types.md": cache_types_page}
+def plugin_names_page() -> str:
+    """Page of the names of `llamacli.plugin` in Markdown."""
+    stub = Path(plugin.__file__).with_suffix(".pyi").read_text("utf-8")
+    lines = [_PLUGIN_NAMES]
+    for line in stub.splitlines():
+        if found := re.match(r"# ([A-Z].*)", line):
+            lines.append(f"\n## {found[1]}\n\n| name | what it is |\n|---|---|")
+        elif found := re.match(r"from (\S+) import (\w+)", line):
+            lines.append(f"| [`{found[2]}`](../core/{_file(found[1])}) | {_described_name(found[1], found[2])} |")
+    return "\n".join([*lines, ""])
+
+
+_OF_KERNELS = ("work", "simd", "arrays", "deferred")
+"""Modules that define what `llamacli.kernels.api` has stand-ins of."""
+
+
+def _described_name(module: str, name: str) -> str:
+    """First sentence of the docstring of a class, function, constant or module."""
+    value = getattr(importlib.import_module(module), name)
+    if isinstance(value, ModuleType):
+        return str(value.__doc__).partition("\n")[0]
+    own = value.__module__ if inspect.isclass(value) or inspect.isfunction(value) else module
+    for home in (own, *(f"llamacli.kernels.{part}" for part in _OF_KERNELS)):
+        body = ast.parse((ROOT / "core" / _file(home)).read_text("utf-8")).body
+        for node, after in itertools.pairwise([*body, ast.Pass()]):
+            match node, after:
+                case ((ast.ClassDef() | ast.FunctionDef()), _) if node.name == name:
+                    return str(ast.get_docstring(node)).partition("\n\n")[0].replace("\n", " ")
+                case ((ast.Assign() | ast.AnnAssign()), ast.Expr(ast.Constant(value=str(text)))) if name in _stored(
+                    node
+                ):
+                    return re.split(r"(?<=\.)\s|[:;]\s", text)[0].replace("\n", " ")
+    return ""
+
+
+def _stored(assignment: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(assignment) if isinstance(part, ast.Name)}
+
+
+def _file(module: str) -> str:
+    path = module.replace(".", "/")
+    return f"{path}/__init__.py" if (ROOT / "core" / path).is_dir() else f"{path}.py"
+
+
+PAGES = {"samplers.md": samplers_page, "cache-types.md": cache_types_page, "plugin-names.md": plugin_names_page}
 """Functions that generate pages of docs/, by file name."""
 
 if __name__ == "__main__":

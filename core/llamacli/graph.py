@@ -23,6 +23,7 @@ from llamacli.ops.batched_linear import batched_linear
 from llamacli.ops.clamp import clamp
 from llamacli.ops.columns import columns
 from llamacli.ops.concat import concat
+from llamacli.ops.div import div
 from llamacli.ops.embed import Embed, embed
 from llamacli.ops.gated import gated, geglu, swiglu
 from llamacli.ops.layer_norm import layer_norm
@@ -64,6 +65,7 @@ class Graph(Recorder):
     clamp = clamp
     columns = columns
     concat = concat
+    div = div
     embed = embed
     gated = gated
     geglu = geglu
@@ -204,7 +206,7 @@ def verbs() -> list[str]:
 
 def _unknown_verb(name: str) -> str:
     if callable(getattr(activations, name, None)):
-        return f"unknown verb g.{name}: it is a function, g.map(x, llamacli.ops.activations.{name})"
+        return f"unknown verb g.{name}: it is a function, g.map(x, {name}), from llamacli.plugin"
     similar = difflib.get_close_matches(name, verbs(), 1, 0.5)
     hint = f"; did you mean g.{similar[0]}?" if similar else ""
     return (

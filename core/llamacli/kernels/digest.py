@@ -86,18 +86,21 @@ def source_digest(module: str) -> str:
     return _combined(part for name in sorted(modules) for part in (name, _hash(name)))
 
 
-def function_digest(function: Callable[..., None]) -> str:
-    """Hexadecimal hash of a plugin kernel's code.
+def function_digest(*functions: Callable[..., Any]) -> str:
+    """Hexadecimal hash of the code of a plugin's kernel.
 
-    Empty for a kernel of the core. The module's name counts as well, since compiled code imports it.
+    `functions` are those that it is made of; the hash is empty if all are the core's. The module's name counts as
+    well, since compiled code imports it.
     """
-    assert isinstance(function, FunctionType)
-    if _is_covered(function):
+    found = [function for function in functions if isinstance(function, FunctionType) and not _is_covered(function)]
+    if not found:
         return ""
     import_numba()
-    resolve_closure(function)
-    module = str(function.__globals__.get("__name__"))
-    return _combined((module, source_digest(""), *_hash_parts(function, {})))
+    parts = [source_digest("")]
+    for function in found:
+        resolve_closure(function)
+        parts += (str(function.__globals__.get("__name__")), *_hash_parts(function, {}))
+    return _combined(parts)
 
 
 def packing_digest(packing: IntegerPacking) -> str:

@@ -21,7 +21,7 @@ import string
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -282,11 +282,19 @@ class Compiled:
 class Kernel(Compiled):
     """Kernel: compiled step of a program.
 
-    See this module's description. The name of a plugin's kernel contains a digest of its code.
+    See this module's description. The name of a plugin's kernel contains a digest of its code, and of `parts`, the
+    functions that a kernel of the core was made of.
     """
 
-    def __init__(self, function: Callable[..., None], variant: str = "", module: str = ""):
+    def __init__(
+        self,
+        function: Callable[..., None],
+        variant: str = "",
+        module: str = "",
+        parts: Sequence[Callable[..., Any]] = (),
+    ):
         super().__init__(function, SIGNATURE, variant, module)
+        self._parts = parts
 
     @functools.cached_property
     def name(self) -> str:
@@ -294,7 +302,7 @@ class Kernel(Compiled):
 
         It is read late: all that the code refers to must be defined.
         """
-        digest = function_digest(self._function)
+        digest = function_digest(self._function, *self._parts)
         return super().name + (f"_{digest}" if digest else "")
 
 

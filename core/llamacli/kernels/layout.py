@@ -37,6 +37,10 @@ alone (M-RoPE at several positions, positions beyond the context)."""
 RECURRENT_ENTRY = 24
 """Bytes of an entry of `KVSequence.addresses`: those of layers, then those of recurrent states."""
 
+STATE_FIELDS = ("entry", "zeros", "n_numbers")
+"""Fields of the records of kernels with recurrent states. `entry`: bytes of the state's entry in
+KVSequence.addresses; `zeros`: address of a state of zeros; `n_numbers`: float32 numbers of a state."""
+
 STATE, SOURCE, TARGET, KEPT = RECURRENT_SLOTS = range(4)
 """Slots of the page table of recurrent states. STATE: after the cached tokens. KEPT: after some of them, to which the
 sequence can be truncated. While tokens are evaluated, SOURCE: before the batch, TARGET: after it. An empty slot STATE

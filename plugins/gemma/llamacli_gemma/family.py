@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from llamacli import Config, Graph, ModelFormatError, Rope, TensorTable, Value, Weights
-from llamacli.architecture import Params
-from llamacli.gguf import Metadata
-from llamacli.graph import Param
+from llamacli.plugin import Config, Graph, Metadata, ModelFormatError, Param, Params, Rope, TensorTable, Value, Weights
 
 PADDING = 0
 """Id whose per-layer embeddings tokens have that are given as embeddings."""

@@ -3,8 +3,7 @@
 A pre-norm decoder: RMSNorm, rotary attention with one or more heads of keys and values, a GeGLU feed-forward network.
 """
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights
-from llamacli.gguf import Metadata
+from llamacli.plugin import Architecture, Config, Graph, Metadata, Rope, TensorTable, Value, Weights
 from llamacli_gemma import family
 from llamacli_gemma.family import GemmaConfig, Layer
 

@@ -7,9 +7,7 @@ keys and values; Qwen3 normalises queries and keys instead. Qwen2-VL, Qwen2.5-VL
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.architecture import Params
-from llamacli.gguf import Metadata
+from llamacli.plugin import Architecture, Config, Graph, Metadata, Params, Rope, TensorTable, Value, Weights, hookimpl
 from llamacli_qwen.chat import FORMATS
 from llamacli_qwen.hybrid import ARCHITECTURES as HYBRIDS
 from llamacli_qwen.mrope import read_mrope

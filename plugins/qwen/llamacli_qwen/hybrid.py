@@ -9,12 +9,25 @@ from typing import Literal
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights
-from llamacli.architecture import Params
-from llamacli.blocks.nextn import add_nextn, nextn_input, nextn_logits
-from llamacli.errors import ModelFormatError
-from llamacli.gguf import Metadata
-from llamacli.ops.activations import exp, sigmoid, silu, softplus
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    ModelFormatError,
+    Params,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    add_nextn,
+    exp,
+    nextn_input,
+    nextn_logits,
+    sigmoid,
+    silu,
+    softplus,
+)
 from llamacli_qwen.mrope import read_mrope
 
 
