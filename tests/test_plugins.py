@@ -464,7 +464,9 @@ def register_samplers(register):
             dummy_banish=(source, llama | {GENERAL: {"x": "dummy_banish"}}),
             dummy_again=(source.replace('"banish", lambda', '"TOP-K", lambda'), {GENERAL: {"y": "dummy_again"}}),
         )
-        session = load_model(tiny_gguf("gqa"), plugins=plugins, engine=ReferenceEngine()).create_session()
+        model = load_model(tiny_gguf("gqa"), plugins=plugins, engine=ReferenceEngine())
+        assert model.added_samplers() == ["banish"]
+        session = model.create_session()
         session.eval([1, 2, 3])
         best = session.sample()
         assert session.sample(SamplingParams(samplers=("Banish",), options={"banish": best})) != best

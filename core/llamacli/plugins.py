@@ -244,6 +244,11 @@ class Plugins:
         self.load_group(GENERAL)
         return self._registered["samplers"].get(simplified(name))
 
+    def sampler_names(self) -> list[str]:
+        """Names of the samplers of the general plugins."""
+        self.load_group(GENERAL)
+        return sorted({kind.name for kind in self._registered["samplers"].values()})
+
     def call_each(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
         """Call a hook of each plugin loaded so far.
 
