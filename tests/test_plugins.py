@@ -447,6 +447,21 @@ def register_chat_formats(register):
         errors = {info.module: info.error for info in plugins.infos()}
         assert "registers what is registered already: dummy" in errors["dummy_second"]
 
+    def test_chat_formats_of_a_distribution_and_their_order(self, install: Installed) -> None:
+        source = """
+from llamacli.chat.formats import ChatFormat
+@hookimpl
+def register_chat_formats(register):
+    register(ChatFormat(name="{}", matches=lambda info: True))
+"""
+        plugins = install(
+            family=(registering("one") + source.format("ours"), {ARCHITECTURES: {"one": "family", "two": "sibling"}}),
+            sibling=(registering("two"), {}),
+            outside=(HEAD + source.format("theirs"), {GENERAL: {"x": "outside"}}),
+        )
+        plugins.architecture("two")
+        assert [fmt.name for fmt in plugins.chat_formats()] == ["theirs", "ours"]
+
     def test_hook_register_samplers(self, install: Installed, tiny_gguf: TinyGguf) -> None:
         source = f"""{HEAD}
 from llamacli.sampling import Sampler, SamplerType

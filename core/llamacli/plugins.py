@@ -194,8 +194,11 @@ class Plugins:
 
         One that fails is reported as a PluginWarning, listed in `infos()` and left out.
         """
-        for entry in self._entry_points:
-            if entry.group == group and entry.module not in self._errors:
+        self._load_all(entry for entry in self._entry_points if entry.group == group)
+
+    def _load_all(self, entries: Iterable[EntryPoint]) -> None:
+        for entry in entries:
+            if entry.module not in self._errors:
                 try:
                     self.load(entry)
                 except PluginError as error:
@@ -233,9 +236,16 @@ class Plugins:
         return list(self._registered["loaders"].values())
 
     def chat_formats(self) -> list[ChatFormat]:
-        """Chat formats of the general plugins and of loaded architectures."""
+        """Chat formats of the general plugins, then of loaded architectures.
+
+        All modules of a distribution share their formats: the others are loaded too.
+        """
         self.load_group(GENERAL)
-        return list(self._registered["chat formats"].values())
+        general = {entry.module for entry in self._entry_points if entry.group == GENERAL}
+        sharing = {_origin(entry)[0] for entry in self._entry_points if entry.dist and entry.module in self._brings}
+        self._load_all(entry for entry in self._entry_points if entry.dist and _origin(entry)[0] in sharing)
+        modules = sorted(self._brings, key=lambda module: module not in general)
+        return [fmt for module in modules for fmt in self._brings[module]["chat formats"]]
 
     def sampler(self, name: str) -> SamplerType | None:
         """Sampler of this name in the general plugins, or None."""
