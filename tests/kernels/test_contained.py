@@ -99,8 +99,9 @@ def compute():
     counts[1] += 1
     if (function(10), cached(1000)) != (47, sum(i * i % 7 for i in range(1000))):
         wrong.append(function(10))
-    if state() != before:
-        wrong.append([name for name, value in state().items() if value != before[name]])
+    changed = [name for name, value in state().items() if value != before[name]]
+    if set(changed) - {"filters"}:  # Numba replaces filters for as long as it infers types
+        wrong.append(changed)
 
 threads = [threading.Thread(target=host, args=(use,), daemon=True) for use in (decorate, compute)]
 for thread in threads:
