@@ -72,9 +72,8 @@ class CompletionArguments:
         self, model: CompiledModel, metadata: Metadata, constraint: Constraint, n_probs: int
     ) -> SamplingParams:
         """Sampling parameters. Raises InvalidRequestError for a value that is not valid."""
-        names = {field.name for field in attrs.fields(SamplingParams)}
-        given = {OURS.get(name, name): value for name, value in attrs.asdict(self, recurse=False).items()}
-        given = {name: value for name, value in given.items() if name in names} | {
+        own = attrs.asdict(self, recurse=False, filter=attrs.filters.exclude("seed", "model", "speculate"))
+        given = {OURS.get(name, name): value for name, value in own.items()} | {
             "grammar": constraint.grammar,
             "json_schema": constraint.json_schema,
             "grammar_triggers": constraint.triggers,

@@ -10,14 +10,7 @@ from typing import Any
 from llamacli.chat import openai
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.errors import openai_body
-from llamacli.serve.http.replies import (
-    Choice,
-    Reply,
-    joined,
-    llamacpp_progress,
-    llamacpp_timings,
-    openai_usage,
-)
+from llamacli.serve.http.replies import Choice, Reply, joined, llamacpp_progress, llamacpp_timings, openai_usage
 from llamacli.serve.http.schemas.common import Generation
 from llamacli.serve.http.sse import DONE, event
 from llamacli.serve.requests import Done, Event, Finished, GenerationRequest, ModelInfo, PromptProgress
