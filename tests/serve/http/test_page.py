@@ -25,6 +25,7 @@ def page(shared_engine):
         yield server
 
 
+@pytest.mark.medium
 def test_page_needs_no_key(page) -> None:
     reply = page.send("/")
     assert (reply.status, reply.headers["content-type"]) == (200, "text/html; charset=utf-8")
