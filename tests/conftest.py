@@ -37,7 +37,7 @@ def first_variants(names: Iterable[str]) -> set[str]:
 
 
 def quick_first(names: Collection[str]) -> list[Any]:
-    """Parameters for each variant: all but the first of an architecture are slow."""
+    """Parameters for each variant: the first of each architecture is not slow."""
     first = first_variants(names)
     return [name if name in first else pytest.param(name, marks=pytest.mark.slow) for name in names]
 

@@ -128,6 +128,10 @@ KINDS = (
 """Kinds of objects that plugins register by hooks named `register_*`."""
 
 
+_GENERAL_KINDS = ("loaders", "tensor types", "samplers")
+"""Kinds that are looked for without a model, or before its architecture is known: in modules of the group GENERAL."""
+
+
 class Plugins:
     """Installed plugins.
 
@@ -190,8 +194,11 @@ class Plugins:
 
         One that fails is reported as a PluginWarning, listed in `infos()` and left out.
         """
-        for entry in self._entry_points:
-            if entry.group == group and entry.module not in self._errors:
+        self._load_all(entry for entry in self._entry_points if entry.group == group)
+
+    def _load_all(self, entries: Iterable[EntryPoint]) -> None:
+        for entry in entries:
+            if entry.module not in self._errors:
                 try:
                     self.load(entry)
                 except PluginError as error:
@@ -229,9 +236,16 @@ class Plugins:
         return list(self._registered["loaders"].values())
 
     def chat_formats(self) -> list[ChatFormat]:
-        """Chat formats of the general plugins and of loaded architectures."""
+        """Chat formats of the general plugins, then of loaded architectures.
+
+        All modules of a distribution share their formats: the others are loaded too.
+        """
         self.load_group(GENERAL)
-        return list(self._registered["chat formats"].values())
+        general = {entry.module for entry in self._entry_points if entry.group == GENERAL}
+        sharing = {_origin(entry)[0] for entry in self._entry_points if entry.dist and entry.module in self._brings}
+        self._load_all(entry for entry in self._entry_points if entry.dist and _origin(entry)[0] in sharing)
+        modules = sorted(self._brings, key=lambda module: module not in general)
+        return [fmt for module in modules for fmt in self._brings[module]["chat formats"]]
 
     def sampler(self, name: str) -> SamplerType | None:
         """Sampler of this name in the general plugins, or None."""
@@ -239,6 +253,11 @@ class Plugins:
 
         self.load_group(GENERAL)
         return self._registered["samplers"].get(simplified(name))
+
+    def sampler_names(self) -> list[str]:
+        """Names of the samplers of the general plugins."""
+        self.load_group(GENERAL)
+        return sorted({kind.name for kind in self._registered["samplers"].values()})
 
     def call_each(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
         """Call a hook of each plugin loaded so far.
@@ -275,8 +294,17 @@ class Plugins:
     def _problems(self, module: str, claimed: Iterable[str]) -> list[str]:
         """Claims of a loaded module that cannot be met, as text."""
         own = [architecture.name for architecture in self._brings[module]["architectures"]]
+        groups = {entry.group for entry in self._entry_points if entry.module == module}
+        unreachable = [kind for kind in _GENERAL_KINDS if self._brings[module][kind]] if GENERAL not in groups else []
         contests = [contest for name in claimed if (contest := self._contest(name))]
-        return contests + [f"it {_unregistered(name)}" for name in claimed if name not in own]
+        return [
+            *contests,
+            *(f"it {_unregistered(name)}" for name in claimed if name not in own),
+            *(
+                f"its {kind} are not found: name {module} in the entry-point group {GENERAL!r} too"
+                for kind in unreachable
+            ),
+        ]
 
     def _names(self, module: str) -> dict[str, tuple[str, ...]]:
         """Names of all that a loaded module brings, by kind."""
@@ -341,7 +369,7 @@ class Plugins:
         if taken := [text for kind in KINDS for text in self._taken(kind, brings[kind.name], name)]:
             raise PluginError(f"it registers what is registered already: {', '.join(taken)}")
         hooks = {caller.name for caller in self._manager.get_hookcallers(module) or []}
-        brings["hooks"] = sorted(hooks - {kind.hook for kind in KINDS} - {"register_commands"})
+        brings["hooks"] = sorted(hooks - {kind.hook for kind in KINDS})
         for kind in filter(lambda kind: brings[kind.name], KINDS):
             added = {key: thing for thing in brings[kind.name] for key in kind.names(thing)}
             self._registered[kind.name] |= added

@@ -21,7 +21,9 @@ from llamacli.kv import KVPool, KVSequence
 from llamacli.session import Session
 
 CORE = Path(llamacli.__file__).parent
-WATCHED = tuple(str(CORE / part) for part in ("session", "kv", "engine/batching.py", "util/locking.py"))
+WATCHED = tuple(
+    str(CORE / part) for part in ("session.py", "generation", "kv", "engine/batching.py", "util/locking.py")
+)
 TOKENS = np.random.RandomState(3).randint(0, 32, 90).tolist()
 OTHERS = TOKENS[:70] + TOKENS[10:30]
 STRIDE = 89
@@ -86,6 +88,7 @@ def use(model: Model, sessions: list[Session]) -> None:
     three.close()
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # interrupts while a generator is closed
 @pytest.mark.parametrize(
     "variant", ["gqa", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "qwen35"))]

@@ -1,4 +1,4 @@
-"""Pytest plugin: profiles, choices of cases, and one kernel cache for all processes."""
+"""Pytest plugin: profiles, and one kernel cache for all processes."""
 
 import contextlib
 import gc
@@ -55,7 +55,7 @@ def examples(n: int, **options: Any) -> hypothesis.settings:
 
 
 def pairwise(*axes: Iterable[Any]) -> list[Any]:
-    """Parameters of a product: a choice that has every pair of values of two axes, and the rest marked `slow`."""
+    """Parameters of a product: pairwise coverage, and the rest as `slow`."""
     values = [list(axis) for axis in axes]
     points = list(itertools.product(*(range(len(axis)) for axis in values)))
     pairs = {point: set(itertools.combinations(enumerate(point), 2)) for point in points}
@@ -89,7 +89,7 @@ def calls_at_most(n: int) -> Iterator[None]:
 
 
 def check_each(check: Callable[..., None], cases: Iterable[tuple[str, *tuple[Any, ...]]]) -> None:
-    """Check cases (name, *arguments); fail with the name and the message of each that does not hold."""
+    """Check cases (name, *arguments), and list all that fail."""
     failed = []
     for name, *arguments in cases:
         try:
@@ -135,7 +135,7 @@ def _quick(items: list[pytest.Item]) -> set[pytest.Item]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_starts() -> Iterator[None]:
-    """In the quick profile, fail a test that starts a process or a server."""
+    """Fail a quick test that starts a process or a server."""
     active = PROFILE == "quick"
 
     def refuse(event: str, _: object) -> None:

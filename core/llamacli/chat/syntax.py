@@ -461,9 +461,12 @@ def _arguments(text: str) -> dict[str, Any]:
 # --- common syntaxes
 
 THINK = Span("<think>", "</think>")
+"""Reasoning between `<think>` and `</think>`."""
 PLAIN = Spans()
 THINKING = Spans(THINK)
+"""Syntax of replies with reasoning in `<think>`."""
 HERMES = Spans(THINK, Calls("<tool_call>", "</tool_call>", json_calls))
+"""Syntax with reasoning in `<think>` and tool calls as JSON in `<tool_call>`."""
 HARMONY = Channels(
     starts="<|start|>",
     channel="<|channel|>",
@@ -472,3 +475,4 @@ HARMONY = Channels(
     final="final",
     recipient="functions.",
 )
+"""Syntax of channels, with tool calls to `functions.NAME`."""

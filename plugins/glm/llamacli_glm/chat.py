@@ -1,7 +1,6 @@
 """Tool calls of GLM-4.5 to 4.7."""
 
-from llamacli.chat.formats import ChatFormat, TemplateInfo
-from llamacli.chat.syntax import THINK, Calls, Spans, tagged_calls
+from llamacli.plugin import THINK, Calls, ChatFormat, Spans, TemplateInfo, tagged_calls
 
 _CALLS = Calls(
     "<tool_call>",

@@ -4,10 +4,19 @@ import json
 import re
 from typing import Any
 
-from llamacli.chat.formats import ChatFormat, TemplateInfo
-from llamacli.chat.messages import ToolCall
-from llamacli.chat.rules import CALL_SPACE, Rules, literal
-from llamacli.chat.syntax import Calls, Span, Spans, json_calls, tagged_calls
+from llamacli.plugin import (
+    CALL_SPACE,
+    Calls,
+    ChatFormat,
+    Rules,
+    Span,
+    Spans,
+    TemplateInfo,
+    ToolCall,
+    json_calls,
+    literal,
+    tagged_calls,
+)
 
 HEADERS = """\
 {{- bos_token -}}

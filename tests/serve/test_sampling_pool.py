@@ -1,4 +1,4 @@
-"""Draws of many texts at once."""
+"""Draws of many sequences at once."""
 
 from __future__ import annotations
 
@@ -8,45 +8,53 @@ import numpy as np
 import pytest
 
 from fake_serving import FakeClock, fake_model
+from llamacli.engine.batching import Logits
 from llamacli.errors import InvalidRequestError
 from llamacli.sampling import Candidates, SamplerChain, SamplerState, SamplingParams, build_chain
 from llamacli.sampling.choice import Draw as RandomDraw
 from llamacli.sampling.sampler import Sampler
-from llamacli.serve import draws
-from llamacli.serve.draws import Draw, Drawer
+from llamacli.serve import sampling_pool
 from llamacli.serve.requests import GenerationRequest
+from llamacli.serve.sampling_pool import SamplingPool
+from llamacli.serve.sequences import RequestState, SequenceState
 from llamacli.serve.texts import ChoiceText
 
 TOKENIZER = fake_model(FakeClock()).tokenizer
 REQUEST = GenerationRequest(id="a", model="m", prompts=((300,),))
 
 
-def some_draws(chain: SamplerChain, n: int) -> list[Draw]:
+def sequence(chain: SamplerChain, seed: int) -> SequenceState:
+    """Sequence whose prompt is evaluated."""
+    made = SequenceState(RequestState(REQUEST, 0.0, 1, 1, 0), 0, 0, (300,), 1, 10, chain)
+    made.sampler, made.text = SamplerState(seed, TOKENIZER), ChoiceText(REQUEST, 0, TOKENIZER, (300,), 10)
+    return made
+
+
+def some_draws(chain: SamplerChain, n: int) -> list[tuple[SequenceState, Logits]]:
     """Draws with different seeds and logits; the fourth has a NaN."""
     found = []
     for i in range(n):
         logits = np.random.default_rng(i).normal(size=TOKENIZER.n_vocab).astype(np.float32)
         if i == 3:
             logits[5] = np.nan
-        text = ChoiceText(REQUEST, 0, TOKENIZER, (300,), 10)
-        found.append((SamplerState(i, TOKENIZER), chain, text, logits))
+        found.append((sequence(chain, i), logits[None]))
     return found
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3])
 @pytest.mark.parametrize("n", [0, 1, 4, 7])
 def test_threads_draw_what_one_thread_draws(n_threads: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "MIN_LOGITS", 0)
+    monkeypatch.setattr(sampling_pool, "MIN_LOGITS", 0)
     chain = build_chain(SamplingParams(temperature=1.0, top_p=0.9, repeat_penalty=1.1, mirostat=0), TOKENIZER)
-    drawer = Drawer(n_threads)
+    drawer = SamplingPool(n_threads)
     one, others = some_draws(chain, n), some_draws(chain, n)
     for _ in range(3):
-        expected, found = Drawer().draw([*one]), drawer.draw([*others])
+        expected, found = SamplingPool().draw([*one]), drawer.draw([*others])
         assert [token if isinstance(token, int) else str(token) for token in found] == [
             token if isinstance(token, int) else str(token) for token in expected
         ]
         assert all(isinstance(token, InvalidRequestError) == (i == 3) for i, token in enumerate(found))
-    assert [draw[0].history for draw in others] == [draw[0].history for draw in one]
+    assert [of.sampler.history for of, _ in others] == [of.sampler.history for of, _ in one]
     drawer.close()
 
 
@@ -60,10 +68,10 @@ class Meet(Sampler):
 
 
 def test_large_steps_are_shared_between_threads_and_small_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawer, chain = Drawer(2), SamplerChain([Meet(), RandomDraw()])
-    monkeypatch.setattr(draws, "MIN_LOGITS", 2 * TOKENIZER.n_vocab)
+    drawer, chain = SamplingPool(2), SamplerChain([Meet(), RandomDraw()])
+    monkeypatch.setattr(sampling_pool, "MIN_LOGITS", 2 * TOKENIZER.n_vocab)
     assert all(isinstance(token, int) for token in drawer.draw(some_draws(chain, 2)))
-    monkeypatch.setattr(draws, "MIN_LOGITS", 2 * TOKENIZER.n_vocab + 1)
+    monkeypatch.setattr(sampling_pool, "MIN_LOGITS", 2 * TOKENIZER.n_vocab + 1)
     monkeypatch.setattr(Meet, "barrier", threading.Barrier(2, timeout=0.01))
     errors = drawer.draw(some_draws(chain, 2))
     assert all(isinstance(error, Exception) for error in errors), "one thread waits for the other in vain"
@@ -73,8 +81,6 @@ def test_large_steps_are_shared_between_threads_and_small_ones_are_not(monkeypat
 def test_end_tokens_are_not_accepted() -> None:
     logits = np.full(TOKENIZER.n_vocab, -1.0, np.float32)
     logits[2] = 5
-    sampler = SamplerState(0, TOKENIZER)
-    text = ChoiceText(REQUEST, 0, TOKENIZER, (300,), 10)
-    chain = build_chain(SamplingParams(), TOKENIZER)
-    assert Drawer().draw([(sampler, chain, text, logits)]) == [2]
-    assert sampler.history == []
+    drawn = sequence(build_chain(SamplingParams(), TOKENIZER), 0)
+    assert SamplingPool().draw([(drawn, logits[None])]) == [2]
+    assert drawn.sampler.history == []

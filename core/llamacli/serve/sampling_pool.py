@@ -1,4 +1,4 @@
-"""Draws of the next tokens of many texts at once."""
+"""Draws of the next tokens of many sequences at once."""
 
 from __future__ import annotations
 
@@ -6,25 +6,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from llamacli.sampling import SamplerChain, SamplerState
-from llamacli.sampling.candidates import Logits
-from llamacli.serve.texts import ChoiceText
+from llamacli.engine.batching import Logits
+from llamacli.serve.sequences import SequenceState
 
 MIN_LOGITS = 1 << 18
 """Logits of a step from which threads share its draws: below, handing them over takes longer."""
-
-Draw = tuple[SamplerState, SamplerChain, ChoiceText, Logits]
-"""Sampler, its chain, the text that the token is for, and the logits, which are changed."""
-
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Drawer:
+class SamplingPool:
     """Thread pool that draws tokens.
 
-    Texts are independent, so results do not depend on the number of threads. Samplers spend most of their time in
+    Sequences are independent, so results do not depend on the number of threads. Samplers spend most of their time in
     compiled code and NumPy, which run without Python's lock.
     """
 
@@ -32,12 +27,12 @@ class Drawer:
         self._n_threads = n_threads
         self._pool = ThreadPoolExecutor(n_threads - 1, "llamacli-draw") if n_threads > 1 else None
 
-    def draw(self, draws: Sequence[Draw]) -> list[int | Exception]:
-        """Token of each draw, or its error.
+    def draw(self, ready: Sequence[tuple[SequenceState, Logits]]) -> list[int | Exception]:
+        """Draw the token of each sequence; an error takes its place.
 
-        Samplers accept their tokens, but for those that end texts.
+        The first row of its logits counts, and is changed. Samplers accept their tokens, but for those that end texts.
         """
-        return self.map(_draw, draws, sum(len(logits) for *_, logits in draws))
+        return self.map(_draw, ready, sum([logits.shape[1] for _, logits in ready]))
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item], n_logits: int) -> list[Result]:
         """Apply a function to items, in threads if they read many logits."""
@@ -58,10 +53,14 @@ def _map(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Resu
     return list(map(function, items))
 
 
-def _draw(draw: Draw) -> int | Exception:
-    sampler, chain, text, logits = draw
+def _draw(ready: tuple[SequenceState, Logits]) -> int | Exception:
+    sequence, logits = ready
+    sampler, chain, text = sequence.sampler, sequence.chain, sequence.text
+    assert sampler is not None
+    assert chain is not None
+    assert text is not None
     try:
-        token = sampler.sample(logits, chain)
+        token = sampler.sample(logits[0], chain)
         if not text.is_end(token):
             sampler.accept(token)
     except Exception as error:
