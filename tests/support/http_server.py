@@ -86,7 +86,10 @@ class Served:
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> None:
-    """Wait until a condition holds; `seconds` ends a hang, long after any machine is done."""
+    """Wait until a condition holds.
+
+    `seconds` ends a hang, long after any machine is done.
+    """
     for _ in range(round(seconds / 0.005)):
         if condition():
             return

@@ -73,7 +73,7 @@ def pairwise(*axes: Iterable[Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def calls_at_most(n: int) -> Iterator[None]:
-    """Fail if more than `n` functions of Python or C are called in this thread."""
+    """Fail if more than `n` functions are called, of Python or C."""
     n_calls = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:

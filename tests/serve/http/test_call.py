@@ -130,7 +130,7 @@ def test_error_after_the_200_is_an_event_and_a_cut(http, fake, monkeypatch: pyte
 def test_clients_have_time_to_read_the_error(
     http, fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The connection is cut when the client has closed, or in ten minutes."""
+    """The connection stays until the client closes it, or ten minutes."""
     monkeypatch.setattr("llamacli.serve.http.call.LINGER_S", 600.0)
     caplog.set_level("INFO", "llamacli.serve")
     fake.script = lambda _: [Admitted(0.0), InternalError("the step failed")]
