@@ -201,6 +201,7 @@ def test_tests_of_examples_and_skeletons_import_the_contract_alone() -> None:
         assert set(re.findall(r"^from (llamacli\b[.\w]*) import", path.read_text(), re.M)) <= CONTRACT, path
 
 
+@pytest.mark.medium
 def test_importing_a_plugin_imports_no_compiler() -> None:
     code = "import sys, llamacli_llama, llamacli_gemma.altup; print(sorted({modules} & sys.modules.keys()))"
     modules = {"numba", "llvmlite", "llamacli.kernels.jit", "llamacli.sampling", "llamacli.tokenizer", "jinja2"}
