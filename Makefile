@@ -6,7 +6,8 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(addprefix -e ,$(PLUGINS))
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: run test test-all test-long test-bounds test-memory test-numba test-examples fuzz lint docs clean dist test-ray test-browser soak
+.PHONY: run quick test test-all test-long test-bounds test-memory test-numba test-examples fuzz lint docs clean dist \
+        test-ray test-browser soak
 
 run: $(VENV)/.installed
 	$(BIN)/llamacli run < /dev/null
@@ -14,6 +15,10 @@ run: $(VENV)/.installed
 # WORKERS=0 runs in one process. Workers share compiled kernels: see tests/support/suite.py.
 WORKERS ?= 2
 PYTEST  := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+
+# The inner loop: two cases of each test that starts no process and no server.
+quick: $(VENV)/.installed-test
+	LLAMACLI_TEST_PROFILE=quick $(PYTEST)
 
 test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow and not browser"

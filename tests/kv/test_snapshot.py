@@ -285,6 +285,7 @@ kill_writers(write, check, int(sys.argv[2]), seed=7, seconds=0.03)
 """
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 @pytest.mark.parametrize("n", [8, pytest.param(1000, marks=pytest.mark.slow)])
 def test_killed_writer_leaves_the_old_or_the_new_state(n: int, tmp_path: Path) -> None:
