@@ -59,7 +59,20 @@ def run(architecture: Any, variants: dict[str, Any], *names: str) -> None:
         check()
 
 
-@pytest.mark.parametrize("kind", ["dense", "moe", "encoder"])
+def test_an_encoder_passes_all_checks(write: Write) -> None:
+    architecture, variants, folder = write(like("encoder", "written"))
+    assert "causal=False" in (folder / "llamacli_written" / "__init__.py").read_text()
+    inert = importlib.import_module("tiny_written").INERT
+    names = []
+    for check in checks_of(architecture, variants, inert=inert):
+        if check.models():
+            check()
+            names.append(check.name)
+    assert {"tables", "parameters", "batches", "threads", "mode_q8", "memory"} < set(names)
+    assert not {"fork", "rewind", "cut", "saved_state"} & set(names)
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe"])
 def test_kinds_pass_their_checks(kind: str, write: Write) -> None:
     architecture, variants, _ = write(like(kind, "written"))
     run(architecture, variants, "tables", "keys", "tensors", "last_rows", "mode_fp32")

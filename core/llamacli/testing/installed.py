@@ -1,7 +1,7 @@
 """Tiny models of installed plugins, from the tests of their projects.
 
-A project's modules `tests/tiny_*.py` have `VARIANTS`, and may have `INERT` and `UNREAD`, arguments of
-`parametrize_with_checks`, and `TRANSFORMERS`, models of Hugging Face's transformers by the
+A project's modules `tests/tiny_*.py` have `VARIANTS`, or `ENCODERS` for models without logits. They may have `INERT`
+and `UNREAD`, arguments of `parametrize_with_checks`, and `TRANSFORMERS`, models of Hugging Face's transformers by the
 name of the architecture.
 """
 
@@ -51,7 +51,12 @@ class TinyModels:
             return {key: value for module in modules for key, value in module.get(name, {}).items()}
 
         patterns = {name: tuple(x for module in modules for x in module.get(name, ())) for name in ("INERT", "UNREAD")}
-        return cls(joined("VARIANTS") or None, patterns["INERT"], patterns["UNREAD"], joined("TRANSFORMERS"))
+        return cls(
+            {**joined("VARIANTS"), **joined("ENCODERS")} or None,
+            patterns["INERT"],
+            patterns["UNREAD"],
+            joined("TRANSFORMERS"),
+        )
 
 
 def tiny_models_of(distribution: str) -> TinyModels:
