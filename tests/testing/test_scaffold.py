@@ -41,8 +41,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
         folder = tmp_path / "llamacli-written"
         write_plugin(folder, "written", description, from_file=from_file)
         monkeypatch.syspath_prepend(folder)
-        monkeypatch.syspath_prepend(folder / "tests")
-        modules.extend(["llamacli_written", "tiny_written"])
+        modules.extend(["llamacli_written", "llamacli_written.tiny"])
         importlib.invalidate_caches()
         module, tiny = (importlib.import_module(name) for name in modules)
         return module.Written(), tiny.VARIANTS, folder
@@ -62,7 +61,7 @@ def run(architecture: Any, variants: dict[str, Any], *names: str) -> None:
 def test_an_encoder_passes_all_checks(write: Write) -> None:
     architecture, variants, folder = write(like("encoder", "written"))
     assert "causal=False" in (folder / "llamacli_written" / "__init__.py").read_text()
-    inert = importlib.import_module("tiny_written").INERT
+    inert = importlib.import_module("llamacli_written.tiny").INERT
     names = []
     for check in checks_of(architecture, variants, inert=inert):
         if check.models():
@@ -150,7 +149,7 @@ def test_keys_that_nothing_depends_on_are_left_to_do(write: Write, tiny_gguf: Ti
 def test_bound_where_llama_cpp_rounds(write: Write, tiny_gguf: TinyGguf) -> None:
     _, variants, folder = write(Description.of(open_model_file(tiny_gguf("gpt2"), [])))
     assert variants["written"][2] == 1e-5
-    tiny = (folder / "tests" / "tiny_written.py").read_text()
+    tiny = (folder / "llamacli_written" / "tiny.py").read_text()
     assert '"attention.layer_norm_epsilon": 1e-05,' in tiny
     assert 'INERT = ["*.attn_k.bias"]' in tiny
 

@@ -170,9 +170,9 @@ def check(name: str, variants: str | None, peer: bool, transformers: bool, json:
     """Check the architectures of a plugin on tiny random models.
 
     NAME is an architecture, or a plugin's module or distribution. The models are those of VARIANTS in a Python file, by
-    default `tests/tiny_*.py` of the folder that the plugin was installed from; without either they are made from the
-    architecture's own table. These checks are those of `llamacli.testing.parametrize_with_checks`. The exit code is 1
-    if one fails.
+    default `tiny.py` of the plugin's package or `tests/tiny_*.py` of the folder that it was installed from; without
+    these they are made from the architecture's own table. These checks are those of
+    `llamacli.testing.parametrize_with_checks`. The exit code is 1 if one fails.
 
     --transformers needs torch and transformers. The models to compare with are those of TRANSFORMERS in the same file;
     without it, of the model type that is named as the architecture.

@@ -79,7 +79,10 @@ class Check:
         return [model for model in found if self.name not in OF_SESSIONS or not model.is_encoder]
 
     def __call__(self) -> float | None:
-        """Run the check. Returns the largest NMSE that it measured, if any; raises ConformanceError."""
+        """Run the check; returns the largest NMSE that it measured.
+
+        None if it measured none. Raises ConformanceError.
+        """
         result_checks.measured.clear()
         for model in self.models():
             self.function(model)

@@ -193,10 +193,11 @@ def _eval_callback(on_tensor: Callable[[int], None]) -> Any:
 def run_peer(
     path: Path, tokens: Sequence[int], n_prompt: int, n_greedy: int, *, embeddings: bool = False
 ) -> tuple[Logits, list[int], list[float]]:
-    """Run llama.cpp in a process of its own, which an assertion of llama.cpp ends.
+    """Run llama.cpp in a process of its own.
 
-    Returns the rows of `tokens`, then what `Peer.greedy` returns for the first `n_prompt` of them. Raises ImportError
-    without llama-cpp-python, OSError with llama.cpp's reason for a file that it refuses, or where it ends.
+    An assertion of llama.cpp ends that process alone. Returns the rows of `tokens`, then what `Peer.greedy` returns for
+    the first `n_prompt` of them. Raises ImportError without llama-cpp-python, OSError with llama.cpp's reason for a
+    file that it refuses, or where it ends.
     """
     if find_spec("llama_cpp") is None:
         raise ImportError("No module named 'llama_cpp': pip install llama-cpp-python")

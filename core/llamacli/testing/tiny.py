@@ -107,7 +107,7 @@ class TinyModel:
 
     @functools.cached_property
     def is_encoder(self) -> bool:
-        """True if it attends in both directions, so that there are no sessions."""
+        """True if it attends in both directions, without sessions."""
         try:
             return self.recorded()[3].needs_whole_input
         except Exception:
