@@ -123,6 +123,30 @@ def test_sizes_that_differ_between_layers(write: Write, tiny_gguf: TinyGguf) -> 
     assert "attention_head_count_kv: tuple[int, ...]" in code
 
 
+def test_keys_by_layer(write: Write, tiny_gguf: TinyGguf) -> None:
+    """Of files with more layers than the tiny ones of the skeleton, which has to read the number from the file."""
+    described = Description.of(open_model_file(tiny_gguf("gqa"), []))
+    n, keys = 7, dict(described.keys)
+    shapes = {name: shape for name, shape in described.shapes.items() if not name.startswith("blk.")}
+    for i in range(n):
+        shapes |= {name.replace("blk.0", f"blk.{i}"): x for name, x in described.shapes.items() if "blk.0." in name}
+    keys |= {"block_count": n, "feed_forward_length": [96] * n, "rope.pattern": [True, False] * 3 + [True]}
+    architecture, variants, folder = write(Description("written", keys, shapes), from_file=True)
+    code = (folder / "llamacli_written" / "__init__.py").read_text()
+    assert 'n_layer = metadata.get_int(f"{self.name}.block_count", minimum=1, maximum=1 << 10)' in code
+    assert 'max(1, *metadata.get_ints(f"{self.name}.feed_forward_length", n_layer, minimum=0))' in code
+    assert 'metadata.get_bools(f"{self.name}.rope.pattern", n_layer)' in code
+    run(architecture, variants, "tables", "keys", "tensors", "mode_fp32")
+
+
+def test_keys_of_layers_are_preferred_in_conditions(write: Write, tiny_gguf: TinyGguf) -> None:
+    described = Description.of(open_model_file(tiny_gguf("gqa"), []))
+    keys = described.keys | {"expert_shared_count": 1, "leading_dense_block_count": 1}
+    shapes = {**described.shapes, "blk.0.ffn_odd.weight": (3, 3)}
+    _, _, folder = write(Description("written", keys, shapes))
+    assert "if i < c.leading_dense_block_count:" in (folder / "llamacli_written" / "__init__.py").read_text()
+
+
 def test_sizes_of_layers_without_a_rule(write: Write, tiny_gguf: TinyGguf) -> None:
     described = Description.of(open_model_file(tiny_gguf("gqa"), []))
     odd = described.shapes | {"blk.0.ffn_up.weight": (96, 64), "blk.1.ffn_up.weight": (80, 64)}
