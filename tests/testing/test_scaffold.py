@@ -124,7 +124,7 @@ def test_sizes_that_differ_between_layers(write: Write, tiny_gguf: TinyGguf) -> 
 
 
 def test_keys_by_layer(write: Write, tiny_gguf: TinyGguf) -> None:
-    """Of files with more layers than the tiny ones of the skeleton, which has to read the number from the file."""
+    """The tiny models of a skeleton have fewer layers than its file."""
     described = Description.of(open_model_file(tiny_gguf("gqa"), []))
     n, keys = 7, dict(described.keys)
     shapes = {name: shape for name, shape in described.shapes.items() if not name.startswith("blk.")}
