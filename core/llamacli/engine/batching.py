@@ -149,7 +149,7 @@ def _keys(ids: Ids, inputs: Inputs | None) -> list[int]:
 
 
 def _checked(program: Program, sequence: KVSequence, inputs: Inputs) -> Inputs:
-    """Check that a program can compute inputs; with the position of each token."""
+    """Check inputs, and fill in the position of each token."""
     graph, start = program.graph, len(sequence.tokens)
     check_inputs(graph, inputs)
     placed = inputs.placed(start, graph.n_components)
@@ -168,9 +168,9 @@ def _checked(program: Program, sequence: KVSequence, inputs: Inputs) -> Inputs:
 
 
 def check_inputs(graph: Graph, inputs: Inputs) -> None:
-    """Raise InvalidRequestError unless a model's graph can compute inputs, wherever they are in a sequence.
+    """Check that a model's graph can compute inputs, at any place.
 
-    Checked are ids, the width of embeddings, the number of position components and the lengths of spans.
+    Raises InvalidRequestError for ids, a width of embeddings, a number of position components or spans that it cannot.
     """
     embedding = graph.embedding
     if embedding is not None and len(inputs):
@@ -196,9 +196,9 @@ def check_inputs(graph: Graph, inputs: Inputs) -> None:
 def _batches(
     work: Sequence[tuple[KVSequence, Ids]], inputs: Sequence[Inputs | None]
 ) -> Iterator[list[tuple[int, int, int]]]:
-    """Split tokens into batches of at most N_BATCH, each of one pool; spans are not cut.
+    """Split tokens into batches of at most N_BATCH, each of one pool.
 
-    A batch lists sequences: the index, its first token, the number of tokens.
+    A batch lists sequences: the index, its first token, the number of tokens. Spans are not cut.
     """
     if len(work) == 1 and 0 < len(work[0][1]) <= N_BATCH:  # a lone token, in most cases: spare it the sharing out
         yield [(0, 0, len(work[0][1]))]
