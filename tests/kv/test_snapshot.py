@@ -196,7 +196,9 @@ class TestRefusals:
         session = started(model, 9)
         self.assert_refused(model, session, b"", "too few")
         self.assert_refused(model, session, b"x" + data[1:], "not a saved state")
-        self.assert_refused(model, session, data[:12] + b"\1" + data[13:], "version 1 is not supported, only version 3")
+        self.assert_refused(
+            model, session, data[:12] + b"\1" + data[13:], "version 1 is not supported, only versions 3"
+        )
         self.assert_refused(model, session, data[:-1] + bytes([data[-1] ^ 1]), "damaged")
         other = load_tiny("mha")
         self.assert_refused(other, started(other, 9), data, "another model")

@@ -1,4 +1,4 @@
-"""Sessions of embeddings, positions and spans: the same logits whatever is done between."""
+"""Sessions of embeddings, explicit positions and bidirectional spans."""
 
 from collections.abc import Callable
 from pathlib import Path

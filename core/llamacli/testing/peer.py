@@ -121,11 +121,14 @@ class Peer:
         self._n_past = self._n_past if position is None else position
         return np.concatenate([self._decode(tokens[i : i + _BATCH]) for i in range(0, len(tokens), _BATCH)])
 
-    def eval_embeddings(self, rows: Logits, positions: npt.NDArray[np.int32] | None, *, causal: bool = True) -> Logits:
+    def set_causal(self, causal: bool) -> None:
+        """Set causal attention, or attention in both directions."""
+        self._api.llama_set_causal_attn(self._context, causal)
+
+    def eval_embeddings(self, rows: Logits, positions: npt.NDArray[np.int32] | None) -> Logits:
         """Evaluate rows of embeddings, float32 [n, n_embd]; float32 [n, n_vocab] logits.
 
-        `positions`, int32 [n, 4], are their positions for M-RoPE; by default they are consecutive. Unless `causal`, the
-        rows attend to each other in both directions.
+        `positions`, int32 [n, 4], are their positions for M-RoPE; by default they are consecutive.
         """
         n, n_components = len(rows), self._n_components
         if positions is None:
@@ -135,10 +138,7 @@ class Peer:
         values, numbers = np.ascontiguousarray(rows, np.float32), np.ascontiguousarray(positions.T, np.int32)
         ctypes.memmove(batch.embd, values.ctypes.data, values.nbytes)
         ctypes.memmove(batch.pos, numbers.ctypes.data, numbers.nbytes)
-        self._api.llama_set_causal_attn(self._context, causal)
-        logits = self._run(batch, n)
-        self._api.llama_set_causal_attn(self._context, True)
-        return logits
+        return self._run(batch, n)
 
     def greedy(self, tokens: Sequence[int], n: int) -> tuple[list[int], list[float]]:
         """Evaluate tokens, then decode n greedily.
