@@ -184,6 +184,12 @@ class Contents:
     def __len__(self) -> int:
         return len(self._cells)
 
+    def copy(self) -> Contents:
+        """Contents that change independently."""
+        other = Contents()
+        other._cells = dict(self._cells)
+        return other
+
     def add(self, inputs: Inputs, before: Sequence[int] = ()) -> list[int]:
         """Add tokens that follow those with the keys `before`; their keys.
 
@@ -230,7 +236,7 @@ class Contents:
             k = max((len(one) for one in positions if one), default=1)
             if k > 1:
                 positions = [one and (*_three(one), *one[3:], 0)[:k] for one in positions]
-            table = np.array([(-1,) * k if one is None else one for one in positions], np.int32)
+            table = np.array([(-1,) * k if one is None else one for one in positions], np.int32).reshape(-1, k)
         ids = [key if cell is None else cell.id for key, cell in zip(part, cells, strict=True)]
         inputs = Inputs(
             _frozen(np.array(ids, np.int32)),
