@@ -19,9 +19,9 @@ PATH = DIRECTORY / "inputs.npz"
 
 
 def main() -> None:
-    """Record the logits of the last embedding and of all tokens after it.
+    """Record the logits of the last embedding and later tokens.
 
-    And those of a text whose tokens attend to each other in both directions.
+    Then the logits of a text whose tokens attend to each other in both directions.
     """
     arrays = {}
     with tempfile.TemporaryDirectory() as temporary:

@@ -110,7 +110,7 @@ class Peer:
         return np.concatenate([self._decode(tokens[i : i + _BATCH]) for i in range(0, len(tokens), _BATCH)])
 
     def set_causal(self, causal: bool) -> None:
-        """Let the tokens of a batch see only those before, or each other."""
+        """Set causal attention; else tokens of a batch see each other."""
         self._api.llama_set_causal_attn(self._context, causal)
 
     def eval_embeddings(self, rows: Logits, positions: npt.NDArray[np.int32] | None) -> Logits:
