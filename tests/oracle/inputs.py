@@ -21,7 +21,7 @@ PATH = DIRECTORY / "inputs.npz"
 def main() -> None:
     """Record the logits of the last embedding and of later tokens.
 
-    And those of a text whose tokens attend to each other in both directions.
+    Then the logits of a text whose tokens attend to each other in both directions.
     """
     arrays = {}
     with tempfile.TemporaryDirectory() as temporary:

@@ -178,10 +178,10 @@ class CompiledModel:
     def logits(self, inputs: Sequence[int] | Inputs) -> npt.NDArray[np.float32]:
         """Logits of all tokens of a text, float32 [n, n_vocab].
 
-        `inputs` are token ids or an `Inputs`. A model with attention in both directions, such as one of masked
-        diffusion, has no other way to logits; its texts have at most `N_BATCH` tokens. Raises InvalidRequestError for
-        inputs that the model cannot compute, ContextOverflowError for more than `config.n_ctx` tokens,
-        EmbeddingModelError if the model has no logits.
+        `inputs`, token ids or an `Inputs`, begin a context of their own. A model with attention in both directions,
+        such as one of masked diffusion, has no other way to logits; its texts have at most `N_BATCH` tokens. Raises
+        InvalidRequestError for inputs that the model cannot compute, ContextOverflowError for more than `config.n_ctx`
+        tokens, EmbeddingModelError if the model has no logits.
         """
         given = inputs if isinstance(inputs, Inputs) else Inputs.of(inputs)
         program, n_ctx = self.program_with(self.adapters), self.context_size(None)
