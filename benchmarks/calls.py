@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
+from unittest.mock import patch
 
 import attrs
 
@@ -58,7 +59,12 @@ class Calls:
 def decode_step() -> Calls:
     """Count a decode step of `llamacli run`, from draw to draw."""
     draw = SamplerState.sample.__code__
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        open(os.devnull) as empty,
+        patch.object(sys, "stdin", empty),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         return _between(draw, lambda: app.main(RUN, standalone_mode=False))
 
 
