@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Syntax, str, str, Parted]] = {
         HARMONY,
         "<|start|>assistant",
         "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>commentary<|message|>B<|end|>",
-        ("", "A\n\nB", []),
+        ("B", "A", []),
     ),
     "recipient in the role": (
         HARMONY,

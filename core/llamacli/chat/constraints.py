@@ -67,7 +67,7 @@ def reply_constraint(
     follow their schemas from the opening marker on. Raises InvalidRequestError if calls are required in a syntax that
     has no grammar here.
     """
-    syntax = codec.format.syntax
+    syntax = codec.syntax
     writer: _Writer | None = None
     if isinstance(syntax, Spans):
         writer = _SpansWriter(codec, syntax, prompt)

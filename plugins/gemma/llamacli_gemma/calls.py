@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llamacli.chat.calls import IncompleteCallError, Schemas
 from llamacli.chat.messages import ToolCall
 from llamacli.chat.rules import CALL_SPACE, Rules, literal
 from llamacli.errors import InvalidRequestError
@@ -22,7 +23,7 @@ _ANY_KEY = "/[A-Za-z_][A-Za-z0-9_.-]*/"
 _SCALARS = ("integer", "number", "boolean", "null")
 
 
-def written_calls(text: str) -> list[ToolCall]:
+def written_calls(text: str, schemas: Schemas | None = None) -> list[ToolCall]:
     """Parse a Gemma 4 tool call. Raises ValueError for anything else."""
     call = re.fullmatch(r"\s*call:\s*([^\s{}]+)\s*(\{.*\})\s*", text, re.DOTALL)
     if not call:
