@@ -177,7 +177,9 @@ def codec_of(path: Path, plugins: Plugins | None = None, architecture: str | Non
     values = byte_level([], dict.fromkeys(dict.fromkeys([*_SPECIAL.findall(source), *_ALWAYS]), CONTROL))
     values |= {"general.architecture": name, "tokenizer.chat_template": source}
     tokens = values["tokenizer.ggml.tokens"]
-    values |= {f"tokenizer.ggml.{kind}_token_id": tokens.index(text) for kind, text in (("bos", "<s>"), ("eos", "</s>"))}
+    values |= {
+        f"tokenizer.ggml.{kind}_token_id": tokens.index(text) for kind, text in (("bos", "<s>"), ("eos", "</s>"))
+    }
     metadata = Metadata(values, path.name)
     plugins = plugins or Plugins()
     plugins.architecture(name)
@@ -228,7 +230,9 @@ def check(case: Case, codec: ChatCodec) -> str:
         same = texts[0] == texts[1]
     else:
         same = (content.strip(), reasoning.strip()) == (case.content.strip(), case.reasoning.strip())
-    return "" if same and made == wanted else f"{(content, reasoning, made)}\n  not {case.content, case.reasoning, wanted}"
+    return (
+        "" if same and made == wanted else f"{(content, reasoning, made)}\n  not {case.content, case.reasoning, wanted}"
+    )
 
 
 def main() -> None:

@@ -205,7 +205,7 @@ class Pairs:
             either = " | ".join(literal(each) if each else '""' for each in constants)
             alternatives = [f"{expression(rules, middle)} ({either}) {expression(rules, closes)}"]
         elif "string" in kinds:
-            alternatives = [f"{expression(rules, middle)} {_until(rules, closes)}"]
+            alternatives = [f"{expression(rules, middle)} {rules.until(closes)}"]
         others = [kind for kind in kinds if kind != "string"]
         if others and not (alternatives and self.string == self.other):
             middle, closes = self.other
@@ -274,11 +274,6 @@ class NamedCall:
 def expression(rules: Rules, text: str) -> str:
     """Expression of a text of a notation, for grammars."""
     return f" {_ID_GRAMMAR} ".join(rules.marker(part) if part else "" for part in text.split(ID))
-
-
-def _until(rules: Rules, closes: str) -> str:
-    """Expression of any text up to and including a text that ends it."""
-    return rules.until(closes)
 
 
 @functools.lru_cache(maxsize=512)

@@ -253,6 +253,11 @@ def _named_calls(one: str, two: str, both: str, typed: str) -> Calls | None:
             return None
         call, end = found
     place = two.find(_NAMES[1]) if two.startswith(one[:end]) else -1
+    if place >= 0:  # calls that are numbered
+        texts = [call.after, two[place + len(_NAMES[1]) :][: len(call.after)]]
+        numbered = [re.sub(r"\d+", ID, text) for text in texts]
+        if texts[0] != texts[1] and numbered[0] == numbered[1]:
+            call = attrs.evolve(call, after=numbered[0])
     return _section(call, one[:start], one[end:], two[end:place] if place >= 0 else None)
 
 

@@ -218,7 +218,9 @@ class _SpanReader(Reader):
         Returns whether it was, or was none.
         """
         is_short = bool(span.short) and self._held.lstrip().startswith(span.short)
-        begin = len(self._held) - len(self._held.lstrip()) if is_short else self._held.find(span.opens) + len(span.opens)
+        begin = (
+            len(self._held) - len(self._held.lstrip()) if is_short else self._held.find(span.opens) + len(span.opens)
+        )
         while True:
             at = self._held.find(span.closes, max(begin, self._n_tried)) if span.closes else -1
             if self._inside and self._inside.closes in self._held[begin:]:

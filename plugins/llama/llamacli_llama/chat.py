@@ -54,6 +54,7 @@ SYSTEM_PROMPTS = """\
 _INSTRUCTED = re.compile(r"llama-?\s?2|mi[sx]tral", re.IGNORECASE)
 """Names of models that were trained on [INST] but lack it in their vocabulary."""
 
+
 def _is_llama(info: TemplateInfo) -> bool:
     return info.metadata.get_str("general.architecture", "") == "llama"
 
