@@ -38,7 +38,6 @@ PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs" / "hooks"
 HOOK_OF = {
     "architecture": "register_architectures",
     "chat_format": "register_chat_formats",
-    "command": "register_commands",
     "loader": "register_loaders",
     "match_architecture": "match_architecture",
     "model_loaded": "model_loaded",
@@ -47,9 +46,10 @@ HOOK_OF = {
     "tensor_type": "register_quant_formats",
     "tokenizer": "register_tokenizers",
 }
-"""Hook of each page; the others are classes that a plugin derives from."""
+"""Hook of each page."""
 
-CLASSES = {"verb", "rope"}
+OTHERS = {"command", "verb", "verb_with_state", "rope"}
+"""An entry point, and classes that a plugin derives from."""
 
 Use = Callable[[str], tuple[ModuleType, Plugins]]
 
@@ -87,7 +87,7 @@ def use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Use]:
 def test_every_hook_has_a_page_with_its_signature() -> None:
     hooks = {name: value for name, value in vars(hookspecs).items() if hasattr(value, "llamacli_spec")}
     assert sorted(HOOK_OF.values()) == sorted(hooks)
-    assert {*HOOK_OF, *CLASSES} == set(PAGES)
+    assert {*HOOK_OF, *OTHERS} == set(PAGES)
     assert {kind.hook for kind in KINDS} <= set(hooks)
     for page, hook in HOOK_OF.items():
         signature = f"{hook}{inspect.signature(hooks[hook])}".replace("'", "")
@@ -117,6 +117,12 @@ def test_architecture(use: Use) -> None:
 def test_verb(use: Use) -> None:
     module, _ = use("verb")
     check_op(module.Relu6)
+
+
+def test_verb_with_state(use: Use) -> None:
+    module, _ = use("verb_with_state")
+    check_op(module.MovingSum)
+    assert re.fullmatch(r"recurrent_moving_sum_[0-9a-f]{16}", module.moving_sum_kernel().name)
 
 
 def test_rope(use: Use, engine: Engine) -> None:
@@ -196,10 +202,8 @@ def test_loader(use: Use, tiny_gguf: TinyGguf, tmp_path: Path) -> None:
 
 
 def test_command(use: Use) -> None:
-    _, plugins = use("command")
-    cli = click.Group()
-    plugins.hook.register_commands(cli=cli)
-    assert click.testing.CliRunner().invoke(cli, ["shout", "hello"]).output == "HELLO\n"
+    module, _ = use("command")
+    assert click.testing.CliRunner().invoke(module.shout, ["hello"]).output == "HELLO\n"
 
 
 def test_match_architecture(use: Use, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
-import click
 import pytest
 
 from conftest import TinyGguf
@@ -480,7 +479,9 @@ def register_samplers(register):
             dummy_banish=(source, llama | {GENERAL: {"x": "dummy_banish"}}),
             dummy_again=(source.replace('"banish", lambda', '"TOP-K", lambda'), {GENERAL: {"y": "dummy_again"}}),
         )
-        session = load_model(tiny_gguf("gqa"), plugins=plugins, engine=ReferenceEngine()).create_session()
+        model = load_model(tiny_gguf("gqa"), plugins=plugins, engine=ReferenceEngine())
+        assert model.added_samplers() == ["banish"]
+        session = model.create_session()
         session.eval([1, 2, 3])
         best = session.sample()
         assert session.sample(SamplingParams(samplers=("Banish",), options={"banish": best})) != best
@@ -522,14 +523,6 @@ def register_quant_formats(register):
         finally:
             FORMATS.pop(199, None)
 
-    def test_hook_register_commands(self, install: Installed) -> None:
-        source = f"{HEAD}\n@hookimpl\ndef register_commands(cli):\n    cli.command('hello')(lambda: print('hi'))\n"
-        plugins = install(dummy_command=(source, {GENERAL: {"x": "dummy_command"}}))
-        group = click.Group()
-        plugins.load_group(GENERAL)
-        plugins.hook.register_commands(cli=group)
-        assert list(group.commands) == ["hello"]
-
     @pytest.mark.parametrize("group", [GENERAL, ARCHITECTURES])
     def test_hook_model_loaded(self, group: str, install: Installed, tiny_gguf: TinyGguf) -> None:
         source = f"""{HEAD}
@@ -548,10 +541,31 @@ def model_loaded(model):
         assert sys.modules["dummy_seeing"].seen == [model]
 
 
+def test_samplers_of_a_module_with_architectures_alone_are_named(install: Installed) -> None:
+    source = f"""{HEAD}
+from llamacli.plugin import Sampler, SamplerType
+from llamacli_llama import Llama
+@hookimpl
+def register_architectures(register):
+    architecture = Llama()
+    architecture.name = "dummy"
+    register(architecture)
+@hookimpl
+def register_samplers(register):
+    register(SamplerType("dummy", lambda params, tokenizer: Sampler()))
+"""
+    architectures = {ARCHITECTURES: {"dummy": "dummy_both"}}
+    (info,) = (info for info in install(dummy_both=(source, architectures)).infos() if info.module == "dummy_both")
+    assert info.error == "its samplers are not found: name dummy_both in the entry-point group 'llamacli' too"
+    both = {ARCHITECTURES: {"dummy2": "dummy_two"}, GENERAL: {"x": "dummy_two"}}
+    found = install(dummy_two=(source.replace('"dummy"', '"dummy2"'), both)).infos()
+    assert [info.error for info in found if info.module == "dummy_two"] == [None]
+
+
 def test_every_hook_has_a_test() -> None:
     hooks = [name for name, value in vars(hookspecs).items() if hasattr(value, "llamacli_spec")]
     tests = [name for name, _ in inspect.getmembers(TestHooks) + inspect.getmembers(TestResolving)]
-    assert len(hooks) == 10
+    assert len(hooks) == 9
     assert [hook for hook in hooks if not any(name.startswith(f"test_hook_{hook}") for name in tests)] == []
 
 

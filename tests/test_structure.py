@@ -1,6 +1,7 @@
 """Import layers, circles of imports, names and packaging of the code itself."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +23,7 @@ OURS_AND_THE_PEER = re.compile(r"llama_?cli|llama[.-]?cpp(?:-python)?|llama-serv
 LAYERS = [
     {"errors"},
     {"util"},
+    {"inputs"},
     {"hub"},
     {"quantization"},
     {"gguf"},
@@ -40,6 +42,7 @@ LAYERS = [
     {"session"},
     {"chat"},
     {"hookspecs"},
+    {"plugin"},
     {"plugins"},
     {"model"},
     {"branches"},
@@ -164,13 +167,43 @@ def test_kernels_know_arrays_only() -> None:
     assert used <= {"kernels", "util", "errors", "quantization"}
 
 
-def test_plugins_import_the_core_and_never_each_other() -> None:
-    plugins = CORE.parents[1] / "plugins"
-    for path in plugins.glob("*/llamacli_*/*.py"):
-        own = path.relative_to(plugins).parts[1]
-        tree = ast.walk(ast.parse(path.read_text()))
-        modules = {node.module for node in tree if isinstance(node, ast.ImportFrom) and node.module}
-        assert not {module for module in modules if module.startswith("llamacli_") and module.split(".")[0] != own}
+ROOT = CORE.parents[1]
+OF_PLUGINS = sorted([*ROOT.glob("plugins/*/llamacli_*/**/*.py"), *ROOT.glob("examples/*/llamacli_*/**/*.py")])
+CONTRACT = {"llamacli.plugin", "llamacli.testing"}
+"""Modules of the core that plugins may import, the second one in their tests."""
+
+
+def foreign_imports(path: Path, allowed: set[str]) -> set[str]:
+    """Modules of llamacli that a file imports, without allowed ones."""
+    tree = list(ast.walk(ast.parse(path.read_text())))
+    modules = {node.module for node in tree if isinstance(node, ast.ImportFrom) and node.module}
+    modules |= {name.name for node in tree if isinstance(node, ast.Import) for name in node.names}
+    found = {module for module in modules if re.match(r"llamacli(_|\.|$)", module)}
+    own = {package.name for package in (*path.parents, *path.parent.parent.glob("llamacli_*"))}
+    return {module for module in found - allowed if module.split(".")[0] not in own}
+
+
+def test_plugins_import_the_contract_alone() -> None:
+    assert len(OF_PLUGINS) > 60
+    found = {str(path.relative_to(ROOT)): foreign_imports(path, {"llamacli.plugin"}) for path in OF_PLUGINS}
+    assert {path: modules for path, modules in found.items() if modules} == {}
+
+
+def test_tests_of_examples_and_skeletons_import_the_contract_alone() -> None:
+    for path in ROOT.glob("examples/*/tests/*.py"):
+        assert foreign_imports(path, CONTRACT) == set(), path
+    for path in (CORE / "data" / "plugin").glob("*.py.tmpl"):
+        assert set(re.findall(r"^from (llamacli\b[.\w]*) import", path.read_text(), re.M)) <= CONTRACT, path
+
+
+def test_importing_a_plugin_imports_no_compiler() -> None:
+    code = "import sys, llamacli_llama, llamacli_gemma.altup; print(sorted({modules} & sys.modules.keys()))"
+    modules = {"numba", "llvmlite", "llamacli.kernels.jit", "llamacli.sampling", "llamacli.tokenizer", "jinja2"}
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("{modules}", repr(modules))], capture_output=True, text=True, check=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [ROOT / "core", *ROOT.glob("plugins/*")]))},
+    )  # fmt: skip
+    assert done.stdout.strip() == "[]"
 
 
 def test_every_distribution_brings_its_licence_and_its_types() -> None:

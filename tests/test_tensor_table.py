@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamacli import ArrayFile, Config, ModelFormatError, TensorTable
+from llamacli import ArrayFile, Config, ModelFormatError, PluginError, TensorTable
 from llamacli.architecture import sliding_layers
 from llamacli.gguf import Metadata
 
@@ -50,6 +50,28 @@ def test_leading_ones_of_shapes_may_be_missing() -> None:
         assert table.bind(file(lerp__weight=shape)).lerp_weight.weight.shape == (1, 1, 4)
     with pytest.raises(ModelFormatError, match=r"tensor lerp\.weight has shape \(4, 1\), expected \(1, 1, 4\)"):
         table.bind(file(lerp__weight=(4, 1)))
+
+
+def test_blocks_of_an_encoder_and_a_decoder() -> None:
+    table = TensorTable()
+    for prefix, width in (("enc.blk", 3), ("dec.blk", 5), ("enc.blk", 4)):
+        table.block(prefix).add_fused("attn_kv", attn_k=(2, width), attn_v=(2, width))
+    assert table.shapes(fused=True).keys() == {
+        f"{place}.attn_kv.weight" for place in ("enc.blk.0", "enc.blk.1", "dec.blk.0")
+    }
+    stored = {"enc__blk__0__attn_kv__weight": (4, 3), "dec__blk__0__attn_k__weight": (2, 5)}
+    stored |= {"dec__blk__0__attn_v__weight": (2, 5), "enc__blk__1__attn_kv__weight": (4, 4)}
+    weights = table.bind(file(**stored))
+    assert [block.attn_v.weight.name for block in weights.enc_blk] == [f"enc.blk.{i}.attn_kv.weight" for i in (0, 1)]
+    assert [block.attn_k.weight.shape for block in weights.dec_blk] == [(2, 5)]
+    assert weights.blk == []
+
+
+def test_similar_names_are_suggested() -> None:
+    table = TensorTable()
+    table.add("token_embd", 8, 4)
+    with pytest.raises(PluginError, match=r"'tok_embd' is not in .* tensors; did you mean 'token_embd'\?"):
+        _ = table.bind(file(token_embd__weight=(8, 4))).tok_embd
 
 
 def test_norms_may_have_a_bias() -> None:

@@ -1,67 +1,30 @@
-"""Generator of docs/samplers.md and docs/cache-types.md: `python tools/reference_pages.py`.
+"""Generator of docs/samplers.md, cache-types.md, plugin-names.md: `python tools/reference_pages.py`.
 
 Text comes from docstrings, the options of `llamacli run`, and the tables of samplers and cache types.
 """
 
+import ast
+import importlib
 import inspect
+import itertools
+import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
 
 import attrs
 import click
 
-from llamacli import sampling
+from llamacli import plugin
 from llamacli.cli.app import app
 from llamacli.cli.sampling import FIELDS
 from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, FloatType, IntegerType
-from llamacli.sampling import BUILT_IN, SamplingParams
+from llamacli.sampling import SamplingParams
+from llamacli.util.sampling_params import KEYS, PARAMETERS, SAMPLERS, SamplerEntry
 
 ROOT = Path(__file__).resolve().parents[1]
 
-
-class Section(NamedTuple):
-    """Section of a sampler.
-
-    `fields` of SamplingParams are its parameters. `name` is its name in `SamplingParams.samplers`, "" if it has none.
-    """
-
-    classes: tuple[str, ...]
-    fields: tuple[str, ...]
-    name: str = ""
-
-
-SECTIONS = {
-    "Grammar": Section(
-        ("Grammar", "LazyGrammar", "GrammarAfter"),
-        ("grammar", "json_schema", "grammar_triggers", "grammar_after"),
-        "grammar",
-    ),
-    "Suppressed tokens": Section(("SuppressTokens",), ("suppress_tokens",), "suppress_tokens"),
-    "Logit bias": Section(("LogitBias",), ("logit_bias",), "logit_bias"),
-    "Penalties": Section(
-        ("Penalties",), ("repeat_penalty", "frequency_penalty", "presence_penalty", "repeat_last_n"), "penalties"
-    ),
-    "DRY": Section(
-        ("Dry",),
-        ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
-        "dry",
-    ),
-    "Temperature": Section(
-        ("Temperature", "DynamicTemperature"), ("temperature", "dynatemp_range", "dynatemp_exponent"), "temperature"
-    ),
-    "Top-n-sigma": Section(("TopNSigma",), ("top_n_sigma",), "top_n_sigma"),
-    "Top-k": Section(("TopK",), ("top_k",), "top_k"),
-    "Typical-p": Section(("TypicalP",), ("typical_p",), "typ_p"),
-    "Top-p": Section(("TopP",), ("top_p",), "top_p"),
-    "Min-p": Section(("MinP",), ("min_p",), "min_p"),
-    "XTC": Section(("Xtc",), ("xtc_probability", "xtc_threshold"), "xtc"),
-    "Greedy": Section(("Greedy",), ("temperature",)),
-    "Draw": Section(("Draw",), ()),
-    "Mirostat": Section(("Mirostat", "MirostatV2"), ("mirostat", "mirostat_tau", "mirostat_eta")),
-    "Adaptive-p": Section(("AdaptiveP",), ("adaptive_target", "adaptive_decay"), "adaptive_p"),
-}
-"""Sections of the samplers by heading."""
 
 _OPTIONS = FIELDS | {
     "grammar": "grammar",
@@ -79,7 +42,19 @@ _SAMPLERS = f"""\
 
 A section for each sampler: its classes in `llamacli.sampling`, and its parameters. [Sampling](sampling.md) explains how
 samplers are combined, their order, and the differences to llama.cpp.
+
+| class | in `samplers` | effect |
+|---|---|---|
 """
+
+_PLUGIN_NAMES = f"""\
+# Names that a plugin may import
+
+{_GENERATED}
+
+A plugin imports these names from `llamacli.plugin`, and in its tests from `llamacli.testing`; nothing else of llamacli
+is promised. A module that declares `LLAMACLI_API = 1` finds all of them; a core that changes one in an incompatible way
+has another number and refuses the plugin by name. [Writing a plugin](plugins.md) explains them."""
 
 _CACHE_TYPES = f"""\
 # Cache types
@@ -97,25 +72,47 @@ GGML's. [The architecture page](architecture.md#kv-cache) describes how quantise
 
 def samplers_page() -> str:
     """Page of the samplers in Markdown."""
-    return "\n".join([_SAMPLERS, *(line for title, section in SECTIONS.items() for line in _sampler(title, section))])
+    rows = [f"| {', '.join(_classes(entry))} | {_name(entry)} | {_effect(entry)} |" for entry in SAMPLERS]
+    sections = (line for entry in SAMPLERS for line in _sampler(entry))
+    return "\n".join([_SAMPLERS + "\n".join(rows), "", *sections])
 
 
-def _sampler(title: str, section: Section) -> Iterator[str]:
-    yield f"## {title}\n"
-    for name in section.classes:
-        kind = getattr(sampling, name)
-        yield f"```python\n{name}({', '.join(_arguments(kind))})\n```\n\n{inspect.getdoc(kind)}\n"
-    if section.name:
-        (found,) = (kind for kind in BUILT_IN if kind.name == section.name)
-        names = ", ".join(f"`{name}`" for name in (found.name, *found.aliases))
-        greedy = "applied" if found.when_greedy else "skipped"
+def _classes(entry: SamplerEntry) -> list[str]:
+    return [f"`{path.partition('.')[2]}`" for path in entry.classes.split()]
+
+
+def _name(entry: SamplerEntry) -> str:
+    return f"`{entry.name}`" * bool(entry.name)
+
+
+def _effect(entry: SamplerEntry) -> str:
+    return (_loaded(entry)[0].__doc__ or "").partition("\n")[0].replace("|", "\\|")
+
+
+def _loaded(entry: SamplerEntry) -> list[type]:
+    paths = (path.partition(".") for path in entry.classes.split())
+    return [getattr(import_module(f"llamacli.sampling.{module}"), name) for module, _, name in paths]
+
+
+def _sampler(entry: SamplerEntry) -> Iterator[str]:
+    yield f"## {entry.title}\n"
+    for kind in _loaded(entry):
+        yield f"```python\n{kind.__name__}({', '.join(_arguments(kind))})\n```\n\n{inspect.getdoc(kind)}\n"
+    if entry.name:
+        names = ", ".join(f"`{name}`" for name in (entry.name, *entry.aliases))
+        greedy = "applied" if entry.when_greedy else "skipped"
         yield f"Names in `samplers`: {names}. In greedy decoding it is {greedy}.\n"
-    if section.fields:
-        yield "| parameter | default | option of `llamacli run` |\n|---|---|---|"
-        yield from (f"| `{field}` | {_default(field)} | {_option(field)} |" for field in section.fields)
+    fields = [field for field in attrs.fields(SamplingParams) if field.metadata.get("sampler") == entry.title]
+    if fields:
+        yield "| parameter | default | option of `llamacli run` | key in files |\n|---|---|---|---|"
+        yield from (f"| `{one.name}` | `{one.default!r}` | {_option(one.name)} | {_key(one.name)} |" for one in fields)
         yield ""
-    modules = sorted({getattr(sampling, name).__module__ for name in section.classes})
-    yield f"Source: {', '.join(map(_source, modules))}\n"
+    yield f"Source: {', '.join(map(_source, sorted({kind.__module__ for kind in _loaded(entry)})))}\n"
+
+
+def _key(field: str) -> str:
+    key = PARAMETERS[field].key if field in PARAMETERS else ""
+    return f"`{KEYS}{key}`" * bool(key)
 
 
 def _arguments(kind: type) -> Iterator[str]:
@@ -128,11 +125,6 @@ def _arguments(kind: type) -> Iterator[str]:
             yield parameter.name + ("" if parameter.default is parameter.empty else "=...")
         else:
             yield f"{parameter.name}={parameter.default!r}"
-
-
-def _default(field: str) -> str:
-    value: Any = getattr(attrs.fields(SamplingParams), field).default
-    return f"`{value!r}`"
 
 
 def _option(field: str) -> str:
@@ -187,7 +179,51 @@ def _listed(values: tuple[int, ...]) -> str:
     return ", ".join(map(str, values))
 
 
-PAGES = {"samplers.md": samplers_page, "cache-types.md": cache_types_page}
+def plugin_names_page() -> str:
+    """Page of the names of `llamacli.plugin` in Markdown."""
+    stub = Path(plugin.__file__).with_suffix(".pyi").read_text("utf-8")
+    lines = [_PLUGIN_NAMES]
+    for line in stub.splitlines():
+        if found := re.match(r"# ([A-Z].*)", line):
+            lines.append(f"\n## {found[1]}\n\n| name | what it is |\n|---|---|")
+        elif found := re.match(r"from (\S+) import (\w+)", line):
+            lines.append(f"| [`{found[2]}`](../core/{_file(found[1])}) | {_described_name(found[1], found[2])} |")
+    return "\n".join([*lines, ""])
+
+
+_OF_KERNELS = ("work", "simd", "arrays", "deferred")
+"""Modules that define what `llamacli.kernels.api` has stand-ins of."""
+
+
+def _described_name(module: str, name: str) -> str:
+    """First sentence of the docstring of a class, function, constant or module."""
+    value = getattr(importlib.import_module(module), name)
+    if isinstance(value, ModuleType):
+        return str(value.__doc__).partition("\n")[0]
+    own = value.__module__ if inspect.isclass(value) or inspect.isfunction(value) else module
+    for home in (own, *(f"llamacli.kernels.{part}" for part in _OF_KERNELS)):
+        body = ast.parse((ROOT / "core" / _file(home)).read_text("utf-8")).body
+        for node, after in itertools.pairwise([*body, ast.Pass()]):
+            match node, after:
+                case ((ast.ClassDef() | ast.FunctionDef()), _) if node.name == name:
+                    return str(ast.get_docstring(node)).partition("\n\n")[0].replace("\n", " ")
+                case ((ast.Assign() | ast.AnnAssign()), ast.Expr(ast.Constant(value=str(text)))) if name in _stored(
+                    node
+                ):
+                    return re.split(r"(?<=\.)\s|[:;]\s", text)[0].replace("\n", " ")
+    return ""
+
+
+def _stored(assignment: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(assignment) if isinstance(part, ast.Name)}
+
+
+def _file(module: str) -> str:
+    path = module.replace(".", "/")
+    return f"{path}/__init__.py" if (ROOT / "core" / path).is_dir() else f"{path}.py"
+
+
+PAGES = {"samplers.md": samplers_page, "cache-types.md": cache_types_page, "plugin-names.md": plugin_names_page}
 """Functions that generate pages of docs/, by file name."""
 
 if __name__ == "__main__":

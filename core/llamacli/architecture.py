@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Sequence
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import attrs
@@ -186,19 +187,29 @@ class Params:
         try:
             return self._found[name]
         except KeyError:
-            raise PluginError(f"{name!r} is not in the architecture's table of tensors") from None
+            similar = difflib.get_close_matches(name, self._found, 1)
+            hint = f"; did you mean {similar[0]!r}?" if similar else ""
+            raise PluginError(f"{name!r} is not in the architecture's table of tensors{hint}") from None
 
 
 class Weights(Params):
     """Parameters of a model.
 
-    Those outside the blocks are attributes; `blk` are the blocks' in order. `nextn` are those of the blocks of
-    multi-token-prediction heads, where these are read.
+    Those outside the blocks are attributes; `blk` are the blocks' in order. Blocks of other prefixes, `others`, are
+    attributes too: `enc_blk` of `table.block("enc.blk")`. `nextn` are those of the blocks of multi-token-prediction
+    heads, where these are read.
     """
 
-    def __init__(self, found: dict[str, Param | None], blk: list[Params], nextn: Sequence[Params] = ()):
+    def __init__(
+        self,
+        found: dict[str, Param | None],
+        blk: list[Params],
+        nextn: Sequence[Params] = (),
+        others: Mapping[str, list[Params]] | None = None,
+    ):
         super().__init__(found)
         self.blk, self.nextn = blk, list(nextn)
+        vars(self).update({prefix.replace(".", "_"): params for prefix, params in (others or {}).items()})
 
 
 class TensorTable:
@@ -209,7 +220,7 @@ class TensorTable:
         self._specs: dict[str, TensorSpec] = {}
         self._fused: dict[str, tuple[str, ...]] = {}
         self._full_names: set[str] = set()
-        self._blocks: list[TensorTable] = []
+        self._blocks: dict[str, TensorTable] = {}  # by prefix and number, such as "blk.0"
 
     def add(
         self,
@@ -268,19 +279,21 @@ class TensorTable:
         """Full names of the tensors that nothing depends on."""
         return {name for name, spec in self.items() if spec.unused}
 
-    def block(self, *, unused: bool = False, nextn: bool = False) -> TensorTable:
+    def block(self, prefix: str = "blk", *, unused: bool = False, nextn: bool = False) -> TensorTable:
         """Add a block; its tensors are named `blk.{i}.{name}`.
+
+        With another prefix, such as "enc.blk", they are `enc.blk.{i}.{name}`, and `weights.enc_blk[i]` has them.
 
         Files may have the tensors of an `unused` block, but nothing depends on them, and it is not among
         `weights.blk`. Those of a `nextn` block, of a multi-token-prediction head, are unused but for the head.
         """
-        self._blocks.append(TensorTable(unused=unused, nextn=nextn))
-        return self._blocks[-1]
+        number = sum(name.rpartition(".")[0] == prefix for name in self._blocks)
+        return self._blocks.setdefault(f"{prefix}.{number}", TensorTable(unused=unused, nextn=nextn))
 
     @property
     def has_nextn(self) -> bool:
         """True if there are blocks of multi-token-prediction heads."""
-        return any(block._nextn for block in self._blocks)
+        return any(block._nextn for block in self._blocks.values())
 
     def items(self, *, nextn: bool = False) -> Iterator[tuple[str, TensorSpec]]:
         """Full name and spec of every tensor.
@@ -290,16 +303,16 @@ class TensorTable:
         unused = self._unused and not (nextn and self._nextn)
         for name, spec in self._specs.items():
             yield name, attrs.evolve(spec, optional=True, unused=True) if unused else spec
-        for i, block in enumerate(self._blocks):
+        for place, block in self._blocks.items():
             for name, spec in block.items(nextn=nextn):
-                yield f"blk.{i}.{name}", spec
+                yield f"{place}.{name}", spec
 
     def fused(self) -> dict[str, tuple[str, ...]]:
         """Parts of parameters that files may store fused, by full names."""
         found = dict(self._fused)
-        for i, block in enumerate(self._blocks):
+        for place, block in self._blocks.items():
             for whole, parts in block.fused().items():
-                found[f"blk.{i}.{whole}"] = tuple(f"blk.{i}.{part}" for part in parts)
+                found[f"{place}.{whole}"] = tuple(f"{place}.{part}" for part in parts)
         return found
 
     def shapes(self, *, optional: bool = True, fused: bool = False) -> dict[str, tuple[int, ...]]:
@@ -316,9 +329,9 @@ class TensorTable:
             if name not in left_out and not (spec.unused or self._unused)
             if (optional and not name.endswith(".scale")) or not spec.optional
         }
-        for i, block in enumerate(self._blocks):
+        for place, block in self._blocks.items():
             shapes = block.shapes(optional=optional, fused=fused)
-            found |= {f"blk.{i}.{name}": shape for name, shape in shapes.items()}
+            found |= {f"{place}.{name}": shape for name, shape in shapes.items()}
         return found
 
     def bind(self, file: ModelFile, *, nextn: bool = False) -> Weights:
@@ -342,10 +355,14 @@ class TensorTable:
         if problems:
             more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
             raise ModelFormatError(f"{file.path}: " + "; ".join(problems[:_SHOWN] + more + _sizes(file.metadata)))
-        used = ((i, block) for i, block in enumerate(self._blocks) if not block._unused)
-        blocks = [Params(block._params(file, f"blk.{i}.")) for i, block in used]
-        heads = ((i, block) for i, block in enumerate(self._blocks) if nextn and block._nextn)
-        return Weights(self._params(file, ""), blocks, [Params(one._params(file, f"blk.{i}.")) for i, one in heads])
+        blocks: dict[str, list[Params]] = {}
+        heads = []
+        for place, block in self._blocks.items():
+            if not block._unused:
+                blocks.setdefault(place.rpartition(".")[0], []).append(Params(block._params(file, f"{place}.")))
+            elif nextn and block._nextn:
+                heads.append(Params(block._params(file, f"{place}.")))
+        return Weights(self._params(file, ""), blocks.pop("blk", []), heads, blocks)
 
     def _not_chosen(self, file: ModelFile, prefix: str) -> Iterator[str]:
         """Full names excluded by the file's choice of fused parameters.
@@ -355,8 +372,8 @@ class TensorTable:
         for whole, parts in self._fused.items():
             for name in parts if f"{prefix}{whole}.weight" in file.tensors else [whole]:
                 yield from (f"{prefix}{name}.{kind}" for kind in ("weight", "bias", "scale"))
-        for i, block in enumerate(self._blocks):
-            yield from block._not_chosen(file, f"blk.{i}.")
+        for place, block in self._blocks.items():
+            yield from block._not_chosen(file, f"{place}.")
 
     def _params(self, file: ModelFile, prefix: str) -> dict[str, Param | None]:
         def tensor(name: str) -> Tensor | None:
@@ -443,7 +460,10 @@ def trace(architecture: Architecture, config: Config, weights: Weights) -> Graph
     The last op computes the logits, or in a graph that needs its whole input the hidden states.
     """
     graph = Graph()
-    logits = architecture.forward(graph, config, weights)
+    logits: object = architecture.forward(graph, config, weights)
+    if not isinstance(logits, Value):
+        found = "None: is `return` missing?" if logits is None else f"{type(logits).__name__}, expected one value"
+        raise PluginError(f"forward of {architecture.name!r} returned {found}")
     if graph.ops and graph.ops[-1].out is logits and graph.needs_whole_input:
         return graph
     if not graph.ops or graph.ops[-1].out is not logits or logits.width != config.n_vocab:

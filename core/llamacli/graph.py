@@ -23,7 +23,8 @@ from llamacli.ops.batched_linear import batched_linear
 from llamacli.ops.clamp import clamp
 from llamacli.ops.columns import columns
 from llamacli.ops.concat import concat
-from llamacli.ops.embed import embed
+from llamacli.ops.div import div
+from llamacli.ops.embed import Embed, embed
 from llamacli.ops.gated import gated, geglu, swiglu
 from llamacli.ops.layer_norm import layer_norm
 from llamacli.ops.linear import linear
@@ -64,6 +65,7 @@ class Graph(Recorder):
     clamp = clamp
     columns = columns
     concat = concat
+    div = div
     embed = embed
     gated = gated
     geglu = geglu
@@ -112,6 +114,21 @@ class Graph(Recorder):
         Sessions, which evaluate token by token, cannot run such a graph.
         """
         return any(op.needs_whole_input for op in self.ops)
+
+    @property
+    def n_components(self) -> int:
+        """Position components of a token: 1, or 4 for M-RoPE."""
+        return max((op.n_components for op in self.ops), default=1)
+
+    @property
+    def uses_distance(self) -> bool:
+        """True if distances of cells count: ALiBi, sliding windows, chunks."""
+        return any(op.uses_distance for op in self.ops) or any(s.window or s.chunk for s in self.states)
+
+    @property
+    def embedding(self) -> Embed | None:
+        """Lookup of the tokens' embeddings, whose rows inputs may give."""
+        return next((op for op in self.ops if isinstance(op, Embed) and op.placeholder is None), None)
 
     @property
     def reads_hidden(self) -> bool:
@@ -189,7 +206,7 @@ def verbs() -> list[str]:
 
 def _unknown_verb(name: str) -> str:
     if callable(getattr(activations, name, None)):
-        return f"unknown verb g.{name}: it is a function, g.map(x, llamacli.ops.activations.{name})"
+        return f"unknown verb g.{name}: it is a function, g.map(x, {name}), from llamacli.plugin"
     similar = difflib.get_close_matches(name, verbs(), 1, 0.5)
     hint = f"; did you mean g.{similar[0]}?" if similar else ""
     return (

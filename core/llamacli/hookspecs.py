@@ -1,11 +1,11 @@
 """Plugin API: the hooks that a plugin may implement.
 
 A plugin is a module that declares `LLAMACLI_API = 1` and implements any of these hooks with `@hookimpl`. Its
-distribution names it in one of two entry-point groups:
+distribution names it in one of two entry-point groups; commands have a third, `llamacli.commands`:
 
 - `llamacli.architectures`: the entry's *name* is the exact `general.architecture` string of the files that it runs, so
   that loading a model imports only the family it needs. Several names may point at one module.
-- `llamacli`: everything else (loaders, tensor types, chat formats, tokenizers, samplers, commands).
+- `llamacli`: everything else (loaders, tensor types, chat formats, tokenizers, samplers).
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Protocol
 import pluggy
 
 if TYPE_CHECKING:
-    import click
-
     from llamacli.architecture import Architecture, Config
     from llamacli.chat.formats import ChatFormat
     from llamacli.gguf import Metadata
@@ -31,6 +29,7 @@ API_VERSION = 1
 
 hookspec = pluggy.HookspecMarker("llamacli")
 hookimpl = pluggy.HookimplMarker("llamacli")
+"""Decorator of the hooks that a plugin implements."""
 
 
 class LoadedModel(Protocol):
@@ -84,11 +83,6 @@ def register_pre_tokenizers(register: Callable[[NamedPreTokenizer], None]) -> No
 @hookspec
 def register_tokenizers(register: Callable[[TokenizerModel], None]) -> None:
     """Call `register` once for every value of `tokenizer.ggml.model` that this plugin adds."""
-
-
-@hookspec
-def register_commands(cli: click.Group) -> None:
-    """Add commands to the command line, with `cli.add_command` or `@cli.command`."""
 
 
 @hookspec(firstresult=True)

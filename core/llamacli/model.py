@@ -103,6 +103,10 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         """Sampler of this name that a plugin registers, if there is one."""
         return self._plugins.sampler(name)
 
+    def added_samplers(self) -> list[str]:
+        """Names of the samplers that plugins register."""
+        return self._plugins.sampler_names()
+
     def sampling_params(self, **given: Any) -> SamplingParams:
         """Sampling parameters with the defaults of the model's file, else llama.cpp's.
 

@@ -128,6 +128,10 @@ KINDS = (
 """Kinds of objects that plugins register by hooks named `register_*`."""
 
 
+_GENERAL_KINDS = ("loaders", "tensor types", "samplers")
+"""Kinds that are looked for without a model, or before its architecture is known: in modules of the group GENERAL."""
+
+
 class Plugins:
     """Installed plugins.
 
@@ -250,6 +254,11 @@ class Plugins:
         self.load_group(GENERAL)
         return self._registered["samplers"].get(simplified(name))
 
+    def sampler_names(self) -> list[str]:
+        """Names of the samplers of the general plugins."""
+        self.load_group(GENERAL)
+        return sorted({kind.name for kind in self._registered["samplers"].values()})
+
     def call_each(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
         """Call a hook of each plugin loaded so far.
 
@@ -285,8 +294,17 @@ class Plugins:
     def _problems(self, module: str, claimed: Iterable[str]) -> list[str]:
         """Claims of a loaded module that cannot be met, as text."""
         own = [architecture.name for architecture in self._brings[module]["architectures"]]
+        groups = {entry.group for entry in self._entry_points if entry.module == module}
+        unreachable = [kind for kind in _GENERAL_KINDS if self._brings[module][kind]] if GENERAL not in groups else []
         contests = [contest for name in claimed if (contest := self._contest(name))]
-        return contests + [f"it {_unregistered(name)}" for name in claimed if name not in own]
+        return [
+            *contests,
+            *(f"it {_unregistered(name)}" for name in claimed if name not in own),
+            *(
+                f"its {kind} are not found: name {module} in the entry-point group {GENERAL!r} too"
+                for kind in unreachable
+            ),
+        ]
 
     def _names(self, module: str) -> dict[str, tuple[str, ...]]:
         """Names of all that a loaded module brings, by kind."""
@@ -351,7 +369,7 @@ class Plugins:
         if taken := [text for kind in KINDS for text in self._taken(kind, brings[kind.name], name)]:
             raise PluginError(f"it registers what is registered already: {', '.join(taken)}")
         hooks = {caller.name for caller in self._manager.get_hookcallers(module) or []}
-        brings["hooks"] = sorted(hooks - {kind.hook for kind in KINDS} - {"register_commands"})
+        brings["hooks"] = sorted(hooks - {kind.hook for kind in KINDS})
         for kind in filter(lambda kind: brings[kind.name], KINDS):
             added = {key: thing for thing in brings[kind.name] for key in kind.names(thing)}
             self._registered[kind.name] |= added

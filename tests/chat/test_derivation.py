@@ -67,8 +67,10 @@ NOTATIONS = {
         "<|calls|>", "{{- '<|call|>' + f.name + '<|sep|>' + f.arguments | tojson + '<|/call|>' -}}", "<|/calls|>"
     ),
     "fenced JSON": section(
-        "<|calls|>", "{{- '<|call|>' + f.name + '\\n```json\\n' + f.arguments | tojson + '\\n```<|/call|>' -}}", "<|/calls|>"
-    ),  # fmt: skip
+        "<|calls|>",
+        "{{- '<|call|>' + f.name + '\\n```json\\n' + f.arguments | tojson + '\\n```<|/call|>' -}}",
+        "<|/calls|>",
+    ),
     "name in the id": section(
         "<|calls|>", "{{- '<|call|>' + c.id + '<|args|>' + f.arguments | tojson + '<|/call|>' -}}", "<|/calls|>"
     ),
@@ -94,12 +96,13 @@ NOTATIONS = {
         "{{- '<invoke name=\"' + f.name + '\">' -}}"
         + pairs(
             "{{- '<parameter name=\"' + k + '\" string=\"' + ('true' if v is string else 'false') + '\">' + "
-            + VALUE + " + '</parameter>' -}}"
+            + VALUE
+            + " + '</parameter>' -}}"
         )
         + "{{- '</invoke>' -}}",
         "</calls>",
     ),
-}  # fmt: skip
+}
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
@@ -151,13 +154,20 @@ def codecs() -> dict[str, ChatCodec]:
     return {name: small(calls) for name, calls in NOTATIONS.items()}
 
 
+def _common(one: str, other: str) -> str:
+    """Text that both begin with."""
+    return one[
+        : next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    ]
+
+
 def rendered(codec: ChatCodec, calls: list[tuple[str, dict[str, Any]]], **message: Any) -> str | None:
     """Reply as the template renders it, None if it does not."""
     user = {"role": "user", "content": "Hi"}
     ids = [f"functions.{name}:{n}" for n, (name, _) in enumerate(calls)]
     made = [
-        {"id": id, "type": "function", "function": {"name": name, "arguments": given}}
-        for id, (name, given) in zip(ids, calls, strict=True)
+        {"id": number, "type": "function", "function": {"name": name, "arguments": given}}
+        for number, (name, given) in zip(ids, calls, strict=True)
     ]
     for answer in ({"content": "", "tool_calls": made, **message}, {"content": None, "tool_calls": made, **message}):
         try:
@@ -165,7 +175,7 @@ def rendered(codec: ChatCodec, calls: list[tuple[str, dict[str, Any]]], **messag
             whole = codec.render([user, {"role": "assistant", **answer}], tools=TOOLS, add_generation_prompt=False).text
         except ChatTemplateError:
             continue
-        start = len(re.sub(r"<[^<>]*$|\[[A-Z_]*$", "", os.path.commonprefix([prompt, whole])))
+        start = len(re.sub(r"<[^<>]*$|\[[A-Z_]*$", "", _common(prompt, whole)))
         if calls[0][0] in whole[start:]:
             ends = codec.ends()
             texts = [codec.tokenizer.token_text(token) for token in ends.tokens] + [

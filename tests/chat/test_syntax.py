@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llamacli.chat.calls import json_calls, tagged_calls
 from llamacli.chat.messages import Piece, ToolCall
 from llamacli.chat.syntax import (
     HARMONY,
@@ -17,8 +18,6 @@ from llamacli.chat.syntax import (
     Spans,
     StopText,
     Syntax,
-    json_calls,
-    tagged_calls,
 )
 
 LISTED = Spans(calls=Calls("[CALLS]", "", json_calls))

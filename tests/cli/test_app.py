@@ -1,18 +1,17 @@
 """Behaviour common to all commands: errors, exit codes, logging, plugin commands."""
 
+import importlib.metadata
+import json
 import re
 import sys
-import types
-from importlib.metadata import EntryPoint
+import tomllib
 from pathlib import Path
 
-import click
 import pytest
 
 import llamacli.model
-from llamacli import hookimpl
 from llamacli.cli.app import ELSEWHERE, app
-from llamacli.plugins import GENERAL, Plugins
+from llamacli.cli.commands import Commands, is_ours
 
 
 @pytest.fixture
@@ -151,59 +150,101 @@ def test_log_handler_is_installed_once(invoke, model) -> None:
         )
 
 
-def plugin(name: str, hook) -> types.ModuleType:
-    """A plugin module with one hook."""
-    module = types.ModuleType(name)
-    module.LLAMACLI_API = 1
-    module.register_commands = hookimpl(hook)
-    return module
+HELLO = """
+import click
+
+@click.command("hello")
+@click.option("--to")
+def hello(to):
+    \"\"\"Say hello
+    to somebody.
+
+    At length.
+    \"\"\"
+    click.echo("hello of " + __name__)
+"""
 
 
 @pytest.fixture
-def with_commands(use_plugins, invoke, monkeypatch):
-    """Install plugins whose `register_commands` are these functions."""
+def with_commands(tmp_path: Path, install, monkeypatch: pytest.MonkeyPatch):
+    """Install distributions with these commands, each a module of its name."""
+    made = []
 
-    def use(**hooks) -> None:
-        for name, hook in hooks.items():
-            monkeypatch.setitem(sys.modules, name, plugin(name, hook))
-        use_plugins(Plugins([EntryPoint(name, name, GENERAL) for name in hooks]))
+    def use(source: str, *names: str, commands: str = "hello = {name}:hello") -> None:
+        for name in names:
+            entries = f"[llamacli.commands]\n{commands.format(name=name)}\n"
+            install(tmp_path, f"dist-{name}", entries, **{name: source})
+            made.append(name)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(app, "commands", Commands())
 
-    return use
-
-
-def add_hello(cli: click.Group) -> None:
-    cli.add_command(click.Command("hello", callback=lambda: click.echo("hello from a plugin")))
-
-
-def fail_to_add(cli: click.Group) -> None:
-    cli.add_command(click.Command("half"))
-    raise RuntimeError("out of order")
-
-
-def add_to_run(cli: click.Group) -> None:
-    cli.add_command(click.Command("plugins", callback=lambda: click.echo("taken over")))
+    yield use
+    for name in made:
+        sys.modules.pop(name, None)
 
 
 def test_command_of_a_plugin(with_commands, invoke) -> None:
-    with_commands(one=add_hello)
-    assert invoke("hello").stdout == "hello from a plugin\n"
-    assert "hello" not in invoke("--help").stdout
+    with_commands(HELLO, "dummy_one")
+    assert "\n  hello       Say hello to somebody.\n" in invoke("--help").stdout
+    assert "dummy_one" not in sys.modules
+    assert invoke("hello").stdout == "hello of dummy_one\n"
+    assert "\n  hello       Say hello to somebody.\n" in invoke("--help").stdout
+    assert "--to TEXT" in invoke("hello", "--help").stdout
 
 
-def test_broken_plugin_does_not_affect_others(with_commands, invoke) -> None:
-    with_commands(one=fail_to_add, two=add_hello)
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import click\n1 / 0\n", r"ZeroDivisionError: division by zero, at \S*dummy_one.py:2"),
+        ("hello = 3\n", "dummy_one:hello is 3, expected a click.Command"),
+        ("", "AttributeError: module 'dummy_one' has no attribute 'hello'"),
+    ],
+)
+def test_broken_commands_do_not_affect_others(source: str, said: str, with_commands, invoke) -> None:
+    with_commands(source, "dummy_one")
     result = invoke("hello")
-    assert result.stdout == "hello from a plugin\n"
-    message = (
-        r"llamacli: warning: plugin one cannot add its commands: RuntimeError: out of order, at \S*test_app.py:\d+\n"
-    )
-    assert re.fullmatch(message, result.stderr)
-    assert invoke("half").exit_code == 2
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert re.match(rf"llamacli: error: command 'hello' of plugin dist-dummy_one.* {said}", result.stderr)
+    assert re.search(r"^  hello *$", invoke("--help").stdout, re.MULTILINE)
+    assert invoke("plugins").exit_code == 0
 
 
-def test_plugin_cannot_replace_builtin_command(with_commands, invoke) -> None:
-    with_commands(one=add_to_run)
-    assert "taken over" not in invoke("plugins").stdout
+def test_names_of_several_commands(with_commands, invoke) -> None:
+    with_commands(HELLO, "dummy_one", "dummy_two", commands="hello = {name}:hello\nrun = {name}:hello\nbad = {name}")
+    assert invoke("hello").stdout == "hello of dummy_one\n"
+    assert "--temperature" in invoke("run", "--help").stdout
+    rows = {row["distribution"]: row for row in json.loads(invoke("plugins", "--json").stdout)}
+    one, two = rows["dist-dummy_one"], rows["dist-dummy_two"]
+    assert (one["module"], one["version"], one["commands"], two["commands"]) == ("dummy_one", "1.0", ["hello"], [])
+    assert sorted(one["error"].split("; ")) == [
+        "command 'bad' is ignored: entry point 'dummy_one' names no command, as in module:function",
+        "command 'run' is ignored: llamacli has a command of this name",
+    ]
+    assert "command 'hello' is ignored: dist-dummy_one has a command of this name" in two["error"]
+
+
+def test_completion_of_commands_imports_none(with_commands, invoke) -> None:
+    with_commands("1 / 0", "dummy_one")
+    env = {"_LLAMACLI_COMPLETE": "bash_complete", "COMP_WORDS": "llamacli h", "COMP_CWORD": "1"}
+    assert invoke(env=env).stdout == "plain,hello\n"
+
+
+def test_an_installation_without_commands_says_so(invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: ())
+    monkeypatch.setattr(app, "commands", Commands())
+    assert "llamacli names no commands; install it again" in invoke("run").stderr
+    assert invoke("--version").exit_code == 0
+
+
+def test_entry_points_are_the_commands_of_the_core() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    table = project["project"]["entry-points"]["llamacli.commands"]
+    ours = {name: entry.value for name, entry in app.commands.entries.items() if is_ours(entry)}
+    assert ours == table, "install the distribution again: pip install -e ."
+    for name in table:
+        assert app.commands[name].name == name
+        assert app.commands[name].help
+        assert Commands().help_line(name) == " ".join(str(app.commands[name].help).partition("\n\n")[0].split())
 
 
 def test_commands_of_other_programs_are_none_of_ours() -> None:

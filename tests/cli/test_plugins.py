@@ -48,44 +48,6 @@ def test_json(invoke, use_plugins) -> None:
     assert "No module named" in broken["error"]
 
 
-COMMANDS = """
-from llamacli import hookimpl
-LLAMACLI_API = 1
-@hookimpl
-def register_commands(cli):
-    cli.command("run")(lambda: print("mine"))
-    cli.command("hello")(lambda: print("hello of {name}"))
-"""
-
-
-@pytest.fixture
-def commands(invoke, use_plugins, tmp_path, monkeypatch):
-    """Install two plugins with the commands `run` and `hello`."""
-    monkeypatch.syspath_prepend(tmp_path)
-    names = ("dummy_first", "dummy_second")
-    for name in names:
-        (tmp_path / f"{name}.py").write_text(COMMANDS.replace("{name}", name))
-    use_plugins(Plugins([EntryPoint(name, name, GENERAL) for name in names]))
-    yield
-    for name in names:
-        sys.modules.pop(name, None)
-
-
-@pytest.mark.usefixtures("commands")
-def test_commands_that_are_ignored_are_listed(invoke) -> None:
-    first, second = json.loads(invoke("plugins", "--json").stdout)
-    assert (first["commands"], second["commands"]) == (["hello"], [])
-    assert first["error"] == "command 'run' of plugin dummy_first is ignored: llamacli has a command of this name"
-    assert "'hello' of plugin dummy_second is ignored: plugin dummy_first has a command of" in second["error"]
-
-
-@pytest.mark.usefixtures("commands")
-def test_commands_that_are_ignored_are_warned_of(invoke) -> None:
-    result = invoke("hello")
-    assert result.stdout == "hello of dummy_first\n"
-    assert "command 'run' of plugin dummy_second is ignored: llamacli has a command of this name" in result.stderr
-
-
 @pytest.mark.usefixtures("broken_plugin")
 def test_distribution_names(program) -> None:
     result = program("plugins")

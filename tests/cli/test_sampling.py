@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli import SamplingParams
-from llamacli.cli.sampling import _SETTINGS, sampling_params
+from llamacli.cli.run import run
+from llamacli.cli.sampling import sampling_params
 from llamacli.gguf import Metadata
-from llamacli.util.sampling_defaults import ORDER
+from llamacli.util.sampling_params import ORDER, PARAMETERS
 
+SETTINGS = [param for param in run.params if param.name in PARAMETERS]
 PROMPT = "once upon a time"
 DEFAULTS = SamplingParams(
     temperature=0.8,
@@ -45,8 +47,6 @@ FIELDS = {
 
 def parse(*args: str) -> dict:
     """Parse the parameters of `run`."""
-    from llamacli.cli.run import run
-
     with run.make_context("run", list(args)) as ctx:
         return ctx.params
 
@@ -55,37 +55,38 @@ def test_defaults_are_those_of_llama_cpp() -> None:
     assert sampling_params(parse(), Metadata({}), 512) == DEFAULTS
 
 
-@given(st.sets(st.sampled_from(sorted(IN_FILE))), st.sets(st.sampled_from(_SETTINGS)))
+@given(st.sets(st.sampled_from(sorted(IN_FILE))), st.sets(st.sampled_from(SETTINGS)))
 def test_precedence_of_options_file_and_defaults(in_file: set[str], given_: set) -> None:
     expected = {FIELDS.get(name, name): IN_FILE[name] for name in in_file}
     if "sequence" in in_file:
         expected["samplers"] = ("temperature", "top-k")
     arguments = []
     for setting in given_:
-        expected[setting.field] = (
+        expected[setting.name] = (
             1 if isinstance(setting.type, click.IntRange) else 0.75 if setting.type.min < 1 else 1.25
         )
-        arguments += [setting.flags[-1], str(expected[setting.field])]
+        arguments += [setting.opts[-1], str(expected[setting.name])]
     metadata = Metadata({f"general.sampling.{name}": IN_FILE[name] for name in in_file})
     assert sampling_params(parse(*arguments), metadata, 512) == attrs.evolve(DEFAULTS, **expected)
 
 
 def test_every_parameter_has_an_option() -> None:
     others = {"logit_bias", "dry_sequence_breakers", "samplers", "n_probs", "grammar", "json_schema", "stop"}
-    by_program_only = {"suppress_tokens", "options", "grammar_triggers", "grammar_after"}
+    others |= {"options"}
+    by_program_only = {"suppress_tokens", "grammar_triggers", "grammar_after"}
     fields = {field.name for field in attrs.fields(SamplingParams)}
-    assert fields == {setting.field for setting in _SETTINGS} | others | by_program_only
+    assert fields == {setting.name for setting in SETTINGS} | others | by_program_only
 
 
-@pytest.mark.parametrize("setting", _SETTINGS, ids=lambda setting: setting.field)
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_values_out_of_range_are_usage_errors(setting, invoke) -> None:
     wrong = [setting.type.min - 1] if setting.type.max is None else [setting.type.min - 1, setting.type.max + 1]
     for value in [*wrong, "x"]:
-        for flag in setting.flags:
+        for flag in setting.opts:
             result = invoke("run", "-p", PROMPT, flag, value)
             assert result.exit_code == 2
             assert flag in result.stderr
-    result = invoke("run", "-p", PROMPT, setting.flags[0], wrong[0])
+    result = invoke("run", "-p", PROMPT, setting.opts[0], wrong[0])
     low, high = setting.type.min, setting.type.max
     said = f"of at least {low}." if high is None else f"from {low:.15g} to {high:.15g}."
     assert said in " ".join(result.stderr.split())
@@ -129,6 +130,21 @@ def test_unknown_sampler_is_a_usage_error(invoke, model) -> None:
     result = invoke("run", model, PROMPT, "--samplers", "top_k;top_q")
     assert result.exit_code == 2
     assert "Invalid value for '--samplers': unknown sampler 'top_q'" in result.stderr
+
+
+def test_unknown_sampler_names_the_known_ones_of_plugins_too() -> None:
+    with pytest.raises(click.UsageError, match=r"unknown sampler 'x'; known are adaptive_p; banish; dry; .*; xtc"):
+        sampling_params(parse("--samplers", "x"), Metadata({}), 512, lambda name: None, lambda: ["banish"])
+
+
+def test_options_of_plugin_samplers() -> None:
+    given = ("weight=0.5", "tokens=[1, 2]", "name=a=b", "switch=true")
+    arguments = [word for one in given for word in ("--sampler-option", one)]
+    options = sampling_params(parse(*arguments), Metadata({}), 512).options
+    assert options == {"weight": 0.5, "tokens": [1, 2], "name": "a=b", "switch": True}
+    for wrong in ("weight", "=1"):
+        with pytest.raises(click.UsageError, match=f"'{wrong}' is not NAME=VALUE, as in strength=0.5"):
+            parse("--sampler-option", wrong)
 
 
 def test_unknown_samplers_in_a_file_are_skipped(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = {
-    *("numpy", "numba", "regex", "gguf", "pluggy", "attrs", "jinja2", "prompt_toolkit"),
-    *("importlib.metadata", "llamacli.plugins"),
-}
+from llamacli.cli.app import app
+
+HEAVY = {"numpy", "numba", "regex", "gguf", "pluggy", "attrs", "jinja2", "prompt_toolkit", "llamacli.plugins"}
 LOADED = (
     "import sys; sys.argv[0] = 'llamacli'\ntry: from llamacli.cli import main; main()\nfinally: print(*sys.modules)"
 )
@@ -25,6 +24,16 @@ def test_help_and_usage_errors_import_nothing_heavy(arguments: str, environment:
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert "Usage: llamacli" in result.stdout + result.stderr
     assert HEAVY & set(result.stdout.splitlines()[-1].split()) == set()
+
+
+def test_help_imports_no_command(environment: dict[str, str], thirty_plugins: None) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", LOADED, "--help"], env=environment, capture_output=True, text=True, check=True
+    )
+    homes = {entry.module for name, entry in app.commands.entries.items()}
+    assert len(homes) > 12
+    assert homes & set(result.stdout.splitlines()[-1].split()) == set()
+    assert "  dummy7      Print the name.\n" in result.stdout
 
 
 def test_completion_imports_nothing_for_chat(environment: dict[str, str], model: Path) -> None:
@@ -62,11 +71,11 @@ def test_help_is_fast(program) -> None:
 
 
 PLUGIN = """
-from llamacli import hookimpl
-LLAMACLI_API = 1
-@hookimpl
-def register_commands(cli):
-    cli.command("{name}")(lambda: print("{name}"))
+import click
+@click.command()
+def command():
+    \"\"\"Print the name.\"\"\"
+    print("{name}")
 """
 
 
@@ -75,7 +84,7 @@ def thirty_plugins(site: Path, install) -> None:
     """Install 30 plugins, each with an architecture and a command."""
     for number in range(30):
         name = f"dummy{number}"
-        entries = f"[llamacli.architectures]\n{name} = {name}\n[llamacli]\n{name} = {name}\n"
+        entries = f"[llamacli.architectures]\n{name} = {name}\n[llamacli.commands]\n{name} = {name}:command\n"
         install(site, f"llamacli-{name}", entries, **{name: PLUGIN.replace("{name}", name)})
 
 

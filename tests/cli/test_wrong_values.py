@@ -32,6 +32,7 @@ TEXTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "max_body": (["nonsense"], ("'nonsense' is not a size such as 512M or 2G", "--max-body", "--help")),
     "samplers": (["top_k;nonsense"], ("unknown sampler 'nonsense'", "known are", "min_p", "--help")),
     "logit_bias": (["5"], ("'5' is not a token id and a number", "as in 15043-1.5", "--help")),
+    "sampler_option": (["much"], ("'much' is not NAME=VALUE, as in strength=0.5", "--sampler-option", "--help")),
     "stop": ([""], ("'--stop': it is empty", "Give the text to stop at, as in --stop", "--help")),
     "grammar": (["root"], ("grammar: line 1, column 5: expected ::=", "such as --grammar 'root ::=")),
     "json_schema": (["[]"], ("json_schema: line 1: a schema must be an object", "such as --json-schema '{")),

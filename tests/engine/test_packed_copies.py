@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -238,6 +239,7 @@ def test_copy_that_others_can_write_is_not_used(writable, logits, packs, cache, 
     first = logits()
     (only(cache) if writable == "file" else cache).chmod(0o777)
     packs.clear()
+    caplog.set_level(logging.INFO, "llamacli")
     np.testing.assert_array_equal(logits(), first)
     assert packs
     assert "other users can write to" in caplog.text

@@ -141,6 +141,7 @@ def test_drafters_never_change_the_text(models: dict[str, Model], params: Sampli
                     np.testing.assert_array_equal(session.logits, fresh.logits)
 
 
+@pytest.mark.usefixtures("always_drafts")
 @pytest.mark.parametrize("name", ["gqa", "gemma3", "qwen35_nextn", "mamba"])
 @pytest.mark.parametrize("params", [None, SamplingParams(temperature=1.0)])
 def test_right_drafts_save_passes(models: dict[str, Model], name: str, params: SamplingParams | None) -> None:

@@ -25,7 +25,7 @@ from llamacli import (
     load_model,
 )
 from llamacli.architecture import Architecture, Params, Weights, trace_nextn
-from llamacli.engine import Engine, Span, default_engine, evaluate
+from llamacli.engine import Chunk, Engine, Span, default_engine, evaluate
 from llamacli.generation import mtp
 from llamacli.generation.mtp import HeadContext
 from llamacli.gguf import open_gguf
@@ -60,8 +60,8 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
 def hidden_states(model: Model, tokens: Sequence[int]) -> np.ndarray:
     """Hidden states of a text, float32 [n, n_embd]."""
     sequence = KVSequence(model.kv_pool(), len(tokens))
-    ids = np.array(tokens, np.int32)
-    return evaluate(model.program, [(sequence, ids)], all_logits=True, hidden=True)[0]
+    chunk = Chunk(sequence, np.array(tokens, np.int32), n_last=len(tokens))
+    return evaluate(model.program_with, [chunk], hidden=True)[0]
 
 
 def before(states: np.ndarray) -> np.ndarray:
@@ -73,8 +73,8 @@ def head_logits(model: Model, tokens: Sequence[int], states: np.ndarray) -> np.n
     """Logits of the head after each token of a text."""
     program = model.nextn_program()
     sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32")), len(tokens))
-    work = [(sequence, np.array(tokens, np.int32))]
-    return evaluate(program, work, all_logits=True, hidden_in=[before(states)])[0]
+    chunk = Chunk(sequence, np.array(tokens, np.int32), n_last=len(tokens), hidden_in=before(states))
+    return evaluate(lambda _: program, [chunk])[0]
 
 
 @pytest.mark.parametrize("matrices", [False, True], ids=["shared matrices", "own matrices"])

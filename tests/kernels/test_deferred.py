@@ -40,9 +40,9 @@ def test_modules_of_kernels_import_no_numba_until_it_is_needed() -> None:
 def test_names_are_numbas_own_where_kernels_are_python_code() -> None:
     program = """
 import numba
-from llamacli.kernels.deferred import carray, njit, numba_njit
+from llamacli.kernels.deferred import carray, njit
 def double(x): return 2 * x
-print(numba_njit is numba.njit, carray is numba.carray, njit(double) is double)
+print(njit is numba.njit, carray is numba.carray, njit(double) is double)
 """
     done = run(program, NUMBA_DISABLE_JIT="1")
     assert done.stdout == "True True True\n", done.stderr

@@ -1,13 +1,17 @@
 """Digests in the names of plugins' kernels."""
 
+import ast
 import importlib
 import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import attrs
@@ -17,7 +21,9 @@ from numba import njit, types
 
 import example_formats
 from example_formats import Added
-from llamacli.kernels import jit
+from llamacli.engine.catalog import catalog
+from llamacli.kernels import digest, experts, jit
+from llamacli.kernels.deferred import _is_filled, import_numba, resolved
 from llamacli.kernels.digest import function_digest, packing_digest
 from llamacli.kernels.layout import ACTIVATION, START
 from llamacli.kernels.linear import LINEAR, linear
@@ -147,7 +153,7 @@ def test_it_is_the_same_in_every_process() -> None:
     code = "import example_formats as e; from llamacli.kernels.digest import packing_digest; "
     code += "print(packing_digest(e.packing_q3()), packing_digest(e.packing_t()))"
     for seed in ("1", "2"):
-        env = os.environ | {"PYTHONPATH": str(Path(example_formats.__file__).parent), "PYTHONHASHSEED": seed}
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": seed}
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
         expected = f"{packing_digest(PACKING)} {packing_digest(example_formats.packing_t())}\n"
         assert done.stdout == expected, done.stderr
@@ -283,3 +289,153 @@ def test_helpers_defined_behind_a_kernel_count() -> None:
         return str(namespace["made"].name)
 
     assert named(2) == named(2) != named(3)
+
+
+# --- sources of the core's kernels -----------------------------------------------------------------------------------
+
+
+def test_sources_import_nothing_that_is_not_hashed() -> None:
+    """But for what goes in no machine code."""
+    spared = re.compile(r"llamacli\.(errors|gguf|kv(\.layout)?|util(\.\w+)?)")
+    for module, source in digest.sources().items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("llamacli"):
+                names = {f"{node.module}.{name.name}" for name in node.names}
+                assert digest.imported(source) >= ({str(node.module)} | names) & digest.sources().keys()
+                covered = node.module in digest.sources() or names <= digest.sources().keys()
+                assert covered or spared.fullmatch(str(node.module)), f"{module} imports {node.module}"
+            assert not isinstance(node, ast.Import) or not node.names[0].name.startswith("llamacli")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from llamacli.kernels.ir import load",
+        "from llamacli.kernels import (\n    deferred,\n    ir as i,\n)",
+        "    from llamacli.kernels import ir",
+        "import llamacli.kernels.ir as other",
+        'module = importlib.import_module("llamacli.kernels.ir")',
+    ],
+)
+def test_imports_of_every_form_are_found(text) -> None:
+    assert "llamacli.kernels.ir" in digest.imported(text)
+
+
+def test_package_of_a_module_counts() -> None:
+    assert digest.imported("from llamacli.quantization.blocks import x") == {
+        "llamacli.quantization", "llamacli.quantization.blocks",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kernels() -> list[jit.Compiled]:
+    return [kernel for kernel in catalog() if kernel._function.__module__.startswith("llamacli.")]
+
+
+def keys(kernels: list[jit.Compiled]) -> dict[str, str]:
+    for cached in (digest.sources, digest.source_digest, digest._imports, digest._hash):
+        cached.cache_clear()
+    return {kernel.name: kernel.file_name for kernel in kernels}
+
+
+@pytest.fixture
+def edited(tmp_path, monkeypatch, kernels):
+    """Names of the kernels whose files' names an edited source changes."""
+    before = keys(kernels)
+    package = tmp_path / "llamacli"
+    for name in ("kernels", "ops", "quantization", "tokenizer"):
+        shutil.copytree(digest._PACKAGE / name, package / name)
+    monkeypatch.setattr(digest, "_PACKAGE", package)
+    assert keys(kernels) == before
+
+    def edited(path: str) -> set[str]:
+        whole = (package / path).read_text()
+        (package / path).write_text(whole + "\n# edited\n")
+        after = keys(kernels)
+        (package / path).write_text(whole)
+        return {name for name in before if after[name] != before[name]}
+
+    yield edited
+    monkeypatch.undo()
+    keys([])
+
+
+def test_edited_source_changes_the_kernels_that_are_made_from_it(edited, kernels) -> None:
+    names = {kernel.name for kernel in kernels}
+    assert len(names) > 100
+    assert edited("ops/softcap.py") == set(), "formulas have digests of their instructions"
+    assert edited("ops/rope.py") == {"rotate"}
+    assert edited("ops/rms_norm.py") == {"rms_norm"}
+    assert {name.partition("_")[0] for name in edited("kernels/experts.py")} == {
+        name.partition("_")[0] for name in names if name in vars(experts)
+    }
+    attention = edited("kernels/attention.py")
+    assert attention == {name for name in names if name.startswith(("attention_", "store_kv_"))} - {
+        "attention_temperature"
+    }
+    assert edited("tokenizer/kernels.py") == {name for name in names if name.startswith("tokenizer_")}
+    products = edited("kernels/ggml_packings.py")
+    assert products >= {name for name in names if name.startswith(("linear_Q", "linear_F", "pack_integers_"))}
+    assert edited("kernels/registry.py") == products
+    assert not products & attention
+    for path in ("jit", "compiler", "numba_target", "deferred", "simd", "arrays", "ir"):
+        assert edited(f"kernels/{path}.py") == names
+
+
+def functions_in(value: Any, names: frozenset[str], seen: set[int]) -> Iterator[FunctionType]:
+    """Functions that code can reach from a value; of a module, its members called `names`."""
+    value = resolved(value)
+    if id(value) in seen and not isinstance(value, ModuleType):
+        return
+    seen.add(id(value))
+    if isinstance(value, FunctionType):
+        yield value
+        codes = list(digest._codes(value.__code__))
+        used = frozenset(name for code in codes for name in code.co_names)
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        for part in (*cells, *(value.__globals__[name] for name in used & value.__globals__.keys())):
+            yield from functions_in(part, used, seen)
+    elif isinstance(value, ModuleType):
+        if value.__name__.startswith("llamacli"):
+            for name in names & vars(value).keys():
+                yield from functions_in(getattr(value, name), names, seen)
+    elif isinstance(value, type):
+        if value.__module__.startswith("llamacli"):
+            for member in vars(value).values():
+                yield from functions_in(member, names, seen)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from functions_in(item, names, seen)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from functions_in(item, names, seen)
+    elif isinstance(value, partial):
+        yield from functions_in((value.func, *value.args), names, seen)
+    elif hasattr(value, "_defn"):  # an intrinsic
+        yield from functions_in(value._defn, names, seen)
+    elif hasattr(value, "__wrapped__"):  # a Numba dispatcher
+        yield from functions_in(value.__wrapped__, names, seen)
+    elif type(value).__module__.startswith("llamacli"):
+        fields = [getattr(value, field.name) for field in getattr(type(value), "__attrs_attrs__", ())]
+        for part in (type(value), *fields, *getattr(value, "__dict__", {}).values()):
+            yield from functions_in(part, names, seen)
+
+
+def test_key_covers_all_functions_that_a_kernel_reaches(kernels) -> None:
+    import_numba()
+    keys([])
+    for kernel in kernels:
+        module = kernel._module
+        covered, left = set(), [module, "llamacli.kernels.jit"]
+        while left:
+            name = left.pop()
+            if name not in covered:
+                covered.add(name)
+                left += digest._imports(name)
+        functions = functions_in(kernel._function, frozenset(), set())
+        names = {str(function.__globals__["__name__"]) for function in functions}
+        hashed = {name for name in names if name.startswith("llamacli.")}
+        assert str(kernel._function.__module__) in hashed
+        if module == "llamacli.kernels.lanewise":  # has a digest of the formula's instructions
+            hashed = {name for name in hashed if not name.startswith("llamacli.ops.")}
+        assert hashed <= covered, kernel.name

@@ -52,8 +52,12 @@ def test_program_is_started_where_no_kernel_is_cached(folder, starts) -> None:
     helper.start_helper()
     assert starts == [[sys.executable, "-m", "llamacli.kernels.helper"]]
     folder.mkdir(parents=True)
+    (folder / "keep_from-of-older-sources.kernel").touch()
     helper.start_helper()
-    assert len(starts) == 1
+    assert len(starts) == 2
+    (folder / helper.common_kernels()[0].file_name).touch()
+    helper.start_helper()
+    assert len(starts) == 2
 
 
 @pytest.mark.parametrize("reason", ["cores", "load", "python code"])
@@ -80,7 +84,7 @@ def test_program_names_kernels_and_caches_them(folder, monkeypatch, capsys) -> N
     monkeypatch.setattr(helper, "common_kernels", lambda: [Compiled(triple, "int64(int64)")])
     helper.main()
     assert capsys.readouterr().out == "triple\n"
-    assert [path.name for path in folder.iterdir()] == ["triple.kernel"]
+    assert [path.name.partition("-")[0] for path in folder.iterdir()] == ["triple"]
 
 
 def test_program_ends_where_nothing_can_be_cached(folder, monkeypatch, capsys) -> None:

@@ -1,6 +1,5 @@
 """Cache of compiled kernels: reuse, damaged files, folders that cannot be written."""
 
-import ast
 import ctypes
 import errno
 import functools
@@ -66,9 +65,6 @@ print(*(compiled(int(n)).call(50) for n in sys.argv[1:]))
 """
 
 
-UTILITIES = ("files", "folders", "memory", "numa", "numbers", "settings", "system")
-
-
 def double(x):
     return 2 * x
 
@@ -99,29 +95,20 @@ def run(*command: str, **options) -> subprocess.CompletedProcess[str]:
     )
 
 
+def file_of(function, folder: Path) -> Path:
+    """Place of a function's machine code in the cache."""
+    return folder / jit.Compiled(function, SIGNATURE).file_name
+
+
 def call(function, x: int = 7) -> int:
     """Result of freshly compiled or loaded machine code."""
     return jit.Compiled(function, SIGNATURE).call(x)
 
 
-def test_whatever_kernels_are_made_from_decides_which_are_current() -> None:
-    package = Path(jit.__file__).parents[1]
-    spared = {
-        package / f"{name}.py" for name in ("errors", "kv/layout", *(f"util/{name}" for name in UTILITIES))
-    }  # what goes in no machine code
-    sources, imported = set(jit.sources()), set()
-    for source in sources:
-        for node in ast.walk(ast.parse(source.read_bytes())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("llamacli."):
-                module = package.parent / node.module.replace(".", "/")
-                imported |= {module.with_suffix(".py"), *(module / f"{name.name}.py" for name in node.names)}
-    assert {path for path in imported if path.exists()} - spared <= sources
-
-
 def test_a_kernel_is_compiled_once_and_loaded_afterwards(folder, compiled) -> None:
     assert (call(double), call(triple), call(double)) == (14, 21, 14)
     assert compiled == ["double", "triple"]
-    assert sorted(path.name for path in folder.iterdir()) == ["double.kernel", "triple.kernel"]
+    assert sorted(folder.iterdir()) == [file_of(double, folder), file_of(triple, folder)]
 
 
 @pytest.mark.slow
@@ -143,7 +130,7 @@ def test_an_interrupt_leaves_no_lock_with_its_thread(folder, monkeypatch) -> Non
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("llamacli.kernels.compiler._with_wrapper", interrupted)
+        patch.setattr("llamacli.kernels.compiler._compile_for_target", interrupted)
         with pytest.raises(KeyboardInterrupt):
             call(double)
     assert elsewhere(lambda: call(double)) == 14
@@ -165,21 +152,27 @@ def elsewhere(work: Callable[[], int]) -> int | None:
     return results[0] if results else None
 
 
-def test_a_new_folder_takes_the_place_of_those_that_nobody_uses(folder, compiled) -> None:
-    old, used, foreign = (folder.parent / name for name in ("0123456789abcdef", "fedcba9876543210", "notes"))
+def test_kernels_unused_for_long_are_deleted(folder, compiled) -> None:
+    old, used, foreign = (folder.parent / name for name in ("0123456789abcdef", folder.name, "notes"))
     long_ago = time.time() - 60 * 24 * 3600
     for other in (old, used, foreign):
-        other.mkdir(parents=True)
-        (other / "double.kernel").write_bytes(b"some")
+        other.mkdir(0o700, parents=True)
+        for name in ("old.kernel", "new.kernel") if other == used else ("old.kernel",):
+            (other / name).write_bytes(b"some")
+        os.utime(other / "old.kernel", (long_ago, long_ago))
         os.utime(other, (long_ago, long_ago))
-    os.utime(used)
+    jit._prune.cache_clear()
     assert call(double) == 14
-    assert sorted(path.name for path in folder.parent.iterdir()) == sorted([folder.name, used.name, foreign.name])
-    os.utime(folder, (long_ago, long_ago))
-    jit._touch.cache_clear()
+    left = sorted(path.relative_to(folder.parent) for path in folder.parent.rglob("*.kernel"))
+    new = file_of(double, folder)
+    assert left == sorted(
+        Path(*names) for names in ((used.name, new.name), (used.name, "new.kernel"), ("notes", "old.kernel"))
+    )
+    assert not old.exists()
+    os.utime(new, (long_ago, long_ago))
     assert call(double) == 14
     assert compiled == ["double"]
-    assert folder.stat().st_mtime > time.time() - 3600, "what is loaded from is in use"
+    assert new.stat().st_mtime > time.time() - 3600, "what is loaded is in use"
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
@@ -247,7 +240,7 @@ def test_a_filled_folder_is_read_where_nothing_can_be_written(folder, compiled, 
 )
 def test_a_damaged_kernel_is_made_anew(folder, compiled, damage) -> None:
     call(double)
-    entry = folder / "double.kernel"
+    entry = file_of(double, folder)
     whole = entry.read_bytes()
     entry.write_bytes(damage(whole))
     assert call(double) == 14
@@ -258,34 +251,67 @@ def test_a_damaged_kernel_is_made_anew(folder, compiled, damage) -> None:
 
 def test_a_kernel_that_others_can_write_is_compiled_again(folder, compiled, caplog) -> None:
     """A kernel's file holds machine code."""
+    caplog.set_level(logging.INFO, "llamacli")
     call(double)
-    (folder / "double.kernel").chmod(0o666)
+    file = file_of(double, folder)
+    file.chmod(0o666)
     assert call(double) == 14
     assert compiled == ["double", "double"]
-    assert f"other users can write to {folder / 'double.kernel'}" in caplog.text
-    assert (folder / "double.kernel").stat().st_mode & 0o777 == 0o600
+    assert f"other users can write to it: '{file}'" in caplog.text
+    assert file.stat().st_mode & 0o777 == 0o600
     assert call(double) == 14
     assert compiled == ["double", "double"]
 
 
-@pytest.mark.parametrize("reason", ["mode", "owner"])
-def test_no_kernel_is_loaded_from_a_folder_of_others(folder, compiled, caplog, monkeypatch, reason) -> None:
+@pytest.mark.parametrize("reason", ["mode", "owner", "link", "shared"])
+def test_kernels_in_folders_of_others_are_compiled(reason, folder, compiled, caplog, monkeypatch) -> None:
+    """Nothing is read from there, and nothing written."""
+    caplog.set_level(logging.INFO, "llamacli")
+    jit._say_shared.cache_clear()
     call(double)
-    call(triple)
+    named = folder
+    if reason in ("owner", "link") and os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
     if reason == "mode":
         folder.chmod(0o777)
-    else:
+    elif reason == "owner":
         monkeypatch.setattr(os, "getuid", lambda: 12345)
-        if os.geteuid() != 0:
-            pytest.skip("only root can give a folder away")
         os.chown(folder, 54321, -1)
+    elif reason == "shared":
+        named = folder.parent.parent
+        named.chmod(0o777)
+    else:
+        named = folder.parent.parent.with_name("link")
+        named.symlink_to(folder.parent.parent)
+        os.chown(named, 54321, -1, follow_symlinks=False)
+        monkeypatch.setenv("LLAMACLI_CACHE", str(named))
     assert (call(double), call(triple)) == (14, 21)
-    assert compiled == ["double", "triple", "double", "triple"]
-    assert caplog.text.count(f"other users can write to {folder}") == 1
+    assert compiled == ["double", "double", "triple"]
+    said = [record for record in caplog.records if "other users can write to it" in record.message]
+    assert [record.levelname for record in said] == ["INFO"]
+    assert str(named) in said[0].message
+    assert not file_of(triple, folder).exists()
+
+
+def test_own_links_and_folders_below_shared_ones_with_the_sticky_bit_are_used(folder, compiled, monkeypatch) -> None:
+    call(double)
+    home = folder.parent.parent.parent
+    home.chmod(0o1777)
+    (home / "link").symlink_to("cache")
+    monkeypatch.setenv("LLAMACLI_CACHE", str(home / "cache" / ".." / "link"))
+    assert call(double) == 14
+    assert compiled == ["double"]
+
+
+def test_kernels_directly_in_a_folder_with_the_sticky_bit_are_not_used(folder, compiled) -> None:
+    call(double)
+    folder.chmod(0o1777)
+    assert call(double) == 14
+    assert compiled == ["double", "double"]
 
 
 def test_a_folder_in_a_kernels_place_is_not_read(folder, compiled, caplog) -> None:
-    (folder / "double.kernel").mkdir(parents=True)
+    file_of(double, folder).mkdir(0o700, parents=True)
     assert call(double) == 14
     assert "cannot be cached" in caplog.text
 
@@ -419,8 +445,8 @@ def test_sixteen_first_starts_at_once(state, tmp_path, request) -> None:
         text, errors = start.communicate(timeout=600)
         assert (start.returncode, text) == (0, "14 21\n"), errors
         assert errors.count("cannot be cached") == (state in ("read-only", "full")), errors
-    left = sorted(path.name for path in folder.rglob("*") if path.is_file())
-    assert left == ([] if state in ("read-only", "full") else ["double.kernel", "triple.kernel"])
+    left = sorted(path.name.partition("-")[0] for path in folder.rglob("*") if path.is_file())
+    assert left == ([] if state in ("read-only", "full") else ["double", "triple"])
     if left:
         assert run(PROGRAM, env=env).stderr == ""
 

@@ -1,14 +1,17 @@
 """Numba target of kernels: no machine code of callees, no allocator."""
 
+import sys
+
+import numba
 import numpy as np
 import numpy.typing as npt
 import pytest
-from numba import njit
-from numba.core.codegen import JITCodeLibrary
+from numba import njit, types
 from numba.core.errors import TypingError
 from numba.core.registry import cpu_target
+from numba.core.target_extension import current_target
 
-from llamacli.kernels import deferred
+from llamacli.kernels import compiler, deferred
 from llamacli.kernels.compiler import compile_function
 from llamacli.kernels.jit import ArrayFunction, Compiled
 from llamacli.kernels.linker import undefined_symbols
@@ -62,25 +65,90 @@ def test_function_of_other_authors_stays_callable_from_python() -> None:
     assert [foreign(3), foreign(4), foreign(0.5)] == [10, 17, 1.25]
 
 
-def test_functions_that_only_kernels_call_have_no_machine_code() -> None:
+def test_functions_that_kernels_call_have_no_machine_code() -> None:
     def kernel(x):
         return own(x) + 1
 
     assert Compiled(kernel, "int64(int64)").call(3) == 11
-    function = deferred.resolved(own)
-    (compiled,) = function.overloads.values()
-    assert not isinstance(compiled.library, JITCodeLibrary)
-    with pytest.raises(TypeError):
-        function(3)
+    assert deferred.resolved(own).signatures == []
+    assert deferred.resolved(own)(4) == 17
 
 
-def test_numbas_own_target_is_back_afterwards() -> None:
-    numbas = cpu_target.target_context
+def test_declared_signatures_of_other_authors_hold() -> None:
+    @njit("float64(float64)")
+    def half(x):
+        return x / 2
+
+    def kernel(x):
+        return half(x) + half(np.float32(x))
+
+    assert Compiled(kernel, "float64(int64)").call(3) == 3.0
+    assert half.nopython_signatures == [types.float64(types.float64)]
+
+
+def test_generators_of_other_authors_run_in_kernels() -> None:
+    @njit
+    def squares(n):
+        for i in range(n):
+            yield i * i
+
+    def kernel(n):
+        total = 0
+        for square in squares(n):
+            total += square
+        return total
+
+    assert Compiled(kernel, "int64(int64)").call(5) == 30
+
+
+@njit
+def factorial(n):
+    return n * factorial(n - 1) if n > 1 else 1
+
+
+def test_functions_given_and_found_in_modules_are_compiled() -> None:
+    @njit
+    def apply(function, x):
+        return function(x) + functions.factorial(x)
+
+    functions = sys.modules[__name__]
+
+    def kernel(n):
+        return apply(factorial, n)
+
+    assert Compiled(kernel, "int64(int64)").call(5) == 240
+
+
+def test_an_error_in_a_kernel_leaves_numbas_own_target() -> None:
+    numbas = dict(vars(cpu_target))
 
     def kernel(x):
         return x.no_such_attribute
 
-    with pytest.raises(TypingError):
+    with pytest.raises(TypingError, match="no_such_attribute"):
         Compiled(kernel, "int64(int64)").compile()
-    assert cpu_target.target_context is numbas
+    assert vars(cpu_target) == numbas
+    assert current_target() == "cpu"
     assert njit(lambda x: x + 1)(2) == 3
+
+
+@pytest.mark.parametrize("broken", ["module", "attribute"])
+def test_versions_of_numba_without_the_target_compile_callbacks(broken, monkeypatch, caplog) -> None:
+    def kernel(x):
+        return foreign(x) + np.arange(x).sum()
+
+    if broken == "module":
+        monkeypatch.setitem(sys.modules, "llamacli.kernels.numba_target", None)
+    else:
+        monkeypatch.delattr("llamacli.kernels.numba_target.Library.emit")
+    compiler._warn_of_failure.cache_clear()
+    made: list[Compiled] = []
+    for _ in range(2):  # compiled, and loaded from the cache
+        made.append(Compiled(kernel, "int64(int64)"))
+        assert made[-1].call(4) == 23
+    square_sum = ArrayFunction(sum_of_ends, "float64(float64[::1])")
+    assert square_sum(np.arange(4.0)) == 9.0
+    (record,) = [record for record in caplog.records if record.name == compiler.__name__]
+    assert record.message.startswith(
+        f"kernels are compiled as callbacks of Numba {numba.__version__}, which takes longer"
+    )

@@ -21,8 +21,8 @@ from llamacli.ops.values import Value
 from llamacli.testing.conformance import ConformanceError, check_op
 from llamacli_l2.l2_norm import L2Norm
 
-WITHOUT = {"Lanewise", "Embed", "Store", "PreviousHidden"}
-"""A base class, ops that the examples of all others need, and an input that examples do not have."""
+WITHOUT = {"Lanewise", "StateOp", "Embed", "Store", "PreviousHidden"}
+"""Base classes, ops that the examples of all others need, and an input that examples do not have."""
 
 OPS = [op for op in op_classes() if op.__module__.startswith("llamacli.ops.") and op.__name__ not in WITHOUT]
 

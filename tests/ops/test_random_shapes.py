@@ -12,8 +12,8 @@ from paths import entry_points, is_of_this_project
 from random_graphs import FLOORS, INPUT_BOUNDS, MAKERS, N_TOKENS, made_ops, random_example
 from suite import examples
 
-WITHOUT = {"Lanewise", "Store", "PreviousHidden"}
-"""A base class, the op that every attention needs, and an input that such graphs do not have."""
+WITHOUT = {"Lanewise", "StateOp", "Store", "PreviousHidden"}
+"""Base classes, the op that every attention needs, and an input that such graphs do not have."""
 
 
 def all_ops() -> set[type[Op]]:

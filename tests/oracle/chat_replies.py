@@ -7,6 +7,7 @@ with the tools of the case. Prints counts by template; with `-v` also the replie
 
 import argparse
 import collections
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -91,7 +92,7 @@ class Case:
         return next((kind for name, kind in named.items() if self.options.get(name)), "whole")
 
 
-def message(content: str, reasoning: str = "", name: str = "", arguments: str = "", id: str = "") -> Any:
+def message(content: str, reasoning: str = "", name: str = "", arguments: str = "", number: str = "") -> Any:
     """Expected message."""
     return SimpleNamespace(content=content, reasoning=reasoning, calls=[[name, arguments]] if name else [])
 
@@ -135,7 +136,8 @@ def cases(source: str) -> Iterator[Case]:
             name = found["name"] or found["text"] or found["local"] or ""
         try:
             if found["case"]:
-                case = eval("tst(" + as_python(code).replace("\n", " "), _Names({**known, "tst": lambda text: Case(template, text)}))  # fmt: skip
+                make = functools.partial(Case, template)
+                case = eval("tst(" + as_python(code).replace("\n", " "), _Names({**known, "tst": make}))
                 (shared if template == "template_path" else []).append(case)
                 if template != "template_path":
                     yield case

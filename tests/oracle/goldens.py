@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from tiny_variants import VARIANTS
 
 DIRECTORY = Path(__file__).resolve().parents[1] / "goldens"
 
@@ -45,13 +48,33 @@ class Golden:
 
     @classmethod
     def load(cls, name: str) -> Golden:
-        """Read the golden of a variant of `tiny_variants`."""
-        with np.load(DIRECTORY / f"{name}.npz") as arrays:
-            return cls(str(arrays["sha256"]), **{key: arrays[key] for key in arrays if key != "sha256"})
+        """Read the golden of a variant of `tiny_variants`. Raises KeyError if there is none."""
+        with np.load(_path(name)) as arrays:
+            found = {field.name: arrays[f"{name} {field.name}"] for field in dataclasses.fields(cls)}
+        return cls(**found | {"sha256": str(found["sha256"])})
 
-    def save(self, name: str) -> None:
-        """Write the golden to the file that `load` reads."""
-        np.savez_compressed(DIRECTORY / f"{name}.npz", **dataclasses.asdict(self))
+    def save(self, name: str) -> str:
+        """Write the golden into the file of its family; returns "new", "changed" or "unchanged".
+
+        Goldens of variants that no longer exist are left out.
+        """
+        path = _path(name)
+        arrays: dict[str, Any] = {}
+        if path.exists():
+            with np.load(path) as recorded:
+                arrays = {key: recorded[key] for key in recorded if key.split()[0] in VARIANTS}
+        fields = {f"{name} {field}": np.asarray(value) for field, value in dataclasses.asdict(self).items()}
+        if not fields.keys() <= arrays.keys():
+            change = "new"
+        else:
+            same = all(np.array_equal(arrays[key], value) for key, value in fields.items())
+            change = "unchanged" if same else "changed"
+        np.savez_compressed(path, **dict(sorted((arrays | fields).items())))
+        return change
+
+
+def _path(name: str) -> Path:
+    return DIRECTORY / f"{VARIANTS[name].family}.npz"
 
 
 def sha256(path: Path) -> str:

@@ -30,9 +30,10 @@ def record(name: str, directory: Path) -> None:
         gaps=run["gaps"],
         exact=peer.run(exact, goldens.TOKENS.tolist(), 1, 0, goldens.N_CTX)["logits"][goldens.POSITIONS],
     )
-    golden.save(name)
+    change = golden.save(name)
     n_sure = goldens.sure(golden.gaps, 1e-3)
-    print(f"{name}: {len(set(golden.greedy.tolist()))} different greedy tokens, {n_sure} before the first narrow gap")
+    n_different = len(set(golden.greedy.tolist()))
+    print(f"{name}, {change}: {n_different} different greedy tokens, {n_sure} before the first narrow gap")
 
 
 if __name__ == "__main__":

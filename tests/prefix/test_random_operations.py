@@ -16,7 +16,7 @@ import byte_tokens
 from byte_tokens import EOS, TOKENS
 from llamacli import ContextOverflowError, Model, Session, load_model
 from llamacli.engine import default_engine
-from llamacli.generation import evaluation
+from llamacli.generation import stream
 from llamacli.prefix import (
     CancelledError,
     ContextManifest,
@@ -114,7 +114,7 @@ class PrefixMachine(RuleBasedStateMachine):
     @rule()
     def interrupt(self) -> None:
         """Interrupt the next evaluation."""
-        with mock.patch.object(evaluation, "evaluate", side_effect=KeyboardInterrupt):
+        with mock.patch.object(stream, "evaluate", side_effect=KeyboardInterrupt):
             with contextlib.suppress(KeyboardInterrupt, ContextOverflowError):
                 self.session.prefill_suffix("abc")
             with contextlib.suppress(KeyboardInterrupt):

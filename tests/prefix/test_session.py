@@ -100,7 +100,7 @@ class TestReuse:
         session.ensure_prefix(PREFIX)
         chunks = session.decode(GREEDY)
         with monkeypatch.context() as patch:
-            patch.setattr("llamacli.generation.evaluation.evaluate", mock.Mock(side_effect=KeyboardInterrupt))
+            patch.setattr("llamacli.generation.stream.evaluate", mock.Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 next(chunks)
         assert text_of(session) == first
@@ -232,7 +232,7 @@ class TestErrors:
         def fail(*_: object, **__: object) -> None:
             raise RuntimeError("the first cause")
 
-        monkeypatch.setattr("llamacli.generation.evaluation.evaluate", fail)
+        monkeypatch.setattr("llamacli.generation.stream.evaluate", fail)
         with pytest.raises(SessionFatalError, match="first cause"):
             session.prefill_suffix(SUFFIX)
         monkeypatch.undo()
@@ -276,7 +276,7 @@ class TestErrors:
         def fail(*_: object, **__: object) -> None:
             raise OutOfMemoryError(5, 1)
 
-        monkeypatch.setattr("llamacli.generation.evaluation.evaluate", fail)
+        monkeypatch.setattr("llamacli.generation.stream.evaluate", fail)
         *_, last = session.decode(GREEDY)
         monkeypatch.undo()
         assert isinstance(last.error, SessionFatalError)

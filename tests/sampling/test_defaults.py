@@ -1,13 +1,12 @@
 import math
 
-import attrs
 import pytest
 
 from llamacli import SamplingParams
 from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.gguf import Metadata
 from llamacli.sampling.defaults import params_with_defaults
-from llamacli.util.sampling_defaults import DEFAULTS, ORDER
+from llamacli.util.sampling_params import ORDER, PARAMETERS
 
 
 def test_given_before_file_before_llama_cpp() -> None:
@@ -17,10 +16,10 @@ def test_given_before_file_before_llama_cpp() -> None:
 
 
 def test_defaults_are_valid_parameters_within_their_ranges() -> None:
-    fields = {field.name for field in attrs.fields(SamplingParams)}
-    assert DEFAULTS.keys() <= fields
-    for default in DEFAULTS.values():
-        assert default.low <= default.value <= (math.inf if default.high is None else default.high)
+    for one in PARAMETERS.values():
+        for value in (one.default, one.off):
+            assert one.low <= value <= (math.inf if one.high is None else one.high)
+            assert type(value) is type(getattr(SamplingParams(**{one.name: value}), one.name))
 
 
 def test_minus_one_is_the_whole_context() -> None:

@@ -56,11 +56,11 @@ def run(model: Model, adapters: list[Adapter], wanted: list[GenerationRequest], 
     for one in wanted:
         scheduler.submit(one)
     while scheduler.busy:
-        for ticket, event in scheduler.step():
+        for state, event in scheduler.step():
             if isinstance(event, TextDelta):
-                found[ticket.request.id] += [(token.id, token.logprob) for token in event.tokens]
+                found[state.message.id] += [(token.id, token.logprob) for token in event.tokens]
             elif isinstance(event, Done):
-                found[f"{ticket.request.id} cached"] = event.usage.cached
+                found[f"{state.message.id} cached"] = event.usage.cached
     scheduler.close()
     return found
 

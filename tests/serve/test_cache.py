@@ -60,8 +60,8 @@ def run(
     for _ in range(3000):
         if not one.busy:
             return one, events
-        for ticket, event in one.step():
-            events[ticket.request.id].append(event)
+        for state, event in one.step():
+            events[state.message.id].append(event)
     raise AssertionError("requests are still running")
 
 

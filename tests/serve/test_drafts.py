@@ -193,9 +193,9 @@ def run(model: Model, wanted: list[GenerationRequest], source: DraftSource | Non
     for one in wanted:
         scheduler.submit(one)
     while scheduler.busy:
-        for ticket, event in scheduler.step():
+        for state, event in scheduler.step():
             if isinstance(event, TextDelta):
-                found[ticket.request.id] += [(event.index, token.id, token.logprob) for token in event.tokens]
+                found[state.message.id] += [(event.index, token.id, token.logprob) for token in event.tokens]
     found["drafted"] = scheduler.counters.draft_tokens
     scheduler.close()
     return {

@@ -27,7 +27,6 @@ from llamacli.serve.errors import (
     ShuttingDownError,
     UnknownModelError,
 )
-from llamacli.serve.lanes import Lane
 from llamacli.serve.models import ModelSource
 from llamacli.serve.requests import (
     Admitted,
@@ -40,6 +39,7 @@ from llamacli.serve.requests import (
     GenerationRequest,
     TextDelta,
 )
+from llamacli.serve.sequences import SequenceState
 from llamacli.serve.settings import EngineSettings
 from llamacli.tools.embedding import load_embedder
 
@@ -176,10 +176,10 @@ def test_replies_are_the_same_alone_and_under_any_load(demo: Model, monkeypatch:
     expected = run(demo, one_by_one, max_running=2)
     plan = planning.Planner.plan
 
-    def preempting(self: planning.Planner) -> list[tuple[Lane, int]]:
-        """Plan a step, and every fifth time preempt the latest lane first."""
-        if self.n_steps % 5 == 4 and len(self.running.lanes) > 1:
-            self.running.preempt(self.running.lanes[-1])
+    def preempting(self: planning.Planner) -> list[tuple[SequenceState, int]]:
+        """Plan a step, and every fifth time preempt the latest sequence first."""
+        if self.n_steps % 5 == 4 and len(self.running.sequences) > 1:
+            self.running.preempt(self.running.sequences[-1])
         return plan(self)
 
     page = demo.kv_pool().layout.n_bytes(16)

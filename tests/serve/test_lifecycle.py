@@ -101,8 +101,8 @@ def test_fail_ends_all_requests_or_those_that_wait() -> None:
         simulation.submit(request(name, seed=ord(name)))
     simulation.step()
     error = QueueTimeoutError("over")
-    assert [ticket.request.id for ticket, _ in simulation.scheduler.fail(error, waiting_only=True)] == ["b", "c"]
-    assert [(ticket.request.id, event) for ticket, event in simulation.scheduler.fail(error)] == [("a", Failed(error))]
+    assert [state.message.id for state, _ in simulation.scheduler.fail(error, waiting_only=True)] == ["b", "c"]
+    assert [(state.message.id, event) for state, event in simulation.scheduler.fail(error)] == [("a", Failed(error))]
     assert not simulation.scheduler.busy
     simulation.scheduler.close()
     assert simulation.pool.n_used_bytes == 0
@@ -114,16 +114,16 @@ def test_cancelled_in_any_phase(phase: str) -> None:
     if phase == "prefill":
         simulation.submit(request("other", seed=4, max_tokens=30, ignore_eos=True))
         simulation.step()
-    ticket = simulation.submit(request("a", 400 if phase == "prefill" else 20, max_tokens=50, ignore_eos=True))
+    state = simulation.submit(request("a", 400 if phase == "prefill" else 20, max_tokens=50, ignore_eos=True))
     if phase == "prefill":
         simulation.step()
-        assert 0 < ticket.n_processed < 400
+        assert 0 < state.n_processed < 400
     elif phase != "waiting":
-        simulation.run(until=lambda: ticket.n_generated > 3)
+        simulation.run(until=lambda: state.n_generated > 3)
     if phase == "preempted":
-        simulation.scheduler.running.preempt(simulation.scheduler.running.lanes[0])
+        simulation.scheduler.running.preempt(simulation.scheduler.running.sequences[0])
     n_events = len(simulation.events["a"])
-    simulation.scheduler.cancel(ticket)
+    simulation.scheduler.cancel(state)
     simulation.step()
     assert simulation.scheduler.stats().cancelled == {phase: 1}
     simulation.run()

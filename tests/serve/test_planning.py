@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_serving import Simulation, alone, kinds, last, prompt_of, request
+from fake_serving import FakeProgram, Simulation, alone, kinds, last, prompt_of, request
 from llamacli.generation.costs import MIN_CHUNK
 from llamacli.serve.errors import QueueFullError
-from llamacli.serve.planning import LAST_PIECE, OLDEST_EVERY
-from llamacli.serve.requests import (
-    Done,
-)
+from llamacli.serve.planning import LAST_CHUNK, OLDEST_EVERY
+from llamacli.serve.requests import Done, EmbeddingRequest
+from llamacli.tools.embedding import Pooling
 from suite import examples
 
 
@@ -40,7 +41,7 @@ def test_step_that_ends_a_prompt_may_take_a_little_longer(n_prompt: int, pieces:
     simulation.submit(request("last", n_prompt, seed=9, max_tokens=1))
     simulation.run(until=lambda: Done in kinds(simulation, "last"))
     assert [call[4:] for call in simulation.program.calls[n_steps:]] == [[n] for n in pieces]
-    assert max(simulation.step_seconds[n_steps:]) <= LAST_PIECE * 0.15
+    assert max(simulation.step_seconds[n_steps:]) <= LAST_CHUNK * 0.15
 
 
 def test_prompt_alone_takes_whole_batches() -> None:
@@ -158,3 +159,16 @@ def test_prompts_that_begin_alike_are_evaluated_once() -> None:
     for i in range(6):
         expected = alone(request(str(i), prompts=((*begin, 301 + i, 305),), max_tokens=5))
         assert simulation.result(str(i)) == expected
+
+
+@given(st.lists(st.integers(1, 512), min_size=1, max_size=12), st.sampled_from([0, 1, 150]), st.floats(1e-4, 0.1))
+def test_inputs_of_encoders_are_evaluated_whole_and_all_end(lengths: list[int], step_ms: int, per_row: float) -> None:
+    with patch.object(FakeProgram, "needs_whole_input", True):
+        costs = {"base": 0.01, "per_row": per_row}
+        simulation = Simulation(step_ms=step_ms, pooling=Pooling.MEAN, costs=costs, max_running=4)
+        for i, n in enumerate(lengths):
+            simulation.submit(EmbeddingRequest(id=str(i), model="m", prompts=(prompt_of(i, n),)))
+        for _ in lengths:
+            simulation.step()
+        assert all(Done in kinds(simulation, str(i)) for i in range(len(lengths)))
+        assert sorted(n for call in simulation.program.calls for n in call) == sorted(lengths)

@@ -111,8 +111,8 @@ class Trial:
         return self.scheduler.submit(request)
 
     def step(self) -> None:
-        for ticket, event in self.scheduler.step():
-            self.events[ticket.request.id].append(event)
+        for state, event in self.scheduler.step():
+            self.events[state.message.id].append(event)
 
     def run(self) -> None:
         for _ in range(2000):
@@ -178,20 +178,20 @@ def start(
 def test_replies_are_those_alone(
     specs: list[Spec], load: dict[str, Any], preempted: set[int], start: Callable[..., Trial]
 ) -> None:
-    """Continue texts of other requests, cancel some, preempt lanes."""
+    """Continue texts of other requests, cancel some, preempt sequences."""
     wanted = requests(specs, start)
     always = patch.object(Drafts, "_best_length", lambda _self, _draft, limit, *_: limit)
     with always, patch.object(running, "GROWTH", 0):
-        together, tickets = start(**load), {}
+        together, states = start(**load), {}
         for step in range(40):
             for (one, _), spec in zip(wanted, specs, strict=True):
                 if spec.arrives == step:
-                    tickets[one.id] = together.submit(one)
+                    states[one.id] = together.submit(one)
                 if spec.cancelled is not None and spec.arrives + spec.cancelled == step:
-                    together.scheduler.cancel(tickets[one.id])
-            lanes = together.scheduler.running.lanes
-            if step in preempted and len(lanes) > 1:
-                together.scheduler.running.preempt(lanes[-1])
+                    together.scheduler.cancel(states[one.id])
+            sequences = together.scheduler.running.sequences
+            if step in preempted and len(sequences) > 1:
+                together.scheduler.running.preempt(sequences[-1])
             together.step()
         together.run()
     for (one, alone), spec in zip(wanted, specs, strict=True):

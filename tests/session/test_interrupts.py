@@ -21,7 +21,9 @@ from llamacli.kv import KVPool, KVSequence
 from llamacli.session import Session
 
 CORE = Path(llamacli.__file__).parent
-WATCHED = tuple(str(CORE / part) for part in ("session", "kv", "engine/batching.py", "util/locking.py"))
+WATCHED = tuple(
+    str(CORE / part) for part in ("session.py", "generation", "kv", "engine/batching.py", "util/locking.py")
+)
 TOKENS = np.random.RandomState(3).randint(0, 32, 90).tolist()
 OTHERS = TOKENS[:70] + TOKENS[10:30]
 STRIDE = 89

@@ -21,7 +21,7 @@ from byte_tokens import EOS, TOKENS
 from llamacli import ContextOverflowError, InvalidRequestError, Model, SamplingParams, Session, StateError, load_model
 from llamacli.engine import default_engine
 from llamacli.engine.adapters import Adapter
-from llamacli.generation import evaluation
+from llamacli.generation import stream
 from llamacli.generation.stream import eval_batch
 from suite import examples
 
@@ -81,11 +81,11 @@ def fault(when: str | None) -> Iterator[None]:
             evaluate(*args, **options)
         raise KeyboardInterrupt
 
-    evaluate = evaluation.evaluate
+    evaluate = stream.evaluate
     if when is None:
         yield
         return
-    with mock.patch.object(evaluation, "evaluate", interrupted), pytest.raises(KeyboardInterrupt):
+    with mock.patch.object(stream, "evaluate", interrupted), pytest.raises(KeyboardInterrupt):
         yield
 
 

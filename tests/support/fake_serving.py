@@ -185,9 +185,9 @@ class Simulation:
 
     def step(self) -> None:
         started = self.clock.now
-        for ticket, event in self.scheduler.step():
-            self.events[ticket.request.id].append(event)
-            self.times[ticket.request.id].append(self.clock.now)
+        for state, event in self.scheduler.step():
+            self.events[state.message.id].append(event)
+            self.times[state.message.id].append(self.clock.now)
         self.step_seconds.append(self.clock.now - started)
 
     def run(self, until: Callable[[], bool] = lambda: False, limit: int = 20_000) -> None:

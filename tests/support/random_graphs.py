@@ -152,6 +152,12 @@ _simple(
     number=lambda d: d.graph.mul(d.x(d.width()), d.x(1)),
     vector=lambda d: d.graph.mul(x := d.x(d.width()), d.param(x.width)),
 )
+_simple(
+    "Div",
+    values=lambda d: d.graph.div(x := d.x(d.width()), d.x(x.width, even=True)),
+    number=lambda d: d.graph.div(d.x(d.width()), d.x(1, even=True)),
+    vector=lambda d: d.graph.div(x := d.x(d.width()), d.param(x.width)),
+)
 _simple("SigmoidGate", any=lambda d: d.graph.sigmoid_gate(d.x(d.width()), d.x(1)))
 for _name in ("silu", "gelu", "relu", "relu_squared", "sigmoid", "tanh", "softplus", "exp"):
     _simple("Map", **{_name: lambda d, _name=_name: d.graph.map(_bounded(d, _name), getattr(activations, _name))})

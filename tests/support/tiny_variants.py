@@ -18,18 +18,25 @@ add_plugin_paths()
 
 @dataclass(frozen=True)
 class Variant:
-    """Writer, options and exactness of a tiny model: `write(path, **options)`."""
+    """Writer, options and exactness of a tiny model: `write(path, **options)`; and the folder of its plugin."""
 
     write: Callable[..., Path]
     options: dict[str, Any]
     exact: float
+    family: str
 
 
-_MODULES = [importlib.import_module(path.stem) for path in sorted(PLUGINS.glob("*/tests/tiny_*.py"))]
+_MODULES = {
+    importlib.import_module(path.stem): path.parents[1].name for path in sorted(PLUGINS.glob("*/tests/tiny_*.py"))
+}
 
 
 def _variants(kind: str) -> dict[str, Variant]:
-    return {name: Variant(*variant) for module in _MODULES for name, variant in getattr(module, kind, {}).items()}
+    return {
+        name: Variant(*variant, family)
+        for module, family in _MODULES.items()
+        for name, variant in getattr(module, kind, {}).items()
+    }
 
 
 VARIANTS = _variants("VARIANTS")

@@ -164,7 +164,7 @@ def _listed(architectures: set[str], everyone: set[str]) -> str:
 
 def _activations() -> Iterator[str]:
     """Table of the functions for `map`, `gated` and `moe`."""
-    yield "## Activations\n\nFunctions of `llamacli.ops.activations`, for `map` (x), `gated` and `moe` (gate, up)."
+    yield "## Activations\n\nFunctions of `llamacli.plugin`, for `map` (x), `gated` and `moe` (gate, up)."
     yield "\n| function | computes |\n|---|---|"
     for name, function in inspect.getmembers(activations, callable):
         if getattr(function, "__module__", "") != activations.__name__ or name in ("Activation", "formula_of"):

@@ -3,6 +3,7 @@
 import attrs
 import pytest
 
+from llamacli.ops.rms_norm import rms_norm_kernel
 from llamacli.plugins import PluginInfo
 from llamacli.tools import doctor
 from llamacli.tools.doctor import Cpu, KernelCache, Memory, Report, Trial, examine, try_model
@@ -124,11 +125,12 @@ def test_report_of_the_kernel_cache(tmp_path, monkeypatch) -> None:
     assert folder is not None
     assert empty.folder == str(folder)
     folder.mkdir(parents=True)
-    (folder / "rms_norm.kernel").write_bytes(bytes(10))
+    known = folder / rms_norm_kernel().file_name
+    known.write_bytes(bytes(10))
     (folder / "unknown.kernel").write_bytes(bytes(5))
     filled = examine(()).kernels
     assert (filled.n_bytes, filled.n_compiled) == (15, 1)
-    monkeypatch.setenv("LLAMACLI_CACHE", str(folder / "rms_norm.kernel"))
+    monkeypatch.setenv("LLAMACLI_CACHE", str(known))
     assert not examine(()).kernels.writable
     monkeypatch.setattr(doctor, "cache_directory", lambda: None)
     assert examine(()).kernels == KernelCache(None, False, 0, 0, empty.n_kernels)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llamacli.errors import InvalidRequestError
-from llamacli.util.files import replacing
+from llamacli.util.files import SharedFileError, make_own_folder, open_own, replacing
 
 
 @pytest.fixture
@@ -130,3 +130,45 @@ def test_leftovers_of_killed_writers_are_removed(path: Path) -> None:
         write(path, b"second", overwrite=True)  # the temporary file of a writer at work stays
     assert path.read_bytes() == b"first"
     assert sorted(os.listdir(path.parent)) == sorted([path.name, *others])
+
+
+def test_own_folders_are_made_for_this_user_alone(tmp_path: Path) -> None:
+    folder, mask = tmp_path / "a" / "b", os.umask(0)
+    try:
+        make_own_folder(folder)
+        make_own_folder(folder)
+    finally:
+        os.umask(mask)
+    assert [one.stat().st_mode & 0o777 for one in (folder, folder.parent)] == [0o700, 0o700]
+    folder.parent.chmod(0o770)
+    with pytest.raises(SharedFileError, match=f"other users can write to it: '{folder.parent}'"):
+        make_own_folder(folder)
+
+
+@pytest.mark.parametrize("kind", ["loop", "pipe", "folder", "missing"])
+def test_only_regular_files_are_opened(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    if kind == "loop":
+        path.symlink_to(path)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    with pytest.raises(OSError, match=str(path)) as error:
+        open_own(path)
+    assert not isinstance(error.value, SharedFileError)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("given", ["file", "link", "folder"])
+def test_files_that_others_can_change_are_not_opened(given: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_bytes(b"text")
+    (tmp_path / "link").symlink_to("folder")
+    path = tmp_path / "link" / "file"
+    with open_own(path) as file:
+        assert file.read() == b"text"
+    place = {"file": tmp_path / "folder" / "file", "folder": tmp_path / "folder", "link": tmp_path / "link"}[given]
+    os.chown(place, 54321, -1, follow_symlinks=False)
+    with pytest.raises(SharedFileError, match=f"other users can write to it: '{place}'"):
+        open_own(path)

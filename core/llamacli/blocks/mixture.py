@@ -14,6 +14,7 @@ from llamacli.gguf import Metadata
 from llamacli.graph import Graph, Value
 
 SHARED = "_shexp"
+"""Suffix of the tensors of shared experts."""
 
 
 def expert_groups(metadata: Metadata, architecture: str, n_expert: int) -> tuple[int, int] | None:

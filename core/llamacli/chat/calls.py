@@ -46,7 +46,10 @@ class OneCall(Protocol):
     """Notation of one tool call."""
 
     def read(self, text: str, at: int, schemas: Schemas) -> tuple[list[ToolCall], int]:
-        """Parse the call at a place: one, or a list of them, and the place after it. Raises ValueError."""
+        """Parse the call at a place.
+
+        Returns a list, as some notations have several in one, and the place after it. Raises ValueError.
+        """
 
     def grammar(self, rules: Rules, name: str, schema: dict[str, Any]) -> str:
         """Grammar of a call; see `CallGrammar`."""
@@ -168,7 +171,7 @@ class Pairs:
         raise IncompleteCallError(f"{text[at : at + 80]!r} is not an argument")
 
     def grammar(self, rules: Rules, schema: Mapping[str, Any]) -> str:
-        """Expression of the arguments, in the order of the schema; optional ones may be left out."""
+        """Expression of the arguments, in the order of the schema."""
         properties, required = schema.get("properties"), schema.get("required")
         given = dict(properties) if isinstance(properties, Mapping) else {}
         needed = [name for name in required if isinstance(name, str)] if isinstance(required, Sequence) else []
@@ -187,7 +190,7 @@ class Pairs:
     def _joined(self, rules: Rules, given: Mapping[str, Any], needed: Sequence[str], root: Mapping[str, Any]) -> str:
         """Expression of arguments with a text between two of them."""
         comma, first, after = expression(rules, self.between), "", ""
-        for name in reversed(given):
+        for name in list(given)[::-1]:
             pair = rules.add("pair", self._written(rules, literal(name), given[name], root))
             begins, follows = f"{pair} {after}", f"{comma} {pair} {after}"
             if name not in needed:
@@ -199,7 +202,8 @@ class Pairs:
         """Expression of one argument."""
         kinds = _kinds(schema, root)
         alternatives = []
-        constants = schema.get("enum", [schema["const"]] if "const" in schema else None) if isinstance(schema, Mapping) else None  # fmt: skip
+        given = schema if isinstance(schema, Mapping) else {}
+        constants = given.get("enum", [given["const"]] if "const" in given else None)
         middle, closes = self.string
         if isinstance(constants, Sequence) and constants and all(isinstance(each, str) for each in constants):
             either = " | ".join(literal(each) if each else '""' for each in constants)
@@ -221,10 +225,10 @@ class Pairs:
 
 @attrs.frozen
 class NamedCall:
-    """Tool call as a name and arguments: an object in JSON, or `pairs` in tags.
+    """Tool call as a name and arguments.
 
-    `after` is the text between both, `ends` what follows the arguments, `before` what comes before the name. The texts
-    may have an `ID`.
+    Arguments are an object in JSON, or `pairs` in tags. `before` is the text before the name, `after` between name and
+    arguments, `ends` after the arguments. The texts may have an `ID`.
     """
 
     before: str = ""
@@ -291,7 +295,10 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 @functools.lru_cache(maxsize=512)
 def _middle(text: str) -> re.Pattern[str]:
-    """Pattern of the text between a key and a value: white space after it is the value's, but for a line's end."""
+    """Pattern of the text between a key and a value.
+
+    White space after it is the value's, but for a line's end.
+    """
     tail = text[len(text.rstrip()) :]
     return re.compile((_source(text) or r"\s*") + (r"\n?" if "\n" in tail else ""))
 
@@ -305,7 +312,7 @@ def _value_end(text: str) -> str:
 
 
 def _match(text: str, within: str, at: int) -> int | None:
-    """Place after a text of the notation, None if it is not there."""
+    """Place after a text of the notation, None without it."""
     found = _pattern(text).match(within, at)
     return found.end() if found else None
 
@@ -329,7 +336,7 @@ _ARGUMENTS = "arguments"
 
 
 def moved(schema: Any) -> Any:
-    """Copy of a schema with its references to the root moved to the definition of the arguments."""
+    """Copy of a schema whose references begin at the arguments' definition."""
     if isinstance(schema, list):
         return [moved(item) for item in schema]
     if not isinstance(schema, Mapping):
@@ -389,6 +396,7 @@ def typed_value(text: str, schema: Any = None, root: Mapping[str, Any] | None = 
     if kinds == ["string"]:
         return text
     bare = text.strip()
+    value: Any
     if bare in _WORDS:
         value = _WORDS[bare]
     else:
@@ -415,7 +423,7 @@ _WORDS = {"True": True, "False": False, "None": None}
 
 
 def _python_literal(text: str) -> Any:
-    """Value of a list or dictionary in Python's notation; other text as it is."""
+    """Value of a list or dictionary in Python's notation, else the text."""
     if text[:1] in ("{", "["):
         try:
             return json.loads(json.dumps(ast.literal_eval(text), allow_nan=False))
@@ -428,9 +436,10 @@ def _python_literal(text: str) -> Any:
 
 
 def decoded(text: str, at: int) -> tuple[Any, int]:
-    """Decode the JSON value at a place; the value and the place after it.
+    """Decode the JSON value at a place.
 
-    Raises IncompleteCallError for a value whose end is missing, ValueError for anything else.
+    Returns the value and the place after it. Raises IncompleteCallError for a value whose end is missing, ValueError for
+    anything else.
     """
     try:
         return json.JSONDecoder(strict=False).raw_decode(text, at)
@@ -467,7 +476,10 @@ def json_call(value: Any) -> ToolCall:
 
 
 def arguments_of(value: Any) -> dict[str, Any]:
-    """Arguments by name: an object, or its JSON text; None and empty text mean none. Raises ValueError."""
+    """Arguments by name, of an object or its JSON text.
+
+    None and empty text mean none. Raises ValueError.
+    """
     if isinstance(value, str):
         value = json.loads(value) if value.strip() else {}
     if value is None:

@@ -1,7 +1,8 @@
 """Syntax of replies derived from a chat template.
 
-Probe conversations are rendered: with and without reasoning, with text and with calls, one and two of them, with one and
-two arguments. The markers are the texts in which the renderings differ. A notation is kept only if it parses the probes.
+Probe conversations are rendered: with and without reasoning, with text and with calls, one and two of them, with one
+and two arguments. The markers are the texts in which the renderings differ. A notation is kept only if it parses the
+probes.
 """
 
 from __future__ import annotations
@@ -77,11 +78,11 @@ class _Variant:
         """Calls of a message."""
         return [
             {
-                "id": id,
+                "id": number,
                 "type": "function",
                 "function": {"name": name, "arguments": json.dumps(given) if self.as_text else dict(given)},
             }
-            for id, (name, given) in zip(self.ids, calls, strict=False)
+            for number, (name, given) in zip(self.ids, calls, strict=False)
         ]
 
 
@@ -115,7 +116,7 @@ class _Probe:
         return self.reply(content=_TEXT) or ""
 
     def body(self, rendered: str, reasoning: Span | None) -> str:
-        """Calls of a rendering: without what a message with text begins and ends with."""
+        """Calls of a rendering, without the markers around messages."""
         start = _common(self.plain, rendered)
         end = _common(self.plain[::-1].partition(_TEXT[::-1])[0][::-1], rendered, -1)
         text = rendered[start : len(rendered) - end]
@@ -163,15 +164,15 @@ class _Probe:
 
 
 def _calls(probe: _Probe, variant: _Variant, reasoning: Span | None) -> Calls | None:
-    """Notation of calls in the renderings of one form of messages, None if they show none."""
+    """Notation of calls in messages of one form, None for none."""
 
     def body(*calls: tuple[str, Mapping[str, Any]]) -> str:
         rendered = probe.reply(content=variant.content, tool_calls=variant.calls(*calls))
         if rendered is None or calls[0][0] not in rendered:
             return ""
         text = probe.body(rendered, reasoning)
-        for id in variant.ids:  # the number alone where the id has the name
-            text = text.replace(id, re.sub(r"(?<=:)\d+|^\w+$", ID, id))
+        for given in variant.ids:  # the number alone where the id has the name
+            text = text.replace(given, re.sub(r"(?<=:)\d+|^\w+$", ID, given))
         return text
 
     first, second = (_NAMES[0], {_KEYS[0]: _VALUES[0]}), (_NAMES[1], {_KEYS[0]: _VALUES[1]})
@@ -211,7 +212,7 @@ def _json_calls(one: str, two: str) -> Calls | None:
 
 
 def _json_call(text: str, start: int, name: str) -> tuple[int, int, JsonCall] | None:
-    """First object that is a call: its place, its end, and its keys."""
+    """First object that is a call: place, end and keys."""
     decoder = json.JSONDecoder()
     for brace in (found.start() for found in re.finditer(r"\{", text[: text.find(name) if name in text else 0])):
         if brace < start:
@@ -285,7 +286,7 @@ def _pairs(one: str, both: str, typed: str, after: int) -> tuple[NamedCall, int]
 
 
 def _section(call: OneCall, prefix: str, suffix: str, between: str | None) -> Calls:
-    """Span of calls from the texts before the first, after the last and between two."""
+    """Span of calls from the texts around and between them."""
     ends = ""
     if between is not None:
         closes = suffix[: _common(suffix, between)]
@@ -327,6 +328,6 @@ def _texts(call: OneCall) -> Iterator[str]:
 
 
 def _common(one: str, other: str, step: int = 1) -> int:
-    """Length of the tokens that two texts begin with, or with step -1 end with."""
+    """Length of the common first tokens, with step -1 last tokens."""
     pairs = zip(_TOKEN.findall(one)[::step], _TOKEN.findall(other)[::step], strict=False)
     return sum(len(token) for token, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

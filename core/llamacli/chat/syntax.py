@@ -25,7 +25,6 @@ from llamacli.chat.calls import (
     json_calls,
     schemas_of,
 )
-from llamacli.chat.calls import tagged_calls as tagged_calls
 from llamacli.chat.messages import Piece, ToolCall
 
 Event = Piece | ToolCall
@@ -213,7 +212,7 @@ class _SpanReader(Reader):
         return False
 
     def _read_call(self, span: Calls, final: bool) -> Generator[Event, None, bool]:
-        """Parse the call that the text held back begins with, once it is complete.
+        """Parse the call that the text held back begins with.
 
         Returns whether it was, or was none.
         """
@@ -264,7 +263,8 @@ class Channels:
 
     A header may name a recipient too. It ends at `begins`, its text at one of `ends` or at `starts`, which begins the
     next header. The channel's name follows `channel` in the header, the last one counts: `final` and `preamble` are for
-    the user, all others are reasoning. A message to `recipient` and a name is a call of that tool, its text the arguments in JSON.
+    the user, all others are reasoning. A message to `recipient` and a name is a call of that tool, its text the
+    arguments in JSON.
     """
 
     starts: str
@@ -413,9 +413,12 @@ def _partial_marker(text: str, markers: Iterable[str]) -> int:
 # --- common syntaxes
 
 THINK = Span("<think>", "</think>")
+"""Reasoning between `<think>` and `</think>`."""
 PLAIN = Spans()
 THINKING = Spans(THINK)
+"""Syntax of replies with reasoning in `<think>`."""
 HERMES = Spans(THINK, Calls("<tool_call>", "</tool_call>", json_calls))
+"""Syntax with reasoning in `<think>` and tool calls as JSON in `<tool_call>`."""
 HARMONY = Channels(
     starts="<|start|>",
     channel="<|channel|>",
@@ -424,3 +427,4 @@ HARMONY = Channels(
     final="final",
     recipient="functions.",
 )
+"""Syntax of channels, with tool calls to `functions.NAME`."""

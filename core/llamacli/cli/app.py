@@ -1,4 +1,4 @@
-"""The `llamacli` command: subcommands, plugin commands, error reporting."""
+"""The `llamacli` command: subcommands and error reporting."""
 
 from __future__ import annotations
 
@@ -11,26 +11,12 @@ from typing import Any
 
 import click
 from click.exceptions import Exit
+from click.shell_completion import CompletionItem
 
-from llamacli.cli.bench import bench
-from llamacli.cli.completion import completion
-from llamacli.cli.doctor import doctor
-from llamacli.cli.embed import embed
-from llamacli.cli.hub import list_models, pull, rm
-from llamacli.cli.imatrix import imatrix
-from llamacli.cli.inspect import inspect
+from llamacli.cli.commands import Commands
 from llamacli.cli.interrupts import EXIT_CODE
-from llamacli.cli.logs import logs
 from llamacli.cli.options import DEBUG, global_options, log_to_stderr
 from llamacli.cli.output import ClosedStdout, at_words, discard_stdout, note, one_line
-from llamacli.cli.perplexity import perplexity
-from llamacli.cli.plugins import plugin_commands, plugins
-from llamacli.cli.quantize import quantize
-from llamacli.cli.run import run
-from llamacli.cli.serve import serve
-from llamacli.cli.tokenize import tokenize
-from llamacli.cli.trace import trace
-from llamacli.cli.warmup import warmup
 from llamacli.errors import LlamaCliError
 
 ELSEWHERE = {
@@ -43,20 +29,27 @@ ELSEWHERE = {
 
 
 class App(click.Group):
-    """Command group with plugin commands.
+    """Command group of the program.
 
-    Turns errors into one line and an exit code.
+    Loads a command when it is run, and turns errors into one line and an exit code.
     """
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Look up a command.
+    commands: Commands
 
-        Plugins are loaded only for a name that is not built in, so never for help.
-        """
-        command = super().get_command(ctx, cmd_name)
-        if command is None and not ctx.resilient_parsing and not cmd_name.startswith("-"):
-            command = plugin_commands().get(cmd_name)
-        return command
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a line on each command; none is imported."""
+        limit = formatter.width - 6 - max(map(len, self.commands))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._help_line(name, limit)) for name in self.commands])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete names of commands; none is imported."""
+        names = [name for name in self.commands if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=self._help_line(name, 80)) for name in names]
+        return items + click.Command.shell_complete(self, ctx, incomplete)
+
+    def _help_line(self, name: str, limit: int) -> str:
+        return click.Command(name, help=self.commands.help_line(name)).get_short_help_str(limit)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -66,7 +59,7 @@ class App(click.Group):
         if name not in self.commands and not ctx.resilient_parsing:
             if name.endswith(".gguf"):
                 ctx.fail(f"No such command {name!r}. To run a model: llamacli run {name}")
-            if name in ELSEWHERE and self.get_command(ctx, name) is None:
+            if name in ELSEWHERE:
                 ctx.fail(f"No such command {name!r}. Here: llamacli {ELSEWHERE[name]}")
         return super().resolve_command(ctx, args)
 
@@ -114,23 +107,16 @@ def _reported(ctx: click.Context | None) -> Iterator[None]:
 
 @click.group(
     cls=App,
+    commands=Commands(),
     context_settings={
         "help_option_names": ["-h", "--help"],
         "auto_envvar_prefix": "LLAMACLI",
         "max_content_width": 100,
     },
-    epilog="Plugins can add commands; `llamacli plugins` lists them. Environment variables set options: "
-    "LLAMACLI_RUN_TEMPERATURE is `run --temperature`.",
+    epilog="Environment variables set options: LLAMACLI_RUN_TEMPERATURE is `run --temperature`. `llamacli plugins` "
+    "lists the commands that plugins bring.",
 )
 @click.version_option(package_name="llamacli", allow_from_autoenv=False)
 @functools.partial(global_options, env=True)
 def app() -> None:
     """Run large language models in GGUF files on CPUs."""
-
-
-for command in (
-    run, serve, inspect, tokenize, embed, quantize, imatrix, bench, perplexity, pull, list_models, rm, logs, plugins,
-    warmup, doctor,
-    completion, trace,
-):  # fmt: skip
-    app.add_command(command)

@@ -9,6 +9,7 @@ import click
 
 from llamacli.cli.app import app
 from llamacli.cli.command import grouped
+from llamacli.cli.commands import Commands, is_ours
 
 _INTRODUCTION = """\
 # Command-line reference
@@ -31,11 +32,19 @@ def reference() -> str:
 
 
 def _subcommands(group: click.Group, parent: click.Context) -> Iterator[str]:
-    for name, command in sorted(group.commands.items()):
+    for name, command in sorted(_ours(group)):
         with click.Context(command, parent=parent, info_name=name) as ctx:
             yield from _section(command, ctx)
             if isinstance(command, click.Group):
                 yield from _subcommands(command, ctx)
+
+
+def _ours(group: click.Group) -> Iterator[tuple[str, click.Command]]:
+    """Commands of the core, by name."""
+    commands = group.commands
+    for name in commands:
+        if not isinstance(commands, Commands) or is_ours(commands.entries[name]):
+            yield name, commands[name]
 
 
 def _section(command: click.Command, ctx: click.Context) -> Iterator[str]:

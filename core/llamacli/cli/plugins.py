@@ -1,8 +1,7 @@
-"""`llamacli plugins`, and commands registered by plugins."""
+"""`llamacli plugins`: list, write and check plugins."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,70 +9,39 @@ import click
 from click.exceptions import Exit
 
 from llamacli.cli.command import Command
+from llamacli.cli.commands import Commands, distribution_of, is_ours
 from llamacli.cli.options import PATH, global_options
 from llamacli.cli.output import print_json, print_table
 from llamacli.cli.progress import bar, working
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from llamacli.architecture import Architecture
     from llamacli.testing.parametrize import Check
 
-_log = logging.getLogger(__name__)
 
-
-def plugin_commands() -> dict[str, click.Command]:
-    """Load the plugins and return their commands by name.
-
-    A command that cannot be used is left out with a warning.
-    """
-    groups, problems = _commands_by_module()
-    for problem in (text for texts in problems.values() for text in texts):
-        _log.warning("%s", problem)
-    return {name: command for group in groups.values() for name, command in group.commands.items()}
-
-
-def _commands_by_module() -> tuple[dict[str, click.Group], dict[str, list[str]]]:
-    """Commands by plugin module, and messages on those that cannot be used.
-
-    These are commands named as those of the core or of another plugin, and all of a plugin that fails.
-    """
-    from llamacli.errors import line_of
-    from llamacli.plugins import GENERAL, installed_plugins
-
-    installed = installed_plugins()
-    installed.load_group(GENERAL)
+def _plugin_commands() -> tuple[dict[str, list[EntryPoint]], dict[str, list[str]]]:
+    """Entry points of plugins' commands, and messages on those ignored, by distribution."""
     root = click.get_current_context().find_root().command
-    owners = dict.fromkeys(root.commands, "llamacli") if isinstance(root, click.Group) else {}
-    found: dict[str, click.Group] = {}
-    problems: dict[str, list[str]] = {}
-    for hook in installed.hook.register_commands.get_hookimpls():
-        group, module = click.Group(), hook.plugin_name
-        try:
-            hook.function(*(group for _ in hook.argnames))
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}, at {line_of(error)}"
-            problems[module] = [f"plugin {module} cannot add its commands: {reason}"]
-            continue
-        for name in [name for name in group.commands if name in owners]:
-            del group.commands[name]
-            problem = f"command {name!r} of plugin {module} is ignored: {owners[name]} has a command of this name"
-            problems.setdefault(module, []).append(problem)
-        owners |= dict.fromkeys(group.commands, f"plugin {module}")
-        found[module] = group
-    return found, problems
+    table = root.commands if isinstance(root, click.Group) else None
+    found: dict[str, list[EntryPoint]] = {}
+    if not isinstance(table, Commands):
+        return found, {}
+    for entry in table.entries.values():
+        if not is_ours(entry):
+            found.setdefault(distribution_of(entry), []).append(entry)
+    return found, dict(table.problems)
 
 
 def _brings() -> dict[str, dict[str, list[str]]]:
     """Verbs and RoPE variants of the loaded plugins, by package."""
-    from llamacli.ops.base import Op
-    from llamacli.ops.lanewise import Lanewise
+    from llamacli.engine.examples import op_classes
     from llamacli.ops.rope import Rope
 
     found: dict[str, dict[str, list[str]]] = {}
-    for kind, bases in (("verbs", (Op, Lanewise)), ("RoPE variants", (Rope,))):
-        # attrs makes a second class of each one with slots
-        names = {(made.__module__, made.__name__) for base in bases for made in base.__subclasses__()}
-        for module, name in sorted(names - {(Lanewise.__module__, Lanewise.__name__)}):
+    for kind, classes in (("verbs", op_classes()), ("RoPE variants", Rope.__subclasses__())):
+        for module, name in sorted({(made.__module__, made.__name__) for made in classes}):  # attrs makes some twice
             found.setdefault(module.partition(".")[0], {}).setdefault(kind, []).append(name)
     return found
 
@@ -97,23 +65,35 @@ def _list(json: bool) -> None:
 
     with working("loading plugins"):
         infos = installed_plugins().infos()  # first, so that a broken plugin is listed without a warning
-        groups, problems = _commands_by_module()
         defined = _brings()
+    commands, problems = _plugin_commands()
     rows: list[dict[str, Any]] = []
     for info in infos:
         brings = {kind: list(names) for kind, names in info.brings.items() if kind != "architectures"}
-        commands = sorted(groups[info.module].commands) if info.module in groups else []
         own = defined.get(info.module, {})  # of a package that several modules share, the first one brings them
-        errors = [*filter(None, [info.error]), *problems.get(info.module, [])]
+        # The first module of a distribution has its commands.
         rows.append(
             {
                 "module": info.module,
                 "distribution": info.distribution,
                 "version": info.version,
                 "architectures": list(info.architectures),
-                "commands": commands,
+                "commands": sorted(entry.name for entry in commands.pop(info.distribution, [])),
                 "brings": brings | {kind: sorted(names) for kind, names in own.items()},
-                "error": "; ".join(errors) or None,
+                "error": "; ".join([*filter(None, [info.error]), *problems.pop(info.distribution, [])]) or None,
+            }
+        )
+    for distribution in sorted({*commands, *problems}):
+        entries = commands.get(distribution, [])
+        rows.append(
+            {
+                "module": " ".join(sorted({entry.module for entry in entries})),
+                "distribution": distribution,
+                "version": entries[0].dist.version if entries and entries[0].dist else "",
+                "architectures": [],
+                "commands": sorted(entry.name for entry in entries),
+                "brings": {},
+                "error": "; ".join(problems.get(distribution, [])) or None,
             }
         )
     if json:

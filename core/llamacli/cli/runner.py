@@ -159,7 +159,9 @@ def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | Non
         if drafter is not None:
             drafter.begin(model)
             session.drafter = drafter
-        params = sampling_params(options.sampling, model.metadata, session.n_ctx, model.find_sampler)
+        params = sampling_params(
+            options.sampling, model.metadata, session.n_ctx, model.find_sampler, model.added_samplers
+        )
         _check(session, params)
         functions = load_functions(options.chat.tools) if options.chat.tools is not None else {}
         chat = options.chat.create_chat(model, session, options.max_tokens, functions) if chats else None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,7 +15,7 @@ from llamacli.cli.command import in_group
 from llamacli.cli.numbers import Integer, Number
 from llamacli.cli.options import PATH, option
 from llamacli.cli.text import argument, read_file, unescaped
-from llamacli.util.sampling_defaults import DEFAULTS, ORDER, Default
+from llamacli.util.sampling_params import ORDER, PARAMETERS, Parameter
 
 if TYPE_CHECKING:
     from llamacli import SamplingParams
@@ -23,83 +24,7 @@ if TYPE_CHECKING:
 
 Decorated = TypeVar("Decorated")
 
-_COUNT = Integer(0)
-
-
-class _Setting(NamedTuple):
-    """Option of a sampling parameter.
-
-    `field` is its name in SamplingParams; the first of the `flags` is the same, the others are llama.cpp's options.
-    """
-
-    field: str
-    flags: tuple[str, ...]
-    help: str
-
-    @property
-    def default(self) -> Default:
-        """Default value, range, and metadata key."""
-        return DEFAULTS[self.field]
-
-    @property
-    def type(self) -> Integer | Number:
-        """Parameter type for click."""
-        default = self.default
-        if isinstance(default.value, int):
-            return Integer(int(default.low), None if default.high is None else int(default.high))
-        return Number(default.low, default.high)
-
-
-_SETTINGS = (
-    _Setting("temperature", ("--temperature", "--temp"),
-             "Temperature; 0: greedy decoding."),
-    _Setting("dynatemp_range", ("--dynatemp-range",),
-             "Range of the dynamic temperature; 0: off."),
-    _Setting("dynatemp_exponent", ("--dynatemp-exponent", "--dynatemp-exp"),
-             "Exponent of the entropy in the dynamic temperature."),
-    _Setting("top_k", ("--top-k",),
-             "Keep the k most likely tokens; 0: off."),
-    _Setting("top_p", ("--top-p",),
-             "Nucleus sampling: keep the most likely tokens with a total probability of p; 1: off."),
-    _Setting("min_p", ("--min-p",),
-             "Drop tokens with less than p times the probability of the most likely one; 0: off."),
-    _Setting("typical_p", ("--typical-p", "--typical"),
-             "Locally typical sampling with a total probability of p; 1: off."),
-    _Setting("top_n_sigma", ("--top-n-sigma", "--top-nsigma"),
-             "Drop tokens with logits more than n standard deviations below the maximum; 0 or less: off."),
-    _Setting("xtc_probability", ("--xtc-probability",),
-             "XTC: chance to drop all tokens above --xtc-threshold but the least likely; 0: off."),
-    _Setting("xtc_threshold", ("--xtc-threshold",),
-             "XTC: probability from which tokens are dropped; above 0.5: off."),
-    _Setting("repeat_penalty", ("--repeat-penalty",),
-             "Penalty for repeated tokens; 1: off."),
-    _Setting("frequency_penalty", ("--frequency-penalty",),
-             "Penalty subtracted from a token's logit for each repetition; 0: off."),
-    _Setting("presence_penalty", ("--presence-penalty",),
-             "Penalty subtracted once from the logits of repeated tokens; 0: off."),
-    _Setting("repeat_last_n", ("--repeat-last-n",),
-             "Number of last tokens to consider for penalties; 0: none, -1: all."),
-    _Setting("dry_multiplier", ("--dry-multiplier",),
-             "DRY: multiplier of the penalty for tokens that extend a repeated sequence; 0: off."),
-    _Setting("dry_base", ("--dry-base",),
-             "DRY: base of the penalty, which grows exponentially with the repetition."),
-    _Setting("dry_allowed_length", ("--dry-allowed-length",),
-             "DRY: length of repetitions without penalty."),
-    _Setting("dry_penalty_last_n", ("--dry-penalty-last-n",),
-             "DRY: number of last tokens to search for repetitions; 0: none, -1: all."),
-    _Setting("mirostat", ("--mirostat",),
-             "Mirostat version 1 or 2, which replaces the other samplers; 0: off."),
-    _Setting("mirostat_tau", ("--mirostat-tau", "--mirostat-ent"),
-             "Mirostat: target entropy (tau), in bits."),
-    _Setting("mirostat_eta", ("--mirostat-eta", "--mirostat-lr"),
-             "Mirostat: learning rate (eta)."),
-    _Setting("adaptive_target", ("--adaptive-target",),
-             "Adaptive-p: target probability of the selected tokens; below 0: off."),
-    _Setting("adaptive_decay", ("--adaptive-decay",),
-             "Adaptive-p: decay of the moving average, over about 1 / (1 - X) tokens."),
-)  # fmt: skip
-
-FIELDS = {flag.removeprefix("--").replace("-", "_"): setting.field for setting in _SETTINGS for flag in setting.flags}
+FIELDS = {flag.replace("-", "_"): field for field, one in PARAMETERS.items() for flag in (field, *one.flags)}
 """Fields of SamplingParams by the names of their options."""
 
 _BIAS = re.compile(r"(\d+)([+-](?:\d+\.?\d*|\.\d+|inf))", re.ASCII)
@@ -117,6 +42,20 @@ def _biases(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -
         token = int(match[1])
         sums[token] = -math.inf if -math.inf in (sums.get(token), bias) else sums.get(token, 0.0) + bias
     return sums
+
+
+def _sampler_options(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, Any]:
+    """Options by name; a value that is not JSON is a text."""
+    found: dict[str, Any] = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"{value!r} is not NAME=VALUE, as in strength=0.5.", ctx, param)
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
 
 
 _OTHERS = (
@@ -137,6 +76,10 @@ _OTHERS = (
         "--samplers", metavar="NAMES",
         help=f"Samplers in order; others are off. Default: the model's, else {'; '.join(ORDER)}.",
     ),
+    option(
+        "--sampler-option", multiple=True, metavar="NAME=VALUE", callback=_sampler_options,
+        help="Option of a plugin's sampler, its value JSON or a text. May be given several times.",
+    ),
 )  # fmt: skip
 
 _CONSTRAINTS = (
@@ -156,27 +99,35 @@ def sampling_options(command: Decorated) -> Decorated:
     The values of those not given are None.
     """
     command = in_group("Grammar", *_CONSTRAINTS)(command)
-    return in_group("Sampling", *map(_option, _SETTINGS), *_OTHERS)(command)
+    return in_group("Sampling", *map(_option, PARAMETERS.values()), *_OTHERS)(command)
 
 
-def _option(setting: _Setting) -> Callable[[Any], Any]:
-    metavar = "N" if isinstance(setting.type, Integer) else "X"
-    source = "the model's, else " if setting.default.key else ""
-    text = f"{setting.help} Default: {source}{setting.default.value:g}."
-    return option(*setting.flags, type=setting.type, metavar=metavar, help=text)
+def _option(one: Parameter) -> Callable[[Any], Any]:
+    kind: Integer | Number = Number(one.low, one.high)
+    if one.is_integer:
+        kind = Integer(int(one.low), None if one.high is None else int(one.high))
+    source = "the model's, else " if one.key else ""
+    text = f"{one.help} Default: {source}{one.default:g}."
+    metavar = "N" if one.is_integer else "X"
+    flags = (f"--{flag.replace('_', '-')}" for flag in (one.name, *one.flags))
+    return option(*flags, type=kind, metavar=metavar, help=text)
 
 
 def sampling_params(
-    given: Mapping[str, Any], metadata: Metadata, n_ctx: int, find: FindSampler | None = None
+    given: Mapping[str, Any],
+    metadata: Metadata,
+    n_ctx: int,
+    find: FindSampler | None = None,
+    names: Callable[[], Sequence[str]] = tuple,
 ) -> SamplingParams:
     """Sampling parameters of options, else metadata, else llama.cpp's defaults.
 
-    `find` looks up samplers of plugins. Raises ModelFormatError for metadata outside of an option's range, UsageError
-    for an unknown sampler.
+    `find` looks up samplers of plugins by name, `names` lists them. Raises ModelFormatError for metadata outside of an
+    option's range, UsageError for an unknown sampler.
     """
     from llamacli.sampling.defaults import params_with_defaults
 
-    values = {setting.field: given.get(setting.field) for setting in _SETTINGS}
+    values = {field: given.get(field) for field in PARAMETERS}
     process = unescaped if given.get("escape") else str
     breakers = [process(argument(text)) for text in given.get("dry_sequence_breaker") or ()]
     if breakers:
@@ -185,7 +136,8 @@ def sampling_params(
         {
             **values,
             **_constraint(given),
-            "samplers": _samplers(given.get("samplers"), find),
+            "samplers": _samplers(given.get("samplers"), find, names),
+            "options": given.get("sampler_option") or {},
             "logit_bias": given.get("logit_bias") or {},
             "n_probs": given.get("logprobs") or 0,
             "stop": stop_strings(given),
@@ -226,7 +178,9 @@ def _constraint(given: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _samplers(given: str | None, find: FindSampler | None) -> tuple[str, ...] | None:
+def _samplers(
+    given: str | None, find: FindSampler | None, others: Callable[[], Sequence[str]]
+) -> tuple[str, ...] | None:
     """Samplers of the option in order, None without it."""
     if given is None:
         return None
@@ -236,6 +190,6 @@ def _samplers(given: str | None, find: FindSampler | None) -> tuple[str, ...] | 
     names = sampler_names(given)
     missing = [name for name in names if sampler_type(name, find) is None]
     if missing:
-        known = "; ".join(sorted(kind.name for kind in BUILT_IN))
+        known = "; ".join(sorted({*(kind.name for kind in BUILT_IN), *others()}))
         raise click.UsageError(f"Invalid value for '--samplers': unknown sampler {missing[0]!r}; known are {known}.")
     return names

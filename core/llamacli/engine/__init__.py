@@ -1,7 +1,7 @@
 """Engines: compile a recorded graph and run it on tokens."""
 
 from llamacli.engine.base import Engine, Program
-from llamacli.engine.batching import evaluate
+from llamacli.engine.batching import Chunk, evaluate
 from llamacli.engine.reference import ReferenceEngine
 from llamacli.kernels.switch import jit_disabled
 from llamacli.ops.run import Span
@@ -21,4 +21,14 @@ def default_engine(threads: int | None = None, copy_key: str | None = None) -> E
     return NativeEngine(threads, copy_key=copy_key)
 
 
-__all__ = ["Engine", "Program", "QuantMode", "ReferenceEngine", "Span", "default_engine", "evaluate", "jit_disabled"]
+__all__ = [
+    "Chunk",
+    "Engine",
+    "Program",
+    "QuantMode",
+    "ReferenceEngine",
+    "Span",
+    "default_engine",
+    "evaluate",
+    "jit_disabled",
+]

@@ -69,7 +69,8 @@ class Adapter:
         if n_in != a.shape[-1]:  # the forward pass uses the tensor in another shape
             return ()
         a = attrs.evolve(a, shape=(*stack, *a.shape[-2:]), group=tensor.group)
-        b = attrs.evolve(b, shape=(*stack, n_out, rank), first_row=tensor.first_row, group=tensor.group)
+        whole = tensor.whole and (*tensor.whole[:-1], rank)
+        b = attrs.evolve(b, shape=(*stack, n_out, rank), first_row=tensor.first_row, group=tensor.group, whole=whole)
         return (LowRank(a, b, scale),)
 
 

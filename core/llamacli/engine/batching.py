@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
+from llamacli.engine.adapters import Adapters
 from llamacli.engine.base import Program
+from llamacli.errors import InvalidRequestError
+from llamacli.graph import Graph
+from llamacli.inputs import Inputs
 from llamacli.kv import N_BATCH, KVSequence
 from llamacli.loaders import Progress
 from llamacli.ops.run import Span
@@ -19,136 +23,247 @@ Logits = npt.NDArray[np.float32]
 CHECKPOINT_TOKENS = 2048
 """Tokens of a prompt after which recurrent states are checkpointed; a multiple of a batch."""
 
-Checkpoint = Callable[[int, KVSequence], None]
-"""Called with the index of a sequence and a checkpoint of it, which the caller of `evaluate` owns."""
-
 TakeHidden = Callable[[int, Sequence[int], Logits, int], None]
 """Called after each batch with the position of a sequence's first token there, its tokens, their hidden states, float32
 [n, n_embd], and how many of the last tokens are only drafted."""
 
 
-def evaluate(
-    program: Program,
-    work: Sequence[tuple[KVSequence, Ids]],
-    *,
-    all_logits: bool = False,
-    n_last: Sequence[int] | None = None,
-    hidden: bool = False,
-    progress: Progress | None = None,
-    checkpoint: Checkpoint | None = None,
-    n_ahead: Sequence[int] | None = None,
-    hidden_in: Sequence[Logits] | None = None,
-    hidden_out: Sequence[TakeHidden | None] | None = None,
-) -> list[Logits]:
-    """Evaluate the next tokens of many sequences in the same batches.
+@attrs.frozen(eq=False)
+class Chunk:
+    """Next tokens of a sequence: of a decode step or chunked prefill.
 
-    Tokens are int32 [n]. Returns for each sequence its logits, float32 [n, n_vocab] with `all_logits`, else [1,
-    n_vocab] of its last token, or of as many last tokens as `n_last` says; for no tokens, [0, n_vocab or 0]. With
-    `hidden`, rows are those that the output layer reads, [.., n_embd]. A token's logits do not depend on what else is
-    in a batch. Each sequence is there once and has room; those of different pools go into different batches. `progress`
-    is called with the tokens done and those in all, where they take more than one batch.
-
-    Sequences can be truncated by as many last tokens as `n_ahead` says afterwards, whatever their sliding windows are;
-    those with recurrent states by exactly as many. `checkpoint` is called with forks of the latter within long prompts,
-    and, for prompts without `n_ahead`, with one that lacks only the last token.
-
-    `hidden_in` are the hidden states that `g.previous_hidden` reads, float32 [n, n_embd] for each sequence.
-    `hidden_out` take those of the sequences' own tokens, where they are not None.
-
-    If anything is raised, all sequences are as they were, but that an interrupt at the very end may find some of them
-    with their tokens. Raises MemoryError, ClosedError.
+    - `cache`: the sequence's cache, which holds the tokens before them and has room.
+    - `ids`: int32 [n], or an `Inputs` of n tokens. Positions of the latter, unless given, follow the number of cached
+      tokens, so that those of tokens after explicit ones have to be given (`Contents.slice`). The cache gets their
+      content keys.
+    - `adapters`: the LoRA adapters that the cells are computed with.
+    - `n_last`: the number of last tokens whose results are wanted.
+    - `n_ahead`: the number of last tokens that are only drafted. The cache can be truncated by so many afterwards,
+      whatever its sliding windows are; with recurrent states by exactly as many.
+    - `keep`: called with checkpoints of recurrent states, which it may fork: within long prompts and, without
+      `n_ahead`, before the last token. None for no checkpoints.
+    - `hidden_in`: hidden states that `g.previous_hidden` reads, float32 [n, n_embd].
+    - `take_hidden`: takes the hidden states of the tokens, or None.
     """
-    starts = [len(sequence.tokens) for sequence, _ in work]
-    rows: list[list[Logits]] = [[] for _ in work]
-    n_behind = [
-        n_ahead[i] if n_ahead and n_ahead[i] else int(checkpoint is not None and len(ids) > 1)
-        for i, (_, ids) in enumerate(work)
-    ]  # last tokens before which recurrent states are kept
-    n_wanted = [len(ids) for _, ids in work] if all_logits else [1] * len(work) if n_last is None else n_last
-    n_done, n_tokens = 0, 0 if progress is None else sum(len(ids) for _, ids in work)
-    if progress is not None and n_tokens > N_BATCH:
+
+    cache: KVSequence
+    ids: Ids | Inputs
+    adapters: Adapters = ()
+    n_last: int = 1
+    n_ahead: int = 0
+    keep: Callable[[KVSequence], None] | None = None
+    hidden_in: Logits | None = None
+    take_hidden: TakeHidden | None = None
+
+
+ProgramOf = Callable[[Adapters], Program]
+"""The forward pass with LoRA adapters: `CompiledModel.program_with`."""
+
+
+def evaluate(
+    program_of: ProgramOf, chunks: Sequence[Chunk], *, hidden: bool = False, progress: Progress | None = None
+) -> list[Logits]:
+    """Evaluate chunks of different sequences in the same batches.
+
+    Returns for each the logits of its last tokens, float32 [n_last, n_vocab]; with `hidden`, the rows that the output
+    layer reads, [n_last, n_embd]; for no tokens, [0, n_vocab or 0]. A token's logits do not depend on what else is in a
+    batch. Chunks of different pools or adapters go into different batches. `progress` is called with the tokens done
+    and the tokens in all, where they take more than one batch.
+
+    If anything is raised, all caches are as they were, but that an interrupt at the very end may find some of them with
+    their tokens. Raises MemoryError, ClosedError; InvalidRequestError for inputs that the model cannot compute.
+    """
+    starts, rows, n_done, n_tokens = [], list[list[Logits]](), 0, 0
+    for i, chunk in enumerate(chunks):
+        if isinstance(chunk.ids, Inputs):
+            inputs = _placed(program_of(chunk.adapters), chunk.cache, chunk.ids)
+            chunks = [*chunks[:i], attrs.evolve(chunk, ids=inputs), *chunks[i + 1 :]]
+        starts.append(len(chunk.cache.tokens))
+        rows.append([])
+        n_tokens += len(chunk.ids)
+    if n_tokens <= N_BATCH:
+        progress = None
+    if progress is not None:
         progress(0, n_tokens)
     try:
-        for batch in _batches(work):
-            spans, pieces = [], []
-            for i, first, n in batch:
-                behind = first + n + n_behind[i] - len(work[i][1])  # of this batch, if it has the place
-                is_here = n_behind[i] and 0 < behind <= n
-                work[i][0].reserve(starts[i] + first, n, n_behind=behind if is_here else 0)
-                hidden_rows = None if hidden_in is None else hidden_in[i][first : first + n]
-                spans.append(Span(work[i][0], starts[i] + first, n, hidden_rows))
-                pieces.append(work[i][1][first : first + n])
-            ids = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-            counts = [max(0, min(n, n_wanted[i] - len(work[i][1]) + first + n)) for i, first, n in batch]
-            with np.errstate(all="ignore"):  # what overflows reaches the logits, and is refused when drawing
-                if hidden_out is not None and any(hidden_out[i] for i, *_ in batch):
-                    logits, states = program.forward_with_hidden(ids, spans, counts)
-                    _give_hidden(states, batch, starts, pieces, hidden_out, [len(ids) for _, ids in work], n_ahead)
-                else:
-                    logits = program.forward(ids, spans, n_last=counts, hidden=hidden)
-            row = 0
-            for (i, first, n), n_rows in zip(batch, counts, strict=True):
-                rows[i].append(logits[row : row + n_rows])
-                row += n_rows
-                if first + n < len(work[i][1]):  # more of it follows: pages behind its windows are free already
-                    work[i][0].advance(starts[i] + first + n)
-                    if checkpoint is not None and not (first + n) % CHECKPOINT_TOKENS:
-                        sequence, done = work[i][0], work[i][1][: first + n].tolist()
-                        checkpoint(i, sequence.fork_within(sequence.tokens + done))
-            n_done += len(ids)
-            if progress is not None and n_tokens > N_BATCH:
+        for batch in _batches(chunks):
+            n_done += _run(program_of, chunks, batch, starts, rows, hidden)
+            if progress is not None:
                 progress(n_done, n_tokens)
     except BaseException:
-        for (sequence, _), start in zip(work, starts, strict=True):
-            sequence.truncate(start)
+        for chunk, start in zip(chunks, starts, strict=True):
+            chunk.cache.truncate(start)
         raise
-    for i, (sequence, ids) in enumerate(work):
-        if len(ids):
-            sequence.commit(ids.tolist(), n_ahead=n_ahead[i] if n_ahead else 0)
-            if checkpoint is not None and len(ids) > 1 and not (n_ahead and n_ahead[i]):
-                checkpoint(i, sequence.fork_before_last())
-            sequence.finish()
+    for chunk in chunks:
+        if len(chunk.ids):
+            chunk.cache.commit(_keys(chunk.ids), n_ahead=chunk.n_ahead)
+            if chunk.keep is not None and len(chunk.ids) > 1 and not chunk.n_ahead:
+                _keep(chunk.keep, chunk.cache.fork_before_last())
+            if chunk.cache.pool.layout.recurrent:
+                chunk.cache.finish()
+    if len(rows) == len(rows[0]) == 1:
+        return rows[0]
     return [_joined(parts) if parts else _no_rows(rows) for parts in rows]
+
+
+def evaluate_each(program_of: ProgramOf, chunks: Sequence[Chunk], *, hidden: bool = False) -> list[Logits | Exception]:
+    """Evaluate chunks as `evaluate` does, with errors confined to their sequences.
+
+    If it fails, each chunk is evaluated alone, and those that fail again give their error.
+    """
+    try:
+        return [*evaluate(program_of, chunks, hidden=hidden)]
+    except Exception as error:
+        if len(chunks) == 1:
+            return [error]
+    results: list[Logits | Exception] = []
+    for chunk in chunks:
+        try:
+            results += evaluate(program_of, [chunk], hidden=hidden)
+        except Exception as error:
+            results.append(error)
+    return results
+
+
+def _run(
+    program_of: ProgramOf,
+    chunks: Sequence[Chunk],
+    batch: Sequence[tuple[int, int, int]],
+    starts: Sequence[int],
+    rows: Sequence[list[Logits]],
+    hidden: bool,
+) -> int:
+    """Run a batch, and append the results of its chunks to their rows.
+
+    Returns its number of tokens.
+    """
+    program, spans, parts, counts, takes_hidden = program_of(chunks[batch[0][0]].adapters), [], [], [], False
+    for i, first, n in batch:
+        chunk, ids, start, n_left = chunks[i], chunks[i].ids, starts[i] + first, len(chunks[i].ids) - first - n
+        n_kept_before = chunk.n_ahead or int(chunk.keep is not None and len(chunk.ids) > 1)
+        behind = n_kept_before - n_left  # last tokens of this batch before which recurrent states are kept
+        chunk.cache.reserve(start, n, n_behind=behind if 0 < behind <= n and n_kept_before else 0)
+        hidden_in = None if chunk.hidden_in is None else chunk.hidden_in[first : first + n]
+        part = None
+        if isinstance(ids, Inputs):
+            part, ids = ids.part(first, first + n), ids.ids
+        spans.append(Span(chunk.cache, start, n, hidden_in, part))
+        parts.append(ids[first : first + n])
+        counts.append(max(0, min(n, chunk.n_last - n_left)))
+        takes_hidden |= chunk.take_hidden is not None
+    tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    with np.errstate(all="ignore"):  # what overflows reaches the logits, and is refused when drawing
+        if takes_hidden:
+            logits, states = program.forward_with_hidden(tokens, spans, counts)
+            _give_hidden(states, batch, spans, parts, chunks)
+        else:
+            logits = program.forward(tokens, spans, n_last=counts, hidden=hidden)
+    row = 0
+    for (i, first, n), n_rows in zip(batch, counts, strict=True):
+        chunk = chunks[i]
+        rows[i].append(logits[row : row + n_rows])
+        row += n_rows
+        if first + n < len(chunk.ids):  # more of it follows: pages behind its windows are free already
+            chunk.cache.advance(starts[i] + first + n)
+            if chunk.keep is not None and not (first + n) % CHECKPOINT_TOKENS:
+                done = _keys(chunk.ids)[: first + n]
+                _keep(chunk.keep, chunk.cache.fork_within(chunk.cache.tokens + done))
+    return len(tokens)
+
+
+def _keep(keep: Callable[[KVSequence], None], checkpoint: KVSequence) -> None:
+    keep(checkpoint)
+    checkpoint.close()
 
 
 def _give_hidden(
     states: Logits,
     batch: Sequence[tuple[int, int, int]],
-    starts: Sequence[int],
-    pieces: Sequence[Ids],
-    takers: Sequence[TakeHidden | None],
-    lengths: Sequence[int],
-    n_ahead: Sequence[int] | None,
+    spans: Sequence[Span],
+    parts: Sequence[Ids],
+    chunks: Sequence[Chunk],
 ) -> None:
-    """Give the hidden states of a batch to its sequences' takers."""
+    """Give the hidden states of a batch to those who take them."""
     row = 0
-    for (i, first, n), piece in zip(batch, pieces, strict=True):
-        take, n_certain = takers[i], lengths[i] - (n_ahead[i] if n_ahead else 0)
-        if take is not None:
-            n_drafted = min(n, max(0, first + n - n_certain))
-            take(starts[i] + first, piece.tolist(), states[row : row + n], n_drafted)
+    for (i, first, n), span, part in zip(batch, spans, parts, strict=True):
+        chunk = chunks[i]
+        if chunk.take_hidden is not None:
+            n_drafted = min(n, max(0, first + n - len(chunk.ids) + chunk.n_ahead))
+            chunk.take_hidden(span.start, part.tolist(), states[row : row + n], n_drafted)
         row += n
 
 
-def _batches(work: Sequence[tuple[KVSequence, Ids]]) -> Iterator[list[tuple[int, int, int]]]:
-    """Split tokens into batches of at most N_BATCH, each of one pool.
+def _keys(ids: Ids | Inputs) -> list[int]:
+    return ids.keys if isinstance(ids, Inputs) else ids.tolist()
 
-    A batch lists sequences: the index, its first token, the number of tokens.
+
+def _placed(program: Program, cache: KVSequence, inputs: Inputs) -> Inputs:
+    """Check that a program can compute inputs; with the position of each token."""
+    graph, start = program.graph, len(cache.tokens)
+    check_inputs(graph, inputs)
+    placed = inputs.placed(start, graph.n_components)
+    if placed.positions is not None:
+        cells = np.arange(start, start + len(inputs))
+        if graph.uses_distance and (placed.positions[:, 0] != cells).any():
+            raise InvalidRequestError(
+                "positions other than the tokens' numbers are not supported by a model with sliding windows, chunks or "
+                "ALiBi, which count tokens"
+            )
+        if program.max_positions is not None and placed.positions.max(initial=0) >= program.max_positions:
+            raise InvalidRequestError(
+                f"position {placed.positions.max()} is beyond the {program.max_positions} that the model has learned"
+            )
+    return placed
+
+
+def check_inputs(graph: Graph, inputs: Inputs) -> None:
+    """Raise InvalidRequestError unless a model's graph can compute inputs, wherever they are in a sequence.
+
+    Checked are ids, the width of embeddings, the number of position components and the lengths of spans.
     """
-    if len(work) == 1 and 0 < len(work[0][1]) <= N_BATCH:  # a lone token, in most cases: spare it the sharing out
-        yield [(0, 0, len(work[0][1]))]
-        return
-    by_pool = sorted(range(len(work)), key=lambda i: id(work[i][0].pool))
-    for _, members in itertools.groupby(by_pool, key=lambda i: id(work[i][0].pool)):
+    embedding = graph.embedding
+    if embedding is not None and len(inputs):
+        ids = np.delete(inputs.ids, inputs.rows)
+        if len(ids) and ids.max() >= embedding.table.shape[0]:
+            raise InvalidRequestError(f"token {ids.max()} is not an id from 0 to {embedding.table.shape[0] - 1}")
+    if inputs.embeddings is not None:
+        width = inputs.embeddings.shape[1]
+        if embedding is None or width != embedding.out.width:
+            expected = "takes none" if embedding is None else f"has embeddings of {embedding.out.width}"
+            raise InvalidRequestError(f"embeddings have rows of {width} numbers, and the model {expected}")
+    if inputs.positions is not None and inputs.positions.shape[1] > graph.n_components:
+        raise InvalidRequestError(
+            f"positions have {inputs.positions.shape[1]} components, and the model has one position a token"
+        )
+    for start, stop in inputs.spans:
+        if stop - start > N_BATCH:
+            raise InvalidRequestError(
+                f"the span of tokens {start} to {stop - 1} is longer than a batch, which has {N_BATCH} tokens"
+            )
+
+
+def _batches(chunks: Sequence[Chunk]) -> Iterator[list[tuple[int, int, int]]]:
+    """Split chunks into batches of at most N_BATCH tokens.
+
+    Each is of one pool and set of adapters; spans of inputs are not cut.
+
+    A batch lists parts of chunks: the index, its first token, the number of tokens.
+    """
+    groups = dict[tuple[int, Adapters], list[int]]()
+    for i, chunk in enumerate(chunks):
+        groups.setdefault((id(chunk.cache.pool), chunk.adapters), []).append(i)
+    for members in groups.values():
         batch: list[tuple[int, int, int]] = []
         room = N_BATCH
         for i in members:
             done = 0
-            while done < len(work[i][1]):
-                n = min(room, len(work[i][1]) - done)
-                batch.append((i, done, n))
+            while done < len(chunks[i].ids):
+                ids = chunks[i].ids
+                n = ids.largest_piece(done, room) if isinstance(ids, Inputs) else min(room, len(ids) - done)
+                if n:
+                    batch.append((i, done, n))
                 done, room = done + n, room - n
-                if not room:
+                if not room or not n:  # full, or a span that needs another one
                     yield batch
                     batch, room = [], N_BATCH
         if batch:

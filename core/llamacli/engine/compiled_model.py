@@ -26,6 +26,7 @@ from llamacli.engine.base import Program, QuantMode
 from llamacli.errors import ClosedError, InvalidRequestError
 from llamacli.kv import KVCache, KVLayout, KVPool, KVSequence, KVType, PrefixIndex
 from llamacli.tokenizer import Tokenizer
+from llamacli.util.locking import fork_safe
 from llamacli.util.memory import trim_heap
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class CompiledModel:
         self._adapters: Adapters = ()
         self._loaded_adapters: weakref.WeakSet[Adapter] = weakref.WeakSet()
         self._programs: OrderedDict[str, Program] = OrderedDict()  # the one used last is at the end
-        self._programs_lock = threading.Lock()
+        self._programs_lock = fork_safe(threading.Lock())
         state_bytes = sum(spec.n_bytes for spec in program.recurrent)
         self.identity = identity
         self.prefix_cache_bytes = max(PREFIX_CACHE_BYTES, PREFIX_CACHE_STATES * state_bytes)
@@ -77,7 +78,7 @@ class CompiledModel:
         self._load_nextn: Callable[[Program], Program] | None = None
         self._nextn: Program | None = None
         self._nextn_pool: KVPool | None = None
-        self._nextn_lock = threading.Lock()
+        self._nextn_lock = fork_safe(threading.Lock())
         self._pools: dict[KVType, KVPool] = {}
         self._prefixes: dict[tuple[KVType, int], PrefixIndex] = {}
 
@@ -118,9 +119,10 @@ class CompiledModel:
 
         Those used last are kept. Raises ClosedError after close().
         """
-        program, key = self.program, key_of(adapters)
-        if not key:
+        program = self.program
+        if not adapters:
             return program
+        key = key_of(adapters)
         with self._programs_lock:
             found = self._programs.pop(key, None) or adapted_program(program, adapters)
             if not self.closed:

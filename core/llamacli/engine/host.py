@@ -28,7 +28,7 @@ def describe_ops(graph: Graph) -> dict[Op, str]:
     """
     described, layer = {}, "before the first layer"
     for op in graph.ops:
-        numbers = [match[1] for tensor in op.tensors() if (match := re.match(r"blk\.(\d+)\.", tensor.name))]
+        numbers = [match[1] for tensor in op.tensors() if (match := re.search(r"\bblk\.(\d+)\.", tensor.name))]
         layer = f"in layer {numbers[-1]}" if numbers else layer
         described[op] = f"verb {type(op).__name__} of {_package(op)}, {layer}"
     return described

@@ -47,6 +47,7 @@ class StepTable(Lowering):
         self.states, self.recurrent = graph.states, graph.recurrent
         self.steps: list[Step] = []
         self.prepares: list[Callable[[int], None]] = []
+        self.jump_prepares: list[Callable[[npt.NDArray[np.int32]], None]] = []
         self.host_ops: dict[Step, str] = {}
         self.plugin_steps: dict[Step, str] = {}
         biases = [(1, *tensor.shape)[-2] for op in graph.ops for tensor in op.tensors()]
@@ -80,7 +81,7 @@ class StepTable(Lowering):
         cycles, which only the garbage collector frees.
         """
         kept = list(self._resources.values())
-        self.steps, self.prepares, self.host_ops, self.plugin_steps = [], [], {}, {}
+        self.steps, self.prepares, self.jump_prepares, self.host_ops, self.plugin_steps = [], [], [], {}, {}
         self._resources, self._made = {}, {}
         return kept
 
@@ -144,17 +145,12 @@ class StepTable(Lowering):
         weights = {tensor: self._weights.floats(tensor) for tensor in op.tensors()}
 
         def run_op(rows: HostRows, at: Callable[[Slot], Array]) -> None:
-            row = 0
-            for span in rows.spans:
-                first, stop = max(row, rows.first), min(row + span.n, rows.stop)
-                if first < stop:
-                    values = {value: at(f32(value))[first:stop, : value.width] for value in inputs}
-                    tokens = rows.tokens[first - rows.first : stop - rows.first]
-                    hidden = None if span.hidden is None else span.hidden[first - row : stop - row]
-                    start, weight = span.start + first - row, weights.__getitem__
-                    run = Run(tokens, start, span.sequence, states, values, weight, hidden)
-                    at(f32(out))[first:stop, : out.width] = checked(compute, run, out.width, description)
-                row += span.n
+            for first, span in rows.parts():
+                stop = first + span.n
+                values = {value: at(f32(value))[first:stop, : value.width] for value in inputs}
+                tokens = rows.tokens[first - rows.first : stop - rows.first]
+                run = Run(tokens, span, states, values, weights.__getitem__)
+                at(f32(out))[first:stop, : out.width] = checked(compute, run, out.width, description)
 
         step = self.host_step(run_op, [f32(value) for value in inputs], [f32(out)])
         self.host_ops[step] = description
@@ -204,6 +200,10 @@ class StepTable(Lowering):
     def before_run(self, prepare: Callable[[int], None]) -> None:
         """See Lowering."""
         self.prepares.append(prepare)
+
+    def before_jump(self, prepare: Callable[[npt.NDArray[np.int32]], None]) -> None:
+        """See Lowering."""
+        self.jump_prepares.append(prepare)
 
     def _append(self, step: Step) -> Step:
         self.steps.append(step)

@@ -27,6 +27,7 @@ from llamacli.engine.steps import assign_buffers, bind, place_barriers
 from llamacli.engine.weights import PackedWeights, load_matrix
 from llamacli.errors import InvalidRequestError, plugin_errors
 from llamacli.graph import Graph, Tensor
+from llamacli.inputs import Inputs
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import ROW, RUN
 from llamacli.kernels.matrix import Matrix
@@ -38,6 +39,7 @@ from llamacli.ops.linear import fuse_residuals
 from llamacli.ops.lowering import Array, HostRows, Slot, Step, f32, stride
 from llamacli.ops.run import Span
 from llamacli.ops.shift_plan import ShiftPlan
+from llamacli.util.locking import fork_safe
 from llamacli.util.memory import address_of
 
 _log = logging.getLogger(__name__)
@@ -81,7 +83,7 @@ class NativeEngine:
 
 
 _teams: dict[int, Team] = {}
-_teams_lock = threading.Lock()
+_teams_lock = fork_safe(threading.Lock())
 
 
 def _shared_team(n_threads: int) -> Team:
@@ -116,7 +118,7 @@ class NativeProgram:
         self.max_positions, self.needs_whole_input = graph.max_positions, graph.needs_whole_input
         self.timings = Timings()
         self._team, self._steps, self._tail = team, table.steps, table.tail
-        self._prepares, self._host_ops = table.prepares, table.host_ops
+        self._prepares, self._jump_prepares, self._host_ops = table.prepares, table.jump_prepares, table.host_ops
         vectors = dict[Tensor, Array]()
         self._shifts = ShiftPlan(graph.ops, vectors.__getitem__)
         for tensor in self._shifts.tensors():
@@ -132,6 +134,7 @@ class NativeProgram:
         place_barriers(self._steps, self.buffers)
         self._body = _segments(self._steps, 0, self._tail)
         self._to_logits = _segments(self._steps, self._tail, len(self._steps))
+        self._whole = _segments(self._steps, 0, len(self._steps))
         self._crossing = _crossing(self._steps, self._tail, self.buffers)
         self._output = _segments(self._steps, table.output, len(self._steps))
         self._crossing_output = _crossing(self._steps, table.output, self.buffers)
@@ -140,7 +143,7 @@ class NativeProgram:
         # The rows of a last step that mixes tokens are more than those that logits are wanted of.
         in_tail = self._tail < len(self._steps)
         self._writes_logits = _only_writer(self._steps, logits, self._logits) if in_tail else None
-        self._run, self._rows = np.zeros(1, RUN), np.zeros(N_BATCH, ROW)
+        self._run, self._rows, self._has_inputs = np.zeros(1, RUN), np.zeros(N_BATCH, ROW), False
         self._run["rows"] = self._rows.ctypes.data
         self._work, self._work_seen = (
             np.array([getattr(step, name) for step in self._steps]) for name in ("work", "work_seen")
@@ -211,11 +214,19 @@ class NativeProgram:
         with self._team.lock:
             started = time.perf_counter()
             table, batch, n_seen = self._begin(tokens, spans)
-            self._run_steps(table, self._body, batch, n_seen)
-            if hidden and not self._result_is_hidden:
-                rows = self._run_to_hidden(table, batch, wanted, n_seen)
+            is_hidden = hidden and not self._result_is_hidden
+            if len(wanted) == batch.stop and not is_hidden:  # all rows run through all steps, as in most decode steps
+                logits = self._new_logits(0, batch.stop)
+                self._run_steps(table, self._whole, batch, n_seen)
+                if self._writes_logits is None:
+                    logits[:] = self._logits[: batch.stop]
+                rows = logits[:, : self._n_vocab]
             else:
-                rows = self._run_to_logits(table, self._to_logits, self._crossing, batch, wanted, n_seen)
+                self._run_steps(table, self._body, batch, n_seen)
+                if is_hidden:
+                    rows = self._run_to_hidden(table, batch, wanted, n_seen)
+                else:
+                    rows = self._run_to_logits(table, self._to_logits, self._crossing, batch, wanted, n_seen)
             self._add_time(started, len(tokens))
         return rows
 
@@ -302,17 +313,23 @@ class NativeProgram:
             i = int(np.searchsorted(ends, row, side="right"))
             span = batch.spans[i]
             at = row - int(ends[i]) + span.n
-            hidden = None if span.hidden is None else span.hidden[at : at + 1]
-            spans.append(Span(span.sequence, span.start + at, 1, hidden))
+            spans.append(span.part(at, at + 1))
         return HostRows(batch.tokens[wanted], 0, len(wanted), spans)
 
     def _run_steps(self, table: Array, segments: Sequence[tuple[int, int]], rows: HostRows, n_seen: int) -> None:
         """Run segments of the table for some rows."""
+        first, last, run = rows.first, rows.stop, self._run
         for start, stop in segments:
-            if self._steps[start].host is None:
-                self._walk(table, start, stop, rows.first, rows.stop, n_seen)
-            else:
+            if self._steps[start].host is not None:
                 self._run_host(self._steps[start], rows)
+                continue
+            run["first_row"], run["n_rows"] = first, last
+            work_of_row = self._work_before[stop] - self._work_before[start]
+            work_of_row += n_seen * (self._work_seen_before[stop] - self._work_seen_before[start])
+            if (last - first) * work_of_row <= _SLICE_WORK:  # a lone token, mostly
+                self._team.run(table, start, stop, run)
+            else:
+                self._run_slices(table, start, stop, first, last, n_seen)
 
     def _new_logits(self, first: int, n: int) -> npt.NDArray[np.float32]:
         """Allocate the logits of rows `first` to n - 1.
@@ -329,17 +346,27 @@ class NativeProgram:
     def _place(self, spans: Sequence[Span], n_seen: int) -> None:
         """Fill in each row's cell, position and sequence.
 
-        Extends the tables that depend on positions, which are below `n_seen`.
+        Extends the tables that depend on positions, which are below `n_seen` or of other inputs than plain ids.
         """
-        row = 0
+        row, jumps = 0, list[npt.NDArray[np.int32]]()
+        if self._has_inputs:
+            self._rows["n_ahead"] = self._rows["jump"] = 0
+            self._has_inputs = False
         for span in spans:
             rows = self._rows[row : row + span.n]
             rows["cell"] = rows["position"] = np.arange(span.start, span.start + span.n)
             rows["kv"], rows["seq_len"] = address_of(span.sequence.addresses), span.sequence.seq_len
             rows["end"] = span.start + span.n
+            if span.inputs is not None:
+                self._has_inputs = True
+                _place_inputs(rows, span.start, span.inputs, jumps)
+                n_seen = max(n_seen, 1 + int(rows["position"][rows["jump"] == 0].max(initial=0)))
             row += span.n
         for prepare in self._prepares:
             prepare(n_seen)
+        if jumps:
+            for prepare_jumps in self._jump_prepares:
+                prepare_jumps(np.concatenate(jumps))
 
     def _run_host(self, step: Step, rows: HostRows) -> None:
         """Run a host step, and time it.
@@ -370,18 +397,12 @@ class NativeProgram:
                 n_tokens,
             )
 
-    def _walk(self, table: Array, start: int, stop: int, first: int, last: int, n_seen: int) -> None:
+    def _run_slices(self, table: Array, start: int, stop: int, first: int, last: int, n_seen: int) -> None:
         """Run steps for rows `first` to `last` - 1.
 
         In slices short enough for Ctrl-C.
         """
         run = self._run
-        run["first_row"], run["n_rows"] = first, last
-        work_of_row = self._work_before[stop] - self._work_before[start]
-        work_of_row += n_seen * (self._work_seen_before[stop] - self._work_seen_before[start])
-        if (last - first) * work_of_row <= _SLICE_WORK:  # a lone token, mostly
-            self._team.run(table, start, stop, run)
-            return
         work, done = (last - first) * (self._work + n_seen * self._work_seen), 0.0
         for i in (np.flatnonzero(work[start:stop]) + start).tolist():
             done += work[i]
@@ -418,6 +439,23 @@ class NativeProgram:
                     entry["barrier"] = step.barrier
             self._tables[kv_type] = table
         return table
+
+
+def _place_inputs(rows: Array, start: int, inputs: Inputs, jumps: list[npt.NDArray[np.int32]]) -> None:
+    """Fill in positions and bidirectional spans; append positions that the tables of text lack to `jumps`."""
+    for first, stop in inputs.spans:
+        rows["n_ahead"][first:stop] = np.arange(stop - first)[::-1]
+    if inputs.positions is None:
+        return
+    rows["position"] = inputs.positions[:, 0]
+    is_text = rows["position"] < rows["seq_len"]
+    if inputs.positions.shape[1] > 1:
+        time, height, width, extra = inputs.positions.T
+        is_text &= (time == height) & (time == width) & (extra == 0)
+    others = np.flatnonzero(~is_text)
+    if len(others):
+        rows["jump"][others] = 1 + sum(map(len, jumps)) + np.arange(len(others))
+        jumps.append(inputs.positions[others])
 
 
 def _segments(steps: Sequence[Step], start: int, stop: int) -> list[tuple[int, int]]:

@@ -40,7 +40,7 @@ import numpy.typing as npt
 from llamacli.engine.placement import place
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels.matrix import Matrix
-from llamacli.util.files import claimed, is_own, remove_unclaimed
+from llamacli.util.files import SharedFileError, claimed, make_own_folder, open_own, remove_unclaimed
 from llamacli.util.folders import cache_folder
 from llamacli.util.memory import anonymous, is_huge
 from llamacli.util.numa import Node
@@ -166,10 +166,7 @@ def open_copy(key: str, n_threads: int = 1, nodes: Sequence[Node] = ()) -> Packe
         return None
     path = base / f"{key}.packed"
     try:
-        with open(path, "rb") as file:
-            if not (is_own(os.stat(base)) and is_own(os.fstat(file.fileno()))):
-                _log.warning("other users can write to %s, so it is not used", path)
-                return None
+        with open_own(path) as file:
             data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
             index = _read_index(data)
             if index.key != key:
@@ -178,6 +175,9 @@ def open_copy(key: str, n_threads: int = 1, nodes: Sequence[Node] = ()) -> Packe
                 data = _in_memory(file.fileno(), index, n_threads, nodes)
         copy = PackedCopy(_checked(data, index, n_threads))
     except FileNotFoundError:
+        return None
+    except SharedFileError as error:
+        _log.info("the packed copy is not used: %s", error)
         return None
     except (OSError, ValueError) as error:  # ValueError: an empty file, and _DamagedError
         _discard(path, str(error))
@@ -418,9 +418,7 @@ class _Writer(threading.Thread):
 
     def _save(self) -> None:
         base = self._path.parent
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not is_own(os.stat(base)):
-            raise _StoppedError(f"other users can write to {base}")
+        make_own_folder(base)
         remove_unclaimed(base)
         _evict(self._others)
         if shutil.disk_usage(base).free < 2 * self._n_bytes:

@@ -136,13 +136,11 @@ class ReferenceProgram:
         """
         values: dict[Value, Array] = {}
         weight = self.weights.__getitem__
-        run = Run(tokens, span.start, span.sequence, self.states, values, weight, span.hidden)
+        run = Run(tokens, span, self.states, values, weight)
         for i, op in enumerate(self.graph.ops):
             if i == self._tail:
                 values = {value: rows[span.n - n_rows :] for value, rows in values.items()}
-                first = span.start + span.n - n_rows
-                hidden = None if span.hidden is None else span.hidden[span.n - n_rows :]
-                run = Run(tokens[span.n - n_rows :], first, span.sequence, self.states, values, weight, hidden)
+                run = Run(tokens[span.n - n_rows :], span.part(span.n - n_rows, span.n), self.states, values, weight)
             if i >= self._tail and not n_rows:
                 break
             values[op.out] = compute(op, run, self._plugin_ops.get(op))

@@ -14,11 +14,12 @@ from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 
 from llamacli.engine.base import Program
+from llamacli.util.locking import fork_safe
 
 _log = logging.getLogger(__name__)
 
 _programs: weakref.WeakValueDictionary[Hashable, Program] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = fork_safe(threading.Lock())
 
 
 def file_key(paths: Iterable[Path]) -> Hashable:

@@ -145,9 +145,12 @@ def layout_of(tensor: Tensor, file: ModelFile, mode: QuantMode) -> Layout:
     packing = packing_of(kind)
     assert packing
     n_out, n_in = (1, *tensor.shape)[-2:]
-    n_groups = 1 if tensor.group is not None else math.prod(info.shape[:-2])
+    *stack, stored_rows, _ = (1, *(tensor.whole or tensor.shape))
+    n_groups = 1 if tensor.group is not None else math.prod(stack)
     packed_shape = n_groups, -(-n_out // ROWS), -(-n_in // packing.block), packing.n_bytes
     place = f"{tensor.name} {tensor.group} {tensor.first_row} {n_out} {n_in} {packing.name}"
+    if stored_rows != (1, *info.shape)[-2]:
+        place += f" of {stored_rows}"
     name = place if kind == info.type or info.type in tuple(TensorType) else ""
     return Layout(name, kind, packing, (n_out, n_in), packed_shape)
 
@@ -161,9 +164,12 @@ def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) ->
     source, layout = file.tensors[tensor.name].type, layout_of(tensor, file, mode)
     kind, (n_out, n_in), n_tiles = layout.kind, layout.shape, layout.packed_shape[1]
     data = file.data(tensor.name)
-    stored_rows = (1, *file.tensors[tensor.name].shape)[-2]
+    stored = file.tensors[tensor.name].shape
+    stored_rows = (1, *(tensor.whole or tensor.shape))[-2]
     groups = slice(None) if tensor.group is None else slice(tensor.group, tensor.group + 1)
     raw = data.reshape(-1, stored_rows, data.shape[1])[groups, tensor.first_row : tensor.first_row + n_out]
+    if stored[-1] != n_in or raw.shape[:2] != (layout.packed_shape[0], n_out):
+        raise PluginError(f"{tensor.name}: {tensor.shape} cannot be read of a stored tensor {stored}")
     packed = anonymous(math.prod(layout.packed_shape)).reshape(layout.packed_shape)
     place(packed, team.nodes)
     tiles_at_once = max(1, _CHUNK_BYTES // (4 * ROWS * n_in))

@@ -122,8 +122,8 @@ class Drafts(Generic[Drafted]):
     def propose(self, sequences: Sequence[Drafted], step_s: float = 0.0, reserved: int = 0) -> None:
         """Draft for the sequences of a step.
 
-        Each of them gets a token in it. A step may take `step_s` seconds, 0 for no limit; `reserved` bytes of memory are
-        for its other tokens.
+        Each of them gets a token in it. A step may take `step_s` seconds, 0 for no limit; `reserved` bytes of memory
+        are for its other tokens.
         """
         n_rows, expected, drafting_s = sum(one.n_missing for one in sequences), float(len(sequences)), 0.0
         self._seconds *= _KEPT_SECONDS

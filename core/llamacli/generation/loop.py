@@ -173,7 +173,7 @@ class Generation:
         Nothing is computed if the last draft had the token.
         """
         session, token, draft = self.session, self.accept(), self.draft
-        if draft is None or self._drafts is None:
+        if draft is None or self._drafts is None:  # an error has ended the drafts
             session.eval([token])
             return
         if len(self.tokens) != session.n_past:
@@ -252,7 +252,10 @@ def generate(
             if text.finish_reason:
                 break
             n_evaluated, step = None, clock()
-            text.advance()
+            if speculate is None:
+                session.eval([text.accept()])
+            else:
+                text.advance()
             decode_s += clock() - step
             n = len(text.drawn)
             session.stats = Stats(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.engine import evaluate
+from llamacli.engine import Chunk, evaluate
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.generation.drafting import likely_tokens
 from llamacli.kv.prefixes import n_common
@@ -158,7 +158,7 @@ class HeadContext:
             nonlocal last
             last = states[-1:].copy()
 
-        work, takers = [(self._cache, np.array(tokens, np.int32))], [keep if n_last else None]
-        program = self._model.nextn_program()
-        logits = evaluate(program, work, n_last=[n_last], hidden_in=[hidden], hidden_out=takers)[0]
+        program, take_hidden = self._model.nextn_program(), keep if n_last else None
+        chunk = Chunk(self._cache, np.array(tokens, np.int32), n_last=n_last, hidden_in=hidden, take_hidden=take_hidden)
+        logits = evaluate(lambda _: program, [chunk])[0]
         return logits[-1] if n_last else last, last

@@ -11,15 +11,14 @@ import numpy as np
 
 from llamacli.engine import Program
 from llamacli.engine.adapters import AdaptersLike, key_of
-from llamacli.engine.batching import TakeHidden
+from llamacli.engine.batching import Chunk, Ids, Logits, TakeHidden, evaluate
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.errors import ClosedError, ContextOverflowError, EmbeddingModelError, InvalidRequestError
-from llamacli.generation.evaluation import Chunk, Ids, Logits, evaluate_chunks
 from llamacli.kv import CacheStrategy, KVSequence
 from llamacli.kv.prefixes import n_common
 from llamacli.loaders import Progress
 from llamacli.sampling import as_logits
-from llamacli.util.locking import locked
+from llamacli.util.locking import fork_safe, locked
 from llamacli.util.numbers import is_integer
 
 MIN_CHECKPOINT = 64
@@ -73,7 +72,7 @@ class TokenStream:
             sequence = KVSequence(model.kv_pool(kv_type), n_ctx, model.program.rope_variant(n_ctx), variant)
         model.program_with(self.adapters)  # compiled now, so that errors and waiting come here
         self.model, self.n_ctx, self.strategy = model, sequence.seq_len, CacheStrategy.of(strategy)
-        self.lock = threading.RLock()
+        self.lock = fork_safe(threading.RLock())
         self._cache: KVSequence | None = sequence
         self._tokens: list[int] = list(sequence.tokens)
         self._prefixes = model.prefixes(sequence.kv_type, self.n_ctx) if reuse else None
@@ -148,7 +147,6 @@ class TokenStream:
         """Drop the logits: there are none until the next `eval`."""
         self._logits = None
 
-    @locked
     def eval(self, tokens: Sequence[int], *, all_logits: bool = False) -> Logits | None:
         """Evaluate tokens at position `n_past` onwards.
 
@@ -158,16 +156,23 @@ class TokenStream:
         Raises InvalidRequestError for an id that is not in the vocabulary and ContextOverflowError if the tokens do not
         fit, both before anything is evaluated.
         """
-        ids = self._checked(tokens)
-        if len(ids) == 1 and not all_logits and self.is_ahead(int(ids[0])):
-            (token, logits_ahead), ahead = self._ahead[0], self._ahead[1:]
-            self._tokens += (token,)  # no call from here on: an interrupt comes before all of this or after it
-            self._logits, self._ahead = logits_ahead, ahead
-            return None
-        (logits,) = _evaluate([(self, ids)], all_logits=all_logits, progress=self.progress)
-        if not all_logits:
-            return None
-        return logits if len(ids) else np.empty((0, self.model.config.n_vocab), np.float32)
+        with self.lock:
+            ids = self._checked(tokens)
+            if self._ahead and len(ids) == 1 and not all_logits and self.is_ahead(int(ids[0])):
+                (token, logits_ahead), ahead = self._ahead[0], self._ahead[1:]
+                self._tokens += (token,)  # no call from here on: an interrupt comes before all of this or after it
+                self._logits, self._ahead = logits_ahead, ahead
+                return None
+            try:
+                chunk = self._chunk(ids, all_logits=all_logits)
+                (logits,) = evaluate(self.model.program_with, [chunk], progress=self.progress)
+            except BaseException:
+                self._drop_stale_cells()
+                raise
+            self._commit(ids, chunk, logits[-1:].copy() if all_logits else logits)
+            if not all_logits:
+                return None
+            return logits if len(ids) else np.empty((0, self.model.config.n_vocab), np.float32)
 
     @locked
     def eval_ahead(self, token: int, draft: Sequence[int]) -> None:
@@ -292,7 +297,7 @@ class TokenStream:
         Those that the prefix cache holds are left out, unless the logits of several are wanted.
         """
         sequence, n_last, n_given = self.cache, len(ids) if all_logits else 1 + n_ahead, len(ids) - n_ahead
-        if len(ids) and self._ahead and len(sequence.tokens) == self.n_past + len(self._ahead):
+        if self._ahead and len(ids) and len(sequence.tokens) == len(self._tokens) + len(self._ahead):
             self._truncate_cache(self.n_past)  # of drafted tokens: what is before them needs no comparison
         if len(ids) > 1 or (len(ids) and len(sequence.tokens) != len(self._tokens)):
             self._drop_stale_cells()
@@ -302,7 +307,7 @@ class TokenStream:
             ids = np.array(wanted[len(sequence.tokens) :], np.int32)
         reads = n_given > 1 or len(ids) >= MIN_CHECKPOINT  # not what is evaluated again after drafts
         keep = self._keep if sequence.pool.layout.recurrent and reads and not n_ahead else None
-        return Chunk(sequence, ids, self.adapters, n_last, n_ahead, self._take_hidden(), keep)
+        return Chunk(sequence, ids, self.adapters, n_last, n_ahead, keep, take_hidden=self._take_hidden())
 
     def _commit(self, ids: Ids, chunk: Chunk, rows: Logits) -> None:
         """Append evaluated `ids` to the tokens, except drafted ones.
@@ -311,9 +316,9 @@ class TokenStream:
         """
         if not len(ids):
             return
-        layout, n_new = self.cache.pool.layout, len(ids) - chunk.n_ahead
+        layout, n_new = chunk.cache.pool.layout, len(ids) - chunk.n_ahead
         if (layout.has_windows and n_new >= MIN_CHECKPOINT) or (layout.recurrent and n_new > 1):
-            self._keep(self.cache)
+            self._keep(chunk.cache)
         tokens, ahead = ids[:n_new].tolist(), list(zip(ids[n_new:].tolist(), rows[1:], strict=True))
         last, n_computed = rows[0], len(chunk.ids)
         n_reused = max(0, len(ids) - n_computed)
@@ -321,8 +326,8 @@ class TokenStream:
         self._logits, self._ahead = last, ahead
         self.n_reused += n_reused
         self.n_computed += n_computed
-        if not self.strategy.caches(self.n_past):
-            self.cache.truncate(0)
+        if self.strategy is not CacheStrategy.ALWAYS and not self.strategy.caches(self.n_past):
+            chunk.cache.truncate(0)
 
     def _drop_stale_cells(self) -> None:
         """Drop cells of other tokens than the stream's.
@@ -368,7 +373,7 @@ class TokenStream:
         return np.array(ids, np.int32)
 
     def _expect_room(self, n_tokens: int, n_past: int | None = None) -> None:
-        n_past = self.n_past if n_past is None else n_past
+        n_past = len(self._tokens) if n_past is None else n_past
         if n_past + n_tokens > self.n_ctx:
             raise ContextOverflowError(n_past, n_tokens, self.n_ctx)
 
@@ -395,27 +400,20 @@ def eval_batch(work: Iterable[tuple[TokenStream, Sequence[int]]]) -> None:
             _evaluate(checked)
 
 
-def _evaluate(
-    work: Sequence[tuple[TokenStream, Ids]],
-    *,
-    all_logits: bool = False,
-    n_ahead: int = 0,
-    progress: Progress | None = None,
-) -> list[Logits]:
-    """Evaluate and commit checked tokens; the logits of each stream.
+def _evaluate(work: Sequence[tuple[TokenStream, Ids]], *, n_ahead: int = 0) -> None:
+    """Evaluate and commit checked tokens.
 
     The streams' locks are held. Tokens and logits of a stream change only in the end, when all are evaluated. The last
     `n_ahead` tokens of each are only drafted.
     """
     try:
-        chunks = [stream._chunk(ids, all_logits=all_logits, n_ahead=n_ahead) for stream, ids in work]
-        results = evaluate_chunks(work[0][0].model, chunks, progress=progress)
+        chunks = [stream._chunk(ids, n_ahead=n_ahead) for stream, ids in work]
+        results = evaluate(work[0][0].model.program_with, chunks)
     except BaseException:
         for stream, _ in work:
             stream._drop_stale_cells()
         raise
-    is_shared = len(work) > 1 or all_logits  # memory with the logits of other streams, or of the caller
+    is_shared = len(work) > 1  # memory with the logits of other streams
     for (stream, ids), chunk, logits in zip(work, chunks, results, strict=True):
         rows = logits[-1 - n_ahead :]
         stream._commit(ids, chunk, rows.copy() if is_shared else rows)
-    return results

@@ -109,8 +109,8 @@ def _round_f16(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
 
 def _split_f16(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
     """Round 32 float32 to finite float16, kept as sums of two bfloat16."""
-    halves = _nearest_f16(b, x)
-    even, odd = (ir.shuffle(b, *halves, list(range(start, 2 * _LANES, 2))) for start in (0, 1))
+    first, second = _nearest_f16(b, x)
+    even, odd = (ir.shuffle(b, first, second, list(range(start, 2 * _LANES, 2))) for start in (0, 1))
     for half, start in zip(ir.split_bf16(b, even, odd), (0, 2 * ACTIVATION_BLOCK), strict=True):
         ir.store(b, ir.offset(b, out, start), half)
 

@@ -20,10 +20,10 @@ only with zeros.
 from __future__ import annotations
 
 from llamacli.kernels import simd
-from llamacli.kernels.deferred import carray
-from llamacli.kernels.deferred import numba_njit as njit
+from llamacli.kernels.deferred import carray, njit
 from llamacli.kernels.jit import Kernel, kernel
-from llamacli.kernels.layout import ACTIVATION_BLOCK, LANES, ROW, RUN, record
+from llamacli.kernels.layout import ACTIVATION_BLOCK, LANES, ROW, RUN, STATE_FIELDS, record
+from llamacli.kernels.recurrent import state_kernel
 from llamacli.kernels.simd import pointer
 from llamacli.kernels.work import rows_of, share
 from llamacli.util.settings import KERNEL_API as VERSION
@@ -33,6 +33,7 @@ __all__ = [
     "LANES",
     "ROW",
     "RUN",
+    "STATE_FIELDS",
     "VERSION",
     "Kernel",
     "carray",
@@ -43,4 +44,5 @@ __all__ = [
     "rows_of",
     "share",
     "simd",
+    "state_kernel",
 ]

@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import np_cfarray
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def carray(typingctx: Any, pointer: Any, shape: Any, dtype: Any) -> Any:
     """Contiguous array of a type at a pointer, as `numba.carray`."""
     return types.Array(dtype.dtype, parse_shape(shape), "C")(pointer, shape, dtype), np_cfarray

@@ -332,7 +332,7 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
                     if a.sinks:
                         row_max[i], row_sum[i] = simd.read_f32(a.sinks + 4 * head), np.float32(1)
 
-                n_seen = min(end, cell + last_row - first_row + a.n_after)
+                n_seen = min(end, cell + last_row - first_row + max(a.n_after, rows[last_row - 1].n_ahead))
                 first_page = _first_seen(cell, a.window, a.chunk) // PAGE
                 for start in range(first_page * PAGE // TILE * TILE, n_seen, TILE):
                     begin = max(0, first_page - start // PAGE)
@@ -351,7 +351,8 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
 
                     for i in range(n):
                         own = cell + i // heads
-                        seen = min(end, own + 1 + a.n_after) - start
+                        n_after = max(a.n_after, rows[first_row + i // heads].n_ahead)
+                        seen = min(end, own + 1 + n_after) - start
                         unseen = _first_seen(own, a.window, a.chunk) - start
                         slope = np.float32(0)
                         if a.slopes:

@@ -88,7 +88,7 @@ def encode_codebook(
     )
     tables = _tables(book)
     args, run, steps = np.zeros(1, CODEBOOK), np.zeros(1, RUN), np.zeros(1, STEP)
-    arrays = {
+    arrays: dict[str, Any] = {
         "x": x, "weights": weights, "codes": found.codes, "shift_codes": found.shifts, "signs": found.signs,
         "scales": found.scales, "factors": found.factors, **tables,
     }  # fmt: skip

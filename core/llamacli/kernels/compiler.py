@@ -3,18 +3,26 @@
 The function that Python or a step table calls is a wrapper of plain C types. Numba's own one (CFunc) refers to Numba's
 helpers to report exceptions; this one refers to a single function of `linker`, so that object code can be linked
 without Numba.
+
+A version of Numba in which the target of kernels (`numba_target`) fails compiles them as C callbacks (`numba.cfunc`),
+by its public interface alone.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
+import functools
+import logging
 import os
-from collections.abc import Callable, Iterator
+import platform
+from collections.abc import Callable
 from typing import Any
+
+from llvmlite import binding, ir
 
 from llamacli.kernels.deferred import import_numba, resolve_closure
 from llamacli.kernels.linker import FAILED
+
+_log = logging.getLogger(__name__)
 
 
 def compile_function(function: Callable[..., Any], signature: str, name: str) -> tuple[str, bytes]:
@@ -28,12 +36,17 @@ def compile_function(function: Callable[..., Any], signature: str, name: str) ->
     from numba.core import config
     from numba.core.compiler_lock import global_compiler_lock
 
-    from llamacli.kernels.numba_target import kernel_target
-
+    symbol = f"llamacli_{os.urandom(8).hex()}"
     try:
-        with global_compiler_lock, kernel_target(), _garbage_kept():
-            library, symbol = (_with_checks if config.BOUNDSCHECK else _with_wrapper)(function, signature, name)
-            return symbol, library.emit(symbol)
+        with global_compiler_lock:
+            if config.BOUNDSCHECK:  # Numba's wrapper prints exceptions
+                return symbol, _compile_as_callback(function, signature, symbol)
+            try:
+                return symbol, _compile_for_target(function, signature, symbol, name)
+            except Exception as error:
+                code = _compile_as_callback(function, signature, symbol)
+                _warn_of_failure(repr(error))
+                return symbol, code
     except BaseException:
         # An interrupt at the wrong moment would otherwise leave the lock with this thread for ever.
         while global_compiler_lock.is_locked():
@@ -41,55 +54,24 @@ def compile_function(function: Callable[..., Any], signature: str, name: str) ->
         raise
 
 
-@contextlib.contextmanager
-def _garbage_kept() -> Iterator[None]:
-    """Pause the garbage collector.
+@functools.cache
+def _warn_of_failure(error: str) -> None:
+    import numba
 
-    It would look through Numba's many objects again and again.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    _log.warning("kernels are compiled as callbacks of Numba %s, which takes longer: %s", numba.__version__, error)
 
 
-def _compiled(function: Callable[..., Any], signature: str, *, wrapper: bool) -> Any:
-    """Result of Numba's compiler, with its own wrapper or without."""
-    from numba.core.ccallback import CFunc, _CFuncCompiler
-    from numba.core.compiler import Compiler
-    from numba.core.sigutils import normalize_signature
-
-    class WithoutWrapper(_CFuncCompiler):  # type: ignore[misc]
-        def _customize_flags(self, flags: Any) -> Any:
-            flags = super()._customize_flags(flags)
-            flags.no_cfunc_wrapper = not wrapper
-            return flags
-
-    args, result = normalize_signature(signature)
-    code = CFunc(function, (args, result), locals={}, options={})
-    return WithoutWrapper(function, code._targetdescr, {}, {}, pipeline_class=Compiler).compile(args, result)
-
-
-def _with_checks(function: Callable[..., Any], signature: str, name: str) -> tuple[Any, str]:
-    """Compile a function with Numba's wrapper, which prints exceptions."""
-    compiled = _compiled(function, signature, wrapper=True)
-    return compiled.library, compiled.fndesc.llvm_cfunc_wrapper_name
-
-
-def _with_wrapper(function: Callable[..., Any], signature: str, name: str) -> tuple[Any, str]:
+def _compile_for_target(function: Callable[..., Any], signature: str, symbol: str, name: str) -> bytes:
     """Compile a function with a wrapper that needs nothing of Numba."""
-    from llvmlite import ir
+    from llamacli.kernels.numba_target import compile_kernel
 
-    compiled = _compiled(function, signature, wrapper=False)
+    compiled = compile_kernel(function, signature)
     context, about, library = compiled.target_context, compiled.fndesc, compiled.library
     module = context.create_module("wrapper")
     convention = context.call_conv
     callee = ir.Function(module, convention.get_function_type(about.restype, about.argtypes), about.llvm_func_name)
     kind = ir.FunctionType(context.get_value_type(about.restype), [*map(context.get_value_type, about.argtypes)])
-    wrapper = ir.Function(module, kind, f"llamacli_{os.urandom(8).hex()}")
+    wrapper = ir.Function(module, kind, symbol)
     failed = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer()]), FAILED)
     b = ir.IRBuilder(wrapper.append_basic_block())
     status, out = convention.call_function(b, callee, about.restype, about.argtypes, wrapper.args, attrs=("noinline",))
@@ -97,4 +79,30 @@ def _with_wrapper(function: Callable[..., Any], signature: str, name: str) -> tu
         b.call(failed, [context.insert_const_string(module, name)])
     b.ret(out)
     library.add_ir_module(module)
-    return library, wrapper.name
+    code: bytes = library.emit(symbol)
+    return code
+
+
+def _compile_as_callback(function: Callable[..., Any], signature: str, symbol: str) -> bytes:
+    """Compile a function with Numba's own target and wrapper."""
+    from numba import cfunc
+    from numba.core import config
+
+    callback = cfunc(signature)(function)
+    text = callback.inspect_llvm()
+    assert "numba.dynamic.globals" not in text, f"{function.__name__} holds addresses of this process"
+    module = binding.parse_assembly(text)
+    for value in (*module.functions, *module.global_variables):
+        if value.name == callback.native_name:
+            value.name = symbol
+        elif not value.is_declaration:
+            value.linkage = binding.Linkage.internal
+    features = config.CPU_FEATURES
+    machine = binding.Target.from_default_triple().create_target_machine(
+        cpu=config.CPU_NAME or binding.get_host_cpu_name(),
+        features=binding.get_host_cpu_features().flatten() if features is None else features,
+        opt=3, reloc="static" if platform.machine() in ("x86_64", "AMD64") else "default", codemodel="jitdefault",
+        jit=True,
+    )  # fmt: skip
+    code: bytes = machine.emit_object(module)
+    return code

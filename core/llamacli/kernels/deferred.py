@@ -98,16 +98,6 @@ else:
     _root = Deferred(lambda: importlib.import_module("numba"))
     _extending = Deferred(lambda: importlib.import_module("numba.extending"))
 
-numba_njit, types = _root.njit, _root.core.types
+njit, types = _root.njit, _root.core.types
 intrinsic, register_jitable = _extending.intrinsic, _extending.register_jitable
 carray: Any = _root.carray if jit_disabled() else Deferred(lambda: importlib.import_module(_ARRAYS).carray)
-
-
-def njit(*function: Any, **options: Any) -> Any:
-    """Decorate a function that kernels call, as `numba.njit` does.
-
-    It is not called from Python: there is no wrapper to compile.
-    """
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **options}
-    made = numba_njit(*function, **options)
-    return resolved(made) if _imported else made

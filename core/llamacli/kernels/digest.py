@@ -1,16 +1,22 @@
-"""Content hashes of plugins' code, for kernel cache keys.
+"""Content hashes of kernels' code, for kernel cache keys.
 
-The name of the cache folder hashes the core's own sources. It cannot hash a plugin's: which plugins there are, and of
-which modules they consist, is unknown when a kernel is looked up. So the hash covers the code itself, as loaded in this
-process: the instructions that a packing emits, and the functions that a kernel is compiled from, with the values that
-they refer to.
+A kernel of the core depends on the sources of its module and of all modules that this one imports, directly or not. A
+value from elsewhere that a kernel is compiled from has a digest of its own in the kernel's name: a formula that of its
+instructions (`kernels/lanewise.py`), a plugin's tensor type that of its packing.
+
+Which plugins there are, and of which modules they consist, is unknown when a kernel is looked up. So the hash of a
+plugin's code covers the code itself, as loaded in this process: the instructions that a packing emits, and the
+functions that a kernel is compiled from, with the values that they refer to, and all sources of the core.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -21,21 +27,80 @@ from llamacli.kernels import ir
 from llamacli.kernels.deferred import import_numba, resolve_closure
 from llamacli.kernels.packing_formats import IntegerPacking
 
+_PACKAGE = Path(__file__).parents[1]
+_PATTERNS = ("kernels/**/*.py", "ops/**/*.py", "quantization/**/*.py", "tokenizer/kernels.py")
+"""Sources of the core with code of kernels, or of their compilation."""
+
+_COMPILER = f"{__package__}.jit"
+"""Module that imports all that compiles kernels."""
+
+_FROM = re.compile(r"from (llamacli[\w.]*) import (\([^)]*\)|.*)")
+_WHOLE = (re.compile(r"import (llamacli[\w.]*)"), re.compile(r'"(llamacli[\w.]+)"'))
+"""Imports of names and of modules; a string with a module's name is taken as an import."""
+
 _COVERED = {"llamacli", "numba", "llvmlite", "numpy", "builtins"}
-"""Packages whose versions or sources the name of the cache folder hashes."""
+"""Packages whose versions or sources are hashed as a whole."""
 
 
-def function_digest(function: Callable[..., None]) -> str:
-    """Hexadecimal hash of a plugin kernel's code.
+@functools.cache
+def sources() -> dict[str, str]:
+    """Source of each module of the core with code of kernels, or of their compilation."""
+    paths = sorted(path for pattern in _PATTERNS for path in _PACKAGE.glob(pattern))
+    names = (".".join(path.relative_to(_PACKAGE.parent).with_suffix("").parts) for path in paths)
+    return {name.removesuffix(".__init__"): path.read_text("utf-8") for name, path in zip(names, paths, strict=True)}
 
-    Empty for a kernel of the core. The module's name counts as well, since compiled code imports it.
+
+def imported(source: str) -> set[str]:
+    """Modules among `sources` that a source imports, wherever it does, with the packages that they are in."""
+    names = {name for pattern in _WHOLE for name in pattern.findall(source)}
+    for module, parts in _FROM.findall(source):
+        names |= {module, *(f"{module}.{name}" for name in re.findall(r"\w+", parts))}
+    prefixes = {".".join(parts[:n]) for parts in (name.split(".") for name in names) for n in range(1, len(parts) + 1)}
+    return prefixes & sources().keys()
+
+
+@functools.cache
+def _imports(module: str) -> set[str]:
+    return imported(sources()[module])
+
+
+@functools.cache
+def _hash(module: str) -> str:
+    return hashlib.sha256(sources()[module].encode()).hexdigest()
+
+
+@functools.cache
+def source_digest(module: str) -> str:
+    """Hexadecimal hash of the sources that code of a module is compiled from.
+
+    Of a module that is not among `sources` they are all.
     """
-    assert isinstance(function, FunctionType)
-    if _is_covered(function):
+    modules, left = set(sources()), [module, _COMPILER]
+    if module in modules:
+        modules.clear()
+        while left:
+            name = left.pop()
+            if name not in modules:
+                modules.add(name)
+                left += _imports(name)
+    return _combined(part for name in sorted(modules) for part in (name, _hash(name)))
+
+
+def function_digest(*functions: Callable[..., Any]) -> str:
+    """Hexadecimal hash of the code of a plugin's kernel.
+
+    `functions` are those that it is made of; the hash is empty if all are the core's. The module's name counts as
+    well, since compiled code imports it.
+    """
+    found = [function for function in functions if isinstance(function, FunctionType) and not _is_covered(function)]
+    if not found:
         return ""
     import_numba()
-    resolve_closure(function)
-    return _combined((str(function.__globals__.get("__name__")), *_hash_parts(function, {})))
+    parts = [source_digest("")]
+    for function in found:
+        resolve_closure(function)
+        parts += (str(function.__globals__.get("__name__")), *_hash_parts(function, {}))
+    return _combined(parts)
 
 
 def packing_digest(packing: IntegerPacking) -> str:
@@ -44,7 +109,9 @@ def packing_digest(packing: IntegerPacking) -> str:
     import_numba()
     resolve_closure(packing.decode)
     layout = repr((packing.file_bytes, packing.groups, packing.planes, packing.bias_bits, stored))
-    return _combined((layout, *_emitted(packing), *_hash_parts((packing.decode, packing.decode_table), {})))
+    return _combined(
+        (layout, source_digest(""), *_emitted(packing), *_hash_parts((packing.decode, packing.decode_table), {}))
+    )
 
 
 def _combined(parts: Iterable[str]) -> str:

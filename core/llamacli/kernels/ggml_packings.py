@@ -69,9 +69,13 @@ def _load_e4m3(b: ir.Builder, address: ir.Value) -> ir.Value:
 
 
 F32 = FieldKind(np.float32, _to_floats, lambda b, address: ir.load(b, address, ir.F32X16), exponent=0x7F800000)
+"""Field of float32 numbers."""
 F16 = FieldKind(np.float16, _to_floats, ir.load_f16, exponent=0x7C00)
+"""Field of float16 numbers."""
 U8 = FieldKind(np.uint8, _to_floats, lambda b, address: ir.to_f32(b, load_int(b, address, signed=False)))
+"""Field of unsigned bytes."""
 I8 = FieldKind(np.int8, _to_floats, lambda b, address: ir.to_f32(b, load_int(b, address, signed=True)))
+"""Field of signed bytes."""
 E8M0_HALF = FieldKind(np.uint8, lambda stored: np.ldexp(np.float32(1), stored.astype(np.int32) - 128), _load_e8m0)
 E4M3_HALF = FieldKind(np.uint8, _from_e4m3, _load_e4m3)
 U4_PAIR = FieldKind(np.uint8, lambda stored: (_to_floats(stored & 15), _to_floats(stored >> 4)), _load_nibbles)

@@ -36,9 +36,11 @@ def common_kernels() -> list[jit.Compiled]:
 
 
 def start_helper() -> None:
-    """Start the program if nothing is cached and a core is idle."""
+    """Start the program if none of its kernels is cached and a core is idle."""
     folder = jit.cache_directory()
-    if folder is None or folder.exists() or jit_disabled() or not _has_idle_core() or not sys.executable:
+    if folder is None or jit_disabled() or any((folder / kernel.file_name).exists() for kernel in common_kernels()):
+        return
+    if not _has_idle_core() or not sys.executable:
         return
     process = subprocess.Popen(
         [sys.executable, "-m", __name__], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -103,7 +105,7 @@ def main() -> None:
         print(kernel.name, flush=True)
         kernel.compile()
         folder = jit.cache_directory()
-        if folder is None or not (folder / f"{kernel.name}.kernel").exists():
+        if folder is None or not (folder / kernel.file_name).exists():
             break
 
 

@@ -11,9 +11,9 @@ import functools
 import math
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-from llvmlite import ir
+from llvmlite import ir as ir
 
 from llamacli.kernels.deferred import resolved
 from llamacli.kernels.isa import ARM, AVX512, isa
@@ -24,7 +24,7 @@ I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 HALF, F32 = ir.HalfType(), ir.FloatType()
 
 
-class _BFloatType(ir.HalfType):
+class _BFloatType(ir.HalfType):  # type: ignore[misc]
     """LLVM's bfloat, which llvmlite lacks."""
 
     def __str__(self) -> str:
@@ -36,8 +36,8 @@ BFLOAT = _BFloatType()
 F32X16, I32X16 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 I8X64, I8X16 = (ir.VectorType(I8, lanes) for lanes in (64, 16))
 
-Builder = ir.IRBuilder
-Value = ir.Value
+Builder: TypeAlias = ir.IRBuilder
+Value: TypeAlias = ir.Value
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

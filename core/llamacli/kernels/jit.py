@@ -17,12 +17,11 @@ import importlib.util
 import json
 import logging
 import os
-import shutil
 import string
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +30,17 @@ import numpy as np
 
 from llamacli.kernels.blocks import Block
 from llamacli.kernels.deferred import import_numba
-from llamacli.kernels.digest import function_digest
+from llamacli.kernels.digest import function_digest, source_digest
 from llamacli.kernels.isa import host, isa
 from llamacli.kernels.linker import link, undefined_symbols
 from llamacli.kernels.switch import jit_disabled
-from llamacli.util.files import is_own
+from llamacli.util.files import SharedFileError, make_own_folder, open_own
 from llamacli.util.folders import cache_folder
 
 _log = logging.getLogger(__name__)
 
-_UNUSED_S = 30 * 24 * 3600
-"""Seconds without use after which the kernels of other sources, or of another CPU, are deleted."""
+_UNUSED_S, _TOUCH_S = 30 * 24 * 3600, 24 * 3600
+"""Seconds without use after which kernels are deleted, and after which the time of last use is set again."""
 
 SIGNATURE = "void(int64, int64, int64, int64)"
 
@@ -58,30 +57,19 @@ helpers: list[Callable[[str], bool]] = []
 def cache_directory() -> Path | None:
     """Folder of compiled kernels of this user, None without a home.
 
-    There is one for each state of the sources and each CPU. LLAMACLI_CACHE names another folder than the system's usual
-    one.
+    There is one for each CPU and each set of versions that are compiled with. LLAMACLI_CACHE names another folder than
+    the system's usual one.
     """
     base = cache_folder()
     return base / "kernels" / _fingerprint() if base else None
 
 
-def sources() -> list[Path]:
-    """Source files that the cache key covers."""
-    package = Path(__file__).parents[1]
-    folders = ("kernels", "ops", "quantization")
-    return [source for folder in folders for source in sorted((package / folder).rglob("*.py"))]
-
-
 @functools.cache
 def _fingerprint() -> str:
-    """Hash of the sources, versions, settings and CPU."""
-    digest = hashlib.sha256()
-    for source in sources():
-        digest.update(source.read_bytes())
+    """Hash of the versions, settings and CPU."""
     versions = (_numba_version(), llvmlite.__version__, np.__version__, sys.version, isa())
     settings = [os.environ.get(f"NUMBA_{name}") for name in _NUMBA_SETTINGS]
-    digest.update(repr((versions, settings, host())).encode())
-    return digest.hexdigest()[:16]
+    return hashlib.sha256(repr((versions, settings, host())).encode()).hexdigest()[:16]
 
 
 def _numba_version() -> bytes:
@@ -101,7 +89,7 @@ class _Entry:
 
     def __init__(self, name: str):
         directory = cache_directory()
-        self._name, self._path = name, directory and directory / f"{name}.kernel"
+        self._path = directory and directory / name
 
     def load(self) -> int | None:
         """Load and link the code.
@@ -111,7 +99,6 @@ class _Entry:
         with contextlib.suppress(OSError):
             data = self._read()
             if data and hashlib.sha256(data[32:]).digest() == data[:32]:
-                _touch(self._path.parent)
                 head, _, code = data[32:].partition(b"\n")
                 if (address := link(code, *json.loads(head))) is not None:
                     return address
@@ -123,13 +110,13 @@ class _Entry:
         """Read the file; b"" if other users may have written it."""
         if self._path is None:
             return b""
-        with open(self._path, "rb") as file:
-            if not is_own(os.stat(self._path.parent)):
-                _warn_cache_unwritable(f"other users can write to {self._path.parent}")
-            elif not is_own(os.fstat(file.fileno())):
-                _log.warning("other users can write to %s, so it is compiled again", self._path)
-            else:
+        try:
+            with open_own(self._path) as file:
+                if time.time() - os.fstat(file.fileno()).st_mtime > _TOUCH_S:
+                    _touch(self._path)
                 return file.read()
+        except SharedFileError as error:
+            _say_shared(str(error))
         return b""
 
     def save(self, code: bytes, symbol: str, needs: list[str] | None) -> None:
@@ -140,33 +127,43 @@ class _Entry:
         data = json.dumps((symbol, needs)).encode() + b"\n" + code
         written = self._path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}")
         try:
-            if not self._path.parent.exists():
-                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _prune(self._path.parent.parent)
+            make_own_folder(self._path.parent)
+            _prune(self._path.parent.parent)
             try:
                 written.touch(mode=0o600, exist_ok=False)
                 written.write_bytes(hashlib.sha256(data).digest() + data)
                 written.replace(self._path)
             finally:
                 written.unlink(missing_ok=True)
+        except SharedFileError as error:
+            _say_shared(str(error))
         except OSError as error:
             _warn_cache_unwritable(str(error))
 
 
-@functools.cache
-def _touch(folder: Path) -> None:
-    """Set the folder's time of last use to now."""
+def _touch(file: Path) -> None:
+    """Set the file's time of last use to now."""
     with contextlib.suppress(OSError):
-        os.utime(folder)
+        os.utime(file)
 
 
+@functools.cache
 def _prune(folder: Path) -> None:
-    """Delete cache folders unused for _UNUSED_S seconds."""
+    """Delete files of cache folders unused for _UNUSED_S seconds, once in a process."""
     with contextlib.suppress(OSError):
         for other in folder.iterdir():
-            is_ours = len(other.name) == 16 and not set(other.name) - set(string.hexdigits)
-            if is_ours and time.time() - other.stat().st_mtime > _UNUSED_S:
-                shutil.rmtree(other, ignore_errors=True)
+            if len(other.name) == 16 and not set(other.name) - set(string.hexdigits):
+                was_used = time.time() - other.stat().st_mtime < _UNUSED_S
+                for file in other.iterdir():
+                    if time.time() - file.stat().st_mtime > _UNUSED_S:
+                        file.unlink(missing_ok=True)
+                if not was_used and not any(other.iterdir()):
+                    other.rmdir()
+
+
+@functools.cache
+def _say_shared(reason: str) -> None:
+    _log.info("compiled kernels are not cached: %s", reason)
 
 
 @functools.cache
@@ -186,25 +183,51 @@ def _warn_cache_unwritable(reason: str) -> None:
 _compiling = threading.RLock()
 """Held while a function is compiled or loaded, so that it is done once."""
 
-_ctypes = {"void": None, "int64": ctypes.c_int64, "float32": ctypes.c_float, "float64": ctypes.c_double}
+_interrupted: list[int] = []
+"""Processes that were forked while another thread compiled: Numba's lock and state are that thread's."""
+
+
+def _after_fork() -> None:
+    global _compiling
+    numbas = sys.modules.get("numba.core.compiler_lock")
+    for lock in (_compiling, getattr(getattr(numbas, "global_compiler_lock", None), "_lock", None)):
+        if lock is not None and lock.acquire(blocking=False):
+            lock.release()
+        elif lock is not None:
+            _interrupted.append(os.getpid())
+    _compiling = threading.RLock()
+    helpers.clear()  # the threads that listen to them do not exist here
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+_ctypes: dict[str, Any] = {"void": None, "int64": ctypes.c_int64, "float32": ctypes.c_float, "float64": ctypes.c_double}
 
 
 class Compiled:
     """Function of numbers compiled to machine code.
 
-    Its name and `variant` are unique; its signature is Numba's, of int64, float32 and float64.
+    Its name and `variant` are unique; its signature is Numba's, of int64, float32 and float64. `module` is the one that
+    gives the function what it is compiled from, by default its own.
     """
 
     _address: int | None = None
 
-    def __init__(self, function: Callable[..., Any], signature: str, variant: str = ""):
+    def __init__(self, function: Callable[..., Any], signature: str, variant: str = "", module: str = ""):
         self._function, self._signature, self._variant = function, signature, variant
+        self._module = module or str(function.__globals__.get("__name__"))
         self.__doc__ = function.__doc__
 
     @functools.cached_property
     def name(self) -> str:
         """Name of the code in the cache."""
         return self._function.__name__ + self._variant
+
+    @property
+    def file_name(self) -> str:
+        """Name of its file in the cache: changes with the sources that it is compiled from."""
+        return f"{self.name}-{source_digest(self._module)}.kernel"
 
     def compile(self) -> int:
         """Compile it or load it from the cache, once.
@@ -221,11 +244,16 @@ class Compiled:
         return self._function
 
     def _make(self) -> int:
-        entry = _Entry(self.name)
+        entry = _Entry(self.file_name)
         address = entry.load()
         if address is None and any(wait(self.name) for wait in helpers):
             address = entry.load()
         if address is None:
+            if _interrupted:
+                raise RuntimeError(
+                    f"{self.name} cannot be compiled: this process was forked while another thread compiled. Fork "
+                    "before a model is loaded or after it, or start processes by the method spawn"
+                )
             from llamacli.kernels.compiler import compile_function
 
             _announce()
@@ -254,11 +282,19 @@ class Compiled:
 class Kernel(Compiled):
     """Kernel: compiled step of a program.
 
-    See this module's description. The name of a plugin's kernel contains a digest of its code.
+    See this module's description. The name of a plugin's kernel contains a digest of its code, and of `parts`, the
+    functions that a kernel of the core was made of.
     """
 
-    def __init__(self, function: Callable[..., None], variant: str = ""):
-        super().__init__(function, SIGNATURE, variant)
+    def __init__(
+        self,
+        function: Callable[..., None],
+        variant: str = "",
+        module: str = "",
+        parts: Sequence[Callable[..., Any]] = (),
+    ):
+        super().__init__(function, SIGNATURE, variant, module)
+        self._parts = parts
 
     @functools.cached_property
     def name(self) -> str:
@@ -266,7 +302,7 @@ class Kernel(Compiled):
 
         It is read late: all that the code refers to must be defined.
         """
-        digest = function_digest(self._function)
+        digest = function_digest(self._function, *self._parts)
         return super().name + (f"_{digest}" if digest else "")
 
 

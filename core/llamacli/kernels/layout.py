@@ -26,14 +26,20 @@ RUN = record("n_rows", "first_row", "rows")
 """Parameters that all steps of a run share: rows `first_row` to `n_rows` - 1 are computed; `rows` is the address of a
 ROW for each."""
 
-ROW = record("cell", "position", "kv", "seq_len", "end")
+ROW = record("cell", "position", "kv", "seq_len", "end", "n_ahead", "jump")
 """Parameters of one token of a run: the cell of its sequence in which it is stored (it attends to this cell and those
 before), its position, the address of its sequence's int64 [n_layer, 3] (see `llamacli.kv.KVSequence.addresses`),
 the length of the context that this sequence was created for, and the number of its cells after this run (attention in
-both directions sees all of them)."""
+both directions sees all of them). `n_ahead`: cells behind its own that it attends to in causal attention too, those of
+its bidirectional span. `jump`: 0, or 1 more than its number among the rows whose RoPE does not follow from `position`
+alone (M-RoPE at several positions, positions beyond the context)."""
 
 RECURRENT_ENTRY = 24
 """Bytes of an entry of `KVSequence.addresses`: those of layers, then those of recurrent states."""
+
+STATE_FIELDS = ("entry", "zeros", "n_numbers")
+"""Fields of the records of kernels with recurrent states. `entry`: bytes of the state's entry in
+KVSequence.addresses; `zeros`: address of a state of zeros; `n_numbers`: float32 numbers of a state."""
 
 STATE, SOURCE, TARGET, KEPT = RECURRENT_SLOTS = range(4)
 """Slots of the page table of recurrent states. STATE: after the cached tokens. KEPT: after some of them, to which the

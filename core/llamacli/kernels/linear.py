@@ -29,7 +29,7 @@ def linear(kind: IntEnum) -> Kernel:
     """Matrix product kernel for weights packed as `kind`."""
     packing = packing_of(kind)
     assert packing, f"{kind.name} has no kernels"
-    return _linear(packing)
+    return _linear(packing)  # type: ignore[arg-type]  # mypy takes no protocol for hashable
 
 
 @functools.cache
@@ -38,7 +38,7 @@ def _linear(packing: Packing) -> Kernel:
         function = _product(packing)
     else:
         function = tiled_product(packing) if packing.is_tiled else panel_product(packing, tile_of(packing))
-    return Kernel(function, f"_{packing.name}")
+    return Kernel(function, f"_{packing.name}", __name__)
 
 
 def _wide() -> int:

@@ -12,20 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from llamacli.kernels import ir, simd
-from llamacli.kernels.deferred import carray, intrinsic, types
+from llamacli.kernels import ir
+from llamacli.kernels.deferred import intrinsic, types
 from llamacli.kernels.jit import Kernel
-from llamacli.kernels.layout import LANES, RUN, record
-from llamacli.kernels.recurrent import kept_page, last_row, rows_behind, source_page, target_page
+from llamacli.kernels.layout import LANES, STATE_FIELDS, record
+from llamacli.kernels.recurrent import state_kernel
 
 LINEAR_STATE = record(
     "r", "r_stride", "k", "k_stride", "v", "v_stride", "w", "w_stride", "beta", "beta_stride", "a", "a_stride", "b",
-    "b_stride", "decay", "bonus", "out", "out_stride", "entry", "zeros", "n_head", "n_head_k", "d_k", "d_v", "tiled",
+    "b_stride", "decay", "bonus", "out", "out_stride", "n_head", "n_head_k", "d_k", "d_v", "tiled", *STATE_FIELDS,
     scale=np.float32,
 )  # fmt: skip
 """Addresses of values, and the bytes between their rows. `decay`: float32 [d_k, d_v]; `bonus`: float32 [n_head, d_k];
-`zeros`: as many as the state of a head has numbers; `tiled`: 1 if head h reads head h mod n_head_k of r and k, else 0
-for head h // (n_head / n_head_k); `entry`: bytes of the state's entry in KVSequence.addresses."""
+`tiled`: 1 if head h reads head h mod n_head_k of r and k, else 0 for head h // (n_head / n_head_k)."""
 
 HEAD, KEY, MATRIX = range(3)
 """Decay: a number w for each head, or for each head and index of d_k; or exp(w[v] * decay[k, v])."""
@@ -118,43 +117,32 @@ def linear_state(n_vectors: int, decay_kind: int, correction: int, has_bonus: bo
     """Kernel of a linear recurrence, for tiles of `n_vectors` vectors of columns."""
     bonus_kind = int(has_bonus)
 
-    def linear_state(args: int, run: int, thread: int, n_threads: int) -> None:
-        a, r = carray(simd.pointer(args), 1, LINEAR_STATE)[0], carray(simd.pointer(run), 1, RUN)[0]
-        n_tiles = a.d_v // (LANES * n_vectors)
-        row_bytes = 4 * a.d_v
-        unit = np.int64(0)
-        first = r.first_row
-        while first < r.n_rows:
-            last = last_row(r.rows, first, r.n_rows)
-            source, target = source_page(r.rows, first, a.entry), target_page(r.rows, first, a.entry)
-            kept, n_behind = kept_page(r.rows, first, a.entry), rows_behind(r.rows, first, a.entry)
-            for part in range((thread - unit) % n_threads, a.n_head * n_tiles, n_threads):
-                head, column = part // n_tiles, LANES * n_vectors * (part % n_tiles)
-                head_k = head % a.n_head_k if a.tiled else head // (a.n_head // a.n_head_k)
-                place = head * a.d_k * row_bytes + 4 * column
-                state = source + place if source else a.zeros
-                for row in range(first, last):
-                    if row == last - n_behind:
-                        for i in range(a.d_k):
-                            for at in range(0, 4 * LANES * n_vectors, 4 * LANES):
-                                simd.store(kept + place + i * row_bytes + at, simd.load(state + i * row_bytes + at))
-                    w = a.w + row * a.w_stride
-                    if decay_kind == HEAD:
-                        w += 4 * head
-                    elif decay_kind == KEY:
-                        w += 4 * head * a.d_k
-                    else:
-                        w += 4 * column
-                    _step(
-                        n_vectors, decay_kind, correction, bonus_kind, state, target + place, row_bytes, a.d_k,
-                        a.r + row * a.r_stride + 4 * head_k * a.d_k, a.k + row * a.k_stride + 4 * head_k * a.d_k,
-                        a.v + row * a.v_stride + 4 * (head * a.d_v + column), w,
-                        a.beta + row * a.beta_stride + 4 * head, a.a + row * a.a_stride + 4 * head * a.d_k,
-                        a.b + row * a.b_stride + 4 * head * a.d_k, a.decay + 4 * column, a.bonus + 4 * head * a.d_k,
-                        a.out + row * a.out_stride + 4 * (head * a.d_v + column), a.scale,
-                    )  # fmt: skip
-                    state = target + place
-            unit += a.n_head * n_tiles
-            first = last
+    def count(a):  # type: ignore[no-untyped-def]
+        return a.n_head * (a.d_v // (LANES * n_vectors))
 
-    return Kernel(linear_state, f"_{n_vectors}{decay_kind}{correction}{bonus_kind}")
+    def advance(a, unit, first, last, state, target):  # type: ignore[no-untyped-def]
+        n_tiles, row_bytes = a.d_v // (LANES * n_vectors), 4 * a.d_v
+        head, column = unit // n_tiles, LANES * n_vectors * (unit % n_tiles)
+        head_k = head % a.n_head_k if a.tiled else head // (a.n_head // a.n_head_k)
+        place = head * a.d_k * row_bytes + 4 * column
+        for row in range(first, last):
+            w = a.w + row * a.w_stride
+            if decay_kind == HEAD:
+                w += 4 * head
+            elif decay_kind == KEY:
+                w += 4 * head * a.d_k
+            else:
+                w += 4 * column
+            _step(
+                n_vectors, decay_kind, correction, bonus_kind, state + place, target + place, row_bytes, a.d_k,
+                a.r + row * a.r_stride + 4 * head_k * a.d_k, a.k + row * a.k_stride + 4 * head_k * a.d_k,
+                a.v + row * a.v_stride + 4 * (head * a.d_v + column), w,
+                a.beta + row * a.beta_stride + 4 * head, a.a + row * a.a_stride + 4 * head * a.d_k,
+                a.b + row * a.b_stride + 4 * head * a.d_k, a.decay + 4 * column, a.bonus + 4 * head * a.d_k,
+                a.out + row * a.out_stride + 4 * (head * a.d_v + column), a.scale,
+            )  # fmt: skip
+            state = target
+
+    return state_kernel(
+        "linear_state", LINEAR_STATE, count, advance, f"_{n_vectors}{decay_kind}{correction}{bonus_kind}"
+    )

@@ -4,26 +4,52 @@ Numba optimises every function that a kernel calls, makes machine code and a wra
 its LLVM IR into the kernel, where LLVM optimises it again. Here a function stays LLVM IR as it was lowered. Once the
 IR of a kernel is complete, all of it is optimised, and compiled to object code, at once.
 
+The target is registered beside Numba's own one (`numba.core.target_extension`), has typing and lowering rules of its
+own, and is chosen for one thread while a kernel compiles. A dispatcher that `numba.njit` made is compiled a second time
+for it, so that functions of other authors keep what Numba made of them.
+
 To be imported once something has to be compiled: this module imports Numba.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from llvmlite import binding, ir
+from numba.core import types, typing
 from numba.core.codegen import CPUCodeLibrary, JITCPUCodegen
-from numba.core.cpu import CPUContext
-from numba.core.registry import cpu_target
+from numba.core.cpu import CPUContext, CPUTargetOptions
+from numba.core.decorators import jit
+from numba.core.descriptors import TargetDescriptor
+from numba.core.dispatcher import Dispatcher
+from numba.core.registry import CPUDispatcher, cpu_target
 from numba.core.runtime import rtsys
+from numba.core.target_extension import (
+    CPU,
+    dispatcher_registry,
+    jit_registry,
+    target_override,
+    target_registry,
+)
 
-from llamacli.kernels.numba_shortcuts import shortcuts
+_NAME = "llamacli"
 
 _REFERENCE_COUNTS = {"NRT_incref", "NRT_decref"}
 """Functions of Numba's runtime (NRT) that code refers to for each array, even if it allocates none."""
+
+
+def compile_kernel(function: Callable[..., Any], signature: str) -> Any:
+    """Compile a function for a signature; Numba's compiler lock must be held.
+
+    Returns Numba's `CompileResult`, with a `Library`.
+    """
+    with target_override(_NAME):
+        dispatcher = _jit(signature)(function)
+        (result,) = dispatcher.overloads.values()
+    return result
 
 
 class Library(CPUCodeLibrary):  # type: ignore[misc]
@@ -76,67 +102,78 @@ class _Codegen(JITCPUCodegen):  # type: ignore[misc]
     _library_class = Library
 
 
-class _Context(CPUContext):  # type: ignore[misc]
+class _Lowering(CPUContext):  # type: ignore[misc]
     """Numba's rules to lower types and functions."""
 
-    numbas: CPUContext
-    """Those for machine code."""
+    def init(self) -> None:
+        super().init()
+        self._internal_codegen = _Codegen(_NAME)
 
-    def refresh(self) -> None:
-        """Load new functions of the registries, which Numba's own target shares."""
-        for registry in list(self._registries):
-            self.install_registry(registry)
+    def load_additional_registries(self) -> None:
+        rtsys.initialize(cpu_target.target_context)  # once for the process: with machine code, so by Numba's own target
+        super().load_additional_registries()
 
     def post_lowering(self, mod: Any, library: Library) -> None:
         """Link no allocator: `Library.emit` does, if there is use for it."""
 
-    def create_cpython_wrapper(self, library: Any, *arguments: Any, **options: Any) -> None:
-        """Note that a function of other authors can be called from Python."""
-        library.wrapper = arguments, options
+    def create_cpython_wrapper(self, *arguments: Any, **options: Any) -> None:
+        """Make no wrapper: Python calls no function of this target."""
 
-    def get_executable(self, library: Any, fndesc: Any, env: Any) -> Any:
-        """Python function that stands for a compiled one.
+    def create_cfunc_wrapper(self, *arguments: Any) -> None:
+        """Make no wrapper: `compiler` makes that of a kernel."""
 
-        It can be called only if there is a wrapper.
-        """
-        if not hasattr(library, "wrapper"):
-            return object().__format__  # a built-in method, as Numba expects, which refuses Numba's tuple of arguments
-        numbas = self.numbas
-        compiled = numbas.codegen().create_library(library.name)
-        compiled.add_linking_library(library)
-        compiled.add_linking_library(rtsys.library)
-        arguments, options = library.wrapper
-        numbas.create_cpython_wrapper(compiled, *arguments, **options)
-        return numbas.get_executable(compiled, fndesc, env)
+    def get_executable(self, library: Any, fndesc: Any, env: Any) -> object:
+        """Key of a compiled function among its target's."""
+        return object()
 
 
-@functools.cache
-def _context() -> _Context:
-    numbas = cpu_target.target_context
-    context = numbas.subtarget(_internal_codegen=_Codegen("llamacli"))
-    context.__class__ = _Context
-    context.numbas = numbas
-    made: _Context = context
-    return made
+class _Typing(typing.Context):  # type: ignore[misc]
+    """Numba's rules to infer types."""
+
+    def init(self) -> None:
+        self._dispatchers: WeakKeyDictionary[Any, Dispatcher] = WeakKeyDictionary()
+
+    def resolve_value_type(self, val: Any) -> Any:
+        """Type of a global value: of a Numba function, that of its equivalent for this target."""
+        if type(val) is not CPUDispatcher:
+            return super().resolve_value_type(val)
+        own = self._dispatchers.get(val)
+        if own is None:
+            own = KernelDispatcher(val.py_func, val.locals, val.targetoptions, val._compiler.pipeline_class)
+            self._dispatchers[val] = own
+            if not val._can_compile:  # decorated with signatures
+                for signature in val.nopython_signatures:
+                    own.compile(signature)
+                own.disable_compile()
+        return types.Dispatcher(own)
 
 
-@functools.cache
-def _load_registries() -> None:
-    """Load Numba's own registries, once.
-
-    This would take long while Numba's own target is in use.
-    """
-    _context().numbas.refresh()
+class _Kernels(CPU):  # type: ignore[misc]
+    """Target that uses what is registered for CPUs."""
 
 
-@contextlib.contextmanager
-def kernel_target() -> Iterator[None]:
-    """Make Numba compile for this target; its compiler lock must be held."""
-    context, attributes = _context(), vars(cpu_target)
-    attributes["_toplevel_target_context"] = context
-    try:
-        _load_registries()
-        with shortcuts():
-            yield
-    finally:
-        attributes["_toplevel_target_context"] = context.numbas
+class _Descriptor(TargetDescriptor):  # type: ignore[misc]
+    options = CPUTargetOptions
+
+    @functools.cached_property
+    def typing_context(self) -> _Typing:
+        return _Typing()
+
+    @functools.cached_property
+    def target_context(self) -> _Lowering:
+        return _Lowering(self.typing_context, _NAME)
+
+
+class KernelDispatcher(Dispatcher):
+    """Function that kernels call, compiled once for each signature."""
+
+    targetdescr = _Descriptor(_NAME)
+
+    def add_overload(self, cres: Any) -> None:
+        """Note a compiled function, which Python cannot call."""
+        self.overloads[tuple(cres.signature.args)] = cres
+
+
+target_registry[_NAME] = _Kernels
+dispatcher_registry[_Kernels] = KernelDispatcher
+jit_registry[_Kernels] = _jit = functools.partial(cast(Any, jit), _target=_NAME)

@@ -33,7 +33,7 @@ PACK = record(
 _SCRATCH, _CODES = 1024, 256
 """Bytes of a decoded block, and of its codes; behind these are its fields."""
 
-_EXPONENTS = {TensorType.F32: 0x7F800000, TensorType.F16: 0x7C00, TensorType.BF16: 0x7F80}
+_EXPONENTS: dict[IntEnum, int] = {TensorType.F32: 0x7F800000, TensorType.F16: 0x7C00, TensorType.BF16: 0x7F80}
 
 
 def pack(team: Team, kind: IntEnum, raw: npt.NDArray[np.uint8], packed: npt.NDArray[np.uint8], n_columns: int) -> bool:

@@ -31,16 +31,23 @@ Indices = npt.NDArray[np.intp]
 
 
 class Packing(Protocol):
-    """Packed weight format.
+    """Packed weight format."""
 
-    `block` columns of 16 rows take `n_bytes`; `activation` is the form of activations that it multiplies. `name` is
-    unique among all kernels of this process and of the kernel cache.
-    """
+    @property
+    def name(self) -> str:
+        """Name, unique among all kernels of this process and of the kernel cache."""
 
-    name: str
-    block: int
-    n_bytes: int
-    activation: str
+    @property
+    def block(self) -> int:
+        """Number of columns of 16 rows that are packed together."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of a block."""
+
+    @property
+    def activation(self) -> str:
+        """Form of activations that it multiplies."""
 
     def unpack(self, packed: Bytes, rows: Indices) -> Floats:
         """Dequantize rows of a packed matrix, float32 [len(rows), n_columns].

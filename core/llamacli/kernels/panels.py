@@ -60,12 +60,15 @@ def emit_panel(
     n = packing.block // packing.adjacent if in_pairs else packing.block
     adjacent = 1 if in_pairs else packing.adjacent
     order = [i + place for i in range(0, n, adjacent) for place in reversed(range(adjacent))]
-    kind, broadcast, multiply = ir.F32X16, ir.broadcast_f32, ir.fma
+    kind, broadcast = ir.F32X16, ir.broadcast_f32
+    multiply: Callable[..., ir.Value] = ir.fma
     if in_pairs:
         kind, broadcast = ir.I32X16, ir.broadcast_i32
 
-        def multiply(b: ir.Builder, x: ir.Value, y: ir.Value, total: ir.Value) -> ir.Value:
+        def multiply_pairs(b: ir.Builder, x: ir.Value, y: ir.Value, total: ir.Value) -> ir.Value:
             return ir.dot_bf16(b, total, x, y)
+
+        multiply = multiply_pairs
 
     tiles = [b.add(panel, b.mul(stride, ir.I64(i))) for i in range(n_tiles)]
     rows = [b.add(x, b.mul(x_stride, ir.I64(token))) for token in range(n_tokens)]

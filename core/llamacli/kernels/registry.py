@@ -66,7 +66,7 @@ def packing_of(kind: int) -> Packing | None:
     """
     fmt = FORMATS.get(kind)
     if fmt is None or fmt.packing is None:
-        return packings().get(kind)  # type: ignore[call-overload, no-any-return]  # an IntEnum is found by its number
+        return packings().get(kind)  # type: ignore[call-overload]  # an IntEnum is found by its number
     return _described(fmt)
 
 

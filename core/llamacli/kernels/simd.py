@@ -19,7 +19,7 @@ def _vector_type() -> Any:
     from numba.core import types
     from numba.extending import models, register_model
 
-    class Float32x16(types.Type):  # type: ignore[misc]
+    class Float32x16(types.Type):
         def __init__(self) -> None:
             super().__init__("f32x16")
 

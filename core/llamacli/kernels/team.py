@@ -45,6 +45,7 @@ from llamacli.kernels.deferred import njit, types
 from llamacli.kernels.isa import features
 from llamacli.kernels.jit import Compiled
 from llamacli.kernels.layout import record
+from llamacli.util.locking import fork_safe
 from llamacli.util.memory import address_of
 from llamacli.util.numa import Node, bind_thread, numa_nodes, thread_nodes
 from llamacli.util.numbers import is_integer
@@ -340,7 +341,7 @@ class Team:
     def __init__(self, n_threads: int):
         self.n_threads = n_threads
         self.nodes = thread_nodes(n_threads, numa_nodes())
-        self.lock = threading.RLock()
+        self.lock = fork_safe(threading.RLock())
         self._pid = 0
         self._start_workers()
 

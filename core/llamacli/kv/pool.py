@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from llamacli.errors import OutOfMemoryError
 from llamacli.kv.layout import KVLayout
+from llamacli.util.locking import fork_safe
 from llamacli.util.memory import anonymous
 from llamacli.util.system import available_memory
 
@@ -76,7 +77,7 @@ class Pages:
         self._slab_pages = max(1, min(64, _SLAB_BYTES // self._stride))
         self._slabs: list[_Slab] = []  # sorted by address
         self._ref_counts: dict[int, int] = {}
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._room = _Room()
 
     @property
@@ -205,7 +206,7 @@ class KVPool:
 
     def __init__(self, layout: KVLayout, identity: str = ""):
         self.layout, self.identity = layout, identity
-        self.lock = threading.RLock()
+        self.lock = fork_safe(threading.RLock())
         self.abandoned: deque[tuple[list[Table], list[int]]] = deque()
         self.max_bytes: int | None = None
         expect_room = functools.partial(_expect_room, weakref.ref(self))

@@ -9,10 +9,11 @@ import attrs
 import numpy as np
 
 from llamacli.errors import ClosedError, InvalidRequestError
+from llamacli.inputs import is_in_span, is_positioned
 from llamacli.kernels.kv_types.rounding import Bytes, Floats
 from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, FloatType, IntegerType, KVType
 from llamacli.kernels.layout import KEPT, RECURRENT_SLOTS, SOURCE, STATE, TARGET
-from llamacli.kv.pool import KVPool, Pages, Table
+from llamacli.kv.pool import KVPool, Table
 from llamacli.kv.recurrent import RecurrentTable, new_table
 from llamacli.util.locking import locked
 from llamacli.util.memory import view
@@ -39,7 +40,8 @@ class KVSequence:
 
     - `rope_variant`: the RoPE variant for a context of `seq_len`; only sequences of one variant can share cells.
     - `adapters`: the LoRA adapters and scales that cells are computed with, "" for none; likewise.
-    - `tokens`: the cached tokens; token i is in cell i, at position i.
+    - `tokens`: content keys of the cached tokens (`llamacli.inputs`): the id of a plain one, a negative int of others.
+      Token i is in cell i, and at position i unless it or one before it has an explicit position.
     - `first_cells`: for each group of layers, the first cell that has not been evicted.
     - `first_stale_cell`: cells from here on were computed with a different prefix (after `remove`); None if there are
       no such cells.
@@ -59,7 +61,9 @@ class KVSequence:
         layout = pool.layout
         n_pages = -(-seq_len // PAGE)
         self.tables = [new_table() if group.recurrent else np.zeros(n_pages, np.int64) for group in layout.groups]
-        self._n_cell_groups = len(self.tables) - bool(layout.recurrent)
+        n_cell_groups = len(self.tables) - bool(layout.recurrent)
+        self._cells = list(zip(pool.groups, self.tables, strict=True))[:n_cell_groups]
+        self._evicts = any(group.evicts for group in layout.groups)
         self._recurrent = RecurrentTable(pool.groups[-1], self.tables[-1]) if layout.recurrent else None
         entries = [(self.tables[place.group].ctypes.data, place.keys, place.values) for place in layout.places]
         entries += [(self.tables[-1].ctypes.data, offset, 0) for offset in layout.offsets]
@@ -82,35 +86,36 @@ class KVSequence:
         """Maximum size in bytes; pages are allocated as needed."""
         return self.pool.layout.n_bytes(self.seq_len)
 
-    @locked
     def reserve(self, start: int, n: int, *, n_behind: int = 0) -> None:
         """Allocate `n` cells from `start` on for writing; shared pages are copied.
 
         Recurrent states before the last `n_behind` of these tokens will be kept, for `fork_before_last` or `truncate`.
         Raises OutOfMemoryError, changing nothing but `n_kept`; ClosedError.
         """
-        if self.closed:
-            raise ClosedError("the sequence is closed")
-        self.pool.collect()
-        span = range(start // PAGE, -(-(start + n) // PAGE))
-        self.extend(span.stop)
-        try:
-            for pages, table in self._cell_tables():
-                for i in span:
-                    if table[i]:
-                        pages.copy_on_write(table, i)
-                    else:
-                        pages.allocate(table, i)
-            if self._recurrent is not None:
-                if start == len(self.tokens):
-                    self._recurrent.begin(is_empty=not start)
-                if n_behind:
-                    self.n_kept = None
-                self._recurrent.reserve(keep=n_behind > 0)
-                self._rows_behind[:] = n_behind
-        except MemoryError:
-            self._release_from(-(-start // PAGE))
-            raise
+        with self.lock:
+            if not self._finalizer.alive:
+                raise ClosedError("the sequence is closed")
+            if self.pool.abandoned:
+                self.pool.collect()
+            span = range(start // PAGE, -(-(start + n) // PAGE))
+            self.extent[0] = max(self.extent[0], span.stop)
+            try:
+                for pages, table in self._cells:
+                    for i in span:
+                        if table[i]:
+                            pages.copy_on_write(table, i)
+                        else:
+                            pages.allocate(table, i)
+                if self._recurrent is not None:
+                    if start == len(self.tokens):
+                        self._recurrent.begin(is_empty=not start)
+                    if n_behind:
+                        self.n_kept = None
+                    self._recurrent.reserve(keep=n_behind > 0)
+                    self._rows_behind[:] = n_behind
+            except MemoryError:
+                self._release_from(-(-start // PAGE))
+                raise
 
     def extend(self, n_pages: int) -> None:
         """Count the first `n_pages` slots as used, before they are filled."""
@@ -132,8 +137,8 @@ class KVSequence:
         if all(sequence.first_stale_cell is None or sequence.first_stale_cell >= n for sequence in (self, other)):
             return True
         stop = -(-n // PAGE)
-        tables = zip(self.tables[: self._n_cell_groups], other.tables[: self._n_cell_groups], strict=True)
-        return all(np.array_equal(own[:stop], theirs[:stop]) for own, theirs in tables)
+        tables = zip(self._cells, other._cells, strict=True)
+        return all(np.array_equal(own[:stop], theirs[:stop]) for (_, own), (_, theirs) in tables)
 
     @locked
     def bytes_to_reserve(self, n: int) -> int:
@@ -144,7 +149,7 @@ class KVSequence:
         start = len(self.tokens)
         n_bytes = sum(
             pages.page_bytes
-            for pages, table in self._cell_tables()
+            for pages, table in self._cells
             for page in table[start // PAGE : -(-(start + n) // PAGE)].tolist()
             if not page or pages.ref_count(page) > 1
         )
@@ -181,7 +186,6 @@ class KVSequence:
         if self._recurrent is not None:
             self._recurrent.advance()
 
-    @locked
     def commit(self, tokens: Sequence[int], *, n_ahead: int = 0) -> None:
         """Append tokens whose cells and recurrent states have been written.
 
@@ -189,16 +193,18 @@ class KVSequence:
         have been kept, see `reserve`.
         """
         added = list(tokens)
-        if self._recurrent is None:
-            self.tokens += added
-        elif added:
-            table, committed = self._recurrent.table, self._recurrent.committed()
-            self._recurrent.keeps |= n_ahead > 0
-            n_kept = len(self.tokens) + len(added) - n_ahead if n_ahead else self.n_kept
-            self.tokens += added  # no call from here on: an interrupt finds all changed or nothing
-            self.n_kept = n_kept
-            table[:] = committed
-        self.evict(len(self.tokens) - n_ahead)
+        with self.lock:
+            if self._recurrent is None:
+                self.tokens += added
+            elif added:
+                table, committed = self._recurrent.table, self._recurrent.committed()
+                self._recurrent.keeps |= n_ahead > 0
+                n_kept = len(self.tokens) + len(added) - n_ahead if n_ahead else self.n_kept
+                self.tokens += added  # no call from here on: an interrupt finds all changed or nothing
+                self.n_kept = n_kept
+                table[:] = committed
+            if self._evicts:
+                self.evict(len(self.tokens) - n_ahead)
 
     @locked
     def hold(self) -> None:
@@ -286,7 +292,7 @@ class KVSequence:
         """Create a sequence that shares all pages and a slot's states."""
         child = KVSequence(self.pool, self.seq_len, self.rope_variant, self.adapters)
         child.extend(self.extent[0])
-        for (pages, table), (_, other) in zip(self._cell_tables(), child._cell_tables(), strict=True):
+        for (pages, table), (_, other) in zip(self._cells, child._cells, strict=True):
             for i in np.flatnonzero(table[: self.extent[0]]).tolist():
                 pages.share(int(table[i]), other, i)
         if self._recurrent is not None:
@@ -376,6 +382,11 @@ class KVSequence:
             raise InvalidRequestError(
                 f"cannot remove positions {start} to {stop}: recurrent states cannot lose tokens before the last"
             )
+        if min(self.tokens) < 0 and any(is_positioned(key) or is_in_span(key) for key in self.tokens):
+            raise InvalidRequestError(
+                f"cannot remove positions {start} to {stop}: the sequence has tokens with explicit positions, or that "
+                "attend to each other"
+            )
         left = n - (stop - start)
         first_cells = [
             first if first <= start else max(start, first - (stop - start)) for first in self.first_cells
@@ -387,15 +398,16 @@ class KVSequence:
                 )
         cells = [self.read(layer, n, stop) for layer in range(len(self.pool.layout.specs))]
         moved = [(shift_keys(layer, keys), values) for layer, (keys, values) in enumerate(cells)]
+        stale = start if self.first_stale_cell is None else min(start, self.first_stale_cell)
+        tokens = self.tokens[:start] + self.tokens[stop:]
         try:
             self.reserve(start, left - start)
             for layer, (keys, values) in enumerate(moved):
                 self.write(layer, start, keys.transpose(2, 0, 1), values.swapaxes(0, 1))
+            self.set_contents(tokens, first_cells, stale)
         except BaseException:
             self.truncate(start if self.can_truncate(start) else 0)
             raise
-        stale = start if self.first_stale_cell is None else min(start, self.first_stale_cell)
-        self.set_contents(self.tokens[:start] + self.tokens[stop:], first_cells, stale)
         self._release_from(-(-left // PAGE))
         for g, first in enumerate(first_cells):
             for i in range(start // PAGE, first // PAGE):
@@ -462,7 +474,7 @@ class KVSequence:
     def release_pages(self, numbers: Iterable[int]) -> None:
         """Release these pages of every group, whatever they hold."""
         for i in numbers:
-            for g in range(self._n_cell_groups):
+            for g in range(len(self._cells)):
                 self._release_page(g, i)
 
     @locked
@@ -564,20 +576,16 @@ class KVSequence:
     def _share(self, source: KVSequence, first: int, stop: int) -> None:
         """Share pages `first` to `stop` - 1 of another sequence."""
         self.extend(stop)
-        for (pages, table), (_, other) in zip(self._cell_tables(), source._cell_tables(), strict=True):
+        for (pages, table), (_, other) in zip(self._cells, source._cells, strict=True):
             for i in range(first, stop):
                 if table[i]:
                     pages.release(table, i)
                 if other[i]:
                     pages.share(int(other[i]), table, i)
 
-    def _cell_tables(self) -> list[tuple[Pages, Table]]:
-        """Allocator and page table of each group that has cells."""
-        return list(zip(self.pool.groups, self.tables, strict=True))[: self._n_cell_groups]
-
     def _release_from(self, first: int) -> None:
         """Release the pages of all cells from page `first` on."""
-        for pages, table in self._cell_tables():
+        for pages, table in self._cells:
             for i in np.flatnonzero(table[first : self.extent[0]]).tolist():
                 pages.release(table, first + i)
 

@@ -1,8 +1,8 @@
 """Serialization of sequences: tokens, pages, and data that the caller adds.
 
 Format: MAGIC, version, header length, JSON header, payload, SHA-256 of all before. The payload is the tokens of each
-sequence as int32, the pages of each group of layers (shared pages once), then float32 arrays. A state is validated
-completely before anything is restored.
+sequence as int32 (in version 4, where some are no plain ids, as int64), the pages of each group of layers (shared pages
+once), then float32 arrays. A state is validated completely before anything is restored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from llamacli.util.memory import view
 from llamacli.util.numbers import is_integer
 
 MAGIC = b"LLAMACLI-KV\0"
-VERSION = 3
+VERSION, WIDE_VERSION = 3, 4
 _FIXED = struct.Struct("<12sII")
 _DIGEST = 32
 _BAD_MAGIC = f"not a saved state: it does not begin with {MAGIC!r}"
@@ -165,15 +165,15 @@ def load(data: bytes, pool: KVPool) -> Snapshot:
     magic, version, n_header = _FIXED.unpack_from(data)
     if magic != MAGIC:
         raise StateError(_BAD_MAGIC)
-    if version != VERSION:
-        raise StateError(f"state version {version} is not supported, only version {VERSION}")
+    if version not in (VERSION, WIDE_VERSION):
+        raise StateError(f"state version {version} is not supported, only versions {VERSION} and {WIDE_VERSION}")
     if hashlib.sha256(memoryview(data)[:-_DIGEST]).digest() != data[-_DIGEST:]:
         raise StateError("the state is damaged: its checksum does not match")
     payload = memoryview(data)[_FIXED.size + n_header : -_DIGEST]
     try:
         header = json.loads(data[_FIXED.size : min(len(data) - _DIGEST, _FIXED.size + n_header)])
         _check_compatible(header, pool)
-        return _parse(header, payload, pool, len(data))
+        return _parse(header, payload, pool, len(data), "<i8" if version == WIDE_VERSION else "<i4")
     except StateError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -220,6 +220,7 @@ def _chunks(sequences: Mapping[int, KVSequence], arrays: Arrays, extra: dict[str
                  "first_cells": sequence.first_cells, "cut": sequence.first_stale_cell, "pages": pages,
                  **({"adapters": sequence.adapters} if sequence.adapters else {})}
             )  # fmt: skip
+        is_wide = any(min(sequence.tokens, default=0) < 0 for sequence in shared.values())
         header = json.dumps(
             {
                 **_describe(pool),
@@ -229,9 +230,9 @@ def _chunks(sequences: Mapping[int, KVSequence], arrays: Arrays, extra: dict[str
                 "extra": extra,
             }
         ).encode()
-        yield _FIXED.pack(MAGIC, VERSION, len(header)) + header
+        yield _FIXED.pack(MAGIC, WIDE_VERSION if is_wide else VERSION, len(header)) + header
         for sequence in shared.values():
-            yield np.array(sequence.tokens, "<i4").tobytes()
+            yield np.array(sequence.tokens, "<i8" if is_wide else "<i4").tobytes()
         for group, owned in zip(pool.groups, numbers, strict=True):
             for page in owned:
                 yield view(page, group.page_bytes).data
@@ -262,18 +263,18 @@ def _check_compatible(header: dict[str, Any], pool: KVPool) -> None:
         raise StateError("the state's layers differ from this model's")
 
 
-def _parse(header: dict[str, Any], payload: memoryview, pool: KVPool, n_bytes: int) -> Snapshot:
+def _parse(header: dict[str, Any], payload: memoryview, pool: KVPool, n_bytes: int, token_type: str) -> Snapshot:
     n_pages = [_checked_count(n) for n in header["n_pages"]]
     shapes = {str(name): [_checked_count(n) for n in shape] for name, shape in header["arrays"].items()}
     lengths = [_checked_count(saved["n_tokens"]) for saved in header["sequences"]]
-    sizes = [4 * n for n in lengths]
+    sizes = [np.dtype(token_type).itemsize * n for n in lengths]
     sizes += [n * group.page_bytes for n, group in zip(n_pages, pool.groups, strict=True)]
     sizes += [4 * math.prod(shape) for shape in shapes.values()]
     if sum(sizes) != len(payload):
         raise StateError(f"the state's payload has {len(payload)} bytes instead of {sum(sizes)}")
     ends = np.cumsum([0, *sizes]).tolist()
     parts = (np.frombuffer(payload[start:end], np.uint8) for start, end in itertools.pairwise(ends))
-    tokens = [next(parts).view("<i4").tolist() for _ in lengths]
+    tokens = [next(parts).view(token_type).tolist() for _ in lengths]
     sequences = {}
     for saved, ids in zip(header["sequences"], tokens, strict=True):
         entry = SavedSequence(

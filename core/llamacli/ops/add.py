@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from llamacli.ops.base import MakeParam, Recorder, expect
+from llamacli.ops.base import MakeParam, Recorder, expect, param_of
 from llamacli.ops.lanewise import Lanewise, Vocabulary
 from llamacli.ops.values import Param, Tensor, Value
 
@@ -45,7 +45,7 @@ def add(g: Recorder, a: Value, b: Value | Param) -> Value:
     Limits: equal widths
     Example: `x = x + g.linear(attended, block.attn_output)`
     """
-    other = b.weight if isinstance(b, Param) else b
+    other = b if isinstance(b, Value) else param_of("add", b).weight
     shape = other.shape if isinstance(other, Tensor) else (other.width,)
     expect("add", shape in ((a.width,), (1, a.width)), f"width {a.width} and shape {shape}")
     return g.record(Add(g.value(a.width), a, other))

@@ -53,6 +53,11 @@ class Attention(Op):
         """See Op."""
         return not self.causal
 
+    @property
+    def uses_distance(self) -> bool:
+        """See Op."""
+        return self.alibi is not None
+
     def compute(self, run: Run) -> Array:
         """See Op.
 
@@ -61,11 +66,12 @@ class Attention(Op):
         state, n_past = run.states[self.layer], run.start + run.n
         keys, values = run.sequence.read(self.layer, n_past)
         n_before, n_after = self._reach(state.window)
+        n_ahead = np.maximum(run.n_ahead, n_after).tolist()
         queries, out = run[self.q].reshape(run.n, len(keys), -1, self.head_dim), []
         for i, heads in enumerate(queries):
             own = run.start + i
             first = max(0, own - n_before, own // state.chunk * state.chunk if state.chunk else 0)
-            seen = slice(first, min(n_past, own + 1 + n_after))
+            seen = slice(first, min(n_past, own + 1 + n_ahead[i]))
             # BLAS sums in an order that depends on the layout, which must be the same however the batch was split.
             seen_keys = np.ascontiguousarray(keys[..., seen], np.float64)
             seen_values = np.ascontiguousarray(values[:, seen], np.float64)

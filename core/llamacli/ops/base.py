@@ -43,12 +43,17 @@ class Recorder(abc.ABC):
     def record(self, op: Op) -> Value:
         """Append an op; returns its `out`.
 
-        Raises PluginError naming the field of the op that has a wrong type, or a value of another graph.
+        Raises PluginError naming the field of the op that has a wrong type, a value of another graph, or a factor of
+        matrix products whose rows are not those of the file.
         """
         op = _checked(op)
         for value in op.inputs():
             if value.graph is not self and all(value is not other.out for other in self.ops):
                 raise PluginError(f"{verb_of(op)}: a value of width {value.width} belongs to another forward pass")
+        for tensor in op.matrices():
+            if tensor.stored_width:
+                stored = f"rows of {tensor.stored_width} numbers in the file"
+                raise PluginError(f"{verb_of(op)}: {tensor.name}, {stored}, cannot be a matrix {tensor.shape}")
         self.ops.append(op)
         return op.out
 
@@ -131,6 +136,16 @@ class Op(abc.ABC):
         Inputs of such a model are evaluated at once, which embedding models do.
         """
         return False
+
+    @property
+    def uses_distance(self) -> bool:
+        """True if it measures the distance of tokens by their cells, as ALiBi does."""
+        return False
+
+    @property
+    def n_components(self) -> int:
+        """Position components of a token that it reads: 1, or 4 for M-RoPE."""
+        return 1
 
     @abc.abstractmethod
     def compute(self, run: Run) -> npt.NDArray[np.floating[Any]]:
@@ -227,6 +242,18 @@ def expect_number(verb: str, name: str, value: object, minimum: float, maximum: 
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not minimum <= float(value) <= maximum:
         limits = f"from {minimum:g} to {maximum:g}"
         raise PluginError(f"{verb}: {name} must be a number {limits}, not {_shown(value)}")
+
+
+def param_of(verb: str, param: object) -> Param:
+    """The parameter that a verb was given.
+
+    Raises PluginError for anything else, such as None for an optional tensor that the file lacks.
+    """
+    if isinstance(param, Param):
+        return param
+    if param is None:
+        raise PluginError(f"{verb}: the parameter is None; check optional ones, which a file may lack")
+    raise PluginError(f"{verb}: {_shown(param)} is no parameter; weights.NAME is one, and Param(tensor) makes one")
 
 
 def expect(verb: str, holds: bool, found: str) -> None:

@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from llamacli.kernels.layout import ACTIVATION_BLOCK, RUN, record
-from llamacli.ops.base import MakeParam, Op, Recorder, expect
+from llamacli.ops.base import MakeParam, Op, Recorder, expect, param_of
 from llamacli.ops.linear import lower_linear, product
 from llamacli.ops.lowering import Lowering, Slot, f32, stride
 from llamacli.ops.run import Run
@@ -83,7 +83,7 @@ def batched_linear(g: Recorder, x: Value, param: Param) -> Value:
     Limits: no scale beside the weight
     Example: `q = g.batched_linear(q_nope, block.attn_k_b)`
     """
-    shape = param.weight.shape
+    shape = param_of("batched_linear", param).weight.shape
     fits = len(shape) == 3 and x.width == shape[0] * shape[2]
     expect("batched_linear", fits, f"{param.weight.name} {shape} on width {x.width}")
     if param.bias:

@@ -6,21 +6,28 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
+import numpy as np
 import numpy.typing as npt
 
-from llamacli.ops.base import MakeParam, Op, Recorder, expect
+from llamacli.inputs import Inputs
+from llamacli.ops.base import LARGEST, MakeParam, Op, Recorder, expect, expect_number
 from llamacli.ops.linear import lower_scaled, product
 from llamacli.ops.lowering import HostRows, Lowering, Slot, f32
 from llamacli.ops.run import Run
-from llamacli.ops.scale import scale
+from llamacli.ops.scale import scale as multiply
 from llamacli.ops.values import Adapt, Array, LowRank, LowRanks, Param, Tensor, Value
 
 
 @attrs.frozen(eq=False)
 class Embed(Op):
-    """out = table[token], rows of a matrix (n_vocab, n_embd), which has low-rank changes."""
+    """out = table[token] * scale, rows of a matrix (n_vocab, n_embd), which has low-rank changes.
+
+    Embeddings given as inputs are `out` as they are; with a `placeholder`, they are looked up as that id.
+    """
 
     table: Tensor
+    scale: float = 1.0
+    placeholder: int | None = None
     changes: LowRanks = ()
 
     def matrices(self) -> list[Tensor]:
@@ -33,9 +40,15 @@ class Embed(Op):
 
     def compute(self, run: Run) -> Array:
         """See Op."""
-        out = run[self.table][run.tokens]
+        inputs, tokens = run.span.inputs, run.tokens.copy()
+        if inputs is not None:
+            tokens[inputs.rows] = self.placeholder or 0
+        out = run[self.table][tokens]
         for change in self.changes:
-            out = out + change.scale * product(run[change.a][run.tokens], run[change.b])
+            out = out + change.scale * product(run[change.a][tokens], run[change.b])
+        out = self.scale * out
+        if inputs is not None and inputs.embeddings is not None and self.placeholder is None:
+            out[inputs.rows] = inputs.embeddings
         return out
 
     def lower(self, to: Lowering) -> None:
@@ -44,11 +57,33 @@ class Embed(Op):
         Rows of the packed table are unpacked in Python: there are only as many as tokens.
         """
         out = f32(self.out)
-        _look_up(to, self.table, out)
+        self._look_up(to, self.table, out)
         for change in self.changes:
             narrow = Slot((self, change.a), "f32", change.a.shape[-1])
-            _look_up(to, change.a, narrow)
-            lower_scaled(to, narrow, change, out)
+            self._look_up(to, change.a, narrow)
+            lower_scaled(to, narrow, attrs.evolve(change, scale=change.scale * self.scale), out)
+
+    def _look_up(self, to: Lowering, table: Tensor, out: Slot) -> None:
+        """Append the step that writes each token's row of the table, or of the A of a change."""
+        matrix, is_table = to.matrix(table), table is self.table
+        factor = np.float32(self.scale if is_table else 1)
+
+        def look_up(rows: HostRows, at: Callable[[Slot], npt.NDArray[Any]]) -> None:
+            tokens, given = rows.tokens, list[tuple[npt.NDArray[np.int64], Inputs]]()
+            for span in rows.spans:
+                if span.inputs is not None:
+                    given = [(first + part.inputs.rows, part.inputs) for first, part in rows.parts() if part.inputs]
+                    tokens = tokens.copy()
+                    for row, _ in given:
+                        tokens[row - rows.first] = self.placeholder or 0
+                    break
+            found = matrix.rows(tokens)
+            at(out)[rows.first : rows.stop, : out.width] = found if factor == 1 else found * factor
+            for row, inputs in given:
+                if self.placeholder is None and inputs.embeddings is not None:
+                    at(out)[row, : out.width] = inputs.embeddings if is_table else 0  # no change of given rows
+
+        to.host_step(look_up, [], [out])
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
@@ -56,27 +91,27 @@ class Embed(Op):
         (made,) = (op for op in g.ops if op.out is x and isinstance(op, Embed))
         table, (n_vocab, width) = made.table, made.table.shape
         change = LowRank(param("a", n_vocab, 3).weight, param("b", width, 3).weight, 0.5)
-        yield g.record(Embed(g.value(width), table, (change, change)))
+        yield g.record(Embed(g.value(width), table, changes=(change, change)))
+        yield g.record(Embed(g.value(width), table, 2.5))
+        yield g.record(Embed(g.value(width), table, placeholder=0))
 
 
-def _look_up(to: Lowering, table: Tensor, out: Slot) -> None:
-    """Append the step that writes each token's row of a table."""
-    matrix = to.matrix(table)
-
-    def look_up(rows: HostRows, at: Callable[[Slot], npt.NDArray[Any]]) -> None:
-        at(out)[rows.first : rows.stop, : out.width] = matrix.rows(rows.tokens)
-
-    to.host_step(look_up, [], [out])
-
-
-def embed(g: Recorder, table: Param) -> Value:
+def embed(g: Recorder, table: Param, scale: float = 1.0, placeholder: int | None = None) -> Value:
     """Embed each token: rows of a table.
 
-    Formula: `out = table[token] * scale`, the scale where the file has one
+    A prompt may give embeddings in the place of ids (`llamacli.Inputs`): these are the result as they are, without
+    `scale`. A further table, such as per-layer embeddings, has a `placeholder`: the id that is looked up for them.
+
+    Formula: `out = table[token] * scale`, times the scale of the file where it has one
     Shapes: table (n_vocab, n_embd); out [n, n_embd]
-    Limits: every token is below n_vocab
+    Limits: every token is below n_vocab; 0 <= placeholder < n_vocab
     Example: `x = g.embed(weights.token_embd)`
     """
-    expect("embed", len(table.weight.shape) == 2, f"{table.weight.name} {table.weight.shape} and rows a token")
-    out = g.record(Embed(g.value(table.weight.shape[1]), table.weight))
-    return scale(g, out, Param(table.scale)) if table.scale else out
+    shape = table.weight.shape
+    expect("embed", len(shape) == 2, f"{table.weight.name} {shape} and rows a token")
+    expect(
+        "embed", placeholder is None or 0 <= placeholder < shape[0], f"{table.weight.name} {shape}, row {placeholder}"
+    )
+    expect_number("embed", "scale", scale, -LARGEST, LARGEST)
+    out = g.record(Embed(g.value(shape[1]), table.weight, float(scale), placeholder))
+    return multiply(g, out, Param(table.scale)) if table.scale else out

@@ -11,7 +11,7 @@ import numpy as np
 
 from llamacli.kernels.layout import ACTIVATION_BLOCK, BLOCK_BYTES, LINEAR
 from llamacli.ops.add import Add, add
-from llamacli.ops.base import MakeParam, Op, Recorder, expect
+from llamacli.ops.base import MakeParam, Op, Recorder, expect, param_of
 from llamacli.ops.lanewise import Vocabulary, lower_lanewise
 from llamacli.ops.lowering import Lowering, Slot, f32, stride
 from llamacli.ops.run import Run
@@ -81,6 +81,7 @@ def linear(g: Recorder, x: Value, param: Param, *, scale_last: bool = False) -> 
     Limits: none on the sizes; modes q8 and q4 round the weight
     Example: `q = g.linear(x, block.attn_q)`
     """
+    param = param_of("linear", param)
     n_out, n_in = (1, *param.weight.shape)[-2:]
     is_matrix = len(param.weight.shape) <= 2
     expect("linear", is_matrix and n_in == x.width, f"{param.weight.name} {param.weight.shape} on width {x.width}")

@@ -11,12 +11,13 @@ from typing import Any, Literal
 import attrs
 import numpy as np
 
-from llamacli.kernels.layout import LANES, RECURRENT_ENTRY, SOURCE
+from llamacli.kernels.layout import LANES
 from llamacli.ops.activations import sigmoid
-from llamacli.ops.base import MakeParam, Op, Recorder, expect
+from llamacli.ops.base import MakeParam, Recorder, expect
 from llamacli.ops.linear import linear
 from llamacli.ops.lowering import Lowering, f32, stride
 from llamacli.ops.map import map_
+from llamacli.ops.recurrent import Floats, StateOp
 from llamacli.ops.run import Run
 from llamacli.ops.values import Array, Param, Tensor, Value
 
@@ -25,13 +26,11 @@ _MOST_VECTORS = 5
 
 
 @attrs.frozen(eq=False)
-class LinearState(Op):
+class LinearState(StateOp):
     """Linear recurrence op over the tokens of a sequence; see `linear_state`.
 
     A state S, zero before the first token, is a d_k x d_v matrix for each of `n_head` heads.
     """
-
-    mixes_tokens = True
 
     r: Value
     k: Value
@@ -42,7 +41,6 @@ class LinearState(Op):
     a: Value | None
     b: Value | None
     bonus: Tensor | None
-    state: int
     n_head: int
     n_head_k: int
     scale: float
@@ -58,31 +56,28 @@ class LinearState(Op):
         """Columns of a head's state."""
         return self.v.width // self.n_head
 
-    def compute(self, run: Run) -> Array:
-        """See Op.
+    def advance(self, run: Run, first: int, last: int, state: Floats) -> tuple[Array, Floats]:
+        """See StateOp.
 
         The state is rounded to float32 after each token, as a sequence keeps it.
         """
-        n, heads = run.n, np.arange(self.n_head)
+        n, rows, heads = last - first, slice(first, last), np.arange(self.n_head)
         shared = heads % self.n_head_k if self.tiled else heads // (self.n_head // self.n_head_k)
-        r, k = (run[x].reshape(n, self.n_head_k, self.d_k)[:, shared] for x in (self.r, self.k))
-        v = run[self.v].reshape(n, self.n_head, self.d_v)
+        r, k = (run[x][rows].reshape(n, self.n_head_k, self.d_k)[:, shared] for x in (self.r, self.k))
+        v = run[self.v][rows].reshape(n, self.n_head, self.d_v)
         if self.rates:  # [n, 1, d_k, d_v]
-            w = np.exp(run[self.w][:, None, None] * run[self.rates].T[None, None])
+            w = np.exp(run[self.w][rows, None, None] * run[self.rates].T[None, None])
         else:  # [n, n_head, 1 or d_k, 1]
-            w = run[self.w].reshape(n, self.n_head, -1, 1)
-        a, b = (None if x is None else run[x].reshape(n, self.n_head, self.d_k) for x in (self.a, self.b))
-        state = run.sequence.read_state(self.state, SOURCE)
-        kept, out = state, np.empty((n, self.n_head, self.d_v))
+            w = run[self.w][rows].reshape(n, self.n_head, self.w.width // self.n_head, 1)
+        a, b = (None if x is None else run[x][rows].reshape(n, self.n_head, self.d_k) for x in (self.a, self.b))
+        out = np.empty((n, self.n_head, self.d_v))
         for t in range(n):
-            if t == n - run.sequence.n_behind:
-                kept = state
             old = state.astype(np.float64)
             taken = v[t]
             new = w[t] * old
             if self.beta:
                 seen = np.einsum("hkv,hk->hv", new, k[t])
-                taken = run[self.beta][t, :, None] * (taken - seen)
+                taken = run[self.beta][first + t, :, None] * (taken - seen)
             if a is not None and b is not None:
                 new = new + np.einsum("hkv,hk,hj->hjv", old, a[t], b[t])
             new = new + k[t][:, :, None] * taken[:, None]
@@ -91,8 +86,7 @@ class LinearState(Op):
                 read = old + (run[self.bonus] * k[t])[:, :, None] * taken[:, None]
             out[t] = self.scale * np.einsum("hkv,hk->hv", read, r[t])
             state = new.astype(np.float32)
-        run.sequence.write_state(self.state, state, kept)
-        return out.reshape(n, -1)
+        return out.reshape(n, self.v.width), state
 
     def lower(self, to: Lowering) -> None:
         """See Op."""
@@ -107,11 +101,9 @@ class LinearState(Op):
             for name in ("r", "k", "v", "w", "beta", "a", "b")
             if (value := getattr(self, name)) is not None
         }
-        zeros = to.shared(("zero state", self.d_k * self.d_v), lambda: to.memory(np.zeros((self.d_k, self.d_v), "f4")))
         params: dict[str, Any] = {
-            **dict.fromkeys(LINEAR_STATE.names or (), 0), "entry": RECURRENT_ENTRY * (len(to.states) + self.state),
-            "zeros": zeros, "n_head": self.n_head, "n_head_k": self.n_head_k,
-            "d_k": self.d_k, "d_v": self.d_v, "tiled": int(self.tiled), "scale": self.scale,
+            **dict.fromkeys(LINEAR_STATE.names or (), 0), **self.state_params(to), "n_head": self.n_head,
+            "n_head_k": self.n_head_k, "d_k": self.d_k, "d_v": self.d_v, "tiled": int(self.tiled), "scale": self.scale,
         }  # fmt: skip
         if self.rates:
             rates = np.ascontiguousarray(to.vector(self.rates)[: self.d_v, : self.d_k].T)
@@ -212,6 +204,6 @@ def linear_state(
     weight = bonus.weight if bonus else None
     return g.record(
         LinearState(
-            g.value(v.width), r, k, v, w, matrix, beta, a, b, weight, state, n_head, n_head_k, scale, shared == "tiled"
+            g.value(v.width), state, r, k, v, w, matrix, beta, a, b, weight, n_head, n_head_k, scale, shared == "tiled"
         )
     )

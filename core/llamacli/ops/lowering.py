@@ -7,7 +7,7 @@ a step reads what another thread wrote, or overwrites what another may still rea
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -65,6 +65,15 @@ class HostRows:
     first: int
     stop: int
     spans: Sequence[Span]
+
+    def parts(self) -> Iterator[tuple[int, Span]]:
+        """Rows to compute, by sequence: the first row, and the part of the span."""
+        row = 0
+        for span in self.spans:
+            first, stop = max(row, self.first), min(row + span.n, self.stop)
+            if first < stop:
+                yield first, span if stop - first == span.n else span.part(first - row, stop - row)
+            row += span.n
 
 
 @attrs.define(eq=False)
@@ -216,5 +225,12 @@ class Lowering(abc.ABC):
     def before_run(self, prepare: Callable[[int], None]) -> None:
         """Call `prepare(n)` before each run.
 
-        n is one more than the largest position in the run.
+        n is one more than the largest position in the run, but for positions that `before_jump` gives.
+        """
+
+    @abc.abstractmethod
+    def before_jump(self, prepare: Callable[[npt.NDArray[np.int32]], None]) -> None:
+        """Call `prepare(positions)` before a run with positions of several components, or beyond the context.
+
+        They are int32 [m, 1 or 4]. The field `jump` of a row is its number among them plus 1, or 0.
         """

@@ -40,7 +40,7 @@ class Map(Lanewise):
 def map_(g: Recorder, x: Value, function: Formula) -> Value:
     """Apply a function to each element.
 
-    One of `llamacli.ops.activations`, or one written like them.
+    One of `llamacli.plugin`, or one written like them.
 
     Formula: `out = f(x)`; f is `silu`, `gelu`, `relu`, `relu_squared`, `sigmoid`, `tanh`, `softplus`, `exp` or a
         function of `(v, x)`
@@ -49,5 +49,5 @@ def map_(g: Recorder, x: Value, function: Formula) -> Value:
     Example: `up = g.map(g.linear(x, block.ffn_up), relu_squared)`
     """
     if not callable(function):
-        raise PluginError(f"map: function must be one of llamacli.ops.activations, not {function!r}")
+        raise PluginError(f"map: function must be an activation, such as llamacli.plugin.gelu, not {function!r}")
     return g.record(Map(g.value(x.width), x, function))

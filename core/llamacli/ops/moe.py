@@ -16,7 +16,7 @@ import numpy.typing as npt
 from llamacli.kv import N_BATCH
 from llamacli.ops import activations
 from llamacli.ops.activations import Activation, Formula, checked_activation, formula_of
-from llamacli.ops.base import MakeParam, Op, Recorder, expect
+from llamacli.ops.base import MakeParam, Op, Recorder, expect, param_of
 from llamacli.ops.lanewise import lower_lanewise, on_arrays
 from llamacli.ops.linear import linear, low_rank_product, lower_linear, lower_low_rank, product
 from llamacli.ops.lowering import Lowering, Slot, f32, stride
@@ -411,7 +411,7 @@ def moe(
         n_used=2)`
     """
     for param in (up, down, *([gate] if gate else [])):
-        shape, name = param.weight.shape, param.weight.name
+        shape, name = param_of("moe", param).weight.shape, param.weight.name
         expect("moe", len(shape) == 3, f"{name} {shape} and a matrix an expert")
         expect("moe", param.bias is None or param.bias.shape == shape[:2], f"{name} {shape} and its bias")
         expect("moe", param.scale is None or param.scale.shape == shape[:1], f"{name} {shape} and its scale")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from llamacli.kernels.layout import RUN, record
-from llamacli.ops.base import MakeParam, Op, Recorder, expect
+from llamacli.ops.base import MakeParam, Op, Recorder, expect, param_of
 from llamacli.ops.columns import columns
 from llamacli.ops.lanewise import Lanewise, Vocabulary
 from llamacli.ops.lowering import Lowering, f32, stride
@@ -92,7 +92,7 @@ def mul(g: Recorder, a: Value, b: Value | Param, head_dim: int | None = None) ->
     Limits: with `head_dim`, whole heads
     Example: `out = g.mul(out, g.map(gate, sigmoid))`
     """
-    other = b.weight if isinstance(b, Param) else b
+    other = b if isinstance(b, Value) else param_of("mul", b).weight
     shape = other.shape if isinstance(other, Tensor) else (other.width,)
     if head_dim is None:
         fits = shape == (a.width,) or (isinstance(other, Value) and shape == (1,))

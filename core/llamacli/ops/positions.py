@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from llamacli.kernels.layout import ROW, RUN, record
-from llamacli.ops.base import MakeParam, Op, Recorder, expect
+from llamacli.ops.base import MakeParam, Op, Recorder, expect, param_of
 from llamacli.ops.lowering import Lowering, f32, stride
 from llamacli.ops.run import Run
 from llamacli.ops.values import Array, Param, Tensor, Value
@@ -66,8 +66,9 @@ def positions(g: Recorder, table: Param) -> Value:
     Limits: contexts are no longer than the table has rows
     Example: `x = g.embed(weights.token_embd) + g.positions(weights.position_embd)`
     """
-    expect("positions", len(table.weight.shape) == 2, f"{table.weight.name} {table.weight.shape} and rows a position")
-    return g.record(Positions(g.value(table.weight.shape[1]), table.weight))
+    weight = param_of("positions", table).weight
+    expect("positions", len(weight.shape) == 2, f"{weight.name} {weight.shape} and rows a position")
+    return g.record(Positions(g.value(weight.shape[1]), weight))
 
 
 @functools.cache

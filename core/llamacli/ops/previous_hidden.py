@@ -28,13 +28,9 @@ class PreviousHidden(Op):
         out = f32(self.out)
 
         def write(rows: HostRows, at: Callable[[Any], npt.NDArray[Any]]) -> None:
-            buffer, row = at(out), 0
-            for span in rows.spans:
-                first, stop = max(row, rows.first), min(row + span.n, rows.stop)
-                if first < stop:
-                    found = 0.0 if span.hidden is None else span.hidden[first - row : stop - row]
-                    buffer[first:stop, : out.width] = found
-                row += span.n
+            buffer = at(out)
+            for first, span in rows.parts():
+                buffer[first : first + span.n, : out.width] = 0.0 if span.hidden is None else span.hidden
 
         to.host_step(write, [], [out])
 

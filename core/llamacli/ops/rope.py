@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -19,7 +19,9 @@ import numpy.typing as npt
 
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
+from llamacli.inputs import N_COMPONENTS
 from llamacli.kernels.layout import ROW, RUN, record
+from llamacli.kv.layout import N_BATCH
 from llamacli.ops.base import MakeParam, Op, Recorder, expect
 from llamacli.ops.key_shift import Keys, KeyShift
 from llamacli.ops.lowering import NO_LIMIT, Lowering, Step, f32, stride
@@ -43,6 +45,10 @@ class Rope:
     neighbours `(2i, 2i+1)` when `interleaved`, halves `(i, i + n_dims/2)` otherwise. `freq_scale` divides positions
     (linear scaling: 1/factor). YaRN mixes scaled and unscaled angles by `ext_factor` between the pairs that make
     `beta_fast` and `beta_slow` rotations over `n_ctx_orig` tokens; `attn_factor` multiplies cosine and sine.
+
+    `components`, one a pair, make it multimodal RoPE (M-RoPE, Wang et al. 2024): the pair's angle is that of the first
+    (time), second (height), third (width) or fourth of a token's positions, numbers 0 to 3. On text the first three are
+    equal and the fourth is 0.
     """
 
     n_dims: int
@@ -55,6 +61,7 @@ class Rope:
     beta_slow: float = 1.0
     n_ctx_orig: int = 0
     first: int = 0
+    components: tuple[int, ...] = ()
 
     @classmethod
     def from_gguf(cls, metadata: Metadata, architecture: str, head_dim: int, *, interleaved: bool) -> Rope:
@@ -98,12 +105,23 @@ class Rope:
 
         `factors`, float32 [n_dims/2], divide the frequency of each pair (`rope_freqs` of a GGUF file).
         """
+        return self.rotation(np.arange(start, start + n)[:, None], factors)
+
+    def rotation(
+        self, positions: npt.NDArray[np.integer[Any]], factors: npt.NDArray[np.float32] | None = None
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Cosines and sines, float32 [n, n_dims/2] each, of positions [n, 1 or 4].
+
+        One position is a text's, where there are `components`. `factors` are as for `table`.
+        """
         pairs = self.n_dims // 2
-        angles = np.empty((n, pairs), np.float32)
-        angle = np.arange(start, start + n, dtype=np.float32)
+        angles = np.empty((len(positions), pairs), np.float32)
+        angle = positions.astype(np.float32)
+        if self.components and angle.shape[1] == 1:
+            angle = angle * np.array([1, 1, 1, 0], np.float32)
         step = np.float32(self.base) ** np.float32(-2.0 / self.n_dims)
         for pair in range(pairs):
-            angles[:, pair] = angle
+            angles[:, pair] = angle[:, self.components[pair] if self.components else 0]
             angle = angle * step
         if factors is not None:
             angles /= factors
@@ -135,9 +153,9 @@ class Rope:
 
 
 class RopeTable:
-    """Cosines and sines of all positions so far.
+    """Cosines and sines of all positions so far, and of a batch's other ones.
 
-    `steps` are those whose parameters point to them.
+    `steps` are the steps whose parameters point to them.
     """
 
     def __init__(self, rope: Rope, factors: Floats | None, prefix: str, memory: Callable[[Floats], Floats]):
@@ -145,6 +163,7 @@ class RopeTable:
         self._alive: list[list[Floats]] = []
         self._fields = f"{prefix}cos", f"{prefix}sin"
         self._tables: list[Floats] = [np.empty((0, rope.n_dims // 2), np.float32)] * 2
+        self._jumps: list[Floats] = []
         self.steps: list[Step] = []
 
     def reach(self, n: int) -> None:
@@ -155,17 +174,32 @@ class RopeTable:
         more = self._rope.table(known, max(n, 2 * known, 256) - known, self._factors)
         tables = [self._memory(np.concatenate(parts)) for parts in zip(self._tables, more, strict=True)]
         self._alive.append(tables)  # an interrupt may leave some steps with these, and some with those before
+        self._point(tables, "")
+        self._tables = tables
+
+    def jump(self, positions: npt.NDArray[np.int32]) -> None:
+        """Compute the cosines and sines of at most N_BATCH positions, int32 [m, 1 or 4]."""
+        if not self._jumps:
+            empty = np.zeros((N_BATCH, self._rope.n_dims // 2), np.float32)
+            self._jumps = [self._memory(empty), self._memory(empty.copy())]
+            self._point(self._jumps, "jump_")
+        for table, values in zip(self._jumps, self._rope.rotation(positions, self._factors), strict=True):
+            table[: len(positions)] = values
+
+    def _point(self, tables: Sequence[Floats], kind: str) -> None:
         for step in self.steps:
             for field, table in zip(self._fields, tables, strict=True):
-                step.params[field] = table.ctypes.data
-        self._tables = tables
+                step.params[f"{kind}{field}"] = table.ctypes.data
 
 
 ROTATE = record(
     "x", "out", "stride", "n_heads", "head_dim", "first", "n_dims", "first_step", "second", "cos", "sin", "long_from",
-    "long_cos", "long_sin",
+    "long_cos", "long_sin", "jump_cos", "jump_sin", "jump_long_cos", "jump_long_sin",
 )  # fmt: skip
-"""Sequences created for `long_from` tokens or more use the long cosines and sines."""
+"""Sequences created for `long_from` tokens or more use the long cosines and sines. A row with a `jump` uses row
+`jump` - 1 of the jump ones."""
+
+_TABLES = [name for name in ROTATE.names or () if name.endswith(("cos", "sin"))]
 
 
 @attrs.frozen(eq=False)
@@ -183,6 +217,11 @@ class Rotate(Op):
     long_factors: Tensor | None
     head_dim: int
 
+    @property
+    def n_components(self) -> int:
+        """See Op."""
+        return N_COMPONENTS if self.rope.components else 1
+
     def context_lengths(self) -> list[int]:
         """See Op."""
         return [self.rope.n_ctx_orig] if self.long_factors else []
@@ -190,7 +229,7 @@ class Rotate(Op):
     def compute(self, run: Run) -> Array:
         """See Op."""
         factors = self._factors(run.sequence.seq_len)
-        cos, sin = self.rope.table(run.start, run.n, None if factors is None else run[factors].astype(np.float32))
+        cos, sin = self.rope.rotation(run.components, None if factors is None else run[factors].astype(np.float32))
         return self._rotated(run[self.x].reshape(run.n, -1, self.head_dim), cos[:, None], sin[:, None]).reshape(
             run.n, -1
         )
@@ -244,7 +283,7 @@ class Rotate(Op):
                 "x": at(x), "out": at(out), "stride": stride(at(x)), "n_heads": x.width // self.head_dim,
                 "head_dim": self.head_dim, "first": rope.first, "n_dims": rope.n_dims, "first_step": first_step,
                 "second": second, "long_from": rope.n_ctx_orig + 1 if self.long_factors else NO_LIMIT,
-                **dict.fromkeys(("cos", "sin", "long_cos", "long_sin"), 0),  # set by RopeTable.reach
+                **dict.fromkeys(_TABLES, 0),  # set by RopeTable
             },
             follows=made if made is not None and made.work_unit == self.head_dim else None,
         )  # fmt: skip
@@ -260,11 +299,13 @@ class Rotate(Op):
         yield rope(g, x, Rope(8, interleaved=True), 16)
         yield rope(g, x, Rope(16, interleaved=False), 16, param("rope_freqs", 8))
         yield rope(g, x, Rope(6, interleaved=False, first=4), 16)
+        yield rope(g, x, Rope(8, interleaved=False, components=(0, 1, 2, 3)), 16)
 
 
 def _new_table(to: Lowering, rope: Rope, factors: Tensor | None, prefix: str) -> RopeTable:
     table = RopeTable(rope, to.vector(factors)[: rope.n_dims // 2] if factors else None, prefix, to.memory)
     to.before_run(table.reach)
+    to.before_jump(table.jump)
     return table
 
 
@@ -286,6 +327,9 @@ def rope(
     fits = 0 <= rope.first < rope.first + rope.n_dims <= head_dim and x.width % head_dim == 0 and rope.n_dims % 2 == 0
     expect("rope", fits, f"{rope.n_dims} dimensions from {rope.first} of head_dim {head_dim} on width {x.width}")
     normal, long = (param.weight if param else None for param in (factors, long_factors))
+    components = rope.components or (0,) * (rope.n_dims // 2)
+    whole = len(components) == rope.n_dims // 2 and {*components} <= {*range(N_COMPONENTS)}
+    expect("rope", whole, f"position components {components} of {rope.n_dims // 2} pairs")
     for weight in filter(None, (normal, long)):
         expect("rope", weight.shape == (rope.n_dims // 2,), f"{weight.name} and {rope.n_dims} dimensions")
     return g.record(Rotate(g.value(x.width), x, rope, normal, long, head_dim))
@@ -309,10 +353,14 @@ def rotate_kernel() -> Kernel:
             x = carray(pointer(a.x + place), a.head_dim, np.float32)
             out = carray(pointer(a.out + place), a.head_dim, np.float32)
             token = carray(pointer(r.rows), r.n_rows, ROW)[row]
-            angle = 4 * token.position * pairs
             is_long = token.seq_len >= a.long_from
-            cos = carray(pointer((a.long_cos if is_long else a.cos) + angle), pairs, np.float32)
-            sin = carray(pointer((a.long_sin if is_long else a.sin) + angle), pairs, np.float32)
+            cosines, sines = (a.long_cos, a.long_sin) if is_long else (a.cos, a.sin)
+            angle = 4 * token.position * pairs
+            if token.jump:
+                cosines, sines = (a.jump_long_cos, a.jump_long_sin) if is_long else (a.jump_cos, a.jump_sin)
+                angle = 4 * (token.jump - 1) * pairs
+            cos = carray(pointer(cosines + angle), pairs, np.float32)
+            sin = carray(pointer(sines + angle), pairs, np.float32)
             for i in range(a.first):
                 out[i] = x[i]
             for i in range(pairs):

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from llamacli.inputs import Inputs
 from llamacli.kv import KVSequence
 from llamacli.kv.layout import KVSpec
 from llamacli.ops.values import Array, Tensor, Value
@@ -20,33 +21,40 @@ from llamacli.ops.values import Array, Tensor, Value
 class Span:
     """Consecutive tokens of a sequence within a batch.
 
-    `n` tokens, from cell and position `start` of `sequence` on. `hidden`, float32 [n, n_embd], are the hidden states
-    that `g.previous_hidden` reads; None for zeros.
+    `n` tokens, from cell `start` of `sequence` on. `hidden`, float32 [n, n_embd], are the hidden states that
+    `g.previous_hidden` reads; None for zeros. `inputs`, n tokens with positions that are known (`Inputs.placed`), have
+    embeddings, positions and spans; None for ids whose positions are the numbers of their cells.
     """
 
     sequence: KVSequence
     start: int
     n: int
     hidden: npt.NDArray[np.float32] | None = None
+    inputs: Inputs | None = None
+
+    def part(self, first: int, stop: int) -> Span:
+        """Tokens `first` to `stop` - 1 of the span."""
+        hidden = None if self.hidden is None else self.hidden[first:stop]
+        inputs = None if self.inputs is None else self.inputs.part(first, stop)
+        return Span(self.sequence, self.start + first, stop - first, hidden, inputs)
 
 
 @attrs.frozen(eq=False)
 class Run:
-    """Arguments of `Op.compute`: n tokens of one sequence, at consecutive positions.
+    """Arguments of `Op.compute`: n consecutive tokens of one sequence.
 
     - `run[value]`: float64 [n, width]; `run[tensor]`: float64 in the tensor's shape.
-    - `tokens`: int32 [n]; `start`: the position of the first.
-    - `sequence`: the cached keys and values; `states[i]`: the shape of those of layer i.
+    - `tokens`: int32 [n]; `start`: the cell of the first.
+    - `sequence`: the cached keys and values; `states[i]`: the shape of the keys and values of layer i.
     - `hidden`: float32 [n, n_embd], hidden states of the tokens before; None for zeros.
+    - `span.inputs`: embeddings, positions and spans; None for plain ids.
     """
 
     tokens: npt.NDArray[np.int32]
-    start: int
-    sequence: KVSequence
+    span: Span
     states: Sequence[KVSpec]
     values: Mapping[Value, npt.NDArray[np.float32]]
     weights: Callable[[Tensor], Array]
-    hidden: npt.NDArray[np.float32] | None = None
 
     def __getitem__(self, what: Value | Tensor) -> Array:
         return self.weights(what) if isinstance(what, Tensor) else self.values[what].astype(np.float64)
@@ -57,6 +65,37 @@ class Run:
         return len(self.tokens)
 
     @property
+    def start(self) -> int:
+        """Cell of the first token."""
+        return self.span.start
+
+    @property
+    def sequence(self) -> KVSequence:
+        """Sequence of the tokens, with the cells before them."""
+        return self.span.sequence
+
+    @property
+    def hidden(self) -> npt.NDArray[np.float32] | None:
+        """Hidden states of the tokens before, float32 [n, n_embd]; None for zeros."""
+        return self.span.hidden
+
+    @property
     def positions(self) -> npt.NDArray[np.intp]:
-        """Positions of the tokens, [n]."""
-        return np.arange(self.start, self.start + self.n)
+        """Positions of the tokens, [n]; of several components the first, time."""
+        return self.components[:, 0]
+
+    @property
+    def components(self) -> npt.NDArray[np.intp]:
+        """Positions of the tokens, [n, 1], or [n, 4] for M-RoPE."""
+        inputs = self.span.inputs
+        if inputs is not None and inputs.positions is not None:
+            return inputs.positions.astype(np.intp)
+        return np.arange(self.start, self.start + self.n)[:, None]
+
+    @property
+    def n_ahead(self) -> npt.NDArray[np.intp]:
+        """Tokens of its span behind each token, [n]; 0 outside of bidirectional spans."""
+        out = np.zeros(self.n, np.intp)
+        for start, stop in self.span.inputs.spans if self.span.inputs is not None else ():
+            out[start:stop] = np.arange(stop - start)[::-1]
+        return out

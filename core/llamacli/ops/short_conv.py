@@ -9,45 +9,41 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from llamacli.kernels.layout import LANES, RECURRENT_ENTRY, RUN, SOURCE, record
-from llamacli.ops.base import MakeParam, Op, Recorder, expect
+from llamacli.kernels.layout import LANES, STATE_FIELDS, record
+from llamacli.ops.base import MakeParam, Recorder, expect
 from llamacli.ops.lowering import Lowering, f32, stride
+from llamacli.ops.recurrent import Floats, StateOp
 from llamacli.ops.run import Run
 from llamacli.ops.values import Array, Param, Tensor, Value
 
 if TYPE_CHECKING:
     from llamacli.kernels.jit import Kernel
 
-SHORT_CONV = record("x", "stride", "weight", "weight_stride", "bias", "out", "entry", "width", "n_taps")
-"""`weight`: float32 [n_taps, width]; `bias` may be 0; `entry`: bytes of the state's entry in KVSequence.addresses."""
+SHORT_CONV = record("x", "stride", "weight", "weight_stride", "bias", "out", "width", "n_taps", *STATE_FIELDS)
+"""`weight`: float32 [n_taps, width]; `bias` may be 0."""
 
 
 @attrs.frozen(eq=False)
-class ShortConv(Op):
+class ShortConv(StateOp):
     """Causal convolution op, with weights (width, n_taps) or one number a tap.
 
-    out[t] = sum over j of weight[:, j] * x[t - n_taps + 1 + j], and the bias. Tokens before the first are zeros.
+    out[t] = sum over j of weight[:, j] * x[t - n_taps + 1 + j], and the bias. Tokens before the first are zeros: the
+    state holds the last n_taps - 1 rows of x.
     """
-
-    mixes_tokens = True
 
     x: Value
     weight: Tensor | tuple[float, ...]
     bias: Tensor | None
-    state: int
 
-    def compute(self, run: Run) -> Array:
-        """See Op."""
-        width = self.x.width
+    def advance(self, run: Run, first: int, last: int, state: Floats) -> tuple[Array, Floats]:
+        """See StateOp."""
         weight = run[self.weight] if isinstance(self.weight, Tensor) else np.array([self.weight])
-        n_before = weight.shape[1] - 1
-        state = run.sequence.read_state(self.state, SOURCE)
-        x = np.concatenate([state[:, :width].astype(np.float64), run[self.x]])
-        out = sum(weight[:, j] * x[j : j + run.n] for j in range(n_before + 1))
-        last, kept, n_kept = np.zeros_like(state), np.zeros_like(state), run.n - run.sequence.n_behind
-        last[:, :width], kept[:, :width] = x[run.n :], x[n_kept : n_kept + n_before]
-        run.sequence.write_state(self.state, last, kept)
-        return np.asarray(out + run[self.bias] if self.bias else out)
+        n, n_taps = last - first, weight.shape[1]
+        x = np.concatenate([state[:, : self.x.width].astype(np.float64), run[self.x][first:last]])
+        out = sum(weight[:, j] * x[j : j + n] for j in range(n_taps))
+        behind = np.zeros_like(state)
+        behind[:, : self.x.width] = x[n:]
+        return np.asarray(out + run[self.bias] if self.bias else out), behind
 
     def lower(self, to: Lowering) -> None:
         """See Op."""
@@ -61,7 +57,7 @@ class ShortConv(Op):
         weight[:, : x.width] = taps
         params = {
             "weight": to.memory(weight), "weight_stride": stride(weight), "width": x.width, "n_taps": n_taps,
-            "bias": to.vector(self.bias) if self.bias else 0, "entry": RECURRENT_ENTRY * (len(to.states) + self.state),
+            "bias": to.vector(self.bias) if self.bias else 0, **self.state_params(to),
         }  # fmt: skip
         to.step(
             short_conv_kernel(),
@@ -101,62 +97,40 @@ def short_conv(g: Recorder, x: Value, weight: Param | tuple[float, ...]) -> Valu
         "short_conv", len(shape) == 2 and shape[0] == x.width and shape[1] > 1, f"{name} {shape} and width {x.width}"
     )
     state = g.recurrent_state(name, shape[1] - 1, -(-x.width // LANES) * LANES)
-    return g.record(ShortConv(g.value(x.width), x, taps, bias, state))
+    return g.record(ShortConv(g.value(x.width), state, x, taps, bias))
 
 
 @functools.cache
 def short_conv_kernel() -> Kernel:
     """Compiled kernel of short convolutions.
 
-    A unit of work is 16 columns of all rows.
+    A unit of work is 16 columns.
     """
-    from llamacli.kernels.api import Kernel, carray, njit, pointer, share, simd
-    from llamacli.kernels.recurrent import kept_page, last_row, rows_behind, source_page, target_page
+    from llamacli.kernels.api import simd, state_kernel
 
-    @njit(inline="always")
-    def copy_state(a, first, n, source, page, at):  # type: ignore[no-untyped-def]
-        """Write the last inputs after `n` rows to a page."""
-        row_bytes = 4 * (-(-a.width // LANES) * LANES)
-        for i in range(a.n_taps - 1):
-            t = n - (a.n_taps - 1) + i
-            if t >= 0:
-                x = simd.load(a.x + (first + t) * a.stride + at)
-            elif source:
-                x = simd.load(source + (n + i) * row_bytes + at)
+    def count(a):  # type: ignore[no-untyped-def]
+        return -(-a.width // LANES)
+
+    def advance(a, block, first, last, state, target):  # type: ignore[no-untyped-def]
+        at, row_bytes, n_before = 4 * LANES * block, 4 * LANES * (-(-a.width // LANES)), a.n_taps - 1
+        for row in range(first, last):
+            total = simd.splat(np.float32(0))
+            for j in range(a.n_taps):
+                source = row - n_before + j
+                if source >= first:
+                    x = simd.load(a.x + source * a.stride + at)
+                else:
+                    x = simd.load(state + (source - first + n_before) * row_bytes + at)
+                total = simd.fma(x, simd.load(a.weight + j * a.weight_stride + at), total)
+            if a.bias:
+                total = simd.add(total, simd.load(a.bias + at))
+            simd.store(a.out + row * a.stride + at, total)
+        for i in range(n_before):
+            source = last - n_before + i
+            if source >= first:
+                x = simd.load(a.x + source * a.stride + at)
             else:
-                x = simd.splat(np.float32(0))
-            simd.store(page + i * row_bytes + at, x)
+                x = simd.load(state + (source - first + n_before) * row_bytes + at)
+            simd.store(target + i * row_bytes + at, x)
 
-    def short_conv(args: int, run: int, thread: int, n_threads: int) -> None:
-        a, r = carray(pointer(args), 1, SHORT_CONV)[0], carray(pointer(run), 1, RUN)[0]
-        n_blocks = -(-a.width // LANES)
-        row_bytes = 4 * LANES * n_blocks
-        first_block, last_block = share(n_blocks, thread, n_threads)
-        for block in range(first_block, last_block):
-            at = 4 * LANES * block
-            first = r.first_row
-            while first < r.n_rows:
-                last = last_row(r.rows, first, r.n_rows)
-                source = source_page(r.rows, first, a.entry)
-                for row in range(first, last):
-                    total = simd.splat(np.float32(0))
-                    for j in range(a.n_taps):
-                        t = row - first - (a.n_taps - 1) + j
-                        if t >= 0:
-                            x = simd.load(a.x + (first + t) * a.stride + at)
-                        elif source:
-                            x = simd.load(source + (row - first + j) * row_bytes + at)
-                        else:
-                            x = simd.splat(np.float32(0))
-                        total = simd.fma(x, simd.load(a.weight + j * a.weight_stride + at), total)
-                    if a.bias:
-                        total = simd.add(total, simd.load(a.bias + at))
-                    simd.store(a.out + row * a.stride + at, total)
-                copy_state(a, first, last - first, source, target_page(r.rows, first, a.entry), at)
-                n_behind = rows_behind(r.rows, first, a.entry)
-                if n_behind:
-                    kept = kept_page(r.rows, first, a.entry)
-                    copy_state(a, first, last - first - n_behind, source, kept, at)
-                first = last
-
-    return Kernel(short_conv)
+    return state_kernel("short_conv", SHORT_CONV, count, advance)

@@ -6,7 +6,7 @@ from llamacli.sampling.grammar import Grammar
 from llamacli.sampling.logprobs import LogProbs
 from llamacli.sampling.merging import merge_logits
 from llamacli.sampling.metrics import Level, Metrics, entropy, perplexity_of, surprisal
-from llamacli.sampling.params import DEFAULT_ORDER, SamplingParams
+from llamacli.sampling.params import SamplingParams
 from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressTokens, sequence_breakers
 from llamacli.sampling.reasoning import GrammarAfter
 from llamacli.sampling.registry import BUILT_IN, FindSampler, SamplerType, build_chain, sampler_type, simplified
@@ -16,6 +16,7 @@ from llamacli.sampling.stop_strings import StopStrings
 from llamacli.sampling.temperature import DynamicTemperature, Temperature
 from llamacli.sampling.triggers import LazyGrammar
 from llamacli.sampling.truncation import MinP, TopK, TopNSigma, TopP, TypicalP, Xtc
+from llamacli.util.sampling_params import DEFAULT_ORDER
 
 __all__ = [
     "BUILT_IN",

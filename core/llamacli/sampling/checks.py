@@ -11,7 +11,7 @@ from llamacli.errors import InvalidRequestError
 from llamacli.util.numbers import is_integer, is_real
 
 
-def number(default: Any = attrs.NOTHING, *, low: float = -1e6, high: float = 1e6) -> Any:
+def number(default: Any = attrs.NOTHING, *, low: float = -1e6, high: float = 1e6, **more: Any) -> Any:
     """Field for a finite number from `low` to `high`."""
 
     def check(_: object, attribute: attrs.Attribute[float], value: Any) -> None:
@@ -19,11 +19,11 @@ def number(default: Any = attrs.NOTHING, *, low: float = -1e6, high: float = 1e6
             raise InvalidRequestError(f"{attribute.name} = {value!r} is not a number from {low:g} to {high:g}")
 
     return attrs.field(
-        default=default, validator=check, converter=lambda value: float(value) if is_real(value) else value
+        default=default, validator=check, converter=lambda value: float(value) if is_real(value) else value, **more
     )
 
 
-def integer(default: Any = attrs.NOTHING, *, low: int | None = None, high: int | None = None) -> Any:
+def integer(default: Any = attrs.NOTHING, *, low: int | None = None, high: int | None = None, **more: Any) -> Any:
     """Field for an integer, from `low` to `high` where given."""
 
     def check(_: object, attribute: attrs.Attribute[int], value: Any) -> None:
@@ -34,5 +34,5 @@ def integer(default: Any = attrs.NOTHING, *, low: int | None = None, high: int |
             raise InvalidRequestError(f"{attribute.name} = {value!r} is not an integer {bounds}")
 
     return attrs.field(
-        default=default, validator=check, converter=lambda value: int(value) if is_integer(value) else value
+        default=default, validator=check, converter=lambda value: int(value) if is_integer(value) else value, **more
     )

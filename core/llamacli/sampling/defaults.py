@@ -9,11 +9,11 @@ from typing import Any
 from llamacli.gguf import Metadata
 from llamacli.sampling.params import SamplingParams
 from llamacli.sampling.registry import FindSampler, sampler_type
-from llamacli.util.sampling_defaults import DEFAULTS, KEYS, ORDER, SEQUENCE_KEY
+from llamacli.util.sampling_params import KEYS, ORDER, PARAMETERS, SEQUENCE_KEY, Parameter
 
 _log = logging.getLogger(__name__)
 
-_KNOWN = frozenset({SEQUENCE_KEY, *(KEYS + default.key for default in DEFAULTS.values() if default.key)})
+_KNOWN = frozenset({SEQUENCE_KEY, *(KEYS + one.key for one in PARAMETERS.values() if one.key)})
 
 
 def params_with_defaults(
@@ -26,9 +26,9 @@ def params_with_defaults(
     metadata outside of a parameter's range, InvalidRequestError for a value that is not valid.
     """
     values = {field: value for field, value in given.items() if value is not None}
-    for field, default in DEFAULTS.items():
+    for field, one in PARAMETERS.items():
         if field not in values:
-            values[field] = file_default(field, metadata) if default.key else default.value
+            values[field] = _file_default(one, metadata) if one.key else one.default
     for field in ("repeat_last_n", "dry_penalty_last_n"):
         if values[field] < 0:
             values[field] = n_ctx
@@ -38,16 +38,6 @@ def params_with_defaults(
     if ignored:
         _log.warning("the model's file has sampling settings without an option: %s", ", ".join(ignored))
     return SamplingParams(**values)
-
-
-def file_default(field: str, metadata: Metadata) -> Any:
-    """Default of a parameter in a model's file, else llama.cpp's.
-
-    Raises ModelFormatError if the file's is out of range.
-    """
-    default = DEFAULTS[field]
-    get: Any = metadata.get_int if isinstance(default.value, int) else metadata.get_float
-    return get(f"{KEYS}{default.key}", default.value, minimum=default.low, maximum=default.high)
 
 
 def sampler_names(text: str) -> tuple[str, ...]:
@@ -62,3 +52,8 @@ def _order(metadata: Metadata, find: FindSampler | None) -> tuple[str, ...]:
     if missing:
         _log.warning("%s has unknown samplers: %s", SEQUENCE_KEY, ", ".join(missing))
     return tuple(name for name in names if name not in missing) or ORDER
+
+
+def _file_default(one: Parameter, metadata: Metadata) -> Any:
+    get: Any = metadata.get_int if one.is_integer else metadata.get_float
+    return get(f"{KEYS}{one.key}", one.default, minimum=one.low, maximum=one.high)

@@ -22,6 +22,7 @@ from llamacli.sampling.patterns import shortest_text
 from llamacli.sampling.sampler import Sampler
 from llamacli.sampling.schemas import close_objects, expect_depth
 from llamacli.tokenizer import Tokenizer
+from llamacli.util.locking import fork_safe
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -63,7 +64,7 @@ process dies."""
 
 T = TypeVar("T")
 
-_stack_lock = threading.Lock()
+_stack_lock = fork_safe(threading.Lock())
 _tokenizers: weakref.WeakKeyDictionary[Tokenizer, LLTokenizer] = weakref.WeakKeyDictionary()
 
 

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from llamacli.errors import InvalidRequestError
 from llamacli.sampling.checks import integer, number
-from llamacli.sampling.penalties import biases, token_ids
 from llamacli.util.foreign_names import explain_fields
-
-DEFAULT_ORDER = (
-    "penalties",
-    "dry",
-    "temperature",
-    "top_n_sigma",
-    "top_k",
-    "typ_p",
-    "top_p",
-    "min_p",
-    "xtc",
-)
+from llamacli.util.numbers import is_integer, is_real
+from llamacli.util.sampling_params import DEFAULT_ORDER, MAX_NUMBER, PARAMETERS, Parameter, SamplingNumbers
 
 
 def _texts(values: Any) -> Any:
@@ -60,78 +50,87 @@ def _text(_: object, attribute: attrs.Attribute[str | None], value: Any) -> None
         raise InvalidRequestError(f"{attribute.name} must be a string, not {value!r}")
 
 
+def biases(values: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Sorted pairs of token id and bias; NaN is not allowed."""
+    pairs = sorted(dict(values).items())
+    for token, bias in pairs:
+        if not is_integer(token) or token < 0 or not is_real(bias) or math.isnan(bias):
+            raise InvalidRequestError(f"logit_bias: {token!r}: {bias!r} must be a token id and a number")
+    return tuple((int(token), float(bias)) for token, bias in pairs)
+
+
+def token_ids(values: Iterable[int]) -> tuple[int, ...]:
+    """Sorted token ids without duplicates."""
+    values = set(values)
+    for token in values:
+        if not is_integer(token) or token < 0:
+            raise InvalidRequestError(f"suppress_tokens: {token!r} is not a token id")
+    return tuple(sorted(map(int, values)))
+
+
+def _number(one: Parameter) -> Any:
+    metadata = {"sampler": one.sampler}
+    if one.is_integer:
+        low, high = None if one.lenient else int(one.low), None if one.high is None else int(one.high)
+        return integer(one.off, low=low, high=high, metadata=metadata, type="int")
+    assert one.high is not None
+    return number(one.off, low=-MAX_NUMBER if one.lenient else one.low, high=one.high, metadata=metadata, type="float")
+
+
+if TYPE_CHECKING:
+    _Numbers = SamplingNumbers
+else:
+    _FIELDS = {name: _number(one) for name, one in PARAMETERS.items()}
+    _Numbers = attrs.make_class("SamplingNumbers", _FIELDS, frozen=True, kw_only=True, slots=True)
+
+
 @explain_fields
 @attrs.frozen(kw_only=True)
-class SamplingParams:
+class SamplingParams(_Numbers):
     """Sampling parameters under llama.cpp's names. `SamplingParams()` is greedy: exactly argmax.
 
     `Model.sampling_params` has the defaults of the model's file and of llama.cpp, as the command line and the server.
+    In greedy decoding only penalties, DRY, bias, grammars and suppressed tokens apply. Numbers below a range are off:
+    here a `repeat_last_n` of -1 is none, in `Model.sampling_params` the whole context.
 
-    - `temperature`: logits are divided by it; 0 or less is greedy: only penalties, DRY, bias, grammars and suppressed
-      tokens still apply.
-    - `dynatemp_range`, `dynatemp_exponent`: the temperature varies by up to this range with the entropy; 0 is off.
-    - `top_k`: keep the k most probable tokens, and any that tie with the k-th; 0 or less, or n_vocab and more, is off.
-    - `top_p`: keep the fewest most probable tokens whose probabilities sum to at least p; 1 is off.
-    - `min_p`: drop tokens less probable than this share of the most probable one's; 0 is off.
-    - `typical_p`: keep the tokens of most typical surprisal whose probabilities sum to more than p; 1 is off.
-    - `top_n_sigma`: drop logits more than n standard deviations below the largest; 0 or less is off.
-    - `xtc_probability`, `xtc_threshold`: the probability of dropping all but the least probable of the tokens that
-      reach the threshold; a probability of 0 or a threshold above 0.5 is off.
-    - `repeat_penalty`: logits of recently generated tokens are divided by it if positive, multiplied if not, once per
-      token (Keskar et al. 2019); 1 is off, and so is 0 or less.
-    - `frequency_penalty`, `presence_penalty`: subtracted from such logits per occurrence, and once; 0 is off.
-    - `repeat_last_n`: number of generated tokens that count as recent; 0 or less is off.
-    - `dry_multiplier`, `dry_base`, `dry_allowed_length`, `dry_penalty_last_n`, `dry_sequence_breakers`: see
-      `llamacli.sampling.Dry`; a multiplier of 0 is off.
-    - `mirostat`: 1 or 2: keep the surprisal near `mirostat_tau` bits with the learning rate `mirostat_eta`; of the
-      other samplers only the temperature applies; 0 is off.
-    - `adaptive_target`, `adaptive_decay`: draw tokens near this probability; below 0 is off.
+    - `dry_sequence_breakers`: texts that end a repetition, see `llamacli.sampling.Dry`.
     - `logit_bias`: numbers to add to logits, by token id.
-    - `suppress_tokens`: ids that are never drawn, in addition to those of the model file.
+    - `suppress_tokens`: ids that are never drawn, in addition to the ids of the model file.
     - `grammar`: a grammar in GBNF that constrains the text; `json_schema`: a JSON Schema, as a dict or JSON text.
     - `grammar_triggers`: the grammar or schema applies from the first of these texts on, which is part of it;
       without any it applies from the start.
     - `grammar_after`: the markers of reasoning before the grammar's text: one that opens it ("" if the prompt has), and
       those that close it, which come in this order, as `ChatCodec.reasoning_markers` returns; none by default.
+      With `grammar_triggers`, triggers inside of reasoning are ignored.
     - `stop`: a string or several; the text of `generate` ends before the first that comes, also within a token.
     - `samplers`: the order of samplers by name; others are off.
     - `options`: settings of plugins' samplers.
     - `n_probs`: report log-probabilities of the drawn token and the `n_probs` most probable ones; 0 reports none.
     """
 
-    temperature: float = number(0.0)
-    dynatemp_range: float = number(0.0, low=0)
-    dynatemp_exponent: float = number(1.0, low=0)
-    top_k: int = integer(0)
-    top_p: float = number(1.0, low=0, high=1)
-    min_p: float = number(0.0, low=0, high=1)
-    typical_p: float = number(1.0, low=0, high=1)
-    top_n_sigma: float = number(-1.0)
-    xtc_probability: float = number(0.0, low=0, high=1)
-    xtc_threshold: float = number(0.1, low=0, high=1)
-    repeat_penalty: float = number(1.0)
-    frequency_penalty: float = number(0.0)
-    presence_penalty: float = number(0.0)
-    repeat_last_n: int = integer(64)
-    dry_multiplier: float = number(0.0, low=0)
-    dry_base: float = number(1.75, low=1)
-    dry_allowed_length: int = integer(2, low=0)
-    dry_penalty_last_n: int = integer(64)
     dry_sequence_breakers: tuple[str, ...] = attrs.field(
-        converter=_texts, validator=_only_texts, default=("\n", ":", '"', "*")
+        converter=_texts, validator=_only_texts, default=("\n", ":", '"', "*"), metadata={"sampler": "DRY"}
     )
-    mirostat: int = integer(0, low=0, high=2)
-    mirostat_tau: float = number(5.0, low=0)
-    mirostat_eta: float = number(0.1, low=0)
-    adaptive_target: float = number(-1.0, low=-1, high=1)
-    adaptive_decay: float = number(0.9, low=0, high=0.99)
-    logit_bias: tuple[tuple[int, float], ...] = attrs.field(converter=biases, default=())
-    suppress_tokens: tuple[int, ...] = attrs.field(converter=token_ids, default=())
-    grammar: str | None = attrs.field(default=None, validator=_text)
-    json_schema: str | None = attrs.field(converter=_schema, default=None)
-    grammar_triggers: tuple[str, ...] = attrs.field(converter=_texts, validator=_only_texts, default=())
-    grammar_after: tuple[str, ...] = attrs.field(converter=_texts, validator=_only_texts, default=())
+    logit_bias: tuple[tuple[int, float], ...] = attrs.field(
+        converter=biases, default=(), metadata={"sampler": "Logit bias"}
+    )
+    suppress_tokens: tuple[int, ...] = attrs.field(
+        converter=token_ids, default=(), metadata={"sampler": "Suppressed tokens"}
+    )
+    grammar: str | None = attrs.field(default=None, validator=_text, metadata={"sampler": "Grammar"})
+    json_schema: str | None = attrs.field(converter=_schema, default=None, metadata={"sampler": "Grammar"})
+    grammar_triggers: tuple[str, ...] = attrs.field(
+        converter=_texts, validator=_only_texts, default=(), metadata={"sampler": "Grammar"}
+    )
+    grammar_after: tuple[str, ...] = attrs.field(
+        converter=_texts, validator=_only_texts, default=(), metadata={"sampler": "Grammar"}
+    )
     stop: tuple[str, ...] = attrs.field(converter=_optional_texts, validator=_no_empty_texts, default=())
     samplers: tuple[str, ...] = attrs.field(converter=_texts, validator=_only_texts, default=DEFAULT_ORDER)
     options: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
     n_probs: int = integer(0, low=0)
+
+
+SamplingParams.__doc__ = "\n    - ".join(
+    [(SamplingParams.__doc__ or "").rstrip(), *(f"`{one.name}`: {one.help}" for one in PARAMETERS.values())]
+)

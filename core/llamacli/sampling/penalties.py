@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -17,32 +17,14 @@ from llamacli.errors import InvalidRequestError
 from llamacli.kernels import sampling as kernels
 from llamacli.sampling.candidates import LARGEST, Candidates, Ids
 from llamacli.sampling.checks import integer, number
+from llamacli.sampling.params import SamplingParams, biases, token_ids
 from llamacli.sampling.sampler import Sampler
 from llamacli.tokenizer import Tokenizer
-from llamacli.util.numbers import is_integer, is_real
 
 Breakers = Mapping[int, tuple[tuple[int, ...], ...]]
 """Token sequences that end a repetition: by first token, the tokens after it."""
 
 _MAX_BYTES, _MAX_TOKENS = 40, 20
-
-
-def biases(values: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Sorted pairs of token id and bias; NaN is not allowed."""
-    pairs = sorted(dict(values).items())
-    for token, bias in pairs:
-        if not is_integer(token) or token < 0 or not is_real(bias) or math.isnan(bias):
-            raise InvalidRequestError(f"logit_bias: {token!r}: {bias!r} must be a token id and a number")
-    return tuple((int(token), float(bias)) for token, bias in pairs)
-
-
-def token_ids(values: Iterable[int]) -> tuple[int, ...]:
-    """Sorted token ids without duplicates."""
-    values = set(values)
-    for token in values:
-        if not is_integer(token) or token < 0:
-            raise InvalidRequestError(f"suppress_tokens: {token!r} is not a token id")
-    return tuple(sorted(map(int, values)))
 
 
 def expect_tokens(ids: Sequence[int], n_vocab: int, name: str) -> None:
@@ -60,6 +42,13 @@ class LogitBias(Sampler):
     """
 
     bias: tuple[tuple[int, float], ...] = attrs.field(converter=biases)
+
+    @classmethod
+    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+        """See Sampler."""
+        if tokenizer is not None:
+            expect_tokens([token for token, _ in params.logit_bias], tokenizer.n_vocab, "logit_bias")
+        return cls(params.logit_bias) if params.logit_bias else None
 
     def apply(self, candidates: Candidates) -> None:
         """Add the biases.
@@ -89,6 +78,14 @@ class SuppressTokens(Sampler):
     """Forbid tokens."""
 
     tokens: tuple[int, ...] = attrs.field(converter=token_ids)
+
+    @classmethod
+    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+        """See Sampler."""
+        tokens = params.suppress_tokens + (tokenizer.suppressed if tokenizer is not None else ())
+        if tokenizer is not None:
+            expect_tokens(params.suppress_tokens, tokenizer.n_vocab, "suppress_tokens")
+        return cls(tokens) if tokens else None
 
     def apply(self, candidates: Candidates) -> None:
         """Set the logits to minus infinity.
@@ -120,6 +117,13 @@ class Penalties(Sampler):
     repeat: float = number(1.0)
     frequency: float = number(0.0)
     presence: float = number(0.0)
+
+    @classmethod
+    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+        """See Sampler."""
+        penalties = cls(params.repeat_last_n, params.repeat_penalty, params.frequency_penalty, params.presence_penalty)
+        neutral = (penalties.repeat <= 0 or penalties.repeat == 1) and penalties.frequency == penalties.presence == 0
+        return None if neutral or penalties.last_n <= 0 else penalties
 
     def apply(self, candidates: Candidates) -> None:
         """Lower the logits."""
@@ -153,6 +157,16 @@ class Dry(Sampler):
     allowed_length: int = integer(2, low=0)
     last_n: int = integer(64)
     breakers: Breakers = attrs.field(factory=dict)
+
+    @classmethod
+    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+        """See Sampler."""
+        if params.dry_multiplier <= 0 or params.dry_penalty_last_n <= 0:
+            return None
+        breakers = sequence_breakers(tokenizer, params.dry_sequence_breakers) if tokenizer is not None else {}
+        return cls(
+            params.dry_multiplier, params.dry_base, params.dry_allowed_length, params.dry_penalty_last_n, breakers
+        )
 
     def apply(self, candidates: Candidates) -> None:
         """Lower the logits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 import attrs
 
@@ -10,13 +11,11 @@ from llamacli.errors import InvalidRequestError
 from llamacli.sampling.choice import AdaptiveP, Draw, Greedy, Mirostat, MirostatV2
 from llamacli.sampling.grammar import Grammar
 from llamacli.sampling.params import SamplingParams
-from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressTokens, expect_tokens, sequence_breakers
 from llamacli.sampling.reasoning import GrammarAfter
 from llamacli.sampling.sampler import Sampler, SamplerChain
-from llamacli.sampling.temperature import DynamicTemperature, Temperature
 from llamacli.sampling.triggers import LazyGrammar
-from llamacli.sampling.truncation import MinP, TopK, TopNSigma, TopP, TypicalP, Xtc
 from llamacli.tokenizer import Tokenizer
+from llamacli.util.sampling_params import SAMPLERS, SamplerEntry
 
 
 @attrs.frozen
@@ -106,69 +105,15 @@ def _grammar(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | N
     return grammar
 
 
-def _suppress_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-    tokens = params.suppress_tokens + (tokenizer.suppressed if tokenizer is not None else ())
-    if tokenizer is not None:
-        expect_tokens(params.suppress_tokens, tokenizer.n_vocab, "suppress_tokens")
-    return SuppressTokens(tokens) if tokens else None
+def _built_in(entry: SamplerEntry) -> SamplerType:
+    module, _, name = entry.classes.split()[0].partition(".")
+    make = getattr(import_module(f"llamacli.sampling.{module}"), name).from_params
+    return SamplerType(entry.name, _MAKE.get(entry.name, make), entry.when_greedy, entry.aliases)
 
 
-def _logit_bias(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-    if tokenizer is not None:
-        expect_tokens([token for token, _ in params.logit_bias], tokenizer.n_vocab, "logit_bias")
-    return LogitBias(params.logit_bias) if params.logit_bias else None
-
-
-def _penalties(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-    neutral = (
-        params.repeat_penalty <= 0 or params.repeat_penalty == 1
-    ) and params.frequency_penalty == params.presence_penalty == 0
-    if neutral or params.repeat_last_n <= 0:
-        return None
-    return Penalties(params.repeat_last_n, params.repeat_penalty, params.frequency_penalty, params.presence_penalty)
-
-
-def _dry(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-    if params.dry_multiplier <= 0 or params.dry_penalty_last_n <= 0:
-        return None
-    breakers = sequence_breakers(tokenizer, params.dry_sequence_breakers) if tokenizer is not None else {}
-    return Dry(params.dry_multiplier, params.dry_base, params.dry_allowed_length, params.dry_penalty_last_n, breakers)
-
-
-def _temperature(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-    if params.dynatemp_range > 0:
-        return DynamicTemperature(params.temperature, params.dynatemp_range, params.dynatemp_exponent)
-    return Temperature(params.temperature) if params.temperature != 1 else None
-
-
-def _typical_p(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-    return TypicalP(params.typical_p) if params.typical_p < 1 else None
-
-
-def _xtc(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-    if params.xtc_probability <= 0 or params.xtc_threshold > 0.5:
-        return None
-    return Xtc(params.xtc_probability, params.xtc_threshold)
-
-
-_TEMPERATURE = SamplerType("temperature", _temperature, aliases=("temp",))
-_FIRST = (
-    SamplerType("grammar", _grammar, when_greedy=True),
-    SamplerType("suppress_tokens", _suppress_tokens, when_greedy=True),
-    SamplerType("logit_bias", _logit_bias, when_greedy=True),
-)
-BUILT_IN = (
-    *_FIRST,
-    SamplerType("penalties", _penalties, when_greedy=True),
-    SamplerType("dry", _dry, when_greedy=True),
-    _TEMPERATURE,
-    SamplerType("top_n_sigma", lambda params, _: TopNSigma(params.top_n_sigma) if params.top_n_sigma > 0 else None),
-    SamplerType("top_k", lambda params, _: TopK(params.top_k) if params.top_k > 0 else None),
-    SamplerType("typ_p", _typical_p, aliases=("typ", "typical", "typical_p")),
-    SamplerType("top_p", lambda params, _: TopP(params.top_p) if params.top_p < 1 else None, aliases=("nucleus",)),
-    SamplerType("min_p", lambda params, _: MinP(params.min_p) if params.min_p > 0 else None),
-    SamplerType("xtc", _xtc),
-    SamplerType("adaptive_p", lambda params, _: None),  # draws, so build_chain puts it last
-)
+_MAKE = {"grammar": _grammar}
+BUILT_IN = tuple(_built_in(entry) for entry in SAMPLERS if entry.name)
 """Samplers of the core."""
 _BY_NAME = {name: kind for kind in BUILT_IN for name in kind.names}
+_FIRST = tuple(_BY_NAME[simplified(entry.name)] for entry in SAMPLERS if entry.first)
+_TEMPERATURE = _BY_NAME["temperature"]

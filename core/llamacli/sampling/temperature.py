@@ -9,7 +9,9 @@ import numpy as np
 
 from llamacli.sampling.candidates import LARGEST, Candidates
 from llamacli.sampling.checks import number
+from llamacli.sampling.params import SamplingParams
 from llamacli.sampling.sampler import Sampler
+from llamacli.tokenizer import Tokenizer
 
 
 @attrs.frozen
@@ -20,6 +22,13 @@ class Temperature(Sampler):
     """
 
     temperature: float = number()
+
+    @classmethod
+    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+        """See Sampler."""
+        if params.dynatemp_range > 0:
+            return DynamicTemperature(params.temperature, params.dynatemp_range, params.dynatemp_exponent)
+        return cls(params.temperature) if params.temperature != 1 else None
 
     def apply(self, candidates: Candidates) -> None:
         """Divide the logits."""

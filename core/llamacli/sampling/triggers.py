@@ -71,7 +71,10 @@ class LazyGrammar(Sampler):
         self._recent = recent
 
     def _find_trigger(self, text: bytes) -> int:
-        """Place of the first trigger outside of reasoning, -1 for none; advance over markers of reasoning."""
+        """Place of the first trigger outside of reasoning, -1 for none.
+
+        Advances over markers of reasoning.
+        """
         while True:
             starts = [start for each in self._texts if (start := text.find(each, self._n_read)) >= 0]
             trigger = min(starts, default=-1)
@@ -79,7 +82,7 @@ class LazyGrammar(Sampler):
                 return trigger
             mark = self._marks[self._n_markers]
             at = text.find(mark, self._n_read)
-            if self._n_markers == 0 and 0 <= trigger and (at < 0 or trigger < at):
+            if self._n_markers == 0 and trigger >= 0 and (at < 0 or trigger < at):
                 return trigger
             if at < 0:
                 return -1

@@ -9,7 +9,9 @@ import numpy as np
 
 from llamacli.sampling.candidates import Candidates
 from llamacli.sampling.checks import integer, number
+from llamacli.sampling.params import SamplingParams
 from llamacli.sampling.sampler import Sampler
+from llamacli.tokenizer import Tokenizer
 
 
 @attrs.frozen
@@ -21,6 +23,11 @@ class TopK(Sampler):
 
     k: int = integer()
 
+    @classmethod
+    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+        """See Sampler."""
+        return cls(params.top_k) if params.top_k > 0 else None
+
     def apply(self, candidates: Candidates) -> None:
         """Keep the k most probable tokens."""
         if 0 < self.k < len(candidates):
@@ -29,13 +36,18 @@ class TopK(Sampler):
 
 @attrs.frozen
 class TopP(Sampler):
-    """Top-p, nucleus sampling (Holtzman et al. 2020).
+    """Top-p, nucleus sampling: keep a total probability (Holtzman et al. 2020).
 
     Keep the fewest most probable tokens whose probabilities sum to at least p; 1 keeps all. The sum is compared as
     float32, the precision of logits and p. Of equal tokens the first are kept.
     """
 
     p: float = number(low=0, high=1)
+
+    @classmethod
+    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+        """See Sampler."""
+        return cls(params.top_p) if params.top_p < 1 else None
 
     def apply(self, candidates: Candidates) -> None:
         """Keep the nucleus."""
@@ -53,12 +65,17 @@ class TopP(Sampler):
 
 @attrs.frozen
 class MinP(Sampler):
-    """Min-p (Nguyen et al. 2024).
+    """Min-p: drop tokens far below the most probable (Nguyen et al. 2024).
 
     Keep tokens whose probability is at least p times that of the most probable one; 0 keeps all.
     """
 
     p: float = number(low=0)
+
+    @classmethod
+    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+        """See Sampler."""
+        return cls(params.min_p) if params.min_p > 0 else None
 
     def apply(self, candidates: Candidates) -> None:
         """Keep tokens that reach the threshold."""
@@ -68,13 +85,18 @@ class MinP(Sampler):
 
 @attrs.frozen
 class TypicalP(Sampler):
-    """Locally typical sampling (Meister et al. 2022).
+    """Locally typical sampling: keep tokens of typical surprisal (Meister et al. 2022).
 
     Keep the tokens whose surprisal is nearest to the entropy until their probabilities sum to more than p; 1 keeps all.
     Of equal distances the more probable are kept, then the first.
     """
 
     p: float = number(low=0, high=1)
+
+    @classmethod
+    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+        """See Sampler."""
+        return cls(params.typical_p) if params.typical_p < 1 else None
 
     def apply(self, candidates: Candidates) -> None:
         """Keep the locally typical tokens."""
@@ -92,12 +114,17 @@ class TypicalP(Sampler):
 
 @attrs.frozen
 class TopNSigma(Sampler):
-    """Top-n-sigma (Tang et al. 2024).
+    """Top-n-sigma: keep logits near the largest (Tang et al. 2024).
 
     Keep logits at most n standard deviations below the largest; 0 or less keeps all.
     """
 
     n: float = number()
+
+    @classmethod
+    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+        """See Sampler."""
+        return cls(params.top_n_sigma) if params.top_n_sigma > 0 else None
 
     def apply(self, candidates: Candidates) -> None:
         """Keep logits above the threshold."""
@@ -108,7 +135,7 @@ class TopNSigma(Sampler):
 
 @attrs.frozen
 class Xtc(Sampler):
-    """XTC, exclude top choices (p-e-w, text-generation-webui, PR 6335).
+    """XTC: sometimes exclude the top choices (p-e-w, text-generation-webui, PR 6335).
 
     With this probability, of the tokens that reach the threshold only the least probable is kept. A probability of 0 or
     a threshold above one half is off.
@@ -116,6 +143,12 @@ class Xtc(Sampler):
 
     probability: float = number(low=0, high=1)
     threshold: float = number(low=0, high=1)
+
+    @classmethod
+    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+        """See Sampler."""
+        is_off = params.xtc_probability <= 0 or params.xtc_threshold > 0.5
+        return None if is_off else cls(params.xtc_probability, params.xtc_threshold)
 
     def apply(self, candidates: Candidates) -> None:
         """Exclude the top choices, at random."""

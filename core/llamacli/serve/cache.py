@@ -17,7 +17,7 @@ _SHARE = 0.4
 class CacheMemory:
     """KV cache, prefix cache and drafters of a model under one limit.
 
-    Kept prefixes use what running texts leave, and are evicted when they need it. Drafters have the share of the
+    Kept prefixes use what running sequences leave, and are evicted when they need it. Drafters have the share of the
     memory that their caches have of a context's bytes.
 
     - `n_ctx`: tokens of every sequence; a single one always fits.
@@ -47,8 +47,8 @@ class CacheMemory:
                 f"a context of {self.n_ctx} tokens takes {one} bytes of KV cache, and {limit} are allowed: "
                 "give fewer tokens or more memory"
             )
-        n_texts = settings.max_running + settings.extra_running
-        most = limit if settings.kv_memory is not None else min(limit, n_texts * one)
+        n_sequences = settings.max_running + settings.extra_running
+        most = limit if settings.kv_memory is not None else min(limit, n_sequences * one)
         n_drafts = most * (one - self.n_bytes(self.n_ctx)) // max(1, one)
         self.max_bytes = most - n_drafts
         if draft_pool is not None:

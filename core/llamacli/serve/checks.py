@@ -19,8 +19,8 @@ MAX_PROMPTS, MAX_INPUTS = 64, 2048
 def check_request(request: Request, model: CompiledModel, *, n_ctx: int, max_running: int, embeds: bool) -> None:
     """Check that a model can serve a request.
 
-    `n_ctx` are the tokens of a context, `max_running` the texts at once; `embeds` is true if the model has embeddings.
-    Raises InvalidRequestError, PromptTooLongError, NotSupportedError.
+    `n_ctx` are the tokens of a context, `max_running` the sequences at once; `embeds` is true if the model has
+    embeddings. Raises InvalidRequestError, PromptTooLongError, NotSupportedError.
     """
     n_vocab, is_encoder = model.config.n_vocab, model.program.needs_whole_input
     generation = request if isinstance(request, GenerationRequest) else None

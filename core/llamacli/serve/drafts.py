@@ -14,8 +14,8 @@ from llamacli.generation.drafting import Drafter
 from llamacli.generation.drafts import Draft, Drafts
 from llamacli.kv import KVPool
 from llamacli.serve.cache import CacheMemory
-from llamacli.serve.lanes import Lane
 from llamacli.serve.metrics import Counters
+from llamacli.serve.sequences import SequenceState
 
 _log = logging.getLogger(__name__)
 
@@ -54,17 +54,17 @@ class ServedDrafts:
         clock: Callable[[], float] = time.perf_counter,
     ):
         self._source, self._model, self._memory, self._counters = source, model, memory, counters
-        self.controller = Drafts[Lane](cost, self._reserve, clock)
+        self.controller = Drafts[SequenceState](cost, self._reserve, clock)
 
-    def begin_prompt(self, lane: Lane) -> None:
+    def begin_prompt(self, sequence: SequenceState) -> None:
         """Prepare the text after a prompt, where the drafter reads the prompt."""
         if self._source is not None and self._source.reads_prompts:
-            self.begin(lane)
+            self.begin(sequence)
 
-    def begin(self, lane: Lane) -> None:
+    def begin(self, sequence: SequenceState) -> None:
         """Prepare a text that begins, with its request's limit."""
-        generation = lane.job.generation
-        if self._source is None or generation is None or lane.draft is not None:
+        generation = sequence.request.generation
+        if self._source is None or generation is None or sequence.draft is not None:
             return
         n = self._source.max_tokens if generation.draft_max is None else generation.draft_max
         if not n:
@@ -73,33 +73,33 @@ class ServedDrafts:
             drafter = self._source.create(n)
             drafter.begin(self._model)
         except Exception as error:  # of memory for the drafter
-            _log.warning("no drafts for the request %s", lane.ticket.request.id, exc_info=error)
+            _log.warning("no drafts for the request %s", sequence.request.message.id, exc_info=error)
         else:
-            lane.draft = Draft(drafter, n)
+            sequence.draft = Draft(drafter, n)
 
-    def settle(self, lane: Lane) -> None:
+    def settle(self, sequence: SequenceState) -> None:
         """Drop what was evaluated of a draft and did not come.
 
         Recurrent states drop the whole draft.
         """
-        draft = lane.draft
+        draft = sequence.draft
         if draft is None or not draft.tokens:
             return
         n_drafted, n_accepted = len(draft.tokens), draft.n_accepted
-        n = len(lane.sequence.tokens) - n_drafted + n_accepted
-        lane.sequence.truncate(lane.sequence.floor(n))
-        lane.n_again = n - len(lane.sequence.tokens)
+        n = len(sequence.cache.tokens) - n_drafted + n_accepted
+        sequence.cache.truncate(sequence.cache.floor(n))
+        sequence.n_again = n - len(sequence.cache.tokens)
         draft.settle()
-        lane.ticket.n_drafted += n_drafted
-        lane.ticket.n_accepted += n_accepted
+        sequence.request.n_drafted += n_drafted
+        sequence.request.n_accepted += n_accepted
         self._counters.draft_tokens += n_drafted
         self._counters.draft_tokens_accepted += n_accepted
 
-    def _reserve(self, lane: Lane, n: int, reserved: int) -> int | None:
+    def _reserve(self, sequence: SequenceState, n: int, reserved: int) -> int | None:
         """Free memory for a draft of n tokens beside the bytes reserved.
 
         Returns the bytes reserved then, None if that is impossible.
         """
-        m = lane.n_missing
-        reserved += lane.sequence.bytes_to_reserve(m + n) - lane.sequence.bytes_to_reserve(m)
+        m = sequence.n_missing
+        reserved += sequence.cache.bytes_to_reserve(m + n) - sequence.cache.bytes_to_reserve(m)
         return reserved if self._memory.spare(reserved) else None

@@ -19,7 +19,6 @@ import attrs
 from llamacli.errors import LlamaCliError
 from llamacli.model import Model, load_model
 from llamacli.serve import models as served
-from llamacli.serve.draws import Drawer
 from llamacli.serve.errors import (
     InternalError,
     LoadingError,
@@ -27,10 +26,11 @@ from llamacli.serve.errors import (
     ShuttingDownError,
     UnknownModelError,
 )
-from llamacli.serve.lanes import Ticket
 from llamacli.serve.metrics import EngineStats
 from llamacli.serve.models import Entry, Load, LoadedModel, ModelSource
 from llamacli.serve.requests import AdapterScales, Event, ModelInfo, Request
+from llamacli.serve.sampling_pool import SamplingPool
+from llamacli.serve.sequences import RequestState
 from llamacli.serve.settings import EngineSettings
 from llamacli.serve.streams import EventStream
 from llamacli.util.system import usable_cores
@@ -83,7 +83,7 @@ class LocalEngine:
         self._wake = threading.Condition(self._lock)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._loader = ThreadPoolExecutor(1, "llamacli-load")
-        self._drawer = Drawer(settings.threads or usable_cores().threads)
+        self._sampling = SamplingPool(settings.threads or usable_cores().threads)
         self._draining = self._stopping = False
         self._stopped = threading.Event()
         self._drain_until = float("inf")
@@ -142,12 +142,12 @@ class LocalEngine:
         try:
             if not self._is_busy():
                 self._stepped_at = time.monotonic()  # the watchdog's time begins with the work
-            ticket = scheduler.submit(request, _Target(stream, asyncio.get_running_loop()))
+            state = scheduler.submit(request, _Target(stream, asyncio.get_running_loop()))
         finally:
             self._unpin(entry)
 
         def cancel(_: str) -> None:
-            scheduler.cancel(ticket)
+            scheduler.cancel(state)
             with self._wake:
                 self._wake.notify_all()
 
@@ -210,7 +210,7 @@ class LocalEngine:
             loaded, entry.loaded = entry.loaded, None
             if loaded is not None:
                 loaded.close()
-        self._drawer.close()
+        self._sampling.close()
         sys.setswitchinterval(self._interval)
 
     async def _loaded_within(self, name: str) -> LoadedModel:
@@ -266,7 +266,7 @@ class LocalEngine:
         try:
             self._make_room()
             started = time.monotonic()
-            loaded = served.load(entry.source, self.settings, self._load, self._drawer)
+            loaded = served.load(entry.source, self.settings, self._load, self._sampling)
             _log.info("model %s loaded in %.1f seconds", entry.source.name, time.monotonic() - started)
             with self._wake:
                 busy = [one.used for one in self._loaded() if one.scheduler.busy]
@@ -363,11 +363,11 @@ class LocalEngine:
             self._stopped.wait(min(_IDLE, max(_POLL, self.settings.stuck_after / 4)))
 
 
-def _deliver(events: Sequence[tuple[Ticket, Event]]) -> None:
+def _deliver(events: Sequence[tuple[RequestState, Event]]) -> None:
     """Hand events to their streams, with one call for each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, dict[EventStream, list[Event]]] = collections.defaultdict(dict)
-    for ticket, event in events:
-        target: _Target = ticket.target
+    for state, event in events:
+        target: _Target = state.target
         by_loop[target.loop].setdefault(target.stream, []).append(event)
     for loop, streams in by_loop.items():
         try:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from llamacli.errors import GrammarError
 from llamacli.serve.errors import BadRequestError, InternalError, ServeError
-from llamacli.serve.lanes import Job, Lane, Ticket
 from llamacli.serve.metrics import Counters
 from llamacli.serve.queue import FairQueue
-from llamacli.serve.requests import Admitted, Done, Event, Failed, GenerationRequest, PromptProgress, Timings
+from llamacli.serve.requests import Admitted, Done, Event, Failed, PromptProgress, Timings
 from llamacli.serve.running import Running
+from llamacli.serve.sequences import RequestState, SequenceState
 from llamacli.serve.texts import ChoiceText
 
 _log = logging.getLogger(__name__)
@@ -23,120 +23,124 @@ class Lifecycle:
     Counts what happens to them and collects their events, until `take_events`.
     """
 
-    def __init__(self, queue: FairQueue[Job], running: Running, counters: Counters, clock: Callable[[], float]):
+    def __init__(
+        self, queue: FairQueue[SequenceState], running: Running, counters: Counters, clock: Callable[[], float]
+    ):
         self._queue, self._running, self._counters, self._clock = queue, running, counters, clock
-        self._events: list[tuple[Ticket, Event]] = []
+        self._events: list[tuple[RequestState, Event]] = []
 
-    def emit(self, ticket: Ticket, *events: Event) -> None:
+    def emit(self, request: RequestState, *events: Event) -> None:
         """Add events of a request, unless it was cancelled."""
-        if not ticket.cancelled:
-            self._events += [(ticket, event) for event in events]
+        if not request.cancelled:
+            self._events += [(request, event) for event in events]
 
-    def take_events(self) -> list[tuple[Ticket, Event]]:
+    def take_events(self) -> list[tuple[RequestState, Event]]:
         """Events since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     # --- progress
 
-    def admit(self, ticket: Ticket, now: float) -> None:
+    def admit(self, request: RequestState, now: float) -> None:
         """Begin a request whose first prompt leaves the queue."""
-        ticket.admitted_at = now
-        queued = now - ticket.submitted_at
+        request.admitted_at = now
+        queued = now - request.submitted_at
         self._counters.observe("queue_seconds", queued)
-        self._counters.observe("prompt_tokens", ticket.n_prompt)
-        self.emit(ticket, Admitted(queued))
+        self._counters.observe("prompt_tokens", request.n_prompt)
+        self.emit(request, Admitted(queued))
 
-    def count_cached(self, lane: Lane, n: int) -> None:
+    def count_cached(self, sequence: SequenceState, n: int) -> None:
         """Count tokens of a prompt that came from the prefix cache."""
-        if n and lane.text is None and not lane.n_preempted:
-            lane.ticket.n_cached += n
-            lane.ticket.n_processed += n
+        if n and sequence.text is None and not sequence.n_preempted:
+            sequence.request.n_cached += n
+            sequence.request.n_processed += n
             self._counters.prefix_tokens["true"] += n
 
-    def count_evaluated(self, lane: Lane, n: int) -> None:
+    def count_evaluated(self, sequence: SequenceState, n: int) -> None:
         """Count tokens of a prompt that were evaluated, and report them."""
-        if lane.text is not None or lane.n_preempted:
+        if sequence.text is not None or sequence.n_preempted:
             return
-        ticket, request = lane.ticket, lane.ticket.request
-        ticket.n_processed += n
+        request, generation = sequence.request, sequence.request.generation
+        request.n_processed += n
         self._counters.prompt_tokens += n
         self._counters.prefix_tokens["false"] += n
-        if isinstance(request, GenerationRequest) and request.progress:
-            seconds = self._clock() - (ticket.admitted_at or 0.0)
-            self.emit(ticket, PromptProgress(ticket.n_prompt, ticket.n_cached, ticket.n_processed, seconds))
+        if generation is not None and generation.progress:
+            seconds = self._clock() - (request.admitted_at or 0.0)
+            self.emit(request, PromptProgress(request.n_prompt, request.n_cached, request.n_processed, seconds))
 
-    def count_drawn(self, lane: Lane, *, is_end: bool) -> None:
+    def count_drawn(self, sequence: SequenceState, *, is_end: bool) -> None:
         """Count a token of a text, and its time."""
         self._counters.generation_tokens += not is_end
         now = self._clock()
-        if lane.last_at is not None:
-            self._counters.observe("inter_token_seconds", now - lane.last_at)
-        elif not lane.ticket.n_generated:
-            self._counters.observe("time_to_first_token_seconds", now - lane.ticket.submitted_at)
-        lane.last_at = now
+        if sequence.last_at is not None:
+            self._counters.observe("inter_token_seconds", now - sequence.last_at)
+        elif not sequence.request.n_generated:
+            self._counters.observe("time_to_first_token_seconds", now - sequence.request.submitted_at)
+        sequence.last_at = now
 
     # --- ends
 
-    def end_prompt(self, ticket: Ticket) -> None:
+    def end_prompt(self, request: RequestState) -> None:
         """Count a prompt as evaluated, with the last the prefill."""
-        ticket.n_unprompted -= 1
-        if not ticket.n_unprompted:
-            ticket.prompted_at = self._clock()
-            self._counters.observe("prefill_seconds", ticket.prompted_at - (ticket.admitted_at or ticket.prompted_at))
+        request.n_unprompted -= 1
+        if not request.n_unprompted:
+            request.prompted_at = self._clock()
+            self._counters.observe(
+                "prefill_seconds", request.prompted_at - (request.admitted_at or request.prompted_at)
+            )
 
-    def end_choice(self, lane: Lane, text: ChoiceText) -> None:
+    def end_choice(self, sequence: SequenceState, text: ChoiceText) -> None:
         """Count a text that has finished."""
         assert text.finished is not None
         self._counters.finished[text.finished.reason] += 1
         self._counters.observe("output_tokens", text.n_tokens)
-        self.end_part(lane.ticket)
+        self.end_part(sequence.request)
 
-    def end_part(self, ticket: Ticket) -> None:
+    def end_part(self, request: RequestState) -> None:
         """Count a choice or vector as ended, with the last the request."""
-        ticket.n_open -= 1
-        if ticket.n_open:
+        request.n_open -= 1
+        if request.n_open:
             return
-        now, admitted = self._clock(), ticket.admitted_at or ticket.submitted_at
-        prompted = now if ticket.prompted_at is None else ticket.prompted_at
-        timings = Timings(admitted - ticket.submitted_at, prompted - admitted, now - prompted, ticket.n_preempted)
+        now, admitted = self._clock(), request.admitted_at or request.submitted_at
+        prompted = now if request.prompted_at is None else request.prompted_at
+        timings = Timings(admitted - request.submitted_at, prompted - admitted, now - prompted, request.n_preempted)
         self._counters.observe("decode_seconds", now - prompted)
-        self._counters.observe("e2e_seconds", now - ticket.submitted_at)
-        if ticket.n_generated > 1:
-            per_token = (now - prompted) / (ticket.n_generated - 1)
+        self._counters.observe("e2e_seconds", now - request.submitted_at)
+        if request.n_generated > 1:
+            per_token = (now - prompted) / (request.n_generated - 1)
             self._counters.observe("request_time_per_output_token_seconds", per_token)
-        self.emit(ticket, Done(ticket.usage, timings))
-        self._close(ticket)
+        self.emit(request, Done(request.usage, timings))
+        self._close(request)
 
-    def fail(self, ticket: Ticket, error: ServeError) -> None:
+    def fail(self, request: RequestState, error: ServeError) -> None:
         """End a request with an error."""
-        if not ticket.closed:
-            self.emit(ticket, Failed(error))
+        if not request.closed:
+            self.emit(request, Failed(error))
             self._counters.finished["error"] += 1
-            self._close(ticket, keep=False)
+            self._close(request, keep=False)
 
-    def fail_unexpectedly(self, ticket: Ticket, error: Exception) -> None:
+    def fail_unexpectedly(self, request: RequestState, error: Exception) -> None:
         """End a request with an error that only the log names.
 
         A grammar that exceeds its limits at a later token is the client's fault, and named.
         """
-        request = ticket.request
         if isinstance(error, GrammarError):
-            self.fail(ticket, BadRequestError(str(error), None, "invalid_schema"))
+            self.fail(request, BadRequestError(str(error), None, "invalid_schema"))
             return
-        _log.error("request %s failed", request.id, exc_info=error)
-        self.fail(ticket, InternalError(f"the request {request.id} failed: the server's log says why"))
+        name = request.message.id
+        _log.error("request %s failed", name, exc_info=error)
+        self.fail(request, InternalError(f"the request {name} failed: the server's log says why"))
 
-    def cancel(self, ticket: Ticket, phase: str) -> None:
+    def cancel(self, request: RequestState, phase: str) -> None:
         """End a request that its client has left in a phase."""
-        if not ticket.closed:
+        if not request.closed:
             self._counters.cancelled[phase] += 1
-            self._close(ticket)
+            self._close(request)
 
-    def _close(self, ticket: Ticket, *, keep: bool = True) -> None:
+    def _close(self, request: RequestState, *, keep: bool = True) -> None:
         """Remove all that is left of a request."""
-        ticket.closed = True
-        for lane in [lane for lane in self._running if lane.ticket is ticket]:
-            self._running.leave(lane, keep=keep)
-        self._queue.remove_where(lambda job: job.ticket is ticket)
-        self._queue.closed(ticket.request.key)
+        request.closed = True
+        for sequence in [sequence for sequence in self._running if sequence.request is request]:
+            self._running.leave(sequence, keep=keep)
+        self._queue.remove_where(lambda sequence: sequence.request is request)
+        self._queue.closed(request.message.key)

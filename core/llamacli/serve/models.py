@@ -22,8 +22,8 @@ from llamacli.model import Model, load_model
 from llamacli.plugins import installed_plugins
 from llamacli.serve.checks import expect_adapters
 from llamacli.serve.drafts import DraftSource
-from llamacli.serve.draws import Drawer
 from llamacli.serve.requests import AdapterInfo, AdapterScales, ModelInfo
+from llamacli.serve.sampling_pool import SamplingPool
 from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
 from llamacli.tools.embedding import Pooling, pooling_of
@@ -127,7 +127,7 @@ def unloaded_info(source: ModelSource) -> ModelInfo:
 
 
 def load(
-    source: ModelSource, settings: EngineSettings, load: Load = load_model, drawer: Drawer | None = None
+    source: ModelSource, settings: EngineSettings, load: Load = load_model, sampling: SamplingPool | None = None
 ) -> LoadedModel:
     """Load a model and make its scheduler.
 
@@ -144,7 +144,7 @@ def load(
             model,
             settings,
             pooling=_pooling(model),
-            drawer=drawer,
+            sampling=sampling,
             adapters=[model.load_adapter(path) for path, _ in source.adapters],
             drafts=_draft_source(model, draft, settings, mtp=source.draft == MTP),
         )

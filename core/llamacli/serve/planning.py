@@ -1,4 +1,4 @@
-"""Planning of steps: tokens of texts, and pieces of prompts in turn."""
+"""Planning of steps: decode tokens, and chunked prefill in turn."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from llamacli.generation.costs import MIN_CHUNK, StepCost, chunk_rows
 from llamacli.kv.prefixes import n_common
 from llamacli.serve.cache import CacheMemory
 from llamacli.serve.drafts import ServedDrafts
-from llamacli.serve.lanes import Lane
 from llamacli.serve.lifecycle import Lifecycle
 from llamacli.serve.running import Running
+from llamacli.serve.sequences import SequenceState
 from llamacli.serve.settings import EngineSettings
 
 QUANTUM = 512
 """Tokens of prompts after which another prompt has its turn."""
 EXTRA_SHARE = 0.5
-"""Share of a step's time that its texts may take where more run than `max_running`."""
-LAST_PIECE = 1.15
+"""Share of a step's time that its sequences may take where more run than `max_running`."""
+LAST_CHUNK = 1.15
 """Share of a step's time that it may take if that ends the first prompt, whose next token would wait for another."""
 OLDEST_EVERY = 4
-"""Of so many pieces of prompts, one goes to the oldest."""
+"""Of so many chunks of prompts, one goes to the oldest."""
 
 _ROW_BYTES = 64 << 20
-"""Bytes of logits of a piece of a prompt whose log-probabilities are wanted."""
+"""Bytes of logits of a chunk of a prompt whose log-probabilities are wanted."""
 _NEWEST = 0.1
 """Weight of the newest step in the mean of the time that steps spend outside of evaluation."""
 
@@ -30,9 +30,9 @@ _NEWEST = 0.1
 class Planner:
     """Planner of the steps of one model.
 
-    A step evaluates one token of every text that is being generated and, in the time that is left, pieces of prompts.
+    A step evaluates one token of every sequence that decodes and, in the time that is left, chunks of prompts.
 
-    - `running`: lanes of the model. `n_steps`: steps planned so far that evaluate something.
+    - `running`: sequences of the model. `n_steps`: steps planned so far that evaluate something.
     """
 
     def __init__(
@@ -47,21 +47,21 @@ class Planner:
     ):
         self._model, self._settings, self._memory, self.running = model, settings, memory, running
         self._cost, self._drafts, self._lifecycle = cost, drafts, lifecycle
-        self._other_s = 0.0
-        self._n_pieces = self.n_steps = 0
+        self._is_encoder, self._other_s = model.program.needs_whole_input, 0.0
+        self._n_chunks = self.n_steps = 0
 
-    def plan(self) -> list[tuple[Lane, int]]:
-        """Lanes of the next step, and how many tokens of each.
+    def plan(self) -> list[tuple[SequenceState, int]]:
+        """Sequences of the next step, and how many tokens of each.
 
         There are free pages for these.
         """
-        found = self._lanes()
+        found = self._sequences()
         self.n_steps += bool(found)
         return found
 
     @property
-    def n_places(self) -> int:
-        """Texts that may run at once.
+    def capacity(self) -> int:
+        """Sequences that may run at once.
 
         Above `max_running` so many that a step of them leaves enough of its time for prompts.
         """
@@ -77,44 +77,44 @@ class Planner:
         """Learn the time that a step has spent outside of evaluation."""
         self._other_s += _NEWEST * (seconds - self._other_s)
 
-    def _lanes(self) -> list[tuple[Lane, int]]:
-        plan: list[tuple[Lane, int]] = []
+    def _sequences(self) -> list[tuple[SequenceState, int]]:
+        plan: list[tuple[SequenceState, int]] = []
         need = 0
-        for lane in [lane for lane in self.running.lanes if lane.state == "decode" and lane.n_missing]:
-            n = lane.n_missing
-            more = lane.sequence.bytes_to_reserve(n) if lane in self.running.lanes else 0
-            if lane in self.running.lanes and self.running.make_room(lane, need + more):
-                plan.append((lane, n))
+        for sequence in [sequence for sequence in self.running.sequences if sequence.decodes and sequence.n_missing]:
+            n = sequence.n_missing
+            more = sequence.cache.bytes_to_reserve(n) if sequence in self.running.sequences else 0
+            if sequence in self.running.sequences and self.running.make_room(sequence, need + more):
+                plan.append((sequence, n))
                 need += more
         n_decode, step_s = sum(n for _, n in plan), self._step_s
         prompts = self._prompts_in_turn()
         if plan and not prompts:
-            lanes = [lane for lane, _ in plan if lane in self.running.lanes]
-            self._drafts.controller.propose(lanes, step_s, need)
-            return [(lane, lane.n_missing + lane.n_drafted) for lane in lanes]
-        n_adapted = len({lane.job.adapters for lane in [*(lane for lane, _ in plan), *prompts[:1]]})
+            sequences = [sequence for sequence, _ in plan if sequence in self.running.sequences]
+            self._drafts.controller.propose(sequences, step_s, need)
+            return [(sequence, sequence.n_missing + sequence.n_drafted) for sequence in sequences]
+        n_adapted = len({sequence.adapters for sequence in [*(sequence for sequence, _ in plan), *prompts[:1]]})
         passes = max(1, n_adapted) + bool(prompts and prompts[0].embeds)
         room = chunk_rows(self._cost, n_decode, step_s, passes=passes)
-        longest = chunk_rows(self._cost, n_decode, LAST_PIECE * step_s, passes=passes)
+        longest = chunk_rows(self._cost, n_decode, LAST_CHUNK * step_s, passes=passes)
         if n_decode and step_s and self._cost.seconds(n_decode) > step_s and self.n_steps % 2:
             room = 0  # generation alone takes too long: prompts go on in every second step
-        for lane in prompts:
+        for sequence in prompts:
             if not room:
                 break
-            if lane not in self.running.lanes or lane.kind != prompts[0].kind:
+            if sequence not in self.running.sequences or sequence.kind != prompts[0].kind:
                 continue
-            if not lane.wants_rows:
-                gained = self._memory.reuse(lane.sequence, lane.tokens)
-                self._lifecycle.count_cached(lane, gained)
-            if lane is prompts[0] and lane.n_missing <= longest:
-                room = max(room, lane.n_missing)
-            most = MIN_CHUNK if n_decode and lane.wants_rows and not lane.embeds else room
-            n, more = self._piece(lane, min(room, most), need)
+            if not sequence.wants_rows:
+                gained = self._memory.reuse(sequence.cache, sequence.tokens)
+                self._lifecycle.count_cached(sequence, gained)
+            if sequence is prompts[0] and (sequence.n_missing <= longest or (self._is_encoder and not plan)):
+                room = max(room, sequence.n_missing)  # an encoder's input is evaluated whole, if need be alone
+            most = MIN_CHUNK if n_decode and sequence.wants_rows and not sequence.embeds else room
+            n, more = self._chunk(sequence, min(room, most), need)
             if n:
-                plan.append((lane, n))
+                plan.append((sequence, n))
                 need, room = need + more, room - n
-                self._n_pieces += 1
-        return [(lane, n) for lane, n in plan if lane in self.running.lanes]
+                self._n_chunks += 1
+        return [(sequence, n) for sequence, n in plan if sequence in self.running.sequences]
 
     @property
     def _step_s(self) -> float:
@@ -123,40 +123,45 @@ class Planner:
             return 0.0
         return max(1e-6, self._settings.step_ms / 1000 - self._other_s)
 
-    def _prompts_in_turn(self) -> list[Lane]:
-        """Lanes with prompts, or other tokens before their next draw, in turn.
+    def _prompts_in_turn(self) -> list[SequenceState]:
+        """Sequences with prompts, or other tokens before their next draw, in turn.
 
-        The least served first, in quanta; every fourth piece goes to the oldest. A prompt waits while an older one
+        The least served first, in quanta; every fourth chunk goes to the oldest. A prompt waits while an older one
         computes tokens that both begin with.
         """
-        lanes = [lane for lane in self.running.lanes if lane.state == "prefill"]
+        sequences = [sequence for sequence in self.running.sequences if not sequence.decodes]
         if self._memory.shares_anywhere:
-            lanes = [lane for i, lane in enumerate(lanes) if not any(_leads(other, lane) for other in lanes[:i])]
-        oldest = lanes[:1] if self._n_pieces % OLDEST_EVERY == OLDEST_EVERY - 1 else []
-        return sorted(lanes, key=lambda lane: (lane not in oldest, lane.n_served // QUANTUM, lane.order))
+            sequences = [
+                sequence
+                for i, sequence in enumerate(sequences)
+                if not any(_leads(other, sequence) for other in sequences[:i])
+            ]
+        oldest = sequences[:1] if self._n_chunks % OLDEST_EVERY == OLDEST_EVERY - 1 else []
+        return sorted(
+            sequences, key=lambda sequence: (sequence not in oldest, sequence.n_served // QUANTUM, sequence.order)
+        )
 
-    def _piece(self, lane: Lane, room: int, reserved: int) -> tuple[int, int]:
-        """Tokens of a prompt's next piece, and the bytes of its pages.
+    def _chunk(self, sequence: SequenceState, room: int, reserved: int) -> tuple[int, int]:
+        """Tokens of a prompt's next chunk, and the bytes of its pages.
 
         As many as fit into the `room` of the step and, beside the bytes `reserved`, into memory.
         """
-        n = min(room, lane.n_missing)
-        is_encoder = self._model.program.needs_whole_input
-        if is_encoder and n < lane.n_missing:
+        n = min(room, sequence.n_missing)
+        if self._is_encoder and n < sequence.n_missing:
             return 0, 0
-        if lane.wants_rows and not lane.embeds:
+        if sequence.wants_rows and not sequence.embeds:
             n = min(n, max(1, _ROW_BYTES // (4 * self._model.config.n_vocab)))
         while n:
-            more = lane.sequence.bytes_to_reserve(n)
-            if self.running.make_room(lane, reserved + more):
+            more = sequence.cache.bytes_to_reserve(n)
+            if self.running.make_room(sequence, reserved + more):
                 return n, more
-            n = 0 if is_encoder else n // 2
+            n = 0 if self._is_encoder else n // 2
         return 0, 0
 
 
-def _leads(other: Lane, lane: Lane) -> bool:
-    """True if another prompt computes next what a lane could share afterwards."""
-    if other.kind != lane.kind or lane.wants_rows or not other.n_missing:
+def _leads(other: SequenceState, sequence: SequenceState) -> bool:
+    """True if another prompt computes next what a sequence could share afterwards."""
+    if other.kind != sequence.kind or sequence.wants_rows or not other.n_missing:
         return False
-    common = min(n_common(other.tokens, lane.tokens), len(lane.tokens) - 1)
-    return other.n_cached < common and lane.n_cached < common
+    common = min(n_common(other.tokens, sequence.tokens), len(sequence.tokens) - 1)
+    return len(other.cache.tokens) < common and len(sequence.cache.tokens) < common

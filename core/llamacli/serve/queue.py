@@ -36,7 +36,7 @@ class FairQueue(Generic[Item]):
     Usable from any thread. At most `max_requests` requests and `max_tokens` tokens of prompts wait, but a single
     request may have more tokens. At most `max_per_key` requests of a key are open, that is wait or run: `closed` tells
     that one has ended. `retry_after` gives the seconds after which a refused client should come again, `n_free` the
-    requests that wait for the next step only, because there is a free place for them.
+    requests that wait for the next step only, because there is a free slot for them.
     """
 
     def __init__(

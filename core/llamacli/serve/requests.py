@@ -13,9 +13,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from llamacli.chat.calls import Tools
 from llamacli.chat.logprobs import TokenLogprob as TokenLogprob
 from llamacli.chat.messages import ToolCall
-from llamacli.chat.calls import Tools
 from llamacli.chat.syntax import Syntax
 from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.serve.errors import ServeError

@@ -2,7 +2,7 @@
 
 `planning` chooses what a step evaluates, `lifecycle` counts and ends requests. All methods but `submit`, `cancel`,
 `stats` and the properties are for one thread. Which tokens are drawn depends on the request, its seed and the model
-only: results of the engine do not depend on what shares a step, so that pieces, cached prefixes, preemption and the
+only: results of the engine do not depend on what shares a step, so that chunks, cached prefixes, preemption and the
 order of requests change times alone.
 """
 
@@ -13,25 +13,24 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from llamacli.chat.logprobs import token_logprob
 from llamacli.engine.adapters import Adapter, Adapters, key_of
+from llamacli.engine.batching import Chunk, Logits, evaluate_each
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import OutOfMemoryError
 from llamacli.generation.costs import StepCost
-from llamacli.generation.evaluation import Chunk, Logits, evaluate_each
 from llamacli.kv import N_BATCH
 from llamacli.sampling import Candidates, SamplerChain, SamplerState, build_chain
 from llamacli.sampling.logprobs import log_probabilities
 from llamacli.serve.cache import CacheMemory
 from llamacli.serve.checks import check_request, expect_adapters
 from llamacli.serve.drafts import DraftSource, ServedDrafts
-from llamacli.serve.draws import Draw, Drawer
 from llamacli.serve.errors import QueueTimeoutError, ServeError
-from llamacli.serve.lanes import Job, Lane, Ticket, seed_of_choice
 from llamacli.serve.lifecycle import Lifecycle
 from llamacli.serve.metrics import Counters, ModelStats, SlotStats
 from llamacli.serve.planning import Planner
@@ -45,6 +44,8 @@ from llamacli.serve.requests import (
     TokenLogprob,
 )
 from llamacli.serve.running import Running
+from llamacli.serve.sampling_pool import SamplingPool
+from llamacli.serve.sequences import RequestState, SequenceState, seed_of_choice
 from llamacli.serve.settings import EngineSettings
 from llamacli.serve.texts import ChoiceText
 from llamacli.tools.embedding import Pooling, pool_states
@@ -56,8 +57,8 @@ class Scheduler:
     """Scheduler of one model's requests.
 
     - `memory`: its cache. `cost`: the time of its steps.
-    - `queue`: prompts that wait. `running`: those that were admitted, and texts.
-    - `pooling`: that of embeddings; None refuses them. `drawer`: draws the tokens of a step.
+    - `queue`: prompts that wait. `running`: sequences that were admitted.
+    - `pooling`: of embeddings; None refuses them. `sampling`: draws the tokens of a step.
     - `adapters`: LoRA adapters of the model; requests name them by their index.
     - `drafts`: maker of drafters for speculative decoding; None drafts nothing.
 
@@ -70,7 +71,7 @@ class Scheduler:
         settings: EngineSettings,
         *,
         pooling: Pooling | None = None,
-        drawer: Drawer | None = None,
+        sampling: SamplingPool | None = None,
         adapters: Sequence[Adapter] = (),
         drafts: DraftSource | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -78,26 +79,26 @@ class Scheduler:
         self.model, self.settings, self.pooling, self._clock = model, settings, pooling, clock
         self.memory = CacheMemory(model, settings, None if drafts is None else drafts.pool)
         self.cost, self.counters = StepCost(), Counters()
-        self.queue: FairQueue[Job] = FairQueue(
+        self.queue: FairQueue[SequenceState] = FairQueue(
             settings.max_queue,
             settings.max_queue_tokens,
             settings.max_per_key,
             retry_after=self._retry_after,
-            n_free=lambda: max(0, self.n_places - self.running.n_slots),
+            n_free=lambda: max(0, self.capacity - self.running.n_slots),
         )
         self.running = Running(self.memory, self.counters)
         self._lifecycle = Lifecycle(self.queue, self.running, self.counters, clock)
-        self._drawer, self._adapters = drawer or Drawer(), tuple(adapters)
+        self._sampling, self._adapters = sampling or SamplingPool(), tuple(adapters)
         self._drafts = ServedDrafts(drafts, model, self.memory, self.cost, self.counters, clock)
         self._planner = Planner(model, settings, self.memory, self.running, self.cost, self._drafts, self._lifecycle)
-        self._ready: list[tuple[Lane, Logits]] = []  # lanes whose next tokens are drawn in this step, and their logits
+        self._ready: list[tuple[SequenceState, Logits]] = []  # sequences to draw for in this step, with logits
         self._evaluated_s = 0.0
-        self._orders = itertools.count()
+        self._arrivals = itertools.count()
 
     # --- from any thread
 
-    def submit(self, request: Request, target: Any = None) -> Ticket:
-        """Put a request into the queue; its ticket has the target.
+    def submit(self, request: Request, target: Any = None) -> RequestState:
+        """Put a request into the queue; its state has the target.
 
         Raises what `llamacli.serve.requests.Engine.submit` raises for it.
         """
@@ -107,7 +108,7 @@ class Scheduler:
         max_tokens, n = (generation.max_tokens, generation.n) if generation else (0, 1)
         adapters = self._adapters_of(request)
         chain = self._chain(generation) if generation else None
-        ticket = Ticket(
+        state = RequestState(
             request,
             self._clock(),
             n_prompt=sum(map(len, request.prompts)),
@@ -117,22 +118,22 @@ class Scheduler:
         )
         limits = [limit for limit in (max_tokens, self.settings.max_tokens) if limit is not None]
         with self.queue.lock:
-            jobs = [
-                Job(ticket, i, next(self._orders), prompt, n, min([*limits, n_ctx - len(prompt)]), chain, adapters)
-                for i, prompt in enumerate(request.prompts)
+            prompts = [
+                SequenceState(state, i, next(self._arrivals), ids, n, min([*limits, n_ctx - len(ids)]), chain, adapters)
+                for i, ids in enumerate(request.prompts)
             ]
             with self._counted_refusals():
-                self.queue.put(jobs)
-        return ticket
+                self.queue.put(prompts)
+        return state
 
     def expect_room(self) -> None:
         """Raise QueueFullError if the queue has no room for any request."""
         with self._counted_refusals():
             self.queue.expect_room()
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, request: RequestState) -> None:
         """End a request at the next step; no event of it follows."""
-        ticket.cancelled = True
+        request.cancelled = True
 
     @property
     def embeds(self) -> bool:
@@ -146,18 +147,20 @@ class Scheduler:
 
     @property
     def n_running(self) -> int:
-        """Texts and prompts that run or are preempted."""
+        """Sequences that run or are preempted."""
         return len(self.running)
 
     @property
-    def n_places(self) -> int:
-        """Texts that may run at once, by the measured time of steps."""
-        return self._planner.n_places
+    def capacity(self) -> int:
+        """Sequences that may run at once, by the measured time of steps."""
+        return self._planner.capacity
 
     @property
     def prompt_tokens_left(self) -> int:
         """Prompt tokens of waiting and running requests, not evaluated yet."""
-        return self.queue.n_tokens + sum(lane.n_missing for lane in list(self.running.lanes) if lane.text is None)
+        return self.queue.n_tokens + sum(
+            sequence.n_missing for sequence in list(self.running.sequences) if sequence.text is None
+        )
 
     def adapters_key(self, request: Request) -> str:
         """Key of a request's LoRA adapters: `KVSequence.adapters` of its sequences."""
@@ -165,11 +168,9 @@ class Scheduler:
 
     def stats(self) -> ModelStats:
         """Present numbers."""
-        memory, now = self.memory, self._clock()
-        running = self.running
-        lanes = [*((lane, lane.state) for lane in [*running.lanes]), *((one, "preempted") for one in running.preempted)]
+        memory, now, running = self.memory, self._clock(), [*self.running]
         return self.counters.snapshot(
-            running=len(lanes),
+            running=len(running),
             waiting=self.queue.n_requests,
             prompt_tokens_waiting=self.queue.n_tokens,
             kv_pages_used=memory.pool.n_used_bytes // memory.page_bytes,
@@ -177,16 +178,21 @@ class Scheduler:
             kv_pages_cached=memory.prefixes.evictable_bytes // memory.page_bytes,
             slots=tuple(
                 SlotStats(
-                    lane.ticket.request.id,
-                    state,
-                    len(lane.job.prompt),
-                    lane.ticket.n_cached,
-                    0 if lane.text is None else lane.text.n_tokens,
-                    now - lane.ticket.submitted_at,
+                    sequence.request.message.id,
+                    self._phase(sequence),
+                    len(sequence.prompt),
+                    sequence.request.n_cached,
+                    0 if sequence.text is None else sequence.text.n_tokens,
+                    now - sequence.request.submitted_at,
                 )
-                for lane, state in lanes
+                for sequence in running
             ),
         )
+
+    def _phase(self, sequence: SequenceState) -> str:
+        if sequence in self.running.preempted:
+            return "preempted"
+        return "decode" if sequence.decodes else "prefill"
 
     @contextlib.contextmanager
     def _counted_refusals(self) -> Iterator[None]:
@@ -214,7 +220,7 @@ class Scheduler:
 
     # --- steps
 
-    def step(self) -> list[tuple[Ticket, Event]]:
+    def step(self) -> list[tuple[RequestState, Event]]:
         """Run one step; the events of it, in order."""
         now = self._clock()
         self._drop(now)
@@ -222,21 +228,21 @@ class Scheduler:
         plan = self._planner.plan()
         if plan:
             self._evaluated_s = 0.0
-            for kind in sorted(dict.fromkeys(lane.kind for lane, _ in plan), key=lambda kind: kind[0]):
-                part = [(lane, n) for lane, n in plan if lane.kind == kind and lane in self.running.lanes]
+            for kind in sorted({sequence.kind: None for sequence, _ in plan}, key=itemgetter(0)):
+                part = [pair for pair in plan if pair[0].kind == kind and pair[0] in self.running.sequences]
                 if part:
                     self._run(part, hidden=kind[0])
             self._draw_ready()
             self._planner.observe_other(self._clock() - now - self._evaluated_s)
         return self._lifecycle.take_events()
 
-    def fail(self, error: ServeError, *, waiting_only: bool = False) -> list[tuple[Ticket, Event]]:
+    def fail(self, error: ServeError, *, waiting_only: bool = False) -> list[tuple[RequestState, Event]]:
         """End all requests with an error, or those that wait; the events."""
-        for job in self.queue.remove_where(lambda job: not waiting_only or job.ticket.admitted_at is None):
-            self._lifecycle.fail(job.ticket, error)
+        for prompt in self.queue.remove_where(lambda one: not waiting_only or one.request.admitted_at is None):
+            self._lifecycle.fail(prompt.request, error)
         if not waiting_only:
-            for lane in self.running:
-                self._lifecycle.fail(lane.ticket, error)
+            for sequence in self.running:
+                self._lifecycle.fail(sequence.request, error)
         return self._lifecycle.take_events()
 
     def close(self) -> None:
@@ -250,133 +256,131 @@ class Scheduler:
         """End requests that were cancelled, or whose time is over."""
         settings = self.settings
 
-        def leaves(job: Job) -> bool:
-            waited = job.ticket.admitted_at is None and now - job.ticket.submitted_at > settings.queue_timeout
-            return job.ticket.cancelled or waited
+        def leaves(prompt: SequenceState) -> bool:
+            request = prompt.request
+            waited = request.admitted_at is None and now - request.submitted_at > settings.queue_timeout
+            return request.cancelled or waited
 
-        for job in self.queue.remove_where(leaves):
-            if job.ticket.cancelled:
-                self._lifecycle.cancel(job.ticket, "waiting")
+        for prompt in self.queue.remove_where(leaves):
+            if prompt.request.cancelled:
+                self._lifecycle.cancel(prompt.request, "waiting")
             else:
                 seconds = f"{settings.queue_timeout:g} seconds"
                 error = QueueTimeoutError(f"the request waited for {seconds}", retry_after=self._retry_after())
-                self._lifecycle.fail(job.ticket, error)
-        for lane in self.running:
-            if lane.ticket.cancelled:
-                self._lifecycle.cancel(lane.ticket, "preempted" if lane in self.running.preempted else lane.state)
+                self._lifecycle.fail(prompt.request, error)
+        for sequence in self.running:
+            if sequence.request.cancelled:
+                self._lifecycle.cancel(sequence.request, self._phase(sequence))
         if settings.request_timeout is not None:
-            late = [lane for lane in self.running if self._is_late(lane, now)]
-            for lane in late:
-                self._time_out(lane)
+            late = [sequence for sequence in self.running if self._is_late(sequence, now)]
+            for sequence in late:
+                self._time_out(sequence)
 
-    def _is_late(self, lane: Lane, now: float) -> bool:
+    def _is_late(self, sequence: SequenceState, now: float) -> bool:
         limit = self.settings.request_timeout
-        return limit is not None and now - (lane.ticket.admitted_at or now) > limit
+        return limit is not None and now - (sequence.request.admitted_at or now) > limit
 
-    def _time_out(self, lane: Lane) -> None:
-        """End a text by time, or all texts after an unfinished prompt."""
-        generation = lane.job.generation
+    def _time_out(self, sequence: SequenceState) -> None:
+        """End a sequence by time, or all choices after an unfinished prompt."""
+        generation = sequence.request.generation
         if generation is None:
-            self._lifecycle.fail(lane.ticket, QueueTimeoutError("the request took too long"))
+            self._lifecycle.fail(sequence.request, QueueTimeoutError("the request took too long"))
             return
-        texts = [lane.text] if lane.text else [self._text(lane.job, k) for k in range(lane.job.n_choices)]
+        texts = [sequence.text] if sequence.text else [self._text(sequence, k) for k in range(sequence.n_choices)]
         for text in texts:
             n_reasoning = text.n_reasoning
-            self._lifecycle.emit(lane.ticket, *text.finish("length", timed_out=True))
-            lane.ticket.n_reasoning += text.n_reasoning - n_reasoning
-            self._lifecycle.end_choice(lane, text)
-        self.running.leave(lane)
+            self._lifecycle.emit(sequence.request, *text.finish("length", timed_out=True))
+            sequence.request.n_reasoning += text.n_reasoning - n_reasoning
+            self._lifecycle.end_choice(sequence, text)
+        self.running.leave(sequence)
 
     def _admit(self, now: float) -> None:
-        """Start preempted lanes, then waiting prompts, as memory allows."""
+        """Start preempted sequences, then waiting prompts, as memory allows."""
         self.running.resume()
-        n_places = self.n_places
-        while not self.running.preempted and (job := self.queue.peek()) is not None:
-            if self.running.n_slots + job.n_choices > n_places:
+        capacity = self.capacity
+        while not self.running.preempted and (sequence := self.queue.peek()) is not None:
+            if self.running.n_slots + sequence.n_choices > capacity:
                 return
-            sequence = self.memory.new_sequence(key_of(job.adapters))
-            lane = Lane(job, list(job.prompt), sequence)
-            if not lane.wants_rows:
-                lane.n_served = self.memory.reuse(sequence, lane.tokens)
-            if not self.running.fits(lane.n_missing):
-                sequence.close()
+            sequence.tokens, sequence.cache = [*sequence.prompt], self.memory.new_sequence(key_of(sequence.adapters))
+            n_reused = 0 if sequence.wants_rows else self.memory.reuse(sequence.cache, sequence.tokens)
+            if not self.running.fits(sequence.n_missing):
+                sequence.cache.close()
                 return
             self.queue.take()
-            self.running.enter(lane)
-            self._drafts.begin_prompt(lane)
-            self._lifecycle.count_cached(lane, lane.n_served)
-            lane.n_served = 0
-            if job.ticket.admitted_at is None:
-                self._lifecycle.admit(job.ticket, now)
+            self.running.enter(sequence)
+            self._drafts.begin_prompt(sequence)
+            self._lifecycle.count_cached(sequence, n_reused)
+            if sequence.request.admitted_at is None:
+                self._lifecycle.admit(sequence.request, now)
 
     # --- evaluation
 
-    def _run(self, plan: Sequence[tuple[Lane, int]], *, hidden: bool) -> None:
-        """Evaluate pieces of lanes, and go on with each."""
-        chunks = [self._chunk(lane, n) for lane, n in plan]
+    def _run(self, plan: Sequence[tuple[SequenceState, int]], *, hidden: bool) -> None:
+        """Evaluate chunks of sequences, and go on with each."""
+        chunks = [self._chunk(sequence, n) for sequence, n in plan]
         n_rows, started = sum(n for _, n in plan), self._clock()
-        results = evaluate_each(self.model, chunks, hidden=hidden)
+        results = evaluate_each(self.model.program_with, chunks, hidden=hidden)
         seconds = self._clock() - started
         self._evaluated_s += seconds
         self.cost.observe(n_rows, seconds)
         self.counters.observe("step_seconds", seconds)
         self.counters.observe("step_rows", n_rows)
-        for (lane, n), rows in zip(plan, results, strict=True):
-            if lane.ticket.closed or lane not in self.running.lanes:
+        for (sequence, n), rows in zip(plan, results, strict=True):
+            if sequence.request.closed or sequence not in self.running.sequences:
                 continue  # another choice of the request has failed
-            if isinstance(rows, OutOfMemoryError) and len(self.running.lanes) > 1:
-                self.running.preempt(lane)  # the system has less memory than the limit allows
+            if isinstance(rows, OutOfMemoryError) and len(self.running.sequences) > 1:
+                self.running.preempt(sequence)  # the system has less memory than the limit allows
             elif isinstance(rows, Exception):
-                self._lifecycle.fail_unexpectedly(lane.ticket, rows)
+                self._lifecycle.fail_unexpectedly(sequence.request, rows)
             else:
-                self._advance(lane, n, rows)
+                self._advance(sequence, n, rows)
 
-    def _chunk(self, lane: Lane, n: int) -> Chunk:
-        """The next n tokens of a lane, drafted ones included."""
-        start, n_ahead = lane.n_cached, lane.n_drafted
-        reads = lane.state == "prefill" and n > 1 and n == lane.n_missing
-        keep = self.memory.keep if reads and self.memory.pool.layout.recurrent and not lane.wants_rows else None
-        tokens = lane.tokens[start : start + n - n_ahead]
-        if lane.draft is not None:
-            tokens += lane.draft.tokens
-        ids, n_last = np.array(tokens, np.int32), self._n_wanted(lane, n)
-        return Chunk(lane.sequence, ids, lane.job.adapters, n_last, n_ahead, lane.take_hidden, keep)
+    def _chunk(self, sequence: SequenceState, n: int) -> Chunk:
+        """The next n tokens of a sequence, drafted ones included."""
+        start, n_ahead = len(sequence.cache.tokens), sequence.n_drafted
+        reads = not sequence.decodes and n > 1 and n == sequence.n_missing
+        keep = self.memory.keep if reads and self.memory.pool.layout.recurrent and not sequence.wants_rows else None
+        tokens = sequence.tokens[start : start + n - n_ahead]
+        if sequence.draft is not None:
+            tokens += sequence.draft.tokens
+        ids, n_last = np.array(tokens, np.int32), self._n_wanted(sequence, n)
+        return Chunk(sequence.cache, ids, sequence.adapters, n_last, n_ahead, keep, take_hidden=sequence.take_hidden)
 
-    def _n_wanted(self, lane: Lane, n: int) -> int:
-        """Number of last tokens of a piece whose rows are wanted."""
-        if lane.wants_rows:
+    def _n_wanted(self, sequence: SequenceState, n: int) -> int:
+        """Number of last tokens of a chunk whose rows are wanted."""
+        if sequence.wants_rows:
             return n
-        if lane.n_drafted:
-            return 1 + lane.n_drafted
-        return int(n == lane.n_missing and lane.n_left > 0)
+        if sequence.n_drafted:
+            return 1 + sequence.n_drafted
+        return int(n == sequence.n_missing and sequence.n_left > 0)
 
-    def _advance(self, lane: Lane, n: int, rows: Logits) -> None:
-        """Go on with a lane after a piece of it was evaluated."""
-        if lane.text is None or (n > 1 + lane.n_again and not lane.n_drafted):
-            lane.n_served += n
-        lane.n_again = 0
-        self._lifecycle.count_evaluated(lane, n)
+    def _advance(self, sequence: SequenceState, n: int, rows: Logits) -> None:
+        """Go on with a sequence after a chunk of it was evaluated."""
+        if sequence.text is None or (n > 1 + sequence.n_again and not sequence.n_drafted):
+            sequence.n_served += n
+        sequence.n_again = 0
+        self._lifecycle.count_evaluated(sequence, n)
         try:
-            if lane.embeds:
-                self._add_vector_rows(lane, rows)
-            elif lane.text is not None:
-                if lane.n_missing <= 0:
-                    self._ready.append((lane, rows[-1 - lane.n_drafted :]))
+            if sequence.embeds:
+                self._add_vector_rows(sequence, rows)
+            elif sequence.text is not None:
+                if sequence.n_missing <= 0:
+                    self._ready.append((sequence, rows[-1 - sequence.n_drafted :]))
             else:
-                self._add_prompt_logprobs(lane, n, rows)
-                if not lane.n_missing:
-                    self._begin_texts(lane, rows)
+                self._add_prompt_logprobs(sequence, n, rows)
+                if not sequence.n_missing:
+                    self._begin_choices(sequence, rows)
         except Exception as error:
-            self._lifecycle.fail_unexpectedly(lane.ticket, error)
+            self._lifecycle.fail_unexpectedly(sequence.request, error)
 
-    def _add_prompt_logprobs(self, lane: Lane, n: int, rows: Logits) -> None:
+    def _add_prompt_logprobs(self, sequence: SequenceState, n: int, rows: Logits) -> None:
         """Add the log-probabilities that rows give to the next tokens."""
-        generation = lane.job.generation
+        generation = sequence.request.generation
         if generation is None or generation.prompt_logprobs is None:
             return
-        tokenizer, stop = self.model.tokenizer, lane.n_cached
-        if not lane.logprobs:
-            lane.logprobs.append(token_logprob(tokenizer, lane.tokens[0], None))
+        tokenizer, stop = self.model.tokenizer, len(sequence.cache.tokens)
+        if not sequence.logprobs:
+            sequence.logprobs.append(token_logprob(tokenizer, sequence.tokens[0], None))
         n_top = max(1, generation.prompt_logprobs)
 
         def logprob(pair: tuple[Logits, int]) -> TokenLogprob:
@@ -384,104 +388,98 @@ class Scheduler:
             candidates.start(pair[0])
             return token_logprob(tokenizer, pair[1], log_probabilities(candidates, pair[1], n_top))
 
-        pairs = list(zip(rows, lane.tokens[stop - n + 1 : stop + 1], strict=False))  # none follows the prompt's last
-        lane.logprobs += self._drawer.map(logprob, pairs, rows.size)
+        pairs = list(
+            zip(rows, sequence.tokens[stop - n + 1 : stop + 1], strict=False)
+        )  # none follows the prompt's last
+        sequence.logprobs += self._sampling.map(logprob, pairs, rows.size)
 
-    def _begin_texts(self, lane: Lane, rows: Logits) -> None:
-        """Begin the texts after a whole prompt: fork the lane."""
-        job, generation = lane.job, lane.job.generation
+    def _begin_choices(self, sequence: SequenceState, rows: Logits) -> None:
+        """Begin the choices after a whole prompt: fork the sequence."""
+        generation = sequence.request.generation
         assert generation is not None
-        if lane.logprobs:
-            self._lifecycle.emit(job.ticket, PromptLogprobs(job.number, tuple(lane.logprobs)))
-        self._lifecycle.end_prompt(job.ticket)
-        if not job.max_new:
-            for k in range(job.n_choices):
-                text = self._text(job, k)
-                self._lifecycle.emit(job.ticket, *text.finish("length"))
-                self._lifecycle.end_choice(lane, text)
-            self.running.leave(lane)
+        if sequence.logprobs:
+            self._lifecycle.emit(sequence.request, PromptLogprobs(sequence.number, tuple(sequence.logprobs)))
+        self._lifecycle.end_prompt(sequence.request)
+        if not sequence.max_new:
+            for k in range(sequence.n_choices):
+                text = self._text(sequence, k)
+                self._lifecycle.emit(sequence.request, *text.finish("length"))
+                self._lifecycle.end_choice(sequence, text)
+            self.running.leave(sequence)
             return
         if self.memory.pool.layout.has_windows:
-            self.memory.keep(lane.sequence)  # a checkpoint: the window before the prompt's end will move on
-        lanes = [lane]
-        for k in range(1, job.n_choices):
-            lanes.append(Lane(job, list(lane.tokens), self.memory.fork(lane.sequence), k, n_served=lane.n_served))
-        for k, one in enumerate(lanes):
+            self.memory.keep(sequence.cache)  # a checkpoint: the window before the prompt's end will move on
+        forks = [sequence.fork(k, self.memory.fork(sequence.cache)) for k in range(1, sequence.n_choices)]
+        for k, one in enumerate([sequence, *forks]):
             one.sampler = SamplerState(
                 seed_of_choice(generation.seed, k), self.model.tokenizer, self.model.find_sampler
             )
-            one.text = self._text(job, k)
+            one.text = self._text(sequence, k)
             self._drafts.begin(one)
-            if one is not lane:
+            if one is not sequence:
                 self.running.enter(one)
-        self._ready += [(one, rows[-1:].copy()) for one in lanes[1:]]
-        self._ready.append((lane, rows[-1:]))
+        self._ready += [(one, rows[-1:].copy()) for one in forks]
+        self._ready.append((sequence, rows[-1:]))
 
-    def _text(self, job: Job, choice: int) -> ChoiceText:
-        assert job.generation is not None
-        index = job.number * job.n_choices + choice
-        return ChoiceText(job.generation, index, self.model.tokenizer, job.prompt, job.max_new)
+    def _text(self, sequence: SequenceState, choice: int) -> ChoiceText:
+        assert sequence.request.generation is not None
+        index = sequence.number * sequence.n_choices + choice
+        return ChoiceText(sequence.request.generation, index, self.model.tokenizer, sequence.prompt, sequence.max_new)
 
     def _draw_ready(self) -> None:
-        """Draw the next tokens of all texts that have logits.
+        """Draw the next tokens of all sequences that have logits.
 
-        A text whose draft has the token that was drawn goes on with the next row of its logits.
+        A sequence whose draft has the token that was drawn goes on with the next row of its logits.
         """
         ready, self._ready = self._ready, []
-        while ready := [pair for pair in ready if not pair[0].ticket.closed]:
-            draws: list[Draw] = []
-            for lane, rows in ready:
-                assert lane.sampler is not None
-                assert lane.text is not None
-                assert lane.job.chain is not None
-                draws.append((lane.sampler, lane.job.chain, lane.text, rows[0]))
+        while ready := [pair for pair in ready if not pair[0].request.closed]:
             going_on = []
-            for (lane, rows), token in zip(ready, self._drawer.draw(draws), strict=True):
-                if lane.ticket.closed:
+            for (sequence, rows), token in zip(ready, self._sampling.draw(ready), strict=True):
+                if sequence.request.closed:
                     continue  # another choice of the request has failed
                 if isinstance(token, Exception):
-                    self._lifecycle.fail_unexpectedly(lane.ticket, token)
+                    self._lifecycle.fail_unexpectedly(sequence.request, token)
                     continue
                 try:
-                    if self._take(lane, token):
-                        going_on.append((lane, rows[1:]))
+                    if self._take(sequence, token):
+                        going_on.append((sequence, rows[1:]))
                 except Exception as error:
-                    self._lifecycle.fail_unexpectedly(lane.ticket, error)
+                    self._lifecycle.fail_unexpectedly(sequence.request, error)
             ready = going_on
 
-    def _take(self, lane: Lane, token: int) -> bool:
-        """Go on with a text after a token was drawn for it.
+    def _take(self, sequence: SequenceState, token: int) -> bool:
+        """Go on with a sequence after a token was drawn for it.
 
         True if its draft has the token, so that there are logits for the next.
         """
-        sampler, text = lane.sampler, lane.text
+        sampler, text = sequence.sampler, sequence.text
         assert sampler is not None
         assert text is not None
-        self._lifecycle.count_drawn(lane, is_end=text.is_end(token))
+        self._lifecycle.count_drawn(sequence, is_end=text.is_end(token))
         n_reasoning, n_tokens = text.n_reasoning, text.n_tokens
         events = text.feed(token, sampler.logprobs)
-        lane.ticket.n_generated += text.n_tokens - n_tokens
-        lane.ticket.n_reasoning += text.n_reasoning - n_reasoning
-        self._lifecycle.emit(lane.ticket, *events)
+        sequence.request.n_generated += text.n_tokens - n_tokens
+        sequence.request.n_reasoning += text.n_reasoning - n_reasoning
+        self._lifecycle.emit(sequence.request, *events)
         if text.finished is None:
-            lane.tokens.append(token)
-            if lane.draft is not None and lane.draft.accepts(token):
+            sequence.tokens.append(token)
+            if sequence.draft is not None and sequence.draft.accepts(token):
                 return True
-        self._drafts.settle(lane)
+        self._drafts.settle(sequence)
         if text.finished is not None:
-            self.running.leave(lane)
-            self._lifecycle.end_choice(lane, text)
+            self.running.leave(sequence)
+            self._lifecycle.end_choice(sequence, text)
         return False
 
-    def _add_vector_rows(self, lane: Lane, rows: Logits) -> None:
+    def _add_vector_rows(self, sequence: SequenceState, rows: Logits) -> None:
         """Collect hidden states of an embedding, and pool them at its end."""
-        lane.rows.append(rows)
-        if lane.n_missing:
+        sequence.rows.append(rows)
+        if sequence.n_missing:
             return
         assert self.pooling is not None
         pooling = Pooling.MEAN if self.pooling is Pooling.NONE else self.pooling
-        vector = pool_states(np.concatenate(lane.rows), pooling)
-        self._lifecycle.emit(lane.ticket, Embedding(lane.job.number, vector))
-        self._lifecycle.end_prompt(lane.ticket)
-        self.running.leave(lane, keep=False)
-        self._lifecycle.end_part(lane.ticket)
+        vector = pool_states(np.concatenate(sequence.rows), pooling)
+        self._lifecycle.emit(sequence.request, Embedding(sequence.number, vector))
+        self._lifecycle.end_prompt(sequence.request)
+        self.running.leave(sequence, keep=False)
+        self._lifecycle.end_part(sequence.request)

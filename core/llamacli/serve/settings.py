@@ -20,7 +20,7 @@ _FEW_CORES = 4
 
 
 def default_max_running() -> int:
-    """Default number of running texts: 8, or 32 on many cores."""
+    """Default number of running sequences: 8, or 32 on many cores."""
     return 8 if usable_cores().threads <= _FEW_CORES else MOST_RUNNING
 
 
@@ -45,17 +45,17 @@ def _length_of_drafts(_: object, attribute: attrs.Attribute[int], value: int) ->
 class EngineSettings:
     """Limits of the engine.
 
-    Each model has its own queue, cache and running texts.
+    Each model has its own queue, cache and running sequences.
 
     - `n_ctx`: tokens of a context, None for the model's own length, or what the cache's memory holds.
     - `kv_type`: type of cached keys and values, as for `Model.create_session`.
-    - `kv_memory`: bytes of a model's cache, with those of its drafters, None for as many as contexts of all texts at
-      once take, up to a share of the memory that is free after loading.
-    - `max_running`: texts that are generated at once.
-    - `extra_running`: further texts, while a step of all of them takes at most half of `step_ms`.
+    - `kv_memory`: bytes of a model's cache, with those of its drafters, None for as many as contexts of all sequences
+      at once take, up to a share of the memory that is free after loading.
+    - `max_running`: sequences that run at once.
+    - `extra_running`: further sequences, while a step of all of them takes at most half of `step_ms`.
     - `max_queue`, `max_queue_tokens`: requests that wait, and tokens of their prompts.
     - `max_per_key`: requests of one key that wait or run, None for no limit.
-    - `step_ms`: time of a step that running texts wait for at most, in milliseconds; 0 for the greatest throughput.
+    - `step_ms`: time of a step that running sequences wait for at most, in milliseconds; 0 for the greatest throughput.
     - `max_tokens`: limit of the tokens of a text, None for the rest of the context.
     - `queue_timeout`: seconds after which a waiting request fails.
     - `request_timeout`: seconds after which a text ends with the reason "length", None for no limit.

@@ -67,6 +67,12 @@ class Peer:
         self.bos = llama_cpp.llama_vocab_bos(self._vocabulary)
         self.add_bos = llama_cpp.llama_vocab_get_add_bos(self._vocabulary)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(self._vocabulary)
+        self.n_embd = llama_cpp.llama_model_n_embd(self._model)
+        is_mrope = llama_cpp.llama_model_rope_type(self._model) in (
+            llama_cpp.LLAMA_ROPE_TYPE_MROPE,
+            llama_cpp.LLAMA_ROPE_TYPE_IMROPE,
+        )
+        self._n_components = 4 if is_mrope else 1
         self._n_past = 0
 
     def set_adapters(self, adapters: Sequence[tuple[Path, float]]) -> None:
@@ -95,9 +101,32 @@ class Peer:
         self._api.llama_memory_clear(self._api.llama_get_memory(self._context), True)
         self._n_past = 0
 
-    def eval(self, tokens: Sequence[int]) -> Logits:
-        """Evaluate further tokens; float32 [len(tokens), n_vocab] logits."""
+    def eval(self, tokens: Sequence[int], position: int | None = None) -> Logits:
+        """Evaluate further tokens; float32 [len(tokens), n_vocab] logits.
+
+        Their positions begin with `position`, by default with the one behind the tokens before.
+        """
+        self._n_past = self._n_past if position is None else position
         return np.concatenate([self._decode(tokens[i : i + _BATCH]) for i in range(0, len(tokens), _BATCH)])
+
+    def eval_embeddings(self, rows: Logits, positions: npt.NDArray[np.int32] | None, *, causal: bool = True) -> Logits:
+        """Evaluate rows of embeddings, float32 [n, n_embd]; float32 [n, n_vocab] logits.
+
+        `positions`, int32 [n, 4], are their positions for M-RoPE; by default they are consecutive. Unless `causal`, the
+        rows attend to each other in both directions.
+        """
+        n, n_components = len(rows), self._n_components
+        if positions is None:
+            text = np.arange(self._n_past, self._n_past + n)[:, None]
+            positions = (text * ([1] if n_components == 1 else [1, 1, 1, 0])).astype(np.int32)
+        batch = self._api.llama_batch_init(n * n_components, rows.shape[1], 1)
+        values, numbers = np.ascontiguousarray(rows, np.float32), np.ascontiguousarray(positions.T, np.int32)
+        ctypes.memmove(batch.embd, values.ctypes.data, values.nbytes)
+        ctypes.memmove(batch.pos, numbers.ctypes.data, numbers.nbytes)
+        self._api.llama_set_causal_attn(self._context, causal)
+        logits = self._run(batch, n)
+        self._api.llama_set_causal_attn(self._context, True)
+        return logits
 
     def greedy(self, tokens: Sequence[int], n: int) -> tuple[list[int], list[float]]:
         """Evaluate tokens, then decode n greedily.
@@ -113,12 +142,16 @@ class Peer:
         return ids, gaps
 
     def _decode(self, tokens: Sequence[int]) -> Logits:
-        n, api = len(tokens), self._api
-        batch = api.llama_batch_init(n, 0, 1)
-        batch.n_tokens = n
+        batch = self._api.llama_batch_init(len(tokens), 0, 1)
         for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.logits[i] = int(token), self._n_past + i, 1
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+            batch.token[i], batch.pos[i] = int(token), self._n_past + i
+        return self._run(batch, len(tokens))
+
+    def _run(self, batch: Any, n: int) -> Logits:
+        """Decode and free a batch of n tokens of one sequence."""
+        api, batch.n_tokens = self._api, n
+        for i in range(n):
+            batch.logits[i], batch.n_seq_id[i], batch.seq_id[i][0] = 1, 1, 0
         status = api.llama_decode(self._context, batch)
         api.llama_batch_free(batch)
         if status:

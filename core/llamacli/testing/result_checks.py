@@ -348,7 +348,7 @@ def check_declarations(tiny: TinyModel) -> None:
     sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32", program.recurrent)), 64, program.rope_variant(64))
     sequence.reserve(0, len(tokens))
     values: dict[Any, Any] = {}
-    whole = Run(tokens, 0, sequence, program.states, values, program.weights.__getitem__)
+    whole = Run(tokens, Span(sequence, 0, len(tokens)), program.states, values, program.weights.__getitem__)
     for op in graph.ops:
         values[op.out] = np.asarray(op.compute(whole), np.float32)
         if op.mixes_tokens:
@@ -356,7 +356,7 @@ def check_declarations(tiny: TinyModel) -> None:
         for row in (3, len(tokens) - 1):
             alone = {value: values[value][row : row + 1] for value in op.inputs()}
             for start in {row} if op.uses_position else {row, row + 1}:
-                run = attrs.evolve(whole, tokens=tokens[row : row + 1], start=start, values=alone)
+                run = attrs.evolve(whole, tokens=tokens[row : row + 1], span=Span(sequence, start, 1), values=alone)
                 got = np.asarray(op.compute(run), np.float32)[0]
                 expected = values[op.out][row]
                 if not np.allclose(got, expected, rtol=1e-5, atol=1e-6 * (1 + np.abs(expected).max(initial=0))):

@@ -6,9 +6,7 @@ bits, and no byte is used in arithmetic before it is widened.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,14 +40,11 @@ _SHORT = 6
 _LONG = 1 << 60
 _SPACE, _NEWLINE = 0x20, 0x0A
 
-# The folder of the cache is named by a hash of other sources.
-_DIGEST = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
-
 
 def _compiled(signature: str) -> Callable[[Callable[..., Any]], ArrayFunction]:
     def decorate(function: Callable[..., Any]) -> ArrayFunction:
         made = ArrayFunction(function, signature)
-        made.name = f"tokenizer_{made.name}_{_DIGEST}"
+        made.name = f"tokenizer_{made.name}"
         return made
 
     return decorate

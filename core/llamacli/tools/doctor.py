@@ -272,12 +272,12 @@ def _kernels() -> KernelCache:
     folder, kernels = cache_directory(), catalog()
     if folder is None:
         return KernelCache(None, False, 0, 0, len(kernels))
-    sizes = {path.stem: path.stat().st_size for path in folder.glob("*.kernel")}
+    sizes = {path.name: path.stat().st_size for path in folder.glob("*.kernel")}
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return KernelCache(
         folder=str(folder),
         writable=existing.is_dir() and os.access(existing, os.W_OK | os.X_OK),
         n_bytes=sum(sizes.values()),
-        n_compiled=sum(kernel.name in sizes for kernel in kernels),
+        n_compiled=sum(kernel.file_name in sizes for kernel in kernels),
         n_kernels=len(kernels),
     )

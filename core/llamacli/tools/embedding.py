@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.engine import QuantMode, evaluate
+from llamacli.engine import Chunk, QuantMode, evaluate
 from llamacli.errors import ContextOverflowError, InvalidRequestError, ModelFormatError
 from llamacli.graph import Graph
 from llamacli.kv import N_BATCH, KVSequence
@@ -143,8 +143,8 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
         ids = np.array(tokens, np.int32)
         sequence = KVSequence(self._model.kv_pool("f32"), len(ids))  # keys and values of one text: no need to round
         try:
-            program = self._model.program_with(self._model.adapters)
-            return evaluate(program, [(sequence, ids)], all_logits=not only_last)[0]
+            chunk = Chunk(sequence, ids, self._model.adapters, 1 if only_last else len(ids))
+            return evaluate(self._model.program_with, [chunk])[0]
         finally:
             sequence.close()
 

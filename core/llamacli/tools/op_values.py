@@ -22,7 +22,7 @@ from llamacli.graph import Graph, Value
 from llamacli.kv import KVLayout, KVPool, KVSequence
 from llamacli.loaders import ModelFile, open_model_file
 from llamacli.ops.base import Op, verb_of
-from llamacli.ops.run import Run
+from llamacli.ops.run import Run, Span
 from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import tokenizer_from_metadata
 
@@ -98,7 +98,7 @@ class Recorded:
         def weights(tensor: object) -> npt.NDArray[np.float64]:
             return load_floats(tensor, self.file, QuantMode.FP32)  # type: ignore[arg-type]  # Run gives tensors alone
 
-        run = Run(ids, 0, sequence, self.graph.states, values, weights)
+        run = Run(ids, Span(sequence, 0, len(ids)), self.graph.states, values, weights)
         found = []
         for op, record in zip(self.graph.ops, self.ops, strict=True):
             with plugin_errors(f"verb {record.verb}"):

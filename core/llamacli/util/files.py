@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import secrets
@@ -15,6 +16,9 @@ from llamacli.errors import InvalidRequestError
 
 if sys.platform != "win32":
     import fcntl
+
+_MAX_LINKS = 40
+"""Symbolic links on the way to a file, as many as Linux follows."""
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
@@ -99,9 +103,79 @@ def remove_unclaimed(folder: Path) -> None:
                     leftover.unlink()
 
 
-def is_own(status: os.stat_result) -> bool:
-    """Test that only this user and the superuser can write a file."""
-    return sys.platform == "win32" or (status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022)
+class SharedFileError(PermissionError):
+    """A file, or a folder or link on the way to it, that other users can change."""
+
+
+def open_own(path: Path) -> BinaryIO:
+    """Open a file that only this user and the superuser can have written.
+
+    Raises OSError; a SharedFileError names what others can change.
+    """
+    status = check_own(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    if not os.path.samestat(status, os.fstat(descriptor)):
+        os.close(descriptor)
+        raise SharedFileError(errno.EPERM, "it was replaced while it was opened", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def check_own(path: Path) -> os.stat_result:
+    """Check that only this user and the superuser can change a file or folder, and what leads to it.
+
+    Folders and symbolic links on the way belong to them. Others may add files to a folder with the sticky bit, such as
+    /tmp, above the file's own. Returns the status. Raises OSError; a SharedFileError names what others can change.
+    """
+    if sys.platform == "win32":
+        return os.stat(path)
+    names, here, n_links = [*reversed(path.absolute().parts[1:])], Path("/"), 0
+    owners, status = {0, os.getuid(), *_outer_owners()}, os.stat(here)
+    while names:
+        name = names.pop()
+        if name == "..":
+            here = here.parent
+            continue
+        here /= name
+        status = os.lstat(here)
+        is_link = stat.S_ISLNK(status.st_mode)
+        is_sticky = bool(names) and stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        if status.st_uid not in owners or (status.st_mode & 0o022 and not is_link and not is_sticky):
+            raise _shared(here)
+        if is_link:
+            n_links += 1
+            if n_links > _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            target = Path(os.readlink(here))
+            here = Path("/") if target.is_absolute() else here.parent
+            names += reversed(target.parts[target.is_absolute() :])
+    if not stat.S_ISDIR(status.st_mode) and os.stat(here.parent).st_mode & 0o022:
+        raise _shared(here.parent)
+    return status
+
+
+def _shared(path: Path) -> SharedFileError:
+    return SharedFileError(errno.EPERM, "other users can write to it", str(path))
+
+
+@functools.cache
+def _outer_owners() -> set[int]:
+    """Overflow user, who owns the superuser's files in a user namespace (a container without root)."""
+    with contextlib.suppress(OSError, ValueError):
+        if int(Path("/proc/self/uid_map").read_text().split()[2]) < 1 << 31:
+            return {int(Path("/proc/sys/kernel/overflowuid").read_text())}
+    return set()
+
+
+def make_own_folder(folder: Path) -> None:
+    """Make a folder and those above it, for this user alone.
+
+    Raises what `check_own` raises.
+    """
+    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    check_own(folder)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

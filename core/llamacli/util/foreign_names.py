@@ -10,23 +10,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from llamacli.util.sampling_defaults import DEFAULTS
+from llamacli.util.sampling_params import PARAMETERS
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Class = TypeVar("Class", bound=type)
 
 _FOREIGN = {
-    "temperature": "temp",
-    "typical_p": "typ_p typical",
-    "repeat_penalty": "penalty penalty_repeat repetition_penalty",
-    "frequency_penalty": "penalty_freq freq_penalty",
-    "presence_penalty": "penalty_present",
-    "repeat_last_n": "penalty_last_n last_n_tokens_size",
-    "mirostat": "mirostat_mode",
-    "mirostat_tau": "mirostat_ent",
-    "mirostat_eta": "mirostat_lr",
-    "dynatemp_exponent": "dynatemp_exp",
     "n_probs": "logprobs top_logprobs",
     "stop": "stop_strings stop_sequences stop_words reverse_prompt",
     "max_tokens": "max_new max_new_tokens max_completion_tokens n_predict num_predict",
@@ -34,29 +24,28 @@ _FOREIGN = {
     "kv_type": "kv_dtype kv_cache_type kv_cache_dtype cache_type type_k type_v cache_type_k cache_type_v",
     "threads": "n_threads num_threads num_thread",
     "seed": "random_seed",
+    **{name: " ".join(set(one.names) - {name}) for name, one in PARAMETERS.items()},
 }
 
 OURS = {foreign: ours for ours, names in _FOREIGN.items() for foreign in names.split()}
-"""Our names by those of llama.cpp's structures and options, ollama, Hugging Face and vLLM."""
-
-_SAMPLING = frozenset({*DEFAULTS, "n_probs", "stop", "samplers", "logit_bias", "grammar", "json_schema"})
+"""Our names by the names of llama.cpp's structures and options, ollama, Hugging Face and vLLM."""
 
 _PLACES = {
-    "max_tokens": "generate and create_chat",
-    "n_ctx": "create_session",
-    "kv_type": "create_session",
-    "seed": "create_session",
-    "threads": "load_model",
-}
-"""Functions whose arguments some names are."""
-
-_WITHOUT_EFFECT = {
+    "max_tokens": "it is the argument 'max_tokens' of generate and create_chat",
+    "n_ctx": "it is the argument 'n_ctx' of create_session",
+    "kv_type": "it is the argument 'kv_type' of create_session",
+    "seed": "it is the argument 'seed' of create_session",
+    "threads": "it is the argument 'threads' of load_model",
     "n_gpu_layers": "models run on the CPU",
     "n_batch": "batches are sized automatically",
     "use_mmap": "weights are packed in memory",
     "use_mlock": "weights are packed in memory",
+    **{
+        name: f"it is a sampling parameter, SamplingParams({name}=...)"
+        for name in (*PARAMETERS, "n_probs", "stop", "samplers", "logit_bias", "grammar", "json_schema")
+    },
 }
-"""Arguments of llama-cpp-python that nothing here corresponds to, with the reason."""
+"""Where a parameter is given, or why there is none."""
 
 
 def explain_names(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -85,10 +74,4 @@ def explain_fields(cls: Class) -> Class:
 def _advice(name: str, accepted: frozenset[str]) -> str:
     """Where a parameter is given, "" for names that nobody uses."""
     ours = OURS.get(name, name)
-    if ours in accepted:
-        return f"its name is {ours!r}"
-    if ours in _SAMPLING:
-        return f"it is a sampling parameter, SamplingParams({ours}=...)"
-    if ours in _PLACES:
-        return f"it is the argument {ours!r} of {_PLACES[ours]}"
-    return _WITHOUT_EFFECT.get(ours, "")
+    return f"its name is {ours!r}" if ours in accepted else _PLACES.get(ours, "")

@@ -1,10 +1,34 @@
-"""Decorator for methods that hold their object's lock."""
+"""Locks of objects: a decorator for methods, and locks that a forked process finds free."""
 
 import functools
+import os
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+Lock = TypeVar("Lock")
+
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def fork_safe(lock: Lock) -> Lock:
+    """Lock that is free in a forked process, whose other threads do not exist there.
+
+    What it protects must be whole at any moment, as it must be for an interrupt.
+    """
+    _locks.add(lock)
+    return lock
+
+
+def _after_fork() -> None:
+    for lock in list(_locks):
+        if not getattr(lock, "_is_owned", bool)():
+            lock._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def locked(method: Method) -> Method:

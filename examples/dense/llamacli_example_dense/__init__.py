@@ -2,8 +2,7 @@
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.gguf import Metadata
+from llamacli.plugin import Architecture, Config, Graph, Metadata, Rope, TensorTable, Value, Weights, hookimpl
 
 LLAMACLI_API = 1
 

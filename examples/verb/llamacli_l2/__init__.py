@@ -7,10 +7,19 @@ from __future__ import annotations
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.gguf import Metadata
-from llamacli.ops.base import Op
-from llamacli.ops.lowering import Lowering
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Graph,
+    Lowering,
+    Metadata,
+    Op,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    hookimpl,
+)
 from llamacli_l2.l2_norm import L2Norm, l2_norm
 
 LLAMACLI_API = 1

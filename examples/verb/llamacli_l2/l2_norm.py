@@ -12,14 +12,24 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from llamacli.kernels.layout import LANES, RUN, record
-from llamacli.ops.base import MakeParam, Op, Recorder, expect
-from llamacli.ops.lowering import Lowering, f32, stride
-from llamacli.ops.run import Run
-from llamacli.ops.values import Array, Value
+from llamacli.plugin import (
+    LANES,
+    RUN,
+    Array,
+    Lowering,
+    MakeParam,
+    Op,
+    Recorder,
+    Run,
+    Value,
+    expect,
+    f32,
+    record,
+    stride,
+)
 
 if TYPE_CHECKING:
-    from llamacli.kernels.api import Kernel
+    from llamacli.plugin import Kernel
 
 L2_NORM = record("x", "out", "stride", "n_heads", "head_dim", eps=np.float32)
 
@@ -78,7 +88,7 @@ def l2_norm_kernel() -> Kernel:
 
     Numba is imported here, when a model is loaded.
     """
-    from llamacli.kernels.api import Kernel, carray, pointer, share, simd
+    from llamacli.plugin import Kernel, carray, pointer, share, simd
 
     def l2_norm(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(pointer(args), 1, L2_NORM)[0], carray(pointer(run), 1, RUN)[0]

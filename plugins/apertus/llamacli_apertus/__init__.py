@@ -6,8 +6,7 @@ numbers in each layer (Huang and Schlag 2024, arXiv:2411.13010).
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.gguf import Metadata
+from llamacli.plugin import Architecture, Config, Graph, Metadata, Rope, TensorTable, Value, Weights, hookimpl
 
 LLAMACLI_API = 1
 

@@ -9,13 +9,29 @@ from typing import Any
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.architecture import Params
-from llamacli.blocks.mixture import SHARED, add_experts, add_network, expert_groups, experts_and_shared, network
-from llamacli.blocks.nextn import add_nextn, nextn_input, nextn_logits
-from llamacli.errors import ModelFormatError
-from llamacli.gguf import Metadata
-from llamacli.ops.moe import Scoring
+from llamacli.plugin import (
+    SHARED,
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    ModelFormatError,
+    Params,
+    Rope,
+    Scoring,
+    TensorTable,
+    Value,
+    Weights,
+    add_experts,
+    add_network,
+    add_nextn,
+    expert_groups,
+    experts_and_shared,
+    hookimpl,
+    network,
+    nextn_input,
+    nextn_logits,
+)
 
 LLAMACLI_API = 1
 

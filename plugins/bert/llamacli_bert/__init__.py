@@ -7,11 +7,20 @@ BERT has RoPE and SwiGLU. Tokens are of type 0, the first sentence.
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.architecture import Params
-from llamacli.errors import ModelFormatError
-from llamacli.gguf import Metadata
-from llamacli.ops.activations import gelu
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    ModelFormatError,
+    Params,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    gelu,
+    hookimpl,
+)
 
 LLAMACLI_API = 1
 

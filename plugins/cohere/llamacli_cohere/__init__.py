@@ -6,9 +6,18 @@ side after one LayerNorm without bias; the embedding is the output matrix, and l
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.architecture import sliding_layers
-from llamacli.gguf import Metadata
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    hookimpl,
+    sliding_layers,
+)
 
 LLAMACLI_API = 1
 

@@ -6,9 +6,23 @@ feed-forward network, the others experts. Weights of routed experts are their pr
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.blocks.mixture import SHARED, add_experts, add_network, expert_options, experts_and_shared, network
-from llamacli.gguf import Metadata
+from llamacli.plugin import (
+    SHARED,
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    add_experts,
+    add_network,
+    expert_options,
+    experts_and_shared,
+    hookimpl,
+    network,
+)
 
 LLAMACLI_API = 1
 

@@ -7,11 +7,25 @@ bias.
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.architecture import Params
-from llamacli.blocks.mixture import SHARED, add_experts, add_network, expert_options, experts_and_shared, network
-from llamacli.gguf import Metadata
-from llamacli.ops.moe import Scoring
+from llamacli.plugin import (
+    SHARED,
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    Params,
+    Rope,
+    Scoring,
+    TensorTable,
+    Value,
+    Weights,
+    add_experts,
+    add_network,
+    expert_options,
+    experts_and_shared,
+    hookimpl,
+    network,
+)
 
 LLAMACLI_API = 1
 

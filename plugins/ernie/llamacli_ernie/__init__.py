@@ -7,10 +7,23 @@ probability plus a learned bias, and a shared expert.
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.architecture import Params
-from llamacli.blocks.mixture import SHARED, add_experts, add_network, experts, network
-from llamacli.gguf import Metadata
+from llamacli.plugin import (
+    SHARED,
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    Params,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    add_experts,
+    add_network,
+    experts,
+    hookimpl,
+    network,
+)
 
 LLAMACLI_API = 1
 

@@ -6,9 +6,19 @@ others have no RoPE.
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, ModelFormatError, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.architecture import sliding_layers
-from llamacli.gguf import Metadata
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    ModelFormatError,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    hookimpl,
+    sliding_layers,
+)
 
 LLAMACLI_API = 1
 

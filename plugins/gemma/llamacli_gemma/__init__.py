@@ -1,6 +1,6 @@
 """Gemma family: Gemma 1 to 4 and EmbeddingGemma, a module each."""
 
-from llamacli import hookimpl
+from llamacli.plugin import hookimpl
 from llamacli_gemma.chat import FORMATS
 from llamacli_gemma.embedding import GemmaEmbedding
 from llamacli_gemma.gemma1 import Gemma1

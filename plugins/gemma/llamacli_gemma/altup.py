@@ -13,16 +13,27 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from llamacli.kernels.layout import ACTIVATION_BLOCK, RUN, record
-from llamacli.ops.base import MakeParam, Op, Recorder, expect
-from llamacli.ops.columns import columns
-from llamacli.ops.lanewise import Lanewise, Vocabulary
-from llamacli.ops.lowering import Lowering, f32, stride
-from llamacli.ops.run import Run
-from llamacli.ops.values import Array, Value
+from llamacli.plugin import (
+    ACTIVATION_BLOCK,
+    RUN,
+    Array,
+    Lanewise,
+    Lowering,
+    MakeParam,
+    Op,
+    Recorder,
+    Run,
+    Value,
+    Vocabulary,
+    columns,
+    expect,
+    f32,
+    record,
+    stride,
+)
 
 if TYPE_CHECKING:
-    from llamacli.kernels.api import Kernel
+    from llamacli.plugin import Kernel
 
 PREDICT = record("streams", "n_streams", "own", "stride", "coefs", "coef_stride", "out", "width")
 """`streams` is the address of the streams' addresses, `coefs` that of the first factor; `own` is the number of the
@@ -164,7 +175,7 @@ def predict_kernel() -> Kernel:
 
     32 columns of a row are a unit of work.
     """
-    from llamacli.kernels.api import LANES, Kernel, carray, pointer, share, simd
+    from llamacli.plugin import LANES, Kernel, carray, pointer, share, simd
 
     def predict_stream(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(pointer(args), 1, PREDICT)[0], carray(pointer(run), 1, RUN)[0]
@@ -190,7 +201,7 @@ def match_kernel() -> Kernel:
 
     Sums are float64; a row is a unit of work.
     """
-    from llamacli.kernels.api import LANES, Kernel, carray, pointer, share, simd
+    from llamacli.plugin import LANES, Kernel, carray, pointer, share, simd
 
     def match_magnitude(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(pointer(args), 1, MATCH)[0], carray(pointer(run), 1, RUN)[0]

@@ -8,10 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llamacli.chat.calls import IncompleteCallError, Schemas
-from llamacli.chat.messages import ToolCall
-from llamacli.chat.rules import CALL_SPACE, Rules, literal
-from llamacli.errors import InvalidRequestError
+from llamacli.plugin import CALL_SPACE, InvalidRequestError, Rules, Schemas, ToolCall, literal
 
 _QUOTE = '<|"|>'
 _WORD = re.compile(

@@ -1,7 +1,6 @@
 """Chat templates of the family, and Gemma 4's syntax of replies."""
 
-from llamacli.chat.formats import ChatFormat, TemplateInfo
-from llamacli.chat.syntax import Calls, Span, Spans
+from llamacli.plugin import Calls, ChatFormat, Span, Spans, TemplateInfo
 from llamacli_gemma.calls import call_grammar, written_calls
 
 TURNS = """\

@@ -6,10 +6,18 @@ where the file has them. They are applied to pooled vectors; as they are linear,
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights
-from llamacli.architecture import sliding_layers
-from llamacli.errors import ModelFormatError
-from llamacli.gguf import Metadata
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    ModelFormatError,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    sliding_layers,
+)
 from llamacli_gemma import family
 from llamacli_gemma.family import GemmaConfig, Layer
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import attrs
 
-from llamacli import Config, Graph, ModelFormatError, Rope, TensorTable, Value, Weights
-from llamacli.architecture import Params
-from llamacli.gguf import Metadata
-from llamacli.graph import Param
+from llamacli.plugin import Config, Graph, Metadata, ModelFormatError, Param, Params, Rope, TensorTable, Value, Weights
+
+PADDING = 0
+"""Id whose per-layer embeddings tokens have that are given as embeddings."""
 
 
 @attrs.frozen
@@ -112,8 +112,8 @@ def kv_layers(
 
 
 def embed(g: Graph, c: Config, w: Weights) -> Value:
-    """Embeddings, scaled by the root of their width."""
-    return g.scale(g.embed(w.token_embd), c.n_embd**0.5)
+    """Embeddings, scaled by the root of their width; given ones are taken as they are."""
+    return g.embed(w.token_embd, c.n_embd**0.5)
 
 
 def feed_forward(g: Graph, h: Value, block: Params) -> Value:
@@ -125,7 +125,7 @@ def per_layer_inputs(g: Graph, x: Value, c: Config, w: Weights, width: int) -> V
     """Inputs of all layers, concatenated: projected plus per-layer embeddings."""
     projected = g.scale(g.linear(x, w.per_layer_model_proj), c.n_embd**-0.5)
     projected = g.rms_norm(projected, w.per_layer_proj_norm, c.rms_eps, width)
-    looked_up = g.scale(g.embed(w.per_layer_token_embd), width**0.5)
+    looked_up = g.embed(w.per_layer_token_embd, width**0.5, PADDING)
     return g.scale(projected + looked_up, 2**-0.5)
 
 

@@ -12,15 +12,24 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from llamacli.kernels.layout import RUN, record
-from llamacli.ops.base import MakeParam, Op, Recorder, expect
-from llamacli.ops.columns import columns
-from llamacli.ops.lowering import Lowering, f32, stride
-from llamacli.ops.run import Run
-from llamacli.ops.values import Array, Value
+from llamacli.plugin import (
+    RUN,
+    Array,
+    Lowering,
+    MakeParam,
+    Op,
+    Recorder,
+    Run,
+    Value,
+    columns,
+    expect,
+    f32,
+    record,
+    stride,
+)
 
 if TYPE_CHECKING:
-    from llamacli.kernels.api import Kernel
+    from llamacli.plugin import Kernel
 
 TOP_K = record("x", "out", "stride", "width", z=np.float32)
 
@@ -69,7 +78,7 @@ def gaussian_topk(g: Recorder, x: Value, z: float) -> Value:
 @functools.cache
 def gaussian_topk_kernel() -> Kernel:
     """Compiled kernel; sums are float64, a row is a unit of work."""
-    from llamacli.kernels.api import Kernel, carray, pointer, share
+    from llamacli.plugin import Kernel, carray, pointer, share
 
     def gaussian_topk(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(pointer(args), 1, TOP_K)[0], carray(pointer(run), 1, RUN)[0]

@@ -3,8 +3,7 @@
 A pre-norm decoder: RMSNorm, rotary attention with one or more heads of keys and values, a GeGLU feed-forward network.
 """
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights
-from llamacli.gguf import Metadata
+from llamacli.plugin import Architecture, Config, Graph, Metadata, Rope, TensorTable, Value, Weights
 from llamacli_gemma import family
 from llamacli_gemma.family import GemmaConfig, Layer
 
@@ -36,7 +35,7 @@ class Gemma1(Architecture):
     def forward(self, g: Graph, config: GemmaConfig, weights: Weights) -> Value:
         """Token ids to logits."""
         c, w = config, weights
-        x = family.embed(g, c, w)
+        x = g.scale(g.embed(w.token_embd), c.n_embd**0.5)
         for layer, block in zip(c.layers, w.blk, strict=True):
             h = g.rms_norm(x, block.attn_norm, c.rms_eps)
             q = g.rope(g.linear(h, block.attn_q), layer.rope, c.head_dim)

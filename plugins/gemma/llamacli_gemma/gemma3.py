@@ -6,9 +6,7 @@ and an unscaled RoPE of a smaller base.
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights
-from llamacli.architecture import sliding_layers
-from llamacli.gguf import Metadata
+from llamacli.plugin import Architecture, Config, Graph, Metadata, Rope, TensorTable, Value, Weights, sliding_layers
 from llamacli_gemma import family
 from llamacli_gemma.family import GemmaConfig, Layer
 

@@ -11,10 +11,20 @@ import math
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, ModelFormatError, Rope, TensorTable, Value, Weights
-from llamacli.architecture import Params, sliding_layers
-from llamacli.gguf import Metadata
-from llamacli.ops.activations import tanh
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    ModelFormatError,
+    Params,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    sliding_layers,
+    tanh,
+)
 from llamacli_gemma import family
 from llamacli_gemma.altup import correct, match_magnitude, predict
 from llamacli_gemma.family import GemmaConfig, Layer

@@ -8,9 +8,19 @@ each token is an input of every layer.
 
 import attrs
 
-from llamacli import Activation, Architecture, Config, Graph, ModelFormatError, Rope, TensorTable, Value, Weights
-from llamacli.architecture import Params
-from llamacli.gguf import Metadata
+from llamacli.plugin import (
+    Activation,
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    ModelFormatError,
+    Params,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+)
 from llamacli_gemma import family
 from llamacli_gemma.family import GemmaConfig, Layer
 

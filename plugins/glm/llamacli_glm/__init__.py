@@ -1,6 +1,6 @@
 """GLM family: ChatGLM3, GLM-4, GLM-4.5 to 4.7."""
 
-from llamacli import hookimpl
+from llamacli.plugin import hookimpl
 from llamacli_glm.dense import ChatGlm, Glm4
 from llamacli_glm.mixture import Glm4Moe
 

@@ -9,10 +9,21 @@ from typing import Any
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, ModelFormatError, Rope, TensorTable, Value, Weights
-from llamacli.architecture import Params
-from llamacli.blocks.nextn import add_nextn, nextn_input, nextn_logits
-from llamacli.gguf import Metadata
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    ModelFormatError,
+    Params,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    add_nextn,
+    nextn_input,
+    nextn_logits,
+)
 
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)

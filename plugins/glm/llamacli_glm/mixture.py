@@ -4,11 +4,21 @@ The first blocks are dense. Others have a shared expert beside the routed ones, 
 a bias; the bias is not part of their weights.
 """
 
-from llamacli import Config, Graph, Rope, TensorTable, Value
-from llamacli.architecture import Params
-from llamacli.blocks.mixture import SHARED, add_experts, add_network, experts_and_shared, network
-from llamacli.gguf import Metadata
-from llamacli.ops.moe import Scoring
+from llamacli.plugin import (
+    SHARED,
+    Config,
+    Graph,
+    Metadata,
+    Params,
+    Rope,
+    Scoring,
+    TensorTable,
+    Value,
+    add_experts,
+    add_network,
+    experts_and_shared,
+    network,
+)
 from llamacli_glm.dense import ChatGlm, GlmConfig, has_image_positions, layers
 
 

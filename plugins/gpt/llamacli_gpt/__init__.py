@@ -7,9 +7,7 @@ from typing import Any
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.gguf import Metadata
-from llamacli.ops.activations import gelu
+from llamacli.plugin import Architecture, Config, Graph, Metadata, Rope, TensorTable, Value, Weights, gelu, hookimpl
 from llamacli_gpt.gptneox import GptNeoX
 from llamacli_gpt.stablelm import StableLm
 

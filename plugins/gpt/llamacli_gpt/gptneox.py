@@ -6,9 +6,7 @@ MLP read norms of their own, and are added to the residual together, or one afte
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights
-from llamacli.gguf import Metadata
-from llamacli.ops.activations import gelu
+from llamacli.plugin import Architecture, Config, Graph, Metadata, Rope, TensorTable, Value, Weights, gelu
 
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)

@@ -6,8 +6,7 @@ weight for each head, and has attention and the feed-forward network side by sid
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights
-from llamacli.gguf import Metadata
+from llamacli.plugin import Architecture, Config, Graph, Metadata, Rope, TensorTable, Value, Weights
 
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)

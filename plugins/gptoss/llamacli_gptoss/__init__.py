@@ -7,9 +7,19 @@ clamped gated units. All projections have biases, except for the embedding and t
 
 import attrs
 
-from llamacli import Activation, Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.architecture import sliding_layers
-from llamacli.gguf import Metadata
+from llamacli.plugin import (
+    Activation,
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    hookimpl,
+    sliding_layers,
+)
 from llamacli_gptoss.chat import FORMAT
 
 LLAMACLI_API = 1

@@ -6,8 +6,7 @@ dropped from later prompts; reasoning before a tool call is kept until the answe
 functions.
 """
 
-from llamacli.chat.formats import ChatFormat, TemplateInfo
-from llamacli.chat.syntax import HARMONY
+from llamacli.plugin import HARMONY, ChatFormat, TemplateInfo
 
 TEMPLATE = """\
 {%- macro type_of(schema) -%}

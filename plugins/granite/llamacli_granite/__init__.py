@@ -8,11 +8,20 @@ from typing import Any
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.architecture import Params
-from llamacli.blocks.state_space import Duality
-from llamacli.errors import ModelFormatError
-from llamacli.gguf import Metadata
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Duality,
+    Graph,
+    Metadata,
+    ModelFormatError,
+    Params,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    hookimpl,
+)
 from llamacli_granite.chat import FORMAT
 
 LLAMACLI_API = 1

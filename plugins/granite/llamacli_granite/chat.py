@@ -1,7 +1,6 @@
 """Tool calls and reasoning of Granite 3; Granite 4 has Hermes's."""
 
-from llamacli.chat.formats import ChatFormat, TemplateInfo
-from llamacli.chat.syntax import THINK, Calls, Spans, json_calls
+from llamacli.plugin import THINK, Calls, ChatFormat, Spans, TemplateInfo, json_calls
 
 
 def _is_granite_3(info: TemplateInfo) -> bool:

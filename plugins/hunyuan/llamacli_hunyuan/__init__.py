@@ -9,9 +9,19 @@ from typing import Any
 import attrs
 import numpy as np
 
-from llamacli import Architecture, Config, Graph, ModelFormatError, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.architecture import Params
-from llamacli.gguf import Metadata
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    ModelFormatError,
+    Params,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    hookimpl,
+)
 
 LLAMACLI_API = 1
 

@@ -1,6 +1,6 @@
 """LFM2 family: short convolutions and attention, dense or with experts."""
 
-from llamacli import hookimpl
+from llamacli.plugin import hookimpl
 from llamacli_lfm.chat import FORMATS
 from llamacli_lfm.decoder import Lfm2, Lfm2Moe
 

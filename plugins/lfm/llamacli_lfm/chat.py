@@ -3,10 +3,7 @@
 import ast
 import json
 
-from llamacli.chat.calls import Schemas
-from llamacli.chat.formats import ChatFormat, TemplateInfo
-from llamacli.chat.messages import ToolCall
-from llamacli.chat.syntax import THINK, Calls, Spans, json_calls
+from llamacli.plugin import THINK, Calls, ChatFormat, Schemas, Spans, TemplateInfo, ToolCall, json_calls
 
 LFM2 = """\
 {{- bos_token -}}

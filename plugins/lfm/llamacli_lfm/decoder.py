@@ -8,11 +8,19 @@ from typing import Any
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights
-from llamacli.architecture import Params
-from llamacli.errors import ModelFormatError
-from llamacli.gguf import Metadata
-from llamacli.ops.moe import Scoring
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    ModelFormatError,
+    Params,
+    Rope,
+    Scoring,
+    TensorTable,
+    Value,
+    Weights,
+)
 
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)

@@ -6,9 +6,7 @@ rotary attention with grouped heads, a SwiGLU feed-forward network or a mixture 
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.architecture import Params
-from llamacli.gguf import Metadata
+from llamacli.plugin import Architecture, Config, Graph, Metadata, Params, Rope, TensorTable, Value, Weights, hookimpl
 from llamacli_llama.chat import FORMATS
 
 LLAMACLI_API = 1

@@ -3,9 +3,7 @@
 Without a gate, as in Primer (So et al. 2021, arXiv:2109.08668).
 """
 
-from llamacli import Graph, TensorTable, Value, Weights, hookimpl
-from llamacli.architecture import Params
-from llamacli.ops.activations import relu_squared
+from llamacli.plugin import Graph, Params, TensorTable, Value, Weights, hookimpl, relu_squared
 from llamacli_llama import LlamaConfig
 from llamacli_llama.decoder import Decoder
 

@@ -2,8 +2,7 @@
 
 import re
 
-from llamacli.chat.formats import ChatFormat, TemplateInfo
-from llamacli.chat.syntax import Calls, Spans, json_calls
+from llamacli.plugin import Calls, ChatFormat, Spans, TemplateInfo, json_calls
 
 HEADERS = """\
 {{- bos_token -}}
@@ -60,7 +59,10 @@ def _is_llama(info: TemplateInfo) -> bool:
 
 
 def _is_llama_3(info: TemplateInfo) -> bool:
-    """Test for Llama 3 and its calls, which are bare; other models have its turns and calls of their own."""
+    """Test for Llama 3, whose calls are bare.
+
+    Other models have its turns, but calls of their own.
+    """
     headers = info.mentions("<|start_header_id|>", "<|eot_id|>")
     is_own = info.template is None or '"parameters": ' in info.template
     return _is_llama(info) and headers and is_own and not info.mentions("<function=")

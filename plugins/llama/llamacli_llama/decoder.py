@@ -3,9 +3,7 @@
 RMSNorm, rotary attention with grouped heads and a SwiGLU feed-forward network. A subclass overrides what differs.
 """
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights
-from llamacli.architecture import Params
-from llamacli.gguf import Metadata
+from llamacli.plugin import Architecture, Config, Graph, Metadata, Params, Rope, TensorTable, Value, Weights
 from llamacli_llama import LlamaConfig
 
 

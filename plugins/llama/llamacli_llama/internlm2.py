@@ -3,7 +3,7 @@
 Llama's decoder with a separate output matrix.
 """
 
-from llamacli import TensorTable, hookimpl
+from llamacli.plugin import TensorTable, hookimpl
 from llamacli_llama import LlamaConfig
 from llamacli_llama.decoder import Decoder
 

@@ -6,10 +6,20 @@ one compressed vector (Liu et al. 2024, arXiv:2405.04434), beside a key that RoP
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, ModelFormatError, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.architecture import Params
-from llamacli.gguf import Metadata
-from llamacli.ops.activations import relu_squared
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    ModelFormatError,
+    Params,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    hookimpl,
+    relu_squared,
+)
 
 LLAMACLI_API = 1
 

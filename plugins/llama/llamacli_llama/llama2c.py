@@ -18,8 +18,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli import ArrayFile, Loader, ModelFormatError, hookimpl
-from llamacli.gguf import Metadata
+from llamacli.plugin import ArrayFile, Loader, Metadata, ModelFormatError, hookimpl
 
 LLAMACLI_API = 1
 

@@ -7,11 +7,21 @@ inputs are multiplied by the sigmoid of the logit, beside a shared expert.
 
 import attrs
 
-from llamacli import Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.architecture import Architecture, Params, sliding_layers
-from llamacli.gguf import Metadata
-from llamacli.graph import Param
-from llamacli.ops.moe import Scoring
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    Param,
+    Params,
+    Rope,
+    Scoring,
+    TensorTable,
+    Value,
+    Weights,
+    hookimpl,
+    sliding_layers,
+)
 
 LLAMACLI_API = 1
 

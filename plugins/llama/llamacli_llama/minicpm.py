@@ -8,8 +8,7 @@ from typing import Any
 
 import attrs
 
-from llamacli import Graph, TensorTable, Value, Weights, hookimpl
-from llamacli.gguf import Metadata
+from llamacli.plugin import Graph, Metadata, TensorTable, Value, Weights, hookimpl
 from llamacli_llama import Llama, LlamaConfig
 
 LLAMACLI_API = 1

@@ -9,8 +9,7 @@ from typing import Any
 
 import attrs
 
-from llamacli import Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.gguf import Metadata
+from llamacli.plugin import Graph, Metadata, Rope, TensorTable, Value, Weights, hookimpl
 from llamacli_llama import Llama, LlamaConfig
 
 LLAMACLI_API = 1

@@ -3,7 +3,7 @@
 NoPE layers as in RNoPE (Yang et al. 2025, arXiv:2501.18795); files have no key for the period.
 """
 
-from llamacli import Graph, Value, Weights, hookimpl
+from llamacli.plugin import Graph, Value, Weights, hookimpl
 from llamacli_llama import LlamaConfig
 from llamacli_llama.decoder import Decoder
 

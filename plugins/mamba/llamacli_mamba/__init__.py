@@ -4,7 +4,7 @@ Gu and Dao 2023 (arXiv:2312.00752), Dao and Gu 2024 (arXiv:2405.21060), Lieber e
 Zuo et al. 2025 (Falcon-H1, arXiv:2507.22448). RMSNorm before each layer; the state space layers are those of the core.
 """
 
-from llamacli import hookimpl
+from llamacli.plugin import hookimpl
 from llamacli_mamba.hybrid import FalconH1, Jamba
 from llamacli_mamba.pure import Mamba, Mamba2
 

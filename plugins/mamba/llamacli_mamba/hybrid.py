@@ -2,11 +2,20 @@
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights
-from llamacli.architecture import Params
-from llamacli.blocks.state_space import Duality, SelectiveScan
-from llamacli.errors import ModelFormatError
-from llamacli.gguf import Metadata
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Duality,
+    Graph,
+    Metadata,
+    ModelFormatError,
+    Params,
+    Rope,
+    SelectiveScan,
+    TensorTable,
+    Value,
+    Weights,
+)
 
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)

@@ -4,9 +4,7 @@ from typing import Any
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, TensorTable, Value, Weights
-from llamacli.blocks.state_space import Duality, SelectiveScan
-from llamacli.gguf import Metadata
+from llamacli.plugin import Architecture, Config, Duality, Graph, Metadata, SelectiveScan, TensorTable, Value, Weights
 
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)

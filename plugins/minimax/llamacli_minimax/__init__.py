@@ -6,9 +6,7 @@ queries and keys are normalised over their whole width. Experts are chosen by th
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.gguf import Metadata
-from llamacli.ops.moe import Scoring
+from llamacli.plugin import Architecture, Config, Graph, Metadata, Rope, Scoring, TensorTable, Value, Weights, hookimpl
 
 LLAMACLI_API = 1
 

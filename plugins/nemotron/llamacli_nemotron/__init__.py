@@ -8,9 +8,18 @@ from typing import Any
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.gguf import Metadata
-from llamacli.ops.activations import relu_squared
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    hookimpl,
+    relu_squared,
+)
 from llamacli_nemotron.hybrid import NemotronH, NemotronHMoe
 
 LLAMACLI_API = 1

@@ -8,13 +8,20 @@ from typing import Any
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, TensorTable, Value, Weights
-from llamacli.architecture import Params
-from llamacli.blocks.state_space import Duality
-from llamacli.errors import ModelFormatError
-from llamacli.gguf import Metadata
-from llamacli.ops.activations import relu_squared
-from llamacli.ops.moe import Scoring
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Duality,
+    Graph,
+    Metadata,
+    ModelFormatError,
+    Params,
+    Scoring,
+    TensorTable,
+    Value,
+    Weights,
+    relu_squared,
+)
 
 _WIDTH = 1 << 24
 

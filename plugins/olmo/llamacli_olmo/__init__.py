@@ -6,9 +6,20 @@ Groeneveld et al. 2024 (OLMo, arXiv:2402.00838), Muennighoff et al. 2024 (OLMoE,
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, ModelFormatError, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.architecture import Params, sliding_layers
-from llamacli.gguf import Metadata
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    ModelFormatError,
+    Params,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    hookimpl,
+    sliding_layers,
+)
 
 LLAMACLI_API = 1
 

@@ -1,6 +1,6 @@
 """Phi family: Phi-1 to Phi-4, one module per generation."""
 
-from llamacli import hookimpl
+from llamacli.plugin import hookimpl
 from llamacli_phi.chat import FORMATS
 from llamacli_phi.phi2 import Phi2
 from llamacli_phi.phi3 import Phi3

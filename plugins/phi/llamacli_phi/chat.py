@@ -1,7 +1,6 @@
 """Chat templates of the family for files without one, and tool calls."""
 
-from llamacli.chat.formats import ChatFormat, TemplateInfo
-from llamacli.chat.syntax import Calls, Spans, json_calls
+from llamacli.plugin import Calls, ChatFormat, Spans, TemplateInfo, json_calls
 
 PHI_3 = """\
 {%- for message in messages if message.role in ('system', 'user', 'assistant') -%}

@@ -6,9 +6,7 @@ together; the MLP has GELU and no gate, RoPE rotates the first dimensions of eac
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights
-from llamacli.gguf import Metadata
-from llamacli.ops.activations import gelu
+from llamacli.plugin import Architecture, Config, Graph, Metadata, Rope, TensorTable, Value, Weights, gelu
 
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)

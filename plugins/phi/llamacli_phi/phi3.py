@@ -10,9 +10,7 @@ import re
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights
-from llamacli.architecture import Params
-from llamacli.gguf import Metadata
+from llamacli.plugin import Architecture, Config, Graph, Metadata, Params, Rope, TensorTable, Value, Weights
 
 _PHI_3 = re.compile(r"phi-?3", re.IGNORECASE)
 _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")

@@ -4,8 +4,7 @@ Abdin et al. 2024 (arXiv:2404.14219). Norms, attention and the output have biase
 their probabilities scaled to sum to 1, as in llama.cpp.
 """
 
-from llamacli import Graph, ModelFormatError, TensorTable, Value, Weights
-from llamacli.gguf import Metadata
+from llamacli.plugin import Graph, Metadata, ModelFormatError, TensorTable, Value, Weights
 from llamacli_phi.phi3 import Phi3, PhiConfig
 
 

@@ -7,12 +7,10 @@ keys and values; Qwen3 normalises queries and keys instead. Qwen2-VL, Qwen2.5-VL
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights, hookimpl
-from llamacli.architecture import Params
-from llamacli.gguf import Metadata
+from llamacli.plugin import Architecture, Config, Graph, Metadata, Params, Rope, TensorTable, Value, Weights, hookimpl
 from llamacli_qwen.chat import FORMATS
 from llamacli_qwen.hybrid import ARCHITECTURES as HYBRIDS
-from llamacli_qwen.mrope import TextMRope
+from llamacli_qwen.mrope import read_mrope
 
 LLAMACLI_API = 1
 
@@ -190,8 +188,8 @@ class _Text(Qwen2):
     alternate: bool
 
     def read_rope(self, metadata: Metadata, head_dim: int) -> Rope:
-        """Read M-RoPE for text."""
-        return TextMRope.from_sections(metadata, self.name, head_dim, alternate=self.alternate)
+        """Read M-RoPE."""
+        return read_mrope(metadata, self.name, head_dim, alternate=self.alternate)
 
 
 class Qwen2Vl(_Text, Qwen2):

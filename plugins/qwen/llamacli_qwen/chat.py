@@ -1,7 +1,6 @@
 """Chat templates of the family for files without one."""
 
-from llamacli.chat.formats import ChatFormat, TemplateInfo
-from llamacli.chat.syntax import HERMES
+from llamacli.plugin import HERMES, ChatFormat, TemplateInfo
 
 _CONVERSATION = """\
 {%- set system = messages[0].content if messages[0].role == 'system' else default_system -%}

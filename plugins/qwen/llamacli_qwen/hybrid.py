@@ -9,13 +9,26 @@ from typing import Literal
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, Rope, TensorTable, Value, Weights
-from llamacli.architecture import Params
-from llamacli.blocks.nextn import add_nextn, nextn_input, nextn_logits
-from llamacli.errors import ModelFormatError
-from llamacli.gguf import Metadata
-from llamacli.ops.activations import exp, sigmoid, silu, softplus
-from llamacli_qwen.mrope import TextMRope
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    ModelFormatError,
+    Params,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    add_nextn,
+    exp,
+    nextn_input,
+    nextn_logits,
+    sigmoid,
+    silu,
+    softplus,
+)
+from llamacli_qwen.mrope import read_mrope
 
 
 @attrs.frozen
@@ -106,8 +119,8 @@ class Qwen35(Architecture):
         )
 
     def read_rope(self, metadata: Metadata, head_dim: int) -> Rope:
-        """Read M-RoPE for text, over a part of each head."""
-        return TextMRope.from_sections(metadata, self.name, head_dim, alternate=True, partial=True)
+        """Read M-RoPE over a part of each head."""
+        return read_mrope(metadata, self.name, head_dim, alternate=True, partial=True)
 
     def read_recurrent(self, metadata: Metadata, n_layer: int, n_nextn: int) -> tuple[bool, ...]:
         """Layers that are gated delta nets: all but every n-th."""

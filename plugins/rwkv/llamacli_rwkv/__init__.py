@@ -7,11 +7,22 @@ shift). LayerNorm before each.
 
 import attrs
 
-from llamacli import Architecture, Config, Graph, TensorTable, Value, Weights, hookimpl
-from llamacli.architecture import Params
-from llamacli.errors import ModelFormatError
-from llamacli.gguf import Metadata
-from llamacli.ops.activations import exp, relu_squared, sigmoid, tanh
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    ModelFormatError,
+    Params,
+    TensorTable,
+    Value,
+    Weights,
+    exp,
+    hookimpl,
+    relu_squared,
+    sigmoid,
+    tanh,
+)
 from llamacli_rwkv.chat import FORMATS
 from llamacli_rwkv.dot import dot
 

@@ -1,7 +1,6 @@
 """Chat format of RWKV World models, in plain words and blank lines."""
 
-from llamacli.chat.formats import ChatFormat
-from llamacli.chat.syntax import THINKING
+from llamacli.plugin import THINKING, ChatFormat
 
 WORLD = """\
 {%- for message in messages if message.role in ('system', 'user', 'assistant') -%}

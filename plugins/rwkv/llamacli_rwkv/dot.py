@@ -12,14 +12,10 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from llamacli.kernels.layout import RUN, record
-from llamacli.ops.base import MakeParam, Op, Recorder, expect
-from llamacli.ops.lowering import Lowering, f32, stride
-from llamacli.ops.run import Run
-from llamacli.ops.values import Array, Value
+from llamacli.plugin import RUN, Array, Lowering, MakeParam, Op, Recorder, Run, Value, expect, f32, record, stride
 
 if TYPE_CHECKING:
-    from llamacli.kernels.api import Kernel
+    from llamacli.plugin import Kernel
 
 DOT = record("a", "b", "out", "stride", "out_stride", "n_heads", "head_dim")
 
@@ -71,7 +67,7 @@ def dot(g: Recorder, a: Value, b: Value, head_dim: int) -> Value:
 @functools.cache
 def dot_kernel() -> Kernel:
     """Compiled kernel; a row is a unit of work."""
-    from llamacli.kernels.api import Kernel, carray, pointer, share
+    from llamacli.plugin import Kernel, carray, pointer, share
 
     def head_dot(args: int, run: int, thread: int, n_threads: int) -> None:
         args_, r = carray(pointer(args), 1, DOT)[0], carray(pointer(run), 1, RUN)[0]

@@ -72,6 +72,12 @@ def test_props(http) -> None:
     props = http.send("/props").json
     assert (props["model_path"], props["n_ctx"], props["chat_template"]) == ("demo.gguf", 1024, TEMPLATE)
     assert props["default_generation_settings"]["params"]["top_k"] == 40
+    table = {one["name"]: one for one in props["sampling_parameters"]}
+    assert table["top_p"] == {
+        "name": "top_p", "group": "Choice of tokens", "type": "number", "minimum": 0, "maximum": 1,
+        "description": "Nucleus sampling: keep the most likely tokens with a total probability of p; 1: off.",
+    }  # fmt: skip
+    assert all(one["group"] and one["description"].endswith(".") for one in table.values())
 
 
 @pytest.mark.parametrize("path", ["/props", "/tokenizer_info", "/lora-adapters", "/slots"])

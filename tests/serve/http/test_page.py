@@ -8,8 +8,8 @@ import pytest
 
 from llamacli.serve.http.page import PAGE, TYPES
 from llamacli.serve.http.schemas.chat import ChatRequest
-from llamacli.serve.http.schemas.common import SAMPLING_FIELDS, Generation, Sampling
-from llamacli.util.sampling_defaults import DEFAULTS
+from llamacli.serve.http.schemas.common import Generation, Sampling
+from llamacli.util.sampling_params import PARAMETERS
 
 FILES = sorted(path.name for path in PAGE.iterdir() if path.is_file())
 SCRIPTS = [name for name in FILES if name.endswith(".js")]
@@ -83,15 +83,8 @@ def test_nothing_from_other_hosts_and_no_markup_from_text(name: str) -> None:
     assert not re.search(parsers + r"|\beval\(|new Function| style=\"| on\w+=\"", text)
 
 
-def test_parameters_are_those_of_the_server() -> None:
-    """Table of all parameters of the API, with defaults and meanings."""
+def test_parameters_of_the_page_and_of_the_table_are_all() -> None:
     text = (PAGE / "parameters.js").read_text()
-    entries = re.findall(r'\{ name: "(\w+)"(?:, param: "(\w+)")?, label: "([^"]+)".*?\n\s+meaning: "', text)
-    names = {name for name, _, _ in entries}
-    assert {*Sampling.__struct_fields__} - {"repetition_penalty"} <= names  # the second name of repeat_penalty
-    assert names <= {*Generation.__struct_fields__, *ChatRequest.__struct_fields__}
-    for name, param, _ in entries:
-        if param:
-            assert SAMPLING_FIELDS[name] == param
-        else:
-            assert SAMPLING_FIELDS.get(name) not in DEFAULTS
+    names = set(re.findall(r'\{ name: "(\w+)", label: "[^"]+".*?\n\s+meaning: "', text))
+    assert {*Sampling.__struct_fields__} - {"repetition_penalty"} - PARAMETERS.keys() <= names
+    assert names <= {*Generation.__struct_fields__, *ChatRequest.__struct_fields__} - PARAMETERS.keys()

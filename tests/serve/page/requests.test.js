@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { highlightLine } from "./highlight.js";
-import { PARAMETERS, parse } from "./parameters.js";
+import { groupsOf, LIMITS, LISTS, parse } from "./parameters.js";
 import { DEFAULTS, requestOf, schemaOf, scoringOf, toolsOf } from "./requests.js";
 import { events } from "./sse.js";
 import { alternatives, fromChat, fromCompletion, join, level, percent } from "./tokens.js";
@@ -33,11 +33,24 @@ const scoring = scoringOf({ settings, nodes, reply: begun }).body;
 assert.deepEqual([scoring.echo, scoring.continue_final_message, scoring.max_tokens], [true, true, 1]);
 
 // Parameters.
+const table = [
+  { name: "temperature", group: "A", type: "number", minimum: 0, maximum: 1000000, description: "T." },
+  { name: "top_k", group: "B", type: "integer", minimum: -1, maximum: null, description: "K." },
+  { name: "top_p", group: "B", type: "number", minimum: 0, maximum: 1, description: "P." },
+  { name: "dry_base", group: "A", type: "number", minimum: 1, maximum: 1000000, description: "D." },
+];
+const groups = groupsOf(table);
+assert.deepEqual(groups.map(({ title, parameters }) => [title, parameters.map(({ label }) => label)]),
+  [["A", ["Temperature", "DRY base"]], ["B", ["Top k", "Top p"]]]);
+assert.deepEqual(groupsOf(undefined), []);
+const PARAMETERS = [...groups.flatMap((group) => group.parameters), ...LIMITS, ...LISTS];
 const parameter = (name) => PARAMETERS.find((one) => one.name === name);
 assert.equal(parse(parameter("temperature"), "0.5"), 0.5);
 assert.equal(parse(parameter("temperature"), " "), undefined);
 assert.throws(() => parse(parameter("top_k"), "1.5"), /whole number/);
 assert.throws(() => parse(parameter("top_p"), "1.5"), /from 0 to 1/);
+assert.throws(() => parse(parameter("temperature"), "-1"), /at least 0/);
+assert.equal(parse(parameter("temperature"), "100"), 100);
 assert.deepEqual(parse(parameter("stop"), "a\n\nb"), ["a", "b"]);
 assert.deepEqual(parse(parameter("logit_bias"), '{"4": -100}'), { 4: -100 });
 assert.throws(() => parse(parameter("samplers"), "x"), /not JSON/);

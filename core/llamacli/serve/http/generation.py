@@ -90,8 +90,6 @@ def sampling_params(
         value = getattr(request, name)
         if value is not None:
             given[field] = value
-    if given.get("top_k") == -1:
-        given["top_k"] = 0
     given["logit_bias"] = _biases(request.logit_bias or {}, model.tokenizer.n_vocab)
     given["grammar"], given["json_schema"] = constraint.grammar, constraint.json_schema
     given["grammar_triggers"], given["grammar_after"] = constraint.triggers, constraint.after

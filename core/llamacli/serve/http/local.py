@@ -22,6 +22,7 @@ from llamacli.serve.http.schemas.chat import ChatRequest
 from llamacli.serve.http.schemas.common import LoraScale, Sampling
 from llamacli.serve.http.schemas.local import DetokenizeRequest, TokenizeRequest
 from llamacli.serve.requests import ModelInfo
+from llamacli.util.sampling_params import PARAMETERS, SAMPLERS, Parameter
 
 MAX_TEXT = 2 << 20
 """Characters of a text to tokenize, more than contexts have; they take seconds."""
@@ -88,6 +89,7 @@ async def props(call: Call) -> None:
     await call.respond(
         {
             "default_generation_settings": {"n_ctx": n_ctx, "params": params},
+            "sampling_parameters": [_described(one) for one in PARAMETERS.values()],
             "total_slots": call.settings.total_slots,
             "model_alias": info.name,
             "model_path": PurePath(info.path).name,
@@ -96,6 +98,14 @@ async def props(call: Call) -> None:
             "build_info": f"llamacli {version()}",
         }
     )
+
+
+def _described(one: Parameter) -> dict[str, Any]:
+    """Parameter for the web page, with the field names of JSON Schema."""
+    (group,) = (entry.group for entry in SAMPLERS if entry.title == one.sampler)
+    kind = "integer" if one.is_integer else "number"
+    limits = {"minimum": one.low, "maximum": one.high}
+    return {"name": one.name, "group": group, "type": kind, **limits, "description": one.help}
 
 
 async def adapters(call: Call) -> None:

@@ -26,6 +26,7 @@ from llamacli.serve.http.schemas.chat import CallOfTool, ChatMessage, ChatReques
 from llamacli.serve.http.schemas.common import Generation, ResponseFormat, SchemaFormat
 from llamacli.serve.http.schemas.completions import CompletionRequest, Prompt
 from llamacli.serve.http.schemas.ollama import (
+    SAMPLING,
     OllamaBase,
     OllamaChat,
     OllamaEmbed,
@@ -49,8 +50,6 @@ from llamacli.serve.requests import (
 _AT_ONCE = (0, "0", "0s", "0m", "0h")
 """Values of `keep_alive` that unload a model."""
 
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "stop", "repeat_penalty", "repeat_last_n",
-             "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta")  # fmt: skip
 _TEXT_ONLY = "not supported, models read text only"
 
 
@@ -187,7 +186,7 @@ def _message(message: OllamaMessage, path: str) -> ChatMessage:
 
 def _parameters(request: OllamaBase) -> dict[str, Any]:
     options = request.options or OllamaOptions()
-    given = {name: getattr(options, name) for name in _SAMPLING}
+    given = {name: getattr(options, name) for name in (*SAMPLING, "stop")}
     seed = options.seed if options.seed is not None and options.seed >= 0 else None
     return {**given, "seed": seed, "model": request.model, "response_format": _format(request.format)}
 

@@ -341,7 +341,7 @@ class App {
       return;
     }
     this.#showModels();
-    this.settings.show(this.conversation.settings, this.#defaults());
+    this.settings.show(this.conversation.settings, this.#defaults(), this.props.sampling_parameters);
   }
 
   #defaults() {

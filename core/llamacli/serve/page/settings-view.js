@@ -1,7 +1,7 @@
 // Panel of settings: they belong to the conversation, and a new one begins with the last.
 
 import { el } from "./dom.js";
-import { GROUPS, LIMITS, parse } from "./parameters.js";
+import { groupsOf, LIMITS, LISTS, parse } from "./parameters.js";
 import { schemaOf, toolsOf } from "./requests.js";
 
 const TOOLS_EXAMPLE = `[
@@ -24,12 +24,12 @@ const SCHEMA_EXAMPLE = `{
 export class SettingsView {
   /** Panel in `node`; `changed(settings)` is called for each valid change. */
   constructor(node, { changed }) {
-    Object.assign(this, { node, changed, defaults: {} });
+    Object.assign(this, { node, changed, defaults: {}, table: [] });
   }
 
-  /** Show settings. `defaults` are the server's values of sampling parameters, by its own names. */
-  show(settings, defaults = this.defaults) {
-    Object.assign(this, { settings, defaults });
+  /** Show settings. `defaults` are the server's values of sampling parameters by name, `table` describes them. */
+  show(settings, defaults = this.defaults, table = this.table) {
+    Object.assign(this, { settings, defaults, table });
     const open = new Set([...this.node.querySelectorAll("details[open]")].map((group) => group.dataset.title));
     const section = (title, ...fields) => {
       const group = el("details", { data: { title }, open: open.has(title) }, el("summary", {}, title), fields);
@@ -43,7 +43,8 @@ export class SettingsView {
         [["", "The model's default"], ["none", "Off"], ["low", "Low"], ["medium", "Medium"], ["high", "High"]]),
       this.#switch("probabilities", "Probabilities with each reply", "Click a token of a reply to see what else could have come."),
       section("Length and end", ...LIMITS.map((parameter) => this.#parameter(parameter))),
-      ...GROUPS.map(({ title, parameters }) => section(title, ...parameters.map((one) => this.#parameter(one)))),
+      ...[...groupsOf(table), { title: "Order and bias", parameters: LISTS }].map(
+        ({ title, parameters }) => section(title, ...parameters.map((one) => this.#parameter(one)))),
       section("JSON schema", this.#text("schema", "Schema of the reply", "The reply is JSON that is valid by this schema.",
         { rows: 8, code: true, check: schemaOf, example: SCHEMA_EXAMPLE })),
       section("Tools",
@@ -112,9 +113,9 @@ export class SettingsView {
   }
 
   #parameter(parameter) {
-    const { name, param, label, meaning, kind, min, max, step } = parameter;
+    const { name, label, meaning, kind, min, max, whole } = parameter;
     const value = this.settings.params[name];
-    const usual = this.defaults[param];
+    const usual = this.defaults[name];
     const id = `param-${name}`;
     let input;
     if (kind === "switch") input = el("input", { type: "checkbox", role: "switch", checked: Boolean(value) });
@@ -124,7 +125,7 @@ export class SettingsView {
       input = el("textarea", { rows: 2, className: "mono", value: value === undefined ? "" : JSON.stringify(value), placeholder: shown });
     } else {
       input = el("input", {
-        type: "number", inputMode: Number.isInteger(step) ? "numeric" : "decimal", min, max, step: "any",
+        type: "number", inputMode: whole ? "numeric" : "decimal", min, max, step: "any",
         value: value ?? "", placeholder: usual === undefined ? "" : `${Number(usual.toPrecision(6))}`,
       });
     }

@@ -28,7 +28,7 @@ MAX_LOST = 3
 MAX_REFUSALS = 4
 """Replicas, the cheapest first, whose queues are full before a request is refused."""
 PAUSE_S = 1.0
-"""Seconds between looks for a place for a request that has begun."""
+"""Seconds between looks for a slot for a request that has begun."""
 _RETRY = 5
 
 _log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class Caller:
                 if not left or not one.replica or len(full) >= MAX_REFUSALS:
                     if not one.sent.started:
                         raise min(full.values(), key=lambda error: error.retry_after or 0) from None
-                    await asyncio.sleep(PAUSE_S)  # its client has got some of it: it waits for a place
+                    await asyncio.sleep(PAUSE_S)  # its client has got some of it: it waits for a slot
                     full.clear()
             except _LostError as error:
                 lost.append(error.replica)

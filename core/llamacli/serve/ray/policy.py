@@ -28,7 +28,7 @@ FORGET_S = 10.0
 class Load:
     """Load of a replica.
 
-    - `running`, `waiting`: texts that run, and requests in the queue. `slots`: texts that can run at once.
+    - `running`, `waiting`: sequences that run, and requests in the queue. `slots`: sequences that can run at once.
     - `tokens`: tokens of prompts to be evaluated, of waiting and running requests.
     - `base_s`, `row_s`: seconds of a step, and of each row in it (`llamacli.generation.costs.StepCost`); None before
       the first step.
@@ -67,8 +67,8 @@ def cost_s(hashes: Sequence[bytes], n_tokens: int, load: Load, base_s: float = B
 
     `base_s` and `row_s` are for a replica that has not measured its own.
 
-    The sum of: the rows of its prompt and of prompts before it; what running texts add to each of its steps; and, if no
-    slot is free, the wait for one, when `slots` texts end in the time of one.
+    The sum of: the rows of its prompt and of prompts before it; what running sequences add to each of its steps; and,
+    if no slot is free, the wait for one, when `slots` sequences end in the time of one.
     """
     row_s = row_s if load.row_s is None else load.row_s
     return row_s * n_uncached(hashes, n_tokens, load.blocks) + _standing_s(load, base_s, row_s)

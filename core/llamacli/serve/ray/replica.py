@@ -138,7 +138,7 @@ class Replica:
         load = Load(
             running=numbers.running,
             waiting=numbers.waiting,
-            slots=scheduler.n_places,
+            slots=scheduler.capacity,
             tokens=scheduler.prompt_tokens_left,
             base_s=cost.base if measured else None,
             row_s=cost.per_row if measured else None,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from llamacli.util.sampling_defaults import DEFAULTS, MAX_NUMBER
+from llamacli.util.sampling_params import MAX_NUMBER, PARAMETERS, Parameter
 
 MAX_CHOICES, MAX_STOPS, MAX_BIASES, MAX_TOP_LOGPROBS, MAX_TOOLS = 16, 16, 1024, 20, 128
 MAX_ADAPTERS = 256
@@ -21,10 +21,8 @@ MAX_SEED = (1 << 63) - 1
 
 Count = Annotated[int, Meta(ge=1, le=1 << 31)]
 CountOrZero = Annotated[int, Meta(ge=0, le=1 << 31)]
-CountOrAll = Annotated[int, Meta(ge=-1, le=1 << 31)]
 Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 Positive = Annotated[float, Meta(ge=0, le=MAX_NUMBER)]
-Share = Annotated[float, Meta(ge=0, le=1)]
 Text = Annotated[str, Meta(min_length=1)]
 Names = Annotated[list[Annotated[str, Meta(max_length=MAX_NAME)]], Meta(max_length=64)]
 
@@ -52,34 +50,21 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
 
 
-class Sampling(msgspec.Struct, kw_only=True):
-    """Sampling parameters; those absent are the model file's, else llama.cpp's."""
+def sampling_struct(*names: str) -> Any:
+    """Base class of schemas with these numeric sampling parameters."""
 
-    temperature: Positive | None = None
-    dynatemp_range: Positive | None = None
-    dynatemp_exponent: Positive | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=1 << 31)] | None = None
-    top_p: Share | None = None
-    min_p: Share | None = None
-    typical_p: Share | None = None
-    top_n_sigma: Number | None = None
-    xtc_probability: Share | None = None
-    xtc_threshold: Share | None = None
-    repeat_penalty: Positive | None = None
+    def kind(one: Parameter) -> Any:
+        top = 1 << 31 if one.high is None else one.high
+        return Annotated[int if one.is_integer else float, Meta(ge=one.low, le=top, description=one.help)] | None
+
+    return msgspec.defstruct("_Sampling", [(name, kind(PARAMETERS[name]), None) for name in names], kw_only=True)
+
+
+class Sampling(sampling_struct(*PARAMETERS), msgspec.Struct, kw_only=True):  # type: ignore[misc]
+    """Sampling parameters; an absent one is the model file's, else llama.cpp's."""
+
     repetition_penalty: Positive | None = None
-    frequency_penalty: Number | None = None
-    presence_penalty: Number | None = None
-    repeat_last_n: CountOrAll | None = None
-    dry_multiplier: Positive | None = None
-    dry_base: Annotated[float, Meta(ge=1, le=MAX_NUMBER)] | None = None
-    dry_allowed_length: CountOrZero | None = None
-    dry_penalty_last_n: CountOrAll | None = None
     dry_sequence_breakers: Names | None = None
-    mirostat: Annotated[int, Meta(ge=0, le=2)] | None = None
-    mirostat_tau: Positive | None = None
-    mirostat_eta: Positive | None = None
-    adaptive_target: Annotated[float, Meta(ge=-1, le=1)] | None = None
-    adaptive_decay: Annotated[float, Meta(ge=0, le=0.99)] | None = None
     samplers: Names | None = None
     seed: Annotated[int, Meta(ge=-1, le=MAX_SEED)] | None = None
     logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None = None
@@ -87,9 +72,7 @@ class Sampling(msgspec.Struct, kw_only=True):
 
 SAMPLING_FIELDS = {
     "repetition_penalty": "repeat_penalty",
-    **{field: field for field in DEFAULTS if field in Sampling.__struct_fields__},
-    "samplers": "samplers",
-    "dry_sequence_breakers": "dry_sequence_breakers",
+    **{field: field for field in (*PARAMETERS, "samplers", "dry_sequence_breakers")},
 }
 """Fields of SamplingParams by the names of the API."""
 

@@ -8,29 +8,21 @@ import msgspec
 from msgspec import Meta
 
 from llamacli.serve.http.schemas.chat import MAX_MESSAGES, Tool
-from llamacli.serve.http.schemas.common import MAX_STOPS, MAX_TOOLS, MAX_TOP_LOGPROBS, Number, Positive, Share, Text
+from llamacli.serve.http.schemas.common import MAX_STOPS, MAX_TOOLS, MAX_TOP_LOGPROBS, Text, sampling_struct
 from llamacli.serve.http.schemas.completions import MAX_INPUTS
 
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n",
+            "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta")  # fmt: skip
+"""Sampling parameters that ollama has."""
 
-class OllamaOptions(msgspec.Struct, kw_only=True):
+
+class OllamaOptions(sampling_struct(*SAMPLING), msgspec.Struct, kw_only=True):  # type: ignore[misc]
     """Parameters of a model; others of ollama's are ignored."""
 
     num_predict: Annotated[int, Meta(ge=-2)] | None = None
     num_ctx: Annotated[int, Meta(ge=1)] | None = None
-    temperature: Positive | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    top_p: Share | None = None
-    min_p: Share | None = None
-    typical_p: Share | None = None
     seed: int | None = None
     stop: Text | Annotated[list[Text], Meta(max_length=MAX_STOPS)] | None = None
-    repeat_penalty: Positive | None = None
-    repeat_last_n: Annotated[int, Meta(ge=-1)] | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    mirostat: Annotated[int, Meta(ge=0, le=2)] | None = None
-    mirostat_tau: Positive | None = None
-    mirostat_eta: Positive | None = None
 
 
 class OllamaFunctionCall(msgspec.Struct, kw_only=True):

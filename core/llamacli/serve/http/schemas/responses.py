@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from llamacli.serve.http.schemas.chat import MAX_MESSAGES
-from llamacli.serve.http.schemas.common import MAX_TOOLS, Count, Number, Positive, Share
+from llamacli.serve.http.schemas.common import MAX_TOOLS, Count, sampling_struct
 
 
 class InputPart(msgspec.Struct, kw_only=True):
@@ -73,17 +73,16 @@ class ReasoningOptions(msgspec.Struct, kw_only=True):
     effort: str | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+_SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+
+
+class ResponsesRequest(sampling_struct(*_SAMPLING), msgspec.Struct, kw_only=True):  # type: ignore[misc]
     """Request of `/v1/responses`."""
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    temperature: Positive | None = None
-    top_p: Share | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
     text: TextOptions | None = None
     tools: Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | NamedTool | None = None

@@ -1,0 +1,143 @@
+# ruff: noqa: I001
+"""Names that a plugin may import, and their modules: read by type checkers and, at run time, by `plugin.py`.
+
+One import a line; the sections are those of docs/plugin-names.md.
+"""
+
+# Architectures
+from llamacli.architecture import Architecture as Architecture
+from llamacli.architecture import Config as Config
+from llamacli.architecture import Params as Params
+from llamacli.architecture import TensorTable as TensorTable
+from llamacli.architecture import Weights as Weights
+from llamacli.architecture import sliding_layers as sliding_layers
+from llamacli.gguf import Metadata as Metadata
+from llamacli.graph import Graph as Graph
+from llamacli.graph import KeyValues as KeyValues
+from llamacli.graph import Param as Param
+from llamacli.graph import Tensor as Tensor
+from llamacli.graph import Value as Value
+from llamacli.hookspecs import hookimpl as hookimpl
+from llamacli.ops.moe import Scoring as Scoring
+from llamacli.ops.rope import Rope as Rope
+
+# Errors
+from llamacli.errors import InvalidRequestError as InvalidRequestError
+from llamacli.errors import ModelFormatError as ModelFormatError
+from llamacli.errors import PluginError as PluginError
+from llamacli.errors import TokenizerError as TokenizerError
+
+# Activations
+from llamacli.ops.activations import Activation as Activation
+from llamacli.ops.activations import exp as exp
+from llamacli.ops.activations import gelu as gelu
+from llamacli.ops.activations import relu as relu
+from llamacli.ops.activations import relu_squared as relu_squared
+from llamacli.ops.activations import sigmoid as sigmoid
+from llamacli.ops.activations import silu as silu
+from llamacli.ops.activations import softplus as softplus
+from llamacli.ops.activations import swiglu_clamped as swiglu_clamped
+from llamacli.ops.activations import swiglu_late_clamped as swiglu_late_clamped
+from llamacli.ops.activations import tanh as tanh
+
+# Blocks that several families share
+from llamacli.blocks.mixture import SHARED as SHARED
+from llamacli.blocks.mixture import add_experts as add_experts
+from llamacli.blocks.mixture import add_network as add_network
+from llamacli.blocks.mixture import expert_groups as expert_groups
+from llamacli.blocks.mixture import expert_options as expert_options
+from llamacli.blocks.mixture import experts as experts
+from llamacli.blocks.mixture import experts_and_shared as experts_and_shared
+from llamacli.blocks.mixture import network as network
+from llamacli.blocks.nextn import add_nextn as add_nextn
+from llamacli.blocks.nextn import nextn_input as nextn_input
+from llamacli.blocks.nextn import nextn_logits as nextn_logits
+from llamacli.blocks.state_space import Duality as Duality
+from llamacli.blocks.state_space import SelectiveScan as SelectiveScan
+
+# Verbs
+from llamacli.ops.base import MakeParam as MakeParam
+from llamacli.ops.base import Op as Op
+from llamacli.ops.base import Recorder as Recorder
+from llamacli.ops.base import expect as expect
+from llamacli.ops.base import expect_number as expect_number
+from llamacli.ops.columns import columns as columns
+from llamacli.ops.key_shift import KeyShift as KeyShift
+from llamacli.ops.lanewise import Lanewise as Lanewise
+from llamacli.ops.lanewise import Vocabulary as Vocabulary
+from llamacli.ops.lanewise import lower_lanewise as lower_lanewise
+from llamacli.ops.linear import linear as linear
+from llamacli.ops.linear import lower_linear as lower_linear
+from llamacli.ops.lowering import Lowering as Lowering
+from llamacli.ops.lowering import f32 as f32
+from llamacli.ops.lowering import stride as stride
+from llamacli.ops.norms import lower_norm as lower_norm
+from llamacli.ops.recurrent import StateOp as StateOp
+from llamacli.ops.run import Run as Run
+from llamacli.ops.values import Array as Array
+
+# Kernels
+from llamacli.kernels.api import Kernel as Kernel
+from llamacli.kernels.api import carray as carray
+from llamacli.kernels.api import njit as njit
+from llamacli.kernels.api import pointer as pointer
+from llamacli.kernels.api import rows_of as rows_of
+from llamacli.kernels.api import share as share
+from llamacli.kernels.api import simd as simd
+from llamacli.kernels.api import state_kernel as state_kernel
+from llamacli.kernels.layout import ACTIVATION_BLOCK as ACTIVATION_BLOCK
+from llamacli.kernels.layout import LANES as LANES
+from llamacli.kernels.layout import ROW as ROW
+from llamacli.kernels.layout import RUN as RUN
+from llamacli.kernels.layout import STATE_FIELDS as STATE_FIELDS
+from llamacli.kernels.layout import record as record
+
+# Tensor types
+from llamacli.kernels.ggml_packings import F16 as F16
+from llamacli.kernels.ggml_packings import F32 as F32
+from llamacli.kernels.ggml_packings import I8 as I8
+from llamacli.kernels.ggml_packings import U8 as U8
+from llamacli.kernels.packing_formats import IntegerPacking as IntegerPacking
+from llamacli.quantization import QuantFormat as QuantFormat
+
+# Files
+from llamacli.loaders import ArrayFile as ArrayFile
+from llamacli.loaders import Loader as Loader
+
+# Tokenizers
+from llamacli.tokenizer.added import NamedPreTokenizer as NamedPreTokenizer
+from llamacli.tokenizer.added import TokenizerModel as TokenizerModel
+from llamacli.tokenizer.loading import TokenizerParts as TokenizerParts
+from llamacli.tokenizer.pretokenizers import PreTokenizer as PreTokenizer
+from llamacli.tokenizer.vocabulary import read_vocabulary as read_vocabulary
+
+# Samplers
+from llamacli.sampling import Candidates as Candidates
+from llamacli.sampling import Sampler as Sampler
+from llamacli.sampling import SamplerType as SamplerType
+
+# Chat formats
+from llamacli.chat.calls import IncompleteCallError as IncompleteCallError
+from llamacli.chat.calls import JsonCall as JsonCall
+from llamacli.chat.calls import NamedCall as NamedCall
+from llamacli.chat.calls import Notation as Notation
+from llamacli.chat.calls import Pairs as Pairs
+from llamacli.chat.calls import Schemas as Schemas
+from llamacli.chat.calls import json_calls as json_calls
+from llamacli.chat.calls import tagged_calls as tagged_calls
+from llamacli.chat.formats import ChatFormat as ChatFormat
+from llamacli.chat.formats import TemplateInfo as TemplateInfo
+from llamacli.chat.messages import Piece as Piece
+from llamacli.chat.messages import ToolCall as ToolCall
+from llamacli.chat.rules import CALL_SPACE as CALL_SPACE
+from llamacli.chat.rules import Rules as Rules
+from llamacli.chat.rules import literal as literal
+from llamacli.chat.syntax import HARMONY as HARMONY
+from llamacli.chat.syntax import HERMES as HERMES
+from llamacli.chat.syntax import THINK as THINK
+from llamacli.chat.syntax import THINKING as THINKING
+from llamacli.chat.syntax import Calls as Calls
+from llamacli.chat.syntax import Reader as Reader
+from llamacli.chat.syntax import Span as Span
+from llamacli.chat.syntax import Spans as Spans
+from llamacli.chat.syntax import Syntax as Syntax

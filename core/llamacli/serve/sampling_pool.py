@@ -1,0 +1,68 @@
+"""Draws of the next tokens of many sequences at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from llamacli.engine.batching import Logits
+from llamacli.serve.sequences import SequenceState
+
+MIN_LOGITS = 1 << 18
+"""Logits of a step from which threads share its draws: below, handing them over takes longer."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class SamplingPool:
+    """Thread pool that draws tokens.
+
+    Sequences are independent, so results do not depend on the number of threads. Samplers spend most of their time in
+    compiled code and NumPy, which run without Python's lock.
+    """
+
+    def __init__(self, n_threads: int = 1):
+        self._n_threads = n_threads
+        self._pool = ThreadPoolExecutor(n_threads - 1, "llamacli-draw") if n_threads > 1 else None
+
+    def draw(self, ready: Sequence[tuple[SequenceState, Logits]]) -> list[int | Exception]:
+        """Draw the token of each sequence; an error takes its place.
+
+        The first row of its logits counts, and is changed. Samplers accept their tokens, but for those that end texts.
+        """
+        return self.map(_draw, ready, sum([logits.shape[1] for _, logits in ready]))
+
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item], n_logits: int) -> list[Result]:
+        """Apply a function to items, in threads if they read many logits."""
+        n_parts = min(self._n_threads, len(items))
+        if self._pool is None or n_parts < 2 or n_logits < MIN_LOGITS:
+            return list(map(function, items))
+        others = [self._pool.submit(_map, function, items[i::n_parts]) for i in range(1, n_parts)]
+        parts = [_map(function, items[::n_parts]), *(other.result() for other in others)]
+        return [parts[i % n_parts][i // n_parts] for i in range(len(items))]
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def _map(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    return list(map(function, items))
+
+
+def _draw(ready: tuple[SequenceState, Logits]) -> int | Exception:
+    sequence, logits = ready
+    sampler, chain, text = sequence.sampler, sequence.chain, sequence.text
+    assert sampler is not None
+    assert chain is not None
+    assert text is not None
+    try:
+        token = sampler.sample(logits[0], chain)
+        if not text.is_end(token):
+            sampler.accept(token)
+    except Exception as error:
+        return error
+    return token
