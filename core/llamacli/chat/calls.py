@@ -438,8 +438,7 @@ def _python_literal(text: str) -> Any:
 def decoded(text: str, at: int) -> tuple[Any, int]:
     """Decode the JSON value at a place.
 
-    Returns the value and the place after it. Raises IncompleteCallError for a value whose end is missing, ValueError for
-    anything else.
+    Returns the value and the place after it. Raises IncompleteCallError for a value without its end, else ValueError.
     """
     try:
         return json.JSONDecoder(strict=False).raw_decode(text, at)
