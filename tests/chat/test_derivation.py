@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from llamacli.chat.codec import ChatCodec
+from llamacli.chat.constraints import ToolUse, reply_constraint
 from llamacli.chat.messages import Piece, ToolCall
 from llamacli.chat.syntax import Span
-from llamacli.errors import ChatTemplateError
+from llamacli.errors import ChatTemplateError, InvalidRequestError
 from llamacli.gguf import Metadata
 from llamacli.plugins import Plugins
+from llamacli.sampling import SamplingParams, build_chain
 from llamacli.testing.vocabularies import CONTROL, byte_level
 from llamacli.tokenizer import tokenizer_from_metadata
 from oracle.chat_replies import codec_of
@@ -129,6 +131,10 @@ TOOLS: list[dict[str, Any]] = [
             },
         },
     },
+]
+PLAIN_TOOLS = [
+    {"type": "function", "function": {**tool["function"], "name": name}}
+    for name, tool in zip(("save", "roll"), TOOLS, strict=True)
 ]
 WRITE = ("files.write-é", {"path": "a b.c", "text": '    {"a": "</call> é"}\n', "n": 3})
 TEXTS = ("12345", "true", '{"a": 1}', "[1, 2]", "null", "a <b> c & 'd'", "  x\n\n y", "None", '"q"')
@@ -269,3 +275,33 @@ def test_calls_of_real_templates(path: Path) -> None:
         if text is not None and read(codec, [text])[2] != CALLS[kind]:
             wrong.append((kind, text))
     assert not wrong, json.dumps(wrong, ensure_ascii=False)[:2000]
+
+
+@pytest.mark.parametrize("required", [True, False], ids=["required", "auto"])
+@pytest.mark.parametrize("notation", NOTATIONS)
+def test_grammars_allow_what_the_template_renders(notation: str, required: bool, codecs: dict[str, ChatCodec]) -> None:
+    pytest.importorskip("llguidance")
+    codec = codecs[notation]
+    made = reply_constraint(codec, "", None, None, ToolUse(PLAIN_TOOLS, required=required))
+
+    def allows(text: str) -> bool:
+        params = SamplingParams(grammar=made.grammar, grammar_triggers=made.triggers, grammar_after=made.after)
+        chain = build_chain(params, codec.tokenizer)
+        try:
+            for token in [*codec.tokenizer.encode(text, add_special=False), codec.tokenizer.eos_id]:
+                chain.accept(token)
+        except InvalidRequestError:
+            return False
+        return True
+
+    calls = [[("save", {"path": "a b", "n": 3})], [("save", {"path": "{}"}), ("roll", {"on": True})], [("roll", {})]]
+    for wanted in calls:
+        text = rendered(codec, wanted)
+        assert text is not None
+        assert allows(text), text
+        assert allows(f"<muse>Hm.</muse>\n{text}"), text
+    other = rendered(codec, [("other", {"path": "a"})])
+    assert other is not None
+    assert not allows(other)
+    assert allows("Hi.") is not required
+    assert allows(f"<muse>{other}</muse>Hi.") is not required
