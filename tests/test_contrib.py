@@ -14,6 +14,7 @@ CONTRIB = Path(__file__).parents[1] / "contrib"
 VARIABLE = re.compile(r"LLAMACLI_SERVE_(\w+)")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("name", "program"), [("llamacli", "llamacli serve"), ("llamacli-ray", "ray start")])
 def test_systemd_unit(tmp_path: Path, name: str, program: str) -> None:
     if shutil.which("systemd-analyze") is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import SLOW_REFERENCE, LoadTiny, TinyGguf
+from conftest import SLOW_REFERENCE, LoadTiny, TinyGguf, first_variants, quick_first
 from llamacli import Model, load_model
 from llamacli.engine import Engine, ReferenceEngine, default_engine
 from llamacli.ops import linear, moe
@@ -21,13 +21,14 @@ QUANTISED = [name for name in VARIANTS if name not in FLOAT32]
 EVERY = [*FLOAT32, *QUANTISED]
 
 
-def quick_first(names: list[str]) -> list[object]:
-    """Parameters for each variant: the first of an architecture quick."""
-    first: dict[object, str] = {}
-    for name in names:
-        first.setdefault((VARIANTS[name].write, VARIANTS[name].options.get("architecture")), name)
-    quick = set(first.values())
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+FIRST_FLOAT32 = first_variants(FLOAT32)
+FIRST_OF_A_TYPE = {VARIANTS[name].options["type"]: name for name in reversed(QUANTISED)}.values()
+QUICK_FP32 = {
+    **dict.fromkeys(QUANTISED, pytest.mark.slow),
+    **dict.fromkeys((*FLOAT32, *FIRST_OF_A_TYPE), pytest.mark.medium),
+    **dict.fromkeys(FIRST_FLOAT32, ()),
+}
+"""Marks: the first variant of each architecture is quick, types and other float32 variants are left to `make test`."""
 
 
 def all_logits(model: Model, tokens: Iterable[int] = TOKENS) -> np.ndarray:
@@ -61,14 +62,16 @@ def check_greedy(golden: Golden, ids: list[int], gap: float) -> None:
     assert ids[:n] == golden.greedy[:n].tolist()
 
 
-@pytest.mark.parametrize("variant", EVERY)
-def test_golden_matches_the_file(variant: str, tiny_gguf: TinyGguf) -> None:
-    recorded = Golden.load(variant).sha256
-    assert sha256(tiny_gguf(variant)) == recorded, "its writer changed: record the goldens again"
+@pytest.mark.parametrize("family", sorted({variant.family for variant in VARIANTS.values()}))
+def test_goldens_match_the_files(family: str, tiny_gguf: TinyGguf) -> None:
+    names = [name for name in VARIANTS if VARIANTS[name].family == family]
+    changed = [name for name in names if sha256(tiny_gguf(name)) != Golden.load(name).sha256]
+    assert not changed, "the writer of these files changed: record the goldens again"
 
 
 @SLOW_REFERENCE
-@pytest.mark.parametrize("variant", EVERY)
+@pytest.mark.every_case
+@pytest.mark.parametrize("variant", [pytest.param(name, marks=marks) for name, marks in QUICK_FP32.items()])
 def test_fp32_matches_llama_cpp_on_float32_weights(variant: str, load_tiny: LoadTiny) -> None:
     check_exact(Golden.load(variant), all_logits(load_tiny(variant)), VARIANTS[variant].exact)
 

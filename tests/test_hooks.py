@@ -129,7 +129,7 @@ def test_rope(use: Use, engine: Engine) -> None:
     module, _ = use("rope")
     rope = module.PartialRope(16, interleaved=True)
     run = Run(engine, lambda g, param, x: g.rope(x, rope, 16))
-    cos, sin = rope.table(0, len(run.tokens))
+    cos, sin = rope.table(range(len(run.tokens)))
     assert (sin[:, -1] == 0).all()
     assert (sin[1:, 0] != 0).all()
     pairs = run.x.reshape(len(run.tokens), -1, 8, 2)

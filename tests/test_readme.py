@@ -57,6 +57,7 @@ def test_pages_have_code_blocks():
     assert len(blocks("python")) >= 2
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command(folder, command):
     assert run(folder, "bash", "-o", "pipefail", "-c", command).strip()
@@ -69,6 +70,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("page", "number"), PROGRAMS)
 def test_program(folder, page, number):
     assert run(folder, sys.executable, "-c", blocks("python", page)[number]).strip()

@@ -1,6 +1,7 @@
 """Import layers, circles of imports, names and packaging of the code itself."""
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -73,6 +74,7 @@ def package(module: str) -> str:
     return module.split(".")[1]
 
 
+@functools.cache
 def imports(source: str) -> set[str]:
     """Modules of the core that a source imports.
 
@@ -107,14 +109,15 @@ def circles(edges: Mapping[str, set[str]]) -> list[set[str]]:
     return [circle for i, circle in enumerate(found) if len(circle) > 1 and circle not in found[:i]]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(CORE)))
-def test_the_core_names_no_model_family(path: Path) -> None:
-    if path.parent.name == "tokenizer" or path == CORE / "testing" / "vocabularies.py":
-        return  # names of tokenizer schemes are data: values of tokenizer.ggml.* keys
-    if path in (CORE / "testing" / "peer.py", CORE / "testing" / "dump.py"):
-        return  # functions of llama.cpp begin with its name
-    lines = enumerate(OURS_AND_THE_PEER.sub("", path.read_text()).splitlines(), start=1)
-    assert [f"{path.name}:{number}: {line.strip()}" for number, line in lines if NAMES.search(line)] == []
+def test_the_core_names_no_model_family() -> None:
+    data = {CORE / "testing" / "vocabularies.py", *(CORE / "tokenizer").glob("*.py")}  # values of tokenizer.ggml.* keys
+    peer = {CORE / "testing" / "peer.py", CORE / "testing" / "dump.py"}  # functions of llama.cpp begin with its name
+    assert [
+        f"{path.relative_to(CORE)}:{number}: {line.strip()}"
+        for path in sorted({*SOURCES} - data - peer)
+        for number, line in enumerate(OURS_AND_THE_PEER.sub("", path.read_text()).splitlines(), start=1)
+        if NAMES.search(line)
+    ] == []
 
 
 def test_the_search_for_names_finds_them() -> None:
@@ -128,11 +131,13 @@ def test_every_module_has_its_layer() -> None:
     assert {package(module) for module in MODULES if module != "llamacli"} == LAYER.keys()
 
 
-@pytest.mark.parametrize("module", sorted(MODULES.keys() - {"llamacli"}))
-def test_imports_go_down(module: str) -> None:
-    own = package(module)
-    used = {package(other) for other in imports(MODULES[module].read_text())} - {own}
-    assert {other for other in used if LAYER[other] >= LAYER[own]} == set()
+def test_imports_go_down() -> None:
+    assert [
+        f"{module} imports {other}"
+        for module in sorted(MODULES.keys() - {"llamacli"})
+        for other in sorted(imports(MODULES[module].read_text()))
+        if package(other) != package(module) and LAYER[package(other)] >= LAYER[package(module)]
+    ] == []
 
 
 def test_no_module_imports_itself_through_others() -> None:
@@ -170,7 +175,7 @@ def test_kernels_know_arrays_only() -> None:
 ROOT = CORE.parents[1]
 OF_PLUGINS = sorted([*ROOT.glob("plugins/*/llamacli_*/**/*.py"), *ROOT.glob("examples/*/llamacli_*/**/*.py")])
 CONTRACT = {"llamacli.plugin", "llamacli.testing"}
-"""Modules of the core that plugins may import, the second one in their tests."""
+"""Modules of the core that plugins may import, the second one in tests and `tiny.py`."""
 
 
 def foreign_imports(path: Path, allowed: set[str]) -> set[str]:
@@ -183,9 +188,13 @@ def foreign_imports(path: Path, allowed: set[str]) -> set[str]:
     return {module for module in found - allowed if module.split(".")[0] not in own}
 
 
+def allowed(path: Path) -> set[str]:
+    return CONTRACT if path.name == "tiny.py" else {"llamacli.plugin"}
+
+
 def test_plugins_import_the_contract_alone() -> None:
     assert len(OF_PLUGINS) > 60
-    found = {str(path.relative_to(ROOT)): foreign_imports(path, {"llamacli.plugin"}) for path in OF_PLUGINS}
+    found = {str(path.relative_to(ROOT)): foreign_imports(path, allowed(path)) for path in OF_PLUGINS}
     assert {path: modules for path, modules in found.items() if modules} == {}
 
 
@@ -196,6 +205,7 @@ def test_tests_of_examples_and_skeletons_import_the_contract_alone() -> None:
         assert set(re.findall(r"^from (llamacli\b[.\w]*) import", path.read_text(), re.M)) <= CONTRACT, path
 
 
+@pytest.mark.medium
 def test_importing_a_plugin_imports_no_compiler() -> None:
     code = "import sys, llamacli_llama, llamacli_gemma.altup; print(sorted({modules} & sys.modules.keys()))"
     modules = {"numba", "llvmlite", "llamacli.kernels.jit", "llamacli.sampling", "llamacli.tokenizer", "jinja2"}
@@ -217,6 +227,7 @@ def test_every_distribution_brings_its_licence_and_its_types() -> None:
             assert ((CORE.parent if folder == root else folder) / package / "py.typed").is_file()
 
 
+@pytest.mark.medium
 def test_importing_the_package_is_cheap() -> None:
     heavy = {"numpy", "numba", "gguf", "regex", "click", "jinja2"}
     code = f"import sys, llamacli; print(sorted({heavy} & sys.modules.keys()))"

@@ -33,6 +33,7 @@ def test_docstrings_without_fields_are_named() -> None:
         described(verb)
 
 
+@pytest.mark.medium
 def test_users_are_found() -> None:
     found = users()
     assert found["xielu"] == {"apertus"}

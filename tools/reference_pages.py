@@ -201,6 +201,7 @@ def _described_name(module: str, name: str) -> str:
     if isinstance(value, ModuleType):
         return str(value.__doc__).partition("\n")[0]
     own = value.__module__ if inspect.isclass(value) or inspect.isfunction(value) else module
+    own = own if own.startswith("llamacli") else module  # Numba's own, once it has been imported
     for home in (own, *(f"llamacli.kernels.{part}" for part in _OF_KERNELS)):
         body = ast.parse((ROOT / "core" / _file(home)).read_text("utf-8")).body
         for node, after in itertools.pairwise([*body, ast.Pass()]):

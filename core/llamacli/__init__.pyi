@@ -42,6 +42,7 @@ from llamacli.graph import Activation as Activation
 from llamacli.graph import Graph as Graph
 from llamacli.graph import Value as Value
 from llamacli.hookspecs import hookimpl as hookimpl
+from llamacli.inputs import Inputs as Inputs
 from llamacli.loaders import ArrayFile as ArrayFile
 from llamacli.loaders import Loader as Loader
 from llamacli.model import Model as Model

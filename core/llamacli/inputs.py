@@ -1,4 +1,4 @@
-"""Inputs of a model: token ids, rows of embeddings, positions, spans, content keys.
+"""Model inputs: token ids, embeddings, positions, bidirectional spans, content keys.
 
 A content key is an int for each token. Two tokens with equal keys after equal keys have equal cells in the KV cache, so
 that prefixes are compared by keys. The key of a plain id is the id; all others are negative.
@@ -147,7 +147,10 @@ class Inputs:
         return attrs.evolve(self, positions=_frozen(out.astype(np.int32)))
 
     def largest_piece(self, start: int, room: int) -> int:
-        """Number of tokens from `start` on, at most `room`, that cut no span; 0 if there is none."""
+        """Number of tokens from `start` on that cut no span.
+
+        At most `room`; 0 if the first span is longer.
+        """
         stop = min(len(self), start + room)
         for a, b in self.spans:
             if a < stop < b:
@@ -157,7 +160,10 @@ class Inputs:
 
 @attrs.frozen(eq=False)
 class _Cell:
-    """What decides a token's cell. `span`: its index in its span, and the span's length."""
+    """Content of a token that is not a plain id.
+
+    `span`: the token's index in its span, and the span's length.
+    """
 
     id: int
     row: Floats | None
@@ -184,6 +190,12 @@ class Contents:
     def __len__(self) -> int:
         return len(self._cells)
 
+    def copy(self) -> Contents:
+        """Contents that change independently."""
+        other = Contents()
+        other._cells = dict(self._cells)
+        return other
+
     def add(self, inputs: Inputs, before: Sequence[int] = ()) -> list[int]:
         """Add tokens that follow those with the keys `before`; their keys.
 
@@ -209,9 +221,10 @@ class Contents:
         return inputs.keys
 
     def slice(self, keys: Sequence[int], start: int = 0, stop: int | None = None) -> Inputs:
-        """Tokens `start` to `stop` - 1 of those with the keys, for evaluation after the ones before.
+        """Inputs of the keys `start` to `stop` - 1, to be evaluated.
 
-        Their positions are those of the whole list. Raises InvalidRequestError if the end would cut a span.
+        They have the positions that follow from all keys before. Raises InvalidRequestError if the end would cut a
+        span.
         """
         stop = len(keys) if stop is None else stop
         part = list(keys[start:stop])
@@ -230,7 +243,7 @@ class Contents:
             k = max((len(one) for one in positions if one), default=1)
             if k > 1:
                 positions = [one and (*_three(one), *one[3:], 0)[:k] for one in positions]
-            table = np.array([(-1,) * k if one is None else one for one in positions], np.int32)
+            table = np.array([(-1,) * k if one is None else one for one in positions], np.int32).reshape(-1, k)
         ids = [key if cell is None else cell.id for key, cell in zip(part, cells, strict=True)]
         inputs = Inputs(
             _frozen(np.array(ids, np.int32)),
@@ -243,7 +256,7 @@ class Contents:
         return inputs if table is None else inputs.placed(first, table.shape[1])
 
     def next_position(self, keys: Sequence[int], stop: int | None = None) -> int:
-        """Default position of a token after the first `stop` of the keys, by default after all."""
+        """Default position of a token after the keys, or the first `stop`."""
         stop = len(keys) if stop is None else stop
         if self._cells:
             for i in range(stop - 1, -1, -1):
@@ -311,7 +324,10 @@ class Contents:
         return contents
 
     def _last_position(self, before: Sequence[int]) -> tuple[int, ...]:
-        """Position of the last of the tokens, as three components; -1 if there is none."""
+        """Position of the last of the tokens, as three components.
+
+        -1 if there is none.
+        """
         if before and is_positioned(before[-1]):
             return _three(self._cells[before[-1]].position or (0,))
         return (self.next_position(before) - 1,) * 3

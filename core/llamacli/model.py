@@ -178,15 +178,15 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
             variables=variables,
         )
 
-    def create_chat_codec(self, template: str | None = None, *, tools: bool = False) -> ChatCodec:
+    def create_chat_codec(self, template: str | None = None, *, tools: bool | Sequence[Any] = False) -> ChatCodec:
         """Create the encoder of prompts and decoder of replies, without a session.
 
-        `template` is as for `create_chat`. With `tools` the file's template for tools is taken, if it has one. Raises
-        ChatTemplateError if there is no template, or a broken one.
+        `template` is as for `create_chat`. With `tools`, True or the tools themselves, the file's template for tools is
+        taken, if it has one. Raises ChatTemplateError if there is no template, or a broken one.
         """
         from llamacli.chat.codec import ChatCodec
 
-        return ChatCodec(self.tokenizer, self.metadata, self._plugins.chat_formats(), template, tools=tools)
+        return ChatCodec(self.tokenizer, self.metadata, self._plugins.chat_formats(), template, tools=bool(tools))
 
     @explain_names
     def generate(

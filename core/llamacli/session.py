@@ -17,6 +17,7 @@ from llamacli.generation.drafting import Drafter, hidden_taker
 from llamacli.generation.loop import Stats, generate, token_limit
 from llamacli.generation.stream import TokenStream
 from llamacli.generation.text import Token
+from llamacli.inputs import Contents, Inputs
 from llamacli.kv import CacheStrategy, KVSequence, snapshot
 from llamacli.sampling import Candidates, LogProbs, SamplerChain, SamplerState, SamplingParams
 from llamacli.tokenizer import StreamDecoder
@@ -145,7 +146,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
             reuse=self._prefixes is not None,
             adapters=self.adapters,
         )
-        child._tokens = list(self._tokens)
+        child._tokens, child._contents = list(self._tokens), self._contents.copy()
         child._logits = None if self._logits is None else self._logits.copy()
         child._sampler, child._params = self._sampler.clone(), self._params
         child.n_reused = self.n_reused
@@ -231,12 +232,12 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
 
         Its text continues that of `tokens`.
         """
-        return self.model.tokenizer.stream(self._tokens)
+        return self.model.tokenizer.stream([token for token in self._tokens if token >= 0])
 
     @explain_names
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Sequence[int] | Inputs,
         params: SamplingParams | SamplerChain | None = None,
         *,
         max_tokens: int | None = None,
@@ -245,7 +246,8 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
     ) -> Generator[Token, None, None]:
         """Evaluate `prompt`, then yield up to `max_tokens` tokens as they are drawn.
 
-        The prompt is token ids, or text, which is tokenized as `encode` does: special tokens in it stay text. With None
+        The prompt is token ids, an `Inputs`, or text, which is tokenized as `encode` does: special tokens in it stay
+        text. With None
         or -1 for `max_tokens` the text goes on until it ends or the context is full.
 
         A token is accepted when the next one is asked for: only then is it counted, remembered for penalties and
@@ -268,19 +270,20 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
             raise SessionBusyError(_BUSY)
         params = self.params if params is None else params
         limit = token_limit(max_tokens, self.n_ctx)
-        ids = self._checked(self.encode(prompt) if isinstance(prompt, str) else prompt).tolist()
+        ids = self._checked(self.encode(prompt) if isinstance(prompt, str) else prompt)
+        given = ids if isinstance(ids, Inputs) else ids.tolist()
         drafter = self.drafter if speculate is None else speculate
         if drafter is not None:
             drafter.begin(self.model)
         self._sampler.use(params)
-        tokens = generate(self, ids, params, max_tokens=limit, ignore_eos=ignore_eos, speculate=drafter)
+        tokens = generate(self, given, params, max_tokens=limit, ignore_eos=ignore_eos, speculate=drafter)
         self.stop_string = ""
         return self._exclusively(tokens, drafter)
 
     @explain_names
     def generate_async(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Sequence[int] | Inputs,
         params: SamplingParams | SamplerChain | None = None,
         *,
         max_tokens: int | None = None,
@@ -347,7 +350,10 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
     def _state(self, extra: dict[str, Any]) -> dict[str, Any]:
         self._drop_stale_cells()
         arrays = {} if self._logits is None else {"logits": self._logits}
-        return {"arrays": arrays, "tokens": self._tokens, "sampler": self._sampler.draws, "owner": extra}
+        embeddings, contents = self._contents.save(self._tokens)
+        arrays |= embeddings
+        more = {"contents": contents} if contents else {}
+        return {"arrays": arrays, "tokens": self._tokens, "sampler": self._sampler.draws, "owner": extra, **more}
 
     @locked
     def _restore(self, state: snapshot.Snapshot) -> dict[str, Any]:
@@ -356,8 +362,9 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         held = state.sequences[0].tokens if state.sequences.keys() == {0} else None
         if not isinstance(tokens, list) or held != tokens[: len(held or ())] or not isinstance(owner, dict):
             raise StateError("not the saved state of a session")
-        if not all(is_integer(token) and 0 <= token < n_vocab for token in tokens):
+        if not all(is_integer(token) and token < n_vocab for token in tokens):
             raise StateError(f"the saved state has tokens that are not from 0 to {n_vocab - 1}")
+        contents = Contents.load(state.arrays, state.extra.get("contents", []), tokens)
         if len(tokens) > self.n_ctx or (logits is not None and logits.shape != (n_vocab,)):
             raise StateError(
                 f"the {len(tokens)} tokens or the logits of the saved state do not fit into {self.n_ctx} tokens"
@@ -371,7 +378,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         state.check({0: self.cache})
         self._logits, self._tokens, self._ahead, self.n_reused = None, [], [], 0
         state.restore({0: self.cache})
-        self._tokens = list(map(int, tokens))
+        self._tokens, self._contents = list(map(int, tokens)), contents
         self._logits = None if logits is None else logits.copy()
         self._sampler = draws
         return owner

@@ -180,7 +180,8 @@ class TestChat:
             ({"tool_choice": "maybe"}, "'maybe'; it must be none, auto, required"),
             ({"tools": TOOLS, "tool_choice": {"function": {"name": "no"}}}, "there is no tool 'no'"),
             ({"response_format": {"type": "xml"}}, "'xml'; it must be text, json_object or json_schema"),
-            ({"response_format": {"type": "json_schema"}}, "must be an object or a boolean, not None"),
+            ({"response_format": {"type": "json_schema"}}, r"response_format.json_schema: it is required"),
+            ({"response_format": {"type": "json_object", "schema": 1}}, "must be an object or a boolean"),
             ({"response_format": {"type": "json_object"}, "grammar": "root ::= [a]"}, "exclude each other"),
             ({"top_logprobs": 2}, "needs logprobs=True"),
             ({"max_tokens": 1.5}, "max_tokens must be an integer or None, not 1.5"),
@@ -197,7 +198,14 @@ class TestChat:
         [
             ([], "at least one is needed"),
             (["Hi."], r"messages\[0\] must be .*not Hi\."),
-            ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\].content: only parts of type text"),
+            (
+                [{"role": "user", "content": [{"type": "image_url"}]}],
+                r"messages\[0\]\.content\[0\]: parts of type 'image_url'",
+            ),
+            (
+                [{"role": "user", "content": ["a"]}],
+                r"messages\[0\]\.content\[0\]: parts of type 'str' are not supported",
+            ),
             ([{"role": "user", "content": 3}], r"messages\[0\].content must be a text, not 3"),
             ([{"role": "assistant", "tool_calls": [{"id": "a"}]}], r"messages\[0\].tool_calls: not a call"),
         ],

@@ -136,6 +136,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "MAX_SECONDS", 0.3)
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("source", [*ESCAPES, *BOMBS])
 def test_escapes_and_bombs_are_refused_in_time(source: str) -> None:

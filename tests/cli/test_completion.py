@@ -96,6 +96,7 @@ def shell_environment(environment: dict[str, str], tmp_path: Path) -> dict[str, 
     return environment | {"PATH": f"{command.parent}:{environment['PATH']}", "HOME": str(tmp_path), "TERM": "xterm"}
 
 
+@pytest.mark.medium
 @needs("bash")
 def test_completion_in_bash(shell_environment: dict[str, str]) -> None:
     press_tab = """

@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
 
+
+@pytest.mark.medium
 def test_text_output(invoke) -> None:
     result = invoke("doctor")
     assert result.exit_code == 0

@@ -5,11 +5,11 @@ import re
 from collections.abc import Iterator
 
 import click
-import pytest
 
 from llamacli.cli.app import app
 from llamacli.cli.numbers import IntList
 from llamacli.cli.options import StderrHandler
+from suite import check_each
 
 NUMERIC = (click.types.IntParamType, click.types.FloatParamType, IntList)
 
@@ -21,7 +21,7 @@ def numeric_options() -> Iterator[tuple[str, click.Option]]:
                 yield name, param
 
 
-OPTIONS = [pytest.param(*found, id=f"{found[0]} {found[1].opts[-1]}") for found in numeric_options()]
+OPTIONS = [(f"{command} {option.opts[-1]}", command, option) for command, option in numeric_options()]
 
 
 def outside(kind: click.ParamType) -> Iterator[tuple[str, str]]:
@@ -55,35 +55,43 @@ def test_numeric_options_are_found() -> None:
     assert {"run", "bench", "perplexity", "embed", "quantize"} <= {command for command, _ in numeric_options()}
 
 
-@pytest.mark.parametrize(("command", "option"), OPTIONS)
-def test_numeric_options_have_a_range(command: str, option: click.Option) -> None:
-    assert isinstance(option.type, click.IntRange | click.FloatRange | IntList)
-    assert getattr(option.type, "min", 0) is not None
+def test_numeric_options_have_a_range() -> None:
+    def check(command: str, option: click.Option) -> None:
+        assert isinstance(option.type, click.IntRange | click.FloatRange | IntList)
+        assert getattr(option.type, "min", 0) is not None
+
+    check_each(check, OPTIONS)
 
 
-@pytest.mark.parametrize(("command", "option"), OPTIONS)
-def test_value_out_of_range_is_a_usage_error(command: str, option: click.Option, invoke) -> None:
-    for value, said in outside(option.type):
-        for flag in option.opts:
-            given = [f"{flag}={value}"] if flag.startswith("--") else [flag, value]
-            message = refusal(invoke, command, *given)
-            assert said in message, value
+def test_values_out_of_range_are_usage_errors(invoke) -> None:
+    def check(command: str, option: click.Option) -> None:
+        for value, said in outside(option.type):
+            for flag in option.opts:
+                given = [f"{flag}={value}"] if flag.startswith("--") else [flag, value]
+                message = refusal(invoke, command, *given)
+                assert said in message, value
+                assert option.opts[-1] in message
+
+    check_each(check, OPTIONS)
+
+
+def test_invalid_numbers_are_usage_errors(invoke) -> None:
+    def check(command: str, option: click.Option) -> None:
+        for value in ("x", "1e", "0x10", " "):
+            message = refusal(invoke, command, f"{option.opts[-1]}={value}")
             assert option.opts[-1] in message
 
+    check_each(check, OPTIONS)
 
-@pytest.mark.parametrize(("command", "option"), OPTIONS)
-def test_invalid_number_is_a_usage_error(command: str, option: click.Option, invoke) -> None:
-    for value in ("x", "1e", "0x10", " "):
-        message = refusal(invoke, command, f"{option.opts[-1]}={value}")
+
+def test_ranges_of_environment_variables(invoke) -> None:
+    def check(command: str, option: click.Option) -> None:
+        value, said = next(outside(option.type))
+        message = refusal(invoke, command, env={f"LLAMACLI_{command}_{option.name}".upper(): value})
+        assert said in message
         assert option.opts[-1] in message
 
-
-@pytest.mark.parametrize(("command", "option"), OPTIONS)
-def test_ranges_of_environment_variables(command: str, option: click.Option, invoke) -> None:
-    value, said = next(outside(option.type))
-    message = refusal(invoke, command, env={f"LLAMACLI_{command}_{option.name}".upper(): value})
-    assert said in message
-    assert option.opts[-1] in message
+    check_each(check, OPTIONS)
 
 
 def test_log_records_of_a_logger_begin_with_their_time(capsys) -> None:

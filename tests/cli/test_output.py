@@ -108,6 +108,7 @@ def test_middle_of_a_long_error_is_left_out() -> None:
     assert one_line(ValueError("x" * 2000)) == "x" * 2000
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("arguments", "target", "reason"),
     [

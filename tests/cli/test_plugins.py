@@ -1,11 +1,12 @@
 import json
+import re
 import sys
 from importlib.metadata import EntryPoint
 
 import pytest
 
 from llamacli.plugins import ARCHITECTURES, GENERAL, Plugins
-from llamacli.testing import parametrize
+from llamacli.testing import parametrize, result_checks
 
 BROKEN = EntryPoint("broken", "no_such_plugin_module", GENERAL)
 
@@ -116,6 +117,27 @@ class TestCheck:
         assert "metadata key 'lfm2.shortconv.l_cache' is missing; tiny models made from the" in result.stderr
         assert "give others by --variants FILE.py" in result.stderr
 
+    def test_unexpected_errors_are_rows(self, invoke, monkeypatch) -> None:
+        def fail(tiny) -> None:
+            raise ValueError("shapes do not match")
+
+        monkeypatch.setitem(parametrize.RESULTS, "broken", fail)
+        monkeypatch.setitem(parametrize.RESULTS, "behind", lambda tiny: result_checks.measured.append(3e-14))
+        result = invoke("plugins", "check", "llama")
+        assert result.exit_code == 1
+        broken = next(line for line in result.stdout.splitlines() if line.endswith(tuple("0123456789")))
+        assert re.match(
+            r"FAILED +\S+ s  llama-broken: ValueError: shapes do not match, at \S*test_plugins.py:\d+$", broken
+        )
+        assert re.search(r"^ok +\S+ s  llama-behind: NMSE 3e-14$", result.stdout, re.MULTILINE)
+
+    def test_missing_extra_is_named(self, invoke, monkeypatch) -> None:
+        monkeypatch.delitem(sys.modules, "llamacli.testing.parametrize")
+        monkeypatch.setitem(sys.modules, "pytest", None)
+        result = invoke("plugins", "check", "llama")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr == "llamacli: error: checks need pytest: pip install 'llamacli[testing]'\n"
+
     def test_unknown_name(self, invoke) -> None:
         result = invoke("plugins", "check", "unheard")
         assert result.exit_code == 1
@@ -124,7 +146,9 @@ class TestCheck:
     def test_peer(self, invoke) -> None:
         pytest.importorskip("llama_cpp")
         result = invoke("plugins", "check", "llama", "--peer", "--json")
-        assert json.loads(result.stdout)[-1] | {"seconds": 0} == {"check": "llama-peer", "seconds": 0, "error": None}
+        assert json.loads(result.stdout)[-1] | {"seconds": 0, "nmse": 0} == {
+            "check": "llama-peer", "seconds": 0, "nmse": 0, "error": None,
+        }  # fmt: skip
 
     def test_transformers_are_needed(self, invoke, monkeypatch) -> None:
         monkeypatch.setitem(sys.modules, "torch", None)

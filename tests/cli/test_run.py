@@ -319,7 +319,7 @@ def test_prompt_too_long_is_one_line(invoke, model) -> None:
         ("--temp", "-0.1", "from 0 to 1000000"),
         ("--temp", "nan", "from 0 to 1000000"),
         ("--temp", "inf", "from 0 to"),
-        ("--top-k", "-1", "of at least 0"),
+        ("--top-k", "-2", "of at least -1"),
         ("--top-k", "1.5", "integer"),
         ("--top-p", "1.1", "from 0 to 1"),
         ("--min-p", "-1", "from 0 to 1"),

@@ -147,6 +147,29 @@ def test_options_of_plugin_samplers() -> None:
             parse("--sampler-option", wrong)
 
 
+ONLY = """
+from llamacli import hookimpl
+from llamacli.sampling import Sampler, SamplerType
+LLAMACLI_API = 1
+class Only(Sampler):
+    def __init__(self, token):
+        self.token = token
+    def apply(self, candidates):
+        candidates.keep_where(candidates.ids == self.token)
+@hookimpl
+def register_samplers(register):
+    register(SamplerType("only", lambda params, tokenizer: Only(params.options["only"]), when_greedy=True))
+"""
+
+
+def test_sampler_of_a_plugin_with_its_option(program, model, site, install) -> None:
+    install(site, "llamacli-only", "[llamacli]\nonly = only_plugin\n", only_plugin=ONLY)
+    options = ("run", model, PROMPT, "-n", "3", "--json", "--samplers")
+    result = program(*options, "only", "--sampler-option", "only=300")
+    assert json.loads(result.stdout)["tokens"] == [300, 300, 300]
+    assert "; only; " in " ".join(program(*options, "one").stderr.split())
+
+
 def test_unknown_samplers_in_a_file_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
     metadata = Metadata({"general.sampling.sequence": "top_k;infill;temperature"})
     assert sampling_params(parse(), metadata, 512).samplers == ("top_k", "temperature")

@@ -25,7 +25,7 @@ import click.testing
 import openai
 import pytest
 
-from http_server import TEMPLATE, HttpReply, request_json
+from http_server import TEMPLATE, HttpReply, request_json, wait_for
 from llamacli import load_model
 from llamacli.cli.app import app
 from llamacli.cli.command import grouped
@@ -276,10 +276,7 @@ def test_disconnects_leave_nothing_behind(server: Program) -> None:
             )
             next(iter(stream))
             stream.close()
-    deadline = time.monotonic() + 10
-    while server.send("/slots").json:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: not server.send("/slots").json)
     assert 'llamacli_cancelled_total{model="demo",phase="decode"}' in server.send("/metrics").body.decode()
 
 
@@ -287,10 +284,7 @@ def test_log_names_requests_without_texts(server: Program) -> None:
     server.send(
         "/v1/completions", {"prompt": "a very private text", "max_tokens": 1}, headers={"X-Request-Id": "abc-1"}
     )
-    deadline = time.monotonic() + 10
-    while not any("id=abc-1" in line for line in server.lines):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: any("id=abc-1" in line for line in server.lines))
     assert "private" not in "".join(server.lines)
 
 
@@ -377,10 +371,7 @@ def test_random_disconnects_lose_and_mix_nothing(start_server: Callable[..., Pro
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         whole = list(pool.map(one, range(N_DISCONNECTS)))
     assert 0.25 < sum(whole) / N_DISCONNECTS < 0.75
-    deadline = time.monotonic() + 10
-    while len(set(pages())) > 1:  # all pages in use are those of kept prefixes
-        assert time.monotonic() < deadline, pages()
-        time.sleep(0.05)
+    wait_for(lambda: len(set(pages())) == 1)  # all pages in use are those of kept prefixes
     assert program.end() == 0
 
 
@@ -450,10 +441,7 @@ def test_models_are_loaded_on_demand(start_server: Callable[..., Program]) -> No
     assert [reply.status for reply in replies] == [200] * 12
     name = loaded()[0]
     assert program.send("/api/generate", {"model": name, "keep_alive": 0}).json["done_reason"] == "unload"
-    deadline = time.monotonic() + 10
-    while loaded():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: not loaded())
     assert program.end() == 0
 
 
@@ -521,6 +509,7 @@ def test_addresses_of_clusters() -> None:
     assert given("--ray", "head:6379", "a.gguf")["ray_address"] == "head:6379"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -537,6 +526,7 @@ def test_wrong_clusters(monkeypatch: pytest.MonkeyPatch, arguments: list[str], m
     assert message in result.stderr
 
 
+@pytest.mark.medium
 def test_ray_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))

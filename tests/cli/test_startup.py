@@ -16,6 +16,7 @@ LOADED = (
 BUDGET_S = 0.3
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "arguments", ["--help", "run --help", "plugins --help", "", "--nonsense", "run --top-k x", "inspect", "model.gguf"]
 )
@@ -26,6 +27,7 @@ def test_help_and_usage_errors_import_nothing_heavy(arguments: str, environment:
     assert HEAVY & set(result.stdout.splitlines()[-1].split()) == set()
 
 
+@pytest.mark.medium
 def test_help_imports_no_command(environment: dict[str, str], thirty_plugins: None) -> None:
     result = subprocess.run(
         [sys.executable, "-c", LOADED, "--help"], env=environment, capture_output=True, text=True, check=True
@@ -36,12 +38,14 @@ def test_help_imports_no_command(environment: dict[str, str], thirty_plugins: No
     assert "  dummy7      Print the name.\n" in result.stdout
 
 
+@pytest.mark.medium
 def test_completion_imports_nothing_for_chat(environment: dict[str, str], model: Path) -> None:
     command = [sys.executable, "-c", LOADED, "run", str(model), "once", "-n", "1"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert {"jinja2", "prompt_toolkit", "asyncio"} & set(result.stdout.splitlines()[-1].split()) == set()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("command", ["inspect", "plugins"])
 def test_commands_without_computing_import_no_compiler(command: str, environment: dict[str, str], model: Path) -> None:
     arguments = [command, str(model)] if command == "inspect" else [command]
@@ -51,6 +55,7 @@ def test_commands_without_computing_import_no_compiler(command: str, environment
     assert {"numba", "llvmlite.binding"} & set(result.stdout.splitlines()[-1].split()) == set()
 
 
+@pytest.mark.medium
 def test_cached_kernels_run_without_numba(environment: dict[str, str], model: Path) -> None:
     """Importing Numba would take half of a short run."""
     command = [sys.executable, "-c", LOADED, "run", str(model), "once", "-n", "4", "--seed", "1"]
@@ -88,6 +93,7 @@ def thirty_plugins(site: Path, install) -> None:
         install(site, f"llamacli-{name}", entries, **{name: PLUGIN.replace("{name}", name)})
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("arguments", ["--help", "run --help", "plugins --help", "trace --help"])
 def test_help_imports_no_plugin_and_no_more_modules(
     arguments: str, environment: dict[str, str], thirty_plugins: None
@@ -103,6 +109,7 @@ def test_help_imports_no_plugin_and_no_more_modules(
     assert loaded() == loaded(PYTHONPATH=os.pathsep.join(packages))
 
 
+@pytest.mark.medium
 def test_command_of_a_plugin_imports_no_model_code(environment: dict[str, str], thirty_plugins: None) -> None:
     command = [sys.executable, "-c", LOADED, "dummy7"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -110,6 +117,7 @@ def test_command_of_a_plugin_imports_no_model_code(environment: dict[str, str], 
     assert {"numba", "gguf", "tokenizers"} & set(result.stdout.splitlines()[-1].split()) == set()
 
 
+@pytest.mark.medium
 def test_running_a_model_imports_no_other_architecture(
     environment: dict[str, str], model: Path, site: Path, install
 ) -> None:
@@ -136,6 +144,7 @@ def test_version(program, site: Path, install) -> None:
     assert (result.returncode, result.stdout) == (0, "llamacli, version 1.0\n")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "args",
     [

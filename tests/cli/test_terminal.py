@@ -128,6 +128,7 @@ def test_closed_pipe_ends_quietly(endless) -> None:
     assert lines_but_warnings(err) == []
 
 
+@pytest.mark.medium
 def test_pipe_to_head(environment, model: Path) -> None:
     script = 'python() { "$PYTHON" -m llamacli "$@"; }; python run "$MODEL" once --ignore-eos | head -c 10'
     env = environment | {"PYTHON": sys.executable, "MODEL": str(model)}
@@ -156,6 +157,7 @@ def test_locale_without_utf8_keeps_text(program, model: Path) -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, "once é 日\n", "")
 
 
+@pytest.mark.medium
 def test_closed_streams(environment, model: Path) -> None:
     for redirections in ("<&-", "2>&-", ">&-", "<&- >&- 2>&-"):
         script = f'"$PYTHON" -m llamacli run "$MODEL" -n 2 {redirections}'

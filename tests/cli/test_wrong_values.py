@@ -14,6 +14,7 @@ from llamacli.cli.numbers import Integer, IntList, Number
 from llamacli.cli.options import LoraFile
 from llamacli.cli.plot import ImagePath
 from llamacli.cli.serve import Form, ReplicaRange
+from suite import check_each
 
 Wrong = tuple[list[str], tuple[str, ...]]
 
@@ -69,7 +70,7 @@ def options() -> Iterator[tuple[str, click.Option]]:
             yield name, param
 
 
-ALL = [pytest.param(name, option, id=f"{name} {option.opts[-1]}") for name, option in options()]
+ALL = [(f"{name} {option.opts[-1]}", name, option) for name, option in options()]
 
 
 def wrong(option: click.Option, folder: Path) -> Wrong:
@@ -102,23 +103,20 @@ def wrong(option: click.Option, folder: Path) -> Wrong:
     raise AssertionError(f"add a wrong value of {flag} to TEXTS, or its name to ANY")
 
 
-@pytest.mark.parametrize(("command", "option"), ALL)
-def test_wrong_value(
-    command: str, option: click.Option, invoke: Callable[..., click.testing.Result], model: Path, tmp_path: Path
-) -> None:
-    args, said = wrong(option, tmp_path)
-    takes_model = any(param.name in ("model", "first") for param in COMMANDS[command].params)
-    names = {param.name for param in COMMANDS[command].params if isinstance(param, click.Argument)}
-    given = (
-        [str(model)] if takes_model and names & {"model", "first"} and option.name not in ("model", "hf_repo") else []
-    )
-    result = invoke(*command.split(), *given, *ARGUMENTS.get(command, []), *args, input="")
-    message = " ".join(result.stderr.split())
-    assert result.exit_code in (1, 2), message
-    assert result.stdout == ""
-    for part in said:
-        assert part in message
-    assert "Traceback" not in message
+def test_wrong_values(invoke: Callable[..., click.testing.Result], model: Path, tmp_path: Path) -> None:
+    def check(command: str, option: click.Option) -> None:
+        args, said = wrong(option, tmp_path)
+        names = {param.name for param in COMMANDS[command].params if isinstance(param, click.Argument)}
+        given = [str(model)] if names & {"model", "first"} and option.name not in ("model", "hf_repo") else []
+        result = invoke(*command.split(), *given, *ARGUMENTS.get(command, []), *args, input="")
+        message = " ".join(result.stderr.split())
+        assert result.exit_code in (1, 2), message
+        assert result.stdout == ""
+        for part in said:
+            assert part in message
+        assert "Traceback" not in message
+
+    check_each(check, ALL)
 
 
 @pytest.mark.parametrize(

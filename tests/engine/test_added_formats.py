@@ -118,6 +118,7 @@ def test_products_under_each_instruction_set(isa: str) -> None:
     assert int(found[1]) >= 42  # three types in all shapes
 
 
+@pytest.mark.medium
 def test_registering_kernels_does_not_import_numba(write) -> None:
     code = f"""
 import sys

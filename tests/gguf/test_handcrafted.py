@@ -1,7 +1,6 @@
 """The 34 cases of llama.cpp's tests/test-gguf.cpp, with random content."""
 
 import struct
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from llamacli.errors import ModelFormatError
 from llamacli.gguf import open_gguf
 from llamacli.gguf.header import parse_header
 from llamacli.quantization import FORMATS, TensorType
+from suite import calls_at_most
 
 Random = np.random.Generator
 
@@ -160,15 +160,13 @@ def rng(request: pytest.FixtureRequest) -> Random:
 
 
 @pytest.mark.parametrize("name", REJECTED)
-def test_broken_file_is_rejected_with_bounded_time_and_memory(name: str, rng: Random, tmp_path: Path) -> None:
+def test_broken_file_is_rejected_with_bounded_work_and_memory(name: str, rng: Random, tmp_path: Path) -> None:
     path = tmp_path / "broken.gguf"
     message, build = REJECTED[name]
     path.write_bytes(build(rng))
     tracemalloc.start()
-    began = time.perf_counter()
-    with pytest.raises(ModelFormatError, match=rf"broken\.gguf: .*{message}"):
+    with calls_at_most(10_000), pytest.raises(ModelFormatError, match=rf"broken\.gguf: .*{message}"):
         open_gguf(path)
-    assert time.perf_counter() - began < 1
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 

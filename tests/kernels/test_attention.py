@@ -16,7 +16,7 @@ from llamacli.ops.attention import alibi_slopes
 from llamacli.testing import formulas
 from llamacli.testing.kernels import run_kernel
 from llamacli.util.memory import view
-from suite import examples
+from suite import examples, pairwise
 
 THREADS = 2
 TYPES = [*KV_TYPES, ("q8_0", "q4_1"), ("q5_0", "iq4_nl")]
@@ -44,7 +44,7 @@ def pages(sequence: KVSequence) -> list[np.ndarray]:
 def place(*spans: tuple[KVSequence, int, int]) -> np.ndarray:
     """Rows for the cells from `start` to `stop` - 1 of each sequence."""
     rows = [
-        (cell, cell, some.addresses.ctypes.data, some.seq_len, stop)
+        (cell, cell, some.addresses.ctypes.data, some.seq_len, stop, 0, 0)
         for some, start, stop in spans
         for cell in range(start, stop)
     ]
@@ -151,9 +151,7 @@ def check_attention(team: Team, state: KVSpec, kv_type, options: dict) -> None:
     assert formulas.nmse(out, np.concatenate(expected)) < 1e-11
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("head_dim", [1, 5, 20, 32, 80, 112])
-@pytest.mark.parametrize("kv_type", TYPES, ids=str)
+@pytest.mark.parametrize(("kv_type", "head_dim", "options"), pairwise(TYPES, [1, 5, 20, 32, 80, 112], OPTIONS))
 def test_attention_reads_stored_cells_only(kv_type, head_dim: int, options: dict, team: Team) -> None:
     check_attention(team, KVSpec(2, head_dim), kv_type, options)
 
@@ -164,10 +162,12 @@ def test_values_of_another_width_than_keys(kv_type, head_dim: int, value_dim: in
     check_attention(team, KVSpec(2, head_dim, value_dim=value_dim), kv_type, {"window": 20, "sinks": True})
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(16, 16), (24, 16), (96, 64), (40, 5), (16, 3), (7, 5), (112, 70)])
-@pytest.mark.parametrize("kv_type", TYPES, ids=str)
-def test_values_in_keys(kv_type, head_dim: int, value_dim: int, options: dict, team: Team) -> None:
+WIDTHS = [(16, 16), (24, 16), (96, 64), (40, 5), (16, 3), (7, 5), (112, 70)]
+
+
+@pytest.mark.parametrize(("kv_type", "widths", "options"), pairwise(TYPES, WIDTHS, OPTIONS))
+def test_values_in_keys(kv_type, widths: tuple[int, int], options: dict, team: Team) -> None:
+    head_dim, value_dim = widths
     check_attention(team, KVSpec(2, head_dim, value_dim=value_dim, values_in_keys=True), kv_type, options)
 
 

@@ -51,6 +51,7 @@ def test_ops_stay_in_their_memory(side) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("side", "rows", "fine"),
     [("end", (0, 5), True), ("end", (0, 6), False), ("start", (0, 5), True), ("start", (-1, 5), False)],
@@ -60,6 +61,7 @@ def test_row_out_of_bounds_ends_the_process(side, rows, fine) -> None:
     assert (done.returncode, done.stdout) == ((0, "320\n") if fine else (-signal.SIGSEGV, "")), done.stderr
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("index", "fine"), [(4, True), (5, False)])
 def test_array_functions_can_be_compiled_with_bounds_checks(index, fine, tmp_path) -> None:
     done = run("-c", READ.format(index=index), NUMBA_BOUNDSCHECK="1", LLAMACLI_CACHE=str(tmp_path))

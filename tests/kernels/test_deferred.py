@@ -32,11 +32,13 @@ def run(program: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.medium
 def test_modules_of_kernels_import_no_numba_until_it_is_needed() -> None:
     done = run(PROGRAM, NUMBA_DISABLE_JIT="0")
     assert done.stdout == "replaced\n", done.stderr
 
 
+@pytest.mark.medium
 def test_names_are_numbas_own_where_kernels_are_python_code() -> None:
     program = """
 import numba

@@ -149,6 +149,7 @@ def test_every_part_of_a_description_counts(change) -> None:
     assert packing_digest(attrs.evolve(PACKING, **change)) != packing_digest(PACKING)
 
 
+@pytest.mark.medium
 def test_it_is_the_same_in_every_process() -> None:
     code = "import example_formats as e; from llamacli.kernels.digest import packing_digest; "
     code += "print(packing_digest(e.packing_q3()), packing_digest(e.packing_t()))"
@@ -168,6 +169,7 @@ def flipped(block, codes, fields) -> None:
         codes[i] ^= 7
 
 
+@pytest.mark.medium
 def test_an_edited_plugin_gets_new_kernels_and_an_unchanged_one_the_old_ones(tmp_path, monkeypatch) -> None:
     """Row sums, by a tensor type of one id and name.
 
@@ -273,6 +275,7 @@ print(*(name.partition("_")[0] for name in compiled))
 """
 
 
+@pytest.mark.medium
 def test_code_of_a_module_that_is_gone_is_loaded(tmp_path: Path) -> None:
     """Cached code needs no module to be imported."""
     env = os.environ | {"LLAMACLI_CACHE": str(tmp_path)}
@@ -383,7 +386,7 @@ def test_edited_source_changes_the_kernels_that_are_made_from_it(edited, kernels
 
 
 def functions_in(value: Any, names: frozenset[str], seen: set[int]) -> Iterator[FunctionType]:
-    """Functions that code can reach from a value; of a module, its members called `names`."""
+    """Functions that code reaches from a value; of a module, members `names`."""
     value = resolved(value)
     if id(value) in seen and not isinstance(value, ModuleType):
         return

@@ -190,6 +190,7 @@ def test_what_cannot_be_written_is_compiled_in_memory(folder, compiled, caplog, 
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.medium
 def test_a_disk_that_takes_no_more_ends_no_run(tmp_path) -> None:
     done = run(
         PROGRAM, env={"LLAMACLI_CACHE": str(tmp_path)},
@@ -200,6 +201,7 @@ def test_a_disk_that_takes_no_more_ends_no_run(tmp_path) -> None:
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+@pytest.mark.medium
 def test_a_folder_that_cannot_be_made_is_said_and_done_without(tmp_path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("no folder can be made in a file")
@@ -355,6 +357,7 @@ def test_an_empty_home_is_the_one_that_the_system_knows(monkeypatch) -> None:
     assert jit.cache_directory() is None
 
 
+@pytest.mark.medium
 def test_without_a_folder_nothing_is_written_where_the_process_is(tmp_path) -> None:
     done = run(PROGRAM, env={"LLAMACLI_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "."}, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "14 21\n"), done.stderr
@@ -362,6 +365,7 @@ def test_without_a_folder_nothing_is_written_where_the_process_is(tmp_path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.medium
 def test_numbas_own_folder_stays_as_it_was(tmp_path) -> None:
     program = "import numba; before = numba.config.CACHE_DIR\n" + PROGRAM + "print(before == numba.config.CACHE_DIR)"
     for theirs in ("", str(tmp_path / "theirs")):
@@ -399,6 +403,7 @@ def binding(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], None]:
     return bind_modes
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("state", ["whole", "damaged", "empty"])
 def test_a_read_only_folder(state, binding, tmp_path) -> None:
     """Load kernels that are there; compile the others, with one warning."""

@@ -93,7 +93,7 @@ def multiply(team, kind, raw, n_out, x, *, bias=None, residual=None, first_row=0
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n_rows", [48, 35])
+@pytest.mark.parametrize("n_rows", [pytest.param(48, marks=pytest.mark.slow), 35])
 def test_unpacked_weights_equal_dequantized(team, kind, n_rows):
     raw, values = random_rows(kind, n_rows, 512, seed=1)
     packed = packed_rows(team, kind, raw, 512)
@@ -114,7 +114,7 @@ def test_float_weights_of_any_width(team, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [1, 3, 4, 16, 37])
+@pytest.mark.parametrize("n", [3, 37, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4, 16))])
 def test_product(team, kind, n):
     raw, weight = random_rows(kind, 52, 512, seed=n)
     x = np.random.default_rng(n).normal(size=(n, 512)).astype(np.float32)

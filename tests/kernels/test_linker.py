@@ -98,6 +98,7 @@ print(needs, bool(linker.link(code, "root", needs)), bool(binding.address_of_sym
 """
 
 
+@pytest.mark.medium
 def test_first_code_of_a_process_needs_no_function_of_the_system() -> None:
     """LLVM knows the system's functions only once there is a linker."""
     command, env = [sys.executable, "-c", FIRST_OF_A_PROCESS], os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -105,6 +106,7 @@ def test_first_code_of_a_process_needs_no_function_of_the_system() -> None:
     assert done.stdout == "['NRT_MemInfo_call_dtor'] True True\n"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "program", [FAILS, ALLOCATES, ALLOCATES_AFTER_OTHERS], ids=["fails", "allocates", "allocates_after_others"]
 )

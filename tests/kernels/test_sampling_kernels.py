@@ -83,6 +83,7 @@ def test_repeat_lengths(text: list[int]) -> None:
         assert lengths[i] == n
 
 
+@pytest.mark.medium
 def test_compiled_kernels_are_reused_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMACLI_CACHE", str(tmp_path))
     for name in ("NUMBA_DISABLE_JIT", "NUMBA_BOUNDSCHECK"):  # code that checks bounds is compiled by each process

@@ -233,6 +233,7 @@ def test_workers_are_bound_to_the_nodes_of_their_shares(monkeypatch):
     team.close()
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(sys.platform != "linux", reason="affinity is Linux's")
 def test_default_threads_of_a_process_with_one_cpu():
     program = "from llamacli.kernels.team import check_threads; print(check_threads(None))"
@@ -245,16 +246,16 @@ def test_default_threads_of_a_process_with_one_cpu():
         assert done.stdout.strip() == expected
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(os.name != "posix", reason="needs usleep")
 def test_threads_that_wait_for_a_set_aside_one_sleep():
     team = Team(3)
     delays = np.zeros((6, 3), np.int64)
-    delays[:, 1] = 20_000
+    delays[:, 1] = 100_000
     steps = Chain(3, [True] * 6, delays)
-    started, used = time.monotonic(), time.process_time()
+    used = time.process_time()
     steps.check(team)
-    assert time.monotonic() - started > 0.12
-    assert time.process_time() - used < 0.05
+    assert time.process_time() - used < 0.3  # threads that spin need twice the 0.6 s of all delays
     team.close()
 
 
@@ -372,6 +373,7 @@ def test_idle_workers_sleep():
     team.close()
 
 
+@pytest.mark.medium
 def test_text_does_not_depend_on_the_number_of_threads(model):
     expected = generate(model)
     assert expected.returncode == 0, expected.stderr

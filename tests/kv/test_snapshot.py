@@ -196,7 +196,9 @@ class TestRefusals:
         session = started(model, 9)
         self.assert_refused(model, session, b"", "too few")
         self.assert_refused(model, session, b"x" + data[1:], "not a saved state")
-        self.assert_refused(model, session, data[:12] + b"\1" + data[13:], "version 1 is not supported, only version 3")
+        self.assert_refused(
+            model, session, data[:12] + b"\1" + data[13:], "version 1 is not supported, only versions 3"
+        )
         self.assert_refused(model, session, data[:-1] + bytes([data[-1] ^ 1]), "damaged")
         other = load_tiny("mha")
         self.assert_refused(other, started(other, 9), data, "another model")
@@ -285,6 +287,7 @@ kill_writers(write, check, int(sys.argv[2]), seed=7, seconds=0.03)
 """
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 @pytest.mark.parametrize("n", [8, pytest.param(1000, marks=pytest.mark.slow)])
 def test_killed_writer_leaves_the_old_or_the_new_state(n: int, tmp_path: Path) -> None:

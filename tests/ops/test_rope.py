@@ -62,7 +62,7 @@ YARN = Rope(64, False, freq_scale=1 / 8, ext_factor=1.0, n_ctx_orig=1024)
 def test_tables_follow_the_papers(rope: Rope, position: int) -> None:
     factors = np.linspace(1, 4, rope.n_dims // 2).astype(np.float32)
     for given_factors in (None, factors):
-        cos, sin = rope.table(position, 1, given_factors)
+        cos, sin = rope.table([position], given_factors)
         assert cos.dtype == sin.dtype == np.float32
         expected_cos, expected_sin = naive_table(rope, position, given_factors)
         rounding = 1e-6 * (1 + position)  # of a float32 angle of so many radians
@@ -74,12 +74,12 @@ def test_tables_follow_the_papers(rope: Rope, position: int) -> None:
 def test_a_position_has_one_angle(start: int, n: int, data: st.DataObject) -> None:
     i = data.draw(st.integers(0, n - 1))
     rope = data.draw(st.sampled_from([Rope(16, True), YARN]))
-    for whole, alone in zip(rope.table(start, n), rope.table(start + i, 1), strict=True):
+    for whole, alone in zip(rope.table(range(start, start + n)), rope.table([start + i]), strict=True):
         np.testing.assert_array_equal(whole[i], alone[0])
 
 
 def test_yarn_scales_the_magnitude() -> None:
-    cos, sin = YARN.table(7, 1)
+    cos, sin = YARN.table([7])
     np.testing.assert_allclose(np.hypot(cos, sin), 1 + 0.1 * math.log(8), rtol=1e-6)
 
 

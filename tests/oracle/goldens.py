@@ -48,15 +48,18 @@ class Golden:
 
     @classmethod
     def load(cls, name: str) -> Golden:
-        """Read the golden of a variant of `tiny_variants`. Raises KeyError if there is none."""
+        """Read the golden of a variant of `tiny_variants`.
+
+        Raises KeyError if there is none.
+        """
         with np.load(_path(name)) as arrays:
             found = {field.name: arrays[f"{name} {field.name}"] for field in dataclasses.fields(cls)}
         return cls(**found | {"sha256": str(found["sha256"])})
 
     def save(self, name: str) -> str:
-        """Write the golden into the file of its family; returns "new", "changed" or "unchanged".
+        """Write the golden into the file of its plugin.
 
-        Goldens of variants that no longer exist are left out.
+        Returns "new", "changed" or "unchanged". Goldens of variants that no longer exist are left out.
         """
         path = _path(name)
         arrays: dict[str, Any] = {}

@@ -39,6 +39,7 @@ def replace(candidates: Candidates) -> None:
         (replace, 0),
         (lambda candidates: candidates.keep([1, 3]), 3),
         (lambda candidates: candidates.keep_where(candidates.ids < 2), 1),
+        (lambda candidates: candidates.keep_where([True, True, False, False, False]), 1),
         (lambda candidates: candidates.keep_from(3.5), 4),
         (lambda candidates: candidates.choose(2), 2),
         (lambda candidates: candidates.logits.fill(0), 0),

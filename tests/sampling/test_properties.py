@@ -364,6 +364,7 @@ class TestDraws:
         assert abs(chi_square(observed, exact_softmax(logits))) < self.FAR
         assert chi_square(observed, exact_softmax(logits * np.float32(1.2))) > self.FAR
 
+    @pytest.mark.medium
     def test_frequencies_match_after_the_chain(self) -> None:
         params = SamplingParams(temperature=0.7, top_k=12, top_p=0.9, min_p=0.05)
         logits = np.random.default_rng(4).normal(0, 1.5, 50).astype(np.float32)
@@ -373,6 +374,7 @@ class TestDraws:
         assert observed[expected == 0].sum() == 0
         assert abs(chi_square(observed, expected)) < self.FAR
 
+    @pytest.mark.medium
     def test_adaptive_p_frequencies_match(self) -> None:
         p = np.array([0.5, 0.3, 0.15, 0.05])
         aimed = 5 - 10 * (d := np.abs(p - 0.3) / 0.3) ** 2 / (1 + d)

@@ -100,6 +100,7 @@ def test_texts_are_the_same_alone_together_and_short_of_memory(variant: str, loa
         assert pool.n_used_bytes == 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("variant", "drafter"), [("glm4moe_nextn", "head"), ("qwen35_nextn", "draft model")])
 @pytest.mark.parametrize("engine", [pytest.param(default_engine, id="default")], indirect=True)
 def test_drafters_have_a_part_of_the_memory(variant: str, drafter: str, load_tiny: LoadTiny) -> None:

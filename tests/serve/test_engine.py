@@ -160,6 +160,7 @@ def mixed(model: Model) -> list[GenerationRequest]:
     ]
 
 
+@pytest.mark.medium
 def test_replies_are_the_same_alone_and_under_any_load(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llguidance")
     monkeypatch.setattr(running, "GROWTH", 0)  # admits more texts than there are pages for, so that some give way

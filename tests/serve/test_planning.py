@@ -55,6 +55,7 @@ def test_prompt_alone_takes_whole_batches() -> None:
     assert max(slow.step_seconds) <= 2.0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("step_ms", "base", "per_row", "most"),
     [

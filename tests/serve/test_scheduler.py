@@ -311,6 +311,7 @@ def attrs_params(temp: float, n_probs: int) -> SamplingParams:
     return SamplingParams(temperature=temp, n_probs=n_probs, repeat_penalty=1.1)
 
 
+@pytest.mark.medium
 @examples(60)
 @given(loads())
 def test_any_load_gives_each_request_its_own_result_and_returns_all_pages(

@@ -88,6 +88,7 @@ def use(model: Model, sessions: list[Session]) -> None:
     three.close()
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # interrupts while a generator is closed
 @pytest.mark.parametrize(
     "variant", ["gqa", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "qwen35"))]

@@ -8,15 +8,19 @@ from llamacli.inputs import Inputs
 from oracle.goldens import TOKENS
 
 BEFORE, ROWS, AFTER = TOKENS[:7].tolist(), 12, TOKENS[7:14].tolist()
+WHOLE = "gqa"
+"""Tiny model that is run on BEFORE with attention in both directions."""
+
 PLACEHOLDER = 5
 """Id in the place of embeddings, which no result may depend on."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A tiny model, with `rows` of embeddings in a grid of `grid` positions, or at consecutive ones.
+    """A tiny model, and the positions of its embeddings.
 
-    With `both_ways` the embeddings attend to each other in both directions.
+    They are consecutive, or a `grid` of so many rows and columns. With `both_ways` the embeddings attend to each other
+    in both directions.
     """
 
     variant: str

@@ -292,7 +292,7 @@ def _changes(d: Draft, n_out: int, n_in: int, *stack: int) -> LowRanks:
 def _embed(d: Draft) -> None:
     width, rank = d.width(), d.choose(1, 5)
     change = LowRank(d.tensor(N_VOCAB, rank), d.tensor(width, rank), 0.5)
-    d.graph.record(Embed(d.graph.value(width), d.tensor(N_VOCAB, width), (change, change)))
+    d.graph.record(Embed(d.graph.value(width), d.tensor(N_VOCAB, width), 1.5, changes=(change, change)))
 
 
 @maker(_op("Linear"), "plain")

@@ -1,7 +1,11 @@
-"""Pytest plugin: Hypothesis profiles and one kernel cache for all processes."""
+"""Pytest plugin: profiles, and one kernel cache for all processes."""
 
+import contextlib
 import gc
+import itertools
 import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,30 +13,90 @@ import filelock
 import hypothesis
 import pytest
 
+from llamacli.chat import isolation
 from llamacli.util.folders import user_folder
 from paths import add_plugin_paths
 
 add_plugin_paths()
 
-PROFILE = os.environ.get("LLAMACLI_TEST_PROFILE", "quick")
-"""Profile: `quick` tries a fifth of the examples of `full`; `long` is `full`, but longer against the server."""
+PROFILE = os.environ.get("LLAMACLI_TEST_PROFILE", "test")
+"""Profile: `full` tries all examples, `test` a fifth of them, `quick` at most 10, and two cases of a test.
 
-QUICK = 5
+`long` is `full`, but longer against the server.
+"""
+
+FIFTH, TEN = 5, 10
+N_CASES = 2
+"""Cases of a test in the quick profile, but for those marked `every_case`."""
+
+LEFT_OUT = ("slow", "deep", "medium", "browser", "ray")
+"""Marks of tests that the quick profile leaves out."""
+
+STARTING = {"start", "server", "start_server", "shared_server", "serve"}
+"""Fixtures that start a process or a server: what uses them is marked `medium`."""
+
+STARTS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "socket.bind", "subprocess.Popen"}
+"""Audit events of a new process or server."""
 
 # No deadline: how long an example takes says more about what else the machine does.
-for name in ("full", "long"):
-    hypothesis.settings.register_profile(name, deadline=None)
-hypothesis.settings.register_profile("quick", deadline=None, max_examples=100 // QUICK)
+for name, n_examples in (("full", 100), ("long", 100), ("test", 100 // FIFTH), ("quick", TEN)):
+    hypothesis.settings.register_profile(name, deadline=None, max_examples=n_examples)
 hypothesis.settings.load_profile(PROFILE)
 
 
-STRIDE = QUICK if PROFILE == "quick" else 1
+STRIDE = FIFTH if PROFILE in ("quick", "test") else 1
 """Step through the instants or offsets of a test marked `deep`."""
 
 
 def examples(n: int, **options: Any) -> hypothesis.settings:
     """Settings of a Hypothesis test with `n` examples in the full profile."""
-    return hypothesis.settings(max_examples=max(1, n // QUICK) if PROFILE == "quick" else n, **options)
+    n_tried = {"quick": min(n // FIFTH, TEN), "test": n // FIFTH}.get(PROFILE, n)
+    return hypothesis.settings(max_examples=max(1, n_tried), **options)
+
+
+def pairwise(*axes: Iterable[Any]) -> list[Any]:
+    """Parameters of a product: pairwise coverage, and the rest as `slow`."""
+    values = [list(axis) for axis in axes]
+    points = list(itertools.product(*(range(len(axis)) for axis in values)))
+    pairs = {point: set(itertools.combinations(enumerate(point), 2)) for point in points}
+    left, chosen = set().union(*pairs.values()), list[tuple[int, ...]]()
+    while left:
+        chosen.append(max(points, key=lambda point: len(pairs[point] & left)))
+        left -= pairs[chosen[-1]]
+    params = []
+    for point in [*chosen, *(point for point in points if point not in set(chosen))]:
+        case = [axis[i] for axis, i in zip(values, point, strict=True)]
+        marks = () if len(params) < len(chosen) else pytest.mark.slow
+        params.append(pytest.param(*case, id="-".join(map(str, case)), marks=marks))
+    return params
+
+
+@contextlib.contextmanager
+def calls_at_most(n: int) -> Iterator[None]:
+    """Fail if more than `n` functions are called, of Python or C."""
+    n_calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal n_calls
+        n_calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+    assert n_calls <= n
+
+
+def check_each(check: Callable[..., None], cases: Iterable[tuple[str, *tuple[Any, ...]]]) -> None:
+    """Check cases (name, *arguments), and list all that fail."""
+    failed = []
+    for name, *arguments in cases:
+        try:
+            check(*arguments)
+        except Exception as error:
+            failed.append(f"{name}: {type(error).__name__}: {error}")
+    assert not failed, "\n".join(failed)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,6 +105,47 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["LLAMACLI_CACHE"] = str(folder)
     if hasattr(config, "workerinput"):
         _compile_once(Path(folder) / "locks")
+    if PROFILE == "quick":
+        isolation._pool._works, isolation._pool._has_warned = False, True  # templates are rendered in this process
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests that start something; choose the cases of the quick profile."""
+    for item in items:
+        if STARTING.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("medium")
+    if PROFILE == "quick":
+        kept = _quick(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+
+
+def _quick(items: list[pytest.Item]) -> set[pytest.Item]:
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if not any(item.get_closest_marker(mark) for mark in LEFT_OUT):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept: set[pytest.Item] = set()
+    for found in cases.values():
+        whole = found[0].get_closest_marker("every_case") or len(found) <= N_CASES
+        kept.update(found if whole else (found[i * (len(found) - 1) // (N_CASES - 1)] for i in range(N_CASES)))
+    return kept
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_starts() -> Iterator[None]:
+    """Fail a quick test that starts a process or a server."""
+    active = PROFILE == "quick"
+
+    def refuse(event: str, _: object) -> None:
+        if active and event in STARTS:
+            pytest.fail(f"{event} in a quick test: mark it `medium`")
+
+    if active:
+        sys.addaudithook(refuse)
+    yield
+    active = False
 
 
 def pytest_collection_finish() -> None:

@@ -18,7 +18,7 @@ add_plugin_paths()
 
 @dataclass(frozen=True)
 class Variant:
-    """Writer, options and exactness of a tiny model: `write(path, **options)`; and the folder of its plugin."""
+    """Writer of a tiny model, `write(path, **options)`, its exactness, and its plugin."""
 
     write: Callable[..., Path]
     options: dict[str, Any]

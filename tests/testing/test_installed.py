@@ -42,3 +42,15 @@ def test_distribution_that_is_not_installed_from_a_folder(project: Path, tmp_pat
     assert tiny_models_of("llamacli-none") == TinyModels()
     (tmp_path / "llamacli_mine-1.dist-info" / "direct_url.json").unlink()
     assert tiny_models_of("llamacli-mine") == TinyModels()
+
+
+def test_models_of_a_package_in_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "llamacli_wheel"
+    package.mkdir()
+    (package / "tiny.py").write_text("VARIANTS, INERT = {'a': 3}, ['*.b']")
+    info = tmp_path / "llamacli_wheel-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: llamacli-wheel\nVersion: 1\n")
+    (info / "RECORD").write_text("llamacli_wheel/__init__.py,,\nllamacli_wheel/tiny.py,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert tiny_models_of("llamacli-wheel") == TinyModels({"a": 3}, ("*.b",))

@@ -41,8 +41,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
         folder = tmp_path / "llamacli-written"
         write_plugin(folder, "written", description, from_file=from_file)
         monkeypatch.syspath_prepend(folder)
-        monkeypatch.syspath_prepend(folder / "tests")
-        modules.extend(["llamacli_written", "tiny_written"])
+        modules.extend(["llamacli_written", "llamacli_written.tiny"])
         importlib.invalidate_caches()
         module, tiny = (importlib.import_module(name) for name in modules)
         return module.Written(), tiny.VARIANTS, folder
@@ -59,7 +58,20 @@ def run(architecture: Any, variants: dict[str, Any], *names: str) -> None:
         check()
 
 
-@pytest.mark.parametrize("kind", ["dense", "moe", "encoder"])
+def test_an_encoder_passes_all_checks(write: Write) -> None:
+    architecture, variants, folder = write(like("encoder", "written"))
+    assert "causal=False" in (folder / "llamacli_written" / "__init__.py").read_text()
+    inert = importlib.import_module("llamacli_written.tiny").INERT
+    names = []
+    for check in checks_of(architecture, variants, inert=inert):
+        if check.models():
+            check()
+            names.append(check.name)
+    assert {"tables", "parameters", "batches", "threads", "mode_q8", "memory"} < set(names)
+    assert not {"fork", "rewind", "cut", "saved_state"} & set(names)
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe"])
 def test_kinds_pass_their_checks(kind: str, write: Write) -> None:
     architecture, variants, _ = write(like(kind, "written"))
     run(architecture, variants, "tables", "keys", "tensors", "last_rows", "mode_fp32")
@@ -111,6 +123,30 @@ def test_sizes_that_differ_between_layers(write: Write, tiny_gguf: TinyGguf) -> 
     assert "attention_head_count_kv: tuple[int, ...]" in code
 
 
+def test_keys_by_layer(write: Write, tiny_gguf: TinyGguf) -> None:
+    """The tiny models of a skeleton have fewer layers than its file."""
+    described = Description.of(open_model_file(tiny_gguf("gqa"), []))
+    n, keys = 7, dict(described.keys)
+    shapes = {name: shape for name, shape in described.shapes.items() if not name.startswith("blk.")}
+    for i in range(n):
+        shapes |= {name.replace("blk.0", f"blk.{i}"): x for name, x in described.shapes.items() if "blk.0." in name}
+    keys |= {"block_count": n, "feed_forward_length": [96] * n, "rope.pattern": [True, False] * 3 + [True]}
+    architecture, variants, folder = write(Description("written", keys, shapes), from_file=True)
+    code = (folder / "llamacli_written" / "__init__.py").read_text()
+    assert 'n_layer = metadata.get_int(f"{self.name}.block_count", minimum=1, maximum=1 << 10)' in code
+    assert 'max(1, *metadata.get_ints(f"{self.name}.feed_forward_length", n_layer, minimum=0))' in code
+    assert 'metadata.get_bools(f"{self.name}.rope.pattern", n_layer)' in code
+    run(architecture, variants, "tables", "keys", "tensors", "mode_fp32")
+
+
+def test_keys_of_layers_are_preferred_in_conditions(write: Write, tiny_gguf: TinyGguf) -> None:
+    described = Description.of(open_model_file(tiny_gguf("gqa"), []))
+    keys = described.keys | {"expert_shared_count": 1, "leading_dense_block_count": 1}
+    shapes = {**described.shapes, "blk.0.ffn_odd.weight": (3, 3)}
+    _, _, folder = write(Description("written", keys, shapes))
+    assert "if i < c.leading_dense_block_count:" in (folder / "llamacli_written" / "__init__.py").read_text()
+
+
 def test_sizes_of_layers_without_a_rule(write: Write, tiny_gguf: TinyGguf) -> None:
     described = Description.of(open_model_file(tiny_gguf("gqa"), []))
     odd = described.shapes | {"blk.0.ffn_up.weight": (96, 64), "blk.1.ffn_up.weight": (80, 64)}
@@ -137,7 +173,7 @@ def test_keys_that_nothing_depends_on_are_left_to_do(write: Write, tiny_gguf: Ti
 def test_bound_where_llama_cpp_rounds(write: Write, tiny_gguf: TinyGguf) -> None:
     _, variants, folder = write(Description.of(open_model_file(tiny_gguf("gpt2"), [])))
     assert variants["written"][2] == 1e-5
-    tiny = (folder / "tests" / "tiny_written.py").read_text()
+    tiny = (folder / "llamacli_written" / "tiny.py").read_text()
     assert '"attention.layer_norm_epsilon": 1e-05,' in tiny
     assert 'INERT = ["*.attn_k.bias"]' in tiny
 

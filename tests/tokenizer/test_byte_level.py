@@ -135,6 +135,7 @@ def test_round_trip(every_pre: list[Tokenizer], text: str) -> None:
 
 
 @pytest.mark.skipif(jit_disabled(), reason="plain Python is slow")
+@pytest.mark.slow
 @pytest.mark.parametrize("pre", ["default", "llama-bpe", "qwen2", "gpt-4o", "deepseek-llm"])
 def test_long_runs_take_linear_time(pre: str) -> None:
     tokenizer = bpe(["A A", "AA AA"], pre=pre)

@@ -138,6 +138,7 @@ KEYS = [
 ]
 
 
+@pytest.mark.medium
 @given(
     metadata=st.sampled_from(SCHEMES),
     changes=st.dictionaries(st.sampled_from(KEYS).map("tokenizer.ggml.{}".format), VALUES, min_size=1, max_size=3),

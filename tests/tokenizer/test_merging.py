@@ -57,6 +57,7 @@ def test_equal_scores_merge_leftmost_first() -> None:
 
 
 @pytest.mark.skipif(jit_disabled(), reason="plain Python is slow")
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["A", "AB", " ", "ABCDEFGH", "東京"])
 def test_long_text_that_merges_everywhere_takes_linear_time(unit: str) -> None:
     pieces = {unit[:1] * n: 1.0 / n for n in range(1, 65)} | {unit * n: 1.0 / n for n in range(1, 9)}

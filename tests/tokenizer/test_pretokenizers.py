@@ -63,6 +63,7 @@ def test_digit_groups_count_from_the_end(text: str) -> None:
         assert digits == [group for run in runs for group in re.findall("[0-9]{1,3}(?=(?:[0-9]{3})*$)", run)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_long_runs_take_linear_time(pre: str) -> None:
     for unit in ("1", "a", " ", "\n", "1a", "!", "漢", "a "):

@@ -103,6 +103,7 @@ def test_partition_matches_the_definition(drawn: tuple[list[str], str]) -> None:
     assert tokenizer.encode(text) == [renumbered.get(token, token) for token in ids]
 
 
+@pytest.mark.slow
 def test_many_special_tokens_in_a_long_text_take_linear_time() -> None:
     specials = [f"<unused{i}>" for i in range(2000)]
     tokenizer = chat(dict.fromkeys(specials, CONTROL))

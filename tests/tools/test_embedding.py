@@ -1,10 +1,13 @@
 """Text embeddings, compared with llama.cpp's."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import tiny_variants
 from adapters import write_adapter
+from conftest import SLOW_REFERENCE, quick_first
 from llamacli.engine import ReferenceEngine, default_engine
 from llamacli.errors import ClosedError, EmbeddingModelError, InvalidRequestError, ModelFormatError, PluginError
 from llamacli.graph import Graph, Param, Tensor
@@ -27,25 +30,28 @@ def load(tiny_gguf, plugins, engine):
     return load
 
 
+def check_vectors(embedder: Embedder, golden: Path, variant: str, bound: float) -> None:
+    """Compare the vectors of each pooling."""
+    for pooling in embeddings.POOLINGS:
+        expected = np.load(golden)[f"{variant}-{pooling}"]
+        found = embedder.embed(TOKENS, pooling=pooling, normalize=False)
+        assert (found.dtype, found.shape) == (np.float32, expected.shape), pooling
+        assert formulas.nmse(found, expected) < bound, pooling
+
+
+@SLOW_REFERENCE
 @pytest.mark.parametrize("variant", embeddings.VARIANTS)
-@pytest.mark.parametrize("pooling", embeddings.POOLINGS)
-def test_vectors_match_llama_cpp(load, variant: str, pooling: str) -> None:
-    expected = np.load(embeddings.GOLDEN)[f"{variant}-{pooling}"]
-    found = load(variant).embed(TOKENS, pooling=pooling, normalize=False)
-    assert (found.dtype, found.shape) == (np.float32, expected.shape)
-    assert formulas.nmse(found, expected) < tiny_variants.VARIANTS[variant].exact
+def test_vectors_match_llama_cpp(load, variant: str) -> None:
+    check_vectors(load(variant), embeddings.GOLDEN, variant, tiny_variants.VARIANTS[variant].exact)
 
 
-@pytest.mark.parametrize("variant", tiny_variants.ENCODERS)
-@pytest.mark.parametrize("pooling", embeddings.POOLINGS)
-def test_vectors_of_encoders_match_llama_cpp(load, variant: str, pooling: str) -> None:
-    expected = np.load(embeddings.ENCODERS_GOLDEN)[f"{variant}-{pooling}"]
+@SLOW_REFERENCE
+@pytest.mark.parametrize("variant", quick_first(tiny_variants.ENCODERS))
+def test_vectors_of_encoders_match_llama_cpp(load, variant: str) -> None:
     made = tiny_variants.ENCODERS[variant]
     if "type" not in made.options:
-        found = load(variant).embed(TOKENS, pooling=pooling, normalize=False)
-        assert (found.dtype, found.shape) == (np.float32, expected.shape)
-        assert formulas.nmse(found, expected) < made.exact
-    assert formulas.nmse(load(variant, "auto").embed(TOKENS, pooling=pooling, normalize=False), expected) < 5e-3
+        check_vectors(load(variant), embeddings.ENCODERS_GOLDEN, variant, made.exact)
+    check_vectors(load(variant, "auto"), embeddings.ENCODERS_GOLDEN, variant, 5e-3)
 
 
 class TestEncoders:

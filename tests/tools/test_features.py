@@ -44,5 +44,6 @@ def test_features_of_a_plain_model(tiny_gguf: TinyGguf, plugins: Plugins) -> Non
     assert described("gqa", tiny_gguf, plugins) == EXPECTED["gqa"]
 
 
+@pytest.mark.medium
 def test_every_variant_has_features(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
     assert all(described(variant, tiny_gguf, plugins) for variant in tiny_variants.VARIANTS)

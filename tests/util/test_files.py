@@ -114,6 +114,7 @@ def test_errors_of_other_files_keep_their_name(path: Path) -> None:
     assert caught.value.filename == "/no/such/file"
 
 
+@pytest.mark.medium
 def test_leftovers_of_killed_writers_are_removed(path: Path) -> None:
     script = (
         "import os, signal, sys; from pathlib import Path; from llamacli.util.files import replacing\n"

@@ -123,7 +123,7 @@ def test_threads_stay_where_they_are_if_binding_is_refused(code, monkeypatch, ca
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse, raising=False)
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG, numa.__name__):
         assert not bind_thread(Node(3, (0,), (0,)))
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("DEBUG", f"a thread cannot be bound to NUMA node 3: [Errno {code}] {os.strerror(code)}")

@@ -17,9 +17,10 @@ from typing import Any
 import attrs
 
 from llamacli.chat.codec import ChatCodec, ReplyReader
-from llamacli.chat.constraints import FREE, Constraint, ToolUse, completion_constraint, reply_constraint
+from llamacli.chat.constraints import FREE, Constraint, completion_constraint, reply_constraint
 from llamacli.chat.logprobs import CompletionLogprobs, Drawn, TokenLogprob, chat_logprobs, take_content, token_logprob
 from llamacli.chat.messages import Piece, ToolCall, checked_tools
+from llamacli.chat.openai import Json, choice, message, schema_of, text_of_parts, tool_call, tool_use, usage
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import InvalidRequestError
 from llamacli.generation.drafting import Drafter
@@ -28,9 +29,9 @@ from llamacli.gguf import Metadata
 from llamacli.sampling import SamplingParams
 from llamacli.sampling.defaults import params_with_defaults
 from llamacli.session import Session
+from llamacli.util.foreign_names import OURS
 from llamacli.util.numbers import is_integer
 
-Json = dict[str, Any]
 _ROLES = {"developer": "system"}
 
 
@@ -71,20 +72,8 @@ class CompletionArguments:
         self, model: CompiledModel, metadata: Metadata, constraint: Constraint, n_probs: int
     ) -> SamplingParams:
         """Sampling parameters. Raises InvalidRequestError for a value that is not valid."""
-        given = {
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-            "typical_p": self.typical_p,
-            "repeat_penalty": self.repeat_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "mirostat": self.mirostat_mode,
-            "mirostat_tau": self.mirostat_tau,
-            "mirostat_eta": self.mirostat_eta,
-            "logit_bias": self.logit_bias,
-            "stop": self.stop,
+        own = attrs.asdict(self, recurse=False, filter=attrs.filters.exclude("seed", "model", "speculate"))
+        given = {OURS.get(name, name): value for name, value in own.items()} | {
             "grammar": constraint.grammar,
             "json_schema": constraint.json_schema,
             "grammar_triggers": constraint.triggers,
@@ -123,8 +112,8 @@ def chat_completion(
     The whole result is the generator's return value. The first token is computed when the first chunk is asked for.
     Raises at once what is wrong with the arguments.
     """
-    use = _tool_use(checked_tools(tools) or (), tool_choice)
-    schema = _schema_of(response_format)
+    use = tool_use(checked_tools(tools) or (), tool_choice)
+    schema = schema_of(response_format)
     if arguments.grammar is not None and schema is not None:
         raise InvalidRequestError("grammar and response_format exclude each other")
     if top_logprobs and not logprobs:
@@ -150,8 +139,7 @@ def _chat_chunks(run: _Run, reader: ReplyReader, head: Json, n_top: int | None) 
     n_calls = 0
 
     def chunk(delta: Json, shape: Json | None = None, finish: str | None = None) -> Json:
-        choice = {"index": 0, "delta": delta, "logprobs": shape, "finish_reason": finish}
-        return {**head, "object": "chat.completion.chunk", "choices": [choice]}
+        return {**head, "object": "chat.completion.chunk", "choices": [choice(0, "delta", delta, shape, finish)]}
 
     def content(text: str, tokens: Sequence[TokenLogprob]) -> Json:
         read.extend(tokens)
@@ -161,7 +149,7 @@ def _chat_chunks(run: _Run, reader: ReplyReader, head: Json, n_top: int | None) 
         nonlocal n_calls
         for event, start in events:
             if isinstance(event, ToolCall):
-                yield chunk({"tool_calls": [{"index": n_calls, **_call(event)}]})
+                yield chunk({"tool_calls": [{"index": n_calls, **tool_call(event.id, event)}]})
                 n_calls += 1
             elif event.reasoning:
                 yield chunk({"reasoning_content": event.text})
@@ -190,15 +178,9 @@ def _chat_chunks(run: _Run, reader: ReplyReader, head: Json, n_top: int | None) 
             yield content("", rest)
         finish = "tool_calls" if n_calls else "stop" if ended else run.finish_reason
     yield chunk({}, finish=finish)
-    reply = reader.message()
-    message: Json = {"role": "assistant", "content": reply.content if reply.content or not n_calls else None}
-    if reply.reasoning:
-        message["reasoning_content"] = reply.reasoning
-    if n_calls:
-        message["tool_calls"] = [_call(call) for call in reply.tool_calls]
-    shape = None if n_top is None else chat_logprobs(read, n_top)
-    choice = {"index": 0, "message": message, "logprobs": shape, "finish_reason": finish}
-    return {**head, "choices": [choice], "usage": run.usage}
+    reply, shape = reader.message(), None if n_top is None else chat_logprobs(read, n_top)
+    whole = message(reply.content, reply.reasoning, [(call.id, call) for call in reply.tool_calls])
+    return {**head, "choices": [choice(0, "message", whole, shape, finish)], "usage": run.usage}
 
 
 def completion(
@@ -234,7 +216,7 @@ def _text_chunks(run: _Run, before: str, head: Json, n_top: int | None) -> Gener
     shapes = None if n_top is None else CompletionLogprobs(n_top, len(before))
 
     def chunk(text: str, shape: Json | None = None, finish: str | None = None) -> Json:
-        return {**head, "choices": [{"index": 0, "text": text, "logprobs": shape, "finish_reason": finish}]}
+        return {**head, "choices": [choice(0, "text", text, shape, finish)]}
 
     if before:
         yield chunk(before)
@@ -247,8 +229,7 @@ def _text_chunks(run: _Run, before: str, head: Json, n_top: int | None) -> Gener
         finish = run.finish_reason
     yield chunk("", finish=finish)
     shape = None if n_top is None else CompletionLogprobs(n_top, len(before)).add(read)
-    choice = {"index": 0, "text": "".join(texts), "logprobs": shape, "finish_reason": finish}
-    return {**head, "choices": [choice], "usage": run.usage}
+    return {**head, "choices": [choice(0, "text", "".join(texts), shape, finish)], "usage": run.usage}
 
 
 def whole(chunks: Generator[Json, None, Json]) -> Json:
@@ -290,53 +271,7 @@ class _Run:
     @property
     def usage(self) -> Json:
         """Numbers of tokens."""
-        return {
-            "prompt_tokens": self._n_prompt,
-            "completion_tokens": self.n_generated,
-            "total_tokens": self._n_prompt + self.n_generated,
-        }
-
-
-def _call(call: ToolCall) -> Json:
-    function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-def _schema_of(response_format: Mapping[str, Any] | None) -> Json | bool | None:
-    """JSON Schema of a `response_format`.
-
-    In OpenAI's shape, or llama-cpp-python's, `schema` beside the type.
-    """
-    kind = "text" if response_format is None else response_format.get("type")
-    if response_format is None or kind == "text":
-        return None
-    if kind == "json_object":
-        schema = response_format.get("schema", {"type": "object"})
-    elif kind == "json_schema":
-        inner = response_format.get("json_schema")
-        schema = inner.get("schema") if isinstance(inner, Mapping) else None
-    else:
-        raise InvalidRequestError(f"response_format type is {kind!r}; it must be text, json_object or json_schema")
-    if not isinstance(schema, dict | bool):
-        raise InvalidRequestError(f"response_format: the schema must be an object or a boolean, not {schema!r}")
-    return schema
-
-
-def _tool_use(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None) -> ToolUse | None:
-    if isinstance(choice, Mapping):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, Mapping) else None
-        named = [tool for tool in tools if tool["function"]["name"] == name]
-        if not named:
-            raise InvalidRequestError(f"tool_choice: there is no tool {name!r}")
-        return ToolUse(named, required=True, parallel=False)
-    if choice not in (None, "none", "auto", "required"):
-        raise InvalidRequestError(
-            f"tool_choice is {choice!r}; it must be none, auto, required or a function's name in an object"
-        )
-    if choice == "required" and not tools:
-        raise InvalidRequestError("tool_choice: required needs tools")
-    return ToolUse(tools, choice == "required") if tools and choice != "none" else None
+        return usage(self._n_prompt, self.n_generated)
 
 
 def _as_messages(messages: Sequence[Mapping[str, Any]]) -> list[Json]:
@@ -354,16 +289,20 @@ def _as_message(message: Any, i: int) -> Json:
         raise InvalidRequestError(f'messages[{i}] must be {{"role": ..., "content": ...}}, not {str(message)[:80]}')
     role, content = message["role"], message.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
-        parts = [part for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
-        if len(parts) < len(content) or any(part.get("type", "text") != "text" for part in parts):
-            raise InvalidRequestError(f"messages[{i}].content: only parts of type text are supported")
-        content = "\n".join(part["text"] for part in parts)
+        content = text_of_parts(map(_part, content), f"messages[{i}].content")
     if content is not None and not isinstance(content, str):
         raise InvalidRequestError(f"messages[{i}].content must be a text, not {content!r}")
     result = {**message, "role": _ROLES.get(role, role), "content": content or ""}
     if message.get("tool_calls"):
         result["tool_calls"] = [_parsed_call(call, i) for call in message["tool_calls"]]
     return result
+
+
+def _part(part: Any) -> tuple[str, str | None]:
+    if not isinstance(part, Mapping):
+        return type(part).__name__, None
+    kind, text = part.get("type", "text"), part.get("text")
+    return kind, text if kind == "text" and isinstance(text, str) else None
 
 
 def _parsed_call(call: Any, i: int) -> Json:

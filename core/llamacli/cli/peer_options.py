@@ -8,18 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_GPU = "models run on the CPU"
-_BATCH = "batches are sized automatically, with the same results"
-_CHAT = "a model with a chat template chats"
-_THREADS = "-t sets all threads"
-_MEMORY = "weights are packed in memory"
-_ATTENTION = "attention is always computed block by block"
-_LOG = "-v logs more"
-_SPLIT = "there is one session"
-_ROPE = "RoPE is that of the model's file, and longer contexts use its own scaling"
-_TEXT = "models read text only, no images and no audio"
-_LATER = "it is not supported"
-
 
 class Foreign(NamedTuple):
     """Option of llama.cpp.
@@ -37,68 +25,74 @@ class Foreign(NamedTuple):
     of: str = "llama.cpp"
 
 
-_SWITCH = ("on", "off", "auto", "0", "1")
-
-
-def _table() -> Iterator[tuple[str, Foreign]]:
-    """Options by name."""
-    flags = {
-        _GPU: "-nkvo --no-kv-offload -kvo --kv-offload -cmoe --cpu-moe --no-op-offload --op-offload -nopo --no-host",
-        _BATCH: "-cb --cont-batching -nocb --no-cont-batching -kvu --kv-unified",
-        _CHAT: "-cnv --conversation -i --interactive -if --interactive-first -ins --instruct --jinja -st --single-turn "
+_WITHOUT_EFFECT = {
+    "models run on the CPU":
+        "-nkvo --no-kv-offload -kvo --kv-offload -cmoe --cpu-moe --no-op-offload --op-offload -nopo --no-host "
+        "-ngl= --gpu-layers= --n-gpu-layers= -sm= --split-mode= -ts= --tensor-split= -mg= --main-gpu= -dev= --device= "
+        "-ot= --override-tensor= -ncmoe= --n-cpu-moe= -fit= --fit= -fitt= --fit-target= -fitc= --fit-ctx=",
+    "batches are sized automatically, with the same results":
+        "-cb --cont-batching -nocb --no-cont-batching -kvu --kv-unified -b= --batch-size= -ub= --ubatch-size= -np= "
+        "--parallel=",
+    "a model with a chat template chats":
+        "-cnv --conversation -i --interactive -if --interactive-first -ins --instruct --jinja -st --single-turn "
         "-mli --multiline-input --simple-io",
-        _MEMORY: "--mlock --mmap --no-mmap --repack --no-repack -nr --direct-io -dio --no-direct-io -ndio --swa-full",
-        "no context is shifted without --context-shift": "--no-context-shift",
-        "kernels are compiled at the first use": "--warmup --no-warmup",
-        "--stats prints times": "--perf --no-perf",
-        "all tensors are checked": "--check-tensors",
-        _LOG: "--log-disable --log-prefix --log-timestamps --verbose-prompt --show-timings",
-        "HF_HUB_OFFLINE=1 does that": "--offline",
-    }
-    for reason, names in flags.items():
-        yield from ((name, Foreign(reason)) for name in names.split())
-    with_value = {
-        _GPU: "-ngl --gpu-layers --n-gpu-layers -sm --split-mode -ts --tensor-split -mg --main-gpu -dev --device "
-        "-ot --override-tensor -ncmoe --n-cpu-moe -fit --fit -fitt --fit-target -fitc --fit-ctx",
-        _BATCH: "-b --batch-size -ub --ubatch-size -np --parallel",
-        _THREADS: "-tb --threads-batch -C --cpu-mask -Cr --cpu-range -Cb --cpu-mask-batch -Crb --cpu-range-batch "
-        "--cpu-strict --cpu-strict-batch --numa --prio --prio-batch --poll --poll-batch",
-        _MEMORY: "-dt --defrag-thold -mmp",
-        _LOG: "-lv --verbosity --log-verbosity --log-file --log-colors",
-    }
-    for reason, names in with_value.items():
-        yield from ((name, Foreign(reason, 1)) for name in names.split())
-    for name in ("-fa", "--flash-attn"):
-        yield name, Foreign(_ATTENTION, values=_SWITCH)
-    for name in ("-co", "--color"):
-        yield name, Foreign("reasoning is dimmed unless NO_COLOR is set", values=_SWITCH)
-    for name in ("-no-cnv", "--no-conversation"):
-        yield name, Foreign("", instead=("--raw",))
-    refused = {
-        _TEXT: "--image --audio -mm --mmproj -mmu --mmproj-url",
-        _ROPE: "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor "
+    "weights are packed in memory":
+        "--mlock --mmap --no-mmap --repack --no-repack -nr --direct-io -dio --no-direct-io -ndio --swa-full "
+        "-dt= --defrag-thold= -mmp=",
+    "no context is shifted without --context-shift": "--no-context-shift",
+    "kernels are compiled at the first use": "--warmup --no-warmup",
+    "--stats prints times": "--perf --no-perf",
+    "all tensors are checked": "--check-tensors",
+    "-v logs more":
+        "--log-disable --log-prefix --log-timestamps --verbose-prompt --show-timings -lv= --verbosity= "
+        "--log-verbosity= --log-file= --log-colors=",
+    "HF_HUB_OFFLINE=1 does that": "--offline",
+    "-t sets all threads":
+        "-tb= --threads-batch= -C= --cpu-mask= -Cr= --cpu-range= -Cb= --cpu-mask-batch= -Crb= --cpu-range-batch= "
+        "--cpu-strict= --cpu-strict-batch= --numa= --prio= --prio-batch= --poll= --poll-batch=",
+    "attention is always computed block by block": "-fa? --flash-attn?",
+    "reasoning is dimmed unless NO_COLOR is set": "-co? --color?",
+}  # fmt: skip
+"""Options by reason; `=` follows an option with a value, `?` an option that may have one."""
+
+_REFUSED = {
+    "models read text only, no images and no audio": "--image --audio -mm --mmproj -mmu --mmproj-url",
+    "RoPE is that of the model's file, and longer contexts use its own scaling":
+        "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor "
         "--yarn-attn-factor --yarn-beta-slow --yarn-beta-fast",
-        "use --save-session and --load-session": "--prompt-cache --prompt-cache-all --prompt-cache-ro",
-        "use -hf USER/REPO:QUANT": "-hff --hf-file -mu --model-url",
-        "set HF_TOKEN": "-hft --hf-token",
-        "use --no-think": "--reasoning-budget",
-        "use --samplers": "--sampling-seq --sampler-seq",
-        "use --context-shift": "--keep",
-        "write the text into the prompt": "--in-prefix --in-suffix --in-prefix-bos",
-        _LATER: "--draft-min -gan --grp-attn-n -gaw --grp-attn-w --override-kv --control-vector -sp --special",
-    }
-    for reason, names in refused.items():
-        yield from ((name, Foreign(reason, works=False)) for name in names.split())
-    others = {
-        "use --ctx-size": "--n-ctx --num-ctx --context-size --context-length --max-model-len --max-seq-len",
-        "use --max-tokens": "--num-predict --max-new-tokens --max-new --max-completion-tokens",
-        "use --repeat-penalty": "--repetition-penalty --penalty",
-        "use --stop": "--stop-sequences --stop-strings",
-        "use --threads": "--n-threads --num-threads --num-thread",
-        "use --kv-type": "--kv-dtype --kv-cache-dtype --kv-cache-type",
-    }
-    for reason, names in others.items():
-        yield from ((name, Foreign(reason, works=False, of="other programs")) for name in names.split())
+    "use --save-session and --load-session": "--prompt-cache --prompt-cache-all --prompt-cache-ro",
+    "use -hf USER/REPO:QUANT": "-hff --hf-file -mu --model-url",
+    "set HF_TOKEN": "-hft --hf-token",
+    "use --no-think": "--reasoning-budget",
+    "use --samplers": "--sampling-seq --sampler-seq",
+    "use --context-shift": "--keep",
+    "write the text into the prompt": "--in-prefix --in-suffix --in-prefix-bos",
+    "it is not supported":
+        "--draft-min -gan --grp-attn-n -gaw --grp-attn-w --override-kv --control-vector -sp --special",
+}  # fmt: skip
+
+_OF_OTHERS = {
+    "use --ctx-size": "--n-ctx --num-ctx --context-size --context-length --max-model-len --max-seq-len",
+    "use --max-tokens": "--num-predict --max-new-tokens --max-new --max-completion-tokens",
+    "use --repeat-penalty": "--repetition-penalty --penalty",
+    "use --stop": "--stop-sequences --stop-strings",
+    "use --threads": "--n-threads --num-threads --num-thread",
+    "use --kv-type": "--kv-dtype --kv-cache-dtype --kv-cache-type",
+}
 
 
-FOREIGN = dict(_table())
+def _each(table: dict[str, str]) -> Iterator[tuple[str, str]]:
+    return ((name, reason) for reason, names in table.items() for name in names.split())
+
+
+_SWITCH = ("on", "off", "auto", "0", "1")
+FOREIGN = {
+    **{
+        name.rstrip("=?"): Foreign(reason, int(name[-1] == "="), _SWITCH if name[-1] == "?" else ())
+        for name, reason in _each(_WITHOUT_EFFECT)
+    },
+    **{name: Foreign("", instead=("--raw",)) for name in ("-no-cnv", "--no-conversation")},
+    **{name: Foreign(reason, works=False) for name, reason in _each(_REFUSED)},
+    **{name: Foreign(reason, works=False, of="other programs") for name, reason in _each(_OF_OTHERS)},
+}
+"""Options by name."""

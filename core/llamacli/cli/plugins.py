@@ -170,9 +170,9 @@ def check(name: str, variants: str | None, peer: bool, transformers: bool, json:
     """Check the architectures of a plugin on tiny random models.
 
     NAME is an architecture, or a plugin's module or distribution. The models are those of VARIANTS in a Python file, by
-    default `tests/tiny_*.py` of the folder that the plugin was installed from; without either they are made from the
-    architecture's own table. These checks are those of `llamacli.testing.parametrize_with_checks`. The exit code is 1
-    if one fails.
+    default `tiny.py` of the plugin's package or `tests/tiny_*.py` of the folder that it was installed from; without
+    these they are made from the architecture's own table. These checks are those of
+    `llamacli.testing.parametrize_with_checks`. The exit code is 1 if one fails.
 
     --transformers needs torch and transformers. The models to compare with are those of TRANSFORMERS in the same file;
     without it, of the model type that is named as the architecture.
@@ -180,8 +180,13 @@ def check(name: str, variants: str | None, peer: bool, transformers: bool, json:
     from pathlib import Path
 
     with working("loading plugins"):
-        from llamacli.testing.installed import TinyModels, tiny_models_of
-        from llamacli.testing.parametrize import checks_of
+        try:
+            from llamacli.testing.installed import TinyModels, tiny_models_of
+            from llamacli.testing.parametrize import checks_of
+        except ModuleNotFoundError as error:
+            from llamacli.errors import InvalidRequestError
+
+            raise InvalidRequestError(f"checks need {error.name}: pip install 'llamacli[testing]'") from error
 
         given = TinyModels.of(Path(variants)) if variants else None
         architectures = _architectures(name)
@@ -227,21 +232,25 @@ def _check_row(one: Check, json: bool) -> dict[str, Any] | None:
     """
     import time
 
-    from llamacli.errors import LlamaCliError
+    from llamacli.errors import LlamaCliError, line_of
     from llamacli.testing.conformance import ConformanceError
 
-    start, error = time.perf_counter(), None
+    start, error, nmse = time.perf_counter(), None, None
     try:
         if not one.models():
             return None
         with bar(f"checking {one.id}"):
-            one()
+            nmse = one()
     except (ConformanceError, LlamaCliError, ImportError) as found:
         error = str(found)
+    except Exception as found:  # of the plugin: the other checks may say more
+        line = line_of(found)
+        error = f"{type(found).__name__}: {found}{f', at {line}' if line else ''}"
     seconds = time.perf_counter() - start
     if not json:
-        click.echo(f"{'FAILED' if error else 'ok':6} {seconds:6.1f} s  {one.id}{f': {error}' if error else ''}")
-    return {"check": one.id, "seconds": round(seconds, 3), "error": error}
+        said = error or (None if nmse is None else f"NMSE {nmse:.2g}")
+        click.echo(f"{'FAILED' if error else 'ok':6} {seconds:6.1f} s  {one.id}{f': {said}' if said else ''}")
+    return {"check": one.id, "seconds": round(seconds, 3), "nmse": nmse, "error": error}
 
 
 def _architectures(name: str) -> list[tuple[Architecture, str]]:

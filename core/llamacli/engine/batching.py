@@ -133,7 +133,7 @@ def _run(
     rows: Sequence[list[Logits]],
     hidden: bool,
 ) -> int:
-    """Run a batch, and append the results of its chunks to their rows.
+    """Run a batch, and append its results to `rows`.
 
     Returns its number of tokens.
     """
@@ -198,7 +198,7 @@ def _keys(ids: Ids | Inputs) -> list[int]:
 
 
 def _placed(program: Program, cache: KVSequence, inputs: Inputs) -> Inputs:
-    """Check that a program can compute inputs; with the position of each token."""
+    """Check inputs, and fill in the position of each token."""
     graph, start = program.graph, len(cache.tokens)
     check_inputs(graph, inputs)
     placed = inputs.placed(start, graph.n_components)
@@ -217,9 +217,9 @@ def _placed(program: Program, cache: KVSequence, inputs: Inputs) -> Inputs:
 
 
 def check_inputs(graph: Graph, inputs: Inputs) -> None:
-    """Raise InvalidRequestError unless a model's graph can compute inputs, wherever they are in a sequence.
+    """Check that a model's graph can compute inputs, at any place.
 
-    Checked are ids, the width of embeddings, the number of position components and the lengths of spans.
+    Raises InvalidRequestError for ids, a width of embeddings, a number of position components or spans that it cannot.
     """
     embedding = graph.embedding
     if embedding is not None and len(inputs):

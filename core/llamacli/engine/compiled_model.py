@@ -23,8 +23,10 @@ from llamacli.engine.adapters import (
     load_adapter,
 )
 from llamacli.engine.base import Program, QuantMode
-from llamacli.errors import ClosedError, InvalidRequestError
-from llamacli.kv import KVCache, KVLayout, KVPool, KVSequence, KVType, PrefixIndex
+from llamacli.engine.batching import Chunk, evaluate
+from llamacli.errors import ClosedError, ContextOverflowError, EmbeddingModelError, InvalidRequestError
+from llamacli.inputs import Inputs
+from llamacli.kv import N_BATCH, KVCache, KVLayout, KVPool, KVSequence, KVType, PrefixIndex
 from llamacli.tokenizer import Tokenizer
 from llamacli.util.locking import fork_safe
 from llamacli.util.memory import trim_heap
@@ -172,6 +174,32 @@ class CompiledModel:
             kind = KVType.of("f32" if self.mode is QuantMode.FP32 else "f16")
             self._nextn_pool = KVPool(KVLayout.of(program.states, kind), f"{self.identity}-nextn")
         return self._nextn_pool
+
+    def logits(self, inputs: Sequence[int] | Inputs) -> npt.NDArray[np.float32]:
+        """Logits of all tokens of a text, float32 [n, n_vocab].
+
+        `inputs`, token ids or an `Inputs`, begin a context of their own. A model with attention in both directions,
+        such as one of masked diffusion, has no other way to logits; its texts have at most `N_BATCH` tokens. Raises
+        InvalidRequestError for inputs that the model cannot compute, ContextOverflowError for more than `config.n_ctx`
+        tokens, EmbeddingModelError if the model has no logits.
+        """
+        given = inputs if isinstance(inputs, Inputs) else Inputs.of(inputs)
+        program, n_ctx = self.program_with(self.adapters), self.context_size(None)
+        if program.graph.ops[-1].out.width != self.config.n_vocab:
+            raise EmbeddingModelError(f"the model {self.name!r} has no logits: use it for embeddings")
+        if len(given) > n_ctx:
+            raise ContextOverflowError(0, len(given), n_ctx)
+        if program.needs_whole_input and len(given) > N_BATCH:
+            raise InvalidRequestError(
+                f"the input has {len(given)} tokens; this model attends in both directions and takes at most {N_BATCH}"
+            )
+        pool = self.kv_pool("f32" if program.needs_whole_input else None)
+        sequence = KVSequence(pool, n_ctx, program.rope_variant(n_ctx), key_of(self.adapters))
+        try:
+            rows = evaluate(self.program_with, [Chunk(sequence, given, self.adapters, len(given))])[0]
+        finally:
+            sequence.close()
+        return rows if len(given) else np.empty((0, self.config.n_vocab), np.float32)
 
     @property
     def name(self) -> str:

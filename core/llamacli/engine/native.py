@@ -442,7 +442,10 @@ class NativeProgram:
 
 
 def _place_inputs(rows: Array, start: int, inputs: Inputs, jumps: list[npt.NDArray[np.int32]]) -> None:
-    """Fill in positions and bidirectional spans; append positions that the tables of text lack to `jumps`."""
+    """Fill in positions and bidirectional spans.
+
+    Positions that the tables of text lack are appended to `jumps`.
+    """
     for first, stop in inputs.spans:
         rows["n_ahead"][first:stop] = np.arange(stop - first)[::-1]
     if inputs.positions is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -174,6 +175,7 @@ class Drafts(Generic[Drafted]):
             _log.warning("no more drafts for %s", sequence, exc_info=error)
             sequence.drop_draft()
             return ()
+        tokens = list(itertools.takewhile(lambda token: token >= 0, tokens))  # other inputs cannot be drafted
         if tokens and draft.is_warm:
             self._seconds += _NEWEST * ((self._clock() - started) / len(tokens) - self._seconds)
         draft.is_warm = True

@@ -17,6 +17,7 @@ from llamacli.generation.drafters import MAX_DRAFT
 from llamacli.generation.drafting import Drafter
 from llamacli.generation.drafts import Draft, Drafts
 from llamacli.generation.text import Token, TokenText
+from llamacli.inputs import Inputs
 from llamacli.sampling import LogProbs, SamplerChain, SamplingParams
 from llamacli.tokenizer import StreamDecoder
 from llamacli.util.numbers import is_integer
@@ -65,7 +66,7 @@ class _Session(Protocol):
     @property
     def logprobs(self) -> LogProbs | None: ...
     def reset_sampler(self) -> None: ...
-    def eval(self, tokens: Sequence[int]) -> object: ...
+    def eval(self, tokens: Sequence[int] | Inputs) -> object: ...
     def eval_ahead(self, token: int, draft: Sequence[int]) -> None: ...
     def is_ahead(self, token: int) -> bool: ...
     def draw(self, params: SamplingParams | SamplerChain | None) -> int: ...
@@ -212,7 +213,7 @@ class Generation:
 
 def generate(
     session: _Session,
-    prompt: Sequence[int],
+    prompt: Sequence[int] | Inputs,
     params: SamplingParams | SamplerChain | None = None,
     *,
     max_tokens: int | None = None,

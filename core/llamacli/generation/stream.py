@@ -11,9 +11,10 @@ import numpy as np
 
 from llamacli.engine import Program
 from llamacli.engine.adapters import AdaptersLike, key_of
-from llamacli.engine.batching import Chunk, Ids, Logits, TakeHidden, evaluate
+from llamacli.engine.batching import Chunk, Ids, Logits, TakeHidden, check_inputs, evaluate
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.errors import ClosedError, ContextOverflowError, EmbeddingModelError, InvalidRequestError
+from llamacli.inputs import Contents, Inputs
 from llamacli.kv import CacheStrategy, KVSequence
 from llamacli.kv.prefixes import n_common
 from llamacli.loaders import Progress
@@ -35,7 +36,7 @@ class TokenStream:
     - `n_past`: tokens evaluated so far, which is the next token's position.
     - `logits`: float32 [n_vocab], of the last token evaluated.
     - `n_ctx`: the context size, in tokens.
-    - `tokens`: the tokens evaluated so far.
+    - `tokens`: the tokens evaluated so far, as content keys: ids, and negative numbers for other `Inputs`.
     - `n_cached`: how many of the first tokens the cache holds.
     - `n_reused`: how many tokens came from the prefix cache: they share pages with a stream that had evaluated them.
     - `n_computed`: tokens that were run through the model for it so far, those evaluated again included.
@@ -74,7 +75,7 @@ class TokenStream:
         self.model, self.n_ctx, self.strategy = model, sequence.seq_len, CacheStrategy.of(strategy)
         self.lock = fork_safe(threading.RLock())
         self._cache: KVSequence | None = sequence
-        self._tokens: list[int] = list(sequence.tokens)
+        self._tokens, self._contents = list[int](sequence.tokens), Contents()
         self._prefixes = model.prefixes(sequence.kv_type, self.n_ctx) if reuse else None
         if self._prefixes is not None:
             self._prefixes.add(sequence)
@@ -105,12 +106,18 @@ class TokenStream:
 
     @property
     def pos_max(self) -> int:
-        """Position of the last token, -1 if there is none."""
-        return self.n_past - 1
+        """Position of the last token, -1 if there is none.
+
+        Of several components, the largest.
+        """
+        return self._contents.next_position(self._tokens) - 1
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Tokens evaluated so far."""
+        """Tokens evaluated so far, as content keys.
+
+        Keys are ids, and negative numbers for other inputs.
+        """
         return tuple(self._tokens)
 
     @property
@@ -147,18 +154,19 @@ class TokenStream:
         """Drop the logits: there are none until the next `eval`."""
         self._logits = None
 
-    def eval(self, tokens: Sequence[int], *, all_logits: bool = False) -> Logits | None:
-        """Evaluate tokens at position `n_past` onwards.
+    def eval(self, tokens: Sequence[int] | Inputs, *, all_logits: bool = False) -> Logits | None:
+        """Evaluate tokens behind those evaluated so far.
 
-        Afterwards `logits` are those of the last one. Returns float32 [len(tokens), n_vocab] with `all_logits`, else
-        None. No tokens change nothing. How tokens are split over calls does not change results.
+        `tokens` are ids, or an `Inputs` with embeddings, positions or bidirectional spans. Then `logits` are those
+        of the last one. Returns float32 [len(tokens), n_vocab] with `all_logits`, else None. No tokens change nothing.
+        How tokens are split over calls does not change results.
 
-        Raises InvalidRequestError for an id that is not in the vocabulary and ContextOverflowError if the tokens do not
-        fit, both before anything is evaluated.
+        Raises InvalidRequestError for an id that is not in the vocabulary or inputs that the model cannot compute, and
+        ContextOverflowError if the tokens do not fit, both before anything is evaluated.
         """
         with self.lock:
             ids = self._checked(tokens)
-            if self._ahead and len(ids) == 1 and not all_logits and self.is_ahead(int(ids[0])):
+            if self._ahead and len(ids) == 1 and not all_logits and self.is_ahead(_keys(ids)[0]):
                 (token, logits_ahead), ahead = self._ahead[0], self._ahead[1:]
                 self._tokens += (token,)  # no call from here on: an interrupt comes before all of this or after it
                 self._logits, self._ahead = logits_ahead, ahead
@@ -184,7 +192,7 @@ class TokenStream:
         """
         ids = self._checked([token, *draft])
         if len(ids) == 1 or self.strategy is not CacheStrategy.ALWAYS:
-            self.eval(ids[:1].tolist())
+            self.eval([token])
             return
         _evaluate([(self, ids)], n_ahead=len(ids) - 1)
 
@@ -203,12 +211,16 @@ class TokenStream:
         The logits are cleared until the next `eval`. Where layers with a sliding window no longer have what a token
         there would see, or recurrent states are those after later tokens, that `eval` computes it again, from the
         nearest checkpoint on: ends of prompts are checkpoints, unless the stream was created without `reuse`. Raises
-        InvalidRequestError if `n_past` is not from 0 to the present position.
+        InvalidRequestError if `n_past` is not from 0 to the present number of tokens, or within a bidirectional span.
         """
         if not is_integer(n_past) or not 0 <= n_past <= self.n_past:
             raise InvalidRequestError(f"n_past must be an integer from 0 to {self.n_past}, not {n_past!r}")
+        if self._contents:
+            self._contents.expect_whole(self._tokens, int(n_past))
         self._truncate_cache(int(n_past))
         del self._tokens[n_past:]
+        if self._contents:
+            self._contents.keep(self._tokens)
         self._logits = None
         self.n_reused = min(self.n_reused, int(n_past))
 
@@ -228,6 +240,10 @@ class TokenStream:
         if stop == self.n_past:
             self.rewind(p0)
             return
+        if self._contents:
+            raise InvalidRequestError(
+                "the context has embeddings, explicit positions or spans, whose later tokens cannot move up: rewind it"
+            )
         program, by = self.program, stop - p0
         if len(self.cache.tokens) == self.n_past and not self.cache.pool.layout.recurrent:
             self.cache.remove(p0, stop, lambda layer, keys: program.shift_keys(layer, keys, by, self.n_ctx))
@@ -243,11 +259,11 @@ class TokenStream:
         As in StreamingLLM (Xiao et al. 2023), both are evaluated from position 0 on, so that a text can go on without
         end. Raises what `eval` raises, InvalidRequestError if there is no token at all, both before anything changes.
         """
-        ids = self._checked([*sinks, *tail], n_past=0)
-        if not len(ids):
+        tokens = [*sinks, *tail]
+        if not len(self._checked(tokens, n_past=0)):
             raise InvalidRequestError("sinks and tail are both empty: at least one token is needed")
         self.rewind(0)
-        self.eval(ids.tolist())
+        self.eval(tokens)
 
     @locked
     def checkpoint(self) -> KVSequence:
@@ -271,7 +287,7 @@ class TokenStream:
         ids = self._checked(tokens)
         n = max(0, len(ids) - len(self._chunk(ids).ids))
         if n:
-            self._tokens += ids[:n].tolist()
+            self._tokens += _keys(ids)[:n]
             self._logits = None
             self.n_reused += n
         return n
@@ -291,7 +307,7 @@ class TokenStream:
         """Function that takes the hidden states of evaluated tokens, or None."""
         return None
 
-    def _chunk(self, ids: Ids, *, all_logits: bool = False, n_ahead: int = 0) -> Chunk:
+    def _chunk(self, ids: Ids | Inputs, *, all_logits: bool = False, n_ahead: int = 0) -> Chunk:
         """Chunk of `ids`, after any earlier tokens that are not cached.
 
         Those that the prefix cache holds are left out, unless the logits of several are wanted.
@@ -299,17 +315,18 @@ class TokenStream:
         sequence, n_last, n_given = self.cache, len(ids) if all_logits else 1 + n_ahead, len(ids) - n_ahead
         if self._ahead and len(ids) and len(sequence.tokens) == len(self._tokens) + len(self._ahead):
             self._truncate_cache(self.n_past)  # of drafted tokens: what is before them needs no comparison
-        if len(ids) > 1 or (len(ids) and len(sequence.tokens) != len(self._tokens)):
+        if len(ids) > 1 or (len(ids) and (self._contents or len(sequence.tokens) != len(self._tokens))):
             self._drop_stale_cells()
-            wanted = [*self._tokens, *ids.tolist()]
+            wanted = [*self._tokens, *_keys(ids)]
             if self._prefixes is not None and self.strategy is CacheStrategy.ALWAYS and not (all_logits or n_ahead):
                 self._prefixes.reuse(sequence, wanted)
-            ids = np.array(wanted[len(sequence.tokens) :], np.int32)
+            start = len(sequence.tokens)
+            ids = self._contents.slice(wanted, start) if self._contents else np.array(wanted[start:], np.int32)
         reads = n_given > 1 or len(ids) >= MIN_CHECKPOINT  # not what is evaluated again after drafts
         keep = self._keep if sequence.pool.layout.recurrent and reads and not n_ahead else None
         return Chunk(sequence, ids, self.adapters, n_last, n_ahead, keep, take_hidden=self._take_hidden())
 
-    def _commit(self, ids: Ids, chunk: Chunk, rows: Logits) -> None:
+    def _commit(self, ids: Ids | Inputs, chunk: Chunk, rows: Logits) -> None:
         """Append evaluated `ids` to the tokens, except drafted ones.
 
         `rows` are the logits of the last token that is not drafted, and of those after it; they are kept.
@@ -319,7 +336,8 @@ class TokenStream:
         layout, n_new = chunk.cache.pool.layout, len(ids) - chunk.n_ahead
         if (layout.has_windows and n_new >= MIN_CHECKPOINT) or (layout.recurrent and n_new > 1):
             self._keep(chunk.cache)
-        tokens, ahead = ids[:n_new].tolist(), list(zip(ids[n_new:].tolist(), rows[1:], strict=True))
+        keys = _keys(ids)
+        tokens, ahead = keys[:n_new], list(zip(keys[n_new:], rows[1:], strict=True))
         last, n_computed = rows[0], len(chunk.ids)
         n_reused = max(0, len(ids) - n_computed)
         self._tokens += tokens  # no call from here on: an interrupt comes before all of this or after it
@@ -357,8 +375,18 @@ class TokenStream:
         if self._prefixes is not None:
             self._prefixes.keep(sequence, self.model.prefix_cache_bytes)
 
-    def _checked(self, tokens: Sequence[int], n_past: int | None = None) -> Ids:
-        """Check that tokens are in the vocabulary and fit; int32 [n]."""
+    def _checked(self, tokens: Sequence[int] | Inputs, n_past: int | None = None) -> Ids | Inputs:
+        """Check that tokens can be evaluated and fit.
+
+        Returns int32 [n], or the inputs, whose contents are added.
+        """
+        if isinstance(tokens, Inputs):
+            self._expect_room(len(tokens), n_past)
+            check_inputs(self.program.graph, tokens)
+            if not tokens.is_plain:
+                self._contents.add(tokens, self._tokens)
+                return tokens
+            tokens = tokens.keys
         n_vocab, given = self.model.config.n_vocab, cast(object, tokens)
         if isinstance(given, str):
             raise InvalidRequestError(f"tokens are a sequence of ids, not the text {given[:40]!r}: use encode(text)")
@@ -378,7 +406,11 @@ class TokenStream:
             raise ContextOverflowError(n_past, n_tokens, self.n_ctx)
 
 
-def eval_batch(work: Iterable[tuple[TokenStream, Sequence[int]]]) -> None:
+def _keys(ids: Ids | Inputs) -> list[int]:
+    return ids.keys if isinstance(ids, Inputs) else ids.tolist()
+
+
+def eval_batch(work: Iterable[tuple[TokenStream, Sequence[int] | Inputs]]) -> None:
     """Evaluate the next tokens of many sessions of one model together.
 
     Each batch of tokens is one pass over the weights, for sessions with the same LoRA adapters.
@@ -400,7 +432,7 @@ def eval_batch(work: Iterable[tuple[TokenStream, Sequence[int]]]) -> None:
             _evaluate(checked)
 
 
-def _evaluate(work: Sequence[tuple[TokenStream, Ids]], *, n_ahead: int = 0) -> None:
+def _evaluate(work: Sequence[tuple[TokenStream, Ids | Inputs]], *, n_ahead: int = 0) -> None:
     """Evaluate and commit checked tokens.
 
     The streams' locks are held. Tokens and logits of a stream change only in the end, when all are evaluated. The last

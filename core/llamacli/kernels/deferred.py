@@ -98,6 +98,8 @@ else:
     _root = Deferred(lambda: importlib.import_module("numba"))
     _extending = Deferred(lambda: importlib.import_module("numba.extending"))
 
-njit, types = _root.njit, _root.core.types
+types = _root.core.types
+njit: Any = _root.njit
+"""Decorate a function that kernels call, as `numba.njit` does."""
 intrinsic, register_jitable = _extending.intrinsic, _extending.register_jitable
 carray: Any = _root.carray if jit_disabled() else Deferred(lambda: importlib.import_module(_ARRAYS).carray)

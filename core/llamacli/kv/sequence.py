@@ -307,7 +307,8 @@ class KVSequence:
         `start` must be the number of tokens here. Whole pages are shared; cells of a page that this sequence has begun
         are copied. If the tokens before `start` differ, the copied cells are stale. Raises InvalidRequestError,
         changing nothing, if the range does not follow the tokens here, is not cached in `source`, or does not fit, or
-        if it is a part of a sequence with recurrent states; OutOfMemoryError likewise.
+        if it is a part of a sequence with recurrent states, or follows other tokens and has explicit positions or
+        bidirectional spans; OutOfMemoryError likewise.
         """
         if source.pool is not self.pool or not self.is_like(source):
             raise InvalidRequestError(
@@ -331,6 +332,8 @@ class KVSequence:
                 f"cannot copy tokens {start} to {stop} alone: the recurrent states are those after all"
                 f" {len(source.tokens)} tokens of the source, from its first on"
             )
+        if not same_prefix:
+            _expect_movable(self.tokens + source.tokens[:stop], f"cannot copy tokens {start} to {stop} alone")
         if not source.can_truncate(stop):
             raise InvalidRequestError(f"cannot copy up to {stop}: the sliding window before it was evicted")
         first = -(-start // PAGE)
@@ -382,11 +385,7 @@ class KVSequence:
             raise InvalidRequestError(
                 f"cannot remove positions {start} to {stop}: recurrent states cannot lose tokens before the last"
             )
-        if min(self.tokens) < 0 and any(is_positioned(key) or is_in_span(key) for key in self.tokens):
-            raise InvalidRequestError(
-                f"cannot remove positions {start} to {stop}: the sequence has tokens with explicit positions, or that "
-                "attend to each other"
-            )
+        _expect_movable(self.tokens, f"cannot remove positions {start} to {stop}")
         left = n - (stop - start)
         first_cells = [
             first if first <= start else max(start, first - (stop - start)) for first in self.first_cells
@@ -592,6 +591,12 @@ class KVSequence:
     def _release_page(self, group: int, i: int) -> None:
         if self.tables[group][i]:
             self.pool.groups[group].release(self.tables[group], i)
+
+
+def _expect_movable(keys: Sequence[int], failure: str) -> None:
+    """Raise InvalidRequestError for tokens whose cells are those of one place only."""
+    if any(key < 0 and (is_positioned(key) or is_in_span(key)) for key in keys):
+        raise InvalidRequestError(f"{failure}: there are tokens with explicit positions, or that attend to each other")
 
 
 def held_bytes(pool: KVPool, sequences: Sequence[KVSequence]) -> int:

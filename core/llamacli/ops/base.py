@@ -139,12 +139,12 @@ class Op(abc.ABC):
 
     @property
     def uses_distance(self) -> bool:
-        """True if it measures the distance of tokens by their cells, as ALiBi does."""
+        """True if it measures distances in cells, as ALiBi does."""
         return False
 
     @property
     def n_components(self) -> int:
-        """Position components of a token that it reads: 1, or 4 for M-RoPE."""
+        """Number of position components that it reads: 1, or 4 for M-RoPE."""
         return 1
 
     @abc.abstractmethod

@@ -20,9 +20,10 @@ from llamacli.ops.values import Adapt, Array, LowRank, LowRanks, Param, Tensor, 
 
 @attrs.frozen(eq=False)
 class Embed(Op):
-    """out = table[token] * scale, rows of a matrix (n_vocab, n_embd), which has low-rank changes.
+    """out = table[token] * scale, rows of a matrix (n_vocab, n_embd).
 
-    Embeddings given as inputs are `out` as they are; with a `placeholder`, they are looked up as that id.
+    `changes` are low-rank changes of the matrix. Embeddings given as inputs are `out` as they are; with a
+    `placeholder`, they are looked up as that id.
     """
 
     table: Tensor
@@ -64,7 +65,10 @@ class Embed(Op):
             lower_scaled(to, narrow, attrs.evolve(change, scale=change.scale * self.scale), out)
 
     def _look_up(self, to: Lowering, table: Tensor, out: Slot) -> None:
-        """Append the step that writes each token's row of the table, or of the A of a change."""
+        """Append the step that writes each token's row of a table.
+
+        It is the op's, or A of a change.
+        """
         matrix, is_table = to.matrix(table), table is self.table
         factor = np.float32(self.scale if is_table else 1)
 

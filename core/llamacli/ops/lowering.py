@@ -67,7 +67,7 @@ class HostRows:
     spans: Sequence[Span]
 
     def parts(self) -> Iterator[tuple[int, Span]]:
-        """Rows to compute, by sequence: the first row, and the part of the span."""
+        """First row and part of the span of each sequence."""
         row = 0
         for span in self.spans:
             first, stop = max(row, self.first), min(row + span.n, self.stop)
@@ -230,7 +230,8 @@ class Lowering(abc.ABC):
 
     @abc.abstractmethod
     def before_jump(self, prepare: Callable[[npt.NDArray[np.int32]], None]) -> None:
-        """Call `prepare(positions)` before a run with positions of several components, or beyond the context.
+        """Call `prepare(positions)` before a run with unusual positions.
 
-        They are int32 [m, 1 or 4]. The field `jump` of a row is its number among them plus 1, or 0.
+        They are int32 [m, 1 or 4]: several components that differ, or numbers beyond the context. The field `jump` of a
+        row is its number among them plus 1, or 0.
         """

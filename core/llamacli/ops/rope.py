@@ -99,26 +99,19 @@ class Rope:
         )
 
     def table(
-        self, start: int, n: int, factors: npt.NDArray[np.float32] | None = None
+        self, positions: npt.ArrayLike, factors: npt.NDArray[np.float32] | None = None
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Cosines and sines, float32 [n, n_dims/2] each, of positions `start` to `start + n - 1`.
+        """Cosines and sines, float32 [n, n_dims/2] each, of positions.
 
-        `factors`, float32 [n_dims/2], divide the frequency of each pair (`rope_freqs` of a GGUF file).
+        These are [n], or [n, 4] where there are `components`. `factors`, float32 [n_dims/2], divide the frequency of
+        each pair (`rope_freqs` of a GGUF file).
         """
-        return self.rotation(np.arange(start, start + n)[:, None], factors)
-
-    def rotation(
-        self, positions: npt.NDArray[np.integer[Any]], factors: npt.NDArray[np.float32] | None = None
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Cosines and sines, float32 [n, n_dims/2] each, of positions [n, 1 or 4].
-
-        One position is a text's, where there are `components`. `factors` are as for `table`.
-        """
-        pairs = self.n_dims // 2
-        angles = np.empty((len(positions), pairs), np.float32)
-        angle = positions.astype(np.float32)
-        if self.components and angle.shape[1] == 1:
+        given = np.asarray(positions)
+        angle = (given[:, None] if given.ndim == 1 else given).astype(np.float32)
+        if self.components and angle.shape[1] == 1:  # of text
             angle = angle * np.array([1, 1, 1, 0], np.float32)
+        pairs = self.n_dims // 2
+        angles = np.empty((len(angle), pairs), np.float32)
         step = np.float32(self.base) ** np.float32(-2.0 / self.n_dims)
         for pair in range(pairs):
             angles[:, pair] = angle[:, self.components[pair] if self.components else 0]
@@ -153,7 +146,7 @@ class Rope:
 
 
 class RopeTable:
-    """Cosines and sines of all positions so far, and of a batch's other ones.
+    """Cosines and sines of positions: all so far, and a batch's jumps.
 
     `steps` are the steps whose parameters point to them.
     """
@@ -171,19 +164,22 @@ class RopeTable:
         known = len(self._tables[0])
         if n <= known:
             return
-        more = self._rope.table(known, max(n, 2 * known, 256) - known, self._factors)
+        more = self._rope.table(np.arange(known, max(n, 2 * known, 256)), self._factors)
         tables = [self._memory(np.concatenate(parts)) for parts in zip(self._tables, more, strict=True)]
         self._alive.append(tables)  # an interrupt may leave some steps with these, and some with those before
         self._point(tables, "")
         self._tables = tables
 
     def jump(self, positions: npt.NDArray[np.int32]) -> None:
-        """Compute the cosines and sines of at most N_BATCH positions, int32 [m, 1 or 4]."""
+        """Compute cosines and sines of positions, int32 [m, 1 or 4].
+
+        They are at most N_BATCH.
+        """
         if not self._jumps:
             empty = np.zeros((N_BATCH, self._rope.n_dims // 2), np.float32)
             self._jumps = [self._memory(empty), self._memory(empty.copy())]
             self._point(self._jumps, "jump_")
-        for table, values in zip(self._jumps, self._rope.rotation(positions, self._factors), strict=True):
+        for table, values in zip(self._jumps, self._rope.table(positions, self._factors), strict=True):
             table[: len(positions)] = values
 
     def _point(self, tables: Sequence[Floats], kind: str) -> None:
@@ -229,7 +225,7 @@ class Rotate(Op):
     def compute(self, run: Run) -> Array:
         """See Op."""
         factors = self._factors(run.sequence.seq_len)
-        cos, sin = self.rope.rotation(run.components, None if factors is None else run[factors].astype(np.float32))
+        cos, sin = self.rope.table(run.components, None if factors is None else run[factors].astype(np.float32))
         return self._rotated(run[self.x].reshape(run.n, -1, self.head_dim), cos[:, None], sin[:, None]).reshape(
             run.n, -1
         )
@@ -243,8 +239,8 @@ class Rotate(Op):
             return None
         tensor = self._factors(shift.seq_len)
         factors = None if tensor is None else shift.weight(tensor)[: self.rope.n_dims // 2].copy()
-        cos, sin = self.rope.table(shift.by, 1, factors)
-        magnitude = self.rope.table(0, 1)[0][0, 0]
+        cos, sin = self.rope.table([shift.by], factors)
+        magnitude = self.rope.table([0])[0][0, 0]
         heads = np.moveaxis(keys, 1, 2)
         return np.ascontiguousarray(np.moveaxis(self._rotated(heads, cos / magnitude, -sin / magnitude), 2, 1))
 

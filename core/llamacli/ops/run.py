@@ -94,7 +94,7 @@ class Run:
 
     @property
     def n_ahead(self) -> npt.NDArray[np.intp]:
-        """Tokens of its span behind each token, [n]; 0 outside of bidirectional spans."""
+        """Tokens behind each token in its bidirectional span, [n]."""
         out = np.zeros(self.n, np.intp)
         for start, stop in self.span.inputs.spans if self.span.inputs is not None else ():
             out[start:stop] = np.arange(stop - start)[::-1]

@@ -11,7 +11,7 @@ import attrs
 
 from llamacli.errors import InvalidRequestError
 from llamacli.sampling.checks import integer, number
-from llamacli.util.foreign_names import explain_fields
+from llamacli.util.foreign_names import explain_names
 from llamacli.util.numbers import is_integer, is_real
 from llamacli.util.sampling_params import DEFAULT_ORDER, MAX_NUMBER, PARAMETERS, Parameter, SamplingNumbers
 
@@ -84,7 +84,6 @@ else:
     _Numbers = attrs.make_class("SamplingNumbers", _FIELDS, frozen=True, kw_only=True, slots=True)
 
 
-@explain_fields
 @attrs.frozen(kw_only=True)
 class SamplingParams(_Numbers):
     """Sampling parameters under llama.cpp's names. `SamplingParams()` is greedy: exactly argmax.
@@ -131,6 +130,7 @@ class SamplingParams(_Numbers):
     n_probs: int = integer(0, low=0)
 
 
+SamplingParams.__init__ = explain_names(SamplingParams.__init__)  # type: ignore[method-assign]
 SamplingParams.__doc__ = "\n    - ".join(
     [(SamplingParams.__doc__ or "").rstrip(), *(f"`{one.name}`: {one.help}" for one in PARAMETERS.values())]
 )

@@ -45,7 +45,7 @@ class LogitBias(Sampler):
 
     @classmethod
     def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-        """See Sampler."""
+        """Sampler of these parameters; None if they turn it off."""
         if tokenizer is not None:
             expect_tokens([token for token, _ in params.logit_bias], tokenizer.n_vocab, "logit_bias")
         return cls(params.logit_bias) if params.logit_bias else None
@@ -81,7 +81,7 @@ class SuppressTokens(Sampler):
 
     @classmethod
     def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-        """See Sampler."""
+        """Sampler of these parameters; None if they turn it off."""
         tokens = params.suppress_tokens + (tokenizer.suppressed if tokenizer is not None else ())
         if tokenizer is not None:
             expect_tokens(params.suppress_tokens, tokenizer.n_vocab, "suppress_tokens")
@@ -120,7 +120,7 @@ class Penalties(Sampler):
 
     @classmethod
     def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-        """See Sampler."""
+        """Sampler of these parameters; None if they turn it off."""
         penalties = cls(params.repeat_last_n, params.repeat_penalty, params.frequency_penalty, params.presence_penalty)
         neutral = (penalties.repeat <= 0 or penalties.repeat == 1) and penalties.frequency == penalties.presence == 0
         return None if neutral or penalties.last_n <= 0 else penalties
@@ -160,7 +160,7 @@ class Dry(Sampler):
 
     @classmethod
     def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-        """See Sampler."""
+        """Sampler of these parameters; None if they turn it off."""
         if params.dry_multiplier <= 0 or params.dry_penalty_last_n <= 0:
             return None
         breakers = sequence_breakers(tokenizer, params.dry_sequence_breakers) if tokenizer is not None else {}

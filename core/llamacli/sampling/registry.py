@@ -15,7 +15,7 @@ from llamacli.sampling.reasoning import GrammarAfter
 from llamacli.sampling.sampler import Sampler, SamplerChain
 from llamacli.sampling.triggers import LazyGrammar
 from llamacli.tokenizer import Tokenizer
-from llamacli.util.sampling_params import SAMPLERS, SamplerEntry
+from llamacli.util.sampling_params import PARAMETERS, SAMPLERS, SamplerEntry
 
 
 @attrs.frozen
@@ -107,11 +107,21 @@ def _grammar(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | N
 
 def _built_in(entry: SamplerEntry) -> SamplerType:
     module, _, name = entry.classes.split()[0].partition(".")
-    make = getattr(import_module(f"llamacli.sampling.{module}"), name).from_params
-    return SamplerType(entry.name, _MAKE.get(entry.name, make), entry.when_greedy, entry.aliases)
+    kind = getattr(import_module(f"llamacli.sampling.{module}"), name)
+    own = [one for one in PARAMETERS.values() if one.sampler == entry.title]
+
+    def make(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
+        values = [getattr(params, one.name) for one in own]
+        return None if own[0].is_off(values[0]) else kind(*values)
+
+    special = _MAKE.get(entry.name, getattr(kind, "from_params", make))
+    return SamplerType(entry.name, special, entry.when_greedy, entry.aliases)
 
 
-_MAKE = {"grammar": _grammar}
+_MAKE: dict[str, Callable[[SamplingParams, Tokenizer | None], Sampler | None]] = {
+    "grammar": _grammar,
+    "adaptive_p": lambda params, tokenizer: None,  # draws, so build_chain puts it last
+}
 BUILT_IN = tuple(_built_in(entry) for entry in SAMPLERS if entry.name)
 """Samplers of the core."""
 _BY_NAME = {name: kind for kind in BUILT_IN for name in kind.names}

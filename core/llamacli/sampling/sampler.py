@@ -9,8 +9,6 @@ from typing import Any, Self
 
 from llamacli.errors import plugin_errors
 from llamacli.sampling.candidates import Candidates
-from llamacli.sampling.params import SamplingParams
-from llamacli.tokenizer import Tokenizer
 
 
 class Sampler(ABC):
@@ -19,11 +17,6 @@ class Sampler(ABC):
     A sampler with state overrides `accept`, `reset` and `clone`. The tokens accepted so far are in
     `candidates.history`, and random numbers come from `candidates.random`, so most samplers need no state of their own.
     """
-
-    @classmethod
-    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-        """Sampler of these parameters; None if they turn it off."""
-        return None
 
     @abstractmethod
     def apply(self, candidates: Candidates) -> None:

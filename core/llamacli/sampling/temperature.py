@@ -25,7 +25,7 @@ class Temperature(Sampler):
 
     @classmethod
     def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-        """See Sampler."""
+        """Sampler of these parameters; None if they turn it off."""
         if params.dynatemp_range > 0:
             return DynamicTemperature(params.temperature, params.dynatemp_range, params.dynatemp_exponent)
         return cls(params.temperature) if params.temperature != 1 else None

@@ -9,9 +9,7 @@ import numpy as np
 
 from llamacli.sampling.candidates import Candidates
 from llamacli.sampling.checks import integer, number
-from llamacli.sampling.params import SamplingParams
 from llamacli.sampling.sampler import Sampler
-from llamacli.tokenizer import Tokenizer
 
 
 @attrs.frozen
@@ -22,11 +20,6 @@ class TopK(Sampler):
     """
 
     k: int = integer()
-
-    @classmethod
-    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-        """See Sampler."""
-        return cls(params.top_k) if params.top_k > 0 else None
 
     def apply(self, candidates: Candidates) -> None:
         """Keep the k most probable tokens."""
@@ -43,11 +36,6 @@ class TopP(Sampler):
     """
 
     p: float = number(low=0, high=1)
-
-    @classmethod
-    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-        """See Sampler."""
-        return cls(params.top_p) if params.top_p < 1 else None
 
     def apply(self, candidates: Candidates) -> None:
         """Keep the nucleus."""
@@ -72,11 +60,6 @@ class MinP(Sampler):
 
     p: float = number(low=0)
 
-    @classmethod
-    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-        """See Sampler."""
-        return cls(params.min_p) if params.min_p > 0 else None
-
     def apply(self, candidates: Candidates) -> None:
         """Keep tokens that reach the threshold."""
         if self.p > 0:
@@ -92,11 +75,6 @@ class TypicalP(Sampler):
     """
 
     p: float = number(low=0, high=1)
-
-    @classmethod
-    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-        """See Sampler."""
-        return cls(params.typical_p) if params.typical_p < 1 else None
 
     def apply(self, candidates: Candidates) -> None:
         """Keep the locally typical tokens."""
@@ -121,11 +99,6 @@ class TopNSigma(Sampler):
 
     n: float = number()
 
-    @classmethod
-    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-        """See Sampler."""
-        return cls(params.top_n_sigma) if params.top_n_sigma > 0 else None
-
     def apply(self, candidates: Candidates) -> None:
         """Keep logits above the threshold."""
         if self.n <= 0:
@@ -143,12 +116,6 @@ class Xtc(Sampler):
 
     probability: float = number(low=0, high=1)
     threshold: float = number(low=0, high=1)
-
-    @classmethod
-    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | None:
-        """See Sampler."""
-        is_off = params.xtc_probability <= 0 or params.xtc_threshold > 0.5
-        return None if is_off else cls(params.xtc_probability, params.xtc_threshold)
 
     def apply(self, candidates: Candidates) -> None:
         """Exclude the top choices, at random."""

@@ -1,8 +1,8 @@
 """Tiny models of installed plugins, from the tests of their projects.
 
-A project's modules `tests/tiny_*.py` have `VARIANTS`, and may have `INERT` and `UNREAD`, arguments of
-`parametrize_with_checks`, and `TRANSFORMERS`, models of Hugging Face's transformers by the
-name of the architecture.
+A package's module `tiny.py`, or modules `tests/tiny_*.py` of its project, have `VARIANTS`, or `ENCODERS` for models
+without logits. They may have `INERT` and `UNREAD`, arguments of `parametrize_with_checks`, and `TRANSFORMERS`, models
+of Hugging Face's transformers by the name of the architecture.
 """
 
 from __future__ import annotations
@@ -51,23 +51,33 @@ class TinyModels:
             return {key: value for module in modules for key, value in module.get(name, {}).items()}
 
         patterns = {name: tuple(x for module in modules for x in module.get(name, ())) for name in ("INERT", "UNREAD")}
-        return cls(joined("VARIANTS") or None, patterns["INERT"], patterns["UNREAD"], joined("TRANSFORMERS"))
+        return cls(
+            {**joined("VARIANTS"), **joined("ENCODERS")} or None,
+            patterns["INERT"],
+            patterns["UNREAD"],
+            joined("TRANSFORMERS"),
+        )
 
 
 def tiny_models_of(distribution: str) -> TinyModels:
     """Tiny models of an installed distribution.
 
-    Its `direct_url.json` names the folder that it was installed from; without one there are none.
+    They are in `tiny.py` of its package, or in `tests/tiny_*.py` of the folder that it was installed from, which its
+    `direct_url.json` names.
     """
-    folder = _project_folder(distribution)
-    return TinyModels.of(*sorted(folder.glob("tests/tiny_*.py"))) if folder else TinyModels()
-
-
-def _project_folder(distribution: str) -> Path | None:
     try:
-        origin = importlib.metadata.distribution(distribution).read_text("direct_url.json")
+        installed = importlib.metadata.distribution(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return None
+        return TinyModels()
+    folder = _project_folder(installed)
+    if folder and (found := [*folder.glob("*/tiny.py"), *folder.glob("tests/tiny_*.py")]):
+        return TinyModels.of(*sorted(found))
+    own = [Path(str(file.locate())) for file in installed.files or () if file.name == "tiny.py"]
+    return TinyModels.of(*sorted(own))
+
+
+def _project_folder(installed: importlib.metadata.Distribution) -> Path | None:
+    origin = installed.read_text("direct_url.json")
     url = urlsplit(json.loads(origin)["url"]) if origin else None
     return Path(url2pathname(url.path)) if url and url.scheme == "file" else None
 

@@ -40,6 +40,9 @@ RESULTS: dict[str, CheckFunction] = {
 }
 """Checks that run a model: the first variant, and the others of other structure."""
 
+OF_SESSIONS = {"pieces", "last_rows", "fork", "rewind", "cut", "saved_state", "cache_types"}
+"""Checks of sessions, which encoders do not have."""
+
 PROCESSES: dict[str, CheckFunction] = {"memory": result_checks.check_memory}
 """Checks that start a process."""
 
@@ -70,16 +73,20 @@ class Check:
 
     def models(self) -> list[TinyModel]:
         """Tiny models that the check runs over."""
-        if self.scope == "all":
-            return self.family.models
-        if self.scope == "distinct":
-            return self.family.distinct
-        return self.family.distinct[:1] if self.scope == "first" else self.family.distinct[1:]
+        found = self.family.models if self.scope == "all" else self.family.distinct
+        if self.scope in ("first", "others"):
+            found = found[:1] if self.scope == "first" else found[1:]
+        return [model for model in found if self.name not in OF_SESSIONS or not model.is_encoder]
 
-    def __call__(self) -> None:
-        """Run the check. Raises ConformanceError."""
+    def __call__(self) -> float | None:
+        """Run the check; returns the largest NMSE that it measured.
+
+        None if it measured none. Raises ConformanceError.
+        """
+        result_checks.measured.clear()
         for model in self.models():
             self.function(model)
+        return max(result_checks.measured, default=None)
 
 
 def checks_of(

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,7 +32,8 @@ class Peer:
     """llama.cpp with one model and one context.
 
     The keys and values are kept in float32 and flash attention is off, so that a float32 file gives its most exact
-    numbers; with `default_precision` they have llama.cpp's default types. `on_tensor(address)` is called with the
+    numbers; with `default_precision` they have llama.cpp's default types. With `embeddings`, rows are hidden states
+    instead of logits. `on_tensor(address)` is called with the
     address of each `ggml_tensor` that has been computed. Raises ImportError without llama-cpp-python, OSError for a
     file that llama.cpp refuses.
     """
@@ -37,6 +44,7 @@ class Peer:
         n_ctx: int,
         *,
         default_precision: bool = False,
+        embeddings: bool = False,
         on_tensor: Callable[[int], None] | None = None,
     ):
         import llama_cpp
@@ -57,6 +65,9 @@ class Peer:
         if not default_precision:
             params.type_k = params.type_v = _GGML_TYPE_F32
             params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        self._embeddings = embeddings
+        if embeddings:
+            params.embeddings, params.pooling_type = True, llama_cpp.LLAMA_POOLING_TYPE_NONE
         if on_tensor is not None:
             self._callback = _eval_callback(on_tensor)  # kept alive as long as the context
             params.cb_eval = self._callback
@@ -102,18 +113,22 @@ class Peer:
         self._n_past = 0
 
     def eval(self, tokens: Sequence[int], position: int | None = None) -> Logits:
-        """Evaluate further tokens; float32 [len(tokens), n_vocab] logits.
+        """Evaluate further tokens.
 
-        Their positions begin with `position`, by default with the one behind the tokens before.
+        Their positions begin with `position`, by default with the one behind the tokens before. Returns float32
+        [len(tokens), n_vocab] logits, or hidden states [len(tokens), n_embd].
         """
         self._n_past = self._n_past if position is None else position
         return np.concatenate([self._decode(tokens[i : i + _BATCH]) for i in range(0, len(tokens), _BATCH)])
 
-    def eval_embeddings(self, rows: Logits, positions: npt.NDArray[np.int32] | None, *, causal: bool = True) -> Logits:
+    def set_causal(self, causal: bool) -> None:
+        """Set causal attention, or attention in both directions."""
+        self._api.llama_set_causal_attn(self._context, causal)
+
+    def eval_embeddings(self, rows: Logits, positions: npt.NDArray[np.int32] | None) -> Logits:
         """Evaluate rows of embeddings, float32 [n, n_embd]; float32 [n, n_vocab] logits.
 
-        `positions`, int32 [n, 4], are their positions for M-RoPE; by default they are consecutive. Unless `causal`, the
-        rows attend to each other in both directions.
+        `positions`, int32 [n, 4], are their positions for M-RoPE; by default they are consecutive.
         """
         n, n_components = len(rows), self._n_components
         if positions is None:
@@ -123,10 +138,7 @@ class Peer:
         values, numbers = np.ascontiguousarray(rows, np.float32), np.ascontiguousarray(positions.T, np.int32)
         ctypes.memmove(batch.embd, values.ctypes.data, values.nbytes)
         ctypes.memmove(batch.pos, numbers.ctypes.data, numbers.nbytes)
-        self._api.llama_set_causal_attn(self._context, causal)
-        logits = self._run(batch, n)
-        self._api.llama_set_causal_attn(self._context, True)
-        return logits
+        return self._run(batch, n)
 
     def greedy(self, tokens: Sequence[int], n: int) -> tuple[list[int], list[float]]:
         """Evaluate tokens, then decode n greedily.
@@ -157,6 +169,9 @@ class Peer:
         if status:
             raise OSError(f"decoding of llama.cpp failed with status {status}")
         self._n_past += n
+        if self._embeddings:
+            width = api.llama_model_n_embd(self._model)
+            return np.array([api.llama_get_embeddings_ith(self._context, i)[:width] for i in range(n)], np.float32)
         logits: Any = ctypes.cast(api.llama_get_logits(self._context), ctypes.POINTER(ctypes.c_float))
         return np.ctypeslib.as_array(logits, shape=(n, self.n_vocab)).copy()
 
@@ -207,3 +222,45 @@ def _eval_callback(on_tensor: Callable[[int], None]) -> Any:
         return True
 
     return llama_cpp.ggml_backend_sched_eval_callback(call)
+
+
+def run_peer(
+    path: Path, tokens: Sequence[int], n_prompt: int, n_greedy: int, *, embeddings: bool = False
+) -> tuple[Logits, list[int], list[float]]:
+    """Run llama.cpp in a process of its own.
+
+    An assertion of llama.cpp ends that process alone. Returns the rows of `tokens`, then what `Peer.greedy` returns for
+    the first `n_prompt` of them. Raises ImportError without llama-cpp-python, OSError with llama.cpp's reason for a
+    file that it refuses, or where it ends.
+    """
+    if find_spec("llama_cpp") is None:
+        raise ImportError("No module named 'llama_cpp': pip install llama-cpp-python")
+    with tempfile.TemporaryDirectory(prefix="llamacli-peer-") as folder:
+        out = Path(folder) / "rows.npz"
+        given = json.dumps([str(path), str(out), list(tokens), n_prompt, n_greedy, embeddings])
+        environment = os.environ | {"GGML_NO_BACKTRACE": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        done = subprocess.run(
+            [sys.executable, "-m", "llamacli.testing.peer"],
+            input=given, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            asserted = [line for line in lines if "GGML_ASSERT" in line or "GGML_ABORT" in line]
+            reason = (asserted or lines[-1:] or ["without a message"])[0].removeprefix("OSError: ")
+            ended = "" if done.returncode > 0 else f"llama.cpp ended by signal {-done.returncode}: "
+            raise OSError(f"{ended}{reason}")
+        with np.load(out) as found:
+            return found["rows"], found["ids"].tolist(), found["gaps"].tolist()
+
+
+def _run(path: str, out: str, tokens: list[int], n_prompt: int, n_greedy: int, embeddings: bool) -> None:
+    with Peer(Path(path), 256, embeddings=embeddings) as peer:
+        rows, ids, gaps = peer.eval(tokens), list[int](), list[float]()
+        if n_greedy:
+            peer.clear()
+            ids, gaps = peer.greedy(tokens[:n_prompt], n_greedy)
+    np.savez(out, rows=rows, ids=np.array(ids, np.int64), gaps=np.array(gaps))
+
+
+if __name__ == "__main__":
+    _run(*json.load(sys.stdin))

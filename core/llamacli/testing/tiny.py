@@ -30,8 +30,8 @@ from llamacli.plugins import Plugins
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary, vocabulary_size
 
-Variant = tuple[Callable[..., Path], Mapping[str, Any], float]
-"""Writer, options, and bound of the NMSE of fp32 mode against llama.cpp."""
+Variant = tuple[Callable[..., Path], Mapping[str, Any], float | None]
+"""Writer, options, and bound of the NMSE of fp32 mode against llama.cpp; None if llama.cpp does not run it."""
 
 KEYS: Mapping[str, Any] = {
     "context_length": 256,
@@ -89,14 +89,14 @@ def own_variants(architecture: Architecture) -> dict[str, Variant]:
 class TinyModel:
     """Tiny model file of an architecture.
 
-    `exact` is the bound of the NMSE of fp32 mode against llama.cpp. `inert` are patterns of tensors that cancel out,
-    `unread` patterns of keys that are not read.
+    `exact` is the bound of the NMSE of fp32 mode against llama.cpp, None if llama.cpp does not run it. `inert` are
+    patterns of tensors that cancel out, `unread` patterns of keys that are not read.
     """
 
     architecture: Architecture
     name: str
     path: Path
-    exact: float
+    exact: float | None
     inert: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
 
@@ -104,6 +104,14 @@ class TinyModel:
         """True if a tensor cannot change the logits."""
         names = (tensor, f"{self.name}:{tensor}")
         return any(fnmatch.fnmatch(name, pattern) for name in names for pattern in self.inert)
+
+    @functools.cached_property
+    def is_encoder(self) -> bool:
+        """True if it attends in both directions, without sessions."""
+        try:
+            return self.recorded()[3].needs_whole_input
+        except Exception:
+            return False  # a check will say why
 
     @property
     def metadata(self) -> Metadata:

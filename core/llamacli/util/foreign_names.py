@@ -8,13 +8,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from llamacli.util.sampling_params import PARAMETERS
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-Class = TypeVar("Class", bound=type)
 
 _FOREIGN = {
     "n_probs": "logprobs top_logprobs",
@@ -62,13 +61,6 @@ def explain_names(function: Callable[Arguments, Result]) -> Callable[Arguments, 
         return function(*args, **given)
 
     return checked
-
-
-def explain_fields(cls: Class) -> Class:
-    """Class decorator: `explain_names` for the arguments of a class."""
-    initialise: Any = cls.__init__  # type: ignore[misc]
-    cls.__init__ = explain_names(initialise)  # type: ignore[misc]
-    return cls
 
 
 def _advice(name: str, accepted: frozenset[str]) -> str:

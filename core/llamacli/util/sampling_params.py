@@ -31,7 +31,8 @@ SEQUENCE_KEY = KEYS + "sequence"
 class SamplerEntry(NamedTuple):
     """Built-in sampler, or what draws the token.
 
-    - `classes`: modules of `llamacli.sampling` and classes; `from_params` of the first makes the sampler.
+    - `classes`: modules of `llamacli.sampling` and classes. The first is called with the parameters in order unless the
+      first of them is off, or has a `from_params`.
     - `group`: heading of its parameters on the web page.
     - `name`: its name in `SamplingParams.samplers`, "" if it has none. `aliases`: other names.
     - `when_greedy`: applied in greedy decoding too. `first`: applied before others unless it is named.
@@ -101,6 +102,10 @@ class Parameter(NamedTuple):
     def is_integer(self) -> bool:
         """True for an integer."""
         return isinstance(self.off, int)
+
+    def is_off(self, value: float) -> bool:
+        """Test for a value that turns the sampler off."""
+        return value >= self.off if self.off == self.high else value <= max(self.off, 0)
 
 
 def _number(

@@ -2,7 +2,7 @@
 
 from llamacli.testing import parametrize_with_checks
 from llamacli_example_dense import ExampleDense
-from tiny_example_dense import VARIANTS
+from llamacli_example_dense.tiny import VARIANTS
 
 
 @parametrize_with_checks([ExampleDense()], VARIANTS)

@@ -2,7 +2,7 @@
 
 from llamacli.testing import parametrize_with_checks
 from llamacli_example_hybrid import ExampleHybrid
-from tiny_example_hybrid import VARIANTS
+from llamacli_example_hybrid.tiny import VARIANTS
 
 
 @parametrize_with_checks([ExampleHybrid()], VARIANTS)

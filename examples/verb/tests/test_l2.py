@@ -3,7 +3,7 @@
 from llamacli.testing import check_op, parametrize_with_checks
 from llamacli_l2 import L2Llama, SlowL2Norm
 from llamacli_l2.l2_norm import L2Norm
-from tiny_l2 import VARIANTS
+from llamacli_l2.tiny import VARIANTS
 
 
 @parametrize_with_checks([L2Llama()], VARIANTS)

@@ -14,11 +14,11 @@ import pytest
 from llamacli import ModelFormatError
 from llamacli.engine import ReferenceEngine
 from llamacli.plugins import ARCHITECTURES, Plugins
-from llamacli.testing import checks_of
-from llamacli.testing.parametrize import FILES, Check
+from llamacli.testing import parametrize_with_checks
+from llamacli.testing.parametrize import Check
 from llamacli.tools.embedding import Embedder, load_embedder
 from llamacli_bert import Bert, NomicBert
-from tiny_bert import ENCODERS, write_bert
+from tiny_bert import ENCODERS, INERT, write_bert
 
 NAMES = ("bert", "nomic-bert")
 
@@ -40,10 +40,7 @@ def test_every_key_is_read(name: str, load: Any, caplog: pytest.LogCaptureFixtur
     assert caplog.messages == []
 
 
-CHECKS = [check for kind in (Bert, NomicBert) for check in checks_of(kind(), ENCODERS) if check.name in FILES]
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
+@parametrize_with_checks([Bert(), NomicBert()], ENCODERS, inert=INERT, slow=pytest.mark.slow)
 def test_architecture(check: Check) -> None:
     check()
 

@@ -93,6 +93,9 @@ NOMIC: dict[str, dict[str, Any]] = {
     "nomic_bert_scaled": {"metadata": {"nomic-bert.rope.scaling.factor": 2.0}},
 }
 
+INERT = ("bert*.attn_k.bias",)
+"""Adds the same to all scores of a query, which softmax cancels out."""
+
 ENCODERS = {name: (write_bert, options, 1e-5) for name, options in BERT.items()} | {
     name: (write_bert, {"architecture": "nomic-bert", **options}, 1e-8) for name, options in NOMIC.items()
 }

@@ -112,7 +112,7 @@ def kv_layers(
 
 
 def embed(g: Graph, c: Config, w: Weights) -> Value:
-    """Embeddings, scaled by the root of their width; given ones are taken as they are."""
+    """Embeddings, scaled by the root of their width unless they are given."""
     return g.embed(w.token_embd, c.n_embd**0.5)
 
 

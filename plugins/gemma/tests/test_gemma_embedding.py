@@ -14,8 +14,8 @@ import pytest
 from llamacli import ModelFormatError
 from llamacli.engine import ReferenceEngine
 from llamacli.plugins import ARCHITECTURES, Plugins
-from llamacli.testing import checks_of
-from llamacli.testing.parametrize import FILES, Check
+from llamacli.testing import parametrize_with_checks
+from llamacli.testing.parametrize import Check
 from llamacli.tools.embedding import Embedder, load_embedder
 from llamacli_gemma.embedding import GemmaEmbedding
 from tiny_gemma_embedding import ENCODERS, write_gemma_embedding
@@ -38,10 +38,7 @@ def test_every_key_is_read(n_dense: int, load: Any, caplog: pytest.LogCaptureFix
     assert caplog.messages == []
 
 
-CHECKS = [check for check in checks_of(GemmaEmbedding(), ENCODERS) if check.name in FILES]
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
+@parametrize_with_checks([GemmaEmbedding()], ENCODERS, slow=pytest.mark.slow)
 def test_architecture(check: Check) -> None:
     check()
 

@@ -139,6 +139,6 @@ def test_temperature_begins_behind_the_original_context(load: Any) -> None:
 def test_the_multiplier_divides_the_magnitude_of_yarn(load: Any) -> None:
     yarn = {"mistral3.rope.scaling.type": "yarn", "mistral3.rope.scaling.factor": 4.0}
     multiplier = {"mistral3.rope.scaling.yarn_log_multiplier": 1.0}
-    cos = [load("mistral3", metadata=keys).config.rope.table(0, 1)[0][0, 0] for keys in (yarn, yarn | multiplier)]
+    cos = [load("mistral3", metadata=keys).config.rope.table([0])[0][0, 0] for keys in (yarn, yarn | multiplier)]
     np.testing.assert_allclose(cos, [1 + 0.1 * np.log(4), 1], rtol=1e-6)
     assert load("mistral3", metadata=multiplier).config.rope.attn_factor == 1

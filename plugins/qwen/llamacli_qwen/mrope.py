@@ -1,4 +1,4 @@
-"""Multimodal RoPE (M-RoPE): sections of a head's pairs for time, height and width.
+"""Multimodal RoPE (M-RoPE): pairs in sections for time, height and width.
 
 Wang et al. 2024 (Qwen2-VL, arXiv:2409.12191), Bai et al. 2025 (Qwen3-VL, arXiv:2511.21631). A fourth section is of one
 more position, which is 0 on text.

@@ -156,7 +156,7 @@ def test_pairs_that_mrope_does_not_rotate(
         name, head_dim=head_dim, n_head=64 // head_dim or 1, n_head_kv=1, n_embd=max(64, head_dim), sections=sections
     ).config.rope
     assert [i for i, component in enumerate(rope.components) if component == 3] == fixed
-    cos, sin = rope.table(5, 3)
+    cos, sin = rope.table(range(5, 8))
     assert [i for i in range(head_dim // 2) if (cos[:, i] == 1).all() and (sin[:, i] == 0).all()] == fixed
 
 
@@ -165,10 +165,10 @@ def test_fixed_pairs_keep_the_magnitude_of_yarn(name: str, load: Any) -> None:
     scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 32}
     keys = {f"{name}.rope.scaling.{key}": value for key, value in scaling.items()}
     rope = load(name, sections=[2, 1, 1, 3], metadata=keys).config.rope
-    cos, sin = rope.table(5, 1)
+    cos, sin = rope.table([5])
     fixed = np.array(rope.components) == 3
     assert fixed.any()
-    np.testing.assert_array_equal(cos[0, fixed], rope.table(0, 1)[0][0, 0])
+    np.testing.assert_array_equal(cos[0, fixed], rope.table([0])[0][0, 0])
     np.testing.assert_array_equal(sin[0, fixed], 0)
 
 

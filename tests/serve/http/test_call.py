@@ -7,13 +7,12 @@ import json
 import socket
 import threading
 import time
-from http.client import HTTPConnection, IncompleteRead
+from http.client import HTTPConnection
 
 import pytest
 
 from http_server import Served, wait_for
 from llamacli.serve.errors import InternalError, QueueFullError
-from llamacli.serve.http.call import LINGER_S
 from llamacli.serve.requests import Admitted, Done, Finished, TextDelta, Timings, Usage
 from llamacli.testing.serving import words
 
@@ -128,30 +127,22 @@ def test_error_after_the_200_is_an_event_and_a_cut(http, fake, monkeypatch: pyte
     assert b"[DONE]" not in reply.body
 
 
-def test_clients_have_time_to_read_the_error(http, fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamacli.serve.http.call.LINGER_S", 0.2)
-    fake.script = lambda _: [Admitted(0.0), InternalError("the step failed")]
-    connection = begin(http, stream=True)
-    with contextlib.closing(connection), connection.getresponse() as response:
-        while b"the step failed" not in response.readline():
-            pass
-        started = time.monotonic()
-        with pytest.raises(IncompleteRead):
-            response.read()
-    assert time.monotonic() - started > 0.1
-
-
-def test_client_that_has_read_the_error_ends_the_wait(http, fake, caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_have_time_to_read_the_error(
+    http, fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The connection stays until the client closes it, or ten minutes."""
+    monkeypatch.setattr("llamacli.serve.http.call.LINGER_S", 600.0)
     caplog.set_level("INFO", "llamacli.serve")
     fake.script = lambda _: [Admitted(0.0), InternalError("the step failed")]
     connection = begin(http, stream=True)
     response = connection.getresponse()
     while b"the step failed" not in response.readline():
         pass
+    time.sleep(0.1)
     assert "POST" not in caplog.text
     response.close()
     connection.close()
-    wait_for(lambda: "POST" in caplog.text, 0.9 * LINGER_S)
+    wait_for(lambda: "POST" in caplog.text)
 
 
 def test_error_after_admission_without_stream_has_its_status(http, fake) -> None:
@@ -237,9 +228,7 @@ def test_slow_reader_is_cut_and_slows_nobody(serve, fake) -> None:
         slow.sendall(head + body)
         wait_for(lambda: fake.requests)
         fake.script = words
-        started = time.monotonic()
         assert http.chat().status == 200
-        assert time.monotonic() - started < 5
         wait_for(lambda: fake.cancelled or not fake._tasks)
         assert not _received(slow).endswith(b"0\r\n\r\n")
 

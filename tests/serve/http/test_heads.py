@@ -84,7 +84,6 @@ def test_connections_that_end_are_left_alone() -> None:
 @pytest.mark.parametrize("begin", [b"", b"GET /health HT", REQUEST + b"GET /hea"], ids=["none", "part", "second"])
 def test_slow_heads_time_out(begin: bytes, serve) -> None:
     http: Served = serve(read_timeout=0.2)
-    started = time.monotonic()
     with socket.create_connection(("127.0.0.1", http.port), timeout=10) as client:
         client.sendall(begin)
         received = b""
@@ -95,7 +94,6 @@ def test_slow_heads_time_out(begin: bytes, serve) -> None:
                     client.sendall(b"x")  # bytes that come do not prolong the time
     assert b"HTTP/1.1 408 " in received
     assert received.startswith(b"HTTP/1.1 200 ") == begin.startswith(REQUEST)
-    assert time.monotonic() - started < 5
 
 
 def test_silence_between_requests_is_no_slow_head(serve) -> None:

@@ -25,6 +25,7 @@ def page(shared_engine):
         yield server
 
 
+@pytest.mark.medium
 def test_page_needs_no_key(page) -> None:
     reply = page.send("/")
     assert (reply.status, reply.headers["content-type"]) == (200, "text/html; charset=utf-8")
@@ -34,6 +35,7 @@ def test_page_needs_no_key(page) -> None:
     assert "API key" in error.json["error"]["message"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", FILES)
 def test_files(page, name: str) -> None:
     reply = page.send(f"/{name}")
@@ -45,6 +47,7 @@ def test_files(page, name: str) -> None:
     assert (again.status, again.body) == (304, b"")
 
 
+@pytest.mark.medium
 def test_policy_allows_this_server_only(page) -> None:
     policy = page.send("/").headers["content-security-policy"]
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
@@ -54,11 +57,13 @@ def test_policy_allows_this_server_only(page) -> None:
     assert "unsafe" not in policy
 
 
+@pytest.mark.medium
 def test_unknown_files(page) -> None:
     for path in ("/nothing.js", "/../page.py", "/%2e%2e/http/page.py"):
         assert page.send(path).status == 404
 
 
+@pytest.mark.medium
 def test_api_is_not_shadowed(page) -> None:
     assert page.send("/health").json == {"status": "ok"}
     assert page.send("/openapi.json").json["openapi"]

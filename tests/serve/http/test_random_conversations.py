@@ -77,6 +77,7 @@ def forget(engine: LocalEngine) -> None:
         loaded.scheduler.memory.prefixes.clear()
 
 
+@pytest.mark.medium
 @given(turns=TURNS)
 @examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_replies_are_those_of_a_fresh_server(

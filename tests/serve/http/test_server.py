@@ -8,6 +8,8 @@ from http_server import served
 from llamacli.errors import InvalidRequestError
 from llamacli.serve.http.server import listen
 
+pytestmark = pytest.mark.medium
+
 
 def test_address_in_use_is_named() -> None:
     with listen("127.0.0.1", 0) as first:

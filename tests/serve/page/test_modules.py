@@ -37,6 +37,7 @@ def test_syntax(modules: Path) -> None:
         node(modules, "--check", path.name)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "name", [pytest.param(path.name, marks=[pytest.mark.slow] * (".slow." in path.name)) for path in TESTS]
 )

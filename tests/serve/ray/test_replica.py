@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,9 +112,9 @@ def test_calls_end_when_nothing_is_heard_of_their_ingress(replica: Replica, monk
         try:
             stream = replica.generate(blocked, route_of(blocked, "silent/1/0"))
             assert await anext(stream) == Hello("r1")
-            started = time.monotonic()
-            while [answer async for answer in stream if not answer]:
-                assert time.monotonic() - started < 5
+            async with asyncio.timeout(60):
+                while [answer async for answer in stream if not answer]:
+                    pass
         finally:
             replica._engine._wake.release()
         assert not replica._open

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from llamacli.chat import openai
 from llamacli.chat.calls import Tools
 from llamacli.chat.codec import ChatCodec
 from llamacli.chat.constraints import Constraint, ToolUse, reply_constraint
@@ -133,33 +134,19 @@ def reply_format(codec: ChatCodec, rendering: Rendering, tools: Tools, variables
 
 
 def as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as chat templates take them. Raises BadRequestError, naming the message."""
+    """Messages as chat templates take them. Raises BadRequestError, FieldError."""
     return [_as_dict(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
 def tool_use(request: ChatRequest) -> ToolUse | None:
     """Tools that the reply may or must call, None for none.
 
-    Raises BadRequestError.
+    Raises BadRequestError, FieldError.
     """
-    choice = request.tool_choice
-    tools = tools_as_dicts(request.tools or ())
+    choice, tools = request.tool_choice, tools_as_dicts(request.tools or ())
     check_size(sum(len(json.dumps(tool["function"]["parameters"])) for tool in tools), "tools")
-    if isinstance(choice, ToolChoice):
-        named = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
-        if not named:
-            raise BadRequestError(f"tool_choice: there is no tool {choice.function.name!r}", "tool_choice")
-        return ToolUse(named, required=True, parallel=False)
-    if choice not in (None, "none", "auto", "required"):
-        raise BadRequestError(
-            f"tool_choice is {choice!r}; it must be none, auto, required or a function's name in an object",
-            "tool_choice",
-        )
-    if choice == "required" and not tools:
-        raise BadRequestError("tool_choice: required needs tools", "tool_choice")
-    if not tools or choice == "none":
-        return None
-    return ToolUse(tools, choice == "required", request.parallel_tool_calls is not False)
+    named = {"function": {"name": choice.function.name}} if isinstance(choice, ToolChoice) else choice
+    return openai.tool_use(tools, named, parallel=request.parallel_tool_calls is not False)
 
 
 def template_variables(request: ChatRequest) -> dict[str, Any]:
@@ -207,16 +194,8 @@ def _as_dict(message: ChatMessage, path: str) -> dict[str, Any]:
 def _text(message: ChatMessage, path: str) -> str:
     if isinstance(message.content, str) or message.content is None:
         return message.content or ""
-    texts = []
-    for i, part in enumerate(message.content):
-        if part.type != "text" or part.text is None:
-            raise BadRequestError(
-                f"{path}.content[{i}]: parts of type {part.type!r} are not supported, only text",
-                f"{path}.content[{i}].type",
-                "unsupported_content",
-            )
-        texts.append(part.text)
-    return "\n".join(texts)
+    parts = ((part.type, part.text if part.type == "text" else None) for part in message.content)
+    return openai.text_of_parts(parts, f"{path}.content")
 
 
 def _arguments(arguments: str | dict[str, Any] | None) -> Any:

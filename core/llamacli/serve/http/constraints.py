@@ -6,8 +6,11 @@ import json
 import weakref
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from llamacli.chat import openai
+from llamacli.chat.openai import FORMATS
 from llamacli.errors import InvalidRequestError
 from llamacli.model import Model
 from llamacli.sampling import SamplerChain, SamplerState, SamplingParams, build_chain
@@ -26,28 +29,18 @@ def schema_of(
 ) -> tuple[dict[str, Any] | bool | None, str | None]:
     """JSON Schema and GBNF grammar that a request asks for.
 
-    At most one of them. Raises BadRequestError.
+    At most one of them. Raises BadRequestError, FieldError.
     """
     kind = "text" if response_format is None else response_format.type
-    schema: Any = json_schema
-    if kind not in ("text", "json_object", "json_schema"):
-        raise BadRequestError(
-            f"response_format.type is {kind!r}; it must be text, json_object or json_schema", "response_format.type"
-        )
-    if sum([kind != "text", json_schema is not None, grammar is not None]) > 1:
+    if kind in FORMATS and sum([kind != "text", json_schema is not None, grammar is not None]) > 1:
         raise BadRequestError("response_format, json_schema and grammar exclude each other", "response_format")
-    if response_format is not None and kind == "json_object":
-        schema = {"type": "object"} if response_format.schema is None else response_format.schema
-    if response_format is not None and kind == "json_schema":
-        if response_format.json_schema is None:
-            raise BadRequestError(
-                "response_format.json_schema: it is required",
-                "response_format.json_schema",
-                "missing_required_parameter",
-            )
-        schema = response_format.json_schema.schema
-    if schema is not None and not isinstance(schema, dict | bool):
-        raise BadRequestError("a JSON Schema must be an object or a boolean", "response_format", "invalid_schema")
+    asked: dict[str, Any] | None = None
+    if response_format is not None:
+        asked, inner = msgspec.structs.asdict(response_format), response_format.json_schema
+        asked["json_schema"] = None if inner is None else msgspec.structs.asdict(inner)
+    schema = openai.schema_of(asked)
+    if json_schema is not None:
+        schema = openai.checked_schema(json_schema)
     size = len(grammar.encode()) if grammar is not None else len(json.dumps(schema)) if schema is not None else 0
     check_size(size)
     return schema, grammar

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from llamacli.chat.openai import FieldError
 from llamacli.errors import ChatTemplateError, ContextOverflowError, LlamaCliError
 from llamacli.serve.errors import (
     ApiKeyError,
@@ -32,6 +33,8 @@ def as_serve_error(error: Exception, request_id: str) -> ServeError:
             return PromptTooLongError(error.n_past + error.n_tokens, error.n_ctx)
         case ChatTemplateError():
             return BadRequestError(str(error), "messages", "chat_template_error")
+        case FieldError():
+            return BadRequestError(str(error), error.param, error.code)
         case LlamaCliError() if isinstance(error, ValueError):  # InvalidRequestError and its kind
             return BadRequestError(str(error))
         case _:

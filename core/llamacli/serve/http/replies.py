@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from llamacli.chat import openai
 from llamacli.chat.messages import ToolCall
 from llamacli.serve.requests import (
     Done,
@@ -102,9 +103,7 @@ def call_id(request: GenerationRequest, event: ToolCallDelta) -> str:
 def openai_usage(usage: Usage) -> dict[str, Any]:
     """Numbers of tokens in the shape of OpenAI's API."""
     return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.generated,
-        "total_tokens": usage.prompt + usage.generated,
+        **openai.usage(usage.prompt, usage.generated),
         "prompt_tokens_details": {"cached_tokens": usage.cached},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     }

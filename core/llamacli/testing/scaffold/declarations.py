@@ -36,6 +36,10 @@ _PREFERRED: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Sizes to be preferred where several are equal: names, and the expressions for each axis."""
 
 
+_OF_LAYERS = re.compile(r"block|dense|interval|layer|pattern|period")
+"""Words of keys that choose layers; numbers of other keys may be equal by chance."""
+
+
 class Declarations:
     """Code of a model's configuration and tensors.
 
@@ -63,6 +67,9 @@ class Declarations:
         if key == "attention.value_length":
             return bool(value != self.description.keys.get("attention.key_length", value))
         return key not in COMMON_KEYS or (isinstance(value, list) and len(value) == self.description.n_layer)
+
+    def _is_by_layer(self, value: Any) -> bool:
+        return isinstance(value, list) and len(value) == self.n_layer
 
     def _int(self, key: str, default: int) -> int:
         value = self.description.keys.get(key, default)
@@ -153,11 +160,14 @@ class Declarations:
     def configure(self) -> Iterator[str]:
         """Body of `configure`."""
         indent = " " * 8
+        if any(self._is_by_layer(value) for value in self.description.keys.values()):
+            quoted = 'f"{self.name}.block_count"'
+            yield f"{indent}n_layer = metadata.get_int({quoted}, minimum=1, maximum=1 << 10)"
         yield f"{indent}common = {{"
         for key, field in _REQUIRED.items():
             value = self.description.keys.get(key)
             if isinstance(value, list):
-                yield f'{indent}    "{field}": max(metadata.get_ints(f"{{self.name}}.{key}", {len(value)}, minimum=0)),'
+                yield f'{indent}    "{field}": max(1, *{self._getter(key)}),'
             elif value == 0:  # such files have no attention, or no network
                 yield f'{indent}    "{field}": max(1, metadata.get_int(f"{{self.name}}.{key}", minimum=0)),'
             elif value is None and key != "attention.head_count_kv":
@@ -189,7 +199,7 @@ class Declarations:
         value = self.description.keys[key]
         quoted = f'f"{{self.name}}.{key}"'
         if isinstance(value, list):
-            length = 'metadata.get_int(f"{self.name}.block_count")' if len(value) == self.n_layer else str(len(value))
+            length = "n_layer" if self._is_by_layer(value) else str(len(value))
             if value and isinstance(value[0], bool):
                 return f"metadata.get_bools({quoted}, {length})"
             if value and isinstance(value[0], float):
@@ -264,9 +274,9 @@ class Declarations:
         if layers == frozenset(range(n)):
             return ""
         candidates: dict[str, list[Any]] = {}
-        for key, field in self.own.items():
+        for key, field in sorted(self.own.items(), key=lambda item: not _OF_LAYERS.search(item[0])):
             value = self.description.keys[key]
-            if isinstance(value, list) and len(value) == n:
+            if self._is_by_layer(value):
                 candidates |= {f"c.{field}[i]": value, f"not c.{field}[i]": [not item for item in value]}
             elif type(value) is int and value > 0:
                 candidates |= {

@@ -71,17 +71,18 @@ def _contents(name: str, module: str, description: Description, from_file: bool)
         return Template(source).substitute(values)
 
     init = fill("init.py")
-    for name, imported in (("gelu", "from llamacli.ops.activations import gelu\n"), ("Rope", " Rope,")):
+    for name, imported in (("gelu", " gelu,"), ("Rope", " Rope,")):
         if not re.search(rf"\b{name}\b", init.replace(imported, "")):
             init = init.replace(imported, "")
     test = fill("test.py")
     files = {
         "pyproject.toml": fill("pyproject.toml"),
         "README.md": fill("README.md"),
+        "MANIFEST.in": "recursive-include tests *.py *.json\n",
         ".github/workflows/test.yml": fill("workflow.yml"),
         f"llamacli_{module}/__init__.py": init,
         f"llamacli_{module}/py.typed": "",
-        f"tests/tiny_{module}.py": fill("tiny.py"),
+        f"llamacli_{module}/tiny.py": fill("tiny.py"),
         f"tests/test_{module}.py": test,
     }
     if from_file:

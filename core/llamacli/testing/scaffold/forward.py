@@ -21,6 +21,10 @@ class Forward:
         self._declared, self._description = declarations, declarations.description
         self._used: set[str] = set()
 
+    @property
+    def _is_causal(self) -> bool:
+        return self._description.keys.get("attention.causal") is not False
+
     def lines(self) -> Iterator[str]:
         """Body of `forward`."""
         lines = list(self._forward_lines())
@@ -52,6 +56,9 @@ class Forward:
             yield f"{indent}x = {self._norm('x', 'w', 'output_norm')}"
         for text in self._left("w", [name for name in shapes if not name.startswith("blk.")], {"output"}):
             yield f"{indent}{text}"
+        if not self._is_causal and "output.weight" not in shapes:
+            yield f"{indent}return x"
+            return
         output = "output" if "output.weight" in shapes else "token_embd"
         yield f"{indent}return g.linear(x, {self._param('w', output)})"
 
@@ -86,9 +93,8 @@ class Forward:
             factors = f", {self._param('w', 'rope_freqs')}" if "rope_freqs.weight" in self._description.shapes else ""
             yield f"q, k = (g.rope(heads, c.rope, c.head_dim{factors}) for heads in (q, k))"
         yield "kv = g.store(k, v, head_dim=c.head_dim)"
-        if self._description.keys.get("attention.causal") is False:
-            yield "# Left to do: attention in both directions"
-        yield f"a = g.linear(g.attention(q, kv, scale=c.head_dim**-0.5), {self._param('block', 'attn_output')})"
+        both = "" if self._is_causal else ", causal=False"
+        yield f"a = g.linear(g.attention(q, kv, scale=c.head_dim**-0.5{both}), {self._param('block', 'attn_output')})"
         if "post_attention_norm" in visible and "ffn_norm" in visible:
             yield f"a = {self._norm('a', 'block', 'post_attention_norm')}"
         yield "x = x + a"

@@ -2,26 +2,95 @@
 
 from __future__ import annotations
 
+import abc
+import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Protocol
+from typing import Any
 
+from llamacli.chat import openai
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.errors import openai_body
+from llamacli.serve.http.replies import Choice, Reply, joined, llamacpp_progress, llamacpp_timings, openai_usage
+from llamacli.serve.http.schemas.common import Generation
 from llamacli.serve.http.sse import DONE, event
-from llamacli.serve.requests import Event
+from llamacli.serve.requests import Done, Event, Finished, GenerationRequest, ModelInfo, PromptProgress
 
 
-class Shapes(Protocol):
-    """JSON of one request's answer."""
+class Shapes(abc.ABC):
+    """JSON of one request's answer: whole, and as chunks of a stream.
+
+    `kinds` are the prefix of the id, and `object` of the whole and of a chunk. `key` is the field of a chunk's choice
+    with a part of the reply, `end` its value in the last chunk.
+    """
+
+    key: str
+    end: Any
+
+    def __init__(
+        self, request: Generation, generation: GenerationRequest, info: ModelInfo, kinds: tuple[str, str, str]
+    ):
+        prefix, whole, chunk = kinds
+        self._generation, self._timed_out = generation, False
+        self._has_usage = bool(request.stream_options is not None and request.stream_options.include_usage)
+        self._has_timings = bool(request.timings_per_token)
+        begin = {"id": f"{prefix}-{generation.id}", **({"object": whole} if whole == chunk else {})}
+        rest = {"created": int(time.time()), "model": info.name, "system_fingerprint": info.fingerprint}
+        self._head = {**begin, **rest, "object": whole}
+        self._chunk_head = {**begin, **rest, "object": chunk}
+
+    @property
+    def _n_choices(self) -> int:
+        return self._generation.n * len(self._generation.prompts)
 
     async def whole(self, events: AsyncIterator[Event]) -> dict[str, Any]:
         """The response without a stream."""
+        reply = await joined(events, self._generation, self._n_choices)
+        timed_out = any(choice.timed_out for choice in reply.choices)
+        return {
+            **self._head,
+            "choices": [self._choice(i, choice, reply) for i, choice in enumerate(reply.choices)],
+            "usage": openai_usage(reply.usage),
+            "timings": llamacpp_timings(reply.usage, reply.timings, timed_out=timed_out),
+        }
 
+    @abc.abstractmethod
     def first_chunks(self) -> Iterator[dict[str, Any]]:
         """Chunks that begin a stream."""
 
     def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
         """Chunks of an event."""
+        match event:
+            case PromptProgress():
+                yield self._object(choices=[], prompt_progress=llamacpp_progress(event))
+            case Finished():
+                self._timed_out |= event.timed_out
+                yield from self._unscored(event.index)
+                yield self._chunk(event.index, self.end, finish=event.reason)
+            case Done() if self._has_usage or self._has_timings:
+                last = self._object(choices=[], usage=openai_usage(event.usage))
+                last["timings"] = llamacpp_timings(event.usage, event.timings, timed_out=self._timed_out)
+                yield last
+            case _:
+                yield from self._parts(event)
+
+    @abc.abstractmethod
+    def _choice(self, index: int, choice: Choice, reply: Reply) -> dict[str, Any]:
+        """Choice of the whole response."""
+
+    @abc.abstractmethod
+    def _parts(self, event: Event) -> Iterator[dict[str, Any]]:
+        """Chunks of an event that has a part of the reply."""
+
+    @abc.abstractmethod
+    def _unscored(self, index: int) -> Iterator[dict[str, Any]]:
+        """Echoed text, if the time was over within the prompt."""
+
+    def _chunk(self, index: int, value: Any, logprobs: Any = None, finish: str | None = None) -> dict[str, Any]:
+        return self._object(choices=[openai.choice(index, self.key, value, logprobs, finish)])
+
+    def _object(self, **fields: Any) -> dict[str, Any]:
+        usage = {"usage": None} if self._has_usage else {}
+        return {**self._chunk_head, **usage, **fields}
 
 
 async def answer(call: Call, events: AsyncIterator[Event], shapes: Shapes, *, stream: bool) -> None:

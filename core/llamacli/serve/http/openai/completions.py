@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from llamacli.chat import openai
 from llamacli.chat.constraints import Constraint, completion_constraint
 from llamacli.chat.logprobs import CompletionLogprobs
 from llamacli.errors import TokenizerError
@@ -15,20 +15,10 @@ from llamacli.serve.http.call import Call
 from llamacli.serve.http.constraints import schema_of
 from llamacli.serve.http.generation import generation_request
 from llamacli.serve.http.limits import expect_room
-from llamacli.serve.http.openai.answers import answer
-from llamacli.serve.http.replies import joined, llamacpp_progress, llamacpp_timings, openai_usage
+from llamacli.serve.http.openai.answers import Shapes, answer
+from llamacli.serve.http.replies import Choice, Reply
 from llamacli.serve.http.schemas.completions import MAX_PROMPTS, CompletionRequest, Prompt
-from llamacli.serve.requests import (
-    Done,
-    Event,
-    Finished,
-    GenerationRequest,
-    ModelInfo,
-    PromptLogprobs,
-    PromptProgress,
-    TextDelta,
-    TokenLogprob,
-)
+from llamacli.serve.requests import Event, GenerationRequest, ModelInfo, PromptLogprobs, TextDelta, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -137,44 +127,23 @@ def _check(request: CompletionRequest) -> None:
         raise BadRequestError("suffix and echo exclude each other", "suffix")
 
 
-class CompletionShapes:
+class CompletionShapes(Shapes):
     """Responses of one completion request: whole, and as chunks of a stream."""
+
+    key, end = "text", ""
 
     def __init__(
         self, request: CompletionRequest, generation: GenerationRequest, info: ModelInfo, prompts: Sequence[str]
     ):
-        self._generation, self._prompts = generation, prompts
-        self._echo, self._n_top = bool(request.echo), request.logprobs
-        self._has_usage = bool(request.stream_options is not None and request.stream_options.include_usage)
-        self._has_timings = bool(request.timings_per_token)
+        super().__init__(request, generation, info, ("cmpl", "text_completion", "text_completion"))
+        self._prompts, self._echo, self._n_top = prompts, bool(request.echo), request.logprobs
         self._logprobs: dict[int, CompletionLogprobs] = {}
-        self._timed_out = False
         self._scored: set[int] = set()
-        self._head = {
-            "id": f"cmpl-{generation.id}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": info.name,
-            "system_fingerprint": info.fingerprint,
-        }
 
-    @property
-    def _n_choices(self) -> int:
-        return self._generation.n * len(self._prompts)
-
-    async def whole(self, events: AsyncIterator[Event]) -> dict[str, Any]:
-        """The response without a stream."""
-        reply = await joined(events, self._generation, self._n_choices)
-        choices = []
-        for i, choice in enumerate(reply.choices):
-            tokens = [*reply.prompt_logprobs.get(i // self._generation.n, ()), *choice.tokens]
-            text = self._prompt(i) + "".join(choice.text)
-            choices.append(
-                {"index": i, "text": text, "logprobs": self._shape(i, tokens), "finish_reason": choice.finish}
-            )
-        timed_out = any(choice.timed_out for choice in reply.choices)
-        timings = llamacpp_timings(reply.usage, reply.timings, timed_out=timed_out)
-        return {**self._head, "choices": choices, "usage": openai_usage(reply.usage), "timings": timings}
+    def _choice(self, index: int, choice: Choice, reply: Reply) -> dict[str, Any]:
+        tokens = [*reply.prompt_logprobs.get(index // self._generation.n, ()), *choice.tokens]
+        text = self._prompt(index) + "".join(choice.text)
+        return openai.choice(index, "text", text, self._shape(index, tokens), choice.finish)
 
     def first_chunks(self) -> Iterator[dict[str, Any]]:
         """Chunks with the prompts, with `echo`; their log-probabilities follow."""
@@ -182,8 +151,7 @@ class CompletionShapes:
             for i in range(self._n_choices):
                 yield self._chunk(i, self._prompt(i))
 
-    def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
-        """Chunks of an event."""
+    def _parts(self, event: Event) -> Iterator[dict[str, Any]]:
         match event:
             case PromptLogprobs():
                 self._scored.add(event.prompt)
@@ -192,18 +160,10 @@ class CompletionShapes:
                     yield self._chunk(i, self._prompt(i), self._shape(i, event.tokens))
             case TextDelta():
                 yield self._chunk(event.index, event.text, self._shape(event.index, event.tokens))
-            case PromptProgress():
-                yield self._object(choices=[], prompt_progress=llamacpp_progress(event))
-            case Finished():
-                self._timed_out |= event.timed_out
-                unscored = event.index // self._generation.n not in self._scored
-                if self._echo and self._n_top is not None and unscored:  # the time was over within the prompt
-                    yield self._chunk(event.index, self._prompt(event.index), self._shape(event.index, ()))
-                yield self._chunk(event.index, "", finish_reason=event.reason)
-            case Done() if self._has_usage or self._has_timings:
-                last = self._object(choices=[], usage=openai_usage(event.usage))
-                last["timings"] = llamacpp_timings(event.usage, event.timings, timed_out=self._timed_out)
-                yield last
+
+    def _unscored(self, index: int) -> Iterator[dict[str, Any]]:
+        if self._echo and self._n_top is not None and index // self._generation.n not in self._scored:
+            yield self._chunk(index, self._prompt(index), self._shape(index, ()))
 
     def _prompt(self, index: int) -> str:
         return self._prompts[index // self._generation.n] if self._echo else ""
@@ -214,11 +174,3 @@ class CompletionShapes:
         if index not in self._logprobs:
             self._logprobs[index] = CompletionLogprobs(self._n_top)
         return self._logprobs[index].add(tokens)
-
-    def _chunk(self, index: int, text: str, logprobs: Any = None, finish_reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-        return self._object(choices=[choice])
-
-    def _object(self, **fields: Any) -> dict[str, Any]:
-        usage = {"usage": None} if self._has_usage else {}
-        return {**self._head, **usage, **fields}

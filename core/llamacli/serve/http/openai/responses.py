@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
+from llamacli.chat.openai import arguments_text, text_of_parts
 from llamacli.serve.errors import BadRequestError, ServeError
 from llamacli.serve.http.bodies import convert
 from llamacli.serve.http.call import Call
-from llamacli.serve.http.openai.chat import arguments_text, prepared
+from llamacli.serve.http.openai.chat import prepared
 from llamacli.serve.http.replies import call_id
 from llamacli.serve.http.schemas.chat import (
     CallOfTool,
@@ -161,17 +162,8 @@ def _messages(items: list[InputItem]) -> list[ChatMessage]:
 def _text(content: str | list[InputPart] | None, path: str) -> str:
     if isinstance(content, str) or content is None:
         return content or ""
-    texts = []
-    for i, part in enumerate(content):
-        text = part.refusal if part.type == "refusal" else part.text
-        if text is None:
-            raise BadRequestError(
-                f"{path}[{i}]: parts of type {part.type!r} are not supported, only text",
-                f"{path}[{i}].type",
-                "unsupported_content",
-            )
-        texts.append(text)
-    return "\n".join(texts)
+    parts = ((part.type, part.refusal if part.type == "refusal" else part.text) for part in content)
+    return text_of_parts(parts, path)
 
 
 def _shown(value: Any) -> Any:
