@@ -117,6 +117,14 @@ from llamacli.sampling import Sampler as Sampler
 from llamacli.sampling import SamplerType as SamplerType
 
 # Chat formats
+from llamacli.chat.calls import IncompleteCallError as IncompleteCallError
+from llamacli.chat.calls import JsonCall as JsonCall
+from llamacli.chat.calls import NamedCall as NamedCall
+from llamacli.chat.calls import Notation as Notation
+from llamacli.chat.calls import Pairs as Pairs
+from llamacli.chat.calls import Schemas as Schemas
+from llamacli.chat.calls import json_calls as json_calls
+from llamacli.chat.calls import tagged_calls as tagged_calls
 from llamacli.chat.formats import ChatFormat as ChatFormat
 from llamacli.chat.formats import TemplateInfo as TemplateInfo
 from llamacli.chat.messages import Piece as Piece
@@ -133,5 +141,3 @@ from llamacli.chat.syntax import Reader as Reader
 from llamacli.chat.syntax import Span as Span
 from llamacli.chat.syntax import Spans as Spans
 from llamacli.chat.syntax import Syntax as Syntax
-from llamacli.chat.syntax import json_calls as json_calls
-from llamacli.chat.syntax import tagged_calls as tagged_calls

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llamacli.chat.calls import json_calls, tagged_calls
 from llamacli.chat.messages import Piece, ToolCall
 from llamacli.chat.syntax import (
     HARMONY,
@@ -17,8 +18,6 @@ from llamacli.chat.syntax import (
     Spans,
     StopText,
     Syntax,
-    json_calls,
-    tagged_calls,
 )
 
 LISTED = Spans(calls=Calls("[CALLS]", "", json_calls))
@@ -82,7 +81,7 @@ CASES: dict[str, tuple[Syntax, str, str, Parted]] = {
         HARMONY,
         "<|start|>assistant",
         "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>commentary<|message|>B<|end|>",
-        ("", "A\n\nB", []),
+        ("B", "A", []),
     ),
     "recipient in the role": (
         HARMONY,

@@ -48,6 +48,17 @@ def test_chat_template_length_and_hash(invoke, tiny_gguf) -> None:
     )
 
 
+def test_syntax_of_replies_is_shown(invoke, tiny_gguf) -> None:
+    template = (
+        "{%- for m in messages -%}{{ m.content }}{%- for c in m.tool_calls -%}"
+        "{{ '[CALL]' + c.function.name + '[ARGS]' + c.function.arguments | tojson }}{%- endfor -%}{%- endfor -%}<think>"
+    )
+    path = tiny_gguf("gqa", tokenizer="spm", metadata={"tokenizer.chat_template": template})
+    shown = fields(invoke("inspect", path).stdout)["replies"]
+    assert shown.startswith("derived; reasoning <think> </think>; calls [CALL]")
+    assert "after='[ARGS]'" in shown
+
+
 def test_summary_counts_tensors_and_parameters(invoke, tiny_gguf) -> None:
     path = tiny_gguf("q8_0")
     summary = json.loads(invoke("inspect", path, "--json", "--tensors").stdout)

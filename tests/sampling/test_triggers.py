@@ -166,3 +166,26 @@ def test_parameters_create_lazy_grammars() -> None:
 def test_triggers_must_be_strings(triggers: object) -> None:
     with pytest.raises(InvalidRequestError, match=r"grammar_triggers must be non-empty strings"):
         LazyGrammar(Grammar.from_gbnf("root ::= [a]", WORDS), triggers)
+
+
+@pytest.mark.parametrize(
+    ("after", "text", "triggered"),
+    [
+        (("<t>", "</t>"), "<t>see <c> now", False),
+        (("<t>", "</t>"), "<t>see <c> now</t> <c>1", True),
+        (("<t>", "</t>"), "<c>1", True),
+        (("", "</t>"), "see <c> now", False),
+        (("", "</t>"), "see <c> now</t><c>1", True),
+    ],
+)
+def test_triggers_in_reasoning_are_ignored(after: tuple[str, ...], text: str, triggered: bool) -> None:
+    tokenizer = tokenizer_from_metadata(byte_level([], {"</s>": CONTROL}, eos_token_id=256))
+    params = SamplingParams(grammar='root ::= "<c>1"', grammar_triggers="<c>", grammar_after=after)
+    chain = build_chain(params, tokenizer)
+    for token in tokenizer.encode(text, add_special=False):
+        chain.accept(token)
+    if triggered:
+        with pytest.raises(InvalidRequestError):
+            chain.accept(tokenizer.encode("x", add_special=False)[0])
+    else:
+        chain.accept(tokenizer.encode("x", add_special=False)[0])

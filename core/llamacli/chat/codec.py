@@ -9,9 +9,11 @@ from typing import Any
 
 import attrs
 
+from llamacli.chat.calls import Tools
+from llamacli.chat.derivation import derive
 from llamacli.chat.formats import ChatFormat, choose, own_templates
 from llamacli.chat.messages import Message, Piece, ToolCall
-from llamacli.chat.syntax import Event, Reader, StopText
+from llamacli.chat.syntax import Event, Reader, StopText, Syntax
 from llamacli.chat.template import ChatTemplate, Rendering
 from llamacli.errors import ChatTemplateError, InvalidRequestError
 from llamacli.gguf import Metadata
@@ -42,7 +44,7 @@ class ChatCodec:
     It has no conversation and no cache: `render` makes the prompt of a list of messages, `encode` its token ids, and
     `reader` parses the tokens of the reply to it. Usable from several threads at once.
 
-    - `template`, `format`: the chat template, and the format with the syntax of replies.
+    - `template`, `format`, `syntax`: the chat template, the format, and the syntax of replies.
 
     With `tools` a template of the file's own for tools is preferred. `template` selects another one as in
     `Model.create_chat`. Raises ChatTemplateError if there is no template, or a broken one.
@@ -59,9 +61,11 @@ class ChatCodec:
     ):
         if template is None and tools and _TOOL_USE in own_templates(metadata):
             template = _TOOL_USE
-        self.format: ChatFormat = choose(metadata, tokenizer, formats, template)
-        assert self.format.template is not None
-        self.template = ChatTemplate(self.format.template, tokenizer)
+        chosen = choose(metadata, tokenizer, formats, template)
+        assert chosen.template is not None
+        self.template = ChatTemplate(chosen.template, tokenizer)
+        self.syntax: Syntax = chosen.syntax if chosen.syntax is not None else derive(self.template)
+        self.format: ChatFormat = attrs.evolve(chosen, syntax=self.syntax)
         self.tokenizer = tokenizer
         self._ends: dict[str, ReplyEnds] = {}
 
@@ -113,7 +117,7 @@ class ChatCodec:
         self,
         rendering: Rendering,
         *,
-        tools: bool = False,
+        tools: Tools = False,
         variables: Mapping[str, Any] | None = None,
         n_calls: int = 0,
     ) -> ReplyReader:
@@ -121,7 +125,7 @@ class ChatCodec:
 
         Tool calls are parsed only with `tools`; their ids are numbered after the `n_calls` of the conversation so far.
         """
-        parser = self.format.syntax.reader(rendering.text, tools=tools)
+        parser = self.syntax.reader(rendering.text, tools=tools)
         return ReplyReader(self, parser, self.ends(variables), n_calls)
 
     def reasoning_markers(self, rendering: Rendering) -> tuple[str, ...]:
@@ -129,14 +133,14 @@ class ChatCodec:
 
         With them a grammar or schema constrains the reply's text only. Empty if the format has no reasoning.
         """
-        return self.format.syntax.reasoning_markers(rendering.text)
+        return self.syntax.reasoning_markers(rendering.text)
 
     def spelled(self, token: int) -> str:
         """Text of a special token that is a marker in replies, else ""."""
         if token not in self.template.structure:
             return ""
         text = self.tokenizer.token_text(token)
-        return text if text in self.format.syntax.markers else ""
+        return text if text in self.syntax.markers else ""
 
     def _find_ends(self, variables: Mapping[str, Any] | None) -> ReplyEnds:
         tokens, text = self.tokenizer.eog_ids, ""

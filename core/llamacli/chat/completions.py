@@ -127,7 +127,7 @@ def chat_completion(
         constraint = FREE  # calls that the model may make are parsed without a grammar too
     n_top = (top_logprobs or 0) if logprobs else None
     params = arguments.sampling(model, metadata, constraint, 0 if n_top is None else max(1, n_top))
-    reader = codec.reader(rendering, tools=use is not None, variables=variables)
+    reader = codec.reader(rendering, tools=described or (), variables=variables)
     run = _Run(arguments.session(model), codec.encode(rendering), params, max_tokens, arguments.speculate)
     head = {**arguments.head("chatcmpl", metadata), "object": "chat.completion"}
     return _chat_chunks(run, reader, head, n_top)

@@ -9,9 +9,10 @@ from typing import Any
 
 import attrs
 
+from llamacli.chat.calls import Notation, expression, json_calls, moved
 from llamacli.chat.codec import ChatCodec
 from llamacli.chat.rules import CALL_SPACE, Rules, literal
-from llamacli.chat.syntax import Calls, Channels, Spans, json_calls
+from llamacli.chat.syntax import Calls, Channels, Spans
 from llamacli.errors import InvalidRequestError
 from llamacli.tokenizer import Tokenizer
 
@@ -67,7 +68,7 @@ def reply_constraint(
     follow their schemas from the opening marker on. Raises InvalidRequestError if calls are required in a syntax that
     has no grammar here.
     """
-    syntax = codec.format.syntax
+    syntax = codec.syntax
     writer: _Writer | None = None
     if isinstance(syntax, Spans):
         writer = _SpansWriter(codec, syntax, prompt)
@@ -83,7 +84,7 @@ def reply_constraint(
     if tools is not None and tools.required:
         assert writer is not None
         assert calls is not None
-        return writer.constraint(calls)
+        return writer.constraint(calls if writer.begins_with_header else f"{_SPACE} {calls}")
     if schema is not None:
         if writer is None:
             return Constraint(json_schema=json.dumps(schema))
@@ -99,8 +100,9 @@ def reply_constraint(
 class _Writer(abc.ABC):
     """Writer of the grammar of replies in one syntax."""
 
-    begins_at_once = False
+    begins_at_once = begins_with_header = False
     triggers: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
     def __init__(self, tokenizer: Tokenizer):
         self.rules = Rules(tokenizer)
@@ -124,7 +126,7 @@ class _Writer(abc.ABC):
 
     def lazy_constraint(self, calls: str) -> Constraint:
         """Constraint from the opening marker of a tool call on."""
-        return Constraint(self.rules.grammar(calls), triggers=self.triggers) if self.triggers else FREE
+        return Constraint(self.rules.grammar(calls), None, self.triggers, self.after) if self.triggers else FREE
 
 
 class _SpansWriter(_Writer):
@@ -140,6 +142,8 @@ class _SpansWriter(_Writer):
         closed = span is not None and end.endswith(span.closes.rstrip())
         self._reasoning = span if self._is_open or (known and not closed) else None
         self.begins_at_once = self._reasoning is None
+        if self._reasoning is not None:
+            self.after = syntax.reasoning_markers(prompt)
         if syntax.calls is not None and syntax.calls.opens:
             self.triggers = (syntax.calls.opens,)
 
@@ -147,12 +151,27 @@ class _SpansWriter(_Writer):
         syntax, rules = self._syntax.calls, self.rules
         if syntax is None or (syntax.grammar is None and syntax.parse is not json_calls):
             return None
+        if syntax.notation is not None:
+            return self._noted(syntax, syntax.notation, tools)
         opens = rules.marker(syntax.opens) if syntax.opens else ""
         closes = rules.marker(syntax.closes) if syntax.closes else ""
         space = _SPACE if syntax.grammar is None else ""
         body = self._json_body(tools) if syntax.grammar is None else self._body(syntax, tools)
+        if syntax.bare and opens:
+            opens = f"({opens})?"
         call = rules.add("call", " ".join(filter(None, (opens, space, body, space, closes))))
         return rules.add("calls", f"{call} ({space} {call}){_MORE_CALLS}") if tools.parallel else call
+
+    def _noted(self, syntax: Calls, notation: Notation, tools: ToolUse) -> str:
+        """Expression of calls as the template writes them."""
+        rules, one = self.rules, self._body(syntax, tools)
+        between = notation.between
+        if between is not None and tools.parallel:
+            one = f"{one} ({expression(rules, between)} {one}){_MORE_CALLS}"
+        texts = [expression(rules, text) for text in (syntax.opens, notation.head, notation.tail, syntax.closes)]
+        call = rules.add("call", f"{texts[0]} {texts[1]} {one} {texts[2]} {texts[3]}")
+        more = between is None and tools.parallel
+        return rules.add("calls", f"{call} ({_SPACE} {call}){_MORE_CALLS}") if more else call
 
     def _body(self, syntax: Calls, tools: ToolUse) -> str:
         """Name of a rule for one call in the syntax's own notation."""
@@ -185,11 +204,13 @@ class _SpansWriter(_Writer):
         rest = self.rules.until(span.closes)
         if self._is_open:
             return f"{rest} {_SPACE}"
-        return self.rules.add("reasoning", f"{self.rules.marker(span.opens)} {rest} {_SPACE}") + "?"
+        return self.rules.add("reasoning", f"{_SPACE} {self.rules.marker(span.opens)} {rest} {_SPACE}") + "?"
 
 
 class _ChannelsWriter(_Writer):
     """Writer for messages with channel headers, the first begun already."""
+
+    begins_with_header = True
 
     def __init__(self, tokenizer: Tokenizer, syntax: Channels, prompt: str):
         super().__init__(tokenizer)
@@ -242,17 +263,4 @@ def _call_schema(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
             "additionalProperties": False,
         }
 
-    return {"anyOf": [call("arguments"), call("parameters")], "$defs": {_ARGUMENTS: _moved(arguments)}}
-
-
-def _moved(schema: Any) -> Any:
-    """Copy of a schema with its references to the root moved."""
-    if isinstance(schema, list):
-        return [_moved(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    moved = {key: _moved(value) for key, value in schema.items()}
-    reference = moved.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = f"#/$defs/{_ARGUMENTS}{reference[1:]}"
-    return moved
+    return {"anyOf": [call("arguments"), call("parameters")], "$defs": {_ARGUMENTS: moved(arguments)}}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from llamacli.chat.syntax import HARMONY, HERMES, PLAIN, THINKING, Syntax
+from llamacli.chat.syntax import HARMONY, HERMES, Syntax
 from llamacli.errors import ChatTemplateError, plugin_errors
 from llamacli.gguf import Metadata
 
@@ -46,14 +46,14 @@ class ChatFormat:
       last, and the first that matches is taken.
     - `template`: a Jinja template for files that have none of their own. A format without one is not tried for those.
     - `tokens`: the special tokens that `template` needs.
-    - `syntax`: how reasoning and tool calls are written in replies.
+    - `syntax`: how reasoning and tool calls are written in replies; None derives it from the template.
     """
 
     name: str
     matches: Callable[[TemplateInfo], bool]
     template: str | None = None
     tokens: tuple[str, ...] = ()
-    syntax: Syntax = PLAIN
+    syntax: Syntax | None = None
 
 
 CHATML = """\
@@ -71,16 +71,14 @@ CORE_FORMATS = (
         matches=lambda info: info.mentions(HARMONY.starts, HARMONY.channel, HARMONY.begins),
         syntax=HARMONY,
     ),
-    ChatFormat(name="hermes", matches=lambda info: info.mentions("<tool_call>"), syntax=HERMES),
-    ChatFormat(name="thinking", matches=lambda info: info.mentions("</think>"), syntax=THINKING),
     ChatFormat(
         name="chatml",
-        matches=lambda info: info.mentions("<|im_start|>", "<|im_end|>"),
+        matches=lambda info: info.template is None and info.has_tokens("<|im_start|>", "<|im_end|>"),
         template=CHATML,
         tokens=("<|im_start|>", "<|im_end|>"),
         syntax=HERMES,
     ),
-    ChatFormat(name="plain", matches=lambda info: True),
+    ChatFormat(name="derived", matches=lambda info: True),
 )
 
 

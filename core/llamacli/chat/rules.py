@@ -50,8 +50,9 @@ class Rules:
     def until(self, closes: str) -> str:
         """Name of a rule for text up to and including a marker."""
         marker = self.marker(closes)
-        if not marker.startswith("<"):
+        if "<[" not in marker:
             return self.add("rest", r"/(.|\n)*/", f"[suffix={marker}]")
+        marker = marker[marker.index("<[") :]  # text before a special token is part of the rest
         if "ANY" not in self._rules:
             self.add("ANY", r"/(.|\n)*/")
         return self.add("rest", f"ANY {marker}")

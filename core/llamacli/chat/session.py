@@ -185,7 +185,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
     ) -> Generator[Piece, None, None]:
         new_ids = self._rewind(wanted)
         n_calls = sum(len(message.tool_calls) for message in self.history)
-        reply = self.codec.reader(rendering, tools=bool(self.tools), variables=self.variables, n_calls=n_calls)
+        reply = self.codec.reader(rendering, tools=self.tools or (), variables=self.variables, n_calls=n_calls)
         generated: list[Token] = []
         self.reply_tokens = []
         tokens = self.session.generate(new_ids, params, max_tokens=self.max_tokens, speculate=speculate)

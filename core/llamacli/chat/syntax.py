@@ -7,20 +7,27 @@ incrementally, and the result does not depend on how it is split into pieces.
 from __future__ import annotations
 
 import abc
-import json
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Protocol
 
 import attrs
 
+from llamacli.chat.calls import (
+    CallGrammar,
+    CallParser,
+    IncompleteCallError,
+    Notation,
+    Schemas,
+    Tools,
+    arguments_of,
+    checked,
+    json_calls,
+    schemas_of,
+)
 from llamacli.chat.messages import Piece, ToolCall
-from llamacli.chat.rules import Rules
 
 Event = Piece | ToolCall
-
-CallGrammar = Callable[[Rules, str, dict[str, Any]], str]
-"""Writer of the grammar of one call: an expression for the rules, the tool's name and the schema of its arguments."""
 
 
 class Reader(abc.ABC):
@@ -65,10 +72,10 @@ class Syntax(Protocol):
         A special token spelled as one is passed to the reader.
         """
 
-    def reader(self, prompt: str, *, tools: bool) -> Reader:
+    def reader(self, prompt: str, *, tools: Tools) -> Reader:
         """Reader of the reply to a rendered prompt.
 
-        Tool calls are parsed only if there are `tools`.
+        Tool calls are parsed only if there are `tools`, and only calls of these.
         """
 
     def reasoning_markers(self, prompt: str) -> tuple[str, ...]:
@@ -90,15 +97,19 @@ class Span:
 class Calls(Span):
     """Span of tool calls, parsed by `parse`.
 
-    It raises ValueError for invalid text. With `bare`, a reply may also be a call without markers: one that begins with
-    a brace is tried. `inner` are marker texts within calls, which may be special tokens too. `grammar` writes what a
-    call must look like; `json_calls` needs none, and other notations without one are read, but cannot be forced.
+    It raises ValueError for invalid text, IncompleteCallError if the closing marker may be part of a string. With
+    `bare`, a reply may also be a call without markers: one that begins with a brace is tried. `inner` are marker texts
+    within calls, which may be special tokens too. `grammar` writes what a call must look like; `json_calls` needs none,
+    and other notations without one are read, but cannot be forced. `notation` has the texts around calls that `grammar`
+    does not write. Without `opens`, a call may begin with `short`, which is part of it.
     """
 
-    parse: Callable[[str], list[ToolCall]]
+    parse: CallParser
     bare: bool = False
     inner: tuple[str, ...] = ()
     grammar: CallGrammar | None = None
+    notation: Notation | None = None
+    short: str = ""
 
 
 @attrs.frozen
@@ -119,12 +130,13 @@ class Spans:
         texts = [text for span in (self.reasoning, self.calls) if span for text in (span.opens, span.closes) if text]
         return [*texts, *self.dropped, *(self.calls.inner if self.calls else ())]
 
-    def reader(self, prompt: str, *, tools: bool) -> Reader:
+    def reader(self, prompt: str, *, tools: Tools) -> Reader:
         """Reader of a reply.
 
-        It begins inside the reasoning if the prompt has opened it.
+        It begins inside the reasoning if the prompt has opened it. A tool call ends reasoning too.
         """
-        return _SpanReader(self.reasoning, self.calls if tools else None, self.dropped, prompt.rstrip())
+        calls = self.calls if tools else None
+        return _SpanReader(self.reasoning, calls, schemas_of(tools), self.dropped, prompt.rstrip())
 
     def reasoning_markers(self, prompt: str) -> tuple[str, ...]:
         """Markers of reasoning before a reply's text."""
@@ -135,18 +147,22 @@ class Spans:
 
 
 class _SpanReader(Reader):
-    def __init__(self, reasoning: Span | None, calls: Calls | None, dropped: Sequence[str], prompt: str):
+    def __init__(
+        self, reasoning: Span | None, calls: Calls | None, schemas: Schemas, dropped: Sequence[str], prompt: str
+    ):
         super().__init__()
-        self._reasoning, self._calls, self._dropped = reasoning, calls, dropped
-        self._at_start, self._skips_space = True, False
+        self._reasoning, self._calls, self._schemas, self._dropped = reasoning, calls, schemas, dropped
+        self._at_start, self._skips_space, self._n_tried = True, False, 0
         self._inside: Span | None = None
+        self._call: Calls | None = None
+        """The call that the text held back begins with, or begins after."""
         if reasoning and prompt.endswith(reasoning.opens.rstrip()):
             self._enter(reasoning)
 
     def _read(self, *, final: bool) -> Iterator[Event]:
         while True:
-            if isinstance(self._inside, Calls):
-                if not (yield from self._read_call(final)):
+            if self._call is not None:
+                if not (yield from self._read_call(self._call, final)):
                     return
             elif not (yield from self._read_text(final)):
                 return
@@ -155,22 +171,39 @@ class _SpanReader(Reader):
         """Yield text up to the next marker; returns whether there was one."""
         if self._skips_space:
             self._held = self._held.lstrip()
-        if self._calls and self._calls.bare and self._at_start and not self._inside:
+        calls = self._calls
+        if calls and calls.bare and self._at_start and not self._inside:
             begin = self._held.lstrip()
             if begin.startswith("{"):
-                self._enter(Calls("", "", self._calls.parse))
+                self._call = Calls("", "", calls.parse)
                 return True
             if not begin and not final:
                 return False
-        spans: dict[str, Span | None] = {span.opens: span for span in (self._reasoning, self._calls) if span}
+        if self._reasoning and self._at_start and not self._inside:
+            begin, closes = self._held.lstrip(), self._reasoning.closes
+            if begin.startswith(closes):  # the end of reasoning that is empty
+                self._held = begin[len(closes) :]
+                self._enter(None)
+                return True
+            if closes.startswith(begin) and not final:
+                return False
+        spans: dict[str, Span | None] = {span.opens: span for span in (self._reasoning, calls) if span}
+        if calls:
+            spans[calls.short] = calls
         spans |= dict.fromkeys(self._dropped)
         if self._inside:
             spans = {self._inside.closes: None}
+            if calls:
+                spans |= {calls.opens: calls, calls.short: calls}
         at, marker = _first(self._held, [text for text in spans if text])
         if marker:
-            yield from self._text(self._held[:at].rstrip())
-            self._held = self._held[at + len(marker) :]
-            self._enter(spans[marker])
+            span, before = spans[marker], self._held[:at]
+            yield from self._text(before.rstrip())
+            if isinstance(span, Calls):
+                self._held, self._call = self._held[len(before.rstrip()) :], span
+            else:
+                self._held = self._held[at + len(marker) :]
+                self._enter(span)
             return True
         keep = 0 if final else _partial_marker(self._held, spans)
         text = self._held[: len(self._held) - keep]
@@ -178,31 +211,41 @@ class _SpanReader(Reader):
         self._held = self._held[len(text) :]
         return False
 
-    def _read_call(self, final: bool) -> Generator[Event, None, bool]:
-        """Parse the call once it is complete.
+    def _read_call(self, span: Calls, final: bool) -> Generator[Event, None, bool]:
+        """Parse the call that the text held back begins with.
 
-        Returns whether text is left after it.
+        Returns whether it was, or was none.
         """
-        assert isinstance(self._inside, Calls)
-        opens, closes = self._inside.opens, self._inside.closes
-        end = self._held.find(closes) if closes else -1
-        if end < 0:
-            if not final:
+        is_short = bool(span.short) and self._held.lstrip().startswith(span.short)
+        begin = (
+            len(self._held) - len(self._held.lstrip()) if is_short else self._held.find(span.opens) + len(span.opens)
+        )
+        while True:
+            at = self._held.find(span.closes, max(begin, self._n_tried)) if span.closes else -1
+            if self._inside and self._inside.closes in self._held[begin:]:
+                break  # reasoning that mentions a call goes on after it
+            if not final and (at < 0 or self._inside):
                 return False
-            end, closes = len(self._held), ""
-        text, rest = self._held[:end], self._held[end + len(closes) :]
-        try:
-            calls = [_encodable(call) for call in self._inside.parse(text)]
-        except (ValueError, RecursionError):
-            self._enter(None)
-            self._skips_space = False
-            self._held = opens + self._held
-            yield Piece(opens + text + closes)
-        else:
-            self._enter(None)
-            yield from calls
-        self._held = rest
-        return bool(rest)
+            end = len(self._held) if at < 0 else at
+            try:
+                calls = list(checked(span.parse(self._held[begin:end], self._schemas), self._schemas))
+            except IncompleteCallError:
+                if at < 0:
+                    break
+                self._n_tried = at + 1
+            except (ValueError, RecursionError):
+                break
+            else:
+                self._call, self._n_tried = None, 0
+                self._enter(None)
+                yield from calls
+                self._held = self._held[end + (len(span.closes) if at >= 0 else 0) :]
+                return bool(self._held)
+        self._call, self._n_tried = None, 0
+        text = self._held[: begin + len(span.short) if is_short else max(begin, 1)]
+        yield from self._text(text)
+        self._held = self._held[len(text) :]
+        return bool(self._held)
 
     def _enter(self, span: Span | None) -> None:
         self._inside = span
@@ -219,8 +262,9 @@ class Channels:
     """Syntax of messages with channel headers (harmony).
 
     A header may name a recipient too. It ends at `begins`, its text at one of `ends` or at `starts`, which begins the
-    next header. The channel's name follows `channel` in the header: `final` is for the user, all others are reasoning.
-    A message to `recipient` and a name is a call of that tool, its text the arguments in JSON.
+    next header. The channel's name follows `channel` in the header, the last one counts: `final` and `preamble` are for
+    the user, all others are reasoning. A message to `recipient` and a name is a call of that tool, its text the
+    arguments in JSON.
     """
 
     starts: str
@@ -229,19 +273,20 @@ class Channels:
     ends: tuple[str, ...]
     final: str
     recipient: str
+    preamble: str = "commentary"
 
     @property
     def markers(self) -> Sequence[str]:
         """Marker texts between the parts of a reply."""
         return [self.starts, self.channel, self.begins, *self.ends]
 
-    def reader(self, prompt: str, *, tools: bool) -> Reader:
+    def reader(self, prompt: str, *, tools: Tools) -> Reader:
         """Reader of a reply that continues the prompt's last header.
 
         Calls are parsed whatever `tools`.
         """
         at = prompt.rfind(self.starts)
-        return _ChannelReader(self, prompt[at:] if at >= 0 else "")
+        return _ChannelReader(self, prompt[at:] if at >= 0 else "", schemas_of(tools))
 
     def reasoning_markers(self, prompt: str) -> tuple[str, ...]:
         """Headers before a reply's text: that of the final channel ends reasoning."""
@@ -249,11 +294,11 @@ class Channels:
 
 
 class _ChannelReader(Reader):
-    def __init__(self, syntax: Channels, prompt: str):
+    def __init__(self, syntax: Channels, prompt: str, schemas: Schemas):
         super().__init__(prompt)
-        self._syntax = syntax
+        self._syntax, self._schemas = syntax, schemas
         self._kind: str | ToolCall = "header"
-        self._n_messages = self._n_reasoning = 0
+        self._n_messages = self._n_reasoning = self._n_contents = 0
         self._n_prompt = len(prompt)
         self.feed("")
         if self._kind != "header":
@@ -285,17 +330,20 @@ class _ChannelReader(Reader):
     def _read_header(self, header: str) -> Iterator[Event]:
         """Parse a complete header; yields the separator between two reasoning messages."""
         self._n_messages += 1
-        channel = re.search(re.escape(self._syntax.channel) + r"\s*(\w+)", header)
+        channel = re.search(r".*" + re.escape(self._syntax.channel) + r"\s*(\w+)", header, re.DOTALL)
         recipient = re.search(r"\bto=" + re.escape(self._syntax.recipient) + r"([^\s<]+)", header)
         if recipient:
             self._kind = ToolCall(recipient[1])
-        elif channel and channel[1] != self._syntax.final:
+        elif channel and channel[1] not in (self._syntax.final, self._syntax.preamble):
             self._kind = "reasoning"
             self._n_reasoning += 1
             if self._n_reasoning > 1:
                 yield Piece("\n\n", reasoning=True)
         else:
             self._kind = "content"
+            self._n_contents += 1
+            if self._n_contents > 1:
+                yield Piece("\n\n")
 
     def _read_body(self, text: str, *, whole: bool) -> Iterator[Event]:
         """Yield a message's text as it comes.
@@ -306,7 +354,7 @@ class _ChannelReader(Reader):
             yield from _pieces(text, reasoning=self._kind == "reasoning")
         elif whole:
             try:
-                yield _encodable(ToolCall(self._kind.name, _arguments(text)))
+                yield from list(checked([ToolCall(self._kind.name, arguments_of(text))], self._schemas))
             except (ValueError, RecursionError):
                 yield from _pieces(text, reasoning=False)
 
@@ -360,102 +408,6 @@ def _partial_marker(text: str, markers: Iterable[str]) -> int:
         default=0,
     )
     return len(text) - len(text[: len(text) - longest].rstrip())
-
-
-# --- tool calls
-
-
-def json_calls(text: str) -> list[ToolCall]:
-    """Parse tool calls in JSON, one or several.
-
-    They are bare or in a list, each with a "name" and "arguments" or "parameters". Raises ValueError for anything else.
-    """
-    decoder, values, at = json.JSONDecoder(), [], 0
-    while at < len(text):
-        value, end = decoder.raw_decode(text, at + len(text[at:]) - len(text[at:].lstrip()))
-        values += value if isinstance(value, list) else [value]
-        at = end + len(text[end:]) - len(text[end:].lstrip(" \t\r\n;,"))
-    if not values:
-        raise ValueError("no tool call")
-    return [_call(value) for value in values]
-
-
-def tagged_calls(call: str, argument: str) -> Callable[[str], list[ToolCall]]:
-    """Make a parser of tool calls in tags, one or several.
-
-    `call` and `argument` are regular expressions with the groups `name` and `arguments`, and `name` and `value`. Values
-    that are JSON, but no strings, are decoded, others are text. The parser raises ValueError for anything else.
-    """
-    one_call, one_argument = re.compile(rf"\s*{call}\s*", re.DOTALL), re.compile(rf"\s*{argument}\s*", re.DOTALL)
-
-    def parse(text: str) -> list[ToolCall]:
-        calls = []
-        for found in _consecutive(one_call, text):
-            arguments = _consecutive(one_argument, found["arguments"].strip())
-            calls.append(ToolCall(found["name"], {each["name"]: _value(each["value"]) for each in arguments}))
-        if not calls:
-            raise ValueError("no tool call")
-        return calls
-
-    return parse
-
-
-def _consecutive(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
-    """Matches that together are the whole text. Raises ValueError."""
-    found, at = [], 0
-    while at < len(text):
-        match = pattern.match(text, at)
-        if match is None or match.end() == at:
-            raise ValueError(f"{text[at : at + 80]!r} is not part of a tool call")
-        found.append(match)
-        at = match.end()
-    return found
-
-
-def _value(text: str) -> Any:
-    if text in _WORDS:
-        return _WORDS[text]
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return text if isinstance(value, str) else value
-
-
-_WORDS = {"True": True, "False": False, "None": None}
-"""Values as templates write them that convert arguments with Python's `str`."""
-
-
-def _call(value: Any) -> ToolCall:
-    if not isinstance(value, dict):
-        raise ValueError(f"{value!r} is not a tool call")
-    value = value.get("function") if isinstance(value.get("function"), dict) else value
-    name = value.get("name")
-    if not isinstance(name, str) or not name:
-        raise ValueError("a tool call without a name")
-    arguments = value.get("arguments", value.get("parameters"))
-    return ToolCall(name, _arguments(arguments if isinstance(arguments, str) else json.dumps(arguments or {})))
-
-
-def _encodable(call: ToolCall) -> ToolCall:
-    """Tool call that JSON in UTF-8 can express: lone surrogates become U+FFFD.
-
-    Raises ValueError for arguments with infinite numbers or NaN.
-    """
-    text = json.dumps([call.name, call.arguments], ensure_ascii=False, allow_nan=False)
-    name, arguments = json.loads(_LONE_SURROGATE.sub("\ufffd", text))
-    return attrs.evolve(call, name=name, arguments=arguments)
-
-
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """Parse arguments by name from JSON; empty text means none."""
-    arguments = json.loads(text) if text.strip() else {}
-    if not isinstance(arguments, dict):
-        raise ValueError(f"{arguments!r} is not a JSON object of arguments")
-    return arguments
 
 
 # --- common syntaxes

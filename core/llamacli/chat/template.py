@@ -88,6 +88,10 @@ class ChatTemplate:
         """
         return self._shows("system", [{"role": "system", "content": _PROBE}, {"role": "user", "content": "x"}], given)
 
+    def end_texts(self) -> list[str]:
+        """Texts of the tokens that end replies."""
+        return [self._tokenizer.token_text(token) for token in sorted(self._tokenizer.eog_ids)]
+
     def takes_tools(self, **variables: Any) -> bool:
         """True if the template renders tools, or at least calls of tools.
 

@@ -144,6 +144,29 @@ def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, 
     return plugin, found, None
 
 
+def _reply_syntax(metadata: Metadata) -> str | None:
+    """Chat format, markers of reasoning, and notation of tool calls."""
+    from llamacli.chat.codec import ChatCodec
+    from llamacli.chat.syntax import Spans
+    from llamacli.errors import LlamaCliError
+    from llamacli.plugins import installed_plugins
+    from llamacli.tokenizer import tokenizer_from_metadata
+
+    if "tokenizer.chat_template" not in metadata:
+        return None
+    try:
+        codec = ChatCodec(tokenizer_from_metadata(metadata), metadata, installed_plugins().chat_formats())
+    except LlamaCliError as error:
+        return f"cannot be read: {error}"
+    syntax, texts = codec.syntax, [codec.format.name]
+    if isinstance(syntax, Spans) and syntax.reasoning:
+        texts.append(f"reasoning {syntax.reasoning.opens} {syntax.reasoning.closes}")
+    if isinstance(syntax, Spans) and syntax.calls:
+        kind = syntax.calls.notation.one if syntax.calls.notation else "by hand"
+        texts.append(f"calls {syntax.calls.opens} {syntax.calls.closes} {kind}")
+    return "; ".join(texts)
+
+
 def _fingerprint(template: object) -> str | None:
     """Length and SHA-256 of a chat template, to compare files by."""
     if not isinstance(template, str):
@@ -193,6 +216,7 @@ def _print_summary(summary: Mapping[str, Any], metadata: Metadata) -> None:
         line(label, None if value is None else _brief(value, False))
     line("vocabulary", f"{summary['n_vocab']} tokens ({summary['tokenizer']})")
     line("chat template", _fingerprint(metadata.get("tokenizer.chat_template")))
+    line("replies", _reply_syntax(metadata))
     line("tensors", summary["n_tensors"])
     if summary["tensor_types"]:
         print_table(

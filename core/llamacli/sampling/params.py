@@ -100,6 +100,7 @@ class SamplingParams(_Numbers):
       without any it applies from the start.
     - `grammar_after`: the markers of reasoning before the grammar's text: one that opens it ("" if the prompt has), and
       those that close it, which come in this order, as `ChatCodec.reasoning_markers` returns; none by default.
+      With `grammar_triggers`, triggers inside of reasoning are ignored.
     - `stop`: a string or several; the text of `generate` ends before the first that comes, also within a token.
     - `samplers`: the order of samplers by name; others are off.
     - `options`: settings of plugins' samplers.

@@ -92,17 +92,17 @@ def _grammar(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler | N
         return None
     if params.grammar is not None and params.json_schema is not None:
         raise InvalidRequestError("grammar and json_schema exclude each other")
-    if params.grammar_triggers and params.grammar_after:
-        raise InvalidRequestError("grammar_triggers and grammar_after exclude each other")
     if tokenizer is None:
         raise InvalidRequestError("a grammar or JSON Schema needs a tokenizer")
     if params.grammar is not None:
         grammar = Grammar.from_gbnf(params.grammar, tokenizer)
     else:
         grammar = Grammar.from_json_schema(str(params.json_schema), tokenizer)
+    if params.grammar_triggers:
+        return LazyGrammar(grammar, params.grammar_triggers, params.grammar_after)
     if params.grammar_after:
         return GrammarAfter(grammar, params.grammar_after[0], params.grammar_after[1:])
-    return LazyGrammar(grammar, params.grammar_triggers) if params.grammar_triggers else grammar
+    return grammar
 
 
 def _built_in(entry: SamplerEntry) -> SamplerType:

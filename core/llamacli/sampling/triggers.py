@@ -15,14 +15,22 @@ class LazyGrammar(Sampler):
 
     The grammar's text begins with the trigger itself. A trigger may be spelled by characters or by special tokens. As
     in llama.cpp (pull request 9639).
+
+    `after` are the markers of reasoning, as for `GrammarAfter`: what opens it, "" if it is open from the beginning, and
+    what ends it. Triggers within reasoning are ignored.
     """
 
-    def __init__(self, grammar: Grammar, triggers: Sequence[str]):
+    def __init__(self, grammar: Grammar, triggers: Sequence[str], after: Sequence[str] = ()):
         if isinstance(triggers, str) or not triggers or not all(isinstance(each, str) and each for each in triggers):
             raise InvalidRequestError(f"grammar_triggers must be non-empty strings, not {triggers!r}")
         self._grammar, self._triggers = grammar, tuple(triggers)
+        self._after = tuple(after)
         self._texts = [trigger.encode() for trigger in triggers]
-        self._longest = max(map(len, self._texts))
+        self._marks = [marker.encode() for marker in after]
+        self._longest = max(map(len, [*self._texts, *self._marks]))
+        self._n_markers = 1 if self._marks and not self._marks[0] else 0
+        self._n_read = 0
+        """Number of the next marker of reasoning, 0 outside of it; bytes of the latest tokens before it may begin."""
         self._recent: list[tuple[int, bytes]] | None = []
         """Latest tokens and their bytes, in which a trigger may have begun; None once triggered."""
 
@@ -46,9 +54,8 @@ class LazyGrammar(Sampler):
             return
         recent = [*self._recent, (token, self._grammar.tokenizer.piece_bytes(token, unparse_special=True))]
         text = b"".join(piece for _, piece in recent)
-        starts = [start for start in map(text.find, self._texts) if start >= 0]
-        if starts:
-            start = min(starts)
+        start = self._find_trigger(text)
+        if start >= 0:
             try:
                 self._grammar = _advanced(self._grammar, recent, start)
             except InvalidRequestError as error:
@@ -59,17 +66,42 @@ class LazyGrammar(Sampler):
             self._recent = None
             return
         while len(text) - len(recent[0][1]) >= self._longest:
-            text = text[len(recent.pop(0)[1]) :]
+            n = len(recent.pop(0)[1])
+            text, self._n_read = text[n:], max(0, self._n_read - n)
         self._recent = recent
+
+    def _find_trigger(self, text: bytes) -> int:
+        """Place of the first trigger outside of reasoning, -1 for none.
+
+        Advances over markers of reasoning.
+        """
+        while True:
+            starts = [start for each in self._texts if (start := text.find(each, self._n_read)) >= 0]
+            trigger = min(starts, default=-1)
+            if not self._marks:
+                return trigger
+            mark = self._marks[self._n_markers]
+            at = text.find(mark, self._n_read)
+            if self._n_markers == 0 and trigger >= 0 and (at < 0 or trigger < at):
+                return trigger
+            if at < 0:
+                return -1
+            self._n_read = at + len(mark)
+            self._n_markers = (self._n_markers + 1) % len(self._marks)
+            if self._n_markers == 0 and not self._marks[0]:
+                self._marks = []  # the reasoning that the prompt has opened is over
 
     def reset(self) -> None:
         """Wait for a trigger again."""
         self._recent = []
+        self._marks = [marker.encode() for marker in self._after]
+        self._n_markers, self._n_read = (1 if self._marks and not self._marks[0] else 0), 0
         self._grammar.reset()
 
     def clone(self) -> LazyGrammar:
         """An independent copy in the same state."""
-        other = LazyGrammar(self._grammar.clone(), self._triggers)
+        other = LazyGrammar(self._grammar.clone(), self._triggers, self._after)
+        other._marks, other._n_markers, other._n_read = self._marks, self._n_markers, self._n_read
         other._recent = None if self._recent is None else [*self._recent]
         return other
 

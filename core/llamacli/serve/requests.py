@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from llamacli.chat.calls import Tools
 from llamacli.chat.logprobs import TokenLogprob as TokenLogprob
 from llamacli.chat.messages import ToolCall
 from llamacli.chat.syntax import Syntax
@@ -37,7 +38,7 @@ class ReplyFormat:
     """Format of a chat reply: its ends and its syntax.
 
     - `syntax`, `prompt`, `tools`: the reader of the reply is `syntax.reader(prompt, tools=tools)`, with `prompt` the
-      rendered text.
+      rendered text and `tools` those of the request.
     - `markers`: special tokens that the reader sees as text.
     - `end_ids`: tokens that end the reply besides the file's own.
     - `end_text`: text that ends the reply, "" for none.
@@ -45,7 +46,7 @@ class ReplyFormat:
 
     syntax: Syntax
     prompt: str = ""
-    tools: bool = False
+    tools: Tools = attrs.field(default=False, hash=False)
     markers: Mapping[int, str] = attrs.field(factory=dict, hash=False)
     end_ids: frozenset[int] = frozenset()
     end_text: str = ""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llamacli.plugin import CALL_SPACE, InvalidRequestError, Rules, ToolCall, literal
+from llamacli.plugin import CALL_SPACE, InvalidRequestError, Rules, Schemas, ToolCall, literal
 
 _QUOTE = '<|"|>'
 _WORD = re.compile(
@@ -20,7 +20,7 @@ _ANY_KEY = "/[A-Za-z_][A-Za-z0-9_.-]*/"
 _SCALARS = ("integer", "number", "boolean", "null")
 
 
-def written_calls(text: str) -> list[ToolCall]:
+def written_calls(text: str, schemas: Schemas | None = None) -> list[ToolCall]:
     """Parse a Gemma 4 tool call. Raises ValueError for anything else."""
     call = re.fullmatch(r"\s*call:\s*([^\s{}]+)\s*(\{.*\})\s*", text, re.DOTALL)
     if not call:

@@ -1,7 +1,6 @@
 """GLM family: ChatGLM3, GLM-4, GLM-4.5 to 4.7."""
 
 from llamacli.plugin import hookimpl
-from llamacli_glm.chat import FORMAT
 from llamacli_glm.dense import ChatGlm, Glm4
 from llamacli_glm.mixture import Glm4Moe
 
@@ -13,9 +12,3 @@ def register_architectures(register):  # type: ignore[no-untyped-def]
     """Register the architectures of this family."""
     for architecture in (ChatGlm, Glm4, Glm4Moe):
         register(architecture())
-
-
-@hookimpl
-def register_chat_formats(register):  # type: ignore[no-untyped-def]
-    """Register the chat format of this family."""
-    register(FORMAT)

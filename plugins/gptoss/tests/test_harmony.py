@@ -98,7 +98,7 @@ def chosen(*tokens: str, architecture: str = "gpt-oss", template: str | None = N
         values["tokenizer.chat_template"] = template
     metadata = Metadata(values)
     found = choose(metadata, tokenizer_from_metadata(metadata), [FORMAT])
-    assert found.name == "plain" or found.syntax is HARMONY
+    assert found.name == "derived" or found.syntax is HARMONY
     return found.name, found.template
 
 
@@ -106,7 +106,7 @@ def test_detected_by_channel_tokens() -> None:
     own = "<|start|><|channel|><|message|>"
     assert chosen(*FORMAT.tokens) == ("harmony", FORMAT.template)
     assert chosen(*FORMAT.tokens, template=own) == ("harmony", own)
-    assert chosen(*FORMAT.tokens, template="x") == ("plain", "x")
+    assert chosen(*FORMAT.tokens, template="x") == ("derived", "x")
     with pytest.raises(ChatTemplateError, match=r"the vocabulary lacks <\|end\|>, <\|call\|>, <\|return\|>"):
         chosen(*FORMAT.tokens[:3])
     with pytest.raises(ChatTemplateError, match="no plugin"):

@@ -34,4 +34,4 @@ def test_tags_of_reasoning_and_response_are_not_shown() -> None:
 
 
 def test_detection() -> None:
-    assert [found(OLDER).name, found(NEWER).name, found(OLDER, "other").name] == ["granite-3", "hermes", "plain"]
+    assert [found(OLDER).name, found(NEWER).name, found(OLDER, "other").name] == ["granite-3", "derived", "derived"]

@@ -3,7 +3,7 @@
 import ast
 import json
 
-from llamacli.plugin import THINK, Calls, ChatFormat, Spans, TemplateInfo, ToolCall, json_calls
+from llamacli.plugin import THINK, Calls, ChatFormat, Schemas, Spans, TemplateInfo, ToolCall, json_calls
 
 LFM2 = """\
 {{- bos_token -}}
@@ -41,14 +41,14 @@ LFM2 = """\
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
-def python_calls(text: str) -> list[ToolCall]:
+def python_calls(text: str, schemas: Schemas | None = None) -> list[ToolCall]:
     """Parse tool calls in Python's notation, `[f(x=1), g()]`, or in JSON.
 
     Arguments are literals that JSON can express, given by name; true, false and null count too. Raises ValueError for
     anything else.
     """
     if text.lstrip().startswith(("{", "[{")):
-        return json_calls(text)
+        return json_calls(text, schemas)
     try:
         parsed = ast.parse(text.strip(), mode="eval").body
         calls = [_call(call) for call in (parsed.elts if isinstance(parsed, ast.List) else [parsed])]

@@ -84,7 +84,7 @@ def test_replies_of_files_with_a_template_too() -> None:
     ],
 )
 def test_calls(text: str, calls: list[ToolCall]) -> None:
-    assert python_calls(text) == calls
+    assert python_calls(text, {}) == calls
 
 
 INVALID = ("", "[]", "[f(", "[f(1)]", "[f(**x)]", "[f(x=y)]", "[f(x=g())]", "[1]", "[f()()]", "\0", "-" * 100000 + "1")
@@ -94,7 +94,7 @@ NOT_JSON = ("f(x={1})", "f(x=1j)", "f(x=b'')", "f(x={[]: 1})", "f(x=1e999)")
 @pytest.mark.parametrize("text", [*INVALID, *NOT_JSON])
 def test_invalid_calls(text: str) -> None:
     with pytest.raises(ValueError, match="tool call"):
-        python_calls(text)
+        python_calls(text, {})
 
 
 def test_other_formats_are_not_detected() -> None:

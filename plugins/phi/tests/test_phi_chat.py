@@ -91,6 +91,6 @@ class TestPhi4Mini:
 
 
 def test_other_formats_are_not_detected() -> None:
-    assert found(template="<|user|><|end|>")[0].name == "plain"
+    assert found(template="<|user|><|end|>")[0].name == "derived"
     assert found("<|im_start|>", "<|im_end|>")[0].name == "chatml"
-    assert found(*TOOL_TAGS, template="<|tool|><|/tool|>", architecture="other")[0].name == "plain"
+    assert found(*TOOL_TAGS, template="<|tool|><|/tool|>", architecture="other")[0].name == "derived"

@@ -63,4 +63,4 @@ def test_replies() -> None:
 def test_other_formats_are_not_detected() -> None:
     assert found("qwen2", *TURNS)[0].name == "chatml"  # Qwen1.5 and Qwen2
     assert found("other", *TURNS, *THOUGHTS, *TOOLS)[0].name != "qwen-3"
-    assert found("qwen2", *TURNS, *TOOLS, template="<think></think>")[0].name == "thinking"
+    assert found("qwen2", *TURNS, *TOOLS, template="<think></think>")[0].name == "derived"

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from llamacli.chat import openai
+from llamacli.chat.calls import Tools
 from llamacli.chat.codec import ChatCodec
 from llamacli.chat.constraints import Constraint, ToolUse, reply_constraint
 from llamacli.chat.template import Rendering
@@ -94,7 +95,7 @@ def chat_prompt(request: ChatRequest, model: Model, info: ModelInfo, template: s
         if str(error).startswith("json_schema"):
             raise BadRequestError(str(error), "tools", "invalid_schema") from None
         raise BadRequestError(str(error), "tool_choice") from None
-    return Prompt(rendering.text, ids, reply_format(codec, rendering, tools is not None, variables), constraint)
+    return Prompt(rendering.text, ids, reply_format(codec, rendering, described or (), variables), constraint)
 
 
 def echoed_text(request: ChatRequest) -> str:
@@ -118,12 +119,12 @@ def codec_of(model: Model, template: str | None, tools: bool) -> ChatCodec:
     return codec
 
 
-def reply_format(codec: ChatCodec, rendering: Rendering, tools: bool, variables: dict[str, Any]) -> ReplyFormat:
+def reply_format(codec: ChatCodec, rendering: Rendering, tools: Tools, variables: dict[str, Any]) -> ReplyFormat:
     """Format of the reply to a rendering."""
     ends = codec.ends(variables)
     markers = {token: codec.spelled(token) for token in codec.template.structure}
     return ReplyFormat(
-        syntax=codec.format.syntax,
+        syntax=codec.syntax,
         prompt=rendering.text,
         tools=tools,
         markers={token: text for token, text in markers.items() if text},

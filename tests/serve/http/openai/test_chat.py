@@ -220,7 +220,6 @@ def test_sampling_parameters_of_both_apis(http, fake) -> None:
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"tool_choice": "maybe", "tools": [PAINT]}, "tool_choice", "invalid_value"),
         ({"tool_choice": OTHER, "tools": [PAINT]}, "tool_choice", "invalid_value"),
-        ({"tool_choice": "required", "tools": [PAINT]}, "tool_choice", "invalid_value"),  # a syntax without calls
         ({"functions": [{"name": "x"}]}, "functions", "unsupported_parameter"),
         ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "invalid_value"),
