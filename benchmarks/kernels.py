@@ -6,10 +6,10 @@
     python benchmarks/kernels.py Q4_K --ggml DIR                    # with llama-cpp-python's lib folder
     python benchmarks/kernels.py Q4_K --other /tmp/before           # with another checkout
 
-A row of the table has the bytes of packed weights a second, in GB, from memory and from the second-level cache, the share
-of a plain read that the first is, and ratios to ggml's kernel and to the other checkout: rows of weights a second. Each
-instruction set and checkout runs in a process of its own; they take turns, and the fastest of all runs counts. ggml's
-weights are repacked as llama.cpp does at load.
+A row of the table has the bytes of packed weights a second, in GB, from memory and from the second-level cache, the
+share of a plain read that the first is, and ratios to the other checkout and to ggml's kernel, each from memory and
+from the cache: rows of weights a second. Each instruction set and checkout runs in a process of its own; they take
+turns, and the fastest of all runs counts. ggml's weights are repacked as llama.cpp does at load.
 """
 
 import argparse
@@ -17,7 +17,6 @@ import ctypes
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -158,7 +157,8 @@ class Ggml:
             (self._base.ggml_backend_buffer_free, None, [p]),
             (self._base.ggml_backend_tensor_set, None, [p, p, ctypes.c_size_t, ctypes.c_size_t]),
             (self._base.ggml_backend_cpu_buffer_type, p, []), (self._repacked, p, []),
-            (self._cpu.ggml_graph_plan, _Plan, [p, i, p]), (self._cpu.ggml_graph_compute, i, [p, ctypes.POINTER(_Plan)]),
+            (self._cpu.ggml_graph_plan, _Plan, [p, i, p]),
+            (self._cpu.ggml_graph_compute, i, [p, ctypes.POINTER(_Plan)]),
         ):  # fmt: skip
             function.restype, function.argtypes = result, args
         self._cpu.ggml_cpu_init()
@@ -214,7 +214,7 @@ def measure(
 
 def main() -> None:
     """Parse the command line and measure."""
-    from llamacli.kernels.isa import available
+    from llamacli.kernels.isa import available, host
     from llamacli.kernels.registry import packings
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -245,7 +245,7 @@ def main() -> None:
         for worker in workers:
             worker.close()
     if options.json:
-        machine = {"cpu": platform.processor() or platform.machine(), "date": time.strftime("%Y-%m-%d")}
+        machine = {"cpu": host()[1], "date": time.strftime("%Y-%m-%d")}
         options.json.write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
 
 
