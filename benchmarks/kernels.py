@@ -39,7 +39,7 @@ def random_bytes(*shape: int) -> np.ndarray:
 
 
 def fastest(function: Any, *args: Any) -> float:
-    """Seconds of a call, of this thread's processor time: the fastest of some, for RUN_S."""
+    """Processor seconds of a call: the fastest of some, for RUN_S."""
     best, end = math.inf, time.perf_counter() + RUN_S
     while time.perf_counter() < end:
         started = time.thread_time()
@@ -118,7 +118,7 @@ class Worker:
 
 
 def work() -> None:
-    """Answer a parent's questions."""
+    """Answer requests on standard input."""
     packed = Packed()
     for line in sys.stdin:
         method, args = json.loads(line)

@@ -67,9 +67,9 @@ def prefetch(b: Builder, address: Value, n_bytes: int) -> None:
 
 
 def keep_order(b: Builder) -> None:
-    """Keep loads and prefetches on their side of this point in machine code.
+    """Keep loads and prefetches on their side of this point.
 
-    It is no instruction: the processor does not wait.
+    In machine code it is no instruction: the processor does not wait.
     """
     b.fence("seq_cst", "singlethread")
 

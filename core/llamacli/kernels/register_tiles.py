@@ -158,7 +158,7 @@ def _integer_block(
 
 
 def _in_order(b: ir.Builder, block: Block, n_tokens: int) -> Iterator[tuple[int, Group]]:
-    """Number the groups, and keep the loads of each apart from those of the next.
+    """Number the groups, and keep their loads apart.
 
     LLVM would gather the prefetches of a block in one burst, which holds up its loads. Many tokens find weights in
     caches and have no registers to spare, so there only types that gain by it keep the order.
