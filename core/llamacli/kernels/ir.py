@@ -66,6 +66,14 @@ def prefetch(b: Builder, address: Value, n_bytes: int) -> None:
         call(b, "llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(3), I32(1))
 
 
+def keep_order(b: Builder) -> None:
+    """Keep loads and prefetches on their side of this point.
+
+    In machine code it is no instruction: the processor does not wait.
+    """
+    b.fence("seq_cst", "singlethread")
+
+
 def load_f16(b: Builder, address: Value) -> Value:
     """Load 16 float16 as float32."""
     return b.fpext(b.bitcast(load(b, address, ir.VectorType(I16, LANES)), ir.VectorType(HALF, LANES)), F32X16)

@@ -7,7 +7,7 @@ is taken in a fixed order, whatever the number of tokens.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from llamacli.kernels import ir
@@ -15,7 +15,7 @@ from llamacli.kernels.deferred import intrinsic, types
 from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, CODE_BIAS, INTEGER_FORMS, START, START_VALUE
 from llamacli.kernels.packing_formats import Block, Group, Packing
 
-_AHEAD = 4096
+_AHEAD = 8192
 """Prefetch distance in bytes of weights."""
 
 _ITEM, _OFFSETS = ACTIVATION.itemsize, {name: field[1] for name, field in (ACTIVATION.fields or {}).items()}
@@ -122,7 +122,7 @@ def _integer_block(
     groups: list[tuple[int, Group]] = []
     sums: list[ir.Value | None] = []
     chains: list[list[ir.Value]] = [[] for _ in rows]
-    for g, group in enumerate(block.groups):
+    for g, group in _in_order(b, block, len(rows)):
         if g % shared == 0:  # a new scale of activations
             sums, groups = [None] * len(rows), []
         groups.append((g * _ITEM, group))
@@ -155,6 +155,18 @@ def _integer_block(
             x_scale = ir.broadcast_f32(b, ir.offset(b, place, (g + 1 - shared) * _ITEM + _OFFSETS["scale"]))
             totals[token] = ir.fma(b, product, x_scale, totals[token])
     return totals
+
+
+def _in_order(b: ir.Builder, block: Block, n_tokens: int) -> Iterator[tuple[int, Group]]:
+    """Number the groups, and keep their loads apart.
+
+    LLVM would gather the prefetches of a block in one burst, which holds up its loads. Many tokens find weights in
+    caches and have no registers to spare, so there only types that gain by it keep the order.
+    """
+    for g, group in enumerate(block.groups):
+        yield g, group
+        if n_tokens <= 4 or (block.shift_factor is not None and len(group.terms) == 1):
+            ir.keep_order(b)
 
 
 def _bias(block: Block) -> int:
