@@ -6,7 +6,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(addprefix -e ,$(PLUGINS))
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: run test test-all test-long test-bounds test-memory test-examples fuzz lint docs clean dist test-ray test-browser soak
+.PHONY: run test test-all test-long test-bounds test-memory test-numba test-examples fuzz lint docs clean dist test-ray test-browser soak
 
 run: $(VENV)/.installed
 	$(BIN)/llamacli run < /dev/null
@@ -63,6 +63,20 @@ test-memory: $(VENV)/.installed-test
 	    $(PYTEST) -m "not slow" -k "not reference" $(MEMORY)
 	$(PYTEST) -p no_collector -m "not slow" -k "not reference" tests/kv tests/branches tests/session tests/chat tests/test_model.py
 
+# The oldest and the newest release of Numba that pyproject.toml allows, and the newest pre-release, whose failures are
+# warnings: each in an environment of its own, with an empty kernel cache.
+NUMBA := $(shell sed -n 's/.*"numba>=\(.*\),<.*/\1/p' pyproject.toml)
+NUMBA_TESTS := tests/kernels tests/session/test_fork.py
+test-numba:
+	for numba in "numba==$(NUMBA).*" "" "--pre --upgrade numba"; do \
+		rm -rf $(VENV)-numba && $(PYTHON) -m venv $(VENV)-numba && \
+		$(VENV)-numba/bin/python -m pip install --quiet -e '.[test]' $(addprefix -e ,$(PLUGINS)) && \
+		{ test -z "$$numba" || $(VENV)-numba/bin/python -m pip install --quiet $$numba; } && \
+		$(VENV)-numba/bin/python -c 'import numba; print("Numba", numba.__version__)' && \
+		LLAMACLI_CACHE=$(VENV)-numba/cache $(VENV)-numba/bin/python -m pytest -q -n $(WORKERS) -m "not slow" $(NUMBA_TESTS) || \
+		case "$$numba" in --pre*) echo "WARNING: the newest pre-release of Numba fails" >&2;; *) exit 1;; esac; \
+	done
+
 # Mutated and generated input in child processes: see tests/fuzz/__init__.py. ARGS: --target, --cases, --seed, --minutes.
 FUZZ := PYTHONPATH=tests:tests/support $(BIN)/python -m fuzz
 fuzz: $(VENV)/.installed-test
@@ -101,7 +115,7 @@ dist: $(VENV)/.installed
 
 clean:
 	rm -rf $(VENV) $(VENV)-examples site
-	rm -rf $(VENV) $(VENV)-ray
+	rm -rf $(VENV) $(VENV)-ray $(VENV)-numba
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -383,7 +383,7 @@ def test_edited_source_changes_the_kernels_that_are_made_from_it(edited, kernels
 
 
 def functions_in(value: Any, names: frozenset[str], seen: set[int]) -> Iterator[FunctionType]:
-    """Functions that code can reach from a value; of a module, its members called `names`."""
+    """Functions that code reaches from a value; of a module, members `names`."""
     value = resolved(value)
     if id(value) in seen and not isinstance(value, ModuleType):
         return

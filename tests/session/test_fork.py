@@ -1,4 +1,4 @@
-"""Processes forked after a model is loaded: they work or say what to do, and never wait for ever."""
+"""Processes that are forked after a model is loaded."""
 
 import os
 import subprocess

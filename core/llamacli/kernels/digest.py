@@ -44,14 +44,17 @@ _COVERED = {"llamacli", "numba", "llvmlite", "numpy", "builtins"}
 
 @functools.cache
 def sources() -> dict[str, str]:
-    """Source of each module of the core with code of kernels, or of their compilation."""
+    """Sources of the core's modules with code of kernels, by module.
+
+    Modules that compile kernels are among them.
+    """
     paths = sorted(path for pattern in _PATTERNS for path in _PACKAGE.glob(pattern))
     names = (".".join(path.relative_to(_PACKAGE.parent).with_suffix("").parts) for path in paths)
     return {name.removesuffix(".__init__"): path.read_text("utf-8") for name, path in zip(names, paths, strict=True)}
 
 
 def imported(source: str) -> set[str]:
-    """Modules among `sources` that a source imports, wherever it does, with the packages that they are in."""
+    """Modules among `sources` that a source imports anywhere, and their packages."""
     names = {name for pattern in _WHOLE for name in pattern.findall(source)}
     for module, parts in _FROM.findall(source):
         names |= {module, *(f"{module}.{name}" for name in re.findall(r"\w+", parts))}
@@ -71,7 +74,7 @@ def _hash(module: str) -> str:
 
 @functools.cache
 def source_digest(module: str) -> str:
-    """Hexadecimal hash of the sources that code of a module is compiled from.
+    """Hexadecimal hash of the sources that a module's kernels depend on.
 
     Of a module that is not among `sources` they are all.
     """

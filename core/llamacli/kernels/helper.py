@@ -36,7 +36,7 @@ def common_kernels() -> list[jit.Compiled]:
 
 
 def start_helper() -> None:
-    """Start the program if none of its kernels is cached and a core is idle."""
+    """Start the program if a core is idle and kernels are missing."""
     folder = jit.cache_directory()
     if folder is None or jit_disabled() or any((folder / kernel.file_name).exists() for kernel in common_kernels()):
         return

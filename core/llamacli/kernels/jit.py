@@ -149,7 +149,7 @@ def _touch(file: Path) -> None:
 
 @functools.cache
 def _prune(folder: Path) -> None:
-    """Delete files of cache folders unused for _UNUSED_S seconds, once in a process."""
+    """Delete kernels unused for _UNUSED_S seconds, once in a process."""
     with contextlib.suppress(OSError):
         for other in folder.iterdir():
             if len(other.name) == 16 and not set(other.name) - set(string.hexdigits):
@@ -226,7 +226,7 @@ class Compiled:
 
     @property
     def file_name(self) -> str:
-        """Name of its file in the cache: changes with the sources that it is compiled from."""
+        """Name of its cache file, with a digest of its sources."""
         return f"{self.name}-{source_digest(self._module)}.kernel"
 
     def compile(self) -> int:

@@ -134,7 +134,10 @@ class _Typing(typing.Context):  # type: ignore[misc]
         self._dispatchers: WeakKeyDictionary[Any, Dispatcher] = WeakKeyDictionary()
 
     def resolve_value_type(self, val: Any) -> Any:
-        """Type of a global value: of a Numba function, that of its equivalent for this target."""
+        """Numba type of a global value.
+
+        Of a function of Numba's target it is that of the same function for this target.
+        """
         if type(val) is not CPUDispatcher:
             return super().resolve_value_type(val)
         own = self._dispatchers.get(val)

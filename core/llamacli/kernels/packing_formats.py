@@ -35,7 +35,7 @@ class Packing(Protocol):
 
     @property
     def name(self) -> str:
-        """Name, unique among all kernels of this process and of the kernel cache."""
+        """Name, unique in this process and in the kernel cache."""
 
     @property
     def block(self) -> int:

@@ -104,11 +104,11 @@ def remove_unclaimed(folder: Path) -> None:
 
 
 class SharedFileError(PermissionError):
-    """A file, or a folder or link on the way to it, that other users can change."""
+    """File that other users can change, itself or by its path."""
 
 
 def open_own(path: Path) -> BinaryIO:
-    """Open a file that only this user and the superuser can have written.
+    """Open a file that no other user but the superuser can write.
 
     Raises OSError; a SharedFileError names what others can change.
     """
@@ -123,10 +123,11 @@ def open_own(path: Path) -> BinaryIO:
 
 
 def check_own(path: Path) -> os.stat_result:
-    """Check that only this user and the superuser can change a file or folder, and what leads to it.
+    """Check that no other user but the superuser can change a path.
 
-    Folders and symbolic links on the way belong to them. Others may add files to a folder with the sticky bit, such as
-    /tmp, above the file's own. Returns the status. Raises OSError; a SharedFileError names what others can change.
+    What is there, and folders and symbolic links on the way, belong to these two. Others may add files to a folder with
+    the sticky bit, such as /tmp, above the file's own. Returns the status of the path. Raises OSError; a
+    SharedFileError names what others can change.
     """
     if sys.platform == "win32":
         return os.stat(path)
@@ -161,7 +162,10 @@ def _shared(path: Path) -> SharedFileError:
 
 @functools.cache
 def _outer_owners() -> set[int]:
-    """Overflow user, who owns the superuser's files in a user namespace (a container without root)."""
+    """Overflow user, in a user namespace (a container without root).
+
+    Files of the superuser outside appear as those of the overflow user.
+    """
     with contextlib.suppress(OSError, ValueError):
         if int(Path("/proc/self/uid_map").read_text().split()[2]) < 1 << 31:
             return {int(Path("/proc/sys/kernel/overflowuid").read_text())}

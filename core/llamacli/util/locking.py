@@ -1,4 +1,4 @@
-"""Locks of objects: a decorator for methods, and locks that a forked process finds free."""
+"""Decorator for methods that hold a lock, and locks across forks."""
 
 import functools
 import os
@@ -13,9 +13,9 @@ _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def fork_safe(lock: Lock) -> Lock:
-    """Lock that is free in a forked process, whose other threads do not exist there.
+    """Lock that is free in a forked process.
 
-    What it protects must be whole at any moment, as it must be for an interrupt.
+    Threads that held it do not exist there. What it protects must be whole at any moment, as for an interrupt.
     """
     _locks.add(lock)
     return lock
