@@ -26,6 +26,7 @@ from llamacli.errors import (
 )
 from llamacli.gguf import GGUFFile, Metadata
 from llamacli.graph import Graph
+from llamacli.inputs import Inputs
 from llamacli.kv import CacheStrategy
 from llamacli.loaders import ModelFile, Progress, WatchedFile, identity, open_model_file
 from llamacli.parts import describe_parts
@@ -277,17 +278,17 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
 
     @overload
     def create_completion(
-        self, prompt: str | Sequence[int], *, stream: Literal[False] = ..., **arguments: Any
+        self, prompt: str | Sequence[int] | Inputs, *, stream: Literal[False] = ..., **arguments: Any
     ) -> dict[str, Any]: ...
 
     @overload
     def create_completion(
-        self, prompt: str | Sequence[int], *, stream: Literal[True], **arguments: Any
+        self, prompt: str | Sequence[int] | Inputs, *, stream: Literal[True], **arguments: Any
     ) -> Iterator[dict[str, Any]]: ...
 
     def create_completion(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Sequence[int] | Inputs,
         *,
         suffix: str | None = None,
         max_tokens: int | None = 16,
@@ -296,11 +297,12 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         stream: bool = False,
         **arguments: Any,
     ) -> dict[str, Any] | Iterator[dict[str, Any]]:
-        """Continue a text, with llama-cpp-python's arguments and results.
+        """Continue a prompt, with llama-cpp-python's arguments and results.
 
-        Results are dictionaries as in OpenAI's API, with `stream` one for each chunk. `max_tokens` None, 0 or less is
-        as many as fit into the context; `echo` puts the prompt first. With a `suffix` the text comes between the prompt
-        and it (fill-in-the-middle). Further `arguments` and errors are as for `create_chat_completion`; TokenizerError
+        The prompt is text, token ids or an `Inputs`. Results are dictionaries as in OpenAI's API, with `stream` one for
+        each chunk. `max_tokens` None, 0 or less is as many as fit into the context; `echo` puts the prompt first. With
+        a `suffix` the text comes between the prompt and it (fill-in-the-middle). Further `arguments` and errors are as
+        for `create_chat_completion`; InvalidRequestError for `echo` or a `suffix` with an `Inputs`; TokenizerError
         if the vocabulary has no tokens for a suffix.
         """
         from llamacli.chat.completions import CompletionArguments, completion, whole

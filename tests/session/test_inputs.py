@@ -199,3 +199,15 @@ def test_states_without_their_contents_are_refused(load_tiny: LoadTiny) -> None:
         data = session.save_state()
         with pytest.raises(StateError, match="lacks the content"):
             session.load_state(data)
+
+
+def test_completions_of_embeddings(load_tiny: LoadTiny) -> None:
+    model = load_tiny("gqa", tokenizer="spm")
+    prompt = embedded(model)
+    with model.create_session() as session:
+        text = "".join(token.piece for token in session.generate(prompt, max_tokens=6))
+    result = model.create_completion(prompt, max_tokens=6, temperature=0.0)
+    assert result["choices"][0]["text"] == text
+    assert result["usage"]["prompt_tokens"] == N
+    with pytest.raises(InvalidRequestError, match="echo and suffix need a prompt of text or token ids"):
+        model.create_completion(prompt, echo=True)

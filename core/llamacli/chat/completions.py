@@ -26,6 +26,7 @@ from llamacli.errors import InvalidRequestError
 from llamacli.generation.drafting import Drafter
 from llamacli.generation.text import Token
 from llamacli.gguf import Metadata
+from llamacli.inputs import Inputs
 from llamacli.sampling import SamplingParams
 from llamacli.sampling.defaults import params_with_defaults
 from llamacli.session import Session
@@ -186,7 +187,7 @@ def _chat_chunks(run: _Run, reader: ReplyReader, head: Json, n_top: int | None) 
 def completion(
     model: CompiledModel,
     metadata: Metadata,
-    prompt: str | Sequence[int],
+    prompt: str | Sequence[int] | Inputs,
     arguments: CompletionArguments,
     *,
     suffix: str | None = None,
@@ -202,11 +203,16 @@ def completion(
         raise InvalidRequestError(f"logprobs must be an integer of at least 0, not {logprobs!r}")
     constraint = completion_constraint(None, arguments.grammar)
     params = arguments.sampling(model, metadata, constraint, 0 if logprobs is None else max(1, logprobs))
-    infill = None if suffix is None else model.tokenizer.encode_infill(prompt, suffix)
-    session = arguments.session(model)
-    ids = infill or (session.encode(prompt) if isinstance(prompt, str) else list(prompt))
-    before = "" if not echo else prompt if isinstance(prompt, str) else model.decode(ids)
-    run = _Run(session, ids, params, max_tokens, arguments.speculate)
+    if isinstance(prompt, Inputs) and (echo or suffix is not None):
+        raise InvalidRequestError("echo and suffix need a prompt of text or token ids, not Inputs")
+    session, before = arguments.session(model), ""
+    if isinstance(prompt, Inputs):
+        given: Sequence[int] | Inputs = prompt
+    else:
+        infill = None if suffix is None else model.tokenizer.encode_infill(prompt, suffix)
+        given = ids = infill or (session.encode(prompt) if isinstance(prompt, str) else list(prompt))
+        before = "" if not echo else prompt if isinstance(prompt, str) else model.decode(ids)
+    run = _Run(session, given, params, max_tokens, arguments.speculate)
     head = {**arguments.head("cmpl", metadata), "object": "text_completion"}
     return _text_chunks(run, before, head, logprobs)
 
@@ -248,7 +254,7 @@ class _Run:
     def __init__(
         self,
         session: Session,
-        ids: Sequence[int],
+        ids: Sequence[int] | Inputs,
         params: SamplingParams,
         max_tokens: int | None,
         speculate: Drafter | None,
