@@ -1,4 +1,4 @@
-"""Syntaxes derived from templates: small ones, and the real ones of llama.cpp's sources where they are."""
+"""Syntaxes derived from small templates, and from llama.cpp's where present."""
 
 import json
 import os

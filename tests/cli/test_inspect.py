@@ -54,7 +54,7 @@ def test_syntax_of_replies_is_shown(invoke, tiny_gguf) -> None:
         "{{ '[CALL]' + c.function.name + '[ARGS]' + c.function.arguments | tojson }}{%- endfor -%}{%- endfor -%}<think>"
     )
     path = tiny_gguf("gqa", tokenizer="spm", metadata={"tokenizer.chat_template": template})
-    shown = fields(invoke("inspect", path).stdout)["replies"]
+    shown = fields(invoke("inspect", path, "--replies").stdout)["replies"]
     assert shown.startswith("derived; reasoning <think> </think>; calls [CALL]")
     assert "after='[ARGS]'" in shown
 

@@ -61,7 +61,7 @@ def _names(code: str) -> str:
 
 
 class Case:
-    """One case: a reply, what it is asked with, and what it should be read as."""
+    """Case of the peer: request, reply, and expected message."""
 
     def __init__(self, template: str, text: str):
         self.template, self.text, self.options = template, text, dict[str, Any]()
@@ -98,7 +98,10 @@ def message(content: str, reasoning: str = "", name: str = "", arguments: str = 
 
 
 def cases(source: str) -> Iterator[Case]:
-    """Cases in the source of the tests, in order; those that cannot be evaluated are printed."""
+    """Cases in the source of the tests, in order.
+
+    Cases that cannot be evaluated are printed.
+    """
     known: dict[str, Any] = {
         "simple_assist_msg": message,
         "message_with_tool_calls": lambda name, text: message("", "", name, text),
@@ -173,7 +176,10 @@ def _end(source: str, at: int) -> int:
 
 
 def codec_of(path: Path, plugins: Plugins | None = None, architecture: str | None = None) -> ChatCodec:
-    """Codec of a template file, in a vocabulary with the special tokens that the template spells."""
+    """Codec of a template file.
+
+    Its vocabulary has the special tokens that the template spells.
+    """
     source = path.read_text()
     name = architecture or next((found for part, found in ARCHITECTURES.items() if part in path.stem), "llama")
     values = byte_level([], dict.fromkeys(dict.fromkeys([*_SPECIAL.findall(source), *_ALWAYS]), CONTROL))
@@ -193,7 +199,7 @@ def syntax_of(codec: ChatCodec) -> Any:
 
 
 def parsed(codec: ChatCodec, prompt: str, text: str, tools: list[Any], size: int) -> tuple[str, str, list[ToolCall]]:
-    """Content, reasoning and calls of a reply that comes in pieces of a size."""
+    """Content, reasoning and calls of a reply in pieces."""
     if True:
         reader = syntax_of(codec).reader(prompt, tools=tools)
         events = [event for at in range(0, len(text), size) for event in reader.feed(text[at : at + size])]
@@ -207,7 +213,7 @@ def parsed(codec: ChatCodec, prompt: str, text: str, tools: list[Any], size: int
 
 
 def check(case: Case, codec: ChatCodec) -> str:
-    """Difference between the reply as it is read and as expected, "" for none."""
+    """Difference between a reply and the expected one, "" for none."""
     tools = [
         {"type": "function", "function": {"name": name, "description": about, "parameters": json.loads(schema)}}
         for name, about, schema in case.options.get("tools", [])

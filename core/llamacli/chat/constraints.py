@@ -156,11 +156,11 @@ class _SpansWriter(_Writer):
         opens = rules.marker(syntax.opens) if syntax.opens else ""
         closes = rules.marker(syntax.closes) if syntax.closes else ""
         space = _SPACE if syntax.grammar is None else ""
-        body = self._json_body(tools) if syntax.grammar is None else self._body(syntax, tools)
-        if syntax.bare and opens:
-            opens = f"({opens})?"
+        one, body = self._json_body(tools) if syntax.grammar is None else ("", self._body(syntax, tools))
         call = rules.add("call", " ".join(filter(None, (opens, space, body, space, closes))))
-        return rules.add("calls", f"{call} ({space} {call}){_MORE_CALLS}") if tools.parallel else call
+        calls = rules.add("calls", f"{call} ({space} {call}){_MORE_CALLS}") if tools.parallel else call
+        # Without its marker, a reply is read as a call where it begins with a brace.
+        return rules.add("bare", f"{calls} | {space} {one} {space}") if syntax.bare and opens and one else calls
 
     def _noted(self, syntax: Calls, notation: Notation, tools: ToolUse) -> str:
         """Expression of calls as the template writes them."""
@@ -183,8 +183,8 @@ class _SpansWriter(_Writer):
         ]
         return self.rules.add("one", " | ".join(calls))
 
-    def _json_body(self, tools: ToolUse) -> str:
-        """Name of a rule for one or several calls in JSON."""
+    def _json_body(self, tools: ToolUse) -> tuple[str, str]:
+        """Names of the rules for one call in JSON, and for one or several."""
         calls = []
         for tool in tools.tools:
             function = tool["function"]
@@ -192,7 +192,7 @@ class _SpansWriter(_Writer):
             calls.append(self.rules.json("json_call", schema, CALL_SPACE))
         one = self.rules.add("one", " | ".join(calls))
         more = f'({_SPACE} "," {_SPACE} {one}){_MORE_CALLS}' if tools.parallel else ""
-        return self.rules.add("several", f'{one} | "[" {_SPACE} {one} {more} {_SPACE} "]"')
+        return one, self.rules.add("several", f'{one} | "[" {_SPACE} {one} {more} {_SPACE} "]"')
 
     def json_text(self, schema: dict[str, Any] | bool) -> str:
         return self.rules.json("text", schema)

@@ -40,10 +40,11 @@ _SIZES = {
 @click.argument("model", type=PATH)
 @option("--tensors", is_flag=True, help="List all tensors; shapes as in NumPy, rows first.")
 @option("--full", is_flag=True, help="Print long strings and arrays in full.")
+@option("--replies", is_flag=True, help="Show the markers of reasoning and tool calls in replies.")
 @option("--json", is_flag=True, help="Print JSON.")
 @option("--plot", type=ImagePath(), help="Plot sizes by type and layer to a PNG, SVG or PDF file. Needs matplotlib.")
 @global_options
-def inspect(model: str, tensors: bool, full: bool, json: bool, plot: str | None) -> None:
+def inspect(model: str, tensors: bool, full: bool, replies: bool, json: bool, plot: str | None) -> None:
     """Show metadata, tensors and plugin of a model file.
 
     Also works for files that no plugin can load and for files with a vocabulary only. Tensor data is not read.
@@ -57,6 +58,8 @@ def inspect(model: str, tensors: bool, full: bool, json: bool, plot: str | None)
     try:
         with working("looking for its plugin"):
             summary = _summary(file, installed)
+            if replies:
+                summary["replies"] = _reply_syntax(file.metadata)
         if plot is not None:
             plot_sizes(f"{file.path.name}: {human_bytes(_n_bytes(file))}", file.tensors.values(), plot)
         if json:
@@ -216,7 +219,7 @@ def _print_summary(summary: Mapping[str, Any], metadata: Metadata) -> None:
         line(label, None if value is None else _brief(value, False))
     line("vocabulary", f"{summary['n_vocab']} tokens ({summary['tokenizer']})")
     line("chat template", _fingerprint(metadata.get("tokenizer.chat_template")))
-    line("replies", _reply_syntax(metadata))
+    line("replies", summary.get("replies"))
     line("tensors", summary["n_tensors"])
     if summary["tensor_types"]:
         print_table(

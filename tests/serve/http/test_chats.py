@@ -36,13 +36,11 @@ JSON_CALLS = [
 ]
 """Templates whose format is detected with the demo model's vocabulary, and whose calls are JSON."""
 
-OTHERS = [
-    "HuggingFaceTB-SmolLM3-3B",
-    "google-gemma-2-2b-it",
-    "google-gemma-4-31B-it",
-    "microsoft-Phi-3.5-mini-instruct",
-    "mistralai-Mistral-Nemo-Instruct-2407",
-]
+OWN_CALLS = ["google-gemma-4-31B-it", "mistralai-Mistral-Nemo-Instruct-2407"]
+"""Templates whose calls have a notation of their own, which is derived from them or known."""
+
+OTHERS = ["HuggingFaceTB-SmolLM3-3B", "google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct"]
+"""Templates without calls, or whose calls are not known with this vocabulary."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +77,7 @@ def replied(model: Model, prompt: Prompt, request: ChatRequest, n: int = 400) ->
     return text, [event for event in events if isinstance(event, ToolCall)]
 
 
-@pytest.mark.parametrize("template", JSON_CALLS)
+@pytest.mark.parametrize("template", [*JSON_CALLS, *OWN_CALLS])
 def test_required_calls(template: str, prepare, model: Model) -> None:
     options = {"tools": [FIND], "tool_choice": "required", "parallel_tool_calls": False, "enable_thinking": False}
     prompt, request = prepare(template, **options)
@@ -89,7 +87,9 @@ def test_required_calls(template: str, prepare, model: Model) -> None:
     assert all(call.arguments["animal"] in ANIMAL["enum"] for call in calls)
 
 
-@pytest.mark.parametrize("template", [*JSON_CALLS[:-1], *OTHERS])  # the last one may think for as long as it likes
+@pytest.mark.parametrize(
+    "template", [*JSON_CALLS[:-1], *OWN_CALLS, *OTHERS]
+)  # the last one may think for as long as it likes
 def test_schemas(template: str, prepare, model: Model) -> None:
     prompt, request = prepare(template, json_schema=PARAMETERS, enable_thinking=False)
     text, _ = replied(model, prompt, request)
@@ -116,7 +116,7 @@ def test_history_of_calls_is_rendered(template: str, prepare) -> None:
 
 
 @pytest.mark.parametrize("reasoning", ["Look under the tree.", None])
-@pytest.mark.parametrize("template", [*JSON_CALLS, *OTHERS])
+@pytest.mark.parametrize("template", [*JSON_CALLS, *OWN_CALLS, *OTHERS])
 def test_continued_texts(template: str, reasoning: str | None, prepare) -> None:
     """The reply goes on with the text after the reasoning."""
     message = {"role": "assistant", "content": "The fox is ", "reasoning_content": reasoning}
