@@ -184,7 +184,7 @@ class _SpansWriter(_Writer):
         return self.rules.add("one", " | ".join(calls))
 
     def _json_body(self, tools: ToolUse) -> tuple[str, str]:
-        """Names of the rules for one call in JSON, and for one or several."""
+        """Names of the rules for one call in JSON, and for several."""
         calls = []
         for tool in tools.tools:
             function = tool["function"]
