@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from llamacli.engine import batching
+from llamacli.engine import batching, compiled_model
 
 _PROT_NONE = 0
 _ALLOCATING = ("array", "ascontiguousarray", "concatenate", "empty", "full", "pad", "stack", "zeros")
@@ -113,7 +113,7 @@ class _Tight:
 
     def _sized(self, n: int) -> Any:
         for module in _modules("engine"):
-            if hasattr(module, "N_BATCH") and module is not batching:
+            if hasattr(module, "N_BATCH") and module not in (batching, compiled_model):  # which have no buffers
                 vars(module).update(N_BATCH=n)
         if n not in self._programs:
             self._programs[n] = self._make()
