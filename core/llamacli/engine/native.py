@@ -255,7 +255,7 @@ class NativeProgram:
         table = self._table(spans[0].sequence.kv_type)
         self.timings.batch_share = 0.0
         n_seen = max(span.start + span.n for span in spans)
-        self._place(spans, n_seen)
+        self._place(tokens, spans, n_seen)
         return table, HostRows(tokens, 0, n, spans), n_seen
 
     def _run_to_hidden(
@@ -343,15 +343,16 @@ class NativeProgram:
         self._writes_logits.params["out"] = address_of(logits) - first * row_bytes
         return logits
 
-    def _place(self, spans: Sequence[Span], n_seen: int) -> None:
-        """Fill in each row's cell, position and sequence.
+    def _place(self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_seen: int) -> None:
+        """Fill in each row's token, cell, position and sequence.
 
         Extends the tables that depend on positions, which are below `n_seen` or of other inputs than plain ids.
         """
         row, jumps = 0, list[npt.NDArray[np.int32]]()
         if self._has_inputs:
-            self._rows["n_ahead"] = self._rows["jump"] = 0
+            self._rows["n_ahead"] = self._rows["jump"] = self._rows["given"] = 0
             self._has_inputs = False
+        self._rows["token"][: len(tokens)] = tokens
         for span in spans:
             rows = self._rows[row : row + span.n]
             rows["cell"] = rows["position"] = np.arange(span.start, span.start + span.n)
@@ -442,10 +443,13 @@ class NativeProgram:
 
 
 def _place_inputs(rows: Array, start: int, inputs: Inputs, jumps: list[npt.NDArray[np.int32]]) -> None:
-    """Fill in positions and bidirectional spans.
+    """Fill in embeddings, positions and bidirectional spans.
 
     Positions that the tables of text lack are appended to `jumps`.
     """
+    if inputs.embeddings is not None:
+        table = inputs.embeddings
+        rows["given"][inputs.rows] = table.ctypes.data + table.strides[0] * np.arange(len(table))
     for first, stop in inputs.spans:
         rows["n_ahead"][first:stop] = np.arange(stop - first)[::-1]
     if inputs.positions is None:

@@ -23,7 +23,3 @@ class Matrix:
     packed: npt.NDArray[np.uint8]
     shape: tuple[int, int]
     packing: Packing
-
-    def rows(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """Rows of the first matrix, float32 [len(numbers), n_in]."""
-        return self.packing.unpack(self.packed[0], numbers.astype(np.intp))[:, : self.shape[1]]
