@@ -175,7 +175,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         Only the random generator changes. Pass the token to `accept`, for penalties and grammars to count it, and to
         `eval`, to continue with it.
         """
-        return self._sampler.sample(self.logits.copy(), self.params if params is None else params)
+        return self._sampler.draw(self.logits, self.params if params is None else params)
 
     @locked
     def sample(self, params: SamplingParams | SamplerChain | None = None) -> int:
