@@ -121,7 +121,9 @@ class CompiledModel:
 
         Those used last are kept. Raises ClosedError after close().
         """
-        program = self.program
+        program = self._program
+        if program is None:
+            raise ClosedError("the model is closed")
         if not adapters:
             return program
         key = key_of(adapters)

@@ -23,9 +23,9 @@ from llamacli.tokenizer import StreamDecoder
 from llamacli.util.numbers import is_integer
 
 
-@attrs.frozen
+@attrs.define
 class Stats:
-    """Token counts and rates of the last `generate`.
+    """Token counts and rates of the last `generate`, kept up to date while it runs.
 
     - `n_prompt`: tokens of the prompt, and those before it that were no longer cached.
     - `n_reused`: how many of these came from the prefix cache; the others took `prefill_tps` tokens a second.
@@ -65,6 +65,8 @@ class _Session(Protocol):
     def tokens(self) -> Sequence[int]: ...
     @property
     def logprobs(self) -> LogProbs | None: ...
+    def begin_generation(self, drafter: Drafter | None) -> object: ...
+    def end_generation(self, generation: object) -> None: ...
     def reset_sampler(self) -> None: ...
     def eval(self, tokens: Sequence[int] | Inputs) -> object: ...
     def eval_ahead(self, token: int, draft: Sequence[int]) -> None: ...
@@ -225,27 +227,28 @@ def generate(
     Nothing is checked before the first token is asked for. In the end, tokens that were evaluated while others were
     held back, but not yielded whole, are dropped from the context.
     """
-    clock, n_computed = time.perf_counter, session.n_computed
-    limit = token_limit(max_tokens, session.n_ctx)
-    session.stats, session.stop_string = Stats(), ""
-    session.reset_sampler()
-    n_prompt = len(prompt) + session.n_past - session.n_cached if len(prompt) else 0
-    started = clock()
-    session.eval(prompt)
-    prefill_tps = _rate(session.n_computed - n_computed, clock() - started)
-    n_reused, decode_s, ttft_s = n_prompt - (session.n_computed - n_computed), 0.0, 0.0
-    session.stats = Stats(n_prompt, n_reused, prefill_tps=prefill_tps)
-    text = Generation(session, params, limit, ignore_eos=ignore_eos, drafter=speculate)
-    n_whole = session.n_past  # tokens of the context whose text the caller has
-    n_evaluated: int | None = None  # while the caller has a token: others may be evaluated meanwhile, and stay
+    clock, generation = time.perf_counter, session.begin_generation(speculate)
+    n_whole = session.n_past
+    n_evaluated: int | None = n_whole  # None while a step runs; while the caller has tokens, others may be evaluated
     try:
-        for _ in range(limit):
-            step = clock()
+        n_computed, limit = session.n_computed, token_limit(max_tokens, session.n_ctx)
+        stats = session.stats = Stats()
+        session.stop_string = ""
+        session.reset_sampler()
+        n_prompt = len(prompt) + session.n_past - session.n_cached if len(prompt) else 0
+        started = clock()
+        session.eval(prompt)
+        n_computed, seconds = session.n_computed - n_computed, clock() - started
+        stats.n_prompt, stats.n_reused = n_prompt, n_prompt - n_computed
+        stats.prefill_tps = n_computed / seconds if seconds > 0 else 0.0
+        text = Generation(session, params, limit, ignore_eos=ignore_eos, drafter=speculate)
+        n_whole, seconds = session.n_past, 0.0
+        for n in range(1, limit + 1):
+            n_evaluated, step = None, clock()
             tokens = text.draw()
-            decode_s += clock() - step
-            if not ttft_s:
-                ttft_s = clock() - started
-                session.stats = Stats(n_prompt, n_reused, 0, ttft_s, prefill_tps)
+            seconds += clock() - step
+            if n == 1:
+                stats.ttft_s = clock() - started
             n_evaluated = session.n_past
             for token in tokens:
                 yield token
@@ -257,11 +260,9 @@ def generate(
                 session.eval([text.accept()])
             else:
                 text.advance()
-            decode_s += clock() - step
-            n = len(text.drawn)
-            session.stats = Stats(
-                n_prompt, n_reused, n, ttft_s, prefill_tps, _rate(n, decode_s), text.n_drafted, text.n_accepted
-            )
+                stats.n_drafted, stats.n_accepted = text.n_drafted, text.n_accepted
+            seconds += clock() - step
+            stats.n_gen, stats.gen_tps = n, n / seconds if seconds > 0 else 0.0
         n_evaluated = session.n_past
         for token in text.rest():
             yield token
@@ -270,6 +271,7 @@ def generate(
         if n_whole < session.n_past and n_evaluated in (None, session.n_past):
             with contextlib.suppress(ClosedError):
                 session.rewind(n_whole)
+        session.end_generation(generation)
 
 
 @attrs.frozen
@@ -323,7 +325,3 @@ def generate_batch(
 
 def _stop_of(params: SamplingParams | SamplerChain | None) -> Sequence[str]:
     return params.stop if isinstance(params, SamplingParams) else ()
-
-
-def _rate(n: int, seconds: float) -> float:
-    return n / seconds if seconds > 0 else 0.0

@@ -107,7 +107,7 @@ def encode_codebook(
     for name in ("first", "step", "count", "unit"):
         args[name] = getattr(book.multipliers or Multipliers(0, 1, 1), name)
     steps["function"], steps["args"] = encode_groups.address, args.ctypes.data
-    team.run(steps, 0, 1, run)
+    team.run(steps.ctypes.data, 0, 1, run.ctypes.data)
     return found
 
 

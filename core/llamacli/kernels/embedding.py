@@ -40,7 +40,7 @@ def look_up(
     args["out"], args["out_stride"], args["width"] = out.ctypes.data, out.strides[0], width
     run["n_rows"], run["rows"] = len(rows), rows.ctypes.data
     steps["function"], steps["args"] = embedding(kind).address, args.ctypes.data
-    team.run(steps, 0, 1, run)
+    team.run(steps.ctypes.data, 0, 1, run.ctypes.data)
     return out
 
 

@@ -98,7 +98,7 @@ def encode(
     for name, value in zip(_FLOATS, (fmt.low, fmt.high, *(fmt.scales or (0, 0))), strict=True):
         args[name] = value
     steps["function"], steps["args"] = (encode_shifted if fmt.shifted else encode_scaled).address, args.ctypes.data
-    team.run(steps, 0, 1, run)
+    team.run(steps.ctypes.data, 0, 1, run.ctypes.data)
     return blocks
 
 

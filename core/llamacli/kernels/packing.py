@@ -50,7 +50,7 @@ def pack(team: Team, kind: IntEnum, raw: npt.NDArray[np.uint8], packed: npt.NDAr
     scratch = np.zeros((team.n_threads, _SCRATCH), np.uint8)
     args["unbounded"], args["scratch"] = unbounded.ctypes.data, scratch.ctypes.data
     steps["function"], steps["args"] = pack_kernel(kind).address, args.ctypes.data
-    team.run(steps, 0, 1, run)
+    team.run(steps.ctypes.data, 0, 1, run.ctypes.data)
     return not unbounded[0]
 
 

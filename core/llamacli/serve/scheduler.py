@@ -343,8 +343,8 @@ class Scheduler:
         tokens = sequence.tokens[start : start + n - n_ahead]
         if sequence.draft is not None:
             tokens += sequence.draft.tokens
-        ids, n_last = np.array(tokens, np.int32), self._n_wanted(sequence, n)
-        return Chunk(sequence.cache, ids, sequence.adapters, n_last, n_ahead, keep, take_hidden=sequence.take_hidden)
+        n_last = self._n_wanted(sequence, n)
+        return Chunk(sequence.cache, tokens, sequence.adapters, n_last, n_ahead, keep, take_hidden=sequence.take_hidden)
 
     def _n_wanted(self, sequence: SequenceState, n: int) -> int:
         """Number of last tokens of a chunk whose rows are wanted."""

@@ -27,4 +27,4 @@ def run_kernel(
         args[name] = value.ctypes.data if isinstance(value, np.ndarray) else value
     run["n_rows"], run["first_row"], run["rows"] = n_rows, first_row, 0 if rows is None else rows.ctypes.data
     steps["function"], steps["args"] = kernel.address, args.ctypes.data
-    team.run(steps, 0, 1, run)
+    team.run(steps.ctypes.data, 0, 1, run.ctypes.data)
