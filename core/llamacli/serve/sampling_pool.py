@@ -61,7 +61,7 @@ def _draw(ready: tuple[SequenceState, Logits]) -> int | Exception:
     assert text is not None
     try:
         token = sampler.draw(logits[0], chain)
-        if not text.is_end(token):
+        if token not in text.end_ids:
             sampler.accept(token)
     except Exception as error:
         return error

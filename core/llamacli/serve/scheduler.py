@@ -455,7 +455,7 @@ class Scheduler:
         sampler, text = sequence.sampler, sequence.text
         assert sampler is not None
         assert text is not None
-        self._lifecycle.count_drawn(sequence, is_end=text.is_end(token))
+        self._lifecycle.count_drawn(sequence, is_end=token in text.end_ids)
         n_reasoning, n_tokens = text.n_reasoning, text.n_tokens
         events = text.feed(token, sampler.logprobs)
         sequence.request.n_generated += text.n_tokens - n_tokens
