@@ -18,20 +18,14 @@ from llamacli.sampling.truncation import TopK
 class Greedy(CompiledSampler):
     """Take the most probable token, the first of equal ones."""
 
-    @property
-    def step(self) -> tuple[int, float]:
-        """See CompiledSampler."""
-        return kernels.GREEDY, 0
+    kind = kernels.GREEDY
 
 
 @attrs.frozen
 class Draw(CompiledSampler):
     """Random draw by probability; takes one random number per token."""
 
-    @property
-    def step(self) -> tuple[int, float]:
-        """See CompiledSampler."""
-        return kernels.DRAW, 0
+    kind = kernels.DRAW
 
 
 @attrs.define

@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Self, cast
 
+import attrs
+
 from llamacli.errors import plugin_errors
 from llamacli.sampling.candidates import MAX_STEPS, Candidates, Steps
 
@@ -41,16 +43,21 @@ class Sampler(ABC):
 
 
 class CompiledSampler(Sampler):
-    """Sampler without state that a kernel applies, together with those beside it in a chain."""
+    """Sampler without state that a kernel applies, together with those beside it in a chain.
+
+    - `kind`: its kind in `llamacli.kernels.sampling`. `value`: by default its only parameter, 0 without.
+    """
+
+    kind: int
 
     @property
-    @abstractmethod
-    def step(self) -> tuple[int, float]:
-        """Kind of the sampler, of `llamacli.kernels.sampling`, and its value."""
+    def value(self) -> float:
+        """Value of the kernel's step."""
+        return float(next(iter(attrs.astuple(cast(Any, self))), 0))
 
     def apply(self, candidates: Candidates) -> None:
         """See Sampler."""
-        candidates.apply(Steps(self.step))
+        candidates.apply(Steps((self.kind, self.value)))
 
 
 class SamplerChain(Sampler):
@@ -71,7 +78,7 @@ class SamplerChain(Sampler):
         self._parts: list[Sampler | Steps] = []  # neighbours that are compiled are one part
         for is_compiled, group in itertools.groupby(samplers, _is_compiled):
             if is_compiled:
-                pairs = [cast(CompiledSampler, sampler).step for sampler in group]
+                pairs = [(sampler.kind, sampler.value) for sampler in cast(Iterable[CompiledSampler], group)]
                 self._parts += [Steps(*pairs[i : i + MAX_STEPS]) for i in range(0, len(pairs), MAX_STEPS)]
             else:
                 self._parts += group

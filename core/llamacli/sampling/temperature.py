@@ -21,6 +21,7 @@ class Temperature(CompiledSampler):
     That is the first of the most probable ones, as where the temperature is so low that float32 overflows.
     """
 
+    kind = kernels.TEMPERATURE
     temperature: float = number()
 
     @classmethod
@@ -29,11 +30,6 @@ class Temperature(CompiledSampler):
         if params.dynatemp_range > 0:
             return DynamicTemperature(params.temperature, params.dynatemp_range, params.dynatemp_exponent)
         return cls(params.temperature) if params.temperature != 1 else None
-
-    @property
-    def step(self) -> tuple[int, float]:
-        """See CompiledSampler."""
-        return kernels.TEMPERATURE, self.temperature
 
 
 @attrs.frozen

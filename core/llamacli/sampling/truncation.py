@@ -20,12 +20,8 @@ class TopK(CompiledSampler):
     k of 0 or less keeps all.
     """
 
+    kind = kernels.TOP_K
     k: int = integer()
-
-    @property
-    def step(self) -> tuple[int, float]:
-        """See CompiledSampler."""
-        return kernels.TOP_K, self.k
 
 
 @attrs.frozen
@@ -36,12 +32,8 @@ class TopP(CompiledSampler):
     float32, the precision of logits and p. Of equal tokens the first are kept.
     """
 
+    kind = kernels.TOP_P
     p: float = number(low=0, high=1)
-
-    @property
-    def step(self) -> tuple[int, float]:
-        """See CompiledSampler."""
-        return kernels.TOP_P, self.p
 
 
 @attrs.frozen
@@ -51,12 +43,13 @@ class MinP(CompiledSampler):
     Keep tokens whose probability is at least p times that of the most probable one; 0 keeps all.
     """
 
+    kind = kernels.NEAR_LARGEST
     p: float = number(low=0)
 
     @property
-    def step(self) -> tuple[int, float]:
+    def value(self) -> float:
         """See CompiledSampler."""
-        return kernels.NEAR_LARGEST, min(math.log(self.p), 0.0) if self.p > 0 else -math.inf
+        return min(math.log(self.p), 0.0) if self.p > 0 else -math.inf
 
 
 @attrs.frozen
@@ -90,12 +83,8 @@ class TopNSigma(CompiledSampler):
     Keep logits at most n standard deviations below the largest; 0 or less keeps all.
     """
 
+    kind = kernels.DEVIATIONS
     n: float = number()
-
-    @property
-    def step(self) -> tuple[int, float]:
-        """See CompiledSampler."""
-        return kernels.DEVIATIONS, self.n
 
 
 @attrs.frozen
