@@ -91,7 +91,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
 
     @property
     def drafter(self) -> Drafter | None:
-        """Proposer of tokens that `generate` uses by default, or None; may be set."""
+        """Default proposer of tokens of `generate`, or None; may be set."""
         return self._drafter
 
     @drafter.setter
@@ -306,7 +306,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         return in_threads(tokens)
 
     def begin_generation(self, drafter: Drafter | None) -> object:
-        """Let no other `generate` begin until `end_generation` of the result.
+        """Begin a generation, the only one until its `end_generation`.
 
         Raises SessionBusyError if one has begun.
         """
@@ -319,7 +319,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         return generation
 
     def end_generation(self, generation: object) -> None:
-        """Let others begin, and drop what was evaluated ahead."""
+        """End a generation, and drop what was evaluated ahead."""
         self._drop_ahead()
         if self._generation is generation:
             self._generation = self._speculates = None

@@ -24,7 +24,7 @@ def test_kth_largest(x: np.ndarray, k: int) -> None:
 
 
 def applied(x: np.ndarray, *pairs: tuple[int, float], uniform: float = 0.5, kept: bool = False) -> tuple:
-    """Ids and logits that steps leave, and the index drawn; all of them are kept ones already with `kept`."""
+    """Ids and logits that steps leave, and the index drawn."""
     n, numbers = len(x), np.zeros(kernels.STEPS + 2 * len(pairs))
     numbers[: kernels.STEPS] = n, kept, uniform, len(pairs)
     numbers[kernels.STEPS :] = np.ravel(pairs)

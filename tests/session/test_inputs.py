@@ -214,7 +214,7 @@ def test_completions_of_embeddings(load_tiny: LoadTiny) -> None:
 
 
 def test_positions_of_decode_steps_look_back_once(load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step after an image looks at the keys that are new, also after rewinds and further images."""
+    """Count the keys that each step after an image looks at."""
     model, looked_at = load_tiny("qwen2vl"), list[int]()
 
     def counted(key: int) -> bool:

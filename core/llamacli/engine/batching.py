@@ -271,7 +271,7 @@ def _batches(chunks: Sequence[Chunk]) -> Iterator[Batch]:
 
 
 def _joined(parts: list[Logits], rows: list[list[Logits]]) -> Logits:
-    """Logits of a chunk's parts; without any, none of the width of the others."""
+    """Join the logits of a chunk's parts, if it has any."""
     if not parts:
         return np.empty((0, next((parts[0].shape[1] for parts in rows if parts), 0)), np.float32)
     filled = [part for part in parts if len(part)]

@@ -372,7 +372,7 @@ class NativeProgram:
             times[description] = times.get(description, 0.0) + time.perf_counter() - started
 
     def _end(self, started: float, n_tokens: int) -> None:
-        """Add the time of a run; warn once about ops that have no kernel.
+        """Add the time of a run, and warn once about host ops.
 
         The first run with such ops logs their share of the time.
         """
@@ -415,7 +415,7 @@ class NativeProgram:
             self._team.run(table, start, stop, self._run_address)
 
     def _table(self, kv_type: KVType) -> int:
-        """Address of the table of steps for the team, by KV cache type.
+        """Address of the table of steps, by KV cache type.
 
         Kernels are compiled here, when their addresses are read.
         """

@@ -25,7 +25,7 @@ from llamacli.util.numbers import is_integer
 
 @attrs.define
 class Stats:
-    """Token counts and rates of the last `generate`, kept up to date while it runs.
+    """Token counts and rates of the last `generate`, also while it runs.
 
     - `n_prompt`: tokens of the prompt, and those before it that were no longer cached.
     - `n_reused`: how many of these came from the prefix cache; the others took `prefill_tps` tokens a second.

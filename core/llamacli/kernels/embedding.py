@@ -45,9 +45,9 @@ def look_up(
 
 
 def embedding(kind: IntEnum) -> Kernel:
-    """Kernel that looks up the token of each row in a matrix packed as `kind`.
+    """Kernel that looks up the token of each row.
 
-    Unit of work: a row.
+    The matrix is packed as `kind`. Unit of work: a row.
     """
     packing = packing_of(kind)
     assert packing, f"{kind.name} has no kernels"
@@ -78,7 +78,7 @@ def _embedding(packing: Packing) -> Kernel:
 
 
 def _block_writer(packing: Packing) -> Any:
-    """Intrinsic that writes the numbers of one row of a block, times a scale."""
+    """Intrinsic that writes one row of a block, times a scale."""
 
     @ir.expose(simd.void, simd.i64, simd.i64, simd.i64, simd.f32)
     def write(b: ir.Builder, address: ir.Value, lane: ir.Value, out: ir.Value, scale: ir.Value) -> None:
@@ -128,7 +128,7 @@ def _write_integers(b: ir.Builder, block: Block, lane: ir.Value, out: ir.Value, 
 def _scaled(
     b: ir.Builder, block: Block, values: ir.Value, scale: ir.Value | None, shift: ir.Value | None, lane: ir.Value
 ) -> ir.Value:
-    """Numbers of the row in a lane, in the order of rounding of `Block`."""
+    """Scaled numbers of the row in a lane, rounded as `Block` says."""
 
     def of_lane(vector: ir.Value) -> ir.Value:
         return ir.splat(b, b.extract_element(vector, lane))

@@ -204,7 +204,7 @@ def _deviation(logits: Any) -> float:
 
 @register_jitable
 def _first_largest(x: Any) -> int:
-    """Index of the largest number, the first of equal ones; of a NaN if there is one."""
+    """Index of the first largest number, or of a NaN."""
     best = 0
     for start in range(0, len(x), _BLOCK):
         stop, count = min(start + _BLOCK, len(x)), 0
@@ -221,7 +221,7 @@ def _first_largest(x: Any) -> int:
 
 @register_jitable
 def _nucleus(logits: Any, ids: Any, p: float, largest: float, total: float, bits: Any, order: Any, starts: Any) -> int:
-    """Keep the most probable tokens up to the probability p, in place; their number.
+    """Keep the nucleus of probability p in place; its size.
 
     `bits`: those of the logits. The sum of probabilities is compared as float32.
     """

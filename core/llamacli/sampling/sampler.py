@@ -43,7 +43,9 @@ class Sampler(ABC):
 
 
 class CompiledSampler(Sampler):
-    """Sampler without state that a kernel applies, together with those beside it in a chain.
+    """Sampler without state that a kernel applies.
+
+    Neighbours in a chain are applied in one call.
 
     - `kind`: its kind in `llamacli.kernels.sampling`. `value`: by default its only parameter, 0 without.
     """
