@@ -288,15 +288,16 @@ def test_log_names_requests_without_texts(server: Program) -> None:
     assert "private" not in "".join(server.lines)
 
 
-def test_draining(start_server: Callable[..., Program]) -> None:
-    """SIGTERM lets running requests end, or cuts them with an error."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+def test_draining(number: int, start_server: Callable[..., Program]) -> None:
+    """Signals let running requests end, or cut them with an error."""
     program = start_server("--shutdown-timeout", "0.3", "--api-key", "secret", LLAMACLI_SERVE_MAX_TOKENS="400")
     assert program.send("/v1/models").status == 401
     client = program.client(api_key="secret")
     short = client.chat.completions.create(model="demo", messages=HI, max_tokens=2, stream=True)
     long = client.chat.completions.create(model="demo", messages=HI, stream=True, n=8, extra_body={"ignore_eos": True})
     next(iter(long))
-    program.process.send_signal(signal.SIGTERM)
+    program.process.send_signal(number)
     list(short)
     with pytest.raises(openai.APIError, match="shutting down"):
         list(long)

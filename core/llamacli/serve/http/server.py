@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import uvicorn
@@ -42,8 +45,8 @@ def listen(host: str, port: int) -> socket.socket:
 class HttpServer(uvicorn.Server):
     """Uvicorn server that drains its engine before it closes connections.
 
-    SIGTERM, SIGINT and `stop` drain: new requests are refused, running ones have `shutdown_timeout` seconds. A second
-    signal ends them at once. `on_ready` is called when connections are accepted. The engine is closed in the end.
+    SIGTERM, SIGINT, SIGHUP and `stop` drain: new requests are refused, running ones have `shutdown_timeout` seconds. A
+    second signal ends them at once. `on_ready` is called when connections are accepted. The engine is closed in the end.
     """
 
     def __init__(
@@ -80,7 +83,8 @@ class HttpServer(uvicorn.Server):
         # Uvicorn calls a response that was cut on purpose an error.
         logging.getLogger("uvicorn.error").addFilter(_is_no_cut)
         try:
-            super().run(sockets or [self._listening])
+            with _handles_hangup(self.handle_exit):
+                super().run(sockets or [self._listening])
         finally:
             self._engine.close()
 
@@ -106,7 +110,7 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM or SIGINT."""
+        """Handle SIGTERM, SIGINT or SIGHUP."""
         self.stop()
 
     def _drain(self) -> None:
@@ -120,6 +124,24 @@ class HttpServer(uvicorn.Server):
     async def _drain_for(self, seconds: float) -> None:
         await self._engine.drain(seconds)
         self.should_exit = True
+
+
+@contextlib.contextmanager
+def _handles_hangup(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle SIGHUP, which uvicorn does not.
+
+    Unless it is ignored, as by nohup.
+    """
+    number = getattr(signal, "SIGHUP", None)  # Windows has none
+    is_main = threading.current_thread() is threading.main_thread()
+    if number is None or not is_main or signal.getsignal(number) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _is_no_cut(record: logging.LogRecord) -> bool:
