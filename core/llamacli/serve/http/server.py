@@ -46,7 +46,7 @@ class HttpServer(uvicorn.Server):
     """Uvicorn server that drains its engine before it closes connections.
 
     SIGTERM, SIGINT, SIGHUP and `stop` drain: new requests are refused, running ones have `shutdown_timeout` seconds. A
-    second signal ends them at once. `on_ready` is called when connections are accepted. The engine is closed in the end.
+    second signal ends them at once. `on_ready` is called when connections are accepted. The engine is closed at last.
     """
 
     def __init__(
