@@ -292,7 +292,7 @@ def accepts(grammar: Grammar, text: str) -> bool:
     ],
 )
 def test_spellings_of_json_values(schema: dict[str, Any], written: list[str], not_written: list[str]) -> None:
-    """Those that docs/sampling.md lists."""
+    """Spellings that docs/sampling.md lists."""
     grammar = Grammar.from_json_schema(json.dumps(schema), BYTES)
     assert [text for text in written if not accepts(grammar.clone(), text)] == []
     assert [text for text in not_written if accepts(grammar.clone(), text)] == []

@@ -58,7 +58,7 @@ def test_white_space_splits_and_control_characters_vanish() -> None:
 
 
 def test_marks_that_python_does_not_know_vanish_with_accents() -> None:
-    """U+0CF3 is a mark since Unicode 15; Python 3.11 has the tables of 14."""
+    """U+0CF3 is a mark since Unicode 15, and Python 3.11 has 14."""
     assert texts(bert(), "th\u0cf3e") == ["▁the"]
 
 

@@ -195,8 +195,9 @@ def _adapted(graph: Graph, adapters: Sequence[Adapter]) -> Graph:
 def _used_tensors(file: GGUFFile, graph: Graph, adapter: Adapter) -> set[Tensor]:
     """Tensors of an adapter that ops of the adapted graph read.
 
-    Raises ModelFormatError if an op cannot have the changes. An output layer that is the table of embeddings stays as
-    it is: the changes are those of the embeddings.
+    Changes of tensors that nothing reads, such as keys of layers that use those of others, are left out. Raises
+    ModelFormatError if an op cannot have the changes, or if there are no others. An output layer that is the table of
+    embeddings stays as it is: the changes are those of the embeddings.
     """
     used, problems = set[Tensor](), list[str]()
     for op, adapted in zip(graph.ops, _adapted(graph, [adapter]).ops, strict=True):
@@ -206,11 +207,13 @@ def _used_tensors(file: GGUFFile, graph: Graph, adapter: Adapter) -> set[Tensor]
             if adapter._pairs[name][0].name not in read and (isinstance(op, Embed) or not _is_table(name)):
                 problems.append(f"tensor {name}.lora_a changes {name}, which {verb_of(op)} reads: it cannot be adapted")
     missing = {tensor.name for pair in adapter._pairs.values() for tensor in pair} - {tensor.name for tensor in used}
-    if not problems and missing:
-        names = sorted(name.partition("@")[0] for name in missing)
+    names = sorted(name.partition("@")[0] for name in missing)
+    if not problems and not used:
         problems = [f"tensor {name} changes what the forward pass does not read" for name in names]
     if problems:
         raise _misfit(file, problems)
+    for name in names:
+        _log.warning("%s: tensor %s is left out: it changes what the forward pass does not read", file.path, name)
     return used
 
 
