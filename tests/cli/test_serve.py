@@ -11,7 +11,9 @@ import math
 import os
 import random
 import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -303,6 +305,22 @@ def test_draining(number: int, start_server: Callable[..., Program]) -> None:
         list(long)
     client.close()
     assert program.end() == 0, "".join(program.lines)
+
+
+@pytest.mark.slow
+def test_without_free_descriptors_connections_wait(start_server: Callable[..., Program]) -> None:
+    program = start_server("--read-timeout", "3")
+    n_open = len(os.listdir(f"/proc/{program.process.pid}/fd"))
+    resource.prlimit(program.process.pid, resource.RLIMIT_NOFILE, (n_open + 8, n_open + 8))
+    with contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(socket.create_connection(("127.0.0.1", program.port)))
+        wait_for(lambda: any(" error: " in line for line in program.lines))
+        time.sleep(2.5)
+    (reported,) = [line for line in program.lines if " error: " in line]
+    assert "Traceback" not in "".join(program.lines)
+    assert "no connection can be accepted: Too many open files (see ulimit -n)" in reported
+    assert program.send("/health").status == 200
 
 
 @pytest.mark.slow

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -24,6 +26,15 @@ CLOSE_TIMEOUT_S = 5
 """Seconds that connections have to end after the engine has drained."""
 
 BACKLOG = 2048
+"""Connections that the system keeps until they are accepted."""
+
+_ACCEPTS = 16
+"""Connections that asyncio accepts in a turn; without free descriptors it tries, and reports, as many."""
+
+_REPORT_S = 10.0
+"""Seconds between two reports that no descriptor is free."""
+
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +74,7 @@ class HttpServer(uvicorn.Server):
                 log_level=logging.WARNING,
                 access_log=False,
                 ws="none",
+                backlog=_ACCEPTS,
                 lifespan="on",
                 server_header=False,
                 proxy_headers=False,
@@ -77,6 +89,7 @@ class HttpServer(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
         self._n_signals = 0
+        self._reported_at = -_REPORT_S
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal comes, or `stop`."""
@@ -97,7 +110,9 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections."""
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._report)
         await super().startup(sockets)
+        self._listening.listen(BACKLOG)  # asyncio has set the number of its turns
         self._watching = asyncio.create_task(self._heads.watch())
         if self._n_signals:
             self._drain()
@@ -112,6 +127,18 @@ class HttpServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle SIGTERM, SIGINT or SIGHUP."""
         self.stop()
+
+    def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Report that no descriptor is free in one line; other errors as asyncio does.
+
+        asyncio tries again after a second.
+        """
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in _NO_DESCRIPTOR:
+            loop.default_exception_handler(context)
+        elif loop.time() - self._reported_at >= _REPORT_S:
+            self._reported_at = loop.time()
+            _log.error("no connection can be accepted: %s (see ulimit -n)", error.strerror)
 
     def _drain(self) -> None:
         if self._draining is None:
