@@ -16,6 +16,7 @@ from llamacli.cli.options import (
     PATH,
     global_options,
     kv_type_options,
+    load_option,
     lora_option,
     mode_option,
     option,
@@ -73,6 +74,7 @@ _INTERVAL_S = 0.5
 )
 @threads_option
 @mode_option
+@load_option
 @kv_type_options("f16")
 @lora_option
 @option(
@@ -89,6 +91,7 @@ def bench(
     repetitions: int,
     threads: int | None,
     mode: str,
+    load_mode: str,
     kv_type: str | tuple[str, str] | None,
     lora: tuple[tuple[str, float], ...],
     output: str,
@@ -101,7 +104,7 @@ def bench(
     """
     path = resolve_model(model) if model is not None else str(demo_path())
     measured: list[Row] = []
-    with load(path, mode, threads, lora) as loaded:
+    with load(path, mode, threads, lora, load_mode) as loaded:
         from llamacli.kernels.team import check_threads
         from llamacli.tools.bench import measure
 

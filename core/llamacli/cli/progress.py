@@ -190,10 +190,12 @@ def waiting(session: Session) -> Iterator[Waiting]:
             session.progress = before
 
 
-def load(path: str, mode: str, threads: int | None, lora: Sequence[tuple[str, float]] = ()) -> Model:
+def load(
+    path: str, mode: str, threads: int | None, lora: Sequence[tuple[str, float]] = (), load_mode: str = "auto"
+) -> Model:
     """Load a model by file or short name, with a progress bar.
 
-    `lora` are files of adapters with their scales.
+    `lora` are files of adapters with their scales; `load_mode` is `load` of `load_model`.
     """
     path = resolve_model(path)
     with bar(f"loading {Path(path).name}", human_bytes) as progress:
@@ -208,6 +210,7 @@ def load(path: str, mode: str, threads: int | None, lora: Sequence[tuple[str, fl
             progress=progress,
             lora_path=[file for file, _ in lora],
             lora_scale=[scale for _, scale in lora],
+            load=load_mode,
         )
 
 

@@ -17,6 +17,7 @@ from llamacli.cli.options import (
     PATH,
     global_options,
     kv_type_options,
+    load_option,
     lora_option,
     mode_option,
     option,
@@ -96,7 +97,7 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
         help="With --logprobs: write an HTML page with tokens coloured by probability, alternatives on hover.",
     ),
 )  # fmt: skip
-@in_group("Computing", threads_option, mode_option, kv_type_options("f32 in mode fp32, else f16"))
+@in_group("Computing", threads_option, mode_option, load_option, kv_type_options("f32 in mode fp32, else f16"))
 @global_options
 @click.pass_context
 def run(

@@ -134,7 +134,7 @@ def load(
     Raises what `load_model` raises, and InvalidRequestError for a draft model that does not fit.
     """
     with contextlib.ExitStack() as opened:
-        model = load(source.path, settings.mode, threads=settings.threads)
+        model = load(source.path, settings.mode, threads=settings.threads, load=settings.load_mode)
         opened.callback(model.close)
         draft = None
         if isinstance(source.draft, Path):
