@@ -407,14 +407,4 @@ def _product(x: Any, y: Any) -> Any:
 
 
 INTEGER_PACKINGS: dict[TensorType, IntegerPacking] = {}
-"""Packings by tensor type, as `integer_format` registers them."""
-
-
-def integer_format(kind: TensorType, **description: Any) -> Callable[[Decode], Decode]:
-    """Decorate the decoder of an integer format."""
-
-    def register(decode: Decode) -> Decode:
-        INTEGER_PACKINGS[kind] = IntegerPacking(decode=decode, name=kind.name, **description)
-        return decode
-
-    return register
+"""Packings by tensor type, as `ggml_packings.integer_format` registers them."""
