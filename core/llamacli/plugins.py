@@ -307,7 +307,6 @@ class Plugins:
         ]
 
     def _names(self, module: str) -> dict[str, tuple[str, ...]]:
-        """Names of all that a loaded module brings, by kind."""
         brings = self._brings.get(module, {})
         names = {kind: tuple(str(getattr(thing, "name", thing)) for thing in found) for kind, found in brings.items()}
         return {kind: found for kind, found in names.items() if found}
@@ -348,7 +347,6 @@ class Plugins:
         self._collect(module, entry.module)
 
     def _check_hooks(self, module: ModuleType) -> None:
-        """Raise PluginError for a hook that does not exist."""
         try:
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
@@ -357,10 +355,7 @@ class Plugins:
             raise PluginError(f"{error}{f'; did you mean {similar[0]!r}?' if similar else ''}") from error
 
     def _collect(self, module: ModuleType, name: str) -> None:
-        """Run the registration hooks of one module.
-
-        Keep their results only if all succeed.
-        """
+        """Run the registration hooks of a module; keep results if all succeed."""
         brings: dict[str, list[Any]] = {}
         for kind in KINDS:
             found: list[Any] = []
@@ -427,8 +422,6 @@ def warn(message: str) -> None:
 
 
 def _collector(into: list[Any], kind: Kind) -> Callable[[Any], None]:
-    """Make a `register` function that accepts objects of one kind."""
-
     def register(thing: Any) -> None:
         kind.check(thing)
         into.append(thing)
@@ -437,7 +430,6 @@ def _collector(into: list[Any], kind: Kind) -> Callable[[Any], None]:
 
 
 def _reason(cause: BaseException) -> str:
-    """Type and text of an error, with the plugin's file and line."""
     line = line_of(cause)
     return f"{type(cause).__name__}: {cause}{f', at {line}' if line else ''}"
 

@@ -101,7 +101,6 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Parse the statements up to `endgeneration` as a scope."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
@@ -110,7 +109,6 @@ class _CodeGenerator(CodeGenerator):
     """Compiles `~` and comparisons to functions that know tainted text."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - Jinja's name
-        """Write a call of `concat`."""
         self.write("concat(map(environment.finalize, (")
         for item in node.nodes:
             self.visit(item, frame)
@@ -119,7 +117,6 @@ class _CodeGenerator(CodeGenerator):
 
     @optimizeconst
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802 - Jinja's name
-        """Write a call of `compare`, or Python's chain of comparisons."""
         if len(node.ops) != 1:
             super().visit_Compare(node, frame)
             return
@@ -277,10 +274,7 @@ def _percent(left: str, right: Any) -> Any:
 
 
 def _checked_sum(values: Iterable[Any]) -> int:
-    """Sum of the numbers among arguments (widths, counts).
-
-    Raises OverflowError if one is too large.
-    """
+    """Sum of the numbers among arguments; OverflowError if one is too large."""
     numbers = [abs(value) for value in values if isinstance(value, int)]
     if any(number > MAX_RANGE for number in numbers):
         raise OverflowError(f"a number beyond {MAX_RANGE}")
@@ -288,10 +282,7 @@ def _checked_sum(values: Iterable[Any]) -> int:
 
 
 def _charge_format(form: str, values: Iterable[Any]) -> None:
-    """Charge for `%` or `str.format`.
-
-    Each placeholder may take the longest value, or be as wide.
-    """
+    """Charge for a format: each placeholder may take the longest value."""
     values = list(values)
     longest = max((len(value) for value in values if isinstance(value, str | list | tuple | dict)), default=0)
     widest = _checked_sum([int(digits[:20]) for digits in re.findall(r"\d+", form)])
@@ -352,7 +343,6 @@ def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _joined(separator: str, parts: Iterable[str]) -> str:
-    """Join strings, charging for each."""
     kept = []
     for part in parts:
         _charge(len(part) + len(separator))
@@ -428,7 +418,6 @@ def _whole_filter(function: Any) -> Any:
 
 
 def _text_filter(function: Any, *, converts: bool) -> Any:
-    """Wrap a filter of text to work on tainted strings."""
     n_before = 1 if hasattr(function, "jinja_pass_arg") else 0
     whole = _whole_filter(function)
 

@@ -256,10 +256,7 @@ class TaintedStr(str):
 
 
 def _as_plain(name: str) -> Callable[..., Any]:
-    """Make a method that calls the original text's.
-
-    It searches, counts or tests.
-    """
+    """Make a method that calls the original text's, to search or test."""
 
     def method(self: TaintedStr, *args: Any) -> Any:
         return getattr(self._plain, name)(*(untainted(arg) for arg in args))
@@ -269,8 +266,6 @@ def _as_plain(name: str) -> Callable[..., Any]:
 
 
 def _as_changed(name: str) -> Callable[..., TaintedStr]:
-    """Make a method that changes characters, such as their case."""
-
     def method(self: TaintedStr) -> TaintedStr:
         return self._changed(getattr(self._plain, name)())
 
@@ -279,8 +274,6 @@ def _as_changed(name: str) -> Callable[..., TaintedStr]:
 
 
 def _as_padded(name: str) -> Callable[..., TaintedStr]:
-    """Make a method that adds characters around the text."""
-
     def method(self: TaintedStr, *args: Any) -> TaintedStr:
         return self._tainted(getattr(str, name)(self, *args))
 

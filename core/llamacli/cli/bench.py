@@ -135,7 +135,6 @@ def _recorded(rows: Iterator[Row], measured: list[Row], task: Task) -> Iterator[
 
 
 def _print_md(rows: Iterable[Row]) -> None:
-    """Print a Markdown table, each row as soon as it is measured."""
     header = ("model", "size", "params", "backend", "threads", "test", "t/s")
     widths = (24, 10, 10, 7, 7, 16, 18)
     click.echo(f"| {' | '.join(name.rjust(width) for name, width in zip(header, widths, strict=True))} |")

@@ -169,7 +169,6 @@ def resolve_model(name: str) -> str:
 
 
 def _no_model(name: str) -> str:
-    """Message for a name that is neither a file nor known."""
     from llamacli.hub.names import similar
 
     path = Path(name)

@@ -56,9 +56,6 @@ def _handle(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _unraisable(lost: sys.UnraisableHookArgs) -> None:
-    """Report unraisable exceptions other than KeyboardInterrupt.
-
-    The flag has kept that one.
-    """
+    """Report unraisable exceptions but KeyboardInterrupt, which the flag has kept."""
     if not issubclass(lost.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(lost)

@@ -75,7 +75,6 @@ def print_field(label: str, value: str, width: int = 16) -> None:
 
 
 def _filled(text: str, columns: int, hang: int) -> str:
-    """Text in lines broken at words, with a hanging indent."""
     width = max(20, columns - 1)
     return textwrap.fill(text, width, subsequent_indent=" " * hang, break_long_words=False, break_on_hyphens=False)
 
@@ -144,10 +143,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: st
 
 
 def _fit(widths: list[int], least: Sequence[int], room: int) -> None:
-    """Make the widest columns narrower until all columns fit.
-
-    None gets narrower than its least width.
-    """
+    """Narrow the widest columns until all fit, none below its least width."""
     while sum(widths) > room:
         wide = [i for i, width in enumerate(widths) if width > least[i]]
         if not wide:

@@ -94,7 +94,6 @@ def perplexity(
 
 
 def _read_text(argument: str | None, option: str | None) -> str:
-    """Read the text from a file or from stdin."""
     if argument is not None and option is not None:
         raise click.UsageError("TEXT_FILE and -f exclude each other.")
     name = option if argument is None else argument

@@ -35,7 +35,6 @@ def _plugin_commands() -> tuple[dict[str, list[EntryPoint]], dict[str, list[str]
 
 
 def _brings() -> dict[str, dict[str, list[str]]]:
-    """Verbs and RoPE variants of the loaded plugins, by package."""
     from llamacli.engine.examples import op_classes
     from llamacli.ops.rope import Rope
 
@@ -210,10 +209,7 @@ def check(name: str, variants: str | None, peer: bool, transformers: bool, json:
 
 
 def _write_models(check: Check, *, from_table: bool) -> None:
-    """Write the models of a check.
-
-    Raises ModelFormatError, with advice where keys of their own are missing.
-    """
+    """Write the models of a check; ModelFormatError has advice on missing keys."""
     from llamacli.errors import ModelFormatError
 
     try:
@@ -226,10 +222,7 @@ def _write_models(check: Check, *, from_table: bool) -> None:
 
 
 def _check_row(one: Check, json: bool) -> dict[str, Any] | None:
-    """Run a check and print its result.
-
-    Returns None if it has no model.
-    """
+    """Run a check and print its result; None without a model."""
     import time
 
     from llamacli.errors import LlamaCliError, line_of
@@ -254,10 +247,7 @@ def _check_row(one: Check, json: bool) -> dict[str, Any] | None:
 
 
 def _architectures(name: str) -> list[tuple[Architecture, str]]:
-    """Architectures of a module or distribution, or the one so named.
-
-    Each is returned with the name of its distribution.
-    """
+    """Architectures of a module, distribution or name, each with its distribution."""
     from llamacli.plugins import installed_plugins
 
     installed = installed_plugins()

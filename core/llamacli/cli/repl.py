@@ -119,10 +119,7 @@ class Repl:
             self._send(text, attached)
 
     def _send(self, text: str, attached: Sequence[tuple[Path, str]] = ()) -> None:
-        """Send a message with files.
-
-        Without a reply both come back to the prompt.
-        """
+        """Send a message with files; without a reply both come back."""
         self._chat.add_user("\n\n".join(filter(None, [*(content for _, content in attached), text])))
         answered = False
         try:
@@ -193,7 +190,6 @@ class Repl:
             pass
 
     def _note_context(self) -> None:
-        """Print a note if the context is nearly full."""
         n_past, n_ctx = self._chat.session.n_past, self._chat.session.n_ctx
         if self._chat.stop == "context" or n_past >= _NEARLY_FULL * n_ctx:
             state = "full" if self._chat.stop == "context" else "nearly full"
@@ -432,7 +428,6 @@ _FILES = frozenset(name for name, command in _COMMANDS.items() if command.takes_
 
 
 def _print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    """Print names and values in two columns."""
     rows = list(pairs)
     width = max(len(name) for name, _ in rows)
     for name, value in rows:

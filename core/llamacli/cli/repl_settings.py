@@ -129,7 +129,6 @@ class Settings:
         }
 
     def _sample(self, **changed: Any) -> None:
-        """Change sampling parameters, checked by a session."""
         params = attrs.evolve(self.params, **changed)
         self.chat.session.params = params
         self.params = params

@@ -155,7 +155,6 @@ def run(
 
 
 def _check_outputs(*, html: str | None, logprobs: int, save_session: str | None, **_: Any) -> None:
-    """Check that output files can be written, before computing anything."""
     if html is not None:
         if not logprobs:
             raise click.UsageError("--html shows log-probabilities: add --logprobs N.")

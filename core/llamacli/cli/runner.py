@@ -216,7 +216,6 @@ def _create_repl(
     seed: int,
     logged: Conversation | None,
 ) -> Repl:
-    """Create the chat at the terminal."""
     if params.n_probs:
         raise click.UsageError("--logprobs is for one reply: give a prompt.")
     from llamacli.cli.repl import Repl
@@ -240,7 +239,6 @@ def _check(session: Session, params: SamplingParams) -> None:
 
 
 def _resumed(options: RunOptions, chat: ChatSession) -> Conversation | None:
-    """Put the conversation that the options name into a chat."""
     if options.chat.resume is None:
         return None
     conversation = conversation_log().load(options.chat.resume or None)
@@ -250,7 +248,6 @@ def _resumed(options: RunOptions, chat: ChatSession) -> Conversation | None:
 
 
 def _about(options: RunOptions, model: Model, session: Session) -> dict[str, str]:
-    """Description of the model for `/show`."""
     names = (model.metadata.get(f"general.{key}") for key in ("name", "size_label"))
     adapters = [f"{adapter.path.name}:{scale:g}" for adapter, scale in session.adapters]
     return {
@@ -274,7 +271,6 @@ def _encode(model: Model, text: str, *, continues: bool) -> list[int]:
 
 
 def _report(options: RunOptions, model: Model, result: Result) -> None:
-    """Print what comes after the text: JSON, log-probabilities, notes, statistics."""
     completion = result.completion
     logprobs = bool(options.sampling["logprobs"])
     if options.json:

@@ -415,7 +415,6 @@ def _by_role(role: _Role, place: _Place, kind: FileType) -> IntEnum:
 
 
 def _layer(name: str) -> int:
-    """Layer number in a tensor's name, or -1."""
     found = re.match(r"blk\.(\d+)\.", name)
     return int(found[1]) if found else -1
 

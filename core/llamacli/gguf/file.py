@@ -75,7 +75,6 @@ class _Shard:
         return cls(path, header, mapping)
 
     def pair(self, key: str) -> bytes:
-        """Raw bytes of a metadata key with its value."""
         start, end = self.header.spans[key]
         return self.mapping[start:end]
 

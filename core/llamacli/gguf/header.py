@@ -93,8 +93,6 @@ def parse_header(data: bytes | mmap, source: str) -> Header:
 
 
 class _Parser:
-    """Reader of `data` from position `pos` on."""
-
     def __init__(self, data: bytes | mmap, source: str):
         self.data, self.size, self.source, self.pos = data, len(data), source, 0
 

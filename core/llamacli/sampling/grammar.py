@@ -319,7 +319,6 @@ def _check_patterns(name: str, patterns: Iterable[str]) -> None:
 
 
 def _patterns(schema: Any) -> Iterator[str]:
-    """Regular expressions in a JSON Schema."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()

@@ -160,7 +160,6 @@ class Peer:
         return self._run(batch, len(tokens))
 
     def _run(self, batch: Any, n: int) -> Logits:
-        """Decode and free a batch of n tokens of one sequence."""
         api, batch.n_tokens = self._api, n
         for i in range(n):
             batch.logits[i], batch.n_seq_id[i], batch.seq_id[i][0] = 1, 1, 0
@@ -191,10 +190,7 @@ def _reason(errors: list[str]) -> str:
 
 @functools.cache
 def _errors_of_log() -> list[str]:
-    """Errors in llama.cpp's log.
-
-    The list grows; the rest of the log is dropped.
-    """
+    """Errors in llama.cpp's log, a list that grows; the rest is dropped."""
     import llama_cpp
 
     errors: list[str] = []
@@ -213,7 +209,6 @@ _callbacks: list[Any] = []
 
 
 def _eval_callback(on_tensor: Callable[[int], None]) -> Any:
-    """Make a callback that is called with each computed tensor."""
     import llama_cpp
 
     def call(tensor: int, ask: bool, _data: object) -> bool:

@@ -112,7 +112,6 @@ def _name(n_prompt: int, n_gen: int, n_depth: int) -> str:
 
 
 def _describe(path: str) -> tuple[str, str, int, int]:
-    """File name, model type, bytes of all tensors, number of parameters."""
     file = open_model_file(path, installed_plugins().loaders())
     try:
         weights: Counter[str] = Counter()

@@ -82,7 +82,6 @@ class Collector:
 
 
 def _squares(x: Rows) -> Rows:
-    """Sum of the squares of each column."""
     return np.einsum("ij,ij->j", x, x)
 
 

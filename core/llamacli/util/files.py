@@ -183,7 +183,6 @@ def make_own_folder(folder: Path) -> None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Test that an open file is still the one at a path."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -205,7 +204,6 @@ def _remove_leftovers(target: Path) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a file until it is closed; False if that fails."""
     if sys.platform == "win32":
         return False
     try:

@@ -90,7 +90,6 @@ def _listed(text: str) -> set[int]:
 
 
 def _cores(cpus: Sequence[int], root: Path) -> tuple[int, ...]:
-    """First CPU of each physical core."""
     first: dict[str, int] = {}
     for cpu in cpus:
         try:

@@ -54,10 +54,7 @@ def usable_cores(root: Path = ROOT) -> Cores:
 
 
 def _physical_cores(cpus: list[int], root: Path) -> int:
-    """The number of cores that some CPUs belong to.
-
-    Psutil counts those of the whole machine only.
-    """
+    """Number of cores of these CPUs; psutil counts the whole machine's."""
     topology = (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in cpus)
     try:
         return len({siblings.read_text().strip() for siblings in topology})
@@ -180,10 +177,7 @@ def _limits(root: Path, controller: str, read: Callable[[Path], Number | None]) 
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path]]:
-    """Directories of the process's cgroup and its topmost visible parent.
-
-    A pair for each hierarchy of the controller.
-    """
+    """Directories of the process's cgroup and its topmost visible parent, by hierarchy."""
     memberships = _read(root / "proc/self/cgroup").splitlines()
     mounts = _read(root / "proc/self/mountinfo").splitlines()
     paths: dict[str, str] = {}
@@ -221,10 +215,7 @@ def _memory_limit(folder: Path) -> int | None:
 
 
 def _memory_left(folder: Path) -> int | None:
-    """Bytes that one cgroup's limit leaves.
-
-    File cache that is not in use is reclaimed first.
-    """
+    """Bytes that a cgroup's limit leaves, with unused file cache reclaimed."""
     limit = _memory_limit(folder)
     if limit is None:
         return None
@@ -235,10 +226,7 @@ def _memory_left(folder: Path) -> int | None:
 
 
 def _read(path: Path) -> str:
-    """A file's text without white space around it.
-
-    "" if it cannot be read.
-    """
+    """Stripped text of a file, "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

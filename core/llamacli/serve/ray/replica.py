@@ -42,8 +42,6 @@ _log = logging.getLogger(__name__)
 
 @attrs.define(eq=False)
 class _Open:
-    """Call that runs: its stream, and when it came."""
-
     stream: EventStream
     since: float
 
@@ -160,7 +158,6 @@ class Replica:
             self._cores.close()
 
     async def _prepared(self, request: Request) -> Request:
-        """Request with its grammar compiled, if it has one."""
         if not isinstance(request, GenerationRequest) or not isinstance(request.params, SamplingParams):
             return request
         params = request.params
