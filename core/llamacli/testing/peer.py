@@ -79,18 +79,12 @@ class Peer:
         self.add_bos = llama_cpp.llama_vocab_get_add_bos(self._vocabulary)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(self._vocabulary)
         self.n_embd = llama_cpp.llama_model_n_embd(self._model)
-        is_mrope = llama_cpp.llama_model_rope_type(self._model) in (
-            llama_cpp.LLAMA_ROPE_TYPE_MROPE,
-            llama_cpp.LLAMA_ROPE_TYPE_IMROPE,
-        )
-        self._n_components = 4 if is_mrope else 1
+        mrope = llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE
+        self._n_components = 4 if llama_cpp.llama_model_rope_type(self._model) in mrope else 1
         self._n_past = 0
 
     def set_adapters(self, adapters: Sequence[tuple[Path, float]]) -> None:
-        """Set the LoRA adapters, with their scales.
-
-        Raises OSError for a file that llama.cpp refuses.
-        """
+        """Set LoRA adapters with their scales; OSError for a refused file."""
         api, n = self._api, len(adapters)
         loaded = [api.llama_adapter_lora_init(self._model, str(path).encode()) for path, _ in adapters]
         if not all(loaded):

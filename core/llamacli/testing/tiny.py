@@ -166,10 +166,7 @@ class Family:
 
     @functools.cached_property
     def models(self) -> list[TinyModel]:
-        """Tiny models of all variants that are files of this architecture.
-
-        Raises PluginError if there are none.
-        """
+        """Tiny models of the architecture's variants; PluginError without any."""
         found = [model for name, variant in self._variants.items() for model in self._written(name, variant)]
         if not found:
             raise PluginError(f"none of the variants is a file of architecture {self.architecture.name!r}")
