@@ -25,7 +25,7 @@ import attrs
 import pluggy
 
 from llamacli import hookspecs
-from llamacli.errors import PluginError, PluginWarning, UnknownArchitectureError, line_of
+from llamacli.errors import PluginError, PluginWarning, UnknownArchitectureError, reason_of
 from llamacli.util.settings import KERNEL_API
 
 if TYPE_CHECKING:
@@ -133,10 +133,7 @@ _GENERAL_KINDS = ("loaders", "tensor types", "samplers")
 
 
 class Plugins:
-    """Installed plugins.
-
-    Nothing is imported before it is needed; each module is loaded at most once.
-    """
+    """Installed plugins; a module is loaded once, when it is needed."""
 
     def __init__(self, entry_points: Iterable[EntryPoint] | None = None):
         if entry_points is None:
@@ -182,7 +179,7 @@ class Plugins:
             self._register(entry)
         except (Exception, SystemExit) as cause:
             # An error while one plugin loads must not affect the others.
-            error = PluginError(f"plugin {_describe(entry)} cannot be loaded: {_reason(cause)}")
+            error = PluginError(f"plugin {_describe(entry)} cannot be loaded: {reason_of(cause)}")
             error.__cause__ = cause
             self._errors[entry.module] = error
             if self._manager.has_plugin(entry.module):
@@ -269,7 +266,7 @@ class Plugins:
             try:
                 answers.append((name, self._call(plugin, hook, **arguments)))
             except Exception as error:
-                warn(f"{hook} of plugin {name} failed: {_reason(error)}")
+                warn(f"{hook} of plugin {name} failed: {reason_of(error)}")
         return answers
 
     def infos(self) -> list[PluginInfo]:
@@ -381,7 +378,7 @@ class Plugins:
         try:
             answer = caller(**arguments)
         except BaseException as error:
-            print(f"llamacli: {call} raised {_reason(error)}", file=sys.stderr)
+            print(f"llamacli: {call} raised {reason_of(error)}", file=sys.stderr)
             raise
         print(f"llamacli: {call} = {answer!r} in {1e3 * (time.perf_counter() - start):.1f} ms", file=sys.stderr)
         return answer
@@ -427,11 +424,6 @@ def _collector(into: list[Any], kind: Kind) -> Callable[[Any], None]:
         into.append(thing)
 
     return register
-
-
-def _reason(cause: BaseException) -> str:
-    line = line_of(cause)
-    return f"{type(cause).__name__}: {cause}{f', at {line}' if line else ''}"
 
 
 def _unregistered(name: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacli.errors import PluginError, line_of
+from llamacli.errors import PluginError, reason_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -114,9 +114,7 @@ def _load(entry: EntryPoint) -> click.Command:
     try:
         command = entry.load()
     except (Exception, SystemExit) as error:
-        line = line_of(error)
-        reason = f"{type(error).__name__}: {error}{f', at {line}' if line else ''}"
-        raise PluginError(f"{where} cannot be loaded: {reason}") from error
+        raise PluginError(f"{where} cannot be loaded: {reason_of(error)}") from error
     if not isinstance(command, click.Command):
         raise PluginError(f"{where}: {entry.value} is {command!r}, expected a click.Command")
     return command

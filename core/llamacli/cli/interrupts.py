@@ -20,10 +20,7 @@ _interrupted = False
 
 
 def install_handler() -> None:
-    """Install the SIGINT handler, unless SIGINT is ignored.
-
-    It is ignored in background jobs of scripts.
-    """
+    """Install the SIGINT handler, unless ignored, as in background jobs of scripts."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _handle)
         sys.unraisablehook = _unraisable

@@ -66,10 +66,7 @@ class RunOptions:
 
     @classmethod
     def pop_from(cls, given: dict[str, Any], **more: Any) -> Self:
-        """Remove the options from a command's parameters.
-
-        The rest are those of sampling.
-        """
+        """Remove the options from a command's parameters, leaving those of sampling."""
         own = {field.name: given.pop(field.name) for field in attrs.fields(cls) if field.name in given}
         return cls(**own, **more, sampling=given)
 
