@@ -1,7 +1,4 @@
-"""Model files.
-
-GGUF in the core, other formats through loaders that plugins register.
-"""
+"""Model files: GGUF, and formats of loaders that plugins register."""
 
 from __future__ import annotations
 

@@ -99,9 +99,8 @@ def encode_codebook(
     return found
 
 
-def _tables(book: Codebook) -> dict[str, npt.NDArray[Any]]:
-    """Tables of a codebook as the kernel reads them."""
-    tables: dict[str, npt.NDArray[Any]] = {
+def _tables(book: Codebook) -> dict[str, Any]:
+    tables: dict[str, Any] = {
         "levels": np.ascontiguousarray(book.levels, np.float32),
         "bounds": np.array((book.levels[1:] + book.levels[:-1]) / 2, np.float32),
         "shifts": np.array(book.shifts, np.float32),
@@ -301,7 +300,6 @@ def _error(a: Any, x: Any, scale: Any) -> Any:
 
 @njit
 def _extreme(a: Any, x: Any) -> Any:
-    """Number of largest magnitude of each group."""
     lowest = highest = simd.load(x)
     for place in range(x + ROW, x + a.size * ROW, ROW):
         number = simd.load(place)

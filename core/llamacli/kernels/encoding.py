@@ -130,7 +130,6 @@ def _moments(a: Any, x: Any, scale: Any, shift: Any) -> Any:
 
 @njit
 def _extremes(a: Any, x: Any) -> Any:
-    """Smallest and largest number of each group."""
     lowest = highest = simd.load(x)
     for place in range(x + ROW, x + a.size * ROW, ROW):
         number = simd.load(place)
@@ -222,7 +221,6 @@ def _choose_scale(a: Any, x: Any, factor: Any, target: Any) -> Any:
 
 @njit
 def _fit_factor(a: Any, x: Any, factor: Any, scale: Any) -> Any:
-    """Least-squares factor for given integer scales and codes."""
     _, q2, qx = _moments(a, x, simd.mul(factor, scale), splat(0))
     above = _block_sums(a, x, simd.mul(qx, scale))
     below = _block_sums(a, x, simd.mul(q2, simd.mul(scale, scale)))
@@ -284,10 +282,7 @@ def _fit_line(a: Any, x: Any, scale: Any, shift: Any, sums: Any) -> Any:
 
 @njit
 def _search_line(a: Any, x: Any) -> Any:
-    """Search scale and shift of each group by itself.
-
-    Returns its weighted sums too.
-    """
+    """Search scale and shift of each group alone; returns its sums too."""
     lowest, highest = _extremes(a, x)
     sums = _weighted_sums(a, x)
     if a.groups > 1:

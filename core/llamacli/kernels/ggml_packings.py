@@ -33,10 +33,7 @@ def load_int(b: ir.Builder, address: ir.Value, signed: bool) -> ir.Value:
 
 
 def _load_e8m0(b: ir.Builder, address: ir.Value) -> ir.Value:
-    """E8M0 scale: half of 2^(e - 127).
-
-    Made from the bits of the float; the two smallest are subnormal.
-    """
+    """E8M0 scale, half of 2^(e - 127): bits of a float, two subnormal."""
     e = load_int(b, address, signed=False)
     small = b.shl(ir.constant(ir.I32X16, 0x00200000), e)
     normal = b.shl(b.sub(e, ir.constant(ir.I32X16, 1)), ir.constant(ir.I32X16, 23))
@@ -55,10 +52,7 @@ def _to_floats(stored: np.ndarray) -> np.ndarray:
 
 
 def _from_e4m3(stored: np.ndarray) -> np.ndarray:
-    """Half of an E4M3 number without sign.
-
-    Its bits are those of a float16, whose exponent has another bias.
-    """
+    """Half of an unsigned E4M3 number: a float16 of another exponent bias."""
     return (stored.astype(np.uint16) << 7).view(np.float16).astype(np.float32) * np.float32(128)
 
 
@@ -142,10 +136,7 @@ def _nibbles(packed: Any, codes: Any) -> None:
 
 @njit(inline="always")
 def _nibbles_and_bits(packed: Any, bits: Any, codes: Any) -> None:
-    """Unpack 16 bytes and 4 bytes to 32 codes of 5 bits.
-
-    The fifth bits are those of the 4 bytes, lowest first.
-    """
+    """Unpack nibbles, and 4 bytes of fifth bits, to 32 codes."""
     _nibbles(packed, codes)
     for i in range(32):
         codes[i] |= (bits[i // 8] >> (i % 8) & 1) << 4

@@ -120,10 +120,7 @@ def _word(block: Any, at: Any) -> Any:
 
 @njit(inline="always")
 def _put_nibble(fields: Any, first: Any, i: Any, nibble: Any) -> None:
-    """Store nibble i of the bytes from field `first` on.
-
-    The lower nibble of a byte is stored before the upper one.
-    """
+    """Store nibble i of bytes from field `first` on, lower ones first."""
     if i % 2 == 0:
         fields[first + i // 2] = nibble
     else:

@@ -1,7 +1,4 @@
-"""Weight repacking: rows of file blocks to tiles of 16 rows.
-
-See `packing_formats.py` for the layout.
-"""
+"""Weight repacking: rows of file blocks to the tiles of `packing_formats.py`."""
 
 from __future__ import annotations
 
@@ -158,7 +155,6 @@ def _pack_integers(packing: IntegerPacking) -> Kernel:
 
 
 def _decoder(packing: IntegerPacking) -> Any:
-    """Decoder of a block for Numba, with its table."""
     decode = njit(inline="always")(packing.decode)
     if packing.decode_table is None:
         return decode

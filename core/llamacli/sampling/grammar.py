@@ -218,10 +218,7 @@ class Grammar(Sampler):
         self._accepted.append(token)
 
     def accept_bytes(self, data: bytes) -> None:
-        """Advance by text that is not aligned to tokens.
-
-        Raises GrammarError like `accept`.
-        """
+        """Advance by text that is not aligned to tokens; GrammarError like `accept`."""
         for token in _trie(self.tokenizer).tokenize_bytes(data):
             self.accept(token)
 

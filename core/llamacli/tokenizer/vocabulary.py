@@ -128,10 +128,7 @@ def read_vocabulary(metadata: Metadata, default_ids: Mapping[str, int]) -> Vocab
 
 
 def special_ids(metadata: Metadata, n_vocab: int, default_ids: Mapping[str, int]) -> dict[str, int]:
-    """Return the special ids of metadata keys, with defaults.
-
-    ModelFormatError when one is out of range.
-    """
+    """Return special ids of metadata keys, with defaults; ModelFormatError out of range."""
     special = {name: token for name, token in default_ids.items() if token < n_vocab}
     for name in _TEXTS:
         for key in (f"tokenizer.ggml.{name}_token_id", f"tokenizer.ggml.{_OTHER_NAMES.get(name, name)}_token_id"):
@@ -146,10 +143,7 @@ def ids_of(ids: Mapping[str, int], texts: Iterable[str]) -> list[int]:
 
 
 def strings(metadata: Metadata, key: str) -> Sequence[str]:
-    """Return the string array under `key`.
-
-    ModelFormatError when it is missing or of another type.
-    """
+    """Return the string array under `key`; ModelFormatError if missing or another type."""
     value = metadata.get(key)
     if value is None:
         raise ModelFormatError(f"{metadata.source}: metadata key {key!r} is missing")

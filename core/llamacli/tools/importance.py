@@ -68,10 +68,7 @@ class Collector:
         return self._sums[name], self._counts[name]
 
     def entries(self, tensors: Mapping[str, TensorInfo]) -> dict[str, Importance]:
-        """Entries of a file's tensors.
-
-        Products of other shapes are left out.
-        """
+        """Entries of a file's tensors, without products of other shapes."""
         return {
             name: Importance(
                 sums.astype(np.float32).reshape(len(self._counts[name]), -1), self._counts[name].astype(np.float32)

@@ -24,10 +24,7 @@ MIN_CONTEXT = 4
 
 @attrs.frozen
 class Estimate:
-    """Perplexity over the chunks so far.
-
-    `value` ± `error` (one standard error) over `n_scored` tokens.
-    """
+    """Perplexity so far, `value` ± `error` (one standard error), over `n_scored` tokens."""
 
     n_chunks: int
     n_scored: int

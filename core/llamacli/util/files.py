@@ -173,10 +173,7 @@ def _outer_owners() -> set[int]:
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make a folder and those above it, for this user alone.
-
-    Raises what `check_own` raises.
-    """
+    """Make a folder path for this user alone; errors of `check_own`."""
     for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
     check_own(folder)

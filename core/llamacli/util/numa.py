@@ -68,10 +68,7 @@ def thread_nodes(n_threads: int, nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def bind_thread(node: Node) -> bool:
-    """Bind the calling thread to the CPUs of a node.
-
-    False where the system does not allow it.
-    """
+    """Bind the calling thread to a node's CPUs; False if not allowed."""
     try:
         os.sched_setaffinity(0, node.cpus)
     except (AttributeError, OSError) as error:

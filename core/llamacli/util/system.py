@@ -37,10 +37,7 @@ class Cores:
 
     @property
     def threads(self) -> int:
-        """Default number of threads.
-
-        One per physical core, at most the quota rounded up.
-        """
+        """Default number of threads: one per physical core, within the rounded-up quota."""
         return max(1, self.physical if self.quota is None else min(self.physical, math.ceil(self.quota)))
 
 
@@ -84,10 +81,7 @@ def load_average() -> float | None:
 
 
 def running_threads(root: Path = ROOT) -> int | None:
-    """Number of runnable threads on the machine, the caller included.
-
-    None if unknown.
-    """
+    """Runnable threads on the machine, the caller included; None if unknown."""
     found = re.match(r"(?:\S+ ){3}(\d+)/", _read(root / "proc" / "loadavg"))
     return (int(found[1]) or None) if found else None
 
@@ -106,10 +100,7 @@ def lower_priority() -> None:
 
 
 def system_memory() -> tuple[int, int] | None:
-    """Total and available memory of the machine in bytes.
-
-    None if unknown.
-    """
+    """Total and available memory of the machine in bytes; None if unknown."""
     import psutil
 
     try:
@@ -120,27 +111,18 @@ def system_memory() -> tuple[int, int] | None:
 
 
 def memory_limit(root: Path = ROOT) -> int | None:
-    """The smallest memory limit of this process's cgroups, in bytes.
-
-    None without a limit.
-    """
+    """Smallest memory limit of this process's cgroups in bytes, None without."""
     return min(_limits(root, "memory", _memory_limit), default=None)
 
 
 def available_memory(root: Path = ROOT) -> int | None:
-    """Bytes that this process can still allocate, within its cgroups' limits.
-
-    None if unknown.
-    """
+    """Bytes this process can still allocate, within cgroups' limits; None if unknown."""
     memory = system_memory()
     return min([*(memory or ())[1:], *_limits(root, "memory", _memory_left)], default=None)
 
 
 def huge_pages(root: Path = ROOT) -> str | None:
-    """The setting of transparent huge pages: always, madvise or never.
-
-    None if unknown.
-    """
+    """Setting of transparent huge pages: always, madvise, never; None if unknown."""
     found = re.search(r"\[(\w+)\]", _read(root / "sys/kernel/mm/transparent_hugepage/enabled"))
     return found[1] if found else None
 

@@ -54,10 +54,7 @@ class Replica:
     """
 
     def __init__(self, setup: Setup, name: str):
-        """Load the model.
-
-        Raises MismatchError if this node has another model, and what `load_model` raises.
-        """
+        """Load the model; MismatchError for another node's, and errors of `load_model`."""
         self._setup, self._name = setup, name
         self._cores = CoreLock(int(setup.cpus)) if setup.cpus >= 1 else None
         if self._cores is not None:
