@@ -54,8 +54,9 @@ def perplexity(
     content = _read_text(text, file)
 
     with load(model or str(demo_path()), mode, threads, lora) as loaded:
-        from llamacli.tools.perplexity import number_of_chunks, perplexity_tokens
+        from llamacli.tools.importance import number_of_chunks
         from llamacli.tools.perplexity import perplexity as measure
+        from llamacli.tools.perplexity import perplexity_tokens
 
         tokens = perplexity_tokens(loaded, content)
         options.warn_of_long_context(loaded, ctx_size)

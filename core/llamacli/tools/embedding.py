@@ -78,11 +78,7 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
         self.max_tokens = min(n, N_BATCH) if model.program.needs_whole_input else n
 
     def embed(
-        self,
-        text: str | Sequence[int] | Sequence[str],
-        *,
-        pooling: Pooling | str | None = None,
-        normalize: bool = True,
+        self, text: str | Sequence[int] | Sequence[str], *, pooling: Pooling | str | None = None, normalize: bool = True
     ) -> npt.NDArray[np.float32]:
         """Embed text or token ids as one vector, float32 [n_embd].
 
