@@ -5,7 +5,8 @@ from functools import cached_property
 
 import numpy as np
 
-from llamacli.tokenizer.merging import Merger, byte_level_merger
+from llamacli.tokenizer import kernels
+from llamacli.tokenizer.merging import Merger, merger_by_rank
 from llamacli.tokenizer.pretokenizers import PreTokenizer
 from llamacli.tokenizer.vocabulary import Vocabulary, VocabularyScheme
 
@@ -43,4 +44,6 @@ class ByteLevelBPE(VocabularyScheme):
     def _merger(self) -> Merger:
         table = np.full(ord(max(BYTE_OF_CHAR)) + 1, -1, np.int16)
         table[[ord(char) for char in BYTE_OF_CHAR]] = list(BYTE_OF_CHAR.values())
-        return byte_level_merger(self._vocabulary.tokens, self._merges, table, self._pre_tokenizer.ignore_merges)
+        unmerged = kernels.EVERY_WORD if self._pre_tokenizer.ignore_merges else kernels.NO_WORD
+        dropped = [-1] * 256  # a byte that is not a token
+        return merger_by_rank(self._vocabulary.tokens, self._merges, dropped, unmerged, table)

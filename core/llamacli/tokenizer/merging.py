@@ -79,42 +79,35 @@ def merger_by_scores(tokens: Sequence[str], scores: npt.NDArray[np.float32], byt
     return Merger(False, kernels.NO_WORD, table, costs, False, table, _joints(table), np.array(byte_ids, np.int32))
 
 
-def merger_by_rank(tokens: Sequence[str], merges: Sequence[str], byte_ids: Sequence[int], unmerged: int) -> Merger:
+def merger_by_rank(
+    tokens: Sequence[str],
+    merges: Sequence[str],
+    byte_ids: Sequence[int],
+    unmerged: int,
+    byte_of_char: npt.NDArray[np.int16] | None = None,
+) -> Merger:
     """Return a merger by "left right" merges of raw UTF-8, best first.
 
     `unmerged`: one of the kernels' constants. `byte_ids` as in `merger_by_scores`.
-    """
-    table, ranked = string_table(tokens), string_table(merges)
-    kernels.join_merges(*ranked[:4])
-    kernels.fill_slots(table, True)
-    kernels.fill_slots(ranked, False)
-    costs = np.arange(len(merges), dtype=np.float64)
-    return Merger(False, unmerged, ranked, costs, True, table, _joints(ranked), np.array(byte_ids, np.int32))
-
-
-def byte_level_merger(
-    tokens: Sequence[str], merges: Sequence[str], byte_of_char: npt.NDArray[np.int16], ignore_merges: bool
-) -> Merger:
-    """Return a merger of bytes, by merges in GPT-2's printable characters.
-
-    `byte_of_char`: byte of each character, or -1. TokenizerError when a merge is not of two parts that make a token.
+    With `byte_of_char`, the byte of each of GPT-2's printable characters, or -1, it merges bytes, and raises
+    TokenizerError when a merge is not of two parts that make a token.
     """
     table, ranked = string_table(tokens), string_table(merges)
     malformed = kernels.join_merges(*ranked[:4])
-    kernels.decode_bytes(*table[:4], byte_of_char)
-    kernels.decode_bytes(*ranked[:4], byte_of_char)
+    if byte_of_char is not None:
+        kernels.decode_bytes(*table[:4], byte_of_char)
+        kernels.decode_bytes(*ranked[:4], byte_of_char)
     kernels.fill_slots(table, True)
-    if malformed < 0:
-        malformed = kernels.foreign_merge(ranked, table)
-    if malformed >= 0:
-        raise TokenizerError(
-            f"{MERGES}: entry {malformed} of {len(merges)}, {merges[malformed]!r}, is not two parts that make a token"
-        )
+    if byte_of_char is not None:
+        if malformed < 0:
+            malformed = kernels.foreign_merge(ranked, table)
+        if malformed >= 0:
+            found = f"entry {malformed} of {len(merges)}, {merges[malformed]!r}"
+            raise TokenizerError(f"{MERGES}: {found}, is not two parts that make a token")
     kernels.fill_slots(ranked, False)
-    costs, unmerged = np.arange(len(merges), dtype=np.float64), kernels.EVERY_WORD if ignore_merges else kernels.NO_WORD
-    return Merger(
-        True, unmerged, ranked, costs, True, table, np.empty(0, np.uint8), np.full(256, -1, np.int32)
-    )  # a byte that is not a token is dropped
+    costs, by_byte = np.arange(len(merges), dtype=np.float64), byte_of_char is not None
+    joints = np.empty(0, np.uint8) if by_byte else _joints(ranked)
+    return Merger(by_byte, unmerged, ranked, costs, True, table, joints, np.array(byte_ids, np.int32))
 
 
 def _joints(table: Table) -> npt.NDArray[np.uint8]:
