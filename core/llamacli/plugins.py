@@ -80,28 +80,14 @@ class Kind:
             raise PluginError(f"it registers {thing!r}: `register` takes {self.type} objects")
 
 
-def _tensor_types() -> dict[Any, Any]:
-    from llamacli.quantization import FORMATS
-
-    return FORMATS
-
-
 def _samplers() -> dict[Any, Any]:
     from llamacli.sampling import BUILT_IN
 
     return {name: kind for kind in BUILT_IN for name in kind.names}
 
 
-def _pre_tokenizers() -> dict[Any, Any]:
-    from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
-
-    return PRE_TOKENIZERS
-
-
-def _tokenizers() -> dict[Any, Any]:
-    from llamacli.tokenizer.loading import TOKENIZER_MODELS
-
-    return TOKENIZER_MODELS
+def _table(module: str, name: str) -> Callable[[], dict[Any, Any]]:
+    return lambda: getattr(importlib.import_module(module), name)
 
 
 KINDS = (
@@ -109,7 +95,7 @@ KINDS = (
     Kind("loaders", "register_loaders", "llamacli.loaders", "Loader"),
     Kind(
         "tensor types", "register_quant_formats", "llamacli.quantization", "QuantFormat",
-        lambda fmt: (fmt.type,), _tensor_types,
+        lambda fmt: (fmt.type,), _table("llamacli.quantization", "FORMATS"),
     ),
     Kind("chat formats", "register_chat_formats", "llamacli.chat.formats", "ChatFormat"),
     Kind(
@@ -118,11 +104,11 @@ KINDS = (
     ),
     Kind(
         "pre-tokenizers", "register_pre_tokenizers", "llamacli.tokenizer.added", "NamedPreTokenizer",
-        core=_pre_tokenizers, value=lambda named: named.scheme,
+        core=_table("llamacli.tokenizer.pretokenizers", "PRE_TOKENIZERS"), value=lambda named: named.scheme,
     ),
     Kind(
         "tokenizers", "register_tokenizers", "llamacli.tokenizer.added", "TokenizerModel",
-        core=_tokenizers, value=lambda model: model.make,
+        core=_table("llamacli.tokenizer.loading", "TOKENIZER_MODELS"), value=lambda model: model.make,
     ),
 )  # fmt: skip
 """Kinds of objects that plugins register by hooks named `register_*`."""
