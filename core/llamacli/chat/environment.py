@@ -148,10 +148,7 @@ class Environment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_Generation, "jinja2.ext.loopcontrols"],
-            finalize=text_of,
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"], finalize=text_of
         )
         del self.globals["lipsum"]
         self.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}

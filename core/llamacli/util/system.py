@@ -41,12 +41,17 @@ class Cores:
         return max(1, self.physical if self.quota is None else min(self.physical, math.ceil(self.quota)))
 
 
+def allowed_cpus() -> list[int]:
+    """CPUs in this process's affinity mask, in order."""
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except AttributeError:  # macOS, Windows
+        return list(range(os.cpu_count() or 1))
+
+
 def usable_cores(root: Path = ROOT) -> Cores:
     """CPUs that this process may use, by affinity mask and cgroups."""
-    try:
-        allowed = sorted(os.sched_getaffinity(0))
-    except AttributeError:  # macOS, Windows
-        allowed = list(range(os.cpu_count() or 1))
+    allowed = allowed_cpus()
     return Cores(len(allowed), _physical_cores(allowed, root), min(_limits(root, "cpu", _cpu_quota), default=None))
 
 
