@@ -93,7 +93,6 @@ class Task:
 
 
 def _bar(share: float, left_s: float | None) -> str:
-    """Bar, percentage and time left."""
     filled = "#" * int(_WIDTH * share)
     left = "..." if left_s is None else f"{human_duration(left_s)} left"
     return f"[{filled:.<{_WIDTH}}] {int(100 * share):3} %  {left}"
@@ -216,7 +215,6 @@ def load(
 
 @contextlib.contextmanager
 def _compiling(task: Task) -> Iterator[None]:
-    """Show the name of each kernel while it is compiled."""
     from llamacli.kernels import jit
 
     numbers = itertools.count(1)

@@ -433,7 +433,6 @@ def _expect_packages(names: Sequence[str], extra: str, command: str = "serve") -
 
 
 def _log_requests() -> None:
-    """Log requests to stderr, with the time."""
     logger = logging.getLogger("llamacli.serve")
     if logger.getEffectiveLevel() > logging.INFO:
         logger.setLevel(logging.INFO)
@@ -452,7 +451,6 @@ def _warn_of_open_server(http: HttpSettings) -> None:
 
 
 def _greeting(loaded: LoadedModel | ModelInfo, host: str, port: int, limits: EngineSettings) -> str:
-    """Line that names the address, the model and the limits."""
     from llamacli.serve.models import LoadedModel
 
     if isinstance(loaded, LoadedModel):
@@ -468,6 +466,5 @@ def _greeting(loaded: LoadedModel | ModelInfo, host: str, port: int, limits: Eng
 
 
 def _address(host: str, port: int) -> str:
-    """Base URL of the server."""
     name = f"[{host}]" if ":" in host else host
     return f"http://{name}:{port}"
