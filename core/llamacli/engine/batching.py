@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.engine.adapters import Adapters
+from llamacli.engine.adapters import Adapter, Adapters, without_scales
 from llamacli.engine.base import Program
 from llamacli.errors import InvalidRequestError
 from llamacli.graph import Graph
@@ -83,7 +83,9 @@ def evaluate(
         starts.append(len(chunk.cache.tokens))
         rows.append([])
         n_tokens += len(chunk.ids)
-        is_one &= chunk.cache.pool is chunks[0].cache.pool and chunk.adapters == chunks[0].adapters
+        is_one &= chunk.cache.pool is chunks[0].cache.pool
+        if chunk.adapters != chunks[0].adapters:
+            is_one &= without_scales(chunk.adapters) == without_scales(chunks[0].adapters)
     if n_tokens <= N_BATCH:
         progress = None
     if progress is not None:
@@ -153,7 +155,8 @@ def _run(
         part = None
         if isinstance(ids, Inputs):
             part, ids = ids.part(first, first + n), ids.ids.tolist()
-        spans.append(Span(chunk.cache, start, n, hidden_in, part))
+        scales = np.array([scale for _, scale in chunk.adapters]) if chunk.adapters else None
+        spans.append(Span(chunk.cache, start, n, hidden_in, part, scales))
         parts.append(ids[first : first + n])
         counts.append(max(0, min(n, chunk.n_last - n_left)))
         takes_hidden |= chunk.take_hidden is not None
@@ -249,9 +252,9 @@ def _batches(chunks: Sequence[Chunk]) -> Iterator[Batch]:
 
     Each is of one pool and set of adapters; spans of inputs are not cut.
     """
-    groups = dict[tuple[int, Adapters], list[int]]()
+    groups = dict[tuple[int, tuple[Adapter, ...]], list[int]]()
     for i, chunk in enumerate(chunks):
-        groups.setdefault((id(chunk.cache.pool), chunk.adapters), []).append(i)
+        groups.setdefault((id(chunk.cache.pool), without_scales(chunk.adapters)), []).append(i)
     for members in groups.values():
         batch: list[tuple[int, int, int]] = []
         room = N_BATCH

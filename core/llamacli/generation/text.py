@@ -33,7 +33,8 @@ class Token:
 class DrawnText(ABC, Generic[Item]):
     """Text of drawn tokens, up to its end.
 
-    That is an end token, a stop string, or a number of tokens. What becomes of a token is a subclass's: `TokenText` gives tokens with their text, the server's `ChoiceText` events.
+    That is an end token, a stop string, or a number of tokens. What becomes of a token is a subclass's: `TokenText`
+    gives tokens with their text, the server's `ChoiceText` events.
 
     - `end_ids`: tokens that end the text. `n_tokens`: tokens so far, without such a one.
     - `finish_reason`: "stop" after an end token or stop string, "length" after `limit` tokens; "" before.

@@ -15,7 +15,7 @@ from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import ROW, RUN, record
 from llamacli.kernels.packing_formats import ROWS, Block, FloatPacking, Packing
 from llamacli.kernels.registry import packing_of
-from llamacli.kernels.team import STEP, Team
+from llamacli.kernels.team import Team, run_kernel
 from llamacli.kernels.work import share
 from llamacli.quantization import TensorType
 
@@ -34,13 +34,11 @@ def look_up(
     assert packing, f"{kind.name} has no kernels"
     width = packed.shape[1] * packing.block
     rows, out = np.zeros(len(tokens), ROW), np.empty((len(tokens), width), np.float32)
-    args, run, steps = np.zeros(1, EMBED), np.zeros(1, RUN), np.zeros(1, STEP)
-    rows["token"], args["scale"] = tokens, 1
-    args["weight"], args["tile_bytes"], args["n_blocks"] = packed.ctypes.data, packed[0].nbytes, packed.shape[1]
-    args["out"], args["out_stride"], args["width"] = out.ctypes.data, out.strides[0], width
-    run["n_rows"], run["rows"] = len(rows), rows.ctypes.data
-    steps["function"], steps["args"] = embedding(kind).address, args.ctypes.data
-    team.run(steps.ctypes.data, 0, 1, run.ctypes.data)
+    rows["token"] = tokens
+    run_kernel(
+        team, embedding(kind), EMBED, n_rows=len(rows), rows=rows, weight=packed, tile_bytes=packed[0].nbytes,
+        n_blocks=packed.shape[1], out=out, out_stride=out.strides[0], width=width, scale=1,
+    )  # fmt: skip
     return out
 
 
