@@ -126,7 +126,9 @@ class CompiledModel:
         It is compiled for a set of adapters, whatever their scales; those used last are kept. Raises ClosedError after
         close().
         """
-        program = self.program
+        program = self._program
+        if program is None:
+            raise ClosedError("the model is closed")
         if not adapters:
             return program
         key = without_scales(adapters)

@@ -12,6 +12,7 @@ from llamacli.kernels import (
     activation_rounding,
     attention,
     codebook_encoding,
+    embedding,
     encoding,
     experts,
     linear,
@@ -43,6 +44,7 @@ _CACHES = [KVType(name, name) for name in KV_TYPES]
 _FAMILIES: tuple[tuple[Callable[[Any], Kernel], Callable[[], Iterable[Any]]], ...] = (
     (packing.pack_kernel, kinds),
     (linear.linear, kinds),
+    (embedding.embedding, kinds),
     (activation_rounding.round_activations, lambda: activation_rounding.FORMS),
     (attention.store_kv, lambda: _CACHES),
     (attention.attention, lambda: _CACHES),
