@@ -47,6 +47,11 @@ def undefined_symbols(code: bytes) -> list[str] | None:
     return sorted(names)
 
 
+def calls_numba(needs: Iterable[str] | None) -> bool:
+    """True if code with these `undefined_symbols` may call functions of Numba or Python."""
+    return needs is None or any(name.startswith(("NRT_", "numba_", "Py", "_Py")) for name in needs)
+
+
 def link(code: bytes, symbol: str, needs: Iterable[str] | None) -> int | None:
     """Address of a symbol of object code, once it is linked.
 
