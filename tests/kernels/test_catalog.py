@@ -2,17 +2,22 @@
 
 import ast
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 import llamacli.kernels.catalog as catalog_module
+from conftest import TinyGguf, first_variants
+from llamacli import load_model
 from llamacli.engine.catalog import _steps_of, catalog
 from llamacli.engine.examples import op_classes
-from llamacli.kernels.jit import Kernel
+from llamacli.kernels.jit import Compiled, Kernel
 from llamacli.kernels.team import Team
+from llamacli.plugins import ARCHITECTURES, GENERAL, Plugins
 from paths import is_of_this_project
 from random_graphs import MAKERS, random_example
+from tiny_variants import ENCODERS, VARIANTS
 
 SOURCES = sorted(Path(catalog_module.__file__).parent.glob("*.py"))
 
@@ -123,6 +128,37 @@ def test_comparisons_are_by_hypothesis(test: str) -> None:
         if isinstance(node, ast.FunctionDef) and node.name == name
     ]  # fmt: skip
     assert any(ast.unparse(decorator).startswith("given(") for decorator in found.decorator_list)
+
+
+def check_listed(names: Iterable[str], tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load tiny models, and evaluate a token of those that have logits."""
+    used, compile_one = dict[str, str](), Compiled.compile
+
+    def compile_noted(kernel: Compiled) -> int:
+        used.setdefault(kernel.name, name)
+        return compile_one(kernel)
+
+    for group in (GENERAL, ARCHITECTURES):
+        plugins.load_group(group)
+    monkeypatch.setattr(Compiled, "compile", compile_noted)
+    for name in sorted(names):
+        with load_model(tiny_gguf(name), plugins=plugins) as model:
+            if name in VARIANTS:
+                with model.create_session(n_ctx=16) as session:
+                    session.eval([1])
+    listed = {kernel.name for kernel in catalog()}
+    assert len(used) > 20
+    assert {name: variant for name, variant in used.items() if name not in listed} == {}
+
+
+@pytest.mark.medium
+def test_kernels_of_every_architecture_are_listed(tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch) -> None:
+    check_listed(first_variants(VARIANTS | ENCODERS), tiny_gguf, plugins, monkeypatch)
+
+
+@pytest.mark.slow
+def test_kernels_of_every_tiny_model_are_listed(tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch) -> None:
+    check_listed(VARIANTS | ENCODERS, tiny_gguf, plugins, monkeypatch)
 
 
 def test_names_are_unique() -> None:
