@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamacli.architecture import Architecture, Config, TensorTable, trace, trace_nextn
-from llamacli.engine import Engine, Program, QuantMode, default_engine, jit_disabled
+from llamacli.engine import Engine, LoadMode, Program, QuantMode, default_engine, jit_disabled
 from llamacli.engine.adapters import AdaptersLike, checked_scale
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.engine.packed_copies import copy_key
@@ -343,6 +343,7 @@ def load_model(
     transform: Callable[[Graph], Graph] | None = None,
     lora_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     lora_scale: float | Sequence[float] = 1.0,
+    load: str | LoadMode = LoadMode.AUTO,
 ) -> Model:
     """Load a model file, with the plugin of its architecture.
 
@@ -353,16 +354,20 @@ def load_model(
     before it is compiled; what that outputs takes the place of logits. Without `engine` and `transform`, loading a GGUF
     file that is loaded already, with the same `mode` and `threads`, shares its weights; each model is closed by itself.
     `lora_path` is a LoRA adapter or several, which all sessions get unless they are created with others; `lora_scale`
-    is the scale of all, or of each.
+    is the scale of all, or of each. `load` is where weights lie: "memory", or "map" for a packed copy in the cache
+    folder, which the system reads when it is used; "auto" maps those that do not fit into the free memory.
 
-    Raises ModelFormatError if the file is unreadable, malformed or does not fit its architecture,
-    UnknownArchitectureError if no plugin runs it, PluginError if the plugin is broken.
+    Raises InvalidRequestError if the weights fit neither into memory nor on the disk, ModelFormatError if the file is
+    unreadable, malformed or does not fit its architecture, UnknownArchitectureError if no plugin runs it, PluginError
+    if the plugin is broken.
     """
     lora = _lora(lora_path, lora_scale)
     try:
         mode = QuantMode(mode)
     except ValueError:
         raise InvalidRequestError(f"mode {mode!r} is not one of {', '.join(QuantMode)}") from None
+    if load not in tuple(LoadMode):
+        raise InvalidRequestError(f"load {load!r} is not one of {', '.join(LoadMode)}")
     plugins = plugins or installed_plugins()
     file = open_model_file(path, plugins.loaders())
     try:
@@ -373,7 +378,10 @@ def load_model(
         model_id = identity(file)
         key = (file_key(paths), model_id, mode, threads, jit_disabled(), architecture) if paths else ()
         program = find_program(key)
-        compiler = engine or default_engine(threads, None if program or not key else copy_key(paths, model_id, mode))
+        name = copy_key(paths, model_id, mode) if key and not program else None
+        if load == LoadMode.MAP and not key:
+            raise InvalidRequestError("load 'map' is for GGUF files, without `engine` and `transform`")
+        compiler = engine or default_engine(threads, name, LoadMode(load))
         with plugin_errors(f"architecture {architecture.name!r}"):
             config = architecture.configure(file.metadata)
             table = architecture.tensors(config)

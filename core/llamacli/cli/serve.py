@@ -19,6 +19,7 @@ from llamacli.cli.options import (
     StderrHandler,
     global_options,
     kv_type_options,
+    load_option,
     lora_option,
     mode_option,
     option,
@@ -255,7 +256,7 @@ def _serve_options(command: Any) -> Any:
 @click.command(cls=Command)
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
 @_serve_options
-@in_group("Computing", mode_option, kv_type_options("f32 in mode fp32, else f16"), threads_option)
+@in_group("Computing", mode_option, load_option, kv_type_options("f32 in mode fp32, else f16"), threads_option)
 @global_options
 def serve(models: tuple[str, ...], **given: Any) -> None:
     """Serve each MODEL on the API of OpenAI and of ollama.
@@ -374,7 +375,7 @@ def engine_settings(given: dict[str, Any]) -> EngineSettings:
     from llamacli.serve.settings import MOST_RUNNING, EngineSettings, default_max_running
 
     names = ("kv_type", "kv_memory", "max_queue", "max_queue_tokens", "max_per_key", "step_ms", "max_tokens",
-             "queue_timeout", "request_timeout", "models_max", "idle_unload", "load_timeout", "mode",
+             "queue_timeout", "request_timeout", "models_max", "idle_unload", "load_timeout", "mode", "load_mode",
              "threads", "lookup", "draft_max")  # fmt: skip
     running = given["max_running"] or default_max_running()
     return EngineSettings(
@@ -432,7 +433,6 @@ def _expect_packages(names: Sequence[str], extra: str, command: str = "serve") -
 
 
 def _log_requests() -> None:
-    """Log requests to stderr, with the time."""
     logger = logging.getLogger("llamacli.serve")
     if logger.getEffectiveLevel() > logging.INFO:
         logger.setLevel(logging.INFO)
@@ -451,7 +451,6 @@ def _warn_of_open_server(http: HttpSettings) -> None:
 
 
 def _greeting(loaded: LoadedModel | ModelInfo, host: str, port: int, limits: EngineSettings) -> str:
-    """Line that names the address, the model and the limits."""
     from llamacli.serve.models import LoadedModel
 
     if isinstance(loaded, LoadedModel):
@@ -467,6 +466,5 @@ def _greeting(loaded: LoadedModel | ModelInfo, host: str, port: int, limits: Eng
 
 
 def _address(host: str, port: int) -> str:
-    """Base URL of the server."""
     name = f"[{host}]" if ":" in host else host
     return f"http://{name}:{port}"

@@ -17,6 +17,7 @@ from llamacli.kernels import (
     experts,
     linear,
     linear_state,
+    low_rank,
     packing,
     sampling,
     team,
@@ -25,7 +26,18 @@ from llamacli.kernels.jit import Compiled, Kernel
 from llamacli.kernels.kv_types.types import KV_TYPES, KVType
 from llamacli.kernels.registry import kinds
 
-_MODULES = (activation_rounding, attention, codebook_encoding, encoding, experts, linear, packing, sampling, team)
+_MODULES = (
+    activation_rounding,
+    attention,
+    codebook_encoding,
+    encoding,
+    experts,
+    linear,
+    low_rank,
+    packing,
+    sampling,
+    team,
+)
 
 _OF_KEYS, _OF_VALUES = ("f16", "q8_0"), ("f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 _PAIRS = [*zip(KV_TYPES, KV_TYPES, strict=True), *product(_OF_KEYS, _OF_VALUES)]

@@ -31,25 +31,7 @@ class UnweightedProgram:
         """Raise InvalidRequestError."""
         raise InvalidRequestError("this model was loaded without weights: it has a tokenizer and templates only")
 
-    def load(self, *_: Any) -> Any:
-        """Raise InvalidRequestError."""
-        return self.forward()
-
-    def recompiled(self, *_: Any) -> Any:
-        """Raise InvalidRequestError."""
-        return self.forward()
-
-    def extended(self, *_: Any) -> Any:
-        """Raise InvalidRequestError."""
-        return self.forward()
-
-    def forward_with_hidden(self, *_: Any) -> Any:
-        """Raise InvalidRequestError."""
-        return self.forward()
-
-    def shift_keys(self, *_: Any) -> Any:
-        """Raise InvalidRequestError."""
-        return self.forward()
+    load = recompiled = extended = forward_with_hidden = shift_keys = forward
 
     def rope_variant(self, seq_len: int) -> int:
         """The same for all lengths: nothing is computed."""
