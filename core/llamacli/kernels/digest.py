@@ -209,7 +209,7 @@ def _source_of(code: CodeType) -> str:
         if (
             isinstance(node, ast.FunctionDef)
             and node.name == code.co_name
-            and min(part.lineno for part in (node, *node.decorator_list)) == code.co_firstlineno
+            and min([node.lineno, *(one.lineno for one in node.decorator_list)]) == code.co_firstlineno
         ):
             return ast.unparse(node)
     return ""
