@@ -92,7 +92,10 @@ DEMO = ("run", "-p", "Once upon a time", "--temp", "0", "-n", "12")
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Wheels and sdists of the core and the Llama plugin, and kernels of the demo."""
+    """Wheels and sdists of the core and the Llama plugin.
+
+    The kernels are those of the demo.
+    """
     pytest.importorskip("build")
     pytest.importorskip("twine")
     out, cache = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("cache")

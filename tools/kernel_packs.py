@@ -39,7 +39,7 @@ def build(folder: Path, instruction_sets: Sequence[str] = INSTRUCTION_SETS) -> N
 
 
 def write(path: Path, name: str) -> None:
-    """Compile all kernels for an instruction set, in a process that runs none."""
+    """Compile all kernels, in a process that runs none."""
     isa.compile_for(name)
     from llamacli.engine.catalog import catalog
     from llamacli.kernels.jit import fingerprint

@@ -283,7 +283,7 @@ def test_bytecode_does_not_count(tmp_path: Path) -> None:
 
 
 def test_bytecode_counts_where_a_file_has_changed(decoder) -> None:
-    """What is in the file is not what was loaded."""
+    """The file has other code than is loaded."""
     decode = decoder()
     before = of(decode)
     path = Path(decode.__code__.co_filename)

@@ -39,7 +39,7 @@ def entries() -> dict[str, bytes]:
 
 @pytest.fixture
 def pack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entries: dict[str, bytes]) -> Path:
-    """A pack of two kernels where the installed package would be; the cache is empty."""
+    """A pack of two kernels, installed; the cache is empty."""
     folder = tmp_path / packs.PACKAGE
     folder.mkdir(0o700)
     (folder / "__init__.py").touch()

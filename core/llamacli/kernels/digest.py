@@ -201,7 +201,10 @@ def _function_parts(function: FunctionType, seen: _Seen) -> Iterator[str]:
 
 
 def _source_of(code: CodeType) -> str:
-    """Source of a function without comments; "" unless its file has just this code."""
+    """Source of a function without comments.
+
+    "" unless its file has just this code.
+    """
     text, compiled = _file(code.co_filename)
     if code not in compiled:
         return ""
@@ -217,7 +220,10 @@ def _source_of(code: CodeType) -> str:
 
 @functools.cache
 def _file(path: str) -> tuple[str, frozenset[CodeType]]:
-    """Source of a module and the code of its functions, empty if there is none."""
+    """Source of a module and the code of its functions.
+
+    Both are empty if there is no file.
+    """
     try:
         text = Path(path).read_text("utf-8")
         return text, frozenset(_codes(compile(text, path, "exec", dont_inherit=True)))

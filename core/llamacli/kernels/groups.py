@@ -36,7 +36,10 @@ def group_weights(weights: npt.NDArray[np.float32] | None, size: int) -> npt.NDA
 
 
 def stack_rows(n: int) -> Any:
-    """Function that returns the address of `n` rows on the stack, whole cache lines."""
+    """Function that returns the address of `n` rows on the stack.
+
+    They are whole cache lines.
+    """
 
     def rows(b: ir.Builder) -> ir.Value:
         return ir.stack(b, n * ROW)

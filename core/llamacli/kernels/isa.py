@@ -82,7 +82,7 @@ def target() -> tuple[str, str, str]:
 
 
 def architecture(triple: str) -> str:
-    """Name of a triple's architecture, `x86_64` or `aarch64` where it is one of these."""
+    """Architecture of a triple, such as `x86_64` or `aarch64`."""
     return triple.partition("-")[0].replace("arm64", "aarch64")
 
 
@@ -154,9 +154,9 @@ _foreign: list[str] = []
 
 
 def compile_for(name: str) -> None:
-    """Choose an instruction set that this CPU may lack, before anything asks for it.
+    """Choose an instruction set that this CPU may lack.
 
-    Kernels can be compiled then, and none is to be run.
+    To be called before anything asks for it. Kernels can be compiled then, and none is to be run.
     """
     assert not isa.cache_info().currsize, "kernels of this process are for another instruction set"
     _foreign.append(name)

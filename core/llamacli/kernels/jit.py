@@ -88,9 +88,9 @@ class _Entry:
         self._name, self._path = name, directory and directory / name
 
     def load(self) -> int | None:
-        """Load and link the code, of the user's cache or else of a pack.
+        """Load and link the code.
 
-        Returns its address, or None if it must be compiled.
+        It is looked for in the user's cache, then in a pack. Returns its address, or None if it must be compiled.
         """
         with contextlib.suppress(OSError):
             data = self._read()
@@ -102,7 +102,10 @@ class _Entry:
         return link_entry(data) if data else None
 
     def _read(self) -> bytes:
-        """Read the file; b"" if there is none, or if other users may have written it."""
+        """Read the file.
+
+        b"" if there is none, or if other users may have written it.
+        """
         if self._path is None:
             return b""
         try:

@@ -39,9 +39,10 @@ MOST_VECTORS = 5
 
 @attrs.frozen
 class StateForm:
-    """Form of a linear recurrence: vectors of columns in a tile, and its terms.
+    """Form of a linear recurrence.
 
-    `decay` is one of HEAD, KEY and MATRIX, `correction` one of NONE, BETA and LOW_RANK.
+    A tile has `n_vectors` vectors of columns. `decay` is one of HEAD, KEY and MATRIX, `correction` one of NONE, BETA and
+    LOW_RANK.
     """
 
     n_vectors: int

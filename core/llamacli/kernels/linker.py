@@ -48,7 +48,10 @@ def undefined_symbols(code: bytes) -> list[str] | None:
 
 
 def calls_numba(needs: Iterable[str] | None) -> bool:
-    """True if code with these `undefined_symbols` may call functions of Numba or Python."""
+    """True if code may call functions of Numba or Python.
+
+    `needs` are its `undefined_symbols`.
+    """
     return needs is None or any(name.startswith(("NRT_", "numba_", "Py", "_Py")) for name in needs)
 
 

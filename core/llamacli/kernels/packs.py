@@ -1,4 +1,4 @@
-"""Kernel packs: object code of kernels, compiled ahead of time for an instruction set.
+"""Kernel packs: object code of kernels, compiled ahead of time.
 
 The distribution `llamacli-kernels` has a file for each instruction set, which holds entries of the kernel cache: the
 SHA-256 of all that follows, a line of JSON, and the entries, each compressed by zlib. The JSON object has the
@@ -42,7 +42,7 @@ def pack_name(instructions: str) -> str:
 
 
 def packed(target: str, entries: Mapping[str, bytes]) -> bytes:
-    """Contents of a pack for a target, of cache entries by file name."""
+    """Contents of a pack, of cache entries by file name."""
     places, parts, end = {}, [], 0
     for name in sorted(entries):
         parts.append(zlib.compress(entries[name], 9))
@@ -83,7 +83,7 @@ class Pack:
         return file_name in self._places
 
     def entry(self, file_name: str) -> bytes:
-        """Cache entry by the name of its file; b"" if there is none."""
+        """Cache entry by file name, b"" if there is none."""
         if file_name in self._places:
             start, end = self._places[file_name]
             return zlib.decompress(self._data[start:end])

@@ -63,7 +63,10 @@ class Memory:
 
 @attrs.frozen
 class KernelCache:
-    """Cache directory of compiled kernels, and the number of kernels in it or in a pack."""
+    """Cache directory of compiled kernels, and the number of its kernels.
+
+    `n_compiled` are those in the directory or in a pack.
+    """
 
     folder: str | None
     writable: bool
