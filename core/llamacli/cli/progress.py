@@ -6,9 +6,9 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llamacli.cli.hub import resolve_model
 from llamacli.cli.output import has_status, human_bytes, human_duration, status
@@ -198,7 +198,12 @@ def waiting(session: Session) -> Iterator[Waiting]:
 
 
 def load(
-    path: str, mode: str, threads: int | None, lora: Sequence[tuple[str, float]] = (), load_mode: str = "auto"
+    path: str,
+    mode: str,
+    threads: int | None,
+    lora: Sequence[tuple[str, float]] = (),
+    load_mode: str = "auto",
+    overrides: Mapping[str, Any] | None = None,
 ) -> Model:
     """Load a model by file or short name, with a progress bar.
 
@@ -218,6 +223,7 @@ def load(
             lora_path=[file for file, _ in lora],
             lora_scale=[scale for _, scale in lora],
             load=load_mode,
+            overrides=overrides,
         )
 
 

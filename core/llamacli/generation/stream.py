@@ -319,6 +319,8 @@ class TokenStream:
             self._drop_stale_cells()
             wanted = [*self._tokens, *(ids.keys if isinstance(ids, Inputs) else ids)]
             if self._prefixes is not None and self.strategy is CacheStrategy.ALWAYS and not (all_logits or n_ahead):
+                if self.model.prompt_cache is not None:
+                    self.model.prompt_cache.load(self._prefixes, sequence, wanted, self.model.prefix_cache_bytes)
                 self._prefixes.reuse(sequence, wanted)
             start = len(sequence.tokens)
             ids = self._contents.slice(wanted, start) if self._contents else wanted[start:]

@@ -39,7 +39,7 @@ def common_kernels() -> list[jit.Compiled]:
 def start_helper() -> None:
     """Start the program if a core is idle and kernels are missing."""
     folder = jit.cache_directory()
-    if folder is None or jit_disabled() or any((folder / kernel.file_name).exists() for kernel in common_kernels()):
+    if folder is None or jit_disabled() or any(kernel.is_cached for kernel in common_kernels()):
         return
     if not _has_idle_core() or not sys.executable:
         return
@@ -105,8 +105,7 @@ def main() -> None:
     for kernel in common_kernels():
         print(kernel.name, flush=True)
         kernel.compile()
-        folder = jit.cache_directory()
-        if folder is None or not (folder / kernel.file_name).exists():
+        if not kernel.is_cached:
             break
 
 

@@ -42,7 +42,7 @@ import numpy as np
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import ir
 from llamacli.kernels.deferred import njit, types
-from llamacli.kernels.isa import features
+from llamacli.kernels.isa import architecture, target
 from llamacli.kernels.jit import Compiled, Kernel
 from llamacli.kernels.layout import RUN, record
 from llamacli.util.locking import fork_safe
@@ -118,7 +118,7 @@ def _compare_exchange(b: ir.Builder, address: ir.Value, expected: ir.Value, valu
 @ir.expose(types.void)
 def _pause(b: ir.Builder) -> None:
     """Emit the CPU's spin-loop hint."""
-    if "sse2" in features():
+    if architecture(target()[0]) == "x86_64":
         ir.call(b, "llvm.x86.sse2.pause", ir.ir.VoidType())
 
 

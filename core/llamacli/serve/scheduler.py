@@ -125,6 +125,8 @@ class Scheduler:
             ]
             with self._counted_refusals():
                 self.queue.put(prompts)
+        for ids in dict.fromkeys(request.prompts if generation else ()):
+            self.memory.read_ahead([*ids], key_of(adapters))
         return state
 
     def expect_room(self) -> None:
@@ -259,7 +261,7 @@ class Scheduler:
     def close(self) -> None:
         """Free the cache; the model stays open."""
         self.running.close()
-        self.memory.prefixes.clear()
+        self.memory.close()
 
     # --- leaving and entering
 
