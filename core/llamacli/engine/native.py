@@ -157,6 +157,7 @@ class NativeProgram:
         self._writes_logits = _only_writer(self._steps, logits, self._logits) if in_tail else None
         self._run, self._rows = np.zeros(1, RUN), np.zeros(N_BATCH, ROW)
         self._run["rows"], self._run_address = self._rows.ctypes.data, self._run.ctypes.data
+        self._run_fields = self._run.view(np.int64)  # of all fields, as of rows: setting one by name takes longer
         self._fields = self._rows.view(np.int64).reshape(N_BATCH, -1)
         self._reached, self._has_reported = 0, False
         self._work, self._work_seen = (
@@ -314,12 +315,12 @@ class NativeProgram:
 
     def _run_steps(self, table: int, segments: Sequence[tuple[int, int]], rows: HostRows, n_seen: int) -> None:
         """Run segments of the table for some rows."""
-        first, last, run = rows.first, rows.stop, self._run
+        first, last, run = rows.first, rows.stop, self._run_fields
         for start, stop in segments:
             if self._steps[start].host is not None:
                 self._run_host(self._steps[start], rows)
                 continue
-            run["first_row"], run["n_rows"] = first, last
+            run[0], run[1] = last, first
             work_of_row = self._work_before[stop] - self._work_before[start]
             work_of_row += n_seen * (self._work_seen_before[stop] - self._work_seen_before[start])
             if (last - first) * work_of_row <= _SLICE_WORK:  # a lone token, mostly
