@@ -201,13 +201,9 @@ def load(path: str, mode: str, threads: int | None, lora: Sequence[tuple[str, fl
 
         start_helper()
         return load_model(
-            path,
-            mode,
-            threads=threads,
-            progress=progress,
-            lora_path=[file for file, _ in lora],
+            path, mode, threads=threads, progress=progress, lora_path=[file for file, _ in lora],
             lora_scale=[scale for _, scale in lora],
-        )
+        )  # fmt: skip
 
 
 @contextlib.contextmanager
