@@ -129,15 +129,10 @@ class _CodeGenerator(CodeGenerator):
 
 
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "lteq": operator.le,
-    "gt": operator.gt,
-    "gteq": operator.ge,
-    "in": lambda item, container: item in container,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "lteq": operator.le, "gt": operator.gt,
+    "gteq": operator.ge, "in": lambda item, container: item in container,
     "notin": lambda item, container: item not in container,
-}
+}  # fmt: skip
 
 
 class Environment(ImmutableSandboxedEnvironment):

@@ -181,15 +181,11 @@ class Grammar(Sampler):
             raise InvalidRequestError(f"json_schema: line {_line_of(schema, reason)}: {_first_line(reason)}")
         return cls(_Compiled(tokenizer, grammar, "json_schema", forces=True))
 
-    def apply(self, candidates: Candidates) -> None:
+    def restrict(self, candidates: Candidates) -> None:
         """Apply the token mask.
 
         Raises InvalidRequestError if no token is allowed, GrammarError if that exceeds llguidance's limits.
         """
-        self.restrict(candidates)
-
-    def restrict(self, candidates: Candidates) -> None:
-        """Apply the token mask, as `apply`."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         if self._outgrown(self._matcher):
             self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
@@ -200,6 +196,8 @@ class Grammar(Sampler):
         else:
             candidates.keep_where(fits[candidates.ids])
         candidates.check_drawable()
+
+    apply = restrict
 
     def accept(self, token: int) -> None:
         """Advance the grammar by a token.
@@ -424,7 +422,7 @@ def _cut(data: bytes, length: int) -> bytes:
 
 
 def _first_line(text: str) -> str:
-    return text.strip().split("\n", 1)[0]
+    return text.strip().partition("\n")[0]
 
 
 def _line_of(schema: str, reason: str) -> int:
