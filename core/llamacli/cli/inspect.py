@@ -68,7 +68,9 @@ def inspect(model: str, tensors: bool, full: bool, replies: bool, json: bool, pl
             _print_summary(summary, file.metadata)
             if tensors:
                 _print_tensors(file)
-            _print_metadata(file.metadata, full)
+            click.echo(f"\nmetadata ({len(file.metadata)} keys)")
+            for key, value in file.metadata.items():
+                click.echo(f"  {printable(key)} = {_brief(value, full)}")
     finally:
         file.close()
 
@@ -227,12 +229,6 @@ def _print_tensors(file: ModelFile) -> None:
     infos = file.tensors.values()
     rows = [(info.name, " x ".join(map(str, info.shape)), info.type.name, str(info.n_bytes)) for info in infos]
     print_table(("tensor", "shape:", "type", "bytes:"), rows)
-
-
-def _print_metadata(metadata: Metadata, full: bool) -> None:
-    click.echo(f"\nmetadata ({len(metadata)} keys)")
-    for key, value in metadata.items():
-        click.echo(f"  {printable(key)} = {_brief(value, full)}")
 
 
 def _brief(value: Any, full: bool) -> str:

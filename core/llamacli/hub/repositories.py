@@ -224,12 +224,12 @@ def _hub_errors(reference: Reference) -> Iterator[None]:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.filename is not None):
             raise
         first = str(error).strip().splitlines() or [type(error).__name__]
-        remedy = " (is there a network? cached models need none)" if _is_unreachable(error) else ""
+        unreachable = isinstance(error, OSError) or type(error).__name__ in _UNREACHABLE
+        remedy = " (is there a network? cached models need none)" if unreachable else ""
         raise HubError(f"{reference}: the hub request failed: {first[0]}{remedy}") from error
 
 
-def _is_unreachable(error: Exception) -> bool:
-    return isinstance(error, OSError) or type(error).__name__ in ("ConnectError", "ConnectTimeout", "ReadTimeout")
+_UNREACHABLE = ("ConnectError", "ConnectTimeout", "ReadTimeout")
 
 
 def _library() -> Any:
