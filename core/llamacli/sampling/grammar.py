@@ -9,7 +9,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import attrs
@@ -270,22 +270,16 @@ def _with_stack_for(text: str, compile_text: Callable[[], T]) -> T:
     """
     if len(text) <= _SMALL_TEXT:
         return compile_text()
-    done: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            done.set_result(compile_text())
-        except BaseException as error:
-            done.set_exception(error)
-
+    pool = ThreadPoolExecutor(1, "llamacli-grammar")
     with _stack_lock:
         before = threading.stack_size(_SMALL_STACK + (len(text) * _STACK_PER_BYTE & -_SMALL_TEXT))
         try:
-            threading.Thread(target=work, name="llamacli-grammar").start()
+            done = pool.submit(compile_text)
         except RuntimeError:
             raise InvalidRequestError(f"grammar: there is no memory to compile {len(text)} bytes") from None
         finally:
             threading.stack_size(before)
+    pool.shutdown(wait=False)
     return done.result()
 
 
