@@ -253,10 +253,7 @@ def _create_repl(
 
 
 def _check(session: Session, params: SamplingParams) -> None:
-    """Check sampling parameters before anything is computed.
-
-    Raises InvalidRequestError with an example for a wrong grammar or schema.
-    """
+    """Check sampling parameters early; errors of grammars and schemas have examples."""
     try:
         session.params = params
     except InvalidRequestError as error:

@@ -150,9 +150,11 @@ def write_imatrix(matrix: ImportanceMatrix, *, overwrite: bool = False) -> None:
         entry = matrix.entries[name]
         arrays[name + _SUMS] = np.ascontiguousarray(entry.sums, "<f4")
         arrays[name + _COUNTS] = np.ascontiguousarray(entry.counts[:, None], "<f4")
-    keys = ("general.type", _DATASETS, _CHUNK_COUNT, _CHUNK_SIZE)
-    values = ("imatrix", matrix.datasets, matrix.chunk_count, matrix.chunk_size)
-    pairs = list(map(metadata_pair, keys, values))
+    keys: dict[str, int | str | Sequence[str]] = {
+        "general.type": "imatrix", _DATASETS: matrix.datasets, _CHUNK_COUNT: matrix.chunk_count,
+        _CHUNK_SIZE: matrix.chunk_size,
+    }  # fmt: skip
+    pairs = [metadata_pair(key, value) for key, value in keys.items()]
     infos = [TensorInfo(name, array.shape, TensorType.F32, array.nbytes) for name, array in arrays.items()]
     with replacing(matrix.path, overwrite=overwrite) as out:
         write_gguf(out, pairs, infos, lambda info: [arrays[info.name].reshape(-1).view(np.uint8)])
