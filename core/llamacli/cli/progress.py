@@ -6,9 +6,9 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llamacli.cli.hub import resolve_model
 from llamacli.cli.output import has_status, human_bytes, human_duration, status
@@ -189,10 +189,17 @@ def waiting(session: Session) -> Iterator[Waiting]:
             session.progress = before
 
 
-def load(path: str, mode: str, threads: int | None, lora: Sequence[tuple[str, float]] = ()) -> Model:
+def load(
+    path: str,
+    mode: str,
+    threads: int | None,
+    lora: Sequence[tuple[str, float]] = (),
+    load_mode: str = "auto",
+    overrides: Mapping[str, Any] | None = None,
+) -> Model:
     """Load a model by file or short name, with a progress bar.
 
-    `lora` are files of adapters with their scales.
+    `lora` are files of adapters with their scales; `load_mode` is `load` of `load_model`.
     """
     path = resolve_model(path)
     with bar(f"loading {Path(path).name}", human_bytes) as progress:
@@ -202,7 +209,7 @@ def load(path: str, mode: str, threads: int | None, lora: Sequence[tuple[str, fl
         start_helper()
         return load_model(
             path, mode, threads=threads, progress=progress, lora_path=[file for file, _ in lora],
-            lora_scale=[scale for _, scale in lora],
+            lora_scale=[scale for _, scale in lora], load=load_mode, overrides=overrides,
         )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from llamacli.cli.hub import REFERENCE, model_from_hub
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.numbers import Integer
 from llamacli.cli.options import PATH, option
+from llamacli.cli.overrides import override_options
 from llamacli.cli.sampling import check_constraint, sampling_options
 from llamacli.cli.speculation import speculation_options
 from llamacli.cli.text import argument, read_file, read_stdin, unescaped, without_final_newline
@@ -90,8 +91,13 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
     ),
 )  # fmt: skip
 @in_group(
-    "Computing", options.threads_option, options.mode_option, options.kv_type_options("f32 in mode fp32, else f16")
+    "Computing",
+    options.threads_option,
+    options.mode_option,
+    options.load_option,
+    options.kv_type_options("f32 in mode fp32, else f16"),
 )
+@override_options
 @options.global_options
 @click.pass_context
 def run(

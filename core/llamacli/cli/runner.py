@@ -51,6 +51,8 @@ class RunOptions:
     ignore_eos: bool
     display_prompt: bool
     mode: str
+    load_mode: str
+    overrides: dict[str, Any]
     kv_type: str | tuple[str, str] | None
     lora: tuple[tuple[str, float], ...]
     load_session: str | None
@@ -144,7 +146,9 @@ def execute(options: RunOptions) -> str | None:
 def _run(options: RunOptions, repl: Repl | None) -> str | Switch | None:
     """Load the model and use it; `repl` continues a chat."""
     started = time.perf_counter()
-    with load(options.model, options.mode, options.threads, options.lora) as model:
+    with load(
+        options.model, options.mode, options.threads, options.lora, options.load_mode, options.overrides
+    ) as model:
         from llamacli.engine.packed_copies import finish_copies
 
         result = _generate(options, model, time.perf_counter() - started, repl)

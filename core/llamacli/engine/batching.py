@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.engine.adapters import Adapters
+from llamacli.engine.adapters import Adapter, Adapters, without_scales
 from llamacli.engine.base import Program
 from llamacli.errors import InvalidRequestError
 from llamacli.graph import Graph
@@ -147,7 +147,8 @@ def _run(
         part = None
         if isinstance(ids, Inputs):
             part, ids = ids.part(first, first + n), ids.ids
-        spans.append(Span(chunk.cache, start, n, hidden_in, part))
+        scales = np.array([scale for _, scale in chunk.adapters]) if chunk.adapters else None
+        spans.append(Span(chunk.cache, start, n, hidden_in, part, scales))
         parts.append(ids[first : first + n])
         counts.append(max(0, min(n, chunk.n_last - n_left)))
         takes_hidden |= chunk.take_hidden is not None
@@ -249,9 +250,9 @@ def _batches(chunks: Sequence[Chunk]) -> Iterator[list[tuple[int, int, int]]]:
 
     A batch lists parts of chunks: the index, its first token, the number of tokens.
     """
-    groups = dict[tuple[int, Adapters], list[int]]()
+    groups = dict[tuple[int, tuple[Adapter, ...]], list[int]]()
     for i, chunk in enumerate(chunks):
-        groups.setdefault((id(chunk.cache.pool), chunk.adapters), []).append(i)
+        groups.setdefault((id(chunk.cache.pool), without_scales(chunk.adapters)), []).append(i)
     for members in groups.values():
         batch: list[tuple[int, int, int]] = []
         room = N_BATCH

@@ -104,7 +104,7 @@ def number_of_chunks(tokens: Sequence[int], n_ctx: int, max_chunks: int | None =
 
 
 def chunks_of(model: Model, tokens: Sequence[int], n_ctx: int, n_chunks: int) -> Iterator[list[int]]:
-    """Chunks of `n_ctx` tokens, with BOS first if the model uses it."""
+    """Chunks of `n_ctx` tokens, with BOS if the model uses it."""
     for start in range(0, n_chunks * n_ctx, n_ctx):
         ids = list(tokens[start : start + n_ctx])
         if model.tokenizer.add_bos and model.tokenizer.bos_id is not None:
