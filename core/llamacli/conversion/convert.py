@@ -168,7 +168,9 @@ def write(
     for source in file.paths:
         if path.exists() and path.samefile(source):
             raise InvalidRequestError(f"{path} is a file of the source model: choose another file")
-    _check_room(path, planned)
+    folder = path.absolute().parent
+    if folder.is_dir() and (free := shutil.disk_usage(folder).free) < planned.n_bytes:
+        raise InvalidRequestError(f"{path} needs {planned.n_bytes} bytes, but the disk has only {free} free")
     n_written = 0
 
     def count(n_bytes: int) -> None:
@@ -205,12 +207,6 @@ def _pairs(planned: Plan) -> list[bytes]:
         }
     kept = {key: file.pair(key) for key in file.metadata if key not in _SPLIT_KEYS}
     return list((kept | {key: metadata_pair(key, value) for key, value in ours.items()}).values())
-
-
-def _check_room(path: Path, planned: Plan) -> None:
-    folder = path.absolute().parent
-    if folder.is_dir() and (free := shutil.disk_usage(folder).free) < planned.n_bytes:
-        raise InvalidRequestError(f"{path} needs {planned.n_bytes} bytes, but the disk has only {free} free")
 
 
 def _data(

@@ -6,7 +6,6 @@ import importlib.resources
 import json
 import keyword
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -50,6 +49,7 @@ def write_plugin(folder: Path, name: str, description: Description, *, from_file
 def _contents(name: str, module: str, description: Description, from_file: bool) -> dict[str, str]:
     class_name = "".join(part.capitalize() for part in module.split("_"))
     code = Declarations(description, class_name)
+    tiny_keys = [f"    {json.dumps(key)}: {_source(value)}," for key, value in _tiny_keys(code).items()]
     values = {
         "name": name,
         "module": module,
@@ -58,7 +58,7 @@ def _contents(name: str, module: str, description: Description, from_file: bool)
         "inert": "" if code.has_rope else _INERT,
         "options": "" if code.has_rope else ", inert=INERT",
         "names": "VARIANTS" if code.has_rope else "INERT, VARIANTS",
-        "tiny_keys": _dict(_tiny_keys(code)),
+        "tiny_keys": "\n".join(["{", *tiny_keys, "}"]),
         "fields": "\n".join(code.fields()),
         "configure": "\n".join(code.configure()),
         "tensors": "\n".join(code.tensors()),
@@ -91,10 +91,6 @@ def _contents(name: str, module: str, description: Description, from_file: bool)
         content = {"keys": dict(description.keys), "shapes": {key: list(x) for key, x in description.shapes.items()}}
         files |= {f"tests/test_{module}.py": test, "tests/file.json": json.dumps(content, indent=1) + "\n"}
     return files
-
-
-def _dict(values: Mapping[str, Any]) -> str:
-    return "\n".join(["{", *(f"    {json.dumps(key)}: {_source(value)}," for key, value in values.items()), "}"])
 
 
 def _source(value: Any) -> str:
