@@ -27,6 +27,7 @@ class ChoiceText:
     """Text of a choice, as events.
 
     - `n_tokens`, `n_reasoning`: tokens so far, and those of reasoning.
+    - `has_newline`: true once there is one in what was sent.
     - `finished`: the end of the choice, None until it has come.
 
     Which events come depends on the tokens only, never on how they were grouped into steps.
@@ -35,16 +36,16 @@ class ChoiceText:
     def __init__(self, request: GenerationRequest, index: int, tokenizer: Tokenizer, prompt: Ids, max_tokens: int):
         self._index, self._tokenizer, self._max_tokens = index, tokenizer, max_tokens
         self._reply = reply = request.reply
-        self._decoder = tokenizer.stream(prompt)
-        self._ends = frozenset[int]()
+        self._decoder = tokenizer.stream(prompt, unparse_special=request.special_tokens)
+        self._ends, self._includes_stop = frozenset(request.end_ids), request.include_stop
         if not request.ignore_eos:
-            self._ends = tokenizer.eog_ids | (reply.end_ids if reply else frozenset())
+            self._ends |= tokenizer.eog_ids | (reply.end_ids if reply else frozenset())
         self._end_text = StopText(reply.end_text if reply and not request.ignore_eos else "")
         self._reader = reply.syntax.reader(reply.prompt, tools=reply.tools) if reply else None
         self._stops = StopStrings(request.stop)
         self.n_tokens = self.n_reasoning = self._n_calls = self._n_unassigned = 0
         self._n_decoded = self._n_content = self._n_sent = 0
-        self._has_bytes = False
+        self._has_bytes = self.has_newline = False
         self._drawn: Drawn = collections.deque()
         # Tokens of the content that are not sent, with their places in it.
         self._scored: collections.deque[tuple[int, TokenLogprob]] = collections.deque()
@@ -101,6 +102,8 @@ class ChoiceText:
                 events.append(TextDelta(self._index, "", tokens=tokens))
         if self._stops.stopped:
             reason = "stop"
+            if self._includes_stop:
+                events.append(TextDelta(self._index, self._stops.found))
         if self._n_calls:
             reason = "tool_calls" if reason == "stop" else reason
         self.finished = Finished(self._index, reason, self._stops.found or None, timed_out)
@@ -149,6 +152,7 @@ class ChoiceText:
         if not text:
             return []
         self._n_sent += len(text)
+        self.has_newline |= "\n" in text
         tokens = []
         while self._scored and self._scored[0][0] < self._n_sent:
             tokens.append(self._scored.popleft()[1])
