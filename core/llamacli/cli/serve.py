@@ -217,6 +217,10 @@ _GROUPS = {
         ),
     ),
     "Monitoring": (
+        option(
+            "--strict", is_flag=True,
+            help="Refuse requests with unknown fields, instead of a warning in a header and in the log.",
+        ),
         option("--slots", is_flag=True, help="Show running requests at /slots, without texts."),
         option("--llamacpp-metrics", is_flag=True, help="Repeat metrics under llama-server's names."),
         option("--log-texts", is_flag=True, help="Log the bodies of requests."),
@@ -359,7 +363,8 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
     if keys and "*" in given["cors_origins"]:
         raise click.UsageError("--cors-origin '*' is for servers without keys: list the origins.")
     names = ("host", "port", "cors_origins", "allowed_hosts", "max_body", "read_timeout", "write_timeout",
-             "load_timeout", "shutdown_timeout", "any_model", "slots", "llamacpp_metrics", "log_texts")  # fmt: skip
+             "load_timeout", "shutdown_timeout", "any_model", "strict", "slots", "llamacpp_metrics",
+             "log_texts")  # fmt: skip
     return HttpSettings(
         **{name: given[name] for name in names},
         api_keys=tuple(keys),

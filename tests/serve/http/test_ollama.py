@@ -101,7 +101,7 @@ def test_formats(raw: bool, http, fake) -> None:
         ("/api/generate", {"prompt": "x", "context": [1]}),
         ("/api/generate", {"prompt": "x", "images": ["x"]}),
         ("/api/generate", {"prompt": "x", "template": "x"}),
-        ("/api/embed", {"input": "x", "dimensions": 3}),
+        ("/api/chat", {"messages": HI, "options": {"tfs_z": 0.5}}),
     ],
 )
 def test_refused_requests(path: str, fields: dict, http, fake) -> None:

@@ -19,7 +19,8 @@ from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.constraints import check_size, schema_of
 from llamacli.serve.http.limits import expect_room
-from llamacli.serve.http.schemas.chat import UNSUPPORTED, ChatMessage, ChatRequest, Tool, ToolChoice
+from llamacli.serve.http.prompts import truncated
+from llamacli.serve.http.schemas.chat import ChatMessage, ChatRequest, Tool, ToolChoice
 from llamacli.serve.requests import ModelInfo, ReplyFormat
 
 MAX_VARIABLES = 256 << 10
@@ -45,27 +46,16 @@ class Prompt:
     constraint: Constraint
 
 
-def check_supported(body: dict[str, Any]) -> None:
-    """Refuse fields that would change the reply and are not supported.
-
-    Raises BadRequestError.
-    """
-    for name in UNSUPPORTED:
-        if body.get(name):
-            raise BadRequestError(f"{name}: it is not supported", name, "unsupported_parameter")
-    modalities = body.get("modalities")
-    if modalities and modalities != ["text"]:
-        raise BadRequestError(f"modalities: only ['text'] is supported, not {modalities}", "modalities",
-                              "unsupported_parameter")  # fmt: skip
-
-
 def chat_prompt(request: ChatRequest, model: Model, info: ModelInfo, template: str | None) -> Prompt:
     """Render and tokenize a chat request.
 
     Raises BadRequestError for what the model's template or its syntax cannot express, PromptTooLongError for texts that
     cannot fit.
     """
-    schema, grammar = schema_of(request.response_format, request.json_schema, request.grammar)
+    schema, grammar = schema_of(request)
+    if (request.reasoning_format or "").endswith(("none", "legacy")):
+        reason = "reasoning is `reasoning_content`, not part of the text"
+        raise BadRequestError(f"reasoning_format: {reason}", "reasoning_format", "unsupported_parameter")
     tools = tool_use(request)
     if tools is not None and tools.required and (schema is not None or grammar is not None):
         raise BadRequestError("tool_choice: a required call excludes response_format and grammar", "tool_choice")
@@ -75,18 +65,25 @@ def chat_prompt(request: ChatRequest, model: Model, info: ModelInfo, template: s
     continues = bool(request.continue_final_message)
     if continues and (messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls")):
         raise BadRequestError("continue_final_message: the last message must be text of the assistant", "messages")
+    if continues and request.add_generation_prompt:
+        raise BadRequestError("add_generation_prompt and continue_final_message exclude each other",
+                              "add_generation_prompt")  # fmt: skip
     if request.echo and not continues:
         raise BadRequestError("echo: it needs continue_final_message", "echo")
     codec = codec_of(model, template, tools is not None)
     final = messages.pop() if continues else None
     try:
-        rendering = _rendered(codec, messages, final, described, variables)
+        if request.add_generation_prompt is False and final is None:
+            rendering = codec.render(messages, tools=described, variables=variables, add_generation_prompt=False)
+        else:
+            rendering = _rendered(codec, messages, final, described, variables)
     except ChatTemplateError as error:
         raise BadRequestError(str(error), "messages", "chat_template_error") from None
     except InvalidRequestError as error:
         raise BadRequestError(str(error), "chat_template_kwargs") from None
-    expect_room((part for part in rendering.parts if isinstance(part, str)), model, info)
-    ids = tuple(codec.encode(rendering))
+    if request.truncate_prompt_tokens is None:
+        expect_room((part for part in rendering.parts if isinstance(part, str)), model, info)
+    ids = truncated(codec.encode(rendering), request.truncate_prompt_tokens, info.n_ctx or model.config.n_ctx)
     if not ids:
         raise BadRequestError("the chat template renders an empty prompt", "messages", "chat_template_error")
     try:
@@ -95,7 +92,7 @@ def chat_prompt(request: ChatRequest, model: Model, info: ModelInfo, template: s
         if str(error).startswith("json_schema"):
             raise BadRequestError(str(error), "tools", "invalid_schema") from None
         raise BadRequestError(str(error), "tool_choice") from None
-    return Prompt(rendering.text, ids, reply_format(codec, rendering, described or (), variables), constraint)
+    return Prompt(rendering.text, tuple(ids), reply_format(codec, rendering, described or (), variables), constraint)
 
 
 def echoed_text(request: ChatRequest) -> str:
@@ -152,6 +149,8 @@ def tool_use(request: ChatRequest) -> ToolUse | None:
 def template_variables(request: ChatRequest) -> dict[str, Any]:
     """Variables of the chat template that a request sets. Raises BadRequestError."""
     variables = dict(request.chat_template_kwargs or {})
+    if request.documents is not None:
+        variables["documents"] = request.documents
     size = len(json.dumps(variables))
     if size > MAX_VARIABLES:
         reason = f"it has {size} characters of JSON; {MAX_VARIABLES} are allowed"

@@ -32,13 +32,13 @@ def expect_room(parts: Iterable[str | Sequence[int]], model: Model, info: ModelI
             n_tokens += len(part)
     n_tokens += n_bytes // longest_piece(model)
     if n_tokens > n_ctx:
-        raise PromptTooLongError(n_tokens, n_ctx)
+        raise PromptTooLongError(n_tokens, n_ctx, at_least=n_bytes > 0)
     for part in parts:
         if isinstance(part, str) and len(part) > 2 * BEGINNING * n_ctx:
             ids = model.tokenizer.encode(part[: BEGINNING * n_ctx], add_special=False, parse_special=True)
             n_tokens = len(ids) * 7 // 8  # another end may have some tokens less
             if n_tokens > n_ctx:
-                raise PromptTooLongError(n_tokens, n_ctx)
+                raise PromptTooLongError(n_tokens, n_ctx, at_least=True)
 
 
 def longest_piece(model: Model) -> int:

@@ -13,9 +13,8 @@ from llamacli.chat.formats import own_templates
 from llamacli.errors import ChatTemplateError, InvalidRequestError, TokenizerError
 from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError, NotSupportedError
-from llamacli.serve.http.bodies import convert
 from llamacli.serve.http.call import Call
-from llamacli.serve.http.chats import as_dicts, chat_prompt, check_supported, codec_of, tools_as_dicts
+from llamacli.serve.http.chats import as_dicts, chat_prompt, codec_of, tools_as_dicts
 from llamacli.serve.http.exposition import CONTENT_TYPE, exposition
 from llamacli.serve.http.generation import adapter_scales, sampling_params
 from llamacli.serve.http.schemas.chat import ChatRequest
@@ -28,9 +27,8 @@ MAX_TEXT = 2 << 20
 """Characters of a text to tokenize, more than contexts have; they take seconds."""
 
 
-async def tokenize(call: Call) -> None:
+async def tokenize(call: Call, request: TokenizeRequest) -> None:
     """Token ids of a text or of a conversation."""
-    request = await call.body(TokenizeRequest)
     info, model = await call.model(request.model)
     tokens = await call.compute(_tokenized, request, model, call.settings.template)
     result: dict[str, Any] = {"tokens": tokens}
@@ -39,12 +37,11 @@ async def tokenize(call: Call) -> None:
     await call.respond(result)
 
 
-async def detokenize(call: Call) -> None:
+async def detokenize(call: Call, request: DetokenizeRequest) -> None:
     """Text of token ids, special tokens spelled.
 
     `prompt` is vLLM's name of it.
     """
-    request = await call.body(DetokenizeRequest)
     _, model = await call.model(request.model)
     try:
         text = await call.compute(model.tokenizer.decode, request.tokens, unparse_special=True)
@@ -70,11 +67,8 @@ async def tokenizer_info(call: Call) -> None:
     await call.respond({**texts, "model_max_length": info.n_ctx, "chat_template": template})
 
 
-async def apply_template(call: Call) -> None:
+async def apply_template(call: Call, request: ChatRequest) -> None:
     """Prompt of a conversation, rendered and not evaluated."""
-    body = await call.raw_body()
-    check_supported(body)
-    request = convert(body, ChatRequest)
     info, model = await call.model(request.model)
     prompt = await call.compute(chat_prompt, request, model, info, call.settings.template)
     await call.respond({"prompt": prompt.text, "n_tokens": len(prompt.ids)})
@@ -113,9 +107,8 @@ async def adapters(call: Call) -> None:
     await call.respond(_adapters(call.server.find_model(call.wanted_model)))
 
 
-async def set_adapters(call: Call) -> None:
+async def set_adapters(call: Call, given: list[LoraScale]) -> None:
     """Set the scales of LoRA adapters; those not listed get 0."""
-    given = await call.items(LoraScale)
     info = call.server.find_model(call.wanted_model)
     call.server.engine.set_adapters(info.name, adapter_scales(given, info, "body"))
     await call.respond({"success": True})
@@ -160,13 +153,6 @@ async def slots(call: Call) -> None:
             for slot in one.slots
             if shown in (None, name)
         ]
-    )
-
-
-async def root(call: Call) -> None:
-    """Greeting at `/` of a server without a page."""
-    await call.respond_bytes(
-        b"llamacli is running; its API is described in /openapi.json\n", "text/plain; charset=utf-8"
     )
 
 

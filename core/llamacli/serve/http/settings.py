@@ -25,6 +25,7 @@ class HttpSettings:
     - `ping_interval`: seconds of silence after which a stream of events gets a comment.
     - `template`: chat template that replaces the models' own, as for `Model.create_chat`.
     - `any_model`: answer requests for unknown models with the first.
+    - `strict`: refuse unknown fields of requests; without it they get a header with a warning, and a line in the log.
     - `slots`: serve `/slots`.
     - `llamacpp_metrics`: repeat metrics under llama-server's names.
     - `log_texts`: log the bodies of requests.
@@ -46,6 +47,7 @@ class HttpSettings:
     ping_interval: float = 15.0
     template: str | None = None
     any_model: bool = False
+    strict: bool = False
     slots: bool = False
     llamacpp_metrics: bool = False
     log_texts: bool = False
