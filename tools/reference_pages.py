@@ -203,7 +203,7 @@ def fields_page() -> str:
             paths = ", ".join(f"`{path}`" for path in route.paths)
             lines += ["", f"## {paths}", "", *_body_fields(kind)]
     structs = {kind for route in ROUTES if (kind := loaded(route.handler)[1]) is not None}
-    inner = sorted({one for kind in structs for one in _inner(kind)} - structs, key=lambda kind: kind.__name__)
+    inner = sorted(_schemas(structs) - structs, key=lambda kind: kind.__name__)
     for kind in (one for one in inner if one.foreign):
         meaning = str(kind.__doc__).partition("\n")[0]
         lines += ["", f"## Objects `{kind.__name__}`", "", meaning, "", *_body_fields(kind)]
@@ -225,14 +225,17 @@ def _body_fields(kind: type[Schema]) -> list[str]:
     return lines
 
 
-def _inner(kind: Any) -> Iterator[type[Schema]]:
-    """Schemas of a type, itself among them."""
-    if isinstance(kind, type) and issubclass(kind, Schema):
-        yield kind
-        for hint in get_type_hints(kind).values():
-            yield from _inner(hint)
-    for part in get_args(kind):
-        yield from _inner(part)
+def _schemas(kinds: set[Any]) -> set[type[Schema]]:
+    """Schemas in these types, and in their fields."""
+    found: set[type[Schema]] = set()
+    left = list(kinds)
+    while left:
+        kind = left.pop()
+        if isinstance(kind, type) and issubclass(kind, Schema) and kind not in found:
+            found.add(kind)
+            left += get_type_hints(kind).values()
+        left += get_args(kind)
+    return found
 
 
 def plugin_names_page() -> str:

@@ -138,6 +138,7 @@ REFUSED = [
 BODIES = {
     "/v1/completions": {"prompt": "a"},
     "/v1/responses": {"input": "a"},
+    "/v1/messages": {"messages": HI},
     "/v1/chat/completions": {"messages": HI},
     "/api/chat": {"model": "demo", "messages": HI},
     "/api/generate": {"model": "demo", "prompt": "a"},

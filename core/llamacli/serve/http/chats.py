@@ -18,7 +18,7 @@ from llamacli.errors import ChatTemplateError, InvalidRequestError
 from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.constraints import check_size, schema_of
-from llamacli.serve.http.limits import expect_room
+from llamacli.serve.http.limits import expect_length, expect_room
 from llamacli.serve.http.prompts import truncated
 from llamacli.serve.http.schemas.chat import ChatMessage, ChatRequest, Tool, ToolChoice
 from llamacli.serve.requests import ModelInfo, ReplyFormat
@@ -46,11 +46,13 @@ class Prompt:
     constraint: Constraint
 
 
-def chat_prompt(request: ChatRequest, model: Model, info: ModelInfo, template: str | None) -> Prompt:
+def chat_prompt(
+    request: ChatRequest, model: Model, info: ModelInfo, template: str | None, *, fits: bool = True
+) -> Prompt:
     """Render and tokenize a chat request.
 
-    Raises BadRequestError for what the model's template or its syntax cannot express, PromptTooLongError for texts that
-    cannot fit.
+    With `fits` it must fit into a context. Raises BadRequestError for what the model's template or its syntax cannot
+    express, PromptTooLongError for texts that cannot fit.
     """
     schema, grammar = schema_of(request)
     if (request.reasoning_format or "").endswith(("none", "legacy")):
@@ -81,7 +83,9 @@ def chat_prompt(request: ChatRequest, model: Model, info: ModelInfo, template: s
         raise BadRequestError(str(error), "messages", "chat_template_error") from None
     except InvalidRequestError as error:
         raise BadRequestError(str(error), "chat_template_kwargs") from None
-    if request.truncate_prompt_tokens is None:
+    if not fits:
+        expect_length(len(rendering.text), "messages")
+    elif request.truncate_prompt_tokens is None:
         expect_room((part for part in rendering.parts if isinstance(part, str)), model, info)
     ids = truncated(codec.encode(rendering), request.truncate_prompt_tokens, info.n_ctx or model.config.n_ctx)
     if not ids:

@@ -17,14 +17,12 @@ from llamacli.serve.http.call import Call
 from llamacli.serve.http.chats import as_dicts, chat_prompt, codec_of, tools_as_dicts
 from llamacli.serve.http.exposition import CONTENT_TYPE, exposition
 from llamacli.serve.http.generation import adapter_scales, sampling_params
+from llamacli.serve.http.limits import expect_length
 from llamacli.serve.http.schemas.chat import ChatRequest
 from llamacli.serve.http.schemas.common import LoraScale, Sampling
 from llamacli.serve.http.schemas.local import DetokenizeRequest, TokenizeRequest
 from llamacli.serve.requests import ModelInfo
 from llamacli.util.sampling_params import PARAMETERS, SAMPLERS, Parameter
-
-MAX_TEXT = 2 << 20
-"""Characters of a text to tokenize, more than contexts have; they take seconds."""
 
 
 async def tokenize(call: Call, request: TokenizeRequest) -> None:
@@ -70,7 +68,7 @@ async def tokenizer_info(call: Call) -> None:
 async def apply_template(call: Call, request: ChatRequest) -> None:
     """Prompt of a conversation, rendered and not evaluated."""
     info, model = await call.model(request.model)
-    prompt = await call.compute(chat_prompt, request, model, info, call.settings.template)
+    prompt = await call.compute(chat_prompt, request, model, info, call.settings.template, fits=False)
     await call.respond({"prompt": prompt.text, "n_tokens": len(prompt.ids)})
 
 
@@ -182,7 +180,7 @@ def _ids(request: TokenizeRequest, model: Model, template: str | None) -> list[i
             return _conversation(request, model, template)
         text = request.prompt if request.content is None else request.content
         assert text is not None
-        _expect_length(len(text), "content")
+        expect_length(len(text), "content")
         add_special = request.add_special if request.content is not None else request.add_special_tokens is not False
         parse_special = request.parse_special is not False  # the default of both
         return model.tokenizer.encode(text, add_special=bool(add_special), parse_special=parse_special)
@@ -192,7 +190,7 @@ def _ids(request: TokenizeRequest, model: Model, template: str | None) -> list[i
 
 def _conversation(request: TokenizeRequest, model: Model, template: str | None) -> list[int]:
     messages = as_dicts(request.messages or ())
-    _expect_length(sum(len(message["content"]) for message in messages), "messages")  # rendering takes seconds too
+    expect_length(sum(len(message["content"]) for message in messages), "messages")  # rendering takes seconds too
     codec = codec_of(model, template, bool(request.tools))
     try:
         rendering = codec.render(
@@ -202,14 +200,8 @@ def _conversation(request: TokenizeRequest, model: Model, template: str | None) 
         )
     except ChatTemplateError as error:
         raise BadRequestError(str(error), "messages", "chat_template_error") from None
-    _expect_length(len(rendering.text), "messages")
+    expect_length(len(rendering.text), "messages")
     return codec.encode(rendering)
-
-
-def _expect_length(n: int, name: str) -> None:
-    """Refuse a text of more than MAX_TEXT characters. Raises BadRequestError."""
-    if n > MAX_TEXT:
-        raise BadRequestError(f"{name}: it has {n} characters; {MAX_TEXT} are allowed", name, "invalid_value")
 
 
 def _piece(model: Model, token: int) -> str | list[int]:

@@ -75,6 +75,8 @@ ROUTES = (
     _generates("*/completions", "openai.completions:completions"),
     _generates("*/responses", "openai.responses:responses"),
     _route("POST", "*/embeddings", "openai.embeddings:embeddings", queued=True),
+    _generates("/v1/messages", "anthropic:messages"),
+    _route("POST", "/v1/messages/count_tokens", "anthropic:count_tokens"),
     _route("GET", "*/models", "openai.models:models"),
     _route("GET", "*/models/{name:path}", "openai.models:model"),
     _route("POST", "/tokenize", "local:tokenize"),
