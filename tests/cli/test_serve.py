@@ -276,7 +276,7 @@ def test_disconnects_leave_nothing_behind(server: Program) -> None:
             )
             next(iter(stream))
             stream.close()
-    wait_for(lambda: not server.send("/slots").json)
+    wait_for(lambda: not any(slot["is_processing"] for slot in server.send("/slots").json))
     assert 'llamacli_cancelled_total{model="demo",phase="decode"}' in server.send("/metrics").body.decode()
 
 

@@ -91,7 +91,9 @@ def test_models_are_named_by_the_query(path: str, serve) -> None:
 
 def test_slots_are_off_by_default(http, serve) -> None:
     assert http.send("/slots").status == 501
-    assert serve(slots=True).send("/slots").json == []
+    slots = serve(slots=True, total_slots=2).send("/slots").json
+    idle = {"model": "demo", "n_ctx": 1024, "is_processing": False}
+    assert slots == [{**idle, "id": 0}, {**idle, "id": 1}]
 
 
 def test_head(http) -> None:

@@ -64,7 +64,7 @@ def chat_prompt(
     messages = as_dicts(request.messages)
     variables = template_variables(request)
     described = None if tools is None else tools_as_dicts(request.tools or ())
-    continues = bool(request.continue_final_message)
+    continues = _continues(request, messages)
     if continues and (messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls")):
         raise BadRequestError("continue_final_message: the last message must be text of the assistant", "messages")
     if continues and request.add_generation_prompt:
@@ -97,6 +97,21 @@ def chat_prompt(
             raise BadRequestError(str(error), "tools", "invalid_schema") from None
         raise BadRequestError(str(error), "tool_choice") from None
     return Prompt(rendering.text, tuple(ids), reply_format(codec, rendering, described or (), variables), constraint)
+
+
+def _continues(request: ChatRequest, messages: list[dict[str, Any]]) -> bool:
+    """True if the reply continues the last message.
+
+    By default one of the assistant is continued, as by llama-server.
+    """
+    if request.continue_final_message is not None or request.add_generation_prompt is not None:
+        return bool(request.continue_final_message)
+    last = messages[-1]
+    if last["role"] != "assistant" or last.get("tool_calls") or not last["content"]:
+        return False
+    if messages[-2:-1] and messages[-2]["role"] == "assistant":
+        raise BadRequestError("messages: two of the assistant are at the end, and a reply continues one", "messages")
+    return True
 
 
 def echoed_text(request: ChatRequest) -> str:

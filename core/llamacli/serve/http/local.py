@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
@@ -21,6 +23,7 @@ from llamacli.serve.http.limits import expect_length
 from llamacli.serve.http.schemas.chat import ChatRequest
 from llamacli.serve.http.schemas.common import LoraScale, Sampling
 from llamacli.serve.http.schemas.local import DetokenizeRequest, TokenizeRequest
+from llamacli.serve.metrics import ModelStats
 from llamacli.serve.requests import ModelInfo
 from llamacli.util.sampling_params import PARAMETERS, SAMPLERS, Parameter
 
@@ -135,7 +138,7 @@ async def metrics(call: Call) -> None:
 
 
 async def slots(call: Call) -> None:
-    """Requests that run, with counts and without texts.
+    """Requests that run and idle slots, with counts and without texts.
 
     Off unless `--slots` is given.
     """
@@ -144,14 +147,22 @@ async def slots(call: Call) -> None:
     wanted = call.wanted_model
     shown = None if wanted is None else call.server.find_model(wanted).name
     stats = call.server.engine.stats()
+    contexts = {info.name: info.n_ctx for info in call.server.engine.models()}
     await call.respond(
         [
-            {"model": name, **attrs.asdict(slot), "is_processing": True}
+            {"model": name, "n_ctx": contexts.get(name), **slot, "id": i}
             for name, one in stats.models.items()
-            for slot in one.slots
             if shown in (None, name)
+            for i, slot in enumerate(_slots(one, call.settings.total_slots))
         ]
     )
+
+
+def _slots(model: ModelStats, n: int) -> Iterator[dict[str, Any]]:
+    """Running requests of a model, and idle slots up to `n`."""
+    running = [{**attrs.asdict(slot), "request_id": slot.id, "is_processing": True} for slot in model.slots]
+    yield from running
+    yield from itertools.repeat({"is_processing": False}, max(0, n - len(running)))
 
 
 def version() -> str:

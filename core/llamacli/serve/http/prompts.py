@@ -8,7 +8,7 @@ from llamacli.errors import TokenizerError
 from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.limits import expect_room
-from llamacli.serve.http.schemas.completions import MAX_PROMPTS, CompletionRequest, Prompt
+from llamacli.serve.http.schemas.completions import MAX_PROMPTS, CompletionRequest, Prompt, PromptText
 from llamacli.serve.requests import ModelInfo
 
 Mixed = str | list[int | str]
@@ -31,16 +31,21 @@ def encoded_prompts(request: CompletionRequest, model: Model, info: ModelInfo) -
 
 def as_prompts(prompt: Prompt, name: str, limit: int) -> list[Mixed]:
     """Prompts, or other inputs, one by one. Raises BadRequestError."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if any(isinstance(item, int) for item in prompt):
-        flat = [item for item in prompt if not isinstance(item, list)]
-        if len(flat) < len(prompt):
+    if isinstance(prompt, str | PromptText):
+        return [_plain(prompt)]
+    items = [_plain(item) if isinstance(item, PromptText) else item for item in prompt]
+    if any(isinstance(item, int) for item in items):
+        flat = [item for item in items if not isinstance(item, list)]
+        if len(flat) < len(items):
             raise BadRequestError(f"{name}: token ids and lists cannot be mixed in one list", name)
         return [flat]
-    if not 1 <= len(prompt) <= limit:
-        raise BadRequestError(f"{name}: it has {len(prompt)} elements; 1 to {limit} are allowed", name)
-    return [item for item in prompt if not isinstance(item, int)]
+    if not 1 <= len(items) <= limit:
+        raise BadRequestError(f"{name}: it has {len(items)} elements; 1 to {limit} are allowed", name)
+    return [item for item in items if not isinstance(item, int)]
+
+
+def _plain(text: str | PromptText) -> str:
+    return text if isinstance(text, str) else text.prompt_string
 
 
 def encoded(

@@ -43,7 +43,8 @@ class ChatShapes(Shapes):
     def first_chunks(self) -> Iterator[dict[str, Any]]:
         """Chunks that begin the choices."""
         for i in range(self._generation.n):
-            yield self._chunk(i, {"role": "assistant", "content": "" if self._awaits_logprobs else self._begun})
+            begun = "" if self._awaits_logprobs else self._begun
+            yield self._chunk(i, {"role": "assistant", "content": begun or None})
 
     def _parts(self, event: Event) -> Iterator[dict[str, Any]]:
         match event:

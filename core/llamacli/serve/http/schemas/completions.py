@@ -7,12 +7,21 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from llamacli.serve.http.schemas.common import MAX_TOP_LOGPROBS, Generation, Limit, TokenId
-from llamacli.serve.http.schemas.foreign import GENERATION, OPENAI, Foreign, Refused, Schema
+from llamacli.serve.http.schemas.foreign import GENERATION, OPENAI, TEXT_ONLY, Foreign, Refused, Schema
 
 MAX_PROMPTS = 64
 MAX_INPUTS = 2048
 
-Prompt = str | list[str | TokenId | list[str | TokenId]]
+
+class PromptText(Schema, kw_only=True):
+    """Text of a prompt in an object, as llama-server takes it."""
+
+    foreign: ClassVar[Foreign] = {"multimodal_data": TEXT_ONLY}
+
+    prompt_string: str
+
+
+Prompt = str | PromptText | list[str | TokenId | PromptText | list[str | TokenId]]
 """One text, several, or the token ids of one or several; a list with an id is one prompt of ids and texts."""
 
 
