@@ -48,6 +48,15 @@ def test_a_minimum_holds_for_all_ends(http, fake) -> None:
     assert {9} < {*params(fake.requests[0]).end_token_ids} == {9, *fake.requests[0].reply.end_ids}
 
 
+def test_parameters_of_the_server_are_defaults(serve, fake) -> None:
+    http = serve(sampling={"temperature": 0.25, "top_k": 3}, seed=7, max_tokens=5)
+    for path, body in (TEXT, CHAT, ("/completion", {"prompt": "a"})):
+        http.send(path, body)
+        http.send(path, {**body, "top_k": 9, "seed": 8, "max_tokens": 6})
+    found = [(params(one).temperature, params(one).top_k, one.seed, one.max_tokens) for one in fake.requests]
+    assert found == [(0.25, 3, 7, 5), (0.25, 9, 8, 6)] * 3
+
+
 def test_biases_of_texts(http, fake) -> None:
     http.send("/v1/completions", {"prompt": "a", "logit_bias": [[" fox", 3]]})
     tokens = fake._model.tokenizer.encode_run(" fox", continues=True)

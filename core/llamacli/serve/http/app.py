@@ -74,7 +74,7 @@ def _routes(server: Server) -> Iterator[BaseRoute]:
 
     own = [ApiRoute("GET", ("/openapi.json",), openapi, public=True)]
     if server.settings.page is None:
-        own.append(ApiRoute("GET", ("/",), root, public=True))
+        own.append(ApiRoute("GET", ("/",), root, public=True))  # HEAD comes with it
     methods: dict[str, list[str]] = {}
     for route in (*routes, *own):
         endpoint = Endpoint(route, server)

@@ -24,6 +24,7 @@ from llamacli.serve.http.prompts import encoded_prompts
 from llamacli.serve.http.schemas.chat import ChatRequest
 from llamacli.serve.http.schemas.common import SAMPLING_FIELDS, LoraScale, Sampling
 from llamacli.serve.http.schemas.completions import CompletionRequest
+from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.requests import AdapterScales, GenerationRequest, ModelInfo
 
 DEFAULT_MAX_TOKENS = 16
@@ -63,8 +64,10 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
     n_probs = max(1, n_top) if n_top is not None else int(bool(wants_ids))
     ends = tuple(request.stop_token_ids or ())
     all_ends = {*ends, *(reply.end_ids if reply is not None else ())}
-    params = sampling_params(request, model, info.n_ctx or model.config.n_ctx, constraint, n_probs, all_ends)
-    seed = request.seed if request.seed is not None and request.seed >= 0 else secrets.randbits(63)
+    n_ctx = info.n_ctx or model.config.n_ctx
+    params = sampling_params(call.settings, request, model, n_ctx, constraint, n_probs, all_ends)
+    seed = call.settings.seed if request.seed is None else request.seed
+    seed = secrets.randbits(63) if seed is None or seed < 0 else seed
     call.access.fields["seed"] = seed
     seconds = request.t_max_predict_ms
     generation = GenerationRequest(
@@ -74,7 +77,7 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
         params=params if constraint.is_free else await compiled(call, model, params),
         seed=seed,
         n=request.n or request.n_cmpl or 1,
-        max_tokens=_max_tokens(request),
+        max_tokens=_max_tokens(request, call.settings.max_tokens),
         stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
         include_stop=bool(request.include_stop_str_in_output),
         ignore_eos=bool(request.ignore_eos),
@@ -111,14 +114,14 @@ def _n_top(request: ChatRequest | CompletionRequest) -> int | None:
     return request.n_probs or None
 
 
-def _max_tokens(request: ChatRequest | CompletionRequest) -> int | None:
+def _max_tokens(request: ChatRequest | CompletionRequest, default: int | None) -> int | None:
     """Limit of the tokens, None for none."""
     given = [request.max_tokens, request.n_predict]
     if isinstance(request, ChatRequest):
         given.insert(0, request.max_completion_tokens)
     found = next((n for n in given if n is not None), None)
     if found is None:
-        return DEFAULT_MAX_TOKENS if isinstance(request, CompletionRequest) else None
+        return DEFAULT_MAX_TOKENS if default is None and isinstance(request, CompletionRequest) else default
     if not found and not (isinstance(request, CompletionRequest) and (request.echo or request.max_tokens is None)):
         raise BadRequestError("max_tokens: 0 is for echo of /v1/completions only", "max_tokens")
     return found if found >= 0 else None
@@ -141,13 +144,19 @@ def adapter_scales(given: Sequence[LoraScale], info: ModelInfo, name: str) -> Ad
 
 
 def sampling_params(
-    request: Sampling, model: Model, n_ctx: int, constraint: Constraint, n_probs: int = 0, ends: Iterable[int] = ()
+    settings: HttpSettings,
+    request: Sampling,
+    model: Model,
+    n_ctx: int,
+    constraint: Constraint,
+    n_probs: int = 0,
+    ends: Iterable[int] = (),
 ) -> SamplingParams:
-    """Sampling parameters of a request, with the file's defaults, else llama.cpp's.
+    """Sampling parameters of a request, else the server's, the file's or llama.cpp's.
 
     `ends` are tokens that end the text besides the model's own. Raises BadRequestError.
     """
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = dict(settings.sampling)
     for name, field in SAMPLING_FIELDS.items():
         value = getattr(request, name, None)
         if value is not None:

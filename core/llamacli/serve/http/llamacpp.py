@@ -81,7 +81,7 @@ class NativeEmbeddings(Schema, kw_only=True):
 
 async def completion(call: Call, request: NativeRequest) -> None:
     """Continue texts, whole or as a stream."""
-    if request.n_predict is None and request.max_tokens is None:
+    if request.n_predict is None and request.max_tokens is None and call.settings.max_tokens is None:
         request.n_predict = -1
     request.parse_special = request.parse_special is not False
     await _answer(call, request)

@@ -79,7 +79,8 @@ async def props(call: Call) -> None:
     """Properties of the server and a model, as llama-server's."""
     info, model = await call.model(call.wanted_model)
     n_ctx = info.n_ctx or model.config.n_ctx
-    params = attrs.asdict(sampling_params(Sampling(), model, n_ctx, FREE))
+    params = attrs.asdict(sampling_params(call.settings, Sampling(), model, n_ctx, FREE))
+    params["seed"] = -1 if call.settings.seed is None else call.settings.seed
     template = call.settings.template or own_templates(model.metadata).get("default", "")
     await call.respond(
         {

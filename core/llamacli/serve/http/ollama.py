@@ -26,6 +26,7 @@ from llamacli.serve.http.schemas.ollama import (
     OllamaBase,
     OllamaChat,
     OllamaEmbed,
+    OllamaEmbeddings,
     OllamaGenerate,
     OllamaMessage,
     OllamaName,
@@ -105,6 +106,12 @@ async def embed(call: Call, request: OllamaEmbed) -> None:
     )
 
 
+async def embeddings(call: Call, request: OllamaEmbeddings) -> None:
+    """Vector of one text, in the older form."""
+    reply, _ = await embedded(call, request.model, request.prompt)
+    await call.respond({"embedding": reply.vectors[0].tolist()})
+
+
 async def tags(call: Call) -> None:
     """All models that the server has."""
     await call.respond({"models": [_tag(info) for info in call.server.engine.models()]})
@@ -128,10 +135,14 @@ async def show(call: Call, request: OllamaName) -> None:
         for key in model.metadata
         if isinstance(value := model.metadata.get(key), str | int | float) and key != "tokenizer.chat_template"
     }
-    capabilities = ["completion", *(["embedding"] if info.embeds else [])]
+    capabilities = ["completion"]
+    capabilities += ["embedding"] * info.embeds + ["insert"] * (model.tokenizer.infill_ids is not None)
     template = call.settings.template or own_templates(model.metadata).get("default", "")
-    if template and (await call.server.run(codec_of, model, call.settings.template, False)).template.takes_tools():
-        capabilities.append("tools")
+    if template:
+        codec = await call.server.run(codec_of, model, call.settings.template, False)
+        capabilities += ["tools"] * codec.template.takes_tools()
+        markers = filter(None, codec.syntax.reasoning_markers(""))
+        capabilities += ["thinking"] * any(marker in codec.template.source for marker in markers)
     await call.respond(
         {
             "modelfile": "",

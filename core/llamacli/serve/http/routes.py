@@ -101,6 +101,7 @@ ROUTES = (
     _generates("/api/chat", "ollama:chat"),
     _generates("/api/generate", "ollama:generate"),
     _route("POST", "/api/embed", "ollama:embed", queued=True),
+    _route("POST", "/api/embeddings", "ollama:embeddings", queued=True),
     _route("GET", "/api/tags", "ollama:tags"),
     _route("POST", "/api/show", "ollama:show"),
     _route("GET", "/api/ps", "ollama:running"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -24,6 +25,8 @@ class HttpSettings:
     - `schema_timeout`: seconds for compiling a grammar or schema.
     - `ping_interval`: seconds of silence after which a stream of events gets a comment.
     - `template`: chat template that replaces the models' own, as for `Model.create_chat`.
+    - `sampling`, `seed`, `max_tokens`: sampling parameters, seed and limit of the tokens of a text for requests without
+      them; None is a random seed, and no limit of the server's own.
     - `any_model`: answer requests for unknown models with the first.
     - `strict`: refuse unknown fields of requests; without it they get a header with a warning, and a line in the log.
     - `slots`: serve `/slots`.
@@ -46,6 +49,9 @@ class HttpSettings:
     schema_timeout: float = 5.0
     ping_interval: float = 15.0
     template: str | None = None
+    sampling: Mapping[str, float] = attrs.field(factory=dict, hash=False)
+    seed: int | None = None
+    max_tokens: int | None = None
     any_model: bool = False
     strict: bool = False
     slots: bool = False

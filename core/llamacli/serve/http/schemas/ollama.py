@@ -11,6 +11,11 @@ from llamacli.serve.http.schemas.common import MAX_STOPS, MAX_TOOLS, MAX_TOP_LOG
 from llamacli.serve.http.schemas.completions import MAX_INPUTS
 from llamacli.serve.http.schemas.foreign import Foreign, Refused, Schema
 
+_SERVED: Foreign = {
+    "keep_alive": "models are unloaded by --idle-unload",
+    "options": "vectors depend on the text only",
+}
+
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n",
             "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta")  # fmt: skip
 """Sampling parameters that ollama has."""
@@ -99,14 +104,27 @@ class OllamaGenerate(OllamaBase, kw_only=True):
 class OllamaEmbed(Schema, kw_only=True):
     """Request of `/api/embed`."""
 
+    foreign: ClassVar[Foreign] = _SERVED
+
     model: str
     input: str | Annotated[list[str], Meta(max_length=MAX_INPUTS)]
     dimensions: int | None = None
     truncate: bool | None = None
 
 
+class OllamaEmbeddings(Schema, kw_only=True):
+    """Request of `/api/embeddings`."""
+
+    foreign: ClassVar[Foreign] = _SERVED
+
+    model: str
+    prompt: str
+
+
 class OllamaName(Schema, kw_only=True):
     """Request of `/api/show`; `name` is an older name of `model`."""
+
+    foreign: ClassVar[Foreign] = {"verbose": "all metadata but lists are shown"}
 
     model: str | None = None
     name: str | None = None
