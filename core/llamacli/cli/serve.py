@@ -127,6 +127,10 @@ _GROUPS = {
         ),
         option("--chat-template-file", type=PATH, help="Read the chat template from a file."),
         option(
+            "--reasoning/--no-reasoning", default=True, show_default=True,
+            help="Variable enable_thinking of chat templates, for requests that do not set it.",
+        ),
+        option(
             "--models-max", metavar="N", type=_COUNT, default=1, show_default=True, help="Models in memory at once.",
         ),
         option(
@@ -374,7 +378,7 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         raise click.UsageError("--cors-origin '*' is for servers without keys: list the origins.")
     names = ("host", "port", "cors_origins", "allowed_hosts", "max_body", "read_timeout", "write_timeout",
              "load_timeout", "shutdown_timeout", "any_model", "strict", "slots", "llamacpp_metrics",
-             "log_texts")  # fmt: skip
+             "log_texts", "reasoning")  # fmt: skip
     return HttpSettings(
         **{name: given[name] for name in names},
         sampling={name: given[name] for name in PARAMETERS if given[name] is not None},

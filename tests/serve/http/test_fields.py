@@ -1,11 +1,16 @@
 """Fields of requests: honoured, refused by name, without effect, unknown."""
 
+import datetime
+import json
 import math
 
 import pytest
 
+from llamacli.serve.http.chats import default_variables
 from llamacli.serve.http.routes import ROUTES, loaded
+from llamacli.serve.http.schemas.chat import Function, Tool
 from llamacli.serve.http.schemas.foreign import Refused
+from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.requests import Admitted, Done, Finished, TextDelta, Timings, TokenLogprob, Usage
 
 HI = [{"role": "user", "content": "hi"}]
@@ -58,9 +63,10 @@ def test_parameters_of_the_server_are_defaults(serve, fake) -> None:
 
 
 def test_biases_of_texts(http, fake) -> None:
-    http.send("/v1/completions", {"prompt": "a", "logit_bias": [[" fox", 3]]})
     tokens = fake._model.tokenizer.encode_run(" fox", continues=True)
-    assert dict(params(fake.requests[0]).logit_bias) == dict.fromkeys(tokens, 3.0)
+    for biases in ([[" fox", 3]], {" fox": 3}):
+        http.send("/v1/completions", {"prompt": "a", "logit_bias": biases})
+        assert dict(params(fake.requests.pop()).logit_bias) == dict.fromkeys(tokens, 3.0)
 
 
 @pytest.mark.parametrize(("path", "body"), [TEXT, CHAT])
@@ -123,6 +129,21 @@ def test_reasoning_that_is_left_out(http, fake) -> None:
 def test_formats_of_reasoning(http) -> None:
     for name, status in (("auto", 200), ("none", 400)):
         assert http.chat(reasoning_format=name).status == status
+
+
+def test_variables_of_templates(serve) -> None:
+    template = "{{ messages[0].content }}|{{ enable_thinking }}|{{ date_string }}|{{ datetime }}|{{ functions }}"
+    for reasoning in (True, False):
+        http = serve(template=template, reasoning=reasoning)
+        reply = http.send("/apply-template", {"messages": HI}).json
+        text, thinks, day, same_day, functions = reply["prompt"].split("|")
+        assert (text, thinks, functions) == ("hi", str(reasoning), "")
+        assert datetime.datetime.strptime(day, "%d %b %Y") == datetime.datetime.strptime(same_day, "%b %d %Y")
+        given = {"messages": HI, "chat_template_kwargs": {"enable_thinking": not reasoning, "date_string": "1 Jan"}}
+        assert http.send("/apply-template", given).json["prompt"].split("|")[1:3] == [str(not reasoning), "1 Jan"]
+        assert http.send("/tokenize", {"messages": HI}).json["count"] == reply["n_tokens"]
+    tools = [Tool(function=Function(name="paint"))]
+    assert json.loads(default_variables(HttpSettings(), tools)["functions"])[0]["function"]["name"] == "paint"
 
 
 def test_generation_prompt_and_documents(serve) -> None:

@@ -117,6 +117,7 @@ def test_special_tokens_of_prompts(http, fake) -> None:
         ("/completion", {"prompt": []}, 400),
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, 501),
         ("/embedding", {}, 400),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}, 501),
         ("/props", {}, 501),
         ("/slots/0?action=save", {}, 501),
         ("/models/load", {"model": "other"}, 404),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import weakref
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from llamacli.serve.http.constraints import check_size, schema_of
 from llamacli.serve.http.limits import expect_length, expect_room
 from llamacli.serve.http.prompts import truncated
 from llamacli.serve.http.schemas.chat import ChatMessage, ChatRequest, Tool, ToolChoice
+from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.requests import ModelInfo, ReplyFormat
 
 MAX_VARIABLES = 256 << 10
@@ -47,7 +49,7 @@ class Prompt:
 
 
 def chat_prompt(
-    request: ChatRequest, model: Model, info: ModelInfo, template: str | None, *, fits: bool = True
+    request: ChatRequest, model: Model, info: ModelInfo, settings: HttpSettings, *, fits: bool = True
 ) -> Prompt:
     """Render and tokenize a chat request.
 
@@ -62,7 +64,7 @@ def chat_prompt(
     if tools is not None and tools.required and (schema is not None or grammar is not None):
         raise BadRequestError("tool_choice: a required call excludes response_format and grammar", "tool_choice")
     messages = as_dicts(request.messages)
-    variables = template_variables(request)
+    variables = default_variables(settings, request.tools or ()) | template_variables(request)
     described = None if tools is None else tools_as_dicts(request.tools or ())
     continues = _continues(request, messages)
     if continues and (messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls")):
@@ -72,7 +74,7 @@ def chat_prompt(
                               "add_generation_prompt")  # fmt: skip
     if request.echo and not continues:
         raise BadRequestError("echo: it needs continue_final_message", "echo")
-    codec = codec_of(model, template, tools is not None)
+    codec = codec_of(model, settings.template, tools is not None)
     final = messages.pop() if continues else None
     try:
         if request.add_generation_prompt is False and final is None:
@@ -163,6 +165,20 @@ def tool_use(request: ChatRequest) -> ToolUse | None:
     check_size(sum(len(json.dumps(tool["function"]["parameters"])) for tool in tools), "tools")
     named = {"function": {"name": choice.function.name}} if isinstance(choice, ToolChoice) else choice
     return openai.tool_use(tools, named, parallel=request.parallel_tool_calls is not False)
+
+
+def default_variables(settings: HttpSettings, tools: Sequence[Tool]) -> dict[str, Any]:
+    """Variables of chat templates that llama-server sets too.
+
+    The date is the server's; `functions` are the tools as JSON.
+    """
+    now = datetime.datetime.now()
+    return {
+        "enable_thinking": settings.reasoning,
+        "date_string": now.strftime("%d %b %Y"),
+        "datetime": now.strftime("%b %d %Y"),
+        "functions": json.dumps(tools_as_dicts(tools), indent=2) if tools else "",
+    }
 
 
 def template_variables(request: ChatRequest) -> dict[str, Any]:

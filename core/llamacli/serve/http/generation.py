@@ -55,7 +55,7 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
     n_top = _n_top(request)
     reply, echoes = None, bool(request.echo)
     if isinstance(request, ChatRequest):
-        prompt = await call.compute(chat_prompt, request, model, info, call.settings.template)
+        prompt = await call.compute(chat_prompt, request, model, info, call.settings)
         prompts, constraint, reply = [(prompt.text, list(prompt.ids))], prompt.constraint, prompt.reply
         echoes = bool(echoed_text(request))
     else:
@@ -191,16 +191,16 @@ async def compiled(call: Call, model: Model, params: SamplingParams) -> SamplerC
 def _biases(biases: Mapping[str, float] | Sequence[tuple[int | str, float]], model: Model) -> dict[int, float]:
     """Biases by token id.
 
-    A text in a pair stands for its tokens; false forbids a token.
+    A text stands for its tokens, in an object unless it is a number; false forbids a token.
     """
     result, n_vocab = dict[int, float](), model.tokenizer.n_vocab
     is_object = isinstance(biases, Mapping)
     for name, bias in biases.items() if isinstance(biases, Mapping) else biases:
-        if isinstance(name, str) and not is_object:
-            tokens = model.tokenizer.encode_run(name, continues=True)
-        else:
+        if isinstance(name, int) or (is_object and name.removeprefix("-").isdecimal()):
             text = str(name)
             tokens = [int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else -1]
+        else:
+            tokens = model.tokenizer.encode_run(name, continues=True)
         if not all(0 <= token < n_vocab for token in tokens):
             raise BadRequestError(
                 f"logit_bias: {name!r} is not a token id from 0 to {n_vocab - 1}", "logit_bias", "invalid_value"

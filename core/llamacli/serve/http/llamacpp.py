@@ -113,7 +113,7 @@ async def embedding(call: Call, request: NativeEmbeddings) -> None:
 async def chat_tokens(call: Call, request: ChatRequest) -> None:
     """Number of tokens of a chat request's prompt."""
     info, model = await call.model(request.model)
-    prompt = await call.compute(chat_prompt, request, model, info, call.settings.template, fits=False)
+    prompt = await call.compute(chat_prompt, request, model, info, call.settings, fits=False)
     await call.respond({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 

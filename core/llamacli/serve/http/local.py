@@ -16,13 +16,14 @@ from llamacli.errors import ChatTemplateError, InvalidRequestError, TokenizerErr
 from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError, NotSupportedError
 from llamacli.serve.http.call import Call
-from llamacli.serve.http.chats import as_dicts, chat_prompt, codec_of, tools_as_dicts
+from llamacli.serve.http.chats import as_dicts, chat_prompt, codec_of, default_variables, tools_as_dicts
 from llamacli.serve.http.exposition import CONTENT_TYPE, exposition
 from llamacli.serve.http.generation import adapter_scales, sampling_params
 from llamacli.serve.http.limits import expect_length
 from llamacli.serve.http.schemas.chat import ChatRequest
 from llamacli.serve.http.schemas.common import LoraScale, Sampling
 from llamacli.serve.http.schemas.local import DetokenizeRequest, TokenizeRequest
+from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.metrics import ModelStats
 from llamacli.serve.requests import ModelInfo
 from llamacli.util.sampling_params import PARAMETERS, SAMPLERS, Parameter
@@ -31,7 +32,7 @@ from llamacli.util.sampling_params import PARAMETERS, SAMPLERS, Parameter
 async def tokenize(call: Call, request: TokenizeRequest) -> None:
     """Token ids of a text or of a conversation."""
     info, model = await call.model(request.model)
-    tokens = await call.compute(_tokenized, request, model, call.settings.template)
+    tokens = await call.compute(_tokenized, request, model, call.settings)
     result: dict[str, Any] = {"tokens": tokens}
     if request.content is None:
         result |= {"count": len(tokens), "max_model_len": info.n_ctx}
@@ -49,6 +50,11 @@ async def detokenize(call: Call, request: DetokenizeRequest) -> None:
     except InvalidRequestError as error:
         raise BadRequestError(f"tokens: {error}", "tokens") from None
     await call.respond({"content": text, "prompt": text})
+
+
+async def no_ranking(call: Call) -> None:
+    """Ranking, scores and classes of texts: not supported."""
+    raise NotSupportedError("models with a head for ranking or classes are not supported; /v1/embeddings has vectors")
 
 
 async def tokenizer_info(call: Call) -> None:
@@ -71,7 +77,7 @@ async def tokenizer_info(call: Call) -> None:
 async def apply_template(call: Call, request: ChatRequest) -> None:
     """Prompt of a conversation, rendered and not evaluated."""
     info, model = await call.model(request.model)
-    prompt = await call.compute(chat_prompt, request, model, info, call.settings.template, fits=False)
+    prompt = await call.compute(chat_prompt, request, model, info, call.settings, fits=False)
     await call.respond({"prompt": prompt.text, "n_tokens": len(prompt.ids)})
 
 
@@ -174,22 +180,22 @@ def version() -> str:
         return "unknown"
 
 
-def _tokenized(request: TokenizeRequest, model: Model, template: str | None) -> list[Any]:
+def _tokenized(request: TokenizeRequest, model: Model, settings: HttpSettings) -> list[Any]:
     """Token ids of a request, or objects with their texts."""
-    ids = _ids(request, model, template)
+    ids = _ids(request, model, settings)
     if not request.with_pieces:
         return ids
     pieces = {token: _piece(model, token) for token in set(ids)}
     return [{"id": token, "piece": pieces[token]} for token in ids]
 
 
-def _ids(request: TokenizeRequest, model: Model, template: str | None) -> list[int]:
+def _ids(request: TokenizeRequest, model: Model, settings: HttpSettings) -> list[int]:
     given = [text for text in (request.content, request.prompt, request.messages) if text is not None]
     if len(given) != 1:
         raise BadRequestError("give one of content, prompt and messages", "content", "missing_required_parameter")
     try:
         if request.messages is not None:
-            return _conversation(request, model, template)
+            return _conversation(request, model, settings)
         text = request.prompt if request.content is None else request.content
         assert text is not None
         expect_length(len(text), "content")
@@ -200,14 +206,15 @@ def _ids(request: TokenizeRequest, model: Model, template: str | None) -> list[i
         raise BadRequestError(str(error), "content") from None
 
 
-def _conversation(request: TokenizeRequest, model: Model, template: str | None) -> list[int]:
+def _conversation(request: TokenizeRequest, model: Model, settings: HttpSettings) -> list[int]:
     messages = as_dicts(request.messages or ())
     expect_length(sum(len(message["content"]) for message in messages), "messages")  # rendering takes seconds too
-    codec = codec_of(model, template, bool(request.tools))
+    codec = codec_of(model, settings.template, bool(request.tools))
     try:
         rendering = codec.render(
             messages,
             tools=tools_as_dicts(request.tools or ()),
+            variables=default_variables(settings, request.tools or ()),
             add_generation_prompt=request.add_generation_prompt is not False,
         )
     except ChatTemplateError as error:

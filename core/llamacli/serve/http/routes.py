@@ -86,6 +86,8 @@ ROUTES = (
     _route("POST", "/models/load", "openai.models:load"),
     _route("POST", "/models/unload", "openai.models:unload"),
     _route("GET", "*/models/{name:path}", "openai.models:model"),
+    _route("POST", "/rerank /reranking /v1/rerank /v1/reranking /v2/rerank", "local:no_ranking"),
+    _route("POST", "/score /v1/score /pooling /classify", "local:no_ranking"),
     _route("POST", "/tokenize", "local:tokenize"),
     _route("POST", "/detokenize", "local:detokenize"),
     _route("GET", "/tokenizer_info", "local:tokenizer_info", for_model=True),

@@ -27,6 +27,7 @@ class HttpSettings:
     - `template`: chat template that replaces the models' own, as for `Model.create_chat`.
     - `sampling`, `seed`, `max_tokens`: sampling parameters, seed and limit of the tokens of a text for requests without
       them; None is a random seed, and no limit of the server's own.
+    - `reasoning`: the variable `enable_thinking` of templates, for requests that say nothing else.
     - `any_model`: answer requests for unknown models with the first.
     - `strict`: refuse unknown fields of requests; without it they get a header with a warning, and a line in the log.
     - `slots`: serve `/slots`.
@@ -52,6 +53,7 @@ class HttpSettings:
     sampling: Mapping[str, float] = attrs.field(factory=dict, hash=False)
     seed: int | None = None
     max_tokens: int | None = None
+    reasoning: bool = True
     any_model: bool = False
     strict: bool = False
     slots: bool = False

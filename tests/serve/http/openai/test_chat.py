@@ -217,7 +217,7 @@ def test_sampling_parameters_of_both_apis(http, fake) -> None:
         ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
         ({"logit_bias": {"2048": 1}}, "logit_bias", "invalid_value"),
-        ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias", "invalid_value"),
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"tool_choice": "maybe", "tools": [PAINT]}, "tool_choice", "invalid_value"),
         ({"tool_choice": OTHER, "tools": [PAINT]}, "tool_choice", "invalid_value"),
