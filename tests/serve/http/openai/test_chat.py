@@ -47,7 +47,8 @@ def test_reply(client, fake) -> None:
     choice = reply.choices[0]
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "one two three", "stop")
     assert reply.id.startswith("chatcmpl-")
-    assert (reply.object, reply.model, reply.system_fingerprint) == ("chat.completion", "demo", "llamacli-fake")
+    assert (reply.object, reply.model) == ("chat.completion", "demo")
+    assert reply.system_fingerprint.startswith("llamacli-fake")
     request = fake.requests[0]
     assert (request.seed, request.max_tokens, request.stop, request.n) == (7, 5, ("x",), 1)
     assert request.params.temperature == 0.5
