@@ -226,6 +226,7 @@ class TensorTable:
         self._unused, self._nextn = unused or nextn, nextn
         self._specs: dict[str, TensorSpec] = {}
         self._fused: dict[str, tuple[str, ...]] = {}
+        self._only_with: dict[str, str] = {}
         self._choices: list[tuple[tuple[str, ...], tuple[str, ...], bool]] = []
         self._full_names: set[str] = set()
         self._blocks: dict[str, TensorTable] = {}  # by prefix and number, such as "blk.0"
@@ -240,17 +241,23 @@ class TensorTable:
         scale: tuple[int, ...] | None = None,
         needs_scale: bool = False,
         other: tuple[int, ...] | None = None,
+        only_with: str = "",
     ) -> None:
         """Add the parameter of `{name}.weight`; its attribute has `_` for dots.
 
         With `bias`, the file may also have `{name}.bias`, one float a row of the weight, or as many as a weight of one
         dimension has; it must have it if the parameter `needs_bias`. Any matrix may have `{name}.scale`, one number
         that multiplies its products, or one an expert; `scale` is another shape for it, which the file must have if
-        the parameter `needs_scale`. The weight of a file may also have the `other` shape.
+        the parameter `needs_scale`. The weight of a file may also have the `other` shape. Nothing depends on the
+        parameter in a file without the one that it is `only_with`.
         """
+        if only_with:
+            self._only_with[name] = only_with
         self._specs[f"{name}.weight"] = TensorSpec(shape, optional, other=other)
         if bias or needs_bias:
-            self._specs[f"{name}.bias"] = TensorSpec(shape if len(shape) == 1 else shape[:-1], optional=not needs_bias)
+            self._specs[f"{name}.bias"] = TensorSpec(
+                shape if len(shape) == 1 else shape[:-1], optional=not needs_bias, other=other and other[:-1]
+            )
         if scale is None and len(shape) > 1:
             scale = shape[:-2] or (1,)
         if scale is not None:
@@ -399,13 +406,16 @@ class TensorTable:
             yield from block._not_chosen(file, f"{place}.")
 
     def ignored(self, file: ModelFile, prefix: str = "") -> set[str]:
-        """Full names of second choices in a file that has the first ones."""
+        """Full names that nothing depends on because of others that a file has, or has not."""
         found = {
             name
             for first, second, _ in self._choices
             if f"{prefix}{first[0]}.weight" in file.tensors
             for name in _prefixed(prefix, second)
         }
+        for name, needed in self._only_with.items():
+            if f"{prefix}{needed}.weight" not in file.tensors:
+                found |= {*_prefixed(prefix, [name])}
         return found.union(*(block.ignored(file, f"{place}.") for place, block in self._blocks.items()))
 
     def _params(self, file: ModelFile, prefix: str) -> dict[str, Param | None]:

@@ -62,13 +62,14 @@ class Decoder(Architecture):
     """Architecture with attributes to set and methods to override.
 
     - `interleaved`: RoPE rotates adjacent pairs, not halves of heads.
-    - `norm`: kind of the norms; `has_norms`: norms have weights; `norm_bias`: they have biases, too;
+    - `norm`: kind of the norms; `has_norms`: norms have weights; `norm_bias`: they have biases, too, or may with None;
       `ffn_norm`: the name of the network's norm.
     - `qk_norm`: queries and keys are normalised by head, before or after RoPE.
     - `post_norms`: results of attention and network are normalised as well.
     - `parallel`: the network reads the input of attention.
     - `activation`: gated one of the network, or a function of one value, which has no gate then.
     - `biases`: parameters that need one; `may_have_bias`: that may have one.
+    - `is_fused`: queries, keys and values are one matrix, which other files may have.
     - `output`: whether files have an output matrix; without, it is that of the embeddings.
     - `has_rope_freqs`: files may have factors of RoPE's frequencies.
     - `nextn_blocks`: whether files may have blocks of multi-token-prediction heads, and these are computed.
@@ -82,7 +83,7 @@ class Decoder(Architecture):
     interleaved = True
     norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
     has_norms = True
-    norm_bias = False
+    norm_bias: bool | None = False
     ffn_norm = "ffn_norm"
     qk_norm: Literal["", "before", "after"] = ""
     post_norms = False
@@ -90,6 +91,7 @@ class Decoder(Architecture):
     activation: Activation | Formula = Activation.SWIGLU
     biases: tuple[str, ...] = ()
     may_have_bias: tuple[str, ...] = ("attn_qkv",)
+    is_fused = False
     output: Output = "optional"
     has_rope_freqs = False
     nextn_blocks: Literal["none", "unused", "computed"] = "none"
@@ -233,7 +235,7 @@ class Decoder(Architecture):
     def add_norm(self, table: TensorTable, name: str, width: int) -> None:
         """Add a norm, if norms have weights."""
         if self.has_norms:
-            table.add(name, width, needs_bias=self.norm_bias)
+            table.add(name, width, needs_bias=bool(self.norm_bias), bias=self.norm_bias is None)
 
     def add(self, block: TensorTable, name: str, *shape: int, **options: Any) -> None:
         """Add a parameter with the bias that it has or may have."""
@@ -243,10 +245,12 @@ class Decoder(Architecture):
         """Tensors of the attention of block i, with its norms."""
         n_q, n_k, n_v = c.heads[i] * c.head_dim, c.heads_kv[i] * c.head_dim, c.heads_kv[i] * c.value_dim
         self.add_norm(block, "attn_norm", c.n_embd)
-        block.add_fused(
-            "attn_qkv", bias="attn_qkv" in self.may_have_bias, needs_bias="attn_qkv" in self.biases,
-            attn_q=(n_q, c.n_embd), attn_k=(n_k, c.n_embd), attn_v=(n_v, c.n_embd),
-        )  # fmt: skip
+        if self.is_fused:
+            self.add(block, "attn_qkv", n_q + n_k + n_v, c.n_embd)
+        else:
+            optional, needed = ("attn_qkv" in names for names in (self.may_have_bias, self.biases))
+            shapes = {name: (n, c.n_embd) for name, n in (("attn_q", n_q), ("attn_k", n_k), ("attn_v", n_v))}
+            block.add_fused("attn_qkv", bias=optional, needs_bias=needed, **shapes)
         self.add_head_norms(block, c)
         self.add(block, "attn_output", c.n_embd, c.heads[i] * c.value_dim)
         if self.post_norms:
@@ -323,9 +327,17 @@ class Decoder(Architecture):
         """Further options of `g.attention`."""
         return {}
 
+    def projections(self, c: Any, i: int, block: Params) -> list[Param]:
+        """Parameters of queries, keys and values of block i."""
+        if not self.is_fused:
+            return [block.attn_q, block.attn_k, block.attn_v]
+        heads, heads_kv = c.heads[i], c.heads_kv[i]
+        parts: list[Param] = block.attn_qkv.split(heads * c.head_dim, heads_kv * c.head_dim, heads_kv * c.value_dim)
+        return parts
+
     def project(self, g: Graph, c: Any, w: Weights, i: int, block: Params, h: Value) -> tuple[Value, Value, Value]:
         """Queries and keys, normalised by head and rotated, and values."""
-        q, k, v = (g.linear(h, param) for param in (block.attn_q, block.attn_k, block.attn_v))
+        q, k, v = (g.linear(h, param) for param in self.projections(c, i, block))
         if self.qk_norm == "before":
             q, k = self.norm_heads(g, c, block, q, k)
         q, k = (self.rotate(g, c, w, i, heads) for heads in (q, k))

@@ -149,8 +149,8 @@ class Mixture:
 
         `scoring` and `renormalize` are those of an architecture whose files do not say; a default is that of files that
         lack the key. `n_shared` is the default of the number of shared experts, None if files must have it; `n_ff` is
-        the default width of experts. Raises ModelFormatError naming the key that is missing, of a wrong type or out of
-        range.
+        the default width of experts, for 0 too. Raises ModelFormatError naming the key that is missing, of a wrong type
+        or out of range.
         """
 
         def count(key: str, minimum: int, maximum: int, default: int | None = None) -> int:
@@ -159,7 +159,7 @@ class Mixture:
             return metadata.get_int(name, minimum=minimum, maximum=maximum, **known)
 
         n_expert = count("expert_count", 1, 1 << 14)
-        width = count("expert_feed_forward_length", 1, 1 << 24, n_ff)
+        width = count("expert_feed_forward_length", 0 if n_ff else 1, 1 << 24, n_ff) or n_ff or 0
         n_ff_shared = 0
         if n_shared != 0 or f"{architecture}.expert_shared_count" in metadata:
             shared = width * count("expert_shared_count", 0, 1 << 10, n_shared)

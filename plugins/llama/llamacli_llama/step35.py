@@ -90,7 +90,7 @@ class Step35(Decoder):
 
     def project(self, g: Graph, c: Any, w: Weights, i: int, block: Params, h: Value) -> tuple[Value, Value, Value]:
         """Queries and keys, normalised by head and rotated, and values."""
-        q, k, v = (g.linear(h, param) for param in (block.attn_q, block.attn_k, block.attn_v))
+        q, k, v = (g.linear(h, param) for param in self.projections(c, i, block))
         q = g.rms_norm(q, block.attn_q_norm, c.eps, c.head_dim) if block.attn_q_norm else q
         k = g.rms_norm(k, block.attn_k_norm, c.eps, c.head_dim) if block.attn_k_norm else k
         return self.rotate(g, c, w, i, q), self.rotate(g, c, w, i, k), v
