@@ -17,6 +17,9 @@ from llamacli.loaders import ModelFile
 from llamacli.util.numbers import is_integer
 from llamacli.util.settings import MAX_CONTEXT
 
+_INPUT_SCALE = ".input_scale"
+"""Suffix of activation scales beside NVFP4 matrices, for units that multiply in 4 bits; no CPU code reads them."""
+
 _SHOWN = 8
 """Largest number of mismatches that an error lists; a wrong number of layers gives hundreds."""
 
@@ -373,7 +376,9 @@ class TensorTable:
             if name not in file.tensors and not spec.optional
         ]
         for name, info in file.tensors.items():
-            if name not in expected | dict.fromkeys(ignored):
+            if name not in expected and name not in ignored:
+                if name.endswith(_INPUT_SCALE) and f"{name.removesuffix(_INPUT_SCALE)}.weight" in expected:
+                    continue
                 problems.append(f"tensor {name} {info.shape} is not one that the architecture reads")
             elif name in expected and expected[name].shape_of(info.shape) is None:
                 problems.append(f"tensor {name} has shape {info.shape}, expected {expected[name].shape}")
