@@ -173,7 +173,10 @@ class TensorSpec:
     other: tuple[int, ...] | None = None
 
     def shape_of(self, found: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Shape that a tensor of a file is read with, None if it does not fit."""
+        """Shape that a tensor of a file is read with.
+
+        None if it does not fit.
+        """
         shapes = (self.shape,) if self.other is None else (self.shape, self.other)
         return next((shape for shape in shapes if _without_ones(shape) == _without_ones(found)), None)
 
@@ -290,15 +293,19 @@ class TensorTable:
         self._fused[name] = tuple(parts)
 
     def choose(self, first: Sequence[str], second: Sequence[str], *, prefer: bool = True) -> None:
-        """Let files have the parameters `first` or `second`, names that were added before.
+        """Add a choice: files have the parameters `first` or `second`.
 
-        A file has the first ones if it has the first of them; then nothing depends on the second ones, as in llama.cpp.
-        Otherwise it has the second ones, if any of them and none of the first. Tiny files have the first if `prefer`.
+        These are names that were added before. A file has the first ones if it has the first of them; then nothing
+        depends on the second ones, as in llama.cpp. Otherwise it has the second ones, if any of them and none of the
+        first. Tiny files have the first if `prefer`.
         """
         self._choices.append((tuple(first), tuple(second), prefer))
 
     def add_unused(self, name: str, *shape: int, kind: str = "weight") -> None:
-        """Add a parameter that files may have but nothing depends on; or its bias, as `kind`."""
+        """Add a parameter that files may have but nothing depends on.
+
+        Or its bias, as `kind`.
+        """
         self._specs[f"{name}.{kind}"] = TensorSpec(shape, optional=True, unused=True)
 
     @property
@@ -411,7 +418,10 @@ class TensorTable:
             yield from block._not_chosen(file, f"{place}.")
 
     def ignored(self, file: ModelFile, prefix: str = "") -> set[str]:
-        """Full names that nothing depends on because of others that a file has, or has not."""
+        """Full names that nothing depends on in a file.
+
+        Because of others that it has, or has not.
+        """
         found = {
             name
             for first, second, _ in self._choices

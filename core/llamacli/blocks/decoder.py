@@ -164,7 +164,10 @@ class Decoder(Architecture):
     def counts(
         self, metadata: Metadata, key: str, n: int, maximum: int, default: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
-        """Positive number of each layer; one number, unless the key is among `by_layer`."""
+        """Positive number of each layer.
+
+        One number, unless the key is among `by_layer`.
+        """
         name = f"{self.name}.{key}"
         if default and name not in metadata:
             return default
@@ -173,7 +176,10 @@ class Decoder(Architecture):
         return (metadata.get_int(name, minimum=1, maximum=maximum),) * n
 
     def windows(self, metadata: Metadata, n_blocks: int, n_layer: int) -> tuple[int | None, ...]:
-        """Sliding window of each block, in tokens; heads of multi-token prediction have none."""
+        """Sliding window of each block, in tokens.
+
+        Heads of multi-token prediction have none.
+        """
         if not self.period:
             return (None,) * n_blocks
         prefix = f"{self.name}.attention.sliding_window"
@@ -196,7 +202,7 @@ class Decoder(Architecture):
         return metadata.get_int(key, minimum=1)
 
     def ropes(self, metadata: Metadata, head_dim: int, windows: tuple[int | None, ...]) -> tuple[Rope | None, ...]:
-        """RoPE of each block, from the keys of full and of sliding layers."""
+        """RoPE of each block, full or sliding."""
         full = Rope.from_gguf(metadata, self.name, head_dim, interleaved=self.interleaved)
         sliding = self.sliding_rope(metadata, full) if any(windows) else full
         return tuple(sliding if window else full for window in windows)
@@ -263,7 +269,10 @@ class Decoder(Architecture):
             block.add("attn_k_norm", c.head_dim)
 
     def add_feed_forward(self, block: TensorTable, c: Any, i: int) -> None:
-        """Tensors of the feed-forward network or the experts of block i, with their norms."""
+        """Tensors of the network or the experts of block i.
+
+        With their norms.
+        """
         if not self.parallel:
             self.add_norm(block, self.ffn_norm, c.n_embd)
         if self.has_experts(c, i) or (self.chooses_experts and c.mixture):

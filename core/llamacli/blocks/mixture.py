@@ -206,7 +206,10 @@ class Mixture:
     def layer(
         self, g: Graph, block: Params, h: Value, shared: Activation | Formula = Activation.SWIGLU, **routing: Any
     ) -> Value:
-        """Routed experts of the normalised input, plus the shared ones, whose activation is `shared`."""
+        """Routed experts of the normalised input, plus the shared ones.
+
+        The activation of these is `shared`.
+        """
         bias = getattr(block, self.bias.replace(".", "_")) if self.bias else None
         routed = experts(g, block, h, **{**self.routing, "selection_bias": bias, **routing})
         return routed + network(g, block, h, SHARED, shared) if self.n_ff_shared else routed

@@ -1,4 +1,7 @@
-"""Ling-lite and Ling-Coder-lite (Ling Team 2025, arXiv:2503.05139): experts chosen by softmax, and shared ones."""
+"""Ling-lite and Ling-Coder-lite (Ling Team 2025, arXiv:2503.05139).
+
+Experts chosen by softmax, and shared ones.
+"""
 
 import attrs
 

@@ -1,7 +1,7 @@
-"""Later BERTs with norms behind their parts: Nomic Embed 2, Jina Embeddings 2 and 3.
+"""Later BERTs with norms behind their parts.
 
-Nussbaum and Duderstadt 2025 (arXiv:2502.07972), Guenther et al. 2023 (arXiv:2310.19923), Sturua et al. 2024
-(arXiv:2409.10173).
+Nomic Embed 2, Jina Embeddings 2 and 3. Nussbaum and Duderstadt 2025 (arXiv:2502.07972), Guenther et al. 2023
+(arXiv:2310.19923), Sturua et al. 2024 (arXiv:2409.10173).
 """
 
 from typing import Any
@@ -39,7 +39,10 @@ class JinaBert3(Bert):
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
 class NomicMoeConfig(BertConfig):
-    """Block i has experts if i mod `period` is 1; with 0 none has."""
+    """Block i has experts if i mod `period` is 1.
+
+    With 0 none has.
+    """
 
     period: int
 
@@ -102,7 +105,10 @@ class JinaBert2(Bert):
         return table
 
     def add_feed_forward(self, block: TensorTable, c: Any, i: int) -> None:
-        """Matrices of the network, further norms, and biases that other BERTs may lack."""
+        """Matrices of the network, and further norms.
+
+        Files need the bias behind attention, which other BERTs may lack.
+        """
         block.add("attn_output", c.n_embd, c.n_embd, needs_bias=True)
         block.add("attn_q_norm", c.n_embd, optional=True, bias=True)
         block.add("attn_k_norm", c.n_head_kv * c.head_dim, optional=True, bias=True)
@@ -112,7 +118,10 @@ class JinaBert2(Bert):
         block.add("ffn_down", c.n_embd, c.n_ff, needs_bias=True)
 
     def attended(self, g: Graph, c: BertConfig, block: Params, x: Value) -> Value:
-        """Normalised sum of a value and the attention to it, in some models twice."""
+        """Normalised sum of a value and the attention to it.
+
+        In some models twice.
+        """
         h = super().attended(g, c, block, x)
         return g.layer_norm(h + x, block.attn_norm_2, c.layer_norm_eps) if block.attn_norm_2 else h
 

@@ -58,7 +58,10 @@ class Cohere2Moe(Decoder):
         return super().fields(metadata) | {"logit_scale": scale or 1.0}
 
     def ropes(self, metadata: Metadata, head_dim: int, windows: tuple[int | None, ...]) -> tuple[Rope | None, ...]:
-        """RoPE of sliding layers and of dense ones, by the one base that files have."""
+        """RoPE of sliding layers and of dense ones.
+
+        By one base, that of full layers in other families.
+        """
         rope = Rope.from_gguf(metadata, self.name, head_dim, interleaved=True)
         n_dense = metadata.get_int(f"{self.name}.leading_dense_block_count", minimum=0)
         return tuple(rope if window or i < n_dense else None for i, window in enumerate(windows))
@@ -68,7 +71,7 @@ class Cohere2Moe(Decoder):
         return Mixture.from_gguf(metadata, self.name, default_scoring=Scoring.SIGMOID)
 
     def feed_forward(self, g: Graph, c: Any, i: int, block: Params, h: Value) -> Value:
-        """Network, or routed experts and the mean of them with the shared ones."""
+        """Network, or the mean of routed and shared experts."""
         if not self.has_experts(c, i):
             return network(g, block, h)
         x: Value = c.mixture.layer(g, block, h)

@@ -1,8 +1,9 @@
-"""Kimi Linear and Ling 3: delta attention with a decay a channel (KDA), and latent attention in some layers.
+"""Kimi Linear and Ling 3.
 
-Kimi Team 2025 (arXiv:2510.26692), Ling Team 2026. Layers without heads of keys and values have a recurrent state: short
-convolutions of queries, keys and values, a gated delta rule whose decay is a number a row of the state, and a gated
-norm. The others have the absorbed latent attention of DeepSeek-V2.
+Delta attention with a decay a channel (KDA), and latent attention in some layers. Kimi Team 2025 (arXiv:2510.26692),
+Ling Team 2026. Layers without heads of keys and values have a recurrent state: short convolutions of queries, keys and
+values, a gated delta rule whose decay is a number a row of the state, and a gated norm. The others have the absorbed
+latent attention of DeepSeek-V2.
 """
 
 from typing import Any, Literal
@@ -130,7 +131,10 @@ class KimiLinear(Decoder):
         block.add("attn_output", c.n_embd, c.n_head * c.value_dim_mla)
 
     def add_delta(self, block: TensorTable, c: Any) -> None:
-        """Tensors of delta attention; biases of the projections are not read, as by llama.cpp."""
+        """Tensors of delta attention.
+
+        Biases of the projections are not read, as by llama.cpp.
+        """
         width = c.n_head * c.kda_dim
         shape = (width, c.n_embd)
         block.add_fused("attn_qkv", attn_q=shape, attn_k=shape, attn_v=shape)
@@ -209,9 +213,10 @@ class KimiLinear(Decoder):
 
 
 class BailingMoe3(KimiLinear):
-    """`general.architecture = bailingmoe3`: Ling 3.0, whose latent attention has RoPE and a gate a head.
+    """`general.architecture = bailingmoe3`.
 
-    Decays are bounded. Blocks for multi-token prediction are not computed.
+    Ling 3.0, whose latent attention has RoPE and a gate a head. Decays are bounded. Blocks for multi-token prediction
+    are not computed.
     """
 
     name = "bailingmoe3"
@@ -235,7 +240,10 @@ class BailingMoe3(KimiLinear):
         }
 
     def ropes(self, metadata: Metadata, head_dim: int, windows: tuple[int | None, ...]) -> tuple[Rope | None, ...]:
-        """RoPE of adjacent pairs, or of halves in files with sections of positions."""
+        """RoPE of adjacent pairs.
+
+        Of halves in files with sections of positions.
+        """
         key = f"{self.name}.rope.dimension_sections"
         sections = metadata.get_ints(key, 4, default=(0,), minimum=0, maximum=head_dim)
         rope = Rope.from_gguf(metadata, self.name, head_dim, interleaved=not any(sections))

@@ -1,4 +1,7 @@
-"""Mistral Small 4 (Mistral AI 2026): DeepSeek-V2's graph and tensors under another name."""
+"""Mistral Small 4 (Mistral AI 2026).
+
+DeepSeek-V2's graph and tensors under another name.
+"""
 
 from llamacli.plugin import hookimpl
 from llamacli_deepseek.deepseek2 import DeepSeek2

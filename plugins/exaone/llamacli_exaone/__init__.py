@@ -1,7 +1,8 @@
-"""EXAONE family: EXAONE 3, 4 and K-EXAONE (LG AI Research 2024 to 2026).
+"""EXAONE family.
 
-arXiv:2408.03541, 2507.11407 and 2601.01739. In EXAONE 4 results of attention and SwiGLU are normalised, their inputs
-are not; three of four layers of the 32B model slide, the others have no RoPE.
+EXAONE 3, 4 and K-EXAONE (LG AI Research 2024 to 2026). arXiv:2408.03541, 2507.11407 and 2601.01739. In EXAONE 4 results
+of attention and SwiGLU are normalised, their inputs are not; three of four layers of the 32B model slide, the others
+have no RoPE.
 """
 
 import attrs

@@ -1,4 +1,7 @@
-"""EXAONE 3 and K-EXAONE: decoders that normalise the inputs of attention and network."""
+"""EXAONE 3 and K-EXAONE.
+
+Decoders that normalise the inputs of attention and network.
+"""
 
 from typing import Any
 

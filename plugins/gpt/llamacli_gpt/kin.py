@@ -1,7 +1,8 @@
-"""Decoders with LayerNorm of 2022 to 2025: Falcon, MPT, BLOOM, StarCoder, CodeShell, Jais and Jais 2.
+"""Decoders with LayerNorm of 2022 to 2025.
 
-Almazrouei et al. 2023 (arXiv:2311.16867), MosaicML 2023, Le Scao et al. 2022 (arXiv:2211.05100), Li et al. 2023
-(arXiv:2305.06161), Xie et al. 2024 (arXiv:2403.15747), Sengupta et al. 2023 (arXiv:2308.16149).
+Falcon, MPT, BLOOM, StarCoder, CodeShell, Jais and Jais 2. Almazrouei et al. 2023 (arXiv:2311.16867), MosaicML 2023, Le
+Scao et al. 2022 (arXiv:2211.05100), Li et al. 2023 (arXiv:2305.06161), Xie et al. 2024 (arXiv:2403.15747), Sengupta et
+al. 2023 (arXiv:2308.16149).
 """
 
 from typing import Any
@@ -41,7 +42,10 @@ class _Gpt(Decoder):
 
 
 class Falcon(_Gpt):
-    """`general.architecture = falcon`: attention and network side by side, in larger models with norms of their own."""
+    """`general.architecture = falcon`.
+
+    Attention and network side by side, in larger models with norms of their own.
+    """
 
     name = "falcon"
     is_fused = True
@@ -62,7 +66,10 @@ class Falcon(_Gpt):
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
 class AlibiConfig(DecoderConfig):
-    """`alibi` is the largest slope of ALiBi, 0 without; `clamp` bounds queries, keys and values, 0 does not."""
+    """`alibi` is the largest slope of ALiBi, 0 without.
+
+    `clamp` bounds queries, keys and values, 0 does not.
+    """
 
     alibi: float
     clamp: float = 0.0
@@ -112,7 +119,10 @@ class Mpt(_Alibi):
         return table
 
     def add_attention(self, block: TensorTable, c: Any, i: int) -> None:
-        """Tensors of attention, with norms of whole queries and keys in some models."""
+        """Tensors of attention.
+
+        With norms of whole queries and keys in some models.
+        """
         super().add_attention(block, c, i)
         block.add("attn_q_norm", c.n_embd, optional=True, bias=True)
         block.add("attn_k_norm", c.n_head_kv * c.head_dim, optional=True, bias=True, only_with="attn_q_norm")

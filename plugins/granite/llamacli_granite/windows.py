@@ -1,4 +1,7 @@
-"""Granite with sliding windows and attention sinks (IBM 2026), and the text half of Granite Vision 4.1."""
+"""Granite with sliding windows and attention sinks (IBM 2026).
+
+The text half of Granite Vision 4.1.
+"""
 
 from typing import Any
 
@@ -24,9 +27,10 @@ LLAMACLI_API = 1
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
 class GraniteSwaConfig(DecoderConfig):
-    """With `longrope`, frequencies are divided by factors that depend on the length of the context.
+    """Factors of LongRoPE, and the width of the shared expert.
 
-    The shared expert is `n_ff_shared` wide, 0 without one.
+    With `longrope`, frequencies are divided by factors that depend on the length of the context. The shared expert is
+    `n_ff_shared` wide, 0 without one.
     """
 
     longrope: bool
@@ -64,7 +68,10 @@ class GraniteSwa(Decoder):
         )
 
     def ropes(self, metadata: Metadata, head_dim: int, windows: tuple[int | None, ...]) -> tuple[Rope | None, ...]:
-        """RoPE of the layers that have one; all, if the key is one number."""
+        """RoPE of the layers that have one.
+
+        All, if the key is one number.
+        """
         rope, key = (
             Rope.from_gguf(metadata, self.name, head_dim, interleaved=True),
             f"{self.name}.attention.rope_pattern",
@@ -96,7 +103,10 @@ class GraniteSwa(Decoder):
         block.add("attn_sinks", c.n_head)
 
     def add_feed_forward(self, block: TensorTable, c: Any, i: int) -> None:
-        """Tensors of the network or the experts; the shared one has gate and up in one."""
+        """Tensors of the network or the experts.
+
+        The shared one has gate and up in one.
+        """
         super().add_feed_forward(block, c, i)
         if c.mixture and c.n_ff_shared:
             block.add("ffn_up_shexp", 2 * c.n_ff_shared, c.n_embd)

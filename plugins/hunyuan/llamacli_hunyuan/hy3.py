@@ -1,4 +1,7 @@
-"""Hunyuan 3 (Tencent 2026): experts chosen by sigmoid with a selection bias, and a shared one."""
+"""Hunyuan 3 (Tencent 2026).
+
+Experts chosen by sigmoid with a selection bias, and a shared one.
+"""
 
 from llamacli.plugin import Decoder, Metadata, Mixture, Scoring, hookimpl
 

@@ -99,7 +99,10 @@ class Laguna(Afmoe):
         return super().sliding_rope(metadata, plain)
 
     def mixture(self, metadata: Metadata) -> Mixture:
-        """Experts behind the first blocks, with one shared expert unless files say otherwise."""
+        """Experts behind the first blocks.
+
+        With one shared expert, unless files say otherwise.
+        """
         return Mixture.from_gguf(
             metadata, self.name, default_scoring=Scoring.SIGMOID, n_shared=1, bias="exp_probs_b.bias", needs_bias=True
         )

@@ -1,6 +1,7 @@
-"""BitNet b1.58 (Ma et al. 2024, arXiv:2402.17764): matrices of -1, 0 and 1.
+"""BitNet b1.58 (Ma et al. 2024, arXiv:2402.17764).
 
-What the output matrices of attention and network read is normalised; each matrix may have a scale.
+Matrices of -1, 0 and 1. What the output matrices of attention and network read is normalised; each matrix may have a
+scale.
 """
 
 from typing import Any

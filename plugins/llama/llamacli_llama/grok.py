@@ -1,4 +1,7 @@
-"""Grok 1 and 2 (xAI 2024): experts with GEGLU, bounded scores, and norms behind attention and experts."""
+"""Grok 1 and 2 (xAI 2024).
+
+Experts with GEGLU, bounded scores, and norms behind attention and experts.
+"""
 
 import math
 from typing import Any
@@ -45,7 +48,10 @@ class Grok(Decoder):
     post_norms = True
 
     def configure(self, metadata: Metadata) -> GrokConfig:
-        """Read the hyperparameters; those that a file lacks are Grok 1's, as by llama.cpp."""
+        """Read the hyperparameters.
+
+        Those that a file lacks are Grok 1's, as by llama.cpp.
+        """
 
         def number(key: str, default: float) -> float:
             return metadata.get_float(f"{self.name}.{key}", default=default, minimum=0.0)
@@ -91,7 +97,10 @@ class Grok(Decoder):
         block.add("attn_output_norm", c.n_embd)
 
     def add_feed_forward(self, block: TensorTable, c: Any, i: int) -> None:
-        """Tensors of the experts, of the network of Grok 2, and of norms."""
+        """Tensors of the experts, and of norms.
+
+        Grok 2 has a network as well.
+        """
         block.add("ffn_norm", c.n_embd)
         c.mixture.add_tensors(block, c)
         for name, shape in (("gate", (c.n_ff, c.n_embd)), ("up", (c.n_ff, c.n_embd)), ("down", (c.n_embd, c.n_ff))):
@@ -111,7 +120,10 @@ class Grok(Decoder):
         return {"softcap": c.score_softcap}
 
     def feed_forward(self, g: Graph, c: Any, i: int, block: Params, h: Value) -> Value:
-        """Experts, or in Grok 2 the sum of them and of a network, by the square root of 2."""
+        """Experts, in Grok 2 with a network.
+
+        Their sum is divided by the square root of 2.
+        """
         routed: Value = c.mixture.layer(g, block, h)
         if not (block.ffn_gate and block.ffn_up and block.ffn_down):
             return routed

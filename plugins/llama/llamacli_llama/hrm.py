@@ -27,7 +27,10 @@ LLAMACLI_API = 1
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
 class HrmConfig(DecoderConfig):
-    """`n_stack` blocks make a stack; `n_high` cycles have `n_low` runs of the low stack each."""
+    """`n_stack` blocks make a stack.
+
+    `n_high` cycles have `n_low` runs of the low stack each.
+    """
 
     n_stack: int
     n_high: int

@@ -14,7 +14,10 @@ LLAMACLI_API = 1
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
 class NanbeigeConfig(DecoderConfig):
-    """`n_pass`: how often the blocks are read; `norm_between`: with the final norm between passes."""
+    """`n_pass`: how often the blocks are read.
+
+    `norm_between`: with the final norm between passes.
+    """
 
     n_pass: int
     norm_between: bool

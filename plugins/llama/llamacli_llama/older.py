@@ -1,7 +1,7 @@
-"""Older relatives of Llama: Baichuan, Orion, XVERSE, Refact, PLaMo, OpenELM, Arctic and DBRX.
+"""Older relatives of Llama.
 
-Yang et al. 2023 (arXiv:2309.10305), Chen et al. 2024 (arXiv:2401.12246), Mehta et al. 2024 (arXiv:2404.14619),
-Snowflake 2024, Databricks 2024.
+Baichuan, Orion, XVERSE, Refact, PLaMo, OpenELM, Arctic and DBRX. Yang et al. 2023 (arXiv:2309.10305), Chen et al. 2024
+(arXiv:2401.12246), Mehta et al. 2024 (arXiv:2404.14619), Snowflake 2024, Databricks 2024.
 """
 
 from typing import Any, Literal
@@ -31,7 +31,10 @@ ALIBI = 8.0
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
 class OlderConfig(DecoderConfig):
-    """`alibi` is the largest slope of ALiBi, 0 without; `clamp` bounds queries, keys and values, 0 does not."""
+    """`alibi` is the largest slope of ALiBi, 0 without.
+
+    `clamp` bounds queries, keys and values, 0 does not.
+    """
 
     alibi: float = 0.0
     clamp: float = 0.0
@@ -62,7 +65,10 @@ class Baichuan(Decoder):
 
 
 class Refact(Baichuan):
-    """`general.architecture = refact`: ALiBi, one head of keys and values; biases behind attention are not read."""
+    """`general.architecture = refact`: ALiBi, one head of keys and values.
+
+    Biases behind attention are not read.
+    """
 
     name = "refact"
     output = "optional"

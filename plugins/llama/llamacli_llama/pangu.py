@@ -15,7 +15,10 @@ class PanguEmbedded(Decoder):
     biases = ("attn_output",)
 
     def tensors(self, config: Any) -> TensorTable:
-        """The tensors of a file; factors of frequencies are not used, as by llama.cpp."""
+        """The tensors of a file.
+
+        Factors of frequencies are not used, as by llama.cpp.
+        """
         table = super().tensors(config)
         table.add_unused("rope_freqs", config.ropes[0].n_dims // 2)
         return table

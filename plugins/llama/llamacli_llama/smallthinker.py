@@ -1,6 +1,7 @@
-"""SmallThinker 4B-A0.6B and 21B-A3B (Song et al. 2025, arXiv:2507.20984): mixtures of experts for local devices.
+"""SmallThinker 4B-A0.6B and 21B-A3B (Song et al. 2025, arXiv:2507.20984).
 
-The router reads the input of the layer, experts have ReGLU. With sliding windows, every fourth layer has no RoPE.
+Mixtures of experts for local devices. The router reads the input of the layer, experts have ReGLU. With sliding
+windows, every fourth layer has no RoPE.
 """
 
 from typing import Any
@@ -39,7 +40,10 @@ class SmallThinker(Decoder):
         return WINDOW if metadata.get_int(key, default=0, minimum=0) else 0
 
     def ropes(self, metadata: Metadata, head_dim: int, windows: tuple[int | None, ...]) -> tuple[Rope | None, ...]:
-        """RoPE of each layer; as by llama.cpp, all layers of a model with four have it."""
+        """RoPE of each layer.
+
+        As by llama.cpp, all layers of a model with four have it.
+        """
         ropes = super().ropes(metadata, head_dim, windows)
         every = not any(windows) or len(windows) == NOPE_PERIOD
         return tuple(rope if every or i % NOPE_PERIOD else None for i, rope in enumerate(ropes))

@@ -1,6 +1,7 @@
-"""Step 3.5 Flash (StepFun 2026): mixture of experts with sliding windows and attention gated by head.
+"""Step 3.5 Flash (StepFun 2026).
 
-Full layers rotate half of each head. SwiGLU is clamped in some layers.
+Mixture of experts with sliding windows and attention gated by head. Full layers rotate half of each head. SwiGLU is
+clamped in some layers.
 """
 
 from typing import Any
@@ -31,7 +32,10 @@ LLAMACLI_API = 1
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
 class StepConfig(DecoderConfig):
-    """`limits` bound the factors of experts by layer, `limits_shared` those of other networks; 0 does not."""
+    """Bounds of the factors of SwiGLU by layer.
+
+    `limits` are those of experts, `limits_shared` those of other networks; 0 does not bound.
+    """
 
     limits: tuple[float, ...]
     limits_shared: tuple[float, ...]
@@ -96,7 +100,10 @@ class Step35(Decoder):
         return self.rotate(g, c, w, i, q), self.rotate(g, c, w, i, k), v
 
     def rotate(self, g: Graph, c: Any, w: Weights, i: int, heads: Value) -> Value:
-        """Queries or keys of block i behind RoPE; factors are those of full layers."""
+        """Queries or keys of block i behind RoPE.
+
+        Factors are those of full layers.
+        """
         return g.rope(heads, c.ropes[i], c.head_dim, None if c.windows[i] else w.rope_freqs)
 
     def project_out(self, g: Graph, c: Any, i: int, block: Params, h: Value, a: Value) -> Value:

@@ -1,4 +1,7 @@
-"""Talkie (2026): norms without weights, and a skip of the embeddings to each layer."""
+"""Talkie (2026).
+
+Norms without weights, and a skip of the embeddings to each layer.
+"""
 
 from typing import Any
 

@@ -1,6 +1,7 @@
-"""Llama-Nemotron 49B, 51B and 253B (Bercovich et al. 2025, arXiv:2505.00949): Llama found by architecture search.
+"""Llama-Nemotron 49B, 51B and 253B (Bercovich et al. 2025, arXiv:2505.00949).
 
-Layers have their own numbers of heads and widths; attention may be a matrix, or be missing, and so may the network.
+Llama found by architecture search. Layers have their own numbers of heads and widths; attention may be a matrix, or be
+missing, and so may the network.
 """
 
 from typing import Any

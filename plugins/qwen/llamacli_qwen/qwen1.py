@@ -1,4 +1,7 @@
-"""Qwen 1 (Bai et al. 2023, arXiv:2309.16609): queries, keys and values in one biased matrix."""
+"""Qwen 1 (Bai et al. 2023, arXiv:2309.16609).
+
+Queries, keys and values in one biased matrix.
+"""
 
 from typing import Any
 

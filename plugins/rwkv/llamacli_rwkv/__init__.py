@@ -117,7 +117,10 @@ class Rwkv7(Architecture):
         return table
 
     def add_mix(self, block: TensorTable, c: RwkvConfig, i: int) -> None:
-        """Tensors of the time mix of block i; the first one mixes no values."""
+        """Tensors of the time mix of block i.
+
+        The first one mixes no values.
+        """
         n, ranks = c.n_embd, c.ranks
         block.add_tensor("time_mix_lerp_fused.weight", _N_MIXES if ranks.gate else _N_MIXES - 1, 1, 1, n)
         low_ranks = {"w": ranks.decay, "a": ranks.rate} | ({"v": ranks.value} if i else {})

@@ -1,4 +1,7 @@
-"""ARWKV-7 (Yueyu et al. 2025, arXiv:2501.15570): Qwen 2.5 with the time mix of RWKV-7 in place of attention."""
+"""ARWKV-7 (Yueyu et al. 2025, arXiv:2501.15570).
+
+Qwen 2.5 with the time mix of RWKV-7 in place of attention.
+"""
 
 from llamacli.plugin import Graph, Metadata, TensorTable, Value, Weights, add_network, hookimpl, network
 from llamacli_rwkv import Rwkv7, RwkvConfig

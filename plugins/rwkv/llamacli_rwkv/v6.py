@@ -1,7 +1,8 @@
-"""RWKV-6 (Finch) and QRWKV-6, Qwen 2.5 with its time mix in place of attention.
+"""RWKV-6 (Finch) and QRWKV-6.
 
-Peng et al. 2024 (arXiv:2404.05892), Recursal AI 2025. How much of the token before is mixed into this one depends on
-both, by a low-rank projection; the state decays by a number a channel that depends on the token.
+Qwen 2.5 with its time mix in place of attention. Peng et al. 2024 (arXiv:2404.05892), Recursal AI 2025. How much of the
+token before is mixed into this one depends on both, by a low-rank projection; the state decays by a number a channel
+that depends on the token.
 """
 
 import attrs
@@ -143,7 +144,10 @@ class Rwkv6(Architecture):
         return g.linear(g.layer_norm(x, w.output_norm, c.layer_norm_eps), w.output)
 
     def time_mix(self, g: Graph, c: Rwkv6Config, block: Params, h: Value) -> Value:
-        """Mix tokens: for each head S = diag(w) S + k v^T, y = (S before + diag(first) k v^T)^T r."""
+        """Mix tokens.
+
+        For each head S = diag(w) S + k v^T, y = (S before + diag(first) k v^T)^T r.
+        """
         x_w, x_k, x_v, x_r, x_g = self.mixes(g, c, block, h)
         r, k, v = (
             g.linear(x, param)
@@ -163,7 +167,10 @@ class Rwkv6(Architecture):
         return g.add(g.mul(y, block.time_mix_ln), block.time_mix_ln_bias)
 
     def mixes(self, g: Graph, c: Rwkv6Config, block: Params, h: Value) -> list[Value]:
-        """Mixes of a token and the one before, for decays, keys, values, receptances and gates."""
+        """Mixes of a token and the one before.
+
+        For decays, keys, values, receptances and gates.
+        """
         shift, n = g.short_conv(h, (1.0, -1.0)), c.n_embd  # the token before, minus this one
         x = h + g.mul(shift, block.time_mix_lerp_x_weight.reshaped(n))
         by = g.batched_linear(g.map(g.linear(x, block.time_mix_w1), tanh), block.time_mix_w2)
@@ -216,7 +223,10 @@ class Rwkv6Qwen2(Rwkv6):
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output)
 
     def recur(self, g: Graph, c: Rwkv6Config, block: Params, rkv: tuple[Value, Value, Value], decay: Value) -> Value:
-        """Gated linear attention of keys that are the smaller, the slower they decay."""
+        """Gated linear attention.
+
+        Keys are the smaller, the slower they decay.
+        """
         r, k, v = rkv
         times = c.n_head // c.n_head_kv
         if times > 1:
