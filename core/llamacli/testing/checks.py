@@ -28,7 +28,7 @@ def check_tables(tiny: TinyModel) -> None:
     """Tables: every tensor and every key of a file is read."""
     metadata = tiny.metadata
     config, table, _, graph = tiny.recorded(metadata)
-    read = {tensor.name for op in graph.ops for tensor in op.tensors()} | table.unused
+    read = {tensor.name for op in graph.ops for tensor in op.tensors()} | table.unused | table.ignored(tiny.file)
     if unread := sorted(set(tiny.file.tensors) - read):
         raise ConformanceError(f"{tiny}: the forward pass leaves out {', '.join(unread)}")
     _expect_whole_head(tiny, config, table)
