@@ -52,6 +52,7 @@ TESTS = Path(__file__).parents[1]
 
 RANDOM = {
     "pack_kernel": "kernels/test_linear.py::test_packed_rows_of_random_shapes",
+    "embedding": "kernels/test_linear.py::test_packed_rows_of_random_shapes",
     "linear": "kernels/test_linear.py::test_products_of_random_shapes_strides_and_groups",
     "round_activations": "kernels/test_linear.py::test_activations_of_random_shapes_and_strides",
     "store_kv": "kernels/test_attention.py::test_attention_of_random_shapes_and_strides",
@@ -62,14 +63,12 @@ RANDOM = {
     "encode_shifted": "kernels/test_encoding.py::test_codes_of_random_shapes_are_the_nearest",
     "encode_groups": "kernels/test_codebook_encoding.py::test_finite_numbers_stay_finite",
     "kth_largest": "kernels/test_sampling_kernels.py::test_kth_largest",
-    "keep_from": "kernels/test_sampling_kernels.py::test_keep_from",
+    "apply_steps": "kernels/test_sampling_kernels.py::test_keep_from",
     "keep_where": "kernels/test_sampling_kernels.py::test_keep_where",
     "sort_falling": "kernels/test_sampling_kernels.py::test_falling_order",
     "log_sum_exp": "kernels/test_sampling_kernels.py::test_exponentials",
     "softmax": "kernels/test_sampling_kernels.py::test_exponentials",
-    "running_sums": "kernels/test_sampling_kernels.py::test_exponentials",
     "entropy": "kernels/test_sampling_kernels.py::test_exponentials",
-    "deviation": "kernels/test_sampling_kernels.py::test_deviation",
     "repeat_lengths": "kernels/test_sampling_kernels.py::test_repeat_lengths",
     "fill_slots": "tokenizer/test_merging.py::test_ranked_merges_match_the_definition",
     "join_merges": "tokenizer/test_merging.py::test_ranked_merges_match_the_definition",

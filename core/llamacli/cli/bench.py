@@ -15,6 +15,7 @@ from llamacli.cli.hub import resolve_model
 from llamacli.cli.numbers import Integer, IntList
 from llamacli.cli.options import PATH, option
 from llamacli.cli.output import print_json
+from llamacli.cli.overrides import override_options
 from llamacli.cli.plot import ImagePath
 from llamacli.cli.progress import Task, load, shown
 from llamacli.tools.demo import demo_path
@@ -46,6 +47,7 @@ def _lengths(short: str, name: str, default: str, text: str) -> Callable[[Any], 
 @options.load_option
 @options.kv_type_options("f16")
 @options.lora_option
+@override_options
 @output_option("md", "json", "jsonl", "csv")
 @option("--plot", type=ImagePath(), help="Also plot the results to a PNG, SVG or PDF file. Needs matplotlib.")
 @options.global_options
@@ -58,6 +60,7 @@ def bench(
     threads: int | None,
     mode: str,
     load_mode: str,
+    overrides: dict[str, Any],
     kv_type: str | tuple[str, str] | None,
     lora: tuple[tuple[str, float], ...],
     output: str,
@@ -70,7 +73,7 @@ def bench(
     """
     path = resolve_model(model) if model is not None else str(demo_path())
     measured: list[Row] = []
-    with load(path, mode, threads, lora, load_mode) as loaded:
+    with load(path, mode, threads, lora, load_mode, overrides) as loaded:
         from llamacli.kernels.team import check_threads
         from llamacli.tools.bench import measure
 

@@ -15,6 +15,7 @@ from llamacli.cli.hub import REFERENCE, model_from_hub
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.numbers import Integer
 from llamacli.cli.options import PATH, option
+from llamacli.cli.overrides import override_options
 from llamacli.cli.sampling import check_constraint, sampling_options
 from llamacli.cli.speculation import speculation_options
 from llamacli.cli.text import argument, read_file, read_stdin, unescaped, without_final_newline
@@ -61,6 +62,10 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
         help="Continue a session file of --save-session without evaluating its tokens again.",
     ),
     option("--save-session", type=PATH, help="Save the session to a file at the end, for --load-session."),
+    option(
+        "--prompt-cache", metavar="DIR", type=PATH,
+        help="Keep the beginnings of texts in this folder, up to 4 GiB, and read those of new ones from it.",
+    ),
 )  # fmt: skip
 @in_group(
     "Sampling",
@@ -96,6 +101,7 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
     options.load_option,
     options.kv_type_options("f32 in mode fp32, else f16"),
 )
+@override_options
 @options.global_options
 @click.pass_context
 def run(

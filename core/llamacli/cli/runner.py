@@ -53,10 +53,12 @@ class RunOptions:
     display_prompt: bool
     mode: str
     load_mode: str
+    overrides: dict[str, Any]
     kv_type: str | tuple[str, str] | None
     lora: tuple[tuple[str, float], ...]
     load_session: str | None
     save_session: str | None
+    prompt_cache: str | None
     lookup: bool
     draft: str | None
     draft_max: int
@@ -111,9 +113,15 @@ def execute(options: RunOptions) -> str | None:
 def _run(options: RunOptions, repl: Repl | None) -> str | Switch | None:
     """Load the model and use it; `repl` continues a chat."""
     started = time.perf_counter()
-    with load(options.model, options.mode, options.threads, options.lora, options.load_mode) as model:
+    with load(
+        options.model, options.mode, options.threads, options.lora, options.load_mode, options.overrides
+    ) as model:
         from llamacli.engine.packed_copies import finish_copies
 
+        if options.prompt_cache is not None:
+            from llamacli.kv.prompt_cache import MAX_BYTES, PromptCache
+
+            model.prompt_cache = PromptCache(Path(options.prompt_cache), MAX_BYTES)
         result = _generate(options, model, time.perf_counter() - started, repl)
         finish_copies()  # a model that is closed earlier leaves none
     if not isinstance(result, Result):

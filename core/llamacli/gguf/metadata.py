@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.errors import ModelFormatError
+from llamacli.errors import InvalidRequestError, ModelFormatError
 
 _Default = TypeVar("_Default")
 
@@ -102,6 +102,26 @@ class Metadata(Mapping[str, Any]):
     def peek(self, key: str) -> Any:
         """Return the value under `key`, which does not become `consumed`."""
         return self._values[key]
+
+    def override(self, values: Mapping[str, Any]) -> list[str]:
+        """Replace or add keys; their full names.
+
+        `{arch}` in a key stands for `general.architecture`. Raises InvalidRequestError for a value that is no int,
+        float, bool or str, or of another type than that of the file.
+        """
+        full = {key.replace("{arch}", str(self._values.get("general.architecture"))): key for key in values}
+        for name, key in full.items():
+            value, present = values[key], self._values.get(name)
+            if not isinstance(value, str | bool | int | float):
+                raise InvalidRequestError(f"override of {name}: {shown(value)} is no int, float, bool or str")
+            as_float = isinstance(present, float) and _is_int(value)
+            if present is not None and type(present) is not type(value) and not as_float:
+                raise InvalidRequestError(
+                    f"override of {name}: {shown(value)} is of the type {type(value).__name__}, "
+                    f"and the file has {shown(present)}"
+                )
+        self._values |= {name: values[key] for name, key in full.items()}
+        return list(full)
 
     def __contains__(self, key: object) -> bool:
         return key in self._values

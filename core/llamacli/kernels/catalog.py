@@ -13,6 +13,7 @@ from llamacli.kernels import (
     activation_rounding,
     attention,
     codebook_encoding,
+    embedding,
     encoding,
     experts,
     linear,
@@ -47,6 +48,7 @@ CACHES = [KVType(k, v) for k, v in dict.fromkeys(_PAIRS)]
 _FAMILIES: tuple[tuple[Callable[[Any], Kernel], Callable[[], Iterable[Any]]], ...] = (
     (packing.pack_kernel, kinds),
     (linear.linear, kinds),
+    (embedding.embedding, kinds),
     (activation_rounding.round_activations, lambda: activation_rounding.FORMS),
     (attention.store_kv, lambda: CACHES),
     (attention.attention, lambda: CACHES),

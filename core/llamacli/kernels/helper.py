@@ -30,9 +30,10 @@ def common_kernels() -> list[jit.Compiled]:
     """Kernels of most runs: default sampling, attention with the default cache."""
     kv_type = KVType("f16", "f16")
     return [
-        sampling.running_sums, sampling.keep_where, sampling.log_sum_exp, sampling.keep_from, sampling.kth_largest,
-        attention.attention(kv_type), attention.store_kv(kv_type),
-    ]  # fmt: skip
+        sampling.apply_steps,
+        attention.attention(kv_type),
+        attention.store_kv(kv_type),
+    ]
 
 
 def start_helper() -> None:

@@ -368,6 +368,15 @@ class ArrayFunction(Compiled):
         self.call(ctypes.addressof(memory))
         return self._block.result(memory)
 
+    def bound(self, *arguments: Any) -> Callable[[], object]:
+        """Call with these arguments, which it keeps alive; returns nothing of use."""
+        if jit_disabled():
+            return functools.partial(self._function, *arguments)
+        memory = self._block.filled(arguments)
+        call = functools.partial(self.call, ctypes.addressof(memory))
+        vars(call)["kept"] = memory, arguments
+        return call
+
 
 def array_function(signature: str) -> Callable[[Callable[..., Any]], ArrayFunction]:
     """Decorate a function of arrays; the signature is Numba's."""

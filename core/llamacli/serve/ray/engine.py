@@ -62,7 +62,7 @@ class RayEngine:
         not the prediction head that is asked for.
         """
         self._source, self._cluster, self._entry = source, cluster, Entry(source)
-        self._model = load_unweighted(source.path, settings.mode)
+        self._model = load_unweighted(source.path, settings.mode, settings.overrides)
         if source.draft == MTP and not self._model.has_nextn:
             raise InvalidRequestError(f"the model {self._model.name!r} has no multi-token-prediction head")
         self._settings = attrs.evolve(settings, n_ctx=context_length(self._model, settings.n_ctx))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,9 @@ class UnweightedEngine:
         return UnweightedProgram(graph)
 
 
-def load_unweighted(path: Path, mode: str) -> Model:
+def load_unweighted(path: Path, mode: str, overrides: Mapping[str, Any] | None = None) -> Model:
     """Load a model without its weights; raises what `load_model` raises."""
-    return load_model(path, mode, engine=UnweightedEngine())
+    return load_model(path, mode, engine=UnweightedEngine(), overrides=overrides)
 
 
 def context_length(model: Model, n_ctx: int | None) -> int:
