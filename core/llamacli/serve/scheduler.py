@@ -358,16 +358,11 @@ class Scheduler:
         tokens = sequence.tokens[start : start + n - n_ahead]
         if sequence.draft is not None:
             tokens += sequence.draft.tokens
-        n_last = self._n_wanted(sequence, n)
+        if sequence.wants_rows or n_ahead:
+            n_last = n if sequence.wants_rows else 1 + n_ahead
+        else:
+            n_last = int(n == sequence.n_missing and sequence.n_left > 0)
         return Chunk(sequence.cache, tokens, sequence.adapters, n_last, n_ahead, keep, take_hidden=sequence.take_hidden)
-
-    def _n_wanted(self, sequence: SequenceState, n: int) -> int:
-        """Number of last tokens of a chunk whose rows are wanted."""
-        if sequence.wants_rows:
-            return n
-        if sequence.n_drafted:
-            return 1 + sequence.n_drafted
-        return int(n == sequence.n_missing and sequence.n_left > 0)
 
     def _advance(self, sequence: SequenceState, n: int, rows: Logits) -> None:
         """Go on with a sequence after a chunk of it was evaluated."""
