@@ -115,7 +115,7 @@ class Cors:
             }
             if "access-control-request-private-network" in headers:  # Chrome asks before a page reaches the loopback
                 given["access-control-allow-private-network"] = "true"
-            await send_response(send, 204, given, b"")
+            await send_response(send, 200, given, b"")
             return
 
         async def send_with_origin(message: Message) -> None:
