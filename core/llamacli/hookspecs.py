@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llamacli.quantization import QuantFormat
     from llamacli.sampling import SamplerType
     from llamacli.tokenizer import Tokenizer
-    from llamacli.tokenizer.added import NamedPreTokenizer, TokenizerModel
+    from llamacli.tokenizer.loading import NamedPreTokenizer, TokenizerModel
 
 API_VERSION = 1
 
