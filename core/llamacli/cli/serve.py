@@ -102,7 +102,7 @@ class Form(click.ParamType[str]):
 
 
 _ALIAS = Form(r"\S(?:.*\S)?", "a name of a model")
-_ORIGIN = Form(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", "* or an origin such as https://page.example")
+_ORIGIN = Form(r"\*|null|localhost|[a-z][a-z0-9+.-]*://[^/\s]+", "* or an origin such as https://page.example")
 _HOST = Form(r"[^\s/:]+|\[[0-9A-Fa-f:.]+\]", "a host name such as models.example, without scheme and port")
 _ADDRESS = Form(r"auto|local|(?:ray://)?[^\s/]+:\d+", "auto, local, or the HOST:PORT of a cluster's head")
 _APP = Form(r"[^\s/]+", "a name without spaces")
@@ -220,7 +220,7 @@ _GROUPS = {
         option(
             "--cors-origin", "cors_origins", metavar="ORIGIN", type=_ORIGIN, multiple=True,
             help="Origin whose web pages may use the API, as https://page.example; may be given several times. "
-            "*: any, without keys only.",
+            "localhost: any on this machine. *: any, without keys only.",
         ),
         option(
             "--allowed-host", "allowed_hosts", metavar="NAME", type=_HOST, multiple=True,

@@ -47,6 +47,15 @@ def test_no_cors_by_default(http) -> None:
     assert http.send("/v1/chat/completions", headers=preflight, method="OPTIONS").status == 405
 
 
+def test_cors_for_this_machine(serve) -> None:
+    http = serve(cors_origins=("localhost",))
+    local = ("http://localhost", "http://localhost:3000", "http://127.0.0.1:3000", "http://[::1]:3000")
+    others = ("http://localhost.evil.com", "http://127.evil.com", "http://notlocalhost", "null", "http://[")
+    for origin, allowed in (*dict.fromkeys(local, True).items(), *dict.fromkeys(others, False).items()):
+        found = http.send("/v1/models", headers={"Origin": origin}).headers.get("access-control-allow-origin")
+        assert found == (origin if allowed else None)
+
+
 def test_cors_for_listed_origins(serve) -> None:
     http = serve(cors_origins=("https://page.example",), api_keys=("secret",))
     preflight = {
@@ -56,7 +65,7 @@ def test_cors_for_listed_origins(serve) -> None:
         "Access-Control-Request-Private-Network": "true",
     }
     reply = http.send("/v1/chat/completions", headers=preflight, method="OPTIONS")
-    assert reply.status == 204
+    assert reply.status == 200
     assert reply.headers["access-control-allow-origin"] == "https://page.example"
     assert reply.headers["access-control-allow-headers"] == "authorization,content-type"
     assert reply.headers["access-control-allow-private-network"] == "true"

@@ -6,9 +6,11 @@ Request ids, Host check, CORS, access log, last line of defence.
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import secrets
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -86,16 +88,22 @@ class HostCheck:
 
 
 class Cors:
-    """Cross-origin resource sharing for listed origins; "*" is any."""
+    """Cross-origin resource sharing for listed origins.
+
+    "*" is any, "localhost" any on this machine.
+    """
 
     def __init__(self, app: ASGIApp, origins: Iterable[str]):
         self._app, self._origins = app, frozenset(origins)
+
+    def _allows(self, origin: str) -> bool:
+        return bool({"*", origin} & self._origins) or ("localhost" in self._origins and _is_local(origin))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
         origin = headers.get("origin")
-        if origin is None or not ("*" in self._origins or origin in self._origins):
+        if origin is None or not self._allows(origin):
             await self._app(scope, receive, send)
             return
         given = {"access-control-allow-origin": origin, "vary": "Origin", "access-control-expose-headers": _EXPOSED}
@@ -107,7 +115,7 @@ class Cors:
             }
             if "access-control-request-private-network" in headers:  # Chrome asks before a page reaches the loopback
                 given["access-control-allow-private-network"] = "true"
-            await send_response(send, 204, given, b"")
+            await send_response(send, 200, given, b"")
             return
 
         async def send_with_origin(message: Message) -> None:
@@ -116,6 +124,15 @@ class Cors:
             await send(message)
 
         await self._app(scope, receive, send_with_origin)
+
+
+def _is_local(origin: str) -> bool:
+    """True for an origin on the loopback."""
+    try:
+        host = urlsplit(origin).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def wrap(app: ASGIApp, settings: HttpSettings) -> ASGIApp:

@@ -14,7 +14,7 @@ class HttpSettings:
 
     - `host`, `port`: address to listen on; port 0 takes a free one.
     - `api_keys`: keys of which a client must send one; none are asked for if there are none.
-    - `cors_origins`: origins whose web pages may read responses; "*" is any.
+    - `cors_origins`: origins whose web pages may read responses; "*" is any, "localhost" any of this machine.
     - `allowed_hosts`: names accepted in the header Host on loopback, besides the loopback's own.
     - `max_body`: size limit of a request's body, in bytes.
     - `total_slots`: number of texts that the engine generates at once at most, for `/props`.
