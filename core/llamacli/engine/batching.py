@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterator, Sequence
 
 import attrs
@@ -12,7 +13,7 @@ from llamacli.engine.adapters import Adapters
 from llamacli.engine.base import Program
 from llamacli.errors import InvalidRequestError
 from llamacli.graph import Graph
-from llamacli.inputs import Inputs
+from llamacli.inputs import Inputs, is_in_span
 from llamacli.kv import N_BATCH, KVSequence
 from llamacli.loaders import Progress
 from llamacli.ops.run import Span
@@ -37,7 +38,7 @@ class Chunk:
       tokens, so that those of tokens after explicit ones have to be given (`Contents.slice`). The cache gets their
       content keys.
     - `adapters`: the LoRA adapters that the cells are computed with.
-    - `n_last`: the number of last tokens whose results are wanted.
+    - `n_last`: the number of last tokens whose results are wanted. An encoder's text has none.
     - `n_ahead`: the number of last tokens that are only drafted. The cache can be truncated by so many afterwards,
       whatever its sliding windows are; with recurrent states by exactly as many.
     - `keep`: called with checkpoints of recurrent states, which it may fork: within long prompts and, without
@@ -73,12 +74,13 @@ def evaluate(
     If anything is raised, all caches are as they were, but that an interrupt at the very end may find some of them with
     their tokens. Raises MemoryError, ClosedError; InvalidRequestError for inputs that the model cannot compute.
     """
-    starts, rows, n_done, n_tokens = [], list[list[Logits]](), 0, 0
+    starts, encoded, rows, n_done, n_tokens = [], list[int](), list[list[Logits]](), 0, 0
     for i, chunk in enumerate(chunks):
         if isinstance(chunk.ids, Inputs):
             inputs = _placed(program_of(chunk.adapters), chunk.cache, chunk.ids)
             chunks = [*chunks[:i], attrs.evolve(chunk, ids=inputs), *chunks[i + 1 :]]
         starts.append(len(chunk.cache.tokens))
+        encoded.append(_n_encoded(chunk) if program_of(chunk.adapters).has_encoder else 0)
         rows.append([])
         n_tokens += len(chunk.ids)
     if n_tokens <= N_BATCH:
@@ -86,8 +88,8 @@ def evaluate(
     if progress is not None:
         progress(0, n_tokens)
     try:
-        for batch in _batches(chunks):
-            n_done += _run(program_of, chunks, batch, starts, rows, hidden)
+        for batch in _batches(chunks, starts, encoded):
+            n_done += _run(program_of, chunks, batch, starts, encoded, rows, hidden)
             if progress is not None:
                 progress(n_done, n_tokens)
     except BaseException:
@@ -130,6 +132,7 @@ def _run(
     chunks: Sequence[Chunk],
     batch: Sequence[tuple[int, int, int]],
     starts: Sequence[int],
+    encoded: Sequence[int],
     rows: Sequence[list[Logits]],
     hidden: bool,
 ) -> int:
@@ -147,10 +150,12 @@ def _run(
         part = None
         if isinstance(ids, Inputs):
             part, ids = ids.part(first, first + n), ids.ids
-        spans.append(Span(chunk.cache, start, n, hidden_in, part))
+        span = Span(chunk.cache, start, n, hidden_in, part, encoded[i])
+        spans.append(span)
         parts.append(ids[first : first + n])
-        counts.append(max(0, min(n, chunk.n_last - n_left)))
-        takes_hidden |= chunk.take_hidden is not None
+        has_rows = not encoded[i] or not span.encodes
+        counts.append(max(0, min(n, chunk.n_last - n_left)) if has_rows else 0)
+        takes_hidden |= has_rows and chunk.take_hidden is not None
     tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
     with np.errstate(all="ignore"):  # what overflows reaches the logits, and is refused when drawing
         if takes_hidden:
@@ -242,24 +247,45 @@ def check_inputs(graph: Graph, inputs: Inputs) -> None:
             )
 
 
-def _batches(chunks: Sequence[Chunk]) -> Iterator[list[tuple[int, int, int]]]:
+def _n_encoded(chunk: Chunk) -> int:
+    """Tokens of the encoder's text in a chunk's sequence.
+
+    Raises InvalidRequestError unless it begins with them, and has no other spans and no explicit positions.
+    """
+    cached, ids = chunk.cache.tokens, chunk.ids
+    n = bisect.bisect_left(cached or _keys(ids), True, key=lambda key: not is_in_span(key))
+    if not n:
+        raise InvalidRequestError(
+            "this model has an encoder: its context begins with a text for it, see Model.encoder_inputs"
+        )
+    if isinstance(ids, Inputs) and (ids.spans != (() if cached else ((0, n),)) or ids.positions is not None):
+        raise InvalidRequestError("a model with an encoder takes one span, its text, and no explicit positions")
+    return n
+
+
+def _batches(
+    chunks: Sequence[Chunk], starts: Sequence[int], encoded: Sequence[int]
+) -> Iterator[list[tuple[int, int, int]]]:
     """Split chunks into batches of at most N_BATCH tokens.
 
-    Each is of one pool and set of adapters; spans of inputs are not cut.
+    Each is of one pool and set of adapters; spans of inputs are not cut. The encoder's texts come first, apart.
 
     A batch lists parts of chunks: the index, its first token, the number of tokens.
     """
-    groups = dict[tuple[int, Adapters], list[int]]()
-    for i, chunk in enumerate(chunks):
-        groups.setdefault((id(chunk.cache.pool), chunk.adapters), []).append(i)
+    groups = dict[tuple[int, Adapters, bool], list[tuple[int, int, int]]]()
+    for i, (chunk, start, n) in enumerate(zip(chunks, starts, encoded, strict=True)):
+        if start < n:
+            groups.setdefault((id(chunk.cache.pool), chunk.adapters, True), []).append((i, 0, n))
+    for i, (chunk, start, n) in enumerate(zip(chunks, starts, encoded, strict=True)):
+        part = i, max(0, n - start), len(chunk.ids)
+        groups.setdefault((id(chunk.cache.pool), chunk.adapters, False), []).append(part)
     for members in groups.values():
         batch: list[tuple[int, int, int]] = []
         room = N_BATCH
-        for i in members:
-            done = 0
-            while done < len(chunks[i].ids):
-                ids = chunks[i].ids
-                n = ids.largest_piece(done, room) if isinstance(ids, Inputs) else min(room, len(ids) - done)
+        for i, done, stop in members:
+            while done < stop:
+                ids, n = chunks[i].ids, min(room, stop - done)
+                n = ids.largest_piece(done, n) if isinstance(ids, Inputs) else n
                 if n:
                     batch.append((i, done, n))
                 done, room = done + n, room - n

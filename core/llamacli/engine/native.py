@@ -132,9 +132,11 @@ class NativeProgram:
             with self._errors_of(step):
                 self._alive.append(bind(step, self.buffers))
         place_barriers(self._steps, self.buffers)
-        self._body = _segments(self._steps, 0, self._tail)
+        self.has_encoder = table.decoder > 0
+        self._encoder = _segments(self._steps, 0, table.decoder)
+        self._body = _segments(self._steps, table.decoder, self._tail)
         self._to_logits = _segments(self._steps, self._tail, len(self._steps))
-        self._whole = _segments(self._steps, 0, len(self._steps))
+        self._whole = _segments(self._steps, table.decoder, len(self._steps))
         self._crossing = _crossing(self._steps, self._tail, self.buffers)
         self._output = _segments(self._steps, table.output, len(self._steps))
         self._crossing_output = _crossing(self._steps, table.output, self.buffers)
@@ -214,6 +216,10 @@ class NativeProgram:
         with self._team.lock:
             started = time.perf_counter()
             table, batch, n_seen = self._begin(tokens, spans)
+            if self.has_encoder and spans[0].encodes:
+                self._run_steps(table, self._encoder, batch, n_seen)
+                self._add_time(started, len(tokens))
+                return np.empty((0, self._n_vocab), np.float32)
             is_hidden = hidden and not self._result_is_hidden
             if len(wanted) == batch.stop and not is_hidden:  # all rows run through all steps, as in most decode steps
                 logits = self._new_logits(0, batch.stop)
@@ -355,6 +361,9 @@ class NativeProgram:
         for span in spans:
             rows = self._rows[row : row + span.n]
             rows["cell"] = rows["position"] = np.arange(span.start, span.start + span.n)
+            if self.has_encoder:
+                rows["n_encoded"] = span.n_behind
+                rows["position"] -= span.n_behind
             rows["kv"], rows["seq_len"] = address_of(span.sequence.addresses), span.sequence.seq_len
             rows["end"] = span.start + span.n
             if span.inputs is not None:
