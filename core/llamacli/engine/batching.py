@@ -250,7 +250,8 @@ def check_inputs(graph: Graph, inputs: Inputs) -> None:
 def _n_encoded(chunk: Chunk) -> int:
     """Tokens of the encoder's text in a chunk's sequence.
 
-    Raises InvalidRequestError unless it begins with them, and has no other spans and no explicit positions.
+    Raises InvalidRequestError unless it begins with them, has no other spans and no explicit positions, and a token of
+    the decoder where results are wanted.
     """
     cached, ids = chunk.cache.tokens, chunk.ids
     n = bisect.bisect_left(cached or _keys(ids), True, key=lambda key: not is_in_span(key))
@@ -260,6 +261,8 @@ def _n_encoded(chunk: Chunk) -> int:
         )
     if isinstance(ids, Inputs) and (ids.spans != (() if cached else ((0, n),)) or ids.positions is not None):
         raise InvalidRequestError("a model with an encoder takes one span, its text, and no explicit positions")
+    if chunk.n_last and len(cached) + len(ids) <= n:
+        raise InvalidRequestError("the text for the encoder has no logits: a token of the decoder must follow")
     return n
 
 

@@ -262,6 +262,8 @@ class TokenStream:
         tokens = [*sinks, *tail]
         if not len(self._checked(tokens, n_past=0)):
             raise InvalidRequestError("sinks and tail are both empty: at least one token is needed")
+        if self.program.has_encoder:
+            raise InvalidRequestError("the context begins with a text for the encoder, which tokens cannot replace")
         self.rewind(0)
         self.eval(tokens)
 
