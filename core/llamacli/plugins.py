@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 ARCHITECTURES = "llamacli.architectures"
 GENERAL = "llamacli"
 
+_SLOW_S = 3.0
+"""Seconds to load a plugin that are worth a warning."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -178,9 +181,13 @@ class Plugins:
             raise self._errors[entry.module]
         if self._manager.has_plugin(entry.module):
             return
+        started = time.perf_counter()
         try:
             self._register(entry)
-        except (Exception, SystemExit) as cause:
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(f"llamacli was interrupted while plugin {_describe(entry)} was loaded")
+            raise
+        except BaseException as cause:
             # An error while one plugin loads must not affect the others.
             error = PluginError(f"plugin {_describe(entry)} cannot be loaded: {_reason(cause)}")
             error.__cause__ = cause
@@ -188,6 +195,8 @@ class Plugins:
             if self._manager.has_plugin(entry.module):
                 self._manager.unregister(name=entry.module)
             raise error from cause
+        if (seconds := time.perf_counter() - started) > _SLOW_S:
+            warn(f"plugin {_describe(entry)} took {seconds:.1f} seconds to load")
 
     def load_group(self, group: str) -> None:
         """Load all plugins of a group.

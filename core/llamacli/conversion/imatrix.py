@@ -110,7 +110,10 @@ def _read_gguf(path: Path) -> ImportanceMatrix:
             if not counts.size or sums.size % counts.size or not sums.size:
                 raise ModelFormatError(f"{path}: {name!r} has {sums.size} numbers for {counts.size} counts")
             entries[stem] = Importance(sums.reshape(counts.size, -1).copy(), counts.copy())
-        datasets = [str(name) for name in file.metadata.get(_DATASETS, ())]
+        found = file.metadata.get(_DATASETS, ())
+        if not isinstance(found, Sequence) or isinstance(found, str) or not all(isinstance(one, str) for one in found):
+            raise ModelFormatError(f"{path}: {_DATASETS} is {found!r}, not a list of strings")
+        datasets = [*found]
         count, size = (file.metadata.get_int(key, 0, minimum=0) for key in (_CHUNK_COUNT, _CHUNK_SIZE))
     return ImportanceMatrix(path, entries, datasets, count, size)
 

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.engine.adapters import Adapters
+from llamacli.engine.adapters import Adapter, Adapters, without_scales
 from llamacli.engine.base import Program
 from llamacli.errors import InvalidRequestError
 from llamacli.graph import Graph
@@ -150,7 +150,8 @@ def _run(
         part = None
         if isinstance(ids, Inputs):
             part, ids = ids.part(first, first + n), ids.ids
-        span = Span(chunk.cache, start, n, hidden_in, part, encoded[i])
+        scales = np.array([scale for _, scale in chunk.adapters]) if chunk.adapters else None
+        span = Span(chunk.cache, start, n, hidden_in, part, scales, encoded[i])
         spans.append(span)
         parts.append(ids[first : first + n])
         has_rows = not encoded[i] or not span.encodes
@@ -275,13 +276,13 @@ def _batches(
 
     A batch lists parts of chunks: the index, its first token, the number of tokens.
     """
-    groups = dict[tuple[int, Adapters, bool], list[tuple[int, int, int]]]()
-    for i, (chunk, start, n) in enumerate(zip(chunks, starts, encoded, strict=True)):
-        if start < n:
-            groups.setdefault((id(chunk.cache.pool), chunk.adapters, True), []).append((i, 0, n))
-    for i, (chunk, start, n) in enumerate(zip(chunks, starts, encoded, strict=True)):
-        part = i, max(0, n - start), len(chunk.ids)
-        groups.setdefault((id(chunk.cache.pool), chunk.adapters, False), []).append(part)
+    groups = dict[tuple[int, tuple[Adapter, ...], bool], list[tuple[int, int, int]]]()
+    for encodes in (True, False):
+        for i, (chunk, start, n) in enumerate(zip(chunks, starts, encoded, strict=True)):
+            first, stop = (0, n - start) if encodes else (max(0, n - start), len(chunk.ids))
+            if first < stop:
+                key = id(chunk.cache.pool), without_scales(chunk.adapters), encodes
+                groups.setdefault(key, []).append((i, first, stop))
     for members in groups.values():
         batch: list[tuple[int, int, int]] = []
         room = N_BATCH

@@ -21,6 +21,7 @@ from llamacli.engine.adapters import (
     checked_adapters,
     key_of,
     load_adapter,
+    without_scales,
 )
 from llamacli.engine.base import Program, QuantMode
 from llamacli.engine.batching import Chunk, evaluate
@@ -71,7 +72,7 @@ class CompiledModel:
         self._shapes = dict(shapes or {})
         self._adapters: Adapters = ()
         self._loaded_adapters: weakref.WeakSet[Adapter] = weakref.WeakSet()
-        self._programs: OrderedDict[str, Program] = OrderedDict()  # the one used last is at the end
+        self._programs: OrderedDict[tuple[Adapter, ...], Program] = OrderedDict()  # the one used last is at the end
         self._programs_lock = fork_safe(threading.Lock())
         state_bytes = sum(spec.n_bytes for spec in program.recurrent)
         self.identity = identity
@@ -119,14 +120,15 @@ class CompiledModel:
     def program_with(self, adapters: Adapters) -> Program:
         """The forward pass with adapters, which share its weights.
 
-        Those used last are kept. Raises ClosedError after close().
+        It is compiled for a set of adapters, whatever their scales; those used last are kept. Raises ClosedError after
+        close().
         """
         program = self.program
         if not adapters:
             return program
-        key = key_of(adapters)
+        key = without_scales(adapters)
         with self._programs_lock:
-            found = self._programs.pop(key, None) or adapted_program(program, adapters)
+            found = self._programs.pop(key, None) or adapted_program(program, key)
             if not self.closed:
                 self._programs[key] = found
             while len(self._programs) > _KEPT_PROGRAMS:

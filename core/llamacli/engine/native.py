@@ -356,7 +356,7 @@ class NativeProgram:
         """
         row, jumps = 0, list[npt.NDArray[np.int32]]()
         if self._has_inputs:
-            self._rows["n_ahead"] = self._rows["jump"] = 0
+            self._rows["n_ahead"] = self._rows["jump"] = self._rows["adapter_scales"] = 0
             self._has_inputs = False
         for span in spans:
             rows = self._rows[row : row + span.n]
@@ -366,6 +366,9 @@ class NativeProgram:
                 rows["position"] -= span.n_behind
             rows["kv"], rows["seq_len"] = address_of(span.sequence.addresses), span.sequence.seq_len
             rows["end"] = span.start + span.n
+            if span.adapter_scales is not None:
+                self._has_inputs = True
+                rows["adapter_scales"] = address_of(span.adapter_scales)
             if span.inputs is not None:
                 self._has_inputs = True
                 _place_inputs(rows, span.start, span.inputs, jumps)

@@ -15,6 +15,7 @@ from llamacli.kernels import (
     encoding,
     experts,
     linear,
+    low_rank,
     packing,
     sampling,
     team,
@@ -23,7 +24,18 @@ from llamacli.kernels.jit import Compiled, Kernel
 from llamacli.kernels.kv_types.types import KV_TYPES, KVType
 from llamacli.kernels.registry import kinds
 
-_MODULES = (activation_rounding, attention, codebook_encoding, encoding, experts, linear, packing, sampling, team)
+_MODULES = (
+    activation_rounding,
+    attention,
+    codebook_encoding,
+    encoding,
+    experts,
+    linear,
+    low_rank,
+    packing,
+    sampling,
+    team,
+)
 
 _CACHES = [KVType(name, name) for name in KV_TYPES]
 """Cache types compiled ahead of time; mixed pairs are compiled when they are first used."""

@@ -46,7 +46,7 @@ class Embed(Op):
             tokens[inputs.rows] = self.placeholder or 0
         out = run[self.table][tokens]
         for change in self.changes:
-            out = out + change.scale * product(run[change.a][tokens], run[change.b])
+            out = out + run.scale_of(change) * product(run[change.a][tokens], run[change.b])
         out = self.scale * out
         if inputs is not None and inputs.embeddings is not None and self.placeholder is None:
             out[inputs.rows] = inputs.embeddings
@@ -62,7 +62,7 @@ class Embed(Op):
         for change in self.changes:
             narrow = Slot((self, change.a), "f32", change.a.shape[-1])
             self._look_up(to, change.a, narrow)
-            lower_scaled(to, narrow, attrs.evolve(change, scale=change.scale * self.scale), out)
+            lower_scaled(to, narrow, attrs.evolve(change, ratio=change.ratio * self.scale), out)
 
     def _look_up(self, to: Lowering, table: Tensor, out: Slot) -> None:
         """Append the step that writes each token's row of a table.

@@ -172,7 +172,9 @@ class MoE(Op):
         def apply(expert: Expert, e: int, row: Array, *, scaled: bool = True) -> Array:
             result = product(row, weights[expert.weight][e])
             for change in expert.changes:
-                result = result + low_rank_product(row, weights[change.a][e], weights[change.b][e], change.scale)
+                result = result + low_rank_product(
+                    row, weights[change.a][e], weights[change.b][e], run.scale_of(change)
+                )
             result = result * weights[expert.scale][e] if expert.scale and scaled else result
             return result + weights[expert.bias][e] if expert.bias else result
 
@@ -323,7 +325,7 @@ class MoE(Op):
         """Append the steps of each expert's product, with its low-rank changes."""
         lower_linear(to, x, expert.weight, out, bias, starts=starts)
         for change in expert.changes:
-            lower_low_rank(to, x, change, out, starts)
+            lower_low_rank(to, x, change, out, starts, Slot((self, "rows"), "int64", self.routing.n_used))
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:

@@ -183,7 +183,8 @@ def _pooling(model: Model) -> Pooling | None:
 
 def _info(source: ModelSource, model: Model, scheduler: Scheduler) -> ModelInfo:
     config, kv_type = model.config, scheduler.memory.pool.layout.kv_type
-    digest = hashlib.sha256(f"{model.identity} {model.mode.value} {kv_type}".encode()).hexdigest()
+    adapters = [adapter.digest for adapter in scheduler.adapters]
+    digest = hashlib.sha256(f"{model.identity} {model.mode.value} {kv_type} {adapters}".encode()).hexdigest()
     return attrs.evolve(
         unloaded_info(source),
         loaded=True,

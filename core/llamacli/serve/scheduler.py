@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -88,7 +88,8 @@ class Scheduler:
         )
         self.running = Running(self.memory, self.counters)
         self._lifecycle = Lifecycle(self.queue, self.running, self.counters, clock)
-        self._sampling, self._adapters = sampling or SamplingPool(), tuple(adapters)
+        self._sampling, self.adapters = sampling or SamplingPool(), tuple(adapters)
+        model.program_with(self._scaled({}))  # compiled now, not in a step
         self._drafts = ServedDrafts(drafts, model, self.memory, self.cost, self.counters, clock)
         self._planner = Planner(model, settings, self.memory, self.running, self.cost, self._drafts, self._lifecycle)
         self._ready: list[tuple[SequenceState, Logits]] = []  # sequences to draw for in this step, with logits
@@ -203,10 +204,20 @@ class Scheduler:
             raise
 
     def _adapters_of(self, request: Request) -> Adapters:
-        """LoRA adapters of a request."""
+        """LoRA adapters of a request.
+
+        () for none, else all of the model, so that one program serves all requests.
+        """
         given = dict(request.adapters)
-        expect_adapters(given, len(self._adapters))
-        return self.model.check_adapters([(self._adapters[number], scale) for number, scale in given.items()])
+        expect_adapters(given, len(self.adapters))
+        if not self.model.check_adapters([(self.adapters[number], scale) for number, scale in given.items()]):
+            return ()
+        return self._scaled(given)
+
+    def _scaled(self, scales: Mapping[int, float]) -> Adapters:
+        """All adapters, in the order of their digests."""
+        scaled = [(adapter, float(scales.get(i, 0.0))) for i, adapter in enumerate(self.adapters)]
+        return tuple(sorted(scaled, key=lambda one: one[0].digest))
 
     def _chain(self, request: GenerationRequest) -> SamplerChain:
         if isinstance(request.params, SamplerChain):

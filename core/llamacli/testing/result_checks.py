@@ -391,7 +391,7 @@ def check_declarations(tiny: TinyModel) -> None:
     for i, op in enumerate(graph.ops):
         first = 0 if i < graph.n_encoder else n_encoded
         whole = Run(
-            tokens, Span(sequence, first, n, None, None, n_encoded), program.states, values, program.weights.__getitem__
+            tokens, Span(sequence, first, n, n_encoded=n_encoded), program.states, values, program.weights.__getitem__
         )
         values[op.out] = np.asarray(op.compute(whole), np.float32)
         if op.mixes_tokens:

@@ -6,6 +6,8 @@ GGUF files write a token that begins a word with U+2581 before it, and one that 
 import unicodedata
 from functools import cached_property
 
+import regex
+
 from llamacli.errors import TokenizerError
 from llamacli.tokenizer.vocabulary import TOKENS, Vocabulary
 
@@ -21,7 +23,10 @@ _CHINESE = (
     range(0xF900, 0xFB00),
     range(0x2F800, 0x2FA20),
 )
-_REMOVED = {"Cc", "Cf", "Co", "Cs"}
+_CATEGORY = regex.compile(
+    r"(?P<removed>[\p{Cc}\p{Cf}\p{Co}\p{Cs}])|(?P<mark>\p{M})|(?P<punctuation>\p{P})|(?P<symbol>\p{S})"
+)
+"""General categories by the Unicode tables of `regex`, as for pre-tokenizers: Python's differ by its version."""
 
 
 class BertNormalizer(dict[int, str]):
@@ -42,13 +47,14 @@ class BertNormalizer(dict[int, str]):
     def _replacement(self, char: str) -> str:
         if self._strip_accents:
             char = unicodedata.normalize("NFD", char)[0]
-        category, code = unicodedata.category(char), ord(char)
+        code, found = ord(char), _CATEGORY.match(char)
+        kind = found.lastgroup if found else None
         if char.isspace() and not 0x1C <= code < 0x20:
             return " "
-        if category in _REMOVED or char == "\ufffd" or (self._strip_accents and category[0] == "M"):
+        if kind == "removed" or char == "\ufffd" or (self._strip_accents and kind == "mark"):
             return ""
         written = char.lower()[0] if self._lowercase else char
-        apart = category[0] == "P" or (code < 0x7F and category[0] == "S") or any(code in block for block in _CHINESE)
+        apart = kind == "punctuation" or (code < 0x7F and kind == "symbol") or any(code in block for block in _CHINESE)
         return f" {written} " if apart else written
 
 
