@@ -181,10 +181,12 @@ class Graph(Recorder):
     def hidden(self) -> Value | None:
         """Value that the output layer, the last matrix product, reads.
 
-        None if no matrix product computes the logits. That of a graph that needs its whole input is its result.
+        None if no matrix product computes the logits. That of an encoder, which has none, is its result.
         """
-        if self.needs_whole_input:
-            return self.ops[-1].out
+        table, last = self.embedding, self.ops[-1]
+        has_logits = bool(last.matrices()) and table is not None and last.out.width == table.table.shape[0]
+        if self.needs_whole_input and not has_logits:
+            return last.out
         makers = {op.out: op for op in self.ops}
         op = self.ops[-1]
         while not op.matrices() and op.inputs():

@@ -65,7 +65,8 @@ class TokenStream:
         """
         if model.program.needs_whole_input:
             raise EmbeddingModelError(
-                "tokens of this model attend to later ones, so it cannot generate text: use it for embeddings"
+                "tokens of this model attend to later ones, so it cannot generate text: use it for embeddings, or "
+                "llamacli.fill_masks if it is one of masked diffusion"
             )
         self.adapters = model.adapters if adapters is None else model.check_adapters(adapters)
         if sequence is None:
