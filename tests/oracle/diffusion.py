@@ -21,7 +21,7 @@ STEPS, BLOCK_LENGTH = 7, 6
 
 
 def filled(peer: Peer, *, shift: bool, steps: int, block_length: int) -> list[int]:
-    """CANVAS with its masks filled greedily, the surest first, as llama.cpp's diffusion example does."""
+    """CANVAS with its masks filled greedily, the surest first."""
     ids = list(CANVAS)
     masked = [i for i, token in enumerate(ids) if token == MASK]
     blocks = [masked[i : i + block_length] for i in range(0, len(masked), block_length)]

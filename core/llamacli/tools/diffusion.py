@@ -1,4 +1,4 @@
-"""Masked diffusion: fill in the masked tokens of a text, the surest first."""
+"""Masked diffusion: fill in masked tokens, the surest first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def fill_masks(
 
     Yields all ids after each step. `tokens` have `model.tokenizer.mask_id` where one is to be chosen, such as behind a
     prompt. A step evaluates the whole text, draws a token for each mask (at a `temperature` of 0 the likeliest), and
-    keeps those of the highest probability without temperature: as many as finish after `steps` of equal shares. With a `block_length`, blocks of so many masks are filled one after the other, each in its share of the steps. As in
+    keeps those of the highest probability without temperature: as many as finish after `steps` of equal shares. With a
+    `block_length`, blocks of so many masks are filled one after the other, each in its share of the steps. As in
     llama.cpp, the logits of a token are those of the one before it unless the file's `diffusion.shift_logits` is false.
 
     Raises InvalidRequestError at once for a model that attends to earlier tokens only or has no mask token, and for
